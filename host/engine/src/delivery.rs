@@ -1,0 +1,173 @@
+//! How tokens leave the engine thread: a mailbox per sequence.
+//!
+//! The engine adds what it generated and wakes the reader; the reader takes all that is there. So a
+//! slow reader holds up nobody and gets fewer, larger chunks, a mailbox holds at most what the
+//! generation's limit of tokens allows, and no lock is held for longer than it takes to append.
+
+use crate::generation::{Chunk, Outcome};
+use crate::{Error, Token};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+#[derive(Debug, Default)]
+struct State {
+    chunk: Chunk,
+    done: Option<Result<Outcome, Error>>,
+    waker: Option<Waker>,
+}
+
+#[derive(Debug, Default)]
+struct Mailbox {
+    state: Mutex<State>,
+    /// Nobody will read any more.
+    gone: AtomicBool,
+}
+
+impl Mailbox {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing under this lock panics half-way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The engine's end of a mailbox. Dropping it without [`Sender::finish`] tells the reader that the
+/// engine died.
+#[derive(Debug)]
+pub struct Sender(Arc<Mailbox>);
+
+impl Sender {
+    /// Adds a token and the text that became ready with it.
+    pub fn push(&self, token: Token, text: &str) {
+        let mut state = self.0.lock();
+        state.chunk.tokens.push(token);
+        state.chunk.text.push_str(text);
+        wake(state);
+    }
+
+    /// Adds the text that was held back, and ends the generation.
+    pub fn finish(self, text: &str, result: Result<Outcome, Error>) {
+        let mut state = self.0.lock();
+        state.chunk.text.push_str(text);
+        state.done = Some(result);
+        wake(state);
+    }
+
+    /// Whether the reader went away.
+    pub fn is_abandoned(&self) -> bool {
+        self.0.gone.load(Ordering::Relaxed)
+    }
+}
+
+fn wake(mut state: MutexGuard<'_, State>) {
+    let waker = state.waker.take();
+    drop(state);
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        if state.done.is_none() {
+            let died = "the engine thread ended before the generation did";
+            state.done = Some(Err(Error::Failed(died.into())));
+            wake(state);
+        }
+    }
+}
+
+/// A running generation: the reader's end. Dropping it cancels the generation at the next step.
+#[derive(Debug)]
+pub struct Generation {
+    mailbox: Arc<Mailbox>,
+    outcome: Option<Result<Outcome, Error>>,
+}
+
+/// A mailbox and both its ends.
+pub fn mailbox() -> (Sender, Generation) {
+    let mailbox = Arc::new(Mailbox::default());
+    let generation = Generation {
+        mailbox: mailbox.clone(),
+        outcome: None,
+    };
+    (Sender(mailbox), generation)
+}
+
+impl Generation {
+    /// Everything that became ready since the last call; `None` when the generation has ended.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Chunk>> {
+        if self.outcome.is_some() {
+            return Poll::Ready(None);
+        }
+        let mut state = self.mailbox.lock();
+        if !state.chunk.tokens.is_empty() || !state.chunk.text.is_empty() {
+            return Poll::Ready(Some(std::mem::take(&mut state.chunk)));
+        }
+        if let Some(done) = state.done.take() {
+            self.outcome = Some(done);
+            return Poll::Ready(None);
+        }
+        match &mut state.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    /// [`Generation::poll_next`] as a future. Nothing is lost if it is dropped while it waits.
+    pub async fn next(&mut self) -> Option<Chunk> {
+        std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// How it ended; `None` until the chunks have been read to their end.
+    pub fn outcome(&self) -> Option<Result<Outcome, Error>> {
+        self.outcome.clone()
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.mailbox.gone.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn poll(generation: &mut Generation) -> Poll<Option<Chunk>> {
+        generation.poll_next(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn a_slow_reader_gets_everything_at_once_and_in_order() {
+        let (sender, mut generation) = mailbox();
+        assert!(poll(&mut generation).is_pending());
+        sender.push(1, "a");
+        sender.push(2, "b");
+        let chunk = Chunk {
+            tokens: vec![1, 2],
+            text: "ab".into(),
+        };
+        assert_eq!(poll(&mut generation), Poll::Ready(Some(chunk)));
+        assert!(poll(&mut generation).is_pending());
+    }
+
+    #[test]
+    fn a_dead_engine_is_an_error_not_an_endless_wait() {
+        let (sender, mut generation) = mailbox();
+        drop(sender);
+        assert_eq!(poll(&mut generation), Poll::Ready(None));
+        assert!(matches!(generation.outcome(), Some(Err(Error::Failed(_)))));
+    }
+
+    #[test]
+    fn the_engine_sees_that_nobody_reads() {
+        let (sender, generation) = mailbox();
+        assert!(!sender.is_abandoned());
+        drop(generation);
+        assert!(sender.is_abandoned());
+    }
+}

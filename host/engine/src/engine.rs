@@ -1,0 +1,355 @@
+//! A loaded model with its engine thread, as everyone else sees it.
+
+use crate::delivery::mailbox;
+use crate::generation::{MAX_STOP_BYTES, MAX_STOPS};
+use crate::llama::{ContextSettings, LlamaContext, Model};
+use crate::metrics::{Counters, Metric, add};
+use crate::scheduler::Limits;
+use crate::worker::{Command, Submission, Vocabulary, Worker};
+use crate::{Error, Generation, LoadError, Options, Token};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Sequence ids of a context. Each costs an output buffer and a share of scans over all ids; more
+/// rows than this in a step gain nothing on a CPU.
+const SEQ_IDS: u16 = 64;
+/// Most tokens in a step (n_batch and n_ubatch).
+const STEP_TOKENS: u32 = 512;
+/// Positions of a sequence, unless the caller or the model says otherwise.
+const DEFAULT_CONTEXT: u32 = 8192;
+/// Cells, unless the caller says otherwise or one sequence needs more.
+const DEFAULT_CELLS: u32 = 16_384;
+/// Sequences that may wait, unless the caller says otherwise.
+const DEFAULT_QUEUE: usize = 1024;
+
+/// What to load, and how large to make it.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The name under which it is served.
+    pub name: String,
+    /// A GGUF file.
+    pub path: PathBuf,
+    /// Positions a sequence may have; by default what the model was trained on, at most 8,192.
+    pub context: Option<u32>,
+    /// KV cells that all sequences share; by default 16,384, or one context if that is more.
+    pub cells: Option<u32>,
+    /// Compute threads; by default one for each core.
+    pub threads: Option<u32>,
+    /// Sequences that may wait before more are refused.
+    pub queue: usize,
+}
+
+impl Config {
+    /// A model with sizes of the engine's choice.
+    pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.into(),
+            path: path.into(),
+            context: None,
+            cells: None,
+            threads: None,
+            queue: DEFAULT_QUEUE,
+        }
+    }
+}
+
+/// What may be known of a loaded model.
+#[derive(Clone, Debug)]
+pub struct ModelInfo {
+    /// The name under which it is served.
+    pub name: String,
+    /// Number of tokens in the vocabulary.
+    pub vocabulary: u32,
+    /// Positions a sequence may have, prompt and generated tokens together.
+    pub context: u32,
+    /// Length of an embedding vector.
+    pub embedding_length: u32,
+    /// The token that begins a text, where the model wants one.
+    pub begin: Option<Token>,
+    /// Tokens that end a generation, in rising order.
+    pub end_of_generation: Vec<Token>,
+    /// The Jinja chat template of the file.
+    pub chat_template: Option<String>,
+    /// Whether sequences can be forked and truncated.
+    pub can_fork: bool,
+}
+
+/// A handle to a loaded model. Cheap to clone; the engine thread ends with the last of them.
+#[derive(Clone)]
+pub struct Engine(Arc<Inner>);
+
+struct Inner {
+    model: Arc<ModelWords>,
+    info: ModelInfo,
+    commands: SyncSender<Command>,
+    places: Places,
+    counters: Arc<Counters>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The model's vocabulary as the engine thread reads it.
+struct ModelWords {
+    model: Arc<Model>,
+    end_of_generation: Vec<Token>,
+}
+
+impl Vocabulary for ModelWords {
+    fn piece(&self, token: Token) -> &[u8] {
+        self.model.piece(token, false)
+    }
+
+    fn ends_generation(&self, token: Token) -> bool {
+        self.end_of_generation.binary_search(&token).is_ok()
+    }
+}
+
+impl Engine {
+    /// Loads a model and starts its thread. Blocks until it is ready.
+    pub fn load(config: Config) -> Result<Self, LoadError> {
+        let model = Arc::new(Model::load(&config.path)?);
+        let context = sequence_length(&config, &model)?;
+        let cells = config.cells.unwrap_or(DEFAULT_CELLS.max(context));
+        if cells < context {
+            return Err(LoadError::Config(format!(
+                "{cells} cells can't hold one sequence of {context} positions; \
+                 give at least as many cells as the context is long"
+            )));
+        }
+        let threads = config.threads.unwrap_or_else(|| {
+            std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1))
+        });
+        let settings = ContextSettings {
+            cells,
+            step_tokens: STEP_TOKENS,
+            seq_ids: SEQ_IDS,
+            threads,
+        };
+        let backend = LlamaContext::new(model.clone(), settings)?;
+        let limits = Limits {
+            seq_ids: SEQ_IDS,
+            cells: backend.cells(),
+            step_tokens: STEP_TOKENS,
+            queue: config.queue,
+        };
+        let info = ModelInfo {
+            name: config.name,
+            vocabulary: u32::try_from(model.vocabulary_size()).unwrap_or(u32::MAX),
+            context,
+            embedding_length: model.embedding_length(),
+            begin: model.begin(),
+            end_of_generation: model.end_of_generation(),
+            chat_template: model.chat_template(),
+            can_fork: model.can_fork(),
+        };
+        let words = Arc::new(ModelWords {
+            model,
+            end_of_generation: info.end_of_generation.clone(),
+        });
+        let places = Places::new(config.queue + usize::from(SEQ_IDS));
+        // One place more than sequences there can be, for the command to shut down.
+        let (commands, inbox) = sync_channel(places.limit + 1);
+        let counters = Arc::new(Counters::default());
+        let worker = Worker::new(backend, limits, words.clone(), inbox, counters.clone());
+        let thread = std::thread::Builder::new()
+            .name(format!("engine {}", info.name))
+            .spawn(move || worker.run())
+            .map_err(|error| {
+                LoadError::Config(format!("the engine thread could not be started: {error}"))
+            })?;
+        Ok(Self(Arc::new(Inner {
+            model: words,
+            info,
+            commands,
+            places,
+            counters,
+            thread: Mutex::new(Some(thread)),
+        })))
+    }
+
+    /// What the model is.
+    pub fn info(&self) -> &ModelInfo {
+        &self.0.info
+    }
+
+    /// Text to tokens. With `special`, control tokens written in the text are read as such.
+    pub fn tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, Error> {
+        self.0
+            .model
+            .model
+            .tokenize(text, special)
+            .ok_or_else(|| Error::Invalid("the text is too long to be tokenised".into()))
+    }
+
+    /// Tokens to bytes; control tokens are written out with `special` and give nothing without.
+    pub fn detokenize(&self, tokens: &[Token], special: bool) -> Result<Vec<u8>, Error> {
+        self.check_tokens(tokens)?;
+        Ok(tokens
+            .iter()
+            .flat_map(|&token| self.0.model.model.piece(token, special))
+            .copied()
+            .collect())
+    }
+
+    /// Generates after `prompt`. Returns at once: what comes is read from the [`Generation`].
+    ///
+    /// [`Error::Invalid`] if an argument is out of range, [`Error::ContextFull`] if the prompt
+    /// leaves no room for a token, [`Error::Refused`] if too many sequences wait. `max_tokens` is
+    /// cut down to what the context leaves.
+    pub fn generate(&self, prompt: Vec<Token>, mut options: Options) -> Result<Generation, Error> {
+        let context = self.0.info.context;
+        check_options(&options)?;
+        self.check_tokens(&prompt)?;
+        let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        if length == 0 {
+            let empty = "the sequence is empty; append at least one token before generating";
+            return Err(Error::Invalid(empty.into()));
+        }
+        if length >= context {
+            return Err(Error::ContextFull {
+                needed: length.saturating_add(1),
+                limit: context,
+            });
+        }
+        options.max_tokens = options.max_tokens.min(context - length);
+        let refused = || {
+            add(&self.0.counters.refused, 1);
+            Error::Refused {
+                reason: format!("{} sequences run or wait already", self.0.places.limit),
+                retry_after: Duration::from_secs(1),
+            }
+        };
+        let place = self.0.places.take().ok_or_else(refused)?;
+        let (delivery, generation) = mailbox();
+        let submission = Submission {
+            prompt,
+            options,
+            delivery,
+            submitted: Instant::now(),
+            place,
+        };
+        let command = Command::Generate(Box::new(submission));
+        match self.0.commands.try_send(command) {
+            Ok(()) => Ok(generation),
+            Err(TrySendError::Full(_)) => Err(refused()),
+            Err(TrySendError::Disconnected(_)) => {
+                Err(Error::Failed("the engine thread has ended".into()))
+            }
+        }
+    }
+
+    /// The counters as they are now.
+    pub fn metrics(&self) -> Vec<Metric> {
+        self.0.counters.list()
+    }
+
+    /// Whether the engine thread runs.
+    pub fn alive(&self) -> bool {
+        let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Cancels what runs and waits until the engine thread has ended and the model's memory of
+    /// sequences is freed. To be called before the process exits, so that no computation is cut.
+    pub fn shutdown(&self) {
+        let mut thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take() {
+            // Fails only if the thread has ended already.
+            let _ = self.0.commands.send(Command::Shutdown);
+            if thread.join().is_err() {
+                tracing::error!(model = %self.0.info.name, "the engine thread had panicked");
+            }
+        }
+    }
+
+    fn check_tokens(&self, tokens: &[Token]) -> Result<(), Error> {
+        let vocabulary = self.0.info.vocabulary;
+        match tokens.iter().find(|&&token| token >= vocabulary) {
+            None => Ok(()),
+            Some(token) => Err(Error::Invalid(format!(
+                "token {token} is not in the vocabulary, which has the tokens 0 to {}",
+                vocabulary - 1
+            ))),
+        }
+    }
+}
+
+fn sequence_length(config: &Config, model: &Model) -> Result<u32, LoadError> {
+    let trained = model.trained_context().max(1);
+    match config.context {
+        None => Ok(trained.min(DEFAULT_CONTEXT)),
+        Some(wanted) if (2..=trained).contains(&wanted) => Ok(wanted),
+        Some(wanted) => Err(LoadError::Config(format!(
+            "a context of {wanted} was asked for; {} was trained on {trained} positions: \
+             give a number from 2 to {trained}",
+            config.path.display()
+        ))),
+    }
+}
+
+fn check_options(options: &Options) -> Result<(), Error> {
+    let invalid = |text: String| Err(Error::Invalid(text));
+    if options.max_tokens == 0 {
+        return invalid("max-tokens is 0; it must be at least 1".into());
+    }
+    if options.stop.len() > MAX_STOPS {
+        return invalid(format!(
+            "{} stop strings were given; at most {MAX_STOPS} are allowed",
+            options.stop.len()
+        ));
+    }
+    let fits = |stop: &String| (1..=MAX_STOP_BYTES).contains(&stop.len());
+    if let Some(stop) = options.stop.iter().find(|stop| !fits(stop)) {
+        return invalid(format!(
+            "a stop string has {} bytes; it must have 1 to {MAX_STOP_BYTES}",
+            stop.len()
+        ));
+    }
+    options.samplers.iter().try_for_each(|sampler| sampler.check())
+}
+
+/// Counts the sequences that run or wait, up to a limit.
+struct Places {
+    limit: usize,
+    taken: Arc<AtomicUsize>,
+}
+
+/// One sequence's place; given back when dropped.
+#[derive(Debug)]
+pub struct Place(Arc<AtomicUsize>);
+
+impl Places {
+    fn new(limit: usize) -> Self {
+        Self {
+            limit,
+            taken: Arc::default(),
+        }
+    }
+
+    fn take(&self) -> Option<Place> {
+        let limit = self.limit;
+        self.taken
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
+                (taken < limit).then_some(taken + 1)
+            })
+            .ok()
+            .map(|_| Place(self.taken.clone()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+impl Place {
+    /// A place that nobody counts.
+    pub fn uncounted() -> Self {
+        Self(Arc::new(AtomicUsize::new(1)))
+    }
+}

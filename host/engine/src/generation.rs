@@ -1,0 +1,64 @@
+//! What a caller asks of a generation and what comes back.
+
+use crate::Token;
+use crate::sampling::Sampler;
+use std::time::Duration;
+
+/// Most stop strings a generation may have.
+pub const MAX_STOPS: usize = 16;
+/// Longest stop string, in bytes.
+pub const MAX_STOP_BYTES: usize = 256;
+
+/// How to generate.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// At most this many tokens are generated; at least 1.
+    pub max_tokens: u32,
+    /// The sampling chain, applied in order; empty is greedy.
+    pub samplers: Vec<Sampler>,
+    /// Fixes the random numbers; without it the engine draws a seed.
+    pub seed: Option<u64>,
+    /// Texts that end the generation; at most [`MAX_STOPS`] of at most [`MAX_STOP_BYTES`] bytes.
+    pub stop: Vec<String>,
+    /// Go on after an end-of-generation token.
+    pub ignore_end: bool,
+}
+
+/// What became ready since the reader last looked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chunk {
+    /// Generated tokens, an end-of-generation token included.
+    pub tokens: Vec<Token>,
+    /// Their text: whole characters, without what may still become a stop string.
+    pub text: String,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model produced an end-of-generation token.
+    End,
+    /// A stop string appeared.
+    Stop,
+    /// The limit of tokens, or the context, was reached.
+    Length,
+}
+
+/// How a generation went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Why it ended.
+    pub finish: Finish,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Prompt tokens that were still in memory and not computed.
+    pub cached_tokens: u32,
+    /// Tokens generated, an end-of-generation token included.
+    pub generated_tokens: u32,
+    /// From the call until the scheduler admitted the sequence.
+    pub queue_time: Duration,
+    /// From admission until the first token was generated.
+    pub prefill_time: Duration,
+    /// From the first token until the last.
+    pub decode_time: Duration,
+}

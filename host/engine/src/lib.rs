@@ -1,0 +1,35 @@
+//! The engine: everything that touches the model.
+//!
+//! One OS thread per loaded model owns llama.cpp's context. It takes commands from a bounded
+//! channel, asks the [`scheduler`] for the next step, decodes it, samples a token for each row
+//! that wants one, and puts tokens and text into the mailbox of each sequence. Nothing else ever
+//! touches the context, and no lock is held across a decode.
+//!
+//! This crate knows neither WASM nor HTTP. Unsafe code stands in [`llama`] alone.
+
+#![deny(unsafe_code)]
+#![warn(missing_docs)]
+
+mod backend;
+mod delivery;
+mod engine;
+mod error;
+mod generation;
+mod llama;
+mod metrics;
+pub mod sampling;
+pub mod scheduler;
+mod text;
+mod worker;
+
+pub use backend::{Backend, DecodeError, Input};
+pub use delivery::Generation;
+pub use engine::{Config, Engine, ModelInfo};
+pub use error::{Error, LoadError};
+pub use generation::{Chunk, Finish, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome};
+pub use llama::quiet_logs;
+pub use metrics::{Kind, Metric};
+pub use sampling::Sampler;
+
+/// Index into a model's vocabulary.
+pub type Token = u32;

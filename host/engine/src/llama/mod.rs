@@ -1,0 +1,16 @@
+//! The llama.cpp layer: the only place with unsafe code.
+//!
+//! [`Model`] is immutable after loading and shared between threads (llama.cpp's vocabulary and
+//! weights are read-only); [`LlamaContext`] belongs to the engine thread.
+
+#![allow(unsafe_code)]
+
+mod batch;
+mod context;
+mod log;
+mod model;
+mod threads;
+
+pub use context::{ContextSettings, LlamaContext};
+pub use log::quiet_logs;
+pub use model::Model;

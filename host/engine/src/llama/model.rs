@@ -1,0 +1,281 @@
+//! A loaded model and its vocabulary.
+
+use super::log;
+use crate::Token;
+use crate::error::LoadError;
+use llama_cpp_sys_2 as sys;
+use std::ffi::{CStr, CString, c_char};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::Once;
+
+/// The weights and the vocabulary of a model file. Read-only once loaded.
+pub struct Model {
+    model: NonNull<sys::llama_model>,
+    vocab: NonNull<sys::llama_vocab>,
+    size: usize,
+    pieces: Pieces,
+}
+
+// SAFETY: after loading nothing changes the model; llama.cpp's functions on a const model or
+// vocabulary keep no state.
+unsafe impl Send for Model {}
+// SAFETY: as above.
+unsafe impl Sync for Model {}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        // SAFETY: made by `llama_model_load_from_file` and freed once, after every context (they
+        // hold an `Arc` of this).
+        unsafe { sys::llama_model_free(self.model.as_ptr()) };
+    }
+}
+
+impl Model {
+    /// Loads a GGUF file. Blocks for as long as the disk takes.
+    pub fn load(path: &Path) -> Result<Self, LoadError> {
+        check_magic(path)?;
+        log::quiet_logs();
+        static BACKEND: Once = Once::new();
+        // SAFETY: called once per process, before any other use of the library.
+        BACKEND.call_once(|| unsafe { sys::llama_backend_init() });
+
+        let damaged = |cause: String| LoadError::Damaged {
+            path: path.to_owned(),
+            cause,
+        };
+        let file = path
+            .to_str()
+            .and_then(|text| CString::new(text).ok())
+            .ok_or_else(|| LoadError::Config(format!(
+                "the path {} is not valid UTF-8, which llama.cpp needs; rename the file",
+                path.display()
+            )))?;
+        // SAFETY: no arguments, a plain struct out.
+        let params = unsafe { sys::llama_model_default_params() };
+        log::take_last_error();
+        // SAFETY: `file` is NUL-terminated and outlives the call; `params` holds null pointers only.
+        let model = unsafe { sys::llama_model_load_from_file(file.as_ptr(), params) };
+        let model = NonNull::new(model).ok_or_else(|| {
+            damaged(log::take_last_error().unwrap_or_else(|| "llama.cpp refused it".into()))
+        })?;
+        // SAFETY: the model is alive.
+        let vocab = unsafe { sys::llama_model_get_vocab(model.as_ptr()) };
+        let Some(vocab) = NonNull::new(vocab.cast_mut()) else {
+            // SAFETY: just loaded, used by nothing.
+            unsafe { sys::llama_model_free(model.as_ptr()) };
+            return Err(damaged("it has no vocabulary".into()));
+        };
+        // SAFETY: the vocabulary is alive.
+        let size = unsafe { sys::llama_vocab_n_tokens(vocab.as_ptr()) };
+        let mut loaded = Self {
+            model,
+            vocab,
+            size: usize::try_from(size).unwrap_or(0),
+            pieces: Pieces::default(),
+        };
+        let unsuitable = |cause: &str| LoadError::Unsuitable {
+            path: path.to_owned(),
+            cause: cause.into(),
+        };
+        if loaded.size == 0 {
+            return Err(unsuitable("its vocabulary is empty"));
+        }
+        // SAFETY: the model is alive.
+        if !unsafe { sys::llama_model_has_decoder(model.as_ptr()) }
+            || unsafe { sys::llama_model_has_encoder(model.as_ptr()) }
+        {
+            return Err(unsuitable("it is no decoder-only model"));
+        }
+        loaded.pieces = Pieces::read(&loaded);
+        Ok(loaded)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut sys::llama_model {
+        self.model.as_ptr()
+    }
+
+    /// Number of tokens in the vocabulary.
+    pub fn vocabulary_size(&self) -> usize {
+        self.size
+    }
+
+    /// Positions that the model was trained on.
+    pub fn trained_context(&self) -> u32 {
+        // SAFETY: the model is alive.
+        u32::try_from(unsafe { sys::llama_model_n_ctx_train(self.as_ptr()) }).unwrap_or(0)
+    }
+
+    /// Length of an embedding.
+    pub fn embedding_length(&self) -> u32 {
+        // SAFETY: the model is alive.
+        u32::try_from(unsafe { sys::llama_model_n_embd(self.as_ptr()) }).unwrap_or(0)
+    }
+
+    /// Whether its state can be forked and truncated: false for recurrent and hybrid models.
+    pub fn can_fork(&self) -> bool {
+        // SAFETY: the model is alive.
+        unsafe {
+            !sys::llama_model_is_recurrent(self.as_ptr())
+                && !sys::llama_model_is_hybrid(self.as_ptr())
+        }
+    }
+
+    /// The token that begins a text, if the model wants one.
+    pub fn begin(&self) -> Option<Token> {
+        // SAFETY: the vocabulary is alive.
+        unsafe {
+            sys::llama_vocab_get_add_bos(self.vocab.as_ptr())
+                .then(|| sys::llama_vocab_bos(self.vocab.as_ptr()))
+        }
+        .and_then(|token| Token::try_from(token).ok())
+    }
+
+    /// Every token that ends a generation.
+    pub fn end_of_generation(&self) -> Vec<Token> {
+        (0..i32::try_from(self.size).unwrap_or(0))
+            // SAFETY: the vocabulary is alive and the token within it.
+            .filter(|&token| unsafe { sys::llama_vocab_is_eog(self.vocab.as_ptr(), token) })
+            .filter_map(|token| Token::try_from(token).ok())
+            .collect()
+    }
+
+    /// The chat template of the file.
+    pub fn chat_template(&self) -> Option<String> {
+        // SAFETY: the model is alive; a null name asks for the default template.
+        let text = unsafe { sys::llama_model_chat_template(self.as_ptr(), std::ptr::null()) };
+        // SAFETY: a template that is not null is NUL-terminated and lives as long as the model.
+        (!text.is_null())
+            .then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+            .filter(|text| !text.is_empty())
+    }
+
+    /// Text to tokens. With `special`, control tokens written in the text are read as such. Adds
+    /// no token at the beginning or end. `None` if the text is longer than 2 GiB.
+    pub fn tokenize(&self, text: &str, special: bool) -> Option<Vec<Token>> {
+        let length = i32::try_from(text.len()).ok()?;
+        if length == 0 {
+            return Some(Vec::new());
+        }
+        // A token stands for a byte at least; some vocabularies put a space before the text.
+        let mut tokens = vec![0; text.len() + 2];
+        for _ in 0..2 {
+            // SAFETY: text and buffer are valid for the lengths that are passed with them.
+            let count = unsafe {
+                sys::llama_tokenize(
+                    self.vocab.as_ptr(),
+                    text.as_ptr().cast::<c_char>(),
+                    length,
+                    tokens.as_mut_ptr(),
+                    i32::try_from(tokens.len()).ok()?,
+                    false,
+                    special,
+                )
+            };
+            if let Ok(count) = usize::try_from(count) {
+                tokens.truncate(count);
+                return tokens.into_iter().map(|t| Token::try_from(t).ok()).collect();
+            }
+            // A negative answer is the number of tokens that are needed.
+            tokens.resize(usize::try_from(count.checked_neg()?).ok()?, 0);
+        }
+        None
+    }
+
+    /// The bytes of a token; empty for control tokens unless `special`, and for tokens that the
+    /// vocabulary has not.
+    pub fn piece(&self, token: Token, special: bool) -> &[u8] {
+        self.pieces.get(token, special)
+    }
+
+    fn read_piece(&self, token: i32, special: bool, buffer: &mut Vec<u8>) {
+        loop {
+            // SAFETY: the vocabulary is alive, the token within it, and the buffer valid for the
+            // length passed with it.
+            let length = unsafe {
+                sys::llama_token_to_piece(
+                    self.vocab.as_ptr(),
+                    token,
+                    buffer.as_mut_ptr().cast::<c_char>(),
+                    i32::try_from(buffer.len()).unwrap_or(i32::MAX),
+                    0,
+                    special,
+                )
+            };
+            if let Ok(length) = usize::try_from(length) {
+                buffer.truncate(length);
+                return;
+            }
+            // A negative answer is the number of bytes that are needed.
+            buffer.resize(length.unsigned_abs() as usize, 0);
+        }
+    }
+}
+
+/// The bytes of every token, read once: asking llama.cpp for each generated token would copy and
+/// look up a cache under its own rules each time.
+#[derive(Default)]
+struct Pieces {
+    bytes: Vec<u8>,
+    /// Where the piece of token `i` begins; one more entry than tokens.
+    starts: Vec<u32>,
+    /// Control tokens and the bytes that name them, sorted by token.
+    control: Vec<(Token, Box<[u8]>)>,
+}
+
+impl Pieces {
+    fn read(model: &Model) -> Self {
+        let mut pieces = Self::default();
+        let mut buffer = Vec::new();
+        pieces.starts.push(0);
+        for token in 0..model.size {
+            let id = i32::try_from(token).unwrap_or(0);
+            buffer.resize(64, 0);
+            model.read_piece(id, false, &mut buffer);
+            pieces.bytes.extend_from_slice(&buffer);
+            if buffer.is_empty() {
+                buffer.resize(64, 0);
+                model.read_piece(id, true, &mut buffer);
+                if !buffer.is_empty() {
+                    pieces.control.push((Token::try_from(token).unwrap_or(0), (&buffer[..]).into()));
+                }
+            }
+            pieces.starts.push(u32::try_from(pieces.bytes.len()).unwrap_or(u32::MAX));
+        }
+        pieces
+    }
+
+    fn get(&self, token: Token, special: bool) -> &[u8] {
+        let index = token as usize;
+        let (Some(&start), Some(&end)) = (self.starts.get(index), self.starts.get(index + 1)) else {
+            return &[];
+        };
+        let plain = &self.bytes[start as usize..end as usize];
+        if plain.is_empty() && special {
+            return self
+                .control
+                .binary_search_by_key(&token, |(control, _)| *control)
+                .map_or(&[], |found| &self.control[found].1);
+        }
+        plain
+    }
+}
+
+/// Says what is wrong with a file that can't be a model, better than a parser deep inside would.
+fn check_magic(path: &Path) -> Result<(), LoadError> {
+    let unreadable = |cause| LoadError::Unreadable {
+        path: path.to_owned(),
+        cause,
+    };
+    let mut magic = [0; 4];
+    let mut file = File::open(path).map_err(unreadable)?;
+    match file.read_exact(&mut magic) {
+        Ok(()) if &magic == b"GGUF" => Ok(()),
+        Err(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => Err(unreadable(error)),
+        _ => Err(LoadError::NotGguf {
+            path: path.to_owned(),
+        }),
+    }
+}

@@ -1,0 +1,55 @@
+//! The compute threads of a context: one pool, kept for its life.
+//!
+//! Without an attached pool, llama.cpp built without OpenMP makes and joins threads at each graph.
+
+use llama_cpp_sys_2 as sys;
+use std::ptr::NonNull;
+
+/// How long workers spin for the next graph before they sleep (ggml's scale of 0 to 100). Low: on
+/// few cores a spinning worker takes time from those who deliver what was computed; one unit spins
+/// for some milliseconds, enough to stay awake from step to step.
+const POLL: u32 = 1;
+
+/// A ggml threadpool.
+pub struct ThreadPool {
+    pool: NonNull<sys::ggml_threadpool>,
+    threads: u32,
+}
+
+// SAFETY: the pool is only touched through the context that it is attached to, by the thread that
+// owns both.
+unsafe impl Send for ThreadPool {}
+
+impl ThreadPool {
+    /// Starts a pool of `threads` threads, the calling one included. `None` if it can't be made.
+    pub fn new(threads: u32) -> Option<Self> {
+        let count = i32::try_from(threads.max(1)).ok()?;
+        // SAFETY: plain values in, a plain struct out.
+        let mut params = unsafe { sys::ggml_threadpool_params_default(count) };
+        params.poll = POLL;
+        // SAFETY: `params` is initialised and outlives the call, which copies it.
+        let pool = unsafe { sys::ggml_threadpool_new(&raw mut params) };
+        Some(Self {
+            pool: NonNull::new(pool)?,
+            threads,
+        })
+    }
+
+    /// Number of threads.
+    pub fn threads(&self) -> u32 {
+        self.threads
+    }
+
+    /// The raw pool, for attaching it to a context that must not outlive it.
+    pub fn as_ptr(&self) -> *mut sys::ggml_threadpool {
+        self.pool.as_ptr()
+    }
+}
+
+impl Drop for ThreadPool {
+    fn drop(&mut self) {
+        // SAFETY: made by `ggml_threadpool_new`, freed once, and no context uses it any more: the
+        // context detaches and is freed before its pool.
+        unsafe { sys::ggml_threadpool_free(self.pool.as_ptr()) };
+    }
+}

@@ -1,0 +1,380 @@
+//! The engine thread: plan, decode, sample, deliver, and again. Blocks on the command channel when
+//! there is nothing to do.
+
+use crate::Token;
+use crate::backend::{Backend, Input};
+use crate::delivery::Sender;
+use crate::generation::{Finish, Outcome};
+use crate::metrics::{Counters, add, add_time, set};
+use crate::sampling::{Chain, Scratch};
+use crate::scheduler::{Key, Limits, Rejected, Row, Scheduler, SeqId, Step, StepResult};
+use crate::text::Assembler;
+use crate::{Error, Options};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+/// What the engine thread is asked.
+pub enum Command {
+    /// Generate after a prompt. The arguments are checked: the prompt is not empty, its tokens are
+    /// in the vocabulary, and prompt and `max_tokens` together fit the context.
+    Generate(Box<Submission>),
+    /// Cancel everything and end.
+    Shutdown,
+}
+
+/// A sequence on its way in.
+pub struct Submission {
+    pub prompt: Vec<Token>,
+    pub options: Options,
+    pub delivery: Sender,
+    pub submitted: Instant,
+    /// Held until the sequence has ended: bounds how many there are.
+    pub place: crate::engine::Place,
+}
+
+/// What the worker reads of a model.
+pub trait Vocabulary: Send + Sync {
+    /// The bytes of a token, empty for control tokens.
+    fn piece(&self, token: Token) -> &[u8];
+    /// Whether a token ends a generation.
+    fn ends_generation(&self, token: Token) -> bool;
+}
+
+struct Sequence {
+    tokens: Vec<Token>,
+    prompt: u32,
+    options: Options,
+    chain: Chain,
+    text: Assembler,
+    delivery: Sender,
+    submitted: Instant,
+    admitted: Option<Instant>,
+    first_token: Option<Instant>,
+    computed: u64,
+    _place: crate::engine::Place,
+}
+
+impl Sequence {
+    fn generated(&self) -> u32 {
+        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX) - self.prompt
+    }
+}
+
+/// The engine thread's state.
+pub struct Worker<B> {
+    backend: B,
+    scheduler: Scheduler,
+    limits: Limits,
+    sequences: HashMap<Key, Sequence>,
+    next_key: u64,
+    vocabulary: Arc<dyn Vocabulary>,
+    commands: Receiver<Command>,
+    counters: Arc<Counters>,
+    inputs: Vec<Input>,
+    scratch: Scratch,
+    text: String,
+}
+
+impl<B: Backend> Worker<B> {
+    pub fn new(
+        backend: B,
+        limits: Limits,
+        vocabulary: Arc<dyn Vocabulary>,
+        commands: Receiver<Command>,
+        counters: Arc<Counters>,
+    ) -> Self {
+        Self {
+            backend,
+            scheduler: Scheduler::new(limits),
+            limits,
+            sequences: HashMap::new(),
+            next_key: 0,
+            vocabulary,
+            commands,
+            counters,
+            inputs: Vec::with_capacity(limits.step_tokens as usize),
+            scratch: Scratch::default(),
+            text: String::new(),
+        }
+    }
+
+    /// Runs until it is told to end, or every handle is gone and all sequences have ended.
+    pub fn run(mut self) {
+        while self.listen() {
+            self.drop_abandoned();
+            let step = self.scheduler.plan();
+            self.step(&step);
+            self.report();
+        }
+        let left = std::mem::take(&mut self.sequences);
+        for (key, sequence) in left {
+            self.scheduler.cancel(key);
+            sequence.delivery.finish("", Err(Error::Cancelled));
+        }
+        let step = self.scheduler.plan();
+        self.clear(&step.clear);
+        self.report();
+    }
+
+    /// Takes in what was sent; waits if there is nothing to do. False at the end.
+    fn listen(&mut self) -> bool {
+        if self.scheduler.is_idle() {
+            self.check_empty();
+            match self.commands.recv() {
+                Ok(command) => {
+                    add(&self.counters.wake_ups, 1);
+                    if !self.take(command) {
+                        return false;
+                    }
+                }
+                Err(_) => return false,
+            }
+        }
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => {
+                    if !self.take(command) {
+                        return false;
+                    }
+                }
+                Err(TryRecvError::Empty) => return true,
+                // Those who still read get their answers.
+                Err(TryRecvError::Disconnected) => return !self.scheduler.is_idle(),
+            }
+        }
+    }
+
+    /// False if the thread shall end.
+    fn take(&mut self, command: Command) -> bool {
+        match command {
+            Command::Shutdown => false,
+            Command::Generate(submission) => {
+                self.enqueue(*submission);
+                true
+            }
+        }
+    }
+
+    fn enqueue(&mut self, submission: Submission) {
+        let Submission {
+            prompt,
+            options,
+            delivery,
+            submitted,
+            place,
+        } = submission;
+        let key = Key(self.next_key);
+        self.next_key += 1;
+        let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        if let Err(rejected) = self.scheduler.enqueue(key, length, options.max_tokens) {
+            add(&self.counters.refused, 1);
+            delivery.finish("", Err(rejection(rejected, self.limits)));
+            return;
+        }
+        let seed = options.seed.unwrap_or_else(rand::random);
+        let sequence = Sequence {
+            tokens: prompt,
+            prompt: length,
+            chain: Chain::new(options.samplers.clone(), seed),
+            text: Assembler::new(options.stop.clone()),
+            options,
+            delivery,
+            submitted,
+            admitted: None,
+            first_token: None,
+            computed: 0,
+            _place: place,
+        };
+        self.sequences.insert(key, sequence);
+    }
+
+    /// Ends the sequences that nobody reads any more, waiting ones too.
+    fn drop_abandoned(&mut self) {
+        let scheduler = &mut self.scheduler;
+        let counters = &self.counters;
+        self.sequences.retain(|&key, sequence| {
+            let abandoned = sequence.delivery.is_abandoned();
+            if abandoned {
+                scheduler.cancel(key);
+                add(&counters.cancelled, 1);
+                add(&counters.abandoned_tokens, sequence.computed);
+            }
+            !abandoned
+        });
+    }
+
+    fn step(&mut self, step: &Step) {
+        self.clear(&step.clear);
+        let now = Instant::now();
+        for key in &step.admitted {
+            if let Some(sequence) = self.sequences.get_mut(key) {
+                sequence.admitted = Some(now);
+                add_time(&self.counters.queue_nanos, now - sequence.submitted);
+            }
+        }
+        if step.rows.is_empty() {
+            return;
+        }
+        self.gather(&step.rows);
+        let decoded = self.backend.decode(&self.inputs);
+        let after = Instant::now();
+        add_time(&self.counters.step_nanos, after - now);
+        match decoded {
+            Ok(()) => {
+                add(&self.counters.steps, 1);
+                add(&self.counters.rows, step.rows.len() as u64);
+                add(&self.counters.tokens_decoded, self.inputs.len() as u64);
+                let ended = self.sample(&step.rows, after);
+                self.scheduler.applied(StepResult::Decoded { ended: &ended });
+                add_time(&self.counters.sample_nanos, after.elapsed());
+            }
+            Err(error) => {
+                tracing::warn!(%error, tokens = self.inputs.len(), "a step failed");
+                add(&self.counters.failed_steps, 1);
+                if let Some(key) = self.scheduler.applied(StepResult::Failed) {
+                    self.fail(key, Error::Failed(error.to_string()));
+                }
+            }
+        }
+    }
+
+    fn gather(&mut self, rows: &[Row]) {
+        self.inputs.clear();
+        for row in rows {
+            let Some(sequence) = self.sequences.get(&row.key) else {
+                debug_assert!(false, "a row of a sequence that is gone");
+                continue;
+            };
+            let new = sequence.tokens.get(row.from as usize..row.to as usize);
+            let positions = row.from..row.to;
+            for (&token, position) in new.unwrap_or_default().iter().zip(positions) {
+                self.inputs.push(Input {
+                    token,
+                    position,
+                    seq: row.seq,
+                    output: row.output && position + 1 == row.to,
+                });
+            }
+        }
+    }
+
+    /// Samples a token for each row with output, delivers it, and returns who ended.
+    fn sample(&mut self, rows: &[Row], now: Instant) -> Vec<Key> {
+        let mut ended = Vec::new();
+        let mut index = 0;
+        for row in rows {
+            index += (row.to - row.from) as usize;
+            let Some(sequence) = self.sequences.get_mut(&row.key) else {
+                continue;
+            };
+            sequence.computed += u64::from(row.to - row.from);
+            if !row.output {
+                continue;
+            }
+            let logits = self.backend.logits(index - 1);
+            let token = logits.and_then(|row| sequence.chain.sample(row, &mut self.scratch));
+            let Some(token) = token else {
+                let nothing = "the model computed no finite logit; its weights may be damaged";
+                self.fail(row.key, Error::Failed(nothing.into()));
+                ended.push(row.key);
+                continue;
+            };
+            sequence.first_token.get_or_insert(now);
+            sequence.tokens.push(token);
+            self.text.clear();
+            let stopped = sequence
+                .text
+                .push(self.vocabulary.piece(token), &mut self.text);
+            let finish = if stopped {
+                Some(Finish::Stop)
+            } else if !sequence.options.ignore_end && self.vocabulary.ends_generation(token) {
+                Some(Finish::End)
+            } else if sequence.generated() >= sequence.options.max_tokens {
+                Some(Finish::Length)
+            } else {
+                None
+            };
+            sequence.delivery.push(token, &self.text);
+            if let Some(finish) = finish {
+                ended.push(row.key);
+                self.finish(row.key, finish, now);
+            }
+        }
+        ended
+    }
+
+    fn finish(&mut self, key: Key, finish: Finish, now: Instant) {
+        let Some(mut sequence) = self.sequences.remove(&key) else {
+            return;
+        };
+        let admitted = sequence.admitted.unwrap_or(now);
+        let first = sequence.first_token.unwrap_or(now);
+        let outcome = Outcome {
+            finish,
+            prompt_tokens: sequence.prompt,
+            cached_tokens: 0,
+            generated_tokens: sequence.generated(),
+            queue_time: admitted - sequence.submitted,
+            prefill_time: first - admitted,
+            decode_time: now - first,
+        };
+        let counters = &self.counters;
+        add(&counters.finished, 1);
+        add(&counters.prompt_tokens, u64::from(outcome.prompt_tokens));
+        add(&counters.generated_tokens, u64::from(outcome.generated_tokens));
+        add_time(&counters.prefill_nanos, outcome.prefill_time);
+        add_time(&counters.decode_nanos, outcome.decode_time);
+        self.text.clear();
+        sequence.text.finish(&mut self.text);
+        sequence.delivery.finish(&self.text, Ok(outcome));
+    }
+
+    fn fail(&mut self, key: Key, error: Error) {
+        if let Some(sequence) = self.sequences.remove(&key) {
+            add(&self.counters.failed, 1);
+            add(&self.counters.abandoned_tokens, sequence.computed);
+            sequence.delivery.finish("", Err(error));
+        }
+    }
+
+    fn clear(&mut self, ids: &[SeqId]) {
+        for &id in ids {
+            self.backend.clear(id);
+        }
+    }
+
+    fn report(&self) {
+        let (counters, scheduler) = (&self.counters, &self.scheduler);
+        set(&counters.waiting, scheduler.waiting() as u64);
+        set(&counters.running, scheduler.running() as u64);
+        set(&counters.ids_used, scheduler.ids_used() as u64);
+        set(&counters.cells_used, u64::from(scheduler.cells_used()));
+        set(&counters.cells_reserved, u64::from(scheduler.cells_reserved()));
+    }
+
+    /// With nothing running, no id may hold a cell: asks the backend itself.
+    fn check_empty(&mut self) {
+        let lengths = (0..self.limits.seq_ids).map(|id| u64::from(self.backend.length(SeqId(id))));
+        let left: u64 = lengths.sum();
+        debug_assert_eq!(left, 0, "cells were left behind");
+        set(&self.counters.cells_leaked, left);
+    }
+}
+
+fn rejection(rejected: Rejected, limits: Limits) -> Error {
+    match rejected {
+        Rejected::QueueFull => Error::Refused {
+            reason: format!("{} sequences wait already", limits.queue),
+            retry_after: Duration::from_secs(1),
+        },
+        Rejected::TooLarge { needed } => Error::ContextFull {
+            needed,
+            limit: limits.cells,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;

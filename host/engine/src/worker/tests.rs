@@ -1,0 +1,232 @@
+//! The engine thread over a backend that needs no model: it predicts `token + 1`, checks that each
+//! sequence is sent whole, once and in order, and fails when it is told to.
+
+use super::*;
+use crate::backend::DecodeError;
+use crate::delivery::mailbox;
+use crate::{Chunk, Generation};
+use std::sync::mpsc::sync_channel;
+use std::task::{Context, Poll, Waker};
+
+const VOCABULARY: u32 = 1000;
+/// Ends a generation.
+const END: Token = 999;
+/// Makes every step fail that it is part of.
+const POISON: Token = 666;
+
+#[derive(Default)]
+struct Counting {
+    cells: HashMap<SeqId, Vec<Token>>,
+    rows: Vec<Option<Vec<f32>>>,
+}
+
+impl Backend for Counting {
+    fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
+        if step.iter().any(|input| input.token == POISON) {
+            return Err(DecodeError::Failed(-3));
+        }
+        self.rows.clear();
+        for input in step {
+            let cells = self.cells.entry(input.seq).or_default();
+            assert_eq!(cells.len(), input.position as usize, "positions without gaps");
+            cells.push(input.token);
+            self.rows.push(input.output.then(|| {
+                let mut row = vec![0.0; VOCABULARY as usize];
+                row[(input.token as usize + 1) % VOCABULARY as usize] = 10.0;
+                row
+            }));
+        }
+        Ok(())
+    }
+
+    fn logits(&self, index: usize) -> Option<&[f32]> {
+        self.rows.get(index)?.as_deref()
+    }
+
+    fn clear(&mut self, seq: SeqId) {
+        self.cells.remove(&seq);
+    }
+
+    fn length(&self, seq: SeqId) -> u32 {
+        self.cells.get(&seq).map_or(0, |cells| cells.len() as u32)
+    }
+}
+
+struct Digits;
+
+impl Vocabulary for Digits {
+    fn piece(&self, token: Token) -> &[u8] {
+        b"0123456789".get(token as usize..=token as usize).unwrap_or_default()
+    }
+
+    fn ends_generation(&self, token: Token) -> bool {
+        token == END
+    }
+}
+
+struct Bench {
+    commands: std::sync::mpsc::SyncSender<Command>,
+    counters: Arc<Counters>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Bench {
+    fn start() -> Self {
+        let limits = Limits {
+            seq_ids: 4,
+            cells: 256,
+            step_tokens: 16,
+            queue: 64,
+        };
+        let (commands, inbox) = sync_channel(256);
+        let counters = Arc::new(Counters::default());
+        let worker = Worker::new(
+            Counting::default(),
+            limits,
+            Arc::new(Digits),
+            inbox,
+            counters.clone(),
+        );
+        let thread = Some(std::thread::spawn(move || worker.run()));
+        Self { commands, counters, thread }
+    }
+
+    fn submit(&self, prompt: Vec<Token>, options: Options) -> Generation {
+        let (delivery, generation) = mailbox();
+        let submission = Submission {
+            prompt,
+            options,
+            delivery,
+            submitted: Instant::now(),
+            place: crate::engine::Place::uncounted(),
+        };
+        self.commands.send(Command::Generate(Box::new(submission))).unwrap();
+        generation
+    }
+
+    /// Closes the channel and waits until the thread has ended by itself.
+    fn end(mut self) -> Arc<Counters> {
+        let thread = self.thread.take().unwrap();
+        let counters = self.counters.clone();
+        drop(self);
+        thread.join().expect("the engine thread must not panic");
+        counters
+    }
+}
+
+fn limit(max_tokens: u32) -> Options {
+    Options { max_tokens, ..Options::default() }
+}
+
+/// Reads a generation to its end without a runtime.
+fn read(mut generation: Generation) -> (Chunk, Result<Outcome, Error>) {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut all = Chunk::default();
+    loop {
+        match generation.poll_next(&mut Context::from_waker(&waker)) {
+            Poll::Ready(Some(chunk)) => {
+                all.tokens.extend(chunk.tokens);
+                all.text.push_str(&chunk.text);
+            }
+            Poll::Ready(None) => return (all, generation.outcome().unwrap()),
+            Poll::Pending => std::thread::park_timeout(Duration::from_secs(5)),
+        }
+    }
+}
+
+fn value(counter: &std::sync::atomic::AtomicU64) -> u64 {
+    counter.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+#[test]
+fn many_sequences_share_few_ids_and_each_gets_its_own_answer() {
+    let bench = Bench::start();
+    let running: Vec<_> = (0..50)
+        .map(|n| (n, bench.submit((n..n + 1 + n % 30).collect(), limit(1 + n % 9))))
+        .collect();
+    let mut tokens = 0;
+    for (n, generation) in running {
+        let (chunk, outcome) = read(generation);
+        let first = n + 1 + n % 30;
+        assert_eq!(chunk.tokens, (first..=first + n % 9).collect::<Vec<_>>());
+        let outcome = outcome.unwrap();
+        assert_eq!((outcome.finish, outcome.generated_tokens), (Finish::Length, 1 + n % 9));
+        tokens += u64::from(outcome.prompt_tokens + outcome.generated_tokens - 1);
+    }
+    let counters = bench.end();
+    assert_eq!(value(&counters.tokens_decoded), tokens);
+    assert_eq!(value(&counters.cells_leaked), 0);
+    assert_eq!(value(&counters.ids_used), 0);
+}
+
+#[test]
+fn a_generation_ends_at_its_end_token_its_stop_string_or_its_limit() {
+    let bench = Bench::start();
+    let (chunk, outcome) = read(bench.submit(vec![996], limit(9)));
+    assert_eq!(chunk.tokens, [997, 998, END]);
+    assert_eq!(outcome.unwrap().finish, Finish::End);
+
+    let ignore_end = Options { ignore_end: true, ..limit(4) };
+    let (chunk, outcome) = read(bench.submit(vec![997], ignore_end));
+    assert_eq!(chunk.tokens, [998, END, 0, 1]);
+    assert_eq!((outcome.unwrap().finish, chunk.text.as_str()), (Finish::Length, "01"));
+
+    let stop = Options { stop: vec!["45".into()], ..limit(20) };
+    let (chunk, outcome) = read(bench.submit(vec![1], stop));
+    assert_eq!((outcome.unwrap().finish, chunk.text.as_str()), (Finish::Stop, "23"));
+    bench.end();
+}
+
+#[test]
+fn one_bad_sequence_fails_alone() {
+    let bench = Bench::start();
+    let good: Vec<_> = (0..6).map(|n| bench.submit(vec![n, n + 1, n + 2], limit(5))).collect();
+    let bad = bench.submit(vec![1, 2, POISON, 4], limit(5));
+    let more: Vec<_> = (0..6).map(|n| bench.submit(vec![n], limit(5))).collect();
+    assert!(matches!(read(bad).1, Err(Error::Failed(_))));
+    for generation in good.into_iter().chain(more) {
+        let (chunk, outcome) = read(generation);
+        assert_eq!((chunk.tokens.len(), outcome.is_ok()), (5, true));
+    }
+    let counters = bench.end();
+    assert_eq!(value(&counters.failed), 1);
+    assert_eq!(value(&counters.cells_leaked), 0);
+    let balance = value(&counters.prompt_tokens) + value(&counters.generated_tokens)
+        - value(&counters.finished)
+        + value(&counters.abandoned_tokens);
+    assert_eq!(value(&counters.tokens_decoded), balance);
+}
+
+#[test]
+fn whoever_goes_away_is_dropped_running_or_waiting() {
+    let bench = Bench::start();
+    // Four ids: the later ones wait. None would end by itself for a long time.
+    let endless = Options { ignore_end: true, ..limit(60) };
+    let left: Vec<_> = (0..12).map(|_| bench.submit(vec![1], endless.clone())).collect();
+    drop(left);
+    let (chunk, _) = read(bench.submit(vec![5], limit(3)));
+    assert_eq!(chunk.tokens, [6, 7, 8]);
+    let counters = bench.end();
+    assert_eq!(value(&counters.cancelled) + value(&counters.finished), 13);
+    assert_eq!(value(&counters.cells_leaked), 0);
+}
+
+#[test]
+fn what_can_never_fit_is_refused_and_shutting_down_cancels_the_rest() {
+    let bench = Bench::start();
+    let (_, outcome) = read(bench.submit(vec![1; 200], limit(100)));
+    assert_eq!(outcome, Err(Error::ContextFull { needed: 299, limit: 256 }));
+
+    let endless = Options { ignore_end: true, ..limit(250) };
+    let running = bench.submit(vec![1], endless);
+    bench.commands.send(Command::Shutdown).unwrap();
+    let (_, outcome) = read(running);
+    assert!(matches!(outcome, Err(Error::Cancelled) | Ok(_)), "{outcome:?}");
+    bench.end();
+}
