@@ -1,0 +1,186 @@
+//! The command line of `corral run`.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use serde_json::json;
+
+use crate::request::{Chat, Input, Request, Settings};
+
+pub const USAGE: &str = "\
+usage: generate [OPTIONS] PROMPT...
+  --chat             PROMPT is a user's message, for the model's chat template
+  --model NAME       the model, if not the default one
+  --max-tokens N     at most so many tokens (128)
+  --temperature T    without a sampler, the most likely token is always taken
+  --top-k N          sampler
+  --top-p P          sampler
+  --min-p P          sampler
+  --seed N           same seed, same text
+  --stop TEXT        ends before this text; may be given more than once
+  --ignore-end       goes on after the model's end token
+";
+
+/// Reads a request from arguments, the program's name not among them. Words that are no options
+/// are the prompt, joined by spaces; `--` ends the options. The error is one line for a person.
+pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Request, String> {
+    let mut arguments = arguments.into_iter();
+    let mut settings = Settings::default();
+    let (mut model, mut chat, mut words) = (None, false, Vec::new());
+
+    while let Some(argument) = arguments.next() {
+        if argument == "--" {
+            words.extend(arguments.by_ref());
+            break;
+        }
+        if !argument.starts_with("--") {
+            words.push(argument);
+            continue;
+        }
+        let (name, inline) = match argument.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (argument.as_str(), None),
+        };
+        let flag = match name {
+            "--chat" => Some(&mut chat),
+            "--ignore-end" => Some(&mut settings.ignore_end),
+            _ => None,
+        };
+        if let Some(flag) = flag {
+            if inline.is_some() {
+                return Err(format!("{name} takes no value"));
+            }
+            *flag = true;
+            continue;
+        }
+        let known = [
+            "--model",
+            "--max-tokens",
+            "--temperature",
+            "--top-k",
+            "--top-p",
+            "--min-p",
+            "--seed",
+            "--stop",
+        ];
+        if !known.contains(&name) {
+            return Err(format!("{name} is not an option; see the usage below"));
+        }
+        let value = inline
+            .or_else(|| arguments.next())
+            .ok_or_else(|| format!("{name} needs a value"))?;
+        match name {
+            "--model" => model = Some(value),
+            "--max-tokens" => settings.max_tokens = number(name, &value, 1..=u32::MAX)?,
+            "--temperature" => settings.temperature = Some(number(name, &value, 0.0..=f32::MAX)?),
+            "--top-k" => settings.top_k = Some(number(name, &value, 0..=u32::MAX)?),
+            "--top-p" => settings.top_p = Some(number(name, &value, 0.0..=1.0)?),
+            "--min-p" => settings.min_p = Some(number(name, &value, 0.0..=1.0)?),
+            "--seed" => settings.seed = Some(number(name, &value, 0..=u64::MAX)?),
+            _ => {
+                if value.is_empty() {
+                    return Err("--stop is empty; expected at least one character".to_owned());
+                }
+                settings.stop.push(value);
+            }
+        }
+    }
+
+    let prompt = words.join(" ");
+    if prompt.is_empty() {
+        return Err("no PROMPT given".to_owned());
+    }
+    let input = if chat {
+        Input::Chat(Chat {
+            messages: vec![json!({"role": "user", "content": prompt})],
+            ..Chat::default()
+        })
+    } else {
+        Input::Prompt(prompt)
+    };
+    Ok(Request {
+        model,
+        input,
+        settings,
+        stream: true,
+    })
+}
+
+fn number<T>(name: &str, text: &str, range: RangeInclusive<T>) -> Result<T, String>
+where
+    T: FromStr + PartialOrd + Display,
+{
+    text.parse()
+        .ok()
+        .filter(|value| range.contains(value))
+        .ok_or_else(|| {
+            format!(
+                "{name} is {text:?}; expected a number from {} to {}",
+                range.start(),
+                range.end()
+            )
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(line: &str) -> Result<Request, String> {
+        parse(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn options_and_words_may_be_mixed() {
+        let request =
+            arguments("a --top-k 40 b --temperature=0.5 --seed 7 --stop x --stop y").unwrap();
+        assert_eq!(request.input, Input::Prompt("a b".to_owned()));
+        assert_eq!(
+            request.settings,
+            Settings {
+                top_k: Some(40),
+                temperature: Some(0.5),
+                seed: Some(7),
+                stop: vec!["x".to_owned(), "y".to_owned()],
+                ..Settings::default()
+            }
+        );
+    }
+
+    #[test]
+    fn chat_makes_a_message_of_the_prompt() {
+        let request =
+            arguments("--chat --model m --ignore-end --max-tokens 3 -- --hello you").unwrap();
+        let Input::Chat(chat) = request.input else {
+            panic!("not a chat")
+        };
+        assert_eq!(
+            chat.messages,
+            [json!({"role": "user", "content": "--hello you"})]
+        );
+        assert_eq!(request.model.as_deref(), Some("m"));
+        assert_eq!(request.settings.max_tokens, 3);
+        assert!(request.settings.ignore_end);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (line, expected) in [
+            ("", "no PROMPT"),
+            ("--chat", "no PROMPT"),
+            ("--nope x", "--nope is not an option"),
+            ("x --seed", "--seed needs a value"),
+            ("x --seed=-1", "--seed is \"-1\""),
+            ("x --max-tokens 0", "from 1 to"),
+            ("x --temperature nan", "--temperature is \"nan\""),
+            ("x --temperature inf", "--temperature is \"inf\""),
+            ("x --top-p 1.5", "from 0 to 1"),
+            ("x --chat=yes", "--chat takes no value"),
+            ("x --stop=", "--stop is empty"),
+        ] {
+            let error = arguments(line).unwrap_err();
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+    }
+}

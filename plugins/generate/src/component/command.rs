@@ -1,0 +1,32 @@
+//! `wasi:cli/run`: the text goes to the standard output as it is made.
+
+use wasip3::cli::{environment, stdout};
+use wasip3::wit_stream;
+
+use super::Generate;
+use super::generation::Generation;
+use crate::arguments::{USAGE, parse};
+
+impl wasip3::exports::cli::run::Guest for Generate {
+    async fn run() -> Result<(), ()> {
+        // The first argument is the program's name.
+        let arguments = environment::get_arguments().into_iter().skip(1);
+        let request = parse(arguments).map_err(|error| eprint!("generate: {error}\n{USAGE}"))?;
+        let failed = |problem: crate::problem::Problem| eprintln!("generate: {}", problem.detail);
+        let mut generation = Generation::start(&request).await.map_err(failed)?;
+
+        let (mut writer, text) = wit_stream::new();
+        let written = stdout::write_via_stream(text);
+        while let Some(piece) = generation.next().await {
+            if !writer.write_all(piece.into_bytes()).await.is_empty() {
+                break; // Nobody reads on, as under `| head`.
+            }
+        }
+        writer.write_all(b"\n".to_vec()).await;
+        drop(writer);
+        written
+            .await
+            .map_err(|error| eprintln!("generate: cannot write the text: {error:?}"))?;
+        generation.finish().await.map(drop).map_err(failed)
+    }
+}

@@ -1,0 +1,273 @@
+use super::*;
+use serde_json::json;
+
+fn parse_json(body: Value) -> Result<Request, Problem> {
+    parse(body.to_string().as_bytes())
+}
+
+#[test]
+fn a_prompt_alone_is_greedy_and_short() {
+    assert_eq!(
+        parse_json(json!({"prompt": "x"})).unwrap(),
+        Request {
+            model: None,
+            input: Input::Prompt("x".to_owned()),
+            settings: Settings::default(),
+            stream: false,
+        }
+    );
+}
+
+#[test]
+fn every_field_is_read() {
+    let request = parse_json(json!({
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"type": "function"}],
+        "template_arguments": {"enable_thinking": false},
+        "model": "m", "max_tokens": 7, "temperature": 0.5, "top_k": 40, "top_p": 0.25,
+        "min_p": 0.125, "seed": u64::MAX, "stop": ["a", "b"], "ignore_end": true, "stream": true,
+    }))
+    .unwrap();
+    let Input::Chat(chat) = request.input else {
+        panic!("not a chat")
+    };
+    assert_eq!(chat.messages, [json!({"role": "user", "content": "hi"})]);
+    assert_eq!(chat.tools, [json!({"type": "function"})]);
+    assert_eq!(chat.arguments["enable_thinking"], json!(false));
+    assert_eq!(
+        request.settings,
+        Settings {
+            max_tokens: 7,
+            temperature: Some(0.5),
+            top_k: Some(40),
+            top_p: Some(0.25),
+            min_p: Some(0.125),
+            seed: Some(u64::MAX),
+            stop: vec!["a".to_owned(), "b".to_owned()],
+            ignore_end: true,
+        }
+    );
+    assert_eq!(request.model.as_deref(), Some("m"));
+    assert!(request.stream);
+}
+
+#[test]
+fn what_is_allowed_at_the_edge() {
+    for fields in [
+        json!({"prompt": "x", "temperature": 0, "top_p": 1, "min_p": 1.0, "top_k": 0}),
+        json!({"prompt": "x", "max_tokens": u32::MAX, "seed": 0}),
+        json!({"prompt": "x", "messages": null, "stop": null, "stream": null}),
+        json!({"prompt": "x", "stop": "s"}),
+        json!({"prompt": "x", "stop": vec!["s"; 16]}),
+        json!({"prompt": "x", "stop": "s".repeat(256)}),
+        json!({"messages": [{"role": "assistant", "content": null, "tool_calls": []}]}),
+        json!({"messages": [{"role": "assistant", "tool_calls": []}]}),
+        json!({"messages": [{"role": "tool", "content": "", "tool_call_id": "1"}], "tools": []}),
+    ] {
+        assert!(parse_json(fields.clone()).is_ok(), "{fields}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let message = |message: Value| json!({"messages": [message]});
+    for (body, code, detail) in [
+        (
+            json!([]),
+            "wrong-type",
+            "the body is a list; expected an object",
+        ),
+        (json!({}), "missing-input", "neither"),
+        (
+            json!({"prompt": "x", "messages": []}),
+            "ambiguous-input",
+            "both",
+        ),
+        (
+            json!({"prompt": "x", "tools": []}),
+            "ambiguous-input",
+            "`tools`",
+        ),
+        (
+            json!({"prompt": "x", "template_arguments": {}}),
+            "ambiguous-input",
+            "`template_arguments`",
+        ),
+        (json!({"prompt": ""}), "empty-prompt", "`prompt` is empty"),
+        (
+            json!({"messages": []}),
+            "empty-prompt",
+            "`messages` is empty",
+        ),
+        (
+            json!({"prompt": 1}),
+            "wrong-type",
+            "`prompt` is a number; expected a string",
+        ),
+        (
+            json!({"messages": "x"}),
+            "wrong-type",
+            "`messages` is a string",
+        ),
+        (
+            json!({"prompt": "x", "n": 1, "echo": true}),
+            "unknown-field",
+            "`n`, `echo` are not known",
+        ),
+        (
+            json!({"prompt": "x", "max_token": 1}),
+            "unknown-field",
+            "known are `prompt`",
+        ),
+        (
+            json!({"prompt": "x", "max_tokens": 0}),
+            "out-of-range",
+            "`max_tokens` is 0; expected an integer from 1",
+        ),
+        (
+            json!({"prompt": "x", "max_tokens": -1}),
+            "out-of-range",
+            "`max_tokens` is -1",
+        ),
+        (
+            json!({"prompt": "x", "max_tokens": 1.5}),
+            "out-of-range",
+            "`max_tokens` is 1.5",
+        ),
+        (
+            json!({"prompt": "x", "max_tokens": 4294967296u64}),
+            "out-of-range",
+            "to 4294967295",
+        ),
+        (
+            json!({"prompt": "x", "max_tokens": "1"}),
+            "wrong-type",
+            "`max_tokens` is a string",
+        ),
+        (
+            json!({"prompt": "x", "temperature": -0.1}),
+            "out-of-range",
+            "at least 0",
+        ),
+        (
+            json!({"prompt": "x", "temperature": 1e300}),
+            "out-of-range",
+            "`temperature`",
+        ),
+        (
+            json!({"prompt": "x", "top_p": 1.01}),
+            "out-of-range",
+            "from 0 to 1",
+        ),
+        (
+            json!({"prompt": "x", "min_p": -1}),
+            "out-of-range",
+            "from 0 to 1",
+        ),
+        (
+            json!({"prompt": "x", "top_k": -1}),
+            "out-of-range",
+            "`top_k` is -1",
+        ),
+        (
+            json!({"prompt": "x", "seed": -1}),
+            "out-of-range",
+            "`seed` is -1",
+        ),
+        (
+            json!({"prompt": "x", "stream": 1}),
+            "wrong-type",
+            "expected true or false",
+        ),
+        (
+            json!({"prompt": "x", "stop": 1}),
+            "wrong-type",
+            "a string or a list of strings",
+        ),
+        (
+            json!({"prompt": "x", "stop": [1]}),
+            "wrong-type",
+            "an entry of `stop`",
+        ),
+        (
+            json!({"prompt": "x", "stop": ""}),
+            "invalid-stop",
+            "0 bytes",
+        ),
+        (
+            json!({"prompt": "x", "stop": vec!["s"; 17]}),
+            "invalid-stop",
+            "17 strings",
+        ),
+        (
+            json!({"prompt": "x", "stop": "é".repeat(129)}),
+            "invalid-stop",
+            "258 bytes",
+        ),
+        (message(json!(1)), "wrong-type", "`messages[0]` is a number"),
+        (
+            message(json!({"content": "x"})),
+            "invalid-messages",
+            "no `role`",
+        ),
+        (
+            message(json!({"role": 1, "content": "x"})),
+            "wrong-type",
+            "`messages[0].role`",
+        ),
+        (
+            message(json!({"role": "", "content": "x"})),
+            "invalid-messages",
+            "`messages[0].role`",
+        ),
+        (
+            message(json!({"role": "a|>", "content": "x"})),
+            "invalid-messages",
+            "expected a word",
+        ),
+        (
+            message(json!({"role": "user"})),
+            "invalid-messages",
+            "no `content`",
+        ),
+        (
+            message(json!({"role": "user", "content": []})),
+            "wrong-type",
+            "`messages[0].content` is a list",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": "x"}], "tools": ["f"]}),
+            "wrong-type",
+            "`tools[0]`",
+        ),
+    ] {
+        let problem = parse_json(body.clone()).unwrap_err();
+        assert_eq!(
+            (problem.status, problem.code),
+            (400, code),
+            "{body}: {}",
+            problem.detail
+        );
+        assert!(
+            problem.detail.contains(detail),
+            "{body}: {}",
+            problem.detail
+        );
+    }
+}
+
+#[test]
+fn bad_json_is_located() {
+    for (body, place) in [
+        ("", "line 1 column 0"),
+        ("{\"prompt\":\n  x}", "line 2 column 3"),
+        ("{\"prompt\": \"x\"} y", "line 1 column 17"),
+        ("prompt=x", "line 1 column 1"),
+    ] {
+        let problem = parse(body.as_bytes()).unwrap_err();
+        assert_eq!(problem.code, "invalid-json");
+        assert!(problem.detail.ends_with(place), "{}", problem.detail);
+    }
+    let deep = "[".repeat(100_000);
+    assert_eq!(parse(deep.as_bytes()).unwrap_err().code, "invalid-json");
+}
