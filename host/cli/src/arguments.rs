@@ -1,0 +1,395 @@
+//! The command line.
+
+use crate::complaint::Complaint;
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+use corral_server::{Prefix, Routes};
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Serves language models to sandboxed WebAssembly plugins.
+#[derive(Debug, Parser)]
+#[command(name = "corral", version)]
+pub(crate) struct CommandLine {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// Show more: what caused an error, and llama.cpp's log. RUST_LOG says it in detail.
+    #[arg(long, short, global = true)]
+    pub(crate) verbose: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve plugins over HTTP until SIGTERM or Ctrl-C.
+    Serve(Box<Serve>),
+    /// Run a command-line plugin once, without a server.
+    Run(Box<Run>),
+}
+
+impl Command {
+    /// What is logged when nobody says otherwise. `run` belongs to the plugin: its own output and
+    /// the one line about its end are all there is to see.
+    pub(crate) fn default_logs(&self) -> &'static str {
+        match self {
+            Command::Serve(_) => "warn,corral::plugin=info",
+            Command::Run(_) => "error",
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Serve {
+    #[command(flatten)]
+    pub(crate) models: Models,
+    /// Where plugins are called, HOST:PORT; port 0 picks a free one.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    pub(crate) listen: String,
+    /// Where /metrics is, HOST:PORT. It asks for no password: leave it on loopback.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081")]
+    pub(crate) admin: String,
+    /// A plugin and the path prefix below which it answers; may be given several times.
+    #[arg(long = "plugin", value_name = "ROUTE=FILE")]
+    pub(crate) plugins: Vec<PluginArgument>,
+    #[command(flatten)]
+    pub(crate) limits: PluginLimits,
+    /// Connections at once; further clients wait.
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = whole(1..=1_000_000))]
+    pub(crate) connections: u64,
+    /// How long running requests may go on after SIGTERM, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub(crate) grace: Duration,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Run {
+    /// The plugin: a component that exports wasi:cli/run.
+    #[arg(value_name = "PLUGIN.wasm")]
+    pub(crate) plugin: PathBuf,
+    #[command(flatten)]
+    pub(crate) models: Models,
+    #[command(flatten)]
+    pub(crate) limits: PluginLimits,
+    /// What the plugin gets as its arguments.
+    #[arg(last = true, value_name = "ARGS")]
+    pub(crate) arguments: Vec<String>,
+}
+
+/// What both commands need to load models and plugins.
+#[derive(Args, Debug)]
+pub(crate) struct Models {
+    /// A GGUF file, and the name under which plugins find it (by default the file's name without
+    /// its ending); may be given several times, the first is the default model.
+    #[arg(long = "model", value_name = "[NAME=]FILE", required = true)]
+    pub(crate) models: Vec<ModelArgument>,
+    /// Positions that a sequence may have; by default what the model was trained on, at most 8192.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) context: Option<u32>,
+    /// KV cells that all sequences of a model share; by default 16384, or one context.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) cells: Option<u32>,
+    /// Threads that compute, for each model; by default one for each core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+    /// Threads that run plugins and connections.
+    #[arg(long, value_name = "N", value_parser = whole(1..=1024))]
+    pub(crate) workers: Option<u64>,
+    /// Folder for compiled plugins, of this user alone; by default corral/ in the user's cache.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) cache: Option<PathBuf>,
+}
+
+/// What one call of a plugin may use.
+#[derive(Args, Debug)]
+pub(crate) struct PluginLimits {
+    /// Seconds that a call may take; for `serve` 60 unless said otherwise, for `run` a day.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) time_limit: Option<Duration>,
+    /// Seconds that a plugin may compute in a call, waiting not counted; for `serve` 10 unless
+    /// said otherwise, for `run` a day.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) cpu_limit: Option<Duration>,
+    /// Memory that a plugin may have in a call.
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = whole(1..=4096))]
+    pub(crate) memory_limit: u64,
+    /// Largest request body, in KiB.
+    #[arg(long, value_name = "KIB", default_value_t = 8192, value_parser = whole(1..=4_194_304))]
+    pub(crate) body_limit: u64,
+    /// Calls of a plugin that run at once.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = whole(1..=10_000))]
+    pub(crate) calls: u64,
+    /// Calls of a plugin that wait for their turn; further ones are told to come back.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = whole(0..=1_000_000))]
+    pub(crate) queue: u64,
+}
+
+impl PluginLimits {
+    /// For the runtime; calls end after `time` unless the command line says otherwise.
+    pub(crate) fn for_calls(&self, time: Duration, cpu: Duration) -> corral_runtime::Limits {
+        // All numbers are bounded by their parsers to what fits any usize of 32 bits or more, but
+        // for 4 GiB on 32 bits, where less is all there is.
+        let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        corral_runtime::Limits {
+            memory: size(self.memory_limit << 20),
+            time: self.time_limit.unwrap_or(time),
+            cpu: self.cpu_limit.unwrap_or(cpu),
+            request_bytes: size(self.body_limit << 10),
+            concurrent: size(self.calls),
+            queue: size(self.queue),
+        }
+    }
+}
+
+/// `[NAME=]FILE`. The text before the first `=` is a name if it looks like one, so a file whose
+/// name holds `=` is written `./a=b.gguf`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ModelArgument {
+    pub(crate) name: String,
+    pub(crate) file: PathBuf,
+}
+
+impl FromStr for ModelArgument {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = text
+            .split_once('=')
+            .filter(|(name, _)| !name.contains(['/', '\\']));
+        let (name, file) = match named {
+            Some(("", _)) => return Err("the name is empty; write NAME=FILE or FILE".to_owned()),
+            Some((name, file)) => (Some(name), file),
+            None => (None, text),
+        };
+        if file.is_empty() {
+            return Err("there is no file; write NAME=FILE or FILE".to_owned());
+        }
+        let stem = Path::new(file).file_stem().and_then(|stem| stem.to_str());
+        let name = name.or(stem).unwrap_or_default();
+        if name.is_empty() || name.len() > 128 || name.chars().any(char::is_control) {
+            return Err(format!(
+                "'{}' is no name for a model; write NAME=FILE with a short NAME",
+                name.escape_debug()
+            ));
+        }
+        Ok(ModelArgument {
+            name: name.to_owned(),
+            file: PathBuf::from(file),
+        })
+    }
+}
+
+/// `ROUTE=FILE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PluginArgument {
+    pub(crate) route: Prefix,
+    pub(crate) file: PathBuf,
+}
+
+impl FromStr for PluginArgument {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // A route may hold `=`, a file too; the first one is the border, as people expect.
+        let Some((route, file)) = text.split_once('=') else {
+            return Err("there is no route; write ROUTE=FILE, e.g. /generate=generate.wasm".into());
+        };
+        if file.is_empty() {
+            return Err("there is no file; write ROUTE=FILE, e.g. /generate=generate.wasm".into());
+        }
+        Ok(PluginArgument {
+            route: route.parse::<Prefix>().map_err(|error| error.to_string())?,
+            file: PathBuf::from(file),
+        })
+    }
+}
+
+fn whole(range: std::ops::RangeInclusive<u64>) -> clap::builder::RangedU64ValueParser<u64> {
+    clap::value_parser!(u64).range(range)
+}
+
+/// Seconds, with a fraction if need be; a month is as good as any longer time.
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(number) if (0.001..=2_678_400.0).contains(&number) => {
+            Ok(Duration::from_secs_f64(number))
+        }
+        _ => Err("it is no time; write seconds, e.g. 30 or 0.5".to_owned()),
+    }
+}
+
+impl CommandLine {
+    /// Reads the process's arguments. The inner error is for help and version, which are answers
+    /// and no complaints: they have been printed.
+    pub(crate) fn read() -> Result<Result<Self, ExitCode>, Complaint> {
+        match Self::try_parse() {
+            Ok(command_line) => {
+                command_line.check()?;
+                Ok(Ok(command_line))
+            }
+            Err(error) => match error.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                    // Fails only when nobody reads.
+                    let _ = error.print();
+                    Ok(Err(ExitCode::SUCCESS))
+                }
+                _ => Err(Complaint::Usage(usage(&error))),
+            },
+        }
+    }
+
+    /// What can be known to be wrong without touching a file.
+    fn check(&self) -> Result<(), Complaint> {
+        let models = match &self.command {
+            Command::Serve(serve) => &serve.models,
+            Command::Run(run) => &run.models,
+        };
+        let mut names = HashSet::new();
+        for model in &models.models {
+            if !names.insert(&model.name) {
+                return Err(Complaint::Usage(format!(
+                    "two models are named '{}'; give one another name: --model NAME={}",
+                    model.name,
+                    model.file.display()
+                )));
+            }
+        }
+        if let Command::Serve(serve) = &self.command {
+            let mut routes = Routes::default();
+            for plugin in &serve.plugins {
+                routes
+                    .add(plugin.route.clone(), ())
+                    .map_err(|taken| Complaint::Usage(taken.to_string()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// clap's error as one line: its first paragraph, and where to read on.
+fn usage(error: &clap::Error) -> String {
+    if matches!(
+        error.kind(),
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    ) {
+        return "no command was given; write 'corral serve' or 'corral run', or see 'corral --help'"
+            .to_owned();
+    }
+    let text = error.render().to_string();
+    let first = text.split("\n\n").next().unwrap_or(&text).trim();
+    let message = first.strip_prefix("error: ").unwrap_or(first);
+    match error.kind() {
+        // Our own parsers say what to write.
+        ErrorKind::ValueValidation => message.to_owned(),
+        _ => format!("{message}; see 'corral --help'"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<CommandLine, String> {
+        let command_line =
+            CommandLine::try_parse_from(line.split(' ')).map_err(|error| usage(&error))?;
+        match command_line.check() {
+            Ok(()) => Ok(command_line),
+            Err(Complaint::Usage(message)) => Err(message),
+            Err(Complaint::Failed(error)) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn clap_finds_no_mistake_in_our_definitions() {
+        use clap::CommandFactory;
+        CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn models_are_named_by_their_files_unless_said_otherwise() {
+        for (text, name, file) in [
+            ("models/tiny.gguf", "tiny", "models/tiny.gguf"),
+            ("chat=models/tiny.gguf", "chat", "models/tiny.gguf"),
+            ("a.b=c=d", "a.b", "c=d"),
+            ("./a=b.gguf", "a=b", "./a=b.gguf"),
+            ("tiny", "tiny", "tiny"),
+        ] {
+            let expected = ModelArgument {
+                name: name.to_owned(),
+                file: PathBuf::from(file),
+            };
+            assert_eq!(text.parse(), Ok(expected), "{text}");
+        }
+        for text in ["", "=x.gguf", "x=", "..", "a\nb=x.gguf"] {
+            let error = text.parse::<ModelArgument>().expect_err(text);
+            assert!(error.contains("write NAME=FILE"), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_full_line_is_read() {
+        let line = "corral serve --model a=x.gguf --model y.gguf --listen 127.0.0.1:0 \
+                    --plugin /g=g.wasm --plugin /=h.wasm --context 512 --time-limit 0.5";
+        let CommandLine {
+            command: Command::Serve(serve),
+            ..
+        } = parse(line).expect("a good line")
+        else {
+            panic!("not serve");
+        };
+        assert_eq!(serve.models.models[1].name, "y");
+        assert_eq!(serve.models.context, Some(512));
+        assert_eq!(serve.listen, "127.0.0.1:0");
+        assert_eq!(serve.admin, "127.0.0.1:8081");
+        assert_eq!(serve.plugins[1].route.as_str(), "/");
+        assert_eq!(serve.limits.time_limit, Some(Duration::from_millis(500)));
+        let line = "corral run p.wasm --model x.gguf -- --model 1+1=";
+        let CommandLine {
+            command: Command::Run(run),
+            ..
+        } = parse(line).expect("a good line")
+        else {
+            panic!("not run");
+        };
+        assert_eq!(run.plugin, PathBuf::from("p.wasm"));
+        assert_eq!(run.arguments, ["--model", "1+1="]);
+    }
+
+    #[test]
+    fn bad_lines_say_what_to_do() {
+        for (line, expected) in [
+            ("corral", "write 'corral serve' or 'corral run'"),
+            ("corral fly", "unrecognized subcommand 'fly'"),
+            ("corral serve", "--model <[NAME=]FILE>"),
+            ("corral serve --model x.gguf --fast", "'--fast'"),
+            (
+                "corral serve --model x.gguf --plugin g.wasm",
+                "write ROUTE=FILE",
+            ),
+            (
+                "corral serve --model x.gguf --plugin g=g.wasm",
+                "write '/g'",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g/=g.wasm",
+                "leave the last '/' away",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g=a.wasm --plugin /g=b.wasm",
+                "two plugins are given the route '/g'",
+            ),
+            (
+                "corral serve --model a/x.gguf --model b/x.gguf",
+                "two models are named 'x'",
+            ),
+            ("corral serve --model x.gguf --context 0", "'--context <N>'"),
+            ("corral serve --model x.gguf --grace soon", "write seconds"),
+            ("corral serve --model x.gguf --grace -1", "'-1'"),
+            ("corral run --model x.gguf", "<PLUGIN.wasm>"),
+        ] {
+            let error = parse(line).expect_err(line);
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+    }
+}

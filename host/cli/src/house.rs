@@ -1,0 +1,94 @@
+//! From the command line to loaded models and plugins.
+
+use crate::arguments::{ModelArgument, Models};
+use anyhow::Context;
+use corral_engine::{Config, Engine};
+use corral_runtime::{Limits, Plugin, Runtime, Settings};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Threads that turn connections and plugins, where the command line doesn't say.
+///
+/// The engine's threads own the cores while a step runs, and what these threads do between steps is
+/// small. One would do for connections; a second keeps them answering while a plugin computes, since
+/// a plugin gives its thread back only every few milliseconds. On larger machines plugins get a
+/// quarter of the cores.
+pub(crate) fn workers(models: &Models) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    match models.workers {
+        Some(workers) => usize::try_from(workers).unwrap_or(usize::MAX),
+        None => (cores / 4).clamp(2, 16),
+    }
+}
+
+/// A tokio runtime for everything but computing.
+pub(crate) fn tokio_runtime(models: &Models) -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(workers(models))
+        .thread_name("corral-worker")
+        .enable_all()
+        .build()
+        .context("no threads could be started; raise the limit of processes")
+}
+
+/// Loads the models in the order given, `tell`ing what is going on.
+pub(crate) async fn load_models(
+    models: &Models,
+    tell: impl Fn(String),
+) -> anyhow::Result<Vec<Engine>> {
+    let mut engines = Vec::new();
+    for ModelArgument { name, file } in &models.models {
+        tell(format!("loading model {name} from {}", file.display()));
+        let started = Instant::now();
+        let mut config = Config::new(name, file);
+        config.context = models.context;
+        config.cells = models.cells;
+        config.threads = models.threads;
+        // Reads gigabytes: not on a thread that turns connections.
+        let engine = tokio::task::spawn_blocking(move || Engine::load(config))
+            .await
+            .context("the model's loader crashed; see its log with --verbose")??;
+        let info = engine.info();
+        tell(format!(
+            "model {name} is loaded: {} tokens of vocabulary, {} of context, {:.1} s",
+            info.vocabulary,
+            info.context,
+            started.elapsed().as_secs_f64()
+        ));
+        engines.push(engine);
+    }
+    Ok(engines)
+}
+
+/// A plugin runtime over these models.
+pub(crate) fn runtime(models: &Models, engines: &[Engine]) -> anyhow::Result<Runtime> {
+    let settings = Settings {
+        cache: models.cache.clone().or_else(default_cache),
+        ..Settings::default()
+    };
+    Ok(Runtime::new(
+        settings,
+        corral_runtime::Models::new(engines.to_vec()),
+    )?)
+}
+
+/// Loads a plugin from its file.
+pub(crate) async fn load_plugin(
+    runtime: &Runtime,
+    name: &str,
+    file: &Path,
+    limits: Limits,
+) -> anyhow::Result<Plugin> {
+    Ok(runtime.plugin(name, file.to_owned(), limits).await?)
+}
+
+/// The user's cache folder, where the environment names one.
+fn default_cache() -> Option<PathBuf> {
+    let absolute = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(base.join("corral/plugins"))
+}

@@ -1,0 +1,31 @@
+//! The binary `corral`: reads the command line, puts the house together, and says what went wrong
+//! in one line.
+
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod complaint;
+mod house;
+mod logs;
+mod run;
+mod serve;
+
+use arguments::{Command, CommandLine};
+use complaint::Complaint;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let command_line = match CommandLine::read() {
+        Ok(Ok(command_line)) => command_line,
+        // Help or version: printed.
+        Ok(Err(code)) => return code,
+        Err(complaint) => return complaint.tell(false),
+    };
+    let verbose = command_line.verbose;
+    logs::start(verbose, command_line.command.default_logs());
+    let ended = match command_line.command {
+        Command::Serve(arguments) => serve::serve(arguments),
+        Command::Run(arguments) => run::run(arguments),
+    };
+    ended.unwrap_or_else(|complaint: Complaint| complaint.tell(verbose))
+}

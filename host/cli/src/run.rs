@@ -1,0 +1,49 @@
+//! `corral run`.
+
+use crate::arguments::Run;
+use crate::complaint::Complaint;
+use crate::{house, serve};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long a run may take or compute: the person in front of it has Ctrl-C.
+const A_DAY: Duration = Duration::from_secs(86_400);
+
+/// Runs the plugin once; its exit status is ours.
+pub(crate) fn run(arguments: Box<Run>) -> Result<ExitCode, Complaint> {
+    let runtime = house::tokio_runtime(&arguments.models)?;
+    let ended = runtime.block_on(run_plugin(&arguments));
+    runtime.shutdown_background();
+    ended
+}
+
+async fn run_plugin(arguments: &Run) -> Result<ExitCode, Complaint> {
+    // Silent: what is seen is the plugin's output.
+    let engines = house::load_models(&arguments.models, |text| tracing::info!("{text}")).await?;
+    let runtime = house::runtime(&arguments.models, &engines)?;
+    let name = arguments
+        .plugin
+        .file_stem()
+        .map_or_else(|| "plugin".into(), |stem| stem.to_string_lossy());
+    let limits = arguments.limits.for_calls(A_DAY, A_DAY);
+    let plugin = house::load_plugin(&runtime, &name, &arguments.plugin, limits).await?;
+    if !plugin.roles().cli {
+        return Err(anyhow::anyhow!(
+            "{} is no command: it exports no wasi:cli/run; use it with \
+             'corral serve --plugin ROUTE=FILE', or build it with one",
+            arguments.plugin.display()
+        )
+        .into());
+    }
+    let exit = plugin.run(&arguments.arguments).await;
+    serve::end(engines).await;
+    Ok(status(exit?.code()))
+}
+
+/// An exit code as the system has them: one byte, and 0 only for success.
+fn status(code: i32) -> ExitCode {
+    match code {
+        0 => ExitCode::SUCCESS,
+        code => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+    }
+}

@@ -1,0 +1,118 @@
+//! The admin listener: metrics, and the probes once more.
+//!
+//! It stays up while the public one drains, so that the last numbers can be read and readiness is
+//! seen to be off.
+
+use crate::access::Observed;
+use crate::metrics_text::{self, Families};
+use crate::probes;
+use crate::problem::Problem;
+use crate::server::Shared;
+use corral_engine::Kind;
+use corral_runtime::Body;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, Response};
+use hyper::body::Incoming;
+use std::sync::Arc;
+
+/// What `GET /` says.
+const INDEX: &str = "\
+corral admin
+/healthz  200 while the process is alive
+/readyz   200 while requests can be served, else 503 and what is missing
+/metrics  counters, as Prometheus text
+";
+
+/// Answers one request.
+pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Observed> {
+    let answered = match request.uri().path() {
+        "/" => on_get(request.method(), || probes::plain_text(INDEX)),
+        "/metrics" => on_get(request.method(), || metrics(&shared)),
+        path => probes::answer(&shared, request.method(), path)
+            .unwrap_or_else(|| Err(Problem::no_route(path))),
+    };
+    answered
+        .unwrap_or_else(Problem::into_response)
+        .map(Observed::from)
+}
+
+fn on_get(
+    method: &Method,
+    make: impl FnOnce() -> Response<Body>,
+) -> Result<Response<Body>, Problem> {
+    match *method {
+        Method::GET | Method::HEAD => Ok(make()),
+        _ => Err(Problem::method("GET, HEAD")),
+    }
+}
+
+fn metrics(shared: &Shared) -> Response<Body> {
+    let mut response = Response::new(Body::from(metrics_of(shared)));
+    let headers = response.headers_mut();
+    headers.insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static(metrics_text::CONTENT_TYPE),
+    );
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+fn metrics_of(shared: &Shared) -> String {
+    let mut families = Families::default();
+    families.sample(
+        "corral_build_info",
+        "The version that runs; the value is always 1.",
+        Kind::Gauge,
+        &[("version", env!("CARGO_PKG_VERSION"))],
+        1.0,
+    );
+    families.sample(
+        "corral_ready",
+        "1 while requests can be served.",
+        Kind::Gauge,
+        &[],
+        f64::from(u8::from(shared.missing().is_empty())),
+    );
+    if let Some(bytes) = resident_bytes() {
+        families.sample(
+            "process_resident_memory_bytes",
+            "Memory of the process that is in RAM.",
+            Kind::Gauge,
+            &[],
+            bytes as f64,
+        );
+    }
+    shared.traffic.write(&mut families);
+    if let Some(house) = shared.house.get() {
+        for engine in &house.engines {
+            let model = [("model", engine.info().name.as_str())];
+            for metric in engine.metrics() {
+                families.metric(&metric, &model);
+            }
+        }
+        for metric in house.runtime.counters() {
+            families.metric(&metric, &[]);
+        }
+    }
+    families.text()
+}
+
+/// The process's resident memory, where the system tells it.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kilobytes.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn resident_memory_is_read() {
+        let bytes = super::resident_bytes().expect("Linux tells it");
+        assert!((1 << 20..1 << 40).contains(&bytes), "{bytes}");
+    }
+}

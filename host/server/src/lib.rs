@@ -1,0 +1,34 @@
+//! corral-server: HTTP in front of the runtime.
+//!
+//! Two listeners. The *public* one has `/healthz`, `/readyz` and the plugins' routes; the *admin*
+//! one, meant for loopback, has `/metrics`. Both are up before the models are, so that whoever
+//! watches the process can tell "loading" from "dead"; until [`Server::open`] hands over the
+//! [`House`], every route is answered by 503.
+//!
+//! A request costs no task and no channel: hyper polls the plugin's body itself. What a client can
+//! make the server keep is bounded: connections by a semaphore, headers by size and time, request
+//! bodies by the plugin's limit, and a reader that does not read by the stall limit.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod access;
+mod admin;
+mod house;
+mod listener;
+mod metrics_text;
+mod probes;
+mod problem;
+mod public;
+mod request_body;
+mod routes;
+mod server;
+mod shutdown;
+mod stall;
+mod traffic;
+
+pub use house::{Deployment, House};
+pub use listener::{BindError, Limits};
+pub use routes::{Prefix, PrefixError, RouteTaken, Routes};
+pub use server::{Listeners, Server};
+pub use shutdown::stop_signal;

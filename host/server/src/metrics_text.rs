@@ -1,0 +1,167 @@
+//! The Prometheus text format, version 0.0.4.
+//!
+//! Rules that are easy to break: the samples of one family stand together after its one `HELP`
+//! and one `TYPE` line, and label values escape `\`, `"` and newlines.
+//! <https://prometheus.io/docs/instrumenting/exposition_formats/>
+
+use corral_engine::{Kind, Metric};
+use std::fmt::Write;
+
+/// What `Content-Type` the text has.
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Families in the order in which they were first named.
+#[derive(Debug, Default)]
+pub(crate) struct Families(Vec<Family>);
+
+#[derive(Debug)]
+struct Family {
+    name: String,
+    help: String,
+    kind: Kind,
+    samples: String,
+}
+
+impl Families {
+    /// Adds a metric of the engine or the runtime, with labels of ours before its own.
+    pub(crate) fn metric(&mut self, metric: &Metric, labels: &[(&str, &str)]) {
+        let own = metric
+            .labels
+            .iter()
+            .map(|(label, text)| (*label, text.as_str()));
+        let labels: Vec<_> = labels.iter().copied().chain(own).collect();
+        self.sample(metric.name, metric.help, metric.kind, &labels, metric.value);
+    }
+
+    /// Adds one number to the family `name`.
+    pub(crate) fn sample(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: Kind,
+        labels: &[(&str, &str)],
+        value: f64,
+    ) {
+        let at = match self.0.iter().position(|family| family.name == name) {
+            Some(at) => at,
+            None => {
+                self.0.push(Family {
+                    name: name.to_owned(),
+                    help: help.to_owned(),
+                    kind,
+                    samples: String::new(),
+                });
+                self.0.len() - 1
+            }
+        };
+        let family = &mut self.0[at];
+        debug_assert_eq!(family.kind, kind, "{name} is of one kind");
+        let line = &mut family.samples;
+        line.push_str(name);
+        for (i, (label, text)) in labels.iter().enumerate() {
+            line.push(if i == 0 { '{' } else { ',' });
+            line.push_str(label);
+            line.push_str("=\"");
+            escape(line, text, true);
+            line.push('"');
+        }
+        if !labels.is_empty() {
+            line.push('}');
+        }
+        line.push(' ');
+        write_value(line, value);
+        line.push('\n');
+    }
+
+    /// The whole text.
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        for family in &self.0 {
+            text.push_str("# HELP ");
+            text.push_str(&family.name);
+            text.push(' ');
+            escape(&mut text, &family.help, false);
+            text.push_str("\n# TYPE ");
+            text.push_str(&family.name);
+            text.push_str(match family.kind {
+                Kind::Counter => " counter\n",
+                Kind::Gauge => " gauge\n",
+            });
+            text.push_str(&family.samples);
+        }
+        text
+    }
+}
+
+/// Help texts escape `\` and newlines, label values quotes too.
+fn escape(out: &mut String, text: &str, quotes: bool) {
+    for c in text.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '"' if quotes => out.push_str("\\\""),
+            other => out.push(other),
+        }
+    }
+}
+
+/// A number; Rust writes infinities otherwise than Prometheus reads them.
+fn write_value(out: &mut String, value: f64) {
+    if value == f64::INFINITY {
+        out.push_str("+Inf");
+    } else if value == f64::NEG_INFINITY {
+        out.push_str("-Inf");
+    } else {
+        // Writing to a String can't fail.
+        let _ = write!(out, "{value}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_head_per_family_and_its_samples_together() {
+        let mut families = Families::default();
+        for model in ["a", "b"] {
+            let labels = [("model", model)];
+            families.sample(
+                "steps_total",
+                "Steps.",
+                Kind::Counter,
+                &labels,
+                12345678901.0,
+            );
+            families.sample("rows", "Rows now.", Kind::Gauge, &labels, 0.5);
+        }
+        families.sample("up", "Is it up?", Kind::Gauge, &[], f64::INFINITY);
+        assert_eq!(
+            families.text(),
+            "# HELP steps_total Steps.\n\
+             # TYPE steps_total counter\n\
+             steps_total{model=\"a\"} 12345678901\n\
+             steps_total{model=\"b\"} 12345678901\n\
+             # HELP rows Rows now.\n\
+             # TYPE rows gauge\n\
+             rows{model=\"a\"} 0.5\n\
+             rows{model=\"b\"} 0.5\n\
+             # HELP up Is it up?\n\
+             # TYPE up gauge\n\
+             up +Inf\n"
+        );
+    }
+
+    #[test]
+    fn texts_are_escaped() {
+        let mut families = Families::default();
+        let labels = [("model", "a\"b\\c\nd"), ("plugin", "/é")];
+        families.sample("x", "one\ntwo \\ \"three\"", Kind::Gauge, &labels, -1.0);
+        assert_eq!(
+            families.text(),
+            "# HELP x one\\ntwo \\\\ \"three\"\n\
+             # TYPE x gauge\n\
+             x{model=\"a\\\"b\\\\c\\nd\",plugin=\"/é\"} -1\n"
+        );
+    }
+}

@@ -1,0 +1,145 @@
+//! The public listener: probes, and the plugins behind their routes.
+
+use crate::access::{Exchange, Observed, REQUEST_ID, RequestId};
+use crate::probes;
+use crate::problem::Problem;
+use crate::request_body::{Capped, discard};
+use crate::server::Shared;
+use corral_runtime::{Body, Call};
+use http::header::{CONTENT_LENGTH, EXPECT, HOST};
+use http::uri::{Authority, Parts, Scheme};
+use http::{HeaderMap, Request, Response, StatusCode, Uri};
+use hyper::body::Incoming;
+use std::sync::Arc;
+
+/// Answers one request; errors become problems.
+pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Observed> {
+    let id = shared.request_ids.next();
+    let exchange = Exchange::begin(&shared.traffic, id, request.method(), request.uri().path());
+    let response = match route(&shared, id, request).await {
+        Ok(response) => response,
+        Err(problem) => {
+            if problem.status().is_server_error() {
+                tracing::warn!(%id, ?problem, "request failed");
+            }
+            problem.into_response()
+        }
+    };
+    exchange.answer(response)
+}
+
+async fn route(
+    shared: &Shared,
+    id: RequestId,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Problem> {
+    let path = request.uri().path();
+    if let Some(answer) = probes::answer(shared, request.method(), path) {
+        return answer;
+    }
+    let Some(house) = shared.house.get() else {
+        return refuse(shared, request, probes::not_ready(&shared.missing())).await;
+    };
+    let Some(deployment) = house.routes.find(path) else {
+        let problem = Problem::no_route(path);
+        return refuse(shared, request, problem).await;
+    };
+    let limit = deployment.request_bytes;
+    if announced_length(request.headers()).is_some_and(|length| length > limit) {
+        return refuse(shared, request, Problem::too_large(limit)).await;
+    }
+    let (mut head, body) = request.into_parts();
+    head.uri = absolute(head.uri, &head.headers)?;
+    head.headers.insert(REQUEST_ID, id.header());
+    head.extensions.insert(Call {
+        id: Some(id.to_string()),
+        ..Call::default()
+    });
+    let (body, exceeded) = Capped::new(body, limit);
+    let answered = deployment
+        .plugin
+        .handle(Request::from_parts(head, body))
+        .await;
+    if exceeded.is_set() {
+        return Err(Problem::too_large(limit));
+    }
+    Ok(answered?)
+}
+
+/// Answers with `problem`, and first takes in some of a body that nobody is going to read: a client
+/// that writes before it reads would otherwise see a broken connection instead of the problem.
+async fn refuse(
+    shared: &Shared,
+    request: Request<Incoming>,
+    problem: Problem,
+) -> Result<Response<Body>, Problem> {
+    // Who waits for `100 Continue` has sent nothing yet, and reading would ask for it.
+    if !request.headers().contains_key(EXPECT) {
+        let reading = discard(request.into_body());
+        // Out of time is as good as read.
+        let _ = tokio::time::timeout(shared.limits.discard_time, reading).await;
+    }
+    Err(problem)
+}
+
+/// The body's length as the client announced it; hyper has checked the header.
+fn announced_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+/// The request's target with scheme and authority, which WASI gives a plugin apart from the path.
+/// Path and query stay as they came.
+fn absolute(target: Uri, headers: &HeaderMap) -> Result<Uri, Problem> {
+    let bad = |detail: &str| Problem::new(StatusCode::BAD_REQUEST, "bad-request", detail);
+    let mut parts: Parts = target.into_parts();
+    parts.scheme = Some(Scheme::HTTP);
+    if parts.authority.is_none() {
+        let mut hosts = headers.get_all(HOST).iter();
+        let host = match (hosts.next(), hosts.next()) {
+            (Some(host), None) => host,
+            (None, _) => return Err(bad("the request has no Host header; send one")),
+            (Some(_), Some(_)) => {
+                return Err(bad("the request has two Host headers; send one"));
+            }
+        };
+        let authority = host
+            .to_str()
+            .ok()
+            .and_then(|host| host.parse::<Authority>().ok())
+            .ok_or_else(|| bad("the Host header is no host; send HOST or HOST:PORT"))?;
+        parts.authority = Some(authority);
+    }
+    Uri::from_parts(parts)
+        .map_err(|_| bad("the request's target is no path; send one that begins with '/'"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    fn with_host(host: &'static str) -> HeaderMap {
+        HeaderMap::from_iter([(HOST, HeaderValue::from_static(host))])
+    }
+
+    #[test]
+    fn the_target_gets_its_host_and_keeps_its_path() {
+        let target = Uri::from_static("/a%20b/../c?d=e&f");
+        let uri = absolute(target, &with_host("example:8080")).expect("good");
+        assert_eq!(uri, "http://example:8080/a%20b/../c?d=e&f");
+        let target = Uri::from_static("http://other/x");
+        let uri = absolute(target, &with_host("example")).expect("good");
+        assert_eq!(uri, "http://other/x", "an absolute target goes first");
+    }
+
+    #[test]
+    fn a_request_without_one_host_is_bad() {
+        let target = Uri::from_static("/x");
+        let mut two = with_host("a");
+        two.append(HOST, HeaderValue::from_static("b"));
+        for headers in [HeaderMap::new(), two, with_host("a b"), with_host("")] {
+            let problem = absolute(target.clone(), &headers).expect_err("bad");
+            assert_eq!(problem.status(), 400, "{headers:?}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The request's body on its way to the plugin: not longer than the plugin's limit.
+//!
+//! A plugin whose body is cut off answers whatever it makes of that. So the cap leaves a mark, and
+//! the server answers 413 in the plugin's place as long as no answer has been begun.
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+
+/// Bytes beyond the limit that are read and thrown away. A client that writes its whole request
+/// before it reads the answer gets the 413 then, rather than a broken connection.
+const LINGER: u64 = 16 << 20;
+
+/// Is set once a body has gone beyond its limit.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Exceeded(Arc<AtomicBool>);
+
+impl Exceeded {
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Why the body ended early.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Cut {
+    #[error("the request's body is larger than {0} bytes")]
+    TooLarge(u64),
+    #[error("the request's body was not sent to its end: {0}")]
+    Client(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// A body of at most `limit` bytes.
+pub(crate) struct Capped<B> {
+    inner: B,
+    limit: u64,
+    seen: u64,
+    exceeded: Exceeded,
+}
+
+impl<B> Capped<B> {
+    pub(crate) fn new(inner: B, limit: u64) -> (Self, Exceeded) {
+        let exceeded = Exceeded::default();
+        let body = Capped {
+            inner,
+            limit,
+            seen: 0,
+            exceeded: exceeded.clone(),
+        };
+        (body, exceeded)
+    }
+}
+
+impl<B> Body for Capped<B>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Data = Bytes;
+    type Error = Cut;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+        loop {
+            let frame = match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
+                Some(Ok(frame)) => frame,
+                Some(Err(error)) if self.seen <= self.limit => {
+                    return Poll::Ready(Some(Err(Cut::Client(error.into()))));
+                }
+                None if self.seen <= self.limit => return Poll::Ready(None),
+                Some(Err(_)) | None => return Poll::Ready(Some(Err(Cut::TooLarge(self.limit)))),
+            };
+            let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
+            self.seen = self.seen.saturating_add(bytes);
+            if self.seen <= self.limit {
+                return Poll::Ready(Some(Ok(frame)));
+            }
+            self.exceeded.0.store(true, Ordering::Release);
+            if self.seen - self.limit > LINGER {
+                return Poll::Ready(Some(Err(Cut::TooLarge(self.limit))));
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream() && self.seen <= self.limit
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// Reads what the client still sends and throws it away, up to [`LINGER`] bytes.
+pub(crate) async fn discard<B>(mut body: B)
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let mut left = LINGER;
+    while let Some(Ok(frame)) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await
+    {
+        let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
+        match left.checked_sub(bytes) {
+            Some(rest) => left = rest,
+            None => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::{BodyExt, Full};
+
+    #[tokio::test]
+    async fn a_body_at_its_limit_passes() {
+        let (body, exceeded) = Capped::new(Full::new(Bytes::from_static(b"12345678")), 8);
+        let read = body.collect().await.expect("8 of 8 bytes").to_bytes();
+        assert_eq!(&read[..], b"12345678");
+        assert!(!exceeded.is_set());
+    }
+
+    #[tokio::test]
+    async fn a_byte_more_is_an_error_and_leaves_a_mark() {
+        let (body, exceeded) = Capped::new(Full::new(Bytes::from_static(b"123456789")), 8);
+        let error = body.collect().await.expect_err("9 of 8 bytes");
+        assert_eq!(
+            error.to_string(),
+            "the request's body is larger than 8 bytes"
+        );
+        assert!(exceeded.is_set());
+    }
+
+    #[tokio::test]
+    async fn an_endless_body_is_not_read_for_ever() {
+        struct Endless(u64);
+        impl Body for Endless {
+            type Data = Bytes;
+            type Error = std::convert::Infallible;
+            fn poll_frame(
+                mut self: Pin<&mut Self>,
+                _: &mut Context<'_>,
+            ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+                self.0 += 1;
+                assert!(self.0 < 1000, "still being read");
+                Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[0; 1 << 20])))))
+            }
+        }
+        let (body, exceeded) = Capped::new(Endless(0), 8);
+        assert!(body.collect().await.is_err());
+        assert!(exceeded.is_set());
+        discard(Endless(0)).await;
+    }
+}

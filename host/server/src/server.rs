@@ -1,0 +1,281 @@
+//! The server as the binary drives it: bind, start, open, stop.
+
+use crate::access::RequestIds;
+use crate::house::House;
+use crate::listener::{BindError, Limits, Listener, bind};
+use crate::traffic::Traffic;
+use crate::{admin, public};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use tokio::net::TcpListener;
+
+/// Connections of the admin listener: a scraper, a prober, a few people.
+const ADMIN_CONNECTIONS: usize = 32;
+
+/// The two sockets, bound and not yet accepting. Bound first, so that a port in use is known
+/// before gigabytes of model are read.
+#[derive(Debug)]
+pub struct Listeners {
+    public: TcpListener,
+    admin: TcpListener,
+}
+
+impl Listeners {
+    /// Binds both, each `HOST:PORT`; port 0 picks a free one.
+    pub async fn bind(public: &str, admin: &str) -> Result<Self, BindError> {
+        Ok(Listeners {
+            public: bind(public).await?,
+            admin: bind(admin).await?,
+        })
+    }
+}
+
+/// What every request can see.
+pub(crate) struct Shared {
+    pub(crate) limits: Limits,
+    pub(crate) traffic: Arc<Traffic>,
+    pub(crate) request_ids: RequestIds,
+    pub(crate) house: OnceLock<House>,
+    stopping: AtomicBool,
+}
+
+impl Shared {
+    fn new(limits: Limits) -> Self {
+        Shared {
+            limits,
+            traffic: Arc::default(),
+            request_ids: RequestIds::default(),
+            house: OnceLock::new(),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// Why requests can't be served now; empty when they can.
+    pub(crate) fn missing(&self) -> Vec<String> {
+        if self.stopping.load(Ordering::Acquire) {
+            return vec!["the server is shutting down".to_owned()];
+        }
+        match self.house.get() {
+            None => vec!["models and plugins are being loaded".to_owned()],
+            Some(house) => house.missing(),
+        }
+    }
+}
+
+/// A running server. Dropping it does not stop it: call [`Server::stop`].
+pub struct Server {
+    shared: Arc<Shared>,
+    public: Listener,
+    admin: Listener,
+}
+
+impl Server {
+    /// Starts to accept on both sockets. Until [`Server::open`], routes are answered by 503. Must
+    /// be called inside a tokio runtime. The error is the operating system's.
+    pub fn start(listeners: Listeners, limits: Limits) -> io::Result<Self> {
+        let shared = Arc::new(Shared::new(limits.clone()));
+        let for_public = shared.clone();
+        let public = Listener::start(
+            listeners.public,
+            limits.clone(),
+            Some(shared.traffic.clone()),
+            move |request| public::answer(for_public.clone(), request),
+        )?;
+        let for_admin = shared.clone();
+        let admin = Listener::start(
+            listeners.admin,
+            Limits {
+                connections: ADMIN_CONNECTIONS,
+                ..limits
+            },
+            None,
+            move |request| admin::answer(for_admin.clone(), request),
+        )?;
+        Ok(Server {
+            shared,
+            public,
+            admin,
+        })
+    }
+
+    /// Opens the house: from here on requests reach the plugins. Only the first call counts.
+    pub fn open(&self, house: House) {
+        if self.shared.house.set(house).is_err() {
+            tracing::error!("the house was opened twice; the second one is ignored");
+        }
+    }
+
+    /// Where the public listener is, with its real port.
+    pub fn public_address(&self) -> SocketAddr {
+        self.public.address()
+    }
+
+    /// Where the admin listener is, with its real port.
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin.address()
+    }
+
+    /// Turns readiness off, stops accepting, lets running requests end while `until` has not
+    /// come, and cuts off those that are left. The admin listener goes last. Returns whether every
+    /// request ended by itself.
+    pub async fn stop(self, until: impl Future<Output = ()>) -> bool {
+        self.shared.stopping.store(true, Ordering::Release);
+        let all_ended = self.public.drain(until).await;
+        // A scrape that runs now may end, but nobody waits long for one.
+        let moment = tokio::time::sleep(std::time::Duration::from_millis(200));
+        self.admin.drain(moment).await;
+        all_ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    async fn start(limits: Limits) -> Server {
+        let listeners = Listeners::bind("127.0.0.1:0", "127.0.0.1:0")
+            .await
+            .expect("a free port");
+        Server::start(listeners, limits).expect("started")
+    }
+
+    /// Sends `request` as it stands and reads until the server closes.
+    async fn exchange(address: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.expect("connected");
+        stream.write_all(request.as_bytes()).await.expect("sent");
+        let mut answer = String::new();
+        let reading = stream.read_to_string(&mut answer);
+        tokio::time::timeout(Duration::from_secs(20), reading)
+            .await
+            .expect("closed in time")
+            .expect("read");
+        answer
+    }
+
+    async fn get(address: SocketAddr, path: &str) -> String {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        exchange(address, &request).await
+    }
+
+    #[tokio::test]
+    async fn before_the_house_is_open_probes_tell_loading_from_dead() {
+        let server = start(Limits::default()).await;
+        for address in [server.public_address(), server.admin_address()] {
+            let alive = get(address, "/healthz").await;
+            assert!(alive.starts_with("HTTP/1.1 200 OK\r\n"), "{alive}");
+            assert!(alive.ends_with("\r\n\r\nok\n"), "{alive}");
+            let ready = get(address, "/readyz").await;
+            assert!(ready.starts_with("HTTP/1.1 503 "), "{ready}");
+            assert!(ready.contains("being loaded"), "{ready}");
+        }
+        let answer = get(server.public_address(), "/generate").await;
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+        assert!(answer.contains("\r\nretry-after: 1\r\n"), "{answer}");
+        assert!(answer.contains("\r\nx-request-id: "), "{answer}");
+        let metrics = get(server.admin_address(), "/metrics").await;
+        assert!(metrics.contains("\ncorral_ready 0\n"), "{metrics}");
+        assert!(server.stop(std::future::pending()).await);
+    }
+
+    #[tokio::test]
+    async fn wrong_methods_and_paths_are_problems() {
+        let server = start(Limits::default()).await;
+        let post = "POST /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        let answer = exchange(server.public_address(), post).await;
+        assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
+        assert!(answer.contains("\r\nallow: GET, HEAD\r\n"), "{answer}");
+        let answer = get(server.admin_address(), "/nothing").await;
+        assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
+        assert!(answer.contains("\"code\":\"no-route\""), "{answer}");
+        let answer = get(server.admin_address(), "/").await;
+        assert!(answer.ends_with(INDEX_END), "{answer}");
+        server.stop(std::future::pending()).await;
+    }
+    const INDEX_END: &str = "/metrics  counters, as Prometheus text\n";
+
+    #[tokio::test]
+    async fn a_client_that_sends_no_head_is_dropped() {
+        let limits = Limits {
+            head_time: Duration::from_millis(200),
+            ..Limits::default()
+        };
+        let server = start(limits).await;
+        for part in ["", "G", "GET / HTTP/1.1\r\nHost: x\r\n"] {
+            let started = std::time::Instant::now();
+            let answer = exchange(server.public_address(), part).await;
+            assert_eq!(answer, "", "{part:?}");
+            let took = started.elapsed();
+            assert!(took >= Duration::from_millis(150), "{part:?}: {took:?}");
+        }
+        server.stop(std::future::pending()).await;
+    }
+
+    #[tokio::test]
+    async fn a_head_beyond_its_size_is_refused() {
+        let server = start(Limits::default()).await;
+        let request = format!(
+            "GET / HTTP/1.1\r\nHost: x\r\nA: {}\r\n\r\n",
+            "a".repeat(33_000)
+        );
+        let answer = exchange(server.public_address(), &request).await;
+        assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+        server.stop(std::future::pending()).await;
+    }
+
+    #[tokio::test]
+    async fn beyond_the_connections_clients_wait_their_turn() {
+        let limits = Limits {
+            connections: 1,
+            ..Limits::default()
+        };
+        let server = start(limits).await;
+        let address = server.public_address();
+        let mut first = TcpStream::connect(address).await.expect("connected");
+        first.write_all(b"GET ").await.expect("sent");
+        let second = tokio::spawn(get(address, "/healthz"));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(!second.is_finished(), "the only place is taken");
+        drop(first);
+        let answer = second.await.expect("no panic");
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        server.stop(std::future::pending()).await;
+    }
+
+    #[tokio::test]
+    async fn stopping_closes_idle_connections_and_the_port() {
+        let server = start(Limits::default()).await;
+        let address = server.public_address();
+        let mut idle = TcpStream::connect(address).await.expect("connected");
+        idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            .await
+            .expect("sent");
+        let mut some = [0; 512];
+        assert!(idle.read(&mut some).await.expect("answered") > 0);
+        assert!(server.stop(std::future::pending()).await, "nothing runs");
+        assert_eq!(idle.read(&mut some).await.expect("closed"), 0);
+        TcpStream::connect(address)
+            .await
+            .expect_err("nobody listens any more");
+    }
+
+    #[tokio::test]
+    async fn a_port_in_use_is_named() {
+        let taken = Listeners::bind("127.0.0.1:0", "127.0.0.1:0")
+            .await
+            .expect("free ports");
+        let address = taken.public.local_addr().expect("bound").to_string();
+        let error = Listeners::bind(&address, "127.0.0.1:0")
+            .await
+            .expect_err("taken");
+        assert!(matches!(&error, BindError::InUse(at) if *at == address));
+        let error = Listeners::bind("nonsense", "127.0.0.1:0")
+            .await
+            .expect_err("no address");
+        assert!(error.to_string().contains("give HOST:PORT"), "{error}");
+    }
+}
