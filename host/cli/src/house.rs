@@ -1,7 +1,7 @@
 //! From the command line to loaded models and plugins.
 
 use crate::arguments::{ModelArgument, Models};
-use anyhow::Context;
+use crate::complaint::Complaint;
 use corral_engine::{Config, Engine};
 use corral_runtime::{Limits, Plugin, Runtime, Settings};
 use std::path::{Path, PathBuf};
@@ -22,20 +22,22 @@ pub(crate) fn workers(models: &Models) -> usize {
 }
 
 /// A tokio runtime for everything but computing.
-pub(crate) fn tokio_runtime(models: &Models) -> anyhow::Result<tokio::runtime::Runtime> {
+pub(crate) fn tokio_runtime(models: &Models) -> Result<tokio::runtime::Runtime, Complaint> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(workers(models))
         .thread_name("corral-worker")
         .enable_all()
         .build()
-        .context("no threads could be started; raise the limit of processes")
+        .map_err(Complaint::telling(
+            "no threads could be started; raise the limit of processes",
+        ))
 }
 
 /// Loads the models in the order given, `tell`ing what is going on.
 pub(crate) async fn load_models(
     models: &Models,
     tell: impl Fn(String),
-) -> anyhow::Result<Vec<Engine>> {
+) -> Result<Vec<Engine>, Complaint> {
     let mut engines = Vec::new();
     for ModelArgument { name, file } in &models.models {
         tell(format!("loading model {name} from {}", file.display()));
@@ -47,7 +49,9 @@ pub(crate) async fn load_models(
         // Reads gigabytes: not on a thread that turns connections.
         let engine = tokio::task::spawn_blocking(move || Engine::load(config))
             .await
-            .context("the model's loader crashed; see its log with --verbose")??;
+            .map_err(Complaint::telling(
+                "the model's loader crashed; see its log with --verbose",
+            ))??;
         let info = engine.info();
         tell(format!(
             "model {name} is loaded: {} tokens of vocabulary, {} of context, {:.1} s",
@@ -61,7 +65,7 @@ pub(crate) async fn load_models(
 }
 
 /// A plugin runtime over these models.
-pub(crate) fn runtime(models: &Models, engines: &[Engine]) -> anyhow::Result<Runtime> {
+pub(crate) fn runtime(models: &Models, engines: &[Engine]) -> Result<Runtime, Complaint> {
     let settings = Settings {
         cache: models.cache.clone().or_else(default_cache),
         ..Settings::default()
@@ -78,7 +82,7 @@ pub(crate) async fn load_plugin(
     name: &str,
     file: &Path,
     limits: Limits,
-) -> anyhow::Result<Plugin> {
+) -> Result<Plugin, Complaint> {
     Ok(runtime.plugin(name, file.to_owned(), limits).await?)
 }
 

@@ -28,12 +28,14 @@ async fn run_plugin(arguments: &Run) -> Result<ExitCode, Complaint> {
     let limits = arguments.limits.for_calls(A_DAY, A_DAY);
     let plugin = house::load_plugin(&runtime, &name, &arguments.plugin, limits).await?;
     if !plugin.roles().cli {
-        return Err(anyhow::anyhow!(
-            "{} is no command: it exports no wasi:cli/run; use it with \
+        return Err(Complaint::Failed(
+            format!(
+                "{} is no command: it exports no wasi:cli/run; use it with \
              'corral serve --plugin ROUTE=FILE', or build it with one",
-            arguments.plugin.display()
-        )
-        .into());
+                arguments.plugin.display()
+            )
+            .into(),
+        ));
     }
     let exit = plugin.run(&arguments.arguments).await;
     serve::end(engines).await;

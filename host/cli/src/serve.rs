@@ -3,7 +3,6 @@
 use crate::arguments::Serve;
 use crate::complaint::Complaint;
 use crate::house;
-use anyhow::Context;
 use corral_engine::Engine;
 use corral_server::{Deployment, House, Limits, Listeners, Routes, Server, stop_signal};
 use std::io::Write;
@@ -12,6 +11,8 @@ use std::time::Duration;
 
 /// How long a call may take, and how long its plugin may compute.
 const CALL: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(10));
+
+const NO_SIGNALS: &str = "signals cannot be watched; raise the limit of open files";
 
 /// Serves until a signal says stop.
 pub(crate) fn serve(arguments: Box<Serve>) -> Result<ExitCode, Complaint> {
@@ -26,7 +27,8 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     let listeners = Listeners::bind(&arguments.listen, &arguments.admin).await?;
     let mut limits = Limits::default();
     limits.connections = usize::try_from(arguments.connections).unwrap_or(usize::MAX);
-    let server = Server::start(listeners, limits).context("the listeners could not be started")?;
+    let server = Server::start(listeners, limits)
+        .map_err(Complaint::telling("the listeners could not be started"))?;
     if !server.admin_address().ip().is_loopback() {
         note(format!(
             "{} can be reached from other machines and asks for no password; \
@@ -41,7 +43,7 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     let house = tokio::select! {
         loaded = load(arguments) => loaded?,
         stopped = stop.as_mut() => {
-            stopped.context("signals cannot be watched")?;
+            stopped.map_err(Complaint::telling(NO_SIGNALS))?;
             return Ok(ExitCode::SUCCESS);
         }
     };
@@ -49,7 +51,7 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     server.open(house);
     announce(arguments, &server);
 
-    stop.await.context("signals cannot be watched")?;
+    stop.await.map_err(Complaint::telling(NO_SIGNALS))?;
     note(format!(
         "stopping; running requests have {} s to end, a second signal ends them now",
         arguments.grace.as_secs_f64()
@@ -81,12 +83,14 @@ async fn load(arguments: &Serve) -> Result<House, Complaint> {
         let name = argument.route.as_str();
         let plugin = house::load_plugin(&runtime, name, &argument.file, limits.clone()).await?;
         if !plugin.roles().http {
-            return Err(anyhow::anyhow!(
-                "{} does not answer HTTP requests: it exports no wasi:http handler; \
+            return Err(Complaint::Failed(
+                format!(
+                    "{} does not answer HTTP requests: it exports no wasi:http handler; \
                  use it with 'corral run', or build it with one",
-                argument.file.display()
-            )
-            .into());
+                    argument.file.display()
+                )
+                .into(),
+            ));
         }
         let deployment = Deployment {
             plugin,
