@@ -1,0 +1,62 @@
+# Two commands do everything on a fresh machine, set-up included:
+#   make run     builds, and serves the demo model (or MODEL=FILE) with the plugins deployed
+#   make test    checks format and lints, builds, and runs every test
+# Also: make build, make plugins, make lint, make model (trains the demo model again).
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help run test build plugins lint model
+
+# Build products stay outside the checkout, so that a second clone builds quickly. Native code fits
+# the processor and compiler that it was built with: the folder is named after both.
+CACHE := $(or $(CORRAL_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/corral)
+KEY := $(shell { rustc -vV; uname -m; grep -m1 '^flags' /proc/cpuinfo; } 2>/dev/null | sha256sum | cut -c1-12)
+export CORRAL_CACHE := $(CACHE)
+export CARGO_TARGET_DIR ?= $(CACHE)/$(KEY)
+
+MODEL ?= models/tiny/tiny.gguf
+LISTEN ?= 127.0.0.1:8080
+ADMIN ?= 127.0.0.1:8081
+
+export CORRAL_BIN := $(CARGO_TARGET_DIR)/release/corral
+export CORRAL_PLUGINS := $(CARGO_TARGET_DIR)/plugins
+export CORRAL_COMPONENTIZE := $(CARGO_TARGET_DIR)/release/corral-componentize
+
+SETUP := eval "$$(host/setup.sh)"
+# Always the whole workspace: cargo's features depend on which crates are built together, and
+# another choice would build wasmtime a second time.
+CARGO_FLAGS := --release --workspace
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+
+build:
+	@$(SETUP); cargo build $(CARGO_FLAGS)
+
+plugins: build
+	@plugins/build.sh "$(CORRAL_PLUGINS)"
+
+run: plugins
+	@[ -f "$(MODEL)" ] || { echo "make run: there is no model $(MODEL); give one as MODEL=FILE" >&2; exit 1; }
+	@echo "Once it listens, try:"
+	@echo "  curl -s http://$(LISTEN)/generate -d '{\"prompt\":\"1+1=\",\"max_tokens\":10}'"
+	@exec "$(CORRAL_BIN)" serve --model "$(MODEL)" --listen $(LISTEN) --admin $(ADMIN) \
+	  --plugin /generate="$(CORRAL_PLUGINS)/generate.wasm" \
+	  --plugin /hello="$(CORRAL_PLUGINS)/hello.wasm"
+
+lint:
+	@cargo fmt --all --check
+	@cargo fmt --all --check --manifest-path plugins/Cargo.toml
+	@$(SETUP); cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
+	@$(SETUP); cargo clippy --manifest-path plugins/Cargo.toml --workspace --all-targets -- -D warnings
+
+test: lint plugins
+	@$(SETUP); cargo test --manifest-path plugins/Cargo.toml
+	@$(SETUP); cargo test $(CARGO_FLAGS)
+
+model:
+	@python3 -m venv "$(CACHE)/python"
+	@"$(CACHE)/python/bin/pip" install --quiet -r models/tiny/requirements.txt
+	@"$(CACHE)/python/bin/python" models/tiny/train.py
+	@"$(CACHE)/python/bin/python" models/tiny/evaluate.py

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Finds, or installs where apt-get can, what the host's build needs beside Rust: clang 15 or later
+# with libclang, and cmake. Prints the environment of the build as `export` lines; everything else
+# goes to stderr. Quick when all is there.
+#
+# clang and not gcc: Debian 12's gcc miscompiles llama.cpp's AMX code, which then crashes at the
+# first batch on processors that have AMX.
+set -euo pipefail
+
+readonly packages="clang-19 libclang-19-dev cmake g++"
+readonly fallback="clang libclang-dev cmake g++"
+
+say() { echo "host/setup.sh: $*" >&2; }
+
+# The newest clang from 15 on, as the suffix of its name ("-19", or "" for a plain `clang`).
+clang_suffix() {
+  local version
+  for version in 22 21 20 19 18 17 16 15; do
+    if command -v "clang++-$version" >/dev/null && [ -n "$(libclang_folder "clang-$version")" ]; then
+      echo "-$version"
+      return 0
+    fi
+  done
+  command -v clang++ >/dev/null || return 1
+  version=$(clang --version | sed -En 's/.*clang version ([0-9]+).*/\1/p' | head -n1)
+  [ "${version:-0}" -ge 15 ] && [ -n "$(libclang_folder clang)" ]
+}
+
+# Where a clang's libclang lies, which bindgen loads.
+libclang_folder() {
+  local folder
+  folder=$("$1" -print-resource-dir 2>/dev/null) || return 0
+  for folder in "$folder/../.." "$folder/../../../lib"; do
+    if compgen -G "$folder/libclang*.so*" >/dev/null || compgen -G "$folder/libclang.dylib" >/dev/null; then
+      (cd "$folder" && pwd)
+      return 0
+    fi
+  done
+}
+
+complete() { clang_suffix >/dev/null && command -v cmake >/dev/null; }
+
+install() {
+  local sudo=
+  command -v apt-get >/dev/null || return 1
+  if [ "$(id -u)" != 0 ]; then
+    sudo -n true 2>/dev/null || return 1
+    sudo="sudo -n"
+  fi
+  say "apt-get install $packages (at most 10 min)"
+  timeout 600 $sudo sh -c "apt-get update -qq && export DEBIAN_FRONTEND=noninteractive && {
+    apt-get install -qq -y --no-install-recommends $packages ||
+    apt-get install -qq -y --no-install-recommends $fallback; }" >&2
+}
+
+# A component of rustup's toolchain, where its minimal profile left it out.
+rust_component() {
+  "cargo-$1" --version >/dev/null 2>&1 && return 0
+  command -v rustup >/dev/null && timeout 120 rustup component add "$2" >&2 && return 0
+  say "cargo $1 is missing; install it with 'rustup component add $2'"
+  exit 1
+}
+
+if ! command -v cargo >/dev/null; then
+  say "cargo is missing; install Rust 1.95 or later, for example with rustup"
+  exit 1
+fi
+rust_component fmt rustfmt
+rust_component clippy clippy
+
+if ! complete && { ! install || ! complete; }; then
+  say "clang (15 or later) with libclang, and cmake are needed; on Debian: apt-get install $packages"
+  exit 1
+fi
+
+suffix=$(clang_suffix)
+echo "export CC=clang$suffix CXX=clang++$suffix"
+echo "export LIBCLANG_PATH='$(libclang_folder "clang$suffix")'"
