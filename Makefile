@@ -21,7 +21,6 @@ ADMIN ?= 127.0.0.1:8081
 
 export CORRAL_BIN := $(CARGO_TARGET_DIR)/release/corral
 export CORRAL_PLUGINS := $(CARGO_TARGET_DIR)/plugins
-export CORRAL_COMPONENTIZE := $(CARGO_TARGET_DIR)/release/corral-componentize
 
 SETUP := eval "$$(host/setup.sh)"
 # Always the whole workspace: cargo's features depend on which crates are built together, and
@@ -48,11 +47,14 @@ run: plugins
 lint:
 	@cargo fmt --all --check
 	@cargo fmt --all --check --manifest-path plugins/Cargo.toml
+	@cargo fmt --all --check --manifest-path plugins/componentize/Cargo.toml
 	@$(SETUP); cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
-	@$(SETUP); cargo clippy --manifest-path plugins/Cargo.toml --workspace --all-targets -- -D warnings
+	@cargo clippy --manifest-path plugins/Cargo.toml --workspace --all-targets -- -D warnings
+	@cargo clippy --manifest-path plugins/componentize/Cargo.toml --all-targets -- -D warnings
 
 test: lint plugins
-	@$(SETUP); cargo test --manifest-path plugins/Cargo.toml
+	@cargo test --manifest-path plugins/Cargo.toml
+	@cargo test --manifest-path plugins/componentize/Cargo.toml
 	@$(SETUP); cargo test $(CARGO_FLAGS)
 
 model:

@@ -21,7 +21,6 @@ die() { say "$*"; exit 1; }
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 cd "$(dirname "$0")/.."
-root=$PWD
 cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}/plugins
 mkdir -p "$cache"
 
@@ -118,5 +117,5 @@ for manifest in plugins/*/Cargo.toml examples/*/Cargo.toml tests/plugins/*/Cargo
   name=$(sed -n 's/^name = "\(.*\)"$/\1/p' "$manifest" | head -n1)
   components+=("$name=$modules/${name//-/_}.wasm")
 done
-cargo run --quiet --release --manifest-path "$root/Cargo.toml" --package corral-componentize -- \
-  "$out" "${components[@]}"
+clean cargo run --quiet --release --manifest-path plugins/componentize/Cargo.toml \
+  --target-dir "$cache/native" -- "$out" "${components[@]}"
