@@ -1,0 +1,120 @@
+"""The network: a small Qwen3-style decoder, as plain functions over a dictionary of arrays.
+
+Parameters carry the names and the [out, in] layout that GGUF and llama.cpp use, so the export is
+a copy and the evaluation can run the very tensors of the file. Queries and keys are normalised
+per head, rotary positions pair the halves of a head (llama.cpp's NEOX kind), heads share key/value
+heads two by two, the feed-forward is gated by SiLU, and the embedding is also the output matrix.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Config:
+    vocab: int = 264
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    kv_heads: int = 2
+    head_size: int = 64
+    feed_forward: int = 384
+    context: int = 4096
+    rope_base: float = 10000.0
+    norm_eps: float = 1e-6
+
+
+BLOCK = 512  # queries handled at once; a block looks only at the keys up to its own end
+
+
+def initial_parameters(config, seed):
+    """Return fresh parameters; matrices that write to the residual stream start at zero."""
+    rng = np.random.default_rng(seed)
+    c, q, kv = config, config.heads * config.head_size, config.kv_heads * config.head_size
+
+    def matrix(rows, columns, scale=1.0):
+        return (rng.standard_normal((rows, columns)) * scale / np.sqrt(columns)).astype(np.float32)
+
+    p = {
+        "token_embd.weight": (rng.standard_normal((c.vocab, c.width)) * 0.05).astype(np.float32),
+        "output_norm.weight": np.ones(c.width, np.float32),
+    }
+    for i in range(c.layers):
+        p |= {
+            f"blk.{i}.attn_norm.weight": np.ones(c.width, np.float32),
+            f"blk.{i}.attn_q.weight": matrix(q, c.width),
+            f"blk.{i}.attn_k.weight": matrix(kv, c.width),
+            f"blk.{i}.attn_v.weight": matrix(kv, c.width),
+            f"blk.{i}.attn_q_norm.weight": np.ones(c.head_size, np.float32),
+            f"blk.{i}.attn_k_norm.weight": np.ones(c.head_size, np.float32),
+            f"blk.{i}.attn_output.weight": matrix(c.width, q, 0.0),
+            f"blk.{i}.ffn_norm.weight": np.ones(c.width, np.float32),
+            f"blk.{i}.ffn_gate.weight": matrix(c.feed_forward, c.width),
+            f"blk.{i}.ffn_up.weight": matrix(c.feed_forward, c.width),
+            f"blk.{i}.ffn_down.weight": matrix(c.width, c.feed_forward, 0.0),
+        }
+    return p
+
+
+def rms_norm(x, gain, eps):
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * gain
+
+
+def rotation(positions, config):
+    """Return the cosines and sines of the rotary angles, [batch, length, 1, head_size / 2] each."""
+    half = config.head_size // 2
+    frequency = config.rope_base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = positions[:, :, None, None].astype(jnp.float32) * frequency
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x, cos, sin):
+    """Turn each pair (i, i + half) of x [batch, length, heads, head_size] by its angle."""
+    a, b = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def attention(q, k, v, segments):
+    """Causal attention; a token sees its own segment and segment 0, which all share."""
+    batch, length, heads, size = q.shape
+    kv_heads = k.shape[2]
+    q = q.reshape(batch, length, kv_heads, heads // kv_heads, size) / np.sqrt(size)
+    out = []
+    for start in range(0, length, BLOCK):
+        end = min(start + BLOCK, length)
+        scores = jnp.einsum("bqkgd,bskd->bkgqs", q[:, start:end], k[:, :end])
+        own, seen = segments[:, start:end, None], segments[:, None, :end]
+        causal = np.arange(start, end)[:, None] >= np.arange(end)[None, :]
+        mask = ((own == seen) | (seen == 0)) & causal
+        scores = jnp.where(mask[:, None, None], scores, -1e30)
+        out.append(jnp.einsum("bkgqs,bskd->bqkgd", jax.nn.softmax(scores, axis=-1), v[:, :end]))
+    return jnp.concatenate(out, axis=1).reshape(batch, length, heads * size)
+
+
+def forward(p, tokens, positions, segments, config):
+    """Return logits [batch, length, vocab] for tokens, positions and segments [batch, length]."""
+    c = config
+    batch, length = tokens.shape
+    cos, sin = rotation(positions, c)
+    x = p["token_embd.weight"][tokens]
+    for i in range(c.layers):
+        w = {name: p[f"blk.{i}.{name}.weight"] for name in LAYER_TENSORS}
+        h = rms_norm(x, w["attn_norm"], c.norm_eps)
+        q = (h @ w["attn_q"].T).reshape(batch, length, c.heads, c.head_size)
+        k = (h @ w["attn_k"].T).reshape(batch, length, c.kv_heads, c.head_size)
+        v = (h @ w["attn_v"].T).reshape(batch, length, c.kv_heads, c.head_size)
+        q = rotate(rms_norm(q, w["attn_q_norm"], c.norm_eps), cos, sin)
+        k = rotate(rms_norm(k, w["attn_k_norm"], c.norm_eps), cos, sin)
+        x = x + attention(q, k, v, segments) @ w["attn_output"].T
+        h = rms_norm(x, w["ffn_norm"], c.norm_eps)
+        x = x + (jax.nn.silu(h @ w["ffn_gate"].T) * (h @ w["ffn_up"].T)) @ w["ffn_down"].T
+    return rms_norm(x, p["output_norm.weight"], c.norm_eps) @ p["token_embd.weight"].T
+
+
+LAYER_TENSORS = (
+    "attn_norm", "attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm", "attn_output",
+    "ffn_norm", "ffn_gate", "ffn_up", "ffn_down",
+)  # fmt: skip

@@ -1,0 +1,152 @@
+"""Train the tiny model from scratch: `python train.py` does the whole run and writes tiny.gguf.
+
+The run is a fixed number of steps in phases of growing context (see PHASES). Step number
+and seed decide everything a step sees, so a run that was stopped goes on from its checkpoint as if
+it had not been. Matrices are updated by Muon (orthogonalised momentum), embedding and gains by
+Adam; the rate rises, stays, and falls to zero over the last part of the run.
+"""
+
+import argparse
+import pickle
+import random
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from documents import arithmetic_document, arithmetic_table, long_row, short_document, short_row
+from export import write_gguf
+from model import Config, forward, initial_parameters
+
+# A batch shape is (rows, tokens per row, maker of a row), all of about 4096 tokens. A phase gives
+# each shape's share of its steps.
+SHAPES = {
+    "tables": (32, 128, lambda rng: short_row(rng, 128, lambda rng: arithmetic_table(rng, rng.choice((50, 128))))),
+    "sums": (32, 128, lambda rng: short_row(rng, 128, arithmetic_document)),
+    "lines": (32, 128, lambda rng: short_row(rng, 128, lambda rng: short_document(rng, 110))),
+    "chats": (8, 512, lambda rng: short_row(rng, 512, lambda rng: short_document(rng, 480))),
+    "pages": (2, 1536, lambda rng: long_row(rng, 1536)),
+    "books": (1, 4096, lambda rng: long_row(rng, 4096)),
+}
+PHASES = (
+    (600, {"lines": 1.0}),
+    (250, {"sums": 0.4, "lines": 0.2, "chats": 0.25, "pages": 0.15}),
+    (300, {"tables": 0.3, "sums": 0.2, "lines": 0.15, "chats": 0.2, "pages": 0.15}),
+    (500, {"tables": 0.2, "sums": 0.15, "lines": 0.2, "chats": 0.2, "pages": 0.18, "books": 0.07}),
+)
+STEPS = sum(steps for steps, _ in PHASES)
+MUON_RATE, ADAM_RATE = 0.02, 4e-3
+WARM_UP, DECAY = 60, 650  # steps of rising and of falling rate
+WEIGHT_DECAY = 0.05
+
+
+def shape_of_step(step, rng):
+    for steps, shares in PHASES:
+        if step < steps:
+            return rng.choices(list(shares), shares.values())[0]
+        step -= steps
+    raise ValueError("the step lies beyond the last phase")
+
+
+def make_batch(step, seed):
+    """Return (shape name, the arrays of the step's batch)."""
+    rng = random.Random(f"{seed}/{step}")
+    name = shape_of_step(step, rng)
+    rows, _, make_row = SHAPES[name]
+    made = [make_row(rng) for _ in range(rows)]
+    return name, tuple(np.stack([getattr(r, f) for r in made]) for f in ("tokens", "positions", "segments", "weights"))
+
+
+def loss_of(parameters, batch, config):
+    """Return the weighted mean cross-entropy of each token given those before it in its document."""
+    tokens, positions, segments, weights = batch
+    logits = forward(parameters, tokens, positions, segments, config)[:, :-1]
+    chance = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)[..., 0]
+    weights = weights[:, 1:]
+    return -jnp.sum(chance * weights) / jnp.sum(weights)
+
+
+def orthogonal(g):
+    """Return roughly the nearest orthogonal matrix to g (five Newton-Schulz steps, Jordan 2024)."""
+    tall = g.shape[0] > g.shape[1]
+    x = g.T if tall else g
+    x = x / (jnp.linalg.norm(x) + 1e-7)
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x.T if tall else x
+
+
+def is_matrix(name):
+    return name.startswith("blk.") and "norm" not in name
+
+
+@partial(jax.jit, static_argnames="config", donate_argnums=(0, 1))
+def train_step(parameters, state, batch, rate, step, config):
+    """Update parameters and optimizer state by one batch; `rate` is the schedule's factor."""
+    loss, gradients = jax.value_and_grad(loss_of)(parameters, batch, config)
+    new_parameters, new_state = {}, {}
+    for name, p in parameters.items():
+        g, (m, v) = gradients[name], state[name]
+        if is_matrix(name):
+            m = 0.95 * m + g
+            update = orthogonal(g + 0.95 * m) * max(1.0, p.shape[0] / p.shape[1]) ** 0.5
+            p = p * (1 - MUON_RATE * rate * WEIGHT_DECAY) - MUON_RATE * rate * update
+        else:
+            m, v = 0.9 * m + 0.1 * g, 0.98 * v + 0.02 * g * g
+            t = step + 1
+            update = (m / (1 - 0.9**t)) / (jnp.sqrt(v / (1 - 0.98**t)) + 1e-9)
+            p = p - ADAM_RATE * rate * update
+        new_parameters[name], new_state[name] = p, (m, v)
+    return new_parameters, new_state, loss
+
+
+def rate_at(step):
+    return min(1.0, (step + 1) / WARM_UP, (STEPS - step) / DECAY)
+
+
+def save(path, **content):
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(pickle.dumps(jax.tree.map(np.asarray, content)))
+    temporary.replace(path)
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pkl"), help="saved and resumed from here")
+    arguments.add_argument("--output", type=Path, default=Path(__file__).parent / "tiny.gguf")
+    arguments.add_argument("--seed", type=int, default=1)
+    arguments = arguments.parse_args()
+
+    config = Config()
+    parameters, first, spent = initial_parameters(config, arguments.seed), 0, 0.0
+    state = {name: (np.zeros_like(p), np.zeros_like(p)) for name, p in parameters.items()}
+    if arguments.checkpoint.exists():
+        saved = pickle.loads(arguments.checkpoint.read_bytes())
+        parameters, state = saved["parameters"], saved["state"]
+        first, spent = int(saved["step"]), float(saved["spent"])
+    print(f"{sum(p.size for p in parameters.values()):,} parameters, step {first} of {STEPS}", flush=True)
+
+    started, losses = time.time() - spent, {}
+    for step in range(first, STEPS):
+        name, batch = make_batch(step, arguments.seed)
+        if losses:
+            jax.block_until_ready(parameters)
+        parameters, state, loss = train_step(parameters, state, batch, rate_at(step), step, config)
+        losses.setdefault(name, []).append(loss)
+        done = step + 1
+        if done % 50 == 0 or done == STEPS:
+            shown = "  ".join(f"{n} {np.mean(v):.4f}" for n, v in sorted(losses.items()))
+            spent = time.time() - started
+            left = spent / done * (STEPS - done)
+            print(f"step {done:5}  {spent / 60:5.1f} min, {left / 60:5.1f} left  loss: {shown}", flush=True)
+            losses = {}
+            save(arguments.checkpoint, parameters=parameters, state=state, step=done, spent=spent)
+    write_gguf(arguments.output, {n: np.asarray(p) for n, p in parameters.items()}, config)
+
+
+if __name__ == "__main__":
+    main()
