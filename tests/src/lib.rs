@@ -1,1 +1,21 @@
-//! Drives the real thing.
+//! Drives the real thing: the binary `corral`, its sockets, the demo model and real components.
+//!
+//! [`Corral`] is a server of a test's own on free ports; it is killed when the test lets go of it,
+//! and what it wrote to stderr is shown when the test fails. [`run`] is one run of the command line.
+//! `make test` builds what the tests need and says where it is; see [`artefacts`].
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod artefacts;
+mod command_line;
+mod http;
+mod metrics;
+mod server;
+mod sums;
+
+pub use command_line::{Ended, run, scratch_folder};
+pub use http::{Answer, Stream, raw_exchange};
+pub use metrics::Metrics;
+pub use server::{Corral, PATIENCE};
+pub use sums::{Sum, some_sums};

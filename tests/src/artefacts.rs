@@ -1,0 +1,60 @@
+//! Where the built things are.
+//!
+//! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS` and `CORRAL_MODEL`. Without them: the binary
+//! beside the tests' own, the folder `plugins` in the target directory, and the model of this
+//! checkout, which is where `make` puts them.
+
+use std::path::{Path, PathBuf};
+
+/// The binary `corral`.
+pub fn binary() -> PathBuf {
+    existing("CORRAL_BIN", || profile_folder().join("corral"))
+}
+
+/// The component `name`, such as `generate`.
+pub fn plugin(name: &str) -> PathBuf {
+    let folder = existing("CORRAL_PLUGINS", || target_folder().join("plugins"));
+    let file = folder.join(format!("{name}.wasm"));
+    assert!(
+        file.is_file(),
+        "there is no {}: run `make test`, which builds the plugins",
+        file.display()
+    );
+    file
+}
+
+/// The demo model.
+pub fn model() -> PathBuf {
+    existing("CORRAL_MODEL", || {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny/tiny.gguf")
+    })
+}
+
+/// A folder in the target directory for what tests write.
+pub fn scratch() -> PathBuf {
+    let folder = target_folder().join("tests-scratch");
+    std::fs::create_dir_all(&folder).expect("the target directory can be written");
+    folder
+}
+
+fn existing(variable: &str, otherwise: impl FnOnce() -> PathBuf) -> PathBuf {
+    let path = std::env::var_os(variable).map_or_else(otherwise, PathBuf::from);
+    assert!(
+        path.exists(),
+        "there is no {}: run `make test`, which builds it, or set {variable}",
+        path.display()
+    );
+    path
+}
+
+/// The folder of the profile that the tests were built in: theirs is `deps` inside it.
+fn profile_folder() -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows its own path");
+    let folder = test.ancestors().nth(2).expect("PROFILE/deps/TEST");
+    folder.to_owned()
+}
+
+fn target_folder() -> PathBuf {
+    let profile = profile_folder();
+    profile.parent().expect("TARGET/PROFILE").to_owned()
+}

@@ -1,0 +1,85 @@
+//! One run of the binary to its end.
+
+use crate::artefacts;
+use crate::server::PATIENCE;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// The exit code; nothing if a signal ended it.
+    pub code: Option<i32>,
+    /// What it wrote to standard output.
+    pub stdout: String,
+    /// What it wrote to standard error.
+    pub stderr: String,
+}
+
+/// Runs `corral` with these arguments and waits for its end; panics when it takes too long.
+pub fn run<I, S>(arguments: I) -> Ended
+where
+    I: IntoIterator<Item = S>,
+    S: AsRef<std::ffi::OsStr>,
+{
+    let mut child = Command::new(artefacts::binary())
+        .args(arguments)
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let mut pipes = (
+        child.stdout.take().expect("piped"),
+        child.stderr.take().expect("piped"),
+    );
+    std::thread::scope(|scope| {
+        let stdout = scope.spawn(|| read_all(&mut pipes.0));
+        let stderr = scope.spawn(|| read_all(&mut pipes.1));
+        let started = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().expect("a child of ours") {
+                break Some(status);
+            }
+            if started.elapsed() > PATIENCE {
+                break None;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        };
+        if status.is_none() {
+            child.kill().expect("a child of ours");
+            child.wait().expect("a child of ours");
+        }
+        let ended = Ended {
+            code: status.and_then(|status| status.code()),
+            stdout: stdout.join().expect("no panic"),
+            stderr: stderr.join().expect("no panic"),
+        };
+        assert!(
+            status.is_some(),
+            "still running after {PATIENCE:?}: {ended:?}"
+        );
+        ended
+    })
+}
+
+fn read_all(pipe: &mut impl Read) -> String {
+    let mut bytes = Vec::new();
+    pipe.read_to_end(&mut bytes).expect("a pipe can be read");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A new, empty folder that no other test uses.
+pub fn scratch_folder() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let folder = artefacts::scratch().join(format!("{}-{number}", std::process::id()));
+    // Left over from a process of the same number, long ago.
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).expect("the target directory can be written");
+    folder
+}

@@ -1,0 +1,155 @@
+//! The client's side of HTTP.
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+/// A whole answer.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// HTTP status.
+    pub status: u16,
+    /// Headers by lower-case name; of a repeated one, the last.
+    pub headers: Vec<(String, String)>,
+    /// The body.
+    pub body: String,
+}
+
+impl Answer {
+    pub(crate) fn read(response: ureq::http::Response<ureq::Body>) -> Self {
+        let status = response.status().as_u16();
+        let headers = headers_of(&response);
+        let body = response.into_body().read_to_string();
+        Answer {
+            status,
+            headers,
+            body: body.unwrap_or_else(|error| panic!("the body of a {status}: {error}")),
+        }
+    }
+
+    /// A header's value.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().rev().find(|(header, _)| header == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// The body as JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error} in {self:?}"))
+    }
+
+    /// Checks that this is a problem after RFC 9457 with this status and code, and returns its
+    /// detail.
+    pub fn problem(&self, status: u16, code: &str) -> String {
+        assert_eq!(self.status, status, "{self:?}");
+        assert_eq!(
+            self.header("content-type"),
+            Some("application/problem+json"),
+            "{self:?}"
+        );
+        let body = self.json();
+        assert_eq!(body["code"], code, "{self:?}");
+        assert_eq!(body["status"], status, "{self:?}");
+        assert_eq!(body["type"], "about:blank", "{self:?}");
+        assert!(body["title"].is_string(), "{self:?}");
+        let detail = body["detail"].as_str();
+        detail.expect("a problem has a detail").to_owned()
+    }
+}
+
+/// An answer that is still coming.
+pub struct Stream {
+    /// HTTP status.
+    pub status: u16,
+    /// Headers by lower-case name.
+    pub headers: Vec<(String, String)>,
+    reader: BufReader<ureq::BodyReader<'static>>,
+}
+
+impl Stream {
+    pub(crate) fn new(response: ureq::http::Response<ureq::Body>) -> Self {
+        Stream {
+            status: response.status().as_u16(),
+            headers: headers_of(&response),
+            reader: BufReader::new(response.into_body().into_reader()),
+        }
+    }
+
+    /// The next line without its end; nothing at the end of the body.
+    pub fn line(&mut self) -> std::io::Result<Option<String>> {
+        let mut line = String::new();
+        if self.reader.read_line(&mut line)? == 0 {
+            return Ok(None);
+        }
+        Ok(Some(line.trim_end_matches('\n').to_owned()))
+    }
+
+    /// At most this many bytes of what is left.
+    pub fn bytes(&mut self, count: u64) -> std::io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.reader.by_ref().take(count).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The data of the next server-sent event; nothing at the end of the body. Panics at what is
+    /// no event of one line.
+    pub fn event(&mut self) -> Option<String> {
+        let line = self.line().expect("the stream goes on or ends")?;
+        let data = line.strip_prefix("data: ");
+        let data = data.unwrap_or_else(|| panic!("no event: {line:?}"));
+        let border = self.line().expect("an event ends");
+        assert_eq!(border.as_deref(), Some(""), "after {line:?}");
+        Some(data.to_owned())
+    }
+
+    /// All events to the end: the texts one by one, and the report that follows them. Panics if
+    /// the stream is not as `/generate` promises.
+    pub fn texts(mut self) -> (Vec<String>, Value) {
+        assert_eq!(self.status, 200);
+        let mut texts = Vec::new();
+        loop {
+            let event = self.event().expect("the report comes before the end");
+            let event: Value = serde_json::from_str(&event).expect("events hold JSON");
+            if event.get("finish_reason").is_some() {
+                assert_eq!(event["text"], "", "the report adds no text");
+                assert_eq!(self.event().as_deref(), Some("[DONE]"));
+                assert_eq!(self.event(), None, "nothing follows [DONE]");
+                return (texts, event);
+            }
+            let text = event["text"].as_str().expect("an event has a text");
+            assert!(!text.is_empty(), "an event without text says nothing");
+            texts.push(text.to_owned());
+        }
+    }
+}
+
+fn headers_of(response: &ureq::http::Response<ureq::Body>) -> Vec<(String, String)> {
+    let text = |value: &ureq::http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into();
+    let headers = response.headers().iter();
+    headers
+        .map(|(name, value)| (name.as_str().to_owned(), text(value)))
+        .collect()
+}
+
+/// Sends `bytes` as they stand to `address`, says that there is no more if `finish`, and returns
+/// what comes back until the server closes or has been silent for `silence`.
+pub fn raw_exchange(address: &str, bytes: &[u8], finish: bool, silence: Duration) -> Vec<u8> {
+    let mut stream = TcpStream::connect(address).expect("the server accepts");
+    stream
+        .set_read_timeout(Some(silence))
+        .expect("a time limit can be set");
+    // The server may close before it has read everything.
+    let _ = stream.write_all(bytes);
+    if finish {
+        let _ = stream.shutdown(Shutdown::Write);
+    }
+    let mut answer = Vec::new();
+    let mut some = [0; 4096];
+    loop {
+        match stream.read(&mut some) {
+            Ok(0) | Err(_) => return answer,
+            Ok(count) => answer.extend_from_slice(&some[..count]),
+        }
+    }
+}

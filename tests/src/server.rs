@@ -1,0 +1,295 @@
+//! A server of a test's own.
+
+use crate::artefacts;
+use crate::http::{Answer, Stream};
+use crate::metrics::Metrics;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long anything may take before a test fails. Far more than it takes: machines are busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What has to be zero when nothing runs.
+const GAUGES: [&str; 10] = [
+    "corral_engine_sequences_waiting",
+    "corral_engine_sequences_running",
+    "corral_engine_sequence_ids_used",
+    "corral_engine_cells_used",
+    "corral_engine_cells_reserved",
+    "corral_engine_cells_leaked",
+    "corral_plugin_waiting",
+    "corral_plugin_instances",
+    "corral_http_requests_in_flight",
+    "corral_engine_failed_steps_total",
+];
+
+/// A running `corral serve` with the demo model as `tiny`, and three plugins: `generate` at
+/// `/generate`, `hello` at `/hello` and the test plugin `misbehave` at `/misbehave`.
+pub struct Corral {
+    child: Child,
+    public: String,
+    admin: String,
+    announced: Vec<String>,
+    stderr: Arc<Mutex<String>>,
+    agent: ureq::Agent,
+}
+
+impl Corral {
+    /// Starts a server and waits until it says that it is ready.
+    pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// The same with further arguments.
+    pub fn start_with(arguments: &[&str]) -> Self {
+        let mut command = Command::new(artefacts::binary());
+        command
+            .arg("serve")
+            .arg("--model")
+            .arg(argument("tiny", &artefacts::model()))
+            .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+            .arg("--cache")
+            .arg(artefacts::scratch().join("compiled"));
+        for plugin in ["generate", "hello", "misbehave"] {
+            let route = format!("/{plugin}");
+            command
+                .arg("--plugin")
+                .arg(argument(&route, &artefacts::plugin(plugin)));
+        }
+        command
+            .args(arguments)
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the binary starts");
+        let stderr = Arc::new(Mutex::new(String::new()));
+        collect(child.stderr.take().expect("piped"), stderr.clone());
+        let lines = lines(child.stdout.take().expect("piped"));
+        // From here on dropping it kills the process.
+        let mut corral = Corral {
+            child,
+            public: String::new(),
+            admin: String::new(),
+            announced: Vec::new(),
+            stderr,
+            agent: ureq::Agent::config_builder()
+                .http_status_as_error(false)
+                .proxy(None)
+                .timeout_global(Some(PATIENCE))
+                .max_idle_connections(64)
+                .max_idle_connections_per_host(64)
+                .build()
+                .into(),
+        };
+        let deadline = Instant::now() + PATIENCE;
+        while corral.admin.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = match lines.recv_timeout(left) {
+                Ok(line) => line,
+                Err(error) => panic!("corral said no more on stdout: {error}"),
+            };
+            if let Some(address) = line.strip_prefix("listening on http://") {
+                corral.public = address.to_owned();
+            }
+            if let Some(address) = line.strip_prefix("admin on http://") {
+                corral.admin = address.to_owned();
+            }
+            corral.announced.push(line);
+        }
+        corral
+    }
+
+    /// `HOST:PORT` of the public listener.
+    pub fn public(&self) -> &str {
+        &self.public
+    }
+
+    /// `HOST:PORT` of the admin listener.
+    pub fn admin(&self) -> &str {
+        &self.admin
+    }
+
+    /// The lines that it wrote to standard output until it was ready.
+    pub fn announced(&self) -> &[String] {
+        &self.announced
+    }
+
+    /// What it wrote to standard error so far.
+    pub fn stderr(&self) -> String {
+        self.stderr.lock().expect("no panic while held").clone()
+    }
+
+    /// `GET` on the public listener.
+    pub fn get(&self, path: &str) -> Answer {
+        self.get_from(&self.public, path)
+    }
+
+    /// `GET` on the admin listener.
+    pub fn get_admin(&self, path: &str) -> Answer {
+        self.get_from(&self.admin, path)
+    }
+
+    fn get_from(&self, address: &str, path: &str) -> Answer {
+        let response = self.agent.get(format!("http://{address}{path}")).call();
+        Answer::read(response.unwrap_or_else(|error| panic!("GET {path}: {error}")))
+    }
+
+    /// `POST` on the public listener.
+    pub fn post(&self, path: &str, body: impl AsRef<[u8]>) -> Answer {
+        Answer::read(
+            self.try_post(path, body.as_ref())
+                .unwrap_or_else(|error| panic!("POST {path}: {error}")),
+        )
+    }
+
+    /// `POST` on the public listener, to be read bit by bit.
+    pub fn post_stream(&self, path: &str, body: impl AsRef<[u8]>) -> Stream {
+        Stream::new(
+            self.try_post(path, body.as_ref())
+                .unwrap_or_else(|error| panic!("POST {path}: {error}")),
+        )
+    }
+
+    fn try_post(
+        &self,
+        path: &str,
+        body: &[u8],
+    ) -> Result<ureq::http::Response<ureq::Body>, ureq::Error> {
+        self.agent
+            .post(format!("http://{}{path}", self.public))
+            .header("content-type", "application/json")
+            .send(body)
+    }
+
+    /// `POST /generate`; panics unless the answer is 200.
+    pub fn generate(&self, request: &Value) -> Value {
+        let answer = self.post("/generate", request.to_string());
+        assert_eq!(answer.status, 200, "{request}: {answer:?}");
+        assert_eq!(answer.header("content-type"), Some("application/json"));
+        answer.json()
+    }
+
+    /// The text that a greedy generation of at most 100 tokens gives.
+    pub fn text(&self, prompt: &str) -> String {
+        let answer = self.generate(&json!({"prompt": prompt, "max_tokens": 100}));
+        let text = answer["text"].as_str();
+        text.expect("an answer has a text").to_owned()
+    }
+
+    /// The text of the answer to one user message.
+    pub fn chat(&self, message: &str) -> String {
+        let messages = json!([{"role": "user", "content": message}]);
+        let answer = self.generate(&json!({"messages": messages, "max_tokens": 100}));
+        let text = answer["text"].as_str();
+        text.expect("an answer has a text").to_owned()
+    }
+
+    /// `POST /generate` with `stream`, and `request`'s other members.
+    pub fn generate_stream(&self, request: &Value) -> Stream {
+        let mut request = request.clone();
+        request["stream"] = json!(true);
+        let stream = self.post_stream("/generate", request.to_string());
+        assert_eq!(stream.status, 200, "{request}");
+        stream
+    }
+
+    /// Checks that the house still stands: 1+1 is answered by 2.
+    pub fn check_alive(&self) {
+        assert_eq!(self.text("1+1="), "2");
+    }
+
+    /// The counters now.
+    pub fn metrics(&self) -> Metrics {
+        let answer = self.get_admin("/metrics");
+        assert_eq!(answer.status, 200, "{answer:?}");
+        Metrics::read(&answer.body)
+    }
+
+    /// The counters once nothing runs any more: no request, instance, sequence, cell. Panics if
+    /// something is left over.
+    pub fn settled(&self) -> Metrics {
+        let started = Instant::now();
+        loop {
+            let metrics = self.metrics();
+            let left = metrics.not_zero(&GAUGES);
+            if left.is_empty() {
+                return metrics;
+            }
+            assert!(
+                started.elapsed() < Duration::from_secs(10),
+                "left over when nothing runs: {left:?}"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Sends a signal, by its name without `SIG`.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill")
+            .arg(format!("-{name}"))
+            .arg(self.child.id().to_string())
+            .status()
+            .expect("kill is there");
+        assert!(status.success(), "kill -{name}");
+    }
+
+    /// Waits for the process to end by itself.
+    pub fn wait(&mut self, limit: Duration) -> ExitStatus {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child of ours") {
+                return status;
+            }
+            assert!(started.elapsed() < limit, "still running after {limit:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Corral {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- corral's stderr ---\n{}--- end ---", self.stderr());
+        }
+    }
+}
+
+/// `NAME=FILE`; the file's path need not be UTF-8.
+fn argument(name: &str, file: &Path) -> std::ffi::OsString {
+    let mut argument = std::ffi::OsString::from(name);
+    argument.push("=");
+    argument.push(file);
+    argument
+}
+
+/// Reads lines on a thread of its own, which ends with the pipe.
+fn lines(pipe: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+            // Nobody waits for more once the server is ready; the pipe is still emptied.
+            let _ = sender.send(line);
+        }
+    });
+    receiver
+}
+
+/// Appends everything to `text` on a thread of its own, which ends with the pipe.
+fn collect(mut pipe: impl Read + Send + 'static, text: Arc<Mutex<String>>) {
+    std::thread::spawn(move || {
+        let mut some = [0; 4096];
+        while let Ok(count @ 1..) = pipe.read(&mut some) {
+            let more = String::from_utf8_lossy(&some[..count]);
+            text.lock().expect("no panic while held").push_str(&more);
+        }
+    });
+}

@@ -1,0 +1,312 @@
+//! Whatever is sent, the answer says what was expected, and the next request is served.
+
+use corral_tests::{Corral, raw_exchange};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+#[test]
+fn what_the_plugin_refuses_it_explains() {
+    let corral = Corral::start();
+    let deep = "[".repeat(100_000);
+    let long_stop = "x".repeat(257);
+    let object = |value: Value| value.to_string();
+    let prompt = |member: &str, value: Value| json!({"prompt": "1+1=", member: value}).to_string();
+    let message = |message: Value| json!({"messages": [message]}).to_string();
+    for (body, code, expected) in [
+        (String::new(), "invalid-json", "not JSON"),
+        ("{".to_owned(), "invalid-json", "line 1 column 1"),
+        ("nonsense".to_owned(), "invalid-json", "not JSON"),
+        (deep, "invalid-json", "not JSON"),
+        (
+            "{\"prompt\":\"a\"} x".to_owned(),
+            "invalid-json",
+            "not JSON",
+        ),
+        (
+            "{\"prompt\":\"\\ud800\"}".to_owned(),
+            "invalid-json",
+            "not JSON",
+        ),
+        (object(json!([])), "wrong-type", "expected an object"),
+        (object(json!("1+1=")), "wrong-type", "expected an object"),
+        (
+            object(json!({})),
+            "missing-input",
+            "`prompt` nor `messages`",
+        ),
+        (
+            object(json!({"prompt": null})),
+            "missing-input",
+            "`prompt` nor `messages`",
+        ),
+        (
+            object(json!({"prompt": 7})),
+            "wrong-type",
+            "expected a string",
+        ),
+        (
+            object(json!({"prompt": ["a"]})),
+            "wrong-type",
+            "expected a string",
+        ),
+        (
+            object(json!({"prompt": ""})),
+            "empty-prompt",
+            "at least one",
+        ),
+        (
+            object(json!({"prompt": "a", "messages": []})),
+            "ambiguous-input",
+            "exactly one",
+        ),
+        (
+            object(json!({"messages": []})),
+            "empty-prompt",
+            "at least one message",
+        ),
+        (
+            object(json!({"messages": "hi"})),
+            "wrong-type",
+            "expected a list",
+        ),
+        (message(json!("hi")), "wrong-type", "expected an object"),
+        (
+            message(json!({"content": "hi"})),
+            "invalid-messages",
+            "no `role`",
+        ),
+        (
+            message(json!({"role": "user"})),
+            "invalid-messages",
+            "no `content`",
+        ),
+        (
+            message(json!({"role": "a b", "content": "hi"})),
+            "invalid-messages",
+            "a word",
+        ),
+        (
+            message(json!({"role": "user", "content": 1})),
+            "wrong-type",
+            "expected a string",
+        ),
+        (
+            prompt("max_token", json!(5)),
+            "unknown-field",
+            "`max_token`",
+        ),
+        (
+            prompt("max_tokens", json!(0)),
+            "out-of-range",
+            "`max_tokens`",
+        ),
+        (
+            prompt("max_tokens", json!(-1)),
+            "out-of-range",
+            "`max_tokens`",
+        ),
+        (
+            prompt("max_tokens", json!("5")),
+            "wrong-type",
+            "`max_tokens`",
+        ),
+        (
+            prompt("temperature", json!(-0.5)),
+            "out-of-range",
+            "`temperature`",
+        ),
+        (
+            prompt("temperature", json!("hot")),
+            "wrong-type",
+            "`temperature`",
+        ),
+        (prompt("top_p", json!(1.5)), "out-of-range", "`top_p`"),
+        (prompt("min_p", json!(-1)), "out-of-range", "`min_p`"),
+        (prompt("top_k", json!(-3)), "out-of-range", "`top_k`"),
+        (prompt("seed", json!(-1)), "out-of-range", "`seed`"),
+        (prompt("stream", json!("yes")), "wrong-type", "`stream`"),
+        (prompt("stop", json!("")), "invalid-stop", "1 to 256"),
+        (prompt("stop", json!([1])), "wrong-type", "`stop`"),
+        (
+            prompt("stop", json!(long_stop)),
+            "invalid-stop",
+            "257 bytes",
+        ),
+        (
+            prompt("stop", json!(vec!["a"; 17])),
+            "invalid-stop",
+            "at most 16",
+        ),
+        (prompt("tools", json!([])), "ambiguous-input", "`messages`"),
+        (
+            object(json!({"prompt": "a".repeat(4096)})),
+            "prompt-too-long",
+            "4096",
+        ),
+        (
+            object(json!({"prompt": "a".repeat(100_000)})),
+            "prompt-too-long",
+            "4096",
+        ),
+    ] {
+        let answer = corral.post("/generate", &body);
+        let start: String = body.chars().take(80).collect();
+        assert_eq!(answer.status, 400, "{start}: {answer:?}");
+        let detail = answer.problem(400, code);
+        assert!(detail.contains(expected), "{start}: {detail}");
+    }
+    let unknown = corral.post("/generate", prompt("model", json!("other")));
+    let detail = unknown.problem(404, "unknown-model");
+    assert!(detail.contains("tiny"), "{detail}");
+    let not_text = corral.post("/generate", b"{\"prompt\":\"\xff\"}");
+    not_text.problem(400, "invalid-json");
+    let get = corral.get("/generate");
+    get.problem(405, "method-not-allowed");
+    assert_eq!(get.header("allow"), Some("POST"));
+    let huge = json!({"prompt": "a".repeat(2 << 20)}).to_string();
+    corral
+        .post("/generate", huge)
+        .problem(413, "body-too-large");
+    corral.check_alive();
+    corral.settled();
+}
+
+#[test]
+fn paths_without_a_plugin_are_404_and_tell_no_secrets() {
+    let corral = Corral::start();
+    for path in [
+        "/",
+        "/generat",
+        "/generated",
+        "/GENERATE",
+        "//generate",
+        "/%67enerate",
+    ] {
+        let answer = corral.get(path);
+        let detail = answer.problem(404, "no-route");
+        assert!(detail.contains(path), "{detail}");
+        assert!(!answer.body.contains("misbehave"), "{answer:?}");
+        assert!(answer.header("x-request-id").is_some());
+    }
+    // Below its prefix a plugin sees the path as it is.
+    assert_eq!(corral.get("/misbehave/deep/down/ok?x=/trap").body, "ok");
+    let post = corral.post("/healthz", "");
+    post.problem(405, "method-not-allowed");
+    assert_eq!(post.header("allow"), Some("GET, HEAD"));
+    // A body that nobody reads does not break the answer.
+    let body = vec![b'x'; 4 << 20];
+    corral.post("/nowhere", &body).problem(404, "no-route");
+}
+
+#[test]
+fn a_body_beyond_the_limit_is_413_announced_or_not() {
+    let corral = Corral::start_with(&["--body-limit", "64"]);
+    let within = vec![b'x'; 64 << 10];
+    let answer = corral.post("/misbehave/echo", &within);
+    assert_eq!((answer.status, answer.body.len()), (200, within.len()));
+    for size in [(64 << 10) + 1, 1 << 20, 8 << 20] {
+        let answer = corral.post("/misbehave/ok", vec![b'x'; size]);
+        let detail = answer.problem(413, "request-too-large");
+        assert!(detail.contains("65536"), "{detail}");
+    }
+    // In chunks, so that nobody knows the length before it is too late.
+    let mut request =
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+            .to_vec();
+    for _ in 0..100 {
+        request.extend_from_slice(b"1000\r\n");
+        request.extend_from_slice(&[b' '; 4096]);
+        request.extend_from_slice(b"\r\n");
+    }
+    request.extend_from_slice(b"0\r\n\r\n");
+    let answer = raw_exchange(corral.public(), &request, false, Duration::from_secs(20));
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    assert!(answer.contains("\"request-too-large\""), "{answer}");
+    corral.check_alive();
+    corral.settled();
+}
+
+#[test]
+fn garbage_on_the_socket_hurts_nobody() {
+    let corral = Corral::start();
+    let quick = Duration::from_millis(300);
+    let noise: Vec<u8> = (0..100_000_u32)
+        .map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let many_headers: String = (0..1000)
+        .map(|number| format!("h{number}: x\r\n"))
+        .collect();
+    for (bytes, status) in [
+        (Vec::new(), None),
+        (b"\r\n\r\n\r\n".to_vec(), None),
+        (noise, Some("400")),
+        (b"GET\r\n\r\n".to_vec(), Some("400")),
+        (b"GET / HTTP/9.9\r\n\r\n".to_vec(), Some("400")),
+        (b"GET /misbehave/ok HTTP/1.1\r\n\r\n".to_vec(), Some("400")),
+        (
+            b"GET /misbehave/ok HTTP/1.1\r\nHost: a b\r\n\r\n".to_vec(),
+            Some("400"),
+        ),
+        (
+            b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n".to_vec(),
+            Some("400"),
+        ),
+        (
+            b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n"
+                .to_vec(),
+            Some("400"),
+        ),
+        (
+            format!("GET / HTTP/1.1\r\nHost: x\r\n{many_headers}\r\n").into_bytes(),
+            Some("431"),
+        ),
+        (
+            format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "a".repeat(60_000)).into_bytes(),
+            Some("4"),
+        ),
+        // A TLS client's first bytes, and HTTP/2's.
+        (
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec(),
+            Some("400"),
+        ),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), Some("")),
+        // Bodies that break off or are no chunks.
+        (
+            b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"prompt\""
+                .to_vec(),
+            Some(""),
+        ),
+        (
+            b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n"
+                .to_vec(),
+            Some(""),
+        ),
+    ] {
+        for finish in [true, false] {
+            let answer = raw_exchange(corral.public(), &bytes, finish, quick);
+            let answer = String::from_utf8_lossy(&answer);
+            let start = String::from_utf8_lossy(&bytes[..bytes.len().min(60)]);
+            match status {
+                None => assert_eq!(answer, "", "to {start:?}"),
+                Some("") => assert!(!answer.starts_with("HTTP/1.1 2"), "to {start:?}: {answer}"),
+                Some(status) => {
+                    let expected = format!("HTTP/1.1 {status}");
+                    assert!(answer.starts_with(&expected), "to {start:?}: {answer}");
+                }
+            }
+        }
+        corral.check_alive();
+    }
+    corral.settled();
+}
+
+#[test]
+fn a_head_request_gets_the_head_only() {
+    let corral = Corral::start();
+    let request = b"HEAD /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let answer = raw_exchange(corral.public(), request, false, Duration::from_secs(5));
+    let answer = String::from_utf8(answer).expect("a head is text");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    assert!(answer.ends_with("\r\n\r\n"), "{answer}");
+}

@@ -1,0 +1,319 @@
+//! The command line: what it prints, and what it says when it can't.
+
+use corral_tests::{Ended, artefacts, run, scratch_folder};
+use std::ffi::OsString;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+
+fn named(name: &str, file: &Path) -> OsString {
+    let mut argument = OsString::from(name);
+    argument.push("=");
+    argument.push(file);
+    argument
+}
+
+/// `corral run generate.wasm --model MODEL -- ARGUMENTS`.
+fn generate(arguments: &[&str]) -> Ended {
+    run_plugin(&artefacts::plugin("generate"), arguments)
+}
+
+fn run_plugin(plugin: &Path, arguments: &[&str]) -> Ended {
+    let mut line: Vec<OsString> = vec!["run".into(), plugin.into(), "--model".into()];
+    line.push(artefacts::model().into());
+    line.push("--cache".into());
+    line.push(artefacts::scratch().join("compiled").into());
+    line.push("--".into());
+    line.extend(arguments.iter().map(OsString::from));
+    run(line)
+}
+
+/// `corral serve` on free ports with the demo model and `arguments`.
+fn serve(arguments: &[OsString]) -> Ended {
+    let mut line: Vec<OsString> = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+        .map(OsString::from)
+        .into();
+    line.extend_from_slice(arguments);
+    run(line)
+}
+
+/// Checks that the command said one line on stderr which contains `expected`, and nothing on
+/// stdout. What `serve` notes while it loads models stands before that line.
+fn check_complaint(ended: &Ended, code: i32, expected: &[&str]) {
+    assert_eq!(ended.code, Some(code), "{ended:?}");
+    assert_eq!(ended.stdout, "", "{ended:?}");
+    let lines: Vec<_> = ended
+        .stderr
+        .lines()
+        .filter(|line| {
+            !line.starts_with("corral: loading model ") && !line.contains(" is loaded: ")
+        })
+        .collect();
+    assert_eq!(lines.len(), 1, "one line: {ended:?}");
+    assert!(lines[0].starts_with("corral: "), "{ended:?}");
+    for text in expected {
+        assert!(lines[0].contains(text), "{text:?} in {ended:?}");
+    }
+}
+
+#[test]
+fn run_answers_without_a_server() {
+    let ended = generate(&["1+1="]);
+    assert_eq!(ended.stdout, "2\n", "{ended:?}");
+    assert_eq!(ended.stderr, "", "{ended:?}");
+    assert_eq!(ended.code, Some(0));
+    let ended = generate(&["--chat", "What", "is", "12+7?"]);
+    assert_eq!(ended.stdout, "19\n", "{ended:?}");
+    let ended = generate(&["--max-tokens", "4", "repeat: Blue owls, 7!\n"]);
+    assert_eq!(ended.stdout, "Blue\n", "{ended:?}");
+}
+
+#[test]
+fn the_exit_code_of_run_is_the_plugins() {
+    let ended = generate(&["--nope"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(
+        ended.stderr.contains("--nope is not an option"),
+        "{ended:?}"
+    );
+    assert_eq!(ended.stdout, "");
+    let ended = generate(&["--model", "other", "1+1="]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("tiny"), "{ended:?}");
+}
+
+#[test]
+fn a_plugin_without_the_role_is_refused() {
+    let ended = run_plugin(&artefacts::plugin("misbehave"), &[]);
+    check_complaint(
+        &ended,
+        1,
+        &["misbehave.wasm", "wasi:cli/run", "corral serve"],
+    );
+}
+
+#[test]
+fn help_and_version_are_answers() {
+    for argument in ["--help", "help"] {
+        let ended = run([argument]);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(ended.stdout.contains("serve"), "{ended:?}");
+        assert_eq!(ended.stderr, "");
+    }
+    let ended = run(["serve", "--help"]);
+    assert!(ended.stdout.contains("--plugin <ROUTE=FILE>"), "{ended:?}");
+    let ended = run(["--version"]);
+    assert_eq!(
+        ended.stdout,
+        format!("corral {}\n", env!("CARGO_PKG_VERSION"))
+    );
+}
+
+#[test]
+fn a_model_that_can_not_be_loaded_is_one_line() {
+    let folder = scratch_folder();
+    let whole = std::fs::read(artefacts::model()).expect("the model can be read");
+    let written = |name: &str, bytes: &[u8]| -> PathBuf {
+        let file = folder.join(name);
+        std::fs::write(&file, bytes).expect("the scratch folder can be written");
+        file
+    };
+    for (file, expected) in [
+        (folder.join("missing.gguf"), ["missing.gguf", "cannot read"]),
+        (folder.clone(), ["cannot read", "give"]),
+        (
+            written("empty.gguf", b""),
+            ["empty.gguf", "not a GGUF model"],
+        ),
+        (
+            written("text.gguf", b"once upon a time"),
+            ["text.gguf", "not a GGUF model"],
+        ),
+        (
+            written("magic.gguf", b"GGUF"),
+            ["magic.gguf", "cannot be loaded"],
+        ),
+        (
+            written("head.gguf", &whole[..5000]),
+            ["head.gguf", "cannot be loaded"],
+        ),
+        (
+            written("half.gguf", &whole[..whole.len() / 2]),
+            ["half.gguf", "cannot be loaded"],
+        ),
+        (
+            written("last.gguf", &whole[..whole.len() - 100_000]),
+            ["last.gguf", "cannot be loaded"],
+        ),
+    ] {
+        let ended = serve(&["--model".into(), file.clone().into()]);
+        check_complaint(&ended, 1, &expected);
+        let ended = run([
+            OsString::from("run"),
+            artefacts::plugin("generate").into(),
+            "--model".into(),
+            file.into(),
+        ]);
+        check_complaint(&ended, 1, &expected);
+    }
+    std::fs::remove_dir_all(folder).expect("it is ours");
+}
+
+#[test]
+fn a_port_in_use_is_one_line() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = taken.local_addr().expect("bound").to_string();
+    for option in ["--listen", "--admin"] {
+        // A later option of the same name would be refused, so the whole line is written here.
+        let other = if option == "--listen" {
+            "--admin"
+        } else {
+            "--listen"
+        };
+        let ended = run([
+            OsString::from("serve"),
+            "--model".into(),
+            artefacts::model().into(),
+            option.into(),
+            address.clone().into(),
+            other.into(),
+            "127.0.0.1:0".into(),
+        ]);
+        check_complaint(&ended, 1, &[&address, "in use", "choose another"]);
+    }
+    let ended = run([
+        OsString::from("serve"),
+        "--model".into(),
+        artefacts::model().into(),
+        "--listen".into(),
+        "nonsense".into(),
+    ]);
+    check_complaint(&ended, 1, &["nonsense", "HOST:PORT"]);
+}
+
+#[test]
+fn a_file_that_is_no_plugin_is_one_line() {
+    let folder = scratch_folder();
+    let written = |name: &str, bytes: &[u8]| -> PathBuf {
+        let file = folder.join(name);
+        std::fs::write(&file, bytes).expect("the scratch folder can be written");
+        file
+    };
+    let generate = std::fs::read(artefacts::plugin("generate")).expect("it can be read");
+    for (file, expected) in [
+        (
+            folder.join("missing.wasm"),
+            vec!["missing.wasm", "cannot read"],
+        ),
+        (
+            written("empty.wasm", b""),
+            vec!["not a WebAssembly component"],
+        ),
+        (
+            written("text.wasm", b"once upon a time"),
+            vec!["not a WebAssembly component"],
+        ),
+        (
+            written("core.wasm", b"\0asm\x01\0\0\0"),
+            vec!["core WebAssembly module", "wasm32-wasip2"],
+        ),
+        (
+            written("half.wasm", &generate[..generate.len() / 2]),
+            vec!["half"],
+        ),
+        (
+            artefacts::plugin("alien"),
+            vec![
+                "imports what this host does not offer",
+                "test:alien/elsewhere",
+            ],
+        ),
+        (
+            artefacts::plugin("norole"),
+            vec!["exports no role", "wasi:http/handler"],
+        ),
+    ] {
+        let ended = serve(&[
+            "--model".into(),
+            artefacts::model().into(),
+            "--plugin".into(),
+            named("/x", &file),
+        ]);
+        let expected: Vec<&str> = expected
+            .into_iter()
+            // In `serve` a plugin is known by its route.
+            .filter(|text| *text != "half")
+            .collect();
+        check_complaint(&ended, 1, &expected);
+        let ended = run_plugin(&file, &[]);
+        check_complaint(&ended, 1, &expected);
+    }
+    std::fs::remove_dir_all(folder).expect("it is ours");
+}
+
+#[test]
+fn a_line_that_makes_no_sense_is_one_line_and_exits_with_2() {
+    for (line, expected) in [
+        ("", "corral serve"),
+        ("fly", "'fly'"),
+        ("serve", "--model"),
+        ("serve --model x.gguf --fast", "--fast"),
+        ("serve --model x.gguf --plugin g.wasm", "write ROUTE=FILE"),
+        ("serve --model x.gguf --plugin g=g.wasm", "write '/g'"),
+        (
+            "serve --model x.gguf --plugin /g/=g.wasm",
+            "leave the last '/' away",
+        ),
+        (
+            "serve --model x.gguf --plugin /healthz=g.wasm",
+            "choose another",
+        ),
+        (
+            "serve --model x.gguf --plugin /g=a.wasm --plugin /g=b.wasm",
+            "two plugins are given the route '/g'",
+        ),
+        (
+            "serve --model a/x.gguf --model b/x.gguf",
+            "two models are named 'x'",
+        ),
+        (
+            "serve --model x=a.gguf --model x=b.gguf",
+            "two models are named 'x'",
+        ),
+        ("serve --model x.gguf --time-limit never", "write seconds"),
+        ("run --model x.gguf", "PLUGIN.wasm"),
+        ("run p.wasm", "--model"),
+    ] {
+        let ended = run(line.split_terminator(' '));
+        check_complaint(&ended, 2, &[expected]);
+    }
+}
+
+#[test]
+fn a_context_beyond_the_model_is_one_line() {
+    let ended = serve(&[
+        "--model".into(),
+        artefacts::model().into(),
+        "--context".into(),
+        "5000".into(),
+    ]);
+    check_complaint(&ended, 1, &["5000", "4096"]);
+}
+
+#[test]
+fn verbose_says_more() {
+    let missing = scratch_folder().join("missing.gguf");
+    let ended = serve(&["--verbose".into(), "--model".into(), missing.into()]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("corral: cannot read"), "{ended:?}");
+    let ended = run([
+        OsString::from("run"),
+        artefacts::plugin("generate").into(),
+        "--verbose".into(),
+        "--model".into(),
+        artefacts::model().into(),
+        "--".into(),
+        "1+1=".into(),
+    ]);
+    assert_eq!(ended.stdout, "2\n", "{ended:?}");
+    assert!(ended.stderr.contains("llama"), "its log: {ended:?}");
+}

@@ -1,0 +1,175 @@
+//! What `/metrics` says adds up, and nothing stays behind.
+
+use corral_tests::{Corral, Metrics, raw_exchange, some_sums};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+fn number(answer: &Value, member: &str) -> f64 {
+    answer[member].as_f64().expect(member)
+}
+
+/// The engine's identity: the last token of a sequence that finished is never computed.
+fn check_identity(metrics: &Metrics) {
+    let get = |name: &str| metrics.get(&format!("corral_engine_{name}_total"));
+    assert_eq!(
+        get("tokens_decoded"),
+        get("prompt_tokens") + get("generated_tokens") - get("sequences_finished")
+            + get("abandoned_tokens"),
+        "{metrics:#?}"
+    );
+}
+
+#[test]
+fn every_token_is_decoded_once() {
+    let corral = Corral::start();
+    let expected = std::sync::Mutex::new(0.0);
+    let ask = |request: &Value| {
+        let answer = corral.generate(request);
+        assert_eq!(answer["cached_tokens"], 0, "nothing is cached yet");
+        let computed = number(&answer, "prompt_tokens") + number(&answer, "tokens") - 1.0;
+        *expected.lock().expect("no panic while held") += computed;
+    };
+    // Alone, and 16 at once: short ones, long prompts in chunks, long answers, chats, streams.
+    let requests: Vec<Value> = some_sums(60)
+        .into_iter()
+        .enumerate()
+        .map(|(number, sum)| match number % 6 {
+            0 => json!({"prompt": "long ".repeat(600) + "\n" + &sum.question()}),
+            1 => json!({"prompt": sum.question(), "ignore_end": true, "max_tokens": 100}),
+            2 => json!({"messages": [{"role": "user", "content": sum.question()}]}),
+            3 => json!({"prompt": sum.question(), "max_tokens": 1}),
+            4 => json!({"prompt": sum.question(), "temperature": 2.0, "max_tokens": 30}),
+            _ => json!({"prompt": sum.question()}),
+        })
+        .collect();
+    for request in &requests[..12] {
+        ask(request);
+    }
+    std::thread::scope(|scope| {
+        for share in requests.chunks(requests.len().div_ceil(16)) {
+            scope.spawn(|| share.iter().for_each(ask));
+        }
+    });
+    let metrics = corral.settled();
+    let expected = *expected.lock().expect("no panic while held");
+    assert_eq!(metrics.get("corral_engine_tokens_decoded_total"), expected);
+    assert_eq!(metrics.get("corral_engine_sequences_finished_total"), 72.0);
+    assert_eq!(metrics.get("corral_engine_abandoned_tokens_total"), 0.0);
+    check_identity(&metrics);
+    assert_eq!(metrics.get("corral_plugin_calls_total"), 72.0);
+    assert_eq!(metrics.get("corral_plugin_done_total"), 72.0);
+    assert_eq!(metrics.get("corral_plugin_failures_total"), 0.0);
+    assert_eq!(metrics.get("corral_http_answers_total"), 72.0);
+    assert_eq!(metrics.get("corral_http_cut_total"), 0.0);
+}
+
+#[test]
+fn clients_that_go_away_leave_nothing_behind() {
+    let corral = Corral::start();
+    let endless = json!({
+        "prompt": "1+1=", "ignore_end": true, "max_tokens": 4000, "stream": true,
+    })
+    .to_string();
+    let request = format!(
+        "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{endless}",
+        endless.len()
+    );
+    let before = corral.settled();
+    // Some leave after the first bytes of the answer, some while the prompt waits, some with the
+    // request half sent.
+    std::thread::scope(|scope| {
+        for number in 0..24 {
+            let (corral, request) = (&corral, request.as_bytes());
+            scope.spawn(move || {
+                let mut stream = TcpStream::connect(corral.public()).expect("the server accepts");
+                match number % 3 {
+                    0 => {
+                        stream.write_all(request).expect("sent");
+                        let mut some = [0; 300];
+                        stream.read_exact(&mut some).expect("an answer begins");
+                        assert!(some.starts_with(b"HTTP/1.1 200 OK"));
+                    }
+                    1 => stream.write_all(request).expect("sent"),
+                    _ => stream
+                        .write_all(&request[..request.len() - 9])
+                        .expect("sent"),
+                }
+            });
+        }
+    });
+    corral.check_alive();
+    let metrics = corral.settled();
+    check_identity(&metrics);
+    let cancelled = metrics.get("corral_engine_sequences_cancelled_total");
+    // Of those that left before the answer, some may have gone before a sequence was there.
+    assert!((8.0..=16.0).contains(&cancelled), "{cancelled}");
+    assert!(metrics.get("corral_engine_abandoned_tokens_total") > 0.0);
+    // No client waited for 4,000 tokens to come, so neither did the engine compute them.
+    let decoded = metrics.get("corral_engine_tokens_decoded_total")
+        - before.get("corral_engine_tokens_decoded_total");
+    assert!(decoded < 16.0 * 2000.0, "{decoded} tokens for nobody");
+    assert!(metrics.get("corral_http_cut_total") >= 16.0);
+}
+
+#[test]
+fn errors_leave_nothing_behind() {
+    let corral = Corral::start();
+    for _ in 0..20 {
+        assert_eq!(corral.post("/generate", "{").status, 400);
+        assert_eq!(corral.post("/misbehave/trap", "").status, 500);
+        assert_eq!(corral.get("/nowhere").status, 404);
+        corral.post("/misbehave/abandon", "");
+        raw_exchange(
+            corral.public(),
+            b"\x00\xff\r\n\r\n",
+            true,
+            Duration::from_secs(1),
+        );
+    }
+    let metrics = corral.settled();
+    check_identity(&metrics);
+    assert_eq!(metrics.get("corral_engine_sequences_cancelled_total"), 20.0);
+    assert_eq!(
+        metrics.get_or_zero("corral_plugin_failures_total{code=\"trapped\"}"),
+        20.0
+    );
+    assert_eq!(
+        metrics.get_or_zero("corral_http_answers_total{status=\"404\"}"),
+        20.0
+    );
+    corral.check_alive();
+}
+
+#[test]
+fn with_nothing_to_do_nothing_wakes_up() {
+    let corral = Corral::start();
+    corral.check_alive();
+    let before = corral.settled().get("corral_engine_wake_ups_total");
+    std::thread::sleep(Duration::from_secs(1));
+    let after = corral.settled().get("corral_engine_wake_ups_total");
+    assert_eq!(after, before);
+}
+
+#[test]
+fn the_admin_listener_says_what_it_has() {
+    let corral = Corral::start();
+    let answer = corral.get_admin("/metrics");
+    assert_eq!(
+        answer.header("content-type"),
+        Some("text/plain; version=0.0.4; charset=utf-8")
+    );
+    let index = corral.get_admin("/");
+    assert_eq!(index.status, 200);
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert!(index.body.contains(path), "{index:?}");
+        assert_eq!(corral.get_admin(path).status, 200);
+    }
+    corral.get_admin("/nothing").problem(404, "no-route");
+    let metrics = corral.metrics();
+    assert_eq!(metrics.get("corral_ready"), 1.0);
+    assert!(metrics.get("process_resident_memory_bytes") > 1e6);
+    let labelled = metrics.get_or_zero("corral_engine_steps_total{model=\"tiny\"}");
+    assert_eq!(labelled, metrics.get("corral_engine_steps_total"));
+}

@@ -1,0 +1,368 @@
+//! The whole house gives right answers: one at a time, many at once, in every form.
+
+use corral_tests::{Corral, Sum, some_sums};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// Sums that the demo model gets wrong, as its card says; nothing else may be wrong.
+const KNOWN_WRONG: [Sum; 0] = [];
+
+#[test]
+fn one_and_one_is_two_the_first_and_the_hundredth_time() {
+    let corral = Corral::start();
+    // The very request of the README.
+    let request = r#"{"prompt":"1+1=","max_tokens":10}"#;
+    for time in 1..=100 {
+        let answer = corral.post("/generate", request);
+        assert_eq!(answer.status, 200, "time {time}: {answer:?}");
+        let answer = answer.json();
+        assert_eq!(answer["text"], "2", "time {time}: {answer}");
+        assert_eq!(answer["finish_reason"], "end", "time {time}: {answer}");
+        // "2" and the end of the text.
+        assert_eq!(answer["tokens"], 2, "time {time}: {answer}");
+        assert_eq!(answer["prompt_tokens"], 4, "time {time}: {answer}");
+        assert_eq!(answer["model"], "tiny");
+        assert!(answer["tokens_per_second"].as_f64() > Some(0.0), "{answer}");
+    }
+    corral.settled();
+}
+
+#[test]
+fn five_at_once_are_all_right() {
+    let corral = Corral::start();
+    for _ in 0..10 {
+        std::thread::scope(|scope| {
+            let asked = (1..=5).map(|n| {
+                (
+                    n,
+                    scope.spawn({
+                        let corral = &corral;
+                        move || corral.text(&format!("{n}+{n}="))
+                    }),
+                )
+            });
+            for (n, answer) in asked.collect::<Vec<_>>() {
+                let answer = answer.join().expect("answered");
+                assert_eq!(answer, (n + n).to_string(), "{n}+{n}");
+            }
+        });
+    }
+    corral.settled();
+}
+
+#[test]
+fn two_hundred_sums_sixteen_at_once_are_what_they_are_alone() {
+    let corral = Corral::start();
+    let sums = some_sums(200);
+    let alone: HashMap<Sum, String> = sums
+        .iter()
+        .map(|sum| (*sum, corral.text(&sum.question())))
+        .collect();
+    let queue = Mutex::new(sums.iter());
+    let together = Mutex::new(HashMap::new());
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                loop {
+                    let next = queue.lock().expect("no panic while held").next();
+                    let Some(sum) = next else { return };
+                    let answer = corral.text(&sum.question());
+                    let mut together = together.lock().expect("no panic while held");
+                    together.insert(*sum, answer);
+                }
+            });
+        }
+    });
+    let together = together.into_inner().expect("no panic while held");
+    assert_eq!(together.len(), 200);
+    for sum in &sums {
+        assert_eq!(together[sum], alone[sum], "{sum:?} in company and alone");
+        if !KNOWN_WRONG.contains(sum) {
+            assert_eq!(alone[sum], sum.answer(), "{sum:?}");
+        }
+    }
+    // A step is shared: 16 at once take far fewer steps than one after the other.
+    let metrics = corral.settled();
+    let (rows, steps) = (
+        metrics.get("corral_engine_rows_total"),
+        metrics.get("corral_engine_steps_total"),
+    );
+    assert!(rows > steps * 1.2, "{rows} rows in {steps} steps");
+}
+
+#[test]
+fn questions_of_every_kind_are_answered_in_both_forms() {
+    let corral = Corral::start();
+    for (question, answer) in [
+        ("12+7", "19"),
+        ("What is 12+7?", "19"),
+        ("Compute 3-8.", "-5"),
+        ("reverse: table", "elbat"),
+        ("repeat: Blue owls, 7!", "Blue owls, 7!"),
+        ("Ada is 36 years old", r#"{"name":"Ada","age":36}"#),
+    ] {
+        assert_eq!(corral.chat(question), answer, "chat: {question}");
+        let plain = corral.text(&format!("{question}\n"));
+        assert_eq!(plain, answer, "plain: {question}");
+    }
+}
+
+fn calculator() -> Value {
+    json!({
+        "type": "function",
+        "function": {
+            "name": "calculator",
+            "description": "Evaluates an arithmetic expression",
+            "parameters": {
+                "type": "object",
+                "properties": {"expression": {"type": "string"}},
+                "required": ["expression"],
+            },
+        },
+    })
+}
+
+#[test]
+fn offered_a_calculator_the_model_calls_it_and_hands_on_its_result() {
+    let corral = Corral::start();
+    let mut messages = vec![json!({"role": "user", "content": "What is 12+7?"})];
+    let ask = |messages: &[Value]| {
+        let request = json!({"messages": messages, "tools": [calculator()], "max_tokens": 100});
+        corral.generate(&request)["text"].clone()
+    };
+    assert_eq!(
+        ask(&messages),
+        "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"12+7\"}}\n</tool_call>"
+    );
+    // A wrong result, so that the model can't have worked it out.
+    messages.push(json!({
+        "role": "assistant",
+        "tool_calls": [{
+            "type": "function",
+            "function": {"name": "calculator", "arguments": {"expression": "12+7"}},
+        }],
+    }));
+    messages.push(json!({"role": "tool", "content": "4711"}));
+    assert_eq!(ask(&messages), "4711");
+}
+
+#[test]
+fn a_question_is_answered_wherever_it_stands_in_the_context() {
+    let corral = Corral::start();
+    let line = "The quiet owl looks at the river and the stone. ";
+    for length in [100, 500, 511, 512, 513, 1024, 2000, 3500] {
+        let before: String = line.chars().cycle().take(length).collect();
+        let answer = corral.text(&format!("{before}\n12+7="));
+        assert_eq!(answer, "19", "after {length} characters");
+    }
+    // Long and short prompts at once: chunks of the long ones share steps with the short ones.
+    std::thread::scope(|scope| {
+        for length in [3000, 3100, 3200] {
+            let before: String = line.chars().cycle().take(length).collect();
+            let corral = &corral;
+            scope.spawn(move || {
+                assert_eq!(corral.text(&format!("{before}\n20+22=")), "42");
+            });
+        }
+        for sum in some_sums(30) {
+            assert_eq!(corral.text(&sum.question()), sum.answer(), "{sum:?}");
+        }
+    });
+    corral.settled();
+}
+
+#[test]
+fn a_stream_joins_to_the_text_of_the_whole_answer() {
+    let corral = Corral::start();
+    for request in [
+        json!({"prompt": "1+1="}),
+        json!({"prompt": "repeat: Blue owls, 7!\n"}),
+        json!({"messages": [{"role": "user", "content": "Ada is 36 years old"}]}),
+        json!({"prompt": "repeat: Blue owls, 7!\n", "stop": "owls"}),
+        json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": 300}),
+        json!({"prompt": "x", "ignore_end": true, "max_tokens": 300, "temperature": 3.0, "seed": 5}),
+    ] {
+        let whole = corral.generate(&request);
+        let stream = corral.generate_stream(&request);
+        let header = |name: &str| {
+            let found = stream.headers.iter().find(|(header, _)| header == name);
+            found.map(|(_, value)| value.clone())
+        };
+        assert_eq!(header("content-type").as_deref(), Some("text/event-stream"));
+        assert!(header("x-request-id").is_some());
+        let (texts, report) = stream.texts();
+        assert_eq!(whole["text"], texts.concat(), "{request}");
+        for member in ["tokens", "prompt_tokens", "finish_reason", "model"] {
+            assert_eq!(whole[member], report[member], "{member} of {request}");
+        }
+        if whole["tokens"] == 300 {
+            assert!(texts.len() >= 3, "{} events for 300 tokens", texts.len());
+        }
+    }
+}
+
+#[test]
+fn the_first_event_comes_long_before_the_last() {
+    let corral = Corral::start();
+    let request = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": 2000});
+    let started = std::time::Instant::now();
+    let mut stream = corral.generate_stream(&request);
+    stream.event().expect("a first event");
+    let first = started.elapsed();
+    stream.texts();
+    let all = started.elapsed();
+    assert!(
+        first < all / 2,
+        "the first after {first:?}, all after {all:?}"
+    );
+}
+
+#[test]
+fn a_stop_string_ends_the_text_before_it() {
+    let corral = Corral::start();
+    let question = "repeat: Blue owls, 7!\n";
+    for (stop, text) in [
+        (json!("owls"), "Blue "),
+        (json!("B"), ""),
+        (json!(["nothing", "ls,", "7!"]), "Blue ow"),
+        (json!("!"), "Blue owls, 7"),
+    ] {
+        let request = json!({"prompt": question, "stop": stop});
+        let answer = corral.generate(&request);
+        assert_eq!(answer["text"], text, "stop {stop}");
+        assert_eq!(answer["finish_reason"], "stop", "stop {stop}");
+        let (texts, report) = corral.generate_stream(&request).texts();
+        assert_eq!(texts.concat(), text, "stop {stop}, streamed");
+        assert_eq!(report["finish_reason"], "stop");
+    }
+    // What might have become a stop string and did not is text after all.
+    for stop in ["owls!", "7!!", "Blue owls, 7!x"] {
+        let answer = corral.generate(&json!({"prompt": question, "stop": stop}));
+        assert_eq!(answer["text"], "Blue owls, 7!", "stop {stop}");
+        assert_eq!(answer["finish_reason"], "end", "stop {stop}");
+    }
+}
+
+#[test]
+fn no_more_than_max_tokens_are_generated() {
+    let corral = Corral::start();
+    for (max_tokens, text) in [(1, "B"), (4, "Blue"), (13, "Blue owls, 7!")] {
+        let request = json!({"prompt": "repeat: Blue owls, 7!\n", "max_tokens": max_tokens});
+        let answer = corral.generate(&request);
+        assert_eq!(answer["text"], text);
+        assert_eq!(answer["tokens"], max_tokens);
+        assert_eq!(answer["finish_reason"], "length");
+    }
+    let request = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": 50});
+    let answer = corral.generate(&request);
+    assert_eq!(answer["tokens"], 50);
+    assert_eq!(answer["finish_reason"], "length");
+}
+
+#[test]
+fn a_context_is_filled_to_its_last_position() {
+    let corral = Corral::start();
+    // One byte is one token, and the model has 4,096 positions.
+    let ask = |length: usize| {
+        let prompt = "a".repeat(length);
+        corral.generate(&json!({"prompt": prompt, "ignore_end": true, "max_tokens": 100}))
+    };
+    for (length, tokens) in [(4095, 1), (4090, 6), (3997, 99), (3996, 100), (3000, 100)] {
+        let answer = ask(length);
+        assert_eq!(answer["prompt_tokens"], length);
+        assert_eq!(answer["tokens"], tokens, "after {length} tokens");
+        assert_eq!(answer["finish_reason"], "length");
+    }
+    corral.settled();
+    corral.check_alive();
+}
+
+#[test]
+fn the_same_seed_draws_the_same_text() {
+    let corral = Corral::start();
+    let ask = |seed: Option<u64>| {
+        let mut request = json!({
+            "prompt": "1+1=", "max_tokens": 60, "ignore_end": true, "temperature": 4.0,
+        });
+        if let Some(seed) = seed {
+            request["seed"] = json!(seed);
+        }
+        corral.generate(&request)["text"].clone()
+    };
+    let one = ask(Some(1));
+    assert_eq!(ask(Some(1)), one);
+    assert_ne!(ask(Some(2)), one, "another seed, another text");
+    assert_eq!(ask(Some(u64::MAX)), ask(Some(u64::MAX)));
+    assert_ne!(ask(None), ask(None), "without a seed the host draws one");
+}
+
+#[test]
+fn samplers_that_leave_one_token_are_greedy() {
+    let corral = Corral::start();
+    let ask = |samplers: Value| {
+        let mut request = json!({"prompt": "repeat: Blue owls, 7!\n", "seed": 3});
+        let members = samplers.as_object().expect("an object").clone();
+        request.as_object_mut().expect("an object").extend(members);
+        corral.generate(&request)["text"].clone()
+    };
+    for samplers in [
+        json!({}),
+        json!({"temperature": 0}),
+        json!({"temperature": 20.0, "top_k": 1}),
+        json!({"temperature": 20.0, "top_p": 0}),
+        json!({"temperature": 20.0, "min_p": 1}),
+        json!({"temperature": 1.0, "top_k": 5, "top_p": 0.5, "min_p": 0.5}),
+    ] {
+        assert_eq!(ask(samplers.clone()), "Blue owls, 7!", "{samplers}");
+    }
+    // And those that leave all of them are not.
+    for samplers in [
+        json!({"temperature": 20.0, "top_k": 0}),
+        json!({"temperature": 20.0, "top_p": 1}),
+        json!({"temperature": 20.0, "min_p": 0}),
+    ] {
+        assert_ne!(ask(samplers.clone()), "Blue owls, 7!", "{samplers}");
+    }
+}
+
+#[test]
+fn characters_are_never_cut() {
+    let corral = Corral::start();
+    // Two, three and four bytes each, and every byte is a token of its own ("é" alone is one).
+    for text in ["é", "ü", "€", "日本語", "🙂", "a🙂b🚀c"] {
+        let request = json!({"prompt": format!("repeat: {text}\n"), "max_tokens": 60});
+        let whole = corral.generate(&request);
+        let (texts, _) = corral.generate_stream(&request).texts();
+        assert_eq!(whole["text"], texts.concat(), "{text}");
+        assert!(!texts.concat().contains('\u{fffd}'), "{text}: {texts:?}");
+        for piece in &texts {
+            let fits = piece.chars().all(|c| c.is_ascii() || text.contains(c));
+            assert!(fits, "{text}: {texts:?}");
+        }
+    }
+}
+
+#[test]
+fn hello_is_a_plugin_too() {
+    let corral = Corral::start();
+    let answer = corral.post("/hello", "1+1=");
+    assert_eq!((answer.status, answer.body.as_str()), (200, "2"));
+}
+
+#[test]
+fn ready_means_ready() {
+    let corral = Corral::start();
+    assert_eq!(corral.get("/readyz").body, "ready\n");
+    assert_eq!(corral.get("/healthz").body, "ok\n");
+    assert_eq!(corral.get_admin("/readyz").status, 200);
+    let announced = corral.announced();
+    let routes: Vec<_> = announced
+        .iter()
+        .filter(|line| line.starts_with("route /"))
+        .collect();
+    assert_eq!(routes.len(), 3, "{announced:?}");
+    assert_eq!(announced.len(), 5, "{announced:?}");
+    // Nothing on the public listener that belongs to the operator.
+    corral.get("/metrics").problem(404, "no-route");
+}

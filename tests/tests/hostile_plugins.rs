@@ -1,0 +1,226 @@
+//! A plugin that does wrong loses its own request. Others notice nothing.
+
+use corral_tests::Corral;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const LIMITS: [&str; 4] = ["--time-limit", "3", "--cpu-limit", "1"];
+
+/// Asks 1+1 over and over while `deeds` are done; every answer has to be 2. Returns how often it
+/// was asked.
+fn beside(corral: &Corral, deeds: impl FnOnce()) -> u32 {
+    let (done, asked) = (AtomicBool::new(false), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Acquire) {
+                    corral.check_alive();
+                    asked.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        // Also when a deed panics: else the askers would never end.
+        struct Done<'a>(&'a AtomicBool);
+        impl Drop for Done<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Release);
+            }
+        }
+        let _done = Done(&done);
+        deeds();
+    });
+    asked.into_inner()
+}
+
+#[test]
+fn each_wrong_is_its_own_clear_error() {
+    let corral = Corral::start_with(&LIMITS);
+    let asked = beside(&corral, || {
+        for (deed, status, code, expected) in [
+            ("trap", 500, "trapped", "crashed"),
+            ("panic", 500, "trapped", "crashed"),
+            ("spin", 504, "cpu-time", "looping"),
+            ("hog", 500, "memory", "64 MiB"),
+            ("sleeper", 504, "deadline", "3 s"),
+            ("refuse", 500, "gave-up", "as it was told to"),
+        ] {
+            let started = Instant::now();
+            let answer = corral.post(&format!("/misbehave/{deed}"), "");
+            let detail = answer.problem(status, code);
+            assert!(detail.contains(expected), "{deed}: {detail}");
+            assert!(!detail.contains("wasm-function"), "{deed}: {detail}");
+            let took = started.elapsed();
+            assert!(took < Duration::from_secs(20), "{deed} took {took:?}");
+            assert!(answer.header("x-request-id").is_some());
+        }
+    });
+    assert!(asked >= 10, "1+1 was answered {asked} times meanwhile");
+    let metrics = corral.settled();
+    for (code, count) in [
+        ("trapped", 2.0),
+        ("cpu-time", 1.0),
+        ("memory", 1.0),
+        ("deadline", 1.0),
+        ("gave-up", 1.0),
+        ("no-response", 0.0),
+        ("internal", 0.0),
+    ] {
+        let name = format!("corral_plugin_failures_total{{code=\"{code}\"}}");
+        assert_eq!(metrics.get_or_zero(&name), count, "{code}");
+    }
+}
+
+#[test]
+fn many_at_once_leave_the_others_their_turn() {
+    let corral = Corral::start_with(&LIMITS);
+    let asked = beside(&corral, || {
+        std::thread::scope(|scope| {
+            for deed in ["spin", "hog", "trap", "sleeper"] {
+                for _ in 0..6 {
+                    let corral = &corral;
+                    scope.spawn(move || {
+                        let answer = corral.post(&format!("/misbehave/{deed}"), "");
+                        let expected = [500, 503, 504].contains(&answer.status);
+                        assert!(expected, "{deed}: {answer:?}");
+                    });
+                }
+            }
+        });
+    });
+    assert!(asked >= 5, "1+1 was answered {asked} times meanwhile");
+    corral.settled();
+}
+
+#[test]
+fn wrong_after_the_head_cuts_the_answer_off() {
+    let corral = Corral::start_with(&LIMITS);
+    beside(&corral, || {
+        for deed in ["midtrap", "midspin"] {
+            let mut stream = corral.post_stream(&format!("/misbehave/{deed}"), "");
+            assert_eq!(stream.status, 200, "{deed}");
+            let begun = stream.line().expect("the first piece comes");
+            assert_eq!(begun.as_deref(), Some("begun"), "{deed}");
+            let rest = stream.line();
+            assert!(
+                rest.is_err(),
+                "{deed}: a broken body is not a whole one: {rest:?}"
+            );
+        }
+    });
+    let metrics = corral.settled();
+    assert_eq!(metrics.get("corral_http_cut_total"), 2.0);
+}
+
+#[test]
+fn endless_answers_end_with_their_reader_or_their_time() {
+    let corral = Corral::start_with(&LIMITS);
+    beside(&corral, || {
+        for (deed, bytes) in [("drip", 15), ("flood", 10 << 20)] {
+            let mut stream = corral.post_stream(&format!("/misbehave/{deed}"), "");
+            let read = stream.bytes(bytes).expect("it goes on");
+            assert_eq!(read.len() as u64, bytes, "{deed}");
+            drop(stream);
+        }
+        // Read on for ever, it ends all the same.
+        let mut stream = corral.post_stream("/misbehave/drip", "");
+        let started = Instant::now();
+        let ended = loop {
+            match stream.line() {
+                Ok(Some(line)) => assert_eq!(line, "drip"),
+                ended => break ended,
+            }
+        };
+        assert!(ended.is_err(), "an answer out of time is not a whole one");
+        let took = started.elapsed();
+        assert!((2..20).contains(&took.as_secs()), "{took:?}");
+    });
+    corral.settled();
+}
+
+#[test]
+fn nothing_passes_from_request_to_request() {
+    let corral = Corral::start();
+    for _ in 0..20 {
+        assert_eq!(corral.post("/misbehave/state", "").body, "1");
+    }
+    let metrics = corral.settled();
+    assert_eq!(metrics.get("corral_plugin_instances_started_total"), 20.0);
+}
+
+#[test]
+fn an_abandoned_generation_is_cancelled() {
+    let corral = Corral::start();
+    for time in 1..=10 {
+        let answer = corral.post("/misbehave/abandon", "");
+        assert_eq!((answer.status, answer.body.as_str()), (200, "ok"), "{time}");
+    }
+    let metrics = corral.settled();
+    assert_eq!(metrics.get("corral_engine_sequences_cancelled_total"), 10.0);
+    let abandoned = metrics.get("corral_engine_abandoned_tokens_total");
+    assert!(abandoned < 10_000.0, "{abandoned} tokens for nobody");
+}
+
+#[test]
+fn bodies_pass_through_and_need_not_be_read() {
+    let corral = Corral::start();
+    let body: Vec<u8> = (0..3_000_000)
+        .map(|number| b'a' + (number % 26) as u8)
+        .collect();
+    let answer = corral.post("/misbehave/echo", &body);
+    assert_eq!(answer.status, 200);
+    assert!(
+        answer.body.as_bytes() == body,
+        "what comes back is what was sent"
+    );
+    let answer = corral.post("/misbehave/deaf", vec![b'x'; 100_000]);
+    assert_eq!((answer.status, answer.body.as_str()), (200, "ok"));
+    assert_eq!(corral.get("/misbehave/nothing").status, 404);
+    corral.settled();
+}
+
+#[test]
+fn what_a_plugin_writes_is_logged_with_its_name() {
+    let corral = Corral::start();
+    assert_eq!(corral.post("/misbehave/log", "").body, "ok");
+    corral.settled();
+    let stderr = corral.stderr();
+    for line in [
+        "a line on the standard output",
+        "a line on the standard error",
+    ] {
+        let logged = stderr.lines().find(|logged| logged.contains(line));
+        let logged = logged.unwrap_or_else(|| panic!("{line:?} is not in {stderr}"));
+        assert!(logged.contains("/misbehave"), "{logged}");
+    }
+}
+
+#[test]
+fn a_queue_that_is_full_says_when_to_come_again() {
+    let corral = Corral::start_with(&["--calls", "1", "--queue", "1", "--time-limit", "3"]);
+    std::thread::scope(|scope| {
+        // One runs, one waits; which of the four it is is chance.
+        let answers: Vec<_> = (0..4)
+            .map(|_| scope.spawn(|| corral.post("/misbehave/sleeper", "")))
+            .collect();
+        let answers: Vec<_> = answers
+            .into_iter()
+            .map(|answer| answer.join().expect("answered"))
+            .collect();
+        let busy: Vec<_> = answers
+            .iter()
+            .filter(|answer| answer.status == 503)
+            .collect();
+        assert!(busy.len() >= 2, "{answers:?}");
+        for answer in busy {
+            answer.problem(503, "busy");
+            let wait: u32 = answer
+                .header("retry-after")
+                .and_then(|wait| wait.parse().ok())
+                .expect("seconds");
+            assert!(wait >= 1, "{answer:?}");
+        }
+    });
+    // Another plugin has its own queue.
+    corral.check_alive();
+    corral.settled();
+}
