@@ -292,7 +292,10 @@ fn garbage_on_the_socket_hurts_nobody() {
                 Some("") => assert!(!answer.starts_with("HTTP/1.1 2"), "to {start:?}: {answer}"),
                 Some(status) => {
                     let expected = format!("HTTP/1.1 {status}");
-                    assert!(answer.starts_with(&expected), "to {start:?}: {answer}");
+                    let right = answer.starts_with(&expected);
+                    // Who closes its side is gone, as far as the server can tell.
+                    let none = finish && answer.is_empty();
+                    assert!(right || none, "to {start:?}: {answer}");
                 }
             }
         }

@@ -3,7 +3,7 @@
 use crate::access::{Exchange, Observed, REQUEST_ID, RequestId};
 use crate::probes;
 use crate::problem::Problem;
-use crate::request_body::{Capped, discard};
+use crate::request_body::{Capped, State, discard};
 use crate::server::Shared;
 use corral_runtime::{Body, Call};
 use http::header::{CONTENT_LENGTH, EXPECT, HOST};
@@ -19,8 +19,13 @@ pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
     let response = match route(&shared, id, request).await {
         Ok(response) => response,
         Err(problem) => {
-            if problem.status().is_server_error() {
-                tracing::warn!(%id, ?problem, "request failed");
+            // A full queue or a model that is being loaded is no news for each request.
+            match problem.status() {
+                StatusCode::SERVICE_UNAVAILABLE => tracing::debug!(%id, ?problem, "not now"),
+                status if status.is_server_error() => {
+                    tracing::warn!(%id, ?problem, "request failed");
+                }
+                _ => {}
             }
             problem.into_response()
         }
@@ -55,15 +60,18 @@ async fn route(
         id: Some(id.to_string()),
         ..Call::default()
     });
-    let (body, exceeded) = Capped::new(body, limit);
+    let (body, mark) = Capped::new(body, limit);
     let answered = deployment
         .plugin
         .handle(Request::from_parts(head, body))
         .await;
-    if exceeded.is_set() {
-        return Err(Problem::too_large(limit));
+    match (mark.state(), answered) {
+        (State::TooLarge, _) => Err(Problem::too_large(limit)),
+        (State::Broken, Err(_)) => Err(bad_request(
+            "the request's body was not sent to its end, or not as HTTP wants it; send it again",
+        )),
+        (_, answered) => Ok(answered?),
     }
-    Ok(answered?)
 }
 
 /// Answers with `problem`, and first takes in some of a body that nobody is going to read: a client
@@ -82,6 +90,10 @@ async fn refuse(
     Err(problem)
 }
 
+fn bad_request(detail: &str) -> Problem {
+    Problem::new(StatusCode::BAD_REQUEST, "bad-request", detail)
+}
+
 /// The body's length as the client announced it; hyper has checked the header.
 fn announced_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
@@ -90,27 +102,26 @@ fn announced_length(headers: &HeaderMap) -> Option<u64> {
 /// The request's target with scheme and authority, which WASI gives a plugin apart from the path.
 /// Path and query stay as they came.
 fn absolute(target: Uri, headers: &HeaderMap) -> Result<Uri, Problem> {
-    let bad = |detail: &str| Problem::new(StatusCode::BAD_REQUEST, "bad-request", detail);
     let mut parts: Parts = target.into_parts();
     parts.scheme = Some(Scheme::HTTP);
     if parts.authority.is_none() {
         let mut hosts = headers.get_all(HOST).iter();
         let host = match (hosts.next(), hosts.next()) {
             (Some(host), None) => host,
-            (None, _) => return Err(bad("the request has no Host header; send one")),
+            (None, _) => return Err(bad_request("the request has no Host header; send one")),
             (Some(_), Some(_)) => {
-                return Err(bad("the request has two Host headers; send one"));
+                return Err(bad_request("the request has two Host headers; send one"));
             }
         };
         let authority = host
             .to_str()
             .ok()
             .and_then(|host| host.parse::<Authority>().ok())
-            .ok_or_else(|| bad("the Host header is no host; send HOST or HOST:PORT"))?;
+            .ok_or_else(|| bad_request("the Host header is no host; send HOST or HOST:PORT"))?;
         parts.authority = Some(authority);
     }
     Uri::from_parts(parts)
-        .map_err(|_| bad("the request's target is no path; send one that begins with '/'"))
+        .map_err(|_| bad_request("the request's target is no path; send one that begins with '/'"))
 }
 
 #[cfg(test)]
@@ -133,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_without_one_host_is_bad() {
+    fn a_request_without_one_host_is_bad_request() {
         let target = Uri::from_static("/x");
         let mut two = with_host("a");
         two.append(HOST, HeaderValue::from_static("b"));

@@ -1,26 +1,46 @@
 //! The request's body on its way to the plugin: not longer than the plugin's limit.
 //!
-//! A plugin whose body is cut off answers whatever it makes of that. So the cap leaves a mark, and
-//! the server answers 413 in the plugin's place as long as no answer has been begun.
+//! A plugin whose request is cut off answers whatever it makes of that. So a body that ends badly
+//! leaves a mark, and the server can say in the plugin's place whose fault it was.
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
 
 /// Bytes beyond the limit that are read and thrown away. A client that writes its whole request
 /// before it reads the answer gets the 413 then, rather than a broken connection.
 const LINGER: u64 = 16 << 20;
 
-/// Is set once a body has gone beyond its limit.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Exceeded(Arc<AtomicBool>);
+/// How a body has come so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum State {
+    /// Nothing is wrong yet.
+    Good,
+    /// It went beyond its limit.
+    TooLarge,
+    /// The client did not send it to its end, or not as HTTP wants it.
+    Broken,
+}
 
-impl Exceeded {
-    pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+/// Tells how a body came, after the body itself has been given away.
+#[derive(Clone, Debug)]
+pub(crate) struct Mark(Arc<AtomicU8>);
+
+impl Mark {
+    fn set(&self, state: State) {
+        self.0.store(state as u8, Ordering::Release);
+    }
+
+    pub(crate) fn state(&self) -> State {
+        match self.0.load(Ordering::Acquire) {
+            mark if mark == State::TooLarge as u8 => State::TooLarge,
+            mark if mark == State::Broken as u8 => State::Broken,
+            _ => State::Good,
+        }
     }
 }
 
@@ -38,19 +58,19 @@ pub(crate) struct Capped<B> {
     inner: B,
     limit: u64,
     seen: u64,
-    exceeded: Exceeded,
+    mark: Mark,
 }
 
 impl<B> Capped<B> {
-    pub(crate) fn new(inner: B, limit: u64) -> (Self, Exceeded) {
-        let exceeded = Exceeded::default();
+    pub(crate) fn new(inner: B, limit: u64) -> (Self, Mark) {
+        let mark = Mark(Arc::new(AtomicU8::new(State::Good as u8)));
         let body = Capped {
             inner,
             limit,
             seen: 0,
-            exceeded: exceeded.clone(),
+            mark: mark.clone(),
         };
-        (body, exceeded)
+        (body, mark)
     }
 }
 
@@ -70,6 +90,7 @@ where
             let frame = match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
                 Some(Ok(frame)) => frame,
                 Some(Err(error)) if self.seen <= self.limit => {
+                    self.mark.set(State::Broken);
                     return Poll::Ready(Some(Err(Cut::Client(error.into()))));
                 }
                 None if self.seen <= self.limit => return Poll::Ready(None),
@@ -80,7 +101,7 @@ where
             if self.seen <= self.limit {
                 return Poll::Ready(Some(Ok(frame)));
             }
-            self.exceeded.0.store(true, Ordering::Release);
+            self.mark.set(State::TooLarge);
             if self.seen - self.limit > LINGER {
                 return Poll::Ready(Some(Err(Cut::TooLarge(self.limit))));
             }
@@ -119,21 +140,21 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_at_its_limit_passes() {
-        let (body, exceeded) = Capped::new(Full::new(Bytes::from_static(b"12345678")), 8);
+        let (body, mark) = Capped::new(Full::new(Bytes::from_static(b"12345678")), 8);
         let read = body.collect().await.expect("8 of 8 bytes").to_bytes();
         assert_eq!(&read[..], b"12345678");
-        assert!(!exceeded.is_set());
+        assert_eq!(mark.state(), State::Good);
     }
 
     #[tokio::test]
     async fn a_byte_more_is_an_error_and_leaves_a_mark() {
-        let (body, exceeded) = Capped::new(Full::new(Bytes::from_static(b"123456789")), 8);
+        let (body, mark) = Capped::new(Full::new(Bytes::from_static(b"123456789")), 8);
         let error = body.collect().await.expect_err("9 of 8 bytes");
         assert_eq!(
             error.to_string(),
             "the request's body is larger than 8 bytes"
         );
-        assert!(exceeded.is_set());
+        assert_eq!(mark.state(), State::TooLarge);
     }
 
     #[tokio::test]
@@ -151,9 +172,27 @@ mod tests {
                 Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[0; 1 << 20])))))
             }
         }
-        let (body, exceeded) = Capped::new(Endless(0), 8);
+        let (body, mark) = Capped::new(Endless(0), 8);
         assert!(body.collect().await.is_err());
-        assert!(exceeded.is_set());
+        assert_eq!(mark.state(), State::TooLarge);
         discard(Endless(0)).await;
+    }
+
+    #[tokio::test]
+    async fn a_body_that_breaks_off_leaves_another_mark() {
+        struct Broken;
+        impl Body for Broken {
+            type Data = Bytes;
+            type Error = std::io::Error;
+            fn poll_frame(
+                self: Pin<&mut Self>,
+                _: &mut Context<'_>,
+            ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+                Poll::Ready(Some(Err(std::io::ErrorKind::UnexpectedEof.into())))
+            }
+        }
+        let (body, mark) = Capped::new(Broken, 8);
+        assert!(body.collect().await.is_err());
+        assert_eq!(mark.state(), State::Broken);
     }
 }
