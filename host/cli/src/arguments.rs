@@ -307,6 +307,15 @@ mod tests {
     }
 
     #[test]
+    fn default_logs_can_be_read() {
+        for line in ["corral serve --model x", "corral run p --model x"] {
+            let logs = parse(line).expect("a good line").command.default_logs();
+            let read = logs.parse::<tracing_subscriber::filter::Targets>();
+            assert!(read.is_ok(), "{logs}");
+        }
+    }
+
+    #[test]
     fn models_are_named_by_their_files_unless_said_otherwise() {
         for (text, name, file) in [
             ("models/tiny.gguf", "tiny", "models/tiny.gguf"),

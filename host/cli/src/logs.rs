@@ -1,7 +1,11 @@
 //! Logs go to stderr; how many is up to `RUST_LOG`, else `--verbose`, else the command.
+//!
+//! `RUST_LOG` is read as levels by target, such as `warn,llama=debug`, and no more than that.
 
-use std::io::IsTerminal;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// What `--verbose` shows: our own decisions and llama.cpp's, not every library's.
 const VERBOSE: &str = "info,corral=debug,corral_engine=debug,corral_runtime=debug,\
@@ -17,13 +21,27 @@ pub(crate) fn start(verbose: bool, default: &str) {
         None if verbose => VERBOSE,
         None => default,
     };
-    let filter = EnvFilter::try_new(directives).unwrap_or_else(|error| {
-        eprintln!("corral: RUST_LOG is ignored: {error}");
-        EnvFilter::new(default)
+    let filter = directives.parse::<Targets>().unwrap_or_else(|error| {
+        eprintln!("corral: RUST_LOG is ignored: {error}; write e.g. RUST_LOG=warn,llama=debug");
+        // Ours, and tested.
+        default.parse().unwrap_or_default()
     });
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
+    // Without colours: logs are mostly read from files.
+    let output = fmt::layer().with_writer(std::io::stderr).with_ansi(false);
+    tracing_subscriber::registry()
+        .with(output)
+        .with(filter)
         .init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verbose_can_be_read() {
+        let filter: Targets = VERBOSE.parse().expect("it can");
+        assert!(filter.would_enable("llama", &tracing::Level::DEBUG));
+        assert!(!filter.would_enable("hyper", &tracing::Level::DEBUG));
+    }
 }
