@@ -308,7 +308,10 @@ fn check_options(options: &Options) -> Result<(), Error> {
             stop.len()
         ));
     }
-    options.samplers.iter().try_for_each(|sampler| sampler.check())
+    options
+        .samplers
+        .iter()
+        .try_for_each(|sampler| sampler.check())
 }
 
 /// Counts the sequences that run or wait, up to a limit.

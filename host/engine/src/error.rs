@@ -70,7 +70,9 @@ pub enum LoadError {
     #[error("{0}")]
     Config(String),
     /// The context could not be made, most often for want of memory.
-    #[error("no context of {cells} cells can be made: {cause}; lower the number of cells or free memory")]
+    #[error(
+        "no context of {cells} cells can be made: {cause}; lower the number of cells or free memory"
+    )]
     Context {
         /// Cells that were asked for.
         cells: u32,

@@ -251,7 +251,8 @@ mod tests {
     fn each_filter_keeps_what_it_says() {
         let row = logits(&[0.1, 0.4, 0.3, 0.15, 0.05]);
         let kept = |samplers: &[Sampler]| -> Vec<usize> {
-            (0..).zip(counts(samplers, &row, 3_000))
+            (0..)
+                .zip(counts(samplers, &row, 3_000))
                 .filter(|(_, count)| *count > 0)
                 .map(|(token, _)| token)
                 .collect()
@@ -288,7 +289,10 @@ mod tests {
             Sampler::MinP(-0.1),
             Sampler::TopP(f32::NAN),
         ] {
-            assert!(matches!(sampler.check(), Err(Error::Invalid(_))), "{sampler:?}");
+            assert!(
+                matches!(sampler.check(), Err(Error::Invalid(_))),
+                "{sampler:?}"
+            );
         }
         assert!(Sampler::Temperature(0.0).check().is_ok());
     }

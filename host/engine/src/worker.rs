@@ -227,7 +227,8 @@ impl<B: Backend> Worker<B> {
                 add(&self.counters.rows, step.rows.len() as u64);
                 add(&self.counters.tokens_decoded, self.inputs.len() as u64);
                 let ended = self.sample(&step.rows, after);
-                self.scheduler.applied(StepResult::Decoded { ended: &ended });
+                self.scheduler
+                    .applied(StepResult::Decoded { ended: &ended });
                 add_time(&self.counters.sample_nanos, after.elapsed());
             }
             Err(error) => {
@@ -323,7 +324,10 @@ impl<B: Backend> Worker<B> {
         let counters = &self.counters;
         add(&counters.finished, 1);
         add(&counters.prompt_tokens, u64::from(outcome.prompt_tokens));
-        add(&counters.generated_tokens, u64::from(outcome.generated_tokens));
+        add(
+            &counters.generated_tokens,
+            u64::from(outcome.generated_tokens),
+        );
         add_time(&counters.prefill_nanos, outcome.prefill_time);
         add_time(&counters.decode_nanos, outcome.decode_time);
         self.text.clear();
@@ -351,7 +355,10 @@ impl<B: Backend> Worker<B> {
         set(&counters.running, scheduler.running() as u64);
         set(&counters.ids_used, scheduler.ids_used() as u64);
         set(&counters.cells_used, u64::from(scheduler.cells_used()));
-        set(&counters.cells_reserved, u64::from(scheduler.cells_reserved()));
+        set(
+            &counters.cells_reserved,
+            u64::from(scheduler.cells_reserved()),
+        );
     }
 
     /// With nothing running, no id may hold a cell: asks the backend itself.

@@ -78,13 +78,16 @@ impl LlamaContext {
         // SAFETY: the model is alive and outlives the context (`_model`); `params` holds no
         // pointers but null ones.
         let context = unsafe { sys::llama_init_from_model(model.as_ptr(), params) };
-        let context =
-            Context(NonNull::new(context).ok_or_else(|| failed(log::take_last_error()))?);
+        let context = Context(NonNull::new(context).ok_or_else(|| failed(log::take_last_error()))?);
         // SAFETY: both live as long as this value, the context being dropped first.
         unsafe {
             sys::llama_attach_threadpool(context.0.as_ptr(), pool.as_ptr(), pool.as_ptr());
         }
-        tracing::debug!(threads = pool.threads(), cells = settings.cells, "context made");
+        tracing::debug!(
+            threads = pool.threads(),
+            cells = settings.cells,
+            "context made"
+        );
         Ok(Self {
             context,
             batch: Batch::new(settings.step_tokens as usize),
@@ -110,9 +113,8 @@ impl LlamaContext {
 impl Backend for LlamaContext {
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
         // llama.cpp ends the process on ids it has not: check before the call.
-        let known = |input: &Input| {
-            input.seq.0 < self.seq_ids && (input.token as usize) < self.vocabulary
-        };
+        let known =
+            |input: &Input| input.seq.0 < self.seq_ids && (input.token as usize) < self.vocabulary;
         if !step.iter().all(known) {
             return Err(DecodeError::Failed(-1));
         }

@@ -49,10 +49,12 @@ impl Model {
         let file = path
             .to_str()
             .and_then(|text| CString::new(text).ok())
-            .ok_or_else(|| LoadError::Config(format!(
-                "the path {} is not valid UTF-8, which llama.cpp needs; rename the file",
-                path.display()
-            )))?;
+            .ok_or_else(|| {
+                LoadError::Config(format!(
+                    "the path {} is not valid UTF-8, which llama.cpp needs; rename the file",
+                    path.display()
+                ))
+            })?;
         // SAFETY: no arguments, a plain struct out.
         let params = unsafe { sys::llama_model_default_params() };
         log::take_last_error();
@@ -148,7 +150,11 @@ impl Model {
         let text = unsafe { sys::llama_model_chat_template(self.as_ptr(), std::ptr::null()) };
         // SAFETY: a template that is not null is NUL-terminated and lives as long as the model.
         (!text.is_null())
-            .then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+            .then(|| {
+                unsafe { CStr::from_ptr(text) }
+                    .to_string_lossy()
+                    .into_owned()
+            })
             .filter(|text| !text.is_empty())
     }
 
@@ -176,7 +182,10 @@ impl Model {
             };
             if let Ok(count) = usize::try_from(count) {
                 tokens.truncate(count);
-                return tokens.into_iter().map(|t| Token::try_from(t).ok()).collect();
+                return tokens
+                    .into_iter()
+                    .map(|t| Token::try_from(t).ok())
+                    .collect();
             }
             // A negative answer is the number of tokens that are needed.
             tokens.resize(usize::try_from(count.checked_neg()?).ok()?, 0);
@@ -239,17 +248,22 @@ impl Pieces {
                 buffer.resize(64, 0);
                 model.read_piece(id, true, &mut buffer);
                 if !buffer.is_empty() {
-                    pieces.control.push((Token::try_from(token).unwrap_or(0), (&buffer[..]).into()));
+                    pieces
+                        .control
+                        .push((Token::try_from(token).unwrap_or(0), (&buffer[..]).into()));
                 }
             }
-            pieces.starts.push(u32::try_from(pieces.bytes.len()).unwrap_or(u32::MAX));
+            pieces
+                .starts
+                .push(u32::try_from(pieces.bytes.len()).unwrap_or(u32::MAX));
         }
         pieces
     }
 
     fn get(&self, token: Token, special: bool) -> &[u8] {
         let index = token as usize;
-        let (Some(&start), Some(&end)) = (self.starts.get(index), self.starts.get(index + 1)) else {
+        let (Some(&start), Some(&end)) = (self.starts.get(index), self.starts.get(index + 1))
+        else {
             return &[];
         };
         let plain = &self.bytes[start as usize..end as usize];

@@ -28,7 +28,11 @@ impl Backend for Counting {
         self.rows.clear();
         for input in step {
             let cells = self.cells.entry(input.seq).or_default();
-            assert_eq!(cells.len(), input.position as usize, "positions without gaps");
+            assert_eq!(
+                cells.len(),
+                input.position as usize,
+                "positions without gaps"
+            );
             cells.push(input.token);
             self.rows.push(input.output.then(|| {
                 let mut row = vec![0.0; VOCABULARY as usize];
@@ -56,7 +60,9 @@ struct Digits;
 
 impl Vocabulary for Digits {
     fn piece(&self, token: Token) -> &[u8] {
-        b"0123456789".get(token as usize..=token as usize).unwrap_or_default()
+        b"0123456789"
+            .get(token as usize..=token as usize)
+            .unwrap_or_default()
     }
 
     fn ends_generation(&self, token: Token) -> bool {
@@ -88,7 +94,11 @@ impl Bench {
             counters.clone(),
         );
         let thread = Some(std::thread::spawn(move || worker.run()));
-        Self { commands, counters, thread }
+        Self {
+            commands,
+            counters,
+            thread,
+        }
     }
 
     fn submit(&self, prompt: Vec<Token>, options: Options) -> Generation {
@@ -100,7 +110,9 @@ impl Bench {
             submitted: Instant::now(),
             place: crate::engine::Place::uncounted(),
         };
-        self.commands.send(Command::Generate(Box::new(submission))).unwrap();
+        self.commands
+            .send(Command::Generate(Box::new(submission)))
+            .unwrap();
         generation
     }
 
@@ -115,7 +127,10 @@ impl Bench {
 }
 
 fn limit(max_tokens: u32) -> Options {
-    Options { max_tokens, ..Options::default() }
+    Options {
+        max_tokens,
+        ..Options::default()
+    }
 }
 
 /// Reads a generation to its end without a runtime.
@@ -148,7 +163,12 @@ fn value(counter: &std::sync::atomic::AtomicU64) -> u64 {
 fn many_sequences_share_few_ids_and_each_gets_its_own_answer() {
     let bench = Bench::start();
     let running: Vec<_> = (0..50)
-        .map(|n| (n, bench.submit((n..n + 1 + n % 30).collect(), limit(1 + n % 9))))
+        .map(|n| {
+            (
+                n,
+                bench.submit((n..n + 1 + n % 30).collect(), limit(1 + n % 9)),
+            )
+        })
         .collect();
     let mut tokens = 0;
     for (n, generation) in running {
@@ -156,7 +176,10 @@ fn many_sequences_share_few_ids_and_each_gets_its_own_answer() {
         let first = n + 1 + n % 30;
         assert_eq!(chunk.tokens, (first..=first + n % 9).collect::<Vec<_>>());
         let outcome = outcome.unwrap();
-        assert_eq!((outcome.finish, outcome.generated_tokens), (Finish::Length, 1 + n % 9));
+        assert_eq!(
+            (outcome.finish, outcome.generated_tokens),
+            (Finish::Length, 1 + n % 9)
+        );
         tokens += u64::from(outcome.prompt_tokens + outcome.generated_tokens - 1);
     }
     let counters = bench.end();
@@ -172,21 +195,35 @@ fn a_generation_ends_at_its_end_token_its_stop_string_or_its_limit() {
     assert_eq!(chunk.tokens, [997, 998, END]);
     assert_eq!(outcome.unwrap().finish, Finish::End);
 
-    let ignore_end = Options { ignore_end: true, ..limit(4) };
+    let ignore_end = Options {
+        ignore_end: true,
+        ..limit(4)
+    };
     let (chunk, outcome) = read(bench.submit(vec![997], ignore_end));
     assert_eq!(chunk.tokens, [998, END, 0, 1]);
-    assert_eq!((outcome.unwrap().finish, chunk.text.as_str()), (Finish::Length, "01"));
+    assert_eq!(
+        (outcome.unwrap().finish, chunk.text.as_str()),
+        (Finish::Length, "01")
+    );
 
-    let stop = Options { stop: vec!["45".into()], ..limit(20) };
+    let stop = Options {
+        stop: vec!["45".into()],
+        ..limit(20)
+    };
     let (chunk, outcome) = read(bench.submit(vec![1], stop));
-    assert_eq!((outcome.unwrap().finish, chunk.text.as_str()), (Finish::Stop, "23"));
+    assert_eq!(
+        (outcome.unwrap().finish, chunk.text.as_str()),
+        (Finish::Stop, "23")
+    );
     bench.end();
 }
 
 #[test]
 fn one_bad_sequence_fails_alone() {
     let bench = Bench::start();
-    let good: Vec<_> = (0..6).map(|n| bench.submit(vec![n, n + 1, n + 2], limit(5))).collect();
+    let good: Vec<_> = (0..6)
+        .map(|n| bench.submit(vec![n, n + 1, n + 2], limit(5)))
+        .collect();
     let bad = bench.submit(vec![1, 2, POISON, 4], limit(5));
     let more: Vec<_> = (0..6).map(|n| bench.submit(vec![n], limit(5))).collect();
     assert!(matches!(read(bad).1, Err(Error::Failed(_))));
@@ -207,8 +244,13 @@ fn one_bad_sequence_fails_alone() {
 fn whoever_goes_away_is_dropped_running_or_waiting() {
     let bench = Bench::start();
     // Four ids: the later ones wait. None would end by itself for a long time.
-    let endless = Options { ignore_end: true, ..limit(60) };
-    let left: Vec<_> = (0..12).map(|_| bench.submit(vec![1], endless.clone())).collect();
+    let endless = Options {
+        ignore_end: true,
+        ..limit(60)
+    };
+    let left: Vec<_> = (0..12)
+        .map(|_| bench.submit(vec![1], endless.clone()))
+        .collect();
     drop(left);
     let (chunk, _) = read(bench.submit(vec![5], limit(3)));
     assert_eq!(chunk.tokens, [6, 7, 8]);
@@ -221,12 +263,24 @@ fn whoever_goes_away_is_dropped_running_or_waiting() {
 fn what_can_never_fit_is_refused_and_shutting_down_cancels_the_rest() {
     let bench = Bench::start();
     let (_, outcome) = read(bench.submit(vec![1; 200], limit(100)));
-    assert_eq!(outcome, Err(Error::ContextFull { needed: 299, limit: 256 }));
+    assert_eq!(
+        outcome,
+        Err(Error::ContextFull {
+            needed: 299,
+            limit: 256
+        })
+    );
 
-    let endless = Options { ignore_end: true, ..limit(250) };
+    let endless = Options {
+        ignore_end: true,
+        ..limit(250)
+    };
     let running = bench.submit(vec![1], endless);
     bench.commands.send(Command::Shutdown).unwrap();
     let (_, outcome) = read(running);
-    assert!(matches!(outcome, Err(Error::Cancelled) | Ok(_)), "{outcome:?}");
+    assert!(
+        matches!(outcome, Err(Error::Cancelled) | Ok(_)),
+        "{outcome:?}"
+    );
     bench.end();
 }

@@ -1,0 +1,238 @@
+//! The engine over llama.cpp and the demo model, whose right answers are the oracle: a wrong KV cell
+//! gives a wrong sum.
+
+use corral_engine::{Config, Engine, Error, Finish, LoadError, Options, Outcome, Sampler};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+fn model_file() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf")
+}
+
+fn engine() -> Engine {
+    let mut config = Config::new("tiny", model_file());
+    config.threads = Some(1);
+    Engine::load(config).expect("the demo model loads")
+}
+
+/// Waits for a future on this thread.
+fn wait<F: Future>(future: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park_timeout(Duration::from_secs(10)),
+        }
+    }
+}
+
+fn answer(engine: &Engine, prompt: &str, options: Options) -> (String, Result<Outcome, Error>) {
+    let tokens = engine.tokenize(prompt, true).unwrap();
+    let mut generation = engine.generate(tokens, options).unwrap();
+    wait(async {
+        let mut text = String::new();
+        while let Some(chunk) = generation.next().await {
+            text.push_str(&chunk.text);
+        }
+        (text, generation.outcome().unwrap())
+    })
+}
+
+fn limit(max_tokens: u32) -> Options {
+    Options {
+        max_tokens,
+        ..Options::default()
+    }
+}
+
+fn metric(engine: &Engine, name: &str) -> f64 {
+    let metrics = engine.metrics();
+    metrics
+        .iter()
+        .find(|metric| metric.name == name)
+        .unwrap()
+        .value
+}
+
+/// Waits until the engine has cleared everything behind its last answer.
+fn settle(engine: &Engine) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while metric(engine, "corral_engine_sequence_ids_used") > 0.0 {
+        assert!(Instant::now() < until, "sequence ids are still in use");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn sums_are_right_alone_and_beside_each_other_and_every_token_is_decoded_once() {
+    let engine = engine();
+    let mut tokens = 0;
+    for _ in 0..3 {
+        let (text, outcome) = answer(&engine, "1+1=", limit(10));
+        let outcome = outcome.unwrap();
+        assert_eq!((text.as_str(), outcome.finish), ("2", Finish::End));
+        tokens += outcome.prompt_tokens + outcome.generated_tokens - 1;
+    }
+    let asked: Vec<(u32, u32)> = (1..=40).map(|n| (n, 41 - n / 2)).collect();
+    let running: Vec<_> = asked
+        .iter()
+        .map(|(a, b)| {
+            let tokens = engine.tokenize(&format!("{a}+{b}="), true).unwrap();
+            engine.generate(tokens, limit(10)).unwrap()
+        })
+        .collect();
+    for ((a, b), mut generation) in asked.into_iter().zip(running) {
+        let mut text = String::new();
+        while let Some(chunk) = wait(generation.next()) {
+            text.push_str(&chunk.text);
+        }
+        assert_eq!(text, (a + b).to_string(), "{a}+{b}");
+        let outcome = generation.outcome().unwrap().unwrap();
+        tokens += outcome.prompt_tokens + outcome.generated_tokens - 1;
+    }
+    settle(&engine);
+    assert_eq!(
+        metric(&engine, "corral_engine_tokens_decoded_total"),
+        f64::from(tokens)
+    );
+    assert_eq!(metric(&engine, "corral_engine_cells_used"), 0.0);
+    assert!(
+        metric(&engine, "corral_engine_steps_total") < metric(&engine, "corral_engine_rows_total")
+    );
+    engine.shutdown();
+    assert_eq!(metric(&engine, "corral_engine_cells_leaked"), 0.0);
+}
+
+#[test]
+fn a_reader_that_goes_away_frees_everything() {
+    let engine = engine();
+    for _ in 0..20 {
+        let tokens = engine.tokenize("5+5=", true).unwrap();
+        let endless = Options {
+            ignore_end: true,
+            ..limit(4000)
+        };
+        let mut generation = engine.generate(tokens, endless).unwrap();
+        wait(generation.next());
+    }
+    settle(&engine);
+    assert_eq!(
+        metric(&engine, "corral_engine_sequences_cancelled_total"),
+        20.0
+    );
+    assert_eq!(answer(&engine, "20+22=", limit(10)).0, "42");
+}
+
+#[test]
+fn a_seed_fixes_what_is_drawn() {
+    let engine = engine();
+    let drawn = |seed| {
+        let options = Options {
+            samplers: vec![Sampler::TopK(50), Sampler::Temperature(5.0)],
+            seed: Some(seed),
+            ignore_end: true,
+            ..limit(24)
+        };
+        answer(&engine, "repeat: ", options).0
+    };
+    assert_eq!(drawn(1), drawn(1));
+    assert_ne!(drawn(1), drawn(2));
+}
+
+#[test]
+fn tokens_and_text_are_two_ways_to_say_the_same() {
+    let engine = engine();
+    for text in ["12+7=", "h\u{e9}llo \u{1f600}\n", "<|im_start|>user"] {
+        let tokens = engine.tokenize(text, false).unwrap();
+        assert_eq!(engine.detokenize(&tokens, false).unwrap(), text.as_bytes());
+    }
+    let special = engine.tokenize("<|im_end|>", true).unwrap();
+    assert_eq!(special.len(), 1);
+    assert_eq!(engine.detokenize(&special, true).unwrap(), b"<|im_end|>");
+    assert_eq!(engine.detokenize(&special, false).unwrap(), b"");
+    assert!(engine.info().end_of_generation.contains(&special[0]));
+    let vocabulary = engine.info().vocabulary;
+    assert!(matches!(
+        engine.detokenize(&[vocabulary], false),
+        Err(Error::Invalid(_))
+    ));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_a_reason() {
+    let engine = engine();
+    let context = engine.info().context;
+    let stop = Options {
+        stop: vec![String::new()],
+        ..limit(1)
+    };
+    let hot = Options {
+        samplers: vec![Sampler::Temperature(-1.0)],
+        ..limit(1)
+    };
+    let invalid = |prompt: Vec<u32>, options| {
+        let error = engine.generate(prompt, options).unwrap_err();
+        assert!(matches!(error, Error::Invalid(_)), "{error:?}");
+    };
+    invalid(vec![], limit(1));
+    invalid(vec![u32::MAX], limit(1));
+    invalid(vec![1], limit(0));
+    invalid(vec![1], stop);
+    invalid(vec![1], hot);
+    let error = engine
+        .generate(vec![1; context as usize], limit(1))
+        .unwrap_err();
+    let full = Error::ContextFull {
+        needed: context + 1,
+        limit: context,
+    };
+    assert_eq!(error, full);
+    // The longest prompt that fits leaves room for one token, however many are asked for.
+    let mut generation = engine
+        .generate(vec![40; context as usize - 1], limit(9))
+        .unwrap();
+    while wait(generation.next()).is_some() {}
+    assert_eq!(generation.outcome().unwrap().unwrap().generated_tokens, 1);
+}
+
+#[test]
+fn files_that_are_no_models_are_refused_with_a_reason() {
+    let folder = std::env::temp_dir().join(format!("corral-models-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let whole = std::fs::read(model_file()).unwrap();
+    let load = |name: &str, bytes: &[u8]| {
+        let path = folder.join(name);
+        std::fs::write(&path, bytes).unwrap();
+        Engine::load(Config::new("x", path)).err().expect(name)
+    };
+    assert!(matches!(load("empty", b""), LoadError::NotGguf { .. }));
+    assert!(matches!(
+        load("text", b"hello world"),
+        LoadError::NotGguf { .. }
+    ));
+    assert!(matches!(
+        load("head", &whole[..100]),
+        LoadError::Damaged { .. }
+    ));
+    assert!(matches!(
+        load("half", &whole[..whole.len() / 2]),
+        LoadError::Damaged { .. }
+    ));
+    let missing = Engine::load(Config::new("x", folder.join("missing")))
+        .err()
+        .unwrap();
+    assert!(matches!(missing, LoadError::Unreadable { .. }));
+    let mut config = Config::new("x", model_file());
+    config.context = Some(1_000_000);
+    assert!(matches!(Engine::load(config), Err(LoadError::Config(_))));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
