@@ -1,0 +1,197 @@
+//! Bodies: a response's on its way out, and the bound on a request's on its way in.
+
+use crate::call::Handle;
+use crate::failure::Failure;
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use wasmtime_wasi_http::{Error, WasiBody};
+
+/// The body of a response, from a plugin or from the host itself.
+///
+/// A plugin's body is the plugin's stream: frames pass through as they are, and reading slowly holds
+/// the plugin up. It ends with an error if the plugin fails on the way, so that the client can tell a
+/// whole answer from a broken one. Dropping it before its end stops the plugin.
+#[derive(Debug, Default)]
+pub struct Body(Kind);
+
+#[derive(Debug, Default)]
+enum Kind {
+    #[default]
+    Empty,
+    Full(Bytes),
+    Plugin(Box<FromPlugin>),
+}
+
+struct FromPlugin {
+    body: WasiBody,
+    call: Handle,
+    ended: bool,
+}
+
+impl std::fmt::Debug for FromPlugin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FromPlugin")
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Body {
+    /// No body.
+    pub fn empty() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn from_plugin(body: WasiBody, call: Handle) -> Self {
+        Self(Kind::Plugin(Box::new(FromPlugin {
+            body,
+            call,
+            ended: false,
+        })))
+    }
+}
+
+impl From<Bytes> for Body {
+    fn from(bytes: Bytes) -> Self {
+        if bytes.is_empty() {
+            Self(Kind::Empty)
+        } else {
+            Self(Kind::Full(bytes))
+        }
+    }
+}
+
+impl From<Vec<u8>> for Body {
+    fn from(bytes: Vec<u8>) -> Self {
+        Bytes::from(bytes).into()
+    }
+}
+
+impl From<String> for Body {
+    fn from(text: String) -> Self {
+        Bytes::from(text).into()
+    }
+}
+
+impl From<&'static str> for Body {
+    fn from(text: &'static str) -> Self {
+        Bytes::from_static(text.as_bytes()).into()
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = Failure;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
+        match &mut self.0 {
+            Kind::Empty => Poll::Ready(None),
+            Kind::Full(bytes) => {
+                let bytes = std::mem::take(bytes);
+                self.0 = Kind::Empty;
+                Poll::Ready(Some(Ok(Frame::data(bytes))))
+            }
+            Kind::Plugin(plugin) => plugin.poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Empty => true,
+            Kind::Full(_) => false,
+            Kind::Plugin(plugin) => plugin.is_end(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Empty => SizeHint::with_exact(0),
+            Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Kind::Plugin(plugin) => plugin.body.size_hint(),
+        }
+    }
+}
+
+impl FromPlugin {
+    fn is_end(&self) -> bool {
+        use http_body::Body;
+        self.ended || (self.body.is_end_stream() && self.call.failure().is_none())
+    }
+
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
+        use http_body::Body;
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        // A store that is dropped closes the body as a plugin does that has said everything. The
+        // failure is noted before the store is dropped, so it can't be missed here.
+        let frame = match frame {
+            Some(Ok(frame)) => Some(Ok(frame)),
+            Some(Err(error)) => Some(Err(self.call.failure().unwrap_or_else(|| {
+                Failure::GaveUp {
+                    message: error.to_string(),
+                }
+            }))),
+            None => self.call.failure().map(Err),
+        };
+        self.ended = !matches!(frame, Some(Ok(_)));
+        Poll::Ready(frame)
+    }
+}
+
+impl Drop for FromPlugin {
+    fn drop(&mut self) {
+        // After the last frame the plugin may still have something to do, such as a line to log.
+        if self.is_end() {
+            self.call.let_finish();
+        }
+    }
+}
+
+/// A request's body as `wasi:http` takes it, cut off with an error after `limit` bytes.
+pub(crate) fn inbound<B>(body: B, limit: usize) -> WasiBody
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let explain = move |error: Box<dyn std::error::Error + Send + Sync>| {
+        if error.is::<LengthLimitError>() {
+            return Error::HttpRequestBodySize(Some(limit as u64));
+        }
+        tracing::debug!(%error, "the request's body broke off");
+        Error::ConnectionTerminated
+    };
+    Limited::new(body, limit).map_err(explain).boxed_unsync()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::Full;
+
+    #[tokio::test]
+    async fn the_hosts_own_bodies_are_what_they_were_made_of() {
+        assert!(http_body::Body::is_end_stream(&Body::empty()));
+        assert!(http_body::Body::is_end_stream(&Body::from("")));
+        let body = Body::from("hello");
+        assert_eq!(http_body::Body::size_hint(&body).exact(), Some(5));
+        assert_eq!(body.collect().await.unwrap().to_bytes(), "hello");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_too_long_is_cut_off() {
+        let body = |limit| inbound(Full::new(Bytes::from_static(b"hello")), limit);
+        assert_eq!(body(5).collect().await.unwrap().to_bytes(), "hello");
+        assert!(matches!(
+            body(4).collect().await,
+            Err(Error::HttpRequestBodySize(Some(4)))
+        ));
+    }
+}

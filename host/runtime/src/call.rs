@@ -1,0 +1,250 @@
+//! One call of a plugin: a store, a fresh instance, and the bounds around both.
+//!
+//! A call to an HTTP handler runs in a task of its own, since the plugin may go on after its
+//! response's headers, and must be stopped at its deadline even when nobody reads the body. The task
+//! owns the store. Aborting the task drops the store, and with it every sequence of the plugin.
+//!
+//! Neither epochs nor timers inside wasmtime's event loop interrupt a guest that waits in a host
+//! call, so the bounds are checked outside, around each poll of everything that the guest does.
+
+use crate::admission::Pass;
+use crate::failure::Failure;
+use crate::meter::Meter;
+use crate::metrics::{Counters, Ending};
+use crate::settings::{HOSTCALL_BYTES, Limits, RESOURCES};
+use crate::state::State;
+use crate::ticker::{TICK, Ticking};
+use futures_channel::oneshot;
+use std::future::{pending, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until};
+use wasmtime::{AsContextMut, Engine, Store, UpdateDeadline};
+use wasmtime_wasi::I32Exit;
+use wasmtime_wasi_http::WasiHttpView;
+use wasmtime_wasi_http::handler::{Prepared, ProxyPre, Request, Response};
+
+/// What became of a call. The task and the response share it, and when both are gone it is counted.
+#[derive(Debug)]
+pub(crate) struct Verdict {
+    failure: OnceLock<Failure>,
+    finished: AtomicBool,
+    counters: Arc<Counters>,
+}
+
+impl Verdict {
+    pub(crate) fn new(counters: Arc<Counters>) -> Self {
+        Self {
+            failure: OnceLock::new(),
+            finished: AtomicBool::new(false),
+            counters,
+        }
+    }
+
+    /// Notes why the call failed, and returns that; only the first reason is kept.
+    pub(crate) fn fail(&self, failure: Failure) -> Failure {
+        self.failure.get_or_init(|| failure).clone()
+    }
+
+    /// Why the call failed, if it did.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.failure.get().cloned()
+    }
+
+    fn finish(&self) {
+        self.finished.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Verdict {
+    fn drop(&mut self) {
+        self.counters.ended(match self.failure.get() {
+            Some(failure) => Ending::Failed(failure.index()),
+            None if *self.finished.get_mut() => Ending::Done,
+            None => Ending::Cancelled,
+        });
+    }
+}
+
+/// The caller's hold on a running call. Dropping it stops the call.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    task: AbortHandle,
+    verdict: Arc<Verdict>,
+    stop: bool,
+}
+
+impl Handle {
+    pub(crate) fn new(task: AbortHandle, verdict: Arc<Verdict>) -> Self {
+        Self {
+            task,
+            verdict,
+            stop: true,
+        }
+    }
+
+    /// Why the call failed, if it did.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.verdict.failure()
+    }
+
+    /// Lets the call go on, for the rest of its time, when this is dropped.
+    pub(crate) fn let_finish(&mut self) {
+        self.stop = false;
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.stop {
+            self.task.abort();
+        }
+    }
+}
+
+/// What a call holds as long as it lives; dropped after its store.
+pub(crate) struct Live {
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) meter: Arc<Meter>,
+    pub(crate) verdict: Arc<Verdict>,
+    pub(crate) deadline: Instant,
+    began: Instant,
+    counters: Arc<Counters>,
+    _ticking: Ticking,
+    _pass: Pass,
+}
+
+impl Live {
+    pub(crate) fn new(
+        limits: Arc<Limits>,
+        verdict: Arc<Verdict>,
+        deadline: Instant,
+        ticking: Ticking,
+        pass: Pass,
+    ) -> Self {
+        let counters = Arc::clone(&verdict.counters);
+        counters.instance_began();
+        Self {
+            limits,
+            meter: Arc::default(),
+            verdict,
+            deadline,
+            began: Instant::now(),
+            counters,
+            _ticking: ticking,
+            _pass: pass,
+        }
+    }
+
+    /// A store in which the limits hold.
+    pub(crate) fn store(&self, engine: &Engine, state: State) -> Store<State> {
+        let mut store = Store::new(engine, state);
+        store.limiter(|state| &mut state.limiter);
+        store.set_hostcall_fuel(HOSTCALL_BYTES);
+        if let Some(table) = store.as_context_mut().concurrent_resource_table() {
+            table.set_max_capacity(RESOURCES);
+        }
+        store.set_epoch_deadline(1);
+        let meter = Arc::clone(&self.meter);
+        // After a wait the epoch has moved on without the guest: it yields only when it really had
+        // the thread for a while, so that woken guests don't go to the back of the queue.
+        store.epoch_deadline_callback(move |_| {
+            Ok(if meter.in_poll() < TICK / 2 {
+                UpdateDeadline::Continue(1)
+            } else {
+                UpdateDeadline::Yield(1)
+            })
+        });
+        store
+    }
+
+    /// Runs `work` until it ends or a bound is reached. A failure is noted in the verdict while
+    /// `work`, and so the store, are still there.
+    pub(crate) async fn bounded<R>(
+        &self,
+        work: impl Future<Output = wasmtime::Result<R>>,
+    ) -> Result<R, Failure> {
+        let mut work = pin!(work);
+        let mut clock = pin!(sleep_until(self.deadline));
+        let result = poll_fn(|cx| {
+            if let Poll::Ready(result) = self.meter.measure(|| work.as_mut().poll(cx)) {
+                return Poll::Ready(
+                    result
+                        .map_err(|error| Failure::from_wasmtime(&error, &self.meter, &self.limits)),
+                );
+            }
+            if self.meter.used() > self.limits.cpu {
+                return Poll::Ready(Err(Failure::CpuTime {
+                    cpu: self.limits.cpu,
+                }));
+            }
+            if clock.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Err(Failure::Deadline {
+                    time: self.limits.time,
+                }));
+            }
+            Poll::Pending
+        })
+        .await;
+        match result {
+            Ok(value) => {
+                self.verdict.finish();
+                Ok(value)
+            }
+            Err(failure) => Err(self.verdict.fail(failure)),
+        }
+    }
+
+    /// Notes how long an instance took to start.
+    pub(crate) fn started(&self, began: Instant) {
+        self.counters.instance_started(began.elapsed());
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.counters
+            .instance_ended(self.began.elapsed(), self.meter.used());
+    }
+}
+
+/// Lets a fresh instance of `pre` handle `request`, and go on until all that it started has ended.
+/// The response goes to `reply` as soon as its headers are known.
+pub(crate) async fn serve(
+    live: Live,
+    pre: Arc<ProxyPre<State>>,
+    engine: Engine,
+    state: State,
+    request: Request,
+    reply: oneshot::Sender<wasmtime::Result<Response>>,
+) {
+    let began = Instant::now();
+    let mut store = live.store(&engine, state);
+    let work = async {
+        let proxy = pre.instantiate_async(&mut store).await?;
+        live.started(began);
+        store
+            .run_concurrent(async |accessor| {
+                let prepared = accessor.with(|mut access| {
+                    Prepared::new(access.as_context_mut(), &proxy, request, State::http, reply)
+                })?;
+                prepared.run(accessor, pending()).await?;
+                poll_fn(|cx| accessor.poll_no_interesting_tasks(cx)).await;
+                Ok(())
+            })
+            .await?
+    };
+    // Whoever waits for the response or its body finds the failure in the verdict.
+    let _ = live.bounded(work).await;
+}
+
+/// An exit asked for by the guest is no failure of a command.
+pub(crate) fn exit_code(error: wasmtime::Error) -> wasmtime::Result<i32> {
+    match error.downcast_ref::<I32Exit>() {
+        Some(exit) => Ok(exit.0),
+        None => Err(error),
+    }
+}

@@ -1,0 +1,195 @@
+//! A running generation, as the two things a guest sees of it: a stream of chunks and a future with
+//! the outcome.
+//!
+//! The stream's producer polls the engine's mailbox itself, so no task and no channel stands between
+//! the engine and the guest. Three parties share a [`Run`]: the sequence, the stream and the future.
+//! When one of the first two goes away it takes the generation along, and that cancels it.
+
+use super::bindings::corral::inference::inference::{Chunk, Finish, Outcome};
+use super::wit;
+use crate::state::State;
+use corral_engine::{Error, Generation, Token};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+use wasmtime::StoreContextMut;
+use wasmtime::component::{Destination, FutureProducer, StreamProducer, StreamResult};
+
+/// The tokens of a sequence.
+pub(super) type Tokens = Arc<Mutex<Vec<Token>>>;
+
+/// Locks what the parties share. All live in one store, so nobody ever waits.
+pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One generation.
+#[derive(Clone)]
+pub(super) struct Run(Arc<Mutex<Inner>>);
+
+struct Inner {
+    /// None once it ended.
+    generation: Option<Generation>,
+    /// A chunk that the guest asked about but has not taken.
+    ready: Option<Chunk>,
+    outcome: Option<Result<Outcome, wit::Error>>,
+    waiting: Option<Waker>,
+}
+
+impl Run {
+    pub(super) fn new(generation: Generation) -> Self {
+        Self(Arc::new(Mutex::new(Inner {
+            generation: Some(generation),
+            ready: None,
+            outcome: None,
+            waiting: None,
+        })))
+    }
+
+    /// Whether it goes on.
+    pub(super) fn goes_on(&self) -> bool {
+        lock(&self.0).generation.is_some()
+    }
+
+    /// Cancels it, unless it has ended.
+    pub(super) fn cancel(&self) {
+        let mut inner = lock(&self.0);
+        if inner.generation.is_some() {
+            inner.end(Err(wit::Error::Cancelled));
+        }
+    }
+
+    /// What it generates; each chunk's tokens go to `tokens` as it passes.
+    pub(super) fn chunks(&self, tokens: Tokens) -> Chunks {
+        Chunks {
+            run: self.clone(),
+            tokens,
+        }
+    }
+
+    /// How it goes.
+    pub(super) fn ending(&self) -> Ending {
+        Ending(self.clone())
+    }
+}
+
+impl Inner {
+    fn end(&mut self, outcome: Result<Outcome, wit::Error>) {
+        self.generation = None;
+        self.outcome = Some(outcome);
+        if let Some(waiting) = self.waiting.take() {
+            waiting.wake();
+        }
+    }
+
+    /// The next chunk, or none at the end.
+    fn poll_chunk(&mut self, cx: &mut Context<'_>, tokens: &Tokens) -> Poll<Option<Chunk>> {
+        if let Some(chunk) = self.ready.take() {
+            return Poll::Ready(Some(chunk));
+        }
+        let Some(generation) = &mut self.generation else {
+            return Poll::Ready(None);
+        };
+        match ready!(generation.poll_next(cx)) {
+            Some(chunk) => {
+                lock(tokens).extend_from_slice(&chunk.tokens);
+                Poll::Ready(Some(Chunk {
+                    tokens: chunk.tokens,
+                    text: chunk.text,
+                }))
+            }
+            None => {
+                let outcome = generation.outcome().unwrap_or_else(|| {
+                    Err(Error::Failed("the engine ended without an outcome".into()))
+                });
+                self.end(outcome.map(Into::into).map_err(Into::into));
+                Poll::Ready(None)
+            }
+        }
+    }
+}
+
+/// The producer of the stream. Dropping it cancels.
+pub(super) struct Chunks {
+    run: Run,
+    tokens: Tokens,
+}
+
+impl StreamProducer<State> for Chunks {
+    type Item = Chunk;
+    type Buffer = Option<Chunk>;
+
+    fn poll_produce<'a>(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        mut store: StoreContextMut<'a, State>,
+        mut destination: Destination<'a, Chunk, Option<Chunk>>,
+        finish: bool,
+    ) -> Poll<wasmtime::Result<StreamResult>> {
+        let mut inner = lock(&self.run.0);
+        Poll::Ready(Ok(match inner.poll_chunk(cx, &self.tokens) {
+            Poll::Pending if finish => StreamResult::Cancelled,
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(None) => StreamResult::Dropped,
+            // A read of no items only asks whether there are any.
+            Poll::Ready(Some(chunk)) if destination.remaining(&mut store) == Some(0) => {
+                inner.ready = Some(chunk);
+                StreamResult::Completed
+            }
+            Poll::Ready(Some(chunk)) => {
+                destination.set_buffer(Some(chunk));
+                StreamResult::Completed
+            }
+        }))
+    }
+}
+
+impl Drop for Chunks {
+    fn drop(&mut self) {
+        self.run.cancel();
+    }
+}
+
+/// The producer of the future.
+pub(super) struct Ending(Run);
+
+impl FutureProducer<State> for Ending {
+    type Item = Result<Outcome, wit::Error>;
+
+    fn poll_produce(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        _: StoreContextMut<State>,
+        finish: bool,
+    ) -> Poll<wasmtime::Result<Option<Self::Item>>> {
+        let mut inner = lock(&self.0.0);
+        match inner.outcome.take() {
+            Some(outcome) => Poll::Ready(Ok(Some(outcome))),
+            None if finish => Poll::Ready(Ok(None)),
+            None => {
+                inner.waiting = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl From<corral_engine::Outcome> for Outcome {
+    fn from(outcome: corral_engine::Outcome) -> Self {
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Self {
+            finish: match outcome.finish {
+                corral_engine::Finish::End => Finish::End,
+                corral_engine::Finish::Stop => Finish::Stop,
+                corral_engine::Finish::Length => Finish::Length,
+            },
+            prompt_tokens: outcome.prompt_tokens,
+            cached_tokens: outcome.cached_tokens,
+            generated_tokens: outcome.generated_tokens,
+            queue_time: nanos(outcome.queue_time),
+            prefill_time: nanos(outcome.prefill_time),
+            decode_time: nanos(outcome.decode_time),
+        }
+    }
+}

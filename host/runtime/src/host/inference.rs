@@ -1,0 +1,221 @@
+//! `corral:inference/inference`.
+
+use super::bindings::corral::inference::inference::{
+    Chunk, Host, HostOptions, HostSequence, HostSequenceWithStore, Outcome, Token,
+};
+use super::generation::{Run, Tokens, lock};
+use super::{HANDLES, Model, TOKENS, take, wit};
+use crate::state::State;
+use corral_engine::{Engine, MAX_STOP_BYTES, MAX_STOPS, Sampler};
+use wasmtime::component::{Access, FutureReader, HasSelf, Resource, StreamReader};
+
+/// Links that a sampling chain may have.
+const SAMPLERS: usize = 64;
+
+type Answer<T> = wasmtime::Result<Result<T, wit::Error>>;
+
+fn invalid<T>(text: impl Into<String>) -> Answer<T> {
+    Ok(Err(wit::Error::Invalid(text.into())))
+}
+
+/// How to generate, while the guest is still adding to it.
+pub struct Options(corral_engine::Options);
+
+/// A sequence: its tokens stand here, and the engine is given all of them for each generation.
+pub struct Sequence {
+    engine: Engine,
+    tokens: Tokens,
+    appended: usize,
+    run: Option<Run>,
+}
+
+impl Sequence {
+    fn runs(&self) -> bool {
+        self.run.as_ref().is_some_and(Run::goes_on)
+    }
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        if let Some(run) = &self.run {
+            run.cancel();
+        }
+    }
+}
+
+impl Host for State {}
+
+impl State {
+    fn sampler(&mut self, options: &Resource<Options>, sampler: Sampler) -> Answer<()> {
+        let options = &mut self.table.get_mut(options)?.0;
+        if options.samplers.len() >= SAMPLERS {
+            return invalid(format!("a chain may have {SAMPLERS} samplers"));
+        }
+        if let Err(error) = sampler.check() {
+            return Ok(Err(error.into()));
+        }
+        options.samplers.push(sampler);
+        Ok(Ok(()))
+    }
+}
+
+impl HostOptions for State {
+    fn new(&mut self, max_tokens: u32) -> wasmtime::Result<Resource<Options>> {
+        if take(&mut self.handles.options, "options").is_err() {
+            wasmtime::bail!("the plugin holds {HANDLES} options, the most it may");
+        }
+        Ok(self.table.push(Options(corral_engine::Options {
+            max_tokens,
+            ..Default::default()
+        }))?)
+    }
+
+    fn seed(&mut self, options: Resource<Options>, seed: u64) -> wasmtime::Result<()> {
+        self.table.get_mut(&options)?.0.seed = Some(seed);
+        Ok(())
+    }
+
+    fn stop(&mut self, options: Resource<Options>, text: String) -> Answer<()> {
+        let options = &mut self.table.get_mut(&options)?.0;
+        if text.is_empty() || text.len() > MAX_STOP_BYTES {
+            return invalid(format!(
+                "a stop string has {} bytes; it must have 1 to {MAX_STOP_BYTES}",
+                text.len()
+            ));
+        }
+        if options.stop.len() >= MAX_STOPS {
+            return invalid(format!("there may be {MAX_STOPS} stop strings"));
+        }
+        options.stop.push(text);
+        Ok(Ok(()))
+    }
+
+    fn ignore_end(&mut self, options: Resource<Options>) -> wasmtime::Result<()> {
+        self.table.get_mut(&options)?.0.ignore_end = true;
+        Ok(())
+    }
+
+    fn temperature(&mut self, options: Resource<Options>, value: f32) -> Answer<()> {
+        self.sampler(&options, Sampler::Temperature(value))
+    }
+
+    fn top_k(&mut self, options: Resource<Options>, count: u32) -> Answer<()> {
+        self.sampler(&options, Sampler::TopK(count))
+    }
+
+    fn top_p(&mut self, options: Resource<Options>, mass: f32) -> Answer<()> {
+        self.sampler(&options, Sampler::TopP(mass))
+    }
+
+    fn min_p(&mut self, options: Resource<Options>, ratio: f32) -> Answer<()> {
+        self.sampler(&options, Sampler::MinP(ratio))
+    }
+
+    fn drop(&mut self, options: Resource<Options>) -> wasmtime::Result<()> {
+        self.table.delete(options)?;
+        self.handles.options -= 1;
+        Ok(())
+    }
+}
+
+impl HostSequence for State {
+    fn create(&mut self, model: Resource<Model>) -> Answer<Resource<Sequence>> {
+        let engine = self.table.get(&model)?.0.clone();
+        if let Err(error) = take(&mut self.handles.sequences, "sequences") {
+            return Ok(Err(error));
+        }
+        Ok(Ok(self.table.push(Sequence {
+            engine,
+            tokens: Tokens::default(),
+            appended: 0,
+            run: None,
+        })?))
+    }
+
+    fn append(&mut self, sequence: Resource<Sequence>, tokens: Vec<Token>) -> Answer<()> {
+        let sequence = self.table.get_mut(&sequence)?;
+        let info = sequence.engine.info();
+        if sequence.runs() {
+            return invalid(
+                "a generation runs on this sequence: wait for its end or drop its stream",
+            );
+        }
+        let mut held = lock(&sequence.tokens);
+        let needed = held.len().saturating_add(tokens.len());
+        if needed > info.context as usize {
+            return Ok(Err(wit::Error::ContextFull(wit::ContextLimit {
+                needed: u32::try_from(needed).unwrap_or(u32::MAX),
+                limit: info.context,
+            })));
+        }
+        if let Some(token) = tokens.iter().find(|token| **token >= info.vocabulary) {
+            return invalid(format!(
+                "there is no token {token}; the vocabulary ends at {}",
+                info.vocabulary.saturating_sub(1)
+            ));
+        }
+        if self.handles.tokens.saturating_add(tokens.len()) > TOKENS {
+            return invalid(format!(
+                "the plugin's sequences would hold more than {TOKENS} tokens; drop some"
+            ));
+        }
+        held.extend_from_slice(&tokens);
+        drop(held);
+        sequence.appended += tokens.len();
+        self.handles.tokens += tokens.len();
+        Ok(Ok(()))
+    }
+
+    fn length(&mut self, sequence: Resource<Sequence>) -> wasmtime::Result<u32> {
+        let length = lock(&self.table.get(&sequence)?.tokens).len();
+        Ok(u32::try_from(length)?)
+    }
+
+    fn tokens(&mut self, sequence: Resource<Sequence>, start: u32) -> wasmtime::Result<Vec<Token>> {
+        let tokens = lock(&self.table.get(&sequence)?.tokens);
+        Ok(tokens.get(start as usize..).unwrap_or_default().to_vec())
+    }
+
+    fn drop(&mut self, sequence: Resource<Sequence>) -> wasmtime::Result<()> {
+        let sequence = self.table.delete(sequence)?;
+        self.handles.sequences -= 1;
+        self.handles.tokens -= sequence.appended;
+        Ok(())
+    }
+}
+
+type Generated = (
+    StreamReader<Chunk>,
+    FutureReader<Result<Outcome, wit::Error>>,
+);
+
+impl HostSequenceWithStore<State> for HasSelf<State> {
+    fn generate(
+        mut store: Access<'_, State, Self>,
+        sequence: Resource<Sequence>,
+        options: Resource<Options>,
+    ) -> Answer<Generated> {
+        let table = &mut store.get().table;
+        let options = table.get(&options)?.0.clone();
+        let sequence = table.get_mut(&sequence)?;
+        if sequence.runs() {
+            return invalid("a generation already runs on this sequence");
+        }
+        let prompt = lock(&sequence.tokens).clone();
+        if prompt.is_empty() {
+            return invalid("the sequence is empty; append at least one token");
+        }
+        if options.max_tokens == 0 {
+            return invalid("max-tokens is 0; it must be at least 1");
+        }
+        let run = match sequence.engine.generate(prompt, options) {
+            Ok(generation) => Run::new(generation),
+            Err(error) => return Ok(Err(error.into())),
+        };
+        let (chunks, ending) = (run.chunks(Tokens::clone(&sequence.tokens)), run.ending());
+        sequence.run = Some(run);
+        let stream = StreamReader::new(&mut store, chunks)?;
+        let future = FutureReader::new(&mut store, ending)?;
+        Ok(Ok((stream, future)))
+    }
+}

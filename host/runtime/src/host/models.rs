@@ -1,0 +1,119 @@
+//! `corral:inference/models`.
+
+use super::bindings::corral::inference::models::{
+    Host, HostModel, HostModelWithStore, ModelInfo, Token,
+};
+use super::{Model, take, wit};
+use crate::meter::thread_nanos;
+use crate::state::State;
+use std::time::Duration;
+use wasmtime::component::{Accessor, HasSelf, Resource};
+
+/// Longest text that is tokenised in one call, in bytes.
+const TEXT_BYTES: usize = 4 << 20;
+/// Longest text that is tokenised where we stand; for a longer one a thread is fetched, so that
+/// nobody else waits.
+const INLINE_BYTES: usize = 16 << 10;
+/// Most tokens that are turned into text in one call.
+const DETOKENIZE: usize = 1 << 18;
+
+type Answer<T> = wasmtime::Result<Result<T, wit::Error>>;
+
+impl Host for State {
+    fn available(&mut self) -> wasmtime::Result<Vec<String>> {
+        Ok(self.models.names().map(str::to_owned).collect())
+    }
+}
+
+impl HostModelWithStore<State> for HasSelf<State> {
+    async fn open(store: &Accessor<State, Self>, name: Option<String>) -> Answer<Resource<Model>> {
+        store.with(|mut access| access.get().open(name.as_deref()))
+    }
+}
+
+impl State {
+    fn open(&mut self, name: Option<&str>) -> Answer<Resource<Model>> {
+        let Some(engine) = self.models.find(name) else {
+            let names: Vec<_> = self.models.names().collect();
+            let have = if names.is_empty() {
+                "this host serves none".to_owned()
+            } else {
+                format!("there is {}", names.join(", "))
+            };
+            return Ok(Err(wit::Error::Invalid(format!(
+                "there is no model {}; {have}",
+                name.unwrap_or("to be the default one")
+            ))));
+        };
+        let engine = engine.clone();
+        if let Err(error) = take(&mut self.handles.models, "open models") {
+            return Ok(Err(error));
+        }
+        Ok(Ok(self.table.push(Model(engine))?))
+    }
+}
+
+impl HostModel for State {
+    fn info(&mut self, model: Resource<Model>) -> wasmtime::Result<ModelInfo> {
+        let info = self.table.get(&model)?.0.info();
+        Ok(ModelInfo {
+            name: info.name.clone(),
+            vocabulary: info.vocabulary,
+            context: info.context,
+            embedding_length: info.embedding_length,
+            begin: info.begin,
+            end_of_generation: info.end_of_generation.clone(),
+            chat_template: info.chat_template.clone(),
+            can_fork: info.can_fork,
+        })
+    }
+
+    async fn tokenize(
+        &mut self,
+        model: Resource<Model>,
+        text: String,
+        special: bool,
+    ) -> Answer<Vec<Token>> {
+        let engine = &self.table.get(&model)?.0;
+        if text.len() > TEXT_BYTES {
+            return Ok(Err(wit::Error::Invalid(format!(
+                "the text has {} bytes; at most {TEXT_BYTES} are tokenised at once",
+                text.len()
+            ))));
+        }
+        if text.len() <= INLINE_BYTES {
+            return Ok(engine.tokenize(&text, special).map_err(Into::into));
+        }
+        let engine = engine.clone();
+        let (tokens, nanos) = tokio::task::spawn_blocking(move || {
+            let began = thread_nanos();
+            let tokens = engine.tokenize(&text, special);
+            (tokens, thread_nanos().saturating_sub(began))
+        })
+        .await?;
+        self.meter.charge(Duration::from_nanos(nanos));
+        Ok(tokens.map_err(Into::into))
+    }
+
+    fn detokenize(
+        &mut self,
+        model: Resource<Model>,
+        tokens: Vec<Token>,
+        special: bool,
+    ) -> Answer<Vec<u8>> {
+        let engine = &self.table.get(&model)?.0;
+        if tokens.len() > DETOKENIZE {
+            return Ok(Err(wit::Error::Invalid(format!(
+                "there are {} tokens; at most {DETOKENIZE} are turned into text at once",
+                tokens.len()
+            ))));
+        }
+        Ok(engine.detokenize(&tokens, special).map_err(Into::into))
+    }
+
+    fn drop(&mut self, model: Resource<Model>) -> wasmtime::Result<()> {
+        self.table.delete(model)?;
+        self.handles.models -= 1;
+        Ok(())
+    }
+}

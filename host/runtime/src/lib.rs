@@ -1,0 +1,44 @@
+//! The runtime: plugins as WebAssembly components, an instance for each call, and what an instance
+//! may do.
+//!
+//! A [`Runtime`] is one for the process, a [`Plugin`] one for each component, and an instance lives
+//! for one call: [`Plugin::handle`] for an HTTP request, [`Plugin::run`] for a command. What a plugin
+//! imports is linked once: WASI 0.2 and 0.3 without sockets, files, environment or outbound
+//! requests, and `corral:inference` (`wit/`) over [`corral_engine`].
+//!
+//! Everything that a plugin might take too much of is bounded: [`Limits`] by the operator, the rest
+//! in `settings.rs`. Whatever a plugin does, its own call gets a clear [`Failure`], and nobody else's.
+//!
+//! This crate knows no sockets: the server hands requests in and streams bodies out.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod admission;
+mod body;
+mod call;
+mod engine;
+mod failure;
+mod host;
+mod limiter;
+mod linker;
+mod meter;
+mod metrics;
+mod models;
+mod outbound;
+mod output;
+mod plugin;
+mod runtime;
+mod settings;
+mod state;
+mod ticker;
+mod validate;
+
+pub use body::Body;
+pub use engine::Error;
+pub use failure::Failure;
+pub use models::Models;
+pub use plugin::{Exit, Plugin, Roles};
+pub use runtime::{Runtime, Source};
+pub use settings::{Call, Limits, Settings};
+pub use validate::PluginError;

@@ -1,0 +1,79 @@
+//! Bounds what one instance may allocate.
+
+use crate::meter::Meter;
+use crate::settings::{CORE_INSTANCES, MEMORIES, TABLE_ELEMENTS, TABLES};
+use std::sync::Arc;
+use wasmtime::ResourceLimiter;
+
+/// Counts the linear memory of an instance, all its memories together.
+#[derive(Debug)]
+pub(crate) struct Limiter {
+    used: usize,
+    limit: usize,
+    meter: Arc<Meter>,
+}
+
+impl Limiter {
+    /// At most `limit` bytes; a refusal is noted in `meter`.
+    pub(crate) fn new(limit: usize, meter: Arc<Meter>) -> Self {
+        Self {
+            used: 0,
+            limit,
+            meter,
+        }
+    }
+}
+
+impl ResourceLimiter for Limiter {
+    fn memory_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        _maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        let used = self.used.saturating_add(desired.saturating_sub(current));
+        if used > self.limit {
+            self.meter.refuse_memory();
+            return Ok(false);
+        }
+        self.used = used;
+        Ok(true)
+    }
+
+    fn table_growing(
+        &mut self,
+        _current: usize,
+        desired: usize,
+        _maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        Ok(desired <= TABLE_ELEMENTS)
+    }
+
+    fn instances(&self) -> usize {
+        CORE_INSTANCES as usize
+    }
+
+    fn tables(&self) -> usize {
+        TABLES as usize
+    }
+
+    fn memories(&self) -> usize {
+        MEMORIES as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memories_share_one_limit() {
+        let meter = Arc::new(Meter::default());
+        let mut limiter = Limiter::new(100, Arc::clone(&meter));
+        assert!(limiter.memory_growing(0, 60, None).unwrap());
+        assert!(limiter.memory_growing(0, 40, None).unwrap());
+        assert!(!meter.memory_refused());
+        assert!(!limiter.memory_growing(40, 41, None).unwrap());
+        assert!(meter.memory_refused());
+    }
+}

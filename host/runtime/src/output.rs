@@ -1,0 +1,176 @@
+//! What a plugin writes to standard output and error, line by line into the host's log, under the
+//! target `corral::plugin`. The span of the call, which has the same target, names plugin and call.
+
+use crate::metrics::Counters;
+use bytes::Bytes;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use tokio::io::AsyncWrite;
+use wasmtime_wasi::async_trait;
+use wasmtime_wasi::cli::{IsTerminal, StdoutStream};
+use wasmtime_wasi::p2::{OutputStream, Pollable, StreamResult};
+
+/// Longest line that is logged; the rest of a longer one is cut off.
+const LINE_BYTES: usize = 4096;
+/// Lines that one call may log on one stream; then it is told off once and not heard again.
+const LINES: u32 = 1000;
+
+/// One of a plugin's two output streams during one call.
+#[derive(Clone)]
+pub(crate) struct Output(Arc<Mutex<Lines>>);
+
+struct Lines {
+    stream: &'static str,
+    counters: Arc<Counters>,
+    line: Vec<u8>,
+    cut: bool,
+    logged: u32,
+}
+
+impl Output {
+    /// The stream named `stream` of the present call.
+    pub(crate) fn new(stream: &'static str, counters: Arc<Counters>) -> Self {
+        Self(Arc::new(Mutex::new(Lines {
+            stream,
+            counters,
+            line: Vec::new(),
+            cut: false,
+            logged: 0,
+        })))
+    }
+
+    fn take(&self, bytes: &[u8]) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take(bytes);
+    }
+}
+
+impl Lines {
+    fn take(&mut self, bytes: &[u8]) {
+        for piece in bytes.split_inclusive(|&byte| byte == b'\n') {
+            let (text, ended) = match piece.strip_suffix(b"\n") {
+                Some(text) => (text, true),
+                None => (piece, false),
+            };
+            let room = LINE_BYTES - self.line.len();
+            self.cut |= text.len() > room;
+            self.line.extend_from_slice(&text[..text.len().min(room)]);
+            if ended {
+                self.end();
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        let line = std::mem::take(&mut self.line);
+        let cut = std::mem::take(&mut self.cut);
+        if self.logged > LINES {
+            return;
+        }
+        self.logged += 1;
+        self.counters.log_line();
+        let text = if self.logged > LINES {
+            format!("(more than {LINES} lines: the rest of this call's output is dropped)").into()
+        } else {
+            String::from_utf8_lossy(&line)
+        };
+        let text = text.trim_end_matches('\r');
+        let tail = if cut { " (cut)" } else { "" };
+        tracing::info!(
+            target: "corral::plugin",
+            stream = self.stream,
+            "{}{tail}",
+            text.escape_debug()
+        );
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        if !self.line.is_empty() {
+            self.end();
+        }
+    }
+}
+
+impl IsTerminal for Output {
+    fn is_terminal(&self) -> bool {
+        false
+    }
+}
+
+impl StdoutStream for Output {
+    fn async_stream(&self) -> Box<dyn AsyncWrite + Send + Sync> {
+        Box::new(self.clone())
+    }
+
+    fn p2_stream(&self) -> Box<dyn OutputStream> {
+        Box::new(self.clone())
+    }
+}
+
+impl AsyncWrite for Output {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.take(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[async_trait]
+impl Pollable for Output {
+    async fn ready(&mut self) {}
+}
+
+impl OutputStream for Output {
+    fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
+        self.take(&bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> StreamResult<()> {
+        Ok(())
+    }
+
+    fn check_write(&mut self) -> StreamResult<usize> {
+        Ok(64 << 10)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_joined_bounded_and_limited_in_number() {
+        let counters = Arc::new(Counters::default());
+        let output = Output::new("stdout", Arc::clone(&counters));
+        output.take(b"one ");
+        output.take(b"line\ntwo");
+        let held = |output: &Output| {
+            let lines = output.0.lock().unwrap();
+            (lines.logged, lines.line.clone(), lines.cut)
+        };
+        assert_eq!(held(&output), (1, b"two".to_vec(), false));
+        output.take(&vec![b'x'; 3 * LINE_BYTES]);
+        let (_, line, cut) = held(&output);
+        assert_eq!((line.len(), cut), (LINE_BYTES, true));
+        output.take(&b"\n".repeat(5000));
+        assert_eq!(held(&output).0, LINES + 1);
+    }
+}

@@ -1,0 +1,328 @@
+//! A loaded plugin, and the two ways to call it.
+
+use crate::admission::{Gate, Pass};
+use crate::body::{Body, inbound};
+use crate::call::{Handle, Live, Verdict, exit_code, serve};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::runtime::Shared;
+use crate::settings::{Call, Limits};
+use crate::state::State;
+use crate::validate::{CliPre, Compiled};
+use bytes::Bytes;
+use futures_channel::oneshot;
+use http::header::{CONTENT_LENGTH, HOST};
+use http::uri::{Authority, Scheme};
+use http::{HeaderMap, Uri};
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::time::Instant;
+use tracing::Instrument;
+use wasmtime_wasi::WasiCtxBuilder;
+use wasmtime_wasi_http::handler::ProxyPre;
+
+/// What a plugin can be called for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Roles {
+    /// It handles HTTP requests.
+    pub http: bool,
+    /// It runs as a command.
+    pub cli: bool,
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exit(i32);
+
+impl Exit {
+    /// Its exit code; 0 is success.
+    pub fn code(self) -> i32 {
+        self.0
+    }
+
+    /// Whether it succeeded.
+    pub fn success(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// A plugin that can be called. Cheap to clone; it lives as long as a clone or a call does.
+#[derive(Clone)]
+pub struct Plugin(Arc<Inner>);
+
+struct Inner {
+    name: Arc<str>,
+    limits: Arc<Limits>,
+    gate: Arc<Gate>,
+    http: Option<Arc<ProxyPre<State>>>,
+    cli: Option<CliPre>,
+    calls: AtomicU64,
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Plugin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Plugin")
+            .field("name", &self.0.name)
+            .field("roles", &self.roles())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Plugin {
+    pub(crate) fn new(name: &str, compiled: Compiled, limits: Limits, shared: Arc<Shared>) -> Self {
+        let gate = Gate::new(
+            limits.concurrent,
+            limits.queue,
+            Arc::clone(&shared.pool),
+            Arc::clone(&shared.counters),
+        );
+        Self(Arc::new(Inner {
+            name: name.into(),
+            limits: Arc::new(limits),
+            gate: Arc::new(gate),
+            http: compiled.http.map(Arc::new),
+            cli: compiled.cli,
+            calls: AtomicU64::new(0),
+            shared,
+        }))
+    }
+
+    /// The name under which it was loaded.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// What it can be called for.
+    pub fn roles(&self) -> Roles {
+        Roles {
+            http: self.0.http.is_some(),
+            cli: self.0.cli.is_some(),
+        }
+    }
+
+    /// Lets a fresh instance answer `request`, within the plugin's limits. A [`Call`] among the
+    /// request's extensions names the call and may bring its deadline forward.
+    ///
+    /// Returns when the response's headers are known; the body follows as the plugin writes it.
+    /// Dropping this future, or the body before its end, stops the plugin at once. On failure
+    /// nothing of the plugin's response is there.
+    ///
+    /// Must be called in a tokio runtime.
+    pub async fn handle<B>(
+        &self,
+        request: http::Request<B>,
+    ) -> Result<http::Response<Body>, Failure>
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let plugin = &*self.0;
+        let call = request.extensions().get::<Call>().cloned();
+        let (verdict, span) = self.begin(call.as_ref());
+        let fail = |failure| Err(verdict.fail(failure));
+        let Some(pre) = &plugin.http else {
+            return fail(Failure::Role {
+                interface: "wasi:http/handler",
+            });
+        };
+        if let Err(failure) = announced(request.headers(), plugin.limits.request_bytes) {
+            return fail(failure);
+        }
+        let deadline = self.deadline(call.and_then(|call| call.deadline));
+        let pass = match plugin.gate.enter(deadline).await {
+            Ok(pass) => pass,
+            Err(failure) => return fail(failure),
+        };
+        let live = self.live(&verdict, deadline, pass);
+        let meter = Arc::clone(&live.meter);
+        let counters = &plugin.shared.counters;
+        let mut wasi = WasiCtxBuilder::new();
+        wasi.stdout(Output::new("stdout", Arc::clone(counters)))
+            .stderr(Output::new("stderr", Arc::clone(counters)));
+        let state = self.state(&mut wasi, &live);
+        let request = prepare(request, plugin.limits.request_bytes);
+        let (reply, response) = oneshot::channel();
+        let engine = plugin.shared.engine.clone();
+        let task = serve(live, Arc::clone(pre), engine, state, request, reply);
+        let task = tokio::spawn(task.instrument(span.clone()));
+        let handle = Handle::new(task.abort_handle(), Arc::clone(&verdict));
+        match response.await {
+            Ok(Ok(response)) => Ok(response.map(|body| Body::from_plugin(body, handle))),
+            Ok(Err(error)) => {
+                let _span = span.enter();
+                fail(Failure::from_wasmtime(&error, &meter, &plugin.limits))
+            }
+            // The task ended without a response: it knows why.
+            Err(oneshot::Canceled) => {
+                let ended = task.await;
+                fail(match (verdict.failure(), ended) {
+                    (Some(failure), _) => failure,
+                    (None, Ok(())) => Failure::NoResponse,
+                    (None, Err(error)) => {
+                        tracing::error!(parent: &span, %error, "a call's task died");
+                        Failure::Internal
+                    }
+                })
+            }
+        }
+    }
+
+    /// Runs a fresh instance as a command with this process's standard input and output. `args`
+    /// follow the plugin's name, which takes the place of the program's.
+    pub async fn run(&self, args: &[String]) -> Result<Exit, Failure> {
+        let plugin = &*self.0;
+        let (verdict, span) = self.begin(None);
+        let Some(pre) = &plugin.cli else {
+            return Err(verdict.fail(Failure::Role {
+                interface: "wasi:cli/run",
+            }));
+        };
+        let deadline = self.deadline(None);
+        let pass = match plugin.gate.enter(deadline).await {
+            Ok(pass) => pass,
+            Err(failure) => return Err(verdict.fail(failure)),
+        };
+        let live = self.live(&verdict, deadline, pass);
+        let mut wasi = WasiCtxBuilder::new();
+        wasi.inherit_stdio().arg(&plugin.name).args(args);
+        let began = Instant::now();
+        let mut store = live.store(&plugin.shared.engine, self.state(&mut wasi, &live));
+        let work = async {
+            let result = match pre {
+                CliPre::P2(pre) => {
+                    let command = pre.instantiate_async(&mut store).await?;
+                    live.started(began);
+                    command.wasi_cli_run().call_run(&mut store).await
+                }
+                CliPre::P3(pre) => {
+                    let command = pre.instantiate_async(&mut store).await?;
+                    live.started(began);
+                    let run = async |accessor: &wasmtime::component::Accessor<State>| {
+                        let result = command.wasi_cli_run().call_run(accessor).await?;
+                        poll_fn(|cx| accessor.poll_no_interesting_tasks(cx)).await;
+                        Ok(result)
+                    };
+                    store.run_concurrent(run).await.flatten()
+                }
+            };
+            match result {
+                Ok(Ok(())) => Ok(0),
+                Ok(Err(())) => Ok(1),
+                Err(error) => exit_code(error),
+            }
+        };
+        live.bounded(work).instrument(span).await.map(Exit)
+    }
+
+    /// Counts and names a call.
+    fn begin(&self, call: Option<&Call>) -> (Arc<Verdict>, tracing::Span) {
+        let plugin = &*self.0;
+        plugin.shared.counters.call();
+        let number = plugin.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        let name = &*plugin.name;
+        let span = match call.and_then(|call| call.id.as_deref()) {
+            Some(id) => tracing::info_span!(target: "corral::plugin", "call", plugin = name, id),
+            None => tracing::info_span!(target: "corral::plugin", "call", plugin = name, number),
+        };
+        let verdict = Verdict::new(Arc::clone(&plugin.shared.counters));
+        (Arc::new(verdict), span)
+    }
+
+    fn deadline(&self, sooner: Option<std::time::Instant>) -> Instant {
+        let now = Instant::now();
+        // A time beyond what clocks can count is as good as none: 30 years.
+        let latest = now
+            .checked_add(self.0.limits.time)
+            .unwrap_or_else(|| now + std::time::Duration::from_secs(30 * 365 * 24 * 3600));
+        sooner.map_or(latest, |sooner| latest.min(sooner.into()))
+    }
+
+    fn live(&self, verdict: &Arc<Verdict>, deadline: Instant, pass: Pass) -> Live {
+        let plugin = &*self.0;
+        Live::new(
+            Arc::clone(&plugin.limits),
+            Arc::clone(verdict),
+            deadline,
+            plugin.shared.ticker.tick(),
+            pass,
+        )
+    }
+
+    fn state(&self, wasi: &mut WasiCtxBuilder, live: &Live) -> State {
+        State::new(
+            wasi,
+            self.0.shared.models.clone(),
+            &live.limits,
+            Arc::clone(&live.meter),
+        )
+    }
+}
+
+/// Refuses a body that says itself that it is too long.
+fn announced(headers: &HeaderMap, limit: usize) -> Result<(), Failure> {
+    let length = headers
+        .get(CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    match length {
+        Some(bytes) if bytes > limit as u64 => Err(Failure::TooLarge { bytes, limit }),
+        _ => Ok(()),
+    }
+}
+
+/// The request as `wasi:http` wants it: with an authority, and a bounded body.
+fn prepare<B>(request: http::Request<B>, limit: usize) -> wasmtime_wasi_http::handler::Request
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let (mut parts, body) = request.into_parts();
+    if parts.uri.authority().is_none() {
+        let host = parts
+            .headers
+            .get(HOST)
+            .and_then(|host| Authority::try_from(host.as_bytes()).ok())
+            .unwrap_or_else(|| Authority::from_static("localhost"));
+        let mut uri = std::mem::take(&mut parts.uri).into_parts();
+        uri.scheme.get_or_insert(Scheme::HTTP);
+        uri.authority = Some(host);
+        // Only a path that is no path, such as the * of OPTIONS, makes no URI with an authority.
+        uri.path_and_query = uri
+            .path_and_query
+            .filter(|path| path.as_str().starts_with('/'))
+            .or(Some(http::uri::PathAndQuery::from_static("/")));
+        parts.uri = Uri::from_parts(uri).unwrap_or_default();
+    }
+    http::Request::from_parts(parts, inbound(body, limit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::Empty;
+
+    fn uri_of(uri: &str, host: Option<&str>) -> String {
+        let mut request = http::Request::builder().uri(uri);
+        if let Some(host) = host {
+            request = request.header(HOST, host);
+        }
+        let request = request.body(Empty::<Bytes>::new()).unwrap();
+        prepare(request, 0).uri().to_string()
+    }
+
+    #[test]
+    fn a_request_gets_an_authority() {
+        assert_eq!(
+            uri_of("/a?b", Some("x.example:1")),
+            "http://x.example:1/a?b"
+        );
+        assert_eq!(uri_of("/a", None), "http://localhost/a");
+        assert_eq!(uri_of("*", Some("x.example")), "http://x.example/");
+        assert_eq!(uri_of("/a", Some("not a host")), "http://localhost/a");
+        assert_eq!(
+            uri_of("https://y.example/", Some("x")),
+            "https://y.example/"
+        );
+    }
+}

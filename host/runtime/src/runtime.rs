@@ -1,0 +1,170 @@
+//! The runtime of the process.
+
+use crate::engine::{Error, engine};
+use crate::linker::linker;
+use crate::metrics::Counters;
+use crate::models::Models;
+use crate::plugin::Plugin;
+use crate::settings::{Limits, Settings};
+use crate::state::State;
+use crate::ticker::Ticker;
+use crate::validate::{Compiled, PluginError, compile};
+use bytes::Bytes;
+use corral_engine::Metric;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::Semaphore;
+use wasmtime::Engine;
+use wasmtime::component::Linker;
+
+/// Where a plugin comes from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A file with a component.
+    File(PathBuf),
+    /// A component.
+    Bytes(Bytes),
+}
+
+impl From<PathBuf> for Source {
+    fn from(path: PathBuf) -> Self {
+        Self::File(path)
+    }
+}
+
+impl From<&Path> for Source {
+    fn from(path: &Path) -> Self {
+        Self::File(path.to_owned())
+    }
+}
+
+impl From<Bytes> for Source {
+    fn from(bytes: Bytes) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl From<Vec<u8>> for Source {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Bytes(bytes.into())
+    }
+}
+
+/// Runs plugins. One for the process; cheap to clone.
+#[derive(Clone)]
+pub struct Runtime(Arc<Shared>);
+
+/// What all plugins share.
+pub(crate) struct Shared {
+    pub(crate) engine: Engine,
+    pub(crate) linker: Linker<State>,
+    pub(crate) models: Models,
+    pub(crate) pool: Arc<Semaphore>,
+    pub(crate) ticker: Ticker,
+    pub(crate) counters: Arc<Counters>,
+    component_bytes: usize,
+}
+
+impl std::fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runtime").finish_non_exhaustive()
+    }
+}
+
+impl Runtime {
+    /// Sets up the pool of instances, the host's functions and the cache.
+    ///
+    /// # Errors
+    /// If address space, a thread or the cache's folder can't be had; the text says what to do.
+    pub fn new(settings: Settings, models: Models) -> Result<Self, Error> {
+        let engine = engine(&settings)?;
+        let linker = linker(&engine)?;
+        let ticker = Ticker::start(&engine)?;
+        let instances = (settings.instances as usize).min(Semaphore::MAX_PERMITS);
+        Ok(Self(Arc::new(Shared {
+            engine,
+            linker,
+            models,
+            pool: Arc::new(Semaphore::new(instances)),
+            ticker,
+            counters: Arc::default(),
+            component_bytes: settings.component_bytes,
+        })))
+    }
+
+    /// Loads a plugin: reads it, checks what it is, what it imports and exports, and compiles it on
+    /// a thread where nobody waits. `name` is for logs and messages.
+    ///
+    /// # Errors
+    /// If the file can't be a plugin of this host; the text says why and what to do.
+    pub async fn plugin(
+        &self,
+        name: &str,
+        source: impl Into<Source>,
+        limits: Limits,
+    ) -> Result<Plugin, PluginError> {
+        let (shared, source, plugin) = (Arc::clone(&self.0), source.into(), name.to_owned());
+        let stopped = || PluginError::Stopped {
+            plugin: name.to_owned(),
+        };
+        let compiled = tokio::task::spawn_blocking(move || shared.compile(&plugin, source))
+            .await
+            .map_err(|_| stopped())??;
+        Ok(Plugin::new(name, compiled, limits, Arc::clone(&self.0)))
+    }
+
+    /// The runtime's counters as they are now.
+    pub fn counters(&self) -> Vec<Metric> {
+        self.0.counters.list()
+    }
+}
+
+impl Shared {
+    fn compile(&self, plugin: &str, source: Source) -> Result<Compiled, PluginError> {
+        let bytes = self.read(plugin, source)?;
+        let began = Instant::now();
+        let compiled = compile(&self.engine, &self.linker, plugin, &bytes)?;
+        self.counters.component_compiled(began.elapsed());
+        tracing::info!(
+            plugin,
+            bytes = bytes.len(),
+            milliseconds = began.elapsed().as_millis(),
+            "loaded a plugin"
+        );
+        Ok(compiled)
+    }
+
+    /// The component, never more of it than one byte beyond the limit.
+    fn read(&self, plugin: &str, source: Source) -> Result<Bytes, PluginError> {
+        let limit = self.component_bytes;
+        let (bytes, size) = match source {
+            Source::Bytes(bytes) => {
+                let size = bytes.len() as u64;
+                (bytes, size)
+            }
+            Source::File(path) => {
+                let read = || {
+                    let file = std::fs::File::open(&path)?;
+                    let size = file.metadata()?.len();
+                    let mut bytes = Vec::new();
+                    file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
+                    Ok((Bytes::from(bytes), size))
+                };
+                read().map_err(|cause| PluginError::Unreadable {
+                    path: path.clone(),
+                    cause,
+                })?
+            }
+        };
+        if bytes.len() > limit {
+            return Err(PluginError::TooLarge {
+                plugin: plugin.to_owned(),
+                bytes: size.max(bytes.len() as u64),
+                limit,
+            });
+        }
+        Ok(bytes)
+    }
+}

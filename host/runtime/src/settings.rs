@@ -1,0 +1,85 @@
+//! What an operator may choose, and the bounds nobody may.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Core instances that one plugin instance may consist of: composed components have several.
+pub(crate) const CORE_INSTANCES: u32 = 48;
+/// Linear memories that one plugin instance may have; each reserves 4 GiB of address space.
+pub(crate) const MEMORIES: u32 = 4;
+/// Tables that one plugin instance may have.
+pub(crate) const TABLES: u32 = 16;
+/// Elements that a table may have.
+pub(crate) const TABLE_ELEMENTS: usize = 20_000;
+/// Entries in the table of host resources (handles, streams, headers) of one plugin instance.
+pub(crate) const RESOURCES: usize = 4096;
+/// Bytes that a plugin may hand over in one call to the host.
+pub(crate) const HOSTCALL_BYTES: usize = 32 << 20;
+/// Bytes of all header fields in one `wasi:http` fields resource.
+pub(crate) const FIELD_BYTES: usize = 64 << 10;
+/// Random bytes that a plugin may ask for in one call.
+pub(crate) const RANDOM_BYTES: u64 = 1 << 20;
+
+/// How the runtime is set up; one for the process.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Plugin instances that may live at once. Each takes some 17 GiB of address space (not of
+    /// memory): memory is used only where a plugin touches it.
+    pub instances: u32,
+    /// A folder of ours alone for compiled plugins; made with mode 0700 if it isn't there.
+    /// Without it every plugin is compiled when it is loaded.
+    pub cache: Option<PathBuf>,
+    /// Largest component accepted, in bytes.
+    pub component_bytes: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            instances: 256,
+            cache: None,
+            component_bytes: 64 << 20,
+        }
+    }
+}
+
+/// What one call of a plugin may use, and how many calls may run at once.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Bytes of linear memory, all memories of the instance together.
+    pub memory: usize,
+    /// Wall clock for the whole call: waiting in the queue, the handler, and streaming the body.
+    pub time: Duration,
+    /// Processor time of the plugin and of what the host computes for it (tokenising). Waiting for
+    /// tokens, timers or the client is free.
+    pub cpu: Duration,
+    /// Largest request body, in bytes.
+    pub request_bytes: usize,
+    /// Calls of this plugin that may run at once.
+    pub concurrent: usize,
+    /// Calls that may wait for one of those to end.
+    pub queue: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            memory: 64 << 20,
+            time: Duration::from_secs(60),
+            cpu: Duration::from_secs(10),
+            request_bytes: 8 << 20,
+            concurrent: 64,
+            queue: 256,
+        }
+    }
+}
+
+/// What the caller knows about one request: an extension of the [`http::Request`] that is given to
+/// [`Plugin::handle`](crate::Plugin::handle).
+#[derive(Clone, Debug, Default)]
+pub struct Call {
+    /// The request's id, for logs. Without one the runtime numbers the call.
+    pub id: Option<String>,
+    /// A deadline before that of [`Limits::time`]; a later one changes nothing.
+    pub deadline: Option<Instant>,
+}

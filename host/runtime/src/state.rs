@@ -1,0 +1,73 @@
+//! What the host keeps for one instance: the data of its store.
+
+use crate::host::Handles;
+use crate::limiter::Limiter;
+use crate::meter::Meter;
+use crate::models::Models;
+use crate::outbound::Outbound;
+use crate::settings::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
+use std::sync::Arc;
+use wasmtime::component::ResourceTable;
+use wasmtime_wasi::{WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
+use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
+
+/// The data of a store.
+pub(crate) struct State {
+    pub(crate) table: ResourceTable,
+    pub(crate) handles: Handles,
+    pub(crate) models: Models,
+    pub(crate) meter: Arc<Meter>,
+    pub(crate) limiter: Limiter,
+    wasi: WasiCtx,
+    http: WasiHttpCtx,
+    outbound: Outbound,
+}
+
+impl State {
+    /// State for an instance that sees nothing of this machine but what `wasi` was given.
+    pub(crate) fn new(
+        wasi: &mut WasiCtxBuilder,
+        models: Models,
+        limits: &Limits,
+        meter: Arc<Meter>,
+    ) -> Self {
+        let mut table = ResourceTable::new();
+        table.set_max_capacity(RESOURCES);
+        let mut http = WasiHttpCtx::new();
+        http.set_field_size_limit(FIELD_BYTES);
+        Self {
+            table,
+            handles: Handles::default(),
+            models,
+            limiter: Limiter::new(limits.memory, Arc::clone(&meter)),
+            meter,
+            wasi: wasi
+                .allow_tcp(false)
+                .allow_udp(false)
+                .allow_ip_name_lookup(false)
+                .max_random_size(RANDOM_BYTES)
+                .build(),
+            http,
+            outbound: Outbound,
+        }
+    }
+}
+
+impl WasiView for State {
+    fn ctx(&mut self) -> WasiCtxView<'_> {
+        WasiCtxView {
+            ctx: &mut self.wasi,
+            table: &mut self.table,
+        }
+    }
+}
+
+impl WasiHttpView for State {
+    fn http(&mut self) -> WasiHttpCtxView<'_> {
+        WasiHttpCtxView {
+            hooks: &mut self.outbound,
+            table: &mut self.table,
+            ctx: &mut self.http,
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! From bytes to a component that can be instantiated, or a reason that its author can use.
+
+use crate::linker::OFFERED;
+use crate::state::State;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use wasmtime::Engine;
+use wasmtime::component::{Component, InstancePre, Linker};
+use wasmtime_wasi::p2::bindings::CommandPre as Command2;
+use wasmtime_wasi::p3::bindings::CommandPre as Command3;
+use wasmtime_wasi_http::handler::ProxyPre;
+use wasmtime_wasi_http::p2::bindings::ProxyPre as Http2;
+use wasmtime_wasi_http::p3::bindings::ServicePre as Http3;
+
+/// Why a file is no plugin. Each text says what was found, what was expected and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum PluginError {
+    /// The file can't be read.
+    #[error("cannot read the plugin {path}: {cause}", path = path.display())]
+    Unreadable {
+        /// The file as it was named.
+        path: PathBuf,
+        /// What the operating system said.
+        cause: std::io::Error,
+    },
+    /// The file is larger than the host accepts.
+    #[error(
+        "the plugin {plugin} has {bytes} bytes, but this host accepts {limit}; strip its debug information (wasm-tools strip) or raise the limit"
+    )]
+    TooLarge {
+        /// The plugin's name.
+        plugin: String,
+        /// Its size.
+        bytes: u64,
+        /// The largest accepted.
+        limit: usize,
+    },
+    /// The bytes are no WebAssembly.
+    #[error(
+        "the plugin {plugin} is not a WebAssembly component: it {found}; give the .wasm file that the component's build made"
+    )]
+    NotWasm {
+        /// The plugin's name.
+        plugin: String,
+        /// What it is instead.
+        found: &'static str,
+    },
+    /// The bytes are a core module.
+    #[error(
+        "the plugin {plugin} is a core WebAssembly module, not a component; build it for wasm32-wasip2, or wrap it with `wasm-tools component new {plugin}.wasm --adapt wasi_snapshot_preview1.reactor.wasm -o plugin.wasm`"
+    )]
+    CoreModule {
+        /// The plugin's name.
+        plugin: String,
+    },
+    /// Wasmtime can't compile it.
+    #[error("the plugin {plugin} cannot be compiled: {cause}")]
+    Compile {
+        /// The plugin's name.
+        plugin: String,
+        /// What wasmtime said.
+        cause: String,
+    },
+    /// It imports what this host does not have.
+    #[error("the plugin {plugin} imports what this host does not offer: {}. It offers: {}", unknown.join(", "), offered())]
+    Imports {
+        /// The plugin's name.
+        plugin: String,
+        /// The imports that are not offered.
+        unknown: Vec<String>,
+    },
+    /// It imports something under a name that we offer, but not as we offer it.
+    #[error(
+        "the plugin {plugin} does not fit this host's interfaces: {cause}; rebuild it against the versions that this host offers: {}",
+        offered()
+    )]
+    Mismatch {
+        /// The plugin's name.
+        plugin: String,
+        /// What wasmtime said.
+        cause: String,
+    },
+    /// It exports nothing that could be called.
+    #[error("the plugin {plugin} exports no role; export one of {}", ROLES.join(", "))]
+    NoRole {
+        /// The plugin's name.
+        plugin: String,
+    },
+    /// The host failed.
+    #[error("the plugin {plugin} could not be loaded, since the host stopped")]
+    Stopped {
+        /// The plugin's name.
+        plugin: String,
+    },
+}
+
+const HTTP_3: &str = "wasi:http/handler@0.3.0";
+const HTTP_2: &str = "wasi:http/incoming-handler@0.2.0";
+const RUN_3: &str = "wasi:cli/run@0.3.0";
+const RUN_2: &str = "wasi:cli/run@0.2.0";
+const ROLES: [&str; 4] = [HTTP_3, HTTP_2, RUN_3, RUN_2];
+
+fn offered() -> String {
+    OFFERED.join(", ")
+}
+
+/// A compiled plugin with its imports linked, by role.
+pub(crate) struct Compiled {
+    pub(crate) http: Option<ProxyPre<State>>,
+    pub(crate) cli: Option<CliPre>,
+}
+
+/// A plugin with the role `wasi:cli/run`.
+pub(crate) enum CliPre {
+    P2(Command2<State>),
+    P3(Command3<State>),
+}
+
+/// Compiles and links `bytes`. Takes as long as compiling takes: not for async threads.
+pub(crate) fn compile(
+    engine: &Engine,
+    linker: &Linker<State>,
+    plugin: &str,
+    bytes: &[u8],
+) -> Result<Compiled, PluginError> {
+    let plugin = || plugin.to_owned();
+    recognise(bytes).map_err(|found| match found {
+        Found::CoreModule => PluginError::CoreModule { plugin: plugin() },
+        Found::Other(found) => PluginError::NotWasm {
+            plugin: plugin(),
+            found,
+        },
+    })?;
+    let component =
+        Component::from_binary(engine, bytes).map_err(|error| PluginError::Compile {
+            plugin: plugin(),
+            cause: format!("{error:#}"),
+        })?;
+    let pre = linker.instantiate_pre(&component).map_err(|error| {
+        let unknown = unknown_imports(engine, &component);
+        if unknown.is_empty() {
+            PluginError::Mismatch {
+                plugin: plugin(),
+                cause: format!("{error:#}"),
+            }
+        } else {
+            PluginError::Imports {
+                plugin: plugin(),
+                unknown,
+            }
+        }
+    })?;
+    let compiled = roles(engine, &component, &pre).map_err(|error| PluginError::Mismatch {
+        plugin: plugin(),
+        cause: format!("{error:#}"),
+    })?;
+    if compiled.http.is_none() && compiled.cli.is_none() {
+        return Err(PluginError::NoRole { plugin: plugin() });
+    }
+    Ok(compiled)
+}
+
+enum Found {
+    CoreModule,
+    Other(&'static str),
+}
+
+/// Looks at the first bytes: the magic number, then version and layer (a component's layer is 1).
+fn recognise(bytes: &[u8]) -> Result<(), Found> {
+    match bytes {
+        [b'\0', b'a', b's', b'm', _, _, 1, 0, ..] => Ok(()),
+        [b'\0', b'a', b's', b'm', 1, 0, 0, 0, ..] => Err(Found::CoreModule),
+        [] => Err(Found::Other("is empty")),
+        [0x7f, b'E', b'L', b'F', ..] => Err(Found::Other(
+            "is native code, which may have been compiled ahead of time, and native code is never taken from a file",
+        )),
+        [b'(', ..] => Err(Found::Other(
+            "is WebAssembly text, which `wasm-tools parse` turns into a binary",
+        )),
+        _ => Err(Found::Other("does not begin as WebAssembly does")),
+    }
+}
+
+/// `name@version` without the part of the version that may differ between compatible ones.
+fn compatible(name: &str) -> (&str, Option<&str>) {
+    let Some((interface, version)) = name.split_once('@') else {
+        return (name, None);
+    };
+    let parts = if version.starts_with("0.") { 2 } else { 1 };
+    let end = version
+        .match_indices('.')
+        .nth(parts - 1)
+        .map_or(version.len(), |(at, _)| at);
+    (interface, Some(&version[..end]))
+}
+
+fn unknown_imports(engine: &Engine, component: &Component) -> Vec<String> {
+    let offered: BTreeSet<_> = OFFERED.iter().copied().map(compatible).collect();
+    component
+        .component_type()
+        .imports(engine)
+        .map(|(name, _)| name)
+        .filter(|name| !offered.contains(&compatible(name)))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn roles(
+    engine: &Engine,
+    component: &Component,
+    pre: &InstancePre<State>,
+) -> wasmtime::Result<Compiled> {
+    let exports: BTreeSet<String> = component
+        .component_type()
+        .exports(engine)
+        .map(|(name, _)| name.to_owned())
+        .collect();
+    let exports: BTreeSet<_> = exports.iter().map(|name| compatible(name)).collect();
+    let has = |role: &str| exports.contains(&compatible(role));
+    Ok(Compiled {
+        http: if has(HTTP_3) {
+            Some(ProxyPre::P3(Http3::new(pre.clone())?))
+        } else if has(HTTP_2) {
+            Some(ProxyPre::P2(Http2::new(pre.clone())?))
+        } else {
+            None
+        },
+        cli: if has(RUN_3) {
+            Some(CliPre::P3(Command3::new(pre.clone())?))
+        } else if has(RUN_2) {
+            Some(CliPre::P2(Command2::new(pre.clone())?))
+        } else {
+            None
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::engine;
+    use crate::linker::linker;
+    use crate::settings::Settings;
+
+    fn refused(wat: &str) -> String {
+        let settings = Settings {
+            instances: 1,
+            ..Settings::default()
+        };
+        let engine = engine(&settings).unwrap();
+        let linker = linker(&engine).unwrap();
+        let bytes = match wat.strip_prefix("raw:") {
+            Some(raw) => raw.as_bytes().to_vec(),
+            None => wat::parse_str(wat).unwrap(),
+        };
+        match compile(&engine, &linker, "chat", &bytes) {
+            Ok(_) => String::new(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn what_is_no_component_is_named() {
+        assert!(refused("(module)").contains("is a core WebAssembly module, not a component"));
+        assert!(refused("raw:").contains("it is empty"));
+        assert!(refused("raw:(component)").contains("WebAssembly text"));
+        assert!(refused("raw:\u{7f}ELF").contains("native code"));
+        assert!(refused("raw:hello").contains("does not begin"));
+        assert!(refused("raw:\0asm\u{d}\0\u{1}\0rest").contains("cannot be compiled"));
+    }
+
+    #[test]
+    fn a_component_without_a_role_is_told_the_roles() {
+        let error = refused("(component)");
+        assert!(error.contains("exports no role"), "{error}");
+        assert!(error.contains("wasi:http/handler@0.3.0"), "{error}");
+    }
+
+    #[test]
+    fn unknown_imports_are_all_named() {
+        let error = refused(
+            r#"(component
+                (import "acme:db/sql@1.0.0" (instance (export "query" (func))))
+                (import "wasi:random/random@0.2.3" (instance (export "get-random-u64" (func (result u64)))))
+                (import "wasi:http/types@0.4.0" (instance (export "x" (func)))))"#,
+        );
+        let (unknown, offered) = error.split_once("It offers").unwrap();
+        assert!(unknown.contains("acme:db/sql@1.0.0, wasi:http/types@0.4.0"));
+        assert!(!unknown.contains("random"));
+        assert!(offered.contains("corral:inference/inference@0.1.0"));
+    }
+
+    #[test]
+    fn a_known_import_of_another_shape_is_explained() {
+        let error = refused(
+            r#"(component (import "wasi:random/random@0.2.3" (instance (export "get-random-u64" (func (result u32))))))"#,
+        );
+        assert!(
+            error.contains("does not fit this host's interfaces"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn versions_are_compared_as_the_linker_does() {
+        assert_eq!(compatible("a:b/c@0.2.12"), compatible("a:b/c@0.2.0"));
+        assert_ne!(compatible("a:b/c@0.2.12"), compatible("a:b/c@0.3.0"));
+        assert_eq!(compatible("a:b/c@1.2.3"), compatible("a:b/c@1.9.0"));
+        assert_ne!(compatible("a:b/c@1.2.3"), compatible("a:b/c@2.0.0"));
+        assert_eq!(compatible("f"), ("f", None));
+    }
+
+    #[test]
+    fn everything_offered_is_linked() {
+        let settings = Settings {
+            instances: 1,
+            ..Settings::default()
+        };
+        let mut linker = linker(&engine(&settings).unwrap()).unwrap();
+        for name in OFFERED {
+            assert!(linker.instance(name).is_err(), "{name} is not linked");
+        }
+    }
+}
