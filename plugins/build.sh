@@ -117,5 +117,7 @@ for manifest in plugins/*/Cargo.toml examples/*/Cargo.toml tests/plugins/*/Cargo
   name=$(sed -n 's/^name = "\(.*\)"$/\1/p' "$manifest" | head -n1)
   components+=("$name=$modules/${name//-/_}.wasm")
 done
-clean cargo run --quiet --release --manifest-path plugins/componentize/Cargo.toml \
+# Empty flags win over those of .cargo/config.toml: the tool must run on whatever machine the cache
+# is next found on.
+clean RUSTFLAGS= cargo run --quiet --release --manifest-path plugins/componentize/Cargo.toml \
   --target-dir "$cache/native" -- "$out" "${components[@]}"

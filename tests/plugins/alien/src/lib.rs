@@ -1,6 +1,7 @@
 //! A handler that imports what Corral does not offer: it must be refused when it is loaded, by name
 //! of the interface.
-#![deny(unsafe_code)] // Not forbid: the bindings are generated, with unsafe code.
+// Not forbid: the bindings are generated, with unsafe code.
+#![deny(unsafe_code)]
 
 use wasip3::http::types::{ErrorCode, Fields, Request, Response};
 use wasip3::wit_future;

@@ -1,6 +1,7 @@
 //! A handler of WASI 0.2: `wasi:http/incoming-handler`. It answers with the path and the body of
 //! the request, in as many pieces as it read.
-#![deny(unsafe_code)] // Not forbid: the bindings are generated, with unsafe code.
+// Not forbid: the bindings are generated, with unsafe code.
+#![deny(unsafe_code)]
 
 use wasip2::http::types::{
     ErrorCode, Fields, IncomingRequest, OutgoingBody, OutgoingResponse, ResponseOutparam,

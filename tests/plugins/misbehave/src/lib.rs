@@ -20,7 +20,8 @@
 //! | `log` | writes a line to the standard output and one to the standard error |
 //!
 //! Anything else is answered by 404.
-#![deny(unsafe_code)] // Not forbid: the bindings are generated, with unsafe code.
+// Not forbid: the bindings are generated, with unsafe code.
+#![deny(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,5 +1,6 @@
 //! A good component that is no plugin: nothing that it exports is a role.
-#![deny(unsafe_code)] // Not forbid: the bindings are generated, with unsafe code.
+// Not forbid: the bindings are generated, with unsafe code.
+#![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
 mod bindings {
