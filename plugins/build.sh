@@ -7,8 +7,8 @@
 # plugins/componentize. Two compilers can do the first part:
 #   - the one in PATH, if it has the target or rustup can add it;
 #   - otherwise Debian's, which has no wasm std but its source (-Zbuild-std).
-# Each has a target directory of its own under $CORRAL_CACHE (~/.cache/corral by default), and
-# neither sees the flags that are meant for native code.
+# Each has a target directory of its own in $CORRAL_CACHE/build ($CORRAL_CACHE is ~/.cache/corral
+# unless it is set), and neither sees the flags that are meant for native code.
 set -euo pipefail
 
 readonly target=wasm32-wasip1
@@ -21,7 +21,9 @@ die() { say "$*"; exit 1; }
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 cd "$(dirname "$0")/.."
-cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}/plugins
+# Not the folder in which the host keeps compiled plugins: wasmtime clears that of what it does not
+# know.
+cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}/build
 mkdir -p "$cache"
 
 # What the caller set for native code, or for another compiler, ends here.

@@ -1,5 +1,5 @@
 //! A first plugin: the body of the request is the prompt, the body of the answer its continuation.
-wit_bindgen::generate!({ world: "imports", path: "../../wit", generate_all });
+wit_bindgen::generate!({ world: "imports", path: "../../wit" });
 
 use crate::corral::inference::{
     inference::{Options, Sequence},

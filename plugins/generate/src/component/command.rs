@@ -1,5 +1,6 @@
 //! `wasi:cli/run`: the text goes to the standard output as it is made.
 
+use wasip3::cli::types::ErrorCode;
 use wasip3::cli::{environment, stdout};
 use wasip3::wit_stream;
 
@@ -17,16 +18,23 @@ impl wasip3::exports::cli::run::Guest for Generate {
 
         let (mut writer, text) = wit_stream::new();
         let written = stdout::write_via_stream(text);
+        let mut closed = false;
         while let Some(piece) = generation.next().await {
             if !writer.write_all(piece.into_bytes()).await.is_empty() {
-                break; // Nobody reads on, as under `| head`.
+                closed = true; // As under `| head`.
+                break;
             }
         }
         writer.write_all(b"\n".to_vec()).await;
         drop(writer);
-        written
-            .await
-            .map_err(|error| eprintln!("generate: cannot write the text: {error:?}"))?;
+        match written.await {
+            // Not an error of ours, and not worth a word: that reader has what it wanted.
+            Ok(()) | Err(ErrorCode::Pipe) => {}
+            Err(error) => return Err(eprintln!("generate: cannot write the text: {error:?}")),
+        }
+        if closed {
+            return Ok(());
+        }
         generation.finish().await.map(drop).map_err(failed)
     }
 }
