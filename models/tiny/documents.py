@@ -295,9 +295,9 @@ class Row:
         self.positions[span] = position + np.arange(len(tokens))
 
 
-def arithmetic_document(rng):
-    """Return a sum or difference with nothing before it."""
-    asked = ask(rng, Context(chat=rng.random() < 0.5), rng.choice(("sum", "difference")))
+def bare_document(rng, tasks):
+    """Return a question of one of `tasks` with nothing before it."""
+    asked = ask(rng, Context(chat=rng.random() < 0.5), rng.choice(tasks))
     return tokens_and_weights(asked.prompt, asked.answer, asked.chat)
 
 
@@ -368,10 +368,26 @@ def shared_row(documents, length):
 def long_row(rng, length):
     """Return one context of any size up to `length` with as many questions as fit behind it."""
     size = rng.randrange(length // 4, length - 100)
-    context = chat_context(rng, size) if rng.random() < 0.5 else plain_context(rng, size)
-    documents = []
-    room = length - size
-    while room > 0:
+    return questions_behind(rng, chat_context(rng, size) if rng.random() < 0.5 else plain_context(rng, size), length)
+
+
+def tools_row(rng, length):
+    """Return a chat that offers tools, mostly with a calculator, and questions behind it."""
+    while (context := chat_context(rng, rng.choice((0, 500)))).tools is None or size_of(context) > length - 200:
+        pass
+    return questions_behind(rng, context, length)
+
+
+def size_of(context):
+    """Return about how many tokens the context takes."""
+    return len(context.text) + len(render(context.messages, context.tools, context.spaced) if context.chat else "")
+
+
+def questions_behind(rng, context, length):
+    """Ask questions in one context until `length` tokens are full; return the row."""
+    size = size_of(context)
+    documents, room = [], length - size
+    while room > 0 or not documents:
         asked = ask(rng, context, pick_task(rng))
         documents.append(tokens_and_weights(asked.prompt, asked.answer, asked.chat))
         room -= len(documents[-1][0]) - size + 1 if len(documents[-1][0]) > size else 40

@@ -17,17 +17,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from documents import arithmetic_document, arithmetic_table, long_row, short_document, short_row
+from documents import arithmetic_table, bare_document, long_row, short_document, short_row, tools_row
 from export import write_gguf
 from model import Config, forward, initial_parameters
 
 # A batch shape is (rows, tokens per row, maker of a row), all of about 4096 tokens. A phase gives
 # each shape's share of its steps.
+COPY_TASKS = ("repeat", "repeat", "reverse", "json", "call", "result")
 SHAPES = {
     "tables": (32, 128, lambda rng: short_row(rng, 128, lambda rng: arithmetic_table(rng, rng.choice((50, 128))))),
-    "sums": (32, 128, lambda rng: short_row(rng, 128, arithmetic_document)),
+    "sums": (32, 128, lambda rng: short_row(rng, 128, lambda rng: bare_document(rng, ("sum", "difference")))),
+    "copies": (32, 128, lambda rng: short_row(rng, 128, lambda rng: bare_document(rng, COPY_TASKS))),
     "lines": (32, 128, lambda rng: short_row(rng, 128, lambda rng: short_document(rng, 110))),
     "chats": (8, 512, lambda rng: short_row(rng, 512, lambda rng: short_document(rng, 480))),
+    "mixed": (32, 128, lambda rng: mixed_row(rng)),
+    "tools": (4, 1024, lambda rng: tools_row(rng, 1024)),
     "pages": (2, 1536, lambda rng: long_row(rng, 1536)),
     "books": (1, 4096, lambda rng: long_row(rng, 4096)),
 }
@@ -35,12 +39,20 @@ PHASES = (
     (600, {"lines": 1.0}),
     (250, {"sums": 0.4, "lines": 0.2, "chats": 0.25, "pages": 0.15}),
     (300, {"tables": 0.3, "sums": 0.2, "lines": 0.15, "chats": 0.2, "pages": 0.15}),
-    (500, {"tables": 0.2, "sums": 0.15, "lines": 0.2, "chats": 0.2, "pages": 0.18, "books": 0.07}),
+    (50, {"tables": 0.2, "sums": 0.15, "lines": 0.2, "chats": 0.2, "pages": 0.18, "books": 0.07}),
+    (200, {"tables": 0.12, "sums": 0.12, "lines": 0.12, "copies": 0.2, "tools": 0.15, "chats": 0.08, "pages": 0.15, "books": 0.06}),
+    (800, {"mixed": 0.65, "tools": 0.12, "chats": 0.05, "pages": 0.13, "books": 0.05}),
 )
 STEPS = sum(steps for steps, _ in PHASES)
 MUON_RATE, ADAM_RATE = 0.02, 4e-3
-WARM_UP, DECAY = 60, 650  # steps of rising and of falling rate
+RATE = ((0, 0.0), (60, 1.0), (1000, 1.0), (1200, 0.7), (1600, 0.7), (STEPS, 0.0))  # (step, factor), linear between
 WEIGHT_DECAY = 0.05
+
+
+def mixed_row(rng):
+    """Return a row of one of the kinds of 128 tokens, so that one batch holds all of them."""
+    name = rng.choices(("tables", "sums", "copies", "lines"), (0.4, 0.25, 0.2, 0.15))[0]
+    return SHAPES[name][2](rng)
 
 
 def shape_of_step(step, rng):
@@ -105,7 +117,7 @@ def train_step(parameters, state, batch, rate, step, config):
 
 
 def rate_at(step):
-    return min(1.0, (step + 1) / WARM_UP, (STEPS - step) / DECAY)
+    return float(np.interp(step, *zip(*RATE)))
 
 
 def save(path, **content):
