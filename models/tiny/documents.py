@@ -241,8 +241,8 @@ def ask(rng, context, task, test=False):
     return Exchange(task, prompt, answer, context, None)
 
 
-def tokens_and_weights(prompt, answer, chat):
-    """Return the document's tokens and the weight of each in the loss.
+def tokens_and_weights(prompt, answer, chat, first=1.0):
+    """Return the document's tokens and the weight of each in the loss; `first` for the answer's first.
 
     Earlier answers of a chat weigh as much as the last one, since they were asked the same way.
     """
@@ -251,6 +251,7 @@ def tokens_and_weights(prompt, answer, chat):
     tokens = np.concatenate([before, after])
     weights = np.full(len(tokens), QUESTION_WEIGHT, np.float32)
     weights[len(before) :] = 1
+    weights[len(before)] = first
     if chat:
         head = TOKENIZER.encode(TURN_START + "assistant\n")
         starts = np.flatnonzero(tokens[: len(before)] == head[0])
@@ -365,17 +366,17 @@ def shared_row(documents, length):
     return row, placed
 
 
-def long_row(rng, length):
+def long_row(rng, length, first=1.0):
     """Return one context of any size up to `length` with as many questions as fit behind it."""
     size = rng.randrange(length // 4, length - 100)
-    return questions_behind(rng, chat_context(rng, size) if rng.random() < 0.5 else plain_context(rng, size), length)
+    return questions_behind(rng, chat_context(rng, size) if rng.random() < 0.5 else plain_context(rng, size), length, first)
 
 
-def tools_row(rng, length):
+def tools_row(rng, length, first=1.0):
     """Return a chat that offers tools, mostly with a calculator, and questions behind it."""
     while (context := chat_context(rng, rng.choice((0, 500)))).tools is None or size_of(context) > length - 200:
         pass
-    return questions_behind(rng, context, length)
+    return questions_behind(rng, context, length, first)
 
 
 def size_of(context):
@@ -383,12 +384,16 @@ def size_of(context):
     return len(context.text) + len(render(context.messages, context.tools, context.spaced) if context.chat else "")
 
 
-def questions_behind(rng, context, length):
-    """Ask questions in one context until `length` tokens are full; return the row."""
+def questions_behind(rng, context, length, first):
+    """Ask questions in one context until `length` tokens are full; return the row.
+
+    Whether to call a tool hangs on the first token of an answer, and all but it are easy: `first`
+    is its weight.
+    """
     size = size_of(context)
     documents, room = [], length - size
     while room > 0 or not documents:
         asked = ask(rng, context, pick_task(rng))
-        documents.append(tokens_and_weights(asked.prompt, asked.answer, asked.chat))
+        documents.append(tokens_and_weights(asked.prompt, asked.answer, asked.chat, first))
         room -= len(documents[-1][0]) - size + 1 if len(documents[-1][0]) > size else 40
     return shared_row(documents, length)[0]
