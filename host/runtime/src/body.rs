@@ -28,6 +28,9 @@ enum Kind {
 struct FromPlugin {
     body: WasiBody,
     call: Handle,
+    /// What is left of the length that the plugin announced. Who reads by that length drops the
+    /// body after its last byte, before the plugin's stream has ended.
+    left: Option<u64>,
     ended: bool,
 }
 
@@ -45,10 +48,12 @@ impl Body {
         Self::default()
     }
 
-    pub(crate) fn from_plugin(body: WasiBody, call: Handle) -> Self {
+    /// A plugin's body, `length` bytes long if the plugin announced that.
+    pub(crate) fn from_plugin(body: WasiBody, call: Handle, length: Option<u64>) -> Self {
         Self(Kind::Plugin(Box::new(FromPlugin {
             body,
             call,
+            left: length,
             ended: false,
         })))
     }
@@ -121,7 +126,8 @@ impl http_body::Body for Body {
 impl FromPlugin {
     fn is_end(&self) -> bool {
         use http_body::Body;
-        self.ended || (self.body.is_end_stream() && self.call.failure().is_none())
+        let nothing_left = self.left == Some(0) || self.body.is_end_stream();
+        self.ended || (nothing_left && self.call.failure().is_none())
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
@@ -133,7 +139,12 @@ impl FromPlugin {
         // A store that is dropped closes the body as a plugin does that has said everything. The
         // failure is noted before the store is dropped, so it can't be missed here.
         let frame = match frame {
-            Some(Ok(frame)) => Some(Ok(frame)),
+            Some(Ok(frame)) => {
+                if let (Some(left), Some(data)) = (&mut self.left, frame.data_ref()) {
+                    *left = left.saturating_sub(data.len() as u64);
+                }
+                Some(Ok(frame))
+            }
             Some(Err(error)) => Some(Err(self.call.failure().unwrap_or_else(|| {
                 Failure::GaveUp {
                     message: error.to_string(),

@@ -149,7 +149,10 @@ impl Plugin {
         let task = tokio::spawn(task.instrument(span.clone()));
         let handle = Handle::new(task.abort_handle(), Arc::clone(&verdict));
         match response.await {
-            Ok(Ok(response)) => Ok(response.map(|body| Body::from_plugin(body, handle))),
+            Ok(Ok(response)) => {
+                let length = length(response.headers());
+                Ok(response.map(|body| Body::from_plugin(body, handle, length)))
+            }
             Ok(Err(error)) => {
                 let _span = span.enter();
                 fail(Failure::from_wasmtime(&error, &meter, &plugin.limits))
@@ -260,12 +263,14 @@ impl Plugin {
     }
 }
 
+/// The length of a body, where the headers say it.
+fn length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
 /// Refuses a body that says itself that it is too long.
 fn announced(headers: &HeaderMap, limit: usize) -> Result<(), Failure> {
-    let length = headers
-        .get(CONTENT_LENGTH)
-        .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    match length {
+    match length(headers) {
         Some(bytes) if bytes > limit as u64 => Err(Failure::TooLarge { bytes, limit }),
         _ => Ok(()),
     }
