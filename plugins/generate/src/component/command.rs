@@ -30,7 +30,10 @@ impl wasip3::exports::cli::run::Guest for Generate {
         match written.await {
             // Not an error of ours, and not worth a word: that reader has what it wanted.
             Ok(()) | Err(ErrorCode::Pipe) => {}
-            Err(error) => return Err(eprintln!("generate: cannot write the text: {error:?}")),
+            Err(error) => {
+                eprintln!("generate: cannot write the text: {error:?}");
+                return Err(());
+            }
         }
         if closed {
             return Ok(());
