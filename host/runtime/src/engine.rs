@@ -115,12 +115,13 @@ fn cache(folder: &Path) -> Result<Cache, Error> {
         .metadata()
         .map_err(|error| refuse(error.to_string()))?;
     private(&metadata).map_err(|cause| refuse(cause.to_owned()))?;
+    let ours = folder
+        .canonicalize()
+        .map_err(|error| refuse(error.to_string()))?;
     let mut config = CacheConfig::new();
-    config.with_directory(
-        folder
-            .canonicalize()
-            .map_err(|error| refuse(error.to_string()))?,
-    );
+    // Wasmtime's clean-up removes whatever it doesn't know from its folder: it gets one of its own,
+    // so that nobody loses what else lies in the folder that was named.
+    config.with_directory(ours.join("wasmtime"));
     Cache::new(config).map_err(|error| refuse(format!("{error:#}")))
 }
 
