@@ -155,7 +155,9 @@ impl Live {
             Ok(if meter.in_poll() < TICK / 2 {
                 UpdateDeadline::Continue(1)
             } else {
-                UpdateDeadline::Yield(1)
+                // Tokio's own yield also lets it look for timers and sockets, which it would do
+                // only after many turns of a guest that wakes itself.
+                UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now()))
             })
         });
         store
@@ -181,7 +183,8 @@ impl Live {
                     cpu: self.limits.cpu,
                 }));
             }
-            if clock.as_mut().poll(cx).is_ready() {
+            // The timer wakes us; but a busy thread may see the time before the timer does.
+            if clock.as_mut().poll(cx).is_ready() || Instant::now() >= self.deadline {
                 return Poll::Ready(Err(Failure::Deadline {
                     time: self.limits.time,
                 }));

@@ -102,23 +102,23 @@ async fn a_loop_does_not_stop_others() {
     // One thread for everything: the loop must give way.
     let runtime = runtime(2);
     let patient = Limits {
-        cpu: Duration::from_secs(5),
+        time: Duration::from_secs(60),
+        cpu: Duration::from_secs(60),
         ..limits()
     };
     let looping = load(&runtime, http_2(SPIN), patient).await;
     let good = load(&runtime, http_2(GOOD), limits()).await;
     let spinning = tokio::spawn(async move { get(&looping).await.map(drop) });
     tokio::task::yield_now().await;
-    let begun = Instant::now();
     let response = get(&good).await.unwrap();
     assert_eq!(
         response.into_body().collect().await.unwrap().to_bytes(),
         "hello"
     );
-    assert!(begun.elapsed() < Duration::from_secs(2));
     assert!(!spinning.is_finished());
     spinning.abort();
     assert!(spinning.await.unwrap_err().is_cancelled());
+    assert_eq!(counter(&runtime, "corral_plugin_done_total", None), 1.0);
     idle(&runtime).await;
     assert_eq!(
         counter(&runtime, "corral_plugin_cancelled_total", None),
@@ -136,16 +136,16 @@ async fn memory_is_bounded() {
         memory: 1000,
         ..limits()
     };
-    assert_eq!(support_failure(http_2(GOOD), little).await, "memory");
+    assert_eq!(code_of(http_2(GOOD), little).await, "memory");
 }
 
-async fn support_failure(bytes: Vec<u8>, limits: Limits) -> &'static str {
+async fn code_of(bytes: Vec<u8>, limits: Limits) -> &'static str {
     failure(bytes, limits).await.code()
 }
 
 #[tokio::test]
 async fn no_response_is_said_so() {
-    assert_eq!(support_failure(http_2(""), limits()).await, "no-response");
+    assert_eq!(code_of(http_2(""), limits()).await, "no-response");
 }
 
 #[tokio::test]

@@ -82,16 +82,20 @@ pub fn http_2(code: &str) -> Vec<u8> {
                 (param "param" (own $out)) (param "response" (result (own $response) (error $code)))))))
         (alias export $http "incoming-request" (type $request))
         (alias export $http "response-outparam" (type $outparam))
-        (core module $memory (memory (export "memory") 1) (data (i32.const 64) "hello"))
+        (core module $memory
+            (memory (export "memory") 1)
+            (data (i32.const 64) "hello")
+            (func (export "realloc") (param i32 i32 i32 i32) (result i32) unreachable))
         (core instance $memory (instantiate $memory))
         (alias core export $memory "memory" (core memory $m))
+        (alias core export $memory "realloc" (core func $realloc))
         (core func $fields (canon lower (func $http "[constructor]fields")))
         (core func $response (canon lower (func $http "[constructor]outgoing-response")))
         (core func $body (canon lower (func $http "[method]outgoing-response.body") (memory $m)))
         (core func $write (canon lower (func $http "[method]outgoing-body.write") (memory $m)))
-        (core func $finish (canon lower (func $http "[static]outgoing-body.finish") (memory $m)))
+        (core func $finish (canon lower (func $http "[static]outgoing-body.finish") (memory $m) (realloc $realloc)))
         (core func $set (canon lower (func $http "[static]response-outparam.set") (memory $m)))
-        (core func $push (canon lower (func $streams "[method]output-stream.blocking-write-and-flush") (memory $m)))
+        (core func $push (canon lower (func $streams "[method]output-stream.blocking-write-and-flush") (memory $m) (realloc $realloc)))
         (core func $close (canon resource.drop $output-stream))
         (core module $main
             (import "h" "memory" (memory 1))
@@ -152,7 +156,7 @@ pub fn http_3(code: &str) -> Vec<u8> {
         (core instance $main (instantiate $main))
         (func $handle async (param "request" (own $request))
             (result (result (own $response) (error $code)))
-            (canon lift (core func $main "handle") (memory $main "memory")))
+            (canon lift (core func $main "handle") (memory (core memory $main "memory"))))
         (instance $handler (export "handle" (func $handle)))
         (export "wasi:http/handler@0.3.0" (instance $handler)))"#
     );
