@@ -19,8 +19,9 @@ fn generate(arguments: &[&str]) -> Ended {
 
 fn run_plugin(plugin: &Path, arguments: &[&str]) -> Ended {
     let mut line: Vec<OsString> = vec!["run".into(), plugin.into(), "--model".into()];
-    line.push(artefacts::model().into());
-    line.push("--cache".into());
+    line.push(named("tiny", &artefacts::model()));
+    // See `Corral::start_with`.
+    line.extend(["--threads".into(), "1".into(), "--cache".into()]);
     line.push(artefacts::scratch().join("compiled").into());
     line.push("--".into());
     line.extend(arguments.iter().map(OsString::from));

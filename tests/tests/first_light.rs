@@ -344,6 +344,14 @@ fn characters_are_never_cut() {
 }
 
 #[test]
+fn two_threads_compute_the_same() {
+    let corral = Corral::start_with(&["--threads", "2"]);
+    for sum in some_sums(5) {
+        assert_eq!(corral.text(&sum.question()), sum.answer(), "{sum:?}");
+    }
+}
+
+#[test]
 fn hello_is_a_plugin_too() {
     let corral = Corral::start();
     let answer = corral.post("/hello", "1+1=");
