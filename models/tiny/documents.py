@@ -366,10 +366,13 @@ def shared_row(documents, length):
     return row, placed
 
 
-def long_row(rng, length, first=1.0):
-    """Return one context of any size up to `length` with as many questions as fit behind it."""
+def long_row(rng, length, first=1.0, chats=0.5):
+    """Return one context of any size up to `length` with as many questions as fit behind it.
+
+    `chats` is the share of chats.
+    """
     size = rng.randrange(length // 4, length - 100)
-    return questions_behind(rng, chat_context(rng, size) if rng.random() < 0.5 else plain_context(rng, size), length, first)
+    return questions_behind(rng, chat_context(rng, size) if rng.random() < chats else plain_context(rng, size), length, first)
 
 
 def tools_row(rng, length, first=1.0):

@@ -36,6 +36,8 @@ SHAPES = {
     "weighed tools": (4, 1024, lambda rng: tools_row(rng, 1024, 8.0)),
     "weighed pages": (2, 1536, lambda rng: long_row(rng, 1536, 5.0)),
     "weighed books": (1, 4096, lambda rng: long_row(rng, 4096, 5.0)),
+    "weighed chats": (2, 1536, lambda rng: long_row(rng, 1536, 8.0, 1.0)),
+    "weighed long chats": (1, 4096, lambda rng: long_row(rng, 4096, 8.0, 0.75)),
     "books": (1, 4096, lambda rng: long_row(rng, 4096)),
 }
 PHASES = (
@@ -45,11 +47,12 @@ PHASES = (
     (50, {"tables": 0.2, "sums": 0.15, "lines": 0.2, "chats": 0.2, "pages": 0.18, "books": 0.07}),
     (200, {"tables": 0.12, "sums": 0.12, "lines": 0.12, "copies": 0.2, "tools": 0.15, "chats": 0.08, "pages": 0.15, "books": 0.06}),
     (250, {"mixed": 0.65, "tools": 0.12, "chats": 0.05, "pages": 0.13, "books": 0.05}),
-    (750, {"mixed": 0.6, "weighed tools": 0.17, "chats": 0.04, "weighed pages": 0.14, "weighed books": 0.05}),
+    (250, {"mixed": 0.6, "weighed tools": 0.17, "chats": 0.04, "weighed pages": 0.14, "weighed books": 0.05}),
+    (500, {"mixed": 0.46, "weighed tools": 0.1, "weighed chats": 0.26, "weighed pages": 0.08, "weighed long chats": 0.1}),
 )
 STEPS = sum(steps for steps, _ in PHASES)
 MUON_RATE, ADAM_RATE = 0.02, 4e-3
-RATE = ((0, 0.0), (60, 1.0), (1000, 1.0), (1200, 0.7), (1600, 0.7), (1650, 0.642), (STEPS, 0.0))  # (step, factor), linear between
+RATE = ((0, 0.0), (60, 1.0), (1000, 1.0), (1200, 0.7), (1600, 0.7), (1650, 0.642), (1900, 0.428), (2050, 0.428), (STEPS, 0.0))  # (step, factor), linear between
 WEIGHT_DECAY = 0.05
 
 
