@@ -20,6 +20,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
+use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 use wasmtime::{AsContextMut, Engine, Store, UpdateDeadline};
@@ -110,7 +111,8 @@ pub(crate) struct Live {
     pub(crate) limits: Arc<Limits>,
     pub(crate) meter: Arc<Meter>,
     pub(crate) verdict: Arc<Verdict>,
-    pub(crate) deadline: Instant,
+    /// The time that the call has, and when that is over.
+    pub(crate) time: (Duration, Instant),
     began: Instant,
     counters: Arc<Counters>,
     _ticking: Ticking,
@@ -121,7 +123,7 @@ impl Live {
     pub(crate) fn new(
         limits: Arc<Limits>,
         verdict: Arc<Verdict>,
-        deadline: Instant,
+        time: (Duration, Instant),
         ticking: Ticking,
         pass: Pass,
     ) -> Self {
@@ -131,7 +133,7 @@ impl Live {
             limits,
             meter: Arc::default(),
             verdict,
-            deadline,
+            time,
             began: Instant::now(),
             counters,
             _ticking: ticking,
@@ -170,7 +172,9 @@ impl Live {
         work: impl Future<Output = wasmtime::Result<R>>,
     ) -> Result<R, Failure> {
         let mut work = pin!(work);
-        let mut clock = pin!(sleep_until(self.deadline));
+        let _panics = Panics(&self.verdict);
+        let (time, deadline) = self.time;
+        let mut clock = pin!(sleep_until(deadline));
         let result = poll_fn(|cx| {
             if let Poll::Ready(result) = self.meter.measure(|| work.as_mut().poll(cx)) {
                 return Poll::Ready(
@@ -184,10 +188,8 @@ impl Live {
                 }));
             }
             // The timer wakes us; but a busy thread may see the time before the timer does.
-            if clock.as_mut().poll(cx).is_ready() || Instant::now() >= self.deadline {
-                return Poll::Ready(Err(Failure::Deadline {
-                    time: self.limits.time,
-                }));
+            if clock.as_mut().poll(cx).is_ready() || Instant::now() >= deadline {
+                return Poll::Ready(Err(Failure::Deadline { time }));
             }
             Poll::Pending
         })
@@ -211,6 +213,18 @@ impl Drop for Live {
     fn drop(&mut self) {
         self.counters
             .instance_ended(self.began.elapsed(), self.meter.used());
+    }
+}
+
+/// If the host panics, which is a mistake in the host, then the client still learns that its body is
+/// not whole.
+struct Panics<'a>(&'a Verdict);
+
+impl Drop for Panics<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(Failure::Internal);
+        }
     }
 }
 

@@ -28,7 +28,7 @@ pub enum Failure {
         limit: usize,
     },
     /// The wall clock ran out.
-    #[error("the plugin was still running at the end of its {} s; ask for less, or raise its time limit", time.as_secs_f32())]
+    #[error("the plugin was still running at the end of its {} s; ask for less, or raise its time limit", time.as_millis() as f64 / 1e3)]
     Deadline {
         /// The time that the call had.
         time: Duration,

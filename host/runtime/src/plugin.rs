@@ -17,10 +17,14 @@ use http::{HeaderMap, Uri};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Instrument;
 use wasmtime_wasi::WasiCtxBuilder;
 use wasmtime_wasi_http::handler::ProxyPre;
+
+/// A time that clocks can still count with: a year.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What a plugin can be called for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,12 +134,12 @@ impl Plugin {
         if let Err(failure) = announced(request.headers(), plugin.limits.request_bytes) {
             return fail(failure);
         }
-        let deadline = self.deadline(call.and_then(|call| call.deadline));
-        let pass = match plugin.gate.enter(deadline).await {
+        let time = self.time(call.and_then(|call| call.deadline));
+        let pass = match plugin.gate.enter(time.1).await {
             Ok(pass) => pass,
             Err(failure) => return fail(failure),
         };
-        let live = self.live(&verdict, deadline, pass);
+        let live = self.live(&verdict, time, pass);
         let meter = Arc::clone(&live.meter);
         let counters = &plugin.shared.counters;
         let mut wasi = WasiCtxBuilder::new();
@@ -182,12 +186,12 @@ impl Plugin {
                 interface: "wasi:cli/run",
             }));
         };
-        let deadline = self.deadline(None);
-        let pass = match plugin.gate.enter(deadline).await {
+        let time = self.time(None);
+        let pass = match plugin.gate.enter(time.1).await {
             Ok(pass) => pass,
             Err(failure) => return Err(verdict.fail(failure)),
         };
-        let live = self.live(&verdict, deadline, pass);
+        let live = self.live(&verdict, time, pass);
         let mut wasi = WasiCtxBuilder::new();
         wasi.inherit_stdio().arg(&plugin.name).args(args);
         let began = Instant::now();
@@ -233,21 +237,23 @@ impl Plugin {
         (Arc::new(verdict), span)
     }
 
-    fn deadline(&self, sooner: Option<std::time::Instant>) -> Instant {
+    /// The time that a call has from now on, and when it is over.
+    fn time(&self, sooner: Option<std::time::Instant>) -> (Duration, Instant) {
         let now = Instant::now();
-        // A time beyond what clocks can count is as good as none: 30 years.
-        let latest = now
-            .checked_add(self.0.limits.time)
-            .unwrap_or_else(|| now + std::time::Duration::from_secs(30 * 365 * 24 * 3600));
-        sooner.map_or(latest, |sooner| latest.min(sooner.into()))
+        let limit = self.0.limits.time.min(FOREVER);
+        let time = match sooner {
+            Some(sooner) => limit.min(Instant::from(sooner).saturating_duration_since(now)),
+            None => limit,
+        };
+        (time, now + time)
     }
 
-    fn live(&self, verdict: &Arc<Verdict>, deadline: Instant, pass: Pass) -> Live {
+    fn live(&self, verdict: &Arc<Verdict>, time: (Duration, Instant), pass: Pass) -> Live {
         let plugin = &*self.0;
         Live::new(
             Arc::clone(&plugin.limits),
             Arc::clone(verdict),
-            deadline,
+            time,
             plugin.shared.ticker.tick(),
             pass,
         )
