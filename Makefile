@@ -1,7 +1,8 @@
 # Two commands do everything on a fresh machine, set-up included:
 #   make run     builds, and serves the demo model (or MODEL=FILE) with the plugins deployed
 #   make test    checks format and lints, builds, and runs every test
-# Also: make build, make plugins, make lint, make model (trains the demo model again).
+# Also: make build, make plugins, make lint, make model (trains the demo model again, in about an
+# hour on two cores; stopped and started again it goes on where it was).
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -45,7 +46,7 @@ run: plugins
 	  --plugin /hello="$(CORRAL_PLUGINS)/hello.wasm"
 
 lint:
-	@cargo fmt --all --check
+	@$(SETUP); cargo fmt --all --check
 	@cargo fmt --all --check --manifest-path plugins/Cargo.toml
 	@cargo fmt --all --check --manifest-path plugins/componentize/Cargo.toml
 	@$(SETUP); cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
@@ -60,5 +61,5 @@ test: lint plugins
 model:
 	@python3 -m venv "$(CACHE)/python"
 	@"$(CACHE)/python/bin/pip" install --quiet -r models/tiny/requirements.txt
-	@"$(CACHE)/python/bin/python" models/tiny/train.py
+	@"$(CACHE)/python/bin/python" models/tiny/train.py --checkpoint "$(CACHE)/tiny-checkpoint.pkl"
 	@"$(CACHE)/python/bin/python" models/tiny/evaluate.py
