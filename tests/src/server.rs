@@ -226,16 +226,27 @@ impl Corral {
 
     /// The counters once nothing runs any more: no request, instance, sequence, cell. Panics if
     /// something is left over.
+    ///
+    /// The engine writes its gauges between steps, so a sequence on its way to its first step is not
+    /// seen yet: nothing runs when several looks in a row find nothing, and nothing new.
     pub fn settled(&self) -> Metrics {
         let started = Instant::now();
+        let (mut quiet, mut decoded) = (0, -1.0);
         loop {
             let metrics = self.metrics();
             let left = metrics.not_zero(&GAUGES);
-            if left.is_empty() {
+            let now = metrics.get("corral_engine_tokens_decoded_total");
+            quiet = if left.is_empty() && now == decoded {
+                quiet + 1
+            } else {
+                0
+            };
+            decoded = now;
+            if quiet == 5 {
                 return metrics;
             }
             assert!(
-                started.elapsed() < Duration::from_secs(10),
+                started.elapsed() < Duration::from_secs(20),
                 "left over when nothing runs: {left:?}"
             );
             std::thread::sleep(Duration::from_millis(20));

@@ -37,7 +37,8 @@ pub struct Limits {
     pub head_bytes: usize,
     /// How long a client may leave an answer unread. 30 s.
     pub stall_time: Duration,
-    /// How long a host's error answer waits for the rest of the request's body. 2 s.
+    /// How long the rest of a request's body is read and thrown away, when the answer is there before
+    /// it. 2 s.
     pub discard_time: Duration,
 }
 

@@ -11,6 +11,7 @@ use http::uri::{Authority, Parts, Scheme};
 use http::{HeaderMap, Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Answers one request; errors become problems.
 pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Observed> {
@@ -43,16 +44,17 @@ async fn route(
         return answer;
     }
     let Some(house) = shared.house.get() else {
-        return refuse(shared, request, probes::not_ready(&shared.missing())).await;
+        return refuse(shared, request, probes::not_ready(&shared.missing()));
     };
     let Some(deployment) = house.routes.find(path) else {
         let problem = Problem::no_route(path);
-        return refuse(shared, request, problem).await;
+        return refuse(shared, request, problem);
     };
     let limit = deployment.request_bytes;
     if announced_length(request.headers()).is_some_and(|length| length > limit) {
-        return refuse(shared, request, Problem::too_large(limit)).await;
+        return refuse(shared, request, Problem::too_large(limit));
     }
+    let linger = linger(shared, request.headers());
     let (mut head, body) = request.into_parts();
     head.uri = absolute(head.uri, &head.headers)?;
     head.headers.insert(REQUEST_ID, id.header());
@@ -60,7 +62,7 @@ async fn route(
         id: Some(id.to_string()),
         ..Call::default()
     });
-    let (body, mark) = Capped::new(body, limit);
+    let (body, mark) = Capped::new(body, limit, linger);
     let answered = deployment
         .plugin
         .handle(Request::from_parts(head, body))
@@ -74,20 +76,22 @@ async fn route(
     }
 }
 
-/// Answers with `problem`, and first takes in some of a body that nobody is going to read: a client
-/// that writes before it reads would otherwise see a broken connection instead of the problem.
-async fn refuse(
+/// Answers with `problem` in place of a plugin.
+fn refuse(
     shared: &Shared,
     request: Request<Incoming>,
     problem: Problem,
 ) -> Result<Response<Body>, Problem> {
-    // Who waits for `100 Continue` has sent nothing yet, and reading would ask for it.
-    if !request.headers().contains_key(EXPECT) {
-        let reading = discard(request.into_body());
-        // Out of time is as good as read.
-        let _ = tokio::time::timeout(shared.limits.discard_time, reading).await;
+    if let Some(time) = linger(shared, request.headers()) {
+        discard(request.into_body(), time);
     }
     Err(problem)
+}
+
+/// How long to read on after an early answer. Not at all for who waits to be asked for the body:
+/// nothing is on the way, and reading would ask for it.
+fn linger(shared: &Shared, headers: &HeaderMap) -> Option<Duration> {
+    (!headers.contains_key(EXPECT)).then_some(shared.limits.discard_time)
 }
 
 fn bad_request(detail: &str) -> Problem {

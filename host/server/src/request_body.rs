@@ -2,6 +2,10 @@
 //!
 //! A plugin whose request is cut off answers whatever it makes of that. So a body that ends badly
 //! leaves a mark, and the server can say in the plugin's place whose fault it was.
+//!
+//! Who is answered before the whole request was read still has bytes on the way. A server that closes
+//! the connection then destroys its own answer: the client is told of a broken pipe. So what nobody
+//! reads is thrown away here, up to a bound, while the answer goes out.
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
@@ -9,9 +13,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-/// Bytes beyond the limit that are read and thrown away. A client that writes its whole request
-/// before it reads the answer gets the 413 then, rather than a broken connection.
+/// Bytes that are read only to be thrown away. Who sends more sees a broken connection.
 const LINGER: u64 = 16 << 20;
 
 /// How a body has come so far.
@@ -53,30 +57,65 @@ pub(crate) enum Cut {
     Client(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// A body of at most `limit` bytes.
-pub(crate) struct Capped<B> {
-    inner: B,
+/// A body of at most `limit` bytes. What is left of it when it is dropped is thrown away.
+pub(crate) struct Capped<B>
+where
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+{
+    /// There until it is dropped.
+    inner: Option<B>,
     limit: u64,
     seen: u64,
     mark: Mark,
+    /// How long to throw away; not at all when nothing is left, or nothing should be asked for.
+    linger: Option<Duration>,
 }
 
-impl<B> Capped<B> {
-    pub(crate) fn new(inner: B, limit: u64) -> (Self, Mark) {
+impl<B> Capped<B>
+where
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+{
+    pub(crate) fn new(inner: B, limit: u64, linger: Option<Duration>) -> (Self, Mark) {
         let mark = Mark(Arc::new(AtomicU8::new(State::Good as u8)));
         let body = Capped {
-            inner,
+            inner: Some(inner),
             limit,
             seen: 0,
             mark: mark.clone(),
+            linger,
         };
         (body, mark)
+    }
+
+    /// Polls the body within, and notes when it can't be read any further.
+    fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let Some(inner) = &mut self.inner else {
+            return Poll::Ready(None);
+        };
+        let polled = Pin::new(inner).poll_frame(cx);
+        if let Poll::Ready(None | Some(Err(_))) = polled {
+            self.linger = None;
+        }
+        polled
+    }
+}
+
+impl<B> Drop for Capped<B>
+where
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+{
+    fn drop(&mut self) {
+        if let (Some(inner), Some(time)) = (self.inner.take(), self.linger)
+            && !inner.is_end_stream()
+        {
+            discard(inner, time);
+        }
     }
 }
 
 impl<B> Body for Capped<B>
 where
-    B: Body<Data = Bytes> + Unpin,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     type Data = Bytes;
@@ -87,7 +126,7 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         loop {
-            let frame = match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
+            let frame = match ready!(self.poll_inner(cx)) {
                 Some(Ok(frame)) => frame,
                 Some(Err(error)) if self.seen <= self.limit => {
                     self.mark.set(State::Broken);
@@ -103,22 +142,36 @@ where
             }
             self.mark.set(State::TooLarge);
             if self.seen - self.limit > LINGER {
+                self.linger = None;
                 return Poll::Ready(Some(Err(Cut::TooLarge(self.limit))));
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream() && self.seen <= self.limit
+        self.inner.as_ref().is_none_or(Body::is_end_stream) && self.seen <= self.limit
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        self.inner
+            .as_ref()
+            .map_or_else(SizeHint::default, Body::size_hint)
     }
 }
 
-/// Reads what the client still sends and throws it away, up to [`LINGER`] bytes.
-pub(crate) async fn discard<B>(mut body: B)
+/// Throws away what the client still sends, up to [`LINGER`] bytes and for at most `time`, on a task
+/// of its own: a rare thing, so a task is cheap enough. Outside of tokio it does nothing.
+pub(crate) fn discard<B>(body: B, time: Duration)
+where
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+{
+    if let Ok(tokio) = tokio::runtime::Handle::try_current() {
+        // Out of time is as good as read.
+        tokio.spawn(async move { drop(tokio::time::timeout(time, read_away(body)).await) });
+    }
+}
+
+async fn read_away<B>(mut body: B)
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -140,7 +193,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_at_its_limit_passes() {
-        let (body, mark) = Capped::new(Full::new(Bytes::from_static(b"12345678")), 8);
+        let (body, mark) = Capped::new(Full::new(Bytes::from_static(b"12345678")), 8, None);
         let read = body.collect().await.expect("8 of 8 bytes").to_bytes();
         assert_eq!(&read[..], b"12345678");
         assert_eq!(mark.state(), State::Good);
@@ -148,7 +201,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_byte_more_is_an_error_and_leaves_a_mark() {
-        let (body, mark) = Capped::new(Full::new(Bytes::from_static(b"123456789")), 8);
+        let (body, mark) = Capped::new(Full::new(Bytes::from_static(b"123456789")), 8, None);
         let error = body.collect().await.expect_err("9 of 8 bytes");
         assert_eq!(
             error.to_string(),
@@ -172,10 +225,10 @@ mod tests {
                 Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[0; 1 << 20])))))
             }
         }
-        let (body, mark) = Capped::new(Endless(0), 8);
+        let (body, mark) = Capped::new(Endless(0), 8, None);
         assert!(body.collect().await.is_err());
         assert_eq!(mark.state(), State::TooLarge);
-        discard(Endless(0)).await;
+        read_away(Endless(0)).await;
     }
 
     #[tokio::test]
@@ -191,8 +244,37 @@ mod tests {
                 Poll::Ready(Some(Err(std::io::ErrorKind::UnexpectedEof.into())))
             }
         }
-        let (body, mark) = Capped::new(Broken, 8);
+        let (body, mark) = Capped::new(Broken, 8, None);
         assert!(body.collect().await.is_err());
         assert_eq!(mark.state(), State::Broken);
+    }
+
+    #[tokio::test]
+    async fn what_is_left_is_thrown_away_unless_it_should_not_be_asked_for() {
+        struct Pieces(u32, tokio::sync::mpsc::UnboundedSender<u32>);
+        impl Body for Pieces {
+            type Data = Bytes;
+            type Error = std::convert::Infallible;
+            fn poll_frame(
+                mut self: Pin<&mut Self>,
+                _: &mut Context<'_>,
+            ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+                self.0 += 1;
+                let _ = self.1.send(self.0);
+                let piece = (self.0 < 5).then(|| Ok(Frame::data(Bytes::from_static(b"x"))));
+                Poll::Ready(piece)
+            }
+        }
+        for (linger, read) in [(Some(Duration::from_secs(5)), 5), (None, 1)] {
+            let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+            let (mut body, _) = Capped::new(Pieces(0, sender), 8, linger);
+            body.frame().await.expect("a piece").expect("no error");
+            drop(body);
+            let mut last = 0;
+            while let Some(piece) = receiver.recv().await {
+                last = piece;
+            }
+            assert_eq!(last, read);
+        }
     }
 }
