@@ -3,7 +3,7 @@
 use crate::access::{Exchange, Observed, REQUEST_ID, RequestId};
 use crate::probes;
 use crate::problem::Problem;
-use crate::request_body::{Capped, State, discard};
+use crate::request_body::{Capped, State};
 use crate::server::Shared;
 use corral_runtime::{Body, Call};
 use http::header::{CONTENT_LENGTH, EXPECT, HOST};
@@ -39,30 +39,30 @@ async fn route(
     id: RequestId,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Problem> {
-    let path = request.uri().path();
-    if let Some(answer) = probes::answer(shared, request.method(), path) {
+    let (mut head, body) = request.into_parts();
+    // Wherever this ends early, what is left of the body is thrown away.
+    let (mut body, mark) = Capped::new(body, linger(shared, &head.headers));
+    let path = head.uri.path();
+    if let Some(answer) = probes::answer(shared, &head.method, path) {
         return answer;
     }
     let Some(house) = shared.house.get() else {
-        return refuse(shared, request, probes::not_ready(&shared.missing()));
+        return Err(probes::not_ready(&shared.missing()));
     };
     let Some(deployment) = house.routes.find(path) else {
-        let problem = Problem::no_route(path);
-        return refuse(shared, request, problem);
+        return Err(Problem::no_route(path));
     };
     let limit = deployment.request_bytes;
-    if announced_length(request.headers()).is_some_and(|length| length > limit) {
-        return refuse(shared, request, Problem::too_large(limit));
+    if announced_length(&head.headers).is_some_and(|length| length > limit) {
+        return Err(Problem::too_large(limit));
     }
-    let linger = linger(shared, request.headers());
-    let (mut head, body) = request.into_parts();
+    body.limit(limit);
     head.uri = absolute(head.uri, &head.headers)?;
     head.headers.insert(REQUEST_ID, id.header());
     head.extensions.insert(Call {
         id: Some(id.to_string()),
         ..Call::default()
     });
-    let (body, mark) = Capped::new(body, limit, linger);
     let answered = deployment
         .plugin
         .handle(Request::from_parts(head, body))
@@ -74,18 +74,6 @@ async fn route(
         )),
         (_, answered) => Ok(answered?),
     }
-}
-
-/// Answers with `problem` in place of a plugin.
-fn refuse(
-    shared: &Shared,
-    request: Request<Incoming>,
-    problem: Problem,
-) -> Result<Response<Body>, Problem> {
-    if let Some(time) = linger(shared, request.headers()) {
-        discard(request.into_body(), time);
-    }
-    Err(problem)
 }
 
 /// How long to read on after an early answer. Not at all for who waits to be asked for the body:

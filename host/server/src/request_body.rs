@@ -75,16 +75,22 @@ impl<B> Capped<B>
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
 {
-    pub(crate) fn new(inner: B, limit: u64, linger: Option<Duration>) -> (Self, Mark) {
+    /// A body that has no limit yet.
+    pub(crate) fn new(inner: B, linger: Option<Duration>) -> (Self, Mark) {
         let mark = Mark(Arc::new(AtomicU8::new(State::Good as u8)));
         let body = Capped {
             inner: Some(inner),
-            limit,
+            limit: u64::MAX,
             seen: 0,
             mark: mark.clone(),
             linger,
         };
         (body, mark)
+    }
+
+    /// Sets the limit, in bytes.
+    pub(crate) fn limit(&mut self, limit: u64) {
+        self.limit = limit;
     }
 
     /// Polls the body within, and notes when it can't be read any further.
@@ -161,7 +167,7 @@ where
 
 /// Throws away what the client still sends, up to [`LINGER`] bytes and for at most `time`, on a task
 /// of its own: a rare thing, so a task is cheap enough. Outside of tokio it does nothing.
-pub(crate) fn discard<B>(body: B, time: Duration)
+fn discard<B>(body: B, time: Duration)
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
 {
@@ -191,9 +197,18 @@ mod tests {
     use super::*;
     use http_body_util::{BodyExt, Full};
 
+    fn capped<B>(inner: B, linger: Option<Duration>) -> (Capped<B>, Mark)
+    where
+        B: Body<Data = Bytes> + Send + Unpin + 'static,
+    {
+        let (mut body, mark) = Capped::new(inner, linger);
+        body.limit(8);
+        (body, mark)
+    }
+
     #[tokio::test]
     async fn a_body_at_its_limit_passes() {
-        let (body, mark) = Capped::new(Full::new(Bytes::from_static(b"12345678")), 8, None);
+        let (body, mark) = capped(Full::new(Bytes::from_static(b"12345678")), None);
         let read = body.collect().await.expect("8 of 8 bytes").to_bytes();
         assert_eq!(&read[..], b"12345678");
         assert_eq!(mark.state(), State::Good);
@@ -201,7 +216,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_byte_more_is_an_error_and_leaves_a_mark() {
-        let (body, mark) = Capped::new(Full::new(Bytes::from_static(b"123456789")), 8, None);
+        let (body, mark) = capped(Full::new(Bytes::from_static(b"123456789")), None);
         let error = body.collect().await.expect_err("9 of 8 bytes");
         assert_eq!(
             error.to_string(),
@@ -225,7 +240,7 @@ mod tests {
                 Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[0; 1 << 20])))))
             }
         }
-        let (body, mark) = Capped::new(Endless(0), 8, None);
+        let (body, mark) = capped(Endless(0), None);
         assert!(body.collect().await.is_err());
         assert_eq!(mark.state(), State::TooLarge);
         read_away(Endless(0)).await;
@@ -244,7 +259,7 @@ mod tests {
                 Poll::Ready(Some(Err(std::io::ErrorKind::UnexpectedEof.into())))
             }
         }
-        let (body, mark) = Capped::new(Broken, 8, None);
+        let (body, mark) = capped(Broken, None);
         assert!(body.collect().await.is_err());
         assert_eq!(mark.state(), State::Broken);
     }
@@ -267,7 +282,7 @@ mod tests {
         }
         for (linger, read) in [(Some(Duration::from_secs(5)), 5), (None, 1)] {
             let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
-            let (mut body, _) = Capped::new(Pieces(0, sender), 8, linger);
+            let (mut body, _) = capped(Pieces(0, sender), linger);
             body.frame().await.expect("a piece").expect("no error");
             drop(body);
             let mut last = 0;
