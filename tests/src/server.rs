@@ -28,8 +28,8 @@ const GAUGES: [&str; 10] = [
     "corral_engine_failed_steps_total",
 ];
 
-/// A running `corral serve` with the demo model as `tiny`, and three plugins: `generate` at
-/// `/generate`, `hello` at `/hello` and the test plugin `misbehave` at `/misbehave`.
+/// A running `corral serve` with the demo model as `tiny`, and plugins each at the route of its name:
+/// `generate`, `hello`, and the test plugins `misbehave` and `classic`.
 pub struct Corral {
     child: Child,
     public: String,
@@ -66,7 +66,7 @@ impl Corral {
                 command.args([option, value]);
             }
         }
-        for plugin in ["generate", "hello", "misbehave"] {
+        for plugin in ["generate", "hello", "misbehave", "classic"] {
             let route = format!("/{plugin}");
             command
                 .arg("--plugin")

@@ -359,6 +359,18 @@ fn hello_is_a_plugin_too() {
 }
 
 #[test]
+fn a_handler_of_wasi_0_2_runs_too() {
+    let corral = Corral::start();
+    let body: String = ('a'..='z').cycle().take(1_000_000).collect();
+    let answer = corral.post("/classic/x?y=1", &body);
+    assert_eq!(answer.status, 200);
+    let (path, echo) = answer.body.split_once('\n').expect("two lines");
+    assert_eq!(path, "/classic/x?y=1");
+    assert!(echo == body, "what comes back is what was sent");
+    corral.settled();
+}
+
+#[test]
 fn ready_means_ready() {
     let corral = Corral::start();
     assert_eq!(corral.get("/readyz").body, "ready\n");
@@ -369,8 +381,8 @@ fn ready_means_ready() {
         .iter()
         .filter(|line| line.starts_with("route /"))
         .collect();
-    assert_eq!(routes.len(), 3, "{announced:?}");
-    assert_eq!(announced.len(), 5, "{announced:?}");
+    assert_eq!(routes.len(), 4, "{announced:?}");
+    assert_eq!(announced.len(), 6, "{announced:?}");
     // Nothing on the public listener that belongs to the operator.
     corral.get("/metrics").problem(404, "no-route");
 }
