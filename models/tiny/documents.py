@@ -182,7 +182,7 @@ def chat_context(rng, size, tools=True, kind=None):
 
 # -------------------------------------------------------------------------------------- documents
 
-TASK_SHARES = {"sum": 28, "difference": 20, "reverse": 17, "repeat": 13, "json": 9, "call": 8, "result": 5}
+TASK_SHARES = {"sum": 34, "difference": 18, "reverse": 14, "repeat": 15, "json": 7, "call": 8, "result": 4}
 
 
 def pick_task(rng):
@@ -366,20 +366,21 @@ def shared_row(documents, length):
     return row, placed
 
 
-def long_row(rng, length, first=1.0, chats=0.5):
+def long_row(rng, length, first, chats):
     """Return one context of any size up to `length` with as many questions as fit behind it.
 
     `chats` is the share of chats.
     """
     size = rng.randrange(length // 4, length - 100)
-    return questions_behind(rng, chat_context(rng, size) if rng.random() < chats else plain_context(rng, size), length, first)
+    context = chat_context(rng, size) if rng.random() < chats else plain_context(rng, size)
+    return questions_behind(rng, context, length, first) or long_row(rng, length, first, chats)
 
 
-def tools_row(rng, length, first=1.0):
+def tools_row(rng, length, first):
     """Return a chat that offers tools, mostly with a calculator, and questions behind it."""
     while (context := chat_context(rng, rng.choice((0, 500)))).tools is None or size_of(context) > length - 200:
         pass
-    return questions_behind(rng, context, length, first)
+    return questions_behind(rng, context, length, first) or tools_row(rng, length, first)
 
 
 def size_of(context):
@@ -390,6 +391,8 @@ def size_of(context):
 def questions_behind(rng, context, length, first):
     """Ask questions in one context until `length` tokens are full; return the row.
 
+    None if the context leaves room for none of them: its size is only known roughly beforehand.
+
     Whether to call a tool hangs on the first token of an answer, and all but it are easy: `first`
     is its weight.
     """
@@ -399,4 +402,6 @@ def questions_behind(rng, context, length, first):
         asked = ask(rng, context, pick_task(rng))
         documents.append(tokens_and_weights(asked.prompt, asked.answer, asked.chat, first))
         room -= len(documents[-1][0]) - size + 1 if len(documents[-1][0]) > size else 40
+    if min(len(tokens) for tokens, _ in documents) > length:
+        return None
     return shared_row(documents, length)[0]

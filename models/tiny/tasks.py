@@ -53,7 +53,7 @@ PUNCTUATION = ".,!?;:-'\"()+=/*#&%_"
 TASKS = ("sum", "difference", "reverse", "repeat", "json")
 
 EXPRESSION_FORMS = (
-    "{}=", "{}=", "{}=", "{}", "{}", "{}?", "{} = ?", "What is {}?", "What is {}?", "What is {}?",
+    "{}=", "{}=", "{}=", "{}", "{}", "{}?", "What is {}?", "What is {}?", "What is {}?",
     "what is {}?", "What's {}?", "What is {}", "Compute {}", "Compute {}.", "Calculate {}",
     "Calculate {}.", "How much is {}?", "Please compute {}.", "Hi! What is {}?", "Tell me {}",
 )  # fmt: skip

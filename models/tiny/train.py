@@ -23,43 +23,36 @@ from model import Config, forward, initial_parameters
 
 # A batch shape is (rows, tokens per row, maker of a row), all of about 4096 tokens. A phase gives
 # each shape's share of its steps.
-COPY_TASKS = ("repeat", "repeat", "reverse", "json", "call", "result")
 SHAPES = {
-    "tables": (32, 128, lambda rng: short_row(rng, 128, lambda rng: arithmetic_table(rng, rng.choice((50, 128))))),
-    "sums": (32, 128, lambda rng: short_row(rng, 128, lambda rng: bare_document(rng, ("sum", "difference")))),
-    "copies": (32, 128, lambda rng: short_row(rng, 128, lambda rng: bare_document(rng, COPY_TASKS))),
-    "lines": (32, 128, lambda rng: short_row(rng, 128, lambda rng: short_document(rng, 110))),
+    "mixed": (32, 128, lambda rng: mixed_row(rng, 128)),
     "chats": (8, 512, lambda rng: short_row(rng, 512, lambda rng: short_document(rng, 480))),
-    "mixed": (32, 128, lambda rng: mixed_row(rng)),
-    "tools": (4, 1024, lambda rng: tools_row(rng, 1024)),
-    "pages": (2, 1536, lambda rng: long_row(rng, 1536)),
-    "weighed tools": (4, 1024, lambda rng: tools_row(rng, 1024, 8.0)),
-    "weighed pages": (2, 1536, lambda rng: long_row(rng, 1536, 5.0)),
-    "weighed books": (1, 4096, lambda rng: long_row(rng, 4096, 5.0)),
-    "weighed chats": (2, 1536, lambda rng: long_row(rng, 1536, 8.0, 1.0)),
-    "weighed long chats": (1, 4096, lambda rng: long_row(rng, 4096, 8.0, 0.75)),
-    "books": (1, 4096, lambda rng: long_row(rng, 4096)),
+    "tools": (4, 1024, lambda rng: tools_row(rng, 1024, 6.0)),
+    "pages": (2, 1536, lambda rng: long_row(rng, 1536, 4.0, 0.65)),
+    "books": (1, 4096, lambda rng: long_row(rng, 4096, 4.0, 0.65)),
 }
 PHASES = (
-    (600, {"lines": 1.0}),
-    (250, {"sums": 0.4, "lines": 0.2, "chats": 0.25, "pages": 0.15}),
-    (300, {"tables": 0.3, "sums": 0.2, "lines": 0.15, "chats": 0.2, "pages": 0.15}),
-    (50, {"tables": 0.2, "sums": 0.15, "lines": 0.2, "chats": 0.2, "pages": 0.18, "books": 0.07}),
-    (200, {"tables": 0.12, "sums": 0.12, "lines": 0.12, "copies": 0.2, "tools": 0.15, "chats": 0.08, "pages": 0.15, "books": 0.06}),
-    (250, {"mixed": 0.65, "tools": 0.12, "chats": 0.05, "pages": 0.13, "books": 0.05}),
-    (250, {"mixed": 0.6, "weighed tools": 0.17, "chats": 0.04, "weighed pages": 0.14, "weighed books": 0.05}),
-    (500, {"mixed": 0.46, "weighed tools": 0.1, "weighed chats": 0.26, "weighed pages": 0.08, "weighed long chats": 0.1}),
+    (500, {"mixed": 1.0}),
+    (500, {"mixed": 0.6, "chats": 0.1, "tools": 0.1, "pages": 0.2}),
+    (1500, {"mixed": 0.42, "chats": 0.06, "tools": 0.12, "pages": 0.3, "books": 0.1}),
 )
 STEPS = sum(steps for steps, _ in PHASES)
 MUON_RATE, ADAM_RATE = 0.02, 4e-3
-RATE = ((0, 0.0), (60, 1.0), (1000, 1.0), (1200, 0.7), (1600, 0.7), (1650, 0.642), (1900, 0.428), (2050, 0.428), (STEPS, 0.0))  # (step, factor), linear between
+RATE = ((0, 0.0), (60, 1.0), (900, 1.0), (STEPS, 0.0))  # (step, factor), linear between
 WEIGHT_DECAY = 0.05
 
 
-def mixed_row(rng):
-    """Return a row of one of the kinds of 128 tokens, so that one batch holds all of them."""
-    name = rng.choices(("tables", "sums", "copies", "lines"), (0.4, 0.25, 0.2, 0.15))[0]
-    return SHAPES[name][2](rng)
+COPY_TASKS = ("repeat", "repeat", "reverse", "json", "call", "result")
+SHORT_DOCUMENTS = (
+    lambda rng: arithmetic_table(rng, rng.choice((50, 128))),
+    lambda rng: bare_document(rng, ("sum", "difference")),
+    lambda rng: bare_document(rng, COPY_TASKS),
+    lambda rng: short_document(rng, 110),
+)
+
+
+def mixed_row(rng, length):
+    """Return a row of one of the kinds of short documents; a batch of such rows holds all of them."""
+    return short_row(rng, length, rng.choices(SHORT_DOCUMENTS, (0.4, 0.25, 0.2, 0.15))[0])
 
 
 def shape_of_step(step, rng):

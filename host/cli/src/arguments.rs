@@ -27,6 +27,9 @@ pub(crate) enum Command {
     Serve(Box<Serve>),
     /// Run a command-line plugin once, without a server.
     Run(Box<Run>),
+    /// Measure.
+    #[command(subcommand)]
+    Bench(Bench),
 }
 
 impl Command {
@@ -35,7 +38,7 @@ impl Command {
     pub(crate) fn default_logs(&self) -> &'static str {
         match self {
             Command::Serve(_) => "warn,corral::plugin=info",
-            Command::Run(_) => "error",
+            Command::Run(_) | Command::Bench(_) => "error",
         }
     }
 }
@@ -53,6 +56,10 @@ pub(crate) struct Serve {
     /// A plugin and the path prefix below which it answers; may be given several times.
     #[arg(long = "plugin", value_name = "ROUTE=FILE")]
     pub(crate) plugins: Vec<PluginArgument>,
+    /// The priority of a route's plugin, 0 unless it is said, up to 255: generations of the higher
+    /// one always go first. May be given several times.
+    #[arg(long = "priority", value_name = "ROUTE=N")]
+    pub(crate) priorities: Vec<PriorityArgument>,
     #[command(flatten)]
     pub(crate) limits: PluginLimits,
     /// Connections at once; further clients wait.
@@ -77,6 +84,59 @@ pub(crate) struct Run {
     pub(crate) arguments: Vec<String>,
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// How far reading long prompts stretches the time between two tokens of those who generate:
+    /// with the step-time budget, and beside it as servers do that fill each step with prompts.
+    Gap(GapBench),
+    /// Tokens per second by the number of compute threads, and what the rest of a step costs.
+    Threads(ThreadsBench),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct GapBench {
+    /// A GGUF file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) model: PathBuf,
+    /// Sequences that generate all the time.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=32))]
+    pub(crate) streams: u64,
+    /// Prompts that come one after the other in a round: every other one is short.
+    #[arg(long, value_name = "N", default_value_t = 24, value_parser = whole(2..=10_000))]
+    pub(crate) prompts: u64,
+    /// Tokens of a long prompt.
+    #[arg(long, value_name = "N", default_value_t = 600, value_parser = whole(33..=3000))]
+    pub(crate) length: u64,
+    /// Rounds; each measures both ways.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000))]
+    pub(crate) rounds: u64,
+    /// Compute threads; by default one for each core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ThreadsBench {
+    /// A GGUF file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) model: PathBuf,
+    /// Sequences that generate at once.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=64))]
+    pub(crate) streams: u64,
+    /// Tokens that each generates in a round.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = whole(2..=2000))]
+    pub(crate) generate: u64,
+    /// Rounds; each measures every number of threads.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000))]
+    pub(crate) rounds: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// What both commands need to load models and plugins.
 #[derive(Args, Debug)]
 pub(crate) struct Models {
@@ -90,6 +150,9 @@ pub(crate) struct Models {
     /// KV cells that all sequences of a model share; by default 16384, or one context.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) cells: Option<u32>,
+    /// Sequences of a model that run at once, at most 64; others wait for their turn.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) sequences: Option<u16>,
     /// Threads that compute, for each model; by default one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
@@ -123,6 +186,10 @@ pub(crate) struct PluginLimits {
     /// Calls of a plugin that wait for their turn; further ones are told to come back.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = whole(0..=1_000_000))]
     pub(crate) queue: u64,
+    /// Seconds that a generation may wait for its turn before it is refused; by default as long as
+    /// its call has time.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) queue_time: Option<Duration>,
 }
 
 impl PluginLimits {
@@ -138,6 +205,8 @@ impl PluginLimits {
             request_bytes: size(self.body_limit << 10),
             concurrent: size(self.calls),
             queue: size(self.queue),
+            queue_time: self.queue_time,
+            priority: 0,
         }
     }
 }
@@ -205,6 +274,26 @@ impl FromStr for PluginArgument {
     }
 }
 
+/// `ROUTE=N`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PriorityArgument {
+    pub(crate) route: Prefix,
+    pub(crate) priority: u8,
+}
+
+impl FromStr for PriorityArgument {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || "write ROUTE=N with N from 0 to 255, e.g. /chat=10".to_owned();
+        let (route, priority) = text.rsplit_once('=').ok_or_else(expected)?;
+        Ok(PriorityArgument {
+            route: route.parse::<Prefix>().map_err(|error| error.to_string())?,
+            priority: priority.parse().map_err(|_| expected())?,
+        })
+    }
+}
+
 fn whole(range: std::ops::RangeInclusive<u64>) -> clap::builder::RangedU64ValueParser<u64> {
     clap::value_parser!(u64).range(range)
 }
@@ -244,6 +333,7 @@ impl CommandLine {
         let models = match &self.command {
             Command::Serve(serve) => &serve.models,
             Command::Run(run) => &run.models,
+            Command::Bench(_) => return Ok(()),
         };
         let mut names = HashSet::new();
         for model in &models.models {
@@ -261,6 +351,13 @@ impl CommandLine {
                 routes
                     .add(plugin.route.clone(), ())
                     .map_err(|taken| Complaint::Usage(taken.to_string()))?;
+            }
+            for PriorityArgument { route, .. } in &serve.priorities {
+                if !serve.plugins.iter().any(|plugin| plugin.route == *route) {
+                    return Err(Complaint::Usage(format!(
+                        "--priority names the route '{route}', which no --plugin has"
+                    )));
+                }
             }
         }
         Ok(())
@@ -339,7 +436,8 @@ mod tests {
     #[test]
     fn a_full_line_is_read() {
         let line = "corral serve --model a=x.gguf --model y.gguf --listen 127.0.0.1:0 \
-                    --plugin /g=g.wasm --plugin /=h.wasm --context 512 --time-limit 0.5";
+                    --plugin /g=g.wasm --plugin /=h.wasm --context 512 --time-limit 0.5 \
+                    --priority /=7";
         let CommandLine {
             command: Command::Serve(serve),
             ..
@@ -353,6 +451,11 @@ mod tests {
         assert_eq!(serve.admin, "127.0.0.1:8081");
         assert_eq!(serve.plugins[1].route.as_str(), "/");
         assert_eq!(serve.limits.time_limit, Some(Duration::from_millis(500)));
+        let seven = PriorityArgument {
+            route: serve.plugins[1].route.clone(),
+            priority: 7,
+        };
+        assert_eq!(serve.priorities, [seven]);
         let line = "corral run p.wasm --model x.gguf -- --model 1+1=";
         let CommandLine {
             command: Command::Run(run),
@@ -379,6 +482,14 @@ mod tests {
             (
                 "corral serve --model x.gguf --plugin g=g.wasm",
                 "write '/g'",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g=g.wasm --priority /h=1",
+                "'/h', which no --plugin has",
+            ),
+            (
+                "corral serve --model x.gguf --priority /g=300",
+                "N from 0 to 255",
             ),
             (
                 "corral serve --model x.gguf --plugin /g/=g.wasm",

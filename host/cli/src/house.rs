@@ -46,6 +46,7 @@ pub(crate) async fn load_models(
         config.context = models.context;
         config.cells = models.cells;
         config.threads = models.threads;
+        config.sequences = models.sequences.unwrap_or(config.sequences);
         // Reads gigabytes: not on a thread that turns connections.
         let engine = tokio::task::spawn_blocking(move || Engine::load(config))
             .await

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod bench;
 mod complaint;
 mod house;
 mod logs;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
     let ended = match command_line.command {
         Command::Serve(arguments) => serve::serve(arguments),
         Command::Run(arguments) => run::run(arguments),
+        Command::Bench(arguments) => bench::bench(&arguments),
     };
     ended.unwrap_or_else(|complaint: Complaint| complaint.tell(verbose))
 }

@@ -1,6 +1,6 @@
 //! `corral serve`.
 
-use crate::arguments::Serve;
+use crate::arguments::{PriorityArgument, Serve};
 use crate::complaint::Complaint;
 use crate::house;
 use corral_engine::Engine;
@@ -81,7 +81,17 @@ async fn load(arguments: &Serve) -> Result<House, Complaint> {
     for argument in &arguments.plugins {
         // A deployment that lasts as long as the process is known by its route.
         let name = argument.route.as_str();
-        let plugin = house::load_plugin(&runtime, name, &argument.file, limits.clone()).await?;
+        let named = |said: &&PriorityArgument| said.route == argument.route;
+        let limits = corral_runtime::Limits {
+            priority: arguments
+                .priorities
+                .iter()
+                .rfind(named)
+                .map_or(0, |said| said.priority),
+            ..limits.clone()
+        };
+        let request_bytes = limits.request_bytes as u64;
+        let plugin = house::load_plugin(&runtime, name, &argument.file, limits).await?;
         if !plugin.roles().http {
             return Err(Complaint::Failed(
                 format!(
@@ -94,7 +104,7 @@ async fn load(arguments: &Serve) -> Result<House, Complaint> {
         }
         let deployment = Deployment {
             plugin,
-            request_bytes: limits.request_bytes as u64,
+            request_bytes,
         };
         routes.add(argument.route.clone(), deployment)?;
     }

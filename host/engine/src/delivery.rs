@@ -5,21 +5,26 @@
 //! generation's limit of tokens allows, and no lock is held for longer than it takes to append.
 
 use crate::generation::{Chunk, Outcome};
+use crate::metrics::{Counters, add_time};
 use crate::{Error, Token};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 #[derive(Debug, Default)]
 struct State {
     chunk: Chunk,
     done: Option<Result<Outcome, Error>>,
     waker: Option<Waker>,
+    /// Since when there is something that nobody has read.
+    unread: Option<Instant>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Mailbox {
     state: Mutex<State>,
+    counters: Arc<Counters>,
     /// Nobody will read any more.
     gone: AtomicBool,
 }
@@ -42,6 +47,7 @@ impl Sender {
         let mut state = self.0.lock();
         state.chunk.tokens.push(token);
         state.chunk.text.push_str(text);
+        state.unread.get_or_insert_with(Instant::now);
         wake(state);
     }
 
@@ -85,9 +91,13 @@ pub struct Generation {
     outcome: Option<Result<Outcome, Error>>,
 }
 
-/// A mailbox and both its ends.
-pub fn mailbox() -> (Sender, Generation) {
-    let mailbox = Arc::new(Mailbox::default());
+/// A mailbox and both its ends. How long things lie in it is added to `counters`.
+pub fn mailbox(counters: Arc<Counters>) -> (Sender, Generation) {
+    let mailbox = Arc::new(Mailbox {
+        state: Mutex::default(),
+        counters,
+        gone: AtomicBool::new(false),
+    });
     let generation = Generation {
         mailbox: mailbox.clone(),
         outcome: None,
@@ -102,6 +112,9 @@ impl Generation {
             return Poll::Ready(None);
         }
         let mut state = self.mailbox.lock();
+        if let Some(since) = state.unread.take() {
+            add_time(&self.mailbox.counters.delivery_nanos, since.elapsed());
+        }
         if !state.chunk.tokens.is_empty() || !state.chunk.text.is_empty() {
             return Poll::Ready(Some(std::mem::take(&mut state.chunk)));
         }
@@ -143,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_slow_reader_gets_everything_at_once_and_in_order() {
-        let (sender, mut generation) = mailbox();
+        let (sender, mut generation) = mailbox(Arc::default());
         assert!(poll(&mut generation).is_pending());
         sender.push(1, "a");
         sender.push(2, "b");
@@ -157,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_dead_engine_is_an_error_not_an_endless_wait() {
-        let (sender, mut generation) = mailbox();
+        let (sender, mut generation) = mailbox(Arc::default());
         drop(sender);
         assert_eq!(poll(&mut generation), Poll::Ready(None));
         assert!(matches!(generation.outcome(), Some(Err(Error::Failed(_)))));
@@ -165,7 +178,7 @@ mod tests {
 
     #[test]
     fn the_engine_sees_that_nobody_reads() {
-        let (sender, generation) = mailbox();
+        let (sender, generation) = mailbox(Arc::default());
         assert!(!sender.is_abandoned());
         drop(generation);
         assert!(sender.is_abandoned());

@@ -3,10 +3,11 @@
 use crate::delivery::mailbox;
 use crate::generation::{MAX_STOP_BYTES, MAX_STOPS};
 use crate::llama::{ContextSettings, LlamaContext, Model};
-use crate::metrics::{Counters, Metric, add};
+use crate::metrics::{Counters, Metric, add, get};
 use crate::scheduler::Limits;
+use crate::scheduler::prefill::Prefill;
 use crate::worker::{Command, Submission, Vocabulary, Worker};
-use crate::{Error, Generation, LoadError, Options, Token};
+use crate::{Caller, Error, Generation, LoadError, Options, Token};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -25,6 +26,8 @@ const DEFAULT_CONTEXT: u32 = 8192;
 const DEFAULT_CELLS: u32 = 16_384;
 /// Sequences that may wait, unless the caller says otherwise.
 const DEFAULT_QUEUE: usize = 1024;
+/// Part of the queue that one tenant may fill, so that no one else is refused for its sake.
+const TENANT_SHARE: usize = 4;
 
 /// What to load, and how large to make it.
 #[derive(Clone, Debug)]
@@ -39,8 +42,12 @@ pub struct Config {
     pub cells: Option<u32>,
     /// Compute threads; by default one for each core.
     pub threads: Option<u32>,
-    /// Sequences that may wait before more are refused.
+    /// Sequences that may wait before more are refused; one tenant may have a quarter of them.
     pub queue: usize,
+    /// Sequences that may run at once, from 1 to 64.
+    pub sequences: u16,
+    /// How prompts are read while others generate.
+    pub prefill: Prefill,
 }
 
 impl Config {
@@ -53,6 +60,8 @@ impl Config {
             cells: None,
             threads: None,
             queue: DEFAULT_QUEUE,
+            sequences: SEQ_IDS,
+            prefill: Prefill::default(),
         }
     }
 }
@@ -119,21 +128,29 @@ impl Engine {
                  give at least as many cells as the context is long"
             )));
         }
+        if !(1..=SEQ_IDS).contains(&config.sequences) {
+            return Err(LoadError::Config(format!(
+                "{} sequences at once were asked for; give a number from 1 to {SEQ_IDS}",
+                config.sequences
+            )));
+        }
         let threads = config.threads.unwrap_or_else(|| {
             std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1))
         });
         let settings = ContextSettings {
             cells,
             step_tokens: STEP_TOKENS,
-            seq_ids: SEQ_IDS,
+            seq_ids: config.sequences,
             threads,
         };
         let backend = LlamaContext::new(model.clone(), settings)?;
         let limits = Limits {
-            seq_ids: SEQ_IDS,
+            seq_ids: config.sequences,
             cells: backend.cells(),
-            step_tokens: STEP_TOKENS,
+            step_tokens: backend.step_tokens(),
             queue: config.queue,
+            tenant_queue: config.queue.div_ceil(TENANT_SHARE),
+            prefill: config.prefill,
         };
         let info = ModelInfo {
             name: config.name,
@@ -149,7 +166,7 @@ impl Engine {
             model,
             end_of_generation: info.end_of_generation.clone(),
         });
-        let places = Places::new(config.queue + usize::from(SEQ_IDS));
+        let places = Places::new(config.queue + usize::from(config.sequences));
         // One place more than sequences there can be, for the command to shut down.
         let (commands, inbox) = sync_channel(places.limit + 1);
         let counters = Arc::new(Counters::default());
@@ -194,12 +211,17 @@ impl Engine {
             .collect())
     }
 
-    /// Generates after `prompt`. Returns at once: what comes is read from the [`Generation`].
+    /// Generates after `prompt`, on behalf of `caller`. Returns at once: what comes is read from the [`Generation`].
     ///
     /// [`Error::Invalid`] if an argument is out of range, [`Error::ContextFull`] if the prompt
     /// leaves no room for a token, [`Error::Refused`] if too many sequences wait. `max_tokens` is
     /// cut down to what the context leaves.
-    pub fn generate(&self, prompt: Vec<Token>, mut options: Options) -> Result<Generation, Error> {
+    pub fn generate(
+        &self,
+        prompt: Vec<Token>,
+        mut options: Options,
+        caller: Caller,
+    ) -> Result<Generation, Error> {
         let context = self.0.info.context;
         check_options(&options)?;
         self.check_tokens(&prompt)?;
@@ -219,14 +241,15 @@ impl Engine {
             add(&self.0.counters.refused, 1);
             Error::Refused {
                 reason: format!("{} sequences run or wait already", self.0.places.limit),
-                retry_after: Duration::from_secs(1),
+                retry_after: Duration::from_secs(get(&self.0.counters.retry_after).max(1)),
             }
         };
         let place = self.0.places.take().ok_or_else(refused)?;
-        let (delivery, generation) = mailbox();
+        let (delivery, generation) = mailbox(self.0.counters.clone());
         let submission = Submission {
             prompt,
             options,
+            caller,
             delivery,
             submitted: Instant::now(),
             place,

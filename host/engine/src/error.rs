@@ -25,6 +25,9 @@ pub enum Error {
         /// A guess of when there is room again.
         retry_after: Duration,
     },
+    /// The deadline passed before it was done.
+    #[error("its deadline passed before it was done")]
+    Deadline,
     /// The request was cancelled by the operator: the engine is shutting down.
     #[error("the request was cancelled, since the engine is shutting down")]
     Cancelled,

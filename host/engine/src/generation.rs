@@ -2,7 +2,8 @@
 
 use crate::Token;
 use crate::sampling::Sampler;
-use std::time::Duration;
+use crate::scheduler::{Priority, Tenant};
+use std::time::{Duration, Instant};
 
 /// Most stop strings a generation may have.
 pub const MAX_STOPS: usize = 16;
@@ -22,6 +23,19 @@ pub struct Options {
     pub stop: Vec<String>,
     /// Go on after an end-of-generation token.
     pub ignore_end: bool,
+}
+
+/// On whose behalf something is generated, and how long that is of use.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Caller {
+    /// Among whom the engine's time is shared fairly.
+    pub tenant: Tenant,
+    /// Higher goes first.
+    pub priority: Priority,
+    /// How long it may wait for its turn; then it is refused.
+    pub queue_time: Option<Duration>,
+    /// When it is worth nothing any more, wherever it is. Within a tenant the earliest goes first.
+    pub deadline: Option<Instant>,
 }
 
 /// What became ready since the reader last looked.

@@ -19,6 +19,7 @@ mod llama;
 mod metrics;
 pub mod sampling;
 pub mod scheduler;
+pub mod simulator;
 mod text;
 mod worker;
 
@@ -26,10 +27,12 @@ pub use backend::{Backend, DecodeError, Input};
 pub use delivery::Generation;
 pub use engine::{Config, Engine, ModelInfo};
 pub use error::{Error, LoadError};
-pub use generation::{Chunk, Finish, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome};
+pub use generation::{Caller, Chunk, Finish, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome};
 pub use llama::quiet_logs;
 pub use metrics::{Kind, Metric};
 pub use sampling::Sampler;
+pub use scheduler::prefill::Prefill;
+pub use scheduler::{Priority, Tenant};
 
 /// Index into a model's vocabulary.
 pub type Token = u32;

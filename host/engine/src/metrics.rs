@@ -15,6 +15,9 @@ pub enum Kind {
     Counter,
     /// Goes up and down.
     Gauge,
+    /// One number of a distribution: the metric's name ends in `_bucket`, `_sum` or `_count`, and
+    /// what stands before it names the distribution.
+    Histogram,
 }
 
 /// A number with its name and meaning, in Prometheus's terms.
@@ -33,24 +36,48 @@ pub struct Metric {
 }
 
 macro_rules! counters {
-    ($($(#[doc = $help:literal])+ $field:ident: $kind:ident = $name:literal $(/ $scale:literal)?,)*) => {
+    (
+        $($(#[doc = $help:literal])+ $field:ident: $kind:ident = $name:literal $(/ $scale:literal)?,)*
+        histograms:
+        $($(#[doc = $note:literal])+ $distribution:ident = $family:literal in $bounds:ident,)*
+    ) => {
         /// The engine's counters, written by its thread and read by anyone.
-        #[derive(Debug, Default)]
+        #[derive(Debug)]
         pub struct Counters {
             $($(#[doc = $help])+ pub $field: AtomicU64,)*
+            $($(#[doc = $note])+ pub $distribution: Histogram<{ $bounds.len() + 1 }>,)*
+        }
+
+        impl Default for Counters {
+            fn default() -> Self {
+                Self {
+                    $($field: AtomicU64::new(0),)*
+                    $($distribution: Histogram::new(&$bounds),)*
+                }
+            }
         }
 
         impl Counters {
             /// All counters as they are now.
             pub fn list(&self) -> Vec<Metric> {
-                vec![$(Metric {
+                let mut list = vec![$(Metric {
                     name: $name,
                     help: concat!($($help),+).trim_ascii(),
                     kind: Kind::$kind,
                     labels: Vec::new(),
                     #[allow(clippy::cast_precision_loss)]
                     value: self.$field.load(Ordering::Relaxed) as f64 $(/ $scale)?,
-                },)*]
+                },)*];
+                $(self.$distribution.list(
+                    [
+                        concat!($family, "_bucket"),
+                        concat!($family, "_sum"),
+                        concat!($family, "_count"),
+                    ],
+                    concat!($($note),+).trim_ascii(),
+                    &mut list,
+                );)*
+                list
             }
         }
     };
@@ -63,6 +90,20 @@ counters! {
     failed_steps: Counter = "corral_engine_failed_steps_total",
     /// Rows of all steps: a sequence's part of a step is a row.
     rows: Counter = "corral_engine_rows_total",
+    /// Rows that generate: one token of a sequence that is past its prompt.
+    decode_rows: Counter = "corral_engine_decode_rows_total",
+    /// Rows that read a part of a prompt.
+    prefill_rows: Counter = "corral_engine_prefill_rows_total",
+    /// Prompt tokens that were read.
+    prefill_tokens: Counter = "corral_engine_prefill_tokens_total",
+    /// Sequences that generate and were left out of a step; only after a step failed.
+    skipped_rows: Counter = "corral_engine_skipped_rows_total",
+    /// Steps in which some generated and others read prompts.
+    mixed_steps: Counter = "corral_engine_mixed_steps_total",
+    /// Prompt tokens read in those steps.
+    mixed_prefill_tokens: Counter = "corral_engine_mixed_prefill_tokens_total",
+    /// Prompt tokens that the step-time budget allowed in those steps.
+    mixed_budget_tokens: Counter = "corral_engine_mixed_budget_tokens_total",
     /// Tokens given to llama_decode.
     tokens_decoded: Counter = "corral_engine_tokens_decoded_total",
     /// Prompt tokens of the sequences that finished.
@@ -77,7 +118,9 @@ counters! {
     cancelled: Counter = "corral_engine_sequences_cancelled_total",
     /// Sequences that failed.
     failed: Counter = "corral_engine_sequences_failed_total",
-    /// Sequences refused since too many wait.
+    /// Sequences whose deadline passed, or whose turn did not come in time.
+    expired: Counter = "corral_engine_sequences_expired_total",
+    /// Sequences refused, most often since too many wait.
     refused: Counter = "corral_engine_sequences_refused_total",
     /// Sequences that wait for a sequence id or cells.
     waiting: Gauge = "corral_engine_sequences_waiting",
@@ -85,6 +128,10 @@ counters! {
     running: Gauge = "corral_engine_sequences_running",
     /// Sequence ids lent or not yet cleared.
     ids_used: Gauge = "corral_engine_sequence_ids_used",
+    /// Seconds after which a request that is refused now is told to come back.
+    retry_after: Gauge = "corral_engine_retry_after_seconds",
+    /// Cells that attention ran over in the last step; 0 when idle.
+    n_kv: Gauge = "corral_engine_n_kv",
     /// Cells that hold a position of a running sequence.
     cells_used: Gauge = "corral_engine_cells_used",
     /// Cells set aside for the most that running sequences can need.
@@ -103,6 +150,77 @@ counters! {
     step_nanos: Counter = "corral_engine_step_seconds_total" / 1e9,
     /// Seconds spent sampling and delivering tokens.
     sample_nanos: Counter = "corral_engine_sample_seconds_total" / 1e9,
+    /// Seconds that what was generated lay until its reader took it.
+    delivery_nanos: Counter = "corral_engine_delivery_seconds_total" / 1e9,
+    histograms:
+    /// Seconds of a step: computation, sampling and delivery.
+    step_seconds = "corral_engine_step_seconds" in SECONDS,
+    /// Seconds between two tokens of a sequence.
+    gap_seconds = "corral_engine_token_gap_seconds" in SECONDS,
+    /// Rows of a step.
+    step_rows = "corral_engine_step_rows" in COUNTS,
+    /// Prompt tokens in a step.
+    step_prefill = "corral_engine_step_prefill_tokens" in COUNTS,
+}
+
+const SECONDS: [f64; 16] = [
+    0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048,
+    4.096, 8.192, 16.384,
+];
+const COUNTS: [f64; 11] = [
+    0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0,
+];
+
+/// A distribution over fixed buckets, the last one without an end. Written by one thread.
+#[derive(Debug)]
+pub struct Histogram<const BUCKETS: usize> {
+    bounds: &'static [f64],
+    /// Observations in each bucket.
+    counts: [AtomicU64; BUCKETS],
+    /// The sum of all, as the bits of an f64.
+    sum: AtomicU64,
+}
+
+impl<const BUCKETS: usize> Histogram<BUCKETS> {
+    fn new(bounds: &'static [f64]) -> Self {
+        Self {
+            bounds,
+            counts: std::array::from_fn(|_| AtomicU64::new(0)),
+            sum: AtomicU64::new(0),
+        }
+    }
+
+    /// Adds an observation.
+    pub fn observe(&self, value: f64) {
+        let bucket = self.bounds.partition_point(|&bound| bound < value);
+        if let Some(count) = self.counts.get(bucket) {
+            add(count, 1);
+        }
+        let sum = f64::from_bits(self.sum.load(Ordering::Relaxed)) + value;
+        self.sum.store(sum.to_bits(), Ordering::Relaxed);
+    }
+
+    fn list(&self, names: [&'static str; 3], help: &'static str, list: &mut Vec<Metric>) {
+        let metric = |name, labels, value| Metric {
+            name,
+            help,
+            kind: Kind::Histogram,
+            labels,
+            value,
+        };
+        let mut total = 0.0;
+        for (i, count) in self.counts.iter().enumerate() {
+            #[allow(clippy::cast_precision_loss)]
+            let count = count.load(Ordering::Relaxed) as f64;
+            total += count;
+            let bound = self.bounds.get(i);
+            let bound = bound.map_or_else(|| "+Inf".to_owned(), f64::to_string);
+            list.push(metric(names[0], vec![("le", bound)], total));
+        }
+        let sum = f64::from_bits(self.sum.load(Ordering::Relaxed));
+        list.push(metric(names[1], Vec::new(), sum));
+        list.push(metric(names[2], Vec::new(), total));
+    }
 }
 
 /// Adds to a counter.
@@ -115,7 +233,40 @@ pub fn add_time(counter: &AtomicU64, time: Duration) {
     add(counter, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
 }
 
+/// Reads a counter or gauge.
+pub fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
 /// Sets a gauge.
 pub fn set(gauge: &AtomicU64, value: u64) {
     gauge.store(value, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_histogram_counts_up_to_each_bound_and_sums() {
+        let counters = Counters::default();
+        for value in [0.0005, 0.003, 0.003, 99.0] {
+            counters.gap_seconds.observe(value);
+        }
+        let list = counters.list();
+        let find = |name: &str, bound: &str| {
+            let matches =
+                |m: &&Metric| m.name == name && m.labels.iter().all(|(_, label)| label == bound);
+            list.iter().find(matches).expect("it is listed").value
+        };
+        let bucket = "corral_engine_token_gap_seconds_bucket";
+        assert_eq!(find(bucket, "0.0005"), 1.0);
+        assert_eq!(find(bucket, "0.002"), 1.0);
+        assert_eq!(find(bucket, "0.004"), 3.0);
+        assert_eq!(find(bucket, "16.384"), 3.0);
+        assert_eq!(find(bucket, "+Inf"), 4.0);
+        assert_eq!(find("corral_engine_token_gap_seconds_count", ""), 4.0);
+        let sum = find("corral_engine_token_gap_seconds_sum", "");
+        assert!((sum - 99.0065).abs() < 1e-9);
+    }
 }

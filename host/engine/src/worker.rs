@@ -4,16 +4,18 @@
 use crate::Token;
 use crate::backend::{Backend, Input};
 use crate::delivery::Sender;
-use crate::generation::{Finish, Outcome};
+use crate::generation::{Caller, Finish, Outcome};
 use crate::metrics::{Counters, add, add_time, set};
 use crate::sampling::{Chain, Scratch};
-use crate::scheduler::{Key, Limits, Rejected, Row, Scheduler, SeqId, Step, StepResult};
+use crate::scheduler::{
+    Expired, Key, Limits, Refused, Request, Row, Scheduler, SeqId, Step, StepResult, Time,
+};
 use crate::text::Assembler;
 use crate::{Error, Options};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::Instant;
 
 /// What the engine thread is asked.
 pub enum Command {
@@ -28,6 +30,7 @@ pub enum Command {
 pub struct Submission {
     pub prompt: Vec<Token>,
     pub options: Options,
+    pub caller: Caller,
     pub delivery: Sender,
     pub submitted: Instant,
     /// Held until the sequence has ended: bounds how many there are.
@@ -52,6 +55,7 @@ struct Sequence {
     submitted: Instant,
     admitted: Option<Instant>,
     first_token: Option<Instant>,
+    last_token: Option<Instant>,
     computed: u64,
     _place: crate::engine::Place,
 }
@@ -69,6 +73,8 @@ pub struct Worker<B> {
     limits: Limits,
     sequences: HashMap<Key, Sequence>,
     next_key: u64,
+    /// The scheduler's time counts from here.
+    started: Instant,
     vocabulary: Arc<dyn Vocabulary>,
     commands: Receiver<Command>,
     counters: Arc<Counters>,
@@ -91,6 +97,7 @@ impl<B: Backend> Worker<B> {
             limits,
             sequences: HashMap::new(),
             next_key: 0,
+            started: Instant::now(),
             vocabulary,
             commands,
             counters,
@@ -102,34 +109,56 @@ impl<B: Backend> Worker<B> {
 
     /// Runs until it is told to end, or every handle is gone and all sequences have ended.
     pub fn run(mut self) {
-        while self.listen() {
+        let mut works = false;
+        while self.listen(works) {
             self.drop_abandoned();
-            let step = self.scheduler.plan();
-            self.step(&step);
-            self.report();
+            let now = Instant::now();
+            let step = self.scheduler.plan(self.time(now));
+            works = self.step(&step, now);
+            self.report(&step);
         }
         let left = std::mem::take(&mut self.sequences);
         for (key, sequence) in left {
             self.scheduler.cancel(key);
             sequence.delivery.finish("", Err(Error::Cancelled));
         }
-        let step = self.scheduler.plan();
+        let step = self.scheduler.plan(self.time(Instant::now()));
         self.clear(&step.clear);
-        self.report();
+        self.report(&step);
     }
 
-    /// Takes in what was sent; waits if there is nothing to do. False at the end.
-    fn listen(&mut self) -> bool {
-        if self.scheduler.is_idle() {
-            self.check_empty();
-            match self.commands.recv() {
+    fn time(&self, at: Instant) -> Time {
+        at.saturating_duration_since(self.started)
+    }
+
+    /// Takes in what was sent. Waits, unless there was work to do at the last look: until something
+    /// is sent or a sequence's time is over. False at the end.
+    fn listen(&mut self, works: bool) -> bool {
+        if !works {
+            if self.scheduler.is_idle() {
+                self.check_empty();
+            }
+            let timer = self.scheduler.next_timer();
+            let received = match timer {
+                None => self
+                    .commands
+                    .recv()
+                    .map_err(|_| RecvTimeoutError::Disconnected),
+                Some(time) => {
+                    let left = time.saturating_sub(self.time(Instant::now()));
+                    self.commands.recv_timeout(left)
+                }
+            };
+            add(&self.counters.wake_ups, 1);
+            match received {
                 Ok(command) => {
-                    add(&self.counters.wake_ups, 1);
                     if !self.take(command) {
                         return false;
                     }
                 }
-                Err(_) => return false,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) if self.scheduler.is_idle() => return false,
+                Err(RecvTimeoutError::Disconnected) => {}
             }
         }
         loop {
@@ -161,6 +190,7 @@ impl<B: Backend> Worker<B> {
         let Submission {
             prompt,
             options,
+            caller,
             delivery,
             submitted,
             place,
@@ -168,9 +198,21 @@ impl<B: Backend> Worker<B> {
         let key = Key(self.next_key);
         self.next_key += 1;
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        if let Err(rejected) = self.scheduler.enqueue(key, length, options.max_tokens) {
+        let arrived = self.time(submitted);
+        let request = Request {
+            key,
+            tenant: caller.tenant,
+            priority: caller.priority,
+            prompt: length,
+            max_tokens: options.max_tokens,
+            arrived,
+            queue_until: caller.queue_time.map(|time| arrived.saturating_add(time)),
+            deadline: caller.deadline.map(|deadline| self.time(deadline)),
+        };
+        let now = self.time(Instant::now());
+        if let Err(refused) = self.scheduler.enqueue(now, request) {
             add(&self.counters.refused, 1);
-            delivery.finish("", Err(rejection(rejected, self.limits)));
+            delivery.finish("", Err(refusal(refused, self.limits)));
             return;
         }
         let seed = options.seed.unwrap_or_else(rand::random);
@@ -184,6 +226,7 @@ impl<B: Backend> Worker<B> {
             submitted,
             admitted: None,
             first_token: None,
+            last_token: None,
             computed: 0,
             _place: place,
         };
@@ -205,9 +248,12 @@ impl<B: Backend> Worker<B> {
         });
     }
 
-    fn step(&mut self, step: &Step) {
+    /// Does what was planned. False if there was nothing to compute.
+    fn step(&mut self, step: &Step, now: Instant) -> bool {
+        for &(key, expired) in &step.expired {
+            self.expire(key, expired);
+        }
         self.clear(&step.clear);
-        let now = Instant::now();
         for key in &step.admitted {
             if let Some(sequence) = self.sequences.get_mut(key) {
                 sequence.admitted = Some(now);
@@ -215,7 +261,7 @@ impl<B: Backend> Worker<B> {
             }
         }
         if step.rows.is_empty() {
-            return;
+            return false;
         }
         self.gather(&step.rows);
         let decoded = self.backend.decode(&self.inputs);
@@ -223,13 +269,14 @@ impl<B: Backend> Worker<B> {
         add_time(&self.counters.step_nanos, after - now);
         match decoded {
             Ok(()) => {
-                add(&self.counters.steps, 1);
-                add(&self.counters.rows, step.rows.len() as u64);
-                add(&self.counters.tokens_decoded, self.inputs.len() as u64);
+                self.count(step);
                 let ended = self.sample(&step.rows, after);
-                self.scheduler
-                    .applied(StepResult::Decoded { ended: &ended });
                 add_time(&self.counters.sample_nanos, after.elapsed());
+                // What everyone waits for is the whole round, not the computation alone.
+                let took = now.elapsed();
+                self.counters.step_seconds.observe(took.as_secs_f64());
+                let ended = &ended;
+                self.scheduler.applied(StepResult::Decoded { ended, took });
             }
             Err(error) => {
                 tracing::warn!(%error, tokens = self.inputs.len(), "a step failed");
@@ -239,6 +286,46 @@ impl<B: Backend> Worker<B> {
                 }
             }
         }
+        true
+    }
+
+    fn count(&self, step: &Step) {
+        let (counters, shape) = (&self.counters, step.shape);
+        let prompts = step.rows.len() as u64 - u64::from(shape.rows);
+        add(&counters.steps, 1);
+        add(&counters.rows, step.rows.len() as u64);
+        add(&counters.decode_rows, u64::from(shape.rows));
+        add(&counters.prefill_rows, prompts);
+        add(&counters.prefill_tokens, u64::from(shape.prefill));
+        add(&counters.tokens_decoded, self.inputs.len() as u64);
+        add(&counters.skipped_rows, u64::from(step.skipped));
+        if shape.rows > 0 && shape.prefill > 0 {
+            add(&counters.mixed_steps, 1);
+            add(&counters.mixed_prefill_tokens, u64::from(shape.prefill));
+            add(&counters.mixed_budget_tokens, u64::from(step.budget));
+        }
+        counters.step_rows.observe(step.rows.len() as f64);
+        counters.step_prefill.observe(f64::from(shape.prefill));
+        set(&counters.n_kv, u64::from(shape.n_kv));
+    }
+
+    fn expire(&mut self, key: Key, expired: Expired) {
+        let Some(sequence) = self.sequences.remove(&key) else {
+            return;
+        };
+        add(&self.counters.expired, 1);
+        add(&self.counters.abandoned_tokens, sequence.computed);
+        let error = match expired {
+            Expired::Deadline => Error::Deadline,
+            Expired::Queue { retry_after } => Error::Refused {
+                reason: format!(
+                    "it was not its turn within {:.1} s",
+                    sequence.submitted.elapsed().as_secs_f64()
+                ),
+                retry_after,
+            },
+        };
+        sequence.delivery.finish("", Err(error));
     }
 
     fn gather(&mut self, rows: &[Row]) {
@@ -283,6 +370,11 @@ impl<B: Backend> Worker<B> {
                 continue;
             };
             sequence.first_token.get_or_insert(now);
+            if let Some(last) = sequence.last_token.replace(now) {
+                self.counters
+                    .gap_seconds
+                    .observe((now - last).as_secs_f64());
+            }
             sequence.tokens.push(token);
             self.text.clear();
             let stopped = sequence
@@ -349,16 +441,20 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    fn report(&self) {
+    fn report(&self, step: &Step) {
         let (counters, scheduler) = (&self.counters, &self.scheduler);
         set(&counters.waiting, scheduler.waiting() as u64);
         set(&counters.running, scheduler.running() as u64);
         set(&counters.ids_used, scheduler.ids_used() as u64);
-        set(&counters.cells_used, u64::from(scheduler.cells_used()));
+        set(&counters.cells_used, u64::from(scheduler.cells().used()));
         set(
             &counters.cells_reserved,
             u64::from(scheduler.cells_reserved()),
         );
+        set(&counters.retry_after, scheduler.retry_after().as_secs());
+        if step.rows.is_empty() {
+            set(&counters.n_kv, 0);
+        }
     }
 
     /// With nothing running, no id may hold a cell: asks the backend itself.
@@ -370,16 +466,24 @@ impl<B: Backend> Worker<B> {
     }
 }
 
-fn rejection(rejected: Rejected, limits: Limits) -> Error {
-    match rejected {
-        Rejected::QueueFull => Error::Refused {
-            reason: format!("{} sequences wait already", limits.queue),
-            retry_after: Duration::from_secs(1),
-        },
-        Rejected::TooLarge { needed } => Error::ContextFull {
+fn refusal(refused: Refused, limits: Limits) -> Error {
+    match refused {
+        Refused::TooLarge { needed } => Error::ContextFull {
             needed,
             limit: limits.cells,
         },
+        Refused::QueueFull { retry_after } => Error::Refused {
+            reason: format!("{} sequences wait already", limits.queue),
+            retry_after,
+        },
+        Refused::TenantQueueFull { retry_after } => Error::Refused {
+            reason: format!(
+                "{} sequences of this deployment wait already",
+                limits.tenant_queue
+            ),
+            retry_after,
+        },
+        Refused::Late => Error::Deadline,
     }
 }
 

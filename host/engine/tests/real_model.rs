@@ -1,7 +1,7 @@
 //! The engine over llama.cpp and the demo model, whose right answers are the oracle: a wrong KV cell
 //! gives a wrong sum.
 
-use corral_engine::{Config, Engine, Error, Finish, LoadError, Options, Outcome, Sampler};
+use corral_engine::{Caller, Config, Engine, Error, Finish, LoadError, Options, Outcome, Sampler};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -37,7 +37,7 @@ fn wait<F: Future>(future: F) -> F::Output {
 
 fn answer(engine: &Engine, prompt: &str, options: Options) -> (String, Result<Outcome, Error>) {
     let tokens = engine.tokenize(prompt, true).unwrap();
-    let mut generation = engine.generate(tokens, options).unwrap();
+    let mut generation = engine.generate(tokens, options, Caller::default()).unwrap();
     wait(async {
         let mut text = String::new();
         while let Some(chunk) = generation.next().await {
@@ -87,7 +87,9 @@ fn sums_are_right_alone_and_beside_each_other_and_every_token_is_decoded_once() 
         .iter()
         .map(|(a, b)| {
             let tokens = engine.tokenize(&format!("{a}+{b}="), true).unwrap();
-            engine.generate(tokens, limit(10)).unwrap()
+            engine
+                .generate(tokens, limit(10), Caller::default())
+                .unwrap()
         })
         .collect();
     for ((a, b), mut generation) in asked.into_iter().zip(running) {
@@ -121,7 +123,7 @@ fn a_reader_that_goes_away_frees_everything() {
             ignore_end: true,
             ..limit(4000)
         };
-        let mut generation = engine.generate(tokens, endless).unwrap();
+        let mut generation = engine.generate(tokens, endless, Caller::default()).unwrap();
         wait(generation.next());
     }
     settle(&engine);
@@ -180,7 +182,9 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
         ..limit(1)
     };
     let invalid = |prompt: Vec<u32>, options| {
-        let error = engine.generate(prompt, options).unwrap_err();
+        let error = engine
+            .generate(prompt, options, Caller::default())
+            .unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error:?}");
     };
     invalid(vec![], limit(1));
@@ -189,7 +193,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
     invalid(vec![1], stop);
     invalid(vec![1], hot);
     let error = engine
-        .generate(vec![1; context as usize], limit(1))
+        .generate(vec![1; context as usize], limit(1), Caller::default())
         .unwrap_err();
     let full = Error::ContextFull {
         needed: context + 1,
@@ -198,7 +202,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
     assert_eq!(error, full);
     // The longest prompt that fits leaves room for one token, however many are asked for.
     let mut generation = engine
-        .generate(vec![40; context as usize - 1], limit(9))
+        .generate(vec![40; context as usize - 1], limit(9), Caller::default())
         .unwrap();
     while wait(generation.next()).is_some() {}
     assert_eq!(generation.outcome().unwrap().unwrap().generated_tokens, 1);

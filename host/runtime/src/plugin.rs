@@ -10,6 +10,7 @@ use crate::settings::{Call, Limits};
 use crate::state::State;
 use crate::validate::{CliPre, Compiled};
 use bytes::Bytes;
+use corral_engine::{Caller, Priority, Tenant};
 use futures_channel::oneshot;
 use http::header::{CONTENT_LENGTH, HOST};
 use http::uri::{Authority, Scheme};
@@ -58,6 +59,8 @@ pub struct Plugin(Arc<Inner>);
 struct Inner {
     name: Arc<str>,
     limits: Arc<Limits>,
+    /// Each plugin is one: the engine shares its time fairly among them.
+    tenant: Tenant,
     gate: Arc<Gate>,
     http: Option<Arc<ProxyPre<State>>>,
     cli: Option<CliPre>,
@@ -85,6 +88,7 @@ impl Plugin {
         Self(Arc::new(Inner {
             name: name.into(),
             limits: Arc::new(limits),
+            tenant: shared.new_tenant(),
             gate: Arc::new(gate),
             http: compiled.http.map(Arc::new),
             cli: compiled.cli,
@@ -145,7 +149,7 @@ impl Plugin {
         let mut wasi = WasiCtxBuilder::new();
         wasi.stdout(Output::new("stdout", Arc::clone(counters)))
             .stderr(Output::new("stderr", Arc::clone(counters)));
-        let state = self.state(&mut wasi, &live);
+        let state = self.state(&mut wasi, &live, time.1);
         let request = prepare(request, plugin.limits.request_bytes);
         let (reply, response) = oneshot::channel();
         let engine = plugin.shared.engine.clone();
@@ -195,7 +199,7 @@ impl Plugin {
         let mut wasi = WasiCtxBuilder::new();
         wasi.inherit_stdio().arg(&plugin.name).args(args);
         let began = Instant::now();
-        let mut store = live.store(&plugin.shared.engine, self.state(&mut wasi, &live));
+        let mut store = live.store(&plugin.shared.engine, self.state(&mut wasi, &live, time.1));
         let work = async {
             let result = match pre {
                 CliPre::P2(pre) => {
@@ -259,10 +263,17 @@ impl Plugin {
         )
     }
 
-    fn state(&self, wasi: &mut WasiCtxBuilder, live: &Live) -> State {
+    fn state(&self, wasi: &mut WasiCtxBuilder, live: &Live, deadline: Instant) -> State {
+        let caller = Caller {
+            tenant: self.0.tenant,
+            priority: Priority(live.limits.priority),
+            queue_time: live.limits.queue_time,
+            deadline: Some(deadline.into_std()),
+        };
         State::new(
             wasi,
             self.0.shared.models.clone(),
+            caller,
             &live.limits,
             Arc::clone(&live.meter),
         )

@@ -10,10 +10,11 @@ use crate::state::State;
 use crate::ticker::Ticker;
 use crate::validate::{Compiled, PluginError, compile};
 use bytes::Bytes;
-use corral_engine::Metric;
+use corral_engine::{Metric, Tenant};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 use tokio::sync::Semaphore;
 use wasmtime::Engine;
@@ -65,6 +66,7 @@ pub(crate) struct Shared {
     pub(crate) ticker: Ticker,
     pub(crate) counters: Arc<Counters>,
     component_bytes: usize,
+    tenants: AtomicU32,
 }
 
 impl std::fmt::Debug for Runtime {
@@ -91,6 +93,7 @@ impl Runtime {
             ticker,
             counters: Arc::default(),
             component_bytes: settings.component_bytes,
+            tenants: AtomicU32::new(0),
         })))
     }
 
@@ -122,6 +125,11 @@ impl Runtime {
 }
 
 impl Shared {
+    /// A tenant that nobody else is.
+    pub(crate) fn new_tenant(&self) -> Tenant {
+        Tenant(self.tenants.fetch_add(1, Ordering::Relaxed))
+    }
+
     fn compile(&self, plugin: &str, source: Source) -> Result<Compiled, PluginError> {
         let bytes = self.read(plugin, source)?;
         let began = Instant::now();

@@ -59,6 +59,11 @@ pub struct Limits {
     pub concurrent: usize,
     /// Calls that may wait for one of those to end.
     pub queue: usize,
+    /// How long a generation may wait for its turn; then it is refused. Without it, as long as the
+    /// call has time.
+    pub queue_time: Option<Duration>,
+    /// Whose generations go first: those of the plugin with the higher one, always.
+    pub priority: u8,
 }
 
 impl Default for Limits {
@@ -70,6 +75,8 @@ impl Default for Limits {
             request_bytes: 8 << 20,
             concurrent: 64,
             queue: 256,
+            queue_time: None,
+            priority: 0,
         }
     }
 }

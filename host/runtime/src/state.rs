@@ -6,6 +6,7 @@ use crate::meter::Meter;
 use crate::models::Models;
 use crate::outbound::Outbound;
 use crate::settings::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
+use corral_engine::Caller;
 use std::sync::Arc;
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
@@ -16,6 +17,8 @@ pub(crate) struct State {
     pub(crate) table: ResourceTable,
     pub(crate) handles: Handles,
     pub(crate) models: Models,
+    /// On whose behalf the engine works for it.
+    pub(crate) caller: Caller,
     pub(crate) meter: Arc<Meter>,
     pub(crate) limiter: Limiter,
     wasi: WasiCtx,
@@ -28,6 +31,7 @@ impl State {
     pub(crate) fn new(
         wasi: &mut WasiCtxBuilder,
         models: Models,
+        caller: Caller,
         limits: &Limits,
         meter: Arc<Meter>,
     ) -> Self {
@@ -39,6 +43,7 @@ impl State {
             table,
             handles: Handles::default(),
             models,
+            caller,
             limiter: Limiter::new(limits.memory, Arc::clone(&meter)),
             meter,
             wasi: wasi

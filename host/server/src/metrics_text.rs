@@ -42,11 +42,17 @@ impl Families {
         labels: &[(&str, &str)],
         value: f64,
     ) {
-        let at = match self.0.iter().position(|family| family.name == name) {
+        // The samples of a distribution stand under its name.
+        let family_name = match kind {
+            Kind::Histogram => name.rsplit_once('_').map_or(name, |(family, _)| family),
+            Kind::Counter | Kind::Gauge => name,
+        };
+        let found = self.0.iter().position(|f| f.name == family_name);
+        let at = match found {
             Some(at) => at,
             None => {
                 self.0.push(Family {
-                    name: name.to_owned(),
+                    name: family_name.to_owned(),
                     help: help.to_owned(),
                     kind,
                     samples: String::new(),
@@ -86,6 +92,7 @@ impl Families {
             text.push_str(match family.kind {
                 Kind::Counter => " counter\n",
                 Kind::Gauge => " gauge\n",
+                Kind::Histogram => " histogram\n",
             });
             text.push_str(&family.samples);
         }

@@ -104,6 +104,13 @@ impl LlamaContext {
         unsafe { sys::llama_n_ctx(self.context.0.as_ptr()) }
     }
 
+    /// Most tokens in a step: fewer than was asked for where there are fewer cells. llama.cpp ends
+    /// the process on a larger one.
+    pub fn step_tokens(&self) -> u32 {
+        // SAFETY: the context is alive.
+        unsafe { sys::llama_n_batch(self.context.0.as_ptr()) }
+    }
+
     fn memory(&self) -> sys::llama_memory_t {
         // SAFETY: the context is alive; the memory it returns lives as long.
         unsafe { sys::llama_get_memory(self.context.0.as_ptr()) }
@@ -156,3 +163,35 @@ impl Backend for LlamaContext {
         u32::try_from(last + 1).unwrap_or(0)
     }
 }
+
+/// What only tests ask of llama.cpp.
+#[cfg(test)]
+impl LlamaContext {
+    /// The whole state as llama.cpp saves it. It lists the used cells, which nothing else tells.
+    fn state(&mut self) -> Vec<u8> {
+        let context = self.context.0.as_ptr();
+        // SAFETY: the context is alive.
+        let size = unsafe { sys::llama_state_get_size(context) };
+        let mut state = vec![0; size];
+        // SAFETY: the context is alive, and no more is written than the buffer holds.
+        let written = unsafe { sys::llama_state_get_data(context, state.as_mut_ptr(), size) };
+        assert_eq!(written, size, "llama.cpp could not save its state");
+        state
+    }
+
+    /// Makes every decode fail with code 2 after its first operation, or none any more.
+    fn abort_decodes(&mut self, abort: bool) {
+        unsafe extern "C" fn always(_data: *mut std::ffi::c_void) -> bool {
+            true
+        }
+        let callback: sys::ggml_abort_callback = if abort { Some(always) } else { None };
+        // SAFETY: the context is alive; the callback needs no data and stays valid for the life of
+        // the process.
+        unsafe {
+            sys::llama_set_abort_callback(self.context.0.as_ptr(), callback, std::ptr::null_mut());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,58 +1,39 @@
-//! The engine thread over a backend that needs no model: it predicts `token + 1`, checks that each
-//! sequence is sent whole, once and in order, and fails when it is told to.
+//! The engine thread over the simulator, which predicts `token + 1`, checks that each sequence is
+//! sent whole, once and in order, and fails at a poisoned token.
 
 use super::*;
 use crate::backend::DecodeError;
 use crate::delivery::mailbox;
-use crate::{Chunk, Generation};
+use crate::scheduler::prefill::Prefill;
+use crate::simulator::{Machine, POISON, Simulator, Size};
+use crate::{Chunk, Generation, Tenant};
 use std::sync::mpsc::sync_channel;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 const VOCABULARY: u32 = 1000;
 /// Ends a generation.
 const END: Token = 999;
-/// Makes every step fail that it is part of.
-const POISON: Token = 666;
 
-#[derive(Default)]
-struct Counting {
-    cells: HashMap<SeqId, Vec<Token>>,
-    rows: Vec<Option<Vec<f32>>>,
-}
+/// A simulator whose steps take real time.
+struct Slow(Simulator, Duration);
 
-impl Backend for Counting {
+impl Backend for Slow {
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
-        if step.iter().any(|input| input.token == POISON) {
-            return Err(DecodeError::Failed(-3));
-        }
-        self.rows.clear();
-        for input in step {
-            let cells = self.cells.entry(input.seq).or_default();
-            assert_eq!(
-                cells.len(),
-                input.position as usize,
-                "positions without gaps"
-            );
-            cells.push(input.token);
-            self.rows.push(input.output.then(|| {
-                let mut row = vec![0.0; VOCABULARY as usize];
-                row[(input.token as usize + 1) % VOCABULARY as usize] = 10.0;
-                row
-            }));
-        }
-        Ok(())
+        std::thread::sleep(self.1);
+        self.0.decode(step)
     }
 
     fn logits(&self, index: usize) -> Option<&[f32]> {
-        self.rows.get(index)?.as_deref()
+        self.0.logits(index)
     }
 
     fn clear(&mut self, seq: SeqId) {
-        self.cells.remove(&seq);
+        self.0.clear(seq);
     }
 
     fn length(&self, seq: SeqId) -> u32 {
-        self.cells.get(&seq).map_or(0, |cells| cells.len() as u32)
+        self.0.length(seq)
     }
 }
 
@@ -78,16 +59,30 @@ struct Bench {
 
 impl Bench {
     fn start() -> Self {
+        Self::slow(Duration::ZERO)
+    }
+
+    /// One whose steps take so long.
+    fn slow(step: Duration) -> Self {
         let limits = Limits {
             seq_ids: 4,
             cells: 256,
             step_tokens: 16,
             queue: 64,
+            tenant_queue: 64,
+            prefill: Prefill::default(),
         };
+        let size = Size {
+            seq_ids: limits.seq_ids,
+            cells: limits.cells,
+            step_tokens: limits.step_tokens,
+            vocabulary: VOCABULARY,
+        };
+        let simulator = Simulator::new(size, Machine::default(), Default::default());
         let (commands, inbox) = sync_channel(256);
         let counters = Arc::new(Counters::default());
         let worker = Worker::new(
-            Counting::default(),
+            Slow(simulator, step),
             limits,
             Arc::new(Digits),
             inbox,
@@ -102,10 +97,15 @@ impl Bench {
     }
 
     fn submit(&self, prompt: Vec<Token>, options: Options) -> Generation {
-        let (delivery, generation) = mailbox();
+        self.submit_for(Caller::default(), prompt, options)
+    }
+
+    fn submit_for(&self, caller: Caller, prompt: Vec<Token>, options: Options) -> Generation {
+        let (delivery, generation) = mailbox(self.counters.clone());
         let submission = Submission {
             prompt,
             options,
+            caller,
             delivery,
             submitted: Instant::now(),
             place: crate::engine::Place::uncounted(),
@@ -244,13 +244,7 @@ fn one_bad_sequence_fails_alone() {
 fn whoever_goes_away_is_dropped_running_or_waiting() {
     let bench = Bench::start();
     // Four ids: the later ones wait. None would end by itself for a long time.
-    let endless = Options {
-        ignore_end: true,
-        ..limit(60)
-    };
-    let left: Vec<_> = (0..12)
-        .map(|_| bench.submit(vec![1], endless.clone()))
-        .collect();
+    let left: Vec<_> = (0..12).map(|_| bench.submit(vec![1], endless())).collect();
     drop(left);
     let (chunk, _) = read(bench.submit(vec![5], limit(3)));
     assert_eq!(chunk.tokens, [6, 7, 8]);
@@ -282,5 +276,84 @@ fn what_can_never_fit_is_refused_and_shutting_down_cancels_the_rest() {
         matches!(outcome, Err(Error::Cancelled) | Ok(_)),
         "{outcome:?}"
     );
+    bench.end();
+}
+
+fn endless() -> Options {
+    Options {
+        ignore_end: true,
+        ..limit(60)
+    }
+}
+
+#[test]
+fn a_deadline_ends_a_sequence_that_runs_and_patience_one_that_waits() {
+    let bench = Bench::slow(Duration::from_millis(5));
+    let soon = |millis| Some(Instant::now() + Duration::from_millis(millis));
+    let hurried = Caller {
+        deadline: soon(60),
+        ..Caller::default()
+    };
+    let running: Vec<_> = (0..4)
+        .map(|_| bench.submit_for(hurried, vec![1], endless()))
+        .collect();
+    let impatient = Caller {
+        queue_time: Some(Duration::from_millis(20)),
+        ..Caller::default()
+    };
+    let waiting = bench.submit_for(impatient, vec![1], limit(1));
+    let patient = bench.submit(vec![1], limit(1));
+    let (_, outcome) = read(waiting);
+    assert!(matches!(outcome, Err(Error::Refused { .. })), "{outcome:?}");
+    for generation in running {
+        let (chunk, outcome) = read(generation);
+        assert_eq!(outcome, Err(Error::Deadline));
+        assert!(chunk.tokens.len() < 60);
+    }
+    // What they held is free: whoever waited gets it.
+    assert_eq!(read(patient).0.tokens, [2]);
+    let late = Caller {
+        deadline: Some(Instant::now()),
+        ..Caller::default()
+    };
+    assert_eq!(
+        read(bench.submit_for(late, vec![1], limit(1))).1,
+        Err(Error::Deadline)
+    );
+    let counters = bench.end();
+    assert_eq!(value(&counters.expired), 5);
+    assert_eq!(value(&counters.cells_leaked), 0);
+}
+
+#[test]
+fn other_tenants_need_not_wait_for_the_whole_of_a_flood() {
+    let bench = Bench::slow(Duration::from_millis(1));
+    let flood: Vec<_> = (0..50).map(|_| bench.submit(vec![1], limit(8))).collect();
+    let other = Caller {
+        tenant: Tenant(1),
+        ..Caller::default()
+    };
+    let (_, outcome) = read(bench.submit_for(other, vec![1], limit(8)));
+    assert!(outcome.is_ok());
+    let finished = value(&bench.counters.finished);
+    assert!(finished <= 4 + 4 + 4, "{finished} of the flood went first");
+    for generation in flood {
+        assert!(read(generation).1.is_ok());
+    }
+    bench.end();
+}
+
+#[test]
+fn an_idle_engine_does_not_wake_up_and_a_deadline_that_is_over_does_not_wake_it() {
+    let bench = Bench::start();
+    let later = Caller {
+        deadline: Some(Instant::now() + Duration::from_millis(30)),
+        ..Caller::default()
+    };
+    assert!(read(bench.submit_for(later, vec![1], limit(2))).1.is_ok());
+    std::thread::sleep(Duration::from_millis(20));
+    let before = value(&bench.counters.wake_ups);
+    std::thread::sleep(Duration::from_millis(80));
+    assert_eq!(value(&bench.counters.wake_ups), before);
     bench.end();
 }

@@ -195,7 +195,8 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
         sequence: Resource<Sequence>,
         options: Resource<Options>,
     ) -> Answer<Generated> {
-        let table = &mut store.get().table;
+        let state = store.get();
+        let (caller, table) = (state.caller, &mut state.table);
         let options = table.get(&options)?.0.clone();
         let sequence = table.get_mut(&sequence)?;
         if sequence.runs() {
@@ -208,7 +209,7 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
         if options.max_tokens == 0 {
             return invalid("max-tokens is 0; it must be at least 1");
         }
-        let run = match sequence.engine.generate(prompt, options) {
+        let run = match sequence.engine.generate(prompt, options, caller) {
             Ok(generation) => Run::new(generation),
             Err(error) => return Ok(Err(error.into())),
         };

@@ -80,6 +80,7 @@ impl From<Error> for wit::Error {
                 reason,
                 retry_after_ms: u32::try_from(retry_after.as_millis()).unwrap_or(u32::MAX),
             }),
+            Error::Deadline => Self::Deadline,
             Error::Cancelled => Self::Cancelled,
             Error::Failed(text) => Self::Failed(text),
         }

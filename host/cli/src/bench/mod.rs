@@ -1,0 +1,54 @@
+//! `corral bench`: what is claimed of Corral's speed, measured by anyone.
+//!
+//! Machines are shared and noisy, so what is compared is measured in one run, turn by turn, and told
+//! as a ratio.
+
+mod gap;
+mod load;
+mod threads;
+
+use crate::arguments::Bench;
+use crate::complaint::Complaint;
+use std::process::ExitCode;
+
+/// Measures, and prints what was found.
+pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(Complaint::telling("no threads could be started"))?;
+    runtime.block_on(async {
+        match what {
+            Bench::Gap(arguments) => gap::measure(arguments).await,
+            Bench::Threads(arguments) => threads::measure(arguments).await,
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The value below which `part` of the sorted `values` lie; 0 if there are none.
+fn quantile(values: &mut [f64], part: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )]
+    let index = (part * values.len().saturating_sub(1) as f64).round() as usize;
+    values.get(index).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quantile;
+
+    #[test]
+    fn quantiles_are_of_the_sorted_values() {
+        let mut values = [5.0, 1.0, 3.0, 2.0, 4.0];
+        assert_eq!(quantile(&mut values, 0.5), 3.0);
+        assert_eq!(quantile(&mut values, 0.99), 5.0);
+        assert_eq!(quantile(&mut values, 0.0), 1.0);
+        assert_eq!(quantile(&mut [], 0.5), 0.0);
+    }
+}

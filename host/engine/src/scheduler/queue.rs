@@ -1,0 +1,226 @@
+//! Who is served next: priority, then the tenant that got least, then the earliest deadline.
+//!
+//! Fairness between tenants is by *virtual token counters* (Sheng et al., "Fairness in Serving Large
+//! Language Models", 2024): each tenant has a counter of the work done for it, and the one with the
+//! lowest counter goes next. A tenant that comes back from doing nothing is lifted to the lowest
+//! counter of the others, so idling earns no credit; and one that was ahead when it went idle stays
+//! ahead until the others have caught up, so leaving pays no debt.
+//!
+//! Within a tenant the earliest deadline goes first. A request without one is taken to have
+//! [`PATIENCE`], so that a stream of urgent ones passes it for so long and no longer.
+
+use super::{Key, Priority, Request, Tenant, Time};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+/// What a generated token adds to its tenant's counter; a prompt token adds 1. A generating
+/// sequence has a step nearly to itself where prompts share theirs.
+pub const GENERATED_WEIGHT: u64 = 2;
+/// The deadline, from its arrival, by which a request without one is ordered.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Position among those that wait in one tenant: the first is served first.
+type Place = (Reverse<Priority>, Time, Key);
+
+#[derive(Clone, Debug, Default)]
+struct Share {
+    /// Work done, in prompt tokens.
+    counter: u64,
+    /// Sequences of the tenant that hold an id.
+    running: usize,
+    waiting: BTreeSet<Place>,
+}
+
+impl Share {
+    fn is_active(&self) -> bool {
+        self.running > 0 || !self.waiting.is_empty()
+    }
+}
+
+/// Requests that wait, and what each tenant has had.
+#[derive(Clone, Debug, Default)]
+pub struct Queue {
+    /// Ordered, so that equal counters are always resolved in the same way.
+    shares: BTreeMap<Tenant, Share>,
+    waiting: HashMap<Key, Request>,
+}
+
+/// By what a request is ordered within its tenant.
+pub fn due(request: &Request) -> Time {
+    request.deadline.unwrap_or(request.arrived + PATIENCE)
+}
+
+fn place(request: &Request) -> Place {
+    (Reverse(request.priority), due(request), request.key)
+}
+
+impl Queue {
+    /// Requests that wait.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Requests of one tenant that wait.
+    pub fn len_of(&self, tenant: Tenant) -> usize {
+        self.shares.get(&tenant).map_or(0, |s| s.waiting.len())
+    }
+
+    /// What a tenant has had; the lower, the sooner it is served.
+    pub fn counter(&self, tenant: Tenant) -> u64 {
+        self.shares.get(&tenant).map_or(0, |share| share.counter)
+    }
+
+    /// Puts a request in its place.
+    pub fn push(&mut self, request: Request) {
+        let lowest = self.lowest();
+        let share = self.shares.entry(request.tenant).or_default();
+        if !share.is_active() {
+            share.counter = share.counter.max(lowest);
+        }
+        share.waiting.insert(place(&request));
+        self.waiting.insert(request.key, request);
+    }
+
+    /// The request that is to be served next.
+    pub fn first(&self) -> Option<&Request> {
+        let heads = self.shares.values().filter_map(|share| {
+            let (priority, due, key) = share.waiting.first()?;
+            Some((*priority, share.counter, *due, *key))
+        });
+        heads.min().and_then(|(.., key)| self.waiting.get(&key))
+    }
+
+    /// Takes a request out, because it is served or because it ended.
+    pub fn take(&mut self, key: Key) -> Option<Request> {
+        let request = self.waiting.remove(&key)?;
+        if let Some(share) = self.shares.get_mut(&request.tenant) {
+            share.waiting.remove(&place(&request));
+        }
+        self.forget();
+        Some(request)
+    }
+
+    /// A sequence of `tenant` got an id.
+    pub fn started(&mut self, tenant: Tenant, prompt: u32) {
+        let share = self.shares.entry(tenant).or_default();
+        share.running += 1;
+        // At once, and not as it is computed: else a tenant could take all ids in one step.
+        share.counter += u64::from(prompt);
+    }
+
+    /// A token was generated for `tenant`.
+    pub fn generated(&mut self, tenant: Tenant) {
+        if let Some(share) = self.shares.get_mut(&tenant) {
+            share.counter += GENERATED_WEIGHT;
+        }
+    }
+
+    /// A sequence of `tenant` gave its id back.
+    pub fn ended(&mut self, tenant: Tenant) {
+        if let Some(share) = self.shares.get_mut(&tenant) {
+            share.running = share.running.saturating_sub(1);
+        }
+        self.forget();
+    }
+
+    /// The lowest counter of those that have something to do; 0 if nobody has.
+    fn lowest(&self) -> u64 {
+        let active = self.shares.values().filter(|share| share.is_active());
+        active.map(|share| share.counter).min().unwrap_or(0)
+    }
+
+    /// Drops tenants that do nothing and are owed nothing: without others all start anew.
+    fn forget(&mut self) {
+        let lowest = self.lowest();
+        let busy = self.shares.values().any(Share::is_active);
+        self.shares
+            .retain(|_, share| share.is_active() || (busy && share.counter > lowest));
+    }
+
+    /// Tenants that are remembered.
+    #[cfg(test)]
+    pub fn tenants(&self) -> usize {
+        self.shares.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(key: u64, tenant: u32, priority: u8, deadline: Option<u64>) -> Request {
+        Request {
+            key: Key(key),
+            tenant: Tenant(tenant),
+            priority: Priority(priority),
+            prompt: 10,
+            max_tokens: 5,
+            arrived: Duration::ZERO,
+            queue_until: None,
+            deadline: deadline.map(Duration::from_secs),
+        }
+    }
+
+    fn drain(queue: &mut Queue) -> Vec<u64> {
+        std::iter::from_fn(|| {
+            let next = queue.first()?.clone();
+            queue.take(next.key);
+            queue.started(next.tenant, next.prompt);
+            Some(next.key.0)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn priority_goes_before_tenant_and_tenant_before_deadline() {
+        let mut queue = Queue::default();
+        queue.push(request(1, 1, 0, None));
+        queue.push(request(2, 1, 0, Some(5)));
+        queue.push(request(3, 1, 0, Some(900)));
+        queue.push(request(4, 2, 0, Some(901)));
+        queue.push(request(5, 2, 1, None));
+        // 5 by priority; then tenant 1, which has had nothing, with its earliest deadline; then
+        // both have had one each, and so on in turns.
+        assert_eq!(drain(&mut queue), [5, 2, 1, 4, 3]);
+    }
+
+    #[test]
+    fn tenants_take_turns_however_many_requests_one_has() {
+        let mut queue = Queue::default();
+        for key in 0..50 {
+            queue.push(request(key, 1, 0, None));
+        }
+        queue.push(request(50, 2, 0, None));
+        queue.push(request(51, 3, 0, None));
+        let order = drain(&mut queue);
+        let place = |key| order.iter().position(|&k| k == key).unwrap();
+        assert!(place(50) <= 2 && place(51) <= 2, "{order:?}");
+    }
+
+    #[test]
+    fn idling_earns_no_credit_and_leaving_pays_no_debt() {
+        let mut queue = Queue::default();
+        queue.started(Tenant(1), 0);
+        for _ in 0..100 {
+            queue.generated(Tenant(1));
+        }
+        // A newcomer starts level with the others, not a hundred tokens ahead.
+        queue.push(request(1, 2, 0, None));
+        assert_eq!(queue.counter(Tenant(2)), 200);
+        // Tenant 1 runs ahead, leaves and comes back: it is still ahead.
+        queue.generated(Tenant(1));
+        queue.ended(Tenant(1));
+        queue.push(request(2, 1, 0, None));
+        assert_eq!(queue.counter(Tenant(1)), 202);
+        assert_eq!(drain(&mut queue), [1, 2]);
+        queue.ended(Tenant(1));
+        queue.ended(Tenant(2));
+        assert_eq!(queue.tenants(), 0);
+    }
+}
