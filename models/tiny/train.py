@@ -3,7 +3,8 @@
 The run is a fixed number of steps in phases of growing context (see PHASES). Step number
 and seed decide everything a step sees, so a run that was stopped goes on from its checkpoint as if
 it had not been. Matrices are updated by Muon (orthogonalised momentum), embedding and gains by
-Adam; the rate rises, stays, and falls to zero over the last part of the run.
+Adam; the rate rises, stays and falls to zero, and does so four times more, lower, for the last
+phases, which are about what is hardest: far tools and copies, and sums behind long texts.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from model import Config, forward, initial_parameters
 # each shape's share of its steps.
 SHAPES = {
     "mixed": (32, 128, lambda rng: mixed_row(rng, 128)),
+    "copies": (32, 128, lambda rng: short_row(rng, 128, SHORT_DOCUMENTS[2])),
     "chats": (8, 512, lambda rng: short_row(rng, 512, lambda rng: short_document(rng, 480))),
     "tools": (4, 1024, lambda rng: tools_row(rng, 1024, 6.0)),
     "pages": (2, 1536, lambda rng: long_row(rng, 1536, 4.0, 0.65)),
@@ -34,10 +36,14 @@ PHASES = (
     (500, {"mixed": 1.0}),
     (500, {"mixed": 0.6, "chats": 0.1, "tools": 0.1, "pages": 0.2}),
     (1500, {"mixed": 0.42, "chats": 0.06, "tools": 0.12, "pages": 0.3, "books": 0.1}),
+    (450, {"mixed": 0.25, "copies": 0.15, "tools": 0.12, "pages": 0.28, "books": 0.2}),
+    (150, {"mixed": 0.25, "pages": 0.45, "books": 0.3}),
+    (150, {"mixed": 0.5, "pages": 0.5}),
+    (80, {"copies": 0.3, "mixed": 0.2, "pages": 0.5}),
 )
 STEPS = sum(steps for steps, _ in PHASES)
 MUON_RATE, ADAM_RATE = 0.02, 4e-3
-RATE = ((0, 0.0), (60, 1.0), (900, 1.0), (STEPS, 0.0))  # (step, factor), linear between
+RATE = ((0, 0.0), (60, 1.0), (900, 1.0), (2500, 0.0), (2530, 0.35), (2950, 0.0), (2960, 0.15), (3100, 0.0), (3110, 0.2), (3250, 0.0), (3255, 0.12), (STEPS, 0.0))  # (step, factor), linear between
 WEIGHT_DECAY = 0.05
 
 

@@ -103,6 +103,14 @@ impl Stream {
         Some(data.to_owned())
     }
 
+    /// The text of the next event. Panics if the stream of `/generate` has come to its end.
+    pub fn next_text(&mut self) -> String {
+        let event = self.event().expect("the stream goes on");
+        let event: Value = serde_json::from_str(&event).expect("events hold JSON");
+        let text = event["text"].as_str();
+        text.expect("an event has a text").to_owned()
+    }
+
     /// All events to the end: the texts one by one, and the report that follows them. Panics if
     /// the stream is not as `/generate` promises.
     pub fn texts(mut self) -> (Vec<String>, Value) {

@@ -16,6 +16,6 @@ mod sums;
 
 pub use command_line::{Ended, run, scratch_folder};
 pub use http::{Answer, Stream, raw_exchange};
-pub use metrics::Metrics;
-pub use server::{Corral, PATIENCE};
-pub use sums::{Sum, some_sums};
+pub use metrics::{Distribution, Metrics};
+pub use server::{Corral, ENDLESS, PATIENCE};
+pub use sums::{SURE, Sum, some_sums};

@@ -1,6 +1,6 @@
 //! `/metrics`, read as strictly as Prometheus reads it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 /// The numbers of one scrape, by name and labels as they were written.
 #[derive(Clone, Debug)]
@@ -10,7 +10,7 @@ impl Metrics {
     /// Reads the text format; panics at what Prometheus would refuse.
     pub fn read(text: &str) -> Self {
         let mut samples = BTreeMap::new();
-        let mut typed = HashSet::new();
+        let mut typed = HashMap::new();
         let mut family = "";
         for line in text.lines() {
             if let Some(rest) = line.strip_prefix("# ") {
@@ -21,8 +21,8 @@ impl Metrics {
                     Some("HELP") => family = name,
                     Some("TYPE") => {
                         assert_eq!(name, family, "TYPE follows its HELP");
-                        assert!(["counter", "gauge"].contains(&what), "{line}");
-                        assert!(typed.insert(name), "two TYPE lines: {line}");
+                        assert!(["counter", "gauge", "histogram"].contains(&what), "{line}");
+                        assert!(typed.insert(name, what).is_none(), "two TYPE lines: {line}");
                     }
                     _ => panic!("neither HELP nor TYPE: {line}"),
                 }
@@ -34,14 +34,24 @@ impl Metrics {
                 .split('{')
                 .next()
                 .expect("splitting gives one at least");
-            assert_eq!(bare, family, "a sample stands in its family");
-            assert!(typed.contains(bare), "a sample follows its TYPE: {line}");
+            let part = bare.strip_prefix(family);
+            let part = part.unwrap_or_else(|| panic!("not of the family {family}: {line}"));
+            let parts: &[&str] = match typed.get(family) {
+                Some(&"histogram") => &["_bucket", "_sum", "_count"],
+                Some(_) => &[""],
+                None => panic!("a sample follows its TYPE: {line}"),
+            };
+            assert!(parts.contains(&part), "not of the family {family}: {line}");
             assert!(
                 samples.insert(name.to_owned(), value).is_none(),
                 "two samples of {name}"
             );
         }
-        Metrics(samples)
+        let metrics = Metrics(samples);
+        for (family, _) in typed.iter().filter(|(_, kind)| **kind == "histogram") {
+            metrics.distribution(family).check(family);
+        }
+        metrics
     }
 
     /// The sum of a family's samples; panics if it has none.
@@ -62,6 +72,46 @@ impl Metrics {
         self.0.get(sample).copied().unwrap_or(0.0)
     }
 
+    /// How much a counter has grown since `before`.
+    pub fn grown(&self, name: &str, before: &Metrics) -> f64 {
+        self.get(name) - before.get(name)
+    }
+
+    /// A histogram, over all labels but the bounds of its buckets.
+    pub fn distribution(&self, family: &str) -> Distribution {
+        let bucket = format!("{family}_bucket{{");
+        let mut buckets: Vec<(f64, f64)> = Vec::new();
+        for (sample, &value) in &self.0 {
+            if !sample.starts_with(&bucket) {
+                continue;
+            }
+            let bound = sample.rsplit_once("le=\"").expect(sample).1;
+            let bound: f64 = bound.trim_end_matches("\"}").parse().expect(sample);
+            match buckets.iter_mut().find(|(known, _)| *known == bound) {
+                Some((_, count)) => *count += value,
+                None => buckets.push((bound, value)),
+            }
+        }
+        buckets.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        Distribution {
+            buckets,
+            sum: self.get(&format!("{family}_sum")),
+            count: self.get(&format!("{family}_count")),
+        }
+    }
+
+    /// Checks the engine's identity, which holds whenever nothing runs: every token is decoded once,
+    /// and the last one of a sequence that finished never is.
+    pub fn check_identity(&self) {
+        let get = |name: &str| self.get(&format!("corral_engine_{name}_total"));
+        assert_eq!(
+            get("tokens_decoded"),
+            get("prompt_tokens") + get("generated_tokens") - get("sequences_finished")
+                + get("abandoned_tokens"),
+            "{self:#?}"
+        );
+    }
+
     /// Those of `names` that are not 0.
     pub fn not_zero(&self, names: &[&str]) -> Vec<(String, f64)> {
         names
@@ -69,5 +119,34 @@ impl Metrics {
             .map(|name| ((*name).to_owned(), self.get(name)))
             .filter(|(_, value)| *value != 0.0)
             .collect()
+    }
+}
+
+/// A histogram: of how many observations each bucket's bound was not passed.
+#[derive(Clone, Debug)]
+pub struct Distribution {
+    /// Bounds, rising, and the number of observations that are not larger.
+    pub buckets: Vec<(f64, f64)>,
+    /// The sum of all observations.
+    pub sum: f64,
+    /// The number of all observations.
+    pub count: f64,
+}
+
+impl Distribution {
+    /// The lowest bound that at least this share of the observations did not pass.
+    pub fn quantile(&self, share: f64) -> f64 {
+        let enough = |(_, count): &&(f64, f64)| *count >= share * self.count;
+        let found = self.buckets.iter().find(enough);
+        found.expect("the last bucket holds all").0
+    }
+
+    /// What Prometheus expects of every histogram.
+    fn check(&self, family: &str) {
+        let rising = self.buckets.windows(2).all(|pair| pair[0].1 <= pair[1].1);
+        assert!(rising, "buckets hold those below them: {family}: {self:?}");
+        let last = self.buckets.last().copied();
+        let all = Some((f64::INFINITY, self.count));
+        assert_eq!(last, all, "the last bucket holds all: {family}");
     }
 }

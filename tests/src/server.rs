@@ -4,7 +4,8 @@ use crate::artefacts;
 use crate::http::{Answer, Stream};
 use crate::metrics::Metrics;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
@@ -14,14 +15,18 @@ use std::time::{Duration, Instant};
 /// How long anything may take before a test fails. Far more than it takes: machines are busy.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
+/// Tokens of [`Corral::endless`]: nearly a whole context of the demo model.
+pub const ENDLESS: u32 = 4000;
+
 /// What has to be zero when nothing runs.
-const GAUGES: [&str; 10] = [
+const GAUGES: [&str; 11] = [
     "corral_engine_sequences_waiting",
     "corral_engine_sequences_running",
     "corral_engine_sequence_ids_used",
     "corral_engine_cells_used",
     "corral_engine_cells_reserved",
     "corral_engine_cells_leaked",
+    "corral_engine_n_kv",
     "corral_plugin_waiting",
     "corral_plugin_instances",
     "corral_http_requests_in_flight",
@@ -47,6 +52,12 @@ impl Corral {
 
     /// The same with further arguments.
     pub fn start_with(arguments: &[&str]) -> Self {
+        Self::start_with_routes(&[], arguments)
+    }
+
+    /// The same with further routes, each with the plugin that answers there. A route is a tenant
+    /// of its own, also where others have the same plugin.
+    pub fn start_with_routes(routes: &[(&str, &str)], arguments: &[&str]) -> Self {
         let mut command = Command::new(artefacts::binary());
         command
             .arg("serve")
@@ -66,11 +77,16 @@ impl Corral {
                 command.args([option, value]);
             }
         }
-        for plugin in ["generate", "hello", "misbehave", "classic"] {
-            let route = format!("/{plugin}");
+        let own = [
+            ("/generate", "generate"),
+            ("/hello", "hello"),
+            ("/misbehave", "misbehave"),
+            ("/classic", "classic"),
+        ];
+        for (route, plugin) in own.iter().chain(routes) {
             command
                 .arg("--plugin")
-                .arg(argument(&route, &artefacts::plugin(plugin)));
+                .arg(argument(route, &artefacts::plugin(plugin)));
         }
         command
             .args(arguments)
@@ -178,10 +194,27 @@ impl Corral {
             .send(body)
     }
 
+    /// Sends a `POST` on the public listener and waits for nothing. Letting go of the connection
+    /// hangs up.
+    pub fn begin_post(&self, path: &str, body: impl AsRef<[u8]>) -> TcpStream {
+        let body = body.as_ref();
+        let length = body.len();
+        let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
+        let mut connection = TcpStream::connect(&self.public).expect("the server accepts");
+        let sent = connection.write_all(&[head.as_bytes(), body].concat());
+        sent.expect("the server reads");
+        connection
+    }
+
     /// `POST /generate`; panics unless the answer is 200.
     pub fn generate(&self, request: &Value) -> Value {
+        self.generate_at("/generate", request)
+    }
+
+    /// The same at another route of the plugin `generate`.
+    pub fn generate_at(&self, route: &str, request: &Value) -> Value {
         let request = request.to_string();
-        let answer = self.post("/generate", &request);
+        let answer = self.post(route, &request);
         let start: String = request.chars().take(200).collect();
         assert_eq!(answer.status, 200, "{start}: {answer:?}");
         assert_eq!(answer.header("content-type"), Some("application/json"));
@@ -205,10 +238,24 @@ impl Corral {
 
     /// `POST /generate` with `stream`, and `request`'s other members.
     pub fn generate_stream(&self, request: &Value) -> Stream {
+        self.generate_stream_at("/generate", request)
+    }
+
+    /// The same at another route of the plugin `generate`.
+    pub fn generate_stream_at(&self, route: &str, request: &Value) -> Stream {
         let mut request = request.clone();
         request["stream"] = json!(true);
-        let stream = self.post_stream("/generate", request.to_string());
+        let stream = self.post_stream(route, request.to_string());
         assert_eq!(stream.status, 200, "{request}");
+        stream
+    }
+
+    /// A stream that goes on for seconds on any machine, at a route of the plugin `generate`. Its
+    /// sequence runs when this returns; letting go of it hangs up.
+    pub fn endless(&self, route: &str) -> Stream {
+        let request = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS});
+        let mut stream = self.generate_stream_at(route, &request);
+        stream.next_text();
         stream
     }
 
@@ -222,6 +269,20 @@ impl Corral {
         let answer = self.get_admin("/metrics");
         assert_eq!(answer.status, 200, "{answer:?}");
         Metrics::read(&answer.body)
+    }
+
+    /// The counters as soon as `it_is` so. Panics when that takes too long.
+    pub fn wait_until(&self, what: &str, it_is: impl Fn(&Metrics) -> bool) -> Metrics {
+        let started = Instant::now();
+        loop {
+            let metrics = self.metrics();
+            if it_is(&metrics) {
+                return metrics;
+            }
+            let waited = started.elapsed();
+            assert!(waited < PATIENCE, "no sign that {what}: {metrics:#?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// The counters once nothing runs any more: no request, instance, sequence, cell. Panics if

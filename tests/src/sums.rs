@@ -1,5 +1,7 @@
 //! Questions to which the right answer is known.
 
+use serde_json::{Value, json};
+
 /// `a+b=`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sum {
@@ -15,11 +17,42 @@ impl Sum {
         format!("{}+{}=", self.a, self.b)
     }
 
+    /// As the last line of a prompt of `length` tokens, which are characters here; see [`SURE`].
+    pub fn question_in(self, length: usize) -> String {
+        let question = self.question();
+        let before = length.checked_sub(question.len() + 1);
+        let before = before.expect("the question fits the length");
+        let line = "The quiet owl looks at the river and the stone. ";
+        line.chars().cycle().take(before).collect::<String>() + "\n" + &question
+    }
+
     /// What the model has to say.
     pub fn answer(self) -> String {
         (self.a + self.b).to_string()
     }
+
+    /// A request whose answer begins with what the model has to say, and goes on for `tokens`.
+    pub fn long_request(self, tokens: usize) -> Value {
+        json!({"prompt": self.question(), "ignore_end": true, "max_tokens": tokens})
+    }
+
+    /// Checks the whole answer to that request.
+    pub fn check_long(self, answer: &Value, tokens: usize) {
+        let text = answer["text"].as_str().expect("an answer has a text");
+        assert!(text.starts_with(&self.answer()), "{self:?}: {text:?}");
+        assert_eq!(answer["tokens"], tokens, "{self:?}");
+    }
 }
+
+/// Sums that the model gets right after other text too: asked at 32, 100, 300, 600, 1,000, 2,000
+/// and 3,000 tokens. Of others it misses a few there, as its card says.
+pub const SURE: [Sum; 5] = [
+    Sum { a: 12, b: 7 },
+    Sum { a: 20, b: 22 },
+    Sum { a: 3, b: 4 },
+    Sum { a: 31, b: 27 },
+    Sum { a: 45, b: 54 },
+];
 
 /// `count` different sums of numbers up to 99, the same ones every time.
 pub fn some_sums(count: usize) -> Vec<Sum> {

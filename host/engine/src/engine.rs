@@ -4,12 +4,12 @@ use crate::delivery::mailbox;
 use crate::generation::{MAX_STOP_BYTES, MAX_STOPS};
 use crate::llama::{ContextSettings, LlamaContext, Model};
 use crate::metrics::{Counters, Metric, add, get};
-use crate::scheduler::Limits;
 use crate::scheduler::prefill::Prefill;
+use crate::scheduler::{Limits, Tenant};
 use crate::worker::{Command, Submission, Vocabulary, Worker};
 use crate::{Caller, Error, Generation, LoadError, Options, Token};
+use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -166,7 +166,8 @@ impl Engine {
             model,
             end_of_generation: info.end_of_generation.clone(),
         });
-        let places = Places::new(config.queue + usize::from(config.sequences));
+        let running = usize::from(config.sequences);
+        let places = Places::new(config.queue + running, limits.tenant_queue + running);
         // One place more than sequences there can be, for the command to shut down.
         let (commands, inbox) = sync_channel(places.limit + 1);
         let counters = Arc::new(Counters::default());
@@ -237,14 +238,14 @@ impl Engine {
             });
         }
         options.max_tokens = options.max_tokens.min(context - length);
-        let refused = || {
+        let refused = |many: usize| {
             add(&self.0.counters.refused, 1);
             Error::Refused {
-                reason: format!("{} sequences run or wait already", self.0.places.limit),
+                reason: format!("{many} sequences run or wait already"),
                 retry_after: Duration::from_secs(get(&self.0.counters.retry_after).max(1)),
             }
         };
-        let place = self.0.places.take().ok_or_else(refused)?;
+        let place = self.0.places.take(caller.tenant).map_err(refused)?;
         let (delivery, generation) = mailbox(self.0.counters.clone());
         let submission = Submission {
             prompt,
@@ -257,7 +258,7 @@ impl Engine {
         let command = Command::Generate(Box::new(submission));
         match self.0.commands.try_send(command) {
             Ok(()) => Ok(generation),
-            Err(TrySendError::Full(_)) => Err(refused()),
+            Err(TrySendError::Full(_)) => Err(refused(self.0.places.limit)),
             Err(TrySendError::Disconnected(_)) => {
                 Err(Error::Failed("the engine thread has ended".into()))
             }
@@ -337,38 +338,65 @@ fn check_options(options: &Options) -> Result<(), Error> {
         .try_for_each(|sampler| sampler.check())
 }
 
-/// Counts the sequences that run or wait, up to a limit.
+/// Counts the sequences that run or wait, up to a limit, and up to one for each tenant.
 struct Places {
     limit: usize,
-    taken: Arc<AtomicUsize>,
+    tenant_limit: usize,
+    taken: Arc<Mutex<Taken>>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    all: usize,
+    /// Only those that have any.
+    tenants: HashMap<Tenant, usize>,
 }
 
 /// One sequence's place; given back when dropped.
 #[derive(Debug)]
-pub struct Place(Arc<AtomicUsize>);
+pub struct Place {
+    tenant: Tenant,
+    taken: Arc<Mutex<Taken>>,
+}
 
 impl Places {
-    fn new(limit: usize) -> Self {
+    fn new(limit: usize, tenant_limit: usize) -> Self {
         Self {
             limit,
+            tenant_limit,
             taken: Arc::default(),
         }
     }
 
-    fn take(&self) -> Option<Place> {
-        let limit = self.limit;
-        self.taken
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
-                (taken < limit).then_some(taken + 1)
-            })
-            .ok()
-            .map(|_| Place(self.taken.clone()))
+    /// A place, or how many there are that are all taken.
+    fn take(&self, tenant: Tenant) -> Result<Place, usize> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.all >= self.limit {
+            return Err(self.limit);
+        }
+        let own = taken.tenants.entry(tenant).or_default();
+        if *own >= self.tenant_limit {
+            return Err(self.tenant_limit);
+        }
+        *own += 1;
+        taken.all += 1;
+        Ok(Place {
+            tenant,
+            taken: self.taken.clone(),
+        })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.all = taken.all.saturating_sub(1);
+        if let Some(own) = taken.tenants.get_mut(&self.tenant) {
+            *own -= 1;
+            if *own == 0 {
+                taken.tenants.remove(&self.tenant);
+            }
+        }
     }
 }
 
@@ -376,6 +404,27 @@ impl Drop for Place {
 impl Place {
     /// A place that nobody counts.
     pub fn uncounted() -> Self {
-        Self(Arc::new(AtomicUsize::new(1)))
+        Self {
+            tenant: Tenant(0),
+            taken: Arc::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_tenant_cannot_take_all_places() {
+        let places = Places::new(5, 3);
+        let held: Vec<_> = (0..3).map(|_| places.take(Tenant(1)).unwrap()).collect();
+        assert_eq!(places.take(Tenant(1)).unwrap_err(), 3);
+        let others = [places.take(Tenant(2)), places.take(Tenant(3))];
+        assert!(others.iter().all(Result::is_ok));
+        assert_eq!(places.take(Tenant(4)).unwrap_err(), 5);
+        drop((held, others));
+        assert!(places.taken.lock().unwrap().tenants.is_empty());
+        assert!(places.take(Tenant(1)).is_ok());
     }
 }

@@ -14,6 +14,7 @@ use crate::text::Assembler;
 use crate::{Error, Options};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Instant;
 
@@ -57,7 +58,7 @@ struct Sequence {
     first_token: Option<Instant>,
     last_token: Option<Instant>,
     computed: u64,
-    _place: crate::engine::Place,
+    place: crate::engine::Place,
 }
 
 impl Sequence {
@@ -117,14 +118,20 @@ impl<B: Backend> Worker<B> {
             works = self.step(&step, now);
             self.report(&step);
         }
-        let left = std::mem::take(&mut self.sequences);
-        for (key, sequence) in left {
+        while let Ok(command) = self.commands.try_recv() {
+            if let Command::Generate(submission) = command {
+                submission.delivery.finish("", Err(Error::Cancelled));
+            }
+        }
+        let left: Vec<_> = self.sequences.keys().copied().collect();
+        for key in left {
             self.scheduler.cancel(key);
-            sequence.delivery.finish("", Err(Error::Cancelled));
+            self.drop_sequence(key, |counters| &counters.cancelled, Error::Cancelled);
         }
         let step = self.scheduler.plan(self.time(Instant::now()));
         self.clear(&step.clear);
         self.report(&step);
+        self.check_empty();
     }
 
     fn time(&self, at: Instant) -> Time {
@@ -211,7 +218,13 @@ impl<B: Backend> Worker<B> {
         };
         let now = self.time(Instant::now());
         if let Err(refused) = self.scheduler.enqueue(now, request) {
-            add(&self.counters.refused, 1);
+            let counter = match refused {
+                Refused::Late => &self.counters.expired,
+                _ => &self.counters.refused,
+            };
+            add(counter, 1);
+            // Before the caller knows: it may come again at once.
+            drop(place);
             delivery.finish("", Err(refusal(refused, self.limits)));
             return;
         }
@@ -228,24 +241,45 @@ impl<B: Backend> Worker<B> {
             first_token: None,
             last_token: None,
             computed: 0,
-            _place: place,
+            place,
         };
         self.sequences.insert(key, sequence);
     }
 
     /// Ends the sequences that nobody reads any more, waiting ones too.
     fn drop_abandoned(&mut self) {
-        let scheduler = &mut self.scheduler;
-        let counters = &self.counters;
-        self.sequences.retain(|&key, sequence| {
-            let abandoned = sequence.delivery.is_abandoned();
-            if abandoned {
-                scheduler.cancel(key);
-                add(&counters.cancelled, 1);
-                add(&counters.abandoned_tokens, sequence.computed);
-            }
-            !abandoned
-        });
+        let abandoned =
+            |(key, sequence): (&Key, &Sequence)| sequence.delivery.is_abandoned().then_some(*key);
+        let abandoned: Vec<_> = self.sequences.iter().filter_map(abandoned).collect();
+        for key in abandoned {
+            self.scheduler.cancel(key);
+            self.drop_sequence(key, |counters| &counters.cancelled, Error::Cancelled);
+        }
+    }
+
+    /// Ends a sequence before its time, and counts it.
+    fn drop_sequence(&mut self, key: Key, counter: fn(&Counters) -> &AtomicU64, error: Error) {
+        let Some(sequence) = self.sequences.remove(&key) else {
+            return;
+        };
+        add(counter(&self.counters), 1);
+        add(&self.counters.abandoned_tokens, sequence.computed);
+        self.count_times(&sequence, Instant::now());
+        let Sequence {
+            delivery, place, ..
+        } = sequence;
+        // Before the caller knows: it may come again at once.
+        drop(place);
+        delivery.finish("", Err(error));
+    }
+
+    /// Adds a sequence's times to their sums; those that it did not live to see are nothing.
+    fn count_times(&self, sequence: &Sequence, now: Instant) {
+        let admitted = sequence.admitted.unwrap_or(now);
+        let first = sequence.first_token.unwrap_or(now);
+        add_time(&self.counters.queue_nanos, admitted - sequence.submitted);
+        add_time(&self.counters.prefill_nanos, first - admitted);
+        add_time(&self.counters.decode_nanos, now - first);
     }
 
     /// Does what was planned. False if there was nothing to compute.
@@ -257,16 +291,16 @@ impl<B: Backend> Worker<B> {
         for key in &step.admitted {
             if let Some(sequence) = self.sequences.get_mut(key) {
                 sequence.admitted = Some(now);
-                add_time(&self.counters.queue_nanos, now - sequence.submitted);
             }
         }
         if step.rows.is_empty() {
             return false;
         }
         self.gather(&step.rows);
+        let before = Instant::now();
         let decoded = self.backend.decode(&self.inputs);
         let after = Instant::now();
-        add_time(&self.counters.step_nanos, after - now);
+        add_time(&self.counters.step_nanos, after - before);
         match decoded {
             Ok(()) => {
                 self.count(step);
@@ -274,14 +308,15 @@ impl<B: Backend> Worker<B> {
                 add_time(&self.counters.sample_nanos, after.elapsed());
                 // What everyone waits for is the whole round, not the computation alone.
                 let took = now.elapsed();
-                self.counters.step_seconds.observe(took.as_secs_f64());
+                self.counters.step_duration.observe(took.as_secs_f64());
                 let ended = &ended;
                 self.scheduler.applied(StepResult::Decoded { ended, took });
             }
             Err(error) => {
                 tracing::warn!(%error, tokens = self.inputs.len(), "a step failed");
                 add(&self.counters.failed_steps, 1);
-                if let Some(key) = self.scheduler.applied(StepResult::Failed) {
+                let now = self.time(after);
+                if let Some(key) = self.scheduler.applied(StepResult::Failed { now }) {
                     self.fail(key, Error::Failed(error.to_string()));
                 }
             }
@@ -310,22 +345,18 @@ impl<B: Backend> Worker<B> {
     }
 
     fn expire(&mut self, key: Key, expired: Expired) {
-        let Some(sequence) = self.sequences.remove(&key) else {
-            return;
-        };
-        add(&self.counters.expired, 1);
-        add(&self.counters.abandoned_tokens, sequence.computed);
+        let waited = self.sequences.get(&key).map(|s| s.submitted.elapsed());
         let error = match expired {
             Expired::Deadline => Error::Deadline,
             Expired::Queue { retry_after } => Error::Refused {
                 reason: format!(
                     "it was not its turn within {:.1} s",
-                    sequence.submitted.elapsed().as_secs_f64()
+                    waited.unwrap_or_default().as_secs_f64()
                 ),
                 retry_after,
             },
         };
-        sequence.delivery.finish("", Err(error));
+        self.drop_sequence(key, |counters| &counters.expired, error);
     }
 
     fn gather(&mut self, rows: &[Row]) {
@@ -399,7 +430,7 @@ impl<B: Backend> Worker<B> {
     }
 
     fn finish(&mut self, key: Key, finish: Finish, now: Instant) {
-        let Some(mut sequence) = self.sequences.remove(&key) else {
+        let Some(sequence) = self.sequences.remove(&key) else {
             return;
         };
         let admitted = sequence.admitted.unwrap_or(now);
@@ -420,19 +451,22 @@ impl<B: Backend> Worker<B> {
             &counters.generated_tokens,
             u64::from(outcome.generated_tokens),
         );
-        add_time(&counters.prefill_nanos, outcome.prefill_time);
-        add_time(&counters.decode_nanos, outcome.decode_time);
+        self.count_times(&sequence, now);
+        let Sequence {
+            mut text,
+            delivery,
+            place,
+            ..
+        } = sequence;
         self.text.clear();
-        sequence.text.finish(&mut self.text);
-        sequence.delivery.finish(&self.text, Ok(outcome));
+        text.finish(&mut self.text);
+        // Before the caller knows: it may come again at once.
+        drop(place);
+        delivery.finish(&self.text, Ok(outcome));
     }
 
     fn fail(&mut self, key: Key, error: Error) {
-        if let Some(sequence) = self.sequences.remove(&key) {
-            add(&self.counters.failed, 1);
-            add(&self.counters.abandoned_tokens, sequence.computed);
-            sequence.delivery.finish("", Err(error));
-        }
+        self.drop_sequence(key, |counters| &counters.failed, error);
     }
 
     fn clear(&mut self, ids: &[SeqId]) {
@@ -451,7 +485,8 @@ impl<B: Backend> Worker<B> {
             &counters.cells_reserved,
             u64::from(scheduler.cells_reserved()),
         );
-        set(&counters.retry_after, scheduler.retry_after().as_secs());
+        let retry_after = scheduler.retry_after(self.time(Instant::now()));
+        set(&counters.retry_after, retry_after.as_secs());
         if step.rows.is_empty() {
             set(&counters.n_kv, 0);
         }

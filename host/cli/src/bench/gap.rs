@@ -43,7 +43,8 @@ pub(super) async fn measure(arguments: &GapBench) -> Result<(), Complaint> {
         ("budgeted", Prefill::default()),
         ("slot order", Prefill::SlotOrder),
     ] {
-        let engine = load(&arguments.model, arguments.threads, prefill).await?;
+        let cells = arguments.streams * (SHORT + BACKGROUND) + arguments.length + SHORT + ALONE;
+        let engine = load(&arguments.model, arguments.threads, prefill, cells).await?;
         let needed = (arguments.length + AFTER).max(SHORT + BACKGROUND);
         if u64::from(engine.info().context) < needed {
             return Err(Complaint::Failed(
@@ -229,6 +230,9 @@ async fn background(
                 }
             }
             None => {
+                if let Some(Err(error)) = running.outcome() {
+                    return Err(error);
+                }
                 generation = None;
                 times.push(Vec::new());
             }

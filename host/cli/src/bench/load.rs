@@ -5,14 +5,18 @@ use corral_engine::{Caller, Config, Engine, Error, Options, Prefill, Token};
 use std::path::Path;
 use std::time::Instant;
 
-/// Loads a model; `threads` compute.
+/// Loads a model; `threads` compute. There are `cells`, or more if the model's context is longer, so
+/// that nothing that is measured waits for room.
 pub(super) async fn load(
     file: &Path,
     threads: Option<u32>,
     prefill: Prefill,
+    cells: u64,
 ) -> Result<Engine, Complaint> {
     let mut config = Config::new("bench", file);
     config.threads = threads;
+    let cells = u32::try_from(cells).unwrap_or(u32::MAX);
+    config.cells = Some(cells.max(8192));
     config.prefill = prefill;
     let loaded = tokio::task::spawn_blocking(move || Engine::load(config)).await;
     Ok(loaded.map_err(Complaint::telling("the model's loader crashed"))??)

@@ -19,9 +19,10 @@ const PROMPT: u64 = 32;
 /// Measures and prints.
 pub(super) async fn measure(arguments: &ThreadsBench) -> Result<(), Complaint> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cells = arguments.streams * (PROMPT + arguments.generate);
     let mut found = Vec::new();
     for threads in 1..=u32::try_from(cores).unwrap_or(1) {
-        let engine = load(&arguments.model, Some(threads), Prefill::default()).await?;
+        let engine = load(&arguments.model, Some(threads), Prefill::default(), cells).await?;
         found.push((threads, engine, Vec::new()));
     }
     for round in 0..=arguments.rounds {

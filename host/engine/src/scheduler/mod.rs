@@ -9,8 +9,9 @@
 //! Each step sends what is new and nothing else: one token of every sequence that is generating, and
 //! as much of the waiting prompts as the [`prefill`] budget allows. How long steps take is learnt by
 //! a [`cost`] model; which [`cells`] they fill is mirrored. A step that fails is halved until it
-//! works; a sequence that fails alone, with one token, several times, is given up, so that a bad
-//! one can't take others with it.
+//! works; a sequence that fails alone, with one token, several times, while others do not, is given
+//! up, so that a bad one can't take others with it. When all fail it is the device: nobody is given
+//! up for a while, and the pauses between attempts get longer.
 //!
 //! Time comes in as an argument, counted from any start; so a simulator can drive all this with
 //! a clock of its own.
@@ -29,7 +30,7 @@ pub mod queue;
 use cells::Cells;
 use cost::{CostModel, Shape};
 use pace::Pace;
-use prefill::Prefill;
+use prefill::{Ceiling, Prefill};
 use queue::Queue;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -60,7 +61,7 @@ pub struct Limits {
     pub seq_ids: u16,
     /// KV cells that all sequences share.
     pub cells: u32,
-    /// Most tokens in a step.
+    /// Most tokens in a step; at least one for each id.
     pub step_tokens: u32,
     /// Most sequences that wait.
     pub queue: usize,
@@ -154,7 +155,10 @@ pub enum StepResult<'a> {
         took: Duration,
     },
     /// Nothing was computed.
-    Failed,
+    Failed {
+        /// When that was known.
+        now: Time,
+    },
 }
 
 /// Why a request was not taken.
@@ -189,6 +193,9 @@ struct Running {
     computed: u32,
     /// Cells set aside for it.
     cells: u32,
+    /// How often it failed alone since it last got on, failures in one outage counting once; when
+    /// that began, and how many steps had gone well at the last time.
+    strikes: (u8, Time, u64),
 }
 
 impl Running {
@@ -211,9 +218,12 @@ impl Running {
     }
 }
 
-/// How often a sequence may fail alone, with one token, before it is given up. More than once, since
-/// a failure can be the device's (memory that someone else took for a moment).
-const LONE_FAILURES: u8 = 3;
+/// How often a sequence may fail alone, with one token, while others get on, before it is given up.
+const STRIKES: u8 = 3;
+/// How long a sequence may fail alone before it is given up, if nothing else gets on either.
+const OUTAGE: Duration = Duration::from_secs(3);
+/// Shortest and longest pause after a failure with one token.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
 /// The state machine.
 #[derive(Clone, Debug)]
@@ -233,15 +243,21 @@ pub struct Scheduler {
     timers: BTreeSet<(Time, Key)>,
     /// Tokens that the next step may have: below the limit only after a failure.
     most: u32,
-    /// Who failed alone last, and how often in a row.
-    alone: (Key, u8),
+    /// Whose turn it was when there was no room.
+    turn: Option<Key>,
+    ceiling: Ceiling,
+    /// Steps that went well.
+    succeeded: u64,
+    /// Nothing is computed until then, and how long the pause is.
+    pause: Option<(Time, Duration)>,
     planned: Vec<Row>,
     shape: Shape,
 }
 
 impl Scheduler {
     /// A scheduler with nothing to do.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(mut limits: Limits) -> Self {
+        limits.step_tokens = limits.step_tokens.max(u32::from(limits.seq_ids));
         Self {
             limits,
             queue: Queue::default(),
@@ -254,7 +270,10 @@ impl Scheduler {
             pace: Pace::default(),
             timers: BTreeSet::new(),
             most: limits.step_tokens,
-            alone: (Key(0), 0),
+            turn: None,
+            ceiling: Ceiling::default(),
+            succeeded: 0,
+            pause: None,
             planned: Vec::new(),
             shape: Shape::default(),
         }
@@ -269,7 +288,7 @@ impl Scheduler {
         if request.deadline.is_some_and(|deadline| deadline <= now) {
             return Err(Refused::Late);
         }
-        let retry_after = self.retry_after();
+        let retry_after = self.retry_after(now);
         if self.queue.len() >= self.limits.queue {
             return Err(Refused::QueueFull { retry_after });
         }
@@ -289,7 +308,7 @@ impl Scheduler {
     /// Takes a sequence out, wherever it is; its id is cleared with the next step.
     pub fn cancel(&mut self, key: Key) {
         debug_assert!(self.planned.is_empty(), "cancel between plan and applied");
-        match self.queue.take(key) {
+        match self.queue.remove(key) {
             Some(request) => self.forget_timers(&request),
             None => self.end(key),
         }
@@ -299,7 +318,8 @@ impl Scheduler {
     /// answered by [`Scheduler::applied`].
     pub fn plan(&mut self, now: Time) -> Step {
         debug_assert!(self.planned.is_empty(), "plan before applied");
-        let expired = self.expire(now);
+        let due = self.due(now);
+        let mut expired = self.expire_deadlines(now, &due);
         let clear = std::mem::take(&mut self.to_clear);
         for &id in &clear {
             self.cells.clear(id);
@@ -307,6 +327,16 @@ impl Scheduler {
         self.free.extend_from_slice(&clear);
         self.free.sort_unstable_by(|a, b| b.cmp(a));
         let admitted = self.admit(now);
+        // Only now: whoever's place is free does not go away for want of one.
+        expired.extend(self.expire_waiting(now, &due));
+        if self.pause.is_some_and(|(until, _)| now < until) {
+            return Step {
+                expired,
+                clear,
+                admitted,
+                ..Step::default()
+            };
+        }
         let mut step = self.rows();
         let placed = self.cells.place(placements(&step.rows));
         debug_assert!(placed, "reserved cells have room");
@@ -327,11 +357,19 @@ impl Scheduler {
         let planned = std::mem::take(&mut self.planned);
         match result {
             StepResult::Decoded { ended, took } => {
+                self.ceiling.observe(
+                    self.limits.prefill,
+                    &self.cost,
+                    self.shape,
+                    took.as_secs_f64(),
+                );
                 self.cost.observe(self.shape, took.as_secs_f64());
-                self.alone.1 = 0;
+                self.succeeded += 1;
+                self.pause = None;
                 for row in &planned {
                     if let Some(running) = self.find(row.key) {
                         running.computed = row.to;
+                        running.strikes.0 = 0;
                         if row.output {
                             running.tokens += 1;
                             let tenant = running.request.tenant;
@@ -350,26 +388,44 @@ impl Scheduler {
                 }
                 None
             }
-            StepResult::Failed => {
+            StepResult::Failed { now } => {
                 self.cells.undo(placements(&planned));
                 let tokens: u32 = planned.iter().map(Row::tokens).sum();
                 if tokens > 1 {
                     self.most = tokens / 2;
                     return None;
                 }
+                let pause = self.pause.map_or(PAUSES.0, |(_, last)| 2 * last);
+                let pause = pause.min(PAUSES.1);
+                self.pause = Some((now + pause, pause));
                 let key = planned.first()?.key;
-                if self.alone.0 != key {
-                    self.alone = (key, 0);
+                if self.strike(key, now) {
+                    self.end(key);
+                    return Some(key);
                 }
-                self.alone.1 += 1;
-                if self.alone.1 < LONE_FAILURES {
-                    return None;
-                }
-                self.alone.1 = 0;
-                self.end(key);
-                Some(key)
+                None
             }
         }
+    }
+
+    /// Notes that a sequence failed alone. True if it is to be given up: others got on each time in
+    /// between, or it has lasted too long.
+    fn strike(&mut self, key: Key, now: Time) -> bool {
+        let succeeded = self.succeeded;
+        let Some(index) = self.running.iter().position(|r| r.request.key == key) else {
+            return false;
+        };
+        // To the end: the next one is tried alone, which tells whether it is this one's fault.
+        let mut running = self.running.remove(index);
+        let (strikes, since, before) = &mut running.strikes;
+        if *strikes == 0 || succeeded > *before {
+            *since = if *strikes == 0 { now } else { *since };
+            *strikes = strikes.saturating_add(1);
+            *before = succeeded;
+        }
+        let over = *strikes >= STRIKES || now.saturating_sub(*since) >= OUTAGE;
+        self.running.push(running);
+        over
     }
 
     /// Whether there is nothing to do until something is enqueued.
@@ -384,12 +440,19 @@ impl Scheduler {
 
     /// When [`Scheduler::plan`] has to be called again even if nothing else happens.
     pub fn next_timer(&self) -> Option<Time> {
-        self.timers.first().map(|(time, _)| *time)
+        let timer = self.timers.first().map(|(time, _)| *time);
+        let pause = self.pause.filter(|_| !self.running.is_empty());
+        timer.into_iter().chain(pause.map(|(until, _)| until)).min()
+    }
+
+    /// Until when nothing is computed, since a step failed.
+    pub fn paused_until(&self) -> Option<Time> {
+        self.pause.map(|(until, _)| until)
     }
 
     /// What one who finds the queue full is told: a guess of when half of it will be gone.
-    pub fn retry_after(&self) -> Duration {
-        self.pace.retry_after(self.queue.len())
+    pub fn retry_after(&self, now: Time) -> Duration {
+        self.pace.retry_after(now, self.queue.len())
     }
 
     /// Sequences in the queue.
@@ -426,45 +489,79 @@ impl Scheduler {
         self.running.iter_mut().find(|r| r.request.key == key)
     }
 
-    fn expire(&mut self, now: Time) -> Vec<(Key, Expired)> {
+    /// Those whose timers ran out.
+    fn due(&mut self, now: Time) -> Vec<Key> {
+        let mut due = Vec::new();
+        while let Some(timer) = self
+            .timers
+            .first()
+            .copied()
+            .filter(|(time, _)| *time <= now)
+        {
+            self.timers.remove(&timer);
+            due.push(timer.1);
+        }
+        due
+    }
+
+    fn expire_deadlines(&mut self, now: Time, due: &[Key]) -> Vec<(Key, Expired)> {
+        let over = |request: &Request| request.deadline.is_some_and(|end| end <= now);
         let mut expired = Vec::new();
-        while let Some(&(time, key)) = self.timers.first().filter(|(time, _)| *time <= now) {
-            self.timers.remove(&(time, key));
-            let over = |request: &Request| request.deadline.is_some_and(|end| end <= now);
-            if let Some(request) = self.queue.take(key) {
-                let retry_after = self.retry_after();
-                let why = if over(&request) {
-                    Expired::Deadline
-                } else {
-                    Expired::Queue { retry_after }
-                };
-                self.forget_timers(&request);
-                expired.push((key, why));
+        for &key in due {
+            if self.queue.get(key).is_some_and(over) {
+                if let Some(request) = self.queue.remove(key) {
+                    self.forget_timers(&request);
+                }
             } else if self.find(key).is_some_and(|running| over(&running.request)) {
                 self.end(key);
-                expired.push((key, Expired::Deadline));
+            } else {
+                continue;
+            }
+            expired.push((key, Expired::Deadline));
+        }
+        expired
+    }
+
+    fn expire_waiting(&mut self, now: Time, due: &[Key]) -> Vec<(Key, Expired)> {
+        let mut expired = Vec::new();
+        for &key in due {
+            if let Some(request) = self.queue.remove(key) {
+                let retry_after = self.retry_after(now);
+                self.forget_timers(&request);
+                expired.push((key, Expired::Queue { retry_after }));
             }
         }
         expired
     }
 
+    /// Whose turn it is: who had it when there was no room, unless a more urgent one came.
+    fn next(&self) -> Option<&Request> {
+        let first = self.queue.first()?;
+        let held = self.turn.and_then(|key| self.queue.get(key));
+        Some(
+            held.filter(|held| held.priority >= first.priority)
+                .unwrap_or(first),
+        )
+    }
+
     fn admit(&mut self, now: Time) -> Vec<Key> {
         let mut admitted = Vec::new();
-        while let Some(next) = self.queue.first() {
+        while let Some(next) = self.next() {
             // Whose turn it is, is not overtaken: so a large one is delayed by those before it and
             // by nobody else.
             let (key, cells) = (next.key, cells_needed(next));
+            self.turn = Some(key);
             if self.reserved + cells > self.limits.cells {
                 break;
             }
             let Some(seq) = self.free.pop() else {
                 break;
             };
-            let Some(request) = self.queue.take(key) else {
+            let Some(request) = self.queue.admit(key) else {
                 break;
             };
+            self.turn = None;
             self.reserved += cells;
-            self.queue.started(request.tenant, request.prompt);
             self.pace.admitted(now);
             admitted.push(key);
             self.running.push(Running {
@@ -472,6 +569,7 @@ impl Scheduler {
                 tokens: request.prompt,
                 computed: 0,
                 cells,
+                strikes: (0, Time::ZERO, 0),
                 request,
             });
         }
@@ -483,23 +581,18 @@ impl Scheduler {
 
     /// The rows of a step: all that generate, then prompts.
     fn rows(&self) -> Step {
-        let mut left = self.most;
-        let mut rows = Vec::with_capacity(self.running.len());
-        let mut skipped = 0;
-        for running in self.running.iter().filter(|running| running.generates()) {
-            if left == 0 {
-                skipped += 1;
-                continue;
-            }
-            left -= 1;
-            rows.push(running.row(1));
+        if self.is_recovering() {
+            return self.few_rows();
         }
-        let generating = u32::try_from(rows.len()).unwrap_or(u32::MAX);
+        let mut rows = Vec::with_capacity(self.running.len());
+        let generating = self.running.iter().filter(|running| running.generates());
+        rows.extend(generating.map(|running| running.row(1)));
+        let count = u32::try_from(rows.len()).unwrap_or(u32::MAX);
         let policy = self.limits.prefill;
-        let budget = policy.budget(&self.cost, generating, self.cells.n_kv(), left);
+        let room = self.limits.step_tokens.saturating_sub(count);
+        let budget = policy.budget(&self.cost, self.ceiling, count, self.cells.n_kv(), room);
         let mut prompts: Vec<_> = self.running.iter().filter(|r| !r.generates()).collect();
-        // After a failure the order is that of the rotation, which finds the culprit.
-        if !self.is_recovering() && policy != Prefill::SlotOrder {
+        if policy != Prefill::SlotOrder {
             prompts.sort_by_key(|running| {
                 let request = &running.request;
                 let had = self.queue.counter(request.tenant);
@@ -512,16 +605,37 @@ impl Scheduler {
         for (running, share) in prompts.iter().zip(shares).filter(|(_, share)| *share > 0) {
             rows.push(running.row(share));
         }
-        let prefill = rows.iter().map(Row::tokens).sum::<u32>() - generating;
+        self.shaped(rows, count, budget)
+    }
+
+    /// The rows of a step after one failed: few tokens, of those whose turn it is in the rotation
+    /// that finds the culprit, whether they generate or not.
+    fn few_rows(&self) -> Step {
+        let (mut left, mut generating) = (self.most, 0);
+        let mut rows = Vec::new();
+        for running in &self.running {
+            let tokens = running.pending().min(left);
+            if tokens > 0 {
+                left -= tokens;
+                generating += u32::from(running.generates());
+                rows.push(running.row(tokens));
+            }
+        }
+        self.shaped(rows, generating, self.most)
+    }
+
+    fn shaped(&self, rows: Vec<Row>, generating: u32, budget: u32) -> Step {
+        let all = self.running.iter().filter(|r| r.generates()).count();
+        let tokens: u32 = rows.iter().map(Row::tokens).sum();
         Step {
             rows,
             shape: Shape {
                 rows: generating,
-                prefill,
+                prefill: tokens - generating,
                 n_kv: 0,
             },
             budget,
-            skipped,
+            skipped: u32::try_from(all).unwrap_or(u32::MAX) - generating,
             ..Step::default()
         }
     }

@@ -12,15 +12,16 @@ const NEWEST: f64 = 0.2;
 #[derive(Clone, Debug, Default)]
 pub struct Pace {
     last: Option<Time>,
-    interval: f64,
+    interval: Option<f64>,
 }
 
 impl Pace {
     /// A request left the queue.
     pub fn admitted(&mut self, now: Time) {
         if let Some(last) = self.last {
-            let interval = now.saturating_sub(last).as_secs_f64();
-            self.interval += NEWEST * (interval - self.interval);
+            let newest = now.saturating_sub(last).as_secs_f64();
+            let mean = self.interval.unwrap_or(newest);
+            self.interval = Some(mean + NEWEST * (newest - mean));
         }
         self.last = Some(now);
     }
@@ -30,10 +31,15 @@ impl Pace {
         self.last = None;
     }
 
-    /// When a queue of so many will be half of what it is, in whole seconds.
-    pub fn retry_after(&self, waiting: usize) -> Duration {
+    /// When a queue of so many will be half of what it is, in whole seconds. A queue that has not
+    /// moved for longer than usual is as slow as that.
+    pub fn retry_after(&self, now: Time, waiting: usize) -> Duration {
+        let still = self
+            .last
+            .map_or(0.0, |last| now.saturating_sub(last).as_secs_f64());
+        let interval = self.interval.unwrap_or(0.0).max(still);
         #[allow(clippy::cast_precision_loss)]
-        let seconds = self.interval * waiting as f64 / 2.0;
+        let seconds = interval * waiting as f64 / 2.0;
         Duration::from_secs_f64(seconds.ceil().clamp(BOUNDS.0, BOUNDS.1))
     }
 }
@@ -45,15 +51,19 @@ mod tests {
     #[test]
     fn it_tells_half_of_the_queues_time_within_bounds() {
         let mut pace = Pace::default();
-        assert_eq!(pace.retry_after(1000), Duration::from_secs(1));
+        let seconds = Duration::from_secs;
+        assert_eq!(pace.retry_after(seconds(0), 1000), seconds(1));
         for second in 0..100 {
             pace.admitted(Duration::from_millis(500 * second));
         }
-        assert_eq!(pace.retry_after(40), Duration::from_secs(10));
-        assert_eq!(pace.retry_after(1_000_000), Duration::from_secs(120));
+        let now = Duration::from_millis(49_500);
+        assert_eq!(pace.retry_after(now, 40), seconds(10));
+        assert_eq!(pace.retry_after(now, 1_000_000), seconds(120));
+        // A queue that stands still gets slower.
+        assert_eq!(pace.retry_after(now + seconds(2), 40), seconds(40));
         // A quiet hour is no slow queue.
         pace.rest();
-        pace.admitted(Duration::from_secs(3600));
-        assert_eq!(pace.retry_after(40), Duration::from_secs(10));
+        pace.admitted(seconds(3600));
+        assert_eq!(pace.retry_after(seconds(3600), 40), seconds(10));
     }
 }

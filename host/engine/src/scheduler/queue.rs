@@ -91,27 +91,35 @@ impl Queue {
     pub fn first(&self) -> Option<&Request> {
         let heads = self.shares.values().filter_map(|share| {
             let (priority, due, key) = share.waiting.first()?;
-            Some((*priority, share.counter, *due, *key))
+            Some((*priority, share.counter, share.running, *due, *key))
         });
         heads.min().and_then(|(.., key)| self.waiting.get(&key))
     }
 
-    /// Takes a request out, because it is served or because it ended.
-    pub fn take(&mut self, key: Key) -> Option<Request> {
+    /// A request that waits.
+    pub fn get(&self, key: Key) -> Option<&Request> {
+        self.waiting.get(&key)
+    }
+
+    /// Takes a request out because it got an id, and charges its tenant.
+    pub fn admit(&mut self, key: Key) -> Option<Request> {
+        let request = self.waiting.remove(&key)?;
+        let share = self.shares.entry(request.tenant).or_default();
+        share.waiting.remove(&place(&request));
+        share.running += 1;
+        // At once, and not as it is computed: else a tenant could take all ids in one step.
+        share.counter += u64::from(request.prompt);
+        Some(request)
+    }
+
+    /// Takes a request out because it is not to be served any more.
+    pub fn remove(&mut self, key: Key) -> Option<Request> {
         let request = self.waiting.remove(&key)?;
         if let Some(share) = self.shares.get_mut(&request.tenant) {
             share.waiting.remove(&place(&request));
         }
         self.forget();
         Some(request)
-    }
-
-    /// A sequence of `tenant` got an id.
-    pub fn started(&mut self, tenant: Tenant, prompt: u32) {
-        let share = self.shares.entry(tenant).or_default();
-        share.running += 1;
-        // At once, and not as it is computed: else a tenant could take all ids in one step.
-        share.counter += u64::from(prompt);
     }
 
     /// A token was generated for `tenant`.
@@ -169,10 +177,9 @@ mod tests {
 
     fn drain(queue: &mut Queue) -> Vec<u64> {
         std::iter::from_fn(|| {
-            let next = queue.first()?.clone();
-            queue.take(next.key);
-            queue.started(next.tenant, next.prompt);
-            Some(next.key.0)
+            let key = queue.first()?.key;
+            queue.admit(key);
+            Some(key.0)
         })
         .collect()
     }
@@ -206,21 +213,29 @@ mod tests {
     #[test]
     fn idling_earns_no_credit_and_leaving_pays_no_debt() {
         let mut queue = Queue::default();
-        queue.started(Tenant(1), 0);
+        queue.push(request(0, 1, 0, None));
+        drain(&mut queue);
         for _ in 0..100 {
             queue.generated(Tenant(1));
         }
-        // A newcomer starts level with the others, not a hundred tokens ahead.
+        // A newcomer starts level with the others, not two hundred tokens behind, and being taken
+        // up does not change that.
         queue.push(request(1, 2, 0, None));
-        assert_eq!(queue.counter(Tenant(2)), 200);
+        assert_eq!(queue.counter(Tenant(2)), 210);
+        drain(&mut queue);
+        assert_eq!(queue.counter(Tenant(2)), 220);
         // Tenant 1 runs ahead, leaves and comes back: it is still ahead.
-        queue.generated(Tenant(1));
+        for _ in 0..10 {
+            queue.generated(Tenant(1));
+        }
         queue.ended(Tenant(1));
         queue.push(request(2, 1, 0, None));
-        assert_eq!(queue.counter(Tenant(1)), 202);
-        assert_eq!(drain(&mut queue), [1, 2]);
-        queue.ended(Tenant(1));
-        queue.ended(Tenant(2));
+        queue.push(request(3, 2, 0, None));
+        assert_eq!(queue.counter(Tenant(1)), 230);
+        assert_eq!(drain(&mut queue), [3, 2]);
+        for tenant in [1, 2, 2] {
+            queue.ended(Tenant(tenant));
+        }
         assert_eq!(queue.tenants(), 0);
     }
 }

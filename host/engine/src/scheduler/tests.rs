@@ -1,5 +1,5 @@
 use super::*;
-use crate::simulator::simulation::{Arrival, End, Record, Simulation};
+use crate::simulator::simulation::{Arrival, End, Record, Simulation, Taken};
 use crate::simulator::{Fault, Machine};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -152,25 +152,69 @@ fn nobody_waits_beyond_its_time_nor_runs_beyond_its_deadline() {
     assert_eq!(at(31), (vec![(Key(1), Expired::Deadline)], vec![4], None));
 }
 
+/// The others outlast the culprit by far, some generate and some read long prompts.
 #[test]
 fn a_step_that_fails_is_halved_until_the_culprit_stands_alone() {
-    let sound = Arrival {
-        prompt: 1,
-        max_tokens: 12,
-        ends_after: 12,
+    let limits = Limits {
+        seq_ids: 12,
+        cells: 8192,
+        step_tokens: 64,
+        ..LIMITS
+    };
+    let sound = |prompt| Arrival {
+        prompt,
+        max_tokens: 200,
+        ends_after: 200,
         ..Arrival::default()
     };
     let bad = Arrival {
-        prompt: 9,
+        at: Duration::from_secs(2),
         poisoned: true,
-        ..sound.clone()
+        ..sound(90)
     };
-    let mut arrivals = vec![sound; 4];
-    arrivals.insert(2, bad);
-    let records = simulation(LIMITS, &[]).run(arrivals);
-    let ends: Vec<_> = records.iter().map(|record| record.end).collect();
-    let expected = [0, 1, 2, 3, 4].map(|i| if i == 2 { End::GivenUp } else { End::Finished });
-    assert_eq!(ends, expected);
+    let mut arrivals: Vec<_> = (0..6).map(|i| sound(1 + 40 * (i % 3))).collect();
+    arrivals.push(bad);
+    let mut simulation = simulation(limits, &[]);
+    let records = simulation.run(arrivals);
+    for (index, record) in records.iter().enumerate() {
+        let expected = if index == 6 {
+            End::GivenUp
+        } else {
+            End::Finished
+        };
+        assert_eq!(record.end, expected);
+    }
+    let failed = simulation.steps.iter().filter(|step| step.failed).count();
+    assert!(failed <= 40, "{failed} steps failed for one sequence");
+}
+
+/// A device that fails for a moment costs nobody anything; one that fails for good fails all that
+/// is asked of it, one after the other.
+#[test]
+fn an_outage_is_survived_and_a_dead_device_says_so() {
+    let arrival = Arrival {
+        prompt: 30,
+        max_tokens: 10,
+        ends_after: 10,
+        ..Arrival::default()
+    };
+    let fast = Machine {
+        fixed: 1e-5,
+        row: 1e-5,
+        prefill: 1e-5,
+        ..Machine::default()
+    };
+    let outage = |steps: u64| {
+        let faults = (3..3 + steps).map(|step| (step, Fault::Code(-2))).collect();
+        let mut simulation = Simulation::new(LIMITS, fast, faults);
+        simulation
+            .run(vec![arrival.clone(); 6])
+            .iter()
+            .map(|r| r.end)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(outage(15), [End::Finished; 6]);
+    assert_eq!(outage(100_000), [End::GivenUp; 6]);
 }
 
 fn simulation(limits: Limits, faults: &[(u64, Fault)]) -> Simulation {
@@ -250,6 +294,76 @@ fn a_higher_priority_goes_first_and_a_deadline_before_none() {
     assert_eq!(order, [0, 3, 2, 1]);
 }
 
+/// One request, and then a flood of the same tenant while it runs: the flood is charged for all of it.
+#[test]
+fn a_flood_behind_a_single_request_gets_no_more_than_its_share() {
+    let limits = Limits {
+        seq_ids: 2,
+        cells: 4096,
+        queue: 200,
+        tenant_queue: 200,
+        ..LIMITS
+    };
+    let of = |tenant, at| Arrival {
+        at: Duration::from_millis(at),
+        tenant: Tenant(tenant),
+        prompt: 20,
+        max_tokens: 10,
+        ends_after: 10,
+        ..Arrival::default()
+    };
+    let mut arrivals = vec![of(0, 0); 60];
+    arrivals.push(of(1, 5_000));
+    arrivals.extend(vec![of(1, 5_100); 60]);
+    let records = simulation(limits, &[]).run(arrivals);
+    // From the flood on both have as much to do: they end side by side, not one after the other.
+    let end = |of: &[Record]| of.iter().map(|record| record.ended).max().unwrap();
+    let halfway = records[90].ended;
+    let greedy = records[..60]
+        .iter()
+        .filter(|r| r.ended <= halfway && r.ended > Duration::from_secs(5));
+    let greedy = greedy.count();
+    assert!((20..=40).contains(&greedy), "{greedy} beside 30");
+    assert!(end(&records) >= halfway);
+}
+
+/// A large request whose turn it is waits for room, and nobody slips past it.
+#[test]
+fn whose_turn_it_is_is_not_overtaken() {
+    let of = |tenant, at, prompt| Arrival {
+        at: Duration::from_millis(at),
+        tenant: Tenant(tenant),
+        prompt,
+        max_tokens: 20,
+        ends_after: 20,
+        ..Arrival::default()
+    };
+    // Tenant 0 runs something long, so its counter rises; then its large request comes.
+    let long = Arrival {
+        max_tokens: 60,
+        ends_after: 60,
+        ..of(0, 0, 5)
+    };
+    let mut arrivals = vec![long, of(0, 50, 80)];
+    arrivals.extend((0..6).map(|i| of(1, 60 + 700 * i, 2)));
+    let records = simulation(LIMITS, &[]).run(arrivals);
+    assert!(records[1].passed_by <= 1, "{:?}", records[1]);
+    assert_eq!(records[1].end, End::Finished);
+}
+
+/// Steps can be long: whose time to wait ran out during one, and whose place is free after it, gets it.
+#[test]
+fn a_free_place_is_given_before_the_time_to_wait_is_looked_at() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    let request = Request {
+        queue_until: Some(Duration::from_secs(1)),
+        ..request(1, 1, 1)
+    };
+    scheduler.enqueue(Time::ZERO, request).unwrap();
+    let step = scheduler.plan(Duration::from_secs(2));
+    assert_eq!((step.admitted, step.expired), (vec![Key(1)], vec![]));
+}
+
 /// Longest time between two tokens of a sequence, and the time of a step without prompts.
 fn gaps(prefill: Prefill) -> (Duration, Duration) {
     let limits = Limits {
@@ -276,12 +390,76 @@ fn gaps(prefill: Prefill) -> (Duration, Duration) {
         pairs.map(|pair| pair[1] - pair[0]).max()
     };
     let longest = records.iter().filter_map(gap).max().unwrap();
-    let plain = simulation
+    let alone = |step: &&Taken| step.rows >= 8 && step.prefill == 0;
+    let plain = simulation.steps.iter().filter(alone).map(|step| step.took);
+    (longest, plain.max().unwrap())
+}
+
+/// Of the steps in which some generate and others read: the times over that of the rows alone.
+fn stretched(arrivals: Vec<Arrival>, machine: Machine) -> Vec<f64> {
+    let limits = Limits {
+        seq_ids: 64,
+        cells: 65_536,
+        step_tokens: 512,
+        queue: 100,
+        tenant_queue: 100,
+        ..LIMITS
+    };
+    let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
+    simulation.run(arrivals);
+    let mixed = simulation
         .steps
         .iter()
-        .filter(|(rows, prompt, _)| *rows >= 8 && *prompt == 0);
-    let plain = plain.map(|(.., took)| *took).max().unwrap();
-    (longest, plain)
+        .filter(|step| step.rows > 0 && step.prefill > 0);
+    let mut ratios: Vec<_> = mixed
+        .map(|step| {
+            let alone = machine.fixed + machine.row * f64::from(step.rows);
+            step.took.as_secs_f64() / alone
+        })
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios
+}
+
+/// What once went wrong: a cold start with nothing but prompts, and prompts so short that they say
+/// nothing about long ones. On two machines: one of 0.6 billion weights, and one as quick as the demo
+/// model's.
+#[test]
+fn the_target_is_kept_from_the_first_step_whatever_came_before() {
+    let of = |at, prompt, tokens| Arrival {
+        at: Duration::from_secs_f64(at),
+        prompt,
+        max_tokens: tokens,
+        ends_after: tokens,
+        ..Arrival::default()
+    };
+    let quick = Machine {
+        fixed: 4e-4,
+        row: 1e-4,
+        prefill: 2e-5,
+        attention: 0.0,
+        noise: 0.15,
+    };
+    let slow = Machine {
+        attention: 0.0,
+        noise: 0.15,
+        ..Machine::default()
+    };
+    for machine in [quick, slow] {
+        let mut loads = vec![vec![of(0.0, 600, 60); 64]];
+        for length in [1, 2, 4, 32] {
+            let mut load = vec![of(0.0, length, 900); 8];
+            let at = |i| machine.fixed * f64::from(50 + 22 * i);
+            load.extend((0..30).map(|i| of(at(i), 600, 20)));
+            loads.push(load);
+        }
+        for load in loads {
+            let ratios = stretched(load, machine);
+            let (most, p99) = (ratios[ratios.len() - 1], ratios[ratios.len() * 99 / 100]);
+            let of = ratios.len();
+            assert!(p99 <= 2.1 && most <= 3.0, "p99 {p99}, most {most} of {of}");
+        }
+    }
 }
 
 #[test]
@@ -331,15 +509,15 @@ fn arrival() -> impl Strategy<Value = Arrival> {
         )
 }
 
-/// Faults: bursts of at most two failing steps, and slow ones.
+/// Faults: bursts of failing steps with more good ones between them, and slow steps.
 fn faults() -> impl Strategy<Value = Vec<(u64, Fault)>> {
     let code = prop_oneof![Just(1), Just(2), Just(-2), Just(-3)];
     let fault = prop_oneof![
         2 => code.prop_map(Fault::Code),
         1 => (2.0..30.0).prop_map(Fault::Slow),
     ];
-    proptest::collection::vec((0..100u64, 1..3u64, fault), 0..12).prop_map(|bursts| {
-        let steps = |(at, length, fault)| (0..length).map(move |i| (3 * at + i, fault));
+    proptest::collection::vec((0..30u64, 1..8u64, fault), 0..12).prop_map(|bursts| {
+        let steps = |(at, length, fault)| (0..length).map(move |i| (20 * at + i, fault));
         bursts.into_iter().flat_map(steps).collect()
     })
 }
@@ -349,7 +527,7 @@ fn limits() -> impl Strategy<Value = Limits> {
         4 => (1.0..4.0).prop_map(|gap| Prefill::Budgeted { gap }),
         1 => Just(Prefill::SlotOrder),
     ];
-    (1..9u16, 60..400u32, 4..64u32, 1..20usize, prefill).prop_map(
+    (1..9u16, 60..400u32, 9..64u32, 1..20usize, prefill).prop_map(
         |(seq_ids, cells, step_tokens, queue, prefill)| Limits {
             seq_ids,
             cells,
@@ -409,14 +587,13 @@ proptest! {
         }
     }
 
-    /// Among equals nobody starves: those of one tenant are served as they came, and whoever is
-    /// its tenant's first is passed by others for at most about the work of the largest request of
-    /// each.
+    /// Among equals nobody starves: those of one tenant are served as they came, and while one is
+    /// its tenant's first, no other tenant gets more than the work of one request ahead of it.
     #[test]
     fn nobody_starves(
-        arrivals in proptest::collection::vec((0..400u64, 0..4u32, 1..40u32, 1..20u32), 20..80),
+        arrivals in proptest::collection::vec((0..3_000u64, 0..4u32, 20..40u32, 1..20u32), 20..80),
     ) {
-        let limits = Limits { queue: 100, tenant_queue: 100, ..LIMITS };
+        let limits = Limits { cells: 400, queue: 100, tenant_queue: 100, ..LIMITS };
         let arrivals: Vec<_> = arrivals.into_iter().map(|(at, tenant, prompt, tokens)| Arrival {
             at: Duration::from_millis(at),
             tenant: Tenant(tenant),
@@ -427,21 +604,31 @@ proptest! {
         }).collect();
         let records = simulation(limits, &[]).run(arrivals.clone());
         let served = |index: usize| records[index].admitted.expect("all are served");
-        let largest = arrivals.iter().map(|a| a.prompt + 2 * a.max_tokens).max().unwrap_or(0);
-        let smallest = arrivals.iter().map(|a| a.prompt).min().unwrap_or(1);
         for (index, arrival) in arrivals.iter().enumerate() {
             let order = |other: usize| (arrivals[other].at, other);
             let mates = (0..arrivals.len()).filter(|&i| arrivals[i].tenant == arrival.tenant);
             let earlier: Vec<_> = mates.filter(|&mate| order(mate) < order(index)).collect();
+            // First of its tenant from then on.
+            let mut first = arrival.at;
             for &mate in &earlier {
                 prop_assert!(served(mate) <= served(index));
+                first = first.max(served(mate));
             }
-            if earlier.is_empty() {
-                prop_assert!(records[index].passed_by <= 3 * (1 + largest / smallest));
+            for tenant in (0..4).filter(|&tenant| Tenant(tenant) != arrival.tenant) {
+                let passed: Vec<_> = (0..arrivals.len())
+                    .filter(|&other| arrivals[other].tenant == Tenant(tenant))
+                    .filter(|&other| served(other) > first && served(other) < served(index))
+                    .collect();
+                prop_assert!(passed.len() <= PASSES, "{} of {tenant} passed {index}", passed.len());
             }
         }
     }
 }
+
+/// How often another tenant's requests may pass one that is its tenant's first. Its own tenant can be
+/// ahead by what four requests of the largest size got meanwhile (four ids), and the other's may be
+/// of the smallest: 4 * (39 + 2 * 19) / 20, and one at the tie.
+const PASSES: usize = 17;
 
 /// A trace that once went wrong is easier to read than a seed: fixed faults at the very start.
 #[test]
@@ -458,10 +645,7 @@ fn a_device_that_fails_at_once_and_recovers_loses_nobody() {
     let mut simulation = simulation(LIMITS, &faults);
     let records = simulation.run(vec![arrival; 6]);
     assert!(records.iter().all(|record| record.end == End::Finished));
-    let computed: u32 = BTreeMap::from_iter(simulation.steps.iter().enumerate())
-        .iter()
-        .filter(|(index, _)| !faults.iter().any(|(at, _)| *at == **index as u64))
-        .map(|(_, (rows, prefill, _))| rows + prefill)
-        .sum();
+    let steps = simulation.steps.iter().filter(|step| !step.failed);
+    let computed: u32 = steps.map(|step| step.rows + step.prefill).sum();
     assert_eq!(computed, 6 * (30 + 10 - 1));
 }

@@ -43,6 +43,8 @@ pub struct Machine {
     pub prefill: f64,
     /// Of each token for each used cell.
     pub attention: f64,
+    /// By what part steps take longer or shorter than this, at random.
+    pub noise: f64,
 }
 
 impl Default for Machine {
@@ -53,6 +55,7 @@ impl Default for Machine {
             row: 0.004,
             prefill: 0.0025,
             attention: 1e-8,
+            noise: 0.0,
         }
     }
 }
@@ -131,12 +134,22 @@ impl Simulator {
     }
 }
 
+/// A number from -1 to 1 that looks random, the same for the same `step` (splitmix64).
+#[allow(clippy::cast_precision_loss)]
+fn scatter(step: u64) -> f64 {
+    let mut x = step.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (x >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+}
+
 impl Backend for Simulator {
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
         assert!(!step.is_empty() && step.len() <= self.size.step_tokens as usize);
         let fault = self.faults.get(&self.steps).copied();
         self.steps += 1;
         let mut seconds = self.seconds(step);
+        seconds *= 1.0 + self.machine.noise * scatter(self.steps);
         if let Some(Fault::Slow(times)) = fault {
             seconds *= times;
         }

@@ -66,6 +66,19 @@ pub struct Record {
     pub passed_by: u32,
 }
 
+/// A step that was taken.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken {
+    /// Generating rows.
+    pub rows: u32,
+    /// Prompt tokens.
+    pub prefill: u32,
+    /// Whether nothing came of it.
+    pub failed: bool,
+    /// How long it took.
+    pub took: Duration,
+}
+
 /// What the outside knows of a request that has not ended.
 #[derive(Debug)]
 struct Alive {
@@ -91,8 +104,8 @@ pub struct Simulation {
     records: Vec<Option<Record>>,
     /// Whose cells an id holds, as the backend would know it.
     holders: HashMap<SeqId, Key>,
-    /// For each step: generating rows, prompt tokens, and how long it took.
-    pub steps: Vec<(u32, u32, Duration)>,
+    /// The steps in their order.
+    pub steps: Vec<Taken>,
 }
 
 impl Simulation {
@@ -191,7 +204,8 @@ impl Simulation {
                     assert_eq!(self.scheduler.waiting(), self.limits.queue);
                 }
                 Refused::TenantQueueFull { .. } => {
-                    assert!(self.scheduler.waiting() >= self.limits.tenant_queue);
+                    // This one is among those that live, and does not wait.
+                    assert_eq!(self.waiting_of(index) - 1, self.limits.tenant_queue);
                 }
                 Refused::Late => {
                     let arrival = &self.arrivals[index];
@@ -202,6 +216,14 @@ impl Simulation {
             self.end(key, End::Refused(refused));
         }
         assert!(self.scheduler.waiting() <= self.limits.queue);
+        assert!(self.waiting_of(index) <= self.limits.tenant_queue);
+    }
+
+    /// How many of the tenant of that arrival wait.
+    fn waiting_of(&self, index: usize) -> usize {
+        let tenant = |index: usize| self.arrivals[index].tenant;
+        let waits = |a: &&Alive| a.admitted.is_none() && tenant(a.index) == tenant(index);
+        self.alive.values().filter(waits).count()
     }
 
     fn leave(&mut self, index: usize) {
@@ -246,9 +268,14 @@ impl Simulation {
         let decoded = self.backend.decode(&inputs);
         let took = self.backend.took();
         self.now += took;
-        self.steps.push((step.shape.rows, step.shape.prefill, took));
+        self.steps.push(Taken {
+            rows: step.shape.rows,
+            prefill: step.shape.prefill,
+            failed: decoded.is_err(),
+            took,
+        });
         if decoded.is_err() {
-            if let Some(key) = self.scheduler.applied(StepResult::Failed) {
+            if let Some(key) = self.scheduler.applied(StepResult::Failed { now: self.now }) {
                 self.end(key, End::GivenUp);
             }
         } else {
@@ -278,15 +305,20 @@ impl Simulation {
         assert!(tokens <= self.limits.step_tokens);
         assert_eq!(tokens, step.shape.rows + step.shape.prefill);
         assert!(step.shape.prefill <= step.budget, "prompts within budget");
-        let generating = self.alive.values().filter(|a| !a.tokens.is_empty()).count();
-        assert_eq!((step.shape.rows + step.skipped) as usize, generating);
-        let excused = self.scheduler.is_recovering();
-        assert!(
-            step.skipped == 0 || excused,
-            "a generating row was left out"
-        );
+        if !step.rows.is_empty() {
+            let generating = self.alive.values().filter(|a| !a.tokens.is_empty());
+            let in_step = (step.shape.rows + step.skipped) as usize;
+            assert_eq!(in_step, generating.count());
+            let excused = self.scheduler.is_recovering();
+            assert!(step.skipped == 0 || excused, "a row was left out");
+        }
         assert!(self.scheduler.cells_reserved() <= self.limits.cells);
-        assert_eq!(step.rows.is_empty(), self.scheduler.running() == 0);
+        let paused = self
+            .scheduler
+            .paused_until()
+            .is_some_and(|until| self.now < until);
+        let nothing = self.scheduler.running() == 0 || paused;
+        assert_eq!(step.rows.is_empty(), nothing);
         let prompts = step.rows.iter().filter(|row| row.to < self.prompt(row.key));
         for row in prompts {
             assert!(!row.output, "no token is sampled inside a prompt");

@@ -1,0 +1,410 @@
+//! Failures that were reported of earlier servers, each with a test that is named for it.
+//!
+//! What has to hold is gated on answers and on the engine's counters. Times are printed, and gated
+//! only where a failure shows in nothing else.
+
+use corral_tests::{Corral, ENDLESS, Metrics, SURE, Stream, Sum, some_sums};
+use serde_json::json;
+use std::net::TcpStream;
+
+const STEPS: &str = "corral_engine_steps_total";
+const ROWS: &str = "corral_engine_rows_total";
+const DECODE_ROWS: &str = "corral_engine_decode_rows_total";
+const PREFILL_ROWS: &str = "corral_engine_prefill_rows_total";
+const PREFILL_TOKENS: &str = "corral_engine_prefill_tokens_total";
+const SKIPPED_ROWS: &str = "corral_engine_skipped_rows_total";
+const MIXED_STEPS: &str = "corral_engine_mixed_steps_total";
+const MIXED_PREFILL_TOKENS: &str = "corral_engine_mixed_prefill_tokens_total";
+const TOKENS_DECODED: &str = "corral_engine_tokens_decoded_total";
+const FINISHED: &str = "corral_engine_sequences_finished_total";
+const CANCELLED: &str = "corral_engine_sequences_cancelled_total";
+const EXPIRED: &str = "corral_engine_sequences_expired_total";
+const WAITING: &str = "corral_engine_sequences_waiting";
+const RUNNING: &str = "corral_engine_sequences_running";
+const IDS_USED: &str = "corral_engine_sequence_ids_used";
+const CELLS_USED: &str = "corral_engine_cells_used";
+const N_KV: &str = "corral_engine_n_kv";
+const INSTANCES: &str = "corral_plugin_instances";
+
+/// Whether the engine counted no step while these numbers were read: the one that is read first and
+/// the one that is read last are the same. So all are of one moment, but for the step on its way.
+fn of_one_moment(metrics: &Metrics) -> bool {
+    metrics.get(STEPS) == metrics.get("corral_engine_step_rows_count")
+}
+
+/// Positions were kept in one variable for all requests: the second one failed, and the third took
+/// the process down.
+#[test]
+fn the_second_request_fails_and_the_third_crashes() {
+    let corral = Corral::start_with(&["--sequences", "4"]);
+    // Prompts of many lengths, so that the position of one is wrong for the next.
+    let lengths = [32, 600, 100, 300];
+    let questions: Vec<(Sum, String)> = some_sums(64)
+        .into_iter()
+        .enumerate()
+        .map(|(number, sum)| match number % 4 {
+            0 => {
+                let (sure, turn) = (SURE[number % SURE.len()], number / 4);
+                (sure, sure.question_in(lengths[turn % lengths.len()]))
+            }
+            _ => (sum, sum.question()),
+        })
+        .collect();
+    let ask = |(sum, prompt): &(Sum, String)| {
+        let answer = corral.generate(&json!({"prompt": prompt, "max_tokens": 20}));
+        let length = prompt.len();
+        assert_eq!(answer["text"], sum.answer(), "{sum:?} in {length} tokens");
+        assert_eq!(answer["prompt_tokens"], length, "{sum:?}");
+    };
+    // One after the other, then beside each other: twice as many at once as there are ids.
+    for question in &questions {
+        ask(question);
+    }
+    std::thread::scope(|scope| {
+        for share in questions.chunks(questions.len() / 8) {
+            scope.spawn(|| share.iter().for_each(ask));
+        }
+    });
+    let metrics = corral.settled();
+    assert_eq!(metrics.get(FINISHED), 2.0 * questions.len() as f64);
+    metrics.check_identity();
+}
+
+/// Records of old requests were kept and walked over: a one-token request took 60 ms, and the eighth
+/// one 280 ms.
+#[test]
+fn each_request_is_slower_than_the_last() {
+    const REQUESTS: u32 = 1000;
+    /// Service times of which the least counts: on a busy machine most of them are disturbed.
+    const BLOCK: usize = 10;
+    /// Most that the service time may grow over all requests, as a part of its median: 1 is a
+    /// service time that becomes three times as long. Note that a straight line that begins at
+    /// nothing has 2, and no line has more. The old failure had 1.99.
+    const GROWTH: f64 = 1.0;
+
+    let corral = Corral::start();
+    let request = json!({"prompt": "1+1=", "max_tokens": 1});
+    let mut before = corral.settled();
+    let mut services = Vec::new();
+    for number in 1..=REQUESTS {
+        let answer = corral.generate(&request);
+        assert_eq!(answer["text"], "2", "request {number}: {answer}");
+        let now = corral.metrics();
+        let grown = |name: &str| now.grown(name, &before);
+        // One step for the four tokens of the prompt; the one that was generated is not computed.
+        assert_eq!(grown(STEPS), 1.0, "request {number}");
+        assert_eq!(grown(ROWS), 1.0, "request {number}");
+        assert_eq!(grown(TOKENS_DECODED), 4.0, "request {number}");
+        assert_eq!(grown(FINISHED), 1.0, "request {number}");
+        // The engine may not have cleared up yet, but there is one request to clear up and no more.
+        for (gauge, most) in [
+            (RUNNING, 1.0),
+            (WAITING, 0.0),
+            (IDS_USED, 1.0),
+            (CELLS_USED, 4.0),
+            (N_KV, 256.0),
+        ] {
+            let value = now.get(gauge);
+            assert!(value <= most, "request {number}: {gauge} is {value}");
+        }
+        services.push(
+            grown("corral_engine_prefill_seconds_total")
+                + grown("corral_engine_decode_seconds_total"),
+        );
+        before = now;
+    }
+    corral.settled().check_identity();
+
+    let whole = growth(&services);
+    let least: Vec<f64> = services
+        .chunks(BLOCK)
+        .map(|block| block.iter().copied().fold(f64::INFINITY, f64::min))
+        .collect();
+    let undisturbed = growth(&least);
+    println!(
+        "{REQUESTS} one-token requests: median service time {:.3} ms; slope x N is {:+.1} % of it, \
+         and {:+.1} % by the least of each {BLOCK}",
+        1e3 * median(&mut services),
+        100.0 * whole,
+        100.0 * undisturbed,
+    );
+    assert!(undisturbed < GROWTH, "{least:?}");
+}
+
+/// The Theil-Sen slope of values that were taken one after the other, times their number, as a part
+/// of their median.
+fn growth(values: &[f64]) -> f64 {
+    let mut slopes = Vec::with_capacity(values.len() * values.len() / 2);
+    for (first, one) in values.iter().enumerate() {
+        for (apart, other) in values[first..].iter().enumerate().skip(1) {
+            slopes.push((other - one) / apart as f64);
+        }
+    }
+    median(&mut slopes) * values.len() as f64 / median(&mut values.to_vec())
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    let middle = values.len() / 2;
+    *values.select_nth_unstable_by(middle, f64::total_cmp).1
+}
+
+/// At each step the prompt and all that had been generated were computed again.
+#[test]
+fn whole_histories_are_sent_at_each_step() {
+    /// Tokens that a step holds.
+    const STEP: usize = 512;
+    let corral = Corral::start();
+    let (prompt, tokens) = (1500, 300);
+    let request = |prompt: usize, tokens: usize| json!({"prompt": "a".repeat(prompt), "ignore_end": true, "max_tokens": tokens});
+    let before = corral.settled();
+    let answer = corral.generate(&request(prompt, tokens));
+    assert_eq!(answer["prompt_tokens"], prompt);
+    assert_eq!(answer["tokens"], tokens);
+    let alone = corral.settled();
+    let grown = |name: &str| alone.grown(name, &before);
+    assert_eq!(grown(TOKENS_DECODED), (prompt + tokens - 1) as f64);
+    assert_eq!(grown(PREFILL_TOKENS), prompt as f64);
+    // The first token comes out of the last step that reads the prompt.
+    assert_eq!(grown(DECODE_ROWS), (tokens - 1) as f64);
+    assert_eq!(grown(PREFILL_ROWS), prompt.div_ceil(STEP) as f64);
+    assert_eq!(grown(STEPS), grown(ROWS), "it was alone in each step");
+
+    // In company it is the same.
+    let requests: Vec<(usize, usize)> = (1..=6).map(|n| (150 * n, 200 - 25 * n)).collect();
+    std::thread::scope(|scope| {
+        for &(prompt, tokens) in &requests {
+            let (corral, request) = (&corral, &request);
+            scope.spawn(move || {
+                let answer = corral.generate(&request(prompt, tokens));
+                assert_eq!(answer["tokens"], tokens);
+            });
+        }
+    });
+    let together = corral.settled();
+    let expected: usize = requests
+        .iter()
+        .map(|(prompt, tokens)| prompt + tokens - 1)
+        .sum();
+    assert_eq!(together.grown(TOKENS_DECODED, &alone), expected as f64);
+    together.check_identity();
+}
+
+/// A batch was finished before the next one began: it shrank until its longest request ran alone,
+/// while others waited.
+#[test]
+fn batches_shrink_while_others_wait() {
+    const IDS: usize = 4;
+    const REQUESTS: usize = 40;
+    const LONGEST: usize = 150;
+    let corral = Corral::start_with(&["--sequences", "4"]);
+    let metrics = std::thread::scope(|scope| {
+        // Hold all ids until everyone waits: from here on no id is free while one does.
+        let holders: Vec<Stream> = (0..IDS).map(|_| corral.endless("/generate")).collect();
+        for (number, sum) in some_sums(REQUESTS).into_iter().enumerate() {
+            let corral = &corral;
+            // One long one to three short ones.
+            let tokens = if number % 4 == 0 {
+                LONGEST
+            } else {
+                4 + number % 7
+            };
+            scope.spawn(move || {
+                let answer = corral.generate(&sum.long_request(tokens));
+                sum.check_long(&answer, tokens);
+            });
+        }
+        let metrics = corral.wait_until("all wait", |metrics| {
+            metrics.get(WAITING) == REQUESTS as f64
+                && metrics.get(RUNNING) == IDS as f64
+                && of_one_moment(metrics)
+        });
+        drop(holders);
+        metrics
+    });
+    let end = corral.settled();
+    assert_eq!(end.get(FINISHED), REQUESTS as f64);
+    assert_eq!(end.get(CANCELLED), IDS as f64);
+    end.check_identity();
+
+    let (steps, rows) = (end.grown(STEPS, &metrics), end.grown(ROWS, &metrics));
+    let missing = IDS as f64 * steps - rows;
+    // While one waits, a step has a row of each id, but for prompts that the step's budget leaves
+    // for the next one: the smallest is 8 tokens and a prompt here has at most 6, so each step
+    // reads one to its end and none is left out more than twice. When nobody waits any more, all
+    // that run are over within the longest one's time, the last of them alone. One step may have
+    // been on its way when the counters were read.
+    let prompts = 2 * REQUESTS;
+    let tail = (IDS - 1) * (LONGEST + 2);
+    let bound = (prompts + tail + IDS) as f64;
+    println!(
+        "{rows} rows in {steps} steps, {:.2} in each; {missing} of {IDS} missing, at most {bound} may",
+        rows / steps
+    );
+    assert!(missing <= bound, "{rows} rows in {steps} steps");
+    assert!(
+        missing >= -(IDS as f64),
+        "a step has a row of each id at most"
+    );
+}
+
+/// Sequence ids were taken from the place in the batch, so requests that came and went shared cells.
+#[test]
+fn ids_are_shared_by_requests_that_come_and_go() {
+    let corral = Corral::start_with(&["--sequences", "4"]);
+    let questions: Vec<(usize, Sum)> = some_sums(96).into_iter().enumerate().collect();
+    let leaves = |number: usize| number * 7 % 11 < 4;
+    std::thread::scope(|scope| {
+        // Twice as many at once as there are ids.
+        for share in questions.chunks(questions.len() / 8) {
+            let corral = &corral;
+            scope.spawn(move || {
+                for &(number, sum) in share {
+                    if !leaves(number) {
+                        assert_eq!(corral.text(&sum.question()), sum.answer(), "{sum:?}");
+                        continue;
+                    }
+                    // Right as far as it came, then gone in the middle of it.
+                    let mut stream = corral.generate_stream(&sum.long_request(2000));
+                    let (text, answer) = (stream.next_text(), sum.answer());
+                    let right = text.starts_with(&answer) || answer.starts_with(&text);
+                    assert!(right, "{sum:?}: {text:?}");
+                    let more = stream.bytes(number as u64 * 37 % 1000);
+                    more.expect("the stream goes on");
+                }
+            });
+        }
+    });
+    let metrics = corral.settled();
+    let (finished, cancelled) = (metrics.get(FINISHED), metrics.get(CANCELLED));
+    let left = questions
+        .iter()
+        .filter(|(number, _)| leaves(*number))
+        .count();
+    assert_eq!(finished + cancelled, questions.len() as f64);
+    // On a busy machine the engine may be through with some before their client has gone.
+    assert!(
+        cancelled > 0.0 && cancelled <= left as f64,
+        "{cancelled} of {left}"
+    );
+    metrics.check_identity();
+}
+
+/// What was kept of a request was not removed when it ended otherwise than well.
+#[test]
+fn records_are_left_behind() {
+    const CALLS: usize = 8;
+    let corral = Corral::start_with(&[
+        "--sequences",
+        "2",
+        "--queue-time",
+        "2",
+        "--calls",
+        "8",
+        "--queue",
+        "0",
+    ]);
+    let question = json!({"prompt": "2+2="}).to_string();
+    for round in 1..=2 {
+        // Ended well.
+        for sum in some_sums(10) {
+            assert_eq!(corral.text(&sum.question()), sum.answer(), "{sum:?}");
+        }
+        // Hung up while it waited; and meanwhile the host itself, the engine and the plugin refuse
+        // one each.
+        let holders = [corral.endless("/generate"), corral.endless("/generate")];
+        let queued: Vec<TcpStream> = (holders.len()..CALLS)
+            .map(|_| corral.begin_post("/generate", &question))
+            .collect();
+        corral.wait_until("the rest wait", |metrics| {
+            metrics.get(WAITING) == (CALLS - holders.len()) as f64
+        });
+        corral.post("/generate", &question).problem(503, "busy");
+        drop(queued);
+        corral.wait_until("those that waited are gone", |metrics| {
+            metrics.get(INSTANCES) == holders.len() as f64 && metrics.get(WAITING) == 0.0
+        });
+        corral.post("/generate", &question).problem(429, "refused");
+        corral.post("/generate", "{").problem(400, "invalid-json");
+        // Hung up in the middle of an answer.
+        drop(holders);
+        let metrics = corral.settled();
+        metrics.check_identity();
+        let round = f64::from(round);
+        assert_eq!(metrics.get(FINISHED), 10.0 * round);
+        // On a busy machine one that hung up may have been out of time by then.
+        let (expired, cancelled) = (metrics.get(EXPIRED), metrics.get(CANCELLED));
+        assert!(expired >= round, "{expired}");
+        assert_eq!(expired + cancelled, (CALLS + 1) as f64 * round);
+    }
+}
+
+/// A batch held prompts of one length only, so a long one was read alone, and nobody else got on.
+#[test]
+fn prompts_of_other_lengths_do_not_fit_the_batch() {
+    const STREAMS: usize = 3;
+    let corral = Corral::start();
+    let streams: Vec<Stream> = (0..STREAMS).map(|_| corral.endless("/generate")).collect();
+    let alone =
+        |metrics: &Metrics| of_one_moment(metrics) && metrics.get(RUNNING) == STREAMS as f64;
+    let before = corral.wait_until("the streams are alone", alone);
+    let read = std::thread::scope(|scope| {
+        let asked: Vec<_> = [1000, 32, 600, 6, 300, 6, 100, 6]
+            .into_iter()
+            .zip(SURE.into_iter().cycle())
+            .map(|(length, sum)| {
+                let corral = &corral;
+                scope.spawn(move || {
+                    let prompt = match length {
+                        6 => sum.question(),
+                        length => sum.question_in(length),
+                    };
+                    let answer = corral.generate(&json!({"prompt": prompt, "max_tokens": 20}));
+                    assert_eq!(answer["text"], sum.answer(), "{sum:?} in {length} tokens");
+                    prompt.len()
+                })
+            })
+            .collect();
+        let lengths = asked
+            .into_iter()
+            .map(|asked| asked.join().expect("answered"));
+        lengths.sum::<usize>()
+    });
+    let after = corral.wait_until("the streams are alone again", alone);
+    let grown = |name: &str| after.grown(name, &before);
+    // All that was read, was read in steps in which others generated ...
+    assert_eq!(grown(PREFILL_TOKENS), read as f64);
+    assert_eq!(grown(MIXED_PREFILL_TOKENS), read as f64);
+    assert!(grown(MIXED_STEPS) > 0.0);
+    assert_eq!(grown(SKIPPED_ROWS), 0.0);
+    // ... and each of the streams has a row in each step. One step may have been on its way at
+    // each of the two looks.
+    let streamed = STREAMS as f64 * (grown(STEPS) - 2.0);
+    let decoded = grown(DECODE_ROWS);
+    assert!(
+        decoded >= streamed,
+        "{decoded} rows, {streamed} of the streams"
+    );
+    drop(streams);
+    corral.settled().check_identity();
+}
+
+/// Requests that came while a batch ran waited for its end.
+#[test]
+fn new_requests_are_blocked_while_a_batch_runs() {
+    let corral = Corral::start();
+    let mut stream = corral.endless("/generate");
+    for (number, sum) in some_sums(10).into_iter().enumerate() {
+        assert_eq!(corral.text(&sum.question()), sum.answer(), "{sum:?}");
+        // All but the stream, which still runs.
+        let metrics = corral.metrics();
+        assert_eq!(metrics.get(FINISHED), (number + 1) as f64);
+        assert!(metrics.get(RUNNING) >= 1.0);
+    }
+    stream.next_text();
+    drop(stream);
+    let metrics = corral.settled();
+    assert_eq!(metrics.get(CANCELLED), 1.0);
+    // It was left long before its end.
+    assert!(metrics.get(TOKENS_DECODED) < f64::from(ENDLESS));
+    metrics.check_identity();
+}
