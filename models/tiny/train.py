@@ -45,6 +45,9 @@ STEPS = sum(steps for steps, _ in PHASES)
 MUON_RATE, ADAM_RATE = 0.02, 4e-3
 RATE = ((0, 0.0), (60, 1.0), (900, 1.0), (2500, 0.0), (2530, 0.35), (2950, 0.0), (2960, 0.15), (3100, 0.0), (3110, 0.2), (3250, 0.0), (3255, 0.12), (STEPS, 0.0))  # (step, factor), linear between
 WEIGHT_DECAY = 0.05
+# The result is the mean of the weights at these steps, the ends of the last three short phases: where
+# each has forgotten a little of something, the mean has not (stochastic weight averaging).
+AVERAGED = (3100, 3250, STEPS)
 
 
 COPY_TASKS = ("repeat", "repeat", "reverse", "json", "call", "result")
@@ -140,12 +143,12 @@ def main():
     arguments = arguments.parse_args()
 
     config = Config()
-    parameters, first, spent = initial_parameters(config, arguments.seed), 0, 0.0
+    parameters, first, spent, ends = initial_parameters(config, arguments.seed), 0, 0.0, []
     state = {name: (np.zeros_like(p), np.zeros_like(p)) for name, p in parameters.items()}
     if arguments.checkpoint.exists():
         saved = pickle.loads(arguments.checkpoint.read_bytes())
         parameters, state = saved["parameters"], saved["state"]
-        first, spent = int(saved["step"]), float(saved["spent"])
+        first, spent, ends = int(saved["step"]), float(saved["spent"]), saved["ends"]
     print(f"{sum(p.size for p in parameters.values()):,} parameters, step {first} of {STEPS}", flush=True)
 
     started, losses = time.time() - spent, {}
@@ -156,14 +159,16 @@ def main():
         parameters, state, loss = train_step(parameters, state, batch, rate_at(step), step, config)
         losses.setdefault(name, []).append(loss)
         done = step + 1
+        if done in AVERAGED:
+            ends.append({name: np.asarray(p) for name, p in parameters.items()})
         if done % 50 == 0 or done == STEPS:
             shown = "  ".join(f"{n} {np.mean(v):.4f}" for n, v in sorted(losses.items()))
             spent = time.time() - started
             left = spent / done * (STEPS - done)
             print(f"step {done:5}  {spent / 60:5.1f} min, {left / 60:5.1f} left  loss: {shown}", flush=True)
             losses = {}
-            save(arguments.checkpoint, parameters=parameters, state=state, step=done, spent=spent)
-    write_gguf(arguments.output, {n: np.asarray(p) for n, p in parameters.items()}, config)
+            save(arguments.checkpoint, parameters=parameters, state=state, ends=ends, step=done, spent=spent)
+    write_gguf(arguments.output, {name: np.mean([end[name] for end in ends], axis=0) for name in parameters}, config)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ fn prompts_are_read_within_their_budget_and_no_generating_row_is_left_out() {
         gaps.count,
         get("generated_tokens") - get("sequences_finished")
     );
-    let steps = metrics.distribution("corral_engine_step_seconds");
+    let steps = metrics.distribution("corral_engine_step_duration_seconds");
     assert_eq!(steps.count, get("steps"));
     let rows = metrics.distribution("corral_engine_step_rows");
     assert_eq!((rows.count, rows.sum), (get("steps"), get("rows")));

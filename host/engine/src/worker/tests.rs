@@ -334,7 +334,7 @@ fn a_deadline_ends_a_sequence_that_runs_and_patience_one_that_waits() {
         Err(Error::Deadline)
     );
     let counters = bench.end();
-    assert_eq!(value(&counters.expired), 5);
+    assert_eq!(value(&counters.expired), 6);
     assert_eq!(value(&counters.cells_leaked), 0);
 }
 
