@@ -1,8 +1,9 @@
 //! `corral bench gap`: the time between two tokens while prompts are read.
 //!
-//! A few sequences generate without end. First they are alone: their median gap is the decode step.
-//! Then long and short prompts come, one after the other, and every gap between two tokens of the
-//! generating sequences is taken. Both ways of reading prompts are measured in each round.
+//! A few sequences generate without end. Long and short prompts come, one after the other, and every
+//! gap between two tokens of the generating sequences is taken. Between two prompts there is a pause,
+//! in which they are alone: the median gap of the pauses is the decode step. (Not one taken before:
+//! steps get longer as the sequences do.) Both ways of reading prompts are measured in each round.
 
 use super::load::{generate, load, metric, prompt};
 use super::quantile;
@@ -20,8 +21,9 @@ const SHORT: u64 = 32;
 const AFTER: u64 = 16;
 /// Tokens of a background sequence; when they are through, the next one begins.
 const BACKGROUND: u64 = 1200;
-/// Tokens of each background sequence that pass before and while the decode step is taken.
-const ALONE: u64 = 100;
+/// Tokens of each background sequence that pass before the first prompt comes, and of a pause.
+const ALONE: u64 = 50;
+const PAUSE: u32 = 20;
 
 /// One way of reading prompts, and what was found.
 struct Way {
@@ -133,13 +135,12 @@ impl Way {
             let (engine, stop) = (self.engine.clone(), stop.clone());
             streams.spawn(async move { background(&engine, number, &stop).await });
         }
-        // Alone: until the streams have come through their start and as much again.
         let pilot = prompt(&self.engine, 999, SHORT);
-        generate(&self.engine, pilot.clone(), ALONE).await?;
         let began = Instant::now();
-        generate(&self.engine, pilot, ALONE).await?;
-        let turn = Instant::now();
-        let mut first = Vec::new();
+        let times = generate(&self.engine, pilot, ALONE).await?;
+        let steps = u32::try_from(times.len().max(1)).unwrap_or(1);
+        let pause = (began.elapsed() / steps) * PAUSE;
+        let (mut pauses, mut busy, mut first) = (Vec::new(), Vec::new(), Vec::new());
         for number in 0..arguments.prompts {
             let length = if number % 2 == 0 {
                 arguments.length
@@ -151,17 +152,24 @@ impl Way {
             if let Some(&time) = times.first().filter(|_| length != SHORT) {
                 first.push((time - sent).as_secs_f64());
             }
+            let read = Instant::now();
+            busy.push((sent, read));
+            tokio::time::sleep(pause).await;
+            pauses.push((read, Instant::now()));
         }
-        let ended = Instant::now();
         stop.store(true, Ordering::Relaxed);
         let (mut alone, mut mixed) = (Vec::new(), Vec::new());
         while let Some(times) = streams.join_next().await {
             let times = times.map_err(Complaint::telling("a stream crashed"))??;
             for pair in times.iter().flat_map(|of_one| of_one.windows(2)) {
                 let gap = (pair[1] - pair[0]).as_secs_f64();
-                if pair[0] >= began && pair[1] <= turn {
+                let within = |&(from, to): &(Instant, Instant)| pair[0] >= from && pair[1] <= to;
+                if pauses.iter().any(within) {
                     alone.push(gap);
-                } else if pair[0] >= turn && pair[1] <= ended {
+                } else if busy
+                    .iter()
+                    .any(|&(from, to)| pair[1] > from && pair[0] < to)
+                {
                     mixed.push(gap);
                 }
             }
