@@ -29,9 +29,9 @@ impl Default for Prefill {
 }
 
 /// Sizes of a step's share of prompts.
-const LADDER: [u32; 15] = [4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
+const LADDER: [u32; 13] = [8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
 /// What is tried before anything is known of the machine: a place on the ladder.
-const UNKNOWN: usize = 4;
+const UNKNOWN: usize = 2;
 /// Steps scatter around what is expected of them: aim below the target.
 const MARGIN: f64 = 0.8;
 /// Prompts that share a step before the first of them gets more.
@@ -163,7 +163,7 @@ mod tests {
     fn prompts_get_on_even_where_the_smallest_chunk_is_too_much() {
         let cost = fitted();
         let budget = |cost, room| Prefill::Budgeted { gap: 1.0 }.budget(cost, TOP, 8, 256, room);
-        assert_eq!((budget(&cost, 504), budget(&cost, 3)), (4, 3));
+        assert_eq!((budget(&cost, 504), budget(&cost, 3)), (8, 3));
         assert_eq!(budget(&CostModel::default(), 504), 16);
     }
 
