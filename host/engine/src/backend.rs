@@ -28,7 +28,31 @@ pub enum DecodeError {
     Failed(i32),
 }
 
+/// Why the state of a sequence was not saved. The sequence is as before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SaveError {
+    /// It is larger than the caller wants it.
+    #[error("the state has {bytes} bytes, more than the {limit} there is room for")]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+        /// What was allowed.
+        limit: usize,
+    },
+    /// There is no memory for a copy of it.
+    #[error("there is no memory for the {bytes} bytes of the state")]
+    NoMemory {
+        /// Its size.
+        bytes: usize,
+    },
+    /// The backend could not write it.
+    #[error("the backend could not write the state")]
+    Failed,
+}
+
 /// Decodes steps and keeps the key-value cells of sequences.
+///
+/// Sequence ids have to be below [`Limits::seq_ids`](crate::scheduler::Limits::seq_ids).
 pub trait Backend {
     /// Computes one step. At most [`Limits::step_tokens`](crate::scheduler::Limits::step_tokens)
     /// tokens, positions of a sequence in order and without gaps.
@@ -38,8 +62,31 @@ pub trait Backend {
     /// vocabulary. `None` if that input was no output.
     fn logits(&self, index: usize) -> Option<&[f32]>;
 
-    /// Frees the cells of a sequence.
+    /// Frees the cells of a sequence, except those it shares.
     fn clear(&mut self, seq: SeqId);
+
+    /// Lets `to`, another id, which holds nothing, begin with the first `length` positions of
+    /// `from`, which has as many. No cell is copied or taken. A memory that can't part a sequence
+    /// (recurrent, sliding window) can only share the whole: `length` is then all of `from`.
+    fn share(&mut self, from: SeqId, to: SeqId, length: u32);
+
+    /// Frees the positions of a sequence from `length` on, except those it shares. A memory that
+    /// can't part a sequence can only free all of it: `length` is then 0.
+    fn truncate(&mut self, seq: SeqId, length: u32);
+
+    /// A copy of all that is known of a sequence, at most `limit` bytes, for [`Backend::load`] of the
+    /// same model and the same settings. The sequence stays.
+    fn save(&mut self, seq: SeqId, limit: usize) -> Result<Vec<u8>, SaveError>;
+
+    /// Gives a sequence, which holds nothing, the positions of a saved one. They take a free cell
+    /// each, also those that were shared. False if there is no room or the state is not one that
+    /// this backend takes; the sequence then holds nothing.
+    ///
+    /// Only for bytes that are known to be what [`Backend::save`] returned, by a checksum where they
+    /// were out of the process's hands, and never for bytes of a guest: not every damage is noticed,
+    /// and some of what goes unnoticed ends the process or harms other sequences.
+    #[must_use]
+    fn load(&mut self, seq: SeqId, state: &[u8]) -> bool;
 
     /// Number of positions that a sequence occupies: for checks that nothing was left behind.
     fn length(&self, seq: SeqId) -> u32;

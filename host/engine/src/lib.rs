@@ -23,7 +23,7 @@ pub mod simulator;
 mod text;
 mod worker;
 
-pub use backend::{Backend, DecodeError, Input};
+pub use backend::{Backend, DecodeError, Input, SaveError};
 pub use delivery::Generation;
 pub use engine::{Config, Engine, ModelInfo};
 pub use error::{Error, LoadError};

@@ -4,7 +4,7 @@ use super::batch::Batch;
 use super::log;
 use super::model::Model;
 use super::threads::ThreadPool;
-use crate::backend::{Backend, DecodeError, Input};
+use crate::backend::{Backend, DecodeError, Input, SaveError};
 use crate::error::LoadError;
 use crate::scheduler::SeqId;
 use llama_cpp_sys_2 as sys;
@@ -32,7 +32,7 @@ pub struct LlamaContext {
     seq_ids: u16,
     vocabulary: usize,
     _pool: ThreadPool,
-    _model: Arc<Model>,
+    model: Arc<Model>,
 }
 
 /// Frees the context when dropped.
@@ -75,7 +75,7 @@ impl LlamaContext {
         log::take_last_error();
         let pool = ThreadPool::new(settings.threads)
             .ok_or_else(|| failed(Some("compute threads could not be started".into())))?;
-        // SAFETY: the model is alive and outlives the context (`_model`); `params` holds no
+        // SAFETY: the model is alive and outlives the context (`model`); `params` holds no
         // pointers but null ones.
         let context = unsafe { sys::llama_init_from_model(model.as_ptr(), params) };
         let context = Context(NonNull::new(context).ok_or_else(|| failed(log::take_last_error()))?);
@@ -94,7 +94,7 @@ impl LlamaContext {
             seq_ids: settings.seq_ids,
             vocabulary: model.vocabulary_size(),
             _pool: pool,
-            _model: model,
+            model,
         })
     }
 
@@ -109,6 +109,18 @@ impl LlamaContext {
     pub fn step_tokens(&self) -> u32 {
         // SAFETY: the context is alive.
         unsafe { sys::llama_n_batch(self.context.0.as_ptr()) }
+    }
+
+    /// Whether a part of a sequence can be shared, and a sequence be truncated. Where this is false,
+    /// [`Backend::share`] takes whole sequences only and [`Backend::truncate`] only a length of 0.
+    /// [`Model::can_truncate`] says why.
+    pub fn can_truncate(&self) -> bool {
+        self.model.can_truncate()
+    }
+
+    /// The id as llama.cpp wants it, if the context has it: llama.cpp ends the process on others.
+    fn known(&self, seq: SeqId) -> Option<i32> {
+        (seq.0 < self.seq_ids).then_some(i32::from(seq.0))
     }
 
     fn memory(&self) -> sys::llama_memory_t {
@@ -147,19 +159,110 @@ impl Backend for LlamaContext {
     }
 
     fn clear(&mut self, seq: SeqId) {
-        if seq.0 < self.seq_ids {
+        if let Some(seq) = self.known(seq) {
             // SAFETY: the context is alive and the id within its bounds; removing a whole sequence
             // works for every kind of memory.
-            unsafe { sys::llama_memory_seq_rm(self.memory(), i32::from(seq.0), -1, -1) };
+            unsafe { sys::llama_memory_seq_rm(self.memory(), seq, -1, -1) };
         }
     }
 
-    fn length(&self, seq: SeqId) -> u32 {
-        if seq.0 >= self.seq_ids {
-            return 0;
+    fn share(&mut self, from: SeqId, to: SeqId, length: u32) {
+        let part = length != self.length(from);
+        debug_assert!(from != to && self.length(to) == 0, "{to:?} is in use");
+        debug_assert!(length <= self.length(from), "{from:?} is shorter");
+        debug_assert!(!part || self.can_truncate(), "{from:?} can't be parted");
+        let (Some(from), Some(to)) = (self.known(from), self.known(to)) else {
+            return;
+        };
+        if part && !self.can_truncate() {
+            // llama.cpp would share the whole, or what the window left of the part.
+            return;
         }
-        // SAFETY: as above.
-        let last = unsafe { sys::llama_memory_seq_pos_max(self.memory(), i32::from(seq.0)) };
+        let end = i32::try_from(length).unwrap_or(i32::MAX);
+        // SAFETY: the context is alive and both ids within its bounds; the cache is one stream
+        // (`kv_unified`), without which llama.cpp would end the process on a part.
+        unsafe { sys::llama_memory_seq_cp(self.memory(), from, to, 0, end) };
+    }
+
+    fn truncate(&mut self, seq: SeqId, length: u32) {
+        let part = (1..self.length(seq)).contains(&length);
+        debug_assert!(!part || self.can_truncate(), "{seq:?} can't be parted");
+        if part && !self.can_truncate() {
+            // llama.cpp would refuse, or keep what the window left of the part.
+            return;
+        }
+        let (Some(seq), Ok(start)) = (self.known(seq), i32::try_from(length)) else {
+            return;
+        };
+        // SAFETY: the context is alive and the id within its bounds.
+        unsafe { sys::llama_memory_seq_rm(self.memory(), seq, start, -1) };
+    }
+
+    fn save(&mut self, seq: SeqId, limit: usize) -> Result<Vec<u8>, SaveError> {
+        let id = self.known(seq).ok_or(SaveError::Failed)?;
+        let context = self.context.0.as_ptr();
+        // SAFETY: the context is alive and the id within its bounds.
+        let bytes = unsafe { sys::llama_state_seq_get_size(context, id) };
+        if bytes == 0 {
+            return Err(SaveError::Failed);
+        }
+        if bytes > limit {
+            return Err(SaveError::TooLarge { bytes, limit });
+        }
+        let mut state: Vec<u8> = Vec::new();
+        if state.try_reserve_exact(bytes).is_err() {
+            return Err(SaveError::NoMemory { bytes });
+        }
+        // SAFETY: the context is alive, the id within its bounds, and the buffer has room for
+        // `bytes`; llama.cpp answers 0 rather than write more.
+        let written =
+            unsafe { sys::llama_state_seq_get_data(context, state.as_mut_ptr(), bytes, id) };
+        if written != bytes {
+            return Err(SaveError::Failed);
+        }
+        // SAFETY: the capacity is at least `bytes`, and llama.cpp has written each of them: it
+        // counts what it writes, goes through the buffer without gaps, and copies all tensors
+        // before it returns.
+        unsafe { state.set_len(bytes) };
+        Ok(state)
+    }
+
+    /// What llama.cpp notices of damage, and what not (`llama_kv_cache::state_read_sinfo`):
+    ///
+    /// - False: a wrong mark at the front, bytes that end early or go on, another number of
+    ///   streams or layers, other types or sizes of rows, another form of the values, a cell that
+    ///   claims not to belong to exactly one sequence, more cells than are free.
+    /// - Unnoticed: other positions and other numbers in the tensors. So another model of the same
+    ///   shape is taken; positions may have gaps or come twice; and one below 0 breaks llama.cpp's
+    ///   books for the life of the context: its cell is used and empty at once, never freed, and
+    ///   given to the next sequence too.
+    /// - The end of the process: in the state of a recurrent or hybrid model, more than one cell for
+    ///   the sequence (an assertion in `llama_memory_recurrent::state_read_meta`).
+    fn load(&mut self, seq: SeqId, state: &[u8]) -> bool {
+        debug_assert_eq!(self.length(seq), 0, "{seq:?} is in use");
+        let Some(id) = self.known(seq) else {
+            return false;
+        };
+        let context = self.context.0.as_ptr();
+        // SAFETY: the context is alive, the id within its bounds, and no more is read than there
+        // is. The bytes are a saved state, which the caller answers for.
+        let read =
+            unsafe { sys::llama_state_seq_set_data(context, state.as_ptr(), state.len(), id) };
+        let loaded = read != 0 && read == state.len();
+        if !loaded {
+            // llama.cpp clears what it has begun itself, but not the first of the two caches of a
+            // sliding-window model when the second fails, nor a state with more bytes behind it.
+            self.clear(seq);
+        }
+        loaded
+    }
+
+    fn length(&self, seq: SeqId) -> u32 {
+        let Some(seq) = self.known(seq) else {
+            return 0;
+        };
+        // SAFETY: the context is alive and the id within its bounds.
+        let last = unsafe { sys::llama_memory_seq_pos_max(self.memory(), seq) };
         u32::try_from(last + 1).unwrap_or(0)
     }
 }

@@ -116,7 +116,33 @@ impl Model {
         u32::try_from(unsafe { sys::llama_model_n_embd(self.as_ptr()) }).unwrap_or(0)
     }
 
-    /// Whether its state can be forked and truncated: false for recurrent and hybrid models.
+    /// Whether a part of a sequence can be shared, and a sequence be truncated. False for recurrent,
+    /// hybrid and sliding-window models. The whole of a sequence can be shared and saved with any.
+    ///
+    /// - A recurrent model keeps one state for all positions of a sequence, the one after the last.
+    ///   llama.cpp's `llama_memory_recurrent::seq_rm` refuses a part, and its `seq_cp` ignores the
+    ///   bounds and shares the whole: a part would silently continue from the wrong state.
+    /// - A hybrid model has such layers too. `llama_memory_hybrid::seq_cp` would share a part of
+    ///   the attention and the whole of the recurrent state.
+    /// - A sliding window forgets. `llama_kv_cache::find_slot` gives a cell away, to any sequence,
+    ///   as soon as it lies behind the window of the one sequence that holds it, seen from that
+    ///   sequence's last position; `apply_ubatch` then drops every earlier position too. A full-size
+    ///   window cache (`swa_full`, the default) has room for all, but the rule is the same: old
+    ///   cells last only until the search comes by them, which it does as soon as a cell below them
+    ///   was freed or the end was reached. Cut at a length, a sequence needs the window before that
+    ///   length, and it may be gone while nothing says so: llama.cpp then computes over what is left.
+    ///
+    /// A part of a sliding-window sequence would be right as long as `llama_memory_seq_pos_min` of
+    /// it is at most `length` less the window, which can change with any step of anybody: it would
+    /// have to be asked at the very moment, and llama.cpp's own server does. This says no instead.
+    /// The window is asked of the file's parameters, so a model that names one without using it
+    /// counts as having it.
+    pub fn can_truncate(&self) -> bool {
+        // SAFETY: the model is alive.
+        self.can_fork() && unsafe { sys::llama_model_n_swa(self.as_ptr()) } <= 0
+    }
+
+    /// What a plugin is told about forks and truncation: false for recurrent and hybrid models.
     pub fn can_fork(&self) -> bool {
         // SAFETY: the model is alive.
         unsafe {

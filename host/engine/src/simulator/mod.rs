@@ -2,7 +2,8 @@
 //!
 //! It predicts `token + 1`, so whoever reads can tell whether a sequence was computed whole, once
 //! and in order. It is strict where llama.cpp ends the process or silently computes nonsense:
-//! unknown ids, gaps in positions and steps that are too large are panics here.
+//! unknown ids, gaps in positions, steps that are too large, and sharing or loading into an id that
+//! holds something are panics here.
 //!
 //! [`simulation`] drives the scheduler over it, with arrivals, cancellations and faults, and checks
 //! every invariant at every step.
@@ -10,13 +11,16 @@
 pub mod simulation;
 
 use crate::Token;
-use crate::backend::{Backend, DecodeError, Input};
+use crate::backend::{Backend, DecodeError, Input, SaveError};
 use crate::scheduler::SeqId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// A token that makes every step fail which it is part of.
 pub const POISON: Token = 666;
+
+/// What a saved state begins with.
+const MARK: [u8; 4] = *b"CRLS";
 
 /// How large the simulated context is.
 #[derive(Clone, Copy, Debug)]
@@ -77,12 +81,27 @@ pub struct Simulator {
     /// By the number of the step, from 0.
     faults: BTreeMap<u64, Fault>,
     steps: u64,
-    held: Vec<Vec<Token>>,
+    /// Numbers of the saves and loads that fail, counted together from 0.
+    state_faults: BTreeSet<u64>,
+    states: u64,
+    /// Whether a part of a sequence can be shared, and a sequence be truncated.
+    can_truncate: bool,
+    held: Vec<Sequence>,
+    /// By cell, how many sequences hold it.
+    holders: Vec<u16>,
+    free: Vec<u32>,
     /// For each input of the last step, the token that is predicted after it.
     predicted: Vec<Option<Token>>,
     /// One peak in the middle: a window of it is the logits of any token.
     peak: Vec<f32>,
     took: Duration,
+}
+
+/// What an id holds, by position.
+#[derive(Clone, Debug, Default)]
+struct Sequence {
+    tokens: Vec<Token>,
+    cells: Vec<u32>,
 }
 
 impl Simulator {
@@ -96,11 +115,31 @@ impl Simulator {
             machine,
             faults,
             steps: 0,
-            held: vec![Vec::new(); usize::from(size.seq_ids)],
+            state_faults: BTreeSet::new(),
+            states: 0,
+            can_truncate: true,
+            held: vec![Sequence::default(); usize::from(size.seq_ids)],
+            holders: vec![0; size.cells as usize],
+            free: (0..size.cells).rev().collect(),
             predicted: Vec::new(),
             peak,
             took: Duration::ZERO,
         }
+    }
+
+    /// Lets saves and loads fail: those with these numbers, counted together from 0.
+    #[must_use]
+    pub fn with_state_faults(mut self, faults: BTreeSet<u64>) -> Self {
+        self.state_faults = faults;
+        self
+    }
+
+    /// Makes it a memory that can't part a sequence, as recurrent and sliding-window models have:
+    /// sharing a part, and truncating to one, are panics.
+    #[must_use]
+    pub fn without_parts(mut self) -> Self {
+        self.can_truncate = false;
+        self
     }
 
     /// How long the last step took, failed or not.
@@ -110,12 +149,37 @@ impl Simulator {
 
     /// The tokens that a sequence id holds.
     pub fn held(&self, seq: SeqId) -> &[Token] {
-        &self.held[usize::from(seq.0)]
+        &self.held[usize::from(seq.0)].tokens
     }
 
-    /// Cells that are taken.
+    /// Cells that are taken. One that several sequences share counts once.
     pub fn used(&self) -> usize {
-        self.held.iter().map(Vec::len).sum()
+        self.holders.len() - self.free.len()
+    }
+
+    /// Takes a cell for one more token of a sequence. There must be one.
+    fn push(&mut self, seq: SeqId, token: Token) {
+        let cell = self.free.pop().expect("there is a free cell");
+        self.holders[cell as usize] = 1;
+        let held = &mut self.held[usize::from(seq.0)];
+        held.tokens.push(token);
+        held.cells.push(cell);
+    }
+
+    /// Whether this save or load fails.
+    fn state_fails(&mut self) -> bool {
+        self.states += 1;
+        self.state_faults.contains(&(self.states - 1))
+    }
+
+    /// The tokens in a saved state.
+    fn tokens_of(&self, state: &[u8]) -> Option<Vec<Token>> {
+        let (count, rest) = state.strip_prefix(&MARK)?.split_first_chunk()?;
+        let (tokens, more) = rest.as_chunks();
+        let tokens: Vec<_> = tokens.iter().copied().map(Token::from_le_bytes).collect();
+        let whole = more.is_empty() && tokens.len() == u32::from_le_bytes(*count) as usize;
+        let known = tokens.iter().all(|&token| token < self.size.vocabulary);
+        (whole && known).then_some(tokens)
     }
 
     fn seconds(&self, step: &[Input]) -> f64 {
@@ -167,13 +231,9 @@ impl Backend for Simulator {
         }
         self.predicted.clear();
         for input in step {
-            let held = &mut self.held[usize::from(input.seq.0)];
-            assert_eq!(
-                held.len(),
-                input.position as usize,
-                "positions without gaps"
-            );
-            held.push(input.token);
+            let length = self.held(input.seq).len();
+            assert_eq!(length, input.position as usize, "positions without gaps");
+            self.push(input.seq, input.token);
             let next = (input.token + 1) % self.size.vocabulary;
             self.predicted.push(input.output.then_some(next));
         }
@@ -187,7 +247,72 @@ impl Backend for Simulator {
     }
 
     fn clear(&mut self, seq: SeqId) {
-        self.held[usize::from(seq.0)].clear();
+        self.truncate(seq, 0);
+    }
+
+    fn share(&mut self, from: SeqId, to: SeqId, length: u32) {
+        let length = length as usize;
+        let has = self.held(from).len();
+        assert!(self.held(to).is_empty() && from != to, "{to:?} is in use");
+        assert!(length <= has, "{from:?} has only {has} positions");
+        assert!(self.can_truncate || length == has, "{from:?} as a whole");
+        let from = &self.held[usize::from(from.0)];
+        let shared = Sequence {
+            tokens: from.tokens[..length].to_vec(),
+            cells: from.cells[..length].to_vec(),
+        };
+        for &cell in &shared.cells {
+            self.holders[cell as usize] += 1;
+        }
+        self.held[usize::from(to.0)] = shared;
+    }
+
+    fn truncate(&mut self, seq: SeqId, length: u32) {
+        let held = &mut self.held[usize::from(seq.0)];
+        let has = held.tokens.len();
+        let length = has.min(length as usize);
+        assert!(
+            self.can_truncate || length == 0 || length == has,
+            "{seq:?} as a whole"
+        );
+        held.tokens.truncate(length);
+        for cell in held.cells.drain(length..) {
+            let holders = &mut self.holders[cell as usize];
+            *holders -= 1;
+            if *holders == 0 {
+                self.free.push(cell);
+            }
+        }
+    }
+
+    fn save(&mut self, seq: SeqId, limit: usize) -> Result<Vec<u8>, SaveError> {
+        let fails = self.state_fails();
+        let mut state = MARK.to_vec();
+        state.extend(self.length(seq).to_le_bytes());
+        state.extend(self.held(seq).iter().flat_map(|token| token.to_le_bytes()));
+        let bytes = state.len();
+        if bytes > limit {
+            return Err(SaveError::TooLarge { bytes, limit });
+        }
+        if fails {
+            return Err(SaveError::NoMemory { bytes });
+        }
+        Ok(state)
+    }
+
+    fn load(&mut self, seq: SeqId, state: &[u8]) -> bool {
+        assert!(self.held(seq).is_empty(), "{seq:?} is in use");
+        let fails = self.state_fails();
+        let Some(tokens) = self.tokens_of(state) else {
+            return false;
+        };
+        if fails || tokens.len() > self.free.len() {
+            return false;
+        }
+        for token in tokens {
+            self.push(seq, token);
+        }
+        true
     }
 
     fn length(&self, seq: SeqId) -> u32 {
@@ -232,5 +357,98 @@ mod tests {
         assert_eq!(simulator.held(SeqId(1)), [7, 8, 9]);
         simulator.clear(SeqId(1));
         assert_eq!((simulator.used(), simulator.length(SeqId(1))), (0, 0));
+    }
+
+    const SIZE: Size = Size {
+        seq_ids: 4,
+        cells: 10,
+        step_tokens: 8,
+        vocabulary: 1000,
+    };
+
+    /// Puts tokens behind what a sequence holds.
+    fn feed(simulator: &mut Simulator, seq: SeqId, tokens: &[Token]) -> Result<(), DecodeError> {
+        let from = simulator.length(seq);
+        let input = |(position, &token)| Input {
+            token,
+            position,
+            seq,
+            output: false,
+        };
+        let step: Vec<_> = (from..).zip(tokens).map(input).collect();
+        simulator.decode(&step)
+    }
+
+    #[test]
+    fn shared_cells_count_once_and_are_free_with_the_last_holder() {
+        let [a, b, c] = [0, 1, 2].map(SeqId);
+        let mut simulator = Simulator::new(SIZE, Machine::default(), BTreeMap::new());
+        feed(&mut simulator, a, &[1, 2, 3, 4, 5]).unwrap();
+        simulator.share(a, b, 3);
+        simulator.share(b, c, 2);
+        assert_eq!((simulator.used(), simulator.length(b)), (5, 3));
+        feed(&mut simulator, b, &[9]).unwrap();
+        assert_eq!(
+            (simulator.held(b), simulator.held(a)[3]),
+            (&[1, 2, 3, 9][..], 4)
+        );
+        simulator.truncate(a, 1);
+        assert_eq!((simulator.used(), simulator.held(a)), (4, &[1][..]));
+        simulator.clear(b);
+        assert_eq!((simulator.used(), simulator.held(c)), (2, &[1, 2][..]));
+        // Room is counted by cells: eight are free.
+        feed(&mut simulator, b, &[0; 8]).unwrap();
+        assert_eq!(feed(&mut simulator, a, &[0]), Err(DecodeError::NoRoom));
+        for seq in [a, b, c] {
+            simulator.clear(seq);
+        }
+        assert_eq!(simulator.used(), 0);
+    }
+
+    #[test]
+    fn a_saved_sequence_comes_back_unless_it_is_damaged_or_has_no_room() {
+        let [a, b] = [0, 1].map(SeqId);
+        let faults = BTreeSet::from([1, 3]);
+        let mut simulator =
+            Simulator::new(SIZE, Machine::default(), BTreeMap::new()).with_state_faults(faults);
+        feed(&mut simulator, a, &[7, 8, 999]).unwrap();
+        let state = simulator.save(a, 20).unwrap();
+        let bytes = state.len();
+        assert_eq!(simulator.save(a, 20), Err(SaveError::NoMemory { bytes }));
+        assert_eq!(
+            simulator.save(a, 19),
+            Err(SaveError::TooLarge { bytes, limit: 19 })
+        );
+        assert!(!simulator.load(b, &state), "a fault");
+        for damaged in [
+            &state[..0],
+            &state[..19],
+            &state[4..],
+            &[state.clone(), vec![0]].concat(),
+        ] {
+            assert!(!simulator.load(b, damaged));
+        }
+        let mut damaged = state.clone();
+        damaged[17] ^= 0x80;
+        assert!(!simulator.load(b, &damaged), "an unknown token");
+        assert_eq!((simulator.length(b), simulator.used()), (0, 3));
+        assert!(simulator.load(b, &state));
+        assert_eq!((simulator.held(b), simulator.used()), (&[7, 8, 999][..], 6));
+        feed(&mut simulator, a, &[0, 0]).unwrap();
+        assert!(!simulator.load(SeqId(2), &state), "no room for three more");
+        simulator.truncate(a, 4);
+        assert!(simulator.load(SeqId(2), &state));
+    }
+
+    #[test]
+    #[should_panic(expected = "as a whole")]
+    fn a_memory_without_parts_shares_and_frees_wholes() {
+        let mut simulator =
+            Simulator::new(SIZE, Machine::default(), BTreeMap::new()).without_parts();
+        feed(&mut simulator, SeqId(0), &[1, 2, 3]).unwrap();
+        simulator.share(SeqId(0), SeqId(1), 3);
+        simulator.truncate(SeqId(0), 0);
+        assert_eq!((simulator.used(), simulator.length(SeqId(1))), (3, 3));
+        simulator.truncate(SeqId(1), 2);
     }
 }

@@ -2,7 +2,7 @@
 //! sent whole, once and in order, and fails at a poisoned token.
 
 use super::*;
-use crate::backend::DecodeError;
+use crate::backend::{DecodeError, SaveError};
 use crate::delivery::mailbox;
 use crate::scheduler::prefill::Prefill;
 use crate::simulator::{Machine, POISON, Simulator, Size};
@@ -30,6 +30,22 @@ impl Backend for Slow {
 
     fn clear(&mut self, seq: SeqId) {
         self.0.clear(seq);
+    }
+
+    fn share(&mut self, from: SeqId, to: SeqId, length: u32) {
+        self.0.share(from, to, length);
+    }
+
+    fn truncate(&mut self, seq: SeqId, length: u32) {
+        self.0.truncate(seq, length);
+    }
+
+    fn save(&mut self, seq: SeqId, limit: usize) -> Result<Vec<u8>, SaveError> {
+        self.0.save(seq, limit)
+    }
+
+    fn load(&mut self, seq: SeqId, state: &[u8]) -> bool {
+        self.0.load(seq, state)
     }
 
     fn length(&self, seq: SeqId) -> u32 {
