@@ -1,8 +1,10 @@
 //! Where llama.cpp puts each position in its key-value cells: a mirror of its allocator.
 //!
 //! llama.cpp's interface tells neither how many cells are used nor how far attention has to read,
-//! so this keeps the same books, from what was decoded and cleared alone. It mirrors one unified
-//! stream without sliding window, shift or sequence copies, and steps that run as one micro-batch.
+//! so this keeps the same books, from what was decoded, shared, truncated, cleared and restored
+//! alone. It mirrors one unified stream without sliding window or shift, and steps that run as one
+//! micro-batch. (A model with a sliding window has a second cache for it, with rules of its own;
+//! its other cache, which is the larger one, is the one mirrored here.)
 //!
 //! The whole rule is: **a position takes the lowest free cell.** llama.cpp's
 //! `llama_kv_cache::find_slot` says it in more words. It searches from a *head*, takes every free
@@ -11,12 +13,18 @@
 //! never above the number of used cells, and two more rules of its search can't come to pass here:
 //! that it wraps around at the end, and that it starts over when much is free below the head.
 //!
+//! Sequences that [share](Cells::share) a prefix hold the same cells, and a cell is free again when
+//! the last of them lets go of it. A [restored](Cells::restore) sequence takes a free cell for each
+//! position, whatever it shared before, in the order of the cells it was saved from ([`Layout`]).
+//!
 //! Invariants, tested with random workloads against a plain copy of llama.cpp's loops: a cell is
-//! free or in the list of exactly one sequence; `used` is the number of set bits, `top` is one past
-//! the highest, and no cell below `head` is free. A step costs time by the cells it takes or frees,
-//! plus at worst one look at each word of the map (4096 words for 262,144 cells).
+//! free or in the list of each of its holders, at the same position; `used` is the number of set
+//! bits, `top` is one past the highest, and no cell below `head` is free. A step costs time by the
+//! cells it takes or frees, plus at worst one look at each word of the map (4096 words for 262,144
+//! cells).
 
 use super::SeqId;
+use std::ops::Range;
 
 /// llama.cpp's `llama_kv_cache::get_n_kv` pads to this, so that graphs can be used again.
 const PADDING: u32 = 256;
@@ -34,8 +42,49 @@ pub struct Cells {
     top: u32,
     /// No cell below it is free.
     head: u32,
-    /// The cells of each sequence in the order of its positions, from position 0; by id.
-    held: Vec<Vec<u32>>,
+    /// By cell.
+    holders: Vec<Holders>,
+    /// By id.
+    held: Vec<Held>,
+}
+
+/// Who holds a cell. The number of them, and their ids combined by exclusive or: which is the id of
+/// the holder where there is one, and can be kept without knowing the others.
+#[derive(Clone, Copy, Debug, Default)]
+struct Holders {
+    count: u16,
+    ids: u16,
+}
+
+impl Holders {
+    /// The sequence that holds the cell, if it is one alone.
+    fn only(self) -> Option<SeqId> {
+        (self.count == 1).then_some(SeqId(self.ids))
+    }
+}
+
+/// What a sequence holds.
+#[derive(Clone, Debug, Default)]
+struct Held {
+    /// Its cells in the order of its positions, from position 0.
+    cells: Vec<u32>,
+    /// How many of them nobody else holds.
+    alone: u32,
+}
+
+/// In which order a sequence's positions stand in its cells, from the lowest cell to the highest:
+/// what [`Cells::restore`] has to know of a saved sequence.
+///
+/// Kept as runs of consecutive positions. A sequence that never took a hole below its other cells is
+/// one run; each position is at most one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layout(Vec<Range<u32>>);
+
+impl Layout {
+    /// Number of positions.
+    pub fn length(&self) -> u32 {
+        self.0.iter().map(|run| run.end - run.start).sum()
+    }
 }
 
 impl Cells {
@@ -48,6 +97,7 @@ impl Cells {
             used: 0,
             top: 0,
             head: 0,
+            holders: vec![Holders::default(); size as usize],
             held: Vec::new(),
         }
     }
@@ -57,17 +107,14 @@ impl Cells {
     pub fn place(&mut self, rows: impl Iterator<Item = (SeqId, u32)> + Clone) -> bool {
         let sum = |sum: u32, (_, count)| sum.saturating_add(count);
         let wanted = rows.clone().fold(0, sum);
-        if wanted > self.size - self.used {
+        if wanted > self.free() {
             return false;
         }
         for (seq, count) in rows {
-            let index = usize::from(seq.0);
-            if self.held.len() <= index {
-                self.held.resize_with(index + 1, Vec::new);
-            }
+            self.held_mut(seq);
             for _ in 0..count {
-                let cell = self.take_lowest();
-                self.held[index].push(cell);
+                let cell = self.take_lowest(seq);
+                self.held_mut(seq).cells.push(cell);
             }
         }
         true
@@ -79,23 +126,97 @@ impl Cells {
     /// between these, but in each the next position goes to the lowest free cell.
     pub fn undo(&mut self, rows: impl Iterator<Item = (SeqId, u32)>) {
         for (seq, count) in rows {
-            let Some(held) = self.held.get_mut(usize::from(seq.0)) else {
-                debug_assert_eq!(count, 0, "{seq:?} has nothing to take back");
-                continue;
-            };
-            let kept = held.len().checked_sub(count as usize);
+            let kept = self.held_by(seq).checked_sub(count);
             debug_assert!(kept.is_some(), "{seq:?} has fewer than {count} positions");
-            let freed = held.split_off(kept.unwrap_or(0));
-            self.free(&freed);
+            self.truncate(seq, kept.unwrap_or(0));
         }
     }
 
-    /// Frees all cells of a sequence, as llama.cpp's `llama_kv_cache::seq_rm` over all positions.
+    /// Lets `to`, which holds nothing, hold the cells of the first `length` positions of `from` too,
+    /// as llama.cpp's `llama_kv_cache::seq_cp` in one stream. Takes no cell.
+    pub fn share(&mut self, from: SeqId, to: SeqId, length: u32) {
+        debug_assert!(from != to, "{from:?} is shared with itself");
+        debug_assert_eq!(self.held_by(to), 0, "{to:?} holds something already");
+        debug_assert!(length <= self.held_by(from), "{from:?} is shorter");
+        if from == to {
+            return;
+        }
+        let held = &self.held_mut(from).cells;
+        let shared = held[..held.len().min(length as usize)].to_vec();
+        for &cell in &shared {
+            let holders = &mut self.holders[cell as usize];
+            let before = holders.only();
+            holders.count += 1;
+            holders.ids ^= to.0;
+            if let Some(seq) = before {
+                self.held_mut(seq).alone -= 1;
+            }
+        }
+        self.held_mut(to).cells = shared;
+    }
+
+    /// Lets go of the positions of a sequence from `length` on, as llama.cpp's
+    /// `llama_kv_cache::seq_rm`. Cells that nobody else holds become free.
+    pub fn truncate(&mut self, seq: SeqId, length: u32) {
+        let Some(held) = self.held.get_mut(usize::from(seq.0)) else {
+            return;
+        };
+        if (length as usize) < held.cells.len() {
+            let released = held.cells.split_off(length as usize);
+            self.release(seq, &released);
+        }
+    }
+
+    /// Lets go of all positions of a sequence. Cells that nobody else holds become free.
     pub fn clear(&mut self, seq: SeqId) {
         if let Some(held) = self.held.get_mut(usize::from(seq.0)) {
-            let freed = std::mem::take(held);
-            self.free(&freed);
+            let released = std::mem::take(&mut held.cells);
+            self.release(seq, &released);
         }
+    }
+
+    /// How a sequence lies in its cells. To be asked when its state is saved, since it changes with
+    /// what the sequence takes and gives back.
+    pub fn layout(&self, seq: SeqId) -> Layout {
+        let mut runs: Vec<Range<u32>> = Vec::new();
+        let mut push = |position: u32| match runs.last_mut() {
+            Some(run) if run.end == position => run.end += 1,
+            _ => runs.push(position..position + 1),
+        };
+        let held = self.held.get(usize::from(seq.0));
+        let cells = held.map_or(&[][..], |held| &held.cells);
+        if cells.is_sorted() {
+            (0..).zip(cells).for_each(|(position, _)| push(position));
+        } else {
+            let mut sorted: Vec<(u32, u32)> = cells.iter().copied().zip(0..).collect();
+            sorted.sort_unstable();
+            sorted.iter().for_each(|&(_, position)| push(position));
+        }
+        Layout(runs)
+    }
+
+    /// Places a sequence that was saved with this layout, and holds nothing now, as llama.cpp's
+    /// `llama_kv_cache::state_read_meta` does when its state is loaded. False, and nothing changed,
+    /// if there is no room, where llama.cpp does not load it.
+    ///
+    /// A state lists the cells of its sequence from the lowest to the highest, and each in turn
+    /// takes the lowest free cell: one cell for each position, side by side or not, and also where
+    /// they were shared. So a sequence that lay in holes, its positions out of order, stays out of
+    /// order.
+    #[must_use]
+    pub fn restore(&mut self, seq: SeqId, layout: &Layout) -> bool {
+        debug_assert_eq!(self.held_by(seq), 0, "{seq:?} holds something already");
+        let length = layout.length();
+        if length > self.free() {
+            return false;
+        }
+        let mut cells = vec![0; length as usize];
+        self.held_mut(seq);
+        for position in layout.0.iter().flat_map(Clone::clone) {
+            cells[position as usize] = self.take_lowest(seq);
+        }
+        self.held_mut(seq).cells = cells;
+        true
     }
 
     /// Number of used cells.
@@ -103,38 +224,74 @@ impl Cells {
         self.used
     }
 
+    /// Number of free cells: as many positions have room, wherever they are.
+    pub fn free(&self) -> u32 {
+        self.size - self.used
+    }
+
     /// Number of cells that attention runs over, used or not: all up to the highest used one, padded
     /// (llama.cpp's `llama_kv_cache::get_n_kv`). After [`Cells::place`] it is what that step reads.
     pub fn n_kv(&self) -> u32 {
-        self.top
-            .next_multiple_of(PADDING)
-            .max(PADDING)
-            .min(self.size)
+        self.padded(self.top)
     }
 
-    /// Number of cells that a sequence holds, which is its length.
+    /// What [`Cells::n_kv`] would be without a sequence. Looks at each cell down to the highest that
+    /// stays used.
+    pub fn n_kv_without(&self, seq: SeqId) -> u32 {
+        let below_top = &self.holders[..self.top as usize];
+        let stays = |holders: &Holders| holders.count > 0 && holders.only() != Some(seq);
+        let top = below_top.iter().rposition(stays).map_or(0, |last| last + 1);
+        self.padded(u32::try_from(top).unwrap_or(self.top))
+    }
+
+    /// The sequence that alone holds the highest used cell, and so decides how far attention runs.
+    /// `None` if nothing is used, or if several hold that cell: then clearing one of them shortens
+    /// nothing.
+    pub fn highest(&self) -> Option<SeqId> {
+        self.holders[self.top.checked_sub(1)? as usize].only()
+    }
+
+    /// Number of cells that a sequence holds, alone or with others, which is its length.
     pub fn held_by(&self, seq: SeqId) -> u32 {
-        let held = self.held.get(usize::from(seq.0)).map_or(0, Vec::len);
-        u32::try_from(held).unwrap_or(u32::MAX)
+        let held = self.held.get(usize::from(seq.0));
+        u32::try_from(held.map_or(0, |held| held.cells.len())).unwrap_or(u32::MAX)
     }
 
-    /// Sequence and position of each used cell, in cell order. Sorts them: for checks, not for every
-    /// step.
-    pub fn occupied(&self) -> impl Iterator<Item = (SeqId, u32)> {
-        let mut cells = Vec::with_capacity(self.used as usize);
+    /// Number of cells that would be free if a sequence were cleared: those that only it holds.
+    pub fn freed_by_clearing(&self, seq: SeqId) -> u32 {
+        let held = self.held.get(usize::from(seq.0));
+        held.map_or(0, |held| held.alone)
+    }
+
+    /// Position and holders of each used cell, in cell order, the holders by rising id. Sorts them:
+    /// for checks, not for every step.
+    pub fn occupied(&self) -> impl Iterator<Item = (u32, Vec<SeqId>)> {
+        let mut by_cell = vec![(0, Vec::new()); self.size as usize];
         for (seq, held) in (0..).map(SeqId).zip(&self.held) {
-            cells.extend(
-                (0..)
-                    .zip(held)
-                    .map(|(position, &cell)| (cell, seq, position)),
-            );
+            for (position, &cell) in (0..).zip(&held.cells) {
+                let entry = &mut by_cell[cell as usize];
+                entry.0 = position;
+                entry.1.push(seq);
+            }
         }
-        cells.sort_unstable();
-        cells.into_iter().map(|(_, seq, position)| (seq, position))
+        by_cell.into_iter().filter(|(_, seqs)| !seqs.is_empty())
     }
 
-    /// Takes the lowest free cell. There must be one.
-    fn take_lowest(&mut self) -> u32 {
+    fn padded(&self, top: u32) -> u32 {
+        top.next_multiple_of(PADDING).max(PADDING).min(self.size)
+    }
+
+    /// What a sequence holds, with room made for its id.
+    fn held_mut(&mut self, seq: SeqId) -> &mut Held {
+        let index = usize::from(seq.0);
+        if self.held.len() <= index {
+            self.held.resize_with(index + 1, Held::default);
+        }
+        &mut self.held[index]
+    }
+
+    /// Takes the lowest free cell for a sequence. There must be one.
+    fn take_lowest(&mut self, seq: SeqId) -> u32 {
         let mut word = self.head / WORD;
         while self.map[word as usize] == u64::MAX {
             word += 1;
@@ -145,18 +302,31 @@ impl Cells {
         self.used += 1;
         self.head = cell + 1;
         self.top = self.top.max(self.head);
+        self.holders[cell as usize] = Holders {
+            count: 1,
+            ids: seq.0,
+        };
+        self.held_mut(seq).alone += 1;
         cell
     }
 
-    /// Frees used cells.
-    fn free(&mut self, cells: &[u32]) {
+    /// Takes cells from one of their holders. Those that have no other become free.
+    fn release(&mut self, seq: SeqId, cells: &[u32]) {
         for &cell in cells {
-            let bit = 1 << (cell % WORD);
-            let word = &mut self.map[(cell / WORD) as usize];
-            debug_assert!(*word & bit != 0, "cell {cell} is free already");
-            *word &= !bit;
-            self.used -= 1;
-            self.head = self.head.min(cell);
+            let holders = &mut self.holders[cell as usize];
+            debug_assert!(holders.count > 0, "cell {cell} is free already");
+            holders.count -= 1;
+            holders.ids ^= seq.0;
+            match (holders.count, holders.only()) {
+                (0, _) => {
+                    self.map[(cell / WORD) as usize] &= !(1 << (cell % WORD));
+                    self.used -= 1;
+                    self.head = self.head.min(cell);
+                    self.held_mut(seq).alone -= 1;
+                }
+                (_, Some(other)) => self.held_mut(other).alone += 1,
+                _ => {}
+            }
         }
         while let Some(last) = self.top.checked_sub(1) {
             let start = last - last % WORD;
@@ -171,277 +341,4 @@ impl Cells {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn place(cells: &mut Cells, rows: &[(u16, u32)]) -> bool {
-        cells.place(rows.iter().map(|&(seq, count)| (SeqId(seq), count)))
-    }
-
-    fn undo(cells: &mut Cells, rows: &[(u16, u32)]) {
-        cells.undo(rows.iter().map(|&(seq, count)| (SeqId(seq), count)));
-    }
-
-    fn held(cells: &Cells, seq: u16) -> &[u32] {
-        &cells.held[usize::from(seq)]
-    }
-
-    #[test]
-    fn rows_are_placed_in_order_from_the_first_cell() {
-        let mut cells = Cells::new(256);
-        assert!(place(&mut cells, &[(3, 2), (0, 1)]));
-        assert!(place(&mut cells, &[(0, 1), (3, 1)]));
-        let occupied: Vec<_> = cells.occupied().map(|(seq, at)| (seq.0, at)).collect();
-        assert_eq!(occupied, [(3, 0), (3, 1), (0, 0), (0, 1), (3, 2)]);
-        assert_eq!((cells.used(), cells.held_by(SeqId(3))), (5, 3));
-        assert_eq!(cells.held_by(SeqId(9)), 0);
-    }
-
-    #[test]
-    fn the_lowest_free_cells_are_taken_holes_first() {
-        let mut cells = Cells::new(256);
-        place(&mut cells, &[(0, 4), (1, 4), (2, 4), (3, 200)]);
-        cells.clear(SeqId(2));
-        cells.clear(SeqId(0));
-        place(&mut cells, &[(4, 6)]);
-        assert_eq!(held(&cells, 4), [0, 1, 2, 3, 8, 9]);
-        place(&mut cells, &[(0, 3)]);
-        assert_eq!(held(&cells, 0), [10, 11, 212]);
-        // Clearing what holds nothing changes nothing.
-        cells.clear(SeqId(2));
-        cells.clear(SeqId(99));
-        assert_eq!((cells.used(), cells.head), (213, 213));
-    }
-
-    #[test]
-    fn a_step_without_room_changes_nothing() {
-        let mut cells = Cells::new(256);
-        place(&mut cells, &[(0, 200)]);
-        let before: Vec<_> = cells.occupied().collect();
-        assert!(!place(&mut cells, &[(1, 56), (2, 1)]));
-        assert!(!place(&mut cells, &[(1, u32::MAX), (2, u32::MAX)]));
-        assert!(cells.occupied().eq(before));
-        assert_eq!((cells.used(), cells.held_by(SeqId(1))), (200, 0));
-        assert!(place(&mut cells, &[(1, 55), (2, 1)]), "room to the last");
-        assert!(!place(&mut cells, &[(0, 1)]));
-        assert!(place(&mut cells, &[]), "nothing needs no room");
-        assert_eq!((cells.used(), cells.n_kv()), (256, 256));
-    }
-
-    #[test]
-    fn a_failed_step_is_taken_back_whole() {
-        let mut cells = Cells::new(512);
-        place(&mut cells, &[(0, 250), (1, 3)]);
-        let before: Vec<_> = cells.occupied().collect();
-        let rows = [(0, 2), (3, 10), (0, 1)];
-        place(&mut cells, &rows);
-        assert_eq!((cells.used(), cells.n_kv()), (266, 512));
-        undo(&mut cells, &rows);
-        assert!(cells.occupied().eq(before));
-        assert_eq!((cells.used(), cells.n_kv()), (253, 256));
-        place(&mut cells, &[(3, 1)]);
-        assert_eq!(held(&cells, 3), [253]);
-    }
-
-    #[test]
-    fn one_survivor_placed_high_keeps_attention_long() {
-        let mut cells = Cells::new(1024);
-        assert_eq!(cells.n_kv(), 256);
-        place(&mut cells, &[(0, 256)]);
-        assert_eq!(cells.n_kv(), 256);
-        place(&mut cells, &[(1, 500), (2, 1)]);
-        assert_eq!(cells.n_kv(), 768);
-        cells.clear(SeqId(0));
-        cells.clear(SeqId(1));
-        assert_eq!((cells.used(), cells.n_kv()), (1, 768));
-        cells.clear(SeqId(2));
-        assert_eq!((cells.used(), cells.n_kv()), (0, 256));
-    }
-
-    #[test]
-    fn attention_never_runs_over_more_than_there_is() {
-        let mut cells = Cells::new(100);
-        assert_eq!(cells.n_kv(), 100);
-        assert!(place(&mut cells, &[(0, 100)]));
-        assert_eq!(cells.n_kv(), 100);
-        let mut none = Cells::new(0);
-        assert!(!place(&mut none, &[(0, 1)]));
-        assert_eq!((none.used(), none.n_kv()), (0, 0));
-    }
-
-    /// llama.cpp's loops over every cell, with all rules of its search.
-    struct Plain {
-        cells: Vec<Option<(u16, u32)>>,
-        head: usize,
-    }
-
-    impl Plain {
-        fn used(&self) -> usize {
-            self.cells.iter().flatten().count()
-        }
-
-        fn length(&self, seq: u16) -> u32 {
-            let of_seq = self.cells.iter().flatten().filter(|cell| cell.0 == seq);
-            of_seq.map(|cell| cell.1 + 1).max().unwrap_or(0)
-        }
-
-        /// `llama_kv_cache::find_slot`.
-        fn find_slot(&self, tokens: usize) -> Option<Vec<usize>> {
-            let mut head = self.head;
-            if head > self.used() + 2 * tokens {
-                head = 0;
-            }
-            if tokens > self.cells.len() {
-                return None;
-            }
-            let mut found = Vec::new();
-            let mut tested = 0;
-            loop {
-                if head + 1 > self.cells.len() {
-                    tested += self.cells.len() - head;
-                    head = 0;
-                    continue;
-                }
-                let cell = head;
-                head += 1;
-                tested += 1;
-                if self.cells[cell].is_none() {
-                    found.push(cell);
-                }
-                if found.len() == tokens {
-                    return Some(found);
-                }
-                if tested >= self.cells.len() {
-                    return None;
-                }
-            }
-        }
-
-        /// `llama_kv_cache::apply_ubatch`.
-        fn place(&mut self, rows: &[(u16, u32)]) -> bool {
-            let mut tokens = Vec::new();
-            for &(seq, count) in rows {
-                let earlier = tokens.iter().filter(|token: &&(u16, u32)| token.0 == seq);
-                let from = self.length(seq) + earlier.count() as u32;
-                tokens.extend((from..from + count).map(|position| (seq, position)));
-            }
-            let Some(found) = self.find_slot(tokens.len()) else {
-                return false;
-            };
-            for (&cell, &token) in found.iter().zip(&tokens) {
-                self.cells[cell] = Some(token);
-            }
-            self.head = found.last().unwrap() + 1;
-            true
-        }
-
-        /// `llama_kv_cache::seq_rm` from a position on.
-        fn seq_rm(&mut self, seq: u16, from: u32) {
-            let mut new_head = self.cells.len();
-            for (index, cell) in self.cells.iter_mut().enumerate() {
-                if cell.is_some_and(|(of, position)| of == seq && position >= from) {
-                    *cell = None;
-                    new_head = new_head.min(index);
-                }
-            }
-            if new_head < self.cells.len() && new_head < self.head {
-                self.head = new_head;
-            }
-        }
-
-        /// The end of `llama_context::decode` when the computation failed.
-        fn undo(&mut self, rows: &[(u16, u32)]) {
-            for seq in 0..IDS {
-                let of_seq = rows.iter().filter(|row| row.0 == seq);
-                let count: u32 = of_seq.map(|row| row.1).sum();
-                if count > 0 {
-                    self.seq_rm(seq, self.length(seq) - count);
-                }
-            }
-        }
-    }
-
-    const IDS: u16 = 6;
-
-    #[derive(Clone, Debug)]
-    enum Event {
-        Step(Vec<(u16, u32)>),
-        /// The computation failed: llama.cpp placed and removed.
-        FailedStep(Vec<(u16, u32)>),
-        /// The batch was refused: llama.cpp placed nothing.
-        RefusedStep(Vec<(u16, u32)>),
-        Clear(u16),
-    }
-
-    fn events() -> impl Strategy<Value = Vec<Event>> {
-        let count = prop_oneof![3 => Just(1u32), 1 => 1..70u32];
-        let rows = proptest::collection::vec((0..IDS, count), 1..6);
-        let event = prop_oneof![
-            12 => rows.clone().prop_map(Event::Step),
-            1 => rows.clone().prop_map(Event::FailedStep),
-            1 => rows.prop_map(Event::RefusedStep),
-            4 => (0..IDS).prop_map(Event::Clear),
-        ];
-        proptest::collection::vec(event, 1..100)
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2_000))]
-
-        /// Whatever is placed, freed and taken back, each position is in llama.cpp's cell.
-        #[test]
-        fn every_position_is_where_llama_cpp_puts_it(size in 0..300u32, events in events()) {
-            let mut cells = Cells::new(size);
-            let mut plain = Plain { cells: vec![None; size as usize], head: 0 };
-            for event in events {
-                match event {
-                    Event::Step(rows) => {
-                        prop_assert_eq!(place(&mut cells, &rows), plain.place(&rows));
-                    }
-                    Event::FailedStep(rows) => {
-                        let placed = place(&mut cells, &rows);
-                        prop_assert_eq!(placed, plain.place(&rows));
-                        if placed {
-                            undo(&mut cells, &rows);
-                            plain.undo(&rows);
-                        }
-                    }
-                    Event::RefusedStep(rows) => {
-                        if place(&mut cells, &rows) {
-                            undo(&mut cells, &rows);
-                        }
-                    }
-                    Event::Clear(seq) => {
-                        cells.clear(SeqId(seq));
-                        plain.seq_rm(seq, 0);
-                    }
-                }
-                let mut mirrored = vec![None; size as usize];
-                for (seq, held) in (0..).zip(&cells.held) {
-                    for (position, &cell) in (0..).zip(held) {
-                        prop_assert_eq!(mirrored[cell as usize], None, "held twice");
-                        mirrored[cell as usize] = Some((seq, position));
-                    }
-                }
-                prop_assert_eq!(&mirrored, &plain.cells);
-                let listed = cells.occupied().map(|(seq, position)| (seq.0, position));
-                prop_assert!(listed.eq(mirrored.iter().flatten().copied()));
-                for (cell, holder) in (0..).zip(&mirrored) {
-                    let set = cells.map[(cell / WORD) as usize] >> (cell % WORD) & 1 == 1;
-                    prop_assert_eq!(set, holder.is_some());
-                }
-                prop_assert_eq!(cells.used as usize, plain.used());
-                let top = mirrored.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-                prop_assert_eq!(cells.top as usize, top);
-                // Why the lowest free cell is the whole rule.
-                for head in [cells.head as usize, plain.head] {
-                    prop_assert!(mirrored[..head].iter().all(Option::is_some));
-                }
-                for seq in 0..IDS {
-                    prop_assert_eq!(cells.held_by(SeqId(seq)), plain.length(seq));
-                }
-            }
-        }
-    }
-}
+mod tests;
