@@ -282,26 +282,23 @@ impl Spill {
 
     /// Loses the least recently used state whose write has not begun. False if there is none.
     fn lose_oldest_write(&mut self) -> bool {
-        let begun = self.desk.writing();
-        let oldest = self.writing.iter().find_map(|(&stamp, &id)| {
-            match self.entries.get(&id).map(|entry| &entry.place) {
-                Some(&Place::Writing { file, .. }) if begun != Some(file) => {
-                    Some((stamp, id, file))
-                }
-                _ => None,
-            }
-        });
-        let Some((stamp, id, file)) = oldest else {
-            return false;
+        let file = |id: &Id| match self.entries.get(id)?.place {
+            Place::Writing { file, .. } => Some(file),
+            _ => None,
         };
-        // If it has begun since we looked, it is too late.
-        if self.take_back(file).is_none() {
-            return false;
+        let writes = self.writing.iter();
+        let writes = writes.filter_map(|(&stamp, id)| Some((stamp, *id, file(id)?)));
+        let writes: Vec<_> = writes.collect();
+        for (stamp, id, file) in writes {
+            // Not those that have begun, even if they did just now.
+            if self.take_back(file).is_some() {
+                self.writing.remove(&stamp);
+                self.entries.remove(&id);
+                self.note_lost(id);
+                return true;
+            }
         }
-        self.writing.remove(&stamp);
-        self.entries.remove(&id);
-        self.note_lost(id);
-        true
+        false
     }
 
     /// Loses the least recently used state in memory. False if there is none.
