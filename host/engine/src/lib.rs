@@ -20,6 +20,9 @@ mod metrics;
 pub mod sampling;
 pub mod scheduler;
 pub mod simulator;
+// Not used yet but by its own tests: the engine's thread will.
+#[allow(dead_code, unused_imports)]
+mod store;
 mod text;
 mod worker;
 

@@ -1,0 +1,450 @@
+use super::format::{HEADER, HEADER_CHECKSUM, MAGIC, VERSION, decode, encode, header, length};
+use super::*;
+use proptest::prelude::*;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+
+const ORIGIN: Origin = Origin {
+    model: [7; 32],
+    layout: 42,
+};
+const LIMITS: Limits = Limits {
+    snapshot_bytes: 10_000,
+    tenant_bytes: 20_000,
+    tenant_count: 3,
+};
+
+fn contents(tokens: u32, state: usize) -> Contents {
+    Contents {
+        origin: ORIGIN,
+        tokens: (0..tokens).map(|i| i.wrapping_mul(77_777)).collect(),
+        state: (0..state).map(|i| (i * 13) as u8).collect(),
+    }
+}
+
+fn bytes_of(contents: &Contents) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    encode(&mut bytes, contents).unwrap();
+    bytes
+}
+
+fn read_bytes(bytes: &[u8]) -> Result<Contents, Error> {
+    decode(&mut &*bytes, bytes.len() as u64, &ORIGIN)
+}
+
+/// A snapshot with one token and this many bytes in all.
+fn sized(bytes: u64) -> Contents {
+    let fixed = length(1, 0).unwrap();
+    contents(1, usize::try_from(bytes - fixed).unwrap())
+}
+
+fn open(folder: &Path) -> Snapshots {
+    Snapshots::new(folder, LIMITS).unwrap()
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    // Also with more than is hashed at a time.
+    for (tokens, state) in [(0, 0), (1, 0), (0, 1), (3, 100), (70_000, 600_001)] {
+        let contents = contents(tokens, state);
+        let bytes = bytes_of(&contents);
+        assert_eq!(
+            length(tokens.into(), state as u64),
+            Some(bytes.len() as u64)
+        );
+        assert!(read_bytes(&bytes).unwrap() == contents);
+    }
+}
+
+#[test]
+fn every_flipped_bit_and_every_missing_or_added_byte_is_found() {
+    let good = bytes_of(&contents(5, 60));
+    for at in 0..good.len() {
+        for bit in 0..8 {
+            let mut bytes = good.clone();
+            bytes[at] ^= 1 << bit;
+            let error = read_bytes(&bytes).unwrap_err();
+            let expected = match at {
+                0..8 => matches!(error, Error::NotSnapshot),
+                8..12 => matches!(error, Error::Version { .. }),
+                _ => matches!(error, Error::Damaged { .. }),
+            };
+            assert!(expected, "bit {bit} of byte {at}: {error}");
+        }
+        let error = read_bytes(&good[..at]).unwrap_err();
+        let expected = match at {
+            0..8 => matches!(error, Error::NotSnapshot),
+            _ => matches!(error, Error::Damaged { .. }),
+        };
+        assert!(expected, "cut to {at} bytes: {error}");
+    }
+    let longer = [&good[..], b"x"].concat();
+    assert!(matches!(read_bytes(&longer), Err(Error::Damaged { .. })));
+}
+
+#[test]
+fn a_file_that_shrinks_or_fails_while_it_is_read_is_damaged() {
+    let good = bytes_of(&contents(5, 60));
+    for left in HEADER..good.len() {
+        let error = decode(&mut &good[..left], good.len() as u64, &ORIGIN).unwrap_err();
+        assert!(matches!(error, Error::Damaged { .. }), "{left}: {error}");
+    }
+    struct Failing<'a>(&'a [u8]);
+    impl Read for Failing<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            if self.0.is_empty() {
+                return Err(io::Error::other("a bad sector"));
+            }
+            self.0.read(buffer)
+        }
+    }
+    for left in 0..good.len() {
+        let mut failing = Failing(&good[..left]);
+        let error = decode(&mut failing, good.len() as u64, &ORIGIN).unwrap_err();
+        assert!(error.to_string().contains("bad sector"), "{left}: {error}");
+    }
+}
+
+#[test]
+fn each_way_of_not_fitting_has_its_own_error() {
+    let good = bytes_of(&contents(5, 60));
+    let read = |origin| decode(&mut &*good, good.len() as u64, &origin).unwrap_err();
+    let mut other = ORIGIN;
+    other.model[0] = 8;
+    let error = read(other);
+    assert!(matches!(error, Error::Model { found, expected }
+        if found == ORIGIN.model && expected == other.model));
+    let text = error.to_string();
+    assert!(
+        text.contains("0707070707070707") && text.contains("0807070707070707"),
+        "{text}"
+    );
+    let mut other = ORIGIN;
+    other.layout = 43;
+    assert!(matches!(
+        read(other),
+        Error::Layout {
+            found: 42,
+            expected: 43
+        }
+    ));
+    let error = read_bytes(b"GGUF").unwrap_err();
+    assert!(matches!(error, Error::NotSnapshot));
+    let mut newer = good.clone();
+    newer[8] = 9;
+    let error = read_bytes(&newer).unwrap_err();
+    assert!(matches!(error, Error::Version { found: 9, expected } if expected == VERSION));
+}
+
+#[test]
+fn a_header_that_lies_about_lengths_takes_no_memory() {
+    for (tokens, state) in [
+        (u64::MAX, 0),
+        (0, u64::MAX),
+        (u64::MAX / 4, u64::MAX),
+        (1 << 62, 1 << 40),
+        (1 << 40, 0),
+    ] {
+        let bytes = [&header(&ORIGIN, tokens, state)[..], &[0; 64]].concat();
+        let error = read_bytes(&bytes).unwrap_err();
+        assert!(matches!(error, Error::Damaged { .. }), "{error}");
+    }
+    // As long as it says, and no memory for it.
+    let state = u64::MAX - 200;
+    let length = length(1, state).unwrap();
+    let error = decode(&mut &header(&ORIGIN, 1, state)[..], length, &ORIGIN).unwrap_err();
+    assert!(matches!(error, Error::NoMemory { .. }), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn nothing_but_what_was_written_is_read(
+        tokens in prop::collection::vec(any::<u32>(), 0..20),
+        state in prop::collection::vec(any::<u8>(), 0..200),
+        cut in any::<prop::sample::Index>(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+    ) {
+        let contents = Contents { origin: ORIGIN, tokens, state };
+        let good = bytes_of(&contents);
+        let mut bytes = good.clone();
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        bytes.truncate(cut.index(bytes.len() * 2));
+        match read_bytes(&bytes) {
+            Ok(read) => {
+                prop_assert!(bytes == good);
+                prop_assert!(read == contents);
+            }
+            Err(_) => prop_assert!(bytes != good),
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_refused(
+        random in prop::collection::vec(any::<u8>(), 0..400),
+        tokens in prop_oneof![0..100_u64, any::<u64>()],
+        state in prop_oneof![0..400_u64, any::<u64>()],
+        begin in 0..4,
+    ) {
+        let front = match begin {
+            0 => Vec::new(),
+            1 => MAGIC.to_vec(),
+            2 => header(&ORIGIN, tokens, state).to_vec(),
+            // A header that fits the length: the last checksum alone is left to find it.
+            _ if random.len() >= 32 => header(&ORIGIN, 0, random.len() as u64 - 32).to_vec(),
+            _ => header(&ORIGIN, 0, 0)[..HEADER_CHECKSUM].to_vec(),
+        };
+        let bytes = [front, random].concat();
+        prop_assert!(read_bytes(&bytes).is_err());
+    }
+
+    #[test]
+    fn names_stay_in_their_folder(name in ".{0,140}") {
+        if is_name(&name).is_ok() {
+            let joined = Path::new("/a/b").join(&name);
+            prop_assert_eq!(joined.parent(), Some(Path::new("/a/b")));
+            prop_assert_eq!(joined.file_name().and_then(|n| n.to_str()), Some(&*name));
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_is_told_as_such_wherever_it_strikes() {
+    struct Full(usize);
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let written = bytes.len().min(self.0);
+            self.0 -= written;
+            match written {
+                0 => Err(io::ErrorKind::StorageFull.into()),
+                _ => Ok(written),
+            }
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let contents = contents(5, 60);
+    let all = bytes_of(&contents).len();
+    for room in 0..all {
+        let cause = encode(&mut Full(room), &contents).unwrap_err();
+        let error = Error::io("write", Path::new("x"), cause);
+        assert!(matches!(error, Error::NoSpace));
+    }
+    encode(&mut Full(all), &contents).unwrap();
+}
+
+#[test]
+fn a_snapshot_outlives_its_writer_and_is_replaced_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("made/here");
+    let first = contents(3, 100);
+    let snapshots = open(&folder);
+    snapshots.write("chat", "a.b-C_1", &first).unwrap();
+    drop(snapshots);
+
+    let snapshots = open(&folder);
+    assert!(snapshots.read("chat", "a.b-C_1", &ORIGIN).unwrap() == first);
+    let second = contents(4, 50);
+    snapshots.write("chat", "a.b-C_1", &second).unwrap();
+    assert!(snapshots.read("chat", "a.b-C_1", &ORIGIN).unwrap() == second);
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    let tenant = folder.join("chat");
+    assert_eq!(mode(&folder), 0o700);
+    assert_eq!(mode(&tenant), 0o700);
+    assert_eq!(mode(&tenant.join("a.b-C_1")), 0o600);
+    let files = fs::read_dir(&tenant).unwrap().count();
+    assert_eq!(files, 1, "nothing else is left");
+
+    snapshots.write("chat", "0", &first).unwrap();
+    snapshots.write("other", "0", &second).unwrap();
+    let list = snapshots.list("chat").unwrap();
+    let names: Vec<_> = list.iter().map(|entry| &*entry.name).collect();
+    assert_eq!(names, ["0", "a.b-C_1"]);
+    assert_eq!(list[0].bytes, length(3, 100).unwrap());
+    assert_eq!(snapshots.list("nobody").unwrap(), []);
+    let all = length(3, 100).unwrap() + 2 * length(4, 50).unwrap();
+    assert_eq!(snapshots.bytes().unwrap(), all);
+
+    snapshots.remove("chat", "0").unwrap();
+    let missing = |result| matches!(result, Err(Error::Missing { name }) if name == "0");
+    assert!(missing(snapshots.remove("chat", "0")));
+    assert!(missing(snapshots.read("chat", "0", &ORIGIN).map(drop)));
+    assert!(missing(snapshots.read("nobody", "0", &ORIGIN).map(drop)));
+    assert!(snapshots.read("other", "0", &ORIGIN).unwrap() == second);
+}
+
+#[test]
+fn limits_hold_and_say_so_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let snapshots = open(folder.path());
+    let error = snapshots.write("t", "a", &sized(10_001)).unwrap_err();
+    assert!(matches!(
+        error,
+        Error::TooLarge {
+            bytes: 10_001,
+            limit: 10_000
+        }
+    ));
+    assert!(!folder.path().join("t").exists());
+    snapshots.write("t", "a", &sized(10_000)).unwrap();
+    snapshots.write("t", "b", &sized(9_000)).unwrap();
+    let error = snapshots.write("t", "c", &sized(1_001)).unwrap_err();
+    assert!(matches!(
+        error,
+        Error::OverBudget {
+            bytes: 1_001,
+            used: 19_000,
+            limit: 20_000
+        }
+    ));
+    snapshots.write("t", "c", &sized(1_000)).unwrap();
+    let error = snapshots.write("t", "d", &sized(200)).unwrap_err();
+    assert!(matches!(error, Error::TooMany { limit: 3 }));
+    // What is replaced does not count, and other tenants have their own.
+    snapshots.write("t", "a", &sized(10_000)).unwrap();
+    snapshots.write("u", "a", &sized(10_000)).unwrap();
+    // A file larger than the limit is not read.
+    fs::write(folder.path().join("u/b"), vec![0; 10_001]).unwrap();
+    let error = snapshots.read("u", "b", &ORIGIN).unwrap_err();
+    assert!(matches!(error, Error::TooLarge { .. }));
+}
+
+#[test]
+fn what_is_being_written_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let snapshots = open(folder.path());
+    snapshots.write("t", "a", &sized(9_000)).unwrap();
+    let smaller = snapshots.reserve("t", "a", 1_000).unwrap();
+    let new = snapshots.reserve("t", "b", 9_000).unwrap();
+    // The smaller one may fail yet, and then the larger is still there.
+    let error = snapshots.write("t", "c", &sized(2_001)).unwrap_err();
+    assert!(matches!(error, Error::OverBudget { used: 18_000, .. }));
+    let third = snapshots.reserve("t", "c", 2_000).unwrap();
+    let error = snapshots.write("t", "d", &sized(200)).unwrap_err();
+    assert!(matches!(error, Error::TooMany { .. }));
+    drop((smaller, new, third));
+    snapshots.write("t", "d", &sized(10_000)).unwrap();
+}
+
+#[test]
+fn many_writers_at_once_stay_within_the_limits() {
+    let folder = tempfile::tempdir().unwrap();
+    let snapshots = open(folder.path());
+    std::thread::scope(|scope| {
+        for writer in 0..4_u64 {
+            let snapshots = &snapshots;
+            scope.spawn(move || {
+                for round in 0..20 {
+                    let name = format!("n{}", (writer + round) % 5);
+                    let size = 4_000 + 1_000 * writer;
+                    match snapshots.write("t", &name, &sized(size)) {
+                        Ok(()) | Err(Error::OverBudget { .. } | Error::TooMany { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                    let list = snapshots.list("t").unwrap();
+                    assert!(list.len() <= 3 + 4, "a list is not one moment");
+                    let _ = snapshots.read("t", &name, &ORIGIN).map(|read| {
+                        assert_eq!(read.tokens.len(), 1);
+                    });
+                    if round % 3 == 0 {
+                        let _ = snapshots.remove("t", &name);
+                    }
+                }
+            });
+        }
+    });
+    let list = snapshots.list("t").unwrap();
+    assert!(list.len() <= 3);
+    assert!(snapshots.bytes().unwrap() <= LIMITS.tenant_bytes);
+    let files = fs::read_dir(folder.path().join("t")).unwrap().count();
+    assert_eq!(files, list.len(), "nothing half written is left");
+    for entry in list {
+        snapshots.read("t", &entry.name, &ORIGIN).unwrap();
+    }
+}
+
+#[test]
+fn what_a_crash_left_half_written_is_removed_and_the_old_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let snapshots = open(folder.path());
+    let contents = contents(3, 100);
+    snapshots.write("t", "a", &contents).unwrap();
+    let half = folder.path().join("t/.writing-0");
+    fs::write(&half, &bytes_of(&contents)[..50]).unwrap();
+    // While it runs, what is being written is not seen.
+    assert_eq!(snapshots.list("t").unwrap().len(), 1);
+    drop(snapshots);
+    let snapshots = open(folder.path());
+    assert!(!half.exists());
+    assert!(snapshots.read("t", "a", &ORIGIN).unwrap() == contents);
+}
+
+#[test]
+fn a_write_that_fails_leaves_what_was_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let snapshots = open(folder.path());
+    // Something that a file can't replace.
+    fs::create_dir_all(folder.path().join("t/a/b")).unwrap();
+    let error = snapshots.write("t", "a", &contents(1, 1)).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error}");
+    assert!(folder.path().join("t/a/b").exists());
+    assert_eq!(fs::read_dir(folder.path().join("t")).unwrap().count(), 1);
+    assert!(snapshots.lock().pending.is_empty());
+    let error = snapshots.read("t", "a", &ORIGIN).unwrap_err();
+    assert!(matches!(error, Error::NotSnapshot));
+}
+
+#[test]
+fn a_folder_belongs_to_one_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = open(folder.path());
+    let error = Snapshots::new(folder.path(), LIMITS).unwrap_err();
+    assert!(matches!(error, Error::InUse { .. }));
+    drop(first);
+    open(folder.path());
+}
+
+#[test]
+fn names_that_could_lead_elsewhere_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let snapshots = open(folder.path());
+    let long = "x".repeat(129);
+    let bad = [
+        "", ".", "..", ".hidden", "a/b", "../a", "a\\b", "a b", "a\0", "ä", "a\n", &long,
+    ];
+    for name in bad {
+        let contents = contents(1, 1);
+        let results = [
+            snapshots.write("t", name, &contents),
+            snapshots.write(name, "a", &contents),
+            snapshots.read("t", name, &ORIGIN).map(drop),
+            snapshots.read(name, "a", &ORIGIN).map(drop),
+            snapshots.remove("t", name),
+            snapshots.remove(name, "a"),
+            snapshots.list(name).map(drop),
+        ];
+        for (at, result) in results.into_iter().enumerate() {
+            assert!(matches!(result, Err(Error::Name { .. })), "{name:?} {at}");
+        }
+    }
+    let longest = "x".repeat(128);
+    snapshots
+        .write(&longest, &longest, &contents(1, 1))
+        .unwrap();
+}
+
+#[test]
+fn a_digest_is_that_of_the_whole_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model");
+    fs::write(&path, b"abc").unwrap();
+    let digest = digest_of(&path).unwrap();
+    assert_eq!(digest[..4], [0xba, 0x78, 0x16, 0xbf]);
+    let large = vec![b'a'; 3_000_001];
+    fs::write(&path, &large).unwrap();
+    assert_eq!(digest_of(&path).unwrap(), *Sha256::digest(&large));
+    assert!(digest_of(&folder.path().join("none")).is_err());
+}

@@ -1,0 +1,211 @@
+//! With a real thread, and with real folders.
+
+use super::super::*;
+use super::bench::{FakeDisk, Fault, KIB, check, state};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
+
+/// A real folder and thread; what the waker says comes through the channel.
+fn real(base: &std::path::Path, ram: u64, disk: u64) -> (Spill, Receiver<()>) {
+    let (sender, receiver) = sync_channel(64);
+    let budgets = Budgets {
+        ram,
+        disk: Some((base.to_owned(), disk)),
+    };
+    let waker = Box::new(move || sender.try_send(()).unwrap());
+    (Spill::new(budgets, waker).unwrap(), receiver)
+}
+
+fn wait_for(spill: &mut Spill, told: &Receiver<()>, id: Id) -> Option<Vec<u8>> {
+    loop {
+        match spill.fetch(id) {
+            Fetched::Here(bytes) => return Some(bytes),
+            Fetched::Gone => return None,
+            Fetched::Coming => told.recv_timeout(Duration::from_secs(60)).unwrap(),
+        }
+    }
+}
+
+fn settle(spill: &mut Spill, told: &Receiver<()>) {
+    loop {
+        spill.poll();
+        if spill.writes.is_empty() && spill.reads.is_empty() {
+            return;
+        }
+        told.recv_timeout(Duration::from_secs(60)).unwrap();
+    }
+}
+
+fn folders(base: &std::path::Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(base).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.is_dir()).collect()
+}
+
+#[test]
+fn files_are_private_come_back_and_go_with_the_process() {
+    use std::os::unix::fs::PermissionsExt;
+    let base = tempfile::tempdir().unwrap();
+    let (mut spill, told) = real(base.path(), 64 * KIB, 1024 * KIB);
+    for id in 0..20 {
+        spill.put(id, state(id, 16 * KIB + id)).unwrap();
+        settle(&mut spill, &told);
+    }
+    let folder = &folders(base.path())[0];
+    let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(folder), 0o700);
+    let files = std::fs::read_dir(folder).unwrap();
+    let files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+    assert!(files.len() > 10 && files.iter().all(|file| mode(file) == 0o600));
+    for id in 0..20 {
+        let bytes = wait_for(&mut spill, &told, id);
+        assert_eq!(bytes, Some(state(id, 16 * KIB + id)));
+    }
+    assert_eq!(spill.take_lost(), []);
+    drop(spill);
+    assert_eq!(folders(base.path()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn files_damaged_on_a_real_disk_are_gone() {
+    let base = tempfile::tempdir().unwrap();
+    let (mut spill, told) = real(base.path(), 16 * KIB, 1024 * KIB);
+    for id in 0..3 {
+        spill.put(id, state(id, 16 * KIB)).unwrap();
+        settle(&mut spill, &told);
+    }
+    let folder = folders(base.path()).remove(0);
+    let file = |number: u64| folder.join(format!("{number}.state"));
+    std::fs::remove_file(file(1)).unwrap();
+    std::fs::write(file(2), b"short").unwrap();
+    let mut bytes = std::fs::read(file(3)).unwrap();
+    bytes[5000] ^= 1;
+    std::fs::write(file(3), bytes).unwrap();
+    for id in 0..3 {
+        assert_eq!(wait_for(&mut spill, &told, id), None, "{id}");
+    }
+    assert_eq!(spill.take_lost(), [0, 1, 2]);
+}
+
+#[test]
+fn the_folder_of_a_live_process_is_left_alone_and_that_of_a_dead_one_removed() {
+    let base = tempfile::tempdir().unwrap();
+    let dead = base.path().join("spill-1-0");
+    std::fs::create_dir(&dead).unwrap();
+    std::fs::write(dead.join("lock"), b"").unwrap();
+    std::fs::write(dead.join("1.state"), b"left over").unwrap();
+    std::fs::create_dir(base.path().join("spill-2-0")).unwrap();
+    std::fs::create_dir(base.path().join("not-ours")).unwrap();
+    let (mut first, told) = real(base.path(), 16 * KIB, 1024 * KIB);
+    assert_eq!(folders(base.path()).len(), 2, "not-ours and the new one");
+    first.put(1, state(1, 16 * KIB)).unwrap();
+    settle(&mut first, &told);
+    // A lock belongs to an open file: another one of this process stands for another process.
+    let (second, _told) = real(base.path(), 16 * KIB, 1024 * KIB);
+    assert_eq!(folders(base.path()).len(), 3);
+    let bytes = wait_for(&mut first, &told, 1);
+    assert_eq!(bytes, Some(state(1, 16 * KIB)));
+    drop(first);
+    drop(second);
+    assert_eq!(folders(base.path()).len(), 1);
+}
+
+/// A disk whose writes wait until they are let go.
+struct SlowDisk(Receiver<()>, FakeDisk);
+
+impl Disk for SlowDisk {
+    fn write(&mut self, file: u64, bytes: &[u8]) -> io::Result<()> {
+        // Ends when the other side is gone.
+        let _ = self.0.recv();
+        self.1.write(file, bytes)
+    }
+
+    fn read(&mut self, file: u64, length: u64) -> io::Result<Vec<u8>> {
+        self.1.read(file, length)
+    }
+
+    fn remove(&mut self, file: u64) -> io::Result<()> {
+        self.1.remove(file)
+    }
+}
+
+#[test]
+fn a_disk_that_hangs_holds_up_nobody_and_what_is_queued_is_dropped_at_the_end() {
+    let (let_go, gate) = sync_channel(1);
+    let disk = FakeDisk::new(1024 * KIB);
+    let slow = SlowDisk(gate, disk.clone());
+    let mut spill = Spill::with_disk(64 * KIB, 1024 * KIB, slow, Box::new(|| ())).unwrap();
+    for id in 0..1000 {
+        spill.put(id, state(id, KIB)).unwrap();
+        assert!(spill.ram_bytes() <= 64 * KIB);
+    }
+    assert_eq!(spill.take_lost().len(), 1000 - 64);
+    assert!(spill.writes.len() > 10, "many are queued");
+    let ender = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(20));
+        drop(let_go);
+    });
+    drop(spill);
+    ender.join().unwrap();
+    let files = disk.lock().files.len();
+    assert!(files <= 1, "{files} were written, of all that were queued");
+}
+
+/// The same as the property test, with a thread in place of its steps: what happens between two
+/// instructions of the engine can't be stepped.
+#[test]
+fn budgets_hold_and_nobody_waits_for_ever_with_a_thread() {
+    let disk = FakeDisk::new(60 * KIB);
+    let (sender, told) = sync_channel(64);
+    let waker = Box::new(move || sender.try_send(()).unwrap());
+    let mut spill = Spill::with_disk(32 * KIB, 60 * KIB, disk.clone(), waker).unwrap();
+    let mut kept = HashMap::new();
+    let mut random = 1_u64;
+    for round in 0..20_000 {
+        // Knuth's MMIX generator.
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let (id, what) = ((random >> 40) % 24, (random >> 50) % 16);
+        match what {
+            0..7 => {
+                let bytes = state(id + round, 1 + (random >> 20) % (6 * KIB));
+                kept.remove(&id);
+                if spill.put(id, bytes.clone()).is_ok() {
+                    kept.insert(id, bytes);
+                }
+            }
+            7..13 => match spill.fetch(id) {
+                Fetched::Here(bytes) => assert!(kept.remove(&id) == Some(bytes)),
+                Fetched::Coming => assert!(kept.contains_key(&id)),
+                Fetched::Gone => assert!(!spill.contains(id)),
+            },
+            13 => spill.release(id),
+            14 => {
+                spill.forget(id);
+                kept.remove(&id);
+            }
+            _ => {
+                let faults = [Fault::Full, Fault::Stays, Fault::Missing, Fault::Flipped];
+                disk.lock().fault = faults.get((random >> 33) as usize % 40).copied();
+            }
+        }
+        while told.try_recv().is_ok() {}
+        // However busy the machine is, some of it happens.
+        if round % 32 == 0 {
+            settle(&mut spill, &told);
+        }
+        check(&spill, &disk);
+        for id in spill.take_lost() {
+            assert!(kept.remove(&id).is_some());
+        }
+    }
+    disk.lock().fault = None;
+    for (id, bytes) in kept {
+        let found = wait_for(&mut spill, &told, id);
+        assert!(found.is_none_or(|found| found == bytes));
+    }
+    assert_eq!(spill.ram_bytes(), spill.writing_bytes);
+    let counts = spill.counts();
+    assert!(counts.spilled > 100 && counts.read_back > 100, "{counts:?}");
+}
