@@ -7,6 +7,7 @@
 
 mod batch;
 mod context;
+pub mod gguf;
 mod log;
 mod model;
 mod threads;
