@@ -9,6 +9,8 @@ mod batch;
 mod context;
 pub mod gguf;
 mod log;
+#[cfg(test)]
+mod memories;
 mod model;
 mod threads;
 
