@@ -7,7 +7,10 @@
 
 mod batch;
 mod context;
+pub mod gguf;
 mod log;
+#[cfg(test)]
+mod memories;
 mod model;
 mod threads;
 

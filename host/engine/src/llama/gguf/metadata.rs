@@ -1,0 +1,161 @@
+//! The metadata of a file: what a key can be set to, and reading it.
+
+use super::{Context, GgufError};
+use crate::llama::log;
+use llama_cpp_sys_2 as sys;
+use std::ffi::{CStr, CString, c_char};
+use std::path::Path;
+use std::ptr::NonNull;
+
+/// A value of the metadata.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "each variant is named after what it holds")]
+pub enum Value {
+    U32(u32),
+    I32(i32),
+    U64(u64),
+    I64(i64),
+    F32(f32),
+    F64(f64),
+    Bool(bool),
+    Text(String),
+    U32s(Vec<u32>),
+    I32s(Vec<i32>),
+    F32s(Vec<f32>),
+    Bools(Vec<bool>),
+    Texts(Vec<String>),
+}
+
+macro_rules! value_from {
+    ($($variant:ident($type:ty)),*) => {
+        $(impl From<$type> for Value {
+            fn from(value: $type) -> Self {
+                Self::$variant(value)
+            }
+        })*
+    };
+}
+
+value_from!(
+    U32(u32),
+    I32(i32),
+    U64(u64),
+    I64(i64),
+    F32(f32),
+    F64(f64),
+    Bool(bool),
+    Text(String),
+    U32s(Vec<u32>),
+    I32s(Vec<i32>),
+    F32s(Vec<f32>),
+    Bools(Vec<bool>),
+    Texts(Vec<String>)
+);
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+/// Reads the metadata of the file whose keys begin with `prefix`, in the file's order.
+pub fn metadata(path: &Path, prefix: &str) -> Result<Vec<(String, Value)>, GgufError> {
+    log::quiet_logs();
+    let unreadable = |cause: String| GgufError::Read {
+        path: path.to_owned(),
+        cause,
+    };
+    let file = path
+        .to_str()
+        .and_then(|text| CString::new(text).ok())
+        .ok_or_else(|| unreadable("its path is not valid UTF-8".into()))?;
+    log::take_last_error();
+    let params = sys::gguf_init_params {
+        no_alloc: true,
+        ctx: std::ptr::null_mut(),
+    };
+    // SAFETY: `file` is NUL-terminated and outlives the call; without a `ctx` no tensor is made.
+    let context = unsafe { sys::gguf_init_from_file(file.as_ptr(), params) };
+    let context = Context(NonNull::new(context).ok_or_else(|| {
+        unreadable(log::take_last_error().unwrap_or_else(|| "llama.cpp refused it".into()))
+    })?);
+    // SAFETY: the context is alive.
+    let count = unsafe { sys::gguf_get_n_kv(context.0.as_ptr()) };
+    let mut found = Vec::new();
+    for id in 0..count {
+        // SAFETY: `id` is below the number of keys; the key lives as long as the context.
+        let key = unsafe { text(sys::gguf_get_key(context.0.as_ptr(), id)) };
+        if key.starts_with(prefix) {
+            let value = read_value(&context, id).ok_or_else(|| {
+                unreadable(format!("the value of {key} is of a type that is not known"))
+            })?;
+            found.push((key, value));
+        }
+    }
+    Ok(found)
+}
+
+/// The value of key number `id`, which must be below the number of keys. `None` for types that
+/// [`Value`] has not.
+fn read_value(context: &Context, id: i64) -> Option<Value> {
+    let gguf = context.0.as_ptr();
+    // SAFETY: the context is alive and the caller's `id` within it; each getter is called for the
+    // type that llama.cpp says the value has.
+    unsafe {
+        Some(match sys::gguf_get_kv_type(gguf, id) {
+            sys::GGUF_TYPE_UINT32 => Value::U32(sys::gguf_get_val_u32(gguf, id)),
+            sys::GGUF_TYPE_INT32 => Value::I32(sys::gguf_get_val_i32(gguf, id)),
+            sys::GGUF_TYPE_UINT64 => Value::U64(sys::gguf_get_val_u64(gguf, id)),
+            sys::GGUF_TYPE_INT64 => Value::I64(sys::gguf_get_val_i64(gguf, id)),
+            sys::GGUF_TYPE_FLOAT32 => Value::F32(sys::gguf_get_val_f32(gguf, id)),
+            sys::GGUF_TYPE_FLOAT64 => Value::F64(sys::gguf_get_val_f64(gguf, id)),
+            sys::GGUF_TYPE_BOOL => Value::Bool(sys::gguf_get_val_bool(gguf, id)),
+            sys::GGUF_TYPE_STRING => Value::Text(text(sys::gguf_get_val_str(gguf, id))),
+            sys::GGUF_TYPE_ARRAY => match sys::gguf_get_arr_type(gguf, id) {
+                sys::GGUF_TYPE_UINT32 => Value::U32s(numbers(context, id)),
+                sys::GGUF_TYPE_INT32 => Value::I32s(numbers(context, id)),
+                sys::GGUF_TYPE_FLOAT32 => Value::F32s(numbers(context, id)),
+                sys::GGUF_TYPE_BOOL => {
+                    let bytes: Vec<u8> = numbers(context, id);
+                    Value::Bools(bytes.into_iter().map(|byte| byte != 0).collect())
+                }
+                sys::GGUF_TYPE_STRING => Value::Texts(
+                    (0..sys::gguf_get_arr_n(gguf, id))
+                        .map(|index| text(sys::gguf_get_arr_str(gguf, id, index)))
+                        .collect(),
+                ),
+                _ => return None,
+            },
+            _ => return None,
+        })
+    }
+}
+
+/// The elements of an array.
+///
+/// # Safety
+/// `id` must be an array of the context whose elements are plain numbers of type `T`.
+unsafe fn numbers<T: Copy>(context: &Context, id: i64) -> Vec<T> {
+    // SAFETY: the caller says that `id` is an array of numbers of this context.
+    let (data, count) = unsafe {
+        (
+            sys::gguf_get_arr_data(context.0.as_ptr(), id).cast::<T>(),
+            sys::gguf_get_arr_n(context.0.as_ptr(), id),
+        )
+    };
+    (0..count)
+        // SAFETY: the array holds `count` elements of `T`; nothing says that they are aligned.
+        .map(|index| unsafe { data.add(index).read_unaligned() })
+        .collect()
+}
+
+/// A string of llama.cpp's; what is not UTF-8 in it is replaced.
+///
+/// # Safety
+/// `string` must be NUL-terminated and alive.
+unsafe fn text(string: *const c_char) -> String {
+    // SAFETY: the caller says that it is a live C string.
+    unsafe { CStr::from_ptr(string) }
+        .to_string_lossy()
+        .into_owned()
+}

@@ -1,0 +1,126 @@
+//! Files that are written are read again.
+
+use super::*;
+
+fn temporary(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("corral-{}-{name}.gguf", std::process::id()))
+}
+
+#[test]
+fn metadata_is_read_as_it_was_written() {
+    let values: Vec<(&str, Value)> = vec![
+        ("a.u32", 7_u32.into()),
+        ("a.i32", (-7_i32).into()),
+        ("a.u64", u64::MAX.into()),
+        ("a.i64", i64::MIN.into()),
+        ("a.f32", 0.5_f32.into()),
+        ("a.f64", 0.25_f64.into()),
+        ("a.bool", true.into()),
+        ("a.text", "h\u{e9}llo".into()),
+        ("a.u32s", vec![1_u32, 2, 3].into()),
+        ("a.i32s", vec![-1, 2].into()),
+        ("a.f32s", vec![1.5_f32, -2.5].into()),
+        ("a.bools", vec![true, false, true].into()),
+        ("a.texts", vec![String::new(), "b".into()].into()),
+    ];
+    let mut writer = Writer::new().unwrap();
+    writer.set("other", 1_u32).unwrap();
+    for (key, value) in &values {
+        writer.set(key, value.clone()).unwrap();
+    }
+    let path = temporary("metadata");
+    writer.write(&path, |_, _, _| {}).unwrap();
+    let read = metadata(&path, "a.").unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let expected: Vec<_> = values
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect();
+    assert_eq!(read, expected);
+}
+
+#[test]
+fn what_llama_cpp_would_end_the_process_on_is_refused() {
+    let mut writer = Writer::new().unwrap();
+    assert!(writer.set("general.alignment", 64_u32).is_err());
+    assert!(writer.set("zero", "a\0b").is_err());
+    writer.tensor("a", Weights::Q4K, &[256, 2]).unwrap();
+    for (name, weights, dimensions) in [
+        ("a", Weights::F32, &[1][..]),
+        (&"long".repeat(16), Weights::F32, &[1]),
+        ("b", Weights::Q4K, &[64, 4]),
+        ("b", Weights::F32, &[]),
+        ("b", Weights::F32, &[1, 1, 1, 1, 1]),
+        ("b", Weights::F32, &[4, 0]),
+        ("b", Weights::F32, &[1 << 40, 1 << 40]),
+    ] {
+        assert!(
+            matches!(
+                writer.tensor(name, weights, dimensions),
+                Err(GgufError::Invalid(_))
+            ),
+            "{name} {dimensions:?}"
+        );
+    }
+    let nowhere = Path::new("/nonexistent/model.gguf");
+    assert!(matches!(
+        writer.write(nowhere, |_, _, _| {}),
+        Err(GgufError::Write { .. })
+    ));
+    assert!(matches!(metadata(nowhere, ""), Err(GgufError::Read { .. })));
+}
+
+#[test]
+fn rows_are_asked_for_once_and_in_order_and_each_tensor_is_aligned() {
+    let mut writer = Writer::new().unwrap();
+    // More than one chunk, and a size that is no multiple of the alignment.
+    writer.tensor("long", Weights::F32, &[3, 400_000]).unwrap();
+    writer.tensor("short", Weights::F16, &[5]).unwrap();
+    let path = temporary("rows");
+    let mut next = 0.0;
+    let mut asked = Vec::new();
+    writer
+        .write(&path, |_, tensor, weights| {
+            asked.push((tensor.name.clone(), weights.len()));
+            for weight in weights {
+                *weight = next;
+                next += 1.0;
+            }
+        })
+        .unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let total: usize = asked.iter().map(|(_, weights)| weights).sum();
+    assert_eq!(total, 1_200_005);
+    assert!(asked.len() > 2);
+    // The last tensor takes its 10 bytes padded to 32, the one before 4,800,000 exactly.
+    let data = bytes.len() - 32 - 4_800_000;
+    assert_eq!(data % ALIGNMENT, 0);
+    let last = &bytes[data + 4_800_000 - 4..][..4];
+    assert_eq!(f32::from_le_bytes(last.try_into().unwrap()), 1_199_999.0);
+}
+#[test]
+fn a_mixed_tensor_is_whole_and_made_of_blocks_of_its_first_rows() {
+    let mut writer = Writer::new().unwrap();
+    // Three pools of weights, and less than one.
+    writer.tensor("a", Weights::F32, &[64, 3000]).unwrap();
+    writer.tensor("b", Weights::Q4K, &[256, 2]).unwrap();
+    let path = temporary("mixed");
+    let mut asked = 0;
+    let fill = |_, _: &Tensor, weights: &mut [f32]| {
+        asked += weights.len();
+        for (index, weight) in weights.iter_mut().enumerate() {
+            *weight = index as f32;
+        }
+    };
+    writer.write_mixed(&path, fill, |below| below / 2).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(asked, POOL + 512);
+    let (a, b) = (3000 * 64 * 4, 2 * 144);
+    let data = bytes.len() - a - b;
+    assert_eq!(data % ALIGNMENT, 0);
+    // The block in the middle of the pool begins with weight number POOL / 2.
+    let last = &bytes[data + a - 32 * 4..][..4];
+    assert_eq!(f32::from_le_bytes(last.try_into().unwrap()), 32768.0);
+}
