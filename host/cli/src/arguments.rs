@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::complaint::Complaint;
+use crate::memory::Memory;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use corral_server::{Prefix, Routes};
@@ -60,6 +61,10 @@ pub(crate) struct Serve {
     /// one always go first. May be given several times.
     #[arg(long = "priority", value_name = "ROUTE=N")]
     pub(crate) priorities: Vec<PriorityArgument>,
+    /// A route whose plugin shares the prefixes of its prompts with all others named so; how quickly a
+    /// prompt is read tells them whether another one's began like it. May be given several times.
+    #[arg(long = "share-prefixes", value_name = "ROUTE")]
+    pub(crate) sharing: Vec<Prefix>,
     #[command(flatten)]
     pub(crate) limits: PluginLimits,
     /// Connections at once; further clients wait.
@@ -153,6 +158,8 @@ pub(crate) struct Models {
     /// Sequences of a model that run at once, at most 64; others wait for their turn.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) sequences: Option<u16>,
+    #[command(flatten)]
+    pub(crate) memory: Memory,
     /// Threads that compute, for each model; by default one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
@@ -207,6 +214,7 @@ impl PluginLimits {
             queue: size(self.queue),
             queue_time: self.queue_time,
             priority: 0,
+            share_prefixes: false,
         }
     }
 }
@@ -352,10 +360,18 @@ impl CommandLine {
                     .add(plugin.route.clone(), ())
                     .map_err(|taken| Complaint::Usage(taken.to_string()))?;
             }
-            for PriorityArgument { route, .. } in &serve.priorities {
+            let priorities = serve
+                .priorities
+                .iter()
+                .map(|said| ("--priority", &said.route));
+            let sharing = serve
+                .sharing
+                .iter()
+                .map(|route| ("--share-prefixes", route));
+            for (option, route) in priorities.chain(sharing) {
                 if !serve.plugins.iter().any(|plugin| plugin.route == *route) {
                     return Err(Complaint::Usage(format!(
-                        "--priority names the route '{route}', which no --plugin has"
+                        "{option} names the route '{route}', which no --plugin has"
                     )));
                 }
             }
@@ -486,6 +502,14 @@ mod tests {
             (
                 "corral serve --model x.gguf --plugin /g=g.wasm --priority /h=1",
                 "'/h', which no --plugin has",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g=g.wasm --share-prefixes /h",
+                "--share-prefixes names the route '/h', which no --plugin has",
+            ),
+            (
+                "corral serve --model x.gguf --spill-disk 5",
+                "--spill-folder <FOLDER>",
             ),
             (
                 "corral serve --model x.gguf --priority /g=300",

@@ -8,6 +8,7 @@ mod bench;
 mod complaint;
 mod house;
 mod logs;
+mod memory;
 mod run;
 mod serve;
 

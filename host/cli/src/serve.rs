@@ -88,6 +88,7 @@ async fn load(arguments: &Serve) -> Result<House, Complaint> {
                 .iter()
                 .rfind(named)
                 .map_or(0, |said| said.priority),
+            share_prefixes: arguments.sharing.contains(&argument.route),
             ..limits.clone()
         };
         let request_bytes = limits.request_bytes as u64;

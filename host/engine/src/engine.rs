@@ -6,12 +6,16 @@ use crate::llama::{ContextSettings, LlamaContext, Model};
 use crate::metrics::{Counters, Metric, add, get};
 use crate::scheduler::prefill::Prefill;
 use crate::scheduler::{Limits, Tenant};
-use crate::worker::{Command, Submission, Vocabulary, Worker};
+use crate::scheduler::{Reuse, Watch};
+use crate::store::snapshot::Snapshots;
+use crate::store::spill::{Budgets, Spill};
+use crate::view::View;
+use crate::worker::{Aside, Command, Submission, Vocabulary, Worker};
 use crate::{Caller, Error, Generation, LoadError, Options, Token};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -26,6 +30,8 @@ const DEFAULT_CONTEXT: u32 = 8192;
 const DEFAULT_CELLS: u32 = 16_384;
 /// Sequences that may wait, unless the caller says otherwise.
 const DEFAULT_QUEUE: usize = 1024;
+/// Bytes of memory for the states of idle and preempted sequences, unless the caller says otherwise.
+const DEFAULT_SPILL: u64 = 1 << 30;
 /// Part of the queue that one tenant may fill, so that no one else is refused for its sake.
 const TENANT_SHARE: usize = 4;
 
@@ -48,6 +54,15 @@ pub struct Config {
     pub sequences: u16,
     /// How prompts are read while others generate.
     pub prefill: Prefill,
+    /// Whether what was computed is kept for those that begin alike or go on.
+    pub prefix_cache: bool,
+    /// Bytes of memory for the states of sequences that had to leave the cells; by default 1 GiB. With
+    /// 0 they are computed again.
+    pub spill_ram: u64,
+    /// A folder and how many bytes of files in it, for states that find no room in memory.
+    pub spill_disk: Option<(PathBuf, u64)>,
+    /// Where named snapshots of sequences are kept.
+    pub snapshots: Option<Arc<Snapshots>>,
 }
 
 impl Config {
@@ -62,6 +77,10 @@ impl Config {
             queue: DEFAULT_QUEUE,
             sequences: SEQ_IDS,
             prefill: Prefill::default(),
+            prefix_cache: true,
+            spill_ram: DEFAULT_SPILL,
+            spill_disk: None,
+            snapshots: None,
         }
     }
 }
@@ -83,8 +102,9 @@ pub struct ModelInfo {
     pub end_of_generation: Vec<Token>,
     /// The Jinja chat template of the file.
     pub chat_template: Option<String>,
-    /// Whether sequences can be forked and truncated.
-    pub can_fork: bool,
+    /// Whether sequences can be truncated, and a part of one be shared with others: not where the
+    /// model's memory is recurrent or a sliding window.
+    pub can_truncate: bool,
 }
 
 /// A handle to a loaded model. Cheap to clone; the engine thread ends with the last of them.
@@ -94,7 +114,11 @@ pub struct Engine(Arc<Inner>);
 struct Inner {
     model: Arc<ModelWords>,
     info: ModelInfo,
-    commands: SyncSender<Command>,
+    path: PathBuf,
+    /// SHA-256 of the model file, once it was needed.
+    digest: OnceLock<[u8; 32]>,
+    snapshots: Option<Arc<Snapshots>>,
+    commands: Arc<SyncSender<Command>>,
     places: Places,
     counters: Arc<Counters>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -151,6 +175,12 @@ impl Engine {
             queue: config.queue,
             tenant_queue: config.queue.div_ceil(TENANT_SHARE),
             prefill: config.prefill,
+            reuse: match (config.prefix_cache, model.can_truncate()) {
+                (false, _) => Reuse::Off,
+                (true, false) => Reuse::Whole,
+                (true, true) => Reuse::Any,
+            },
+            spill: config.spill_ram > 0,
         };
         let info = ModelInfo {
             name: config.name,
@@ -160,7 +190,7 @@ impl Engine {
             begin: model.begin(),
             end_of_generation: model.end_of_generation(),
             chat_template: model.chat_template(),
-            can_fork: model.can_fork(),
+            can_truncate: model.can_truncate(),
         };
         let words = Arc::new(ModelWords {
             model,
@@ -170,8 +200,15 @@ impl Engine {
         let places = Places::new(config.queue + running, limits.tenant_queue + running);
         // One place more than sequences there can be, for the command to shut down.
         let (commands, inbox) = sync_channel(places.limit + 1);
+        let commands = Arc::new(commands);
         let counters = Arc::new(Counters::default());
-        let worker = Worker::new(backend, limits, words.clone(), inbox, counters.clone());
+        let aside = aside(
+            config.spill_ram,
+            config.spill_disk,
+            Arc::downgrade(&commands),
+        )?;
+        let vocabulary = words.clone();
+        let worker = Worker::new(backend, limits, vocabulary, inbox, counters.clone(), aside);
         let thread = std::thread::Builder::new()
             .name(format!("engine {}", info.name))
             .spawn(move || worker.run())
@@ -181,6 +218,9 @@ impl Engine {
         Ok(Self(Arc::new(Inner {
             model: words,
             info,
+            path: config.path,
+            digest: OnceLock::new(),
+            snapshots: config.snapshots,
             commands,
             places,
             counters,
@@ -220,8 +260,20 @@ impl Engine {
     pub fn generate(
         &self,
         prompt: Vec<Token>,
+        options: Options,
+        caller: Caller,
+    ) -> Result<Generation, Error> {
+        self.generate_claimed(prompt, options, caller, Watch::default())
+    }
+
+    /// [`Engine::generate`] for someone who means to go on with the sequence as long as the claim is
+    /// held.
+    pub(crate) fn generate_claimed(
+        &self,
+        prompt: Vec<Token>,
         mut options: Options,
         caller: Caller,
+        claim: Watch,
     ) -> Result<Generation, Error> {
         let context = self.0.info.context;
         check_options(&options)?;
@@ -251,6 +303,7 @@ impl Engine {
             prompt,
             options,
             caller,
+            claim,
             delivery,
             submitted: Instant::now(),
             place,
@@ -268,6 +321,51 @@ impl Engine {
     /// The counters as they are now.
     pub fn metrics(&self) -> Vec<Metric> {
         self.0.counters.list()
+    }
+
+    /// Has `tell` called, on the engine's thread and between two steps, with what goes on. It must
+    /// not block. [`Error::Refused`] if too much is asked at once.
+    pub fn view(&self, tell: impl FnOnce(View) + Send + 'static) -> Result<(), Error> {
+        self.order(Command::View(Box::new(tell)))
+    }
+
+    /// Drops what was kept and nobody means to go on with.
+    pub fn clear_cache(&self) -> Result<(), Error> {
+        self.order(Command::ClearCache)
+    }
+
+    pub(crate) fn order(&self, command: Command) -> Result<(), Error> {
+        self.0
+            .commands
+            .try_send(command)
+            .map_err(|error| match error {
+                TrySendError::Full(_) => Error::Refused {
+                    reason: "the engine has too much to look at".into(),
+                    retry_after: Duration::from_secs(1),
+                },
+                TrySendError::Disconnected(_) => {
+                    Error::Failed("the engine thread has ended".into())
+                }
+            })
+    }
+
+    /// Where named snapshots are kept.
+    pub(crate) fn snapshots(&self) -> Option<&Arc<Snapshots>> {
+        self.0.snapshots.as_ref()
+    }
+
+    /// SHA-256 of the model file. Reads all of it the first time.
+    pub(crate) fn digest(&self) -> Result<[u8; 32], Error> {
+        if let Some(digest) = self.0.digest.get() {
+            return Ok(*digest);
+        }
+        let digest = crate::store::snapshot::digest_of(&self.0.path).map_err(|error| {
+            let path = self.0.path.display();
+            Error::Failed(format!(
+                "the model file {path} can't be read any more: {error}"
+            ))
+        })?;
+        Ok(*self.0.digest.get_or_init(|| digest))
     }
 
     /// Whether the engine thread runs.
@@ -289,7 +387,7 @@ impl Engine {
         }
     }
 
-    fn check_tokens(&self, tokens: &[Token]) -> Result<(), Error> {
+    pub(crate) fn check_tokens(&self, tokens: &[Token]) -> Result<(), Error> {
         let vocabulary = self.0.info.vocabulary;
         match tokens.iter().find(|&&token| token >= vocabulary) {
             None => Ok(()),
@@ -299,6 +397,36 @@ impl Engine {
             ))),
         }
     }
+}
+
+/// Where the states of sequences go that have to leave the cells.
+fn aside(
+    ram: u64,
+    disk: Option<(PathBuf, u64)>,
+    commands: Weak<SyncSender<Command>>,
+) -> Result<Aside, LoadError> {
+    if ram == 0 {
+        return Ok(Aside::default());
+    }
+    let folder = disk.as_ref().map(|(folder, _)| folder.clone());
+    // Weak, so that the engine's thread ends with the last of its handles. If the channel is full
+    // the thread looks anyway.
+    let wake = move || {
+        if let Some(commands) = commands.upgrade() {
+            let _ = commands.try_send(Command::Look);
+        }
+    };
+    let spill = Spill::new(Budgets { ram, disk }, Box::new(wake)).map_err(|error| {
+        let folder = folder.unwrap_or_default();
+        LoadError::Config(format!(
+            "sequences can't be put aside in {}: {error}; give a folder that can be written",
+            folder.display()
+        ))
+    })?;
+    Ok(Aside::new(
+        spill,
+        usize::try_from(ram).unwrap_or(usize::MAX),
+    ))
 }
 
 fn sequence_length(config: &Config, model: &Model) -> Result<u32, LoadError> {

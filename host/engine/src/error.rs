@@ -31,6 +31,12 @@ pub enum Error {
     /// The request was cancelled by the operator: the engine is shutting down.
     #[error("the request was cancelled, since the engine is shutting down")]
     Cancelled,
+    /// The model can't do that.
+    #[error("{0}")]
+    Unsupported(String),
+    /// A snapshot could not be written or read.
+    #[error("{0}")]
+    Snapshot(String),
     /// The model or device failed; this sequence is lost, others are not.
     #[error("{0}")]
     Failed(String),

@@ -2,7 +2,7 @@
 
 use crate::Token;
 use crate::sampling::Sampler;
-use crate::scheduler::{Priority, Tenant};
+use crate::scheduler::{Priority, Scope, Tenant};
 use std::time::{Duration, Instant};
 
 /// Most stop strings a generation may have.
@@ -30,12 +30,24 @@ pub struct Options {
 pub struct Caller {
     /// Among whom the engine's time is shared fairly.
     pub tenant: Tenant,
+    /// Shares prefixes with all others of this group; without one, with its own tenant alone.
+    pub shares: Option<u32>,
     /// Higher goes first.
     pub priority: Priority,
     /// How long it may wait for its turn; then it is refused.
     pub queue_time: Option<Duration>,
     /// When it is worth nothing any more, wherever it is. Within a tenant the earliest goes first.
     pub deadline: Option<Instant>,
+}
+
+impl Caller {
+    /// With whom it shares prefixes.
+    pub fn scope(&self) -> Scope {
+        match self.shares {
+            Some(group) => Scope((1 << 32) | u64::from(group)),
+            None => Scope(u64::from(self.tenant.0)),
+        }
+    }
 }
 
 /// What became ready since the reader last looked.

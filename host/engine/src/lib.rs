@@ -20,11 +20,11 @@ mod metrics;
 pub mod random_model;
 pub mod sampling;
 pub mod scheduler;
+mod sequence;
 pub mod simulator;
-// Not used yet but by its own tests: the engine's thread will.
-#[allow(dead_code, unused_imports)]
 mod store;
 mod text;
+mod view;
 mod worker;
 
 pub use backend::{Backend, DecodeError, Input, SaveError};
@@ -37,6 +37,11 @@ pub use metrics::{Kind, Metric};
 pub use sampling::Sampler;
 pub use scheduler::prefill::Prefill;
 pub use scheduler::{Priority, Tenant};
+pub use sequence::Sequence;
+pub use store::snapshot::{
+    Entry as SnapshotEntry, Error as SnapshotError, Limits as SnapshotLimits, Snapshots,
+};
+pub use view::{EntryView, SequenceView, Tally, View};
 
 /// Index into a model's vocabulary.
 pub type Token = u32;

@@ -8,21 +8,33 @@ use crate::generation::{Caller, Finish, Outcome};
 use crate::metrics::{Counters, add, add_time, set};
 use crate::sampling::{Chain, Scratch};
 use crate::scheduler::{
-    Expired, Key, Limits, Refused, Request, Row, Scheduler, SeqId, Step, StepResult, Time,
+    Expired, Key, Limits, Progress, Refused, Request, Row, Scheduler, SeqId, Step, StepResult,
+    Time, Watch,
 };
 use crate::text::Assembler;
+use crate::view::View;
 use crate::{Error, Options};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the engine thread is asked.
 pub enum Command {
     /// Generate after a prompt. The arguments are checked: the prompt is not empty, its tokens are
     /// in the vocabulary, and prompt and `max_tokens` together fit the context.
     Generate(Box<Submission>),
+    /// Something that was put aside is at hand.
+    Look,
+    /// Tell what goes on.
+    View(Box<dyn FnOnce(View) + Send>),
+    /// Keep nothing that nobody means to go on with.
+    ClearCache,
+    /// Copy the state of a text, as far as there is one.
+    Save(Box<SaveOrder>),
+    /// Take in a state that was saved.
+    Adopt(Box<Adoption>),
     /// Cancel everything and end.
     Shutdown,
 }
@@ -32,6 +44,8 @@ pub struct Submission {
     pub prompt: Vec<Token>,
     pub options: Options,
     pub caller: Caller,
+    /// Whether somebody means to go on with the sequence.
+    pub claim: Watch,
     pub delivery: Sender,
     pub submitted: Instant,
     /// Held until the sequence has ended: bounds how many there are.
@@ -47,8 +61,8 @@ pub trait Vocabulary: Send + Sync {
 }
 
 struct Sequence {
-    tokens: Vec<Token>,
     prompt: u32,
+    generated: u32,
     options: Options,
     chain: Chain,
     text: Assembler,
@@ -61,10 +75,33 @@ struct Sequence {
     place: crate::engine::Place,
 }
 
+/// Where a sequence's time went; what it did not live to see took none.
+struct Times {
+    queue: Duration,
+    prefill: Duration,
+    decode: Duration,
+}
+
 impl Sequence {
-    fn generated(&self) -> u32 {
-        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX) - self.prompt
+    fn times(&self, now: Instant) -> Times {
+        let admitted = self.admitted.unwrap_or(now);
+        let first = self.first_token.unwrap_or(now);
+        Times {
+            queue: admitted - self.submitted,
+            prefill: first - admitted,
+            decode: now - first,
+        }
     }
+}
+
+/// What came of a step's rows with output.
+#[derive(Default)]
+struct Sampled {
+    tokens: Vec<(Key, Token)>,
+    /// Who wants no further token.
+    ended: Vec<Key>,
+    /// Who got none.
+    broken: Vec<Key>,
 }
 
 /// The engine thread's state.
@@ -79,6 +116,7 @@ pub struct Worker<B> {
     vocabulary: Arc<dyn Vocabulary>,
     commands: Receiver<Command>,
     counters: Arc<Counters>,
+    aside: Aside,
     inputs: Vec<Input>,
     scratch: Scratch,
     text: String,
@@ -91,6 +129,7 @@ impl<B: Backend> Worker<B> {
         vocabulary: Arc<dyn Vocabulary>,
         commands: Receiver<Command>,
         counters: Arc<Counters>,
+        aside: Aside,
     ) -> Self {
         Self {
             backend,
@@ -102,6 +141,7 @@ impl<B: Backend> Worker<B> {
             vocabulary,
             commands,
             counters,
+            aside,
             inputs: Vec::with_capacity(limits.step_tokens as usize),
             scratch: Scratch::default(),
             text: String::new(),
@@ -113,6 +153,7 @@ impl<B: Backend> Worker<B> {
         let mut works = false;
         while self.listen(works) {
             self.drop_abandoned();
+            self.bring_back();
             let now = Instant::now();
             let step = self.scheduler.plan(self.time(now));
             works = self.step(&step, now);
@@ -128,9 +169,8 @@ impl<B: Backend> Worker<B> {
             self.scheduler.cancel(key);
             self.drop_sequence(key, |counters| &counters.cancelled, Error::Cancelled);
         }
-        let step = self.scheduler.plan(self.time(Instant::now()));
-        self.clear(&step.clear);
-        self.report(&step);
+        self.see_to_memory();
+        self.report(&Step::default());
         self.check_empty();
     }
 
@@ -185,12 +225,19 @@ impl<B: Backend> Worker<B> {
     /// False if the thread shall end.
     fn take(&mut self, command: Command) -> bool {
         match command {
-            Command::Shutdown => false,
-            Command::Generate(submission) => {
-                self.enqueue(*submission);
-                true
+            Command::Shutdown => return false,
+            Command::Generate(submission) => self.enqueue(*submission),
+            Command::Look => {}
+            Command::View(tell) => tell(self.view()),
+            Command::ClearCache => {
+                self.scheduler.clear_cache();
+                self.see_to_memory();
+                self.report(&Step::default());
             }
+            Command::Save(order) => self.save(*order),
+            Command::Adopt(adoption) => self.adopt(*adoption),
         }
+        true
     }
 
     fn enqueue(&mut self, submission: Submission) {
@@ -198,6 +245,7 @@ impl<B: Backend> Worker<B> {
             prompt,
             options,
             caller,
+            claim,
             delivery,
             submitted,
             place,
@@ -209,12 +257,15 @@ impl<B: Backend> Worker<B> {
         let request = Request {
             key,
             tenant: caller.tenant,
+            scope: caller.scope(),
             priority: caller.priority,
-            prompt: length,
+            tokens: prompt,
             max_tokens: options.max_tokens,
             arrived,
             queue_until: caller.queue_time.map(|time| arrived.saturating_add(time)),
             deadline: caller.deadline.map(|deadline| self.time(deadline)),
+            claim,
+            progress: Progress::default(),
         };
         let now = self.time(Instant::now());
         if let Err(refused) = self.scheduler.enqueue(now, request) {
@@ -230,8 +281,8 @@ impl<B: Backend> Worker<B> {
         }
         let seed = options.seed.unwrap_or_else(rand::random);
         let sequence = Sequence {
-            tokens: prompt,
             prompt: length,
+            generated: 0,
             chain: Chain::new(options.samplers.clone(), seed),
             text: Assembler::new(options.stop.clone()),
             options,
@@ -264,7 +315,7 @@ impl<B: Backend> Worker<B> {
         };
         add(counter(&self.counters), 1);
         add(&self.counters.abandoned_tokens, sequence.computed);
-        self.count_times(&sequence, Instant::now());
+        self.count_times(&sequence.times(Instant::now()));
         let Sequence {
             delivery, place, ..
         } = sequence;
@@ -273,13 +324,11 @@ impl<B: Backend> Worker<B> {
         delivery.finish("", Err(error));
     }
 
-    /// Adds a sequence's times to their sums; those that it did not live to see are nothing.
-    fn count_times(&self, sequence: &Sequence, now: Instant) {
-        let admitted = sequence.admitted.unwrap_or(now);
-        let first = sequence.first_token.unwrap_or(now);
-        add_time(&self.counters.queue_nanos, admitted - sequence.submitted);
-        add_time(&self.counters.prefill_nanos, first - admitted);
-        add_time(&self.counters.decode_nanos, now - first);
+    /// Adds a sequence's times to their sums.
+    fn count_times(&self, times: &Times) {
+        add_time(&self.counters.queue_nanos, times.queue);
+        add_time(&self.counters.prefill_nanos, times.prefill);
+        add_time(&self.counters.decode_nanos, times.decode);
     }
 
     /// Does what was planned. False if there was nothing to compute.
@@ -287,14 +336,15 @@ impl<B: Backend> Worker<B> {
         for &(key, expired) in &step.expired {
             self.expire(key, expired);
         }
-        self.clear(&step.clear);
+        let wanted = self.aside.wanted();
+        self.do_memory(&step.memory);
         for key in &step.admitted {
             if let Some(sequence) = self.sequences.get_mut(key) {
-                sequence.admitted = Some(now);
+                sequence.admitted.get_or_insert(now);
             }
         }
         if step.rows.is_empty() {
-            return false;
+            return self.aside.wanted() > wanted;
         }
         self.gather(&step.rows);
         let before = Instant::now();
@@ -304,13 +354,19 @@ impl<B: Backend> Worker<B> {
         match decoded {
             Ok(()) => {
                 self.count(step);
-                let ended = self.sample(&step.rows, after);
+                let sampled = self.sample(&step.rows, after);
                 add_time(&self.counters.sample_nanos, after.elapsed());
                 // What everyone waits for is the whole round, not the computation alone.
                 let took = now.elapsed();
                 self.counters.step_duration.observe(took.as_secs_f64());
-                let ended = &ended;
-                self.scheduler.applied(StepResult::Decoded { ended, took });
+                self.scheduler.applied(StepResult::Decoded {
+                    sampled: &sampled.tokens,
+                    ended: &sampled.ended,
+                    took,
+                });
+                for key in sampled.broken {
+                    self.scheduler.cancel(key);
+                }
             }
             Err(error) => {
                 tracing::warn!(%error, tokens = self.inputs.len(), "a step failed");
@@ -362,11 +418,9 @@ impl<B: Backend> Worker<B> {
     fn gather(&mut self, rows: &[Row]) {
         self.inputs.clear();
         for row in rows {
-            let Some(sequence) = self.sequences.get(&row.key) else {
-                debug_assert!(false, "a row of a sequence that is gone");
-                continue;
-            };
-            let new = sequence.tokens.get(row.from as usize..row.to as usize);
+            let tokens = self.scheduler.tokens(row.key);
+            let new = tokens.get(row.from as usize..row.to as usize);
+            debug_assert!(new.is_some(), "a row of a sequence that is gone");
             let positions = row.from..row.to;
             for (&token, position) in new.unwrap_or_default().iter().zip(positions) {
                 self.inputs.push(Input {
@@ -379,9 +433,9 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Samples a token for each row with output, delivers it, and returns who ended.
-    fn sample(&mut self, rows: &[Row], now: Instant) -> Vec<Key> {
-        let mut ended = Vec::new();
+    /// Samples a token for each row with output and delivers it.
+    fn sample(&mut self, rows: &[Row], now: Instant) -> Sampled {
+        let mut sampled = Sampled::default();
         let mut index = 0;
         for row in rows {
             index += (row.to - row.from) as usize;
@@ -397,7 +451,7 @@ impl<B: Backend> Worker<B> {
             let Some(token) = token else {
                 let nothing = "the model computed no finite logit; its weights may be damaged";
                 self.fail(row.key, Error::Failed(nothing.into()));
-                ended.push(row.key);
+                sampled.broken.push(row.key);
                 continue;
             };
             sequence.first_token.get_or_insert(now);
@@ -406,7 +460,8 @@ impl<B: Backend> Worker<B> {
                     .gap_seconds
                     .observe((now - last).as_secs_f64());
             }
-            sequence.tokens.push(token);
+            sequence.generated += 1;
+            sampled.tokens.push((row.key, token));
             self.text.clear();
             let stopped = sequence
                 .text
@@ -415,43 +470,44 @@ impl<B: Backend> Worker<B> {
                 Some(Finish::Stop)
             } else if !sequence.options.ignore_end && self.vocabulary.ends_generation(token) {
                 Some(Finish::End)
-            } else if sequence.generated() >= sequence.options.max_tokens {
+            } else if sequence.generated >= sequence.options.max_tokens {
                 Some(Finish::Length)
             } else {
                 None
             };
             sequence.delivery.push(token, &self.text);
             if let Some(finish) = finish {
-                ended.push(row.key);
+                sampled.ended.push(row.key);
                 self.finish(row.key, finish, now);
             }
         }
-        ended
+        sampled
     }
 
     fn finish(&mut self, key: Key, finish: Finish, now: Instant) {
         let Some(sequence) = self.sequences.remove(&key) else {
             return;
         };
-        let admitted = sequence.admitted.unwrap_or(now);
-        let first = sequence.first_token.unwrap_or(now);
+        let progress = self.scheduler.progress(key);
+        let (cached, recomputed) = progress.map_or((0, 0), |p| (p.cached, p.recomputed));
+        let times = sequence.times(now);
         let outcome = Outcome {
             finish,
             prompt_tokens: sequence.prompt,
-            cached_tokens: 0,
-            generated_tokens: sequence.generated(),
-            queue_time: admitted - sequence.submitted,
-            prefill_time: first - admitted,
-            decode_time: now - first,
+            cached_tokens: cached.min(sequence.prompt),
+            generated_tokens: sequence.generated,
+            queue_time: times.queue,
+            prefill_time: times.prefill,
+            decode_time: times.decode,
         };
         let counters = &self.counters;
         add(&counters.finished, 1);
         add(&counters.prompt_tokens, u64::from(outcome.prompt_tokens));
-        add(
-            &counters.generated_tokens,
-            u64::from(outcome.generated_tokens),
-        );
-        self.count_times(&sequence, now);
+        let generated = u64::from(outcome.generated_tokens);
+        add(&counters.generated_tokens, generated);
+        add(&counters.cached_tokens, u64::from(cached));
+        add(&counters.recomputed_tokens, u64::from(recomputed));
+        self.count_times(&times);
         let Sequence {
             mut text,
             delivery,
@@ -469,22 +525,30 @@ impl<B: Backend> Worker<B> {
         self.drop_sequence(key, |counters| &counters.failed, error);
     }
 
-    fn clear(&mut self, ids: &[SeqId]) {
-        for &id in ids {
-            self.backend.clear(id);
-        }
-    }
-
     fn report(&self, step: &Step) {
         let (counters, scheduler) = (&self.counters, &self.scheduler);
+        let (cells, running) = (scheduler.cells(), scheduler.running());
         set(&counters.waiting, scheduler.waiting() as u64);
-        set(&counters.running, scheduler.running() as u64);
-        set(&counters.ids_used, scheduler.ids_used() as u64);
-        set(&counters.cells_used, u64::from(scheduler.cells().used()));
+        set(&counters.running, running as u64);
+        set(&counters.ids_used, running as u64);
+        set(
+            &counters.ids_cached,
+            (scheduler.ids_used() - running) as u64,
+        );
+        set(&counters.cells_used, u64::from(cells.pinned()));
+        let cached = cells.used() - cells.pinned();
+        set(&counters.cells_cached, u64::from(cached));
         set(
             &counters.cells_reserved,
             u64::from(scheduler.cells_reserved()),
         );
+        let tally = scheduler.tally();
+        set(&counters.evicted, tally.evicted);
+        set(&counters.spilled, tally.spilled);
+        set(&counters.restored, tally.restored);
+        set(&counters.lost, tally.lost);
+        set(&counters.preempted, tally.preempted);
+        self.aside.report(counters);
         let retry_after = scheduler.retry_after(self.time(Instant::now()));
         set(&counters.retry_after, retry_after.as_secs());
         if step.rows.is_empty() {
@@ -492,10 +556,12 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// With nothing running, no id may hold a cell: asks the backend itself.
+    /// With nothing running, no id may hold a cell but those of entries: asks the backend itself.
     fn check_empty(&mut self) {
-        let lengths = (0..self.limits.seq_ids).map(|id| u64::from(self.backend.length(SeqId(id))));
-        let left: u64 = lengths.sum();
+        let kept: HashSet<_> = self.scheduler.entries().filter_map(|e| e.seq).collect();
+        let ids = (0..self.limits.seq_ids).map(SeqId);
+        let nobodys = ids.filter(|id| !kept.contains(id));
+        let left: u64 = nobodys.map(|id| u64::from(self.backend.length(id))).sum();
         debug_assert_eq!(left, 0, "cells were left behind");
         set(&self.counters.cells_leaked, left);
     }
@@ -521,6 +587,10 @@ fn refusal(refused: Refused, limits: Limits) -> Error {
         Refused::Late => Error::Deadline,
     }
 }
+
+mod aside;
+
+pub use aside::{Adoption, Aside, SaveOrder, Saved};
 
 #[cfg(test)]
 mod tests;

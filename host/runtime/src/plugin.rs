@@ -266,6 +266,7 @@ impl Plugin {
     fn state(&self, wasi: &mut WasiCtxBuilder, live: &Live, deadline: Instant) -> State {
         let caller = Caller {
             tenant: self.0.tenant,
+            shares: live.limits.share_prefixes.then_some(0),
             priority: Priority(live.limits.priority),
             queue_time: live.limits.queue_time,
             deadline: Some(deadline.into_std()),

@@ -64,6 +64,9 @@ pub struct Limits {
     pub queue_time: Option<Duration>,
     /// Whose generations go first: those of the plugin with the higher one, always.
     pub priority: u8,
+    /// Prefixes of prompts are shared with all other deployments that share theirs. How quickly a
+    /// prompt is read then tells them whether another one began like it.
+    pub share_prefixes: bool,
 }
 
 impl Default for Limits {
@@ -77,6 +80,7 @@ impl Default for Limits {
             queue: 256,
             queue_time: None,
             priority: 0,
+            share_prefixes: false,
         }
     }
 }

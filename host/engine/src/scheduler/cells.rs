@@ -17,6 +17,9 @@
 //! the last of them lets go of it. A [restored](Cells::restore) sequence takes a free cell for each
 //! position, whatever it shared before, in the order of the cells it was saved from ([`Layout`]).
 //!
+//! Beside what llama.cpp knows, a sequence can be [pinned](Cells::pin): that one runs, and what it
+//! holds is not to be had for others. The number of cells that pinned sequences hold is kept.
+//!
 //! Invariants, tested with random workloads against a plain copy of llama.cpp's loops: a cell is
 //! free or in the list of each of its holders, at the same position; `used` is the number of set
 //! bits, `top` is one past the highest, and no cell below `head` is free. A step costs time by the
@@ -44,6 +47,8 @@ pub struct Cells {
     head: u32,
     /// By cell.
     holders: Vec<Holders>,
+    /// Cells that pinned sequences hold.
+    pinned: u32,
     /// By id.
     held: Vec<Held>,
 }
@@ -54,6 +59,8 @@ pub struct Cells {
 struct Holders {
     count: u16,
     ids: u16,
+    /// How many of them are pinned.
+    pinned: u16,
 }
 
 impl Holders {
@@ -70,6 +77,7 @@ struct Held {
     cells: Vec<u32>,
     /// How many of them nobody else holds.
     alone: u32,
+    pinned: bool,
 }
 
 /// In which order a sequence's positions stand in its cells, from the lowest cell to the highest:
@@ -81,6 +89,25 @@ struct Held {
 pub struct Layout(Vec<Range<u32>>);
 
 impl Layout {
+    /// One of these runs; `None` unless each position from 0 on is in exactly one of them.
+    pub fn new(runs: Vec<Range<u32>>) -> Option<Self> {
+        let mut sorted: Vec<_> = runs.iter().collect();
+        sorted.sort_unstable_by_key(|run| run.start);
+        let mut next = 0;
+        for run in sorted {
+            if run.start != next || run.end <= run.start {
+                return None;
+            }
+            next = run.end;
+        }
+        Some(Self(runs))
+    }
+
+    /// The runs, from the lowest cells to the highest.
+    pub fn runs(&self) -> &[Range<u32>] {
+        &self.0
+    }
+
     /// Number of positions.
     pub fn length(&self) -> u32 {
         self.0.iter().map(|run| run.end - run.start).sum()
@@ -98,6 +125,7 @@ impl Cells {
             top: 0,
             head: 0,
             holders: vec![Holders::default(); size as usize],
+            pinned: 0,
             held: Vec::new(),
         }
     }
@@ -143,11 +171,16 @@ impl Cells {
         }
         let held = &self.held_mut(from).cells;
         let shared = held[..held.len().min(length as usize)].to_vec();
+        let pinned = self.held_mut(to).pinned;
         for &cell in &shared {
             let holders = &mut self.holders[cell as usize];
             let before = holders.only();
             holders.count += 1;
             holders.ids ^= to.0;
+            if pinned {
+                holders.pinned += 1;
+                self.pinned += u32::from(holders.pinned == 1);
+            }
             if let Some(seq) = before {
                 self.held_mut(seq).alone -= 1;
             }
@@ -173,6 +206,45 @@ impl Cells {
             let released = std::mem::take(&mut held.cells);
             self.release(seq, &released);
         }
+    }
+
+    /// What this id holds from now on, and until it is unpinned, is not to be had for others.
+    pub fn pin(&mut self, seq: SeqId) {
+        if std::mem::replace(&mut self.held_mut(seq).pinned, true) {
+            return;
+        }
+        for &cell in &self.held[usize::from(seq.0)].cells {
+            let holders = &mut self.holders[cell as usize];
+            holders.pinned += 1;
+            self.pinned += u32::from(holders.pinned == 1);
+        }
+    }
+
+    /// The opposite of [`Cells::pin`].
+    pub fn unpin(&mut self, seq: SeqId) {
+        if !std::mem::replace(&mut self.held_mut(seq).pinned, false) {
+            return;
+        }
+        for &cell in &self.held[usize::from(seq.0)].cells {
+            let holders = &mut self.holders[cell as usize];
+            holders.pinned -= 1;
+            self.pinned -= u32::from(holders.pinned == 0);
+        }
+    }
+
+    /// Number of cells that pinned sequences hold.
+    pub fn pinned(&self) -> u32 {
+        self.pinned
+    }
+
+    /// How many of the first `length` cells of a sequence are not pinned.
+    pub fn unpinned(&self, seq: SeqId, length: u32) -> u32 {
+        let held = self.held.get(usize::from(seq.0));
+        let cells = held.map_or(&[][..], |held| &held.cells).iter();
+        let unpinned = cells
+            .take(length as usize)
+            .filter(|cell| self.holders[**cell as usize].pinned == 0);
+        u32::try_from(unpinned.count()).unwrap_or(u32::MAX)
     }
 
     /// How a sequence lies in its cells. To be asked when its state is saved, since it changes with
@@ -302,21 +374,30 @@ impl Cells {
         self.used += 1;
         self.head = cell + 1;
         self.top = self.top.max(self.head);
+        let held = self.held_mut(seq);
+        held.alone += 1;
+        let pinned = u16::from(held.pinned);
+        self.pinned += u32::from(pinned);
         self.holders[cell as usize] = Holders {
             count: 1,
             ids: seq.0,
+            pinned,
         };
-        self.held_mut(seq).alone += 1;
         cell
     }
 
     /// Takes cells from one of their holders. Those that have no other become free.
     fn release(&mut self, seq: SeqId, cells: &[u32]) {
+        let pinned = self.held_mut(seq).pinned;
         for &cell in cells {
             let holders = &mut self.holders[cell as usize];
             debug_assert!(holders.count > 0, "cell {cell} is free already");
             holders.count -= 1;
             holders.ids ^= seq.0;
+            if pinned {
+                holders.pinned -= 1;
+                self.pinned -= u32::from(holders.pinned == 0);
+            }
             match (holders.count, holders.only()) {
                 (0, _) => {
                     self.map[(cell / WORD) as usize] &= !(1 << (cell % WORD));

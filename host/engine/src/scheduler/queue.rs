@@ -107,8 +107,11 @@ impl Queue {
         let share = self.shares.entry(request.tenant).or_default();
         share.waiting.remove(&place(&request));
         share.running += 1;
-        // At once, and not as it is computed: else a tenant could take all ids in one step.
-        share.counter += u64::from(request.prompt);
+        // At once, and not as it is computed: else a tenant could take all ids in one step. But
+        // one that had to give way is not charged twice.
+        if request.progress.preempted == 0 {
+            share.counter += u64::from(request.prompt());
+        }
         Some(request)
     }
 
@@ -167,11 +170,14 @@ mod tests {
             key: Key(key),
             tenant: Tenant(tenant),
             priority: Priority(priority),
-            prompt: 10,
+            scope: super::super::Scope(0),
+            tokens: vec![0; 10],
             max_tokens: 5,
             arrived: Duration::ZERO,
             queue_until: None,
             deadline: deadline.map(Duration::from_secs),
+            claim: Default::default(),
+            progress: Default::default(),
         }
     }
 

@@ -1,4 +1,6 @@
+use super::prefill::Prefill;
 use super::*;
+use crate::Token;
 use crate::simulator::simulation::{Arrival, End, Record, Simulation, Taken};
 use crate::simulator::{Fault, Machine};
 use proptest::prelude::*;
@@ -11,18 +13,23 @@ const LIMITS: Limits = Limits {
     queue: 8,
     tenant_queue: 6,
     prefill: Prefill::Budgeted { gap: 2.0 },
+    reuse: Reuse::Any,
+    spill: true,
 };
 
 fn request(key: u64, prompt: u32, max_tokens: u32) -> Request {
     Request {
         key: Key(key),
         tenant: Tenant(0),
+        scope: Scope(0),
         priority: Priority(0),
-        prompt,
+        tokens: (0..prompt).map(|i| 1000 * key as Token + i).collect(),
         max_tokens,
         arrived: Time::ZERO,
         queue_until: None,
         deadline: None,
+        claim: Watch::default(),
+        progress: Progress::default(),
     }
 }
 
@@ -32,11 +39,16 @@ fn enqueue(scheduler: &mut Scheduler, key: u64, prompt: u32, max_tokens: u32) {
         .unwrap();
 }
 
-fn ended(keys: &[Key]) -> StepResult<'_> {
-    StepResult::Decoded {
-        ended: keys,
+/// The step was computed, and each row with output got a token.
+fn computed(scheduler: &mut Scheduler, step: &Step, ended: &[Key]) {
+    let rows = step.rows.iter().filter(|row| row.output);
+    let sampled: Vec<_> = rows.map(|row| (row.key, 7)).collect();
+    let result = StepResult::Decoded {
+        sampled: &sampled,
+        ended,
         took: Duration::from_millis(1),
-    }
+    };
+    assert_eq!(scheduler.applied(result), None);
 }
 
 #[test]
@@ -46,7 +58,7 @@ fn a_prompt_longer_than_a_step_is_read_in_chunks_and_sampled_at_its_end() {
     let spans: Vec<_> = (0..4)
         .map(|_| {
             let step = scheduler.plan(Time::ZERO);
-            scheduler.applied(ended(&[]));
+            computed(&mut scheduler, &step, &[]);
             let row = step.rows[0];
             (row.from, row.to, row.output)
         })
@@ -64,12 +76,13 @@ fn a_prompt_longer_than_a_step_is_read_in_chunks_and_sampled_at_its_end() {
 fn an_id_is_cleared_before_it_is_lent_again() {
     let mut scheduler = Scheduler::new(LIMITS);
     enqueue(&mut scheduler, 1, 1, 1);
-    let first = scheduler.plan(Time::ZERO).rows[0].seq;
-    scheduler.applied(ended(&[Key(1)]));
-    assert_eq!(scheduler.ids_used(), 1);
+    let step = scheduler.plan(Time::ZERO);
+    let first = step.rows[0].seq;
+    computed(&mut scheduler, &step, &[Key(1)]);
+    assert!(!scheduler.is_idle(), "there is something to clear");
     enqueue(&mut scheduler, 2, 1, 1);
     let step = scheduler.plan(Time::ZERO);
-    assert_eq!(step.clear, [first]);
+    assert_eq!(step.memory, [Memory::Clear(first)]);
     assert_eq!(step.rows[0].seq, first);
 }
 
@@ -128,8 +141,8 @@ fn nobody_waits_beyond_its_time_nor_runs_beyond_its_deadline() {
         ..request(3, 1, 1)
     };
     scheduler.enqueue(Time::ZERO, running).unwrap();
-    scheduler.plan(Time::ZERO);
-    scheduler.applied(ended(&[]));
+    let step = scheduler.plan(Time::ZERO);
+    computed(&mut scheduler, &step, &[]);
     for request in [impatient, late, request(4, 1, 1)] {
         scheduler.enqueue(Time::ZERO, request).unwrap();
     }
@@ -137,7 +150,7 @@ fn nobody_waits_beyond_its_time_nor_runs_beyond_its_deadline() {
         let step = scheduler.plan(seconds(second));
         let keys: Vec<_> = step.rows.iter().map(|row| row.key.0).collect();
         let timer = scheduler.next_timer();
-        scheduler.applied(ended(&[]));
+        computed(&mut scheduler, &step, &[]);
         (step.expired, keys, timer)
     };
     assert_eq!(at(9), (vec![], vec![1], Some(seconds(10))));
@@ -373,6 +386,7 @@ fn gaps(prefill: Prefill) -> (Duration, Duration) {
         queue: 64,
         tenant_queue: 64,
         prefill,
+        ..LIMITS
     };
     let of = |at, prompt, tokens| Arrival {
         at: Duration::from_millis(at),
@@ -489,15 +503,26 @@ fn arrival() -> impl Strategy<Value = Arrival> {
             sometimes(0..6_000),
         ),
         proptest::bool::weighted(0.04),
+        (0..60u32, 0..2u64),
+        proptest::option::weighted(0.4, (0..40usize, 0..150u32)),
     )
         .prop_map(
-            |((at, tenant, priority), (prompt, max_tokens, ends_after), times, poisoned)| {
+            |(
+                (at, tenant, priority),
+                (prompt, max_tokens, ends_after),
+                times,
+                poisoned,
+                family,
+                goes_on,
+            )| {
                 let (patience, time, leaves) = times;
                 Arrival {
                     at: Duration::from_millis(at),
                     tenant: Tenant(tenant),
                     priority: Priority(priority),
                     prompt,
+                    family,
+                    goes_on,
                     max_tokens,
                     ends_after,
                     patience,
@@ -527,21 +552,29 @@ fn limits() -> impl Strategy<Value = Limits> {
         4 => (1.0..4.0).prop_map(|gap| Prefill::Budgeted { gap }),
         1 => Just(Prefill::SlotOrder),
     ];
-    (1..9u16, 60..400u32, 9..64u32, 1..20usize, prefill).prop_map(
-        |(seq_ids, cells, step_tokens, queue, prefill)| Limits {
+    let reuse = prop_oneof![
+        1 => Just(Reuse::Off),
+        1 => Just(Reuse::Whole),
+        6 => Just(Reuse::Any),
+    ];
+    let memory = (reuse, proptest::bool::weighted(0.8));
+    (1..9u16, 60..400u32, 9..64u32, 1..20usize, prefill, memory).prop_map(
+        |(seq_ids, cells, step_tokens, queue, prefill, (reuse, spill))| Limits {
             seq_ids,
             cells,
             step_tokens,
             queue,
             tenant_queue: queue.div_ceil(2),
             prefill,
+            reuse,
+            spill,
         },
     )
 }
 
 /// What must be true of a request from the outside; the simulation itself checks every step.
 fn judge(limits: &Limits, arrival: &Arrival, record: &Record) -> Result<(), TestCaseError> {
-    let needed = arrival.prompt + arrival.max_tokens - 1;
+    let needed = record.prompt + arrival.max_tokens - 1;
     prop_assert_eq!(
         needed > limits.cells,
         matches!(record.end, End::Refused(Refused::TooLarge { .. }))
@@ -580,8 +613,10 @@ proptest! {
         limits in limits(),
         arrivals in proptest::collection::vec(arrival(), 1..40),
         faults in faults(),
+        store_fails in proptest::option::weighted(0.3, 1..9u64),
     ) {
-        let records = simulation(limits, &faults).run(arrivals.clone());
+        let mut simulation = simulation(limits, &faults).with_failing_store(store_fails);
+        let records = simulation.run(arrivals.clone());
         for (arrival, record) in arrivals.iter().zip(&records) {
             judge(&limits, arrival, record)?;
         }

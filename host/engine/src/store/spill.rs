@@ -420,6 +420,7 @@ impl Spill {
     }
 
     /// Whether a state is kept under this id, wherever.
+    #[cfg(test)]
     pub fn contains(&self, id: Id) -> bool {
         self.entries.contains_key(&id)
     }

@@ -82,7 +82,8 @@ impl From<Error> for wit::Error {
             }),
             Error::Deadline => Self::Deadline,
             Error::Cancelled => Self::Cancelled,
-            Error::Failed(text) => Self::Failed(text),
+            Error::Unsupported(text) => Self::Invalid(text),
+            Error::Failed(text) | Error::Snapshot(text) => Self::Failed(text),
         }
     }
 }

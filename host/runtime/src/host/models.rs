@@ -64,7 +64,7 @@ impl HostModel for State {
             begin: info.begin,
             end_of_generation: info.end_of_generation.clone(),
             chat_template: info.chat_template.clone(),
-            can_fork: info.can_fork,
+            can_fork: info.can_truncate,
         })
     }
 

@@ -148,6 +148,7 @@ impl Desk {
     }
 
     /// The next job, if there is one: for the disk's thread.
+    #[cfg(test)]
     pub fn begin(&self) -> Option<Job> {
         begin(&mut self.lock())
     }

@@ -1,0 +1,364 @@
+//! Who is taken up next, and with how much of its prompt computed already.
+//!
+//! Room is not set aside for all that a request may ever need, since few need it: it is for its
+//! tokens and for as many more as requests have generated of late. Who outgrows that takes what is
+//! free, and when nothing is, the least important sequence gives way (see [`room`](super::room)).
+//! Each time a request had to give way it is taken up again only with room for four times as many
+//! more, so it does not happen to it for ever.
+
+use super::cache::{Holder, Place};
+use super::running::{Running, Wait};
+use super::words::{EntryId, Key, Memory, Priority, Request, Reuse, SeqId, length};
+use super::{Scheduler, Time};
+
+/// Fewer shared tokens than this are computed again: that is as quick.
+const LEAST_SHARED: u32 = 4;
+/// How many more tokens make it worth to wait for another one to read them, or to fetch them.
+const WORTH_WAITING: u32 = 32;
+/// Room for generated tokens: at least this, and what is taken to be usual before anything is known.
+const HEADROOM: (u32, f64) = (32, 128.0);
+/// Weight of the newest request in the mean of generated tokens.
+const NEWEST: f64 = 0.05;
+
+/// How many tokens a request generates as a rule.
+#[derive(Clone, Debug)]
+pub(super) struct Usual(f64);
+
+impl Default for Usual {
+    fn default() -> Self {
+        Self(HEADROOM.1)
+    }
+}
+
+impl Usual {
+    /// A request generated so many.
+    pub fn observe(&mut self, generated: u32) {
+        self.0 += NEWEST * (f64::from(generated) - self.0);
+    }
+
+    fn tokens(&self) -> u32 {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let usual = self.0.ceil() as u32;
+        usual.max(HEADROOM.0)
+    }
+}
+
+/// Where a request's first tokens come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    Fresh,
+    /// An entry that nobody else needs becomes the sequence.
+    TakeOver {
+        entry: EntryId,
+        length: u32,
+    },
+    Share {
+        entry: Option<EntryId>,
+        from: SeqId,
+        length: u32,
+    },
+    Follow {
+        leader: Key,
+        length: u32,
+    },
+    Fetch {
+        entry: EntryId,
+        length: u32,
+    },
+}
+
+impl Scheduler {
+    /// Whose turn it is: who had it when there was no room, unless a more urgent one came.
+    fn next(&self) -> Option<&Request> {
+        let first = self.queue.first()?;
+        let held = self.turn.and_then(|key| self.queue.get(key));
+        Some(
+            held.filter(|held| held.priority >= first.priority)
+                .unwrap_or(first),
+        )
+    }
+
+    /// Takes up as many as there is room for. Whose turn it is, is not overtaken: so a large one is
+    /// delayed by those before it and by nobody else.
+    pub(super) fn admit(&mut self, now: Time) -> Vec<Key> {
+        let mut admitted = Vec::new();
+        while let Some(next) = self.next() {
+            let (key, priority) = (next.key, next.priority);
+            let start = self.start(next, u64::MAX);
+            let reserved = self.reserve(next);
+            let fits = self.running.is_empty() || self.fits(next, start, reserved);
+            self.turn = Some(key);
+            if !fits {
+                if self.preempt_below(priority) {
+                    continue;
+                }
+                break;
+            }
+            let Some((seq, start)) = self.lend(start) else {
+                if self.preempt_below(priority) {
+                    continue;
+                }
+                break;
+            };
+            let Some(request) = self.queue.admit(key) else {
+                break;
+            };
+            self.turn = None;
+            self.pace.admitted(now);
+            admitted.push(key);
+            self.begin(request, seq, start, reserved);
+        }
+        if self.queue.is_empty() {
+            self.pace.rest();
+        }
+        admitted
+    }
+
+    /// For how many tokens there has to be room.
+    fn reserve(&self, request: &Request) -> u32 {
+        let times = 2 * request.progress.preempted.min(8);
+        let headroom = u64::from(self.usual.tokens()) << times;
+        let more = u32::try_from(headroom).unwrap_or(u32::MAX);
+        length(&request.tokens)
+            .saturating_add(more)
+            .min(request.cells_needed().max(length(&request.tokens)))
+    }
+
+    fn fits(&self, request: &Request, start: Start, reserved: u32) -> bool {
+        let promised: u32 = self.running.iter().map(Running::promised).sum();
+        let own = match start {
+            Start::Fresh | Start::Fetch { .. } => reserved,
+            // The leader's promise is for both.
+            Start::Follow { length, .. } => reserved - length,
+            Start::TakeOver { entry, length } => {
+                let seq = self.cache.get(entry).and_then(|entry| entry.seq());
+                let taken = seq.map_or(0, |seq| self.cells.unpinned(seq, length));
+                reserved - length + taken
+            }
+            Start::Share { from, length, .. } => {
+                reserved - length + self.cells.unpinned(from, length)
+            }
+        };
+        let needed = u64::from(self.cells.pinned()) + u64::from(promised) + u64::from(own);
+        debug_assert!(length(&request.tokens) <= reserved);
+        needed <= u64::from(self.limits.cells)
+    }
+
+    /// The longest beginning that there is of a request, or will be soon. It is never all of it: the
+    /// last token is always computed, since what is predicted after it is not kept. It follows only
+    /// those that were admitted before `admission`, so no two wait for each other.
+    fn start(&self, request: &Request, admission: u64) -> Start {
+        let whole = match self.limits.reuse {
+            Reuse::Off => return Start::Fresh,
+            Reuse::Whole => true,
+            Reuse::Any => false,
+        };
+        let most = length(&request.tokens) - 1;
+        let (mut best, mut worth) = (Start::Fresh, LEAST_SHARED);
+        let mut leader = None;
+        // Those that share more come first; of equals the first one that is as good.
+        for (holder, shared) in self.cache.nearest(request.scope, &request.tokens) {
+            let shared = shared.min(most);
+            match holder {
+                Holder::Entry(id) => {
+                    let Some(entry) = self.cache.get(id) else {
+                        continue;
+                    };
+                    let all = shared == entry.length();
+                    if whole && !all {
+                        continue;
+                    }
+                    match entry.place {
+                        Place::Spilled(_) => {
+                            if shared >= worth + WORTH_WAITING {
+                                (best, worth) = (
+                                    Start::Fetch {
+                                        entry: id,
+                                        length: shared,
+                                    },
+                                    shared - WORTH_WAITING + 1,
+                                );
+                            }
+                        }
+                        Place::Cells(_) if all && !entry.is_claimed() => {
+                            if shared >= worth {
+                                let length = shared;
+                                (best, worth) = (Start::TakeOver { entry: id, length }, shared + 1);
+                            }
+                        }
+                        Place::Cells(from) => {
+                            if shared >= worth {
+                                let start = Start::Share {
+                                    entry: Some(id),
+                                    from,
+                                    length: shared,
+                                };
+                                (best, worth) = (start, shared + 1);
+                            }
+                        }
+                    }
+                }
+                Holder::Running(key) => {
+                    let Some(running) = self.running.iter().find(|r| r.key() == key) else {
+                        continue;
+                    };
+                    if whole || running.admission >= admission {
+                        continue;
+                    }
+                    let there = shared.min(running.computed);
+                    if there >= worth {
+                        let start = Start::Share {
+                            entry: None,
+                            from: running.seq,
+                            length: there,
+                        };
+                        (best, worth) = (start, there + 1);
+                    }
+                    let soon = running.computed < shared
+                        && running.request.priority >= request.priority
+                        && leader.is_none_or(|(_, length)| length < shared);
+                    if soon {
+                        leader = Some((key, shared));
+                    }
+                }
+            }
+        }
+        match leader {
+            Some((leader, length)) if length >= worth + WORTH_WAITING => {
+                Start::Follow { leader, length }
+            }
+            _ => best,
+        }
+    }
+
+    /// An id for a sequence that starts like that. What is in the way makes room for it, but what
+    /// it starts from only at last.
+    fn lend(&mut self, start: Start) -> Option<(SeqId, Start)> {
+        let source = match start {
+            Start::TakeOver { entry, .. } => {
+                let seq = self.cache.get(entry)?.seq()?;
+                return Some((seq, start));
+            }
+            Start::Share { entry, .. } => entry,
+            _ => None,
+        };
+        if let Some(seq) = self.lend_id(source) {
+            return Some((seq, start));
+        }
+        let (entry, length) = match start {
+            Start::Share {
+                entry: Some(entry),
+                length,
+                ..
+            } => (entry, length),
+            _ => return None,
+        };
+        let seq = self.cache.get(entry)?.seq()?;
+        if self.limits.reuse == Reuse::Any {
+            return Some((seq, Start::TakeOver { entry, length }));
+        }
+        self.put_aside(entry);
+        Some((self.lend_id(None)?, Start::Fresh))
+    }
+
+    fn begin(&mut self, request: Request, seq: SeqId, start: Start, reserved: u32) {
+        self.admissions += 1;
+        self.cache
+            .begin(request.scope, &request.tokens, request.key);
+        let mut running = request.run(seq, reserved, self.admissions);
+        match start {
+            Start::Fresh => {
+                self.cells.pin(seq);
+                running.starts_at(0);
+            }
+            Start::TakeOver { entry, length } => {
+                if self
+                    .cache
+                    .get(entry)
+                    .is_some_and(|entry| entry.is_claimed())
+                {
+                    self.spill_copy(entry, seq);
+                } else {
+                    self.cache.remove(entry);
+                }
+                self.cells.pin(seq);
+                self.truncate(seq, length);
+                running.starts_at(length);
+            }
+            Start::Share {
+                entry,
+                from,
+                length,
+            } => {
+                self.cells.pin(seq);
+                self.share(from, seq, length);
+                running.starts_at(length);
+                if let Some(entry) = entry {
+                    self.cache.touch(entry);
+                }
+            }
+            Start::Follow { leader, length } => {
+                self.cells.pin(seq);
+                running.wait = Wait::Follows { leader, length };
+            }
+            Start::Fetch { entry, length } => {
+                self.cells.pin(seq);
+                let key = running.key();
+                running.wait = Wait::Fetches { entry, length };
+                self.memory.push(Memory::Fetch { entry, key });
+            }
+        }
+        self.running.push(running);
+    }
+
+    /// Lets those go on whose leader has read what they wait for, and finds another way for those
+    /// whose leader is gone.
+    pub(super) fn join(&mut self) {
+        for index in 0..self.running.len() {
+            let running = &self.running[index];
+            let Wait::Follows { leader, length } = running.wait else {
+                continue;
+            };
+            let (seq, admission) = (running.seq, running.admission);
+            let leading = self.running.iter().find(|r| r.key() == leader);
+            let start = match leading {
+                Some(leading) if leading.computed < length => continue,
+                Some(leading) => Start::Share {
+                    entry: None,
+                    from: leading.seq,
+                    length,
+                },
+                None => self.start(&running.request, admission),
+            };
+            let from = match start {
+                Start::TakeOver { entry, length } => {
+                    let seq = self.cache.get(entry).and_then(|entry| entry.seq());
+                    seq.map(|seq| (seq, length))
+                }
+                Start::Share { from, length, .. } => Some((from, length)),
+                Start::Fresh => None,
+                Start::Follow { leader, length } => {
+                    self.running[index].wait = Wait::Follows { leader, length };
+                    continue;
+                }
+                Start::Fetch { entry, length } => {
+                    let running = &mut self.running[index];
+                    let key = running.key();
+                    running.wait = Wait::Fetches { entry, length };
+                    self.memory.push(Memory::Fetch { entry, key });
+                    continue;
+                }
+            };
+            if let Some((from, length)) = from {
+                self.share(from, seq, length);
+            }
+            let length = from.map_or(0, |(_, length)| length);
+            self.running[index].starts_at(length);
+        }
+    }
+
+    fn preempt_below(&mut self, priority: Priority) -> bool {
+        let lower = |running: &Running| running.request.priority < priority;
+        self.preempt_least(lower)
+    }
+}

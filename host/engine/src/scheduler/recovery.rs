@@ -1,0 +1,126 @@
+//! After a step failed: who is to blame, and when it is tried again.
+//!
+//! A step that fails is halved until it works; a sequence that fails alone, with one token, several
+//! times, while others do not, is given up, so that a bad one can't take others with it. When all
+//! fail it is the device: nobody is given up for a while, and the pauses between attempts get
+//! longer.
+
+use super::words::{Key, Row};
+use super::{Scheduler, Time};
+use std::time::Duration;
+
+/// How often a sequence may fail alone, with one token, while others get on, before it is given up.
+const MOST: u8 = 3;
+/// How long a sequence may fail alone before it is given up, if nothing else gets on either.
+const OUTAGE: Duration = Duration::from_secs(3);
+/// Shortest and longest pause after a failure with one token.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
+
+/// How often a sequence failed alone since it last got on; failures in one outage count once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Strikes {
+    count: u8,
+    /// When that began.
+    since: Time,
+    /// How many steps had gone well at the last time.
+    before: u64,
+}
+
+impl Strikes {
+    pub fn new(now: Time) -> Self {
+        Self {
+            count: 0,
+            since: now,
+            before: 0,
+        }
+    }
+
+    pub fn reset(&mut self) {
+        self.count = 0;
+    }
+
+    /// Another one, after so many steps that went well. True if it is one too many.
+    fn add(&mut self, now: Time, succeeded: u64) -> bool {
+        if self.count == 0 {
+            self.since = now;
+        }
+        if self.count == 0 || succeeded > self.before {
+            self.count = self.count.saturating_add(1);
+            self.before = succeeded;
+        }
+        self.count >= MOST || now.saturating_sub(self.since) >= OUTAGE
+    }
+}
+
+/// How much is tried, and when.
+#[derive(Clone, Debug)]
+pub(super) struct Recovery {
+    /// Tokens that a step has when all is well.
+    limit: u32,
+    /// Tokens that the next step may have: below the limit only after a failure.
+    most: u32,
+    /// Steps that went well.
+    succeeded: u64,
+    /// Nothing is computed until then, and how long the pause is.
+    pause: Option<(Time, Duration)>,
+}
+
+impl Recovery {
+    pub fn new(limit: u32) -> Self {
+        Self {
+            limit,
+            most: limit,
+            succeeded: 0,
+            pause: None,
+        }
+    }
+
+    /// Whether steps are small since one failed not long ago.
+    pub fn goes_on(&self) -> bool {
+        self.most < self.limit
+    }
+
+    pub fn most(&self) -> u32 {
+        self.most
+    }
+
+    /// Until when nothing is computed.
+    pub fn paused_until(&self) -> Option<Time> {
+        self.pause.map(|(until, _)| until)
+    }
+}
+
+impl Scheduler {
+    /// A step went well.
+    pub(super) fn recover(&mut self, planned: &[Row]) {
+        let recovery = &mut self.recovery;
+        recovery.succeeded += 1;
+        recovery.pause = None;
+        if recovery.goes_on() {
+            recovery.most = recovery.most.saturating_mul(2).min(recovery.limit);
+            // Let those be tried next that were left out, then try more at once.
+            self.running
+                .sort_by_key(|running| planned.iter().any(|row| row.key == running.key()));
+        }
+    }
+
+    /// A step failed. Returns who is given up.
+    pub(super) fn fail(&mut self, planned: &[Row], now: Time) -> Option<Key> {
+        let recovery = &mut self.recovery;
+        let tokens: u32 = planned.iter().map(Row::tokens).sum();
+        if tokens > 1 {
+            recovery.most = tokens / 2;
+            return None;
+        }
+        let pause = recovery.pause.map_or(PAUSES.0, |(_, last)| 2 * last);
+        let pause = pause.min(PAUSES.1);
+        recovery.pause = Some((now + pause, pause));
+        let key = planned.first()?.key;
+        let index = self.running.iter().position(|r| r.key() == key)?;
+        // To the end: the next one is tried alone, which tells whether it is this one's fault.
+        let mut running = self.running.remove(index);
+        let over = running.strikes.add(now, recovery.succeeded);
+        self.running.push(running);
+        over.then_some(key)
+    }
+}

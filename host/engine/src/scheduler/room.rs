@@ -1,0 +1,355 @@
+//! Ids and cells under pressure: what is given up for whom.
+//!
+//! In this order: prefixes that nobody claims are dropped, the least recently used first; idle
+//! sequences are put aside, in the same order; and where those that run need the room themselves,
+//! the least important of them gives way: of the lowest priority the one that came last. It goes
+//! back into the queue with what it has generated, and its state is put aside, or computed again,
+//! whichever is expected to take less time. So nothing that was admitted is ever lost for another's
+//! sake, and the most important sequence always gets on.
+
+use super::cache::{Entry, Place};
+use super::cells::Layout;
+use super::cost::Shape;
+use super::running::{Running, Wait};
+use super::words::{Claim, EntryId, Key, Memory, Reuse, Scope, SeqId, Watch};
+use super::{Scheduler, Time};
+use crate::Token;
+
+/// A sequence of fewer tokens is not kept, unless it is claimed: it is as quickly computed.
+const LEAST_KEPT: usize = 16;
+
+impl Scheduler {
+    pub(super) fn share(&mut self, from: SeqId, to: SeqId, length: u32) {
+        self.cells.share(from, to, length);
+        self.memory.push(Memory::Share { from, to, length });
+    }
+
+    pub(super) fn truncate(&mut self, seq: SeqId, length: u32) {
+        if self.cells.held_by(seq) > length {
+            self.cells.truncate(seq, length);
+            self.memory.push(Memory::Truncate { seq, length });
+        }
+    }
+
+    /// An id gets back what nobody holds any more.
+    pub(super) fn release(&mut self, seq: SeqId) {
+        self.cells.unpin(seq);
+        if self.cells.held_by(seq) > 0 {
+            self.cells.clear(seq);
+        }
+        self.memory.push(Memory::Clear(seq));
+        let place = self.free.partition_point(|other| *other > seq);
+        self.free.insert(place, seq);
+    }
+
+    /// An id for a newcomer, but not that of `spared`.
+    pub(super) fn lend_id(&mut self, spared: Option<EntryId>) -> Option<SeqId> {
+        if self.free.is_empty() {
+            let others = |id, _: &Entry, _: SeqId| Some(id) != spared;
+            let unclaimed = |id, entry: &Entry, _: SeqId| Some(id) != spared && !entry.is_claimed();
+            let oldest = self.cache.oldest(unclaimed);
+            self.put_aside(oldest.or_else(|| self.cache.oldest(others))?);
+        }
+        self.free.pop()
+    }
+
+    /// Takes an entry out of the cells: spilled if it is claimed, else dropped.
+    pub(super) fn put_aside(&mut self, id: EntryId) {
+        let Some(entry) = self.cache.get(id) else {
+            return;
+        };
+        let Some(seq) = entry.seq() else {
+            return;
+        };
+        if entry.is_claimed() && self.limits.spill {
+            self.spill_copy(id, seq);
+        } else {
+            self.cache.remove(id);
+            self.tally.evicted += 1;
+        }
+        self.release(seq);
+    }
+
+    /// Puts a copy of an entry's state aside; its id is for others from then on.
+    pub(super) fn spill_copy(&mut self, id: EntryId, seq: SeqId) {
+        let layout = self.cells.layout(seq);
+        self.cache.spilled(id, layout);
+        self.memory.push(Memory::Spill { entry: id, seq });
+        self.tally.spilled += 1;
+    }
+
+    /// Sees to it that so many cells are free, as far as it can be done with what does not run.
+    pub(super) fn make_room(&mut self, cells: u32) -> bool {
+        while self.cells.free() < cells {
+            let gives = |seq| self.cells.freed_by_clearing(seq) > 0;
+            let unclaimed = |_, entry: &Entry, seq| !entry.is_claimed() && gives(seq);
+            let oldest = self.cache.oldest(unclaimed);
+            // Several may hold the same cells, and none of them gives any by itself.
+            let oldest = oldest
+                .or_else(|| self.cache.oldest(|_, _, seq| gives(seq)))
+                .or_else(|| self.cache.oldest(|_, entry, _| !entry.is_claimed()))
+                .or_else(|| self.cache.oldest(|_, _, _| true));
+            let Some(id) = oldest else {
+                return false;
+            };
+            self.put_aside(id);
+        }
+        true
+    }
+
+    /// The least important of those that run gives way, if there is one `among` whom it may be taken
+    /// and another one stays.
+    pub(super) fn preempt_least(&mut self, among: impl Fn(&Running) -> bool) -> bool {
+        if self.running.len() < 2 {
+            return false;
+        }
+        let all = self.running.iter().enumerate();
+        let least = all
+            .filter(|(_, running)| among(running))
+            .min_by_key(|(_, running)| running.importance());
+        let Some((index, _)) = least else {
+            return false;
+        };
+        let running = self.running.remove(index);
+        self.preempt(running);
+        true
+    }
+
+    fn preempt(&mut self, mut running: Running) {
+        self.unlist(&running);
+        running.stops();
+        let swap = self.limits.spill && self.is_swap_quicker(running.computed);
+        let Running {
+            mut request,
+            seq,
+            computed,
+            ..
+        } = running;
+        request.progress.preempted += 1;
+        request.progress.hold = None;
+        if swap && computed > 0 && self.limits.reuse != Reuse::Off {
+            let claim = Claim::default();
+            let tokens = request.tokens[..computed as usize].to_vec();
+            let place = Place::Cells(seq);
+            let entry = self.cache.keep(request.scope, tokens, place, claim.watch());
+            self.spill_copy(entry, seq);
+            request.progress.hold = Some(claim);
+        }
+        self.release(seq);
+        self.tally.preempted += 1;
+        // It had its turn in time.
+        if let Some(time) = request.queue_until.take() {
+            self.timers.remove(&(time, request.key));
+        }
+        let tenant = request.tenant;
+        self.queue.push(request);
+        self.queue.ended(tenant);
+    }
+
+    /// Whether so many tokens are sooner put aside and brought back than computed again.
+    fn is_swap_quicker(&self, tokens: u32) -> bool {
+        let chunk = tokens.min(self.limits.step_tokens);
+        let shape = Shape {
+            rows: 0,
+            prefill: chunk,
+            n_kv: self.cells.n_kv(),
+        };
+        let steps = f64::from(tokens) / f64::from(chunk.max(1));
+        let compute = self.cost.predict(shape) * steps;
+        !self.cost.is_fitted() || 2.0 * self.state_seconds * f64::from(tokens) < compute
+    }
+
+    /// Moving the state of so many tokens out of the cells or into them took so long.
+    pub fn observe_state(&mut self, tokens: u32, seconds: f64) {
+        if tokens > 0 && seconds.is_finite() {
+            let newest = seconds / f64::from(tokens);
+            self.state_seconds += 0.2 * (newest - self.state_seconds);
+        }
+    }
+
+    /// A sequence that runs no longer is no longer shared from.
+    pub(super) fn unlist(&mut self, running: &Running) {
+        let begun = &running.tokens()[..running.begun as usize];
+        self.cache.end(running.request.scope, begun, running.key());
+    }
+
+    /// A sequence ended; what it leaves behind is kept if it may be of use.
+    pub(super) fn keep(&mut self, running: Running) {
+        self.unlist(&running);
+        let Running {
+            request,
+            seq,
+            computed,
+            ..
+        } = running;
+        let (scope, claim) = (request.scope, request.claim);
+        let mut tokens = request.tokens;
+        tokens.truncate(computed as usize);
+        let claimed = claim.is_held();
+        let wanted = (claimed && !tokens.is_empty()) || tokens.len() >= LEAST_KEPT;
+        let useless = !claimed && self.cache.covers(scope, &tokens);
+        if self.limits.reuse == Reuse::Off || !wanted || useless {
+            self.release(seq);
+            return;
+        }
+        if self.limits.reuse == Reuse::Any {
+            for id in self.cache.covered_by(scope, &tokens) {
+                self.drop_entry(id);
+            }
+        }
+        self.cells.unpin(seq);
+        self.cache.keep(scope, tokens, Place::Cells(seq), claim);
+    }
+
+    /// An entry is of no use any more.
+    pub(super) fn drop_entry(&mut self, id: EntryId) {
+        let Some(entry) = self.cache.remove(id) else {
+            return;
+        };
+        match entry.place {
+            Place::Cells(seq) => self.release(seq),
+            Place::Spilled(_) => self.memory.push(Memory::Forget(id)),
+        }
+        for running in &mut self.running {
+            if matches!(running.wait, Wait::Fetches { entry, .. } if entry == id) {
+                running.starts_at(0);
+            }
+        }
+    }
+
+    /// What was put aside under this name is gone: it is computed again where it is needed.
+    pub fn lost(&mut self, id: EntryId) {
+        if self
+            .cache
+            .get(id)
+            .is_some_and(|entry| entry.seq().is_none())
+        {
+            self.tally.lost += 1;
+            self.drop_entry(id);
+        }
+    }
+
+    /// Whether a sequence waits for what was put aside under this name.
+    pub fn fetches(&self, key: Key, id: EntryId) -> bool {
+        let running = self.running.iter().find(|running| running.key() == key);
+        running.is_some_and(
+            |running| matches!(running.wait, Wait::Fetches { entry, .. } if entry == id),
+        )
+    }
+
+    /// Whether anything is known under this name.
+    pub fn has_entry(&self, id: EntryId) -> bool {
+        self.cache.get(id).is_some()
+    }
+
+    /// The id that holds the longest beginning of a text and nothing else, and how long that is.
+    pub fn resident(&self, scope: Scope, tokens: &[Token]) -> Option<(SeqId, u32)> {
+        let entries = self.cache.beginnings(scope, tokens);
+        let resident = entries.filter_map(|entry| Some((entry.seq()?, entry.length())));
+        resident.max_by_key(|(_, length)| *length)
+    }
+
+    /// A state from outside is at hand as if it had been put aside.
+    pub fn adopt(
+        &mut self,
+        scope: Scope,
+        tokens: Vec<Token>,
+        layout: Layout,
+        claim: Watch,
+    ) -> EntryId {
+        self.cache
+            .keep(scope, tokens, Place::Spilled(layout), claim)
+    }
+
+    /// What a sequence waits for is at hand: the id to bring it back into, which holds nothing.
+    /// `None` if it is not wanted any more or there is no room for it. [`Scheduler::take_memory`]
+    /// is to be done first, and [`Scheduler::restored`] said afterwards.
+    pub fn restore(&mut self, key: Key, id: EntryId) -> Option<SeqId> {
+        let running = self.find(key)?;
+        let seq = running.seq;
+        if !matches!(running.wait, Wait::Fetches { entry, .. } if entry == id) {
+            return None;
+        }
+        let room = self.cache.get(id).map(|entry| entry.length());
+        if room.is_some_and(|room| self.make_room(room)) {
+            return Some(seq);
+        }
+        self.find(key)?.starts_at(0);
+        None
+    }
+
+    /// Whether what a sequence waited for is back in its cells. True if the copy is still needed.
+    pub fn restored(&mut self, key: Key, id: EntryId, success: bool) -> bool {
+        let Some(entry) = self.cache.get(id) else {
+            return false;
+        };
+        let claimed = entry.is_claimed();
+        let Place::Spilled(layout) = entry.place.clone() else {
+            return false;
+        };
+        let Some(running) = self.find(key) else {
+            return claimed;
+        };
+        let Wait::Fetches { length, .. } = running.wait else {
+            return claimed;
+        };
+        if !success {
+            self.lost(id);
+            return false;
+        }
+        let seq = running.seq;
+        running.starts_at(length);
+        self.tally.restored += 1;
+        let mirrored = self.cells.restore(seq, &layout);
+        debug_assert!(mirrored, "the backend had room for it");
+        self.truncate(seq, length);
+        self.cache.touch(id);
+        if !claimed {
+            self.cache.remove(id);
+            self.refer(id, key);
+        }
+        claimed
+    }
+
+    /// Others waited for the same entry, and it has become a sequence that runs.
+    fn refer(&mut self, id: EntryId, leader: Key) {
+        for running in &mut self.running {
+            match running.wait {
+                Wait::Fetches { entry, length } if entry == id => {
+                    running.wait = Wait::Follows { leader, length };
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Keeps nothing any longer that nobody claims.
+    pub fn clear_cache(&mut self) {
+        self.sweep(true);
+    }
+
+    /// Drops what was put aside and that nobody claims any more; and with `all` what is in the
+    /// cells, too.
+    fn sweep(&mut self, all: bool) {
+        let unclaimed = self
+            .cache
+            .entries()
+            .filter(|(_, entry)| !entry.is_claimed());
+        let dropped = unclaimed.filter(|(_, entry)| all || entry.seq().is_none());
+        let dropped: Vec<_> = dropped.map(|(id, _)| id).collect();
+        for id in dropped {
+            self.drop_entry(id);
+        }
+    }
+
+    /// When it was last looked whether claims were let go.
+    pub(super) fn sweep_now_and_then(&mut self, now: Time) {
+        if now.saturating_sub(self.swept) >= SWEEP {
+            self.swept = now;
+            self.sweep(false);
+        }
+    }
+}
+
+/// How often is looked whether claims were let go.
+const SWEEP: Time = Time::from_secs(1);

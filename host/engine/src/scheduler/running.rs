@@ -1,0 +1,124 @@
+//! A sequence that holds an id.
+
+use super::words::{EntryId, Key, Request, Row, SeqId, length};
+use super::{Time, recovery::Strikes};
+use crate::Token;
+
+/// What a sequence waits for before it is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Nothing.
+    None,
+    /// Another one that is reading the same beginning, until it has read so many tokens.
+    Follows { leader: Key, length: u32 },
+    /// The first so many tokens, which were put aside.
+    Fetches { entry: EntryId, length: u32 },
+}
+
+/// One of them. Its tokens stand in its request.
+#[derive(Clone, Debug)]
+pub(super) struct Running {
+    pub request: Request,
+    pub seq: SeqId,
+    /// Tokens whose cells are filled.
+    pub computed: u32,
+    /// Tokens it had when it was admitted.
+    pub begun: u32,
+    /// For how many tokens there was to be room then.
+    pub reserved: u32,
+    pub wait: Wait,
+    /// Rises with each admission.
+    pub admission: u64,
+    pub strikes: Strikes,
+}
+
+impl Running {
+    pub fn key(&self) -> Key {
+        self.request.key
+    }
+
+    pub fn tokens(&self) -> &[Token] {
+        &self.request.tokens
+    }
+
+    pub fn pending(&self) -> u32 {
+        length(self.tokens()) - self.computed
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.wait == Wait::None
+    }
+
+    /// Whether it is past its prompt, and what it generated is computed but for the last token.
+    pub fn generates(&self) -> bool {
+        self.is_ready() && self.request.progress.generated > 0 && self.pending() == 1
+    }
+
+    /// Whether a part of a prompt is left to read, or after a preemption of what was generated.
+    pub fn reads(&self) -> bool {
+        self.is_ready() && !self.generates()
+    }
+
+    /// Cells that were promised to it and that it does not have yet.
+    pub fn promised(&self) -> u32 {
+        let shared = match self.wait {
+            Wait::Follows { length, .. } => length,
+            Wait::None | Wait::Fetches { .. } => 0,
+        };
+        let target = self.reserved.max(length(self.tokens()));
+        target.saturating_sub(self.computed.max(shared))
+    }
+
+    /// What it matters beside others: whoever has the least gives way first.
+    pub fn importance(&self) -> impl Ord + use<> {
+        let request = &self.request;
+        let latest = std::cmp::Reverse((request.arrived, request.key));
+        (request.priority, latest)
+    }
+
+    pub fn row(&self, tokens: u32) -> Row {
+        Row {
+            key: self.key(),
+            seq: self.seq,
+            from: self.computed,
+            to: self.computed + tokens,
+            output: tokens == self.pending(),
+        }
+    }
+
+    /// It is settled where it starts: the first `length` tokens are there already.
+    pub fn starts_at(&mut self, length: u32) {
+        self.wait = Wait::None;
+        self.computed = length;
+        let progress = &mut self.request.progress;
+        progress.recomputed += progress.reached.saturating_sub(length);
+        progress.cached += length.saturating_sub(progress.reached);
+        progress.reached = progress.reached.max(length);
+    }
+
+    /// What it had of the backend is noted, and gone.
+    pub fn stops(&mut self) {
+        let progress = &mut self.request.progress;
+        if self.wait == Wait::None {
+            // That much was not computed again after all.
+            progress.recomputed -= progress.reached.saturating_sub(self.computed);
+        }
+        progress.reached = progress.reached.max(self.computed);
+    }
+}
+
+impl Request {
+    /// A sequence of it, nothing of which is computed.
+    pub(super) fn run(self, seq: SeqId, reserved: u32, admission: u64) -> Running {
+        Running {
+            begun: length(&self.tokens),
+            request: self,
+            seq,
+            computed: 0,
+            reserved,
+            wait: Wait::None,
+            admission,
+            strikes: Strikes::new(Time::ZERO),
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! What the scheduler is asked and what it answers.
+
+use super::Time;
+use super::cost::Shape;
+use super::prefill::Prefill;
+use crate::Token;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// A request for as long as it lives; never reused, and higher than all before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(pub u64);
+
+/// A sequence id of the backend, from 0; lent to one holder at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SeqId(pub u16);
+
+/// Something that stays of a sequence that ended; never reused, and higher than all before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EntryId(pub u64);
+
+/// Among whom service is shared fairly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tenant(pub u32);
+
+/// Among whom prefixes are shared. How quickly a prompt is read tells whether somebody in the same
+/// scope asked something that begins alike; so a scope is one tenant, unless several agreed to
+/// share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Scope(pub u64);
+
+/// Higher goes first, always: whoever waits with a lower one waits until no higher one does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Priority(pub u8);
+
+/// Held by whoever means to go on with a sequence after it ended. All clones are one claim.
+#[derive(Clone, Debug, Default)]
+pub struct Claim(Arc<()>);
+
+impl Claim {
+    /// What is told to the scheduler: it sees when the last clone is gone.
+    pub fn watch(&self) -> Watch {
+        Watch(Arc::downgrade(&self.0))
+    }
+}
+
+/// Tells whether a [`Claim`] is still held. The default is one that never was.
+#[derive(Clone, Debug, Default)]
+pub struct Watch(Weak<()>);
+
+impl Watch {
+    /// Whether anybody holds the claim.
+    pub fn is_held(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
+/// What may be reused of a sequence's cells: it depends on the model's kind of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reuse {
+    /// Nothing is kept.
+    Off,
+    /// A sequence only as it is: recurrent state and sliding windows have no past to go back to.
+    Whole,
+    /// Any beginning of a sequence.
+    Any,
+}
+
+/// The sizes that bound every step, and how prompts are read.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Sequence ids that the backend has.
+    pub seq_ids: u16,
+    /// KV cells that all sequences share.
+    pub cells: u32,
+    /// Most tokens in a step; at least one for each id.
+    pub step_tokens: u32,
+    /// Most sequences that wait.
+    pub queue: usize,
+    /// Most sequences of one tenant that wait.
+    pub tenant_queue: usize,
+    /// How prompts are read while others generate.
+    pub prefill: Prefill,
+    /// What may be reused of sequences that ended or run.
+    pub reuse: Reuse,
+    /// Whether the state of sequences can be put aside and brought back.
+    pub spill: bool,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Its name from here on.
+    pub key: Key,
+    /// Whose it is.
+    pub tenant: Tenant,
+    /// With whom it shares prefixes.
+    pub scope: Scope,
+    /// How urgent it is.
+    pub priority: Priority,
+    /// Its prompt, at least one token; and after a preemption what it had generated until then.
+    pub tokens: Vec<Token>,
+    /// Most tokens that it generates, at least 1.
+    pub max_tokens: u32,
+    /// When it came.
+    pub arrived: Time,
+    /// It is not worth starting later than this.
+    pub queue_until: Option<Time>,
+    /// It is worth nothing after this.
+    pub deadline: Option<Time>,
+    /// Whether somebody means to go on with the sequence after this.
+    pub claim: Watch,
+    /// What it had before it was preempted. The default for a new one.
+    pub progress: Progress,
+}
+
+/// What a request had of the backend, over all times that it was taken up.
+#[derive(Clone, Debug, Default)]
+pub struct Progress {
+    /// Tokens it generated.
+    pub generated: u32,
+    /// Prompt tokens that it did not have to compute, since they were in the cache.
+    pub cached: u32,
+    /// Tokens that were computed before and had to be computed again.
+    pub recomputed: u32,
+    /// The furthest position it was ever computed to.
+    pub reached: u32,
+    /// Times it was preempted.
+    pub preempted: u32,
+    /// Keeps what it left behind from being taken for abandoned.
+    pub(super) hold: Option<Claim>,
+}
+
+impl Request {
+    /// Tokens that it came with.
+    pub fn prompt(&self) -> u32 {
+        length(&self.tokens) - self.progress.generated
+    }
+
+    /// The most cells that it can ever need. The last generated token is never computed, so it
+    /// needs none.
+    pub fn cells_needed(&self) -> u32 {
+        self.prompt()
+            .saturating_add(self.max_tokens.saturating_sub(1))
+    }
+
+    /// When something happens to it if nothing else does.
+    pub(super) fn timers(&self) -> impl Iterator<Item = (Time, Key)> {
+        let times = [self.queue_until, self.deadline].into_iter().flatten();
+        times.map(|time| (time, self.key))
+    }
+}
+
+/// A number of tokens. More than `u32::MAX` were refused long before.
+pub(super) fn length(tokens: &[Token]) -> u32 {
+    u32::try_from(tokens.len()).unwrap_or(u32::MAX)
+}
+
+/// A sequence's part of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Whose it is.
+    pub key: Key,
+    /// Where its cells are.
+    pub seq: SeqId,
+    /// First position that is computed.
+    pub from: u32,
+    /// One past the last position that is computed.
+    pub to: u32,
+    /// Whether a token is sampled after the last position.
+    pub output: bool,
+}
+
+impl Row {
+    pub(super) fn tokens(&self) -> u32 {
+        self.to - self.from
+    }
+}
+
+/// Something to be done to the backend's cells, each in its turn and before the rows are computed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Free all cells of an id.
+    Clear(SeqId),
+    /// Let `to`, which holds nothing, hold the first positions of `from` too.
+    Share {
+        /// Who has them.
+        from: SeqId,
+        /// Who gets them.
+        to: SeqId,
+        /// How many.
+        length: u32,
+    },
+    /// Free the positions of an id from `length` on.
+    Truncate {
+        /// Whose.
+        seq: SeqId,
+        /// How many stay.
+        length: u32,
+    },
+    /// Put a copy of an id's state aside. If that can't be done, say so by
+    /// [`Scheduler::lost`](super::Scheduler::lost).
+    Spill {
+        /// Under which name.
+        entry: EntryId,
+        /// Whose.
+        seq: SeqId,
+    },
+    /// Get what was put aside ready, and when it is, bring it back between two steps: see
+    /// [`Scheduler::restore`](super::Scheduler::restore).
+    Fetch {
+        /// Under which name.
+        entry: EntryId,
+        /// Who waits for it.
+        key: Key,
+    },
+    /// What was put aside is of no use any more.
+    Forget(EntryId),
+}
+
+/// Which of its times ran out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expired {
+    /// It waited as long as it wanted to.
+    Queue {
+        /// A guess of when it would have been served.
+        retry_after: Duration,
+    },
+    /// Its deadline passed.
+    Deadline,
+}
+
+/// What to do next, in this order: tell those that expired, see to the memory, then decode the rows
+/// together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// Sequences that are over since their time is.
+    pub expired: Vec<(Key, Expired)>,
+    /// What is done to the cells first.
+    pub memory: Vec<Memory>,
+    /// Sequences that left the queue with this step.
+    pub admitted: Vec<Key>,
+    /// What is computed.
+    pub rows: Vec<Row>,
+    /// Generating rows, prompt tokens, and the cells that attention will run over.
+    pub shape: Shape,
+    /// Prompt tokens that the budget allowed.
+    pub budget: u32,
+    /// Generating sequences that are not in the step: only after a failure.
+    pub skipped: u32,
+}
+
+/// How a step went.
+#[derive(Clone, Copy, Debug)]
+pub enum StepResult<'a> {
+    /// Its rows were computed.
+    Decoded {
+        /// The token after each row with output, in the order of the rows.
+        sampled: &'a [(Key, Token)],
+        /// Sequences that want no further token.
+        ended: &'a [Key],
+        /// How long it took.
+        took: Duration,
+    },
+    /// Nothing was computed.
+    Failed {
+        /// When that was known.
+        now: Time,
+    },
+}
+
+/// Why a request was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// It can never fit: it may need more cells than there are.
+    TooLarge {
+        /// Cells that it may need.
+        needed: u32,
+    },
+    /// The queue is full.
+    QueueFull {
+        /// A guess of when half of it will be gone.
+        retry_after: Duration,
+    },
+    /// The tenant's part of the queue is full.
+    TenantQueueFull {
+        /// A guess of when half of the queue will be gone.
+        retry_after: Duration,
+    },
+    /// Its deadline has passed already.
+    Late,
+}

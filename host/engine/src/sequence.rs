@@ -1,0 +1,237 @@
+//! A text that is gone on with: appended to, cut, forked, and kept under a name.
+//!
+//! A sequence is its tokens, and a claim on what the engine has computed of them. Nothing else is
+//! tied to it: where that state is, in the cells, put aside, or nowhere any more, changes behind its
+//! back and costs time at most, since what is missing is computed again. So there can be any number
+//! of sequences, forking one copies its tokens and nothing more, and the fork finds what was computed
+//! for both.
+
+use crate::engine::Engine;
+use crate::scheduler::{Claim, Layout};
+use crate::store::snapshot::{Contents, Origin};
+use crate::worker::{Adoption, Command, SaveOrder, Saved};
+use crate::{Caller, Error, Generation, Options, Token};
+use std::sync::mpsc::sync_channel;
+
+/// What a state depends on beside the model file; to be changed with any of it.
+const STATE_FORMAT: &[u8] = b"llama-cpp-sys-2 0.1.161, unified f16 cache, flash attention";
+
+/// A text and a claim on its state.
+#[derive(Clone)]
+pub struct Sequence {
+    engine: Engine,
+    caller: Caller,
+    tokens: Vec<Token>,
+    claim: Claim,
+}
+
+impl Sequence {
+    /// An empty one.
+    pub fn new(engine: Engine, caller: Caller) -> Self {
+        Self {
+            engine,
+            caller,
+            tokens: Vec::new(),
+            claim: Claim::default(),
+        }
+    }
+
+    /// Its tokens.
+    pub fn tokens(&self) -> &[Token] {
+        &self.tokens
+    }
+
+    /// Adds tokens to its end, generated ones too: they are not added by themselves.
+    ///
+    /// [`Error::Invalid`] for tokens outside of the vocabulary, [`Error::ContextFull`] if it would
+    /// become longer than a sequence may be.
+    pub fn append(&mut self, tokens: &[Token]) -> Result<(), Error> {
+        self.engine.check_tokens(tokens)?;
+        let needed = self.tokens.len().saturating_add(tokens.len());
+        let limit = self.engine.info().context;
+        if needed > limit as usize {
+            return Err(Error::ContextFull {
+                needed: u32::try_from(needed).unwrap_or(u32::MAX),
+                limit,
+            });
+        }
+        self.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    /// Cuts it after `length` tokens; what is longer than it changes nothing.
+    ///
+    /// [`Error::Unsupported`] for a model whose memory has no past to go back to.
+    pub fn truncate(&mut self, length: usize) -> Result<(), Error> {
+        let info = self.engine.info();
+        if length < self.tokens.len() && !info.can_truncate {
+            return Err(Error::Unsupported(format!(
+                "sequences of the model {} can't be truncated: its memory is recurrent or a sliding \
+                 window, which can't go back; begin a new sequence",
+                info.name
+            )));
+        }
+        self.tokens.truncate(length);
+        Ok(())
+    }
+
+    /// Another sequence with the same text. Copies no state: both go on from what was computed once.
+    #[must_use]
+    pub fn fork(&self) -> Self {
+        self.clone()
+    }
+
+    /// Generates after its text; see [`Engine::generate`]. What was computed of the text before is
+    /// not computed again.
+    pub fn generate(&mut self, options: Options) -> Result<Generation, Error> {
+        let claim = Claim::default();
+        let (tokens, caller) = (self.tokens.clone(), self.caller);
+        let generation = self
+            .engine
+            .generate_claimed(tokens, options, caller, claim.watch())?;
+        self.claim = claim;
+        Ok(generation)
+    }
+
+    /// Writes its text and, as far as it is in the cells, its state under a name of `owner`'s; it
+    /// survives the process. Blocks: not for an async task.
+    pub fn snapshot(&self, owner: &str, name: &str) -> Result<(), Error> {
+        let snapshots = self.engine.snapshots().ok_or_else(nowhere)?;
+        let saved = self.saved()?;
+        let contents = Contents {
+            origin: self.origin()?,
+            tokens: self.tokens.clone(),
+            state: saved.map(frame).unwrap_or_default(),
+        };
+        snapshots.write(owner, name, &contents).map_err(refused)
+    }
+
+    /// The sequence that was written under a name of `owner`'s. Blocks: not for an async task.
+    pub fn restore(engine: Engine, caller: Caller, owner: &str, name: &str) -> Result<Self, Error> {
+        let mut sequence = Self::new(engine, caller);
+        let snapshots = sequence.engine.snapshots().ok_or_else(nowhere)?.clone();
+        let contents = snapshots
+            .read(owner, name, &sequence.origin()?)
+            .map_err(refused)?;
+        sequence.append(&contents.tokens)?;
+        // A state that makes no sense is computed again.
+        if let Some(saved) = unframe(contents.state, contents.tokens.len()) {
+            let order = Command::Adopt(Box::new(Adoption {
+                scope: caller.scope(),
+                tokens: contents.tokens[..saved.length as usize].to_vec(),
+                layout: saved.layout,
+                state: saved.state,
+                claim: sequence.claim.watch(),
+            }));
+            sequence.engine.order(order)?;
+        }
+        Ok(sequence)
+    }
+
+    fn saved(&self) -> Result<Option<Saved>, Error> {
+        let (reply, answer) = sync_channel(1);
+        self.engine.order(Command::Save(Box::new(SaveOrder {
+            scope: self.caller.scope(),
+            tokens: self.tokens.clone(),
+            reply: Box::new(move |saved| {
+                // Whoever asked may have gone.
+                let _ = reply.send(saved);
+            }),
+        })))?;
+        answer
+            .recv()
+            .map_err(|_| Error::Failed("the engine thread has ended".into()))
+    }
+
+    fn origin(&self) -> Result<Origin, Error> {
+        // FNV-1a: tells versions apart, no more.
+        let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        Ok(Origin {
+            model: self.engine.digest()?,
+            layout: STATE_FORMAT.iter().fold(0xcbf2_9ce4_8422_2325, mix),
+        })
+    }
+}
+
+fn nowhere() -> Error {
+    Error::Unsupported("snapshots are not kept here: no folder was given for them".into())
+}
+
+#[allow(clippy::needless_pass_by_value)]
+fn refused(error: crate::SnapshotError) -> Error {
+    Error::Snapshot(error.to_string())
+}
+
+/// The layout before the state: the number of runs, then begin and end of each, as u32 in little
+/// endian.
+fn frame(saved: Saved) -> Vec<u8> {
+    let runs = saved.layout.runs();
+    let count = u32::try_from(runs.len()).unwrap_or(u32::MAX);
+    let numbers = runs.iter().flat_map(|run| [run.start, run.end]);
+    let mut framed: Vec<u8> = [count]
+        .into_iter()
+        .chain(numbers)
+        .flat_map(u32::to_le_bytes)
+        .collect();
+    framed.extend(saved.state);
+    framed
+}
+
+/// The opposite of [`frame`], for a text of so many tokens.
+fn unframe(mut framed: Vec<u8>, tokens: usize) -> Option<Saved> {
+    let number = |at: usize| -> Option<u32> {
+        let bytes = framed.get(4 * at..4 * at + 4)?;
+        Some(u32::from_le_bytes(bytes.try_into().ok()?))
+    };
+    let count = number(0)? as usize;
+    if count > tokens {
+        return None;
+    }
+    let runs = (0..count).map(|run| Some(number(1 + 2 * run)?..number(2 + 2 * run)?));
+    let layout = Layout::new(runs.collect::<Option<_>>()?)?;
+    let length = layout.length();
+    if length == 0 || length as usize > tokens {
+        return None;
+    }
+    framed.drain(..4 + 8 * count);
+    Some(Saved {
+        length,
+        layout,
+        state: framed,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_format_names_the_version_that_is_pinned() {
+        let manifest = include_str!("../../../Cargo.toml");
+        let format = std::str::from_utf8(STATE_FORMAT).unwrap();
+        let version = format.split([' ', ',']).nth(1).unwrap();
+        let pinned = format!("llama-cpp-sys-2 = {{ version = \"={version}\"");
+        assert!(manifest.contains(&pinned), "{pinned} is not in Cargo.toml");
+    }
+
+    #[test]
+    fn a_framed_state_comes_back_and_nonsense_does_not() {
+        let layout = Layout::new(vec![3..5, 0..3]).unwrap();
+        let saved = Saved {
+            length: 5,
+            layout: layout.clone(),
+            state: vec![1, 2, 3],
+        };
+        let framed = frame(saved);
+        let back = unframe(framed.clone(), 9).unwrap();
+        assert_eq!((back.length, back.layout), (5, layout));
+        assert_eq!(back.state, [1, 2, 3]);
+        assert!(unframe(framed.clone(), 4).is_none(), "longer than the text");
+        for cut in 0..20 {
+            assert!(unframe(framed[..cut].to_vec(), 9).is_none());
+        }
+        for wrong in [vec![0..2, 1..3], vec![1..2], vec![2..1], vec![]] {
+            assert!(Layout::new(wrong).is_none_or(|layout| layout.length() == 0));
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! What the engine's thread does to the cells between two steps, and with what was put aside.
+
+use super::Worker;
+use crate::Token;
+use crate::backend::Backend;
+use crate::metrics::{Counters, set};
+use crate::scheduler::{EntryId, Key, Layout, Memory, Scope, Watch};
+use crate::store::spill::{Fetched, Spill};
+use crate::view::View;
+use std::time::Instant;
+
+/// States that were put aside, and who waits for one.
+#[derive(Default)]
+pub struct Aside {
+    /// None if nothing is put aside.
+    spill: Option<Spill>,
+    /// The largest state that is taken, in bytes.
+    most: usize,
+    wanted: Vec<(EntryId, Key)>,
+}
+
+impl Aside {
+    /// One that keeps states of at most so many bytes.
+    pub fn new(spill: Spill, most: usize) -> Self {
+        Self {
+            spill: Some(spill),
+            most,
+            wanted: Vec::new(),
+        }
+    }
+
+    /// How many wait.
+    pub fn wanted(&self) -> usize {
+        self.wanted.len()
+    }
+
+    /// Tells how much is put aside.
+    pub fn report(&self, counters: &Counters) {
+        if let Some(spill) = &self.spill {
+            set(&counters.spill_ram_bytes, spill.ram_bytes());
+            set(&counters.spill_disk_bytes, spill.disk_bytes());
+            let counts = spill.counts();
+            set(&counters.spill_written, counts.spilled_bytes);
+            set(&counters.spill_read, counts.read_back_bytes);
+        }
+    }
+}
+
+/// Asks for a copy of the state of a text.
+pub struct SaveOrder {
+    pub scope: Scope,
+    pub tokens: Vec<Token>,
+    pub reply: Box<dyn FnOnce(Option<Saved>) + Send>,
+}
+
+/// A copy of the state of a text's first tokens.
+pub struct Saved {
+    /// How many; at least one.
+    pub length: u32,
+    /// How they lie in the state.
+    pub layout: Layout,
+    /// The state.
+    pub state: Vec<u8>,
+}
+
+/// A state that comes from outside, by hands that are trusted.
+pub struct Adoption {
+    pub scope: Scope,
+    /// All of them are in the state.
+    pub tokens: Vec<Token>,
+    pub layout: Layout,
+    pub state: Vec<u8>,
+    pub claim: Watch,
+}
+
+impl<B: Backend> Worker<B> {
+    /// Does what the scheduler wants done.
+    pub(super) fn see_to_memory(&mut self) {
+        let memory = self.scheduler.take_memory();
+        self.do_memory(&memory);
+    }
+
+    pub(super) fn do_memory(&mut self, memory: &[Memory]) {
+        for operation in memory {
+            match *operation {
+                Memory::Clear(seq) => self.backend.clear(seq),
+                Memory::Share { from, to, length } => self.backend.share(from, to, length),
+                Memory::Truncate { seq, length } => self.backend.truncate(seq, length),
+                Memory::Spill { entry, seq } => {
+                    let before = Instant::now();
+                    let saved = self.backend.save(seq, self.aside.most);
+                    let took = before.elapsed().as_secs_f64();
+                    self.scheduler.observe_state(self.backend.length(seq), took);
+                    let kept = match (saved, &mut self.aside.spill) {
+                        (Ok(state), Some(spill)) => {
+                            spill.put(entry.0, state).map_err(|error| error.to_string())
+                        }
+                        (Ok(_), None) => Err("nothing is put aside".into()),
+                        (Err(error), _) => Err(error.to_string()),
+                    };
+                    if let Err(error) = kept {
+                        tracing::debug!(%error, "a sequence is computed again when it is needed");
+                        self.scheduler.lost(entry);
+                    }
+                }
+                Memory::Fetch { entry, key } => self.aside.wanted.push((entry, key)),
+                Memory::Forget(entry) => {
+                    if let Some(spill) = &mut self.aside.spill {
+                        spill.forget(entry.0);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Brings back what was put aside and somebody waits for, as far as it is at hand.
+    pub(super) fn bring_back(&mut self) {
+        let Some(spill) = &mut self.aside.spill else {
+            return;
+        };
+        spill.poll();
+        for id in spill.take_lost() {
+            self.scheduler.lost(EntryId(id));
+        }
+        for (entry, key) in std::mem::take(&mut self.aside.wanted) {
+            let Some(spill) = &mut self.aside.spill else {
+                return;
+            };
+            match spill.fetch(entry.0) {
+                Fetched::Coming if self.scheduler.fetches(key, entry) => {
+                    self.aside.wanted.push((entry, key));
+                }
+                Fetched::Coming => spill.release(entry.0),
+                Fetched::Gone => self.scheduler.lost(entry),
+                Fetched::Here(state) => self.load(entry, key, state),
+            }
+        }
+        self.see_to_memory();
+    }
+
+    fn load(&mut self, entry: EntryId, key: Key, state: Vec<u8>) {
+        let keep = match self.scheduler.restore(key, entry) {
+            None => self.scheduler.has_entry(entry),
+            Some(seq) => {
+                self.see_to_memory();
+                let before = Instant::now();
+                let success = self.backend.load(seq, &state);
+                let took = before.elapsed().as_secs_f64();
+                self.scheduler.observe_state(self.backend.length(seq), took);
+                self.scheduler.restored(key, entry, success)
+            }
+        };
+        let Some(spill) = self.aside.spill.as_mut().filter(|_| keep) else {
+            return;
+        };
+        if spill.put(entry.0, state).is_err() {
+            self.scheduler.lost(entry);
+        }
+    }
+
+    /// What goes on.
+    pub(super) fn view(&self) -> View {
+        let spill = self.aside.spill.as_ref();
+        View {
+            cells: self.limits.cells,
+            cells_pinned: self.scheduler.cells().pinned(),
+            cells_used: self.scheduler.cells().used(),
+            n_kv: self.scheduler.cells().n_kv(),
+            ids: self.limits.seq_ids,
+            ids_used: self.scheduler.ids_used(),
+            waiting: self.scheduler.waiting(),
+            spilled_ram: spill.map_or(0, Spill::ram_bytes),
+            spilled_disk: spill.map_or(0, Spill::disk_bytes),
+            sequences: self.scheduler.sequences().collect(),
+            entries: self.scheduler.entries().collect(),
+            tally: self.scheduler.tally(),
+        }
+    }
+
+    /// Copies the state of the longest part of a text that there is.
+    pub(super) fn save(&mut self, order: SaveOrder) {
+        let found = self.scheduler.resident(order.scope, &order.tokens);
+        let saved = found.and_then(|(seq, length)| {
+            let state = self.backend.save(seq, usize::MAX).ok()?;
+            let layout = self.scheduler.cells().layout(seq);
+            Some(Saved {
+                length,
+                layout,
+                state,
+            })
+        });
+        (order.reply)(saved);
+    }
+
+    /// Takes in a state that was saved: from now on it is one that was put aside.
+    pub(super) fn adopt(&mut self, adoption: Adoption) {
+        let Some(spill) = &mut self.aside.spill else {
+            return;
+        };
+        let Adoption {
+            scope,
+            tokens,
+            layout,
+            state,
+            claim,
+        } = adoption;
+        let entry = self.scheduler.adopt(scope, tokens, layout, claim);
+        if spill.put(entry.0, state).is_err() {
+            self.scheduler.lost(entry);
+        }
+    }
+}
