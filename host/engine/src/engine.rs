@@ -268,7 +268,7 @@ impl Engine {
 
     /// [`Engine::generate`] for someone who means to go on with the sequence as long as the claim is
     /// held.
-    pub(crate) fn generate_claimed(
+    pub fn generate_claimed(
         &self,
         prompt: Vec<Token>,
         mut options: Options,

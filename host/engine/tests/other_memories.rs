@@ -2,40 +2,20 @@
 //! but each says the same whoever is beside it.
 
 use corral_engine::random_model::{Qwen3, Shape, write_random};
-use corral_engine::{Caller, Config, Engine, Generation, Options};
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use corral_engine::{Caller, Config, Engine, Error, Generation, Options, Sequence};
+use support::{check_empty, demo_model, read};
+
+mod support;
 
 fn engine(shape: &Shape, name: &str) -> Engine {
-    let tiny = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
     let file = format!("corral-random-{name}-{}.gguf", std::process::id());
     let file = std::env::temp_dir().join(file);
-    write_random(shape, &tiny, &file, 7).expect("the model is written");
+    write_random(shape, &demo_model(), &file, 7).expect("the model is written");
     let mut config = Config::new(name, &file);
     config.threads = Some(1);
     let engine = Engine::load(config).expect("the model loads");
     std::fs::remove_file(&file).expect("it can be removed");
     engine
-}
-
-/// Waits for a future on this thread.
-fn wait<F: Future>(future: F) -> F::Output {
-    struct Unpark(std::thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = std::pin::pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park_timeout(Duration::from_secs(10)),
-        }
-    }
 }
 
 fn start(engine: &Engine, prompt: &str) -> Generation {
@@ -48,19 +28,16 @@ fn start(engine: &Engine, prompt: &str) -> Generation {
     engine.generate(tokens, options, Caller::default()).unwrap()
 }
 
-fn finish(mut generation: Generation) -> Vec<u32> {
-    let mut tokens = Vec::new();
-    while let Some(chunk) = wait(generation.next()) {
-        tokens.extend(chunk.tokens);
-    }
-    assert_eq!(generation.outcome().unwrap().unwrap().generated_tokens, 20);
-    tokens
+fn finish(generation: Generation) -> Vec<u32> {
+    let (chunk, outcome) = read(generation);
+    assert_eq!(outcome.unwrap().generated_tokens, 20);
+    chunk.tokens
 }
 
 /// Generates alone, again, and beside others of other lengths.
-fn check(shape: &Shape, name: &str, can_fork: bool) {
+fn check(shape: &Shape, name: &str, can_truncate: bool) {
     let engine = engine(shape, name);
-    assert_eq!(engine.info().can_fork, can_fork);
+    assert_eq!(engine.info().can_truncate, can_truncate);
     let prompts = [
         "a".to_owned(),
         "The quick brown fox jumps over the lazy dog. ".repeat(3),
@@ -81,21 +58,72 @@ fn check(shape: &Shape, name: &str, can_fork: bool) {
     for ((prompt, tokens), generation) in prompts.iter().zip(&alone).zip(running) {
         assert_eq!(&finish(generation), tokens, "{prompt:?}, beside others");
     }
+    check_sequences(&engine, can_truncate);
+    check_empty(&engine);
+}
+
+/// Goes on with a text, forks it, and truncates it where the memory has a past to go back to.
+fn check_sequences(engine: &Engine, can_truncate: bool) {
+    let options = Options {
+        max_tokens: 20,
+        ignore_end: true,
+        ..Options::default()
+    };
+    let text = engine
+        .tokenize(&"All is well that ends. ".repeat(4), true)
+        .unwrap();
+    let more = engine.tokenize(" And then?", true).unwrap();
+    let generate = |sequence: &mut Sequence| {
+        let (chunk, outcome) = read(sequence.generate(options.clone()).unwrap());
+        (chunk.tokens, outcome.unwrap().cached_tokens)
+    };
+    let mut first = Sequence::new(engine.clone(), Caller::default());
+    first.append(&text).unwrap();
+    let (said, _) = generate(&mut first);
+    first.append(&said).unwrap();
+    let mut fork = first.fork();
+    first.append(&more).unwrap();
+    let (on, cached) = generate(&mut first);
+    // All but the last token, which was never computed.
+    assert_eq!(cached as usize, text.len() + said.len() - 1);
+    let fresh = [&text[..], &said, &more].concat();
+    engine.clear_cache().unwrap();
+    assert_eq!(
+        on,
+        finish(
+            engine
+                .generate(fresh.clone(), options.clone(), Caller::default())
+                .unwrap()
+        )
+    );
+    // The fork goes on as if the other had not.
+    fork.append(&more).unwrap();
+    assert_eq!(generate(&mut fork).0, on);
+    match first.truncate(text.len()) {
+        Err(Error::Unsupported(why)) if !can_truncate => {
+            assert!(why.contains("can't be truncated"), "{why}");
+        }
+        Ok(()) if can_truncate => {
+            let (again, cached) = generate(&mut first);
+            assert_eq!((again, cached as usize), (said, text.len() - 1));
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
-fn a_recurrent_model_generates_alone_and_beside_others_and_cannot_fork() {
+fn a_recurrent_model_generates_alone_and_beside_others_and_goes_on_with_whole_sequences() {
     check(&Shape::Mamba, "mamba", false);
 }
 
 #[test]
-fn a_hybrid_model_generates_alone_and_beside_others_and_cannot_fork() {
+fn a_hybrid_model_generates_alone_and_beside_others_and_goes_on_with_whole_sequences() {
     check(&Shape::Hybrid, "hybrid", false);
 }
 
 #[test]
-fn a_model_with_a_sliding_window_generates_alone_and_beside_others() {
-    check(&Shape::SlidingWindow, "window", true);
+fn a_model_with_a_sliding_window_generates_and_goes_on_with_whole_sequences() {
+    check(&Shape::SlidingWindow, "window", false);
 }
 
 #[test]

@@ -2,73 +2,27 @@
 //! gives a wrong sum.
 
 use corral_engine::{Caller, Config, Engine, Error, Finish, LoadError, Options, Outcome, Sampler};
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, Instant};
+use support::{demo_model, metric, read, settle, wait};
 
-fn model_file() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf")
-}
+mod support;
 
 fn engine() -> Engine {
-    let mut config = Config::new("tiny", model_file());
+    let mut config = Config::new("tiny", demo_model());
     config.threads = Some(1);
     Engine::load(config).expect("the demo model loads")
 }
 
-/// Waits for a future on this thread.
-fn wait<F: Future>(future: F) -> F::Output {
-    struct Unpark(std::thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = std::pin::pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park_timeout(Duration::from_secs(10)),
-        }
-    }
-}
-
 fn answer(engine: &Engine, prompt: &str, options: Options) -> (String, Result<Outcome, Error>) {
     let tokens = engine.tokenize(prompt, true).unwrap();
-    let mut generation = engine.generate(tokens, options, Caller::default()).unwrap();
-    wait(async {
-        let mut text = String::new();
-        while let Some(chunk) = generation.next().await {
-            text.push_str(&chunk.text);
-        }
-        (text, generation.outcome().unwrap())
-    })
+    let generation = engine.generate(tokens, options, Caller::default()).unwrap();
+    let (chunk, outcome) = read(generation);
+    (chunk.text, outcome)
 }
 
 fn limit(max_tokens: u32) -> Options {
     Options {
         max_tokens,
         ..Options::default()
-    }
-}
-
-fn metric(engine: &Engine, name: &str) -> f64 {
-    let metrics = engine.metrics();
-    metrics
-        .iter()
-        .find(|metric| metric.name == name)
-        .unwrap()
-        .value
-}
-
-/// Waits until the engine has cleared everything behind its last answer.
-fn settle(engine: &Engine) {
-    let until = Instant::now() + Duration::from_secs(10);
-    while metric(engine, "corral_engine_sequence_ids_used") > 0.0 {
-        assert!(Instant::now() < until, "sequence ids are still in use");
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -80,7 +34,7 @@ fn sums_are_right_alone_and_beside_each_other_and_every_token_is_decoded_once() 
         let (text, outcome) = answer(&engine, "1+1=", limit(10));
         let outcome = outcome.unwrap();
         assert_eq!((text.as_str(), outcome.finish), ("2", Finish::End));
-        tokens += outcome.prompt_tokens + outcome.generated_tokens - 1;
+        tokens += outcome.prompt_tokens - outcome.cached_tokens + outcome.generated_tokens - 1;
     }
     let asked: Vec<(u32, u32)> = (1..=40).map(|n| (n, 41 - n / 2)).collect();
     let running: Vec<_> = asked
@@ -92,26 +46,18 @@ fn sums_are_right_alone_and_beside_each_other_and_every_token_is_decoded_once() 
                 .unwrap()
         })
         .collect();
-    for ((a, b), mut generation) in asked.into_iter().zip(running) {
-        let mut text = String::new();
-        while let Some(chunk) = wait(generation.next()) {
-            text.push_str(&chunk.text);
-        }
-        assert_eq!(text, (a + b).to_string(), "{a}+{b}");
-        let outcome = generation.outcome().unwrap().unwrap();
-        tokens += outcome.prompt_tokens + outcome.generated_tokens - 1;
+    for ((a, b), generation) in asked.into_iter().zip(running) {
+        let (chunk, outcome) = read(generation);
+        assert_eq!(chunk.text, (a + b).to_string(), "{a}+{b}");
+        let outcome = outcome.unwrap();
+        tokens += outcome.prompt_tokens - outcome.cached_tokens + outcome.generated_tokens - 1;
     }
     settle(&engine);
-    assert_eq!(
-        metric(&engine, "corral_engine_tokens_decoded_total"),
-        f64::from(tokens)
-    );
-    assert_eq!(metric(&engine, "corral_engine_cells_used"), 0.0);
-    assert!(
-        metric(&engine, "corral_engine_steps_total") < metric(&engine, "corral_engine_rows_total")
-    );
+    assert_eq!(metric(&engine, "tokens_decoded_total"), f64::from(tokens));
+    assert_eq!(metric(&engine, "cells_used"), 0.0);
+    assert!(metric(&engine, "steps_total") < metric(&engine, "rows_total"));
     engine.shutdown();
-    assert_eq!(metric(&engine, "corral_engine_cells_leaked"), 0.0);
+    assert_eq!(metric(&engine, "cells_leaked"), 0.0);
 }
 
 #[test]
@@ -127,10 +73,7 @@ fn a_reader_that_goes_away_frees_everything() {
         wait(generation.next());
     }
     settle(&engine);
-    assert_eq!(
-        metric(&engine, "corral_engine_sequences_cancelled_total"),
-        20.0
-    );
+    assert_eq!(metric(&engine, "sequences_cancelled_total"), 20.0);
     assert_eq!(answer(&engine, "20+22=", limit(10)).0, "42");
 }
 
@@ -212,7 +155,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
 fn files_that_are_no_models_are_refused_with_a_reason() {
     let folder = std::env::temp_dir().join(format!("corral-models-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let whole = std::fs::read(model_file()).unwrap();
+    let whole = std::fs::read(demo_model()).unwrap();
     let load = |name: &str, bytes: &[u8]| {
         let path = folder.join(name);
         std::fs::write(&path, bytes).unwrap();
@@ -235,7 +178,7 @@ fn files_that_are_no_models_are_refused_with_a_reason() {
         .err()
         .unwrap();
     assert!(matches!(missing, LoadError::Unreadable { .. }));
-    let mut config = Config::new("x", model_file());
+    let mut config = Config::new("x", demo_model());
     config.context = Some(1_000_000);
     assert!(matches!(Engine::load(config), Err(LoadError::Config(_))));
     std::fs::remove_dir_all(&folder).unwrap();

@@ -306,16 +306,18 @@ impl Scheduler {
         self.cache.touch(id);
         if !claimed {
             self.cache.remove(id);
-            self.refer(id, key);
+            self.refer(id, key, length);
         }
         claimed
     }
 
-    /// Others waited for the same entry, and it has become a sequence that runs.
-    fn refer(&mut self, id: EntryId, leader: Key) {
+    /// Others waited for the same entry, and its first tokens have become a sequence that runs and
+    /// goes on in its own way.
+    fn refer(&mut self, id: EntryId, leader: Key, kept: u32) {
         for running in &mut self.running {
             match running.wait {
                 Wait::Fetches { entry, length } if entry == id => {
+                    let length = length.min(kept);
                     running.wait = Wait::Follows { leader, length };
                 }
                 _ => {}

@@ -6,7 +6,7 @@ use super::bindings::corral::inference::inference::{
 use super::generation::{Run, Tokens, lock};
 use super::{HANDLES, Model, TOKENS, take, wit};
 use crate::state::State;
-use corral_engine::{Engine, MAX_STOP_BYTES, MAX_STOPS, Sampler};
+use corral_engine::{Claim, Engine, MAX_STOP_BYTES, MAX_STOPS, Sampler};
 use wasmtime::component::{Access, FutureReader, HasSelf, Resource, StreamReader};
 
 /// Links that a sampling chain may have.
@@ -21,10 +21,12 @@ fn invalid<T>(text: impl Into<String>) -> Answer<T> {
 /// How to generate, while the guest is still adding to it.
 pub struct Options(corral_engine::Options);
 
-/// A sequence: its tokens stand here, and the engine is given all of them for each generation.
+/// A sequence: its tokens stand here, and the engine is given all of them for each generation. What
+/// it has computed of them is claimed as long as the guest holds the sequence.
 pub struct Sequence {
     engine: Engine,
     tokens: Tokens,
+    claim: Claim,
     appended: usize,
     run: Option<Run>,
 }
@@ -127,6 +129,7 @@ impl HostSequence for State {
         Ok(Ok(self.table.push(Sequence {
             engine,
             tokens: Tokens::default(),
+            claim: Claim::default(),
             appended: 0,
             run: None,
         })?))
@@ -209,10 +212,13 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
         if options.max_tokens == 0 {
             return invalid("max-tokens is 0; it must be at least 1");
         }
-        let run = match sequence.engine.generate(prompt, options, caller) {
+        let claim = Claim::default();
+        let engine = &sequence.engine;
+        let run = match engine.generate_claimed(prompt, options, caller, claim.watch()) {
             Ok(generation) => Run::new(generation),
             Err(error) => return Ok(Err(error.into())),
         };
+        sequence.claim = claim;
         let (chunks, ending) = (run.chunks(Tokens::clone(&sequence.tokens)), run.ending());
         sequence.run = Some(run);
         let stream = StreamReader::new(&mut store, chunks)?;

@@ -1,0 +1,429 @@
+//! Sequences under pressure, over llama.cpp and the demo model: whatever is shared, forked, cut, put
+//! aside, brought back, preempted, cancelled, written down or lost, the sums are right.
+
+use corral_engine::{
+    Caller, Config, Engine, Error, Options, Priority, Sequence, SnapshotLimits, Snapshots, Tenant,
+    Token,
+};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use support::{check_empty, check_identity, demo_model, metric, read, settle, view, wait};
+
+mod support;
+
+/// How many ask at once, and how many sums all of them ask in each of two lives of the engine.
+const ASKING: u32 = 64;
+const SUMS: u32 = 1000;
+/// Sums that are asked after other text, where the model gets them right alone.
+const SUMS_AFTER: [(u32, u32); 8] = [
+    (12, 7),
+    (20, 22),
+    (3, 4),
+    (31, 27),
+    (45, 54),
+    (10, 20),
+    (33, 44),
+    (50, 26),
+];
+/// Sums that it gets right after every text that is used here.
+const SURE: [(u32, u32); 5] = [(12, 7), (20, 22), (3, 4), (31, 27), (45, 54)];
+/// The other text: four beginnings, so that they are shared by many and not by all.
+const LENGTHS: [usize; 4] = [32, 100, 47, 100];
+
+fn config() -> Config {
+    let mut config = Config::new("tiny", demo_model());
+    config.threads = Some(1);
+    config
+}
+
+fn limit(max_tokens: u32) -> Options {
+    Options {
+        max_tokens,
+        ..Options::default()
+    }
+}
+
+fn story(kind: usize) -> String {
+    let line = [
+        "The quiet owl looks at the river and the stone. ",
+        "The quiet owl looks at the river and the tree. ",
+        "The old fox looks at the stone. ",
+        "The quiet owl looks at the river and the stone. ",
+    ][kind];
+    line.chars().cycle().take(LENGTHS[kind]).collect::<String>() + "\n"
+}
+
+/// Which of the sums the model gets right after each story when nothing is shared, kept or beside it.
+fn right_alone() -> Vec<Vec<(u32, u32)>> {
+    let mut config = config();
+    config.prefix_cache = false;
+    let engine = Engine::load(config).unwrap();
+    let right = |kind, (a, b): (u32, u32)| {
+        let text = format!("{}{a}+{b}=", story(kind));
+        let prompt = engine.tokenize(&text, true).unwrap();
+        let (chunk, outcome) = read(
+            engine
+                .generate(prompt, limit(8), Caller::default())
+                .unwrap(),
+        );
+        assert_eq!(outcome.unwrap().cached_tokens, 0);
+        chunk.text == (a + b).to_string()
+    };
+    let of = |kind| {
+        let sums = SUMS_AFTER.iter().copied();
+        sums.filter(|&sum| right(kind, sum)).collect::<Vec<_>>()
+    };
+    let found: Vec<_> = (0..LENGTHS.len()).map(of).collect();
+    assert!(found.iter().all(|sums| sums.len() >= 3), "{found:?}");
+    found
+}
+
+/// Someone who asks sums, in many ways.
+struct Asker<'a> {
+    engine: &'a Engine,
+    /// By the kind of story.
+    right: &'a [Vec<(u32, u32)>],
+    folder: &'a str,
+    random: ChaCha8Rng,
+    caller: Caller,
+    asked: &'a AtomicU32,
+}
+
+impl Asker<'_> {
+    fn tokens(&self, text: &str) -> Vec<Token> {
+        self.engine.tokenize(text, true).unwrap()
+    }
+
+    fn sequence(&self, text: &str) -> Sequence {
+        let mut sequence = Sequence::new(self.engine.clone(), self.caller);
+        sequence.append(&self.tokens(text)).unwrap();
+        sequence
+    }
+
+    fn check(&self, sequence: &Sequence, (a, b): (u32, u32), said: &str) {
+        let text = self.engine.detokenize(sequence.tokens(), true).unwrap();
+        let text = String::from_utf8_lossy(&text);
+        assert_eq!(said, (a + b).to_string(), "after {text:?}");
+        self.asked.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Asks a sum at the end of a text and takes the answer into it.
+    fn ask(&mut self, sequence: &mut Sequence, sum: (u32, u32)) {
+        let question = self.tokens(&format!("{}+{}=", sum.0, sum.1));
+        sequence.append(&question).unwrap();
+        let (chunk, outcome) = read(sequence.generate(limit(8)).unwrap());
+        let outcome = outcome.unwrap();
+        assert!(outcome.cached_tokens < outcome.prompt_tokens);
+        self.check(sequence, sum, &chunk.text);
+        sequence.append(&chunk.tokens).unwrap();
+    }
+
+    fn sure(&mut self, kind: usize) -> (u32, u32) {
+        self.right[kind][self.random.random_range(0..self.right[kind].len())]
+    }
+
+    fn any(&mut self) -> (u32, u32) {
+        (
+            self.random.random_range(0..100),
+            self.random.random_range(0..100),
+        )
+    }
+
+    /// One of the ways, picked at random.
+    fn act(&mut self, kept: &mut Option<(usize, Sequence)>, name: &str) {
+        self.caller.priority = Priority(self.random.random_range(0..3));
+        match self.random.random_range(0..10) {
+            0..2 => {
+                let sum = self.any();
+                let mut sequence = self.sequence("");
+                self.ask(&mut sequence, sum);
+            }
+            2..5 => {
+                // The same text with other sums after it, cut back each time.
+                let kind = self.random.random_range(0..4);
+                let text = story(kind);
+                let new = || (kind, self.sequence(&text));
+                let (kind, mut sequence) = kept.take().unwrap_or_else(new);
+                let begins = self.beginning(&sequence);
+                sequence.truncate(begins).unwrap();
+                for _ in 0..2 {
+                    let sum = self.sure(kind);
+                    self.ask(&mut sequence, sum);
+                    sequence.truncate(begins).unwrap();
+                }
+                *kept = Some((kind, sequence));
+            }
+            5..7 => {
+                // A fan and a chain of forks, which generate at the same time.
+                let kind = self.random.random_range(0..4);
+                let trunk = self.sequence(&story(kind));
+                let second = trunk.fork();
+                let mut forks = [trunk.fork(), second.fork(), second, trunk];
+                let running: Vec<_> = forks
+                    .iter_mut()
+                    .map(|fork| {
+                        let sum = self.sure(kind);
+                        let question = self.tokens(&format!("{}+{}=", sum.0, sum.1));
+                        fork.append(&question).unwrap();
+                        (sum, fork.generate(limit(8)).unwrap())
+                    })
+                    .collect();
+                for (fork, (sum, generation)) in forks.iter().zip(running) {
+                    let (chunk, outcome) = read(generation);
+                    outcome.unwrap();
+                    self.check(fork, sum, &chunk.text);
+                }
+            }
+            7 => {
+                // Gone before it is over, at once or after a token.
+                let kind = self.random.random_range(0..4);
+                let mut sequence = self.sequence(&story(kind));
+                let mut options = limit(50);
+                options.ignore_end = true;
+                let mut generation = sequence.generate(options).unwrap();
+                if self.random.random() {
+                    wait(generation.next());
+                }
+            }
+            8 => {
+                let kind = self.random.random_range(0..4);
+                let mut sequence = self.sequence(&story(kind));
+                let sum = self.sure(kind);
+                self.ask(&mut sequence, sum);
+                sequence.snapshot(self.folder, name).unwrap();
+            }
+            _ => self.restore(name),
+        }
+    }
+
+    /// How many tokens of a text come before the first sum.
+    fn beginning(&self, sequence: &Sequence) -> usize {
+        let text = self.engine.detokenize(sequence.tokens(), true).unwrap();
+        let line = text.iter().position(|byte| *byte == b'\n').unwrap();
+        // A token is a character in this model.
+        line + 1
+    }
+
+    /// Goes on with what was written down, if anything was.
+    fn restore(&mut self, name: &str) {
+        let restored = Sequence::restore(self.engine.clone(), self.caller, self.folder, name);
+        let mut sequence = match restored {
+            Ok(sequence) => sequence,
+            Err(Error::Snapshot(why)) => {
+                assert!(why.contains("no snapshot"), "{why}");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let begins = self.beginning(&sequence);
+        assert!(sequence.tokens().len() > begins, "with its question");
+        sequence.truncate(begins).unwrap();
+        let text = self.engine.detokenize(sequence.tokens(), true).unwrap();
+        let kind = (0..4).position(|kind| story(kind).as_bytes() == text);
+        let kind = kind.expect("the text is as it was");
+        let sum = self.sure(kind);
+        self.ask(&mut sequence, sum);
+    }
+}
+
+/// One life of an engine, with 64 that ask at once.
+fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
+    let mut config = config();
+    config.context = Some(192);
+    // The 64 would like some 5,000; and each context is 192.
+    config.cells = Some(1280);
+    config.sequences = 8;
+    // Two dozen states or so.
+    config.spill_ram = 1 << 20;
+    config.spill_disk = Some((folder.join("spill"), 4 << 20));
+    let limits = SnapshotLimits {
+        snapshot_bytes: 1 << 24,
+        tenant_bytes: 1 << 30,
+        tenant_count: 1000,
+    };
+    config.snapshots = Some(Arc::new(
+        Snapshots::new(folder.join("snapshots"), limits).unwrap(),
+    ));
+    let engine = Engine::load(config).unwrap();
+    let asked = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for number in 0..ASKING {
+            let (engine, asked) = (&engine, &asked);
+            scope.spawn(move || {
+                let tenant = number % 4;
+                let folder = format!("tenant-{tenant}");
+                let name = format!("of-{number}");
+                let mut asker = Asker {
+                    engine,
+                    right,
+                    folder: &folder,
+                    random: ChaCha8Rng::seed_from_u64(1000 * life + u64::from(number)),
+                    caller: Caller {
+                        tenant: Tenant(tenant),
+                        ..Caller::default()
+                    },
+                    asked,
+                };
+                if life > 0 {
+                    asker.restore(&name);
+                }
+                let mut kept = None;
+                while asked.load(Ordering::Relaxed) < SUMS {
+                    asker.act(&mut kept, &name);
+                }
+            });
+        }
+    });
+    assert!(asked.load(Ordering::Relaxed) >= SUMS);
+    settle(&engine);
+    check_identity(&engine);
+    for what in [
+        "cached_tokens",
+        "recomputed_tokens",
+        "abandoned_tokens",
+        "prefixes_evicted",
+        "sequences_spilled",
+        "sequences_restored",
+        "sequences_preempted",
+        "sequences_cancelled",
+    ] {
+        let count = metric(&engine, &format!("{what}_total"));
+        println!("life {life}: {what} {count}");
+        assert!(count > 0.0, "{what} did not happen");
+    }
+    for what in ["sequences_failed", "sequences_expired", "sequences_refused"] {
+        assert_eq!(metric(&engine, &format!("{what}_total")), 0.0, "{what}");
+    }
+    check_empty(&engine);
+    engine.shutdown();
+}
+
+#[test]
+fn two_thousand_sums_are_right_whatever_happens_to_their_sequences() {
+    let folder = tempfile::tempdir().unwrap();
+    let right = right_alone();
+    for life in 0..2 {
+        live(folder.path(), life, &right);
+    }
+}
+
+/// Eight at once with one long beginning, whoever comes first, then one more: it is computed once.
+#[test]
+fn a_beginning_that_many_share_is_computed_once() {
+    let engine = Engine::load(config()).unwrap();
+    let beginning = "All the birds in the garden sing. ".repeat(20);
+    let prompt = |sum: (u32, u32)| {
+        let text = format!("{beginning}\n{}+{}=", sum.0, sum.1);
+        engine.tokenize(&text, true).unwrap()
+    };
+    let asked: Vec<_> = (0..8).map(|number| SURE[number % 5]).collect();
+    let start = |sum| engine.generate(prompt(sum), limit(8), Caller::default());
+    let running: Vec<_> = asked.iter().map(|&sum| start(sum).unwrap()).collect();
+    let mut cached = 0;
+    for ((a, b), generation) in asked.into_iter().zip(running) {
+        let (chunk, outcome) = read(generation);
+        assert_eq!(chunk.text, (a + b).to_string());
+        cached += u32::from(outcome.unwrap().cached_tokens as usize >= beginning.len());
+    }
+    assert_eq!(cached, 7);
+    let (_, outcome) = read(start((3, 4)).unwrap());
+    let outcome = outcome.unwrap();
+    // The very same prompt: all but its last token.
+    assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);
+    // Nobody of another tenant sees any of it, but those who agreed to share.
+    let other = |tenant, shares| Caller {
+        tenant: Tenant(tenant),
+        shares,
+        ..Caller::default()
+    };
+    for (caller, found) in [
+        (other(1, None), false),
+        (other(1, None), true),
+        (other(2, Some(0)), false),
+        (other(3, Some(0)), true),
+    ] {
+        let generation = engine.generate(prompt((3, 4)), limit(8), caller).unwrap();
+        let (chunk, outcome) = read(generation);
+        assert_eq!(chunk.text, "7");
+        assert_eq!(outcome.unwrap().cached_tokens > 0, found, "{caller:?}");
+    }
+    check_empty(&engine);
+}
+
+#[test]
+fn one_that_needs_all_cells_succeeds_while_sixteen_run_and_none_of_them_fails() {
+    let mut config = config();
+    config.context = Some(1024);
+    config.cells = Some(1024);
+    let engine = Engine::load(config).unwrap();
+    let long = |text: &str, tokens| {
+        let options = Options {
+            ignore_end: true,
+            ..limit(tokens)
+        };
+        let prompt = engine.tokenize(text, true).unwrap();
+        engine.generate(prompt, options, Caller::default()).unwrap()
+    };
+    let few: Vec<_> = (0..16).map(|n| long(&format!("{n}+{n}="), 120)).collect();
+    let large = "A fox and an owl. ".repeat(50);
+    let large = long(&large, 1024 - 900);
+    let more: Vec<_> = (20..28).map(|n| long(&format!("{n}+{n}="), 120)).collect();
+    let (_, outcome) = read(large);
+    assert_eq!(outcome.unwrap().generated_tokens, 124);
+    for (n, generation) in (0..16).chain(20..28).zip(few.into_iter().chain(more)) {
+        let (chunk, outcome) = read(generation);
+        assert_eq!(outcome.unwrap().generated_tokens, 120);
+        assert!(
+            chunk.text.starts_with(&(n + n).to_string()),
+            "{n}: {}",
+            chunk.text
+        );
+    }
+    check_empty(&engine);
+}
+
+/// An idle sequence has what it had after others took its cells; whoever holds it pays nothing.
+#[test]
+fn idle_sequences_leave_the_cells_and_come_back() {
+    let mut config = config();
+    config.context = Some(512);
+    config.cells = Some(512);
+    config.sequences = 2;
+    let engine = Engine::load(config).unwrap();
+    let mut idle: Vec<_> = SURE
+        .iter()
+        .zip(0..)
+        .map(|((a, b), tenant)| {
+            // Each its own, so that none finds what it wants with another one.
+            let caller = Caller {
+                tenant: Tenant(tenant),
+                ..Caller::default()
+            };
+            let mut sequence = Sequence::new(engine.clone(), caller);
+            let text = format!("{}\n{a}+{b}=", "The cat sleeps. ".repeat(15));
+            sequence
+                .append(&engine.tokenize(&text, true).unwrap())
+                .unwrap();
+            let (chunk, outcome) = read(sequence.generate(limit(8)).unwrap());
+            outcome.unwrap();
+            assert_eq!(chunk.text, (a + b).to_string());
+            sequence
+        })
+        .collect();
+    settle(&engine);
+    let seen = view(&engine);
+    let spilled = seen.entries.iter().filter(|entry| entry.seq.is_none());
+    assert!(spilled.count() >= 3, "{seen:?}");
+    assert!(seen.entries.iter().all(|entry| entry.claimed) && seen.spilled_ram > 0);
+    for (sequence, (a, b)) in idle.iter_mut().zip(SURE) {
+        let (chunk, outcome) = read(sequence.generate(limit(8)).unwrap());
+        let outcome = outcome.unwrap();
+        assert_eq!(chunk.text, (a + b).to_string());
+        assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);
+    }
+    drop(idle);
+    check_empty(&engine);
+}
