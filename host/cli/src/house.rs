@@ -17,8 +17,9 @@ pub(crate) fn cores() -> usize {
 ///
 /// The engine's threads own the cores while a step runs, and what these threads do between steps is
 /// small. One would do for connections; a second keeps them answering while a plugin computes, since
-/// a plugin gives its thread back only every few milliseconds. On larger machines plugins get a
-/// quarter of the cores.
+/// a plugin gives its thread back only every few milliseconds. Nor is one faster where two cores do
+/// everything: see `corral bench threads` in BENCHMARKS.md. On larger machines plugins get a quarter
+/// of the cores.
 pub(crate) fn workers(asked: Option<u64>) -> usize {
     match asked {
         Some(workers) => usize::try_from(workers).unwrap_or(usize::MAX),
