@@ -103,7 +103,7 @@ impl Metrics {
     /// Checks the engine's identity, which holds whenever nothing runs: every token is decoded once,
     /// unless it was found in the cache or lost by a preemption, and the last one of a sequence that
     /// finished never is.
-    pub fn check_identity(&self) {
+    pub(crate) fn check_identity(&self) {
         let get = |name: &str| self.get(&format!("corral_engine_{name}_total"));
         assert_eq!(
             get("tokens_decoded"),

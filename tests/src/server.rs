@@ -3,6 +3,7 @@
 use crate::artefacts;
 use crate::http::{Answer, Stream};
 use crate::metrics::Metrics;
+use crate::sums::Sum;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -259,6 +260,20 @@ impl Corral {
         stream
     }
 
+    /// Holds this many sequence ids with [`Corral::endless`] streams at `/generate`.
+    pub fn hold(&self, ids: usize) -> Vec<Stream> {
+        (0..ids).map(|_| self.endless("/generate")).collect()
+    }
+
+    /// Asks a sum at a route of the plugin `generate`, for an answer of `tokens` that begins with the
+    /// right one.
+    pub fn check_long(&self, route: &str, sum: Sum, tokens: usize) {
+        let answer = self.generate_at(route, &sum.long_request(tokens));
+        let text = answer["text"].as_str().expect("an answer has a text");
+        assert!(text.starts_with(&sum.answer()), "{sum:?}: {text:?}");
+        assert_eq!(answer["tokens"], tokens, "{sum:?}");
+    }
+
     /// Checks that the house still stands: 1+1 is answered by 2.
     pub fn check_alive(&self) {
         assert_eq!(self.text("1+1="), "2");
@@ -285,8 +300,15 @@ impl Corral {
         }
     }
 
+    /// The counters as soon as this many sequences wait for their turn.
+    pub fn wait_for_queue(&self, waiting: usize) -> Metrics {
+        self.wait_until(&format!("{waiting} wait"), |metrics| {
+            metrics.get("corral_engine_sequences_waiting") == waiting as f64
+        })
+    }
+
     /// The counters once nothing runs any more: no request, instance, sequence, cell. Panics if
-    /// something is left over.
+    /// something is left over, or if tokens were counted wrongly.
     ///
     /// The engine writes its gauges between steps, so a sequence on its way to its first step is not
     /// seen yet: nothing runs when several looks in a row find nothing, and nothing new.
@@ -304,6 +326,7 @@ impl Corral {
             };
             decoded = now;
             if quiet == 5 {
+                metrics.check_identity();
                 return metrics;
             }
             assert!(

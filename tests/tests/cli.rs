@@ -1,6 +1,7 @@
 //! The command line: what it prints, and what it says when it can't.
 
 use corral_tests::{Ended, artefacts, run, scratch_folder};
+use serde_json::Value;
 use std::ffi::OsString;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -317,4 +318,33 @@ fn verbose_says_more() {
     ]);
     assert_eq!(ended.stdout, "2\n", "{ended:?}");
     assert!(ended.stderr.contains("llama"), "its log: {ended:?}");
+}
+
+#[test]
+fn benches_print_one_json_object() {
+    let measure = |arguments: &[&str]| {
+        let mut line = vec![OsString::from("bench")];
+        line.extend(arguments.iter().map(OsString::from));
+        line.extend(["--rounds", "1", "--streams", "1", "--json", "--model"].map(OsString::from));
+        line.push(artefacts::model().into());
+        let plugin = artefacts::plugin("generate").into();
+        if arguments[0] == "threads" {
+            line.extend(["--plugin".into(), plugin]);
+        }
+        let ended = run(line);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let found: Value = serde_json::from_str(&ended.stdout).expect("JSON on stdout");
+        assert_eq!(found["bench"], arguments[0]);
+        found["rows"].as_array().expect("rows").clone()
+    };
+    let gap = measure(&["gap", "--prompts", "2", "--length", "33", "--threads", "1"]);
+    let names: Vec<_> = gap.iter().map(|row| &row["prefill"]).collect();
+    assert_eq!(names, ["budgeted", "slot order"]);
+    let threads = measure(&["threads", "--generate", "2"]);
+    // What `corral serve` takes by itself is always there, both ways.
+    for read_from in ["engine", "HTTP"] {
+        let default =
+            |row: &&Value| row["read_from"] == read_from && row["ratio_to_default"] == 1.0;
+        assert!(threads.iter().any(|row| default(&row)), "{threads:?}");
+    }
 }

@@ -46,7 +46,6 @@ fn every_token_is_decoded_once() {
     assert_eq!(metrics.get("corral_engine_tokens_decoded_total"), expected);
     assert_eq!(metrics.get("corral_engine_sequences_finished_total"), 72.0);
     assert_eq!(metrics.get("corral_engine_abandoned_tokens_total"), 0.0);
-    metrics.check_identity();
     assert_eq!(metrics.get("corral_plugin_calls_total"), 72.0);
     assert_eq!(metrics.get("corral_plugin_done_total"), 72.0);
     assert_eq!(metrics.get("corral_plugin_failures_total"), 0.0);
@@ -89,7 +88,6 @@ fn clients_that_go_away_leave_nothing_behind() {
     });
     corral.check_alive();
     let metrics = corral.settled();
-    metrics.check_identity();
     let cancelled = metrics.get("corral_engine_sequences_cancelled_total");
     // Of those that left before the answer, some may have gone before a sequence was there.
     assert!((4.0..=16.0).contains(&cancelled), "{cancelled}");
@@ -117,7 +115,6 @@ fn errors_leave_nothing_behind() {
         );
     }
     let metrics = corral.settled();
-    metrics.check_identity();
     // On a busy machine the engine may be done before the plugin has read its first chunk.
     let cancelled = metrics.get("corral_engine_sequences_cancelled_total");
     let finished = metrics.get("corral_engine_sequences_finished_total");

@@ -3,7 +3,7 @@
 //! What has to hold is gated on answers and on the engine's counters. Times are printed, and gated
 //! only where a failure shows in nothing else.
 
-use corral_tests::{Corral, ENDLESS, Metrics, SURE, Stream, Sum, some_sums};
+use corral_tests::{Corral, ENDLESS, Metrics, SURE, Sum, some_sums};
 use serde_json::json;
 use std::net::TcpStream;
 
@@ -67,7 +67,6 @@ fn the_second_request_fails_and_the_third_crashes() {
     });
     let metrics = corral.settled();
     assert_eq!(metrics.get(FINISHED), 2.0 * questions.len() as f64);
-    metrics.check_identity();
 }
 
 /// Records of old requests were kept and walked over: a one-token request took 60 ms, and the eighth
@@ -113,7 +112,7 @@ fn each_request_is_slower_than_the_last() {
         );
         before = now;
     }
-    corral.settled().check_identity();
+    corral.settled();
 
     let whole = growth(&services);
     let least: Vec<f64> = services
@@ -186,7 +185,6 @@ fn whole_histories_are_sent_at_each_step() {
         .map(|(prompt, tokens)| prompt + tokens - 1)
         .sum();
     assert_eq!(together.grown(TOKENS_DECODED, &alone), expected as f64);
-    together.check_identity();
 }
 
 /// A batch was finished before the next one began: it shrank until its longest request ran alone,
@@ -199,7 +197,7 @@ fn batches_shrink_while_others_wait() {
     let corral = Corral::start_with(&["--sequences", "4"]);
     let metrics = std::thread::scope(|scope| {
         // Hold all ids until everyone waits: from here on no id is free while one does.
-        let holders: Vec<Stream> = (0..IDS).map(|_| corral.endless("/generate")).collect();
+        let holders = corral.hold(IDS);
         for (number, sum) in some_sums(REQUESTS).into_iter().enumerate() {
             let corral = &corral;
             // One long one to three short ones.
@@ -209,8 +207,7 @@ fn batches_shrink_while_others_wait() {
                 4 + number % 7
             };
             scope.spawn(move || {
-                let answer = corral.generate(&sum.long_request(tokens));
-                sum.check_long(&answer, tokens);
+                corral.check_long("/generate", sum, tokens);
             });
         }
         let metrics = corral.wait_until("all wait", |metrics| {
@@ -224,7 +221,6 @@ fn batches_shrink_while_others_wait() {
     let end = corral.settled();
     assert_eq!(end.get(FINISHED), REQUESTS as f64);
     assert_eq!(end.get(CANCELLED), IDS as f64);
-    end.check_identity();
 
     let (steps, rows) = (end.grown(STEPS, &metrics), end.grown(ROWS, &metrics));
     let missing = IDS as f64 * steps - rows;
@@ -286,7 +282,6 @@ fn ids_are_shared_by_requests_that_come_and_go() {
         cancelled > 0.0 && cancelled <= left as f64,
         "{cancelled} of {left}"
     );
-    metrics.check_identity();
 }
 
 /// What was kept of a request was not removed when it ended otherwise than well.
@@ -311,13 +306,11 @@ fn records_are_left_behind() {
         }
         // Hung up while it waited; and meanwhile the host itself, the engine and the plugin refuse
         // one each.
-        let holders = [corral.endless("/generate"), corral.endless("/generate")];
+        let holders = corral.hold(2);
         let queued: Vec<TcpStream> = (holders.len()..CALLS)
             .map(|_| corral.begin_post("/generate", &question))
             .collect();
-        corral.wait_until("the rest wait", |metrics| {
-            metrics.get(WAITING) == (CALLS - holders.len()) as f64
-        });
+        corral.wait_for_queue(CALLS - holders.len());
         corral.post("/generate", &question).problem(503, "busy");
         drop(queued);
         corral.wait_until("those that waited are gone", |metrics| {
@@ -328,7 +321,6 @@ fn records_are_left_behind() {
         // Hung up in the middle of an answer.
         drop(holders);
         let metrics = corral.settled();
-        metrics.check_identity();
         let round = f64::from(round);
         assert_eq!(metrics.get(FINISHED), 10.0 * round);
         // On a busy machine one that hung up may have been out of time by then.
@@ -343,7 +335,7 @@ fn records_are_left_behind() {
 fn prompts_of_other_lengths_do_not_fit_the_batch() {
     const STREAMS: usize = 3;
     let corral = Corral::start();
-    let streams: Vec<Stream> = (0..STREAMS).map(|_| corral.endless("/generate")).collect();
+    let streams = corral.hold(STREAMS);
     let alone =
         |metrics: &Metrics| of_one_moment(metrics) && metrics.get(RUNNING) == STREAMS as f64;
     let before = corral.wait_until("the streams are alone", alone);
@@ -385,7 +377,7 @@ fn prompts_of_other_lengths_do_not_fit_the_batch() {
         "{decoded} rows, {streamed} of the streams"
     );
     drop(streams);
-    corral.settled().check_identity();
+    corral.settled();
 }
 
 /// Requests that came while a batch ran waited for its end.
@@ -406,5 +398,4 @@ fn new_requests_are_blocked_while_a_batch_runs() {
     assert_eq!(metrics.get(CANCELLED), 1.0);
     // It was left long before its end.
     assert!(metrics.get(TOKENS_DECODED) < f64::from(ENDLESS));
-    metrics.check_identity();
 }

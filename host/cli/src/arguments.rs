@@ -94,15 +94,30 @@ pub(crate) enum Bench {
     /// How far reading long prompts stretches the time between two tokens of those who generate:
     /// with the step-time budget, and beside it as servers do that fill each step with prompts.
     Gap(GapBench),
-    /// Tokens per second by the number of compute threads, and what the rest of a step costs.
+    /// Tokens per second by the numbers of compute threads and of workers, which run plugins and
+    /// connections: each from 1 to the number of cores, at most 4, and beside them what `corral serve`
+    /// takes by itself.
     Threads(ThreadsBench),
+}
+
+/// What all benches ask.
+#[derive(Args, Debug)]
+pub(crate) struct Measuring {
+    /// A GGUF file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) model: PathBuf,
+    /// Rounds; each measures all that is compared.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000))]
+    pub(crate) rounds: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct GapBench {
-    /// A GGUF file.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) measuring: Measuring,
     /// Sequences that generate all the time.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=32))]
     pub(crate) streams: u64,
@@ -112,34 +127,24 @@ pub(crate) struct GapBench {
     /// Tokens of a long prompt.
     #[arg(long, value_name = "N", default_value_t = 600, value_parser = whole(33..=3000))]
     pub(crate) length: u64,
-    /// Rounds; each measures both ways.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000))]
-    pub(crate) rounds: u64,
     /// Compute threads; by default one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct ThreadsBench {
-    /// A GGUF file.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) measuring: Measuring,
     /// Sequences that generate at once.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=64))]
     pub(crate) streams: u64,
     /// Tokens that each generates in a round.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = whole(2..=2000))]
     pub(crate) generate: u64,
-    /// Rounds; each measures every number of threads.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000))]
-    pub(crate) rounds: u64,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
+    /// The plugin `generate`: streams are read through HTTP too, from a server in this process.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plugin: Option<PathBuf>,
 }
 
 /// What both commands need to load models and plugins.

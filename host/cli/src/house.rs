@@ -7,24 +7,30 @@ use corral_runtime::{Limits, Plugin, Runtime, Settings};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Threads that turn connections and plugins, where the command line doesn't say.
+/// Cores that this process may use.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Threads that turn connections and plugins: those that are `asked` for, or as many as are good for
+/// most.
 ///
 /// The engine's threads own the cores while a step runs, and what these threads do between steps is
 /// small. One would do for connections; a second keeps them answering while a plugin computes, since
-/// a plugin gives its thread back only every few milliseconds. On larger machines plugins get a
-/// quarter of the cores.
-pub(crate) fn workers(models: &Models) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    match models.workers {
+/// a plugin gives its thread back only every few milliseconds. Nor is one faster where two cores do
+/// everything: see `corral bench threads` in BENCHMARKS.md. On larger machines plugins get a quarter
+/// of the cores.
+pub(crate) fn workers(asked: Option<u64>) -> usize {
+    match asked {
         Some(workers) => usize::try_from(workers).unwrap_or(usize::MAX),
-        None => (cores / 4).clamp(2, 16),
+        None => (cores() / 4).clamp(2, 16),
     }
 }
 
 /// A tokio runtime for everything but computing.
-pub(crate) fn tokio_runtime(models: &Models) -> Result<tokio::runtime::Runtime, Complaint> {
+pub(crate) fn tokio_runtime(workers: usize) -> Result<tokio::runtime::Runtime, Complaint> {
     tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(workers(models))
+        .worker_threads(workers)
         .thread_name("corral-worker")
         .enable_all()
         .build()
@@ -67,10 +73,11 @@ pub(crate) async fn load_models(
     Ok(engines)
 }
 
-/// A plugin runtime over these models.
-pub(crate) fn runtime(models: &Models, engines: &[Engine]) -> Result<Runtime, Complaint> {
+/// A plugin runtime over these models; `cache` is the folder for compiled plugins, where one is asked
+/// for.
+pub(crate) fn runtime(cache: Option<PathBuf>, engines: &[Engine]) -> Result<Runtime, Complaint> {
     let settings = Settings {
-        cache: models.cache.clone().or_else(default_cache),
+        cache: cache.or_else(default_cache),
         ..Settings::default()
     };
     Ok(Runtime::new(

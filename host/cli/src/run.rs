@@ -11,7 +11,7 @@ const A_DAY: Duration = Duration::from_secs(86_400);
 
 /// Runs the plugin once; its exit status is ours.
 pub(crate) fn run(arguments: Box<Run>) -> Result<ExitCode, Complaint> {
-    let runtime = house::tokio_runtime(&arguments.models)?;
+    let runtime = house::tokio_runtime(house::workers(arguments.models.workers))?;
     let ended = runtime.block_on(run_plugin(&arguments));
     runtime.shutdown_background();
     ended
@@ -20,7 +20,7 @@ pub(crate) fn run(arguments: Box<Run>) -> Result<ExitCode, Complaint> {
 async fn run_plugin(arguments: &Run) -> Result<ExitCode, Complaint> {
     // Silent: what is seen is the plugin's output.
     let engines = house::load_models(&arguments.models, |text| tracing::info!("{text}")).await?;
-    let runtime = house::runtime(&arguments.models, &engines)?;
+    let runtime = house::runtime(arguments.models.cache.clone(), &engines)?;
     let name = arguments
         .plugin
         .file_stem()

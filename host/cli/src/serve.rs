@@ -16,7 +16,7 @@ const NO_SIGNALS: &str = "signals cannot be watched; raise the limit of open fil
 
 /// Serves until a signal says stop.
 pub(crate) fn serve(arguments: Box<Serve>) -> Result<ExitCode, Complaint> {
-    let runtime = house::tokio_runtime(&arguments.models)?;
+    let runtime = house::tokio_runtime(house::workers(arguments.models.workers))?;
     let served = runtime.block_on(serve_until_stopped(&arguments));
     // A model that is still being loaded can't be interrupted, and nobody needs to wait for it.
     runtime.shutdown_background();
@@ -72,7 +72,7 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
 /// Everything that has to be there before the first request.
 async fn load(arguments: &Serve) -> Result<House, Complaint> {
     let engines = house::load_models(&arguments.models, note).await?;
-    let runtime = house::runtime(&arguments.models, &engines)?;
+    let runtime = house::runtime(arguments.models.cache.clone(), &engines)?;
     if arguments.plugins.is_empty() {
         note("there is nothing to call yet; add --plugin ROUTE=FILE.wasm".to_owned());
     }

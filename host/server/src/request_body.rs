@@ -206,6 +206,24 @@ mod tests {
         (body, mark)
     }
 
+    /// A body of whatever is made next.
+    struct Made<F>(F);
+
+    impl<F, E> Body for Made<F>
+    where
+        F: FnMut() -> Option<Result<Bytes, E>> + Unpin,
+    {
+        type Data = Bytes;
+        type Error = E;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, E>>> {
+            Poll::Ready((self.0)().map(|made| made.map(Frame::data)))
+        }
+    }
+
     #[tokio::test]
     async fn a_body_at_its_limit_passes() {
         let (body, mark) = capped(Full::new(Bytes::from_static(b"12345678")), None);
@@ -227,62 +245,41 @@ mod tests {
 
     #[tokio::test]
     async fn an_endless_body_is_not_read_for_ever() {
-        struct Endless(u64);
-        impl Body for Endless {
-            type Data = Bytes;
-            type Error = std::convert::Infallible;
-            fn poll_frame(
-                mut self: Pin<&mut Self>,
-                _: &mut Context<'_>,
-            ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-                self.0 += 1;
-                assert!(self.0 < 1000, "still being read");
-                Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[0; 1 << 20])))))
-            }
-        }
-        let (body, mark) = capped(Endless(0), None);
+        let endless = || {
+            let mut asked = 0;
+            Made(move || {
+                asked += 1;
+                assert!(asked < 1000, "still being read");
+                Some(Ok::<_, std::convert::Infallible>(Bytes::from_static(
+                    &[0; 1 << 20],
+                )))
+            })
+        };
+        let (body, mark) = capped(endless(), None);
         assert!(body.collect().await.is_err());
         assert_eq!(mark.state(), State::TooLarge);
-        read_away(Endless(0)).await;
+        read_away(endless()).await;
     }
 
     #[tokio::test]
     async fn a_body_that_breaks_off_leaves_another_mark() {
-        struct Broken;
-        impl Body for Broken {
-            type Data = Bytes;
-            type Error = std::io::Error;
-            fn poll_frame(
-                self: Pin<&mut Self>,
-                _: &mut Context<'_>,
-            ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-                Poll::Ready(Some(Err(std::io::ErrorKind::UnexpectedEof.into())))
-            }
-        }
-        let (body, mark) = capped(Broken, None);
+        let broken = Made(|| Some(Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof))));
+        let (body, mark) = capped(broken, None);
         assert!(body.collect().await.is_err());
         assert_eq!(mark.state(), State::Broken);
     }
 
     #[tokio::test]
     async fn what_is_left_is_thrown_away_unless_it_should_not_be_asked_for() {
-        struct Pieces(u32, tokio::sync::mpsc::UnboundedSender<u32>);
-        impl Body for Pieces {
-            type Data = Bytes;
-            type Error = std::convert::Infallible;
-            fn poll_frame(
-                mut self: Pin<&mut Self>,
-                _: &mut Context<'_>,
-            ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-                self.0 += 1;
-                let _ = self.1.send(self.0);
-                let piece = (self.0 < 5).then(|| Ok(Frame::data(Bytes::from_static(b"x"))));
-                Poll::Ready(piece)
-            }
-        }
         for (linger, read) in [(Some(Duration::from_secs(5)), 5), (None, 1)] {
             let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
-            let (mut body, _) = capped(Pieces(0, sender), linger);
+            let mut asked = 0;
+            let pieces = Made(move || {
+                asked += 1;
+                let _ = sender.send(asked);
+                (asked < 5).then(|| Ok::<_, std::convert::Infallible>(Bytes::from_static(b"x")))
+            });
+            let (mut body, _) = capped(pieces, linger);
             body.frame().await.expect("a piece").expect("no error");
             drop(body);
             let mut last = 0;

@@ -64,7 +64,8 @@ impl Shared {
     }
 }
 
-/// A running server. Dropping it does not stop it: call [`Server::stop`].
+/// A running server. Dropping it closes its sockets and cuts off what runs: [`Server::stop`] lets that
+/// end.
 pub struct Server {
     shared: Arc<Shared>,
     public: Listener,

@@ -5,8 +5,9 @@
 //! in which they are alone: the median gap of the pauses is the decode step. (Not one taken before:
 //! steps get longer as the sequences do.) Both ways of reading prompts are measured in each round.
 
-use super::load::{generate, load, metric, prompt};
-use super::quantile;
+use super::load::{check_room, generate, load, metric, prompt};
+use super::table::{Column, Unit, tell};
+use super::{median, quantile};
 use crate::arguments::GapBench;
 use crate::complaint::Complaint;
 use corral_engine::{Caller, Engine, Error, Options, Prefill};
@@ -29,15 +30,32 @@ const PAUSE: u32 = 20;
 struct Way {
     name: &'static str,
     engine: Engine,
-    /// Of each round, in seconds. First without prompts: the median and what the machine adds to it.
-    decode: Vec<f64>,
-    decode_p99: Vec<f64>,
-    p50: Vec<f64>,
-    p99: Vec<f64>,
-    longest: Vec<f64>,
-    /// From a long prompt to its first token.
-    first: Vec<f64>,
+    rounds: Vec<Round>,
 }
+
+/// Of one round, in seconds.
+struct Round {
+    /// Without prompts: the median, and what the machine adds to it.
+    decode: f64,
+    decode_p99: f64,
+    p50: f64,
+    p99: f64,
+    longest: f64,
+    /// From a long prompt to its first token.
+    first: f64,
+}
+
+const COLUMNS: [Column; 9] = [
+    ("prefill", "prefill", Unit::Plain),
+    ("decode step", "decode_step_s", Unit::Milliseconds),
+    ("its p99", "decode_p99_s", Unit::Milliseconds),
+    ("p50", "gap_p50_s", Unit::Milliseconds),
+    ("p99", "gap_p99_s", Unit::Milliseconds),
+    ("longest", "gap_max_s", Unit::Milliseconds),
+    ("p99/step", "p99_ratio", Unit::Ratio),
+    ("longest/step", "max_ratio", Unit::Ratio),
+    ("first token", "first_token_s", Unit::Milliseconds),
+];
 
 /// Measures and prints.
 pub(super) async fn measure(arguments: &GapBench) -> Result<(), Complaint> {
@@ -47,94 +65,63 @@ pub(super) async fn measure(arguments: &GapBench) -> Result<(), Complaint> {
         ("slot order", Prefill::SlotOrder),
     ] {
         let cells = arguments.streams * (SHORT + BACKGROUND) + arguments.length + SHORT + ALONE;
-        let engine = load(&arguments.model, arguments.threads, prefill, cells).await?;
-        let needed = (arguments.length + AFTER).max(SHORT + BACKGROUND);
-        if u64::from(engine.info().context) < needed {
-            return Err(Complaint::Failed(
-                format!("the model's context is below {needed}; give a smaller --length").into(),
-            ));
-        }
+        let engine = load(
+            &arguments.measuring.model,
+            arguments.threads,
+            prefill,
+            cells,
+        )?;
+        // The engine cuts the others down to what the context leaves them.
+        check_room(engine.info().context, "--length", arguments.length, AFTER)?;
         ways.push(Way {
             name,
             engine,
-            decode: Vec::new(),
-            decode_p99: Vec::new(),
-            p50: Vec::new(),
-            p99: Vec::new(),
-            longest: Vec::new(),
-            first: Vec::new(),
+            rounds: Vec::new(),
         });
     }
-    for round in 0..=arguments.rounds {
+    for number in 0..=arguments.measuring.rounds {
         for way in &mut ways {
             // Large models take minutes: say that it goes on.
-            eprintln!("round {round} of {}, {}", arguments.rounds, way.name);
-            way.round(arguments).await?;
-        }
-        if round == 0 {
+            eprintln!(
+                "round {number} of {}, {}",
+                arguments.measuring.rounds, way.name
+            );
+            let round = way.round(arguments).await?;
             // The first one warms up: the cost model, caches, threads.
-            for way in &mut ways {
-                for values in [
-                    &mut way.decode,
-                    &mut way.decode_p99,
-                    &mut way.p50,
-                    &mut way.p99,
-                    &mut way.longest,
-                    &mut way.first,
-                ] {
-                    values.clear();
-                }
+            if number > 0 {
+                way.rounds.push(round);
             }
         }
     }
-    let found: Vec<_> = ways.iter_mut().map(Way::report).collect();
+    let rows: Vec<_> = ways.iter().map(Way::report).collect();
     for way in ways {
         way.engine.shutdown();
     }
-    if arguments.json {
-        println!(
-            "{}",
-            json!({"bench": "gap", "streams": arguments.streams, "length": arguments.length, "rounds": arguments.rounds, "ways": found})
-        );
-        return Ok(());
-    }
-    println!(
+    let setup = json!({
+        "bench": "gap",
+        "streams": arguments.streams,
+        "length": arguments.length,
+        "rounds": arguments.measuring.rounds,
+    });
+    let title = format!(
         "{} sequences generate while prompts of {} and {SHORT} tokens come; medians of {} rounds, ms",
-        arguments.streams, arguments.length, arguments.rounds
+        arguments.streams, arguments.length, arguments.measuring.rounds
     );
-    println!(
-        "prompts read   decode step  its p99      p50      p99  longest   p99/step  longest/step  first token"
-    );
-    for way in &found {
-        let ms = |key: &str| 1e3 * way[key].as_f64().unwrap_or(0.0);
-        let ratio = |key: &str| way[key].as_f64().unwrap_or(0.0);
-        println!(
-            "{:13} {:12.2} {:8.2} {:8.2} {:8.2} {:8.2} {:10.2} {:13.2} {:12.1}",
-            way["prompts read"].as_str().unwrap_or(""),
-            ms("decode_step_s"),
-            ms("decode_p99_s"),
-            ms("gap_p50_s"),
-            ms("gap_p99_s"),
-            ms("gap_max_s"),
-            ratio("p99_ratio"),
-            ratio("max_ratio"),
-            ms("first_token_s"),
-        );
-    }
-    for way in &found {
+    tell(arguments.measuring.json, setup, &title, &COLUMNS, &rows);
+    for row in rows.iter().filter(|_| !arguments.measuring.json) {
         println!(
             "{}: {} generating rows skipped; {} prompt tokens in mixed steps, {} allowed",
-            way["prompts read"].as_str().unwrap_or(""),
-            way["skipped_rows"],
-            way["mixed_prefill_tokens"],
-            way["mixed_budget_tokens"],
+            row["prefill"].as_str().unwrap_or(""),
+            row["skipped_rows"],
+            row["mixed_prefill_tokens"],
+            row["mixed_budget_tokens"],
         );
     }
     Ok(())
 }
 
 impl Way {
-    async fn round(&mut self, arguments: &GapBench) -> Result<(), Complaint> {
+    async fn round(&self, arguments: &GapBench) -> Result<Round, Complaint> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut streams = JoinSet::new();
         for number in 0..arguments.streams {
@@ -180,35 +167,29 @@ impl Way {
                 }
             }
         }
-        self.decode.push(quantile(&mut alone, 0.5));
-        self.decode_p99.push(quantile(&mut alone, 0.99));
-        self.p50.push(quantile(&mut mixed, 0.5));
-        self.p99.push(quantile(&mut mixed, 0.99));
-        self.longest.push(quantile(&mut mixed, 1.0));
-        self.first.push(quantile(&mut first, 0.5));
-        Ok(())
+        Ok(Round {
+            decode: quantile(&mut alone, 0.5),
+            decode_p99: quantile(&mut alone, 0.99),
+            p50: quantile(&mut mixed, 0.5),
+            p99: quantile(&mut mixed, 0.99),
+            longest: quantile(&mut mixed, 1.0),
+            first: quantile(&mut first, 0.5),
+        })
     }
 
-    fn report(&mut self) -> Value {
-        let ratio = |values: &[f64], steps: &[f64]| {
-            let mut ratios: Vec<_> = values.iter().zip(steps).map(|(v, step)| v / step).collect();
-            quantile(&mut ratios, 0.5)
-        };
-        let (p99, longest) = (
-            ratio(&self.p99, &self.decode),
-            ratio(&self.longest, &self.decode),
-        );
+    fn report(&self) -> Value {
+        let of = |value: fn(&Round) -> f64| median(self.rounds.iter().map(value));
         let count = |name| metric(&self.engine, name);
         json!({
-            "prompts read": self.name,
-            "p99_ratio": p99,
-            "max_ratio": longest,
-            "decode_step_s": quantile(&mut self.decode, 0.5),
-            "decode_p99_s": quantile(&mut self.decode_p99, 0.5),
-            "gap_p50_s": quantile(&mut self.p50, 0.5),
-            "gap_p99_s": quantile(&mut self.p99, 0.5),
-            "gap_max_s": quantile(&mut self.longest, 0.5),
-            "first_token_s": quantile(&mut self.first, 0.5),
+            "prefill": self.name,
+            "decode_step_s": of(|round| round.decode),
+            "decode_p99_s": of(|round| round.decode_p99),
+            "gap_p50_s": of(|round| round.p50),
+            "gap_p99_s": of(|round| round.p99),
+            "gap_max_s": of(|round| round.longest),
+            "p99_ratio": of(|round| round.p99 / round.decode),
+            "max_ratio": of(|round| round.longest / round.decode),
+            "first_token_s": of(|round| round.first),
             "skipped_rows": count("corral_engine_skipped_rows_total"),
             "mixed_prefill_tokens": count("corral_engine_mixed_prefill_tokens_total"),
             "mixed_budget_tokens": count("corral_engine_mixed_budget_tokens_total"),

@@ -5,9 +5,9 @@ use corral_engine::{Caller, Config, Engine, Error, Options, Prefill, Token};
 use std::path::Path;
 use std::time::Instant;
 
-/// Loads a model; `threads` compute. There are `cells`, or more if the model's context is longer, so
+/// Loads a model, while nothing else is done; `threads` compute. There are `cells`, or more if the model's context is longer, so
 /// that nothing that is measured waits for room.
-pub(super) async fn load(
+pub(super) fn load(
     file: &Path,
     threads: Option<u32>,
     prefill: Prefill,
@@ -18,8 +18,31 @@ pub(super) async fn load(
     let cells = u32::try_from(cells).unwrap_or(u32::MAX);
     config.cells = Some(cells.max(8192));
     config.prefill = prefill;
-    let loaded = tokio::task::spawn_blocking(move || Engine::load(config)).await;
-    Ok(loaded.map_err(Complaint::telling("the model's loader crashed"))??)
+    // What is measured is computed each time.
+    config.prefix_cache = false;
+    Ok(Engine::load(config)?)
+}
+
+/// Refuses what the context does not hold: it would be cut short, and something else be measured.
+/// `option` asks for `asked` tokens of a sequence, which has `others` beside them.
+pub(super) fn check_room(
+    context: u32,
+    option: &str,
+    asked: u64,
+    others: u64,
+) -> Result<(), Complaint> {
+    let (context, needed) = (u64::from(context), asked + others);
+    if needed <= context {
+        return Ok(());
+    }
+    Err(Complaint::Failed(
+        format!(
+            "{option} {asked} needs a context of {needed}, and the model's has {context}; \
+             give {option} {} or less",
+            context.saturating_sub(others)
+        )
+        .into(),
+    ))
 }
 
 /// A prompt of `length` tokens that means nothing; another one for each `number`.
@@ -61,4 +84,21 @@ pub(super) fn metric(engine: &Engine, name: &str) -> f64 {
         .iter()
         .find(|m| m.name == name)
         .map_or(0.0, |m| m.value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_room;
+    use crate::complaint::Complaint;
+
+    #[test]
+    fn what_the_context_does_not_hold_is_refused_with_what_it_does() {
+        assert!(check_room(616, "--length", 600, 16).is_ok());
+        let Err(Complaint::Failed(error)) = check_room(615, "--length", 600, 16) else {
+            panic!("615 positions hold no 616");
+        };
+        let expected = "--length 600 needs a context of 616, and the model's has 615; \
+                        give --length 599 or less";
+        assert_eq!(error.to_string(), expected);
+    }
 }

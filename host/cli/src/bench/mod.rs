@@ -4,26 +4,24 @@
 //! as a ratio.
 
 mod gap;
+mod http;
 mod load;
+mod table;
 mod threads;
 
 use crate::arguments::Bench;
 use crate::complaint::Complaint;
+use crate::house;
 use std::process::ExitCode;
 
 /// Measures, and prints what was found.
 pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map_err(Complaint::telling("no threads could be started"))?;
-    runtime.block_on(async {
-        match what {
-            Bench::Gap(arguments) => gap::measure(arguments).await,
-            Bench::Threads(arguments) => threads::measure(arguments).await,
+    match what {
+        Bench::Gap(arguments) => {
+            house::tokio_runtime(house::workers(None))?.block_on(gap::measure(arguments))?;
         }
-    })?;
+        Bench::Threads(arguments) => threads::measure(arguments)?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -37,6 +35,11 @@ fn quantile(values: &mut [f64], part: f64) -> f64 {
     )]
     let index = (part * values.len().saturating_sub(1) as f64).round() as usize;
     values.get(index).copied().unwrap_or(0.0)
+}
+
+/// The middle one of some values.
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    quantile(&mut values.collect::<Vec<_>>(), 0.5)
 }
 
 #[cfg(test)]

@@ -1,0 +1,74 @@
+//! Streams of tokens as a client sees them: through a server, the plugin `generate` and the engine.
+
+use crate::complaint::Complaint;
+use crate::house;
+use corral_engine::Engine;
+use corral_server::{Deployment, House, Limits, Listeners, Routes, Server};
+use serde_json::json;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const ROUTE: &str = "/generate";
+
+/// Starts a server on a free port.
+pub(super) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Complaint> {
+    let engines = vec![engine.clone()];
+    let runtime = house::runtime(None, &engines)?;
+    let limits = corral_runtime::Limits {
+        // Nobody is cut off by it: a large model takes minutes.
+        time: Duration::from_secs(86_400),
+        ..corral_runtime::Limits::default()
+    };
+    let request_bytes = limits.request_bytes as u64;
+    let plugin = house::load_plugin(&runtime, ROUTE, plugin, limits).await?;
+    let deployment = Deployment {
+        plugin,
+        request_bytes,
+    };
+    let mut routes = Routes::default();
+    routes.add(ROUTE.parse()?, deployment)?;
+    let listeners = Listeners::bind("127.0.0.1:0", "127.0.0.1:0").await?;
+    let server = Server::start(listeners, Limits::default())
+        .map_err(Complaint::telling("the listeners could not be started"))?;
+    server.open(House {
+        runtime,
+        engines,
+        routes,
+    });
+    Ok(server)
+}
+
+/// Reads one stream of exactly `tokens` tokens to its end.
+pub(super) async fn stream(
+    address: SocketAddr,
+    prompt: &str,
+    tokens: u64,
+) -> Result<(), Complaint> {
+    let body = json!({"prompt": prompt, "max_tokens": tokens, "ignore_end": true, "stream": true});
+    let body = body.to_string();
+    let request = format!(
+        "POST {ROUTE} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\
+         Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut connection = TcpStream::connect(address).await?;
+    connection.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    connection.read_to_end(&mut answer).await?;
+    let answer = String::from_utf8_lossy(&answer);
+    let whole = answer.contains(&format!("\"tokens\":{tokens},")) && answer.contains("[DONE]");
+    if !answer.starts_with("HTTP/1.1 200 ") || !whole {
+        let end = answer.chars().count().saturating_sub(400);
+        let end: String = answer.chars().skip(end).collect();
+        return Err(Complaint::Failed(
+            format!(
+                "the plugin gave no stream of {tokens} tokens; is it 'generate'? it said: {end}"
+            )
+            .into(),
+        ));
+    }
+    Ok(())
+}
