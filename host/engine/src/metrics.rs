@@ -158,6 +158,8 @@ counters! {
     lost: Counter = "corral_engine_sequences_lost_total",
     /// Running sequences that gave way to others and went back into the queue.
     preempted: Counter = "corral_engine_sequences_preempted_total",
+    /// Sequences moved to lower cells, since what lies high makes attention long for all.
+    relocated: Counter = "corral_engine_sequences_relocated_total",
     /// Bytes of states written to disk.
     spill_written: Counter = "corral_engine_spill_written_bytes_total",
     /// Bytes of states read back from disk.

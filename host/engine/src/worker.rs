@@ -8,8 +8,8 @@ use crate::generation::{Caller, Finish, Outcome};
 use crate::metrics::{Counters, add, add_time, set};
 use crate::sampling::{Chain, Scratch};
 use crate::scheduler::{
-    Expired, Key, Limits, Progress, Refused, Request, Row, Scheduler, SeqId, Step, StepResult,
-    Time, Watch,
+    Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler, SeqId, Step,
+    StepResult, Time, Watch,
 };
 use crate::text::Assembler;
 use crate::view::View;
@@ -344,7 +344,8 @@ impl<B: Backend> Worker<B> {
             }
         }
         if step.rows.is_empty() {
-            return self.aside.wanted() > wanted;
+            let relocated = step.memory.iter().any(|m| matches!(m, Memory::Relocate(_)));
+            return relocated || self.aside.wanted() > wanted;
         }
         self.gather(&step.rows);
         let before = Instant::now();
@@ -548,6 +549,7 @@ impl<B: Backend> Worker<B> {
         set(&counters.restored, tally.restored);
         set(&counters.lost, tally.lost);
         set(&counters.preempted, tally.preempted);
+        set(&counters.relocated, tally.relocated);
         self.aside.report(counters);
         let retry_after = scheduler.retry_after(self.time(Instant::now()));
         set(&counters.retry_after, retry_after.as_secs());

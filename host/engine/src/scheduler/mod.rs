@@ -24,6 +24,7 @@ pub mod cache;
 pub mod cells;
 pub mod cost;
 mod pace;
+mod placement;
 pub mod prefill;
 pub mod queue;
 mod recovery;
@@ -86,6 +87,8 @@ pub struct Scheduler {
     /// Sequences that were admitted.
     admissions: u64,
     swept: Time,
+    /// Steps that had gone well when it was last looked who is placed high.
+    looked: u64,
     tally: Tally,
     planned: Vec<Row>,
     shape: Shape,
@@ -113,6 +116,7 @@ impl Scheduler {
             recovery: Recovery::new(limits.step_tokens),
             admissions: 0,
             swept: Time::ZERO,
+            looked: 0,
             tally: Tally::default(),
             planned: Vec::new(),
             shape: Shape::default(),

@@ -80,6 +80,11 @@ impl Recovery {
         self.most < self.limit
     }
 
+    /// Steps that went well.
+    pub fn succeeded(&self) -> u64 {
+        self.succeeded
+    }
+
     pub fn most(&self) -> u32 {
         self.most
     }

@@ -340,6 +340,39 @@ fn a_flood_behind_a_single_request_gets_no_more_than_its_share() {
     assert!(end(&records) >= halfway);
 }
 
+/// One that was placed behind a long prompt is moved down when that is gone, where attention costs
+/// anything; the steps after it are as short as if it had been alone.
+#[test]
+fn a_survivor_that_lies_high_is_moved_where_that_pays() {
+    let limits = Limits {
+        seq_ids: 4,
+        cells: 8192,
+        step_tokens: 512,
+        reuse: Reuse::Any,
+        ..LIMITS
+    };
+    let of = |at, prompt, tokens| Arrival {
+        at: Duration::from_millis(at),
+        prompt,
+        max_tokens: tokens,
+        ends_after: tokens,
+        ..Arrival::default()
+    };
+    // The last one needs room that the first one's entry still has, so that entry is dropped.
+    let arrivals = vec![of(0, 6000, 2), of(1, 8, 2000), of(2_000, 5900, 2)];
+    for (attention, moved) in [(1e-6, true), (0.0, false)] {
+        let machine = Machine {
+            attention,
+            noise: 0.02,
+            ..Machine::default()
+        };
+        let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
+        let records = simulation.run(arrivals.clone());
+        assert!(records.iter().all(|record| record.end == End::Finished));
+        assert_eq!(simulation.tally().relocated > 0, moved, "{attention}");
+    }
+}
+
 /// A large request whose turn it is waits for room, and nobody slips past it.
 #[test]
 fn whose_turn_it_is_is_not_overtaken() {
@@ -614,8 +647,11 @@ proptest! {
         arrivals in proptest::collection::vec(arrival(), 1..40),
         faults in faults(),
         store_fails in proptest::option::weighted(0.3, 1..9u64),
+        state_faults in proptest::collection::btree_set(0..40u64, 0..6),
     ) {
-        let mut simulation = simulation(limits, &faults).with_failing_store(store_fails);
+        let mut simulation = simulation(limits, &faults)
+            .with_failing_store(store_fails)
+            .with_state_faults(state_faults);
         let records = simulation.run(arrivals.clone());
         for (arrival, record) in arrivals.iter().zip(&records) {
             judge(&limits, arrival, record)?;

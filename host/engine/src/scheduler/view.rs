@@ -19,6 +19,8 @@ pub struct Tally {
     pub lost: u64,
     /// Sequences that ran and gave way to others.
     pub preempted: u64,
+    /// Sequences moved to lower cells.
+    pub relocated: u64,
 }
 
 /// A sequence that runs.

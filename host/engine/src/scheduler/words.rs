@@ -216,6 +216,10 @@ pub enum Memory {
     },
     /// What was put aside is of no use any more.
     Forget(EntryId),
+    /// Take the state of an id out and put it back, so that it comes to lie lower. Nothing else is
+    /// computed in this step. If that can't be done, clear the id and say so by
+    /// [`Scheduler::spoiled`](super::Scheduler::spoiled).
+    Relocate(SeqId),
 }
 
 /// Which of its times ran out.

@@ -36,7 +36,7 @@ pub struct Size {
 }
 
 /// How long steps take, in seconds: `fixed + row * rows + prefill * tokens of prompts +
-/// attention * tokens * used cells`.
+/// attention * tokens * cells up to the highest used one`.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
     /// Of every step.
@@ -45,7 +45,7 @@ pub struct Machine {
     pub row: f64,
     /// Of each prompt token.
     pub prefill: f64,
-    /// Of each token for each used cell.
+    /// Of each token for each cell up to the highest used one.
     pub attention: f64,
     /// By what part steps take longer or shorter than this, at random.
     pub noise: f64,
@@ -89,7 +89,8 @@ pub struct Simulator {
     held: Vec<Sequence>,
     /// By cell, how many sequences hold it.
     holders: Vec<u16>,
-    free: Vec<u32>,
+    free: BTreeSet<u32>,
+    taken: BTreeSet<u32>,
     /// For each input of the last step, the token that is predicted after it.
     predicted: Vec<Option<Token>>,
     /// One peak in the middle: a window of it is the logits of any token.
@@ -120,7 +121,8 @@ impl Simulator {
             can_truncate: true,
             held: vec![Sequence::default(); usize::from(size.seq_ids)],
             holders: vec![0; size.cells as usize],
-            free: (0..size.cells).rev().collect(),
+            free: (0..size.cells).collect(),
+            taken: BTreeSet::new(),
             predicted: Vec::new(),
             peak,
             took: Duration::ZERO,
@@ -159,7 +161,8 @@ impl Simulator {
 
     /// Takes a cell for one more token of a sequence. There must be one.
     fn push(&mut self, seq: SeqId, token: Token) {
-        let cell = self.free.pop().expect("there is a free cell");
+        let cell = self.free.pop_first().expect("there is a free cell");
+        self.taken.insert(cell);
         self.holders[cell as usize] = 1;
         let held = &mut self.held[usize::from(seq.0)];
         held.tokens.push(token);
@@ -187,14 +190,15 @@ impl Simulator {
             let mates = step.iter().filter(|other| other.seq == input.seq);
             input.output && mates.count() == 1
         };
+        let reach = self.taken.last().map_or(0, |highest| *highest as usize + 1);
         #[allow(clippy::cast_precision_loss)]
-        let [rows, tokens, used] =
-            [step.iter().filter(alone).count(), step.len(), self.used()].map(|n| n as f64);
+        let [rows, tokens, reach] =
+            [step.iter().filter(alone).count(), step.len(), reach].map(|n| n as f64);
         let machine = &self.machine;
         machine.fixed
             + machine.row * rows
             + machine.prefill * (tokens - rows)
-            + machine.attention * tokens * used
+            + machine.attention * tokens * reach
     }
 }
 
@@ -280,7 +284,8 @@ impl Backend for Simulator {
             let holders = &mut self.holders[cell as usize];
             *holders -= 1;
             if *holders == 0 {
-                self.free.push(cell);
+                self.free.insert(cell);
+                self.taken.remove(&cell);
             }
         }
     }

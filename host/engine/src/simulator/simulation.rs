@@ -8,7 +8,7 @@ use crate::scheduler::{
     Claim, EntryId, Expired, Key, Limits, Memory, Priority, Refused, Request, Reuse, Row,
     Scheduler, Scope, SeqId, Step, StepResult, Tally, Tenant, Time,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 /// A request that comes, and what becomes of it if nobody interferes.
@@ -170,8 +170,16 @@ impl Simulation {
     }
 
     /// Lets every so many-th operation on what is put aside fail.
+    #[must_use]
     pub fn with_failing_store(mut self, every: Option<u64>) -> Self {
         self.store_fails = every;
+        self
+    }
+
+    /// Lets these of the backend's saves and loads fail, counted together from 0.
+    #[must_use]
+    pub fn with_state_faults(mut self, faults: BTreeSet<u64>) -> Self {
+        self.backend = self.backend.with_state_faults(faults);
         self
     }
 
@@ -355,13 +363,14 @@ impl Simulation {
             self.end(key, End::Expired(expired));
         }
         self.do_memory(&step.memory);
+        let relocated = step.memory.iter().any(|m| matches!(m, Memory::Relocate(_)));
         for key in &step.admitted {
             self.admitted(*key);
         }
-        self.check(&step);
+        self.check(&step, relocated);
         if step.rows.is_empty() {
             self.check_cells(&[]);
-            return !self.wanted.is_empty();
+            return relocated || !self.wanted.is_empty();
         }
         let inputs = self.inputs(&step.rows);
         let decoded = self.backend.decode(&inputs);
@@ -427,6 +436,14 @@ impl Simulation {
                     let looks = self.stored % 3;
                     self.wanted.push(Wanted { entry, key, looks });
                 }
+                Memory::Relocate(seq) => {
+                    let state = self.backend.save(seq, usize::MAX);
+                    self.backend.clear(seq);
+                    let moved = state.is_ok_and(|state| self.backend.load(seq, &state));
+                    if !moved {
+                        self.scheduler.spoiled(seq);
+                    }
+                }
                 Memory::Forget(entry) => {
                     self.store.remove(&entry);
                 }
@@ -481,7 +498,7 @@ impl Simulation {
     }
 
     /// What must hold of every step.
-    fn check(&self, step: &Step) {
+    fn check(&self, step: &Step, relocated: bool) {
         let tokens: u32 = step.rows.iter().map(|row| row.to - row.from).sum();
         assert!(tokens <= self.limits.step_tokens);
         assert_eq!(tokens, step.shape.rows + step.shape.prefill);
@@ -500,7 +517,7 @@ impl Simulation {
             .scheduler
             .paused_until()
             .is_some_and(|until| self.now < until);
-        if self.scheduler.running() == 0 || paused {
+        if self.scheduler.running() == 0 || paused || relocated {
             assert!(step.rows.is_empty());
         } else {
             let coming = !self.wanted.is_empty();

@@ -104,6 +104,15 @@ impl<B: Backend> Worker<B> {
                     }
                 }
                 Memory::Fetch { entry, key } => self.aside.wanted.push((entry, key)),
+                Memory::Relocate(seq) => {
+                    let state = self.backend.save(seq, usize::MAX);
+                    self.backend.clear(seq);
+                    let moved = state.is_ok_and(|state| self.backend.load(seq, &state));
+                    if !moved {
+                        tracing::debug!("a sequence could not be moved and is computed again");
+                        self.scheduler.spoiled(seq);
+                    }
+                }
                 Memory::Forget(entry) => {
                     if let Some(spill) = &mut self.aside.spill {
                         spill.forget(entry.0);
