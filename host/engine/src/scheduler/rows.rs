@@ -11,7 +11,7 @@ impl Scheduler {
     /// The rows of a step, for which there is room in the cells.
     pub(super) fn rows(&mut self) -> Step {
         self.join();
-        if self.recovery.goes_on() {
+        if self.is_recovering() {
             return self.few_rows();
         }
         while !self.make_room(self.generating()) {
@@ -86,11 +86,22 @@ impl Scheduler {
         let (mut left, mut generating) = (most, 0);
         let mut rows = Vec::new();
         for running in self.running.iter().filter(|running| running.is_ready()) {
-            let tokens = running.pending().min(left);
+            let ahead = running
+                .failed_at
+                .map(|at| at.saturating_sub(running.computed));
+            let alone = ahead == Some(0);
+            if alone && !rows.is_empty() {
+                continue;
+            }
+            let until = ahead.filter(|_| !alone).unwrap_or(u32::MAX);
+            let tokens = running.pending().min(left).min(until);
             if tokens > 0 {
                 left -= tokens;
                 generating += u32::from(running.generates());
                 rows.push(running.row(tokens));
+            }
+            if alone {
+                break;
             }
         }
         self.shaped(rows, generating, most)

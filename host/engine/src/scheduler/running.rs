@@ -30,6 +30,9 @@ pub(super) struct Running {
     /// Rises with each admission.
     pub admission: u64,
     pub strikes: Strikes,
+    /// Where it failed, in a memory that can't go back, and has not got past since. It is alone in
+    /// the step that tries again.
+    pub failed_at: Option<u32>,
 }
 
 impl Running {
@@ -67,6 +70,16 @@ impl Running {
         };
         let target = self.reserved.max(length(self.tokens()));
         target.saturating_sub(self.computed.max(shared))
+    }
+
+    /// So many tokens are computed now.
+    pub fn gets_on(&mut self, to: u32) {
+        self.computed = to;
+        // To have read again what it had read before excuses nothing.
+        if self.failed_at.is_none_or(|failed_at| to > failed_at) {
+            self.failed_at = None;
+            self.strikes.reset();
+        }
     }
 
     /// What it matters beside others: whoever has the least gives way first.
@@ -119,6 +132,7 @@ impl Request {
             wait: Wait::None,
             admission,
             strikes: Strikes::new(Time::ZERO),
+            failed_at: None,
         }
     }
 }

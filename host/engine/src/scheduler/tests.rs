@@ -684,3 +684,31 @@ fn a_device_that_fails_at_once_and_recovers_loses_nobody() {
     let computed: u32 = steps.map(|step| step.rows + step.prefill).sum();
     assert_eq!(computed, 6 * (30 + 10 - 1));
 }
+
+/// Its prefix is read again and again, and goes well each time; that does not excuse it.
+#[test]
+fn a_prompt_that_fails_is_given_up_where_a_memory_cannot_go_back() {
+    let limits = Limits {
+        reuse: Reuse::Whole,
+        ..LIMITS
+    };
+    let sound = Arrival {
+        prompt: 30,
+        max_tokens: 10,
+        ends_after: 10,
+        ..Arrival::default()
+    };
+    for company in [0, 2] {
+        let mut arrivals = vec![sound.clone(); company];
+        arrivals.push(Arrival {
+            poisoned: true,
+            ..sound.clone()
+        });
+        let mut simulation = simulation(limits, &[]);
+        let records = simulation.run(arrivals);
+        assert_eq!(records[company].end, End::GivenUp);
+        assert!(records[..company].iter().all(|r| r.end == End::Finished));
+        let failed = simulation.steps.iter().filter(|step| step.failed).count();
+        assert!(failed <= 60, "{failed} steps failed for one sequence");
+    }
+}
