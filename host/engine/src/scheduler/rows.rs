@@ -15,11 +15,10 @@ impl Scheduler {
             return self.few_rows();
         }
         while !self.make_room(self.generating()) {
-            if !self.preempt_least(|running| running.computed > 0) {
+            if !self.preempt_least() {
                 debug_assert!(false, "one sequence alone has room");
                 return self.shaped(Vec::new(), 0, 0);
             }
-            self.join();
         }
         let count = self.generating();
         let mut rows = Vec::with_capacity(self.running.len());
@@ -64,10 +63,9 @@ impl Scheduler {
             self.make_room(count.saturating_add(wanted));
             let room = self.cells.free().saturating_sub(count);
             let stuck = room == 0 && count == 0;
-            if !stuck || !self.preempt_least(|running| running.computed > 0) {
+            if !stuck || !self.preempt_least() {
                 return if room >= wanted { budget } else { room };
             }
-            self.join();
         }
     }
 
@@ -76,10 +74,9 @@ impl Scheduler {
     fn few_rows(&mut self) -> Step {
         let ready = |scheduler: &Self| scheduler.running.iter().any(Running::is_ready);
         while ready(self) && !self.make_room(1) {
-            if !self.preempt_least(|running| running.computed > 0) {
+            if !self.preempt_least() {
                 break;
             }
-            self.join();
         }
         self.make_room(self.recovery.most());
         let most = self.recovery.most().min(self.cells.free());

@@ -103,6 +103,7 @@ impl Running {
     pub fn starts_at(&mut self, length: u32) {
         self.wait = Wait::None;
         self.computed = length;
+        self.request.goes_on = None;
         let progress = &mut self.request.progress;
         progress.recomputed += progress.reached.saturating_sub(length);
         progress.cached += length.saturating_sub(progress.reached);

@@ -134,6 +134,7 @@ impl Bench {
             options,
             caller,
             claim: Watch::default(),
+            goes_on: None,
             delivery,
             submitted: Instant::now(),
             place: crate::engine::Place::uncounted(),
