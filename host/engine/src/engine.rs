@@ -5,8 +5,7 @@ use crate::generation::{MAX_STOP_BYTES, MAX_STOPS};
 use crate::llama::{ContextSettings, LlamaContext, Model};
 use crate::metrics::{Counters, Metric, add, get};
 use crate::scheduler::prefill::Prefill;
-use crate::scheduler::{Limits, Tenant};
-use crate::scheduler::{Reuse, Watch};
+use crate::scheduler::{Claim, Limits, Reuse, Tenant, Watch};
 use crate::store::snapshot::Snapshots;
 use crate::store::spill::{Budgets, Spill};
 use crate::view::View;
@@ -263,17 +262,18 @@ impl Engine {
         options: Options,
         caller: Caller,
     ) -> Result<Generation, Error> {
-        self.generate_claimed(prompt, options, caller, Watch::default())
+        self.generate_claimed(prompt, options, caller, Watch::default(), None)
     }
 
     /// [`Engine::generate`] for someone who means to go on with the sequence as long as the claim is
-    /// held.
+    /// held, and goes on with what another claim is on.
     pub fn generate_claimed(
         &self,
         prompt: Vec<Token>,
         mut options: Options,
         caller: Caller,
         claim: Watch,
+        goes_on: Option<Claim>,
     ) -> Result<Generation, Error> {
         let context = self.0.info.context;
         check_options(&options)?;
@@ -304,6 +304,7 @@ impl Engine {
             options,
             caller,
             claim,
+            goes_on,
             delivery,
             submitted: Instant::now(),
             place,

@@ -86,9 +86,11 @@ impl Sequence {
     pub fn generate(&mut self, options: Options) -> Result<Generation, Error> {
         let claim = Claim::default();
         let (tokens, caller) = (self.tokens.clone(), self.caller);
-        let generation = self
-            .engine
-            .generate_claimed(tokens, options, caller, claim.watch())?;
+        // Passed on: however long it waits for its turn, what it goes on with is kept till then.
+        let goes_on = Some(self.claim.clone());
+        let generation =
+            self.engine
+                .generate_claimed(tokens, options, caller, claim.watch(), goes_on)?;
         self.claim = claim;
         Ok(generation)
     }

@@ -8,7 +8,7 @@ use crate::generation::{Caller, Finish, Outcome};
 use crate::metrics::{Counters, add, add_time, set};
 use crate::sampling::{Chain, Scratch};
 use crate::scheduler::{
-    Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler, SeqId, Step,
+    Claim, Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler, SeqId, Step,
     StepResult, Time, Watch,
 };
 use crate::text::Assembler;
@@ -46,6 +46,8 @@ pub struct Submission {
     pub caller: Caller,
     /// Whether somebody means to go on with the sequence.
     pub claim: Watch,
+    /// Of what it goes on with.
+    pub goes_on: Option<Claim>,
     pub delivery: Sender,
     pub submitted: Instant,
     /// Held until the sequence has ended: bounds how many there are.
@@ -246,6 +248,7 @@ impl<B: Backend> Worker<B> {
             options,
             caller,
             claim,
+            goes_on,
             delivery,
             submitted,
             place,
@@ -265,6 +268,7 @@ impl<B: Backend> Worker<B> {
             queue_until: caller.queue_time.map(|time| arrived.saturating_add(time)),
             deadline: caller.deadline.map(|deadline| self.time(deadline)),
             claim,
+            goes_on,
             progress: Progress::default(),
         };
         let now = self.time(Instant::now());

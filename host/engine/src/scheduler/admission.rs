@@ -6,7 +6,7 @@
 //! Each time a request had to give way it is taken up again only with room for four times as many
 //! more, so it does not happen to it for ever.
 
-use super::cache::{Holder, Place};
+use super::cache::{Entry, Holder, Place};
 use super::running::{Running, Wait};
 use super::words::{EntryId, Key, Memory, Priority, Request, Reuse, SeqId, length};
 use super::{Scheduler, Time};
@@ -154,6 +154,7 @@ impl Scheduler {
             Reuse::Any => false,
         };
         let most = length(&request.tokens) - 1;
+        let own = request.goes_on.as_ref();
         let (mut best, mut worth) = (Start::Fresh, LEAST_SHARED);
         let mut leader = None;
         // Those that share more come first; of equals the first one that is as good.
@@ -180,7 +181,7 @@ impl Scheduler {
                                 );
                             }
                         }
-                        Place::Cells(_) if all && !entry.is_claimed() => {
+                        Place::Cells(_) if all && !entry.is_claimed_beside(own) => {
                             if shared >= worth {
                                 let length = shared;
                                 (best, worth) = (Start::TakeOver { entry: id, length }, shared + 1);
@@ -254,11 +255,7 @@ impl Scheduler {
             _ => return None,
         };
         let seq = self.cache.get(entry)?.seq()?;
-        if self.limits.reuse == Reuse::Any {
-            return Some((seq, Start::TakeOver { entry, length }));
-        }
-        self.put_aside(entry);
-        Some((self.lend_id(None)?, Start::Fresh))
+        Some((seq, Start::TakeOver { entry, length }))
     }
 
     fn begin(&mut self, request: Request, seq: SeqId, start: Start, reserved: u32) {
@@ -272,11 +269,9 @@ impl Scheduler {
                 running.starts_at(0);
             }
             Start::TakeOver { entry, length } => {
-                if self
-                    .cache
-                    .get(entry)
-                    .is_some_and(|entry| entry.is_claimed())
-                {
+                running.request.goes_on = None;
+                let claimed = self.cache.get(entry).is_some_and(Entry::is_claimed);
+                if claimed && self.limits.spill {
                     self.spill_copy(entry, seq);
                 } else {
                     self.cache.remove(entry);
@@ -359,6 +354,6 @@ impl Scheduler {
 
     fn preempt_below(&mut self, priority: Priority) -> bool {
         let lower = |running: &Running| running.request.priority < priority;
-        self.preempt_least(lower)
+        self.preempt_among(lower)
     }
 }

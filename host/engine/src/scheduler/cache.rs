@@ -8,7 +8,7 @@
 
 use super::cells::Layout;
 use super::tree::Tree;
-use super::words::{EntryId, Key, Scope, SeqId, Watch, length};
+use super::words::{Claim, EntryId, Key, Scope, SeqId, Watch, length};
 use crate::Token;
 use std::collections::BTreeMap;
 
@@ -54,6 +54,11 @@ impl Entry {
     /// Whether somebody means to go on with it.
     pub fn is_claimed(&self) -> bool {
         self.claim.is_held()
+    }
+
+    /// Whether somebody else means to go on with it than who has `own`.
+    pub(super) fn is_claimed_beside(&self, own: Option<&Claim>) -> bool {
+        self.claim.is_held_beside(own)
     }
 
     /// The id whose cells it has.

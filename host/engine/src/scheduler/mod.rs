@@ -203,8 +203,7 @@ impl Scheduler {
                 self.learn(took.as_secs_f64());
                 for row in &planned {
                     if let Some(running) = self.find(row.key) {
-                        running.computed = row.to;
-                        running.strikes.reset();
+                        running.gets_on(row.to);
                     }
                 }
                 for &(key, token) in sampled {
@@ -246,6 +245,7 @@ impl Scheduler {
             if let Some(running) = self.find(row.key) {
                 running.stops();
                 running.starts_at(0);
+                running.failed_at = Some(row.from);
                 self.cells.clear(row.seq);
                 self.memory.push(Memory::Clear(row.seq));
             }
@@ -265,7 +265,7 @@ impl Scheduler {
 
     /// Whether steps are small since one failed not long ago.
     pub fn is_recovering(&self) -> bool {
-        self.recovery.goes_on()
+        self.recovery.goes_on() || self.running.iter().any(|r| r.failed_at.is_some())
     }
 
     /// When [`Scheduler::plan`] has to be called again even if nothing else happens.

@@ -177,6 +177,7 @@ mod tests {
             queue_until: None,
             deadline: deadline.map(Duration::from_secs),
             claim: Default::default(),
+            goes_on: None,
             progress: Default::default(),
         }
     }

@@ -4,8 +4,11 @@
 //! times, while others do not, is given up, so that a bad one can't take others with it. When all
 //! fail it is the device: nobody is given up for a while, and the pauses between attempts get
 //! longer.
+//!
+//! A memory that can't go back starts anew after a failure. There those that were in the step read
+//! again what they had read together, and then pass the place where it failed one by one.
 
-use super::words::{Key, Row};
+use super::words::{Key, Reuse, Row};
 use super::{Scheduler, Time};
 use std::time::Duration;
 
@@ -98,10 +101,11 @@ impl Recovery {
 impl Scheduler {
     /// A step went well.
     pub(super) fn recover(&mut self, planned: &[Row]) {
+        let goes_on = self.is_recovering();
         let recovery = &mut self.recovery;
         recovery.succeeded += 1;
         recovery.pause = None;
-        if recovery.goes_on() {
+        if goes_on {
             recovery.most = recovery.most.saturating_mul(2).min(recovery.limit);
             // Let those be tried next that were left out, then try more at once.
             self.running
@@ -115,16 +119,26 @@ impl Scheduler {
         let tokens: u32 = planned.iter().map(Row::tokens).sum();
         if tokens > 1 {
             recovery.most = tokens / 2;
-            return None;
+            // A memory that can't go back starts anew: it will not come to the same place with
+            // fewer tokens, so who stands alone is to blame however many it has.
+            let alone = self.limits.reuse == Reuse::Whole && planned.len() == 1;
+            return planned
+                .first()
+                .filter(|_| alone)
+                .and_then(|row| self.strike(row.key, now));
         }
         let pause = recovery.pause.map_or(PAUSES.0, |(_, last)| 2 * last);
         let pause = pause.min(PAUSES.1);
         recovery.pause = Some((now + pause, pause));
-        let key = planned.first()?.key;
+        self.strike(planned.first()?.key, now)
+    }
+
+    /// A sequence failed alone. Returns it if it is given up for that.
+    fn strike(&mut self, key: Key, now: Time) -> Option<Key> {
         let index = self.running.iter().position(|r| r.key() == key)?;
         // To the end: the next one is tried alone, which tells whether it is this one's fault.
         let mut running = self.running.remove(index);
-        let over = running.strikes.add(now, recovery.succeeded);
+        let over = running.strikes.add(now, self.recovery.succeeded);
         self.running.push(running);
         over.then_some(key)
     }

@@ -97,12 +97,14 @@ impl Scheduler {
         true
     }
 
-    /// The least important of those that run gives way, if there is one `among` whom it may be taken
-    /// and another one stays.
-    pub(super) fn preempt_least(&mut self, among: impl Fn(&Running) -> bool) -> bool {
-        if self.running.len() < 2 {
-            return false;
-        }
+    /// The least important of those that run gives way to the others, if there is one that holds
+    /// cells and another one stays.
+    pub(super) fn preempt_least(&mut self) -> bool {
+        self.running.len() > 1 && self.preempt_among(|running| running.computed > 0)
+    }
+
+    /// The least important of some that run gives way. False if there are none.
+    pub(super) fn preempt_among(&mut self, among: impl Fn(&Running) -> bool) -> bool {
         let all = self.running.iter().enumerate();
         let least = all
             .filter(|(_, running)| among(running))
@@ -112,6 +114,8 @@ impl Scheduler {
         };
         let running = self.running.remove(index);
         self.preempt(running);
+        // At once: if it comes back it may follow those that followed it.
+        self.join();
         true
     }
 
@@ -126,14 +130,13 @@ impl Scheduler {
             ..
         } = running;
         request.progress.preempted += 1;
-        request.progress.hold = None;
         if swap && computed > 0 && self.limits.reuse != Reuse::Off {
             let claim = Claim::default();
             let tokens = request.tokens[..computed as usize].to_vec();
             let place = Place::Cells(seq);
             let entry = self.cache.keep(request.scope, tokens, place, claim.watch());
             self.spill_copy(entry, seq);
-            request.progress.hold = Some(claim);
+            request.goes_on = Some(claim);
         }
         self.release(seq);
         self.tally.preempted += 1;
@@ -194,7 +197,9 @@ impl Scheduler {
         }
         if self.limits.reuse == Reuse::Any {
             for id in self.cache.covered_by(scope, &tokens) {
-                self.drop_entry(id);
+                if !self.is_fetched(id) {
+                    self.drop_entry(id);
+                }
             }
         }
         self.cells.unpin(seq);
@@ -235,6 +240,12 @@ impl Scheduler {
         running.is_some_and(
             |running| matches!(running.wait, Wait::Fetches { entry, .. } if entry == id),
         )
+    }
+
+    /// Whether any sequence does.
+    fn is_fetched(&self, id: EntryId) -> bool {
+        let fetches = |wait| matches!(wait, Wait::Fetches { entry, .. } if entry == id);
+        self.running.iter().any(|running| fetches(running.wait))
     }
 
     /// Whether anything is known under this name.
@@ -283,20 +294,23 @@ impl Scheduler {
         let Some(entry) = self.cache.get(id) else {
             return false;
         };
-        let claimed = entry.is_claimed();
         let Place::Spilled(layout) = entry.place.clone() else {
             return false;
         };
-        let Some(running) = self.find(key) else {
-            return claimed;
+        let wait = self.find(key).map(|running| running.wait);
+        let Some(Wait::Fetches { entry, length }) = wait else {
+            return self.is_needed(id);
         };
-        let Wait::Fetches { length, .. } = running.wait else {
-            return claimed;
-        };
+        if entry != id {
+            return self.is_needed(id);
+        }
         if !success {
             self.lost(id);
             return false;
         }
+        let Some(running) = self.find(key) else {
+            return false;
+        };
         let seq = running.seq;
         running.starts_at(length);
         self.tally.restored += 1;
@@ -304,20 +318,25 @@ impl Scheduler {
         debug_assert!(mirrored, "the backend had room for it");
         self.truncate(seq, length);
         self.cache.touch(id);
-        if !claimed {
+        self.refer(id, key, length);
+        let needed = self.is_needed(id);
+        if !needed {
             self.cache.remove(id);
-            self.refer(id, key, length);
         }
-        claimed
+        needed
     }
 
-    /// Others waited for the same entry, and its first tokens have become a sequence that runs and
-    /// goes on in its own way.
-    fn refer(&mut self, id: EntryId, leader: Key, kept: u32) {
+    /// Whether what was put aside may still be of use.
+    fn is_needed(&self, id: EntryId) -> bool {
+        self.cache.get(id).is_some_and(Entry::is_claimed) || self.is_fetched(id)
+    }
+
+    /// So much of an entry is in the cells of a sequence that runs: others that waited for no more
+    /// share it.
+    fn refer(&mut self, id: EntryId, leader: Key, there: u32) {
         for running in &mut self.running {
             match running.wait {
-                Wait::Fetches { entry, length } if entry == id => {
-                    let length = length.min(kept);
+                Wait::Fetches { entry, length } if entry == id && length <= there => {
                     running.wait = Wait::Follows { leader, length };
                 }
                 _ => {}
@@ -330,14 +349,17 @@ impl Scheduler {
         self.sweep(true);
     }
 
-    /// Drops what was put aside and that nobody claims any more; and with `all` what is in the
+    /// Drops what was put aside and that nobody claims any more, or waits for; and with `all` what is in the
     /// cells, too.
     fn sweep(&mut self, all: bool) {
         let unclaimed = self
             .cache
             .entries()
             .filter(|(_, entry)| !entry.is_claimed());
-        let dropped = unclaimed.filter(|(_, entry)| all || entry.seq().is_none());
+        let dropped = unclaimed.filter(|(id, entry)| match entry.place {
+            Place::Cells(_) => all,
+            Place::Spilled(_) => !self.is_fetched(*id),
+        });
         let dropped: Vec<_> = dropped.map(|(id, _)| id).collect();
         for id in dropped {
             self.drop_entry(id);

@@ -11,15 +11,14 @@ impl Scheduler {
     /// The rows of a step, for which there is room in the cells.
     pub(super) fn rows(&mut self) -> Step {
         self.join();
-        if self.recovery.goes_on() {
+        if self.is_recovering() {
             return self.few_rows();
         }
         while !self.make_room(self.generating()) {
-            if !self.preempt_least(|running| running.computed > 0) {
+            if !self.preempt_least() {
                 debug_assert!(false, "one sequence alone has room");
                 return self.shaped(Vec::new(), 0, 0);
             }
-            self.join();
         }
         let count = self.generating();
         let mut rows = Vec::with_capacity(self.running.len());
@@ -64,10 +63,9 @@ impl Scheduler {
             self.make_room(count.saturating_add(wanted));
             let room = self.cells.free().saturating_sub(count);
             let stuck = room == 0 && count == 0;
-            if !stuck || !self.preempt_least(|running| running.computed > 0) {
+            if !stuck || !self.preempt_least() {
                 return if room >= wanted { budget } else { room };
             }
-            self.join();
         }
     }
 
@@ -76,21 +74,31 @@ impl Scheduler {
     fn few_rows(&mut self) -> Step {
         let ready = |scheduler: &Self| scheduler.running.iter().any(Running::is_ready);
         while ready(self) && !self.make_room(1) {
-            if !self.preempt_least(|running| running.computed > 0) {
+            if !self.preempt_least() {
                 break;
             }
-            self.join();
         }
         self.make_room(self.recovery.most());
         let most = self.recovery.most().min(self.cells.free());
         let (mut left, mut generating) = (most, 0);
         let mut rows = Vec::new();
         for running in self.running.iter().filter(|running| running.is_ready()) {
-            let tokens = running.pending().min(left);
+            let ahead = running
+                .failed_at
+                .map(|at| at.saturating_sub(running.computed));
+            let alone = ahead == Some(0);
+            if alone && !rows.is_empty() {
+                continue;
+            }
+            let until = ahead.filter(|_| !alone).unwrap_or(u32::MAX);
+            let tokens = running.pending().min(left).min(until);
             if tokens > 0 {
                 left -= tokens;
                 generating += u32::from(running.generates());
                 rows.push(running.row(tokens));
+            }
+            if alone {
+                break;
             }
         }
         self.shaped(rows, generating, most)

@@ -30,6 +30,9 @@ pub(super) struct Running {
     /// Rises with each admission.
     pub admission: u64,
     pub strikes: Strikes,
+    /// Where it failed, in a memory that can't go back, and has not got past since. It is alone in
+    /// the step that tries again.
+    pub failed_at: Option<u32>,
 }
 
 impl Running {
@@ -69,6 +72,16 @@ impl Running {
         target.saturating_sub(self.computed.max(shared))
     }
 
+    /// So many tokens are computed now.
+    pub fn gets_on(&mut self, to: u32) {
+        self.computed = to;
+        // To have read again what it had read before excuses nothing.
+        if self.failed_at.is_none_or(|failed_at| to > failed_at) {
+            self.failed_at = None;
+            self.strikes.reset();
+        }
+    }
+
     /// What it matters beside others: whoever has the least gives way first.
     pub fn importance(&self) -> impl Ord + use<> {
         let request = &self.request;
@@ -90,6 +103,7 @@ impl Running {
     pub fn starts_at(&mut self, length: u32) {
         self.wait = Wait::None;
         self.computed = length;
+        self.request.goes_on = None;
         let progress = &mut self.request.progress;
         progress.recomputed += progress.reached.saturating_sub(length);
         progress.cached += length.saturating_sub(progress.reached);
@@ -119,6 +133,7 @@ impl Request {
             wait: Wait::None,
             admission,
             strikes: Strikes::new(Time::ZERO),
+            failed_at: None,
         }
     }
 }

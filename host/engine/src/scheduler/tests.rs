@@ -29,6 +29,7 @@ fn request(key: u64, prompt: u32, max_tokens: u32) -> Request {
         queue_until: None,
         deadline: None,
         claim: Watch::default(),
+        goes_on: None,
         progress: Progress::default(),
     }
 }
@@ -719,4 +720,230 @@ fn a_device_that_fails_at_once_and_recovers_loses_nobody() {
     let steps = simulation.steps.iter().filter(|step| !step.failed);
     let computed: u32 = steps.map(|step| step.rows + step.prefill).sum();
     assert_eq!(computed, 6 * (30 + 10 - 1));
+}
+
+/// Its prefix is read again and again, and goes well each time; that does not excuse it.
+#[test]
+fn a_prompt_that_fails_is_given_up_where_a_memory_cannot_go_back() {
+    let limits = Limits {
+        reuse: Reuse::Whole,
+        ..LIMITS
+    };
+    let sound = Arrival {
+        prompt: 30,
+        max_tokens: 10,
+        ends_after: 10,
+        ..Arrival::default()
+    };
+    for company in [0, 2] {
+        let mut arrivals = vec![sound.clone(); company];
+        arrivals.push(Arrival {
+            poisoned: true,
+            ..sound.clone()
+        });
+        let mut simulation = simulation(limits, &[]);
+        let records = simulation.run(arrivals);
+        assert_eq!(records[company].end, End::GivenUp);
+        assert!(records[..company].iter().all(|r| r.end == End::Finished));
+        let failed = simulation.steps.iter().filter(|step| step.failed).count();
+        assert!(failed <= 60, "{failed} steps failed for one sequence");
+    }
+}
+
+/// Tokens of a text that several begin with, and then their own.
+fn beginning(key: u64, shared: u32, own: u32) -> Request {
+    let mut request = request(key, own, 5);
+    request.tokens.splice(0..0, 500_000..500_000 + shared);
+    request
+}
+
+const ROOMY: Limits = Limits {
+    cells: 400,
+    ..LIMITS
+};
+
+/// Something of so many tokens that was put aside.
+fn put_aside(scheduler: &mut Scheduler, tokens: u32, claim: Watch) -> EntryId {
+    let layout = Layout::new(vec![0..tokens]).unwrap();
+    let text = beginning(0, tokens, 0).tokens;
+    scheduler.adopt(Scope(0), text, layout, claim)
+}
+
+#[test]
+fn two_that_begin_unlike_each_get_what_they_share_of_what_was_put_aside() {
+    let mut scheduler = Scheduler::new(ROOMY);
+    let claim = Claim::default();
+    let entry = put_aside(&mut scheduler, 60, claim.watch());
+    for request in [beginning(1, 40, 30), beginning(2, 60, 30)] {
+        scheduler.enqueue(Time::ZERO, request).unwrap();
+    }
+    assert!(scheduler.plan(Time::ZERO).rows.is_empty());
+    assert!(scheduler.fetches(Key(1), entry) && scheduler.fetches(Key(2), entry));
+    drop(claim);
+    assert!(scheduler.restore(Key(1), entry).is_some());
+    assert!(scheduler.restored(Key(1), entry, true), "one still waits");
+    // The first begins otherwise after 40.
+    assert!(scheduler.fetches(Key(2), entry));
+    assert!(scheduler.restore(Key(2), entry).is_some());
+    assert!(!scheduler.restored(Key(2), entry, true), "nobody waits");
+    let step = scheduler.plan(Time::ZERO);
+    let starts: Vec<_> = step.rows.iter().map(|row| (row.key.0, row.from)).collect();
+    assert_eq!(starts, [(1, 40), (2, 60)]);
+}
+
+#[test]
+fn what_is_being_fetched_is_not_swept() {
+    let mut scheduler = Scheduler::new(ROOMY);
+    let entry = put_aside(&mut scheduler, 60, Watch::default());
+    scheduler.enqueue(Time::ZERO, beginning(1, 60, 3)).unwrap();
+    scheduler.plan(Time::ZERO);
+    scheduler.plan(Duration::from_secs(9));
+    assert!(scheduler.fetches(Key(1), entry));
+}
+
+/// The leader gives way to a more urgent one, comes back in the same plan, and finds that its follower
+/// is about to read what it wants.
+#[test]
+fn nobody_follows_its_own_follower() {
+    let limits = Limits {
+        cells: 200,
+        ..LIMITS
+    };
+    let follower = Arrival {
+        prompt: 80,
+        family: (79, 0),
+        max_tokens: 20,
+        ends_after: 20,
+        ..Arrival::default()
+    };
+    let leader = Arrival {
+        time: Some(Duration::from_secs(50)),
+        ..follower.clone()
+    };
+    let urgent = Arrival {
+        at: Duration::from_millis(10),
+        priority: Priority(1),
+        prompt: 71,
+        family: (0, 0),
+        ..follower.clone()
+    };
+    let mut simulation = simulation(limits, &[]);
+    let records = simulation.run(vec![follower, leader, urgent]);
+    assert!(simulation.tally().preempted > 0);
+    assert!(records.iter().all(|record| record.end == End::Finished));
+}
+
+/// Also if there is only one to give way.
+#[test]
+fn a_higher_priority_does_not_wait_for_a_lower_one_to_end() {
+    for limits in [
+        Limits {
+            seq_ids: 1,
+            ..LIMITS
+        },
+        LIMITS,
+    ] {
+        let low = Arrival {
+            prompt: 30,
+            max_tokens: 60,
+            ends_after: 60,
+            ..Arrival::default()
+        };
+        let high = Arrival {
+            at: Duration::from_millis(300),
+            priority: Priority(9),
+            max_tokens: 30,
+            ends_after: 30,
+            ..low.clone()
+        };
+        let mut simulation = simulation(limits, &[]);
+        let records = simulation.run(vec![low, high]);
+        assert!(records[1].ended < records[0].ended);
+        assert_eq!(simulation.tally().preempted, 1);
+    }
+}
+
+/// With one id: what somebody else means to go on with, too, is put aside, and gone on with at once.
+#[test]
+fn a_whole_sequence_is_gone_on_with_where_it_is() {
+    for reuse in [Reuse::Any, Reuse::Whole] {
+        let limits = Limits {
+            seq_ids: 1,
+            reuse,
+            ..ROOMY
+        };
+        let first = Arrival {
+            prompt: 40,
+            max_tokens: 10,
+            ends_after: 10,
+            ..Arrival::default()
+        };
+        let next = |at| Arrival {
+            at: Duration::from_secs(at),
+            prompt: 4,
+            goes_on: Some((0, 49)),
+            ..first.clone()
+        };
+        let records = simulation(limits, &[]).run(vec![first.clone(), next(20), next(40)]);
+        assert_eq!(
+            (records[1].cached, records[2].cached),
+            (49, 49),
+            "{reuse:?}"
+        );
+    }
+}
+
+/// The caller has only the new claim in hand as soon as it has asked.
+#[test]
+fn what_was_put_aside_is_kept_for_who_goes_on_with_it_however_long_it_waits() {
+    let mut scheduler = Scheduler::new(Limits {
+        seq_ids: 1,
+        ..ROOMY
+    });
+    enqueue(&mut scheduler, 1, 5, 9);
+    let step = scheduler.plan(Time::ZERO);
+    computed(&mut scheduler, &step, &[]);
+    let claim = Claim::default();
+    let entry = put_aside(&mut scheduler, 60, claim.watch());
+    let request = Request {
+        goes_on: Some(claim),
+        ..beginning(2, 60, 3)
+    };
+    scheduler.enqueue(Time::ZERO, request).unwrap();
+    for second in 1..9 {
+        let step = scheduler.plan(Duration::from_secs(second));
+        let ended = [Key(1)];
+        computed(&mut scheduler, &step, &ended[..usize::from(second == 8)]);
+    }
+    scheduler.plan(Duration::from_secs(9));
+    assert!(scheduler.fetches(Key(2), entry));
+    // And no longer, as soon as it has it.
+    assert!(scheduler.restore(Key(2), entry).is_some());
+    assert!(!scheduler.restored(Key(2), entry, true));
+    assert!(!scheduler.has_entry(entry));
+}
+
+/// It gave way once, and again before it had its state back.
+#[test]
+fn who_gives_way_while_it_fetches_keeps_what_it_left_behind() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    let urgent = |key, priority| Request {
+        priority: Priority(priority),
+        ..request(key, 80, 5)
+    };
+    enqueue(&mut scheduler, 1, 60, 20);
+    for _ in 0..5 {
+        let step = scheduler.plan(Time::ZERO);
+        computed(&mut scheduler, &step, &[]);
+    }
+    for key in [2, 3] {
+        scheduler.enqueue(Time::ZERO, urgent(key, 1)).unwrap();
+        scheduler.plan(Time::ZERO);
+        assert!(scheduler.is_waiting(Key(1)));
+        scheduler.applied(StepResult::Failed { now: Time::ZERO });
+        scheduler.cancel(Key(key));
+        scheduler.plan(Time::ZERO);
+        let entry = scheduler.entries().next().unwrap();
+        assert!(entry.claimed && scheduler.fetches(Key(1), entry.entry));
+    }
 }

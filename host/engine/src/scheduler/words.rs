@@ -53,6 +53,12 @@ impl Watch {
     pub fn is_held(&self) -> bool {
         self.0.strong_count() > 0
     }
+
+    /// Whether anybody holds the claim, not counting `own`.
+    pub(super) fn is_held_beside(&self, own: Option<&Claim>) -> bool {
+        let counted = own.is_some_and(|own| self.0.as_ptr() == Arc::as_ptr(&own.0));
+        self.0.strong_count() > usize::from(counted)
+    }
 }
 
 /// What may be reused of a sequence's cells: it depends on the model's kind of memory.
@@ -110,6 +116,8 @@ pub struct Request {
     pub deadline: Option<Time>,
     /// Whether somebody means to go on with the sequence after this.
     pub claim: Watch,
+    /// Keeps what it goes on with from being given up, until it has begun.
+    pub goes_on: Option<Claim>,
     /// What it had before it was preempted. The default for a new one.
     pub progress: Progress,
 }
@@ -127,8 +135,6 @@ pub struct Progress {
     pub reached: u32,
     /// Times it was preempted.
     pub preempted: u32,
-    /// Keeps what it left behind from being taken for abandoned.
-    pub(super) hold: Option<Claim>,
 }
 
 impl Request {

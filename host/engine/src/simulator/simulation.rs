@@ -260,6 +260,9 @@ impl Simulation {
             queue_until: arrival.patience.map(|time| arrival.at + time),
             deadline: arrival.time.map(|time| arrival.at + time),
             claim: watch,
+            goes_on: arrival
+                .goes_on
+                .and_then(|(earlier, _)| self.claims.get(&earlier).cloned()),
             progress: Default::default(),
         };
         if let Some((earlier, _)) = arrival.goes_on {

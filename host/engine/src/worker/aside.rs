@@ -131,6 +131,7 @@ impl<B: Backend> Worker<B> {
         for id in spill.take_lost() {
             self.scheduler.lost(EntryId(id));
         }
+        let mut left = Vec::new();
         for (entry, key) in std::mem::take(&mut self.aside.wanted) {
             let Some(spill) = &mut self.aside.spill else {
                 return;
@@ -139,9 +140,16 @@ impl<B: Backend> Worker<B> {
                 Fetched::Coming if self.scheduler.fetches(key, entry) => {
                     self.aside.wanted.push((entry, key));
                 }
-                Fetched::Coming => spill.release(entry.0),
+                Fetched::Coming => left.push(entry),
                 Fetched::Gone => self.scheduler.lost(entry),
                 Fetched::Here(state) => self.load(entry, key, state),
+            }
+        }
+        // Only what nobody else waits for: it would not be told when it is at hand.
+        for entry in left {
+            let wanted = self.aside.wanted.iter().any(|(other, _)| *other == entry);
+            if let Some(spill) = self.aside.spill.as_mut().filter(|_| !wanted) {
+                spill.release(entry.0);
             }
         }
         self.see_to_memory();
