@@ -48,6 +48,10 @@ fn top(admin: &str, arguments: &[&str]) -> Ended {
 #[test]
 fn what_is_kept_adds_up_and_can_be_dropped() {
     let corral = Corral::start();
+    let index = corral.get_admin("/");
+    for path in ["/sequences", "/cache"] {
+        assert!(index.body.contains(path), "{index:?}");
+    }
     let before = look(&corral);
     assert_eq!(before["ids"], json!({"all": 64, "used": 0}));
     assert_eq!(before["cells"]["used"], 0);

@@ -33,7 +33,11 @@ pub(crate) async fn answer(
     let until = Instant::now() + PATIENCE;
     let permit = match timeout_at(until, Arc::clone(looks).acquire_owned()).await {
         Ok(Ok(permit)) => Arc::new(permit),
-        _ => return Err(busy("the models are looked at too often")),
+        _ => {
+            return Err(busy(
+                "others asked already and the models have told nobody yet",
+            ));
+        }
     };
     // All are asked before the first answer is waited for, since each may be in the midst of a step.
     let mut asked = Vec::new();
@@ -89,7 +93,7 @@ fn refused(engine: &Engine, error: Error) -> Problem {
 
 /// It is there, but has no time now.
 fn busy(what: &str) -> Problem {
-    let detail = format!("{what}; try again, /metrics answers at any time");
+    let detail = format!("{what}; try again later, /metrics answers at any time");
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "model-busy", detail)
         .retry_after(Duration::from_secs(1))
 }

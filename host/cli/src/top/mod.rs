@@ -59,7 +59,7 @@ async fn go_on(arguments: &Top, first: Value) -> Result<ExitCode, Complaint> {
             Ok(seen) => write(&redrawn(&show(arguments, seen, rows())))?,
             // Programs read objects and nothing else.
             Err(complaint) if arguments.json => eprintln!("{}", complaint.text(false)),
-            Err(complaint) => write(&redrawn(&(complaint.text(false) + "; trying again")))?,
+            Err(complaint) => write(&redrawn(&(complaint.text(false) + " (trying again)")))?,
         }
         tokio::time::sleep(PAUSE).await;
         seen = client::look(&arguments.admin).await;
