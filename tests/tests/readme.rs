@@ -9,6 +9,9 @@ use serde_json::Value;
 use std::ffi::OsString;
 use std::path::Path;
 
+/// The admin listener of `make run`.
+const ADMIN: &str = "http://127.0.0.1:8081";
+
 /// A fenced block: its language and its lines.
 #[derive(Debug)]
 struct Block {
@@ -65,11 +68,12 @@ fn curl(corral: &Corral, arguments: &[String]) -> String {
         }
     }
     let url = url.expect("curl has an address");
-    let path = url.strip_prefix("http://127.0.0.1:8080");
-    let path = path.unwrap_or_else(|| panic!("{url} is not where `make run` serves"));
-    let answer = match data {
-        Some(data) => corral.post(path, data),
-        None => corral.get(path),
+    let public = url.strip_prefix("http://127.0.0.1:8080");
+    let answer = match (public, url.strip_prefix(ADMIN), data) {
+        (Some(path), _, Some(data)) => corral.post(path, data),
+        (Some(path), _, None) => corral.get(path),
+        (None, Some(path), None) => corral.get_admin(path),
+        _ => panic!("{url} is not where `make run` serves"),
     };
     assert_eq!(answer.status, 200, "{url}: {answer:?}");
     answer.body
@@ -92,6 +96,7 @@ fn the_readme_is_right() {
             _ => {
                 let arguments = words[1..].iter().map(|word| match word.as_str() {
                     "models/tiny/tiny.gguf" => OsString::from(artefacts::model()),
+                    ADMIN => OsString::from(format!("http://{}", corral.admin())),
                     word => match word.strip_suffix(".wasm") {
                         Some(name) => OsString::from(artefacts::plugin(name)),
                         None => OsString::from(word),

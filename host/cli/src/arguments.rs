@@ -2,6 +2,7 @@
 
 use crate::complaint::Complaint;
 use crate::memory::Memory;
+use crate::top::Top;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use corral_server::{Prefix, Routes};
@@ -28,6 +29,8 @@ pub(crate) enum Command {
     Serve(Box<Serve>),
     /// Run a command-line plugin once, without a server.
     Run(Box<Run>),
+    /// Show what goes on in the models of a server: what runs, what is kept, and what that holds.
+    Top(Top),
     /// Measure.
     #[command(subcommand)]
     Bench(Bench),
@@ -39,7 +42,7 @@ impl Command {
     pub(crate) fn default_logs(&self) -> &'static str {
         match self {
             Command::Serve(_) => "warn,corral::plugin=info",
-            Command::Run(_) | Command::Bench(_) => "error",
+            Command::Run(_) | Command::Top(_) | Command::Bench(_) => "error",
         }
     }
 }
@@ -51,7 +54,7 @@ pub(crate) struct Serve {
     /// Where plugins are called, HOST:PORT; port 0 picks a free one.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub(crate) listen: String,
-    /// Where /metrics is, HOST:PORT. It asks for no password: leave it on loopback.
+    /// Where /metrics is and what 'corral top' shows, HOST:PORT. It asks for no password: leave it on loopback.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081")]
     pub(crate) admin: String,
     /// A plugin and the path prefix below which it answers; may be given several times.
@@ -346,7 +349,7 @@ impl CommandLine {
         let models = match &self.command {
             Command::Serve(serve) => &serve.models,
             Command::Run(run) => &run.models,
-            Command::Bench(_) => return Ok(()),
+            Command::Top(_) | Command::Bench(_) => return Ok(()),
         };
         let mut names = HashSet::new();
         for model in &models.models {
@@ -536,6 +539,9 @@ mod tests {
             ("corral serve --model x.gguf --grace soon", "write seconds"),
             ("corral serve --model x.gguf --grace -1", "'-1'"),
             ("corral run --model x.gguf", "<PLUGIN.wasm>"),
+            ("corral top --admin https://a:1", "write http://HOST:PORT"),
+            ("corral top --admin a", "write http://HOST:PORT"),
+            ("corral top --admin http://a:1/b", "write http://HOST:PORT"),
         ] {
             let error = parse(line).expect_err(line);
             assert!(error.contains(expected), "{line}: {error}");

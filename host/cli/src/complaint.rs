@@ -63,7 +63,8 @@ impl Complaint {
         }
     }
 
-    fn text(&self, verbose: bool) -> String {
+    /// What [`Complaint::tell`] writes.
+    pub(crate) fn text(&self, verbose: bool) -> String {
         let mut text = String::from("corral: ");
         match self {
             Complaint::Usage(message) => text.push_str(&one_line(message)),

@@ -11,6 +11,7 @@ mod logs;
 mod memory;
 mod run;
 mod serve;
+mod top;
 
 use arguments::{Command, CommandLine};
 use complaint::Complaint;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
     let ended = match command_line.command {
         Command::Serve(arguments) => serve::serve(arguments),
         Command::Run(arguments) => run::run(arguments),
+        Command::Top(arguments) => top::top(&arguments),
         Command::Bench(arguments) => bench::bench(&arguments),
     };
     ended.unwrap_or_else(|complaint: Complaint| complaint.tell(verbose))

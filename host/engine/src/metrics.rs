@@ -1,8 +1,8 @@
 //! The engine's counters.
 //!
 //! One exact identity holds whenever nothing runs, and tests rely on it:
-//! `tokens_decoded = prompt_tokens - cached_tokens + generated_tokens - finished + recomputed_tokens
-//! + abandoned_tokens`, since the last token of a sequence is never computed. (`prompt_tokens`,
+//! `tokens_decoded = prompt_tokens - cached_tokens + generated_tokens - finished + recomputed_tokens +
+//! abandoned_tokens`, since the last token of a sequence is never computed. (`prompt_tokens`,
 //! `cached_tokens`, `generated_tokens` and `recomputed_tokens` count sequences that finished,
 //! `abandoned_tokens` what was computed for those that were cancelled, expired or failed. A term for
 //! rejected drafts will be added with what makes them.)

@@ -102,6 +102,11 @@ impl Plugin {
         &self.0.name
     }
 
+    /// Who it is to the engines, among whom their time is shared fairly.
+    pub fn tenant(&self) -> Tenant {
+        self.0.tenant
+    }
+
     /// What it can be called for.
     pub fn roles(&self) -> Roles {
         Roles {

@@ -1,4 +1,4 @@
-//! The admin listener: metrics, and the probes once more.
+//! The admin listener: metrics, what goes on in the models, and the probes once more.
 //!
 //! It stays up while the public one drains, so that the last numbers can be read and readiness is
 //! seen to be off.
@@ -7,6 +7,7 @@ use crate::access::Observed;
 use crate::metrics_text::{self, Families};
 use crate::probes;
 use crate::problem::Problem;
+use crate::sequences;
 use crate::server::Shared;
 use corral_engine::Kind;
 use corral_runtime::Body;
@@ -18,9 +19,11 @@ use std::sync::Arc;
 /// What `GET /` says.
 const INDEX: &str = "\
 corral admin
-/healthz  200 while the process is alive
-/readyz   200 while requests can be served, else 503 and what is missing
-/metrics  counters, as Prometheus text
+/healthz    200 while the process is alive
+/readyz     200 while requests can be served, else 503 and what is missing
+/sequences  what runs and what is kept in each model, as JSON; 'corral top' shows it
+/cache      DELETE drops what is kept and nobody means to go on with
+/metrics    counters, as Prometheus text
 ";
 
 /// Answers one request.
@@ -28,6 +31,15 @@ pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
     let answered = match request.uri().path() {
         "/" => on_get(request.method(), || probes::plain_text(INDEX)),
         "/metrics" => on_get(request.method(), || metrics(&shared)),
+        "/sequences" => match *request.method() {
+            Method::GET | Method::HEAD => sequences(&shared, false).await,
+            _ => Err(Problem::method("GET, HEAD")),
+        },
+        // Not POST: a browser lets any page send one, but no DELETE.
+        "/cache" => match *request.method() {
+            Method::DELETE => sequences(&shared, true).await,
+            _ => Err(Problem::method("DELETE")),
+        },
         path => probes::answer(&shared, request.method(), path)
             .unwrap_or_else(|| Err(Problem::no_route(path))),
     };
@@ -43,6 +55,14 @@ fn on_get(
     match *method {
         Method::GET | Method::HEAD => Ok(make()),
         _ => Err(Problem::method("GET, HEAD")),
+    }
+}
+
+/// What goes on in the models; with `clear` after their caches are cleared.
+async fn sequences(shared: &Shared, clear: bool) -> Result<Response<Body>, Problem> {
+    match shared.house.get() {
+        Some(house) => sequences::answer(house, &shared.looks, clear).await,
+        None => Err(probes::not_ready(&shared.missing())),
     }
 }
 

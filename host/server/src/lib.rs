@@ -1,9 +1,9 @@
 //! corral-server: HTTP in front of the runtime.
 //!
 //! Two listeners. The *public* one has `/healthz`, `/readyz` and the plugins' routes; the *admin*
-//! one, meant for loopback, has `/metrics`. Both are up before the models are, so that whoever
-//! watches the process can tell "loading" from "dead"; until [`Server::open`] hands over the
-//! [`House`], every route is answered by 503.
+//! one, meant for loopback, has `/metrics` and a view of what goes on in the models. Both are up before
+//! the models are, so that whoever watches the process can tell "loading" from "dead"; until
+//! [`Server::open`] hands over the [`House`], every route is answered by 503.
 //!
 //! A request costs no task and no channel: hyper polls the plugin's body itself. What a client can
 //! make the server keep is bounded: connections by a semaphore, headers by size and time, request
@@ -22,6 +22,7 @@ mod problem;
 mod public;
 mod request_body;
 mod routes;
+mod sequences;
 mod server;
 mod shutdown;
 mod stall;

@@ -3,6 +3,7 @@
 use crate::access::RequestIds;
 use crate::house::House;
 use crate::listener::{BindError, Limits, Listener, bind};
+use crate::sequences::LOOKS;
 use crate::traffic::Traffic;
 use crate::{admin, public};
 use std::io;
@@ -10,6 +11,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 
 /// Connections of the admin listener: a scraper, a prober, a few people.
 const ADMIN_CONNECTIONS: usize = 32;
@@ -38,6 +40,8 @@ pub(crate) struct Shared {
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) request_ids: RequestIds,
     pub(crate) house: OnceLock<House>,
+    /// Places for those that look into the models.
+    pub(crate) looks: Arc<Semaphore>,
     stopping: AtomicBool,
 }
 
@@ -48,6 +52,7 @@ impl Shared {
             traffic: Arc::default(),
             request_ids: RequestIds::default(),
             house: OnceLock::new(),
+            looks: Arc::new(Semaphore::new(LOOKS)),
             stopping: AtomicBool::new(false),
         }
     }
@@ -180,6 +185,9 @@ mod tests {
         assert!(answer.contains("\r\nx-request-id: "), "{answer}");
         let metrics = get(server.admin_address(), "/metrics").await;
         assert!(metrics.contains("\ncorral_ready 0\n"), "{metrics}");
+        let sequences = get(server.admin_address(), "/sequences").await;
+        assert!(sequences.starts_with("HTTP/1.1 503 "), "{sequences}");
+        assert!(sequences.contains("being loaded"), "{sequences}");
         assert!(server.stop(std::future::pending()).await);
     }
 
@@ -190,6 +198,15 @@ mod tests {
         let answer = exchange(server.public_address(), post).await;
         assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
         assert!(answer.contains("\r\nallow: GET, HEAD\r\n"), "{answer}");
+        for (path, allow) in [("/sequences", "GET, HEAD"), ("/cache", "DELETE")] {
+            let post = format!("POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+            let answer = exchange(server.admin_address(), &post).await;
+            assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
+            assert!(
+                answer.contains(&format!("\r\nallow: {allow}\r\n")),
+                "{answer}"
+            );
+        }
         let answer = get(server.admin_address(), "/nothing").await;
         assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
         assert!(answer.contains("\"code\":\"no-route\""), "{answer}");
@@ -197,7 +214,7 @@ mod tests {
         assert!(answer.ends_with(INDEX_END), "{answer}");
         server.stop(std::future::pending()).await;
     }
-    const INDEX_END: &str = "/metrics  counters, as Prometheus text\n";
+    const INDEX_END: &str = "/metrics    counters, as Prometheus text\n";
 
     #[tokio::test]
     async fn a_client_that_sends_no_head_is_dropped() {

@@ -457,7 +457,7 @@ impl Simulation {
     fn store_fails(&mut self) -> bool {
         self.stored += 1;
         self.store_fails
-            .is_some_and(|every| self.stored % every == 0)
+            .is_some_and(|every| self.stored.is_multiple_of(every))
     }
 
     /// Brings back what was put aside and is wanted again.

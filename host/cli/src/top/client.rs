@@ -1,0 +1,135 @@
+//! Asks an admin listener: one GET on a connection of its own, without TLS, which the listener has not.
+
+use crate::complaint::Complaint;
+use bytes::Bytes;
+use http::header::HOST;
+use http::uri::Authority;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+use tokio::net::TcpStream;
+
+/// How long an answer may take. The server itself takes two seconds at most.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Most bytes of an answer: some hundred for each sequence and each thing that is kept.
+const MOST: usize = 64 << 20;
+
+/// `http://HOST:PORT`; the scheme may be left away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Address(Authority);
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}", self.0)
+    }
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bare = text.strip_prefix("http://").unwrap_or(text);
+        let authority = bare.strip_suffix('/').unwrap_or(bare).parse::<Authority>();
+        authority
+            .ok()
+            .filter(|authority| authority.port_u16().is_some() && !authority.as_str().contains('@'))
+            .map(Address)
+            .ok_or_else(|| "write http://HOST:PORT, e.g. http://127.0.0.1:8081".to_owned())
+    }
+}
+
+/// What goes on in the models of the server at `address`.
+pub(crate) async fn look(address: &Address) -> Result<Value, Complaint> {
+    let asking = tokio::time::timeout(PATIENCE, ask(address));
+    let (status, body) = asking.await.map_err(Complaint::telling(&format!(
+        "{address} did not answer within {} s; try again, or look at the machine it is on",
+        PATIENCE.as_secs()
+    )))??;
+    let seen =
+        serde_json::from_slice::<Value>(&body).map_err(Complaint::telling(&no_corral(address)))?;
+    if status == StatusCode::OK && seen["models"].is_array() {
+        return Ok(seen);
+    }
+    // The public listener knows no such path, and says so.
+    let told = seen["detail"].as_str().filter(|_| status.is_server_error());
+    Err(Complaint::Failed(match told {
+        Some(told) => format!("{address} can't tell now: {}", harmless(told)).into(),
+        None => no_corral(address).into(),
+    }))
+}
+
+async fn ask(address: &Address) -> Result<(StatusCode, Bytes), Complaint> {
+    let no_corral = no_corral(address);
+    let host = address.0.as_str();
+    let stream = TcpStream::connect(host)
+        .await
+        .map_err(Complaint::telling(&format!(
+            "nothing answers at {address}; start 'corral serve', or name its admin listener: \
+             --admin http://HOST:PORT"
+        )))?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let request = Request::get("/sequences")
+        .header(HOST, host)
+        .body(Empty::<Bytes>::new())?;
+    let answer = async {
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MOST).collect().await?;
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>((status, body.to_bytes()))
+    };
+    // The connection is driven here until the answer is there, and dropped with it.
+    tokio::pin!(answer);
+    let answered = tokio::select! {
+        answered = &mut answer => answered,
+        // It ends before the answer is read to its end only if it broke, or all of it is there.
+        _ = connection => answer.await,
+    };
+    answered.map_err(Complaint::telling(&no_corral))
+}
+
+fn no_corral(address: &Address) -> String {
+    format!(
+        "what answers at {address} is no admin listener of this version of Corral; \
+         'corral serve' says where it is: admin on http://HOST:PORT"
+    )
+}
+
+/// A text that a terminal shows as it is.
+pub(super) fn harmless(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { '?' } else { c };
+    text.chars().map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read() {
+        for (text, expected) in [
+            ("http://127.0.0.1:8081", "http://127.0.0.1:8081"),
+            ("http://localhost:1/", "http://localhost:1"),
+            ("[::1]:8081", "http://[::1]:8081"),
+        ] {
+            let address: Address = text.parse().expect(text);
+            assert_eq!(address.to_string(), expected);
+        }
+        for text in [
+            "",
+            "a",
+            "https://a:1",
+            "http://a:1/b",
+            "a@b:1",
+            "a:99999",
+            "http://",
+        ] {
+            let error = text.parse::<Address>().expect_err(text);
+            assert!(error.contains("http://HOST:PORT"), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! `/sequences` and `/cache`: what holds ids, cells and memory in each model, for people, and a way to
+//! have back what is only kept.
+//!
+//! An engine's thread tells it between two steps, so an answer waits for the step that runs, but no
+//! longer than [`PATIENCE`]. A look that nobody waits for any more stays in the engine's channel until
+//! that step ends; so no more than [`LOOKS`] of them are under way at once.
+
+use crate::house::House;
+use crate::problem::Problem;
+use corral_engine::{Caller, Engine, EntryView, Error, SequenceView, Tenant, View};
+use corral_runtime::Body;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderValue, Response, StatusCode};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::{Instant, timeout_at};
+
+/// How long a model may take to look up from its step.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Looks at the models that may be under way at once.
+pub(crate) const LOOKS: usize = 4;
+
+/// What goes on in all models, as one JSON object; with `clear` once what is kept and nobody means to
+/// go on with is dropped.
+pub(crate) async fn answer(
+    house: &House,
+    looks: &Arc<Semaphore>,
+    clear: bool,
+) -> Result<Response<Body>, Problem> {
+    let until = Instant::now() + PATIENCE;
+    let permit = match timeout_at(until, Arc::clone(looks).acquire_owned()).await {
+        Ok(Ok(permit)) => Arc::new(permit),
+        _ => {
+            return Err(busy(
+                "others asked already and the models have told nobody yet",
+            ));
+        }
+    };
+    // All are asked before the first answer is waited for, since each may be in the midst of a step.
+    let mut asked = Vec::new();
+    for engine in &house.engines {
+        if clear {
+            engine
+                .clear_cache()
+                .map_err(|error| refused(engine, error))?;
+        }
+        let (tell, told) = oneshot::channel();
+        let permit = Arc::clone(&permit);
+        let tell = move |view| {
+            drop(permit);
+            // Nobody is there any more when the patience was over.
+            let _ = tell.send(view);
+        };
+        engine.view(tell).map_err(|error| refused(engine, error))?;
+        asked.push((engine.info().name.as_str(), told));
+    }
+    let routes = Routes::of(house);
+    let mut models = Vec::new();
+    for (name, told) in asked {
+        models.push(routes.model(name, &wait(name, told, until).await?));
+    }
+    let text = json!({ "models": models }).to_string();
+    let mut response = Response::new(Body::from(text));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(response)
+}
+
+async fn wait(model: &str, told: oneshot::Receiver<View>, until: Instant) -> Result<View, Problem> {
+    match timeout_at(until, told).await {
+        Ok(Ok(view)) => Ok(view),
+        Ok(Err(_)) => Err(stopped(model)),
+        Err(_) => Err(busy(&format!(
+            "the model {model} is in the midst of a step that lasts longer than {} s",
+            PATIENCE.as_secs()
+        ))),
+    }
+}
+
+fn refused(engine: &Engine, error: Error) -> Problem {
+    let model = &engine.info().name;
+    match error {
+        Error::Refused { reason, .. } => {
+            busy(&format!("the model {model} does not listen: {reason}"))
+        }
+        _ => stopped(model),
+    }
+}
+
+/// It is there, but has no time now.
+fn busy(what: &str) -> Problem {
+    let detail = format!("{what}; try again later, /metrics answers at any time");
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "model-busy", detail)
+        .retry_after(Duration::from_secs(1))
+}
+
+/// It is there no more.
+fn stopped(model: &str) -> Problem {
+    let detail = format!("the model {model} has stopped; restart the server, its log says why");
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "model-stopped", detail)
+}
+
+/// The deployments by what engines know them as.
+struct Routes<'a> {
+    tenants: HashMap<Tenant, &'a str>,
+    /// Those that share prefixes with nobody else. A scope that is not here has no single owner.
+    scopes: HashMap<u64, &'a str>,
+}
+
+impl<'a> Routes<'a> {
+    fn of(house: &'a House) -> Self {
+        let plugins = house.routes.targets().map(|deployed| &deployed.plugin);
+        let tenants: HashMap<_, _> = plugins
+            .map(|plugin| (plugin.tenant(), plugin.name()))
+            .collect();
+        let own_scope = |tenant| Caller {
+            tenant,
+            ..Caller::default()
+        };
+        let scopes = tenants
+            .iter()
+            .map(|(tenant, name)| (own_scope(*tenant).scope().0, *name))
+            .collect();
+        Routes { tenants, scopes }
+    }
+
+    fn model(&self, name: &str, view: &View) -> Value {
+        let tally = view.tally;
+        let sequences = view
+            .sequences
+            .iter()
+            .map(|sequence| self.sequence(sequence));
+        let kept = view.entries.iter().map(|entry| self.entry(entry));
+        json!({
+            "model": name,
+            "cells": {
+                "all": view.cells,
+                "pinned": view.cells_pinned,
+                "used": view.cells_used,
+                "n_kv": view.n_kv,
+            },
+            "ids": {"all": view.ids, "used": view.ids_used},
+            "waiting": view.waiting,
+            "spilled_bytes": {"memory": view.spilled_ram, "disk": view.spilled_disk},
+            "tally": {
+                "evicted": tally.evicted,
+                "spilled": tally.spilled,
+                "restored": tally.restored,
+                "lost": tally.lost,
+                "preempted": tally.preempted,
+            },
+            "sequences": sequences.collect::<Vec<_>>(),
+            "kept": kept.collect::<Vec<_>>(),
+        })
+    }
+
+    fn sequence(&self, sequence: &SequenceView) -> Value {
+        json!({
+            "key": sequence.key.0,
+            "tenant": sequence.tenant.0,
+            "route": self.tenants.get(&sequence.tenant),
+            "priority": sequence.priority.0,
+            "id": sequence.seq.0,
+            "prompt": sequence.prompt,
+            "generated": sequence.generated,
+            "computed": sequence.computed,
+            "cached": sequence.cached,
+            "state": sequence.state,
+        })
+    }
+
+    fn entry(&self, entry: &EntryView) -> Value {
+        json!({
+            "entry": entry.entry.0,
+            "scope": entry.scope.0,
+            "route": self.scopes.get(&entry.scope.0),
+            "id": entry.seq.map(|seq| seq.0),
+            "tokens": entry.tokens,
+            "claimed": entry.claimed,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use corral_engine::scheduler::{EntryId, Key, Scope, SeqId};
+    use corral_engine::{Priority, Tally};
+
+    fn view() -> View {
+        View {
+            cells: 100,
+            cells_pinned: 3,
+            cells_used: 10,
+            n_kv: 32,
+            ids: 4,
+            ids_used: 2,
+            waiting: 1,
+            spilled_ram: 5,
+            spilled_disk: 6,
+            sequences: vec![SequenceView {
+                key: Key(9),
+                tenant: Tenant(1),
+                priority: Priority(7),
+                seq: SeqId(0),
+                prompt: 2,
+                generated: 2,
+                computed: 3,
+                cached: 0,
+                state: "generates",
+            }],
+            entries: [(Scope(1), Some(SeqId(2))), (Scope(1 << 32), None)]
+                .map(|(scope, seq)| EntryView {
+                    entry: EntryId(scope.0),
+                    scope,
+                    seq,
+                    tokens: 7,
+                    claimed: seq.is_none(),
+                })
+                .into(),
+            tally: Tally::default(),
+        }
+    }
+
+    #[test]
+    fn routes_are_told_where_there_is_one() {
+        let routes = Routes {
+            tenants: HashMap::from([(Tenant(1), "/chat")]),
+            scopes: HashMap::from([(1, "/chat")]),
+        };
+        let model = routes.model("tiny", &view());
+        assert_eq!(model["model"], "tiny");
+        assert_eq!(
+            model["cells"],
+            json!({"all": 100, "pinned": 3, "used": 10, "n_kv": 32})
+        );
+        assert_eq!(model["sequences"][0]["route"], "/chat");
+        assert_eq!(model["sequences"][0]["key"], 9);
+        assert_eq!(model["kept"][0]["route"], "/chat");
+        assert_eq!(model["kept"][0]["id"], 2);
+        assert_eq!(model["kept"][1]["route"], Value::Null, "several share it");
+        assert_eq!(model["kept"][1]["id"], Value::Null, "put aside");
+    }
+
+    #[tokio::test]
+    async fn a_long_step_and_a_thread_that_ended_are_problems() {
+        let (tell, told) = oneshot::channel();
+        let now = Instant::now();
+        let problem = wait("big", told, now).await.expect_err("no time");
+        assert_eq!(problem.status(), 503);
+        assert!(format!("{problem:?}").contains("model-busy"), "{problem:?}");
+        drop(tell);
+        let (tell, told) = oneshot::channel();
+        drop(tell);
+        let later = now + Duration::from_secs(60);
+        let problem = wait("big", told, later).await.expect_err("nobody tells");
+        assert!(
+            format!("{problem:?}").contains("model-stopped"),
+            "{problem:?}"
+        );
+        let (tell, told) = oneshot::channel();
+        assert!(tell.send(view()).is_ok());
+        assert_eq!(wait("big", told, later).await.expect("told").cells, 100);
+    }
+}

@@ -1,0 +1,181 @@
+//! What the admin listener and `corral top` say of the models' memory adds up.
+
+use corral_tests::{Corral, Ended, PATIENCE, SURE, raw_exchange, run};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
+/// What goes on in the one model.
+fn look(corral: &Corral) -> Value {
+    let answer = corral.get_admin("/sequences");
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.header("content-type"), Some("application/json"));
+    only_model(&answer.json())
+}
+
+fn only_model(seen: &Value) -> Value {
+    let models = seen["models"].as_array().expect("models");
+    assert_eq!(models.len(), 1, "{seen}");
+    assert_eq!(models[0]["model"], "tiny");
+    models[0].clone()
+}
+
+/// `DELETE /cache`; what goes on afterwards.
+fn clear(corral: &Corral) -> Value {
+    let request = b"DELETE /cache HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let answer = raw_exchange(corral.admin(), request, false, PATIENCE);
+    let answer = String::from_utf8(answer).expect("text");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    only_model(&serde_json::from_str(body).expect(&answer))
+}
+
+fn list<'a>(model: &'a Value, member: &str) -> &'a Vec<Value> {
+    model[member].as_array().expect(member)
+}
+
+fn number(value: &Value) -> u64 {
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("no number: {value}"))
+}
+
+/// `corral top` for this admin listener.
+fn top(admin: &str, arguments: &[&str]) -> Ended {
+    run(["top", "--admin", admin].iter().chain(arguments))
+}
+
+#[test]
+fn what_is_kept_adds_up_and_can_be_dropped() {
+    let corral = Corral::start();
+    let index = corral.get_admin("/");
+    for path in ["/sequences", "/cache"] {
+        assert!(index.body.contains(path), "{index:?}");
+    }
+    let before = look(&corral);
+    assert_eq!(before["ids"], json!({"all": 64, "used": 0}));
+    assert_eq!(before["cells"]["used"], 0);
+    assert_eq!(*list(&before, "kept"), [] as [Value; 0]);
+
+    let mut kept = 0;
+    for sum in SURE {
+        let answer = corral.generate(&json!({"prompt": sum.question_in(100)}));
+        // The last token of an answer is never computed.
+        kept += number(&answer["prompt_tokens"]) + number(&answer["tokens"]) - 1;
+    }
+    let metrics = corral.settled();
+    let model = look(&corral);
+    let entries = list(&model, "kept");
+    assert_eq!(entries.len(), SURE.len(), "{model}");
+    let tokens: u64 = entries.iter().map(|entry| number(&entry["tokens"])).sum();
+    assert_eq!(tokens, kept, "{model}");
+    for entry in entries {
+        assert_eq!(entry["route"], "/generate", "{model}");
+        assert_eq!(entry["claimed"], false, "{model}");
+        assert!(entry["id"].is_u64(), "there is room in the cells: {model}");
+    }
+    assert_eq!(number(&model["ids"]["used"]), SURE.len() as u64);
+    // All begin alike: what they share has its cells once, since it was computed once.
+    let computed = metrics.get("corral_engine_tokens_decoded_total");
+    assert_eq!(number(&model["cells"]["used"]) as f64, computed, "{model}");
+    assert!(computed < kept as f64, "nothing is shared: {model}");
+    assert_eq!(model["cells"]["pinned"], 0);
+
+    let cleared = clear(&corral);
+    assert_eq!(*list(&cleared, "kept"), [] as [Value; 0]);
+    assert_eq!(cleared["cells"]["used"], 0, "{cleared}");
+    assert_eq!(cleared["ids"]["used"], 0, "{cleared}");
+    assert_eq!(look(&corral), cleared, "and so it stays");
+    corral.settled().check_identity();
+    corral.check_alive();
+}
+
+#[test]
+fn what_runs_is_seen_and_goes_on_when_the_cache_is_cleared() {
+    let corral = Corral::start_with_routes(
+        &[("/urgent", "generate"), ("/open", "generate")],
+        &["--priority", "/urgent=7", "--share-prefixes", "/open"],
+    );
+    corral.generate_at("/open", &json!({"prompt": SURE[0].question_in(100)}));
+    let stream = corral.endless("/urgent");
+    let model = look(&corral);
+    let kept = list(&model, "kept");
+    assert_eq!(kept.len(), 1, "{model}");
+    assert_eq!(kept[0]["route"], Value::Null, "who shares has no own");
+    for model in [model, clear(&corral)] {
+        let sequences = list(&model, "sequences");
+        assert_eq!(sequences.len(), 1, "{model}");
+        let sequence = &sequences[0];
+        assert_eq!(sequence["route"], "/urgent");
+        assert_eq!(sequence["priority"], 7);
+        assert_eq!(sequence["state"], "generates");
+        assert_eq!(sequence["cached"], 0);
+        let generated = number(&sequence["generated"]);
+        assert!(generated >= 1, "{model}");
+        let (prompt, computed) = (number(&sequence["prompt"]), number(&sequence["computed"]));
+        assert_eq!(computed, prompt + generated - 1, "{model}");
+        assert_eq!(number(&model["cells"]["pinned"]), computed, "{model}");
+        assert_eq!(model["waiting"], 0);
+    }
+    assert_eq!(*list(&look(&corral), "kept"), [] as [Value; 0]);
+    drop(stream);
+    corral.settled().check_identity();
+    assert_eq!(*list(&look(&corral), "sequences"), [] as [Value; 0]);
+}
+
+#[test]
+fn top_shows_the_same() {
+    let corral = Corral::start();
+    corral.generate(&json!({"prompt": SURE[0].question_in(100)}));
+    corral.settled();
+    let admin = format!("http://{}", corral.admin());
+    let ended = top(&admin, &["--once", "--json"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(ended.stderr, "");
+    let shown: Value = serde_json::from_str(&ended.stdout).expect("one object");
+    assert_eq!(shown, corral.get_admin("/sequences").json());
+    // No terminal: once, without being told.
+    for arguments in [&[] as &[&str], &["--once"]] {
+        let ended = top(&admin, arguments);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(ended.stdout.contains("\ntiny: 0 running"), "{ended:?}");
+        assert!(ended.stdout.contains("ENTRY  ROUTE"), "{ended:?}");
+        assert!(ended.stdout.contains("/generate"), "{ended:?}");
+        assert!(!ended.stdout.contains('\x1b'), "{ended:?}");
+    }
+}
+
+/// Checks that `corral top` said one line, and that it contains all of `expected`.
+fn check_complaint(ended: &Ended, code: i32, expected: &[&str]) {
+    assert_eq!(ended.code, Some(code), "{ended:?}");
+    assert_eq!(ended.stdout, "");
+    assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+    assert!(ended.stderr.starts_with("corral: "), "{ended:?}");
+    for text in expected {
+        assert!(ended.stderr.contains(text), "{text:?} in {ended:?}");
+    }
+}
+
+#[test]
+fn top_says_what_to_do_where_it_finds_no_corral() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("bound").to_string();
+    // Somebody, but no HTTP server.
+    let somebody = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("corral comes");
+        let mut some = [0; 100];
+        let _ = stream.read(&mut some);
+        stream.write_all(b"220 mail here\r\n").expect("sent");
+    });
+    let nothing_found = ["no admin listener", "'corral serve' says where it is"];
+    check_complaint(&top(&address, &[]), 1, &nothing_found);
+    somebody.join().expect("no panic");
+    // Now nobody.
+    let expected = [&*address, "nothing answers", "corral serve", "--admin"];
+    check_complaint(&top(&address, &[]), 1, &expected);
+    check_complaint(&top("https://x:1", &[]), 2, &["write http://HOST:PORT"]);
+    let corral = Corral::start();
+    // The public listener is the likely mistake.
+    check_complaint(&top(corral.public(), &[]), 1, &nothing_found);
+    corral.check_alive();
+}
