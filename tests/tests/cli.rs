@@ -320,31 +320,74 @@ fn verbose_says_more() {
     assert!(ended.stderr.contains("llama"), "its log: {ended:?}");
 }
 
+/// What a bench finds in one round, with the plugin where it takes one.
+fn bench(arguments: &str) -> Value {
+    let mut line = vec![OsString::from("bench")];
+    line.extend(arguments.split(' ').map(OsString::from));
+    line.extend(["--rounds", "1", "--json", "--model"].map(OsString::from));
+    line.push(artefacts::model().into());
+    if !arguments.starts_with("gap") {
+        line.extend(["--plugin".into(), artefacts::plugin("generate").into()]);
+    }
+    let ended = run(line);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let found: Value = serde_json::from_str(&ended.stdout).expect("JSON on stdout");
+    let name = found["bench"].as_str().expect("its name");
+    assert!(arguments.starts_with(name), "{found}");
+    found
+}
+
+fn rows(found: &Value) -> &[Value] {
+    found["rows"].as_array().expect("rows")
+}
+
 #[test]
 fn benches_print_one_json_object() {
-    let measure = |arguments: &[&str]| {
-        let mut line = vec![OsString::from("bench")];
-        line.extend(arguments.iter().map(OsString::from));
-        line.extend(["--rounds", "1", "--streams", "1", "--json", "--model"].map(OsString::from));
-        line.push(artefacts::model().into());
-        let plugin = artefacts::plugin("generate").into();
-        if arguments[0] == "threads" {
-            line.extend(["--plugin".into(), plugin]);
-        }
-        let ended = run(line);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-        let found: Value = serde_json::from_str(&ended.stdout).expect("JSON on stdout");
-        assert_eq!(found["bench"], arguments[0]);
-        found["rows"].as_array().expect("rows").clone()
-    };
-    let gap = measure(&["gap", "--prompts", "2", "--length", "33", "--threads", "1"]);
-    let names: Vec<_> = gap.iter().map(|row| &row["prefill"]).collect();
+    let gap = bench("gap --streams 1 --prompts 2 --length 33 --threads 1");
+    let names: Vec<_> = rows(&gap).iter().map(|row| &row["prefill"]).collect();
     assert_eq!(names, ["budgeted", "slot order"]);
-    let threads = measure(&["threads", "--generate", "2"]);
+    let threads = bench("threads --streams 1 --generate 2");
+    let threads = rows(&threads);
     // What `corral serve` takes by itself is always there, both ways.
     for read_from in ["engine", "HTTP"] {
         let default =
             |row: &&Value| row["read_from"] == read_from && row["ratio_to_default"] == 1.0;
         assert!(threads.iter().any(|row| default(&row)), "{threads:?}");
     }
+}
+
+#[test]
+fn a_shared_prefix_is_computed_once() {
+    let found = bench("prefix --length 100 --threads 1");
+    for (beginning, asked_over, counts) in [
+        // Prompt tokens, those in the cache, and those given to llama_decode.
+        ("tail alone", "engine", (32, 0, 32)),
+        ("tail alone", "HTTP", (32, 0, 32)),
+        ("held", "engine", (132, 100, 32)),
+        ("fork", "engine", (132, 100, 32)),
+        ("cached", "engine", (132, 100, 32)),
+        ("cached", "HTTP", (132, 100, 32)),
+        ("whole", "HTTP", (132, 0, 132)),
+    ] {
+        let named = |row: &&Value| row["beginning"] == beginning && row["asked_over"] == asked_over;
+        let row = rows(&found).iter().find(named).expect(beginning);
+        let count = |key: &str| row[key].as_u64().expect(key);
+        let counted = (
+            count("prompt_tokens"),
+            count("least_cached_tokens"),
+            count("most_tokens_decoded"),
+        );
+        assert_eq!(counted, counts, "{row}");
+        for key in [
+            "first_token_s",
+            "compute_s",
+            "ratio_to_held",
+            "ratio_to_tail",
+        ] {
+            assert!(row[key].as_f64().expect(key) > 0.0, "{key} in {row}");
+        }
+    }
+    assert_eq!(found["fork"]["forks"], 1000, "{found}");
+    assert_eq!(found["fork"]["tokens_decoded"], 0, "{found}");
+    assert!(found["fork"]["p99_s"].as_f64() > Some(0.0), "{found}");
 }

@@ -97,6 +97,9 @@ pub(crate) enum Bench {
     /// How far reading long prompts stretches the time between two tokens of those who generate:
     /// with the step-time budget, and beside it as servers do that fill each step with prompts.
     Gap(GapBench),
+    /// Time to the first token of prompts whose beginning another request has computed, beside that of
+    /// a sequence that is gone on with; and the time of a fork.
+    Prefix(PrefixBench),
     /// Tokens per second by the numbers of compute threads and of workers, which run plugins and
     /// connections: each from 1 to the number of cores, at most 4, and beside them what `corral serve`
     /// takes by itself.
@@ -133,6 +136,21 @@ pub(crate) struct GapBench {
     /// Compute threads; by default one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PrefixBench {
+    #[command(flatten)]
+    pub(crate) measuring: Measuring,
+    /// Tokens of the shared beginning.
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = whole(16..=100_000))]
+    pub(crate) length: u64,
+    /// Compute threads; by default one for each core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+    /// The plugin `generate`: it is asked through HTTP too, by a server in this process.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plugin: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

@@ -5,7 +5,7 @@
 //! in which they are alone: the median gap of the pauses is the decode step. (Not one taken before:
 //! steps get longer as the sequences do.) Both ways of reading prompts are measured in each round.
 
-use super::load::{check_room, generate, load, metric, prompt};
+use super::load::{check_room, config, generate, metric, prompt};
 use super::table::{Column, Unit, tell};
 use super::{median, quantile};
 use crate::arguments::GapBench;
@@ -65,12 +65,9 @@ pub(super) async fn measure(arguments: &GapBench) -> Result<(), Complaint> {
         ("slot order", Prefill::SlotOrder),
     ] {
         let cells = arguments.streams * (SHORT + BACKGROUND) + arguments.length + SHORT + ALONE;
-        let engine = load(
-            &arguments.measuring.model,
-            arguments.threads,
-            prefill,
-            cells,
-        )?;
+        let mut config = config(&arguments.measuring.model, arguments.threads, cells);
+        config.prefill = prefill;
+        let engine = Engine::load(config)?;
         // The engine cuts the others down to what the context leaves them.
         check_room(engine.info().context, "--length", arguments.length, AFTER)?;
         ways.push(Way {

@@ -4,7 +4,7 @@ use crate::complaint::Complaint;
 use crate::house;
 use corral_engine::Engine;
 use corral_server::{Deployment, House, Limits, Listeners, Routes, Server};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -20,6 +20,8 @@ pub(super) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Comp
     let limits = corral_runtime::Limits {
         // Nobody is cut off by it: a large model takes minutes.
         time: Duration::from_secs(86_400),
+        // Where the engine keeps no prefixes there are none to share.
+        share_prefixes: true,
         ..corral_runtime::Limits::default()
     };
     let request_bytes = limits.request_bytes as u64;
@@ -48,6 +50,26 @@ pub(super) async fn stream(
     tokens: u64,
 ) -> Result<(), Complaint> {
     let body = json!({"prompt": prompt, "max_tokens": tokens, "ignore_end": true, "stream": true});
+    let answer = post(address, &body).await?;
+    if answer.contains(&format!("\"tokens\":{tokens},")) && answer.contains("[DONE]") {
+        return Ok(());
+    }
+    Err(no_plugin(&answer, &format!("stream of {tokens} tokens")))
+}
+
+/// Asks for one token, and returns the whole answer.
+pub(super) async fn complete(address: SocketAddr, prompt: &str) -> Result<Value, Complaint> {
+    let body = json!({"prompt": prompt, "max_tokens": 1, "ignore_end": true});
+    let answer = post(address, &body).await?;
+    // It may have come in chunks, with their lengths around it.
+    let json = answer.find('{').zip(answer.rfind('}'));
+    json.and_then(|(from, to)| serde_json::from_str(answer.get(from..=to)?).ok())
+        .filter(|answer: &Value| answer["tokens"] == 1)
+        .ok_or_else(|| no_plugin(&answer, "token"))
+}
+
+/// Posts to the plugin over a connection of its own; returns all that comes back, heads too.
+async fn post(address: SocketAddr, body: &Value) -> Result<String, Complaint> {
     let body = body.to_string();
     let request = format!(
         "POST {ROUTE} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\
@@ -58,17 +80,16 @@ pub(super) async fn stream(
     connection.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
     connection.read_to_end(&mut answer).await?;
-    let answer = String::from_utf8_lossy(&answer);
-    let whole = answer.contains(&format!("\"tokens\":{tokens},")) && answer.contains("[DONE]");
-    if !answer.starts_with("HTTP/1.1 200 ") || !whole {
-        let end = answer.chars().count().saturating_sub(400);
-        let end: String = answer.chars().skip(end).collect();
-        return Err(Complaint::Failed(
-            format!(
-                "the plugin gave no stream of {tokens} tokens; is it 'generate'? it said: {end}"
-            )
-            .into(),
-        ));
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    if answer.starts_with("HTTP/1.1 200 ") {
+        return Ok(answer);
     }
-    Ok(())
+    Err(no_plugin(&answer, "answer"))
+}
+
+fn no_plugin(answer: &str, expected: &str) -> Complaint {
+    let end = answer.chars().count().saturating_sub(400);
+    let end: String = answer.chars().skip(end).collect();
+    let error = format!("the plugin gave no {expected}; is it 'generate'? it said: {end}");
+    Complaint::Failed(error.into())
 }

@@ -1,26 +1,20 @@
 //! Work for an engine, and when its tokens came.
 
 use crate::complaint::Complaint;
-use corral_engine::{Caller, Config, Engine, Error, Options, Prefill, Token};
+use corral_engine::{Caller, Config, Engine, Error, Options, Token};
 use std::path::Path;
 use std::time::Instant;
 
-/// Loads a model, while nothing else is done; `threads` compute. There are `cells`, or more if the model's context is longer, so
-/// that nothing that is measured waits for room.
-pub(super) fn load(
-    file: &Path,
-    threads: Option<u32>,
-    prefill: Prefill,
-    cells: u64,
-) -> Result<Engine, Complaint> {
+/// How to load a model: `threads` compute, and there are `cells`, or more if the model's context is
+/// longer, so that nothing that is measured waits for room.
+pub(super) fn config(file: &Path, threads: Option<u32>, cells: u64) -> Config {
     let mut config = Config::new("bench", file);
     config.threads = threads;
     let cells = u32::try_from(cells).unwrap_or(u32::MAX);
     config.cells = Some(cells.max(8192));
-    config.prefill = prefill;
     // What is measured is computed each time.
     config.prefix_cache = false;
-    Ok(Engine::load(config)?)
+    config
 }
 
 /// Refuses what the context does not hold: it would be cut short, and something else be measured.

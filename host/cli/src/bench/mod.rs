@@ -6,6 +6,7 @@
 mod gap;
 mod http;
 mod load;
+mod prefix;
 mod table;
 mod threads;
 
@@ -19,6 +20,9 @@ pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
     match what {
         Bench::Gap(arguments) => {
             house::tokio_runtime(house::workers(None))?.block_on(gap::measure(arguments))?;
+        }
+        Bench::Prefix(arguments) => {
+            house::tokio_runtime(house::workers(None))?.block_on(prefix::measure(arguments))?;
         }
         Bench::Threads(arguments) => threads::measure(arguments)?,
     }

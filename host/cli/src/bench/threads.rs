@@ -5,13 +5,13 @@
 //! next barrier of the computation. Streams are read from the engine, by tasks on the workers, and
 //! through HTTP, by one thread more that stands for all clients.
 
-use super::load::{check_room, generate, load, metric, prompt};
+use super::load::{check_room, config, generate, metric, prompt};
 use super::table::{Column, Unit, tell};
 use super::{http, median, quantile};
 use crate::arguments::ThreadsBench;
 use crate::complaint::Complaint;
 use crate::house;
-use corral_engine::{Engine, Prefill};
+use corral_engine::Engine;
 use corral_server::Server;
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -109,12 +109,8 @@ fn rows(arguments: &ThreadsBench, settings: &[(usize, usize)]) -> Result<Vec<Row
             Some(row) => row.engine.clone(),
             None => {
                 let compute = u32::try_from(threads).ok();
-                let engine = load(
-                    &arguments.measuring.model,
-                    compute,
-                    Prefill::default(),
-                    cells,
-                )?;
+                let config = config(&arguments.measuring.model, compute, cells);
+                let engine = Engine::load(config)?;
                 let context = engine.info().context;
                 check_room(context, "--generate", arguments.generate, PROMPT)?;
                 engine
