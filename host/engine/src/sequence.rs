@@ -232,8 +232,9 @@ mod tests {
         for cut in 0..20 {
             assert!(unframe(framed[..cut].to_vec(), 9).is_none());
         }
-        for wrong in [vec![0..2, 1..3], vec![1..2], vec![2..1], vec![]] {
-            assert!(Layout::new(wrong).is_none_or(|layout| layout.length() == 0));
+        for wrong in [&[(0, 2), (1, 3)][..], &[(1, 2)], &[(2, 1)], &[]] {
+            let runs = wrong.iter().map(|&(from, to)| from..to).collect();
+            assert!(Layout::new(runs).is_none_or(|layout| layout.length() == 0));
         }
     }
 }

@@ -213,8 +213,8 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
             return invalid("max-tokens is 0; it must be at least 1");
         }
         let claim = Claim::default();
-        let engine = &sequence.engine;
-        let run = match engine.generate_claimed(prompt, options, caller, claim.watch()) {
+        let (engine, before) = (&sequence.engine, Some(sequence.claim.clone()));
+        let run = match engine.generate_claimed(prompt, options, caller, claim.watch(), before) {
             Ok(generation) => Run::new(generation),
             Err(error) => return Ok(Err(error.into())),
         };
