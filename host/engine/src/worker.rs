@@ -370,7 +370,7 @@ impl<B: Backend> Worker<B> {
                     took,
                 });
                 for key in sampled.broken {
-                    self.scheduler.cancel(key);
+                    self.scheduler.give_up(key);
                 }
             }
             Err(error) => {

@@ -306,6 +306,12 @@ impl Scheduler {
         self.running.push(running);
     }
 
+    /// Whether others wait for what a sequence reads.
+    pub(super) fn is_followed(&self, key: Key) -> bool {
+        let follows = |wait| matches!(wait, Wait::Follows { leader, .. } if leader == key);
+        self.running.iter().any(|running| follows(running.wait))
+    }
+
     /// Lets those go on whose leader has read what they wait for, and finds another way for those
     /// whose leader is gone.
     pub(super) fn join(&mut self) {

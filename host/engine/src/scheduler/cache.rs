@@ -195,10 +195,13 @@ impl Cache {
         beginnings.filter_map(unclaimed).collect()
     }
 
-    /// Whether an entry in the cells begins with all of `tokens`.
-    pub(super) fn covers(&self, scope: Scope, tokens: &[Token]) -> bool {
+    /// Whether an entry in the cells begins with all of `tokens`, and where there are no `parts` has
+    /// no others.
+    pub(super) fn covers(&self, scope: Scope, tokens: &[Token], parts: bool) -> bool {
+        let suits =
+            |entry: &Entry| entry.seq().is_some() && (parts || entry.tokens.len() == tokens.len());
         let resident = |holder| match holder {
-            Holder::Entry(id) => self.get(id).is_some_and(|entry| entry.seq().is_some()),
+            Holder::Entry(id) => self.get(id).is_some_and(suits),
             Holder::Running(_) => false,
         };
         self.tree.continues(scope, tokens, resident)

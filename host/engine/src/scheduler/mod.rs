@@ -144,16 +144,28 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes a sequence out, wherever it is; its cells are freed before the next step.
+    /// Takes a sequence out, wherever it is; its cells are freed before the next step, unless others
+    /// wait for what it reads or somebody means to go on with it.
     pub fn cancel(&mut self, key: Key) {
         debug_assert!(self.planned.is_empty(), "cancel between plan and applied");
         match self.queue.remove(key) {
             Some(request) => self.forget_timers(&request),
             None => {
                 if let Some(running) = self.end(key) {
-                    self.discard(running);
+                    if running.request.claim.is_held() || self.is_followed(key) {
+                        self.keep(running);
+                    } else {
+                        self.discard(running);
+                    }
                 }
             }
+        }
+    }
+
+    /// Takes out a sequence that runs and went wrong: nobody gets anything of it.
+    pub fn give_up(&mut self, key: Key) {
+        if let Some(running) = self.end(key) {
+            self.discard(running);
         }
     }
 
@@ -227,9 +239,7 @@ impl Scheduler {
                 self.cells.undo(placements(&planned));
                 self.start_anew(&planned);
                 let key = self.fail(&planned, now)?;
-                if let Some(running) = self.end(key) {
-                    self.discard(running);
-                }
+                self.give_up(key);
                 Some(key)
             }
         }

@@ -190,7 +190,8 @@ impl Scheduler {
         tokens.truncate(computed as usize);
         let claimed = claim.is_held();
         let wanted = (claimed && !tokens.is_empty()) || tokens.len() >= LEAST_KEPT;
-        let useless = !claimed && self.cache.covers(scope, &tokens);
+        let parts = self.limits.reuse == Reuse::Any;
+        let useless = !claimed && self.cache.covers(scope, &tokens, parts);
         if self.limits.reuse == Reuse::Off || !wanted || useless {
             self.release(seq);
             return;

@@ -947,3 +947,64 @@ fn who_gives_way_while_it_fetches_keeps_what_it_left_behind() {
         assert!(entry.claimed && scheduler.fetches(Key(1), entry.entry));
     }
 }
+
+#[test]
+fn what_a_leader_has_read_stays_for_its_followers_when_it_goes_away() {
+    let mut scheduler = Scheduler::new(ROOMY);
+    for key in [1, 2, 3] {
+        scheduler
+            .enqueue(Time::ZERO, beginning(key, 60, 9))
+            .unwrap();
+    }
+    let step = scheduler.plan(Time::ZERO);
+    assert_eq!(step.rows.len(), 1);
+    computed(&mut scheduler, &step, &[]);
+    scheduler.cancel(Key(1));
+    let step = scheduler.plan(Time::ZERO);
+    assert_eq!((step.rows[0].key, step.rows[0].from), (Key(2), 16));
+    computed(&mut scheduler, &step, &[]);
+    // But not of one that went wrong.
+    scheduler.give_up(Key(2));
+    let step = scheduler.plan(Time::ZERO);
+    assert_eq!((step.rows[0].key, step.rows[0].from), (Key(3), 16));
+}
+
+/// Who cancels what it reads may go on with it all the same.
+#[test]
+fn what_is_claimed_stays_when_it_is_cancelled() {
+    let mut scheduler = Scheduler::new(ROOMY);
+    let claim = Claim::default();
+    let claimed = Request {
+        claim: claim.watch(),
+        ..request(1, 30, 5)
+    };
+    scheduler.enqueue(Time::ZERO, claimed).unwrap();
+    let step = scheduler.plan(Time::ZERO);
+    computed(&mut scheduler, &step, &[]);
+    scheduler.cancel(Key(1));
+    let kept: Vec<_> = scheduler.entries().map(|entry| entry.tokens).collect();
+    assert_eq!(kept, [16]);
+}
+
+#[test]
+fn a_longer_sequence_does_not_stand_for_a_shorter_one_where_there_are_no_parts() {
+    for (reuse, kept) in [(Reuse::Any, vec![39]), (Reuse::Whole, vec![39, 34])] {
+        let mut scheduler = Scheduler::new(Limits { reuse, ..ROOMY });
+        for (key, steps) in [(1, 10), (2, 5)] {
+            let alike = Request {
+                key: Key(key),
+                ..request(1, 30, 20)
+            };
+            scheduler.enqueue(Time::ZERO, alike).unwrap();
+            let mut said = 0;
+            while said < steps {
+                let step = scheduler.plan(Time::ZERO);
+                said += step.rows.iter().filter(|row| row.output).count();
+                let ended = [Key(key)];
+                computed(&mut scheduler, &step, &ended[..usize::from(said == steps)]);
+            }
+        }
+        let lengths: Vec<_> = scheduler.entries().map(|entry| entry.tokens).collect();
+        assert_eq!(lengths, kept, "{reuse:?}");
+    }
+}
