@@ -316,6 +316,14 @@ impl Cells {
         self.padded(u32::try_from(top).unwrap_or(self.top))
     }
 
+    /// What [`Cells::n_kv`] would be if a sequence were saved, cleared and restored: it takes the
+    /// lowest free cells, one for each position, also for those it shares now.
+    pub fn n_kv_moved(&self, seq: SeqId) -> u32 {
+        let others = self.used - self.freed_by_clearing(seq);
+        let all = others.saturating_add(self.held_by(seq));
+        self.padded(all).max(self.n_kv_without(seq))
+    }
+
     /// The sequence that alone holds the highest used cell, and so decides how far attention runs.
     /// `None` if nothing is used, or if several hold that cell: then clearing one of them shortens
     /// nothing.

@@ -183,7 +183,11 @@ impl Scheduler {
             .recovery
             .paused_until()
             .is_some_and(|until| now < until);
-        let mut step = if paused { Step::default() } else { self.rows() };
+        let mut step = if paused || self.relocate() {
+            Step::default()
+        } else {
+            self.rows()
+        };
         let placed = self.cells.place(placements(&step.rows));
         debug_assert!(placed, "there was room made for the rows");
         step.shape.n_kv = self.cells.n_kv();

@@ -41,15 +41,13 @@ impl Scheduler {
     }
 
     fn pays(&self, seq: SeqId) -> bool {
-        let (now, without) = (self.cells.n_kv(), self.cells.n_kv_without(seq));
+        let (now, then) = (self.cells.n_kv(), self.cells.n_kv_moved(seq));
         let length = self.cells.held_by(seq);
-        let others = self.cells.used() - self.cells.freed_by_clearing(seq);
-        // What it shares it gets cells of its own for.
-        if without >= now || length > without.saturating_sub(others) {
+        if then >= now || length > self.cells.free() + self.cells.freed_by_clearing(seq) {
             return false;
         }
         let seconds = |n_kv| self.cost.predict(Shape { n_kv, ..self.shape });
-        let saved = AHEAD * (seconds(now) - seconds(without));
+        let saved = AHEAD * (seconds(now) - seconds(then));
         self.cost.is_fitted() && saved > 2.0 * self.state_seconds * f64::from(length)
     }
 
