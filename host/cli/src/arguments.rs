@@ -369,6 +369,7 @@ impl CommandLine {
             Command::Run(run) => &run.models,
             Command::Top(_) | Command::Bench(_) => return Ok(()),
         };
+        models.memory.check()?;
         let mut names = HashSet::new();
         for model in &models.models {
             if !names.insert(&model.name) {
@@ -532,6 +533,10 @@ mod tests {
             (
                 "corral serve --model x.gguf --plugin /g=g.wasm --share-prefixes /h",
                 "--share-prefixes names the route '/h', which no --plugin has",
+            ),
+            (
+                "corral serve --model x.gguf --spill-memory 0 --spill-folder x",
+                "give some memory",
             ),
             (
                 "corral serve --model x.gguf --spill-disk 5",

@@ -45,7 +45,6 @@ pub(crate) async fn load_models(
     tell: impl Fn(String),
 ) -> Result<Vec<Engine>, Complaint> {
     let mut engines = Vec::new();
-    let snapshots = models.memory.open_snapshots()?;
     for ModelArgument { name, file } in &models.models {
         tell(format!("loading model {name} from {}", file.display()));
         let started = Instant::now();
@@ -54,7 +53,7 @@ pub(crate) async fn load_models(
         config.cells = models.cells;
         config.threads = models.threads;
         config.sequences = models.sequences.unwrap_or(config.sequences);
-        models.memory.apply(&mut config, snapshots.clone());
+        models.memory.apply(&mut config);
         // Reads gigabytes: not on a thread that turns connections.
         let engine = tokio::task::spawn_blocking(move || Engine::load(config))
             .await

@@ -2,17 +2,8 @@
 
 use crate::complaint::Complaint;
 use clap::Args;
-use corral_engine::{Config, SnapshotLimits, Snapshots};
+use corral_engine::Config;
 use std::path::PathBuf;
-use std::sync::Arc;
-
-/// What one snapshot, and all of one deployment, may take. They are for sequences, whose states have
-/// megabytes, not for archives.
-const SNAPSHOTS: SnapshotLimits = SnapshotLimits {
-    snapshot_bytes: 1 << 30,
-    tenant_bytes: 16 << 30,
-    tenant_count: 10_000,
-};
 
 #[derive(Args, Debug)]
 pub(crate) struct Memory {
@@ -23,37 +14,34 @@ pub(crate) struct Memory {
     /// are computed again.
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(0..=1 << 24))]
     pub(crate) spill_memory: u64,
-    /// A folder for those that find no room in that memory. What is put there ends with the process.
+    /// A folder for those that find no room in that memory. What a process put there is removed when it ends, or when the next one starts.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) spill_folder: Option<PathBuf>,
     /// Most that is put into that folder, for each model.
     #[arg(long, value_name = "MIB", default_value_t = 8192, requires = "spill_folder", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub(crate) spill_disk: u64,
-    /// A folder for named snapshots of sequences, which outlive the process.
-    #[arg(long, value_name = "FOLDER")]
-    pub(crate) snapshots: Option<PathBuf>,
 }
 
 impl Memory {
-    /// The folder of snapshots, which all models share.
-    pub(crate) fn open_snapshots(&self) -> Result<Option<Arc<Snapshots>>, Complaint> {
-        let Some(folder) = &self.snapshots else {
-            return Ok(None);
-        };
-        let snapshots = Snapshots::new(folder, SNAPSHOTS).map_err(Complaint::telling(
-            "no snapshots can be kept; see --snapshots",
-        ))?;
-        Ok(Some(Arc::new(snapshots)))
+    /// Says so if what was given can't have the meant effect.
+    pub(crate) fn check(&self) -> Result<(), Complaint> {
+        if self.spill_memory == 0 && self.spill_folder.is_some() {
+            return Err(Complaint::Usage(
+                "--spill-folder is of no use with --spill-memory 0, since states go to disk through \
+                 memory; give some memory, or leave the folder away"
+                    .into(),
+            ));
+        }
+        Ok(())
     }
 
     /// Tells the engine.
-    pub(crate) fn apply(&self, config: &mut Config, snapshots: Option<Arc<Snapshots>>) {
+    pub(crate) fn apply(&self, config: &mut Config) {
         config.prefix_cache = !self.no_prefix_cache;
         config.spill_ram = self.spill_memory << 20;
         config.spill_disk = self
             .spill_folder
             .clone()
             .map(|folder| (folder, self.spill_disk << 20));
-        config.snapshots = snapshots;
     }
 }

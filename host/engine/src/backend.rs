@@ -17,7 +17,8 @@ pub struct Input {
 }
 
 /// Why a step was not decoded. The state is as before the call: the backend computes a step whole
-/// or not at all.
+/// or not at all. But a memory that can't part a sequence may keep a part of the step: its sequences
+/// are to be cleared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// There is no room for the tokens.

@@ -29,6 +29,8 @@ const DEFAULT_CONTEXT: u32 = 8192;
 const DEFAULT_CELLS: u32 = 16_384;
 /// Sequences that may wait, unless the caller says otherwise.
 const DEFAULT_QUEUE: usize = 1024;
+/// Commands that are no sequences: to look, to clear, to save, to shut down.
+const OTHERS: usize = 64;
 /// Bytes of memory for the states of idle and preempted sequences, unless the caller says otherwise.
 const DEFAULT_SPILL: u64 = 1 << 30;
 /// Part of the queue that one tenant may fill, so that no one else is refused for its sake.
@@ -197,8 +199,8 @@ impl Engine {
         });
         let running = usize::from(config.sequences);
         let places = Places::new(config.queue + running, limits.tenant_queue + running);
-        // One place more than sequences there can be, for the command to shut down.
-        let (commands, inbox) = sync_channel(places.limit + 1);
+        // So a sequence that has a place always finds room, beside some who look or clear.
+        let (commands, inbox) = sync_channel(places.limit + OTHERS);
         let commands = Arc::new(commands);
         let counters = Arc::new(Counters::default());
         let aside = aside(
@@ -312,7 +314,10 @@ impl Engine {
         let command = Command::Generate(Box::new(submission));
         match self.0.commands.try_send(command) {
             Ok(()) => Ok(generation),
-            Err(TrySendError::Full(_)) => Err(refused(self.0.places.limit)),
+            Err(TrySendError::Full(_)) => Err(Error::Refused {
+                reason: "the engine has too much to look at".into(),
+                retry_after: Duration::from_secs(1),
+            }),
             Err(TrySendError::Disconnected(_)) => {
                 Err(Error::Failed("the engine thread has ended".into()))
             }

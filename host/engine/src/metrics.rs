@@ -114,13 +114,13 @@ counters! {
     generated_tokens: Counter = "corral_engine_generated_tokens_total",
     /// Prompt tokens of the sequences that finished that were in the prefix cache and not computed.
     cached_tokens: Counter = "corral_engine_cached_tokens_total",
-    /// Tokens of the sequences that finished that were computed again, after a preemption.
+    /// Tokens of the sequences that finished that were computed again: after a preemption, or since their state was lost.
     recomputed_tokens: Counter = "corral_engine_recomputed_tokens_total",
     /// Tokens computed for sequences that were cancelled, expired or failed.
     abandoned_tokens: Counter = "corral_engine_abandoned_tokens_total",
     /// Sequences that finished.
     finished: Counter = "corral_engine_sequences_finished_total",
-    /// Sequences whose reader went away.
+    /// Sequences whose reader went away, or that ran when the engine was shut down.
     cancelled: Counter = "corral_engine_sequences_cancelled_total",
     /// Sequences that failed.
     failed: Counter = "corral_engine_sequences_failed_total",

@@ -99,7 +99,8 @@ impl Sequence {
     /// survives the process. Blocks: not for an async task.
     pub fn snapshot(&self, owner: &str, name: &str) -> Result<(), Error> {
         let snapshots = self.engine.snapshots().ok_or_else(nowhere)?;
-        let saved = self.saved()?;
+        let most = usize::try_from(snapshots.largest()).unwrap_or(usize::MAX);
+        let saved = self.saved(most)?;
         let contents = Contents {
             origin: self.origin()?,
             tokens: self.tokens.clone(),
@@ -130,11 +131,13 @@ impl Sequence {
         Ok(sequence)
     }
 
-    fn saved(&self) -> Result<Option<Saved>, Error> {
+    /// Its state of at most so many bytes, as far as there is one.
+    fn saved(&self, most: usize) -> Result<Option<Saved>, Error> {
         let (reply, answer) = sync_channel(1);
         self.engine.order(Command::Save(Box::new(SaveOrder {
             scope: self.caller.scope(),
             tokens: self.tokens.clone(),
+            most,
             reply: Box::new(move |saved| {
                 // Whoever asked may have gone.
                 let _ = reply.send(saved);

@@ -237,7 +237,7 @@ fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
     config.cells = Some(1280);
     config.sequences = 8;
     // Two dozen states or so.
-    config.spill_ram = 1 << 20;
+    config.spill_ram = 1 << 18;
     config.spill_disk = Some((folder.join("spill"), 4 << 20));
     let limits = SnapshotLimits {
         snapshot_bytes: 1 << 24,
@@ -288,6 +288,8 @@ fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
         "sequences_spilled",
         "sequences_restored",
         "sequences_preempted",
+        "spill_written_bytes",
+        "spill_read_bytes",
         "sequences_cancelled",
     ] {
         let count = metric(&engine, &format!("{what}_total"));
@@ -373,6 +375,7 @@ fn one_that_needs_all_cells_succeeds_while_sixteen_run_and_none_of_them_fails() 
     let more: Vec<_> = (20..28).map(|n| long(&format!("{n}+{n}="), 120)).collect();
     let (_, outcome) = read(large);
     assert_eq!(outcome.unwrap().generated_tokens, 124);
+    assert!(metric(&engine, "sequences_preempted_total") > 0.0);
     for (n, generation) in (0..16).chain(20..28).zip(few.into_iter().chain(more)) {
         let (chunk, outcome) = read(generation);
         assert_eq!(outcome.unwrap().generated_tokens, 120);
@@ -426,4 +429,64 @@ fn idle_sequences_leave_the_cells_and_come_back() {
     }
     drop(idle);
     check_empty(&engine);
+}
+
+/// A snapshot holds the state and not the text alone: after a restart only what is new is computed.
+#[test]
+fn a_snapshot_is_gone_on_with_by_the_next_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let limits = SnapshotLimits {
+        snapshot_bytes: 1 << 24,
+        tenant_bytes: 1 << 26,
+        tenant_count: 9,
+    };
+    let engine = || {
+        let mut config = config();
+        config.snapshots = Some(Arc::new(Snapshots::new(folder.path(), limits).unwrap()));
+        Engine::load(config).unwrap()
+    };
+    let first = engine();
+    let mut sequence = Sequence::new(first.clone(), Caller::default());
+    let text = format!(
+        "{}\n12+7=",
+        "The quiet owl looks at the river and the stone. ".repeat(6)
+    );
+    sequence
+        .append(&first.tokenize(&text, true).unwrap())
+        .unwrap();
+    let (chunk, _) = read(sequence.generate(limit(8)).unwrap());
+    assert_eq!(chunk.text, "19");
+    settle(&first);
+    sequence.snapshot("someone", "owl").unwrap();
+    let computed = sequence.tokens().to_vec();
+    first.shutdown();
+    drop((sequence, first));
+
+    let second = engine();
+    let restore = |owner, name| Sequence::restore(second.clone(), Caller::default(), owner, name);
+    for (owner, name) in [
+        ("someone", "fox"),
+        ("another", "owl"),
+        ("someone", "../owl"),
+    ] {
+        assert!(
+            matches!(restore(owner, name), Err(Error::Snapshot(_))),
+            "{owner} {name}"
+        );
+    }
+    let mut sequence = restore("someone", "owl").unwrap();
+    assert_eq!(sequence.tokens(), computed);
+    let (chunk, outcome) = read(sequence.generate(limit(8)).unwrap());
+    let outcome = outcome.unwrap();
+    assert_eq!(
+        (chunk.text.as_str(), outcome.cached_tokens),
+        ("19", outcome.prompt_tokens - 1)
+    );
+    assert_eq!(metric(&second, "sequences_restored_total"), 1.0);
+    assert_eq!(
+        metric(&second, "tokens_decoded_total"),
+        f64::from(outcome.generated_tokens)
+    );
+    drop(sequence);
+    check_empty(&second);
 }

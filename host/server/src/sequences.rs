@@ -152,6 +152,7 @@ impl<'a> Routes<'a> {
                 "restored": tally.restored,
                 "lost": tally.lost,
                 "preempted": tally.preempted,
+                "relocated": tally.relocated,
             },
             "sequences": sequences.collect::<Vec<_>>(),
             "kept": kept.collect::<Vec<_>>(),

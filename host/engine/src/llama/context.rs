@@ -63,7 +63,8 @@ impl LlamaContext {
         // SAFETY: no arguments, a plain struct out.
         let mut params = unsafe { sys::llama_context_default_params() };
         params.n_ctx = settings.cells;
-        // Equal, so that a failed decode leaves nothing half done.
+        // Equal, so that a failed decode leaves nothing half done (but for recurrent and hybrid
+        // models, which compute a step in parts all the same).
         params.n_batch = settings.step_tokens;
         params.n_ubatch = settings.step_tokens;
         params.n_seq_max = u32::from(settings.seq_ids);

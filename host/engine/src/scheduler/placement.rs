@@ -20,8 +20,8 @@ impl Scheduler {
     /// computed in this step, since it shows only afterwards whether it could be moved.
     pub(super) fn relocate(&mut self) -> bool {
         let steps = self.recovery.succeeded();
-        let asked = self.limits.reuse == Reuse::Any && self.limits.spill;
-        if !asked || self.running.is_empty() || steps < self.looked + EVERY {
+        let can = self.limits.reuse == Reuse::Any;
+        if !can || self.running.is_empty() || steps < self.looked + EVERY {
             return false;
         }
         self.looked = steps;

@@ -378,6 +378,14 @@ fn a_survivor_that_lies_high_is_moved_where_that_pays() {
         let last = simulation.steps.last().unwrap().took.as_secs_f64();
         let short = machine.fixed + machine.row + attention * 2100.0;
         assert!(!moved || last < 1.1 * short, "{last} against {short}");
+        // It could not be saved, or not be put back: it is computed again, and lies low all the same.
+        for fault in 0..2 {
+            let faults = std::collections::BTreeSet::from([fault]);
+            let simulation = Simulation::new(limits, machine, BTreeMap::new());
+            let records = simulation.with_state_faults(faults).run(arrivals.clone());
+            assert_eq!(records[1].end, End::Finished);
+            assert_eq!(records[1].recomputed > 0, moved, "{attention}");
+        }
     }
 }
 

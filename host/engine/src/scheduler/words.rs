@@ -272,7 +272,7 @@ pub enum StepResult<'a> {
         /// How long it took.
         took: Duration,
     },
-    /// Nothing was computed.
+    /// Nothing was computed, or nothing that counts.
     Failed {
         /// When that was known.
         now: Time,

@@ -67,7 +67,8 @@ impl Default for Machine {
 /// What goes wrong in a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
-    /// It fails with a return code of llama_decode: 1, 2, -2 or -3. Nothing of it stays.
+    /// It fails with a return code of llama_decode: 1, 2, -2 or -3. Nothing of it stays, unless the
+    /// memory can't part a sequence: then the first half of it does, but for code 1.
     Code(i32),
     /// It takes so many times as long.
     Slow(f64),
@@ -169,6 +170,15 @@ impl Simulator {
         held.cells.push(cell);
     }
 
+    /// What stays of a step that failed half-way: nothing, but where the memory can't go back.
+    fn leave_a_part(&mut self, step: &[Input]) {
+        if !self.can_truncate {
+            for input in &step[..step.len() / 2] {
+                self.push(input.seq, input.token);
+            }
+        }
+    }
+
     /// Whether this save or load fails.
     fn state_fails(&mut self) -> bool {
         self.states += 1;
@@ -227,10 +237,14 @@ impl Backend for Simulator {
         }
         match fault {
             Some(Fault::Code(1)) => return Err(DecodeError::NoRoom),
-            Some(Fault::Code(code)) => return Err(DecodeError::Failed(code)),
+            Some(Fault::Code(code)) => {
+                self.leave_a_part(step);
+                return Err(DecodeError::Failed(code));
+            }
             Some(Fault::Slow(_)) | None => {}
         }
         if step.iter().any(|input| input.token == POISON) {
+            self.leave_a_part(step);
             return Err(DecodeError::Failed(-3));
         }
         self.predicted.clear();

@@ -130,6 +130,11 @@ impl Snapshots {
         Ok(snapshots)
     }
 
+    /// Most bytes of a snapshot's file.
+    pub fn largest(&self) -> u64 {
+        self.limits.snapshot_bytes
+    }
+
     /// Writes a snapshot, in place of that of the same name if there is one. When it returns, the
     /// snapshot survives a crash.
     ///

@@ -9,6 +9,9 @@ use crate::store::spill::{Fetched, Spill};
 use crate::view::View;
 use std::time::Instant;
 
+/// Largest state that is moved within the cells, in bytes: there is a copy of it for that moment.
+const RELOCATED: usize = 1 << 28;
+
 /// States that were put aside, and who waits for one.
 #[derive(Default)]
 pub struct Aside {
@@ -50,6 +53,8 @@ impl Aside {
 pub struct SaveOrder {
     pub scope: Scope,
     pub tokens: Vec<Token>,
+    /// Bytes of the state.
+    pub most: usize,
     pub reply: Box<dyn FnOnce(Option<Saved>) + Send>,
 }
 
@@ -105,7 +110,7 @@ impl<B: Backend> Worker<B> {
                 }
                 Memory::Fetch { entry, key } => self.aside.wanted.push((entry, key)),
                 Memory::Relocate(seq) => {
-                    let state = self.backend.save(seq, usize::MAX);
+                    let state = self.backend.save(seq, RELOCATED);
                     self.backend.clear(seq);
                     let moved = state.is_ok_and(|state| self.backend.load(seq, &state));
                     if !moved {
@@ -198,7 +203,7 @@ impl<B: Backend> Worker<B> {
     pub(super) fn save(&mut self, order: SaveOrder) {
         let found = self.scheduler.resident(order.scope, &order.tokens);
         let saved = found.and_then(|(seq, length)| {
-            let state = self.backend.save(seq, usize::MAX).ok()?;
+            let state = self.backend.save(seq, order.most).ok()?;
             let layout = self.scheduler.cells().layout(seq);
             Some(Saved {
                 length,

@@ -85,8 +85,8 @@ pub fn check_empty(engine: &Engine) {
         view.sequences.is_empty() && view.entries.is_empty(),
         "{view:?}"
     );
-    let held = (view.cells_used, view.ids_used, view.spilled_ram);
-    assert_eq!(held, (0, 0, 0));
+    assert_eq!((view.cells_used, view.ids_used), (0, 0));
+    assert_eq!((view.spilled_ram, view.spilled_disk), (0, 0));
     assert_eq!(metric(engine, "cells_leaked"), 0.0);
     check_identity(engine);
 }
