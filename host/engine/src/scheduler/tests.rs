@@ -779,7 +779,7 @@ const ROOMY: Limits = Limits {
 
 /// Something of so many tokens that was put aside.
 fn put_aside(scheduler: &mut Scheduler, tokens: u32, claim: Watch) -> EntryId {
-    let layout = Layout::new(vec![0..tokens]).unwrap();
+    let layout = Layout::new(std::iter::once(0..tokens).collect()).unwrap();
     let text = beginning(0, tokens, 0).tokens;
     scheduler.adopt(Scope(0), text, layout, claim)
 }
