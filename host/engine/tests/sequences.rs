@@ -375,7 +375,6 @@ fn one_that_needs_all_cells_succeeds_while_sixteen_run_and_none_of_them_fails() 
     let more: Vec<_> = (20..28).map(|n| long(&format!("{n}+{n}="), 120)).collect();
     let (_, outcome) = read(large);
     assert_eq!(outcome.unwrap().generated_tokens, 124);
-    assert!(metric(&engine, "sequences_preempted_total") > 0.0);
     for (n, generation) in (0..16).chain(20..28).zip(few.into_iter().chain(more)) {
         let (chunk, outcome) = read(generation);
         assert_eq!(outcome.unwrap().generated_tokens, 120);

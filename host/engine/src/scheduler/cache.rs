@@ -169,19 +169,6 @@ impl Cache {
             .map(|(id, _)| *id)
     }
 
-    /// Entries that are no more than a beginning of `tokens`.
-    pub(super) fn beginnings(
-        &self,
-        scope: Scope,
-        tokens: &[Token],
-    ) -> impl Iterator<Item = &Entry> {
-        let beginnings = self.tree.beginnings(scope, tokens).into_iter();
-        beginnings.filter_map(|holder| match holder {
-            Holder::Entry(id) => self.get(id),
-            Holder::Running(_) => None,
-        })
-    }
-
     /// Entries that nobody claims and that are no more than a beginning of `tokens`.
     pub(super) fn covered_by(&self, scope: Scope, tokens: &[Token]) -> Vec<EntryId> {
         let beginnings = self.tree.beginnings(scope, tokens).into_iter();

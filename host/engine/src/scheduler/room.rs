@@ -7,7 +7,7 @@
 //! whichever is expected to take less time. So nothing that was admitted is ever lost for another's
 //! sake, and the most important sequence always gets on.
 
-use super::cache::{Entry, Place};
+use super::cache::{Entry, Holder, Place};
 use super::cells::Layout;
 use super::cost::Shape;
 use super::running::{Running, Wait};
@@ -254,11 +254,36 @@ impl Scheduler {
         self.cache.get(id).is_some()
     }
 
-    /// The id that holds the longest beginning of a text and nothing else, and how long that is.
-    pub fn resident(&self, scope: Scope, tokens: &[Token]) -> Option<(SeqId, u32)> {
-        let entries = self.cache.beginnings(scope, tokens);
-        let resident = entries.filter_map(|entry| Some((entry.seq()?, entry.length())));
-        resident.max_by_key(|(_, length)| *length)
+    /// An id that holds the longest beginning of a text that stayed, and nothing else, and how long
+    /// that is. [`Scheduler::take_memory`] is to be done before it is looked at, and
+    /// [`Scheduler::unborrow`] said afterwards.
+    pub fn borrow(&mut self, scope: Scope, tokens: &[Token]) -> Option<(SeqId, u32)> {
+        let whole = |shared: u32, entry: &Entry| shared == entry.length();
+        let found = self.cache.nearest(scope, tokens).into_iter();
+        let (id, from, shared) = found
+            .filter_map(|(holder, shared)| match holder {
+                Holder::Entry(id) => Some((id, shared, self.cache.get(id)?)),
+                Holder::Running(_) => None,
+            })
+            .filter(|(_, shared, entry)| self.limits.reuse == Reuse::Any || whole(*shared, entry))
+            .find_map(|(id, shared, entry)| Some((id, entry.seq()?, shared)))?;
+        if self.cache.get(id).is_some_and(|entry| whole(shared, entry)) {
+            return Some((from, shared));
+        }
+        let seq = self.lend_id(Some(id))?;
+        self.share(from, seq, shared);
+        Some((seq, shared))
+    }
+
+    /// What was borrowed is not needed any more.
+    pub fn unborrow(&mut self, seq: SeqId) {
+        let kept = self
+            .cache
+            .entries()
+            .any(|(_, entry)| entry.seq() == Some(seq));
+        if !kept {
+            self.release(seq);
+        }
     }
 
     /// A state from outside is at hand as if it had been put aside.

@@ -201,7 +201,8 @@ impl<B: Backend> Worker<B> {
 
     /// Copies the state of the longest part of a text that there is.
     pub(super) fn save(&mut self, order: SaveOrder) {
-        let found = self.scheduler.resident(order.scope, &order.tokens);
+        let found = self.scheduler.borrow(order.scope, &order.tokens);
+        self.see_to_memory();
         let saved = found.and_then(|(seq, length)| {
             let state = self.backend.save(seq, order.most).ok()?;
             let layout = self.scheduler.cells().layout(seq);
@@ -211,6 +212,10 @@ impl<B: Backend> Worker<B> {
                 state,
             })
         });
+        if let Some((seq, _)) = found {
+            self.scheduler.unborrow(seq);
+            self.see_to_memory();
+        }
         (order.reply)(saved);
     }
 
