@@ -1,0 +1,310 @@
+//! What is shared, put aside, brought back and moved.
+
+use super::*;
+
+/// One that was placed behind a long prompt is moved down when that is gone, where attention costs
+/// anything; the steps after it are as short as if it had been alone.
+#[test]
+fn a_survivor_that_lies_high_is_moved_where_that_pays() {
+    let limits = Limits {
+        seq_ids: 4,
+        cells: 8192,
+        step_tokens: 512,
+        reuse: Reuse::Any,
+        ..LIMITS
+    };
+    let of = |at, prompt, tokens| Arrival {
+        at: Duration::from_millis(at),
+        prompt,
+        max_tokens: tokens,
+        ends_after: tokens,
+        ..Arrival::default()
+    };
+    // The first one goes away when it has been read, and leaves a gap below the second.
+    let first = Arrival {
+        leaves: Some(Duration::from_secs(60)),
+        ..of(0, 6000, 2000)
+    };
+    let arrivals = vec![first, of(1, 8, 2000)];
+    for (attention, moved) in [(1e-6, true), (0.0, false)] {
+        let machine = Machine {
+            attention,
+            noise: 0.02,
+            ..Machine::default()
+        };
+        let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
+        let records = simulation.run(arrivals.clone());
+        assert_eq!((records[0].end, records[1].end), (End::Left, End::Finished));
+        assert_eq!(simulation.tally().relocated > 0, moved, "{attention}");
+        let last = simulation.steps.last().unwrap().took.as_secs_f64();
+        let short = machine.fixed + machine.row + attention * 2100.0;
+        assert!(!moved || last < 1.1 * short, "{last} against {short}");
+        // It could not be saved, or not be put back: it is computed again, and lies low all the same.
+        for fault in 0..2 {
+            let faults = std::collections::BTreeSet::from([fault]);
+            let simulation = Simulation::new(limits, machine, BTreeMap::new());
+            let records = simulation.with_state_faults(faults).run(arrivals.clone());
+            assert_eq!(records[1].end, End::Finished);
+            assert_eq!(records[1].recomputed > 0, moved, "{attention}");
+        }
+    }
+}
+
+/// Tokens of a text that several begin with, and then their own.
+fn beginning(key: u64, shared: u32, own: u32) -> Request {
+    let mut request = request(key, own, 5);
+    request.tokens.splice(0..0, 500_000..500_000 + shared);
+    request
+}
+
+const ROOMY: Limits = Limits {
+    cells: 400,
+    ..LIMITS
+};
+
+/// Something of so many tokens that was put aside.
+fn put_aside(scheduler: &mut Scheduler, tokens: u32, claim: Watch) -> EntryId {
+    let layout = Layout::new(std::iter::once(0..tokens).collect()).unwrap();
+    let text = beginning(0, tokens, 0).tokens;
+    scheduler.adopt(Scope(0), text, layout, claim)
+}
+
+#[test]
+fn two_that_begin_unlike_each_get_what_they_share_of_what_was_put_aside() {
+    let mut scheduler = Scheduler::new(ROOMY);
+    let claim = Claim::default();
+    let entry = put_aside(&mut scheduler, 60, claim.watch());
+    for request in [beginning(1, 40, 30), beginning(2, 60, 30)] {
+        scheduler.enqueue(Time::ZERO, request).unwrap();
+    }
+    assert!(scheduler.plan(Time::ZERO).rows.is_empty());
+    assert!(scheduler.fetches(Key(1), entry) && scheduler.fetches(Key(2), entry));
+    drop(claim);
+    assert!(scheduler.restore(Key(1), entry).is_some());
+    assert!(scheduler.restored(Key(1), entry, true), "one still waits");
+    // The first begins otherwise after 40.
+    assert!(scheduler.fetches(Key(2), entry));
+    assert!(scheduler.restore(Key(2), entry).is_some());
+    assert!(!scheduler.restored(Key(2), entry, true), "nobody waits");
+    let step = scheduler.plan(Time::ZERO);
+    let starts: Vec<_> = step.rows.iter().map(|row| (row.key.0, row.from)).collect();
+    assert_eq!(starts, [(1, 40), (2, 60)]);
+}
+
+#[test]
+fn what_is_being_fetched_is_not_swept() {
+    let mut scheduler = Scheduler::new(ROOMY);
+    let entry = put_aside(&mut scheduler, 60, Watch::default());
+    scheduler.enqueue(Time::ZERO, beginning(1, 60, 3)).unwrap();
+    scheduler.plan(Time::ZERO);
+    scheduler.plan(Duration::from_secs(9));
+    assert!(scheduler.fetches(Key(1), entry));
+}
+
+/// The leader gives way to a more urgent one, comes back in the same plan, and finds that its follower
+/// is about to read what it wants.
+#[test]
+fn nobody_follows_its_own_follower() {
+    let limits = Limits {
+        cells: 200,
+        ..LIMITS
+    };
+    let follower = Arrival {
+        prompt: 80,
+        family: (79, 0),
+        max_tokens: 20,
+        ends_after: 20,
+        ..Arrival::default()
+    };
+    let leader = Arrival {
+        time: Some(Duration::from_secs(50)),
+        ..follower.clone()
+    };
+    let urgent = Arrival {
+        at: Duration::from_millis(10),
+        priority: Priority(1),
+        prompt: 71,
+        family: (0, 0),
+        ..follower.clone()
+    };
+    let mut simulation = simulation(limits, &[]);
+    let records = simulation.run(vec![follower, leader, urgent]);
+    assert!(simulation.tally().preempted > 0);
+    assert!(records.iter().all(|record| record.end == End::Finished));
+}
+
+/// Also if there is only one to give way.
+#[test]
+fn a_higher_priority_does_not_wait_for_a_lower_one_to_end() {
+    for limits in [
+        Limits {
+            seq_ids: 1,
+            ..LIMITS
+        },
+        LIMITS,
+    ] {
+        let low = Arrival {
+            prompt: 30,
+            max_tokens: 60,
+            ends_after: 60,
+            ..Arrival::default()
+        };
+        let high = Arrival {
+            at: Duration::from_millis(300),
+            priority: Priority(9),
+            max_tokens: 30,
+            ends_after: 30,
+            ..low.clone()
+        };
+        let mut simulation = simulation(limits, &[]);
+        let records = simulation.run(vec![low, high]);
+        assert!(records[1].ended < records[0].ended);
+        assert_eq!(simulation.tally().preempted, 1);
+    }
+}
+
+/// With one id: what somebody else means to go on with, too, is put aside, and gone on with at once.
+#[test]
+fn a_whole_sequence_is_gone_on_with_where_it_is() {
+    for reuse in [Reuse::Any, Reuse::Whole] {
+        let limits = Limits {
+            seq_ids: 1,
+            reuse,
+            ..ROOMY
+        };
+        let first = Arrival {
+            prompt: 40,
+            max_tokens: 10,
+            ends_after: 10,
+            ..Arrival::default()
+        };
+        let next = |at| Arrival {
+            at: Duration::from_secs(at),
+            prompt: 4,
+            goes_on: Some((0, 49)),
+            ..first.clone()
+        };
+        let records = simulation(limits, &[]).run(vec![first.clone(), next(20), next(40)]);
+        assert_eq!(
+            (records[1].cached, records[2].cached),
+            (49, 49),
+            "{reuse:?}"
+        );
+    }
+}
+
+/// The caller has only the new claim in hand as soon as it has asked.
+#[test]
+fn what_was_put_aside_is_kept_for_who_goes_on_with_it_however_long_it_waits() {
+    let mut scheduler = Scheduler::new(Limits {
+        seq_ids: 1,
+        ..ROOMY
+    });
+    enqueue(&mut scheduler, 1, 5, 9);
+    let step = scheduler.plan(Time::ZERO);
+    computed(&mut scheduler, &step, &[]);
+    let claim = Claim::default();
+    let entry = put_aside(&mut scheduler, 60, claim.watch());
+    let request = Request {
+        goes_on: Some(claim),
+        ..beginning(2, 60, 3)
+    };
+    scheduler.enqueue(Time::ZERO, request).unwrap();
+    for second in 1..9 {
+        let step = scheduler.plan(Duration::from_secs(second));
+        let ended = [Key(1)];
+        computed(&mut scheduler, &step, &ended[..usize::from(second == 8)]);
+    }
+    scheduler.plan(Duration::from_secs(9));
+    assert!(scheduler.fetches(Key(2), entry));
+    // And no longer, as soon as it has it.
+    assert!(scheduler.restore(Key(2), entry).is_some());
+    assert!(!scheduler.restored(Key(2), entry, true));
+    assert!(!scheduler.has_entry(entry));
+}
+
+/// It gave way once, and again before it had its state back.
+#[test]
+fn who_gives_way_while_it_fetches_keeps_what_it_left_behind() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    let urgent = |key, priority| Request {
+        priority: Priority(priority),
+        ..request(key, 80, 5)
+    };
+    enqueue(&mut scheduler, 1, 60, 20);
+    for _ in 0..5 {
+        let step = scheduler.plan(Time::ZERO);
+        computed(&mut scheduler, &step, &[]);
+    }
+    for key in [2, 3] {
+        scheduler.enqueue(Time::ZERO, urgent(key, 1)).unwrap();
+        scheduler.plan(Time::ZERO);
+        assert!(scheduler.is_waiting(Key(1)));
+        scheduler.applied(StepResult::Failed { now: Time::ZERO });
+        scheduler.cancel(Key(key));
+        scheduler.plan(Time::ZERO);
+        let entry = scheduler.entries().next().unwrap();
+        assert!(entry.claimed && scheduler.fetches(Key(1), entry.entry));
+    }
+}
+
+#[test]
+fn what_a_leader_has_read_stays_for_its_followers_when_it_goes_away() {
+    let mut scheduler = Scheduler::new(ROOMY);
+    for key in [1, 2, 3] {
+        scheduler
+            .enqueue(Time::ZERO, beginning(key, 60, 9))
+            .unwrap();
+    }
+    let step = scheduler.plan(Time::ZERO);
+    assert_eq!(step.rows.len(), 1);
+    computed(&mut scheduler, &step, &[]);
+    scheduler.cancel(Key(1));
+    let step = scheduler.plan(Time::ZERO);
+    assert_eq!((step.rows[0].key, step.rows[0].from), (Key(2), 16));
+    computed(&mut scheduler, &step, &[]);
+    // But not of one that went wrong.
+    scheduler.give_up(Key(2));
+    let step = scheduler.plan(Time::ZERO);
+    assert_eq!((step.rows[0].key, step.rows[0].from), (Key(3), 16));
+}
+
+/// Who cancels what it reads may go on with it all the same.
+#[test]
+fn what_is_claimed_stays_when_it_is_cancelled() {
+    let mut scheduler = Scheduler::new(ROOMY);
+    let claim = Claim::default();
+    let claimed = Request {
+        claim: claim.watch(),
+        ..request(1, 30, 5)
+    };
+    scheduler.enqueue(Time::ZERO, claimed).unwrap();
+    let step = scheduler.plan(Time::ZERO);
+    computed(&mut scheduler, &step, &[]);
+    scheduler.cancel(Key(1));
+    let kept: Vec<_> = scheduler.entries().map(|entry| entry.tokens).collect();
+    assert_eq!(kept, [16]);
+}
+
+#[test]
+fn a_longer_sequence_does_not_stand_for_a_shorter_one_where_there_are_no_parts() {
+    for (reuse, kept) in [(Reuse::Any, vec![39]), (Reuse::Whole, vec![39, 34])] {
+        let mut scheduler = Scheduler::new(Limits { reuse, ..ROOMY });
+        for (key, steps) in [(1, 10), (2, 5)] {
+            let alike = Request {
+                key: Key(key),
+                ..request(1, 30, 20)
+            };
+            scheduler.enqueue(Time::ZERO, alike).unwrap();
+            let mut said = 0;
+            while said < steps {
+                let step = scheduler.plan(Time::ZERO);
+                said += step.rows.iter().filter(|row| row.output).count();
+                let ended = [Key(key)];
+                computed(&mut scheduler, &step, &ended[..usize::from(said == steps)]);
+            }
+        }
+        let lengths: Vec<_> = scheduler.entries().map(|entry| entry.tokens).collect();
+        assert_eq!(lengths, kept, "{reuse:?}");
+    }
+}
