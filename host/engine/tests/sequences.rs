@@ -303,12 +303,35 @@ fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
     engine.shutdown();
 }
 
+/// In the process that is to live one of the lives: which one, and where what outlives it is.
+const LIFE: &str = "CORRAL_TEST_LIFE";
+const FOLDER: &str = "CORRAL_TEST_FOLDER";
+
+/// Two lives in two processes, the second of which goes on with what the first wrote down.
 #[test]
 fn two_thousand_sums_are_right_whatever_happens_to_their_sequences() {
+    let said = |name| std::env::var(name).ok();
+    if let (Some(life), Some(folder)) = (said(LIFE), said(FOLDER)) {
+        let life = life.parse().expect("a number");
+        live(Path::new(&folder), life, &right_alone());
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
-    let right = right_alone();
     for life in 0..2 {
-        live(folder.path(), life, &right);
+        let name = "two_thousand_sums_are_right_whatever_happens_to_their_sequences";
+        let process = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([name, "--exact", "--nocapture"])
+            .env(LIFE, life.to_string())
+            .env(FOLDER, folder.path())
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&process.stdout);
+        let errors = String::from_utf8_lossy(&process.stderr);
+        assert!(process.status.success(), "life {life}: {told}\n{errors}");
+        assert!(
+            told.contains(&format!("life {life}: sequences_restored")),
+            "{told}"
+        );
     }
 }
 
