@@ -106,6 +106,20 @@ impl Prefill {
         chunk.min(room)
     }
 
+    /// Seconds that a step with `rows` generating rows is meant to take at most; `None` if it may take
+    /// as long as it likes.
+    pub fn longest(self, cost: &CostModel, rows: u32, n_kv: u32) -> Option<f64> {
+        let Self::Budgeted { gap } = self else {
+            return None;
+        };
+        let alone = Shape {
+            rows,
+            prefill: 0,
+            n_kv,
+        };
+        Some(MARGIN * gap * cost.predict(alone))
+    }
+
     /// Deals `budget` tokens out to prompts that need `pending` more tokens each, in the order of
     /// their turns: a part to each of the first few, what is left to the first.
     pub fn share(self, pending: &[u32], mut budget: u32) -> Vec<u32> {
