@@ -41,8 +41,9 @@ fn compare(prompt: &[Token], options: &Options) -> ((u64, u64), (u64, u64)) {
 fn a_text_that_repeats_itself_takes_fewer_steps() {
     let prompt: Vec<_> = (10..60).chain(10..14).collect();
     let ((accepted, rejected), steps) = compare(&prompt, &limit(30));
-    assert!(accepted >= 16 && rejected == 0, "{accepted} {rejected}");
-    assert!(steps.0 <= 14, "{steps:?}");
+    // How many are guessed depends on how long steps take; the first guesses do not.
+    assert!(accepted >= 8 && rejected == 0, "{accepted} {rejected}");
+    assert!(steps.0 < steps.1, "{steps:?}");
 }
 
 #[test]
