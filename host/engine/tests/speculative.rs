@@ -120,7 +120,8 @@ fn a_stop_string_or_the_limit_ends_it_in_the_same_place() {
     check_empty(&engine);
 }
 
-/// Alone, where each step has the shape that it had: the last bits of a logit depend on it.
+/// Alone: what others compute beside it changes the last bits of a logit, and then a draw may fall on
+/// the other side of an edge.
 #[test]
 fn a_seed_draws_the_same_text() {
     let engine = engine();
