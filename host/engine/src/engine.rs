@@ -1,7 +1,7 @@
 //! A loaded model with its engine thread, as everyone else sees it.
 
 use crate::delivery::mailbox;
-use crate::generation::{MAX_STOP_BYTES, MAX_STOPS};
+use crate::generation::{MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS};
 use crate::llama::{ContextSettings, LlamaContext, Model};
 use crate::metrics::{Counters, Metric, add, get};
 use crate::scheduler::prefill::Prefill;
@@ -182,6 +182,11 @@ impl Engine {
                 (true, true) => Reuse::Any,
             },
             spill: config.spill_ram > 0,
+            drafts: if model.can_truncate() {
+                MAX_DRAFTS.into()
+            } else {
+                0
+            },
         };
         let info = ModelInfo {
             name: config.name,
@@ -464,6 +469,12 @@ fn check_options(options: &Options) -> Result<(), Error> {
         return invalid(format!(
             "a stop string has {} bytes; it must have 1 to {MAX_STOP_BYTES}",
             stop.len()
+        ));
+    }
+    if options.speculate > MAX_DRAFTS {
+        return invalid(format!(
+            "{} tokens were to be guessed at once; at most {MAX_DRAFTS} can be",
+            options.speculate
         ));
     }
     options

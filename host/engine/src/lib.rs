@@ -16,6 +16,7 @@ mod engine;
 mod error;
 mod generation;
 mod llama;
+mod lookup;
 mod metrics;
 pub mod random_model;
 pub mod sampling;
@@ -31,7 +32,9 @@ pub use backend::{Backend, DecodeError, Input, SaveError};
 pub use delivery::Generation;
 pub use engine::{Config, Engine, ModelInfo};
 pub use error::{Error, LoadError};
-pub use generation::{Caller, Chunk, Finish, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome};
+pub use generation::{
+    Caller, Chunk, Finish, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome,
+};
 pub use llama::{gguf, quiet_logs};
 pub use metrics::{Kind, Metric};
 pub use sampling::Sampler;
