@@ -4,9 +4,8 @@ use super::dictionary::Lexicon;
 use super::matcher::Constraint;
 use super::place::{Place, is_panic, split};
 use super::watch::Watcher;
-use super::{Grammar, gbnf, json, regex};
+use super::{Grammar, gbnf, json, limits, regex};
 use crate::Error;
-use llguidance::Matcher;
 use llguidance::api::TopLevelGrammar;
 use std::sync::Arc;
 
@@ -64,7 +63,7 @@ fn build(
     watcher: &Arc<Watcher>,
 ) -> Result<Compiled, String> {
     let parser = lexicon.factory.create_parser(grammar);
-    let parser = parser.map_err(|error| {
+    let mut parser = parser.map_err(|error| {
         let message = error.to_string();
         if is_panic(&message) {
             tracing::warn!(message, "llguidance panicked over a grammar");
@@ -76,9 +75,16 @@ fn build(
         + lexer.num_bytes
         + lexer.num_ast_nodes * 64
         + lexer.num_states * (lexer.alphabet_size * 4 + 256);
-    let matcher = Matcher::new(Ok(parser));
+    if bytes > limits::MAX_COMPILED_BYTES {
+        return Err(format!(
+            "it takes {} MiB once compiled; at most {} are given to it",
+            bytes >> 20,
+            limits::MAX_COMPILED_BYTES >> 20
+        ));
+    }
+    parser.start_without_prompt();
     Ok(Compiled {
-        constraint: Constraint::new(matcher, Arc::clone(lexicon), Arc::clone(watcher)),
+        constraint: Constraint::new(parser, Arc::clone(lexicon), Arc::clone(watcher)),
         bytes,
     })
 }

@@ -25,6 +25,10 @@ pub const COMPILE_STACK: usize = 256 << 20;
 pub const MAX_CACHED: usize = 256;
 /// Memory that the grammars that are kept may take, as estimated.
 pub const MAX_CACHED_BYTES: usize = 128 << 20;
+/// Memory of one compiled grammar, as estimated; every matcher begins with a copy of it.
+pub const MAX_COMPILED_BYTES: usize = 32 << 20;
+/// Memory of one matcher's lexer.
+pub const MATCHER_BYTES: usize = 64 << 20;
 /// Work for the lexer before the first token; llguidance does about 50,000 in a millisecond.
 pub const INITIAL_LEXER_FUEL: u64 = 1_000_000;
 /// Work for the lexer in one mask; llguidance does about 14,000 in a millisecond.

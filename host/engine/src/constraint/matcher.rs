@@ -4,9 +4,11 @@ use super::dictionary::Lexicon;
 use super::watch::{Watched, Watcher};
 use super::{limits, place};
 use crate::{Error, Token};
+use llguidance::TokenParser;
 use llguidance::api::StopReason;
 use llguidance::toktrie::SimpleVob;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A compiled grammar. Cloning it is cheap and shares what was compiled.
@@ -15,7 +17,7 @@ pub struct Constraint(Arc<Compiled>);
 
 struct Compiled {
     /// Before the first token, and never moved on: what a matcher finds out stays its own.
-    fresh: Mutex<llguidance::Matcher>,
+    fresh: Mutex<TokenParser>,
     lexicon: Arc<Lexicon>,
     watcher: Arc<Watcher>,
 }
@@ -27,11 +29,7 @@ impl std::fmt::Debug for Constraint {
 }
 
 impl Constraint {
-    pub(super) fn new(
-        fresh: llguidance::Matcher,
-        lexicon: Arc<Lexicon>,
-        watcher: Arc<Watcher>,
-    ) -> Self {
+    pub(super) fn new(fresh: TokenParser, lexicon: Arc<Lexicon>, watcher: Arc<Watcher>) -> Self {
         Self(Arc::new(Compiled {
             fresh: Mutex::new(fresh),
             lexicon,
@@ -44,12 +42,9 @@ impl Constraint {
     pub fn start(&self) -> Matcher {
         // A panic while it was copied has changed nothing of it.
         let fresh = self.0.fresh.lock().unwrap_or_else(PoisonError::into_inner);
-        let inner = fresh.deep_clone().into_cancellable();
+        let mut inner = fresh.deep_clone();
         drop(fresh);
-        let watched = self
-            .0
-            .watcher
-            .watch(inner.cancellation_handle().unwrap_or_default());
+        let watched = self.0.watcher.watch(inner.enable_cancellation());
         let mut matcher = Matcher {
             inner,
             watched,
@@ -76,7 +71,7 @@ impl Constraint {
 /// What is allowed where the grammar leaves one text only is its usual tokens and no others, so
 /// `allows`, `mask` and `forced` always agree.
 pub struct Matcher {
-    inner: llguidance::Matcher,
+    inner: TokenParser,
     /// Ends a call that takes too long.
     watched: Watched,
     lexicon: Arc<Lexicon>,
@@ -108,10 +103,10 @@ impl Matcher {
         self.look()?;
         let allowed = match self.forced.front() {
             Some(&forced) => token == forced,
-            None => match self.step(|inner| inner.validate_tokens(&[token])) {
-                Ok(valid) => valid == 1,
-                Err(error) => return Err(self.fail(&error.to_string())),
-            },
+            None => {
+                let valid = self.step(|inner| Ok(inner.validate_tokens_raw(&[token])?))?;
+                valid == 1
+            }
         };
         if allowed {
             self.checked = Some(token);
@@ -144,10 +139,7 @@ impl Matcher {
             let trie = self.lexicon.factory.tok_env().tok_trie();
             return Ok(trie.singleton_token_set(token));
         }
-        let mut mask = match self.step(llguidance::Matcher::compute_mask) {
-            Ok(mask) => mask,
-            Err(error) => return Err(self.fail(&error.to_string())),
-        };
+        let mut mask = self.step(|inner| Ok(inner.compute_mask()?))?;
         for &token in &*self.lexicon.end {
             mask.set(token as usize, may_end);
         }
@@ -196,10 +188,7 @@ impl Matcher {
         if self.ended || self.must_end() {
             return Ok(true);
         }
-        match self.step(llguidance::Matcher::is_accepting) {
-            Ok(accepting) => Ok(accepting),
-            Err(error) => Err(self.fail(&error.to_string())),
-        }
+        self.step(|inner| Ok(inner.is_accepting()))
     }
 
     /// Whether the text is complete: nothing but an end token can follow.
@@ -215,22 +204,41 @@ impl Matcher {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Asks something of `llguidance`, for no longer than a step may take.
-    fn step<T>(&mut self, ask: impl FnOnce(&mut llguidance::Matcher) -> T) -> T {
+    /// Asks something of `llguidance`, for no longer than a step may take and for no more memory than
+    /// a matcher may have.
+    fn step<T>(
+        &mut self,
+        ask: impl FnOnce(&mut TokenParser) -> Result<T, Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Result<T, Error> {
+        self.check()?;
         self.watched.begin();
-        let answer = ask(&mut self.inner);
+        let inner = &mut self.inner;
+        // After a panic nothing is asked of it any more, so whatever state it is in stays unseen.
+        let answer = catch_unwind(AssertUnwindSafe(|| {
+            let answer = ask(inner).map_err(|error| error.to_string())?;
+            match inner.parser.get_error() {
+                Some(error) => Err(error.message()),
+                None => Ok((answer, inner.parser.lexer_stats().num_bytes)),
+            }
+        }));
         self.watched.end();
-        answer
+        match answer {
+            Ok(Ok((_, bytes))) if bytes > limits::MATCHER_BYTES => {
+                Err(self.fail(&format!("it takes {} MiB of memory", bytes >> 20)))
+            }
+            Ok(Ok((answer, _))) => Ok(answer),
+            Ok(Err(message)) => Err(self.fail(&message)),
+            Err(_) => Err(self.end(Error::Failed(
+                "the grammar can't be followed: llguidance panicked".into(),
+            ))),
+        }
     }
 
     /// Finds out what is forced here.
     fn look(&mut self) -> Result<(), Error> {
         self.check()?;
         if !self.looked && !self.must_end() {
-            let forced = self.step(llguidance::Matcher::compute_ff_tokens);
-            if let Some(error) = self.inner.get_error() {
-                return Err(self.fail(&error));
-            }
+            let forced = self.step(|inner| Ok(inner.compute_ff_tokens()))?;
             self.forced = forced.into();
         }
         self.looked = true;
@@ -255,9 +263,12 @@ impl Matcher {
             self.forced.clear();
         }
         self.looked = !self.forced.is_empty();
-        if let Err(error) = self.step(|inner| inner.consume_tokens(tokens)) {
-            return Err(self.fail(&error.to_string()));
-        }
+        self.step(|inner| {
+            for &token in tokens {
+                inner.consume_token(token)?;
+            }
+            Ok(inner.check_stop()?)
+        })?;
         match self.inner.stop_reason() {
             StopReason::NotStopped | StopReason::NoExtension => Ok(()),
             reason => Err(self.fail(&reason.to_string())),
@@ -266,25 +277,23 @@ impl Matcher {
 
     /// Ends it with what `llguidance` said.
     fn fail(&mut self, message: &str) -> Error {
-        let dead_end = StopReason::NoExtensionBias.to_string();
         let message = place::first_line(message);
-        let error = if message == dead_end {
-            Error::Invalid(
-                "the grammar leads nowhere: no token fits here; check that it has an end".into(),
-            )
-        } else if self.inner.is_cancelled() {
-            Error::Invalid(format!(
+        let handle = self.inner.cancellation_handle();
+        let what = if handle.is_some_and(|handle| handle.is_cancelled()) {
+            format!(
                 "the grammar can't be followed any further: one token took more than {} ms; make it \
                  simpler or less ambiguous",
                 limits::STEP_TIME.as_millis()
-            ))
-        } else if place::is_panic(message) {
-            Error::Failed(format!("the grammar can't be followed: {message}"))
+            )
+        } else if message == StopReason::NoExtensionBias.to_string() {
+            "the grammar leads nowhere: no token fits here; check that it has an end".into()
         } else {
-            Error::Invalid(format!(
-                "the grammar can't be followed any further: {message}; make it simpler"
-            ))
+            format!("the grammar can't be followed any further: {message}; make it simpler")
         };
+        self.end(Error::Invalid(what))
+    }
+
+    fn end(&mut self, error: Error) -> Error {
         self.forced.clear();
         self.mask = None;
         self.checked = None;
