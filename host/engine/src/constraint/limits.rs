@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// Bytes of a JSON schema.
 pub const MAX_SCHEMA: usize = 256 << 10;
-/// Bytes of a Lark or GBNF grammar.
-pub const MAX_GRAMMAR: usize = 64 << 10;
+/// Bytes of a Lark or GBNF grammar. The memory to compile one can grow with the square of its length.
+pub const MAX_GRAMMAR: usize = 32 << 10;
 /// Bytes of a regular expression, also within a schema. The time to compile one can grow with the
 /// square of its length.
 pub const MAX_REGEX: usize = 16 << 10;
