@@ -9,7 +9,7 @@ pub const MAX_GRAMMAR: usize = 32 << 10;
 /// Bytes of a regular expression, also within a schema. The time to compile one can grow with the
 /// square of its length.
 pub const MAX_REGEX: usize = 16 << 10;
-/// How deep groups of a GBNF grammar or a regular expression, and JSON in a schema, may nest.
+/// How deep groups of a GBNF grammar or a regular expression may nest. JSON has a bound in its parser.
 pub const MAX_NESTING: u32 = 100;
 /// How often something may be repeated at most where a count says so (`{m,n}`, `maxItems`,
 /// `maxLength`), counts within counts multiplied.
