@@ -11,6 +11,7 @@
 #![warn(missing_docs)]
 
 mod backend;
+pub mod constraint;
 mod delivery;
 mod engine;
 mod error;
@@ -29,6 +30,7 @@ mod view;
 mod worker;
 
 pub use backend::{Backend, DecodeError, Input, SaveError};
+pub use constraint::{Constraint, Constraints, Dictionary, Grammar, Matcher};
 pub use delivery::Generation;
 pub use engine::{Config, Engine, ModelInfo};
 pub use error::{Error, LoadError};

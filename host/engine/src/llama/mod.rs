@@ -7,6 +7,7 @@
 
 mod batch;
 mod context;
+mod dictionary;
 pub mod gguf;
 mod log;
 #[cfg(test)]
