@@ -32,6 +32,8 @@ pub use delivery::Generation;
 pub use engine::{Config, Engine, ModelInfo};
 pub use error::{Error, LoadError};
 pub use generation::{Caller, Chunk, Finish, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome};
+#[cfg(feature = "reference")]
+pub use llama::reference;
 pub use llama::{gguf, quiet_logs};
 pub use metrics::{Kind, Metric};
 pub use sampling::Sampler;

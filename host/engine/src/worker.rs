@@ -452,7 +452,9 @@ impl<B: Backend> Worker<B> {
                 continue;
             }
             let logits = self.backend.logits(index - 1);
-            let token = logits.and_then(|row| sequence.chain.sample(row, &mut self.scratch));
+            let history = self.scheduler.tokens(row.key);
+            let token =
+                logits.and_then(|row| sequence.chain.sample(row, history, &mut self.scratch));
             let Some(token) = token else {
                 let nothing = "the model computed no finite logit; its weights may be damaged";
                 self.fail(row.key, Error::Failed(nothing.into()));
