@@ -4,6 +4,7 @@ use crate::delivery::mailbox;
 use crate::generation::{MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS};
 use crate::llama::{ContextSettings, LlamaContext, Model};
 use crate::metrics::{Counters, Metric, add, get};
+use crate::sampling;
 use crate::scheduler::prefill::Prefill;
 use crate::scheduler::{Claim, Limits, Reuse, Tenant, Watch};
 use crate::store::snapshot::Snapshots;
@@ -283,7 +284,7 @@ impl Engine {
         goes_on: Option<Claim>,
     ) -> Result<Generation, Error> {
         let context = self.0.info.context;
-        check_options(&options)?;
+        check_options(&options, self.0.info.vocabulary as usize)?;
         self.check_tokens(&prompt)?;
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         if length == 0 {
@@ -453,7 +454,7 @@ fn sequence_length(config: &Config, model: &Model) -> Result<u32, LoadError> {
     }
 }
 
-fn check_options(options: &Options) -> Result<(), Error> {
+fn check_options(options: &Options, vocabulary: usize) -> Result<(), Error> {
     let invalid = |text: String| Err(Error::Invalid(text));
     if options.max_tokens == 0 {
         return invalid("max-tokens is 0; it must be at least 1".into());
@@ -477,10 +478,7 @@ fn check_options(options: &Options) -> Result<(), Error> {
             options.speculate
         ));
     }
-    options
-        .samplers
-        .iter()
-        .try_for_each(|sampler| sampler.check())
+    sampling::check(&options.samplers, vocabulary)
 }
 
 /// Counts the sequences that run or wait, up to a limit, and up to one for each tenant.

@@ -37,6 +37,8 @@ pub use error::{Error, LoadError};
 pub use generation::{
     Caller, Chunk, Finish, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome,
 };
+#[cfg(feature = "reference")]
+pub use llama::reference;
 pub use llama::{gguf, quiet_logs};
 pub use metrics::{Kind, Metric};
 pub use sampling::Sampler;

@@ -13,6 +13,8 @@ mod log;
 #[cfg(test)]
 mod memories;
 mod model;
+#[cfg(any(test, feature = "reference"))]
+pub mod reference;
 mod threads;
 
 pub use context::{ContextSettings, LlamaContext};
