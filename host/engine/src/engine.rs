@@ -1,17 +1,18 @@
 //! A loaded model with its engine thread, as everyone else sees it.
 
+use crate::constraint::{Constraints, Grammar};
 use crate::delivery::mailbox;
 use crate::generation::{MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS};
 use crate::llama::{ContextSettings, LlamaContext, Model};
 use crate::metrics::{Counters, Metric, add, get};
-use crate::sampling;
+use crate::sampling::{self, MAX_TOP_LOGPROBS};
 use crate::scheduler::prefill::Prefill;
 use crate::scheduler::{Claim, Limits, Reuse, Tenant, Watch};
 use crate::store::snapshot::Snapshots;
 use crate::store::spill::{Budgets, Spill};
 use crate::view::View;
 use crate::worker::{Aside, Command, Submission, Vocabulary, Worker};
-use crate::{Caller, Error, Generation, LoadError, Options, Token};
+use crate::{Caller, Constraint, Error, Generation, LoadError, Options, Token};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -115,6 +116,7 @@ pub struct Engine(Arc<Inner>);
 
 struct Inner {
     model: Arc<ModelWords>,
+    constraints: Constraints,
     info: ModelInfo,
     path: PathBuf,
     /// SHA-256 of the model file, once it was needed.
@@ -223,6 +225,7 @@ impl Engine {
                 LoadError::Config(format!("the engine thread could not be started: {error}"))
             })?;
         Ok(Self(Arc::new(Inner {
+            constraints: Constraints::new(words.model.clone()),
             model: words,
             info,
             path: config.path,
@@ -257,6 +260,20 @@ impl Engine {
             .flat_map(|&token| self.0.model.model.piece(token, special))
             .copied()
             .collect())
+    }
+
+    /// Compiles a grammar, or finds it compiled, for [`Options::constraint`]. Blocks for as long as that
+    /// takes, which is bounded; the first time for a model it reads all of the vocabulary.
+    ///
+    /// [`Error::Invalid`] says what is wrong with the grammar and where, [`Error::Refused`] that too
+    /// many others are being compiled.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, Error> {
+        self.0.constraints.compile(grammar)
+    }
+
+    /// A grammar that was compiled lately, at once.
+    pub fn compiled(&self, grammar: &Grammar) -> Option<Constraint> {
+        self.0.constraints.cached(grammar)
     }
 
     /// Generates after `prompt`, on behalf of `caller`. Returns at once: what comes is read from the [`Generation`].
@@ -307,8 +324,10 @@ impl Engine {
         };
         let place = self.0.places.take(caller.tenant).map_err(refused)?;
         let (delivery, generation) = mailbox(self.0.counters.clone());
+        let matcher = options.constraint.as_ref().map(Constraint::start);
         let submission = Submission {
             prompt,
+            matcher,
             options,
             caller,
             claim,
@@ -332,7 +351,9 @@ impl Engine {
 
     /// The counters as they are now.
     pub fn metrics(&self) -> Vec<Metric> {
-        self.0.counters.list()
+        let mut list = self.0.counters.list();
+        list.extend(self.0.constraints.counts().metrics());
+        list
     }
 
     /// Has `tell` called, on the engine's thread and between two steps, with what goes on. It must
@@ -476,6 +497,15 @@ fn check_options(options: &Options, vocabulary: usize) -> Result<(), Error> {
         return invalid(format!(
             "{} tokens were to be guessed at once; at most {MAX_DRAFTS} can be",
             options.speculate
+        ));
+    }
+    if options
+        .logprobs
+        .is_some_and(|top| usize::from(top) > MAX_TOP_LOGPROBS)
+    {
+        return invalid(format!(
+            "the {} likeliest tokens were asked for; at most {MAX_TOP_LOGPROBS} can be",
+            options.logprobs.unwrap_or_default()
         ));
     }
     sampling::check(&options.samplers, vocabulary)

@@ -3,6 +3,7 @@
 
 use crate::Token;
 use crate::backend::{Backend, Input};
+use crate::constraint::Matcher;
 use crate::delivery::Sender;
 use crate::generation::Caller;
 use crate::lookup::Lookup;
@@ -43,6 +44,8 @@ pub enum Command {
 /// A sequence on its way in.
 pub struct Submission {
     pub prompt: Vec<Token>,
+    /// Of the options' constraint, before the first token.
+    pub matcher: Option<Matcher>,
     pub options: Options,
     pub caller: Caller,
     /// Whether somebody means to go on with the sequence.
@@ -68,6 +71,8 @@ struct Sequence {
     generated: u32,
     options: Options,
     chain: Chain,
+    /// The grammar that its text has to follow.
+    follows: Option<Follows>,
     text: Assembler,
     delivery: Sender,
     submitted: Instant,
@@ -117,6 +122,7 @@ pub struct Worker<B> {
     scratch: Scratch,
     text: String,
     draft: Vec<Token>,
+    history: Vec<Token>,
 }
 
 impl<B: Backend> Worker<B> {
@@ -143,6 +149,7 @@ impl<B: Backend> Worker<B> {
             scratch: Scratch::default(),
             text: String::new(),
             draft: Vec::new(),
+            history: Vec::new(),
         }
     }
 
@@ -241,6 +248,7 @@ impl<B: Backend> Worker<B> {
     fn enqueue(&mut self, submission: Submission) {
         let Submission {
             prompt,
+            matcher,
             options,
             caller,
             claim,
@@ -285,6 +293,7 @@ impl<B: Backend> Worker<B> {
             prompt: length,
             generated: 0,
             chain: Chain::new(options.samplers.clone(), seed),
+            follows: matcher.map(Follows::new),
             text: Assembler::new(options.stop.clone()),
             options,
             delivery,
@@ -446,8 +455,11 @@ fn refusal(refused: Refused, limits: Limits) -> Error {
 }
 
 mod aside;
+mod follows;
 mod report;
 mod sample;
+
+use follows::Follows;
 
 pub use aside::{Adoption, Aside, SaveOrder, Saved};
 
