@@ -12,6 +12,7 @@
 
 mod backend;
 mod delivery;
+mod embedding;
 mod engine;
 mod error;
 mod generation;
@@ -29,6 +30,10 @@ mod worker;
 
 pub use backend::{Backend, DecodeError, Input, SaveError};
 pub use delivery::Generation;
+pub use embedding::{
+    EmbedOptions, Embedding, EmbeddingConfig, EmbeddingInfo, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS,
+    MAX_EMBED_TOKENS, Pooling, Vectors,
+};
 pub use engine::{Config, Engine, ModelInfo};
 pub use error::{Error, LoadError};
 pub use generation::{Caller, Chunk, Finish, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome};
