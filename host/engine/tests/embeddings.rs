@@ -3,7 +3,7 @@
 //! The files in `embeddings/` are what `models/tiny/reference_embeddings.py` computed; its head says
 //! how to make them again.
 
-use corral_engine::random_model::{Qwen3, Shape, write_random};
+use corral_engine::random_model::{Qwen3, Shape, Weights, write_random};
 use corral_engine::{
     Caller, Config, EmbedOptions, Embedding, Engine, Error, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS,
     Options, Pooling, Tenant, Token, Vectors,
@@ -15,8 +15,11 @@ mod support;
 
 /// Largest difference to the other forward pass, in parts of the vector's length.
 const TOLERANCE: f32 = 1e-3;
-/// The same between two runs of ours.
+/// The same between two runs of ours, of a model whose weights have 32 bits.
 const SAME: f32 = 1e-4;
+/// And of one whose weights have 16: llama.cpp then rounds what it multiplies them with, and how
+/// depends on the number of tokens in a step.
+const SAME_ROUNDED: f32 = 5e-4;
 
 fn config() -> Config {
     let mut config = Config::new("tiny", demo_model());
@@ -209,7 +212,7 @@ fn fox(seed: usize, length: usize) -> Vec<Token> {
 /// Every kind of memory and of attention: an input's vector is the same whoever is beside it.
 #[test]
 fn who_is_beside_an_input_does_not_matter() {
-    let check = |engine: &Engine, name: &str| {
+    let check = |engine: &Engine, name: &str, same: f32| {
         let inputs: Vec<_> = (0..31).map(|i| fox(i, 1 + (i * i * 13) % 500)).collect();
         for pooling in VECTORS {
             let together = embed(engine, &inputs, options(pooling, false));
@@ -217,14 +220,21 @@ fn who_is_beside_an_input_does_not_matter() {
                 let alone = embed(engine, std::slice::from_ref(input), options(pooling, false));
                 let width = engine.embedding_info().width as usize;
                 let apart = apart(got, &alone[0], width);
-                assert!(apart <= SAME, "{name} {pooling:?}: {apart}");
+                assert!(apart <= same, "{name} {pooling:?}: {apart}");
             }
         }
     };
-    check(&engine(), "tiny");
+    let exact = Shape::Qwen3(Qwen3 {
+        matrices: Weights::F32,
+        embedding: Weights::F32,
+        ..Qwen3::tiny()
+    });
+    check(&random_engine(&exact, "exact"), "exact", SAME);
+    check(&engine(), "tiny", SAME_ROUNDED);
     check(
         &random_engine(&Shape::Bert { ranks: false }, "bert-beside"),
         "bert",
+        SAME_ROUNDED,
     );
 }
 
@@ -358,7 +368,12 @@ fn a_full_queue_refuses_and_says_when_to_come_back() {
     assert!(ask(2).is_ok());
     assert!(held.iter().all(Result::is_ok));
     drop(held);
-    settle_embeddings(&engine);
+    // These two and tenant 2's are gone at the next step.
+    let until = Instant::now() + Duration::from_secs(20);
+    while metric(&engine, "embedding_requests_cancelled_total") < 3.0 {
+        assert!(Instant::now() < until, "they are still there");
+        std::thread::sleep(Duration::from_millis(2));
+    }
     assert!(ask(1).is_ok());
     assert_eq!(metric(&engine, "embedding_requests_refused_total"), 1.0);
     engine.shutdown();
@@ -420,7 +435,7 @@ fn two_hundred_at_once_get_their_own_vectors_while_sums_stay_right() {
         let Vectors { inputs, tokens, .. } = wait(embedding).expect("it is computed");
         assert_eq!(tokens, 1 + i as u64 % 90);
         let apart = apart(&inputs[0], wanted, 128);
-        assert!(apart <= SAME, "{i}: {apart}");
+        assert!(apart <= SAME_ROUNDED, "{i}: {apart}");
     }
     settle(&engine);
     check_identity(&engine);

@@ -224,6 +224,7 @@ impl Embedder {
                 seq_ids: SEQ_IDS,
                 threads,
                 ranks,
+                flash_attention: whole && longest > LONGEST,
             },
             sizes,
             info,

@@ -87,6 +87,9 @@ pub struct EmbeddingSettings {
     pub threads: u32,
     /// Whether it gives scores in place of vectors.
     pub ranks: bool,
+    /// Less exact, since llama.cpp then rounds keys, values and queries to 16 bits, but without it
+    /// attention takes `step_tokens` numbers for each cell and head.
+    pub flash_attention: bool,
 }
 
 /// A context for embeddings. Belongs to one thread.
@@ -123,7 +126,11 @@ impl EmbeddingContext {
         params.n_seq_max = u32::from(settings.seq_ids);
         params.n_threads = threads;
         params.n_threads_batch = threads;
-        params.flash_attn_type = sys::LLAMA_FLASH_ATTN_TYPE_ENABLED;
+        params.flash_attn_type = if settings.flash_attention {
+            sys::LLAMA_FLASH_ATTN_TYPE_ENABLED
+        } else {
+            sys::LLAMA_FLASH_ATTN_TYPE_DISABLED
+        };
         params.kv_unified = true;
         params.no_perf = true;
         params.embeddings = true;
