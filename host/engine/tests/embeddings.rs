@@ -203,6 +203,15 @@ fn an_encoder_sees_what_comes_later_and_generates_nothing() {
     bert.shutdown();
 }
 
+/// A model whose vectors do not depend on how llama.cpp rounds.
+fn exact() -> Shape {
+    Shape::Qwen3(Qwen3 {
+        matrices: Weights::F32,
+        embedding: Weights::F32,
+        ..Qwen3::tiny()
+    })
+}
+
 fn fox(seed: usize, length: usize) -> Vec<Token> {
     let letters = b"The quick brown fox jumps over the lazy dog. 1+1=2";
     let at = |i: usize| letters[(i * (seed % 7 + 1) + seed) % letters.len()];
@@ -224,11 +233,7 @@ fn who_is_beside_an_input_does_not_matter() {
             }
         }
     };
-    let exact = Shape::Qwen3(Qwen3 {
-        matrices: Weights::F32,
-        embedding: Weights::F32,
-        ..Qwen3::tiny()
-    });
+    let exact = exact();
     check(&random_engine(&exact, "exact"), "exact", SAME);
     check(&engine(), "tiny", SAME_ROUNDED);
     check(
@@ -431,12 +436,18 @@ fn two_hundred_at_once_get_their_own_vectors_while_sums_stay_right() {
     for generation in sums {
         assert_eq!(read(generation).0.text, "41");
     }
+    let first = wanted[0].clone();
+    let mut distinct = 0;
     for (i, (embedding, wanted)) in running.into_iter().zip(&wanted).enumerate() {
         let Vectors { inputs, tokens, .. } = wait(embedding).expect("it is computed");
         assert_eq!(tokens, 1 + i as u64 % 90);
-        let apart = apart(&inputs[0], wanted, 128);
-        assert!(apart <= SAME_ROUNDED, "{i}: {apart}");
+        // By the direction: some of these texts make no sense to the model, and how it rounds them
+        // differs with the steps. Those of others are elsewhere.
+        let own = cosine(&inputs[0], wanted);
+        assert!(own > 0.999, "{i}: {own}");
+        distinct += usize::from(i > 0 && cosine(&inputs[0], &first) < 0.95);
     }
+    assert!(distinct > 150, "{distinct}");
     settle(&engine);
     check_identity(&engine);
     settle_embeddings(&engine);
@@ -452,6 +463,24 @@ fn two_hundred_at_once_get_their_own_vectors_while_sums_stay_right() {
     let all = embed(&engine, &inputs, EmbedOptions::default());
     assert_eq!(all.len(), 200);
     assert!(count("steps") - steps < 150.0, "{}", count("steps") - steps);
+}
+
+#[test]
+fn two_hundred_at_once_get_exactly_what_each_gets_alone() {
+    let engine = random_engine(&exact(), "exact-load");
+    let input = |i: usize| vec![fox(i, 1 + i * 3)];
+    let alone: Vec<_> = (0..200)
+        .map(|i| embed(&engine, &input(i), EmbedOptions::default()).remove(0))
+        .collect();
+    let running: Vec<_> = (0..200)
+        .map(|i| start(&engine, &input(i), EmbedOptions::default()))
+        .collect();
+    for (i, (embedding, alone)) in running.into_iter().zip(&alone).enumerate() {
+        let got = wait(embedding).expect("it is computed").inputs;
+        let apart = apart(&got[0], alone, 64);
+        assert!(apart <= SAME, "{i}: {apart}");
+    }
+    assert!(apart(&alone[0], &alone[1], 64) > 10.0 * TOLERANCE);
 }
 
 #[test]
