@@ -17,6 +17,8 @@ mod error;
 mod generation;
 mod llama;
 mod metrics;
+mod models;
+mod progress;
 pub mod random_model;
 pub mod sampling;
 pub mod scheduler;
@@ -34,6 +36,10 @@ pub use error::{Error, LoadError};
 pub use generation::{Caller, Chunk, Finish, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome};
 pub use llama::{gguf, quiet_logs};
 pub use metrics::{Kind, Metric};
+pub use models::{
+    Lease, ModelState, ModelStatus, Models, OpenError, Opening, Settings as ModelSettings,
+};
+pub use progress::Progress;
 pub use sampling::Sampler;
 pub use scheduler::prefill::Prefill;
 pub use scheduler::{Claim, Priority, Tenant, Watch};

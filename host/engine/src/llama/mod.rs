@@ -15,5 +15,5 @@ mod model;
 mod threads;
 
 pub use context::{ContextSettings, LlamaContext};
-pub use log::quiet_logs;
-pub use model::Model;
+pub use log::{quiet_logs, take_buffers};
+pub use model::{Model, check_magic};
