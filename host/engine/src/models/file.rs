@@ -3,7 +3,7 @@
 use crate::engine::{Config, STEP_TOKENS};
 use crate::error::LoadError;
 use crate::llama::check_magic;
-use crate::llama::gguf::{Value, metadata_where};
+use crate::llama::gguf::{GgufError, Value, metadata_where};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -27,8 +27,8 @@ impl Print {
 }
 
 /// Bytes that the model of this file is expected to take: the weights as they are in the file, the
-/// cells in f16 as if every layer had attention over all of them, the states of Mamba, logits for each
-/// token of a step and each sequence, and some rows of the widest layer. More than it really takes for
+/// cells in f16 as if every layer had attention over all of them, the states of Mamba, and what a full
+/// step computes with: logits, the rows of a layer, the mask of attention. More than it really takes for
 /// hybrid models and those with sliding windows.
 ///
 /// The error is what the load would say: the file can't be read or is no GGUF.
@@ -37,10 +37,14 @@ pub fn expected_bytes(config: &Config) -> Result<u64, LoadError> {
     let wanted = |key: &str| {
         key == "general.architecture" || key == VOCABULARY || SIZES.iter().any(|s| key.ends_with(s))
     };
-    let found = metadata_where(&config.path, wanted).map_err(|error| LoadError::Damaged {
+    let damaged = |error| LoadError::Damaged {
         path: config.path.clone(),
-        cause: error.to_string(),
-    })?;
+        cause: match error {
+            GgufError::Read { cause, .. } => cause,
+            error => error.to_string(),
+        },
+    };
+    let found = metadata_where(&config.path, wanted).map_err(damaged)?;
     let found = Metadata::new(found);
     let weights: u64 = parts(&config.path)
         .iter()
@@ -76,14 +80,21 @@ pub fn expected_bytes(config: &Config) -> Result<u64, LoadError> {
         .saturating_mul(4 * u64::from(config.sequences));
     let vocabulary = found.vocabulary;
     let step = u64::from(STEP_TOKENS);
-    let widest = found.most(".feed_forward_length").max(width);
     let output = vocabulary.saturating_mul(4 * (step + u64::from(config.sequences)));
-    let rows = step.saturating_mul(widest.saturating_mul(8));
+    let attention = heads.saturating_mul(length(".attention.key_length"));
+    let row_of_a_step = found
+        .most(".feed_forward_length")
+        .saturating_mul(2)
+        .saturating_add(attention.saturating_add(width).saturating_mul(4));
+    // In f32, and beside them the mask of attention in f16.
+    let rows = step.saturating_mul(row_of_a_step.saturating_mul(4));
+    let mask = step.saturating_mul(cells.saturating_mul(2));
     Ok(weights
         .saturating_add(cache)
         .saturating_add(states)
         .saturating_add(output)
-        .saturating_add(rows))
+        .saturating_add(rows)
+        .saturating_add(mask))
 }
 
 const VOCABULARY: &str = "tokenizer.ggml.tokens";

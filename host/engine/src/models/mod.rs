@@ -195,6 +195,25 @@ impl Models {
         }
     }
 
+    /// Looks at a model's file without loading it: the bytes that it is expected to take. The error is
+    /// what the load would say, as far as a look can tell. Reads the head of the file: blocks.
+    pub fn look(&self, name: &str) -> Result<u64, OpenError> {
+        let model = self.find(Some(name))?;
+        let inner = self.0.0.lock();
+        let (config, held) = (
+            inner.slots[model].config.clone(),
+            inner.residency.held(model),
+        );
+        drop(inner);
+        let Some(config) = config else {
+            return Ok(held);
+        };
+        file::expected_bytes(&config).map_err(|cause| OpenError::NotLoaded {
+            name: name.to_owned(),
+            cause: Arc::new(cause),
+        })
+    }
+
     /// Unloads a model if nobody uses it, and says whether that is begun. The next who opens it has it
     /// loaded again.
     pub fn unload(&self, name: &str) -> Result<bool, OpenError> {
