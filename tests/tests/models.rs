@@ -120,7 +120,7 @@ fn the_first_is_there_and_the_others_come_when_they_are_asked_for() {
 
 #[test]
 fn who_is_idle_goes_and_comes_back_and_nobody_who_is_in_use_goes() {
-    let corral = start(&[], &["--model-idle", "0.3"]);
+    let corral = Corral::start_with(&["--model-idle", "0.3"]);
     let mut decoded = 0.0;
     for life in 1..=3_u32 {
         ask(&corral, "tiny");
@@ -143,7 +143,7 @@ fn who_is_idle_goes_and_comes_back_and_nobody_who_is_in_use_goes() {
         );
     }
     let stream = corral.endless("/generate");
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(Duration::from_millis(700));
     assert_eq!(status(&corral, "tiny")["leases"], 1);
     let (code, problem) = tell(&corral, "DELETE", "/models/tiny");
     assert_eq!(
