@@ -259,6 +259,7 @@ fn a_broken_file_fails_its_requests_until_there_is_a_good_one() {
         assert_eq!(told["state"], "failed", "{told}");
         let error = told["error"].as_str().expect("why");
         assert!(error.contains(expected), "{told}");
+        assert!(corral.stderr().contains(error), "the log says it too");
         let (code, problem) = tell(&corral, "PUT", "/models/bad");
         assert_eq!(
             (code, &problem["code"]),

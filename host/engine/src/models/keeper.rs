@@ -167,7 +167,8 @@ fn arrive(shared: &Shared, inner: &mut Inner, model: usize, engine: Engine, took
 
 fn fail(shared: &Shared, inner: &mut Inner, model: usize, error: LoadError) {
     let name = &shared.names[model];
-    tracing::warn!(model = name, %error, "a model could not be loaded");
+    // Whoever asked for it knows best how loud to say it.
+    tracing::info!(model = name, %error, "a model could not be loaded");
     let slot = &mut inner.slots[model];
     slot.progress = Arc::default();
     slot.error = Some(Arc::new(error));

@@ -6,7 +6,7 @@ use super::bindings::corral::inference::models::{
 use super::{Model, take, wit};
 use crate::meter::thread_nanos;
 use crate::state::State;
-use corral_engine::{Engine, Error, Opening};
+use corral_engine::{Engine, Error, OpenError, Opening};
 use std::time::Duration;
 use wasmtime::component::{Accessor, HasSelf, Resource};
 
@@ -39,7 +39,13 @@ impl HostModelWithStore<State> for HasSelf<State> {
                     store.with(|mut access| access.get().leases.push(lease));
                     Ok(engine)
                 }
-                Err(error) => Err(wit::Error::from(Error::from(error))),
+                Err(error) => {
+                    if let OpenError::NotLoaded { name, cause } = &error {
+                        // With the file's folder, which the guest is not told.
+                        tracing::warn!(model = name, %cause, "a model could not be loaded");
+                    }
+                    Err(wit::Error::from(Error::from(error)))
+                }
             },
         };
         store.with(|mut access| access.get().end_open(opened))
