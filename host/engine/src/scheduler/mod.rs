@@ -23,6 +23,7 @@ mod admission;
 pub mod cache;
 pub mod cells;
 pub mod cost;
+mod experience;
 mod pace;
 mod placement;
 pub mod prefill;
@@ -40,8 +41,9 @@ use cache::Cache;
 use cells::Cells;
 pub use cells::Layout;
 use cost::{CostModel, Shape};
+use experience::Experience;
 use pace::Pace;
-use prefill::Ceiling;
+use prefill::Prefill;
 use queue::Queue;
 use recovery::Recovery;
 use rows::placements;
@@ -82,7 +84,7 @@ pub struct Scheduler {
     timers: BTreeSet<(Time, Key)>,
     /// Whose turn it was when there was no room.
     turn: Option<Key>,
-    ceiling: Ceiling,
+    experience: Experience,
     recovery: Recovery,
     /// Sequences that were admitted.
     admissions: u64,
@@ -112,7 +114,7 @@ impl Scheduler {
             state_seconds: STATE_SECONDS,
             timers: BTreeSet::new(),
             turn: None,
-            ceiling: Ceiling::default(),
+            experience: Experience::default(),
             recovery: Recovery::new(limits.step_tokens),
             admissions: 0,
             swept: Time::ZERO,
@@ -267,8 +269,10 @@ impl Scheduler {
     }
 
     fn learn(&mut self, seconds: f64) {
-        self.ceiling
-            .observe(self.limits.prefill, &self.cost, self.shape, seconds);
+        if let Prefill::Budgeted { gap } = self.limits.prefill {
+            self.experience
+                .observe(gap, &self.cost, self.shape, seconds);
+        }
         self.cost.observe(self.shape, seconds);
     }
 

@@ -26,7 +26,7 @@ impl Scheduler {
         rows.extend(generating.map(|running| running.row(1)));
         let policy = self.limits.prefill;
         let room = self.limits.step_tokens.saturating_sub(count);
-        let budget = policy.budget(&self.cost, self.ceiling, count, self.cells.n_kv(), room);
+        let budget = policy.budget(&self.cost, &self.experience, count, self.cells.n_kv(), room);
         let budget = budget.min(self.room_for_prompts(count, budget));
         let mut prompts: Vec<_> = self.running.iter().filter(|r| r.reads()).collect();
         if policy != Prefill::SlotOrder {
