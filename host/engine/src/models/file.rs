@@ -4,7 +4,7 @@ use crate::engine::{Config, STEP_TOKENS};
 use crate::error::LoadError;
 use crate::llama::check_magic;
 use crate::llama::gguf::{GgufError, Value, metadata_where};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -45,6 +45,12 @@ pub fn expected_bytes(config: &Config) -> Result<u64, LoadError> {
         },
     };
     let found = metadata_where(&config.path, wanted).map_err(damaged)?;
+    if let Some(token) = twice(&found) {
+        return Err(LoadError::Damaged {
+            path: config.path.clone(),
+            cause: format!("two tokens of its vocabulary are {token:?}"),
+        });
+    }
     let found = Metadata::new(found);
     let weights: u64 = parts(&config.path)
         .iter()
@@ -95,6 +101,21 @@ pub fn expected_bytes(config: &Config) -> Result<u64, LoadError> {
         .saturating_add(output)
         .saturating_add(rows)
         .saturating_add(mask))
+}
+
+/// A token that the vocabulary has twice: llama.cpp ends the process on such a file. What is empty is
+/// renamed there, and what is no UTF-8 can't be told apart here.
+fn twice(found: &[(String, Value)]) -> Option<&str> {
+    let tokens = found.iter().find_map(|(key, value)| match value {
+        Value::Texts(tokens) if key == VOCABULARY => Some(tokens),
+        _ => None,
+    })?;
+    let known = |token: &&String| !token.is_empty() && !token.contains(char::REPLACEMENT_CHARACTER);
+    let mut seen = HashSet::with_capacity(tokens.len());
+    let mut tokens = tokens.iter().filter(known);
+    tokens
+        .find(|token| !seen.insert(token.as_str()))
+        .map(String::as_str)
 }
 
 const VOCABULARY: &str = "tokenizer.ggml.tokens";
@@ -206,6 +227,20 @@ mod tests {
         ] {
             assert_eq!(parts(Path::new(whole)), [PathBuf::from(whole)]);
         }
+    }
+
+    #[test]
+    fn a_token_that_is_there_twice_is_found() {
+        let tokens = |texts: &[&str]| {
+            let texts = texts.iter().map(|text| (*text).to_owned()).collect();
+            vec![(VOCABULARY.to_owned(), Value::Texts(texts))]
+        };
+        assert_eq!(
+            twice(&tokens(&["a", "b", "", "", "\u{fffd}", "\u{fffd}"])),
+            None
+        );
+        assert_eq!(twice(&tokens(&["a", "b", "a"])), Some("a"));
+        assert_eq!(twice(&[]), None);
     }
 
     #[test]

@@ -329,11 +329,17 @@ fn a_broken_file_fails_those_who_want_it_until_there_is_a_good_one() {
     let configs = vec![config("good", demo_model()), config("bad", path.clone())];
     let models = Models::new(configs, &Settings::default()).expect("a thread starts");
     let mut failures = 0.0;
+    // The token "+" a second time, in place of "*": a file on which llama.cpp ends the process.
+    let mut twice = whole.clone();
+    let star = [1, 0, 0, 0, 0, 0, 0, 0, b'*'];
+    let at = whole.windows(star.len()).position(|window| window == star);
+    twice[at.expect("a token") + star.len() - 1] = b'+';
     // Each is found at once, since the file is another one each time.
     for (bytes, expected) in [
         (None, "cannot read"),
         (Some(&b""[..]), "not a GGUF model"),
         (Some(&whole[..1000]), "cannot be loaded"),
+        (Some(&twice[..]), "two tokens of its vocabulary are \"+\""),
         (Some(&whole[..whole.len() / 2]), "cannot be loaded"),
     ] {
         if let Some(bytes) = bytes {
