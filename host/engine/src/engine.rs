@@ -1,17 +1,19 @@
 //! A loaded model with its engine thread, as everyone else sees it.
 
+use crate::constraint::{Constraints, Grammar};
 use crate::delivery::mailbox;
-use crate::generation::{MAX_STOP_BYTES, MAX_STOPS};
+use crate::generation::{MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS};
 use crate::llama::{ContextSettings, LlamaContext, Model, take_buffers};
 use crate::metrics::{Counters, Metric, add, get};
 use crate::progress::Progress;
+use crate::sampling::{self, MAX_TOP_LOGPROBS};
 use crate::scheduler::prefill::Prefill;
 use crate::scheduler::{Claim, Limits, Reuse, Tenant, Watch};
 use crate::store::snapshot::Snapshots;
 use crate::store::spill::{Budgets, Spill};
 use crate::view::View;
 use crate::worker::{Aside, Command, Submission, Vocabulary, Worker};
-use crate::{Caller, Error, Generation, LoadError, Options, Token};
+use crate::{Caller, Constraint, Error, Generation, LoadError, Options, Token};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -121,6 +123,7 @@ pub struct Engine(Arc<Inner>);
 
 struct Inner {
     model: Arc<ModelWords>,
+    constraints: Constraints,
     info: ModelInfo,
     path: PathBuf,
     /// SHA-256 of the model file, once it was needed.
@@ -199,6 +202,11 @@ impl Engine {
                 (true, true) => Reuse::Any,
             },
             spill: config.spill_ram > 0,
+            drafts: if model.can_truncate() {
+                MAX_DRAFTS.into()
+            } else {
+                0
+            },
         };
         let info = ModelInfo {
             name: config.name,
@@ -234,6 +242,7 @@ impl Engine {
                 LoadError::Config(format!("the engine thread could not be started: {error}"))
             })?;
         Ok(Self(Arc::new(Inner {
+            constraints: Constraints::new(words.model.clone()),
             model: words,
             info,
             path: config.path,
@@ -282,6 +291,20 @@ impl Engine {
             .collect())
     }
 
+    /// Compiles a grammar, or finds it compiled, for [`Options::constraint`]. Blocks for as long as that
+    /// takes, which is bounded; the first time for a model it reads all of the vocabulary.
+    ///
+    /// [`Error::Invalid`] says what is wrong with the grammar and where, [`Error::Refused`] that too
+    /// many others are being compiled.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, Error> {
+        self.0.constraints.compile(grammar)
+    }
+
+    /// A grammar that was compiled lately, at once.
+    pub fn compiled(&self, grammar: &Grammar) -> Option<Constraint> {
+        self.0.constraints.cached(grammar)
+    }
+
     /// Generates after `prompt`, on behalf of `caller`. Returns at once: what comes is read from the [`Generation`].
     ///
     /// [`Error::Invalid`] if an argument is out of range, [`Error::ContextFull`] if the prompt
@@ -307,7 +330,7 @@ impl Engine {
         goes_on: Option<Claim>,
     ) -> Result<Generation, Error> {
         let context = self.0.info.context;
-        check_options(&options)?;
+        check_options(&options, self.0.info.vocabulary as usize)?;
         self.check_tokens(&prompt)?;
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         if length == 0 {
@@ -330,8 +353,10 @@ impl Engine {
         };
         let place = self.0.places.take(caller.tenant).map_err(refused)?;
         let (delivery, generation) = mailbox(self.0.counters.clone());
+        let matcher = options.constraint.as_ref().map(Constraint::start);
         let submission = Submission {
             prompt,
+            matcher,
             options,
             caller,
             claim,
@@ -355,7 +380,9 @@ impl Engine {
 
     /// The counters as they are now.
     pub fn metrics(&self) -> Vec<Metric> {
-        self.0.counters.list()
+        let mut list = self.0.counters.list();
+        list.extend(self.0.constraints.counts().metrics());
+        list
     }
 
     /// Has `tell` called, on the engine's thread and between two steps, with what goes on. It must
@@ -477,7 +504,7 @@ fn sequence_length(config: &Config, model: &Model) -> Result<u32, LoadError> {
     }
 }
 
-fn check_options(options: &Options) -> Result<(), Error> {
+fn check_options(options: &Options, vocabulary: usize) -> Result<(), Error> {
     let invalid = |text: String| Err(Error::Invalid(text));
     if options.max_tokens == 0 {
         return invalid("max-tokens is 0; it must be at least 1".into());
@@ -495,10 +522,22 @@ fn check_options(options: &Options) -> Result<(), Error> {
             stop.len()
         ));
     }
-    options
-        .samplers
-        .iter()
-        .try_for_each(|sampler| sampler.check())
+    if options.speculate > MAX_DRAFTS {
+        return invalid(format!(
+            "{} tokens were to be guessed at once; at most {MAX_DRAFTS} can be",
+            options.speculate
+        ));
+    }
+    if options
+        .logprobs
+        .is_some_and(|top| usize::from(top) > MAX_TOP_LOGPROBS)
+    {
+        return invalid(format!(
+            "the {} likeliest tokens were asked for; at most {MAX_TOP_LOGPROBS} can be",
+            options.logprobs.unwrap_or_default()
+        ));
+    }
+    sampling::check(&options.samplers, vocabulary)
 }
 
 /// Counts the sequences that run or wait, up to a limit, and up to one for each tenant.

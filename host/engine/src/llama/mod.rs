@@ -7,11 +7,14 @@
 
 mod batch;
 mod context;
+mod dictionary;
 pub mod gguf;
 mod log;
 #[cfg(test)]
 mod memories;
 mod model;
+#[cfg(any(test, feature = "reference"))]
+pub mod reference;
 mod threads;
 
 pub use context::{ContextSettings, LlamaContext};

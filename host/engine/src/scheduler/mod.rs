@@ -9,15 +9,16 @@
 //!
 //! Each step sends what is new and nothing else: one token of every sequence that is generating, and
 //! as much of the waiting prompts as the [`prefill`] budget allows. How long steps take is learnt by
-//! a [`cost`] model; which [`cells`] they fill is mirrored.
+//! a [`cost`] model; which [`cells`] they fill is mirrored. Where there is time to spare, a row may go
+//! on with tokens that are guessed ([`speculation`]).
 //!
 //! Time comes in as an argument, counted from any start; so a simulator can drive all this with
 //! a clock of its own.
 //!
 //! Invariants, tested with random workloads on the simulator: every id is either free or held by
 //! exactly one sequence or entry; a sequence's tokens are computed in order, each once but after a
-//! preemption; no generating row is left out of a step but after a failure; every request ends
-//! exactly once, and none fails for another's sake.
+//! preemption; no generating row is left out of a step but after a failure; of drafts that were wrong
+//! nothing stays; every request ends exactly once, and none fails for another's sake.
 
 mod admission;
 pub mod cache;
@@ -32,6 +33,7 @@ mod recovery;
 mod room;
 mod rows;
 mod running;
+pub mod speculation;
 mod tree;
 mod view;
 mod words;
@@ -48,6 +50,7 @@ use queue::Queue;
 use recovery::Recovery;
 use rows::placements;
 use running::Running;
+use speculation::Speculation;
 use std::collections::BTreeSet;
 use std::time::Duration;
 pub use view::{EntryView, SequenceView, Tally};
@@ -86,6 +89,7 @@ pub struct Scheduler {
     turn: Option<Key>,
     experience: Experience,
     recovery: Recovery,
+    speculation: Speculation,
     /// Sequences that were admitted.
     admissions: u64,
     swept: Time,
@@ -116,6 +120,7 @@ impl Scheduler {
             turn: None,
             experience: Experience::default(),
             recovery: Recovery::new(limits.step_tokens),
+            speculation: Speculation::default(),
             admissions: 0,
             swept: Time::ZERO,
             looked: 0,
@@ -218,15 +223,17 @@ impl Scheduler {
                 ended,
                 took,
             } => {
-                self.learn(took.as_secs_f64());
+                self.learn(&planned, took.as_secs_f64());
                 for row in &planned {
+                    let right = self.verify(row, sampled);
                     if let Some(running) = self.find(row.key) {
-                        running.gets_on(row.to);
+                        running.gets_on(row.certain() + right);
                     }
                 }
                 for &(key, token) in sampled {
                     if let Some(running) = self.find(key) {
                         running.request.tokens.push(token);
+                        running.guess.draft.clear();
                         running.request.progress.generated += 1;
                         let tenant = running.request.tenant;
                         self.queue.generated(tenant);
@@ -243,6 +250,7 @@ impl Scheduler {
             }
             StepResult::Failed { now } => {
                 self.cells.undo(placements(&planned));
+                self.drop_drafts(&planned);
                 self.start_anew(&planned);
                 let key = self.fail(&planned, now)?;
                 self.give_up(key);
@@ -268,11 +276,12 @@ impl Scheduler {
         }
     }
 
-    fn learn(&mut self, seconds: f64) {
+    fn learn(&mut self, planned: &[Row], seconds: f64) {
         if let Prefill::Budgeted { gap } = self.limits.prefill {
             self.experience
                 .observe(gap, &self.cost, self.shape, seconds);
         }
+        self.watch_drafts(planned, seconds);
         self.cost.observe(self.shape, seconds);
     }
 

@@ -6,7 +6,7 @@
 //! comes from a ladder of fixed sizes: equal steps let the backend use its computation graph again.
 //! Without generating rows there is nobody to hold up, and a step is filled.
 
-use super::cost::CostModel;
+use super::cost::{CostModel, Shape};
 use super::experience::{Experience, LADDER, UNKNOWN};
 
 /// How prompts are read.
@@ -29,6 +29,8 @@ impl Default for Prefill {
     }
 }
 
+/// Drafts aim below the target, since steps scatter around what is expected of them.
+const MARGIN: f64 = 0.8;
 /// Prompts that share a step before the first of them gets more.
 const SHARERS: u32 = 4;
 /// The least that one of them gets.
@@ -58,6 +60,20 @@ impl Prefill {
         chunk.min(room)
     }
 
+    /// Seconds that a step with `rows` generating rows is meant to take at most; `None` if it may take
+    /// as long as it likes.
+    pub fn longest(self, cost: &CostModel, rows: u32, n_kv: u32) -> Option<f64> {
+        let Self::Budgeted { gap } = self else {
+            return None;
+        };
+        let alone = Shape {
+            rows,
+            prefill: 0,
+            n_kv,
+        };
+        Some(MARGIN * gap * cost.predict(alone))
+    }
+
     /// Deals `budget` tokens out to prompts that need `pending` more tokens each, in the order of
     /// their turns: a part to each of the first few, what is left to the first.
     pub fn share(self, pending: &[u32], mut budget: u32) -> Vec<u32> {
@@ -80,7 +96,6 @@ impl Prefill {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::cost::Shape;
 
     fn fitted() -> CostModel {
         let mut cost = CostModel::default();

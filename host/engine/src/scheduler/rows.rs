@@ -1,4 +1,5 @@
-//! What a step computes: a token of every sequence that generates, then parts of prompts.
+//! What a step computes: a token of every sequence that generates, then parts of prompts and other
+//! tokens that are certain, then [drafts](super::speculation).
 
 use super::Scheduler;
 use super::cost::Shape;
@@ -22,8 +23,6 @@ impl Scheduler {
         }
         let count = self.generating();
         let mut rows = Vec::with_capacity(self.running.len());
-        let generating = self.running.iter().filter(|running| running.generates());
-        rows.extend(generating.map(|running| running.row(1)));
         let policy = self.limits.prefill;
         let room = self.limits.step_tokens.saturating_sub(count);
         let budget = policy.budget(&self.cost, &self.experience, count, self.cells.n_kv(), room);
@@ -38,11 +37,22 @@ impl Scheduler {
             });
         }
         let pending: Vec<_> = prompts.iter().map(|running| running.pending()).collect();
-        let shares = policy.share(&pending, budget);
+        // Half of the budget is for prompts if they want it, so that they get on whatever is certain.
+        let for_prompts = pending.iter().sum::<u32>().min(budget.div_ceil(2));
+        let mut more = budget - for_prompts;
+        let generating = self.running.iter().filter(|running| running.generates());
+        rows.extend(generating.map(|running| {
+            let certain = running.readable().min(more);
+            more -= certain;
+            running.row(1 + certain)
+        }));
+        let shares = policy.share(&pending, for_prompts + more);
         for (running, share) in prompts.iter().zip(shares).filter(|(_, share)| *share > 0) {
             rows.push(running.row(share));
         }
-        self.shaped(rows, count, budget)
+        let mut step = self.shaped(rows, count, budget);
+        self.speculate(&mut step);
+        step
     }
 
     /// Sequences that generate.
@@ -51,12 +61,12 @@ impl Scheduler {
         u32::try_from(generating.count()).unwrap_or(u32::MAX)
     }
 
-    /// Cells for parts of prompts, beside `count` for those that generate; as many as the prompts
-    /// want of `budget` if what does not run can make way. If nobody generates, one that reads does.
+    /// Cells for parts of prompts and what else is certain, beside `count` for those that generate; as
+    /// many as are wanted of `budget` if what does not run can make way. If nobody generates, one that
+    /// reads does.
     fn room_for_prompts(&mut self, count: u32, budget: u32) -> u32 {
         loop {
-            let reading = self.running.iter().filter(|running| running.reads());
-            let wanted = budget.min(reading.map(Running::pending).sum());
+            let wanted = budget.min(self.running.iter().map(Running::readable).sum());
             if wanted == 0 {
                 return budget;
             }
