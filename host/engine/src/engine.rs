@@ -2,6 +2,7 @@
 
 use crate::constraint::{Constraints, Grammar};
 use crate::delivery::mailbox;
+use crate::embedding::{Embedder, EmbeddingConfig};
 use crate::generation::{MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS};
 use crate::llama::{ContextSettings, LlamaContext, Model, take_buffers};
 use crate::metrics::{Counters, Metric, add, get};
@@ -67,6 +68,8 @@ pub struct Config {
     pub spill_disk: Option<(PathBuf, u64)>,
     /// Where named snapshots of sequences are kept.
     pub snapshots: Option<Arc<Snapshots>>,
+    /// How embeddings are computed.
+    pub embedding: EmbeddingConfig,
 }
 
 impl Config {
@@ -85,6 +88,7 @@ impl Config {
             spill_ram: DEFAULT_SPILL,
             spill_disk: None,
             snapshots: None,
+            embedding: EmbeddingConfig::default(),
         }
     }
 
@@ -115,6 +119,8 @@ pub struct ModelInfo {
     /// Whether sequences can be truncated, and a part of one be shared with others: not where the
     /// model's memory is recurrent or a sliding window.
     pub can_truncate: bool,
+    /// Whether it generates text: not where it is an encoder, which is good for embeddings alone.
+    pub can_generate: bool,
 }
 
 /// A handle to a loaded model. Cheap to clone; the engine thread ends with the last of them.
@@ -135,6 +141,7 @@ struct Inner {
     /// Bytes of weights and context.
     memory: u64,
     thread: Mutex<Option<JoinHandle<()>>>,
+    embedder: Embedder,
 }
 
 /// The model's vocabulary as the engine thread reads it.
@@ -188,7 +195,7 @@ impl Engine {
             threads,
         };
         let backend = LlamaContext::new(model.clone(), settings)?;
-        let memory = take_buffers();
+        let buffers = take_buffers();
         let limits = Limits {
             seq_ids: config.sequences,
             cells: backend.cells(),
@@ -217,7 +224,18 @@ impl Engine {
             end_of_generation: model.end_of_generation(),
             chat_template: model.chat_template(),
             can_truncate: model.can_truncate(),
+            can_generate: backend.has_memory(),
         };
+        let counters = Arc::new(Counters::default());
+        let memory = backend.has_memory();
+        let embedder = Embedder::new(
+            &model,
+            memory,
+            context,
+            threads,
+            &config.embedding,
+            &counters,
+        )?;
         let words = Arc::new(ModelWords {
             model,
             end_of_generation: info.end_of_generation.clone(),
@@ -227,7 +245,6 @@ impl Engine {
         // So a sequence that has a place always finds room, beside some who look or clear.
         let (commands, inbox) = sync_channel(places.limit + OTHERS);
         let commands = Arc::new(commands);
-        let counters = Arc::new(Counters::default());
         let aside = aside(
             config.spill_ram,
             config.spill_disk,
@@ -251,8 +268,9 @@ impl Engine {
             commands,
             places,
             counters,
-            memory,
+            memory: buffers,
             thread: Mutex::new(Some(thread)),
+            embedder,
         })))
     }
 
@@ -330,6 +348,10 @@ impl Engine {
         goes_on: Option<Claim>,
     ) -> Result<Generation, Error> {
         let context = self.0.info.context;
+        if !self.0.info.can_generate {
+            let encoder = "this model is an encoder and generates no text; use it for embeddings";
+            return Err(Error::Unsupported(encoder.into()));
+        }
         check_options(&options, self.0.info.vocabulary as usize)?;
         self.check_tokens(&prompt)?;
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
@@ -430,15 +452,21 @@ impl Engine {
         Ok(*self.0.digest.get_or_init(|| digest))
     }
 
+    /// What computes embeddings.
+    pub(crate) fn embedder(&self) -> &Embedder {
+        &self.0.embedder
+    }
+
     /// Whether the engine thread runs.
     pub fn alive(&self) -> bool {
         let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Cancels what runs and waits until the engine thread has ended and the model's memory of
+    /// Cancels what runs and waits until the engine's threads have ended and the model's memory of
     /// sequences is freed. To be called before the process exits, so that no computation is cut.
     pub fn shutdown(&self) {
+        self.0.embedder.shutdown();
         let mut thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
             // Fails only if the thread has ended already.

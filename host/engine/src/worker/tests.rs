@@ -144,6 +144,7 @@ impl Bench {
         let (delivery, generation) = mailbox(self.counters.clone());
         let submission = Submission {
             prompt,
+            matcher: None,
             options,
             caller,
             claim: Watch::default(),
