@@ -2,6 +2,7 @@
 
 use crate::complaint::Complaint;
 use crate::memory::Memory;
+use crate::residence::Residence;
 use crate::top::Top;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
@@ -195,11 +196,12 @@ pub(crate) struct ThreadsBench {
     pub(crate) plugin: Option<PathBuf>,
 }
 
-/// What both commands need to load models and plugins.
+/// What both commands need for models and plugins.
 #[derive(Args, Debug)]
 pub(crate) struct Models {
     /// A GGUF file, and the name under which plugins find it (by default the file's name without
-    /// its ending); may be given several times, the first is the default model.
+    /// its ending); may be given several times, the first is the default model. The others are loaded
+    /// when they are first asked for.
     #[arg(long = "model", value_name = "[NAME=]FILE", required = true)]
     pub(crate) models: Vec<ModelArgument>,
     /// Positions that a sequence may have; by default what the model was trained on, at most 8192.
@@ -213,6 +215,8 @@ pub(crate) struct Models {
     pub(crate) sequences: Option<u16>,
     #[command(flatten)]
     pub(crate) memory: Memory,
+    #[command(flatten)]
+    pub(crate) residence: Residence,
     /// Threads that compute, for each model; by default one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
@@ -360,7 +364,7 @@ fn whole(range: std::ops::RangeInclusive<u64>) -> clap::builder::RangedU64ValueP
 }
 
 /// Seconds, with a fraction if need be; a month is as good as any longer time.
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(number) if (0.001..=2_678_400.0).contains(&number) => {
             Ok(Duration::from_secs_f64(number))

@@ -4,8 +4,9 @@ use crate::constraint::{Constraints, Grammar};
 use crate::delivery::mailbox;
 use crate::embedding::{Embedder, EmbeddingConfig};
 use crate::generation::{MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS};
-use crate::llama::{ContextSettings, LlamaContext, Model};
+use crate::llama::{ContextSettings, LlamaContext, Model, take_buffers};
 use crate::metrics::{Counters, Metric, add, get};
+use crate::progress::Progress;
 use crate::sampling::{self, MAX_TOP_LOGPROBS};
 use crate::scheduler::prefill::Prefill;
 use crate::scheduler::{Claim, Limits, Reuse, Tenant, Watch};
@@ -25,7 +26,7 @@ use std::time::{Duration, Instant};
 /// rows than this in a step gain nothing on a CPU.
 const SEQ_IDS: u16 = 64;
 /// Most tokens in a step (n_batch and n_ubatch).
-const STEP_TOKENS: u32 = 512;
+pub(crate) const STEP_TOKENS: u32 = 512;
 /// Positions of a sequence, unless the caller or the model says otherwise.
 const DEFAULT_CONTEXT: u32 = 8192;
 /// Cells, unless the caller says otherwise or one sequence needs more.
@@ -90,6 +91,12 @@ impl Config {
             embedding: EmbeddingConfig::default(),
         }
     }
+
+    /// KV cells of a model that was trained on so many positions.
+    pub(crate) fn cells_for(&self, trained: u32) -> u32 {
+        let context = self.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
+        self.cells.unwrap_or(DEFAULT_CELLS.max(context))
+    }
 }
 
 /// What may be known of a loaded model.
@@ -131,6 +138,8 @@ struct Inner {
     commands: Arc<SyncSender<Command>>,
     places: Places,
     counters: Arc<Counters>,
+    /// Bytes of weights and context.
+    memory: u64,
     thread: Mutex<Option<JoinHandle<()>>>,
     embedder: Embedder,
 }
@@ -154,7 +163,14 @@ impl Vocabulary for ModelWords {
 impl Engine {
     /// Loads a model and starts its thread. Blocks until it is ready.
     pub fn load(config: Config) -> Result<Self, LoadError> {
-        let model = Arc::new(Model::load(&config.path)?);
+        Self::load_watched(config, &Progress::default())
+    }
+
+    /// [`Engine::load`] which says how far it is, and stops when it is told to:
+    /// [`LoadError::Cancelled`].
+    pub fn load_watched(config: Config, progress: &Progress) -> Result<Self, LoadError> {
+        take_buffers();
+        let model = Arc::new(Model::load(&config.path, progress)?);
         let context = sequence_length(&config, &model)?;
         let cells = config.cells.unwrap_or(DEFAULT_CELLS.max(context));
         if cells < context {
@@ -179,6 +195,7 @@ impl Engine {
             threads,
         };
         let backend = LlamaContext::new(model.clone(), settings)?;
+        let buffers = take_buffers();
         let limits = Limits {
             seq_ids: config.sequences,
             cells: backend.cells(),
@@ -251,6 +268,7 @@ impl Engine {
             commands,
             places,
             counters,
+            memory: buffers,
             thread: Mutex::new(Some(thread)),
             embedder,
         })))
@@ -259,6 +277,17 @@ impl Engine {
     /// What the model is.
     pub fn info(&self) -> &ModelInfo {
         &self.0.info
+    }
+
+    /// Bytes of the weights and the context, as llama.cpp gave them out. States that are put aside come
+    /// on top.
+    pub fn memory(&self) -> u64 {
+        self.0.memory
+    }
+
+    /// Whether there are other handles to it.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
     }
 
     /// Text to tokens. With `special`, control tokens written in the text are read as such.
@@ -598,6 +627,15 @@ impl Drop for Place {
                 taken.tenants.remove(&self.tenant);
             }
         }
+    }
+}
+
+#[cfg(test)]
+impl Engine {
+    /// Tells whether all of it is freed.
+    pub(crate) fn watch(&self) -> impl Fn() -> bool + use<> {
+        let inner = Arc::downgrade(&self.0);
+        move || inner.strong_count() == 0
     }
 }
 

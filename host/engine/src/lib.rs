@@ -20,6 +20,8 @@ mod generation;
 mod llama;
 mod lookup;
 mod metrics;
+mod models;
+mod progress;
 pub mod random_model;
 pub mod sampling;
 pub mod scheduler;
@@ -46,6 +48,10 @@ pub use generation::{
 pub use llama::reference;
 pub use llama::{gguf, quiet_logs};
 pub use metrics::{Kind, Metric};
+pub use models::{
+    Lease, ModelState, ModelStatus, Models, OpenError, Opening, Settings as ModelSettings,
+};
+pub use progress::Progress;
 pub use sampling::Sampler;
 pub use scheduler::prefill::Prefill;
 pub use scheduler::{Claim, Priority, Tenant, Watch};

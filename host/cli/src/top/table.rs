@@ -50,9 +50,23 @@ pub(super) fn of(address: &str, seen: &Value, rows: usize) -> String {
     text
 }
 
-/// Four lines about a model, short enough for any terminal.
+/// Four lines about a model, short enough for any terminal; one if it is not loaded.
 fn summary(model: &Value) -> String {
     let show = |path: &str| show(model, path, "-");
+    if model["state"]
+        .as_str()
+        .is_some_and(|state| state != "loaded")
+    {
+        let mut line = format!("{}: {}", show("/model"), show("/state"));
+        if let Some(progress) = model["progress"].as_f64() {
+            line += &format!(", {:.0} % is read", progress * 1e2);
+        }
+        line += &format!(", {} calls wait\n", show("/calls_waiting"));
+        if model["error"].is_string() {
+            line += &format!("{}\n", show("/error"));
+        }
+        return line;
+    }
     let megabytes = |path: &str| {
         #[allow(clippy::cast_precision_loss)]
         let bytes = number(model, path) as f64;
@@ -191,6 +205,27 @@ mod tests {
                 "    2  (shared)  aside      20  no",
                 "    1  (shared)  aside      10  yes",
                 "    0  (shared)  aside       0  no",
+            ]
+        );
+    }
+
+    #[test]
+    fn who_is_not_loaded_is_one_line() {
+        let seen = json!({"models": [
+            {"model": "a", "state": "asleep", "calls_waiting": 0, "sequences": [], "kept": []},
+            {"model": "b", "state": "loading", "calls_waiting": 3, "progress": 0.25},
+            {"model": "c", "state": "failed", "calls_waiting": 0, "error": "x is no\nmodel"},
+        ]});
+        let text = of("http://a:1", &seen, usize::MAX);
+        let lines: Vec<_> = text.lines().filter(|line| !line.is_empty()).collect();
+        assert_eq!(
+            lines,
+            [
+                "corral at http://a:1",
+                "a: asleep, 0 calls wait",
+                "b: loading, 25 % is read, 3 calls wait",
+                "c: failed, 0 calls wait",
+                "x is no?model",
             ]
         );
     }

@@ -39,7 +39,7 @@ mod tests {
     #[test]
     fn the_demo_model_follows_a_schema_in_its_own_tokens() {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
-        let model = Arc::new(Model::load(&path).unwrap());
+        let model = Arc::new(Model::load(&path, &crate::progress::Progress::default()).unwrap());
         let dictionary: Arc<dyn Dictionary> = Arc::clone(&model) as _;
         let constraints = Constraints::new(dictionary);
         let grammar = Grammar::Regex("The sum is [0-9]{1,3}[.]".into());

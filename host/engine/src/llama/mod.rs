@@ -21,5 +21,5 @@ mod threads;
 
 pub use context::{ContextSettings, LlamaContext};
 pub use embeddings::{EmbeddingContext, EmbeddingSettings, EmbeddingTraits};
-pub use log::quiet_logs;
-pub use model::Model;
+pub use log::{quiet_logs, take_buffers};
+pub use model::{Model, check_magic};

@@ -60,6 +60,14 @@ impl From<&str> for Value {
 
 /// Reads the metadata of the file whose keys begin with `prefix`, in the file's order.
 pub fn metadata(path: &Path, prefix: &str) -> Result<Vec<(String, Value)>, GgufError> {
+    metadata_where(path, |key| key.starts_with(prefix))
+}
+
+/// Reads the metadata of the file whose keys are `wanted`, in the file's order.
+pub fn metadata_where(
+    path: &Path,
+    wanted: impl Fn(&str) -> bool,
+) -> Result<Vec<(String, Value)>, GgufError> {
     log::quiet_logs();
     let unreadable = |cause: String| GgufError::Read {
         path: path.to_owned(),
@@ -85,7 +93,7 @@ pub fn metadata(path: &Path, prefix: &str) -> Result<Vec<(String, Value)>, GgufE
     for id in 0..count {
         // SAFETY: `id` is below the number of keys; the key lives as long as the context.
         let key = unsafe { text(sys::gguf_get_key(context.0.as_ptr(), id)) };
-        if key.starts_with(prefix) {
+        if wanted(&key) {
             let value = read_value(&context, id).ok_or_else(|| {
                 unreadable(format!("the value of {key} is of a type that is not known"))
             })?;

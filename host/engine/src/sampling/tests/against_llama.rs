@@ -298,7 +298,7 @@ fn xtc_is_skipped_as_often_as_llama_cpps() {
 #[test]
 fn dry_breakers_of_text_are_llama_cpps() {
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
-    let model = Model::load(&tiny).expect("the model loads");
+    let model = Model::load(&tiny, &crate::progress::Progress::default()).expect("the model loads");
     let vocabulary = model.vocabulary_size();
     let mut rows = Rows::new(15);
     let mut cut = 0;
