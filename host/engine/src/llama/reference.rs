@@ -50,6 +50,7 @@ impl Reference {
     }
 
     /// Adds llama.cpp's link that draws by the softmax.
+    #[cfg(feature = "reference")]
     #[must_use]
     pub fn drawing(mut self, seed: u32) -> Self {
         // SAFETY: a number in.
@@ -59,6 +60,7 @@ impl Reference {
     }
 
     /// Adds llama.cpp's link that takes the most likely.
+    #[cfg(feature = "reference")]
     #[must_use]
     pub fn greedy(mut self) -> Self {
         // SAFETY: no arguments.
@@ -68,6 +70,7 @@ impl Reference {
     }
 
     /// Adds further links, which look for no text.
+    #[cfg(feature = "reference")]
     #[must_use]
     pub fn then(mut self, samplers: &[Sampler], vocabulary: usize) -> Self {
         for sampler in samplers {
@@ -90,6 +93,7 @@ impl Reference {
 
     /// Applies the chain to a row, as llama.cpp's server does: all candidates are written out, with
     /// minus infinity for those that `allowed` lacks. Returns the token that a link drew.
+    #[cfg(feature = "reference")]
     pub fn sample(&mut self, row: &[f32], allowed: Option<&[u32]>) -> Option<Token> {
         self.apply(row, allowed).1
     }
