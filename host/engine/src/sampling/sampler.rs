@@ -9,7 +9,7 @@ pub const MAX_RANGE: u32 = 1 << 16;
 /// Tokens that a logit bias may name.
 pub const MAX_BIASES: usize = 1024;
 /// Links that a chain may have.
-pub const MAX_LINKS: usize = 32;
+pub const MAX_LINKS: usize = 64;
 
 /// One link of a chain. Each does what llama.cpp's sampler of that name does with `min_keep` 1,
 /// so that settings carry over; values that turn one off there do so here.

@@ -223,11 +223,13 @@ impl<'a> Whole<'a> {
         self.memory
             .changed
             .sort_unstable_by_key(|(token, _)| *token);
-        for &token in tokens {
-            if (token as usize) < self.row.len() {
-                let chunk = token as usize / CHUNK;
+        let mut done = None;
+        for index in 0..self.memory.changed.len() {
+            let chunk = self.memory.changed[index].0 as usize / CHUNK;
+            if done != Some(chunk) {
                 let most = highest(self.chunk(chunk, &mut [0.0; CHUNK]));
                 self.memory.maxima[chunk] = most;
+                done = Some(chunk);
             }
         }
     }
