@@ -16,8 +16,8 @@
 //!
 //! Invariants, tested with random workloads on the simulator: every id is either free or held by
 //! exactly one sequence or entry; a sequence's tokens are computed in order, each once but after a
-//! preemption; no generating row is left out of a step but after a failure; every request ends
-//! exactly once, and none fails for another's sake.
+//! preemption; no generating row is left out of a step but after a failure, or since it is the turn of
+//! another adapter ([`rotation`]); every request ends exactly once, and none fails for another's sake.
 
 mod admission;
 pub mod cache;
@@ -29,6 +29,7 @@ pub mod prefill;
 pub mod queue;
 mod recovery;
 mod room;
+mod rotation;
 mod rows;
 mod running;
 mod tree;
@@ -44,13 +45,14 @@ use pace::Pace;
 use prefill::Ceiling;
 use queue::Queue;
 use recovery::Recovery;
+use rotation::Rotation;
 use rows::placements;
 use running::Running;
 use std::collections::BTreeSet;
 use std::time::Duration;
 pub use view::{EntryView, SequenceView, Tally};
 pub use words::{
-    Claim, EntryId, Expired, Key, Limits, Memory, Priority, Progress, Refused, Request, Reuse, Row,
+    AdapterId, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Progress, Refused, Request, Reuse, Row,
     Scope, SeqId, Step, StepResult, Tenant, Watch,
 };
 
@@ -84,6 +86,7 @@ pub struct Scheduler {
     turn: Option<Key>,
     ceiling: Ceiling,
     recovery: Recovery,
+    rotation: Rotation,
     /// Sequences that were admitted.
     admissions: u64,
     swept: Time,
@@ -114,6 +117,7 @@ impl Scheduler {
             turn: None,
             ceiling: Ceiling::default(),
             recovery: Recovery::new(limits.step_tokens),
+            rotation: Rotation::default(),
             admissions: 0,
             swept: Time::ZERO,
             looked: 0,
@@ -240,6 +244,7 @@ impl Scheduler {
                 None
             }
             StepResult::Failed { now } => {
+                self.rotation.failed();
                 self.cells.undo(placements(&planned));
                 self.start_anew(&planned);
                 let key = self.fail(&planned, now)?;
@@ -266,10 +271,20 @@ impl Scheduler {
         }
     }
 
+    /// A step took so long. One that began with a change of adapters tells what that costs, and
+    /// nothing of rows.
     fn learn(&mut self, seconds: f64) {
-        self.ceiling
-            .observe(self.limits.prefill, &self.cost, self.shape, seconds);
-        self.cost.observe(self.shape, seconds);
+        if self.rotation.is_changing() {
+            if self.cost.is_fitted() {
+                let more = seconds - self.cost.predict(self.shape);
+                self.rotation.observe(more);
+            }
+        } else {
+            self.ceiling
+                .observe(self.limits.prefill, &self.cost, self.shape, seconds);
+            self.cost.observe(self.shape, seconds);
+        }
+        self.rotation.stepped(seconds);
     }
 
     /// Whether there is nothing to do until something is enqueued.
