@@ -45,10 +45,11 @@ pub(crate) async fn load_models(
     tell: impl Fn(String),
 ) -> Result<Vec<Engine>, Complaint> {
     let mut engines = Vec::new();
-    for ModelArgument { name, file } in &models.models {
+    for (place, ModelArgument { name, file }) in models.models.iter().enumerate() {
         tell(format!("loading model {name} from {}", file.display()));
         let started = Instant::now();
         let mut config = Config::new(name, file);
+        config.adapters = models.adapters_of(place);
         config.context = models.context;
         config.cells = models.cells;
         config.threads = models.threads;

@@ -23,6 +23,9 @@ pub struct Options {
     pub stop: Vec<String>,
     /// Go on after an end-of-generation token.
     pub ignore_end: bool,
+    /// The name of the adapter to generate with; without one, the model alone. What was computed
+    /// with another one is not reused.
+    pub adapter: Option<String>,
 }
 
 /// On whose behalf something is generated, and how long that is of use.

@@ -36,7 +36,7 @@ pub use llama::{gguf, quiet_logs};
 pub use metrics::{Kind, Metric};
 pub use sampling::Sampler;
 pub use scheduler::prefill::Prefill;
-pub use scheduler::{Claim, Priority, Tenant, Watch};
+pub use scheduler::{AdapterId, Claim, Priority, Tenant, Watch};
 pub use sequence::Sequence;
 pub use store::snapshot::{
     Entry as SnapshotEntry, Error as SnapshotError, Limits as SnapshotLimits, Snapshots,

@@ -5,10 +5,10 @@ use crate::Token;
 use crate::backend::{Backend, Input};
 use crate::delivery::Sender;
 use crate::generation::{Caller, Finish, Outcome};
-use crate::metrics::{Counters, add, add_time, set};
+use crate::metrics::{Counters, add, add_time, set, set_time};
 use crate::sampling::{Chain, Scratch};
 use crate::scheduler::{
-    Claim, Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler, SeqId, Step,
+    AdapterId, Claim, Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler, SeqId, Step,
     StepResult, Time, Watch,
 };
 use crate::text::Assembler;
@@ -44,6 +44,8 @@ pub struct Submission {
     pub prompt: Vec<Token>,
     pub options: Options,
     pub caller: Caller,
+    /// The one that the options name.
+    pub adapter: AdapterId,
     /// Whether somebody means to go on with the sequence.
     pub claim: Watch,
     /// Of what it goes on with.
@@ -247,6 +249,7 @@ impl<B: Backend> Worker<B> {
             prompt,
             options,
             caller,
+            adapter,
             claim,
             goes_on,
             delivery,
@@ -260,7 +263,7 @@ impl<B: Backend> Worker<B> {
         let request = Request {
             key,
             tenant: caller.tenant,
-            scope: caller.scope(),
+            scope: caller.scope().with(adapter),
             priority: caller.priority,
             tokens: prompt,
             max_tokens: options.max_tokens,
@@ -353,7 +356,8 @@ impl<B: Backend> Worker<B> {
         }
         self.gather(&step.rows);
         let before = Instant::now();
-        let decoded = self.backend.decode(&self.inputs);
+        let adapted = self.backend.adapt(step.adapter);
+        let decoded = adapted.and_then(|()| self.backend.decode(&self.inputs));
         let after = Instant::now();
         add_time(&self.counters.step_nanos, after - before);
         match decoded {
@@ -395,6 +399,7 @@ impl<B: Backend> Worker<B> {
         add(&counters.prefill_tokens, u64::from(shape.prefill));
         add(&counters.tokens_decoded, self.inputs.len() as u64);
         add(&counters.skipped_rows, u64::from(step.skipped));
+        add(&counters.off_turn_rows, u64::from(step.off_turn));
         if shape.rows > 0 && shape.prefill > 0 {
             add(&counters.mixed_steps, 1);
             add(&counters.mixed_prefill_tokens, u64::from(shape.prefill));
@@ -554,6 +559,9 @@ impl<B: Backend> Worker<B> {
         set(&counters.lost, tally.lost);
         set(&counters.preempted, tally.preempted);
         set(&counters.relocated, tally.relocated);
+        set(&counters.adapter_changes, tally.adapter_changes);
+        let change = Duration::from_secs_f64(scheduler.change_seconds());
+        set_time(&counters.adapter_change_nanos, change);
         self.aside.report(counters);
         let retry_after = scheduler.retry_after(self.time(Instant::now()));
         set(&counters.retry_after, retry_after.as_secs());

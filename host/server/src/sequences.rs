@@ -153,6 +153,7 @@ impl<'a> Routes<'a> {
                 "lost": tally.lost,
                 "preempted": tally.preempted,
                 "relocated": tally.relocated,
+                "adapter_changes": tally.adapter_changes,
             },
             "sequences": sequences.collect::<Vec<_>>(),
             "kept": kept.collect::<Vec<_>>(),
@@ -165,6 +166,7 @@ impl<'a> Routes<'a> {
             "tenant": sequence.tenant.0,
             "route": self.tenants.get(&sequence.tenant),
             "priority": sequence.priority.0,
+            "adapter": sequence.adapter.0,
             "id": sequence.seq.0,
             "prompt": sequence.prompt,
             "generated": sequence.generated,
@@ -178,7 +180,8 @@ impl<'a> Routes<'a> {
         json!({
             "entry": entry.entry.0,
             "scope": entry.scope.0,
-            "route": self.scopes.get(&entry.scope.0),
+            "route": self.scopes.get(&entry.scope.people()),
+            "adapter": entry.scope.adapter().0,
             "id": entry.seq.map(|seq| seq.0),
             "tokens": entry.tokens,
             "claimed": entry.claimed,
@@ -190,7 +193,7 @@ impl<'a> Routes<'a> {
 mod tests {
     use super::*;
     use corral_engine::scheduler::{EntryId, Key, Scope, SeqId};
-    use corral_engine::{Priority, Tally};
+    use corral_engine::{AdapterId, Priority, Tally};
 
     fn view() -> View {
         View {
@@ -207,6 +210,7 @@ mod tests {
                 key: Key(9),
                 tenant: Tenant(1),
                 priority: Priority(7),
+                adapter: AdapterId::NONE,
                 seq: SeqId(0),
                 prompt: 2,
                 generated: 2,

@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code)]
 
+mod adapters;
 mod batch;
 mod context;
 pub mod gguf;

@@ -10,7 +10,8 @@
 //! So nobody starves, whatever the priorities. Of `n` adapters with something to compute each waits for
 //! at most `2 (n - 1)` turns of others, the rest of a round and then all of the next; where all
 //! are equally urgent, for `n - 1`. A turn has at most 64 steps, and ends with the first step, but for
-//! the very first one, after 200 ms. With one adapter in use there are no turns, and it costs nothing.
+//! the very first one, that ends 200 ms after the change. With one adapter in use there are no turns,
+//! and it costs nothing.
 
 use super::words::{AdapterId, Priority};
 use std::cmp::Reverse;
@@ -23,7 +24,7 @@ const SHARE: f64 = 0.15;
 const STEPS: (u32, u32) = (2, 64);
 /// Steps of a turn before it was measured what a change costs.
 const UNKNOWN: u32 = 8;
-/// The longest turn while others wait, unless it has too few steps.
+/// The longest turn while others wait, not counting the change, unless it has too few steps.
 const TURN: Duration = Duration::from_millis(200);
 /// Weight of the newest change in the mean.
 const NEWEST: f64 = 0.2;
@@ -128,9 +129,17 @@ impl Rotation {
 
     /// Whether the current turn has had its time.
     fn is_over(&self) -> bool {
-        let most = if self.change.is_some() { STEPS.1 } else { UNKNOWN };
-        let enough = self.change.map_or(f64::INFINITY, |change| change / SHARE);
-        let over = self.steps >= most || self.seconds >= enough.min(TURN.as_secs_f64());
+        let most = if self.change.is_some() {
+            STEPS.1
+        } else {
+            UNKNOWN
+        };
+        let change = self.change_seconds();
+        let shared = self
+            .change
+            .map_or(f64::INFINITY, |change| change / SHARE - change);
+        let enough = shared.min(TURN.as_secs_f64());
+        let over = self.steps >= most || self.seconds - change >= enough;
         over && self.steps >= STEPS.0
     }
 
@@ -142,4 +151,84 @@ impl Rotation {
 fn bit(adapter: AdapterId) -> u32 {
     debug_assert!(adapter.0 <= AdapterId::MOST, "{adapter:?} is not one");
     1_u32.wrapping_shl(u32::from(adapter.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who computes each of so many steps, of which each takes so long and a change so much more.
+    fn turns(ready: &[(u8, u8)], steps: usize, step: f64, change: f64) -> Vec<u8> {
+        let mut rotation = Rotation::default();
+        let ready = ready.iter().map(|&(adapter, priority)| Ready {
+            adapter: AdapterId(adapter),
+            priority: Priority(priority),
+        });
+        let ready: Vec<_> = ready.collect();
+        let take = |_| {
+            let next = rotation.next(&ready).expect("one is ready");
+            rotation.take(next, &ready);
+            if rotation.is_changing() {
+                rotation.observe(change);
+                rotation.stepped(step + change);
+            } else {
+                rotation.stepped(step);
+            }
+            next.0
+        };
+        (0..steps).map(take).collect()
+    }
+
+    /// The turns and their lengths.
+    fn runs(turns: &[u8]) -> Vec<(u8, usize)> {
+        let runs = turns.chunk_by(|a, b| a == b);
+        runs.map(|run| (run[0], run.len())).collect()
+    }
+
+    #[test]
+    fn one_alone_has_no_turns() {
+        assert_eq!(runs(&turns(&[(0, 0)], 500, 0.01, 0.01)), [(0, 500)]);
+        assert_eq!(runs(&turns(&[(3, 0)], 500, 0.01, 0.01)), [(3, 500)]);
+        assert_eq!(Rotation::default().next(&[]), None);
+    }
+
+    #[test]
+    fn all_have_their_turns_one_after_the_other() {
+        let turns = turns(&[(0, 0), (2, 0), (5, 0)], 400, 0.04, 0.005);
+        let runs = runs(&turns);
+        let order: Vec<_> = runs.iter().map(|(adapter, _)| *adapter).collect();
+        let around: Vec<_> = [0, 2, 5].into_iter().cycle().take(order.len()).collect();
+        assert_eq!(order, around);
+        assert!(runs[1..runs.len() - 1].iter().all(|(_, steps)| *steps == 2));
+    }
+
+    #[test]
+    fn changes_take_their_share_and_no_more_as_far_as_the_bounds_allow() {
+        for (step, change, least, most) in [
+            // Quick steps: as many as make the share.
+            (0.001, 0.005, 25, 35),
+            (0.0005, 0.0002, 2, 3),
+            // No turn is longer than that.
+            (0.001, 0.5, 64, 64),
+            (0.0001, 0.1, 64, 64),
+            (0.04, 0.1, 5, 6),
+            (1.0, 0.1, 2, 2),
+        ] {
+            let runs = runs(&turns(&[(0, 0), (1, 0)], 2000, step, change));
+            let inner = &runs[1..runs.len() - 1];
+            let within = |&(_, steps): &(u8, usize)| (least..=most).contains(&steps);
+            assert!(inner.iter().all(within), "{step} {change}: {:?}", inner[0]);
+            #[allow(clippy::cast_precision_loss)]
+            let turn = inner[0].1 as f64 * step;
+            let bound = turn + step >= TURN.as_secs_f64() || inner[0].1 == 64;
+            assert!(bound || change <= 0.2 * (turn + change), "{step} {change}");
+        }
+    }
+
+    #[test]
+    fn the_more_urgent_goes_first_in_each_round_and_the_other_is_not_forgotten() {
+        let turns = turns(&[(0, 0), (1, 1), (2, 9), (3, 1)], 400, 0.04, 0.005);
+        let order: Vec<_> = runs(&turns).iter().map(|(adapter, _)| *adapter).collect();
+        assert_eq!(order[..9], [0, 2, 3, 1, 2, 3, 1, 0, 2]);
+    }
 }
