@@ -510,6 +510,30 @@ mod tests {
     }
 
     #[test]
+    fn adapters_are_of_the_first_model_unless_said_otherwise() {
+        let line = "corral serve --model a=1 --model b:c=2 \
+                    --adapter x=3 --adapter b:c:y=4 --adapter a:z=k=5";
+        let Command::Serve(serve) = parse(line).expect("a good line").command else {
+            panic!("it says serve");
+        };
+        let of = |place| serve.models.adapters_of(place);
+        let adapter = |name: &str, file: &str| (name.to_owned(), PathBuf::from(file));
+        assert_eq!(of(0), [adapter("x", "3"), adapter("z", "k=5")]);
+        assert_eq!(of(1), [adapter("y", "4")]);
+        for (wrong, said) in [
+            ("x", "no name or no file"),
+            ("x=", "no name or no file"),
+            ("=x", "is no name"),
+            ("a:=x", "is no name"),
+            ("q:x=3", "'q'"),
+        ] {
+            let line = format!("corral serve --model a=1 --adapter {wrong}");
+            let complaint = parse(&line).expect_err(wrong);
+            assert!(complaint.contains(said), "{wrong}: {complaint}");
+        }
+    }
+
+    #[test]
     fn default_logs_can_be_read() {
         for line in ["corral serve --model x", "corral run p --model x"] {
             let logs = parse(line).expect("a good line").command.default_logs();

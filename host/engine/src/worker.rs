@@ -8,8 +8,8 @@ use crate::generation::{Caller, Finish, Outcome};
 use crate::metrics::{Counters, add, add_time, set, set_time};
 use crate::sampling::{Chain, Scratch};
 use crate::scheduler::{
-    AdapterId, Claim, Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler, SeqId, Step,
-    StepResult, Time, Watch,
+    AdapterId, Claim, Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler,
+    SeqId, Step, StepResult, Time, Watch,
 };
 use crate::text::Assembler;
 use crate::view::View;

@@ -179,7 +179,7 @@ impl<'a> Routes<'a> {
     fn entry(&self, entry: &EntryView) -> Value {
         json!({
             "entry": entry.entry.0,
-            "scope": entry.scope.0,
+            "scope": entry.scope.people(),
             "route": self.scopes.get(&entry.scope.people()),
             "adapter": entry.scope.adapter().0,
             "id": entry.seq.map(|seq| seq.0),

@@ -52,8 +52,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 pub use view::{EntryView, SequenceView, Tally};
 pub use words::{
-    AdapterId, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Progress, Refused, Request, Reuse, Row,
-    Scope, SeqId, Step, StepResult, Tenant, Watch,
+    AdapterId, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Progress, Refused, Request,
+    Reuse, Row, Scope, SeqId, Step, StepResult, Tenant, Watch,
 };
 
 /// A moment: the time since some start that never changes.

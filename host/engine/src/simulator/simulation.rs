@@ -5,8 +5,8 @@ use super::{Fault, Machine, POISON, Simulator, Size};
 use crate::Token;
 use crate::backend::{Backend, Input};
 use crate::scheduler::{
-    AdapterId, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Refused, Request, Reuse, Row,
-    Scheduler, Scope, SeqId, Step, StepResult, Tally, Tenant, Time,
+    AdapterId, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Refused, Request, Reuse,
+    Row, Scheduler, Scope, SeqId, Step, StepResult, Tally, Tenant, Time,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
