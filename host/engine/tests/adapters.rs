@@ -79,7 +79,7 @@ fn right_alone() -> Vec<Question> {
     let mut random = ChaCha8Rng::seed_from_u64(5);
     let mut right = Vec::new();
     for adapted in [false, true] {
-        for story in 0..STORIES.len() {
+        for (story, length) in STORIES.iter().enumerate() {
             let mut found = 0;
             for _ in 0..20 {
                 let [a, b] = [0, 0].map(|_| random.random_range(0..100));
@@ -96,7 +96,7 @@ fn right_alone() -> Vec<Question> {
                     found += 1;
                 }
             }
-            assert!(found >= 17, "{found} of 20 behind {}", STORIES[story]);
+            assert!(found >= 17, "{found} of 20 behind {length}");
         }
     }
     right

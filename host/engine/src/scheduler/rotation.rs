@@ -9,8 +9,8 @@
 //!
 //! So nobody starves, whatever the priorities. Of `n` adapters with something to compute each waits for
 //! at most `2 (n - 1)` turns of others, the rest of a round and then all of the next; where all
-//! are equally urgent, for `n - 1`. A turn has at most 64 steps, and ends with the first step, but for
-//! the very first one, that ends 200 ms after the change. With one adapter in use there are no turns,
+//! are equally urgent, for `n - 1`. A turn has at most 64 steps, and after its first one, which
+//! is longer by the change, it ends with the first step that ends 200 ms later. With one adapter in use there are no turns,
 //! and it costs nothing.
 
 use super::words::{AdapterId, Priority};
@@ -24,7 +24,7 @@ const SHARE: f64 = 0.15;
 const STEPS: (u32, u32) = (2, 64);
 /// Steps of a turn before it was measured what a change costs.
 const UNKNOWN: u32 = 8;
-/// The longest turn while others wait, not counting the change, unless it has too few steps.
+/// The longest turn while others wait, counted from the step with the change on, unless it has too few steps.
 const TURN: Duration = Duration::from_millis(200);
 /// Weight of the newest change in the mean.
 const NEWEST: f64 = 0.2;
@@ -44,7 +44,7 @@ pub(super) struct Ready {
 pub(super) struct Rotation {
     /// Which one computed the last step.
     current: AdapterId,
-    /// Steps of its turn, and their seconds.
+    /// Steps of its turn, and their seconds, but for the one that was longer by the change.
     steps: u32,
     seconds: f64,
     /// Who has had a turn in this round, a bit for each.
@@ -96,7 +96,9 @@ impl Rotation {
     /// A step was computed in so many seconds.
     pub fn stepped(&mut self, seconds: f64) {
         self.steps = self.steps.saturating_add(1);
-        self.seconds += seconds;
+        if !self.changing {
+            self.seconds += seconds;
+        }
         self.changing = false;
     }
 
@@ -134,12 +136,11 @@ impl Rotation {
         } else {
             UNKNOWN
         };
-        let change = self.change_seconds();
         let shared = self
             .change
             .map_or(f64::INFINITY, |change| change / SHARE - change);
         let enough = shared.min(TURN.as_secs_f64());
-        let over = self.steps >= most || self.seconds - change >= enough;
+        let over = self.steps >= most || self.seconds >= enough;
         over && self.steps >= STEPS.0
     }
 
@@ -207,11 +208,11 @@ mod tests {
         for (step, change, least, most) in [
             // Quick steps: as many as make the share.
             (0.001, 0.005, 25, 35),
-            (0.0005, 0.0002, 2, 3),
+            (0.0005, 0.0002, 2, 4),
             // No turn is longer than that.
             (0.001, 0.5, 64, 64),
             (0.0001, 0.1, 64, 64),
-            (0.04, 0.1, 5, 6),
+            (0.04, 0.1, 6, 7),
             (1.0, 0.1, 2, 2),
         ] {
             let runs = runs(&turns(&[(0, 0), (1, 0)], 2000, step, change));
