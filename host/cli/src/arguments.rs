@@ -97,6 +97,8 @@ pub(crate) enum Bench {
     /// How far reading long prompts stretches the time between two tokens of those who generate:
     /// with the step-time budget, and beside it as servers do that fill each step with prompts.
     Gap(GapBench),
+    /// Writes a model with random weights to measure with: as large and as slow as a real one.
+    Model(ModelBench),
     /// Time to the first token of prompts whose beginning another request has computed, beside that of
     /// a sequence that is gone on with; and the time of a fork.
     Prefix(PrefixBench),
@@ -136,6 +138,31 @@ pub(crate) struct GapBench {
     /// Compute threads; by default one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ModelBench {
+    /// Its layers and their sizes.
+    #[arg(long, value_enum, default_value_t = ModelShape::Qwen3_0_6b)]
+    pub(crate) shape: ModelShape,
+    /// The GGUF file whose vocabulary it gets; what the shape has more of stays unused.
+    #[arg(long, value_name = "FILE", default_value = "models/tiny/tiny.gguf")]
+    pub(crate) vocabulary: PathBuf,
+    /// Write it also if the file is there.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Where it is written.
+    #[arg(value_name = "OUT.gguf")]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum ModelShape {
+    /// Those of Qwen3-0.6B: 28 layers, width 1024, 151,936 tokens; 4 bits a weight.
+    #[value(name = "qwen3-0.6b")]
+    Qwen3_0_6b,
+    /// Two layers of width 64.
+    Tiny,
 }
 
 #[derive(Args, Debug)]

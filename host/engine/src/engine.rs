@@ -1,9 +1,10 @@
 //! A loaded model with its engine thread, as everyone else sees it.
 
 use crate::delivery::mailbox;
-use crate::generation::{MAX_STOP_BYTES, MAX_STOPS};
+use crate::generation::{MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS};
 use crate::llama::{ContextSettings, LlamaContext, Model};
 use crate::metrics::{Counters, Metric, add, get};
+use crate::sampling;
 use crate::scheduler::prefill::Prefill;
 use crate::scheduler::{AdapterId, Claim, Limits, Reuse, Tenant, Watch};
 use crate::store::snapshot::Snapshots;
@@ -197,6 +198,11 @@ impl Engine {
                 (true, true) => Reuse::Any,
             },
             spill: config.spill_ram > 0,
+            drafts: if model.can_truncate() {
+                MAX_DRAFTS.into()
+            } else {
+                0
+            },
         };
         let info = ModelInfo {
             name: config.name,
@@ -299,7 +305,7 @@ impl Engine {
         goes_on: Option<Claim>,
     ) -> Result<Generation, Error> {
         let context = self.0.info.context;
-        check_options(&options)?;
+        check_options(&options, self.0.info.vocabulary as usize)?;
         let adapter = self.adapter(options.adapter.as_deref())?;
         self.check_tokens(&prompt)?;
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
@@ -539,7 +545,7 @@ fn sequence_length(config: &Config, model: &Model) -> Result<u32, LoadError> {
     }
 }
 
-fn check_options(options: &Options) -> Result<(), Error> {
+fn check_options(options: &Options, vocabulary: usize) -> Result<(), Error> {
     let invalid = |text: String| Err(Error::Invalid(text));
     if options.max_tokens == 0 {
         return invalid("max-tokens is 0; it must be at least 1".into());
@@ -557,10 +563,13 @@ fn check_options(options: &Options) -> Result<(), Error> {
             stop.len()
         ));
     }
-    options
-        .samplers
-        .iter()
-        .try_for_each(|sampler| sampler.check())
+    if options.speculate > MAX_DRAFTS {
+        return invalid(format!(
+            "{} tokens were to be guessed at once; at most {MAX_DRAFTS} can be",
+            options.speculate
+        ));
+    }
+    sampling::check(&options.samplers, vocabulary)
 }
 
 /// Counts the sequences that run or wait, up to a limit, and up to one for each tenant.

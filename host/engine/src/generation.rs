@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 pub const MAX_STOPS: usize = 16;
 /// Longest stop string, in bytes.
 pub const MAX_STOP_BYTES: usize = 256;
+/// Most tokens that are guessed at once.
+pub const MAX_DRAFTS: u8 = 16;
 
 /// How to generate.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +28,11 @@ pub struct Options {
     /// The name of the adapter to generate with; without one, the model alone. What was computed
     /// with another one is not reused.
     pub adapter: Option<String>,
+    /// Guess up to so many of the next tokens, at most [`MAX_DRAFTS`], from what stands in the text
+    /// already, and compute them together, where that is expected to be quicker. What is generated
+    /// stays the same. 0 guesses nothing; and nothing is guessed where
+    /// [`ModelInfo::can_truncate`](crate::ModelInfo::can_truncate) is false.
+    pub speculate: u8,
 }
 
 /// On whose behalf something is generated, and how long that is of use.

@@ -11,11 +11,13 @@
 #![warn(missing_docs)]
 
 mod backend;
+pub mod constraint;
 mod delivery;
 mod engine;
 mod error;
 mod generation;
 mod llama;
+mod lookup;
 mod metrics;
 pub mod random_model;
 pub mod sampling;
@@ -28,10 +30,15 @@ mod view;
 mod worker;
 
 pub use backend::{Backend, DecodeError, Input, SaveError};
+pub use constraint::{Constraint, Constraints, Dictionary, Grammar, Matcher};
 pub use delivery::Generation;
 pub use engine::{Config, Engine, ModelInfo};
 pub use error::{Error, LoadError};
-pub use generation::{Caller, Chunk, Finish, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome};
+pub use generation::{
+    Caller, Chunk, Finish, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome,
+};
+#[cfg(feature = "reference")]
+pub use llama::reference;
 pub use llama::{gguf, quiet_logs};
 pub use metrics::{Kind, Metric};
 pub use sampling::Sampler;

@@ -1,11 +1,12 @@
 //! The engine's counters.
 //!
 //! One exact identity holds whenever nothing runs, and tests rely on it:
-//! `tokens_decoded = prompt_tokens - cached_tokens + generated_tokens - finished + recomputed_tokens +
-//! abandoned_tokens`, since the last token of a sequence is never computed. (`prompt_tokens`,
-//! `cached_tokens`, `generated_tokens` and `recomputed_tokens` count sequences that finished,
-//! `abandoned_tokens` what was computed for those that were cancelled, expired or failed. A term for
-//! rejected drafts will be added with what makes them.)
+//! `tokens_decoded = prompt_tokens - cached_tokens + generated_tokens - finished - uncomputed_tokens +
+//! recomputed_tokens + abandoned_tokens + rejected_drafts`, since the last token of a sequence is never
+//! computed, nor are those that were certain with it at once. (`prompt_tokens`, `cached_tokens`,
+//! `generated_tokens`, `uncomputed_tokens` and `recomputed_tokens` count sequences that finished,
+//! `abandoned_tokens` what was computed for those that were cancelled, expired or failed, and
+//! `rejected_drafts` those of all. A draft that was right is a token like any other.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -92,11 +93,11 @@ counters! {
     failed_steps: Counter = "corral_engine_failed_steps_total",
     /// Rows of all steps: a sequence's part of a step is a row.
     rows: Counter = "corral_engine_rows_total",
-    /// Rows that generate: one token of a sequence that is past its prompt.
+    /// Rows that generate: the next token of a sequence that is past its prompt, with its drafts if it has any.
     decode_rows: Counter = "corral_engine_decode_rows_total",
     /// Rows that read a part of a prompt.
     prefill_rows: Counter = "corral_engine_prefill_rows_total",
-    /// Prompt tokens that were read.
+    /// Prompt tokens that were read, and generated ones that were certain without being sampled.
     prefill_tokens: Counter = "corral_engine_prefill_tokens_total",
     /// Sequences that generate and were left out of a step; only after a step failed.
     skipped_rows: Counter = "corral_engine_skipped_rows_total",
@@ -122,7 +123,13 @@ counters! {
     cached_tokens: Counter = "corral_engine_cached_tokens_total",
     /// Tokens of the sequences that finished that were computed again: after a preemption, or since their state was lost.
     recomputed_tokens: Counter = "corral_engine_recomputed_tokens_total",
-    /// Tokens computed for sequences that were cancelled, expired or failed.
+    /// Tokens of the sequences that finished that were certain at their end and not computed, beside the last one of each.
+    uncomputed_tokens: Counter = "corral_engine_uncomputed_tokens_total",
+    /// Guessed tokens that were computed and turned out right.
+    accepted_drafts: Counter = "corral_engine_accepted_drafts_total",
+    /// Guessed tokens that were computed for nothing: they turned out wrong, or came after the end.
+    rejected_drafts: Counter = "corral_engine_rejected_drafts_total",
+    /// Tokens computed for sequences that were cancelled, expired or failed, but for rejected drafts.
     abandoned_tokens: Counter = "corral_engine_abandoned_tokens_total",
     /// Sequences that finished.
     finished: Counter = "corral_engine_sequences_finished_total",
@@ -191,7 +198,7 @@ counters! {
     histograms:
     /// Seconds of a step: computation, sampling and delivery.
     step_duration = "corral_engine_step_duration_seconds" in SECONDS,
-    /// Seconds between two tokens of a sequence.
+    /// Seconds between two tokens of a sequence; those that come at once count as one.
     gap_seconds = "corral_engine_token_gap_seconds" in SECONDS,
     /// Rows of a step.
     step_rows = "corral_engine_step_rows" in COUNTS,

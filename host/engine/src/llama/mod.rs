@@ -8,11 +8,14 @@
 mod adapters;
 mod batch;
 mod context;
+mod dictionary;
 pub mod gguf;
 mod log;
 #[cfg(test)]
 mod memories;
 mod model;
+#[cfg(any(test, feature = "reference"))]
+pub mod reference;
 mod threads;
 
 pub use context::{ContextSettings, LlamaContext};

@@ -101,6 +101,11 @@ impl Model {
         self.model.as_ptr()
     }
 
+    #[cfg(any(test, feature = "reference"))]
+    pub(super) fn vocabulary_pointer(&self) -> *const sys::llama_vocab {
+        self.vocab.as_ptr()
+    }
+
     /// Number of tokens in the vocabulary.
     pub fn vocabulary_size(&self) -> usize {
         self.size

@@ -53,6 +53,9 @@ pub(super) struct Rotation {
     change: Option<f64>,
     /// How often it changed.
     changes: u64,
+    /// Whose step failed. Until one goes well turns are as short as can be, so that it is soon tried
+    /// again: else faults that come now and then could meet nobody but it.
+    failed: Option<AdapterId>,
     /// Whether the backend changes with the step that was planned last.
     changing: bool,
 }
@@ -82,6 +85,9 @@ impl Rotation {
                 self.had = 0;
             }
         }
+        if !ready.is_empty() && !ready.iter().any(|r| Some(r.adapter) == self.failed) {
+            self.failed = None;
+        }
         self.had |= bit(adapter);
         self.current = adapter;
         self.changes += u64::from(changes);
@@ -96,6 +102,9 @@ impl Rotation {
     /// A step was computed in so many seconds.
     pub fn stepped(&mut self, seconds: f64) {
         self.steps = self.steps.saturating_add(1);
+        if self.failed == Some(self.current) {
+            self.failed = None;
+        }
         if !self.changing {
             self.seconds += seconds;
         }
@@ -106,6 +115,7 @@ impl Rotation {
     /// was to change, the next step may still be longer by that.
     pub fn failed(&mut self) {
         self.steps = STEPS.1;
+        self.failed = Some(self.current);
     }
 
     /// A change took so many seconds.
@@ -131,10 +141,10 @@ impl Rotation {
 
     /// Whether the current turn has had its time.
     fn is_over(&self) -> bool {
-        let most = if self.change.is_some() {
-            STEPS.1
-        } else {
-            UNKNOWN
+        let most = match (self.failed, self.change) {
+            (Some(_), _) => STEPS.0,
+            (None, Some(_)) => STEPS.1,
+            (None, None) => UNKNOWN,
         };
         let shared = self
             .change

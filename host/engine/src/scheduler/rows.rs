@@ -1,5 +1,6 @@
-//! What a step computes: a token of every sequence that generates, then parts of prompts; all of
-//! them sequences of the adapter whose turn it is.
+//! What a step computes: a token of every sequence that generates, then parts of prompts and other
+//! tokens that are certain, then [drafts](super::speculation); all of them of sequences of the adapter
+//! whose turn it is.
 
 use super::Scheduler;
 use super::cost::Shape;
@@ -21,14 +22,12 @@ impl Scheduler {
         };
         let count = self.generating(adapter);
         let mut rows = Vec::with_capacity(self.running.len());
-        let generating = self.running.iter().filter(|running| running.generates());
-        let generating = generating.filter(|running| running.adapter() == adapter);
-        rows.extend(generating.map(|running| running.row(1)));
         let policy = self.limits.prefill;
         let room = self.limits.step_tokens.saturating_sub(count);
         // Those whose turn it is not wait for the step as well.
         let waiting = self.all_generating();
-        let budget = policy.budget(&self.cost, self.ceiling, waiting, self.cells.n_kv(), room);
+        let n_kv = self.cells.n_kv();
+        let budget = policy.budget(&self.cost, &self.experience, waiting, n_kv, room);
         let budget = budget.min(self.room_for_prompts(adapter, count, budget));
         let reading = self.running.iter().filter(|running| running.reads());
         let mut prompts: Vec<_> = reading.filter(|r| r.adapter() == adapter).collect();
@@ -41,11 +40,23 @@ impl Scheduler {
             });
         }
         let pending: Vec<_> = prompts.iter().map(|running| running.pending()).collect();
-        let shares = policy.share(&pending, budget);
+        // Half of the budget is for prompts if they want it, so that they get on whatever is certain.
+        let for_prompts = pending.iter().sum::<u32>().min(budget.div_ceil(2));
+        let mut more = budget - for_prompts;
+        let generating = self.running.iter().filter(|running| running.generates());
+        let generating = generating.filter(|running| running.adapter() == adapter);
+        rows.extend(generating.map(|running| {
+            let certain = running.readable().min(more);
+            more -= certain;
+            running.row(1 + certain)
+        }));
+        let shares = policy.share(&pending, for_prompts + more);
         for (running, share) in prompts.iter().zip(shares).filter(|(_, share)| *share > 0) {
             rows.push(running.row(share));
         }
-        self.shaped(adapter, rows, count, budget)
+        let mut step = self.shaped(adapter, rows, count, budget);
+        self.speculate(&mut step);
+        step
     }
 
     /// Whose turn it is. There is room for each of its sequences that generate, or where none does for
@@ -101,12 +112,11 @@ impl Scheduler {
         u32::try_from(generating.count()).unwrap_or(u32::MAX)
     }
 
-    /// Cells for parts of an adapter's prompts, beside `count` for those that generate; as many as the
-    /// prompts want of `budget` if what does not run can make way.
+    /// Cells for parts of an adapter's prompts and what else is certain, beside `count` for those that
+    /// generate; as many as are wanted of `budget` if what does not run can make way.
     fn room_for_prompts(&mut self, adapter: AdapterId, count: u32, budget: u32) -> u32 {
-        let reading = self.running.iter().filter(|running| running.reads());
-        let own = reading.filter(|running| running.adapter() == adapter);
-        let wanted = budget.min(own.map(Running::pending).sum());
+        let own = self.running.iter().filter(|r| r.adapter() == adapter);
+        let wanted = budget.min(own.map(Running::readable).sum());
         if wanted == 0 {
             return budget;
         }

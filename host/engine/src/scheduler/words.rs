@@ -125,6 +125,9 @@ pub struct Limits {
     pub reuse: Reuse,
     /// Whether the state of sequences can be put aside and brought back.
     pub spill: bool,
+    /// Most drafts in a row; 0 where a sequence can't be truncated, since it could not be rid of
+    /// those that turn out wrong.
+    pub drafts: u32,
 }
 
 /// What is asked for.
@@ -207,13 +210,27 @@ pub struct Row {
     pub from: u32,
     /// One past the last position that is computed.
     pub to: u32,
-    /// Whether a token is sampled after the last position.
+    /// Whether a token is sampled: after the last token that is certain, and after each draft.
     pub output: bool,
+    /// How many of the last positions hold drafts: tokens that are guessed (see
+    /// [`Scheduler::draft`](super::Scheduler::draft)). Only in rows with output.
+    pub drafts: u32,
 }
 
 impl Row {
-    pub(super) fn tokens(&self) -> u32 {
+    /// Number of positions.
+    pub fn tokens(&self) -> u32 {
         self.to - self.from
+    }
+
+    /// One past the last position whose token is certain.
+    pub fn certain(&self) -> u32 {
+        self.to - self.drafts
+    }
+
+    /// Whether logits are wanted after a position.
+    pub fn is_output(&self, position: u32) -> bool {
+        self.output && position + 1 >= self.certain()
     }
 }
 
@@ -288,8 +305,11 @@ pub struct Step {
     pub rows: Vec<Row>,
     /// With what all of them are computed.
     pub adapter: AdapterId,
-    /// Generating rows, prompt tokens, and the cells that attention will run over.
+    /// Generating rows and drafts, since each of both wants an output; prompt tokens, and others that
+    /// are certain beside the first of a generating row; and the cells that attention will run over.
     pub shape: Shape,
+    /// How many of the shape's rows are drafts.
+    pub drafts: u32,
     /// Prompt tokens that the budget allowed.
     pub budget: u32,
     /// Generating sequences of the step's adapter that are not in it: only after a failure.
@@ -303,7 +323,9 @@ pub struct Step {
 pub enum StepResult<'a> {
     /// Its rows were computed.
     Decoded {
-        /// The token after each row with output, in the order of the rows.
+        /// What each row with output brought, in the order of the rows: at least one token, or several
+        /// one after the other: drafts that were right, the one that was sampled after them, and those
+        /// that are certain to follow it.
         sampled: &'a [(Key, Token)],
         /// Sequences that want no further token.
         ended: &'a [Key],

@@ -38,7 +38,7 @@ pub struct Size {
 
 /// How long steps take, in seconds: `fixed + row * rows + prefill * tokens of prompts +
 /// attention * tokens * cells up to the highest used one`, and `change` more after a change of
-/// adapters.
+/// adapters. A draft counts as a row.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
     /// Of every step.
@@ -222,7 +222,12 @@ impl Simulator {
     fn seconds(&self, step: &[Input]) -> f64 {
         let alone = |input: &&Input| {
             let mates = step.iter().filter(|other| other.seq == input.seq);
-            input.output && mates.count() == 1
+            let (mut all, mut outputs) = (0, 0);
+            for mate in mates {
+                all += 1;
+                outputs += u32::from(mate.output);
+            }
+            input.output && (all == 1 || outputs > 1)
         };
         let reach = self.taken.last().map_or(0, |highest| *highest as usize + 1);
         #[allow(clippy::cast_precision_loss)]

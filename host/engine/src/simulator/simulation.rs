@@ -4,6 +4,7 @@
 use super::{Fault, Machine, POISON, Simulator, Size};
 use crate::Token;
 use crate::backend::{Backend, Input};
+use crate::scheduler::speculation::accepted;
 use crate::scheduler::{
     AdapterId, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Refused, Request, Reuse,
     Row, Scheduler, Scope, SeqId, Step, StepResult, Tally, Tenant, Time,
@@ -40,6 +41,10 @@ pub struct Arrival {
     pub leaves: Option<Duration>,
     /// Its prompt makes each step fail.
     pub poisoned: bool,
+    /// Up to so many drafts are proposed after each of its steps; some are wrong.
+    pub drafts: u32,
+    /// Up to so many tokens are certain after some that are sampled.
+    pub forced: u32,
 }
 
 /// How a request ended.
@@ -72,6 +77,8 @@ pub struct Record {
     pub cached: u32,
     /// Tokens that were computed again after a preemption.
     pub recomputed: u32,
+    /// Drafts that were computed and were right, and those that were not.
+    pub drafts: (u32, u32),
     /// When it ended.
     pub ended: Time,
     /// Requests of other tenants that were admitted while it waited.
@@ -83,6 +90,8 @@ pub struct Record {
 pub struct Taken {
     /// Generating rows.
     pub rows: u32,
+    /// Drafts in them.
+    pub drafts: u32,
     /// Prompt tokens.
     pub prefill: u32,
     /// Whether nothing came of it.
@@ -100,8 +109,13 @@ struct Alive {
     prompt: u32,
     /// Its prompt and what was generated.
     text: Vec<Token>,
-    /// Tokens that were computed for it.
+    /// Tokens that were computed for it, but for drafts that were wrong.
     submitted: u32,
+    drafts: (u32, u32),
+    /// Tokens of its last step, if it has ended.
+    told: u32,
+    /// How many of those were not computed.
+    left: u32,
     admitted: Option<Time>,
     tokens: Vec<Time>,
     passed_by: u32,
@@ -289,6 +303,9 @@ impl Simulation {
             prompt,
             text: tokens,
             submitted: 0,
+            drafts: (0, 0),
+            told: 0,
+            left: 0,
             admitted: None,
             tokens: Vec::new(),
             passed_by: 0,
@@ -340,12 +357,10 @@ impl Simulation {
         let alive = self.alive.remove(&key).expect("a request ends once");
         if end == End::Finished {
             let generated = u32::try_from(alive.tokens.len()).unwrap();
-            assert_eq!(
-                progress.generated + 1,
-                generated,
-                "the last one is still to be said"
-            );
-            let computed = alive.prompt + generated - 1;
+            let told = alive.told + progress.generated;
+            assert_eq!(told, generated, "the last ones are still to be said");
+            // Those of the last step were sampled or certain, and most often not computed any more.
+            let computed = alive.prompt + generated - alive.left;
             assert_eq!(
                 alive.submitted,
                 computed - progress.cached + progress.recomputed,
@@ -362,6 +377,7 @@ impl Simulation {
             prompt: alive.prompt,
             cached: progress.cached,
             recomputed: progress.recomputed,
+            drafts: alive.drafts,
             ended: self.now,
             passed_by: alive.passed_by,
         });
@@ -391,7 +407,8 @@ impl Simulation {
         let took = self.backend.took();
         self.now += took;
         self.steps.push(Taken {
-            rows: step.shape.rows,
+            rows: step.shape.rows - step.drafts,
+            drafts: step.drafts,
             prefill: step.shape.prefill,
             failed: decoded.is_err(),
             adapter: step.adapter,
@@ -402,13 +419,7 @@ impl Simulation {
                 self.end(key, End::GivenUp);
             }
         } else {
-            let ended = self.computed(&step.rows);
-            let sampled: Vec<_> = step
-                .rows
-                .iter()
-                .filter(|row| row.output)
-                .map(|row| (row.key, token(row.key, row.to)))
-                .collect();
+            let (sampled, ended) = self.computed(&step.rows);
             let result = StepResult::Decoded {
                 sampled: &sampled,
                 ended: &ended,
@@ -419,6 +430,7 @@ impl Simulation {
         let pending = self.scheduler.take_memory();
         self.do_memory(&pending);
         self.check_cells(&pending);
+        self.propose(&step.rows);
         true
     }
 
@@ -523,10 +535,21 @@ impl Simulation {
                 .scheduler
                 .sequences()
                 .filter(|s| s.state == "generates");
-            let in_step = (step.shape.rows + step.skipped + step.off_turn) as usize;
+            let generated = step.shape.rows - step.drafts;
+            let in_step = (generated + step.skipped + step.off_turn) as usize;
             assert_eq!(in_step, generating.count());
             let excused = self.scheduler.is_recovering();
             assert!(step.skipped == 0 || excused, "a row was left out");
+        }
+        let drafts: u32 = step.rows.iter().map(|row| row.drafts).sum();
+        assert_eq!(drafts, step.drafts);
+        assert!(drafts == 0 || !self.scheduler.is_recovering());
+        for row in &step.rows {
+            assert!(row.from < row.certain() && row.drafts <= self.limits.drafts);
+            assert!(
+                row.output || row.drafts == 0,
+                "drafts follow what is certain"
+            );
         }
         let paused = self
             .scheduler
@@ -618,43 +641,114 @@ impl Simulation {
         let mut inputs = Vec::new();
         for row in rows {
             let alive = self.alive.get(&row.key).expect("a row of one that ended");
-            assert!(row.from < row.to && row.to as usize <= alive.text.len());
-            assert_eq!(row.output, row.to as usize == alive.text.len());
+            assert!(row.certain() as usize <= alive.text.len());
+            assert_eq!(row.output, row.certain() as usize == alive.text.len());
             assert_eq!(self.scheduler.tokens(row.key), alive.text);
             let before = &alive.text[..row.from as usize];
             assert_eq!(self.backend.held(row.seq), before, "what its cells hold");
-            for position in row.from..row.to {
+            let certain = &alive.text[row.from as usize..row.certain() as usize];
+            let draft = self.scheduler.draft(row);
+            assert_eq!(draft.len(), row.drafts as usize);
+            let generated = alive.text.len() - alive.prompt as usize;
+            let most = self.arrivals[alive.index].max_tokens as usize;
+            assert!(draft.is_empty() || generated + draft.len() < most);
+            for (position, &token) in (row.from..).zip(certain.iter().chain(draft)) {
                 inputs.push(Input {
-                    token: alive.text[position as usize],
+                    token,
                     position,
                     seq: row.seq,
-                    output: row.output && position + 1 == row.to,
+                    output: row.is_output(position),
                 });
             }
         }
         inputs
     }
 
-    fn computed(&mut self, rows: &[Row]) -> Vec<Key> {
-        let mut ended = Vec::new();
+    /// What came of a step that was computed: tokens in the order of the rows, and who ended.
+    fn computed(&mut self, rows: &[Row]) -> (Vec<(Key, Token)>, Vec<Key>) {
+        let (mut sampled, mut ended) = (Vec::new(), Vec::new());
         for row in rows {
+            let draft = self.scheduler.draft(row).to_vec();
             let alive = self.alive.get_mut(&row.key).expect("checked before");
-            alive.submitted += row.to - row.from;
-            if row.output {
-                alive.text.push(token(row.key, row.to));
-                alive.tokens.push(self.now);
-                let arrival = &self.arrivals[alive.index];
-                let last = arrival.max_tokens.min(arrival.ends_after.max(1));
-                if alive.tokens.len() >= last as usize {
-                    ended.push(row.key);
+            alive.submitted += row.certain() - row.from;
+            if !row.output {
+                continue;
+            }
+            let arrival = &self.arrivals[alive.index];
+            let last = arrival.max_tokens.min(arrival.ends_after.max(1)) as usize;
+            let (had, before) = (alive.tokens.len(), alive.text.len());
+            while alive.tokens.len() < last {
+                let gained = alive.text.len() - before;
+                if gained > draft.len() || draft[..gained] != alive.text[before..] {
+                    break;
                 }
+                // One is sampled, and some are certain to follow it.
+                let chance = mix(row.key, alive.text.len(), 1);
+                let forced = match arrival.forced {
+                    most if most > 0 && chance.is_multiple_of(3) => {
+                        chance / 3 % (u64::from(most) + 1)
+                    }
+                    _ => 0,
+                };
+                for _ in 0..=forced {
+                    if alive.tokens.len() < last {
+                        let position = u32::try_from(alive.text.len()).unwrap();
+                        alive.text.push(token(row.key, position));
+                        alive.tokens.push(self.now);
+                    }
+                }
+            }
+            let gained = &alive.text[before..];
+            let right = accepted(&draft, gained);
+            alive.submitted += right;
+            alive.drafts.0 += right;
+            alive.drafts.1 += row.drafts - right;
+            sampled.extend(gained.iter().map(|&token| (row.key, token)));
+            if alive.tokens.len() >= last {
+                alive.told = u32::try_from(alive.tokens.len() - had).unwrap();
+                alive.left = alive.told - right;
+                ended.push(row.key);
             }
         }
         for &key in &ended {
             self.end(key, End::Finished);
         }
-        ended
+        (sampled, ended)
     }
+
+    /// Guesses what comes next, sometimes wrongly.
+    fn propose(&mut self, rows: &[Row]) {
+        for row in rows {
+            let Some(alive) = self.alive.get(&row.key) else {
+                continue;
+            };
+            let chance = mix(row.key, alive.text.len(), 2);
+            let most = u64::from(self.arrivals[alive.index].drafts);
+            let right = chance / 7 % (most + 1);
+            let mut draft = Vec::new();
+            for (place, position) in (0..chance % (most + 1)).zip(alive.text.len()..) {
+                let next = token(row.key, u32::try_from(position).unwrap());
+                // Some wrong ones would make the step fail.
+                let wrong = if chance.is_multiple_of(31) {
+                    POISON
+                } else {
+                    next ^ 1
+                };
+                draft.push(if place < right { next } else { wrong });
+            }
+            if !draft.is_empty() {
+                self.scheduler.propose(row.key, &draft);
+            }
+        }
+    }
+}
+
+/// A number that looks random, and is the same for the same arguments.
+fn mix(key: Key, position: usize, salt: u64) -> u64 {
+    let mut x = (key.0 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x ^= (position as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (salt << 56);
+    x = (x ^ (x >> 30)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (x ^ (x >> 31)) >> 8
 }
 
 /// The token of a sequence at a position: another one for each of both, so that a mix-up shows.

@@ -4,14 +4,17 @@
 use super::*;
 use crate::backend::{DecodeError, SaveError};
 use crate::delivery::mailbox;
-use crate::scheduler::Reuse;
+use crate::generation::{Finish, Outcome};
 use crate::scheduler::prefill::Prefill;
+use crate::scheduler::{Reuse, SeqId};
 use crate::simulator::{Machine, POISON, Simulator, Size};
 use crate::store::spill::{Budgets, Spill};
 use crate::{Chunk, Generation, Tenant};
 use std::sync::mpsc::sync_channel;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+
+mod speculation;
 
 const VOCABULARY: u32 = 1000;
 /// Ends a generation.
@@ -110,6 +113,7 @@ impl Bench {
             prefill: Prefill::default(),
             reuse: Reuse::Any,
             spill: true,
+            drafts: 16,
         };
         let size = Size {
             seq_ids: limits.seq_ids,
@@ -316,6 +320,8 @@ fn identity(counters: &Counters) {
     let balance = value(&counters.prompt_tokens) - value(&counters.cached_tokens)
         + value(&counters.generated_tokens)
         - value(&counters.finished)
+        - value(&counters.uncomputed_tokens)
+        + value(&counters.rejected_drafts)
         + value(&counters.recomputed_tokens)
         + value(&counters.abandoned_tokens);
     assert_eq!(value(&counters.tokens_decoded), balance);
