@@ -1,17 +1,19 @@
 //! A loaded model with its engine thread, as everyone else sees it.
 
+use crate::constraint::{Constraints, Grammar};
 use crate::delivery::mailbox;
+use crate::embedding::{Embedder, EmbeddingConfig};
 use crate::generation::{MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS};
 use crate::llama::{ContextSettings, LlamaContext, Model};
 use crate::metrics::{Counters, Metric, add, get};
-use crate::sampling;
+use crate::sampling::{self, MAX_TOP_LOGPROBS};
 use crate::scheduler::prefill::Prefill;
 use crate::scheduler::{AdapterId, Claim, Limits, Reuse, Tenant, Watch};
 use crate::store::snapshot::Snapshots;
 use crate::store::spill::{Budgets, Spill};
 use crate::view::View;
 use crate::worker::{Aside, Command, Submission, Vocabulary, Worker};
-use crate::{Caller, Error, Generation, LoadError, Options, Token};
+use crate::{Caller, Constraint, Error, Generation, LoadError, Options, Token};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -67,6 +69,8 @@ pub struct Config {
     pub snapshots: Option<Arc<Snapshots>>,
     /// LoRA adapters, GGUF files, by the names under which they are asked for; at most 16.
     pub adapters: Vec<(String, PathBuf)>,
+    /// How embeddings are computed.
+    pub embedding: EmbeddingConfig,
 }
 
 impl Config {
@@ -86,6 +90,7 @@ impl Config {
             spill_disk: None,
             snapshots: None,
             adapters: Vec::new(),
+            embedding: EmbeddingConfig::default(),
         }
     }
 }
@@ -112,6 +117,8 @@ pub struct ModelInfo {
     pub can_truncate: bool,
     /// Names of the adapters that were loaded with it, in the order in which they were given.
     pub adapters: Vec<String>,
+    /// Whether it generates text: not where it is an encoder, which is good for embeddings alone.
+    pub can_generate: bool,
 }
 
 /// A handle to a loaded model. Cheap to clone; the engine thread ends with the last of them.
@@ -120,6 +127,7 @@ pub struct Engine(Arc<Inner>);
 
 struct Inner {
     model: Arc<ModelWords>,
+    constraints: Constraints,
     info: ModelInfo,
     path: PathBuf,
     /// SHA-256 of the model file, once it was needed.
@@ -130,6 +138,7 @@ struct Inner {
     places: Places,
     counters: Arc<Counters>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    embedder: Embedder,
 }
 
 /// An adapter's file.
@@ -214,11 +223,22 @@ impl Engine {
             chat_template: model.chat_template(),
             can_truncate: model.can_truncate(),
             adapters: config.adapters.iter().map(|a| a.0.clone()).collect(),
+            can_generate: backend.has_memory(),
         };
         let adapter = |(_, path)| Adapter {
             path,
             digest: OnceLock::new(),
         };
+        let counters = Arc::new(Counters::default());
+        let memory = backend.has_memory();
+        let embedder = Embedder::new(
+            &model,
+            memory,
+            context,
+            threads,
+            &config.embedding,
+            &counters,
+        )?;
         let words = Arc::new(ModelWords {
             model,
             end_of_generation: info.end_of_generation.clone(),
@@ -228,7 +248,6 @@ impl Engine {
         // So a sequence that has a place always finds room, beside some who look or clear.
         let (commands, inbox) = sync_channel(places.limit + OTHERS);
         let commands = Arc::new(commands);
-        let counters = Arc::new(Counters::default());
         let aside = aside(
             config.spill_ram,
             config.spill_disk,
@@ -243,6 +262,7 @@ impl Engine {
                 LoadError::Config(format!("the engine thread could not be started: {error}"))
             })?;
         Ok(Self(Arc::new(Inner {
+            constraints: Constraints::new(words.model.clone()),
             model: words,
             info,
             path: config.path,
@@ -253,6 +273,7 @@ impl Engine {
             places,
             counters,
             thread: Mutex::new(Some(thread)),
+            embedder,
         })))
     }
 
@@ -280,11 +301,25 @@ impl Engine {
             .collect())
     }
 
+    /// Compiles a grammar, or finds it compiled, for [`Options::constraint`]. Blocks for as long as that
+    /// takes, which is bounded; the first time for a model it reads all of the vocabulary.
+    ///
+    /// [`Error::Invalid`] says what is wrong with the grammar and where, [`Error::Refused`] that too
+    /// many others are being compiled.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, Error> {
+        self.0.constraints.compile(grammar)
+    }
+
+    /// A grammar that was compiled lately, at once.
+    pub fn compiled(&self, grammar: &Grammar) -> Option<Constraint> {
+        self.0.constraints.cached(grammar)
+    }
+
     /// Generates after `prompt`, on behalf of `caller`. Returns at once: what comes is read from the [`Generation`].
     ///
-    /// [`Error::Invalid`] if an argument is out of range or names no adapter, [`Error::ContextFull`] if the prompt
-    /// leaves no room for a token, [`Error::Refused`] if too many sequences wait. `max_tokens` is
-    /// cut down to what the context leaves.
+    /// [`Error::Invalid`] if an argument is out of range or names no adapter, [`Error::ContextFull`] if
+    /// the prompt leaves no room for a token, [`Error::Refused`] if too many sequences wait.
+    /// `max_tokens` is cut down to what the context leaves.
     pub fn generate(
         &self,
         prompt: Vec<Token>,
@@ -305,6 +340,10 @@ impl Engine {
         goes_on: Option<Claim>,
     ) -> Result<Generation, Error> {
         let context = self.0.info.context;
+        if !self.0.info.can_generate {
+            let encoder = "this model is an encoder and generates no text; use it for embeddings";
+            return Err(Error::Unsupported(encoder.into()));
+        }
         check_options(&options, self.0.info.vocabulary as usize)?;
         let adapter = self.adapter(options.adapter.as_deref())?;
         self.check_tokens(&prompt)?;
@@ -329,8 +368,10 @@ impl Engine {
         };
         let place = self.0.places.take(caller.tenant).map_err(refused)?;
         let (delivery, generation) = mailbox(self.0.counters.clone());
+        let matcher = options.constraint.as_ref().map(Constraint::start);
         let submission = Submission {
             prompt,
+            matcher,
             options,
             caller,
             adapter,
@@ -355,7 +396,9 @@ impl Engine {
 
     /// The counters as they are now.
     pub fn metrics(&self) -> Vec<Metric> {
-        self.0.counters.list()
+        let mut list = self.0.counters.list();
+        list.extend(self.0.constraints.counts().metrics());
+        list
     }
 
     /// Has `tell` called, on the engine's thread and between two steps, with what goes on. It must
@@ -430,15 +473,21 @@ impl Engine {
         })
     }
 
+    /// What computes embeddings.
+    pub(crate) fn embedder(&self) -> &Embedder {
+        &self.0.embedder
+    }
+
     /// Whether the engine thread runs.
     pub fn alive(&self) -> bool {
         let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Cancels what runs and waits until the engine thread has ended and the model's memory of
+    /// Cancels what runs and waits until the engine's threads have ended and the model's memory of
     /// sequences is freed. To be called before the process exits, so that no computation is cut.
     pub fn shutdown(&self) {
+        self.0.embedder.shutdown();
         let mut thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
             // Fails only if the thread has ended already.
@@ -567,6 +616,15 @@ fn check_options(options: &Options, vocabulary: usize) -> Result<(), Error> {
         return invalid(format!(
             "{} tokens were to be guessed at once; at most {MAX_DRAFTS} can be",
             options.speculate
+        ));
+    }
+    if options
+        .logprobs
+        .is_some_and(|top| usize::from(top) > MAX_TOP_LOGPROBS)
+    {
+        return invalid(format!(
+            "the {} likeliest tokens were asked for; at most {MAX_TOP_LOGPROBS} can be",
+            options.logprobs.unwrap_or_default()
         ));
     }
     sampling::check(&options.samplers, vocabulary)

@@ -13,6 +13,7 @@
 mod backend;
 pub mod constraint;
 mod delivery;
+mod embedding;
 mod engine;
 mod error;
 mod generation;
@@ -32,6 +33,10 @@ mod worker;
 pub use backend::{Backend, DecodeError, Input, SaveError};
 pub use constraint::{Constraint, Constraints, Dictionary, Grammar, Matcher};
 pub use delivery::Generation;
+pub use embedding::{
+    EmbedOptions, Embedding, EmbeddingConfig, EmbeddingInfo, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS,
+    MAX_EMBED_TOKENS, Pooling, Vectors,
+};
 pub use engine::{Config, Engine, ModelInfo};
 pub use error::{Error, LoadError};
 pub use generation::{

@@ -3,6 +3,7 @@
 
 use crate::Token;
 use crate::backend::{Backend, Input};
+use crate::constraint::Matcher;
 use crate::delivery::Sender;
 use crate::generation::Caller;
 use crate::lookup::Lookup;
@@ -43,6 +44,8 @@ pub enum Command {
 /// A sequence on its way in.
 pub struct Submission {
     pub prompt: Vec<Token>,
+    /// Of the options' constraint, before the first token.
+    pub matcher: Option<Matcher>,
     pub options: Options,
     pub caller: Caller,
     /// The one that the options name.
@@ -70,6 +73,8 @@ struct Sequence {
     generated: u32,
     options: Options,
     chain: Chain,
+    /// The grammar that its text has to follow.
+    follows: Option<Follows>,
     text: Assembler,
     delivery: Sender,
     submitted: Instant,
@@ -119,6 +124,7 @@ pub struct Worker<B> {
     scratch: Scratch,
     text: String,
     draft: Vec<Token>,
+    history: Vec<Token>,
 }
 
 impl<B: Backend> Worker<B> {
@@ -145,6 +151,7 @@ impl<B: Backend> Worker<B> {
             scratch: Scratch::default(),
             text: String::new(),
             draft: Vec::new(),
+            history: Vec::new(),
         }
     }
 
@@ -243,6 +250,7 @@ impl<B: Backend> Worker<B> {
     fn enqueue(&mut self, submission: Submission) {
         let Submission {
             prompt,
+            matcher,
             options,
             caller,
             adapter,
@@ -288,6 +296,7 @@ impl<B: Backend> Worker<B> {
             prompt: length,
             generated: 0,
             chain: Chain::new(options.samplers.clone(), seed),
+            follows: matcher.map(Follows::new),
             text: Assembler::new(options.stop.clone()),
             options,
             delivery,
@@ -450,8 +459,11 @@ fn refusal(refused: Refused, limits: Limits) -> Error {
 }
 
 mod aside;
+mod follows;
 mod report;
 mod sample;
+
+use follows::Follows;
 
 pub use aside::{Adoption, Aside, SaveOrder, Saved};
 

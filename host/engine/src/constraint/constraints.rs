@@ -7,6 +7,7 @@ use super::matcher::Constraint;
 use super::watch::Watcher;
 use super::{Grammar, limits};
 use crate::Error;
+use crate::metrics::{Kind, Metric};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,6 +30,52 @@ pub struct Counts {
     pub cached: usize,
     /// Memory that they take, as estimated.
     pub cached_bytes: usize,
+}
+
+impl Counts {
+    /// The counts as metrics.
+    #[allow(clippy::cast_precision_loss)]
+    pub(crate) fn metrics(&self) -> [Metric; 5] {
+        let metric = |name, help, kind, value: u64| Metric {
+            name,
+            help,
+            kind,
+            labels: Vec::new(),
+            value: value as f64,
+        };
+        [
+            metric(
+                "corral_engine_grammar_hits_total",
+                "Grammars that were found compiled.",
+                Kind::Counter,
+                self.hits,
+            ),
+            metric(
+                "corral_engine_grammars_compiled_total",
+                "Grammars that were compiled.",
+                Kind::Counter,
+                self.compiled,
+            ),
+            metric(
+                "corral_engine_grammars_failed_total",
+                "Grammars that could not be compiled, or not in time.",
+                Kind::Counter,
+                self.failed,
+            ),
+            metric(
+                "corral_engine_grammars",
+                "Compiled grammars that are kept.",
+                Kind::Gauge,
+                self.cached as u64,
+            ),
+            metric(
+                "corral_engine_grammar_bytes",
+                "Memory that kept grammars take, as estimated.",
+                Kind::Gauge,
+                self.cached_bytes as u64,
+            ),
+        ]
+    }
 }
 
 /// The grammars of one loaded model. Made at once: the trie of the vocabulary is built when the first

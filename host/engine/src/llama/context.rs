@@ -37,7 +37,7 @@ pub struct LlamaContext {
 }
 
 /// Frees the context when dropped.
-struct Context(NonNull<sys::llama_context>);
+pub(super) struct Context(pub(super) NonNull<sys::llama_context>);
 
 // SAFETY: a llama_context may be used from any one thread at a time; `LlamaContext` is not Sync and
 // all its methods that change anything take `&mut self`.
@@ -112,6 +112,11 @@ impl LlamaContext {
     pub fn step_tokens(&self) -> u32 {
         // SAFETY: the context is alive.
         unsafe { sys::llama_n_batch(self.context.0.as_ptr()) }
+    }
+
+    /// Whether the model remembers what it read: encoders like BERT do not, and generate nothing.
+    pub fn has_memory(&self) -> bool {
+        !self.memory().is_null()
     }
 
     /// Whether a part of a sequence can be shared, and a sequence be truncated. Where this is false,

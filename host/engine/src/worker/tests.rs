@@ -151,6 +151,7 @@ impl Bench {
         let adapter = AdapterId(number.map_or(0, |number| number.expect("a number")));
         let submission = Submission {
             prompt,
+            matcher: None,
             options,
             caller,
             adapter,
