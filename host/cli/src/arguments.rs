@@ -204,6 +204,10 @@ pub(crate) struct Models {
     /// when they are first asked for.
     #[arg(long = "model", value_name = "[NAME=]FILE", required = true)]
     pub(crate) models: Vec<ModelArgument>,
+    /// A LoRA adapter of a model, a GGUF file, and the name under which plugins ask for it; of the first
+    /// model unless another one is named. May be given several times, up to 16 for a model.
+    #[arg(long = "adapter", value_name = "[MODEL:]NAME=FILE")]
+    pub(crate) adapters: Vec<AdapterArgument>,
     /// Positions that a sequence may have; by default what the model was trained on, at most 8192.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) context: Option<u32>,
@@ -314,6 +318,57 @@ impl FromStr for ModelArgument {
     }
 }
 
+/// `[MODEL:]NAME=FILE`. The name of an adapter holds no colon, so the last one before the first `=`
+/// ends the name of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AdapterArgument {
+    /// Without one, the first.
+    pub(crate) model: Option<String>,
+    pub(crate) name: String,
+    pub(crate) file: PathBuf,
+}
+
+impl FromStr for AdapterArgument {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = "write NAME=FILE or MODEL:NAME=FILE, e.g. polite=polite.gguf";
+        let (names, file) = text
+            .split_once('=')
+            .filter(|(_, file)| !file.is_empty())
+            .ok_or_else(|| format!("there is no name or no file; {expected}"))?;
+        let (model, name) = match names.rsplit_once(':') {
+            Some((model, name)) => (Some(model.to_owned()), name),
+            None => (None, names),
+        };
+        if name.is_empty() || name.len() > 128 || name.chars().any(char::is_control) {
+            return Err(format!(
+                "'{}' is no name for an adapter; {expected}",
+                name.escape_debug()
+            ));
+        }
+        Ok(AdapterArgument {
+            model,
+            name: name.to_owned(),
+            file: PathBuf::from(file),
+        })
+    }
+}
+
+impl Models {
+    /// Names and files of the adapters of the model with this place in the order given.
+    pub(crate) fn adapters_of(&self, place: usize) -> Vec<(String, PathBuf)> {
+        let name = self.models.get(place).map(|model| &model.name);
+        let own = |adapter: &&AdapterArgument| match &adapter.model {
+            None => place == 0,
+            model => model.as_ref() == name,
+        };
+        let own = self.adapters.iter().filter(own);
+        own.map(|adapter| (adapter.name.clone(), adapter.file.clone()))
+            .collect()
+    }
+}
+
 /// `ROUTE=FILE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PluginArgument {
@@ -411,6 +466,14 @@ impl CommandLine {
                 )));
             }
         }
+        for adapter in &models.adapters {
+            let named = adapter.model.as_ref();
+            if let Some(model) = named.filter(|model| !names.contains(model)) {
+                return Err(Complaint::Usage(format!(
+                    "--adapter names the model '{model}', which no --model has"
+                )));
+            }
+        }
         if let Command::Serve(serve) = &self.command {
             let mut routes = Routes::default();
             for plugin in &serve.plugins {
@@ -475,6 +538,30 @@ mod tests {
     fn clap_finds_no_mistake_in_our_definitions() {
         use clap::CommandFactory;
         CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn adapters_are_of_the_first_model_unless_said_otherwise() {
+        let line = "corral serve --model a=1 --model b:c=2 \
+                    --adapter x=3 --adapter b:c:y=4 --adapter a:z=k=5";
+        let Command::Serve(serve) = parse(line).expect("a good line").command else {
+            panic!("it says serve");
+        };
+        let of = |place| serve.models.adapters_of(place);
+        let adapter = |name: &str, file: &str| (name.to_owned(), PathBuf::from(file));
+        assert_eq!(of(0), [adapter("x", "3"), adapter("z", "k=5")]);
+        assert_eq!(of(1), [adapter("y", "4")]);
+        for (wrong, said) in [
+            ("x", "no name or no file"),
+            ("x=", "no name or no file"),
+            ("=x", "is no name"),
+            ("a:=x", "is no name"),
+            ("q:x=3", "'q'"),
+        ] {
+            let line = format!("corral serve --model a=1 --adapter {wrong}");
+            let complaint = parse(&line).expect_err(wrong);
+            assert!(complaint.contains(said), "{wrong}: {complaint}");
+        }
     }
 
     #[test]

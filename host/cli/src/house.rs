@@ -44,8 +44,9 @@ pub(crate) fn tokio_runtime(workers: usize) -> Result<tokio::runtime::Runtime, C
 
 /// The models of the command line, none of them loaded.
 pub(crate) fn models(models: &Models) -> Result<corral_engine::Models, Complaint> {
-    let config = |ModelArgument { name, file }: &ModelArgument| {
+    let config = |(place, ModelArgument { name, file }): (usize, &ModelArgument)| {
         let mut config = Config::new(name, file);
+        config.adapters = models.adapters_of(place);
         config.context = models.context;
         config.cells = models.cells;
         config.threads = models.threads;
@@ -54,7 +55,7 @@ pub(crate) fn models(models: &Models) -> Result<corral_engine::Models, Complaint
         config
     };
     let settings = models.residence.settings();
-    let configs = models.models.iter().map(config).collect();
+    let configs = models.models.iter().enumerate().map(config).collect();
     Ok(corral_engine::Models::new(configs, &settings)?)
 }
 

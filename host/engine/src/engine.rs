@@ -9,14 +9,14 @@ use crate::metrics::{Counters, Metric, add, get};
 use crate::progress::Progress;
 use crate::sampling::{self, MAX_TOP_LOGPROBS};
 use crate::scheduler::prefill::Prefill;
-use crate::scheduler::{Claim, Limits, Reuse, Tenant, Watch};
+use crate::scheduler::{AdapterId, Claim, Limits, Reuse, Tenant, Watch};
 use crate::store::snapshot::Snapshots;
 use crate::store::spill::{Budgets, Spill};
 use crate::view::View;
 use crate::worker::{Aside, Command, Submission, Vocabulary, Worker};
 use crate::{Caller, Constraint, Error, Generation, LoadError, Options, Token};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -68,6 +68,8 @@ pub struct Config {
     pub spill_disk: Option<(PathBuf, u64)>,
     /// Where named snapshots of sequences are kept.
     pub snapshots: Option<Arc<Snapshots>>,
+    /// LoRA adapters, GGUF files, by the names under which they are asked for; at most 16.
+    pub adapters: Vec<(String, PathBuf)>,
     /// How embeddings are computed.
     pub embedding: EmbeddingConfig,
 }
@@ -88,6 +90,7 @@ impl Config {
             spill_ram: DEFAULT_SPILL,
             spill_disk: None,
             snapshots: None,
+            adapters: Vec::new(),
             embedding: EmbeddingConfig::default(),
         }
     }
@@ -119,6 +122,8 @@ pub struct ModelInfo {
     /// Whether sequences can be truncated, and a part of one be shared with others: not where the
     /// model's memory is recurrent or a sliding window.
     pub can_truncate: bool,
+    /// Names of the adapters that were loaded with it, in the order in which they were given.
+    pub adapters: Vec<String>,
     /// Whether it generates text: not where it is an encoder, which is good for embeddings alone.
     pub can_generate: bool,
 }
@@ -134,6 +139,7 @@ struct Inner {
     path: PathBuf,
     /// SHA-256 of the model file, once it was needed.
     digest: OnceLock<[u8; 32]>,
+    adapters: Vec<Adapter>,
     snapshots: Option<Arc<Snapshots>>,
     commands: Arc<SyncSender<Command>>,
     places: Places,
@@ -142,6 +148,13 @@ struct Inner {
     memory: u64,
     thread: Mutex<Option<JoinHandle<()>>>,
     embedder: Embedder,
+}
+
+/// An adapter's file.
+struct Adapter {
+    path: PathBuf,
+    /// Its SHA-256, once it was needed.
+    digest: OnceLock<[u8; 32]>,
 }
 
 /// The model's vocabulary as the engine thread reads it.
@@ -170,7 +183,9 @@ impl Engine {
     /// [`LoadError::Cancelled`].
     pub fn load_watched(config: Config, progress: &Progress) -> Result<Self, LoadError> {
         take_buffers();
-        let model = Arc::new(Model::load(&config.path, progress)?);
+        let mut model = Model::load(&config.path, progress)?;
+        load_adapters(&mut model, &config.adapters)?;
+        let model = Arc::new(model);
         let context = sequence_length(&config, &model)?;
         let cells = config.cells.unwrap_or(DEFAULT_CELLS.max(context));
         if cells < context {
@@ -224,7 +239,12 @@ impl Engine {
             end_of_generation: model.end_of_generation(),
             chat_template: model.chat_template(),
             can_truncate: model.can_truncate(),
+            adapters: config.adapters.iter().map(|a| a.0.clone()).collect(),
             can_generate: backend.has_memory(),
+        };
+        let adapter = |(_, path)| Adapter {
+            path,
+            digest: OnceLock::new(),
         };
         let counters = Arc::new(Counters::default());
         let memory = backend.has_memory();
@@ -264,6 +284,7 @@ impl Engine {
             info,
             path: config.path,
             digest: OnceLock::new(),
+            adapters: config.adapters.into_iter().map(adapter).collect(),
             snapshots: config.snapshots,
             commands,
             places,
@@ -325,9 +346,9 @@ impl Engine {
 
     /// Generates after `prompt`, on behalf of `caller`. Returns at once: what comes is read from the [`Generation`].
     ///
-    /// [`Error::Invalid`] if an argument is out of range, [`Error::ContextFull`] if the prompt
-    /// leaves no room for a token, [`Error::Refused`] if too many sequences wait. `max_tokens` is
-    /// cut down to what the context leaves.
+    /// [`Error::Invalid`] if an argument is out of range or names no adapter, [`Error::ContextFull`] if
+    /// the prompt leaves no room for a token, [`Error::Refused`] if too many sequences wait.
+    /// `max_tokens` is cut down to what the context leaves.
     pub fn generate(
         &self,
         prompt: Vec<Token>,
@@ -353,6 +374,7 @@ impl Engine {
             return Err(Error::Unsupported(encoder.into()));
         }
         check_options(&options, self.0.info.vocabulary as usize)?;
+        let adapter = self.adapter(options.adapter.as_deref())?;
         self.check_tokens(&prompt)?;
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         if length == 0 {
@@ -381,6 +403,7 @@ impl Engine {
             matcher,
             options,
             caller,
+            adapter,
             claim,
             goes_on,
             delivery,
@@ -440,16 +463,43 @@ impl Engine {
 
     /// SHA-256 of the model file. Reads all of it the first time.
     pub(crate) fn digest(&self) -> Result<[u8; 32], Error> {
-        if let Some(digest) = self.0.digest.get() {
-            return Ok(*digest);
-        }
-        let digest = crate::store::snapshot::digest_of(&self.0.path).map_err(|error| {
-            let path = self.0.path.display();
-            Error::Failed(format!(
-                "the model file {path} can't be read any more: {error}"
+        digest("model", &self.0.path, &self.0.digest)
+    }
+
+    /// SHA-256 of an adapter's file, `None` for the model alone. Reads all of it the first time.
+    pub(crate) fn adapter_digest(&self, adapter: AdapterId) -> Result<Option<[u8; 32]>, Error> {
+        let index = usize::from(adapter.0).checked_sub(1);
+        let adapter = index.and_then(|index| self.0.adapters.get(index));
+        adapter
+            .map(|adapter| digest("adapter", &adapter.path, &adapter.digest))
+            .transpose()
+    }
+
+    /// Every adapter's number.
+    pub(crate) fn adapters(&self) -> impl Iterator<Item = AdapterId> {
+        (1..=AdapterId::MOST)
+            .take(self.0.adapters.len())
+            .map(AdapterId)
+    }
+
+    /// The adapter of this name; without a name, the model alone. [`Error::Invalid`] if there is none.
+    pub(crate) fn adapter(&self, name: Option<&str>) -> Result<AdapterId, Error> {
+        let Some(name) = name else {
+            return Ok(AdapterId::NONE);
+        };
+        let names = &self.0.info.adapters;
+        let found = self.adapters().zip(names).find(|(_, known)| *known == name);
+        found.map(|(adapter, _)| adapter).ok_or_else(|| {
+            let model = &self.0.info.name;
+            let there_is = if names.is_empty() {
+                "none was loaded".to_owned()
+            } else {
+                format!("there is {}", names.join(", "))
+            };
+            Error::Invalid(format!(
+                "there is no adapter {name:?} of the model {model}; {there_is}"
             ))
-        })?;
-        Ok(*self.0.digest.get_or_init(|| digest))
+        })
     }
 
     /// What computes embeddings.
@@ -487,6 +537,47 @@ impl Engine {
             ))),
         }
     }
+}
+
+/// SHA-256 of a file, which is read once.
+fn digest(what: &str, path: &Path, digest: &OnceLock<[u8; 32]>) -> Result<[u8; 32], Error> {
+    if let Some(digest) = digest.get() {
+        return Ok(*digest);
+    }
+    let read = crate::store::snapshot::digest_of(path).map_err(|error| {
+        let path = path.display();
+        Error::Failed(format!(
+            "the {what} file {path} can't be read any more: {error}"
+        ))
+    })?;
+    Ok(*digest.get_or_init(|| read))
+}
+
+fn load_adapters(model: &mut Model, adapters: &[(String, PathBuf)]) -> Result<(), LoadError> {
+    let most = usize::from(AdapterId::MOST);
+    if adapters.len() > most {
+        return Err(LoadError::Config(format!(
+            "{} adapters were given; a model may have at most {most}",
+            adapters.len()
+        )));
+    }
+    for (index, (name, path)) in adapters.iter().enumerate() {
+        let refused = |cause: &str| LoadError::Adapter {
+            name: name.clone(),
+            path: path.clone(),
+            cause: cause.to_owned(),
+        };
+        if name.is_empty() {
+            return Err(refused("its name is empty; give it one"));
+        }
+        if adapters[..index].iter().any(|(other, _)| other == name) {
+            return Err(refused(
+                "another one has this name; give one of them another",
+            ));
+        }
+        model.load_adapter(name, path)?;
+    }
+    Ok(())
 }
 
 /// Where the states of sequences go that have to leave the cells.

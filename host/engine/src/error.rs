@@ -75,6 +75,16 @@ pub enum LoadError {
         /// What it lacks.
         cause: String,
     },
+    /// An adapter can't be used with the model.
+    #[error("the adapter {name} cannot be loaded from {path}: {cause}", path = path.display())]
+    Adapter {
+        /// The name it was to have.
+        name: String,
+        /// The file as it was named.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        cause: String,
+    },
     /// The configuration makes no sense for this model.
     #[error("{0}")]
     Config(String),

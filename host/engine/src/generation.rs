@@ -26,6 +26,9 @@ pub struct Options {
     pub stop: Vec<String>,
     /// Go on after an end-of-generation token.
     pub ignore_end: bool,
+    /// The name of the adapter to generate with; without one, the model alone. What was computed
+    /// with another one is not reused.
+    pub adapter: Option<String>,
     /// Guess up to so many of the next tokens, at most [`MAX_DRAFTS`], from what stands in the text
     /// already, and compute them together, where that is expected to be quicker. What is generated
     /// stays the same. 0 guesses nothing; and nothing is guessed where

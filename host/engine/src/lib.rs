@@ -54,7 +54,7 @@ pub use models::{
 pub use progress::Progress;
 pub use sampling::Sampler;
 pub use scheduler::prefill::Prefill;
-pub use scheduler::{Claim, Priority, Tenant, Watch};
+pub use scheduler::{AdapterId, Claim, Priority, Tenant, Watch};
 pub use sequence::Sequence;
 pub use store::snapshot::{
     Entry as SnapshotEntry, Error as SnapshotError, Limits as SnapshotLimits, Snapshots,

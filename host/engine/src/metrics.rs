@@ -101,6 +101,12 @@ counters! {
     prefill_tokens: Counter = "corral_engine_prefill_tokens_total",
     /// Sequences that generate and were left out of a step; only after a step failed.
     skipped_rows: Counter = "corral_engine_skipped_rows_total",
+    /// Sequences that generate and were left out of a step since it was the turn of another adapter.
+    off_turn_rows: Counter = "corral_engine_off_turn_rows_total",
+    /// Changes from one adapter, or none, to another between two steps.
+    adapter_changes: Counter = "corral_engine_adapter_changes_total",
+    /// Seconds by which a change of adapters is expected to make a step longer; 0 before any was measured.
+    adapter_change_nanos: Gauge = "corral_engine_adapter_change_seconds" / 1e9,
     /// Steps in which some generated and others read prompts.
     mixed_steps: Counter = "corral_engine_mixed_steps_total",
     /// Prompt tokens read in those steps.
@@ -298,6 +304,11 @@ pub fn add(counter: &AtomicU64, amount: u64) {
 /// Adds a duration to a counter of nanoseconds.
 pub fn add_time(counter: &AtomicU64, time: Duration) {
     add(counter, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+}
+
+/// Sets a gauge of nanoseconds.
+pub fn set_time(gauge: &AtomicU64, time: Duration) {
+    set(gauge, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
 }
 
 /// Reads a counter or gauge.

@@ -10,8 +10,8 @@ use crate::lookup::Lookup;
 use crate::metrics::{Counters, add, add_time};
 use crate::sampling::{Chain, Scratch};
 use crate::scheduler::{
-    Claim, Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler, Step,
-    StepResult, Time, Watch,
+    AdapterId, Claim, Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler,
+    Step, StepResult, Time, Watch,
 };
 use crate::text::Assembler;
 use crate::view::View;
@@ -48,6 +48,8 @@ pub struct Submission {
     pub matcher: Option<Matcher>,
     pub options: Options,
     pub caller: Caller,
+    /// The one that the options name.
+    pub adapter: AdapterId,
     /// Whether somebody means to go on with the sequence.
     pub claim: Watch,
     /// Of what it goes on with.
@@ -251,6 +253,7 @@ impl<B: Backend> Worker<B> {
             matcher,
             options,
             caller,
+            adapter,
             claim,
             goes_on,
             delivery,
@@ -264,7 +267,7 @@ impl<B: Backend> Worker<B> {
         let request = Request {
             key,
             tenant: caller.tenant,
-            scope: caller.scope(),
+            scope: caller.scope().with(adapter),
             priority: caller.priority,
             tokens: prompt,
             max_tokens: options.max_tokens,
@@ -360,7 +363,8 @@ impl<B: Backend> Worker<B> {
         }
         self.gather(&step.rows);
         let before = Instant::now();
-        let decoded = self.backend.decode(&self.inputs);
+        let adapted = self.backend.adapt(step.adapter);
+        let decoded = adapted.and_then(|()| self.backend.decode(&self.inputs));
         let after = Instant::now();
         add_time(&self.counters.step_nanos, after - before);
         match decoded {

@@ -175,6 +175,7 @@ impl<'a> Routes<'a> {
                 "lost": tally.lost,
                 "preempted": tally.preempted,
                 "relocated": tally.relocated,
+                "adapter_changes": tally.adapter_changes,
             },
             "sequences": sequences.collect::<Vec<_>>(),
             "kept": kept.collect::<Vec<_>>(),
@@ -187,6 +188,7 @@ impl<'a> Routes<'a> {
             "tenant": sequence.tenant.0,
             "route": self.tenants.get(&sequence.tenant),
             "priority": sequence.priority.0,
+            "adapter": sequence.adapter.0,
             "id": sequence.seq.0,
             "prompt": sequence.prompt,
             "generated": sequence.generated,
@@ -199,8 +201,9 @@ impl<'a> Routes<'a> {
     fn entry(&self, entry: &EntryView) -> Value {
         json!({
             "entry": entry.entry.0,
-            "scope": entry.scope.0,
-            "route": self.scopes.get(&entry.scope.0),
+            "scope": entry.scope.people(),
+            "route": self.scopes.get(&entry.scope.people()),
+            "adapter": entry.scope.adapter().0,
             "id": entry.seq.map(|seq| seq.0),
             "tokens": entry.tokens,
             "claimed": entry.claimed,
@@ -212,7 +215,7 @@ impl<'a> Routes<'a> {
 mod tests {
     use super::*;
     use corral_engine::scheduler::{EntryId, Key, Scope, SeqId};
-    use corral_engine::{Priority, Tally};
+    use corral_engine::{AdapterId, Priority, Tally};
 
     fn view() -> View {
         View {
@@ -229,6 +232,7 @@ mod tests {
                 key: Key(9),
                 tenant: Tenant(1),
                 priority: Priority(7),
+                adapter: AdapterId::NONE,
                 seq: SeqId(0),
                 prompt: 2,
                 generated: 2,

@@ -9,10 +9,11 @@ use std::cmp::Reverse;
 /// A column: its title, where its value is, and what is shown when there is none.
 type Column = (&'static str, &'static str, &'static str);
 
-const SEQUENCES: [Column; 9] = [
+const SEQUENCES: [Column; 10] = [
     ("KEY", "/key", "-"),
     ("ROUTE", "/route", "-"),
     ("PRIORITY", "/priority", "-"),
+    ("ADAPTER", "/adapter", "-"),
     ("ID", "/id", "-"),
     ("STATE", "/state", "-"),
     ("PROMPT", "/prompt", "-"),
@@ -178,7 +179,7 @@ mod tests {
             "cells": {"all": 100, "used": 12},
             "waiting": 3,
             "spilled_bytes": {"memory": 3 << 19},
-            "sequences": [{"key": 7, "route": "/chat", "priority": 10, "id": 0, "state": "reads",
+            "sequences": [{"key": 7, "route": "/chat", "priority": 10, "adapter": 1, "id": 0, "state": "reads",
                 "prompt": 1234, "cached": 0, "computed": 512, "generated": 0}],
             "kept": kept,
         }]})
@@ -198,8 +199,8 @@ mod tests {
                 "ids: - of - used; aside: 1.5 MiB in memory, 0.0 MiB on disk",
                 "so far: - spilled, - restored, - lost, - evicted, - preempted",
                 "",
-                "KEY  ROUTE  PRIORITY  ID  STATE  PROMPT  CACHED  COMPUTED  GENERATED",
-                "  7  /chat        10   0  reads    1234       0       512          0",
+                "KEY  ROUTE  PRIORITY  ADAPTER  ID  STATE  PROMPT  CACHED  COMPUTED  GENERATED",
+                "  7  /chat        10        1   0  reads    1234       0       512          0",
                 "",
                 "ENTRY  ROUTE     ID     TOKENS  CLAIMED",
                 "    2  (shared)  aside      20  no",

@@ -14,6 +14,7 @@ use std::ptr::NonNull;
 
 mod metadata;
 
+pub(super) use metadata::{TensorInfo, tensors};
 pub use metadata::{Value, metadata, metadata_where};
 
 /// Bytes that the data of each tensor is aligned to: the format's default.

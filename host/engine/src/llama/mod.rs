@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)]
 
+mod adapters;
 mod batch;
 mod context;
 mod dictionary;

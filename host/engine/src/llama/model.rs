@@ -1,6 +1,6 @@
 //! A loaded model and its vocabulary.
 
-use super::log;
+use super::{adapters, log};
 use crate::Token;
 use crate::error::LoadError;
 use crate::progress::Progress;
@@ -18,6 +18,7 @@ pub struct Model {
     vocab: NonNull<sys::llama_vocab>,
     size: usize,
     pieces: Pieces,
+    pub(super) adapters: adapters::Loaded,
 }
 
 // SAFETY: after loading nothing changes the model; llama.cpp's functions on a const model or
@@ -29,13 +30,13 @@ unsafe impl Sync for Model {}
 impl Drop for Model {
     fn drop(&mut self) {
         // SAFETY: made by `llama_model_load_from_file` and freed once, after every context (they
-        // hold an `Arc` of this).
+        // hold an `Arc` of this). llama.cpp frees its adapters with it.
         unsafe { sys::llama_model_free(self.model.as_ptr()) };
     }
 }
 
 impl Model {
-    /// Loads a GGUF file. Blocks for as long as the disk takes, or until `progress` is told to stop.
+    /// Loads a GGUF file, without adapters. Blocks for as long as the disk takes, or until `progress` is told to stop.
     pub fn load(path: &Path, progress: &Progress) -> Result<Self, LoadError> {
         check_magic(path)?;
         log::quiet_logs();
@@ -84,6 +85,7 @@ impl Model {
             vocab,
             size: usize::try_from(size).unwrap_or(0),
             pieces: Pieces::default(),
+            adapters: Vec::new(),
         };
         let unsuitable = |cause: &str| LoadError::Unsuitable {
             path: path.to_owned(),

@@ -17,8 +17,9 @@
 //!
 //! Invariants, tested with random workloads on the simulator: every id is either free or held by
 //! exactly one sequence or entry; a sequence's tokens are computed in order, each once but after a
-//! preemption; no generating row is left out of a step but after a failure; of drafts that were wrong
-//! nothing stays; every request ends exactly once, and none fails for another's sake.
+//! preemption; no generating row is left out of a step but after a failure, or since it is the turn of
+//! another adapter ([`rotation`]); of drafts that were wrong nothing stays; every request ends exactly
+//! once, and none fails for another's sake.
 
 mod admission;
 pub mod cache;
@@ -31,6 +32,7 @@ pub mod prefill;
 pub mod queue;
 mod recovery;
 mod room;
+mod rotation;
 mod rows;
 mod running;
 pub mod speculation;
@@ -48,6 +50,7 @@ use pace::Pace;
 use prefill::Prefill;
 use queue::Queue;
 use recovery::Recovery;
+use rotation::Rotation;
 use rows::placements;
 use running::Running;
 use speculation::Speculation;
@@ -55,8 +58,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 pub use view::{EntryView, SequenceView, Tally};
 pub use words::{
-    Claim, EntryId, Expired, Key, Limits, Memory, Priority, Progress, Refused, Request, Reuse, Row,
-    Scope, SeqId, Step, StepResult, Tenant, Watch,
+    AdapterId, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Progress, Refused, Request,
+    Reuse, Row, Scope, SeqId, Step, StepResult, Tenant, Watch,
 };
 
 /// A moment: the time since some start that never changes.
@@ -89,6 +92,7 @@ pub struct Scheduler {
     turn: Option<Key>,
     experience: Experience,
     recovery: Recovery,
+    rotation: Rotation,
     speculation: Speculation,
     /// Sequences that were admitted.
     admissions: u64,
@@ -120,6 +124,7 @@ impl Scheduler {
             turn: None,
             experience: Experience::default(),
             recovery: Recovery::new(limits.step_tokens),
+            rotation: Rotation::default(),
             speculation: Speculation::default(),
             admissions: 0,
             swept: Time::ZERO,
@@ -249,6 +254,7 @@ impl Scheduler {
                 None
             }
             StepResult::Failed { now } => {
+                self.rotation.failed();
                 self.cells.undo(placements(&planned));
                 self.drop_drafts(&planned);
                 self.start_anew(&planned);
@@ -276,13 +282,23 @@ impl Scheduler {
         }
     }
 
+    /// A step took so long. One that began with a change of adapters tells what that costs, and
+    /// nothing of rows.
     fn learn(&mut self, planned: &[Row], seconds: f64) {
-        if let Prefill::Budgeted { gap } = self.limits.prefill {
-            self.experience
-                .observe(gap, &self.cost, self.shape, seconds);
+        if self.rotation.is_changing() {
+            if self.cost.is_fitted() {
+                let more = seconds - self.cost.predict(self.shape);
+                self.rotation.observe(more);
+            }
+        } else {
+            if let Prefill::Budgeted { gap } = self.limits.prefill {
+                self.experience
+                    .observe(gap, &self.cost, self.shape, seconds);
+            }
+            self.watch_drafts(planned, seconds);
+            self.cost.observe(self.shape, seconds);
         }
-        self.watch_drafts(planned, seconds);
-        self.cost.observe(self.shape, seconds);
+        self.rotation.stepped(seconds);
     }
 
     /// Whether there is nothing to do until something is enqueued.
