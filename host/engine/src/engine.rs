@@ -7,7 +7,7 @@ use crate::generation::{MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS};
 use crate::llama::{ContextSettings, LlamaContext, Model, take_buffers};
 use crate::metrics::{Counters, Metric, add, get};
 use crate::progress::Progress;
-use crate::sampling::{self, MAX_TOP_LOGPROBS};
+use crate::sampling::{self, Breakers, MAX_TOP_LOGPROBS};
 use crate::scheduler::prefill::Prefill;
 use crate::scheduler::{AdapterId, Claim, Limits, Reuse, Tenant, Watch};
 use crate::store::snapshot::Snapshots;
@@ -15,7 +15,7 @@ use crate::store::spill::{Budgets, Spill};
 use crate::view::View;
 use crate::worker::{Aside, Command, Submission, Vocabulary, Worker};
 use crate::{Caller, Constraint, Error, Generation, LoadError, Options, Token};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -37,6 +37,8 @@ const DEFAULT_QUEUE: usize = 1024;
 const OTHERS: usize = 64;
 /// Bytes of memory for the states of idle and preempted sequences, unless the caller says otherwise.
 const DEFAULT_SPILL: u64 = 1 << 30;
+/// Lists of DRY's breakers that are kept.
+const BREAKERS: usize = 16;
 /// Part of the queue that one tenant may fill, so that no one else is refused for its sake.
 const TENANT_SHARE: usize = 4;
 
@@ -135,6 +137,8 @@ pub struct Engine(Arc<Inner>);
 struct Inner {
     model: Arc<ModelWords>,
     constraints: Constraints,
+    /// Built lately, with the texts they are of.
+    breakers: Mutex<VecDeque<(Vec<String>, Arc<Breakers>)>>,
     info: ModelInfo,
     path: PathBuf,
     /// SHA-256 of the model file, once it was needed.
@@ -280,6 +284,7 @@ impl Engine {
             })?;
         Ok(Self(Arc::new(Inner {
             constraints: Constraints::new(words.model.clone()),
+            breakers: Mutex::default(),
             model: words,
             info,
             path: config.path,
@@ -344,6 +349,28 @@ impl Engine {
         self.0.constraints.cached(grammar)
     }
 
+    /// Where the repetitions of [`Sampler::Dry`](crate::Sampler::Dry) end, from texts. Goes through all of the
+    /// vocabulary, unless it did for the same texts not long ago.
+    pub fn breakers(&self, texts: &[String]) -> Result<Arc<Breakers>, Error> {
+        let lock = || {
+            self.0
+                .breakers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
+        if let Some((_, found)) = lock().iter().find(|(of, _)| of == texts) {
+            return Ok(found.clone());
+        }
+        let model = &self.0.model.model;
+        let pieces = (0..self.0.info.vocabulary).map(|token| model.piece(token, true));
+        let breakers = Breakers::from_text(texts, pieces, |text| model.tokenize(text, false))?;
+        let breakers = Arc::new(breakers);
+        let mut kept = lock();
+        kept.truncate(BREAKERS - 1);
+        kept.push_front((texts.to_vec(), breakers.clone()));
+        Ok(breakers)
+    }
+
     /// Generates after `prompt`, on behalf of `caller`. Returns at once: what comes is read from the [`Generation`].
     ///
     /// [`Error::Invalid`] if an argument is out of range or names no adapter, [`Error::ContextFull`] if
@@ -374,6 +401,12 @@ impl Engine {
             return Err(Error::Unsupported(encoder.into()));
         }
         check_options(&options, self.0.info.vocabulary as usize)?;
+        if let Some(constraint) = &options.constraint
+            && !self.0.constraints.made(constraint)
+        {
+            let other = "the constraint was compiled for another model; compile it for this one";
+            return Err(Error::Invalid(other.into()));
+        }
         let adapter = self.adapter(options.adapter.as_deref())?;
         self.check_tokens(&prompt)?;
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);

@@ -52,7 +52,7 @@ pub use models::{
     Lease, ModelState, ModelStatus, Models, OpenError, Opening, Settings as ModelSettings,
 };
 pub use progress::Progress;
-pub use sampling::Sampler;
+pub use sampling::{Sampler, TokenLogprobs};
 pub use scheduler::prefill::Prefill;
 pub use scheduler::{AdapterId, Claim, Priority, Tenant, Watch};
 pub use sequence::Sequence;

@@ -10,6 +10,7 @@ use wasmtime::component::Linker;
 /// it is compatible: the same major version, or the same minor version before 1.0.
 pub(crate) const OFFERED: &[&str] = &[
     "corral:inference/inference@0.1.0",
+    "corral:inference/constraints@0.1.0",
     "corral:inference/models@0.1.0",
     "corral:inference/types@0.1.0",
     "wasi:cli/environment@0.2.12",

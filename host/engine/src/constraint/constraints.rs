@@ -141,6 +141,11 @@ impl Constraints {
             .clone()
     }
 
+    /// Whether a constraint was compiled here, for this model.
+    pub fn made(&self, constraint: &Constraint) -> bool {
+        constraint.is_watched_by(&self.watcher)
+    }
+
     /// A grammar that was compiled before and is still there. Never waits.
     pub fn cached(&self, grammar: &Grammar) -> Option<Constraint> {
         let mut state = self.shared.lock();

@@ -37,6 +37,11 @@ impl Constraint {
         }))
     }
 
+    /// Whether this one watches its matchers: each model has one of its own.
+    pub(super) fn is_watched_by(&self, watcher: &Arc<Watcher>) -> bool {
+        Arc::ptr_eq(&self.0.watcher, watcher)
+    }
+
     /// A matcher before the first token. Copies what was found out while compiling, which takes tens
     /// of microseconds for a common grammar.
     pub fn start(&self) -> Matcher {

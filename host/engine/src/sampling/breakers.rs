@@ -41,6 +41,25 @@ impl Breakers {
         Ok(breakers)
     }
 
+    /// Checks texts that breakers are to be built from: at most [`MAX_BREAKERS`] of 1 to
+    /// [`MAX_BREAKER_BYTES`] bytes.
+    pub fn check(texts: &[String]) -> Result<(), Error> {
+        if texts.len() > MAX_BREAKERS {
+            return Err(Error::Invalid(format!(
+                "{} DRY breakers were given; at most {MAX_BREAKERS} are allowed",
+                texts.len()
+            )));
+        }
+        let fits = |text: &&String| (1..=MAX_BREAKER_BYTES).contains(&text.len());
+        match texts.iter().find(|text| !fits(text)) {
+            None => Ok(()),
+            Some(text) => Err(Error::Invalid(format!(
+                "a DRY breaker has {} bytes; it must have 1 to {MAX_BREAKER_BYTES}",
+                text.len()
+            ))),
+        }
+    }
+
     /// Breakers of texts, as llama.cpp's `llama_sampler_init_dry` builds them
     /// (`get_overlapping_token_sequences`): each token whose piece holds the text, and each whose
     /// piece ends within it, followed by the tokens of the text's rest.
@@ -48,7 +67,7 @@ impl Breakers {
     /// `pieces` are the bytes of all tokens by rising id, control tokens with their names;
     /// `tokenize` turns text into tokens, special ones taken as plain text, `None` if it can't.
     ///
-    /// At most [`MAX_BREAKERS`] texts of 1 to [`MAX_BREAKER_BYTES`] bytes. llama.cpp splits a
+    /// The texts must pass [`Self::check`]. llama.cpp splits a
     /// text between any two bytes; here a piece that ends within a letter is passed over, since
     /// its rest is no text.
     pub fn from_text<P: AsRef<[u8]>>(
@@ -56,20 +75,9 @@ impl Breakers {
         pieces: impl Iterator<Item = P> + Clone,
         tokenize: impl Fn(&str) -> Option<Vec<Token>>,
     ) -> Result<Self, Error> {
-        if texts.len() > MAX_BREAKERS {
-            return Err(Error::Invalid(format!(
-                "{} DRY breakers were given; at most {MAX_BREAKERS} are allowed",
-                texts.len()
-            )));
-        }
+        Self::check(texts)?;
         let mut breakers = Self::default();
         for text in texts {
-            if !(1..=MAX_BREAKER_BYTES).contains(&text.len()) {
-                return Err(Error::Invalid(format!(
-                    "a DRY breaker has {} bytes; it must have 1 to {MAX_BREAKER_BYTES}",
-                    text.len()
-                )));
-            }
             // The rests of a text are as many as its letters: each is turned into tokens once.
             let rests: Vec<Option<Vec<Token>>> = (0..text.len())
                 .map(|at| {

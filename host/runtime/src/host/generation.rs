@@ -5,7 +5,7 @@
 //! the engine and the guest. Three parties share a [`Run`]: the sequence, the stream and the future.
 //! When one of the first two goes away it takes the generation along, and that cancels it.
 
-use super::bindings::corral::inference::inference::{Chunk, Finish, Outcome};
+use super::bindings::corral::inference::inference::{Chunk, Finish, Outcome, TokenLogprobs};
 use super::wit;
 use crate::state::State;
 use corral_engine::{Error, Generation, Token};
@@ -97,6 +97,7 @@ impl Inner {
                 Poll::Ready(Some(Chunk {
                     tokens: chunk.tokens,
                     text: chunk.text,
+                    logprobs: chunk.logprobs.into_iter().map(Into::into).collect(),
                 }))
             }
             None => {
@@ -171,6 +172,15 @@ impl FutureProducer<State> for Ending {
                 inner.waiting = Some(cx.waker().clone());
                 Poll::Pending
             }
+        }
+    }
+}
+
+impl From<corral_engine::TokenLogprobs> for TokenLogprobs {
+    fn from(told: corral_engine::TokenLogprobs) -> Self {
+        Self {
+            logprob: told.logprob,
+            top: told.top,
         }
     }
 }

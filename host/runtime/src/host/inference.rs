@@ -1,16 +1,21 @@
 //! `corral:inference/inference`.
 
+use super::bindings::corral::inference::inference as guest;
 use super::bindings::corral::inference::inference::{
     Chunk, Host, HostOptions, HostSequence, HostSequenceWithStore, Outcome, Token,
 };
 use super::generation::{Run, Tokens, lock};
-use super::{HANDLES, Model, TOKENS, take, wit};
+use super::{Constraint, HANDLES, Model, TOKENS, take, wit};
+use crate::meter::thread_nanos;
 use crate::state::State;
-use corral_engine::{Claim, Engine, MAX_STOP_BYTES, MAX_STOPS, Sampler};
+use corral_engine::sampling::{Breakers, Dry, MAX_LINKS, MAX_TOP_LOGPROBS, Penalties};
+use corral_engine::{Claim, Engine, Error, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS, Sampler};
+use std::sync::Arc;
+use std::time::Duration;
 use wasmtime::component::{Access, FutureReader, HasSelf, Resource, StreamReader};
 
-/// Links that a sampling chain may have.
-const SAMPLERS: usize = 64;
+/// Longest name of an adapter, in bytes.
+const ADAPTER_BYTES: usize = 256;
 
 type Answer<T> = wasmtime::Result<Result<T, wit::Error>>;
 
@@ -19,7 +24,13 @@ fn invalid<T>(text: impl Into<String>) -> Answer<T> {
 }
 
 /// How to generate, while the guest is still adding to it.
-pub struct Options(corral_engine::Options);
+#[derive(Default)]
+pub struct Options {
+    engine: corral_engine::Options,
+    /// Texts where DRY's repetitions end, by the place of its link: they become tokens when the model
+    /// is known.
+    breakers: Vec<(usize, Vec<String>)>,
+}
 
 /// A sequence: its tokens stand here, and the engine is given all of them for each generation. What
 /// it has computed of them is claimed as long as the guest holds the sequence.
@@ -45,13 +56,26 @@ impl Drop for Sequence {
     }
 }
 
+impl Options {
+    /// The options for a model.
+    fn of(&self, engine: &Engine) -> Result<corral_engine::Options, Error> {
+        let mut options = self.engine.clone();
+        for (place, texts) in &self.breakers {
+            if let Some(Sampler::Dry(dry)) = options.samplers.get_mut(*place) {
+                dry.breakers = engine.breakers(texts)?;
+            }
+        }
+        Ok(options)
+    }
+}
+
 impl Host for State {}
 
 impl State {
     fn sampler(&mut self, options: &Resource<Options>, sampler: Sampler) -> Answer<()> {
-        let options = &mut self.table.get_mut(options)?.0;
-        if options.samplers.len() >= SAMPLERS {
-            return invalid(format!("a chain may have {SAMPLERS} samplers"));
+        let options = &mut self.table.get_mut(options)?.engine;
+        if options.samplers.len() >= MAX_LINKS {
+            return invalid(format!("a chain may have {MAX_LINKS} samplers"));
         }
         if let Err(error) = sampler.check() {
             return Ok(Err(error.into()));
@@ -66,19 +90,18 @@ impl HostOptions for State {
         if take(&mut self.handles.options, "options").is_err() {
             wasmtime::bail!("the plugin holds {HANDLES} options, the most it may");
         }
-        Ok(self.table.push(Options(corral_engine::Options {
-            max_tokens,
-            ..Default::default()
-        }))?)
+        let mut options = Options::default();
+        options.engine.max_tokens = max_tokens;
+        Ok(self.table.push(options)?)
     }
 
     fn seed(&mut self, options: Resource<Options>, seed: u64) -> wasmtime::Result<()> {
-        self.table.get_mut(&options)?.0.seed = Some(seed);
+        self.table.get_mut(&options)?.engine.seed = Some(seed);
         Ok(())
     }
 
     fn stop(&mut self, options: Resource<Options>, text: String) -> Answer<()> {
-        let options = &mut self.table.get_mut(&options)?.0;
+        let options = &mut self.table.get_mut(&options)?.engine;
         if text.is_empty() || text.len() > MAX_STOP_BYTES {
             return invalid(format!(
                 "a stop string has {} bytes; it must have 1 to {MAX_STOP_BYTES}",
@@ -93,7 +116,7 @@ impl HostOptions for State {
     }
 
     fn ignore_end(&mut self, options: Resource<Options>) -> wasmtime::Result<()> {
-        self.table.get_mut(&options)?.0.ignore_end = true;
+        self.table.get_mut(&options)?.engine.ignore_end = true;
         Ok(())
     }
 
@@ -111,6 +134,112 @@ impl HostOptions for State {
 
     fn min_p(&mut self, options: Resource<Options>, ratio: f32) -> Answer<()> {
         self.sampler(&options, Sampler::MinP(ratio))
+    }
+
+    fn dynamic_temperature(
+        &mut self,
+        options: Resource<Options>,
+        temperature: f32,
+        range: f32,
+        exponent: f32,
+    ) -> Answer<()> {
+        let sampler = Sampler::DynamicTemperature {
+            temperature,
+            range,
+            exponent,
+        };
+        self.sampler(&options, sampler)
+    }
+
+    fn typical(&mut self, options: Resource<Options>, mass: f32) -> Answer<()> {
+        self.sampler(&options, Sampler::Typical(mass))
+    }
+
+    fn top_n_sigma(&mut self, options: Resource<Options>, count: f32) -> Answer<()> {
+        self.sampler(&options, Sampler::TopNSigma(count))
+    }
+
+    fn xtc(&mut self, options: Resource<Options>, probability: f32, threshold: f32) -> Answer<()> {
+        let sampler = Sampler::Xtc {
+            probability,
+            threshold,
+        };
+        self.sampler(&options, sampler)
+    }
+
+    fn dry(&mut self, options: Resource<Options>, settings: guest::Dry) -> Answer<()> {
+        if let Err(error) = Breakers::check(&settings.breakers) {
+            return Ok(Err(error.into()));
+        }
+        let sampler = Sampler::Dry(Dry {
+            multiplier: settings.multiplier,
+            base: settings.base,
+            allowed_length: settings.allowed_length,
+            range: settings.range,
+            breakers: Arc::default(),
+        });
+        let taken = self.sampler(&options, sampler)?;
+        if taken.is_ok() {
+            let options = self.table.get_mut(&options)?;
+            let place = options.engine.samplers.len() - 1;
+            options.breakers.push((place, settings.breakers));
+        }
+        Ok(taken)
+    }
+
+    fn penalties(&mut self, options: Resource<Options>, settings: guest::Penalties) -> Answer<()> {
+        let sampler = Sampler::Penalties(Penalties {
+            last: settings.last,
+            repeat: settings.repeat,
+            frequency: settings.frequency,
+            presence: settings.presence,
+        });
+        self.sampler(&options, sampler)
+    }
+
+    fn logit_bias(&mut self, options: Resource<Options>, biases: Vec<(Token, f32)>) -> Answer<()> {
+        self.sampler(&options, Sampler::LogitBias(biases))
+    }
+
+    fn mirostat(&mut self, options: Resource<Options>, tau: f32, eta: f32) -> Answer<()> {
+        self.sampler(&options, Sampler::Mirostat { tau, eta })
+    }
+
+    fn constrain(
+        &mut self,
+        options: Resource<Options>,
+        constraint: Resource<Constraint>,
+    ) -> wasmtime::Result<()> {
+        let constraint = self.table.get(&constraint)?.0.clone();
+        self.table.get_mut(&options)?.engine.constraint = Some(constraint);
+        Ok(())
+    }
+
+    fn logprobs(&mut self, options: Resource<Options>, top: u8) -> Answer<()> {
+        if usize::from(top) > MAX_TOP_LOGPROBS {
+            return invalid(format!(
+                "the {top} likeliest tokens were asked for; at most {MAX_TOP_LOGPROBS} can be"
+            ));
+        }
+        self.table.get_mut(&options)?.engine.logprobs = Some(top);
+        Ok(Ok(()))
+    }
+
+    fn speculate(&mut self, options: Resource<Options>, most: u8) -> Answer<()> {
+        if most > MAX_DRAFTS {
+            return invalid(format!(
+                "{most} tokens were to be guessed at once; at most {MAX_DRAFTS} can be"
+            ));
+        }
+        self.table.get_mut(&options)?.engine.speculate = most;
+        Ok(Ok(()))
+    }
+
+    fn adapter(&mut self, options: Resource<Options>, name: String) -> wasmtime::Result<()> {
+        // Longer ones there are none: what is cut short is just as unknown.
+        let name = name.chars().take(ADAPTER_BYTES).collect();
+        self.table.get_mut(&options)?.engine.adapter = Some(name);
+        Ok(())
     }
 
     fn drop(&mut self, options: Resource<Options>) -> wasmtime::Result<()> {
@@ -200,7 +329,14 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
     ) -> Answer<Generated> {
         let state = store.get();
         let (caller, table) = (state.caller, &mut state.table);
-        let options = table.get(&options)?.0.clone();
+        let engine = table.get(&sequence)?.engine.clone();
+        let began = thread_nanos();
+        let options = match table.get(&options)?.of(&engine) {
+            Ok(options) => options,
+            Err(error) => return Ok(Err(error.into())),
+        };
+        let spent = thread_nanos().saturating_sub(began);
+        state.meter.charge(Duration::from_nanos(spent));
         let sequence = table.get_mut(&sequence)?;
         if sequence.runs() {
             return invalid("a generation already runs on this sequence");

@@ -1,5 +1,6 @@
 //! The implementation of `wit/` over the engine.
 
+mod constraints;
 mod generation;
 mod inference;
 mod models;
@@ -20,6 +21,7 @@ pub(crate) mod bindings {
             default: trappable,
         },
         with: {
+            "corral:inference/constraints.constraint": super::Constraint,
             "corral:inference/models.model": super::Model,
             "corral:inference/inference.options": super::Options,
             "corral:inference/inference.sequence": super::Sequence,
@@ -28,6 +30,7 @@ pub(crate) mod bindings {
 }
 
 pub(crate) use bindings::corral::inference::types as wit;
+pub use constraints::Constraint;
 pub use inference::{Options, Sequence};
 
 /// Handles of each kind that one instance may hold at once.
@@ -39,6 +42,7 @@ const TOKENS: usize = 4 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Handles {
     models: u32,
+    constraints: u32,
     options: u32,
     sequences: u32,
     /// Tokens appended to these sequences.

@@ -1,12 +1,12 @@
 //! `corral:inference/models`.
 
 use super::bindings::corral::inference::models::{
-    Host, HostModel, HostModelWithStore, ModelInfo, Token,
+    Host, HostModel, HostModelWithStore, ModelInfo, Pooling, Token,
 };
 use super::{Model, take, wit};
 use crate::meter::thread_nanos;
 use crate::state::State;
-use corral_engine::{Engine, Error, OpenError, Opening};
+use corral_engine::{EmbedOptions, Engine, Error, OpenError, Opening};
 use std::time::Duration;
 use wasmtime::component::{Accessor, HasSelf, Resource};
 
@@ -49,6 +49,41 @@ impl HostModelWithStore<State> for HasSelf<State> {
             },
         };
         store.with(|mut access| access.get().end_open(opened))
+    }
+
+    async fn embed(
+        store: &Accessor<State, Self>,
+        model: Resource<Model>,
+        inputs: Vec<Vec<Token>>,
+        pooling: Option<Pooling>,
+        normalize: Option<bool>,
+    ) -> Answer<Vec<Vec<f32>>> {
+        let options = EmbedOptions {
+            pooling: pooling.map(Into::into),
+            normalize,
+        };
+        let begun = store.with(|mut access| {
+            let state = access.get();
+            let engine = &state.table.get(&model)?.0;
+            Ok::<_, wasmtime::Error>(engine.embed(inputs, options, state.caller))
+        })?;
+        let vectors = match begun {
+            Ok(embedding) => embedding.await,
+            Err(error) => Err(error),
+        };
+        Ok(vectors.map(|vectors| vectors.inputs).map_err(Into::into))
+    }
+}
+
+impl From<Pooling> for corral_engine::Pooling {
+    fn from(pooling: Pooling) -> Self {
+        match pooling {
+            Pooling::Mean => Self::Mean,
+            Pooling::First => Self::Cls,
+            Pooling::Last => Self::Last,
+            Pooling::Tokens => Self::Tokens,
+            Pooling::Rank => Self::Rank,
+        }
     }
 }
 
@@ -95,6 +130,7 @@ impl HostModel for State {
             end_of_generation: info.end_of_generation.clone(),
             chat_template: info.chat_template.clone(),
             can_fork: info.can_truncate,
+            adapters: info.adapters.clone(),
         })
     }
 
