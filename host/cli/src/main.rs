@@ -9,6 +9,7 @@ mod complaint;
 mod house;
 mod logs;
 mod memory;
+mod residence;
 mod run;
 mod serve;
 mod top;

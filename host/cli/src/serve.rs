@@ -3,7 +3,7 @@
 use crate::arguments::{PriorityArgument, Serve};
 use crate::complaint::Complaint;
 use crate::house;
-use corral_engine::Engine;
+use corral_engine::Models;
 use corral_server::{Deployment, House, Limits, Listeners, Routes, Server, stop_signal};
 use std::io::Write;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ const NO_SIGNALS: &str = "signals cannot be watched; raise the limit of open fil
 pub(crate) fn serve(arguments: Box<Serve>) -> Result<ExitCode, Complaint> {
     let runtime = house::tokio_runtime(house::workers(arguments.models.workers))?;
     let served = runtime.block_on(serve_until_stopped(&arguments));
-    // A model that is still being loaded can't be interrupted, and nobody needs to wait for it.
+    // What can't be interrupted nobody needs to wait for.
     runtime.shutdown_background();
     served
 }
@@ -40,14 +40,15 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     // Polled from here on, so that a signal counts while models are being loaded.
     let stop = stop_signal();
     tokio::pin!(stop);
+    let models = house::models(&arguments.models)?;
     let house = tokio::select! {
-        loaded = load(arguments) => loaded?,
+        loaded = load(arguments, &models) => loaded?,
         stopped = stop.as_mut() => {
             stopped.map_err(Complaint::telling(NO_SIGNALS))?;
+            house::end(models).await;
             return Ok(ExitCode::SUCCESS);
         }
     };
-    let engines = house.engines.clone();
     server.open(house);
     announce(arguments, &server);
 
@@ -65,14 +66,14 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     if !server.stop(hurry).await {
         note("requests were still running and have been cut off".to_owned());
     }
-    end(engines).await;
+    house::end(models).await;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Everything that has to be there before the first request.
-async fn load(arguments: &Serve) -> Result<House, Complaint> {
-    let engines = house::load_models(&arguments.models, note).await?;
-    let runtime = house::runtime(arguments.models.cache.clone(), &engines)?;
+async fn load(arguments: &Serve, models: &Models) -> Result<House, Complaint> {
+    house::preload(&arguments.models, models, note).await?;
+    let runtime = house::runtime(arguments.models.cache.clone(), models)?;
     if arguments.plugins.is_empty() {
         note("there is nothing to call yet; add --plugin ROUTE=FILE.wasm".to_owned());
     }
@@ -111,7 +112,7 @@ async fn load(arguments: &Serve) -> Result<House, Complaint> {
     }
     Ok(House {
         runtime,
-        engines,
+        models: models.clone(),
         routes,
     })
 }
@@ -132,15 +133,4 @@ fn announce(arguments: &Serve, server: &Server) {
 /// Tells the person at the terminal what goes on.
 fn note(text: String) {
     eprintln!("corral: {text}");
-}
-
-/// Lets the engine threads end, so that no computation is cut off in llama.cpp.
-pub(crate) async fn end(engines: Vec<Engine>) {
-    let ending = tokio::task::spawn_blocking(move || {
-        for engine in engines {
-            engine.shutdown();
-        }
-    });
-    // It waits for one step at most; if that does not end, the process ends without it.
-    let _ = tokio::time::timeout(Duration::from_secs(5), ending).await;
 }

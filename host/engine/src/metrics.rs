@@ -101,6 +101,12 @@ counters! {
     prefill_tokens: Counter = "corral_engine_prefill_tokens_total",
     /// Sequences that generate and were left out of a step; only after a step failed.
     skipped_rows: Counter = "corral_engine_skipped_rows_total",
+    /// Sequences that generate and were left out of a step since it was the turn of another adapter.
+    off_turn_rows: Counter = "corral_engine_off_turn_rows_total",
+    /// Changes from one adapter, or none, to another between two steps.
+    adapter_changes: Counter = "corral_engine_adapter_changes_total",
+    /// Seconds by which a change of adapters is expected to make a step longer; 0 before any was measured.
+    adapter_change_nanos: Gauge = "corral_engine_adapter_change_seconds" / 1e9,
     /// Steps in which some generated and others read prompts.
     mixed_steps: Counter = "corral_engine_mixed_steps_total",
     /// Prompt tokens read in those steps.
@@ -189,6 +195,36 @@ counters! {
     sample_nanos: Counter = "corral_engine_sample_seconds_total" / 1e9,
     /// Seconds that what was generated lay until its reader took it.
     delivery_nanos: Counter = "corral_engine_delivery_seconds_total" / 1e9,
+    /// Requests for embeddings that got their vectors.
+    embed_finished: Counter = "corral_engine_embedding_requests_finished_total",
+    /// Requests for embeddings refused, since too much waits.
+    embed_refused: Counter = "corral_engine_embedding_requests_refused_total",
+    /// Requests for embeddings that nobody waited for any more, or that were open when the engine was shut down.
+    embed_cancelled: Counter = "corral_engine_embedding_requests_cancelled_total",
+    /// Requests for embeddings whose deadline passed, or whose turn did not come in time.
+    embed_expired: Counter = "corral_engine_embedding_requests_expired_total",
+    /// Requests for embeddings that failed.
+    embed_failed: Counter = "corral_engine_embedding_requests_failed_total",
+    /// Requests for embeddings that wait or are being computed.
+    embed_open: Gauge = "corral_engine_embedding_requests_open",
+    /// Inputs of the requests that got their vectors.
+    embed_inputs: Counter = "corral_engine_embedding_inputs_total",
+    /// Tokens of those inputs.
+    embed_tokens: Counter = "corral_engine_embedding_tokens_total",
+    /// Tokens computed for embeddings: those of the finished requests, and what was abandoned or computed again after a failure.
+    embed_computed: Counter = "corral_engine_embedding_tokens_computed_total",
+    /// Steps of the embedding context.
+    embed_steps: Counter = "corral_engine_embedding_steps_total",
+    /// Steps of the embedding context that failed; their inputs were tried again one by one.
+    embed_failed_steps: Counter = "corral_engine_embedding_failed_steps_total",
+    /// Whether there is an embedding context now: made for the first request, freed when idle.
+    embed_contexts: Gauge = "corral_engine_embedding_contexts",
+    /// Times the embedding thread woke up from waiting for work.
+    embed_wake_ups: Counter = "corral_engine_embedding_wake_ups_total",
+    /// Seconds that requests for embeddings waited for their first turn, or until they ended without one.
+    embed_queue_nanos: Counter = "corral_engine_embedding_queue_seconds_total" / 1e9,
+    /// Seconds computing steps of the embedding context.
+    embed_step_nanos: Counter = "corral_engine_embedding_step_seconds_total" / 1e9,
     histograms:
     /// Seconds of a step: computation, sampling and delivery.
     step_duration = "corral_engine_step_duration_seconds" in SECONDS,
@@ -268,6 +304,11 @@ pub fn add(counter: &AtomicU64, amount: u64) {
 /// Adds a duration to a counter of nanoseconds.
 pub fn add_time(counter: &AtomicU64, time: Duration) {
     add(counter, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+}
+
+/// Sets a gauge of nanoseconds.
+pub fn set_time(gauge: &AtomicU64, time: Duration) {
+    set(gauge, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
 }
 
 /// Reads a counter or gauge.

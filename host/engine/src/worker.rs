@@ -3,14 +3,15 @@
 
 use crate::Token;
 use crate::backend::{Backend, Input};
+use crate::constraint::Matcher;
 use crate::delivery::Sender;
 use crate::generation::Caller;
 use crate::lookup::Lookup;
 use crate::metrics::{Counters, add, add_time};
 use crate::sampling::{Chain, Scratch};
 use crate::scheduler::{
-    Claim, Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler, Step,
-    StepResult, Time, Watch,
+    AdapterId, Claim, Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler,
+    Step, StepResult, Time, Watch,
 };
 use crate::text::Assembler;
 use crate::view::View;
@@ -43,8 +44,12 @@ pub enum Command {
 /// A sequence on its way in.
 pub struct Submission {
     pub prompt: Vec<Token>,
+    /// Of the options' constraint, before the first token.
+    pub matcher: Option<Matcher>,
     pub options: Options,
     pub caller: Caller,
+    /// The one that the options name.
+    pub adapter: AdapterId,
     /// Whether somebody means to go on with the sequence.
     pub claim: Watch,
     /// Of what it goes on with.
@@ -68,6 +73,8 @@ struct Sequence {
     generated: u32,
     options: Options,
     chain: Chain,
+    /// The grammar that its text has to follow.
+    follows: Option<Follows>,
     text: Assembler,
     delivery: Sender,
     submitted: Instant,
@@ -117,6 +124,7 @@ pub struct Worker<B> {
     scratch: Scratch,
     text: String,
     draft: Vec<Token>,
+    history: Vec<Token>,
 }
 
 impl<B: Backend> Worker<B> {
@@ -143,6 +151,7 @@ impl<B: Backend> Worker<B> {
             scratch: Scratch::default(),
             text: String::new(),
             draft: Vec::new(),
+            history: Vec::new(),
         }
     }
 
@@ -241,8 +250,10 @@ impl<B: Backend> Worker<B> {
     fn enqueue(&mut self, submission: Submission) {
         let Submission {
             prompt,
+            matcher,
             options,
             caller,
+            adapter,
             claim,
             goes_on,
             delivery,
@@ -256,7 +267,7 @@ impl<B: Backend> Worker<B> {
         let request = Request {
             key,
             tenant: caller.tenant,
-            scope: caller.scope(),
+            scope: caller.scope().with(adapter),
             priority: caller.priority,
             tokens: prompt,
             max_tokens: options.max_tokens,
@@ -285,6 +296,7 @@ impl<B: Backend> Worker<B> {
             prompt: length,
             generated: 0,
             chain: Chain::new(options.samplers.clone(), seed),
+            follows: matcher.map(Follows::new),
             text: Assembler::new(options.stop.clone()),
             options,
             delivery,
@@ -351,7 +363,8 @@ impl<B: Backend> Worker<B> {
         }
         self.gather(&step.rows);
         let before = Instant::now();
-        let decoded = self.backend.decode(&self.inputs);
+        let adapted = self.backend.adapt(step.adapter);
+        let decoded = adapted.and_then(|()| self.backend.decode(&self.inputs));
         let after = Instant::now();
         add_time(&self.counters.step_nanos, after - before);
         match decoded {
@@ -446,8 +459,11 @@ fn refusal(refused: Refused, limits: Limits) -> Error {
 }
 
 mod aside;
+mod follows;
 mod report;
 mod sample;
+
+use follows::Follows;
 
 pub use aside::{Adoption, Aside, SaveOrder, Saved};
 

@@ -3,14 +3,13 @@
 use crate::engine::{Error, engine};
 use crate::linker::linker;
 use crate::metrics::Counters;
-use crate::models::Models;
 use crate::plugin::Plugin;
 use crate::settings::{Limits, Settings};
 use crate::state::State;
 use crate::ticker::Ticker;
 use crate::validate::{Compiled, PluginError, compile};
 use bytes::Bytes;
-use corral_engine::{Metric, Tenant};
+use corral_engine::{Metric, Models, Tenant};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

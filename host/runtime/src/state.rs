@@ -3,10 +3,9 @@
 use crate::host::Handles;
 use crate::limiter::Limiter;
 use crate::meter::Meter;
-use crate::models::Models;
 use crate::outbound::Outbound;
 use crate::settings::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
-use corral_engine::Caller;
+use corral_engine::{Caller, Lease, Models};
 use std::sync::Arc;
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
@@ -24,6 +23,9 @@ pub(crate) struct State {
     wasi: WasiCtx,
     http: WasiHttpCtx,
     outbound: Outbound,
+    /// Of every model that it has opened: they stay in memory until the call ends. Dropped after all
+    /// that uses them.
+    pub(crate) leases: Vec<Lease>,
 }
 
 impl State {
@@ -54,6 +56,7 @@ impl State {
                 .build(),
             http,
             outbound: Outbound,
+            leases: Vec::new(),
         }
     }
 }

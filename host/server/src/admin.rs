@@ -1,10 +1,12 @@
-//! The admin listener: metrics, what goes on in the models, and the probes once more.
+//! The admin listener: metrics, what goes on in the models, which of them are loaded, and the probes
+//! once more.
 //!
 //! It stays up while the public one drains, so that the last numbers can be read and readiness is
 //! seen to be off.
 
 use crate::access::Observed;
 use crate::metrics_text::{self, Families};
+use crate::models;
 use crate::probes;
 use crate::problem::Problem;
 use crate::sequences;
@@ -22,6 +24,7 @@ corral admin
 /healthz    200 while the process is alive
 /readyz     200 while requests can be served, else 503 and what is missing
 /sequences  what runs and what is kept in each model, as JSON; 'corral top' shows it
+/models     where each model is, as JSON; PUT /models/NAME loads one, DELETE unloads it if it is idle
 /cache      DELETE drops what is kept and nobody means to go on with
 /metrics    counters, as Prometheus text
 ";
@@ -40,8 +43,13 @@ pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
             Method::DELETE => sequences(&shared, true).await,
             _ => Err(Problem::method("DELETE")),
         },
-        path => probes::answer(&shared, request.method(), path)
-            .unwrap_or_else(|| Err(Problem::no_route(path))),
+        path => match (
+            models::answer(&shared, request.method(), path).await,
+            probes::answer(&shared, request.method(), path),
+        ) {
+            (Some(answer), _) | (None, Some(answer)) => answer,
+            (None, None) => Err(Problem::no_route(path)),
+        },
     };
     answered
         .unwrap_or_else(Problem::into_response)
@@ -104,9 +112,9 @@ fn metrics_of(shared: &Shared) -> String {
     }
     shared.traffic.write(&mut families);
     if let Some(house) = shared.house.get() {
-        for engine in &house.engines {
-            let model = [("model", engine.info().name.as_str())];
-            for metric in engine.metrics() {
+        for (name, metrics) in house.models.metrics() {
+            let model = [("model", name.as_str())];
+            for metric in metrics {
                 families.metric(&metric, &model);
             }
         }

@@ -17,6 +17,7 @@ mod admin;
 mod house;
 mod listener;
 mod metrics_text;
+mod models;
 mod probes;
 mod problem;
 mod public;

@@ -1,6 +1,6 @@
 //! A sequence that holds an id.
 
-use super::words::{EntryId, Key, Request, Row, SeqId, length};
+use super::words::{AdapterId, EntryId, Key, Request, Row, SeqId, length};
 use super::{Time, recovery::Strikes, speculation::Guess};
 use crate::Token;
 
@@ -44,6 +44,11 @@ pub(super) struct Running {
 impl Running {
     pub fn key(&self) -> Key {
         self.request.key
+    }
+
+    /// What it is computed with.
+    pub fn adapter(&self) -> AdapterId {
+        self.request.scope.adapter()
     }
 
     pub fn tokens(&self) -> &[Token] {

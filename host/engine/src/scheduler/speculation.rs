@@ -119,7 +119,8 @@ impl Scheduler {
         }
         let tokens: u32 = step.rows.iter().map(Row::tokens).sum();
         let room = self.limits.step_tokens.saturating_sub(tokens);
-        let wanted = self.choose(step.shape, &mut wishes, room);
+        let alone = step.shape.rows == 1 && step.shape.prefill == 0 && step.off_turn == 0;
+        let wanted = self.choose(step.shape, &mut wishes, room, alone);
         let cells = self.spare_cells(tokens, wanted);
         let mut drafts = wanted;
         // The least likely ones stay behind.
@@ -172,7 +173,8 @@ impl Scheduler {
     }
 
     /// Takes the likeliest drafts, as many as pay. Returns how many.
-    fn choose(&mut self, shape: Shape, wishes: &mut [Wish], room: u32) -> u32 {
+    /// Who generates `alone` holds up nobody.
+    fn choose(&mut self, shape: Shape, wishes: &mut [Wish], room: u32, alone: bool) -> u32 {
         let (cost, n_kv) = (&self.cost, self.cells.n_kv());
         let seconds = |drafts, prefill| {
             cost.predict(Shape {
@@ -181,9 +183,8 @@ impl Scheduler {
                 n_kv,
             })
         };
-        // Who generates alone holds up nobody.
         let longest = self.limits.prefill.longest(cost, shape.rows, n_kv);
-        let longest = longest.filter(|_| shape.rows > 1 || shape.prefill > 0);
+        let longest = longest.filter(|_| !alone);
         let room = room.min(LADDER[self.speculation.ceiling]);
         let (mut drafts, mut tokens) = (0, f64::from(shape.rows));
         let likeliest = |wishes: &mut [Wish]| {

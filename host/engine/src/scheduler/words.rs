@@ -25,9 +25,43 @@ pub struct Tenant(pub u32);
 
 /// Among whom prefixes are shared. How quickly a prompt is read tells whether somebody in the same
 /// scope asked something that begins alike; so a scope is one tenant, unless several agreed to
-/// share.
+/// share; with one [adapter](Scope::with) each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope(pub u64);
+
+/// What a sequence is computed with: the model alone, or one of the adapters that were loaded with
+/// it, counted from 1. A step computes with one of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AdapterId(pub u8);
+
+impl AdapterId {
+    /// The model alone.
+    pub const NONE: Self = Self(0);
+    /// Most adapters of a model.
+    pub const MOST: u8 = 16;
+}
+
+/// Where the adapter stands in a scope: above whatever tells those who share from others.
+const ADAPTER_SHIFT: u32 = 48;
+
+impl Scope {
+    /// The same people, with this adapter. What one adapter computed is of no use to another, nor
+    /// to the model alone; so they share nothing.
+    #[must_use]
+    pub fn with(self, adapter: AdapterId) -> Self {
+        Self(self.people() | u64::from(adapter.0) << ADAPTER_SHIFT)
+    }
+
+    /// What they compute with.
+    pub fn adapter(self) -> AdapterId {
+        AdapterId((self.0 >> ADAPTER_SHIFT) as u8)
+    }
+
+    /// Who they are, whatever they compute with.
+    pub fn people(self) -> u64 {
+        self.0 & ((1 << ADAPTER_SHIFT) - 1)
+    }
+}
 
 /// Higher goes first, always: whoever waits with a lower one waits until no higher one does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -103,7 +137,7 @@ pub struct Request {
     pub key: Key,
     /// Whose it is.
     pub tenant: Tenant,
-    /// With whom it shares prefixes.
+    /// With whom it shares prefixes, and with which adapter it is computed.
     pub scope: Scope,
     /// How urgent it is.
     pub priority: Priority,
@@ -269,6 +303,8 @@ pub struct Step {
     pub admitted: Vec<Key>,
     /// What is computed.
     pub rows: Vec<Row>,
+    /// With what all of them are computed.
+    pub adapter: AdapterId,
     /// Generating rows and drafts, since each of both wants an output; prompt tokens, and others that
     /// are certain beside the first of a generating row; and the cells that attention will run over.
     pub shape: Shape,
@@ -276,8 +312,10 @@ pub struct Step {
     pub drafts: u32,
     /// Prompt tokens that the budget allowed.
     pub budget: u32,
-    /// Generating sequences that are not in the step: only after a failure.
+    /// Generating sequences of the step's adapter that are not in it: only after a failure.
     pub skipped: u32,
+    /// Generating sequences of other adapters, whose turn it is not.
+    pub off_turn: u32,
 }
 
 /// How a step went.

@@ -6,8 +6,8 @@ use crate::Token;
 use crate::backend::{Backend, Input};
 use crate::scheduler::speculation::accepted;
 use crate::scheduler::{
-    Claim, EntryId, Expired, Key, Limits, Memory, Priority, Refused, Request, Reuse, Row,
-    Scheduler, Scope, SeqId, Step, StepResult, Tally, Tenant, Time,
+    AdapterId, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Refused, Request, Reuse,
+    Row, Scheduler, Scope, SeqId, Step, StepResult, Tally, Tenant, Time,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -21,6 +21,8 @@ pub struct Arrival {
     pub tenant: Tenant,
     /// How urgent.
     pub priority: Priority,
+    /// With what it is computed.
+    pub adapter: AdapterId,
     /// Tokens of the prompt, at least 1; those of `goes_on` come before them.
     pub prompt: u32,
     /// How many of them are the same for all of a family, and which family.
@@ -94,6 +96,8 @@ pub struct Taken {
     pub prefill: u32,
     /// Whether nothing came of it.
     pub failed: bool,
+    /// With what it was computed.
+    pub adapter: AdapterId,
     /// How long it took.
     pub took: Duration,
 }
@@ -115,6 +119,8 @@ struct Alive {
     admitted: Option<Time>,
     tokens: Vec<Time>,
     passed_by: u32,
+    /// Steps since it could have had a row and was the turn of another adapter.
+    off_turn: u32,
 }
 
 /// Something put aside that somebody waits for.
@@ -126,6 +132,8 @@ struct Wanted {
     looks: u64,
 }
 
+/// Most steps of an adapter's turn while others wait, on machines whose steps take 25 ms or more.
+const TURN: u32 = 8;
 /// Steps after which a simulation that has not ended is taken to be stuck.
 const STUCK: u64 = 2_000_000;
 
@@ -266,7 +274,7 @@ impl Simulation {
         let request = Request {
             key,
             tenant: arrival.tenant,
-            scope: Scope(u64::from(arrival.tenant.0)),
+            scope: Scope(u64::from(arrival.tenant.0)).with(arrival.adapter),
             priority: arrival.priority,
             tokens: tokens.clone(),
             max_tokens: arrival.max_tokens,
@@ -301,6 +309,7 @@ impl Simulation {
             admitted: None,
             tokens: Vec::new(),
             passed_by: 0,
+            off_turn: 0,
         };
         self.alive.insert(key, alive);
         if let Err(refused) = self.scheduler.enqueue(self.now, request) {
@@ -387,12 +396,14 @@ impl Simulation {
             self.admitted(*key);
         }
         self.check(&step, relocated);
+        self.check_turns(&step);
         if step.rows.is_empty() {
             self.check_cells(&[]);
             return relocated || !self.wanted.is_empty();
         }
         let inputs = self.inputs(&step.rows);
-        let decoded = self.backend.decode(&inputs);
+        let adapted = self.backend.adapt(step.adapter);
+        let decoded = adapted.and_then(|()| self.backend.decode(&inputs));
         let took = self.backend.took();
         self.now += took;
         self.steps.push(Taken {
@@ -400,6 +411,7 @@ impl Simulation {
             drafts: step.drafts,
             prefill: step.shape.prefill,
             failed: decoded.is_err(),
+            adapter: step.adapter,
             took,
         });
         if decoded.is_err() {
@@ -523,7 +535,8 @@ impl Simulation {
                 .scheduler
                 .sequences()
                 .filter(|s| s.state == "generates");
-            let in_step = (step.shape.rows - step.drafts + step.skipped) as usize;
+            let generated = step.shape.rows - step.drafts;
+            let in_step = (generated + step.skipped + step.off_turn) as usize;
             assert_eq!(in_step, generating.count());
             let excused = self.scheduler.is_recovering();
             assert!(step.skipped == 0 || excused, "a row was left out");
@@ -551,6 +564,31 @@ impl Simulation {
         let prompts = step.rows.iter().filter(|row| row.to < self.prompt(row.key));
         for row in prompts {
             assert!(!row.output, "no token is sampled inside a prompt");
+        }
+    }
+
+    /// A step is of one adapter, and who generates waits for its own turn no longer than it should:
+    /// two rounds of the other adapters, or one where all are equally urgent.
+    fn check_turns(&mut self, step: &Step) {
+        if step.rows.is_empty() {
+            return;
+        }
+        for row in &step.rows {
+            let adapter = self.arrivals[self.alive[&row.key].index].adapter;
+            assert_eq!(adapter, step.adapter, "a step of one adapter");
+        }
+        let adapters: BTreeSet<_> = self.arrivals.iter().map(|a| a.adapter).collect();
+        let urgencies: BTreeSet<_> = self.arrivals.iter().map(|a| a.priority).collect();
+        let others = adapters.len() - 1;
+        let rounds = if urgencies.len() > 1 { 2 } else { 1 };
+        let most = u32::try_from(rounds * others).unwrap() * TURN;
+        let excused = self.scheduler.is_recovering();
+        for sequence in self.scheduler.sequences() {
+            let alive = self.alive.get_mut(&sequence.key).expect("it runs");
+            let off_turn = sequence.state == "generates" && sequence.adapter != step.adapter;
+            let more = off_turn && !excused;
+            alive.off_turn = if more { alive.off_turn + 1 } else { 0 };
+            assert!(alive.off_turn <= most, "{:?} waits", sequence.key);
         }
     }
 

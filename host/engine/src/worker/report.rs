@@ -2,10 +2,10 @@
 
 use super::Worker;
 use crate::backend::Backend;
-use crate::metrics::{add, set};
+use crate::metrics::{add, set, set_time};
 use crate::scheduler::{SeqId, Step};
 use std::collections::HashSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 impl<B: Backend> Worker<B> {
     /// A step was computed.
@@ -20,6 +20,7 @@ impl<B: Backend> Worker<B> {
         add(&counters.prefill_tokens, u64::from(shape.prefill));
         add(&counters.tokens_decoded, self.inputs.len() as u64);
         add(&counters.skipped_rows, u64::from(step.skipped));
+        add(&counters.off_turn_rows, u64::from(step.off_turn));
         if shape.rows > 0 && shape.prefill > 0 {
             add(&counters.mixed_steps, 1);
             add(&counters.mixed_prefill_tokens, u64::from(shape.prefill));
@@ -55,6 +56,9 @@ impl<B: Backend> Worker<B> {
         set(&counters.lost, tally.lost);
         set(&counters.preempted, tally.preempted);
         set(&counters.relocated, tally.relocated);
+        set(&counters.adapter_changes, tally.adapter_changes);
+        let change = Duration::from_secs_f64(scheduler.change_seconds());
+        set_time(&counters.adapter_change_nanos, change);
         self.aside.report(counters);
         let retry_after = scheduler.retry_after(self.time(Instant::now()));
         set(&counters.retry_after, retry_after.as_secs());

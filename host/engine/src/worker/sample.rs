@@ -5,6 +5,8 @@
 //! one after the other, by the sequence's own chain, as they would be without drafts; the next logits
 //! count as long as what was sampled is the draft that they come after. So a sequence generates what it
 //! would have generated without, with one draw of its random numbers for each token.
+//!
+//! Where a grammar leaves no choice, tokens follow without being sampled.
 
 use super::{Sequence, Vocabulary, Worker};
 use crate::Error;
@@ -12,7 +14,7 @@ use crate::Token;
 use crate::backend::Backend;
 use crate::generation::{Finish, Outcome};
 use crate::metrics::add;
-use crate::sampling::Scratch;
+use crate::sampling::{Scratch, TokenLogprobs, logprobs};
 use crate::scheduler::speculation::accepted;
 use crate::scheduler::{Key, Row};
 use std::time::Instant;
@@ -35,45 +37,116 @@ struct Gained {
     tokens: Vec<Token>,
     /// It wants no further token.
     finish: Option<Finish>,
-    /// Nothing could be sampled after the last of the tokens.
-    broken: bool,
+    /// Why nothing could be sampled after the last of the tokens.
+    failed: Option<Error>,
+}
+
+/// What a row is sampled with.
+struct Tools<'a> {
+    words: &'a dyn Vocabulary,
+    scratch: &'a mut Scratch,
+    text: &'a mut String,
+    /// Memory for a sequence's tokens together with those it gains.
+    history: &'a mut Vec<Token>,
 }
 
 impl Sequence {
-    /// Samples as many tokens as a row with these drafts tells, and delivers them. `logits` are those
-    /// after the last certain token and so many drafts.
+    /// Samples as many tokens as a row with these drafts tells, and delivers them. `tokens` are those
+    /// that are certain, `logits` those after the last of them and so many drafts.
     fn gain<'a>(
         &mut self,
+        tokens: &[Token],
         draft: &[Token],
         logits: impl Fn(usize) -> Option<&'a [f32]>,
-        words: &dyn Vocabulary,
-        scratch: &mut Scratch,
-        text: &mut String,
+        tools: &mut Tools<'_>,
     ) -> Gained {
         let mut gained = Gained::default();
         // Each round begins with as many tokens gained as drafts were right. Whatever is added to
         // them in one round, the next one begins after all of it, or there is none.
         while gained.finish.is_none() && draft.get(..gained.tokens.len()) == Some(&gained.tokens) {
-            let logits = logits(gained.tokens.len());
-            let Some(token) = logits.and_then(|row| self.chain.sample(row, scratch)) else {
-                gained.broken = true;
+            let Some(row) = logits(gained.tokens.len()) else {
+                gained.failed = Some(nothing_sampled());
                 break;
             };
-            gained.tokens.push(token);
-            gained.finish = self.take(token, words, text);
+            if let Err(error) = self.gain_one(tokens, row, tools, &mut gained) {
+                gained.failed = Some(error);
+                break;
+            }
         }
         gained
     }
 
+    /// Samples a token and takes what is certain to follow.
+    fn gain_one(
+        &mut self,
+        tokens: &[Token],
+        row: &[f32],
+        tools: &mut Tools<'_>,
+        gained: &mut Gained,
+    ) -> Result<(), Error> {
+        let history = if gained.tokens.is_empty() {
+            tokens
+        } else {
+            tools.history.clear();
+            tools.history.extend_from_slice(tokens);
+            tools.history.extend_from_slice(&gained.tokens);
+            tools.history.as_slice()
+        };
+        let token = match &mut self.follows {
+            Some(follows) => follows.sample(&mut self.chain, row, history, tools.scratch)?,
+            None => self
+                .chain
+                .sample(row, history, tools.scratch)
+                .ok_or_else(nothing_sampled)?,
+        };
+        let told = match self.options.logprobs {
+            Some(top) => Some(logprobs(row, token, usize::from(top), tools.scratch)?),
+            None => None,
+        };
+        gained.tokens.push(token);
+        gained.finish = self.take(token, told, tools);
+        let left = self.options.max_tokens.saturating_sub(self.generated);
+        if let Some(follows) = &mut self.follows {
+            // Where it is asked how likely each token was, each has to be computed.
+            let most = match (gained.finish, self.options.logprobs) {
+                (None, None) => left as usize,
+                _ => 0,
+            };
+            let forced = if most > 0 {
+                follows.forced(most)?
+            } else {
+                Vec::new()
+            };
+            let complete = follows.is_complete();
+            for token in forced {
+                gained.tokens.push(token);
+                gained.finish = self.take(token, None, tools);
+                if gained.finish.is_some() {
+                    break;
+                }
+            }
+            if complete {
+                gained.finish.get_or_insert(Finish::End);
+            }
+        }
+        Ok(())
+    }
+
     /// Delivers a token. Says if it is the last one.
-    fn take(&mut self, token: Token, words: &dyn Vocabulary, text: &mut String) -> Option<Finish> {
+    fn take(
+        &mut self,
+        token: Token,
+        told: Option<TokenLogprobs>,
+        tools: &mut Tools<'_>,
+    ) -> Option<Finish> {
         self.generated += 1;
+        let text = &mut *tools.text;
         text.clear();
-        let stopped = self.text.push(words.piece(token), text);
-        self.delivery.push(token, text);
+        let stopped = self.text.push(tools.words.piece(token), text);
+        self.delivery.push(token, told, text);
         if stopped {
             Some(Finish::Stop)
-        } else if !self.options.ignore_end && words.ends_generation(token) {
+        } else if !self.options.ignore_end && tools.words.ends_generation(token) {
             Some(Finish::End)
         } else if self.generated >= self.options.max_tokens {
             Some(Finish::Length)
@@ -81,6 +154,14 @@ impl Sequence {
             None
         }
     }
+}
+
+fn nothing_sampled() -> Error {
+    Error::Failed(
+        "no token is left with a finite logit; the samplers ban them all, or the model's weights are \
+         damaged"
+            .into(),
+    )
 }
 
 impl<B: Backend> Worker<B> {
@@ -101,8 +182,14 @@ impl<B: Backend> Worker<B> {
             }
             let draft = self.scheduler.draft(row);
             let logits = |drafts| self.backend.logits(last + drafts);
-            let words = &*self.vocabulary;
-            let gained = sequence.gain(draft, logits, words, &mut self.scratch, &mut self.text);
+            let mut tools = Tools {
+                words: &*self.vocabulary,
+                scratch: &mut self.scratch,
+                text: &mut self.text,
+                history: &mut self.history,
+            };
+            let tokens = self.scheduler.tokens(row.key);
+            let gained = sequence.gain(tokens, draft, logits, &mut tools);
             let right = u64::from(accepted(draft, &gained.tokens));
             sequence.computed += right;
             add(&self.counters.accepted_drafts, right);
@@ -120,9 +207,8 @@ impl<B: Backend> Worker<B> {
             }
             let tokens = gained.tokens.iter().map(|&token| (row.key, token));
             sampled.tokens.extend(tokens);
-            if gained.broken {
-                let nothing = "the model computed no finite logit; its weights may be damaged";
-                self.fail(row.key, Error::Failed(nothing.into()));
+            if let Some(error) = gained.failed {
+                self.fail(row.key, error);
                 sampled.broken.push(row.key);
             } else if let Some(finish) = gained.finish {
                 sampled.ended.push(row.key);

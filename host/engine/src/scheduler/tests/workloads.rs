@@ -8,7 +8,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
         proptest::option::weighted(0.2, range.prop_map(Duration::from_millis))
     };
     (
-        (0..6_000u64, 0..3u32, 0..3u8),
+        (0..6_000u64, 0..3u32, 0..3u8, 0..4u8),
         (1..70u32, 1..50u32, 1..60u32),
         (
             sometimes(0..3_000),
@@ -25,7 +25,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
     )
         .prop_map(
             |(
-                (at, tenant, priority),
+                (at, tenant, priority, adapter),
                 (prompt, max_tokens, ends_after),
                 times,
                 poisoned,
@@ -38,6 +38,8 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                     at: Duration::from_millis(at),
                     tenant: Tenant(tenant),
                     priority: Priority(priority),
+                    // Half of them with none.
+                    adapter: AdapterId(adapter.saturating_sub(1)),
                     prompt,
                     family,
                     goes_on,
