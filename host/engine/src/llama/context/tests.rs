@@ -17,6 +17,8 @@ use rand_chacha::ChaCha8Rng;
 use std::path::Path;
 use std::sync::Arc;
 
+mod drafts;
+
 const IDS: u16 = 8;
 const STEP_TOKENS: u32 = 64;
 
