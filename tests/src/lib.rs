@@ -9,8 +9,10 @@
 
 pub mod artefacts;
 mod command_line;
+pub mod deployments;
 mod http;
 mod metrics;
+pub mod schema;
 mod server;
 mod sums;
 

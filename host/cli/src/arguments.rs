@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::complaint::Complaint;
+use crate::deploy::DeployCommand;
 use crate::memory::Memory;
 use crate::top::Top;
 use clap::error::ErrorKind;
@@ -34,6 +35,8 @@ pub(crate) enum Command {
     /// Measure.
     #[command(subcommand)]
     Bench(Bench),
+    #[command(flatten)]
+    Deployments(DeployCommand),
 }
 
 impl Command {
@@ -42,7 +45,9 @@ impl Command {
     pub(crate) fn default_logs(&self) -> &'static str {
         match self {
             Command::Serve(_) => "warn,corral::plugin=info",
-            Command::Run(_) | Command::Top(_) | Command::Bench(_) => "error",
+            Command::Run(_) | Command::Top(_) | Command::Bench(_) | Command::Deployments(_) => {
+                "error"
+            }
         }
     }
 }
@@ -54,10 +59,20 @@ pub(crate) struct Serve {
     /// Where plugins are called, HOST:PORT; port 0 picks a free one.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub(crate) listen: String,
-    /// Where /metrics is and what 'corral top' shows, HOST:PORT. It asks for no password: leave it on loopback.
+    /// Where /metrics, what 'corral top' shows and the admin API are, HOST:PORT. Whoever can reach it
+    /// from another machine has to send the admin token.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081")]
     pub(crate) admin: String,
-    /// A plugin and the path prefix below which it answers; may be given several times.
+    /// Folder in which deployments are kept, of this user alone; made if it isn't there. With it
+    /// 'corral deploy' works.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) store: Option<PathBuf>,
+    /// File with the admin token. Without it the token is that in CORRAL_ADMIN_TOKEN, or one that is
+    /// made and written to the file admin-token in the store.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) admin_token_file: Option<PathBuf>,
+    /// A plugin that lasts as long as the process, and the path prefix below which it answers; may be
+    /// given several times.
     #[arg(long = "plugin", value_name = "ROUTE=FILE")]
     pub(crate) plugins: Vec<PluginArgument>,
     /// The priority of a route's plugin, 0 unless it is said, up to 255: generations of the higher
@@ -213,6 +228,9 @@ pub(crate) struct PluginLimits {
     /// Largest request body, in KiB.
     #[arg(long, value_name = "KIB", default_value_t = 8192, value_parser = whole(1..=4_194_304))]
     pub(crate) body_limit: u64,
+    /// Largest response body, in KiB.
+    #[arg(long, value_name = "KIB", default_value_t = 262_144, value_parser = whole(1..=4_194_304))]
+    pub(crate) response_limit: u64,
     /// Calls of a plugin that run at once.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = whole(1..=10_000))]
     pub(crate) calls: u64,
@@ -236,6 +254,7 @@ impl PluginLimits {
             time: self.time_limit.unwrap_or(time),
             cpu: self.cpu_limit.unwrap_or(cpu),
             request_bytes: size(self.body_limit << 10),
+            response_bytes: self.response_limit << 10,
             concurrent: size(self.calls),
             queue: size(self.queue),
             queue_time: self.queue_time,
@@ -367,7 +386,7 @@ impl CommandLine {
         let models = match &self.command {
             Command::Serve(serve) => &serve.models,
             Command::Run(run) => &run.models,
-            Command::Top(_) | Command::Bench(_) => return Ok(()),
+            Command::Top(_) | Command::Bench(_) | Command::Deployments(_) => return Ok(()),
         };
         models.memory.check()?;
         let mut names = HashSet::new();

@@ -3,9 +3,11 @@
 
 #![forbid(unsafe_code)]
 
+mod admin_token;
 mod arguments;
 mod bench;
 mod complaint;
+mod deploy;
 mod house;
 mod logs;
 mod memory;
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(arguments),
         Command::Top(arguments) => top::top(&arguments),
         Command::Bench(arguments) => bench::bench(&arguments),
+        Command::Deployments(command) => deploy::run(&command),
     };
     ended.unwrap_or_else(|complaint: Complaint| complaint.tell(verbose))
 }

@@ -1,10 +1,12 @@
 //! `corral serve`.
 
+use crate::admin_token::{self, AdminToken};
 use crate::arguments::{PriorityArgument, Serve};
 use crate::complaint::Complaint;
 use crate::house;
 use corral_engine::Engine;
-use corral_server::{Deployment, House, Limits, Listeners, Routes, Server, stop_signal};
+use corral_server::deployments::{Bounds, Deployments, Store};
+use corral_server::{House, Limits, Listeners, Server, stop_signal};
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -24,24 +26,25 @@ pub(crate) fn serve(arguments: Box<Serve>) -> Result<ExitCode, Complaint> {
 }
 
 async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
-    let listeners = Listeners::bind(&arguments.listen, &arguments.admin).await?;
+    // First, since it is the store's lock that tells whether another process has it.
+    let store = match &arguments.store {
+        Some(folder) => Some(Store::open(folder, Bounds::default())?),
+        None => None,
+    };
+    let token = admin_token::find(arguments.admin_token_file.as_deref(), store.as_ref())?;
+    let listeners = Listeners::bind(&arguments.listen, &arguments.admin)
+        .await?
+        .guarded_by(token.as_ref().map(|token| token.token.clone()))?;
     let mut limits = Limits::default();
     limits.connections = usize::try_from(arguments.connections).unwrap_or(usize::MAX);
     let server = Server::start(listeners, limits)
         .map_err(Complaint::telling("the listeners could not be started"))?;
-    if !server.admin_address().ip().is_loopback() {
-        note(format!(
-            "{} can be reached from other machines and asks for no password; \
-             keep --admin on 127.0.0.1 unless a firewall stands before it",
-            server.admin_address()
-        ));
-    }
 
     // Polled from here on, so that a signal counts while models are being loaded.
     let stop = stop_signal();
     tokio::pin!(stop);
     let house = tokio::select! {
-        loaded = load(arguments) => loaded?,
+        loaded = load(arguments, store) => loaded?,
         stopped = stop.as_mut() => {
             stopped.map_err(Complaint::telling(NO_SIGNALS))?;
             return Ok(ExitCode::SUCCESS);
@@ -49,7 +52,7 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     };
     let engines = house.engines.clone();
     server.open(house);
-    announce(arguments, &server);
+    announce(arguments, &server, token.as_ref());
 
     stop.await.map_err(Complaint::telling(NO_SIGNALS))?;
     note(format!(
@@ -70,14 +73,18 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
 }
 
 /// Everything that has to be there before the first request.
-async fn load(arguments: &Serve) -> Result<House, Complaint> {
+async fn load(arguments: &Serve, store: Option<Store>) -> Result<House, Complaint> {
     let engines = house::load_models(&arguments.models, note).await?;
     let runtime = house::runtime(arguments.models.cache.clone(), &engines)?;
-    if arguments.plugins.is_empty() {
-        note("there is nothing to call yet; add --plugin ROUTE=FILE.wasm".to_owned());
+    if arguments.plugins.is_empty() && store.is_none() {
+        note(
+            "there is nothing to call yet; add --plugin ROUTE=FILE.wasm, or --store FOLDER and \
+             'corral deploy'"
+                .to_owned(),
+        );
     }
     let limits = arguments.limits.for_calls(CALL.0, CALL.1);
-    let mut routes = Routes::default();
+    let deployments = Deployments::new(runtime.clone(), store, limits.clone());
     for argument in &arguments.plugins {
         // A deployment that lasts as long as the process is known by its route.
         let name = argument.route.as_str();
@@ -91,7 +98,6 @@ async fn load(arguments: &Serve) -> Result<House, Complaint> {
             share_prefixes: arguments.sharing.contains(&argument.route),
             ..limits.clone()
         };
-        let request_bytes = limits.request_bytes as u64;
         let plugin = house::load_plugin(&runtime, name, &argument.file, limits).await?;
         if !plugin.roles().http {
             return Err(Complaint::Failed(
@@ -103,24 +109,24 @@ async fn load(arguments: &Serve) -> Result<House, Complaint> {
                 .into(),
             ));
         }
-        let deployment = Deployment {
-            plugin,
-            request_bytes,
-        };
-        routes.add(argument.route.clone(), deployment)?;
+        deployments.add_fixed(argument.route.clone(), plugin)?;
     }
+    deployments.restore().await;
     Ok(House {
         runtime,
         engines,
-        routes,
+        deployments,
     })
 }
 
 /// Says on stdout that requests are answered now, and where. Programs wait for these lines.
-fn announce(arguments: &Serve, server: &Server) {
+fn announce(arguments: &Serve, server: &Server, token: Option<&AdminToken>) {
     let mut text = String::new();
     for plugin in &arguments.plugins {
         text += &format!("route {} is {}\n", plugin.route, plugin.file.display());
+    }
+    if let Some(file) = token.and_then(|token| token.file.as_ref()) {
+        text += &format!("admin token in {}\n", file.display());
     }
     text += &format!("listening on http://{}\n", server.public_address());
     text += &format!("admin on http://{}\n", server.admin_address());

@@ -14,14 +14,17 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod account;
 mod admission;
 mod body;
 mod call;
+mod compiler;
 mod engine;
 mod failure;
 mod host;
 mod limiter;
 mod linker;
+mod logs;
 mod meter;
 mod metrics;
 mod models;
@@ -34,11 +37,13 @@ mod state;
 mod ticker;
 mod validate;
 
+pub use account::Account;
 pub use body::Body;
 pub use engine::Error;
 pub use failure::Failure;
+pub use logs::{LogLine, Logs};
 pub use models::Models;
 pub use plugin::{Exit, Plugin, Roles};
 pub use runtime::{Runtime, Source};
-pub use settings::{Call, Limits, Settings};
+pub use settings::{Call, Limits, Settings, Terms};
 pub use validate::PluginError;

@@ -13,6 +13,15 @@ impl Models {
         Self(engines.into())
     }
 
+    /// Only these of them, the first as the default one; or the name that there is not.
+    pub(crate) fn only(&self, names: &[String]) -> Result<Self, String> {
+        let found = names.iter().map(|name| {
+            let engine = self.find(Some(name)).cloned();
+            engine.ok_or_else(|| name.clone())
+        });
+        Ok(Self(found.collect::<Result<Vec<_>, _>>()?.into()))
+    }
+
     /// Their names, the default one first.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|engine| engine.info().name.as_str())

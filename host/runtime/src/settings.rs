@@ -55,6 +55,8 @@ pub struct Limits {
     pub cpu: Duration,
     /// Largest request body, in bytes.
     pub request_bytes: usize,
+    /// Largest response body, in bytes.
+    pub response_bytes: u64,
     /// Calls of this plugin that may run at once.
     pub concurrent: usize,
     /// Calls that may wait for one of those to end.
@@ -76,6 +78,7 @@ impl Default for Limits {
             time: Duration::from_secs(60),
             cpu: Duration::from_secs(10),
             request_bytes: 8 << 20,
+            response_bytes: 256 << 20,
             concurrent: 64,
             queue: 256,
             queue_time: None,
@@ -83,6 +86,17 @@ impl Default for Limits {
             share_prefixes: false,
         }
     }
+}
+
+/// On what terms a plugin is loaded.
+#[derive(Clone, Debug, Default)]
+pub struct Terms {
+    /// What one call may use.
+    pub limits: Limits,
+    /// The models that it may open, the default one first; all that there are, if nothing is said.
+    pub models: Option<Vec<String>>,
+    /// Its environment variables; it sees no others.
+    pub environment: Vec<(String, String)>,
 }
 
 /// What the caller knows about one request: an extension of the [`http::Request`] that is given to

@@ -1,17 +1,8 @@
 //! What the server serves: models, runtime and deployments, once they are loaded.
 
-use crate::routes::Routes;
+use crate::deployments::Deployments;
 use corral_engine::Engine;
-use corral_runtime::{Plugin, Runtime};
-
-/// A plugin and what its route allows.
-#[derive(Clone)]
-pub struct Deployment {
-    /// What handles the requests.
-    pub plugin: Plugin,
-    /// Longest request body, in bytes; a longer one is answered by 413.
-    pub request_bytes: u64,
-}
+use corral_runtime::Runtime;
 
 /// Everything that had to be loaded before the first request.
 pub struct House {
@@ -20,7 +11,7 @@ pub struct House {
     /// The models. When one of them stops, the server is no longer ready.
     pub engines: Vec<Engine>,
     /// What answers which path.
-    pub routes: Routes<Deployment>,
+    pub deployments: Deployments,
 }
 
 impl House {

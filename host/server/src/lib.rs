@@ -1,7 +1,8 @@
 //! corral-server: HTTP in front of the runtime.
 //!
 //! Two listeners. The *public* one has `/healthz`, `/readyz` and the plugins' routes; the *admin*
-//! one, meant for loopback, has `/metrics` and a view of what goes on in the models. Both are up before
+//! one, meant for loopback, has `/metrics`, a view of what goes on in the models, and the API that
+//! changes [`deployments`]. Both are up before
 //! the models are, so that whoever watches the process can tell "loading" from "dead"; until
 //! [`Server::open`] hands over the [`House`], every route is answered by 503.
 //!
@@ -14,6 +15,7 @@
 
 mod access;
 mod admin;
+pub mod deployments;
 mod house;
 mod listener;
 mod metrics_text;
@@ -28,7 +30,8 @@ mod shutdown;
 mod stall;
 mod traffic;
 
-pub use house::{Deployment, House};
+pub use admin::{Token, TokenError};
+pub use house::House;
 pub use listener::{BindError, Limits};
 pub use routes::{Prefix, PrefixError, RouteTaken, Routes};
 pub use server::{Listeners, Server};

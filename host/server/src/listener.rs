@@ -60,6 +60,11 @@ pub enum BindError {
     /// Something else listens there.
     #[error("{0} is in use; stop what listens there or choose another address")]
     InUse(String),
+    /// Anybody could change what is deployed.
+    #[error(
+        "the admin listener on {0} can be reached from other machines and has no token; give one with --admin-token-file, or keep --admin on 127.0.0.1"
+    )]
+    Unguarded(String),
     /// The operating system says no, or there is no such address.
     #[error(
         "cannot listen on {address}: {cause}; give HOST:PORT of this machine, e.g. 127.0.0.1:8080"

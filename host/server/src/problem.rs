@@ -1,10 +1,12 @@
-//! The host's own errors, as RFC 9457 problems.
+//! The host's own errors: RFC 9457 problems, or what clients of OpenAI's API read, as the deployment
+//! wants it.
 //!
 //! `code` is stable and for programs; `detail` is for people and says what to do. A plugin's own
 //! errors pass through untouched.
 
+use crate::deployments::ErrorFormat;
 use corral_runtime::{Body, Failure};
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
 use std::time::Duration;
 
@@ -16,6 +18,8 @@ pub(crate) struct Problem {
     detail: String,
     retry_after: Option<Duration>,
     allow: Option<&'static str>,
+    /// What `WWW-Authenticate` says.
+    challenge: Option<&'static str>,
 }
 
 impl Problem {
@@ -26,6 +30,7 @@ impl Problem {
             detail: detail.into(),
             retry_after: None,
             allow: None,
+            challenge: None,
         }
     }
 
@@ -55,6 +60,18 @@ impl Problem {
         problem
     }
 
+    /// The admin API's token is missing or wrong.
+    pub(crate) fn no_token() -> Self {
+        let mut problem = Problem::new(
+            StatusCode::UNAUTHORIZED,
+            "no-token",
+            "this needs the admin token: send 'Authorization: Bearer TOKEN'; \
+             'corral serve' says which file it is in",
+        );
+        problem.challenge = Some("Bearer");
+        problem
+    }
+
     /// The request's body is larger than the plugin takes.
     pub(crate) fn too_large(limit: u64) -> Self {
         Problem::new(
@@ -68,24 +85,45 @@ impl Problem {
         self.status
     }
 
-    /// The answer to send.
+    pub(crate) fn code(&self) -> &'static str {
+        self.code
+    }
+
+    /// The answer to send, as a problem document.
     pub(crate) fn into_response(self) -> Response<Body> {
+        self.into_response_as(ErrorFormat::Problem)
+    }
+
+    /// The answer to send.
+    pub(crate) fn into_response_as(self, format: ErrorFormat) -> Response<Body> {
         let title = self.status.canonical_reason().unwrap_or("Error");
-        let text = serde_json::json!({
-            "type": "about:blank",
-            "title": title,
-            "status": self.status.as_u16(),
-            "code": self.code,
-            "detail": self.detail,
-        })
-        .to_string();
-        let mut response = Response::new(Body::from(text));
+        let (content_type, json) = match format {
+            ErrorFormat::Problem => (
+                "application/problem+json",
+                serde_json::json!({
+                    "type": "about:blank",
+                    "title": title,
+                    "status": self.status.as_u16(),
+                    "code": self.code,
+                    "detail": self.detail,
+                }),
+            ),
+            ErrorFormat::Openai => (
+                "application/json",
+                serde_json::json!({
+                    "error": {
+                        "message": self.detail,
+                        "type": openai_type(self.status),
+                        "param": null,
+                        "code": self.code,
+                    },
+                }),
+            ),
+        };
+        let mut response = Response::new(Body::from(json.to_string()));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
-        headers.insert(
-            CONTENT_TYPE,
-            HeaderValue::from_static("application/problem+json"),
-        );
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(wait) = self.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(wait)));
@@ -93,7 +131,21 @@ impl Problem {
         if let Some(allow) = self.allow {
             headers.insert(ALLOW, HeaderValue::from_static(allow));
         }
+        if let Some(challenge) = self.challenge {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+        }
         response
+    }
+}
+
+/// The kind of an error as OpenAI's API names it.
+fn openai_type(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        status if status.is_client_error() => "invalid_request_error",
+        _ => "server_error",
     }
 }
 
@@ -118,7 +170,11 @@ mod tests {
     use http_body_util::BodyExt;
 
     async fn body_of(problem: Problem) -> (Response<()>, serde_json::Value) {
-        let (parts, body) = problem.into_response().into_parts();
+        read(problem.into_response()).await
+    }
+
+    async fn read(response: Response<Body>) -> (Response<()>, serde_json::Value) {
+        let (parts, body) = response.into_parts();
         let bytes = body.collect().await.expect("a body in memory").to_bytes();
         let value = serde_json::from_slice(&bytes).expect("JSON");
         (Response::from_parts(parts, ()), value)
@@ -150,6 +206,27 @@ mod tests {
         assert_eq!(head.status(), 405);
         assert_eq!(head.headers()[ALLOW], "GET, HEAD");
         assert_eq!(body["code"], "method-not-allowed");
+    }
+
+    #[tokio::test]
+    async fn an_error_as_openais_clients_read_it() {
+        let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "say \"when\"")
+            .retry_after(Duration::from_secs(3));
+        let (head, body) = read(problem.into_response_as(ErrorFormat::Openai)).await;
+        assert_eq!(head.status(), 503);
+        assert_eq!(head.headers()[CONTENT_TYPE], "application/json");
+        assert_eq!(head.headers()[RETRY_AFTER], "3");
+        let error = serde_json::json!({
+            "message": "say \"when\"",
+            "type": "server_error",
+            "param": null,
+            "code": "busy",
+        });
+        assert_eq!(body, serde_json::json!({ "error": error }));
+        assert_eq!(
+            openai_type(StatusCode::PAYLOAD_TOO_LARGE),
+            "invalid_request_error"
+        );
     }
 
     #[test]

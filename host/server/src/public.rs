@@ -1,6 +1,7 @@
 //! The public listener: probes, and the plugins behind their routes.
 
 use crate::access::{Exchange, Observed, REQUEST_ID, RequestId};
+use crate::deployments::{ErrorFormat, NotServing, Served};
 use crate::probes;
 use crate::problem::Problem;
 use crate::request_body::{Capped, State};
@@ -17,7 +18,8 @@ use std::time::Duration;
 pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Observed> {
     let id = shared.request_ids.next();
     let exchange = Exchange::begin(&shared.traffic, id, request.method(), request.uri().path());
-    let response = match route(&shared, id, request).await {
+    let mut served = None;
+    let response = match route(&shared, id, request, &mut served).await {
         Ok(response) => response,
         Err(problem) => {
             // A full queue or a model that is being loaded is no news for each request.
@@ -28,16 +30,25 @@ pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
                 }
                 _ => {}
             }
-            problem.into_response()
+            match served {
+                Some((served, format)) => {
+                    served.standing.refused(problem.code());
+                    problem.into_response_as(format)
+                }
+                None => problem.into_response(),
+            }
         }
     };
     exchange.answer(response)
 }
 
+/// Lets the plugin answer whose route it is. `served` gets the deployment, as soon as it is known, and
+/// how its errors look.
 async fn route(
     shared: &Shared,
     id: RequestId,
     request: Request<Incoming>,
+    served: &mut Option<(Arc<Served>, ErrorFormat)>,
 ) -> Result<Response<Body>, Problem> {
     let (mut head, body) = request.into_parts();
     // Wherever this ends early, what is left of the body is thrown away.
@@ -49,10 +60,16 @@ async fn route(
     let Some(house) = shared.house.get() else {
         return Err(probes::not_ready(&shared.missing()));
     };
-    let Some(deployment) = house.routes.find(path) else {
+    let Some(deployment) = house.deployments.find(path) else {
         return Err(Problem::no_route(path));
     };
-    let limit = deployment.request_bytes;
+    deployment.standing.request();
+    *served = Some((Arc::clone(&deployment), deployment.error_format()));
+    let (plugin, format) = deployment
+        .pick()
+        .map_err(|why| not_serving(&deployment.name, &why))?;
+    *served = Some((Arc::clone(&deployment), format));
+    let limit = plugin.limits().request_bytes as u64;
     if announced_length(&head.headers).is_some_and(|length| length > limit) {
         return Err(Problem::too_large(limit));
     }
@@ -63,10 +80,7 @@ async fn route(
         id: Some(id.to_string()),
         ..Call::default()
     });
-    let answered = deployment
-        .plugin
-        .handle(Request::from_parts(head, body))
-        .await;
+    let answered = plugin.handle(Request::from_parts(head, body)).await;
     match (mark.state(), answered) {
         (State::TooLarge, _) => Err(Problem::too_large(limit)),
         (State::Broken, Err(_)) => Err(bad_request(
@@ -80,6 +94,20 @@ async fn route(
 /// nothing is on the way, and reading would ask for it.
 fn linger(shared: &Shared, headers: &HeaderMap) -> Option<Duration> {
     (!headers.contains_key(EXPECT)).then_some(shared.limits.discard_time)
+}
+
+/// The deployment is there, but an operator has to do something first.
+fn not_serving(name: &str, why: &NotServing) -> Problem {
+    let (code, detail) = match why {
+        NotServing::Paused => ("paused", format!("'{name}' is paused; try again later")),
+        NotServing::Failed => (
+            "deployment-failed",
+            format!(
+                "'{name}' could not be loaded; its operator sees why with 'corral show {name}'"
+            ),
+        ),
+    };
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, detail).retry_after(Duration::from_secs(5))
 }
 
 fn bad_request(detail: &str) -> Problem {

@@ -105,17 +105,18 @@ fn stopped(model: &str) -> Problem {
 }
 
 /// The deployments by what engines know them as.
-struct Routes<'a> {
-    tenants: HashMap<Tenant, &'a str>,
+struct Routes {
+    tenants: HashMap<Tenant, String>,
     /// Those that share prefixes with nobody else. A scope that is not here has no single owner.
-    scopes: HashMap<u64, &'a str>,
+    scopes: HashMap<u64, String>,
 }
 
-impl<'a> Routes<'a> {
-    fn of(house: &'a House) -> Self {
-        let plugins = house.routes.targets().map(|deployed| &deployed.plugin);
-        let tenants: HashMap<_, _> = plugins
-            .map(|plugin| (plugin.tenant(), plugin.name()))
+impl Routes {
+    fn of(house: &House) -> Self {
+        let served = house.deployments.all();
+        let tenants: HashMap<_, _> = served
+            .iter()
+            .map(|served| (served.standing.account.tenant(), served.name.clone()))
             .collect();
         let own_scope = |tenant| Caller {
             tenant,
@@ -123,7 +124,7 @@ impl<'a> Routes<'a> {
         };
         let scopes = tenants
             .iter()
-            .map(|(tenant, name)| (own_scope(*tenant).scope().0, *name))
+            .map(|(tenant, name)| (own_scope(*tenant).scope().0, name.clone()))
             .collect();
         Routes { tenants, scopes }
     }
@@ -230,8 +231,8 @@ mod tests {
     #[test]
     fn routes_are_told_where_there_is_one() {
         let routes = Routes {
-            tenants: HashMap::from([(Tenant(1), "/chat")]),
-            scopes: HashMap::from([(1, "/chat")]),
+            tenants: HashMap::from([(Tenant(1), "/chat".to_owned())]),
+            scopes: HashMap::from([(1, "/chat".to_owned())]),
         };
         let model = routes.model("tiny", &view());
         assert_eq!(model["model"], "tiny");

@@ -1,6 +1,7 @@
 //! The server as the binary drives it: bind, start, open, stop.
 
 use crate::access::RequestIds;
+use crate::admin::{Guard, Token};
 use crate::house::House;
 use crate::listener::{BindError, Limits, Listener, bind};
 use crate::sequences::LOOKS;
@@ -22,6 +23,7 @@ const ADMIN_CONNECTIONS: usize = 32;
 pub struct Listeners {
     public: TcpListener,
     admin: TcpListener,
+    token: Option<Token>,
 }
 
 impl Listeners {
@@ -30,8 +32,30 @@ impl Listeners {
         Ok(Listeners {
             public: bind(public).await?,
             admin: bind(admin).await?,
+            token: None,
         })
     }
+
+    /// Has the admin listener ask for `token` before anything is changed; and before anything at all
+    /// but the probes, if it can be reached from other machines.
+    ///
+    /// # Errors
+    /// If it can be reached from other machines and there is no token.
+    pub fn guarded_by(mut self, token: Option<Token>) -> Result<Self, BindError> {
+        if token.is_none() && !on_loopback(&self.admin) {
+            let address = self.admin.local_addr();
+            let address = address.map_or_else(|_| "?".to_owned(), |address| address.to_string());
+            return Err(BindError::Unguarded(address));
+        }
+        self.token = token;
+        Ok(self)
+    }
+}
+
+fn on_loopback(socket: &TcpListener) -> bool {
+    socket
+        .local_addr()
+        .is_ok_and(|address| address.ip().is_loopback())
 }
 
 /// What every request can see.
@@ -42,17 +66,22 @@ pub(crate) struct Shared {
     pub(crate) house: OnceLock<House>,
     /// Places for those that look into the models.
     pub(crate) looks: Arc<Semaphore>,
+    pub(crate) guard: Guard,
+    /// The address of the public listener.
+    pub(crate) public: SocketAddr,
     stopping: AtomicBool,
 }
 
 impl Shared {
-    fn new(limits: Limits) -> Self {
+    fn new(limits: Limits, guard: Guard, public: SocketAddr) -> Self {
         Shared {
             limits,
             traffic: Arc::default(),
             request_ids: RequestIds::default(),
             house: OnceLock::new(),
             looks: Arc::new(Semaphore::new(LOOKS)),
+            guard,
+            public,
             stopping: AtomicBool::new(false),
         }
     }
@@ -81,7 +110,9 @@ impl Server {
     /// Starts to accept on both sockets. Until [`Server::open`], routes are answered by 503. Must
     /// be called inside a tokio runtime. The error is the operating system's.
     pub fn start(listeners: Listeners, limits: Limits) -> io::Result<Self> {
-        let shared = Arc::new(Shared::new(limits.clone()));
+        let guard = Guard::new(listeners.token, on_loopback(&listeners.admin));
+        let address = listeners.public.local_addr()?;
+        let shared = Arc::new(Shared::new(limits.clone(), guard, address));
         let for_public = shared.clone();
         let public = Listener::start(
             listeners.public,
@@ -214,7 +245,7 @@ mod tests {
         assert!(answer.ends_with(INDEX_END), "{answer}");
         server.stop(std::future::pending()).await;
     }
-    const INDEX_END: &str = "/metrics    counters, as Prometheus text\n";
+    const INDEX_END: &str = "the same, described for programs\n";
 
     #[tokio::test]
     async fn a_client_that_sends_no_head_is_dropped() {

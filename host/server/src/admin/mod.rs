@@ -1,7 +1,18 @@
-//! The admin listener: metrics, what goes on in the models, and the probes once more.
+//! The admin listener: metrics, what goes on in the models, the API that sees and changes deployments,
+//! and the probes once more.
 //!
 //! It stays up while the public one drains, so that the last numbers can be read and readiness is
 //! seen to be off.
+
+mod api;
+mod logs;
+#[cfg(test)]
+mod openapi;
+mod token;
+mod view;
+
+pub(crate) use token::Guard;
+pub use token::{Token, TokenError};
 
 use crate::access::Observed;
 use crate::metrics_text::{self, Families};
@@ -24,28 +35,43 @@ corral admin
 /sequences  what runs and what is kept in each model, as JSON; 'corral top' shows it
 /cache      DELETE drops what is kept and nobody means to go on with
 /metrics    counters, as Prometheus text
+/deployments, /components
+            see and change what is deployed, with the admin token; 'corral deploy' does
+/openapi.json
+            the same, described for programs
 ";
 
 /// Answers one request.
 pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Observed> {
-    let answered = match request.uri().path() {
+    let answered = answered(&shared, request).await;
+    answered
+        .unwrap_or_else(Problem::into_response)
+        .map(Observed::from)
+}
+
+async fn answered(shared: &Shared, request: Request<Incoming>) -> Result<Response<Body>, Problem> {
+    let path = request.uri().path();
+    if let Some(answer) = probes::answer(shared, request.method(), path) {
+        return answer;
+    }
+    if api::owns(path) {
+        return api::answer(shared, request).await;
+    }
+    shared.guard.may_look(request.headers())?;
+    match path {
         "/" => on_get(request.method(), || probes::plain_text(INDEX)),
-        "/metrics" => on_get(request.method(), || metrics(&shared)),
+        "/metrics" => on_get(request.method(), || metrics(shared)),
         "/sequences" => match *request.method() {
-            Method::GET | Method::HEAD => sequences(&shared, false).await,
+            Method::GET | Method::HEAD => sequences(shared, false).await,
             _ => Err(Problem::method("GET, HEAD")),
         },
         // Not POST: a browser lets any page send one, but no DELETE.
         "/cache" => match *request.method() {
-            Method::DELETE => sequences(&shared, true).await,
+            Method::DELETE => sequences(shared, true).await,
             _ => Err(Problem::method("DELETE")),
         },
-        path => probes::answer(&shared, request.method(), path)
-            .unwrap_or_else(|| Err(Problem::no_route(path))),
-    };
-    answered
-        .unwrap_or_else(Problem::into_response)
-        .map(Observed::from)
+        path => Err(Problem::no_route(path)),
+    }
 }
 
 fn on_get(
@@ -113,6 +139,7 @@ fn metrics_of(shared: &Shared) -> String {
         for metric in house.runtime.counters() {
             families.metric(&metric, &[]);
         }
+        house.deployments.write(&mut families);
     }
     families.text()
 }
