@@ -37,14 +37,22 @@ fn keyword_matches(
         "$ref" => {
             let path = wanted.as_str().and_then(|path| path.strip_prefix('#'));
             let found = root.pointer(path.expect("a reference within the document"));
-            matches(root, found.expect("what is referred to is there"), value, at)?;
+            matches(
+                root,
+                found.expect("what is referred to is there"),
+                value,
+                at,
+            )?;
         }
         "type" => {
             let kinds = match wanted {
                 Value::Array(kinds) => kinds.iter().collect(),
                 kind => vec![kind],
             };
-            if !kinds.iter().any(|kind| is_of(value, kind.as_str().expect("a kind"))) {
+            if !kinds
+                .iter()
+                .any(|kind| is_of(value, kind.as_str().expect("a kind")))
+            {
                 return fail("is not of the type");
             }
         }

@@ -188,7 +188,8 @@ impl Corral {
         path: &str,
         body: &[u8],
     ) -> Result<Answer, ureq::Error> {
-        self.send_admin(method, path, body).and_then(Answer::try_read)
+        self.send_admin(method, path, body)
+            .and_then(Answer::try_read)
     }
 
     /// A request to the admin API, whose answer is read bit by bit.

@@ -1,7 +1,7 @@
 //! The server as the binary drives it: bind, start, open, stop.
 
 use crate::access::RequestIds;
-use crate::admin::{Guard, Token};
+use crate::admin::{Guard, Token, UPLOADS};
 use crate::house::House;
 use crate::listener::{BindError, Limits, Listener, bind};
 use crate::sequences::LOOKS;
@@ -66,6 +66,8 @@ pub(crate) struct Shared {
     pub(crate) house: OnceLock<House>,
     /// Places for those that look into the models.
     pub(crate) looks: Arc<Semaphore>,
+    /// Places for components that arrive.
+    pub(crate) uploads: Semaphore,
     pub(crate) guard: Guard,
     /// The address of the public listener.
     pub(crate) public: SocketAddr,
@@ -80,6 +82,7 @@ impl Shared {
             request_ids: RequestIds::default(),
             house: OnceLock::new(),
             looks: Arc::new(Semaphore::new(LOOKS)),
+            uploads: Semaphore::new(UPLOADS),
             guard,
             public,
             stopping: AtomicBool::new(false),

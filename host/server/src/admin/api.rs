@@ -34,7 +34,7 @@ const JSON_BYTES: u64 = 1 << 20;
 /// How long a body may take to arrive.
 const BODY_TIME: Duration = Duration::from_secs(300);
 /// Components that arrive at once, each held in memory until it is on the disk.
-static UPLOADS: Semaphore = Semaphore::const_new(2);
+pub(crate) const UPLOADS: usize = 2;
 /// When to come again while others upload or change things.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -64,6 +64,7 @@ pub(super) async fn answer(shared: &Shared, request: Request<Incoming>) -> Answe
     };
     let api = Api {
         deployments: &house.deployments,
+        uploads: &shared.uploads,
         public: shared.public.to_string(),
     };
     api.dispatch(&head, body, &segments).await
@@ -73,6 +74,7 @@ type Arriving = (Capped<Incoming>, crate::request_body::Mark);
 
 struct Api<'a> {
     deployments: &'a Deployments,
+    uploads: &'a Semaphore,
     public: String,
 }
 
@@ -160,7 +162,7 @@ impl Api<'_> {
 
     async fn upload(&self, digest: Digest, body: Arriving) -> Answer {
         let limit = self.store()?.bounds().component_bytes;
-        let Ok(_place) = UPLOADS.try_acquire() else {
+        let Ok(_place) = self.uploads.try_acquire() else {
             return Err(ChangeError::Busy.into());
         };
         let bytes = collect(body, limit).await.map_err(|late| match late {

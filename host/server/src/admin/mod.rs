@@ -11,6 +11,7 @@ mod openapi;
 mod token;
 mod view;
 
+pub(crate) use api::UPLOADS;
 pub(crate) use token::Guard;
 pub use token::{Token, TokenError};
 

@@ -410,6 +410,23 @@ GREETING = "hello"
     }
 
     #[test]
+    fn the_readmes_manifest_is_one_and_whole() {
+        let readme = include_str!("../../../../README.md");
+        let (_, from) = readme.split_once("```toml\n").expect("it has one");
+        let (text, _) = from.split_once("```").expect("it ends");
+        let manifest = Manifest::from_toml(text).expect("good");
+        let schema: serde_json::Value = serde_json::from_str(MANIFEST_SCHEMA).expect("JSON");
+        let shown = serde_json::to_value(&manifest).expect("serialisable");
+        for name in schema["properties"].as_object().expect("fields").keys() {
+            let shows = shown.get(name).is_some();
+            assert_eq!(shows, name != "links", "the README shows '{name}'");
+        }
+        let limits = shown["limits"].as_object().expect("a table");
+        let known = &schema["$defs"]["RequestedLimits"]["properties"];
+        assert_eq!(limits.len(), known.as_object().expect("fields").len());
+    }
+
+    #[test]
     fn the_published_schema_is_that_of_the_structure() {
         let settings = schemars::generate::SchemaSettings::draft2020_12();
         let schema = settings.into_generator().into_root_schema_for::<Manifest>();
