@@ -6,7 +6,9 @@
 mod arguments;
 mod bench;
 mod complaint;
+mod front;
 mod house;
+mod keys;
 mod logs;
 mod memory;
 mod run;
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => serve::serve(arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Top(arguments) => top::top(&arguments),
+        Command::Keys(command) => keys::keys(&command),
         Command::Bench(arguments) => bench::bench(&arguments),
     };
     ended.unwrap_or_else(|complaint: Complaint| complaint.tell(verbose))

@@ -2,9 +2,12 @@
 
 use crate::arguments::{PriorityArgument, Serve};
 use crate::complaint::Complaint;
+use crate::front;
 use crate::house;
 use corral_engine::Engine;
-use corral_server::{Deployment, House, Limits, Listeners, Routes, Server, stop_signal};
+use corral_server::{
+    Deployment, Front, House, Listeners, Routes, Server, reload_signal, stop_signal,
+};
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -25,9 +28,9 @@ pub(crate) fn serve(arguments: Box<Serve>) -> Result<ExitCode, Complaint> {
 
 async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     let listeners = Listeners::bind(&arguments.listen, &arguments.admin).await?;
-    let mut limits = Limits::default();
-    limits.connections = usize::try_from(arguments.connections).unwrap_or(usize::MAX);
-    let server = Server::start(listeners, limits)
+    let front = arguments.front.front(note)?;
+    let reloading = tokio::spawn(reload_on_signal(front.clone()));
+    let server = Server::start(listeners, front)
         .map_err(Complaint::telling("the listeners could not be started"))?;
     if !server.admin_address().ip().is_loopback() {
         note(format!(
@@ -52,6 +55,22 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     announce(arguments, &server);
 
     stop.await.map_err(Complaint::telling(NO_SIGNALS))?;
+    let hurry = stop_signal();
+    tokio::pin!(hurry);
+    if let Some(delay) = arguments.drain_delay {
+        server.announce_stop();
+        note(format!(
+            "stopping; requests are taken for {} s more, a second signal ends that now",
+            delay.as_secs_f64()
+        ));
+        tokio::select! {
+            () = tokio::time::sleep(delay) => {}
+            stopped = hurry.as_mut() => {
+                stopped.map_err(Complaint::telling(NO_SIGNALS))?;
+                hurry.set(stop_signal());
+            }
+        }
+    }
     note(format!(
         "stopping; running requests have {} s to end, a second signal ends them now",
         arguments.grace.as_secs_f64()
@@ -59,14 +78,24 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     let hurry = async {
         tokio::select! {
             () = tokio::time::sleep(arguments.grace) => {}
-            _ = stop_signal() => {}
+            _ = hurry => {}
         }
     };
     if !server.stop(hurry).await {
         note("requests were still running and have been cut off".to_owned());
     }
+    reloading.abort();
     end(engines).await;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Reads files again whenever SIGHUP asks for it.
+async fn reload_on_signal(front: Front) {
+    while reload_signal().await.is_ok() {
+        let front = front.clone();
+        // Files may take their time. Should it panic, the files stay as they were read last.
+        let _ = tokio::task::spawn_blocking(move || front::reload(&front, note)).await;
+    }
 }
 
 /// Everything that has to be there before the first request.
@@ -106,6 +135,7 @@ async fn load(arguments: &Serve) -> Result<House, Complaint> {
         let deployment = Deployment {
             plugin,
             request_bytes,
+            terms: arguments.front.terms(&argument.route),
         };
         routes.add(argument.route.clone(), deployment)?;
     }
@@ -122,7 +152,11 @@ fn announce(arguments: &Serve, server: &Server) {
     for plugin in &arguments.plugins {
         text += &format!("route {} is {}\n", plugin.route, plugin.file.display());
     }
-    text += &format!("listening on http://{}\n", server.public_address());
+    let scheme = match arguments.front.tls_cert {
+        Some(_) => "https",
+        None => "http",
+    };
+    text += &format!("listening on {scheme}://{}\n", server.public_address());
     text += &format!("admin on http://{}\n", server.admin_address());
     // Serving goes on when nobody reads this.
     let _ = std::io::stdout().write_all(text.as_bytes());

@@ -116,7 +116,8 @@ impl Plugin {
     }
 
     /// Lets a fresh instance answer `request`, within the plugin's limits. A [`Call`] among the
-    /// request's extensions names the call and may bring its deadline forward.
+    /// request's extensions names the call, may bring its deadline forward, and says on whose behalf
+    /// it comes and whose tokens it uses.
     ///
     /// Returns when the response's headers are known; the body follows as the plugin writes it.
     /// Dropping this future, or the body before its end, stops the plugin at once. On failure
@@ -143,7 +144,8 @@ impl Plugin {
         if let Err(failure) = announced(request.headers(), plugin.limits.request_bytes) {
             return fail(failure);
         }
-        let time = self.time(call.and_then(|call| call.deadline));
+        let call = call.unwrap_or_default();
+        let time = self.time(call.deadline);
         let pass = match plugin.gate.enter(time.1).await {
             Ok(pass) => pass,
             Err(failure) => return fail(failure),
@@ -154,7 +156,7 @@ impl Plugin {
         let mut wasi = WasiCtxBuilder::new();
         wasi.stdout(Output::new("stdout", Arc::clone(counters)))
             .stderr(Output::new("stderr", Arc::clone(counters)));
-        let state = self.state(&mut wasi, &live, time.1);
+        let state = self.state(&mut wasi, &live, time.1, call);
         let request = prepare(request, plugin.limits.request_bytes);
         let (reply, response) = oneshot::channel();
         let engine = plugin.shared.engine.clone();
@@ -204,7 +206,8 @@ impl Plugin {
         let mut wasi = WasiCtxBuilder::new();
         wasi.inherit_stdio().arg(&plugin.name).args(args);
         let began = Instant::now();
-        let mut store = live.store(&plugin.shared.engine, self.state(&mut wasi, &live, time.1));
+        let state = self.state(&mut wasi, &live, time.1, Call::default());
+        let mut store = live.store(&plugin.shared.engine, state);
         let work = async {
             let result = match pre {
                 CliPre::P2(pre) => {
@@ -268,9 +271,15 @@ impl Plugin {
         )
     }
 
-    fn state(&self, wasi: &mut WasiCtxBuilder, live: &Live, deadline: Instant) -> State {
+    fn state(
+        &self,
+        wasi: &mut WasiCtxBuilder,
+        live: &Live,
+        deadline: Instant,
+        call: Call,
+    ) -> State {
         let caller = Caller {
-            tenant: self.0.tenant,
+            tenant: call.tenant.unwrap_or(self.0.tenant),
             shares: live.limits.share_prefixes.then_some(0),
             priority: Priority(live.limits.priority),
             queue_time: live.limits.queue_time,
@@ -280,6 +289,7 @@ impl Plugin {
             wasi,
             self.0.shared.models.clone(),
             caller,
+            call.visit,
             &live.limits,
             Arc::clone(&live.meter),
         )

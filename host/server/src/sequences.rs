@@ -6,6 +6,7 @@
 //! that step ends; so no more than [`LOOKS`] of them are under way at once.
 
 use crate::house::House;
+use crate::keys::Keys;
 use crate::problem::Problem;
 use corral_engine::{Caller, Engine, EntryView, Error, SequenceView, Tenant, View};
 use corral_runtime::Body;
@@ -27,6 +28,7 @@ pub(crate) const LOOKS: usize = 4;
 /// go on with is dropped.
 pub(crate) async fn answer(
     house: &House,
+    keys: Option<&Keys>,
     looks: &Arc<Semaphore>,
     clear: bool,
 ) -> Result<Response<Body>, Problem> {
@@ -57,7 +59,8 @@ pub(crate) async fn answer(
         engine.view(tell).map_err(|error| refused(engine, error))?;
         asked.push((engine.info().name.as_str(), told));
     }
-    let routes = Routes::of(house);
+    let visitors = keys.map(Keys::tenants).unwrap_or_default();
+    let routes = Routes::of(house, &visitors);
     let mut models = Vec::new();
     for (name, told) in asked {
         models.push(routes.model(name, &wait(name, told, until).await?));
@@ -112,10 +115,16 @@ struct Routes<'a> {
 }
 
 impl<'a> Routes<'a> {
-    fn of(house: &'a House) -> Self {
+    /// Of all deployments, and of the tenants of keys, who have no route: their name stands for it.
+    fn of(house: &'a House, visitors: &'a HashMap<Tenant, String>) -> Self {
         let plugins = house.routes.targets().map(|deployed| &deployed.plugin);
         let tenants: HashMap<_, _> = plugins
             .map(|plugin| (plugin.tenant(), plugin.name()))
+            .chain(
+                visitors
+                    .iter()
+                    .map(|(tenant, name)| (*tenant, name.as_str())),
+            )
             .collect();
         let own_scope = |tenant| Caller {
             tenant,

@@ -3,7 +3,7 @@
 use crate::complaint::Complaint;
 use crate::house;
 use corral_engine::Engine;
-use corral_server::{Deployment, House, Limits, Listeners, Routes, Server};
+use corral_server::{Deployment, House, Limits, Listeners, Routes, Server, Terms};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -29,6 +29,7 @@ pub(super) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Comp
     let deployment = Deployment {
         plugin,
         request_bytes,
+        terms: Terms::default(),
     };
     let mut routes = Routes::default();
     routes.add(ROUTE.parse()?, deployment)?;

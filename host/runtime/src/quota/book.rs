@@ -79,10 +79,6 @@ pub(crate) struct No {
     pub(crate) wait: Option<Duration>,
 }
 
-/// Where a request was entered.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RequestEntry(Option<Place>);
-
 /// Where tokens were entered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenEntry {
@@ -167,9 +163,11 @@ impl Book {
     }
 
     /// Enters a request. Whether it may, was asked before.
-    pub(crate) fn enter(&mut self, now: Duration) -> RequestEntry {
+    pub(crate) fn enter(&mut self, now: Duration) {
         self.running = self.running.saturating_add(1);
-        RequestEntry(self.requests.as_mut().map(|window| window.take(now, 1)))
+        if let Some(requests) = &mut self.requests {
+            requests.take(now, 1);
+        }
     }
 
     /// A request that has been entered is over.
