@@ -8,14 +8,18 @@
 #![warn(missing_docs)]
 
 pub mod artefacts;
+mod client;
 mod command_line;
 mod http;
 mod metrics;
 mod server;
 mod sums;
+mod tls;
 
+pub use client::{Client, Reply, Version, block_on};
 pub use command_line::{Ended, run, scratch_folder};
 pub use http::{Answer, Stream, raw_exchange};
 pub use metrics::{Distribution, Metrics};
 pub use server::{Corral, ENDLESS, PATIENCE};
 pub use sums::{SURE, Sum, some_sums};
+pub use tls::{Identity, Trust};

@@ -122,7 +122,9 @@ impl Corral {
                 Ok(line) => line,
                 Err(error) => panic!("corral said no more on stdout: {error}"),
             };
-            if let Some(address) = line.strip_prefix("listening on http://") {
+            let address = line.strip_prefix("listening on http://");
+            let address = address.or(line.strip_prefix("listening on https://"));
+            if let Some(address) = address {
                 corral.public = address.to_owned();
             }
             if let Some(address) = line.strip_prefix("admin on http://") {
