@@ -129,7 +129,9 @@ impl Corral {
                 let token = std::fs::read_to_string(file).expect("it was written");
                 corral.token = Some(token.trim().to_owned());
             }
-            if let Some(address) = line.strip_prefix("listening on http://") {
+            let address = line.strip_prefix("listening on http://");
+            let address = address.or(line.strip_prefix("listening on https://"));
+            if let Some(address) = address {
                 corral.public = address.to_owned();
             }
             if let Some(address) = line.strip_prefix("admin on http://") {

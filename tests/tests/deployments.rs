@@ -376,7 +376,10 @@ fn a_store_belongs_to_one_server_and_a_token_guards_it() {
     for path in ["/deployments", "/deployments/a", "/components/x"] {
         let answer = corral.get_admin(path);
         answer.problem(401, "no-token");
-        assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
+        assert_eq!(
+            answer.header("www-authenticate"),
+            Some("Bearer realm=\"corral\"")
+        );
     }
     assert_eq!(corral.get_admin("/metrics").status, 200);
     let without = Corral::start();

@@ -2,6 +2,8 @@
 
 use crate::complaint::Complaint;
 use crate::deploy::DeployCommand;
+use crate::front::FrontArguments;
+use crate::keys::KeysCommand;
 use crate::memory::Memory;
 use crate::top::Top;
 use clap::error::ErrorKind;
@@ -32,6 +34,9 @@ pub(crate) enum Command {
     Run(Box<Run>),
     /// Show what goes on in the models of a server: what runs, what is kept, and what that holds.
     Top(Top),
+    /// API keys for `corral serve --keys`.
+    #[command(subcommand)]
+    Keys(KeysCommand),
     /// Measure.
     #[command(subcommand)]
     Bench(Bench),
@@ -45,9 +50,11 @@ impl Command {
     pub(crate) fn default_logs(&self) -> &'static str {
         match self {
             Command::Serve(_) => "warn,corral::plugin=info",
-            Command::Run(_) | Command::Top(_) | Command::Bench(_) | Command::Deployments(_) => {
-                "error"
-            }
+            Command::Run(_)
+            | Command::Top(_)
+            | Command::Keys(_)
+            | Command::Bench(_)
+            | Command::Deployments(_) => "error",
         }
     }
 }
@@ -85,12 +92,15 @@ pub(crate) struct Serve {
     pub(crate) sharing: Vec<Prefix>,
     #[command(flatten)]
     pub(crate) limits: PluginLimits,
-    /// Connections at once; further clients wait.
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = whole(1..=1_000_000))]
-    pub(crate) connections: u64,
+    #[command(flatten)]
+    pub(crate) front: FrontArguments,
     /// How long running requests may go on after SIGTERM, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     pub(crate) grace: Duration,
+    /// How long after SIGTERM requests are still taken, in seconds: time for whoever sends them here to
+    /// see that /readyz says no.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) drain_delay: Option<Duration>,
 }
 
 #[derive(Args, Debug)]
@@ -352,7 +362,7 @@ fn whole(range: std::ops::RangeInclusive<u64>) -> clap::builder::RangedU64ValueP
 }
 
 /// Seconds, with a fraction if need be; a month is as good as any longer time.
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(number) if (0.001..=2_678_400.0).contains(&number) => {
             Ok(Duration::from_secs_f64(number))
@@ -386,7 +396,9 @@ impl CommandLine {
         let models = match &self.command {
             Command::Serve(serve) => &serve.models,
             Command::Run(run) => &run.models,
-            Command::Top(_) | Command::Bench(_) | Command::Deployments(_) => return Ok(()),
+            Command::Top(_) | Command::Keys(_) | Command::Bench(_) | Command::Deployments(_) => {
+                return Ok(());
+            }
         };
         models.memory.check()?;
         let mut names = HashSet::new();
@@ -414,7 +426,8 @@ impl CommandLine {
                 .sharing
                 .iter()
                 .map(|route| ("--share-prefixes", route));
-            for (option, route) in priorities.chain(sharing) {
+            let front = serve.front.routes();
+            for (option, route) in priorities.chain(sharing).chain(front) {
                 if !serve.plugins.iter().any(|plugin| plugin.route == *route) {
                     return Err(Complaint::Usage(format!(
                         "{option} names the route '{route}', which no --plugin has"
@@ -553,6 +566,28 @@ mod tests {
                 "corral serve --model x.gguf --plugin /g=g.wasm --share-prefixes /h",
                 "--share-prefixes names the route '/h', which no --plugin has",
             ),
+            (
+                "corral serve --model x.gguf --plugin /g=g.wasm --quota /h=concurrent:1",
+                "--quota names the route '/h', which no --plugin has",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g=g.wasm --error-format /h=openai",
+                "--error-format names the route '/h', which no --plugin has",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g=g.wasm --open /g",
+                "--keys <FILE>",
+            ),
+            (
+                "corral serve --model x.gguf --tls-cert x",
+                "--tls-key <FILE>",
+            ),
+            (
+                "corral serve --model x.gguf --tls-key x",
+                "--tls-cert <FILE>",
+            ),
+            ("corral keys new", "--tenant <TENANT>"),
+            ("corral keys new --tenant a/b", "it is no name"),
             (
                 "corral serve --model x.gguf --spill-memory 0 --spill-folder x",
                 "give some memory",

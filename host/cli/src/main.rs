@@ -8,7 +8,9 @@ mod arguments;
 mod bench;
 mod complaint;
 mod deploy;
+mod front;
 mod house;
+mod keys;
 mod logs;
 mod memory;
 mod run;
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => serve::serve(arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Top(arguments) => top::top(&arguments),
+        Command::Keys(command) => keys::keys(&command),
         Command::Bench(arguments) => bench::bench(&arguments),
         Command::Deployments(command) => deploy::run(&command),
     };

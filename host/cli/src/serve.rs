@@ -3,10 +3,11 @@
 use crate::admin_token::{self, AdminToken};
 use crate::arguments::{PriorityArgument, Serve};
 use crate::complaint::Complaint;
+use crate::front;
 use crate::house;
 use corral_engine::Engine;
 use corral_server::deployments::{Bounds, Deployments, Store};
-use corral_server::{House, Limits, Listeners, Server, stop_signal};
+use corral_server::{Access, Front, House, Listeners, Server, reload_signal, stop_signal};
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -35,9 +36,9 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     let listeners = Listeners::bind(&arguments.listen, &arguments.admin)
         .await?
         .guarded_by(token.as_ref().map(|token| token.token.clone()))?;
-    let mut limits = Limits::default();
-    limits.connections = usize::try_from(arguments.connections).unwrap_or(usize::MAX);
-    let server = Server::start(listeners, limits)
+    let front = arguments.front.front(note)?;
+    let reloading = tokio::spawn(reload_on_signal(front.clone()));
+    let server = Server::start(listeners, front)
         .map_err(Complaint::telling("the listeners could not be started"))?;
 
     // Polled from here on, so that a signal counts while models are being loaded.
@@ -55,6 +56,22 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     announce(arguments, &server, token.as_ref());
 
     stop.await.map_err(Complaint::telling(NO_SIGNALS))?;
+    let hurry = stop_signal();
+    tokio::pin!(hurry);
+    if let Some(delay) = arguments.drain_delay {
+        server.announce_stop();
+        note(format!(
+            "stopping; requests are taken for {} s more, a second signal ends that now",
+            delay.as_secs_f64()
+        ));
+        tokio::select! {
+            () = tokio::time::sleep(delay) => {}
+            stopped = hurry.as_mut() => {
+                stopped.map_err(Complaint::telling(NO_SIGNALS))?;
+                hurry.set(stop_signal());
+            }
+        }
+    }
     note(format!(
         "stopping; running requests have {} s to end, a second signal ends them now",
         arguments.grace.as_secs_f64()
@@ -62,14 +79,24 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     let hurry = async {
         tokio::select! {
             () = tokio::time::sleep(arguments.grace) => {}
-            _ = stop_signal() => {}
+            _ = hurry => {}
         }
     };
     if !server.stop(hurry).await {
         note("requests were still running and have been cut off".to_owned());
     }
+    reloading.abort();
     end(engines).await;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Reads files again whenever SIGHUP asks for it.
+async fn reload_on_signal(front: Front) {
+    while reload_signal().await.is_ok() {
+        let front = front.clone();
+        // Files may take their time. Should it panic, the files stay as they were read last.
+        let _ = tokio::task::spawn_blocking(move || front::reload(&front, note)).await;
+    }
 }
 
 /// Everything that has to be there before the first request.
@@ -84,7 +111,12 @@ async fn load(arguments: &Serve, store: Option<Store>) -> Result<House, Complain
         );
     }
     let limits = arguments.limits.for_calls(CALL.0, CALL.1);
-    let deployments = Deployments::new(runtime.clone(), store, limits.clone());
+    // With keys, whoever deploys has to say that everyone may call.
+    let access = match arguments.front.keys {
+        Some(_) => Access::Keys,
+        None => Access::Open,
+    };
+    let deployments = Deployments::new(runtime.clone(), store, limits.clone(), access);
     for argument in &arguments.plugins {
         // A deployment that lasts as long as the process is known by its route.
         let name = argument.route.as_str();
@@ -109,7 +141,8 @@ async fn load(arguments: &Serve, store: Option<Store>) -> Result<House, Complain
                 .into(),
             ));
         }
-        deployments.add_fixed(argument.route.clone(), plugin)?;
+        let terms = arguments.front.terms(&argument.route);
+        deployments.add_fixed(argument.route.clone(), plugin, terms)?;
     }
     deployments.restore().await;
     Ok(House {
@@ -128,7 +161,11 @@ fn announce(arguments: &Serve, server: &Server, token: Option<&AdminToken>) {
     if let Some(file) = token.and_then(|token| token.file.as_ref()) {
         text += &format!("admin token in {}\n", file.display());
     }
-    text += &format!("listening on http://{}\n", server.public_address());
+    let scheme = match arguments.front.tls_cert {
+        Some(_) => "https",
+        None => "http",
+    };
+    text += &format!("listening on {scheme}://{}\n", server.public_address());
     text += &format!("admin on http://{}\n", server.admin_address());
     // Serving goes on when nobody reads this.
     let _ = std::io::stdout().write_all(text.as_bytes());

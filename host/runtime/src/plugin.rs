@@ -143,7 +143,8 @@ impl Plugin {
     }
 
     /// Lets a fresh instance answer `request`, within the plugin's limits. A [`Call`] among the
-    /// request's extensions names the call and may bring its deadline forward.
+    /// request's extensions names the call, may bring its deadline forward, and says on whose behalf
+    /// it comes and whose tokens it uses.
     ///
     /// Returns when the response's headers are known; the body follows as the plugin writes it.
     /// Dropping this future, or the body before its end, stops the plugin at once. On failure
@@ -170,7 +171,8 @@ impl Plugin {
         if let Err(failure) = announced(request.headers(), plugin.limits.request_bytes) {
             return fail(failure);
         }
-        let time = self.time(call.and_then(|call| call.deadline));
+        let call = call.unwrap_or_default();
+        let time = self.time(call.deadline);
         let pass = match plugin.gate.enter(time.1).await {
             Ok(pass) => pass,
             Err(failure) => return fail(failure),
@@ -186,7 +188,7 @@ impl Plugin {
         let mut wasi = WasiCtxBuilder::new();
         wasi.stdout(Output::new("stdout", origin.clone()))
             .stderr(Output::new("stderr", origin));
-        let state = self.state(&mut wasi, &live, time.1);
+        let state = self.state(&mut wasi, &live, time.1, call);
         let request = prepare(request, plugin.limits.request_bytes);
         let (reply, response) = oneshot::channel();
         let engine = plugin.shared.engine.clone();
@@ -239,7 +241,8 @@ impl Plugin {
         let mut wasi = WasiCtxBuilder::new();
         wasi.inherit_stdio().arg(&plugin.name).args(args);
         let began = Instant::now();
-        let mut store = live.store(&plugin.shared.engine, self.state(&mut wasi, &live, time.1));
+        let state = self.state(&mut wasi, &live, time.1, Call::default());
+        let mut store = live.store(&plugin.shared.engine, state);
         let work = async {
             let result = match pre {
                 CliPre::P2(pre) => {
@@ -308,10 +311,16 @@ impl Plugin {
         )
     }
 
-    fn state(&self, wasi: &mut WasiCtxBuilder, live: &Live, deadline: Instant) -> State {
+    fn state(
+        &self,
+        wasi: &mut WasiCtxBuilder,
+        live: &Live,
+        deadline: Instant,
+        call: Call,
+    ) -> State {
         wasi.envs(&self.0.environment);
         let caller = Caller {
-            tenant: self.tenant(),
+            tenant: call.tenant.unwrap_or(self.tenant()),
             shares: live.limits.share_prefixes.then_some(0),
             priority: Priority(live.limits.priority),
             queue_time: live.limits.queue_time,
@@ -321,6 +330,7 @@ impl Plugin {
             wasi,
             self.0.models.clone(),
             caller,
+            call.visit,
             &live.limits,
             Arc::clone(&live.meter),
         )

@@ -1,6 +1,9 @@
 //! What an operator may choose, and the bounds nobody may.
 
+use crate::quota::Visit;
+use corral_engine::Tenant;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Core instances that one plugin instance may consist of: composed components have several.
@@ -107,4 +110,9 @@ pub struct Call {
     pub id: Option<String>,
     /// A deadline before that of [`Limits::time`]; a later one changes nothing.
     pub deadline: Option<Instant>,
+    /// On whose behalf the engines work. Without one, on the deployment's own.
+    pub tenant: Option<Tenant>,
+    /// What let the request in: its generations take their tokens from the same quotas. The place that
+    /// it holds comes free when the instance is gone.
+    pub visit: Option<Arc<Visit>>,
 }

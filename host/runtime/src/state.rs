@@ -5,6 +5,7 @@ use crate::limiter::Limiter;
 use crate::meter::Meter;
 use crate::models::Models;
 use crate::outbound::Outbound;
+use crate::quota::Visit;
 use crate::settings::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
 use corral_engine::Caller;
 use std::sync::Arc;
@@ -19,6 +20,8 @@ pub(crate) struct State {
     pub(crate) models: Models,
     /// On whose behalf the engine works for it.
     pub(crate) caller: Caller,
+    /// Whose tokens it uses, if somebody counts them.
+    pub(crate) visit: Option<Arc<Visit>>,
     pub(crate) meter: Arc<Meter>,
     pub(crate) limiter: Limiter,
     wasi: WasiCtx,
@@ -32,6 +35,7 @@ impl State {
         wasi: &mut WasiCtxBuilder,
         models: Models,
         caller: Caller,
+        visit: Option<Arc<Visit>>,
         limits: &Limits,
         meter: Arc<Meter>,
     ) -> Self {
@@ -44,6 +48,7 @@ impl State {
             handles: Handles::default(),
             models,
             caller,
+            visit,
             limiter: Limiter::new(limits.memory, Arc::clone(&meter)),
             meter,
             wasi: wasi

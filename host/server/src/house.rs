@@ -2,7 +2,8 @@
 
 use crate::deployments::Deployments;
 use corral_engine::Engine;
-use corral_runtime::Runtime;
+use corral_runtime::{Quota, Runtime};
+use std::sync::Arc;
 
 /// Everything that had to be loaded before the first request.
 pub struct House {
@@ -15,6 +16,11 @@ pub struct House {
 }
 
 impl House {
+    /// The quotas of the deployments, each once.
+    pub(crate) fn quotas(&self) -> Vec<Arc<Quota>> {
+        self.deployments.quotas()
+    }
+
     /// What is not as it should be, in words; empty when all is well.
     pub(crate) fn missing(&self) -> Vec<String> {
         self.engines

@@ -6,6 +6,7 @@
 //! that step ends; so no more than [`LOOKS`] of them are under way at once.
 
 use crate::house::House;
+use crate::keys::Keys;
 use crate::problem::Problem;
 use corral_engine::{Caller, Engine, EntryView, Error, SequenceView, Tenant, View};
 use corral_runtime::Body;
@@ -27,6 +28,7 @@ pub(crate) const LOOKS: usize = 4;
 /// go on with is dropped.
 pub(crate) async fn answer(
     house: &House,
+    keys: Option<&Keys>,
     looks: &Arc<Semaphore>,
     clear: bool,
 ) -> Result<Response<Body>, Problem> {
@@ -57,7 +59,8 @@ pub(crate) async fn answer(
         engine.view(tell).map_err(|error| refused(engine, error))?;
         asked.push((engine.info().name.as_str(), told));
     }
-    let routes = Routes::of(house);
+    let visitors = keys.map(Keys::tenants).unwrap_or_default();
+    let routes = Routes::of(house, visitors);
     let mut models = Vec::new();
     for (name, told) in asked {
         models.push(routes.model(name, &wait(name, told, until).await?));
@@ -112,11 +115,13 @@ struct Routes {
 }
 
 impl Routes {
-    fn of(house: &House) -> Self {
+    /// Of all deployments, and of the tenants of keys, who have no route: their name stands for it.
+    fn of(house: &House, visitors: HashMap<Tenant, String>) -> Self {
         let served = house.deployments.all();
         let tenants: HashMap<_, _> = served
             .iter()
             .map(|served| (served.standing.account.tenant(), served.name.clone()))
+            .chain(visitors)
             .collect();
         let own_scope = |tenant| Caller {
             tenant,

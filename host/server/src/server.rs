@@ -3,8 +3,10 @@
 use crate::access::RequestIds;
 use crate::admin::{Guard, Token, UPLOADS};
 use crate::house::House;
-use crate::listener::{BindError, Limits, Listener, bind};
+use crate::keys::Keys;
+use crate::listener::{BindError, Limits, Listener, Setup, bind};
 use crate::sequences::LOOKS;
+use crate::tls::Tls;
 use crate::traffic::Traffic;
 use crate::{admin, public};
 use std::io;
@@ -58,12 +60,34 @@ fn on_loopback(socket: &TcpListener) -> bool {
         .is_ok_and(|address| address.ip().is_loopback())
 }
 
+/// How the public listener meets its clients.
+#[derive(Clone, Debug, Default)]
+pub struct Front {
+    /// What clients may make the server hold on to.
+    pub limits: Limits,
+    /// Without it connections are not encrypted.
+    pub tls: Option<Arc<Tls>>,
+    /// The keys that deployments may ask for.
+    pub keys: Option<Arc<Keys>>,
+}
+
+impl From<Limits> for Front {
+    fn from(limits: Limits) -> Self {
+        Front {
+            limits,
+            ..Front::default()
+        }
+    }
+}
+
 /// What every request can see.
 pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) request_ids: RequestIds,
     pub(crate) house: OnceLock<House>,
+    pub(crate) keys: Option<Arc<Keys>>,
+    pub(crate) tls: Option<Arc<Tls>>,
     /// Places for those that look into the models.
     pub(crate) looks: Arc<Semaphore>,
     /// Places for components that arrive.
@@ -75,9 +99,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    fn new(limits: Limits, guard: Guard, public: SocketAddr) -> Self {
+    fn new(front: Front, guard: Guard, public: SocketAddr) -> Self {
         Shared {
-            limits,
+            limits: front.limits,
+            keys: front.keys,
+            tls: front.tls,
             traffic: Arc::default(),
             request_ids: RequestIds::default(),
             house: OnceLock::new(),
@@ -112,25 +138,33 @@ pub struct Server {
 impl Server {
     /// Starts to accept on both sockets. Until [`Server::open`], routes are answered by 503. Must
     /// be called inside a tokio runtime. The error is the operating system's.
-    pub fn start(listeners: Listeners, limits: Limits) -> io::Result<Self> {
+    pub fn start(listeners: Listeners, front: impl Into<Front>) -> io::Result<Self> {
+        let front = front.into();
         let guard = Guard::new(listeners.token, on_loopback(&listeners.admin));
         let address = listeners.public.local_addr()?;
-        let shared = Arc::new(Shared::new(limits.clone(), guard, address));
+        let shared = Arc::new(Shared::new(front.clone(), guard, address));
         let for_public = shared.clone();
         let public = Listener::start(
             listeners.public,
-            limits.clone(),
-            Some(shared.traffic.clone()),
+            Setup {
+                limits: front.limits.clone(),
+                tls: front.tls,
+                traffic: Some(shared.traffic.clone()),
+            },
             move |request| public::answer(for_public.clone(), request),
         )?;
         let for_admin = shared.clone();
         let admin = Listener::start(
             listeners.admin,
-            Limits {
-                connections: ADMIN_CONNECTIONS,
-                ..limits
+            Setup {
+                limits: Limits {
+                    connections: ADMIN_CONNECTIONS,
+                    connections_per_address: None,
+                    ..front.limits
+                },
+                tls: None,
+                traffic: None,
             },
-            None,
             move |request| admin::answer(for_admin.clone(), request),
         )?;
         Ok(Server {
@@ -157,11 +191,17 @@ impl Server {
         self.admin.address()
     }
 
+    /// Turns readiness off and goes on serving: so that whoever sends requests here can learn of it
+    /// before [`Server::stop`].
+    pub fn announce_stop(&self) {
+        self.shared.stopping.store(true, Ordering::Release);
+    }
+
     /// Turns readiness off, stops accepting, lets running requests end while `until` has not
     /// come, and cuts off those that are left. The admin listener goes last. Returns whether every
     /// request ended by itself.
     pub async fn stop(self, until: impl Future<Output = ()>) -> bool {
-        self.shared.stopping.store(true, Ordering::Release);
+        self.announce_stop();
         let all_ended = self.public.drain(until).await;
         // A scrape that runs now may end, but nobody waits long for one.
         let moment = tokio::time::sleep(std::time::Duration::from_millis(200));

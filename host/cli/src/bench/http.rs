@@ -4,7 +4,7 @@ use crate::complaint::Complaint;
 use crate::house;
 use corral_engine::Engine;
 use corral_server::deployments::Deployments;
-use corral_server::{House, Limits, Listeners, Server};
+use corral_server::{Access, House, Limits, Listeners, Server, Terms};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -26,8 +26,8 @@ pub(super) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Comp
         ..corral_runtime::Limits::default()
     };
     let plugin = house::load_plugin(&runtime, ROUTE, plugin, limits.clone()).await?;
-    let deployments = Deployments::new(runtime.clone(), None, limits);
-    deployments.add_fixed(ROUTE.parse()?, plugin)?;
+    let deployments = Deployments::new(runtime.clone(), None, limits, Access::Open);
+    deployments.add_fixed(ROUTE.parse()?, plugin, Terms::default())?;
     let listeners = Listeners::bind("127.0.0.1:0", "127.0.0.1:0").await?;
     let server = Server::start(listeners, Limits::default())
         .map_err(Complaint::telling("the listeners could not be started"))?;

@@ -50,7 +50,8 @@ pub(super) fn owns(path: &str) -> bool {
 pub(super) async fn answer(shared: &Shared, request: Request<Incoming>) -> Answer {
     let (head, body) = request.into_parts();
     // Wherever this ends early, what is left of the body is thrown away.
-    let body = Capped::new(body, Some(shared.limits.discard_time));
+    let limits = &shared.limits;
+    let body = Capped::new(body, Some(limits.discard_time), limits.body_time);
     let segments = Vec::from_iter(head.uri.path().split('/').skip(1));
     if segments == ["openapi.json"] {
         return match head.method {
@@ -291,6 +292,11 @@ async fn collect((mut body, mark): Arriving, limit: u64) -> Result<Bytes, Late> 
                 "the request's body did not arrive within {} s; send it again",
                 BODY_TIME.as_secs()
             ),
+        ))),
+        (State::Stalled, _) => Err(Late::Other(Problem::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "request-stalled",
+            "nothing came of the request's body for too long; send it again",
         ))),
         (_, Ok(_)) => Err(Late::Other(Problem::new(
             StatusCode::BAD_REQUEST,

@@ -88,7 +88,10 @@ fn on_get(
 /// What goes on in the models; with `clear` after their caches are cleared.
 async fn sequences(shared: &Shared, clear: bool) -> Result<Response<Body>, Problem> {
     match shared.house.get() {
-        Some(house) => sequences::answer(house, &shared.looks, clear).await,
+        Some(house) => {
+            let keys = shared.keys.as_deref();
+            sequences::answer(house, keys, &shared.looks, clear).await
+        }
         None => Err(probes::not_ready(&shared.missing())),
     }
 }
@@ -130,7 +133,20 @@ fn metrics_of(shared: &Shared) -> String {
         );
     }
     shared.traffic.write(&mut families);
+    let mut quotas = shared
+        .keys
+        .as_ref()
+        .map_or_else(Vec::new, |keys| keys.metrics());
+    quotas.extend(shared.tls.iter().flat_map(|tls| tls.metrics()));
+    for metric in quotas {
+        families.metric(&metric, &[]);
+    }
     if let Some(house) = shared.house.get() {
+        for quota in house.quotas() {
+            for metric in quota.metrics() {
+                families.metric(&metric, &[]);
+            }
+        }
         for engine in &house.engines {
             let model = [("model", engine.info().name.as_str())];
             for metric in engine.metrics() {

@@ -204,15 +204,16 @@ impl Inner {
         let record = self.store()?.get(&revision.manifest.name)?.record;
         let all = |share: &Share| share.revision == revision.number;
         if record.traffic.iter().all(all) {
+            // Another first deploy of the same name may have come before this one.
+            let standing = self.standing(revision.manifest.name.as_str());
             let part = Part {
                 share: record.traffic[0],
-                error_format: revision.manifest.error_format,
+                terms: self.call_terms(&standing, &revision.manifest),
                 plugin: Ok(plugin),
             };
             let served = Served::new(
                 revision.manifest.name.to_string(),
-                // Another first deploy of the same name may have come before this one.
-                self.standing(revision.manifest.name.as_str()),
+                standing,
                 revision.manifest.routes.clone(),
                 record.paused,
                 vec![part],
@@ -244,7 +245,8 @@ impl Inner {
                         plugin.number(share.revision);
                         Part {
                             share: *share,
-                            error_format: kept.revisions[&share.revision].manifest.error_format,
+                            terms: self
+                                .call_terms(&standing, &kept.revisions[&share.revision].manifest),
                             plugin: Ok(plugin),
                         }
                     }

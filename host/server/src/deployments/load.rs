@@ -12,6 +12,7 @@ use super::serving::{Deployments, Inner, Part, Served};
 use super::store::Kept;
 use super::tally::Standing;
 use crate::routes::Prefix;
+use crate::terms::Terms as CallTerms;
 use corral_runtime::{Limits, Plugin, Terms};
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +64,7 @@ impl Inner {
             routes.clone_from(&manifest.routes);
             parts.push(Part {
                 share: *share,
-                error_format: manifest.error_format,
+                terms: self.call_terms(&standing, manifest),
                 plugin: loaded
                     .inspect(|plugin| plugin.number(share.revision))
                     .map_err(|error| error.to_string()),
@@ -129,7 +130,17 @@ impl Inner {
         }
     }
 
-    /// The manifest's terms, completed by the server's.
+    /// On what terms requests are let in.
+    pub(super) fn call_terms(&self, standing: &Standing, manifest: &Manifest) -> CallTerms {
+        let allowance = manifest.limits.allowance();
+        CallTerms {
+            access: manifest.access.unwrap_or(self.access),
+            quota: standing.quota(manifest.name.as_str(), allowance),
+            errors: manifest.error_format,
+        }
+    }
+
+    /// The manifest's terms for the runtime, completed by the server's.
     fn terms(&self, manifest: &Manifest) -> Terms {
         let asked = &manifest.limits;
         let own = &self.limits;

@@ -7,7 +7,10 @@
 
 use super::bounded::{Seconds, Whole};
 use super::name::Name;
+use crate::problem::ErrorFormat;
 use crate::routes::Prefix;
+use crate::terms::Access;
+use corral_runtime::Allowance;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,6 +53,10 @@ pub struct Manifest {
     /// How the errors look that the host answers in the plugin's place.
     #[serde(default)]
     pub error_format: ErrorFormat,
+    /// Who may call it: 'keys' for those with an API key, 'open' for everyone. When left out, those
+    /// with a key if the server has any, else everyone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
     /// Whose generations go first: those of the deployment with the higher number, always.
     #[serde(default)]
     pub priority: u8,
@@ -62,18 +69,6 @@ pub struct Manifest {
     /// What the plugin finds in its environment, and all that it finds there.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub configuration: BTreeMap<String, String>,
-}
-
-/// How an error looks that the host answers in a plugin's place.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum ErrorFormat {
-    /// A problem document, RFC 9457.
-    #[default]
-    Problem,
-    /// `{"error": {…}}`, as clients of OpenAI's API read it.
-    Openai,
 }
 
 /// What a deployment may do beyond the ordinary.
@@ -127,11 +122,38 @@ pub struct RequestedLimits {
     /// time, when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_seconds: Option<Seconds>,
+    /// Requests in any minute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests_per_minute: Option<Whole<1, 1_000_000_000>>,
+    /// Tokens of one request, those of its prompts and those that it may generate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_request: Option<Whole<1, 1_000_000_000>>,
+    /// Tokens in any minute, of all requests together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_minute: Option<Whole<1, 1_000_000_000_000>>,
+    /// Tokens in any 24 hours, of all requests together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_day: Option<Whole<1, 1_000_000_000_000>>,
 }
 
 impl RequestedLimits {
     fn is_none(&self) -> bool {
         *self == RequestedLimits::default()
+    }
+
+    /// Those that are a quota of all callers together.
+    pub(super) fn allowance(&self) -> Allowance {
+        // The range keeps it within 32 bits.
+        let requests = |number: Whole<1, 1_000_000_000>| u32::try_from(number.get());
+        Allowance {
+            concurrent: None,
+            requests_per_minute: self
+                .requests_per_minute
+                .map(|number| requests(number).unwrap_or(u32::MAX)),
+            tokens_per_request: self.tokens_per_request.map(Whole::get),
+            tokens_per_minute: self.tokens_per_minute.map(Whole::get),
+            tokens_per_day: self.tokens_per_day.map(Whole::get),
+        }
     }
 }
 
@@ -274,6 +296,7 @@ component = "chat.wasm"
 routes = ["/chat", "/v1/chat"]
 models = ["tiny"]
 error-format = "openai"
+access = "open"
 priority = 7
 
 [grants]
@@ -288,6 +311,10 @@ response-kib = 128
 concurrent = 4
 queue = 0
 queue-seconds = 2.5
+requests-per-minute = 100
+tokens-per-request = 1000
+tokens-per-minute = 10000
+tokens-per-day = 100000
 
 [configuration]
 GREETING = "hello"
@@ -302,7 +329,7 @@ GREETING = "hello"
         let manifest = Manifest::from_toml(FULL).expect("good");
         assert_eq!(manifest.name.as_str(), "chat");
         assert_eq!(manifest.routes[1].as_str(), "/v1/chat");
-        assert_eq!(manifest.error_format, ErrorFormat::Openai);
+        assert_eq!(manifest.error_format, ErrorFormat::OpenAi);
         let limits = &manifest.limits;
         assert_eq!(limits.memory_mib.map(|n| n.times(1 << 20)), Some(32 << 20));
         assert_eq!(

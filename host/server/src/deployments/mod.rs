@@ -20,9 +20,7 @@ mod tally;
 pub use bounded::{Seconds, Whole};
 pub(crate) use change::ChangeError;
 pub use digest::{Digest, DigestError};
-pub use manifest::{
-    ErrorFormat, Grants, MANIFEST_SCHEMA, Manifest, ManifestError, RequestedLimits,
-};
+pub use manifest::{Grants, MANIFEST_SCHEMA, Manifest, ManifestError, RequestedLimits};
 pub use name::{Name, NameError};
 pub use revision::{Record, Revision, Share, WEIGHT};
 pub use serving::Deployments;

@@ -3,14 +3,15 @@
 //! Readers take the table as it is and hold it for a moment; a change puts another one in its place. So
 //! a request finds either all of a change or nothing of it.
 
-use super::manifest::ErrorFormat;
 use super::revision::Share;
 use super::store::Store;
 use super::tally::Standing;
 use crate::metrics_text::Families;
+use crate::problem::ErrorFormat;
 use crate::routes::{Prefix, RouteTaken, Routes};
+use crate::terms::{Access, Terms};
 use corral_engine::Kind;
-use corral_runtime::{Limits, Plugin, Runtime};
+use corral_runtime::{Limits, Plugin, Quota, Runtime};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -28,6 +29,7 @@ pub(super) struct Inner {
     pub(super) store: Option<Store>,
     /// What holds where a manifest says nothing.
     pub(super) limits: Limits,
+    pub(super) access: Access,
     table: RwLock<Arc<Table>>,
     /// Deployments by name, also while their first revision is being compiled.
     pub(super) standings: Mutex<BTreeMap<String, Arc<Standing>>>,
@@ -61,7 +63,7 @@ pub(crate) struct Served {
 #[derive(Clone)]
 pub(crate) struct Part {
     pub(crate) share: Share,
-    pub(crate) error_format: ErrorFormat,
+    pub(crate) terms: Terms,
     /// Its plugin, or why there is none.
     pub(crate) plugin: Result<Plugin, String>,
 }
@@ -76,12 +78,13 @@ pub(crate) enum NotServing {
 
 impl Deployments {
     /// No deployments yet. Those in `store` serve once they are [restored](Deployments::restore);
-    /// `limits` hold where a manifest says nothing.
-    pub fn new(runtime: Runtime, store: Option<Store>, limits: Limits) -> Self {
+    /// `limits` and `access` hold where a manifest says nothing.
+    pub fn new(runtime: Runtime, store: Option<Store>, limits: Limits, access: Access) -> Self {
         Deployments(Arc::new(Inner {
             runtime,
             store,
             limits,
+            access,
             table: RwLock::default(),
             standings: Mutex::default(),
             changing: tokio::sync::Mutex::new(()),
@@ -92,7 +95,7 @@ impl Deployments {
 
     /// Adds a deployment that lasts as long as the process and is known by its route. Such ones go
     /// first: a deployment of the store that wants the same route does not serve.
-    pub fn add_fixed(&self, route: Prefix, plugin: Plugin) -> Result<(), RouteTaken> {
+    pub fn add_fixed(&self, route: Prefix, plugin: Plugin, terms: Terms) -> Result<(), RouteTaken> {
         let name = route.as_str().to_owned();
         let standing = self.0.standing(&name);
         let served = Served {
@@ -106,7 +109,7 @@ impl Deployments {
                     revision: 0,
                     weight: 1,
                 },
-                error_format: ErrorFormat::default(),
+                terms,
                 plugin: Ok(plugin),
             }],
             turn: AtomicU64::new(0),
@@ -134,6 +137,23 @@ impl Deployments {
     /// All that serve, by name.
     pub(crate) fn all(&self) -> Vec<Arc<Served>> {
         self.0.table().by_name.values().cloned().collect()
+    }
+
+    /// The quotas, each once.
+    pub(crate) fn quotas(&self) -> Vec<Arc<Quota>> {
+        let mut quotas: Vec<Arc<Quota>> = Vec::new();
+        for served in self.all() {
+            for quota in served
+                .parts
+                .iter()
+                .filter_map(|part| part.terms.quota.as_ref())
+            {
+                if !quotas.iter().any(|seen| Arc::ptr_eq(seen, quota)) {
+                    quotas.push(Arc::clone(quota));
+                }
+            }
+        }
+        quotas
     }
 
     /// Writes what is counted.
@@ -237,12 +257,12 @@ impl Served {
     pub(crate) fn error_format(&self) -> ErrorFormat {
         self.parts
             .first()
-            .map_or_else(ErrorFormat::default, |part| part.error_format)
+            .map_or_else(ErrorFormat::default, |part| part.terms.errors)
     }
 
     /// The plugin whose turn it is. Requests are dealt out among the parts that could be loaded, evenly
     /// also over a few requests.
-    pub(crate) fn pick(&self) -> Result<(&Plugin, ErrorFormat), NotServing> {
+    pub(crate) fn pick(&self) -> Result<(&Plugin, &Terms), NotServing> {
         if self.paused {
             return Err(NotServing::Paused);
         }
@@ -253,14 +273,14 @@ impl Served {
         };
         let mut all = loaded();
         if let (Some((part, plugin)), None) = (all.next(), all.next()) {
-            return Ok((plugin, part.error_format));
+            return Ok((plugin, &part.terms));
         }
         let sum = loaded().map(|(part, _)| u64::from(part.share.weight)).sum();
         let mut point = deal(self.turn.fetch_add(1, Ordering::Relaxed), sum);
         for (part, plugin) in loaded() {
             let weight = u64::from(part.share.weight);
             if point < weight {
-                return Ok((plugin, part.error_format));
+                return Ok((plugin, &part.terms));
             }
             point -= weight;
         }

@@ -2,16 +2,18 @@
 
 use crate::metrics_text::Families;
 use corral_engine::Kind;
-use corral_runtime::Account;
+use corral_runtime::{Account, Allowance, Quota};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// What of a deployment lasts from one revision to the next.
 #[derive(Debug)]
 pub(crate) struct Standing {
     /// Who it is to the runtime.
     pub(crate) account: Account,
+    /// What all its callers together may use, once a revision has limited that.
+    quota: OnceLock<Arc<Quota>>,
     requests: AtomicU64,
     /// Requests that the host answered with an error of its own, by its code. There are no more codes
     /// than the host has.
@@ -22,9 +24,23 @@ impl Standing {
     pub(crate) fn new(account: Account) -> Self {
         Standing {
             account,
+            quota: OnceLock::new(),
             requests: AtomicU64::new(0),
             refused: Mutex::default(),
         }
+    }
+
+    /// The quota for a revision that allows this much. What was used of it is not forgotten when a
+    /// revision allows another amount.
+    pub(crate) fn quota(&self, name: &str, allowance: Allowance) -> Option<Arc<Quota>> {
+        if allowance.is_unlimited() {
+            return None;
+        }
+        let quota = self
+            .quota
+            .get_or_init(|| Quota::new("deployment", name, allowance));
+        quota.allow(allowance);
+        Some(Arc::clone(quota))
     }
 
     /// A request came for it.
