@@ -5,6 +5,7 @@
 //! away leaves no half change behind. The store and the table are changed under one lock, so they tell
 //! the same.
 
+use super::load::PATIENCE;
 use super::manifest::{Manifest, ManifestError};
 use super::name::Name;
 use super::revision::{Record, Revision, Share};
@@ -194,7 +195,7 @@ impl Inner {
         // Cheap refusals before the compiler; all is checked again under the lock.
         self.free(&manifest.name, &manifest.routes)?;
         let standing = self.standing(manifest.name.as_str());
-        let plugin = self.load(&standing, &manifest, component).await?;
+        let plugin = self.load(&standing, &manifest, component, PATIENCE).await?;
 
         let _changing = self.changing.lock().await;
         self.free(&manifest.name, &manifest.routes)?;
@@ -286,7 +287,7 @@ impl Inner {
             .revisions
             .get(&share.revision)
             .ok_or(ChangeError::Busy)?;
-        self.load(standing, &revision.manifest, revision.component)
+        self.load(standing, &revision.manifest, revision.component, PATIENCE)
             .await
     }
 

@@ -22,6 +22,11 @@ use tokio::time::timeout;
 /// How long a component may take to compile: some hundred times what one of a megabyte takes.
 const COMPILE_TIME: Duration = Duration::from_secs(60);
 
+/// How long a change waits for a place.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a deployment waits for one when a server starts: as long as all the others take.
+const PATIENCE_AT_START: Duration = Duration::from_secs(6 * 3600);
+
 impl Deployments {
     /// Loads what the store has, as many at once as may be compiled. What can't be loaded does not
     /// serve, says why, and keeps nobody else from it.
@@ -56,7 +61,9 @@ impl Inner {
                 continue;
             };
             let manifest = &revision.manifest;
-            let loaded = self.load(&standing, manifest, revision.component).await;
+            let loaded = self
+                .load(&standing, manifest, revision.component, PATIENCE_AT_START)
+                .await;
             if let Err(error) = &loaded {
                 let number = share.revision;
                 tracing::error!("revision {number} of '{name}' cannot serve: {error}");
@@ -97,9 +104,10 @@ impl Inner {
         standing: &Standing,
         manifest: &Manifest,
         component: Digest,
+        patience: Duration,
     ) -> Result<Plugin, ChangeError> {
         let place = Arc::clone(&self.compiling).acquire_owned();
-        let place = match timeout(COMPILE_TIME, place).await {
+        let place = match timeout(patience, place).await {
             Ok(Ok(place)) => place,
             _ => return Err(ChangeError::Busy),
         };
