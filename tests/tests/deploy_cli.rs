@@ -82,8 +82,8 @@ fn a_deployments_life_on_the_command_line() {
     assert!(error.contains("'a' answered with 404"), "{error}");
 
     let list = cli.good(&["list"]);
-    assert!(list.contains("\na          serving  /a"), "{list}");
-    assert!(list.contains("\n/generate  serving  /generate"), "{list}");
+    assert!(list.contains("\na           serving  /a "), "{list}");
+    assert!(list.contains("\n/generate   serving  /generate"), "{list}");
     assert_eq!(cli.json(&["list"])["deployments"][4]["name"], "a");
     let shown = cli.good(&["show", "a"]);
     assert!(

@@ -3,11 +3,13 @@
 use corral_tests::deployments::{deploy, manifest, upload};
 use corral_tests::{Corral, artefacts, scratch_folder};
 use serde_json::{Value, json};
+use std::path::PathBuf;
 
 struct House {
     corral: Corral,
     misbehave: String,
     generate: String,
+    token: PathBuf,
 }
 
 fn house(arguments: &[&str]) -> House {
@@ -21,6 +23,7 @@ fn house(arguments: &[&str]) -> House {
         corral,
         misbehave,
         generate,
+        token: folder.join("admin-token"),
     }
 }
 
@@ -136,6 +139,85 @@ fn limits_of_concurrent_and_waiting_requests() {
     house.deploy("a", json!({"limits": {"concurrent": 2, "queue": 1}}));
     assert_eq!(corral.get("/a/ok").status, 200);
     drop((one, two));
+}
+
+#[test]
+fn quotas_hold_for_all_callers_and_from_one_revision_to_the_next() {
+    let house = house(&[]);
+    let corral = &house.corral;
+    house.deploy("a", json!({"limits": {"requests-per-minute": 3}}));
+    let ask = || corral.get("/a/ok");
+    assert_eq!((ask().status, ask().status), (200, 200));
+    house.deploy(
+        "a",
+        json!({"limits": {"requests-per-minute": 3}, "priority": 1}),
+    );
+    assert_eq!(ask().status, 200);
+    let refused = ask();
+    refused.problem(429, "too-many-requests");
+    assert!(refused.header("retry-after").is_some());
+    assert_eq!(house.refused("a", "too-many-requests"), 1.0);
+    for (name, limit) in [
+        ("request", "tokens-per-request"),
+        ("minute", "tokens-per-minute"),
+        ("day", "tokens-per-day"),
+    ] {
+        let more = json!({"limits": {limit: 40}});
+        deploy(corral, &manifest(name, &house.generate, more));
+        let route = format!("/{name}");
+        let few = json!({"prompt": "1+1=", "max_tokens": 5});
+        assert_eq!(corral.generate_at(&route, &few)["text"], "2", "{limit}");
+        let many = json!({"prompt": "1+1=", "max_tokens": 400, "ignore_end": true});
+        let answer = corral.post(&route, many.to_string());
+        let detail = answer.problem(403, "not-granted");
+        assert!(detail.contains(limit), "{detail}");
+    }
+    house.check_neighbours();
+}
+
+#[test]
+fn access_with_keys_or_for_everyone() {
+    let folder = scratch_folder();
+    let keys = folder.join("keys.toml");
+    let keys = keys.to_str().expect("ours");
+    let new = [
+        "keys",
+        "new",
+        "--tenant",
+        "t",
+        "--deployment",
+        "closed",
+        "--append",
+        keys,
+    ];
+    let made = corral_tests::run(new);
+    assert_eq!(made.code, Some(0), "{made:?}");
+    let open = ["/generate", "/misbehave"].map(|route| ["--open", route]);
+    let house = house(&[&["--keys", keys], open.as_flattened()].concat());
+    let corral = &house.corral;
+    house.deploy("closed", json!({}));
+    house.deploy("other", json!({"access": "keys"}));
+    house.deploy("open", json!({"access": "open"}));
+    assert_eq!(corral.get("/open/ok").status, 200);
+    for name in ["closed", "other"] {
+        assert_eq!(corral.get(&format!("/{name}/ok")).status, 401);
+    }
+    let key = format!("authorization: Bearer {}", made.stdout.trim());
+    let admin = format!("http://{}", corral.admin());
+    let invoke = |name: &str| {
+        let path = format!("/{name}/ok");
+        let arguments = [
+            "invoke", name, "--path", &path, "--header", &key, "--admin", &admin,
+        ];
+        let token = ["--token-file", house.token.to_str().expect("ours")];
+        corral_tests::run(arguments.iter().chain(&token))
+    };
+    assert_eq!(invoke("closed").stdout, "ok");
+    assert!(
+        invoke("other").stderr.contains("'other' answered with 403"),
+        "not its key"
+    );
+    house.check_neighbours();
 }
 
 #[test]
