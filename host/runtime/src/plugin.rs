@@ -124,6 +124,11 @@ impl Plugin {
         self.0.account.tenant()
     }
 
+    /// Whose it is.
+    pub fn account(&self) -> &Account {
+        &self.0.account
+    }
+
     /// Says the number of the revision that it is, for its log. The first number counts.
     pub fn number(&self, revision: u64) {
         self.0.revision.get_or_init(|| revision);

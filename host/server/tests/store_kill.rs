@@ -107,7 +107,7 @@ fn parent() {
     let folder = std::env::temp_dir().join(format!("corral-kill-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);
     let mut known: BTreeMap<String, Known> = BTreeMap::new();
-    let mut random = Random(0x5eed_0f_c0ff_ee);
+    let mut random = Random(0x5eed_0fc0_ffee);
     let mut acknowledged = 0;
     for kill in 0..KILLS {
         let said = run_and_kill(&folder, &mut random, kill);
@@ -174,7 +174,7 @@ fn run_and_kill(folder: &Path, random: &mut Random, kill: u64) -> Vec<String> {
     let mut reader = BufReader::new(child.stdout.take().expect("piped"));
     let mut said = Vec::new();
     // Every fifth is killed while it may still be opening the store.
-    if kill % 5 != 0 {
+    if !kill.is_multiple_of(5) {
         let mut line = String::new();
         reader.read_line(&mut line).expect("it opens the store");
         assert_eq!(line, "open\n", "at kill {kill}");

@@ -97,7 +97,8 @@ impl Deployments {
     /// first: a deployment of the store that wants the same route does not serve.
     pub fn add_fixed(&self, route: Prefix, plugin: Plugin, terms: Terms) -> Result<(), RouteTaken> {
         let name = route.as_str().to_owned();
-        let standing = self.0.standing(&name);
+        let standing = Arc::new(Standing::new(plugin.account().clone()));
+        self.0.keep(&name, &standing);
         let served = Served {
             name,
             standing,
@@ -187,6 +188,15 @@ impl Inner {
             .entry(name.to_owned())
             .or_insert_with(|| Arc::new(Standing::new(self.runtime.account())));
         Arc::clone(standing)
+    }
+
+    /// Has `standing` last under this name.
+    fn keep(&self, name: &str, standing: &Arc<Standing>) {
+        let mut standings = self
+            .standings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        standings.insert(name.to_owned(), Arc::clone(standing));
     }
 
     /// Forgets the standing of a deployment that there is not, or no more.
