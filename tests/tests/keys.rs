@@ -210,7 +210,7 @@ fn each_limit_of_a_key_trips_alone() {
         waits(&refused, 1, 61);
 
         for (key, longest) in [(minute, 61), (day, 24 * 3600 + 15 * 60)] {
-            // What is not generated is given back: 4 of 54 are prompt, so 2 times 24 fit into 60.
+            // 4 tokens of prompt and 20 generated, twice.
             for _ in 0..2 {
                 assert_eq!(generate(key, 20).status, 200);
             }
