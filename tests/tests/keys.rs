@@ -55,6 +55,47 @@ fn check_sum(corral: &Corral, key: &str, sum: Sum) {
 }
 
 #[test]
+fn a_key_is_printed_once_and_its_entry_holds_no_more_than_its_digest() {
+    let printed = run(["keys", "new", "--tenant", "alice", "--deployment", "/chat"]);
+    assert_eq!(printed.code, Some(0), "{printed:?}");
+    let (key, entry) = printed
+        .stdout
+        .split_once("\n\n")
+        .expect("a key and an entry");
+    assert!(key.starts_with("corral_"), "{key}");
+    assert!(!entry.contains(&key["corral_".len()..]), "{entry}");
+    for line in ["[[key]]", "tenant = \"alice\"", "deployments = [\"/chat\"]"] {
+        assert!(entry.lines().any(|said| said == line), "{line}: {entry}");
+    }
+    let json = run(["keys", "new", "--tenant", "bob", "--name", "b", "--json"]);
+    let json: Value = serde_json::from_str(&json.stdout).expect("JSON");
+    assert_eq!(
+        (&json["tenant"], &json["name"]),
+        (&json!("bob"), &json!("b"))
+    );
+    assert_ne!(json["key"], key);
+    let nowhere = run([
+        "keys",
+        "new",
+        "--tenant",
+        "a",
+        "--append",
+        "/nowhere/keys.toml",
+    ]);
+    assert_eq!(nowhere.code, Some(1), "{nowhere:?}");
+    assert_eq!(
+        nowhere.stdout, "",
+        "a key that is written nowhere is not shown"
+    );
+    assert!(
+        nowhere
+            .stderr
+            .contains("cannot add the key to /nowhere/keys.toml"),
+        "{nowhere:?}"
+    );
+}
+
+#[test]
 fn who_has_no_good_key_is_told_so_in_the_format_of_the_route() {
     let file = file();
     let good = new_key(&file, &["--tenant", "alice", "--deployment", "/generate"]);
@@ -210,7 +251,7 @@ fn each_limit_of_a_key_trips_alone() {
         waits(&refused, 1, 61);
 
         for (key, longest) in [(minute, 61), (day, 24 * 3600 + 15 * 60)] {
-            // What is not generated is given back: 4 of 54 are prompt, so 2 times 24 fit into 60.
+            // 4 tokens of prompt and 20 generated, twice.
             for _ in 0..2 {
                 assert_eq!(generate(key, 20).status, 200);
             }

@@ -44,13 +44,8 @@ pub(crate) fn keys(command: &KeysCommand) -> Result<ExitCode, Complaint> {
     let tenant = &arguments.tenant;
     let name = match &arguments.name {
         Some(name) => name.clone(),
-        None => {
-            let mut name = format!("{tenant}-{}", &sha256[..8]);
-            // The tenant's name may have all the letters that there may be.
-            let over = name.len().saturating_sub(NAME);
-            name.drain(tenant.len() - over.min(tenant.len())..tenant.len());
-            name
-        }
+        // Names are ASCII; the tenant's may be as long as a name may be.
+        None => format!("{}-{}", &tenant[..tenant.len().min(NAME - 9)], &sha256[..8]),
     };
     let deployments = &arguments.deployments;
     let entry = new.entry(&name, tenant, deployments);

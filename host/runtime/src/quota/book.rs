@@ -87,7 +87,7 @@ pub(crate) struct TokenEntry {
 }
 
 /// What was used, as far as a limit asks for it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Book {
     allowance: Allowance,
     running: u32,
@@ -269,6 +269,7 @@ fn over(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn at(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -354,6 +355,50 @@ mod tests {
         book.reserve(at(0), 10);
         let no = book.may_reserve(at(0), 0, 1).expect_err("used up");
         assert_eq!(no.limit, Limit::TokensPerDay);
+    }
+
+    proptest! {
+        /// Whatever came before: who waits as long as was told, and meets nobody, is let in.
+        #[test]
+        fn a_wait_is_long_enough_and_not_too_long(
+            events in prop::collection::vec((0..40_000_u64, 1..15_u64, 0..15_u64), 1..80),
+            requests in 1..20_u32,
+            minute in 15..60_u64,
+            day in 15..400_u64,
+        ) {
+            let mut book = Book::new(Allowance {
+                requests_per_minute: Some(requests),
+                tokens_per_minute: Some(minute),
+                tokens_per_day: Some(day),
+                ..Allowance::default()
+            });
+            let mut now = Duration::ZERO;
+            for (after, tokens, unused) in events {
+                now += Duration::from_millis(after);
+                match book.may_enter(now) {
+                    Ok(()) => book.enter(now),
+                    Err(no) => {
+                        let wait = no.wait.expect("it comes back");
+                        prop_assert_eq!(book.clone().may_enter(now + wait), Ok(()));
+                        let sooner = now + wait - Duration::from_nanos(1);
+                        prop_assert!(book.clone().may_enter(sooner).is_err());
+                        continue;
+                    }
+                }
+                match book.may_reserve(now, 0, tokens) {
+                    Ok(()) => {
+                        let entry = book.reserve(now, tokens);
+                        book.give_back(now, entry, unused.min(tokens));
+                    }
+                    Err(no) => {
+                        let wait = no.wait.expect("it is less than the limits");
+                        prop_assert_eq!(book.clone().may_reserve(now + wait, 0, tokens), Ok(()));
+                    }
+                }
+                book.leave();
+            }
+            prop_assert_eq!(book.running(), 0);
+        }
     }
 
     #[test]

@@ -10,7 +10,8 @@ use crate::shutdown::{Phase, reached};
 use crate::stall::StallLimit;
 use crate::tls;
 use crate::traffic::End;
-use http::{Request, Response};
+use http::header::CONNECTION;
+use http::{HeaderValue, Request, Response, Version};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -24,11 +25,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 /// How long a connection on which nothing goes on stays open when the server drains: its client may
 /// be sending a request just now, and would not know whether it was heard.
-const LAST_REQUEST: Duration = Duration::from_millis(500);
+const LAST_REQUEST: Duration = Duration::from_millis(300);
 /// HTTP/2's windows: bytes of request bodies that a client may send before they are read, for each
 /// stream and for the whole connection.
 const WINDOWS: (u32, u32) = (64 << 10, 256 << 10);
@@ -112,8 +113,11 @@ where
         let mut phase = self.phase.clone();
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
-            // A request that comes now is answered, and told that it is the last one.
-            () = last_request_unless(&mut phase, &activity) => {
+            // Answers say from now on that they are the last; see `service`.
+            () = async {
+                reached(&mut phase, Phase::Draining).await;
+                activity.idle_for(LAST_REQUEST, Instant::now()).await;
+            } => {
                 connection.as_mut().graceful_shutdown();
                 tokio::select! {
                     ended = connection => ended,
@@ -148,10 +152,11 @@ where
             builder.serve_connection(TokioIo::new(stream), service_fn(self.service(&activity)));
         tokio::pin!(connection);
         let mut phase = self.phase.clone();
+        let begun = Instant::now();
         let draining = async |phase: &mut watch::Receiver<Phase>| {
             tokio::select! {
                 () = reached(phase, Phase::Draining) => None,
-                () = activity.idle_for(limits.head_time) => Some(End::Idle),
+                () = activity.idle_for(limits.head_time, begun) => Some(End::Idle),
             }
         };
         let ended = tokio::select! {
@@ -187,9 +192,17 @@ where
         let (phase, secure) = (self.phase.clone(), self.setup.tls.is_some());
         move |mut request: Request<Incoming>| {
             let running = activity.begin();
+            let one_by_one = request.version() < Version::HTTP_2;
             request.extensions_mut().insert(Arrival { secure });
             let (answering, phase) = (answer(request), phase.clone());
-            Box::pin(async move { Ok(Outgoing::of(answering.await, running, &phase)) })
+            Box::pin(async move {
+                let mut answer = answering.await;
+                if one_by_one && *phase.borrow() >= Phase::Draining {
+                    let last = HeaderValue::from_static("close");
+                    answer.headers_mut().insert(CONNECTION, last);
+                }
+                Ok(Outgoing::of(answer, running, &phase))
+            })
         }
     }
 
@@ -250,19 +263,6 @@ async fn prepare(stream: TcpStream, setup: &Setup) -> Result<Ready, NotReady> {
 async fn last_request(phase: &mut watch::Receiver<Phase>) {
     reached(phase, Phase::Draining).await;
     sleep(LAST_REQUEST).await;
-}
-
-/// The same, and at once while a request runs: who has one will be told.
-async fn last_request_unless(phase: &mut watch::Receiver<Phase>, activity: &Activity) {
-    reached(phase, Phase::Draining).await;
-    let begun = activity.begun.notified();
-    tokio::pin!(begun);
-    // From here on none is missed.
-    begun.as_mut().enable();
-    if !activity.is_busy() {
-        // What ends the wait does not matter.
-        let _ = timeout(LAST_REQUEST, begun).await;
-    }
 }
 
 /// Returns when the time to end is over, and what could be ended whole has been.

@@ -25,8 +25,6 @@ pub(super) struct Activity {
     answered: AtomicUsize,
     abandoned: AtomicUsize,
     idle_since: Mutex<Instant>,
-    /// A request has begun.
-    pub(super) begun: Notify,
     /// Too many requests were given up.
     pub(super) flooded: Notify,
 }
@@ -38,7 +36,6 @@ impl Activity {
             answered: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
             idle_since: Mutex::new(Instant::now()),
-            begun: Notify::new(),
             flooded: Notify::new(),
         })
     }
@@ -46,7 +43,6 @@ impl Activity {
     /// A request begins; it ends with what is returned.
     pub(super) fn begin(self: &Arc<Self>) -> Running {
         self.running.fetch_add(1, Ordering::AcqRel);
-        self.begun.notify_waiters();
         Running {
             activity: self.clone(),
             answered: false,
@@ -58,12 +54,12 @@ impl Activity {
         self.running.load(Ordering::Acquire) > 0
     }
 
-    /// Returns when no request has run for `limit`.
-    pub(super) async fn idle_for(&self, limit: Duration) {
+    /// Returns when no request has run for `limit`, counted from `from` at the earliest.
+    pub(super) async fn idle_for(&self, limit: Duration, from: Instant) {
         loop {
             let idle_since = match self.is_busy() {
                 true => Instant::now(),
-                false => *self.lock(),
+                false => from.max(*self.lock()),
             };
             let until = idle_since + limit;
             if until <= Instant::now() {
@@ -251,7 +247,7 @@ mod tests {
         let request = activity.begin();
         let idle = {
             let activity = activity.clone();
-            tokio::spawn(async move { activity.idle_for(limit).await })
+            tokio::spawn(async move { activity.idle_for(limit, began).await })
         };
         sleep(3 * limit).await;
         drop(request);
