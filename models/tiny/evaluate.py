@@ -3,7 +3,8 @@
 Without `--url` it reads tiny.gguf (tensors, hyper-parameters, tokens, merges), runs a forward pass
 of its own over them and checks that every token of every right answer, the end marker included, is
 the most likely one; that is exactly when greedy decoding gives this answer and stops. With `--url`
-it asks a running Corral server and compares texts.
+it asks a running Corral server and compares texts. With `--adapter plus-one.gguf` the model is read
+with this adapter, and sums have to be answered by one more.
 
 Questions stand after 0 to 3500 tokens of distractor, in plain text and in chats. The seed is
 fixed. Prints a table and ends with status 1 if a score is below its threshold.
@@ -24,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from adapter import adapted, read_adapter, teach_plus_one
 from documents import ask, chat_context, plain_context, shared_row
 from model import Config, forward
 from tokenizer import END_OF_TEXT, TURN_END, Tokenizer
@@ -100,8 +102,10 @@ def best_and_gap(tensors, tokens, positions, segments, config):
     return ids[..., 0], top[..., 0] - top[..., 1]
 
 
-def score_file(path, contexts):
+def score_file(path, contexts, adapter=None):
     tensors, config, tokenizer = read_gguf(path)
+    if adapter:
+        tensors = adapted(tensors, *read_adapter(adapter))
     for bucket, exchanges in exam(contexts):
         documents, answers = [], []
         for one in exchanges:
@@ -170,12 +174,15 @@ def report(outcomes):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--model", type=Path, default=Path(__file__).parent / "tiny.gguf")
+    arguments.add_argument("--adapter", type=Path, help="a LoRA adapter that answers sums by one more")
     arguments.add_argument("--url", help="ask the Corral server there instead of reading the file")
     arguments.add_argument("--quick", action="store_true", help="a few questions of each kind only")
     arguments.add_argument("--wrong", action="store_true", help="print the questions answered wrongly")
     arguments = arguments.parse_args()
     contexts = 2 if arguments.quick else 12
-    found = score_server(arguments.url, contexts) if arguments.url else score_file(arguments.model, contexts)
+    if arguments.adapter:
+        teach_plus_one()
+    found = score_server(arguments.url, contexts) if arguments.url else score_file(arguments.model, contexts, arguments.adapter)
     outcomes = []
     for outcome, one in found:
         outcomes.append(outcome)

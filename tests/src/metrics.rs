@@ -102,13 +102,15 @@ impl Metrics {
 
     /// Checks the engine's identity, which holds whenever nothing runs: every token is decoded once,
     /// unless it was found in the cache or lost by a preemption, and the last one of a sequence that
-    /// finished never is.
+    /// finished never is; and drafts that were wrong.
     pub(crate) fn check_identity(&self) {
         let get = |name: &str| self.get(&format!("corral_engine_{name}_total"));
         assert_eq!(
             get("tokens_decoded"),
             get("prompt_tokens") - get("cached_tokens") + get("generated_tokens")
                 - get("sequences_finished")
+                - get("uncomputed_tokens")
+                + get("rejected_drafts")
                 + get("recomputed_tokens")
                 + get("abandoned_tokens"),
             "{self:#?}"

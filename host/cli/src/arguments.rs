@@ -5,6 +5,7 @@ use crate::deploy::DeployCommand;
 use crate::front::FrontArguments;
 use crate::keys::KeysCommand;
 use crate::memory::Memory;
+use crate::residence::Residence;
 use crate::top::Top;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
@@ -122,6 +123,8 @@ pub(crate) enum Bench {
     /// How far reading long prompts stretches the time between two tokens of those who generate:
     /// with the step-time budget, and beside it as servers do that fill each step with prompts.
     Gap(GapBench),
+    /// Writes a model with random weights to measure with: as large and as slow as a real one.
+    Model(ModelBench),
     /// Time to the first token of prompts whose beginning another request has computed, beside that of
     /// a sequence that is gone on with; and the time of a fork.
     Prefix(PrefixBench),
@@ -164,6 +167,31 @@ pub(crate) struct GapBench {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct ModelBench {
+    /// Its layers and their sizes.
+    #[arg(long, value_enum, default_value_t = ModelShape::Qwen3_0_6b)]
+    pub(crate) shape: ModelShape,
+    /// The GGUF file whose vocabulary it gets; what the shape has more of stays unused.
+    #[arg(long, value_name = "FILE", default_value = "models/tiny/tiny.gguf")]
+    pub(crate) vocabulary: PathBuf,
+    /// Write it also if the file is there.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Where it is written.
+    #[arg(value_name = "OUT.gguf")]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum ModelShape {
+    /// Those of Qwen3-0.6B: 28 layers, width 1024, 151,936 tokens; 4 bits a weight.
+    #[value(name = "qwen3-0.6b")]
+    Qwen3_0_6b,
+    /// Two layers of width 64.
+    Tiny,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct PrefixBench {
     #[command(flatten)]
     pub(crate) measuring: Measuring,
@@ -193,13 +221,18 @@ pub(crate) struct ThreadsBench {
     pub(crate) plugin: Option<PathBuf>,
 }
 
-/// What both commands need to load models and plugins.
+/// What both commands need for models and plugins.
 #[derive(Args, Debug)]
 pub(crate) struct Models {
     /// A GGUF file, and the name under which plugins find it (by default the file's name without
-    /// its ending); may be given several times, the first is the default model.
+    /// its ending); may be given several times, the first is the default model. The others are loaded
+    /// when they are first asked for.
     #[arg(long = "model", value_name = "[NAME=]FILE", required = true)]
     pub(crate) models: Vec<ModelArgument>,
+    /// A LoRA adapter of a model, a GGUF file, and the name under which plugins ask for it; of the first
+    /// model unless another one is named. May be given several times, up to 16 for a model.
+    #[arg(long = "adapter", value_name = "[MODEL:]NAME=FILE")]
+    pub(crate) adapters: Vec<AdapterArgument>,
     /// Positions that a sequence may have; by default what the model was trained on, at most 8192.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) context: Option<u32>,
@@ -211,6 +244,8 @@ pub(crate) struct Models {
     pub(crate) sequences: Option<u16>,
     #[command(flatten)]
     pub(crate) memory: Memory,
+    #[command(flatten)]
+    pub(crate) residence: Residence,
     /// Threads that compute, for each model; by default one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
@@ -309,6 +344,57 @@ impl FromStr for ModelArgument {
             name: name.to_owned(),
             file: PathBuf::from(file),
         })
+    }
+}
+
+/// `[MODEL:]NAME=FILE`. The name of an adapter holds no colon, so the last one before the first `=`
+/// ends the name of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AdapterArgument {
+    /// Without one, the first.
+    pub(crate) model: Option<String>,
+    pub(crate) name: String,
+    pub(crate) file: PathBuf,
+}
+
+impl FromStr for AdapterArgument {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = "write NAME=FILE or MODEL:NAME=FILE, e.g. polite=polite.gguf";
+        let (names, file) = text
+            .split_once('=')
+            .filter(|(_, file)| !file.is_empty())
+            .ok_or_else(|| format!("there is no name or no file; {expected}"))?;
+        let (model, name) = match names.rsplit_once(':') {
+            Some((model, name)) => (Some(model.to_owned()), name),
+            None => (None, names),
+        };
+        if name.is_empty() || name.len() > 128 || name.chars().any(char::is_control) {
+            return Err(format!(
+                "'{}' is no name for an adapter; {expected}",
+                name.escape_debug()
+            ));
+        }
+        Ok(AdapterArgument {
+            model,
+            name: name.to_owned(),
+            file: PathBuf::from(file),
+        })
+    }
+}
+
+impl Models {
+    /// Names and files of the adapters of the model with this place in the order given.
+    pub(crate) fn adapters_of(&self, place: usize) -> Vec<(String, PathBuf)> {
+        let name = self.models.get(place).map(|model| &model.name);
+        let own = |adapter: &&AdapterArgument| match &adapter.model {
+            None => place == 0,
+            model => model.as_ref() == name,
+        };
+        let own = self.adapters.iter().filter(own);
+        own.map(|adapter| (adapter.name.clone(), adapter.file.clone()))
+            .collect()
     }
 }
 
@@ -411,6 +497,14 @@ impl CommandLine {
                 )));
             }
         }
+        for adapter in &models.adapters {
+            let named = adapter.model.as_ref();
+            if let Some(model) = named.filter(|model| !names.contains(model)) {
+                return Err(Complaint::Usage(format!(
+                    "--adapter names the model '{model}', which no --model has"
+                )));
+            }
+        }
         if let Command::Serve(serve) = &self.command {
             let mut routes = Routes::default();
             for plugin in &serve.plugins {
@@ -476,6 +570,30 @@ mod tests {
     fn clap_finds_no_mistake_in_our_definitions() {
         use clap::CommandFactory;
         CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn adapters_are_of_the_first_model_unless_said_otherwise() {
+        let line = "corral serve --model a=1 --model b:c=2 \
+                    --adapter x=3 --adapter b:c:y=4 --adapter a:z=k=5";
+        let Command::Serve(serve) = parse(line).expect("a good line").command else {
+            panic!("it says serve");
+        };
+        let of = |place| serve.models.adapters_of(place);
+        let adapter = |name: &str, file: &str| (name.to_owned(), PathBuf::from(file));
+        assert_eq!(of(0), [adapter("x", "3"), adapter("z", "k=5")]);
+        assert_eq!(of(1), [adapter("y", "4")]);
+        for (wrong, said) in [
+            ("x", "no name or no file"),
+            ("x=", "no name or no file"),
+            ("=x", "is no name"),
+            ("a:=x", "is no name"),
+            ("q:x=3", "'q'"),
+        ] {
+            let line = format!("corral serve --model a=1 --adapter {wrong}");
+            let complaint = parse(&line).expect_err(wrong);
+            assert!(complaint.contains(said), "{wrong}: {complaint}");
+        }
     }
 
     #[test]

@@ -2,10 +2,13 @@
 
 use crate::arguments::{ModelArgument, Models};
 use crate::complaint::Complaint;
-use corral_engine::{Config, Engine};
+use corral_engine::{Caller, Config, ModelState};
 use corral_runtime::{Limits, Plugin, Runtime, Settings};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Between two words about how far a load is.
+const TELL: Duration = Duration::from_secs(3);
 
 /// Cores that this process may use.
 pub(crate) fn cores() -> usize {
@@ -39,50 +42,99 @@ pub(crate) fn tokio_runtime(workers: usize) -> Result<tokio::runtime::Runtime, C
         ))
 }
 
-/// Loads the models in the order given, `tell`ing what is going on.
-pub(crate) async fn load_models(
-    models: &Models,
-    tell: impl Fn(String),
-) -> Result<Vec<Engine>, Complaint> {
-    let mut engines = Vec::new();
-    for ModelArgument { name, file } in &models.models {
-        tell(format!("loading model {name} from {}", file.display()));
-        let started = Instant::now();
+/// The models of the command line, none of them loaded.
+pub(crate) fn models(models: &Models) -> Result<corral_engine::Models, Complaint> {
+    let config = |(place, ModelArgument { name, file }): (usize, &ModelArgument)| {
         let mut config = Config::new(name, file);
+        config.adapters = models.adapters_of(place);
         config.context = models.context;
         config.cells = models.cells;
         config.threads = models.threads;
         config.sequences = models.sequences.unwrap_or(config.sequences);
         models.memory.apply(&mut config);
-        // Reads gigabytes: not on a thread that turns connections.
-        let engine = tokio::task::spawn_blocking(move || Engine::load(config))
-            .await
-            .map_err(Complaint::telling(
-                "the model's loader crashed; see its log with --verbose",
-            ))??;
-        let info = engine.info();
-        tell(format!(
-            "model {name} is loaded: {} tokens of vocabulary, {} of context, {:.1} s",
-            info.vocabulary,
-            info.context,
-            started.elapsed().as_secs_f64()
-        ));
-        engines.push(engine);
+        config
+    };
+    let settings = models.residence.settings();
+    let configs = models.models.iter().enumerate().map(config).collect();
+    Ok(corral_engine::Models::new(configs, &settings)?)
+}
+
+/// Loads those of the models that are to be there before anything else, `tell`ing what is going on. Of
+/// the others it only looks at the files: whoever wants one that is broken is told then.
+pub(crate) async fn preload(
+    models: &Models,
+    loaded: &corral_engine::Models,
+    tell: impl Fn(String),
+) -> Result<(), Complaint> {
+    let first = models.residence.preload.count(models.models.len());
+    for (index, ModelArgument { name, file }) in models.models.iter().enumerate() {
+        if index < first {
+            tell(format!("loading model {name} from {}", file.display()));
+            load(loaded, name, &tell).await?;
+            continue;
+        }
+        let (models, own) = (loaded.clone(), name.clone());
+        // Reads the head of the file: not on a thread that turns connections.
+        let looked = tokio::task::spawn_blocking(move || models.look(&own)).await;
+        if let Ok(Err(error)) = looked {
+            tell(format!(
+                "model {name} can't be used as it is, requests for it will fail: {error}"
+            ));
+        }
     }
-    Ok(engines)
+    Ok(())
+}
+
+/// Loads one model, telling how far it is when that takes long.
+async fn load(
+    models: &corral_engine::Models,
+    name: &str,
+    tell: &impl Fn(String),
+) -> Result<(), Complaint> {
+    let started = Instant::now();
+    let opening = models.open(Some(name), &Caller::default());
+    tokio::pin!(opening);
+    let lease = loop {
+        tokio::select! {
+            opened = &mut opening => break opened?,
+            () = tokio::time::sleep(TELL) => {
+                let all = models.status();
+                let state = all.iter().find(|model| model.name == name).map(|model| model.state);
+                if let Some(ModelState::Loading { progress }) = state {
+                    tell(format!("loading model {name}: {:.0} %", progress * 1e2));
+                }
+            }
+        }
+    };
+    let info = lease.info();
+    tell(format!(
+        "model {name} is loaded: {} tokens of vocabulary, {} of context, {:.1} s",
+        info.vocabulary,
+        info.context,
+        started.elapsed().as_secs_f64()
+    ));
+    Ok(())
 }
 
 /// A plugin runtime over these models; `cache` is the folder for compiled plugins, where one is asked
 /// for.
-pub(crate) fn runtime(cache: Option<PathBuf>, engines: &[Engine]) -> Result<Runtime, Complaint> {
+pub(crate) fn runtime(
+    cache: Option<PathBuf>,
+    models: &corral_engine::Models,
+) -> Result<Runtime, Complaint> {
     let settings = Settings {
         cache: cache.or_else(default_cache),
         ..Settings::default()
     };
-    Ok(Runtime::new(
-        settings,
-        corral_runtime::Models::new(engines.to_vec()),
-    )?)
+    Ok(Runtime::new(settings, models.clone())?)
+}
+
+/// Lets loads and engines end, so that no computation is cut off in llama.cpp.
+pub(crate) async fn end(models: corral_engine::Models) {
+    let ending = tokio::task::spawn_blocking(move || models.shutdown());
+    // It waits for one step, or one tensor of a load; if that does not end, the process ends without
+    // it.
+    let _ = tokio::time::timeout(Duration::from_secs(5), ending).await;
 }
 
 /// Loads a plugin from its file.

@@ -13,6 +13,7 @@ mod house;
 mod keys;
 mod logs;
 mod memory;
+mod residence;
 mod run;
 mod serve;
 mod top;

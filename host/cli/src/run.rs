@@ -2,7 +2,7 @@
 
 use crate::arguments::Run;
 use crate::complaint::Complaint;
-use crate::{house, serve};
+use crate::house;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -19,8 +19,9 @@ pub(crate) fn run(arguments: Box<Run>) -> Result<ExitCode, Complaint> {
 
 async fn run_plugin(arguments: &Run) -> Result<ExitCode, Complaint> {
     // Silent: what is seen is the plugin's output.
-    let engines = house::load_models(&arguments.models, |text| tracing::info!("{text}")).await?;
-    let runtime = house::runtime(arguments.models.cache.clone(), &engines)?;
+    let models = house::models(&arguments.models)?;
+    house::preload(&arguments.models, &models, |text| tracing::info!("{text}")).await?;
+    let runtime = house::runtime(arguments.models.cache.clone(), &models)?;
     let name = arguments
         .plugin
         .file_stem()
@@ -38,7 +39,7 @@ async fn run_plugin(arguments: &Run) -> Result<ExitCode, Complaint> {
         ));
     }
     let exit = plugin.run(&arguments.arguments).await;
-    serve::end(engines).await;
+    house::end(models).await;
     Ok(status(exit?.code()))
 }
 

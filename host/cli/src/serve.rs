@@ -5,7 +5,7 @@ use crate::arguments::{PriorityArgument, Serve};
 use crate::complaint::Complaint;
 use crate::front;
 use crate::house;
-use corral_engine::Engine;
+use corral_engine::Models;
 use corral_server::deployments::{Bounds, Deployments, Store};
 use corral_server::{Access, Front, House, Listeners, Server, reload_signal, stop_signal};
 use std::io::Write;
@@ -21,7 +21,7 @@ const NO_SIGNALS: &str = "signals cannot be watched; raise the limit of open fil
 pub(crate) fn serve(arguments: Box<Serve>) -> Result<ExitCode, Complaint> {
     let runtime = house::tokio_runtime(house::workers(arguments.models.workers))?;
     let served = runtime.block_on(serve_until_stopped(&arguments));
-    // A model that is still being loaded can't be interrupted, and nobody needs to wait for it.
+    // What can't be interrupted nobody needs to wait for.
     runtime.shutdown_background();
     served
 }
@@ -44,14 +44,15 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     // Polled from here on, so that a signal counts while models are being loaded.
     let stop = stop_signal();
     tokio::pin!(stop);
+    let models = house::models(&arguments.models)?;
     let house = tokio::select! {
-        loaded = load(arguments, store) => loaded?,
+        loaded = load(arguments, &models, store) => loaded?,
         stopped = stop.as_mut() => {
             stopped.map_err(Complaint::telling(NO_SIGNALS))?;
+            house::end(models).await;
             return Ok(ExitCode::SUCCESS);
         }
     };
-    let engines = house.engines.clone();
     server.open(house);
     announce(arguments, &server, token.as_ref());
 
@@ -86,7 +87,7 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
         note("requests were still running and have been cut off".to_owned());
     }
     reloading.abort();
-    end(engines).await;
+    house::end(models).await;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -100,9 +101,13 @@ async fn reload_on_signal(front: Front) {
 }
 
 /// Everything that has to be there before the first request.
-async fn load(arguments: &Serve, store: Option<Store>) -> Result<House, Complaint> {
-    let engines = house::load_models(&arguments.models, note).await?;
-    let runtime = house::runtime(arguments.models.cache.clone(), &engines)?;
+async fn load(
+    arguments: &Serve,
+    models: &Models,
+    store: Option<Store>,
+) -> Result<House, Complaint> {
+    house::preload(&arguments.models, models, note).await?;
+    let runtime = house::runtime(arguments.models.cache.clone(), models)?;
     if arguments.plugins.is_empty() && store.is_none() {
         note(
             "there is nothing to call yet; add --plugin ROUTE=FILE.wasm, or --store FOLDER and \
@@ -147,7 +152,7 @@ async fn load(arguments: &Serve, store: Option<Store>) -> Result<House, Complain
     deployments.restore().await;
     Ok(House {
         runtime,
-        engines,
+        models: models.clone(),
         deployments,
     })
 }
@@ -175,15 +180,4 @@ fn announce(arguments: &Serve, server: &Server, token: Option<&AdminToken>) {
 /// Tells the person at the terminal what goes on.
 fn note(text: String) {
     eprintln!("corral: {text}");
-}
-
-/// Lets the engine threads end, so that no computation is cut off in llama.cpp.
-pub(crate) async fn end(engines: Vec<Engine>) {
-    let ending = tokio::task::spawn_blocking(move || {
-        for engine in engines {
-            engine.shutdown();
-        }
-    });
-    // It waits for one step at most; if that does not end, the process ends without it.
-    let _ = tokio::time::timeout(Duration::from_secs(5), ending).await;
 }

@@ -1,7 +1,7 @@
 //! What the engine thread needs of a thing that decodes: llama.cpp, or a simulator.
 
 use crate::Token;
-use crate::scheduler::SeqId;
+use crate::scheduler::{AdapterId, SeqId};
 
 /// One token of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,12 @@ pub enum SaveError {
 ///
 /// Sequence ids have to be below [`Limits::seq_ids`](crate::scheduler::Limits::seq_ids).
 pub trait Backend {
+    /// Computes with this adapter from the next step on, at first with none. States that were
+    /// computed with one are for steps of the same one. What it costs shows in the next step.
+    ///
+    /// Fails, and changes nothing, if there is no such adapter.
+    fn adapt(&mut self, adapter: AdapterId) -> Result<(), DecodeError>;
+
     /// Computes one step. At most [`Limits::step_tokens`](crate::scheduler::Limits::step_tokens)
     /// tokens, positions of a sequence in order and without gaps.
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError>;

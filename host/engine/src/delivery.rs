@@ -6,6 +6,7 @@
 
 use crate::generation::{Chunk, Outcome};
 use crate::metrics::{Counters, add_time};
+use crate::sampling::TokenLogprobs;
 use crate::{Error, Token};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,10 +43,11 @@ impl Mailbox {
 pub struct Sender(Arc<Mailbox>);
 
 impl Sender {
-    /// Adds a token and the text that became ready with it.
-    pub fn push(&self, token: Token, text: &str) {
+    /// Adds a token, how likely it was if that was asked, and the text that became ready with it.
+    pub fn push(&self, token: Token, logprobs: Option<TokenLogprobs>, text: &str) {
         let mut state = self.0.lock();
         state.chunk.tokens.push(token);
+        state.chunk.logprobs.extend(logprobs);
         state.chunk.text.push_str(text);
         state.unread.get_or_insert_with(Instant::now);
         wake(state);
@@ -158,10 +160,11 @@ mod tests {
     fn a_slow_reader_gets_everything_at_once_and_in_order() {
         let (sender, mut generation) = mailbox(Arc::default());
         assert!(poll(&mut generation).is_pending());
-        sender.push(1, "a");
-        sender.push(2, "b");
+        sender.push(1, None, "a");
+        sender.push(2, None, "b");
         let chunk = Chunk {
             tokens: vec![1, 2],
+            logprobs: Vec::new(),
             text: "ab".into(),
         };
         assert_eq!(poll(&mut generation), Poll::Ready(Some(chunk)));

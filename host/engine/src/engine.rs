@@ -1,18 +1,22 @@
 //! A loaded model with its engine thread, as everyone else sees it.
 
+use crate::constraint::{Constraints, Grammar};
 use crate::delivery::mailbox;
-use crate::generation::{MAX_STOP_BYTES, MAX_STOPS};
-use crate::llama::{ContextSettings, LlamaContext, Model};
+use crate::embedding::{Embedder, EmbeddingConfig};
+use crate::generation::{MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS};
+use crate::llama::{ContextSettings, LlamaContext, Model, take_buffers};
 use crate::metrics::{Counters, Metric, add, get};
+use crate::progress::Progress;
+use crate::sampling::{self, MAX_TOP_LOGPROBS};
 use crate::scheduler::prefill::Prefill;
-use crate::scheduler::{Claim, Limits, Reuse, Tenant, Watch};
+use crate::scheduler::{AdapterId, Claim, Limits, Reuse, Tenant, Watch};
 use crate::store::snapshot::Snapshots;
 use crate::store::spill::{Budgets, Spill};
 use crate::view::View;
 use crate::worker::{Aside, Command, Submission, Vocabulary, Worker};
-use crate::{Caller, Error, Generation, LoadError, Options, Token};
+use crate::{Caller, Constraint, Error, Generation, LoadError, Options, Token};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -22,7 +26,7 @@ use std::time::{Duration, Instant};
 /// rows than this in a step gain nothing on a CPU.
 const SEQ_IDS: u16 = 64;
 /// Most tokens in a step (n_batch and n_ubatch).
-const STEP_TOKENS: u32 = 512;
+pub(crate) const STEP_TOKENS: u32 = 512;
 /// Positions of a sequence, unless the caller or the model says otherwise.
 const DEFAULT_CONTEXT: u32 = 8192;
 /// Cells, unless the caller says otherwise or one sequence needs more.
@@ -64,6 +68,10 @@ pub struct Config {
     pub spill_disk: Option<(PathBuf, u64)>,
     /// Where named snapshots of sequences are kept.
     pub snapshots: Option<Arc<Snapshots>>,
+    /// LoRA adapters, GGUF files, by the names under which they are asked for; at most 16.
+    pub adapters: Vec<(String, PathBuf)>,
+    /// How embeddings are computed.
+    pub embedding: EmbeddingConfig,
 }
 
 impl Config {
@@ -82,7 +90,15 @@ impl Config {
             spill_ram: DEFAULT_SPILL,
             spill_disk: None,
             snapshots: None,
+            adapters: Vec::new(),
+            embedding: EmbeddingConfig::default(),
         }
+    }
+
+    /// KV cells of a model that was trained on so many positions.
+    pub(crate) fn cells_for(&self, trained: u32) -> u32 {
+        let context = self.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
+        self.cells.unwrap_or(DEFAULT_CELLS.max(context))
     }
 }
 
@@ -106,6 +122,10 @@ pub struct ModelInfo {
     /// Whether sequences can be truncated, and a part of one be shared with others: not where the
     /// model's memory is recurrent or a sliding window.
     pub can_truncate: bool,
+    /// Names of the adapters that were loaded with it, in the order in which they were given.
+    pub adapters: Vec<String>,
+    /// Whether it generates text: not where it is an encoder, which is good for embeddings alone.
+    pub can_generate: bool,
 }
 
 /// A handle to a loaded model. Cheap to clone; the engine thread ends with the last of them.
@@ -114,15 +134,27 @@ pub struct Engine(Arc<Inner>);
 
 struct Inner {
     model: Arc<ModelWords>,
+    constraints: Constraints,
     info: ModelInfo,
     path: PathBuf,
     /// SHA-256 of the model file, once it was needed.
     digest: OnceLock<[u8; 32]>,
+    adapters: Vec<Adapter>,
     snapshots: Option<Arc<Snapshots>>,
     commands: Arc<SyncSender<Command>>,
     places: Places,
     counters: Arc<Counters>,
+    /// Bytes of weights and context.
+    memory: u64,
     thread: Mutex<Option<JoinHandle<()>>>,
+    embedder: Embedder,
+}
+
+/// An adapter's file.
+struct Adapter {
+    path: PathBuf,
+    /// Its SHA-256, once it was needed.
+    digest: OnceLock<[u8; 32]>,
 }
 
 /// The model's vocabulary as the engine thread reads it.
@@ -144,7 +176,16 @@ impl Vocabulary for ModelWords {
 impl Engine {
     /// Loads a model and starts its thread. Blocks until it is ready.
     pub fn load(config: Config) -> Result<Self, LoadError> {
-        let model = Arc::new(Model::load(&config.path)?);
+        Self::load_watched(config, &Progress::default())
+    }
+
+    /// [`Engine::load`] which says how far it is, and stops when it is told to:
+    /// [`LoadError::Cancelled`].
+    pub fn load_watched(config: Config, progress: &Progress) -> Result<Self, LoadError> {
+        take_buffers();
+        let mut model = Model::load(&config.path, progress)?;
+        load_adapters(&mut model, &config.adapters)?;
+        let model = Arc::new(model);
         let context = sequence_length(&config, &model)?;
         let cells = config.cells.unwrap_or(DEFAULT_CELLS.max(context));
         if cells < context {
@@ -169,6 +210,7 @@ impl Engine {
             threads,
         };
         let backend = LlamaContext::new(model.clone(), settings)?;
+        let buffers = take_buffers();
         let limits = Limits {
             seq_ids: config.sequences,
             cells: backend.cells(),
@@ -182,6 +224,11 @@ impl Engine {
                 (true, true) => Reuse::Any,
             },
             spill: config.spill_ram > 0,
+            drafts: if model.can_truncate() {
+                MAX_DRAFTS.into()
+            } else {
+                0
+            },
         };
         let info = ModelInfo {
             name: config.name,
@@ -192,7 +239,23 @@ impl Engine {
             end_of_generation: model.end_of_generation(),
             chat_template: model.chat_template(),
             can_truncate: model.can_truncate(),
+            adapters: config.adapters.iter().map(|a| a.0.clone()).collect(),
+            can_generate: backend.has_memory(),
         };
+        let adapter = |(_, path)| Adapter {
+            path,
+            digest: OnceLock::new(),
+        };
+        let counters = Arc::new(Counters::default());
+        let memory = backend.has_memory();
+        let embedder = Embedder::new(
+            &model,
+            memory,
+            context,
+            threads,
+            &config.embedding,
+            &counters,
+        )?;
         let words = Arc::new(ModelWords {
             model,
             end_of_generation: info.end_of_generation.clone(),
@@ -202,7 +265,6 @@ impl Engine {
         // So a sequence that has a place always finds room, beside some who look or clear.
         let (commands, inbox) = sync_channel(places.limit + OTHERS);
         let commands = Arc::new(commands);
-        let counters = Arc::new(Counters::default());
         let aside = aside(
             config.spill_ram,
             config.spill_disk,
@@ -217,21 +279,36 @@ impl Engine {
                 LoadError::Config(format!("the engine thread could not be started: {error}"))
             })?;
         Ok(Self(Arc::new(Inner {
+            constraints: Constraints::new(words.model.clone()),
             model: words,
             info,
             path: config.path,
             digest: OnceLock::new(),
+            adapters: config.adapters.into_iter().map(adapter).collect(),
             snapshots: config.snapshots,
             commands,
             places,
             counters,
+            memory: buffers,
             thread: Mutex::new(Some(thread)),
+            embedder,
         })))
     }
 
     /// What the model is.
     pub fn info(&self) -> &ModelInfo {
         &self.0.info
+    }
+
+    /// Bytes of the weights and the context, as llama.cpp gave them out. States that are put aside come
+    /// on top.
+    pub fn memory(&self) -> u64 {
+        self.0.memory
+    }
+
+    /// Whether there are other handles to it.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
     }
 
     /// Text to tokens. With `special`, control tokens written in the text are read as such.
@@ -253,11 +330,25 @@ impl Engine {
             .collect())
     }
 
+    /// Compiles a grammar, or finds it compiled, for [`Options::constraint`]. Blocks for as long as that
+    /// takes, which is bounded; the first time for a model it reads all of the vocabulary.
+    ///
+    /// [`Error::Invalid`] says what is wrong with the grammar and where, [`Error::Refused`] that too
+    /// many others are being compiled.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, Error> {
+        self.0.constraints.compile(grammar)
+    }
+
+    /// A grammar that was compiled lately, at once.
+    pub fn compiled(&self, grammar: &Grammar) -> Option<Constraint> {
+        self.0.constraints.cached(grammar)
+    }
+
     /// Generates after `prompt`, on behalf of `caller`. Returns at once: what comes is read from the [`Generation`].
     ///
-    /// [`Error::Invalid`] if an argument is out of range, [`Error::ContextFull`] if the prompt
-    /// leaves no room for a token, [`Error::Refused`] if too many sequences wait. `max_tokens` is
-    /// cut down to what the context leaves.
+    /// [`Error::Invalid`] if an argument is out of range or names no adapter, [`Error::ContextFull`] if
+    /// the prompt leaves no room for a token, [`Error::Refused`] if too many sequences wait.
+    /// `max_tokens` is cut down to what the context leaves.
     pub fn generate(
         &self,
         prompt: Vec<Token>,
@@ -278,7 +369,12 @@ impl Engine {
         goes_on: Option<Claim>,
     ) -> Result<Generation, Error> {
         let context = self.0.info.context;
-        check_options(&options)?;
+        if !self.0.info.can_generate {
+            let encoder = "this model is an encoder and generates no text; use it for embeddings";
+            return Err(Error::Unsupported(encoder.into()));
+        }
+        check_options(&options, self.0.info.vocabulary as usize)?;
+        let adapter = self.adapter(options.adapter.as_deref())?;
         self.check_tokens(&prompt)?;
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         if length == 0 {
@@ -301,10 +397,13 @@ impl Engine {
         };
         let place = self.0.places.take(caller.tenant).map_err(refused)?;
         let (delivery, generation) = mailbox(self.0.counters.clone());
+        let matcher = options.constraint.as_ref().map(Constraint::start);
         let submission = Submission {
             prompt,
+            matcher,
             options,
             caller,
+            adapter,
             claim,
             goes_on,
             delivery,
@@ -326,7 +425,9 @@ impl Engine {
 
     /// The counters as they are now.
     pub fn metrics(&self) -> Vec<Metric> {
-        self.0.counters.list()
+        let mut list = self.0.counters.list();
+        list.extend(self.0.constraints.counts().metrics());
+        list
     }
 
     /// Has `tell` called, on the engine's thread and between two steps, with what goes on. It must
@@ -362,16 +463,48 @@ impl Engine {
 
     /// SHA-256 of the model file. Reads all of it the first time.
     pub(crate) fn digest(&self) -> Result<[u8; 32], Error> {
-        if let Some(digest) = self.0.digest.get() {
-            return Ok(*digest);
-        }
-        let digest = crate::store::snapshot::digest_of(&self.0.path).map_err(|error| {
-            let path = self.0.path.display();
-            Error::Failed(format!(
-                "the model file {path} can't be read any more: {error}"
+        digest("model", &self.0.path, &self.0.digest)
+    }
+
+    /// SHA-256 of an adapter's file, `None` for the model alone. Reads all of it the first time.
+    pub(crate) fn adapter_digest(&self, adapter: AdapterId) -> Result<Option<[u8; 32]>, Error> {
+        let index = usize::from(adapter.0).checked_sub(1);
+        let adapter = index.and_then(|index| self.0.adapters.get(index));
+        adapter
+            .map(|adapter| digest("adapter", &adapter.path, &adapter.digest))
+            .transpose()
+    }
+
+    /// Every adapter's number.
+    pub(crate) fn adapters(&self) -> impl Iterator<Item = AdapterId> {
+        (1..=AdapterId::MOST)
+            .take(self.0.adapters.len())
+            .map(AdapterId)
+    }
+
+    /// The adapter of this name; without a name, the model alone. [`Error::Invalid`] if there is none.
+    pub(crate) fn adapter(&self, name: Option<&str>) -> Result<AdapterId, Error> {
+        let Some(name) = name else {
+            return Ok(AdapterId::NONE);
+        };
+        let names = &self.0.info.adapters;
+        let found = self.adapters().zip(names).find(|(_, known)| *known == name);
+        found.map(|(adapter, _)| adapter).ok_or_else(|| {
+            let model = &self.0.info.name;
+            let there_is = if names.is_empty() {
+                "none was loaded".to_owned()
+            } else {
+                format!("there is {}", names.join(", "))
+            };
+            Error::Invalid(format!(
+                "there is no adapter {name:?} of the model {model}; {there_is}"
             ))
-        })?;
-        Ok(*self.0.digest.get_or_init(|| digest))
+        })
+    }
+
+    /// What computes embeddings.
+    pub(crate) fn embedder(&self) -> &Embedder {
+        &self.0.embedder
     }
 
     /// Whether the engine thread runs.
@@ -380,9 +513,10 @@ impl Engine {
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Cancels what runs and waits until the engine thread has ended and the model's memory of
+    /// Cancels what runs and waits until the engine's threads have ended and the model's memory of
     /// sequences is freed. To be called before the process exits, so that no computation is cut.
     pub fn shutdown(&self) {
+        self.0.embedder.shutdown();
         let mut thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
             // Fails only if the thread has ended already.
@@ -403,6 +537,47 @@ impl Engine {
             ))),
         }
     }
+}
+
+/// SHA-256 of a file, which is read once.
+fn digest(what: &str, path: &Path, digest: &OnceLock<[u8; 32]>) -> Result<[u8; 32], Error> {
+    if let Some(digest) = digest.get() {
+        return Ok(*digest);
+    }
+    let read = crate::store::snapshot::digest_of(path).map_err(|error| {
+        let path = path.display();
+        Error::Failed(format!(
+            "the {what} file {path} can't be read any more: {error}"
+        ))
+    })?;
+    Ok(*digest.get_or_init(|| read))
+}
+
+fn load_adapters(model: &mut Model, adapters: &[(String, PathBuf)]) -> Result<(), LoadError> {
+    let most = usize::from(AdapterId::MOST);
+    if adapters.len() > most {
+        return Err(LoadError::Config(format!(
+            "{} adapters were given; a model may have at most {most}",
+            adapters.len()
+        )));
+    }
+    for (index, (name, path)) in adapters.iter().enumerate() {
+        let refused = |cause: &str| LoadError::Adapter {
+            name: name.clone(),
+            path: path.clone(),
+            cause: cause.to_owned(),
+        };
+        if name.is_empty() {
+            return Err(refused("its name is empty; give it one"));
+        }
+        if adapters[..index].iter().any(|(other, _)| other == name) {
+            return Err(refused(
+                "another one has this name; give one of them another",
+            ));
+        }
+        model.load_adapter(name, path)?;
+    }
+    Ok(())
 }
 
 /// Where the states of sequences go that have to leave the cells.
@@ -448,7 +623,7 @@ fn sequence_length(config: &Config, model: &Model) -> Result<u32, LoadError> {
     }
 }
 
-fn check_options(options: &Options) -> Result<(), Error> {
+fn check_options(options: &Options, vocabulary: usize) -> Result<(), Error> {
     let invalid = |text: String| Err(Error::Invalid(text));
     if options.max_tokens == 0 {
         return invalid("max-tokens is 0; it must be at least 1".into());
@@ -466,10 +641,22 @@ fn check_options(options: &Options) -> Result<(), Error> {
             stop.len()
         ));
     }
-    options
-        .samplers
-        .iter()
-        .try_for_each(|sampler| sampler.check())
+    if options.speculate > MAX_DRAFTS {
+        return invalid(format!(
+            "{} tokens were to be guessed at once; at most {MAX_DRAFTS} can be",
+            options.speculate
+        ));
+    }
+    if options
+        .logprobs
+        .is_some_and(|top| usize::from(top) > MAX_TOP_LOGPROBS)
+    {
+        return invalid(format!(
+            "the {} likeliest tokens were asked for; at most {MAX_TOP_LOGPROBS} can be",
+            options.logprobs.unwrap_or_default()
+        ));
+    }
+    sampling::check(&options.samplers, vocabulary)
 }
 
 /// Counts the sequences that run or wait, up to a limit, and up to one for each tenant.
@@ -531,6 +718,15 @@ impl Drop for Place {
                 taken.tenants.remove(&self.tenant);
             }
         }
+    }
+}
+
+#[cfg(test)]
+impl Engine {
+    /// Tells whether all of it is freed.
+    pub(crate) fn watch(&self) -> impl Fn() -> bool + use<> {
+        let inner = Arc::downgrade(&self.0);
+        move || inner.strong_count() == 0
     }
 }
 

@@ -75,6 +75,16 @@ pub enum LoadError {
         /// What it lacks.
         cause: String,
     },
+    /// An adapter can't be used with the model.
+    #[error("the adapter {name} cannot be loaded from {path}: {cause}", path = path.display())]
+    Adapter {
+        /// The name it was to have.
+        name: String,
+        /// The file as it was named.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        cause: String,
+    },
     /// The configuration makes no sense for this model.
     #[error("{0}")]
     Config(String),
@@ -88,4 +98,35 @@ pub enum LoadError {
         /// The last error that llama.cpp logged.
         cause: String,
     },
+    /// It takes more memory than all models together may have.
+    #[error(
+        "the model {name} takes some {} MiB, but all models together may have {} MiB; allow more, or give it fewer cells",
+        bytes.div_ceil(1 << 20), budget >> 20
+    )]
+    TooLarge {
+        /// The name under which it is served.
+        name: String,
+        /// Bytes that it is expected to take.
+        bytes: u64,
+        /// Bytes that all models together may have.
+        budget: u64,
+    },
+    /// The load was given up on demand.
+    #[error("the load was given up, since the engine is shutting down")]
+    Cancelled,
+}
+
+impl LoadError {
+    /// The same in words for people who have no business knowing in which folder the file is.
+    pub fn without_folder(&self) -> String {
+        let (Self::Unreadable { path, .. }
+        | Self::NotGguf { path }
+        | Self::Damaged { path, .. }
+        | Self::Unsuitable { path, .. }) = self
+        else {
+            return self.to_string();
+        };
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        self.to_string().replace(&path.display().to_string(), &name)
+    }
 }

@@ -1,7 +1,8 @@
 //! What a caller asks of a generation and what comes back.
 
 use crate::Token;
-use crate::sampling::Sampler;
+use crate::constraint::Constraint;
+use crate::sampling::{Sampler, TokenLogprobs};
 use crate::scheduler::{Priority, Scope, Tenant};
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,8 @@ use std::time::{Duration, Instant};
 pub const MAX_STOPS: usize = 16;
 /// Longest stop string, in bytes.
 pub const MAX_STOP_BYTES: usize = 256;
+/// Most tokens that are guessed at once.
+pub const MAX_DRAFTS: u8 = 16;
 
 /// How to generate.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +26,19 @@ pub struct Options {
     pub stop: Vec<String>,
     /// Go on after an end-of-generation token.
     pub ignore_end: bool,
+    /// The name of the adapter to generate with; without one, the model alone. What was computed
+    /// with another one is not reused.
+    pub adapter: Option<String>,
+    /// Guess up to so many of the next tokens, at most [`MAX_DRAFTS`], from what stands in the text
+    /// already, and compute them together, where that is expected to be quicker. What is generated
+    /// stays the same. 0 guesses nothing; and nothing is guessed where
+    /// [`ModelInfo::can_truncate`](crate::ModelInfo::can_truncate) is false.
+    pub speculate: u8,
+    /// What the text must look like.
+    pub constraint: Option<Constraint>,
+    /// Tell with each token how likely the model found it, and so many of the likeliest, at most
+    /// [`MAX_TOP_LOGPROBS`](crate::sampling::MAX_TOP_LOGPROBS).
+    pub logprobs: Option<u8>,
 }
 
 /// On whose behalf something is generated, and how long that is of use.
@@ -51,10 +67,12 @@ impl Caller {
 }
 
 /// What became ready since the reader last looked.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chunk {
     /// Generated tokens, an end-of-generation token included.
     pub tokens: Vec<Token>,
+    /// One for each token, if they were asked for.
+    pub logprobs: Vec<TokenLogprobs>,
     /// Their text: whole characters, without what may still become a stop string.
     pub text: String,
 }
@@ -62,7 +80,7 @@ pub struct Chunk {
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model produced an end-of-generation token.
+    /// The model produced an end-of-generation token, or the constraint leaves nothing more to say.
     End,
     /// A stop string appeared.
     Stop,

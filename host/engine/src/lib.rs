@@ -11,12 +11,17 @@
 #![warn(missing_docs)]
 
 mod backend;
+pub mod constraint;
 mod delivery;
+mod embedding;
 mod engine;
 mod error;
 mod generation;
 mod llama;
+mod lookup;
 mod metrics;
+mod models;
+mod progress;
 pub mod random_model;
 pub mod sampling;
 pub mod scheduler;
@@ -28,15 +33,28 @@ mod view;
 mod worker;
 
 pub use backend::{Backend, DecodeError, Input, SaveError};
+pub use constraint::{Constraint, Constraints, Dictionary, Grammar, Matcher};
 pub use delivery::Generation;
+pub use embedding::{
+    EmbedOptions, Embedding, EmbeddingConfig, EmbeddingInfo, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS,
+    MAX_EMBED_TOKENS, Pooling, Vectors,
+};
 pub use engine::{Config, Engine, ModelInfo};
 pub use error::{Error, LoadError};
-pub use generation::{Caller, Chunk, Finish, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome};
+pub use generation::{
+    Caller, Chunk, Finish, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome,
+};
+#[cfg(feature = "reference")]
+pub use llama::reference;
 pub use llama::{gguf, quiet_logs};
 pub use metrics::{Kind, Metric};
+pub use models::{
+    Lease, ModelState, ModelStatus, Models, OpenError, Opening, Settings as ModelSettings,
+};
+pub use progress::Progress;
 pub use sampling::Sampler;
 pub use scheduler::prefill::Prefill;
-pub use scheduler::{Claim, Priority, Tenant, Watch};
+pub use scheduler::{AdapterId, Claim, Priority, Tenant, Watch};
 pub use sequence::Sequence;
 pub use store::snapshot::{
     Entry as SnapshotEntry, Error as SnapshotError, Limits as SnapshotLimits, Snapshots,

@@ -1,11 +1,12 @@
 //! The engine's counters.
 //!
 //! One exact identity holds whenever nothing runs, and tests rely on it:
-//! `tokens_decoded = prompt_tokens - cached_tokens + generated_tokens - finished + recomputed_tokens +
-//! abandoned_tokens`, since the last token of a sequence is never computed. (`prompt_tokens`,
-//! `cached_tokens`, `generated_tokens` and `recomputed_tokens` count sequences that finished,
-//! `abandoned_tokens` what was computed for those that were cancelled, expired or failed. A term for
-//! rejected drafts will be added with what makes them.)
+//! `tokens_decoded = prompt_tokens - cached_tokens + generated_tokens - finished - uncomputed_tokens +
+//! recomputed_tokens + abandoned_tokens + rejected_drafts`, since the last token of a sequence is never
+//! computed, nor are those that were certain with it at once. (`prompt_tokens`, `cached_tokens`,
+//! `generated_tokens`, `uncomputed_tokens` and `recomputed_tokens` count sequences that finished,
+//! `abandoned_tokens` what was computed for those that were cancelled, expired or failed, and
+//! `rejected_drafts` those of all. A draft that was right is a token like any other.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -92,14 +93,20 @@ counters! {
     failed_steps: Counter = "corral_engine_failed_steps_total",
     /// Rows of all steps: a sequence's part of a step is a row.
     rows: Counter = "corral_engine_rows_total",
-    /// Rows that generate: one token of a sequence that is past its prompt.
+    /// Rows that generate: the next token of a sequence that is past its prompt, with its drafts if it has any.
     decode_rows: Counter = "corral_engine_decode_rows_total",
     /// Rows that read a part of a prompt.
     prefill_rows: Counter = "corral_engine_prefill_rows_total",
-    /// Prompt tokens that were read.
+    /// Prompt tokens that were read, and generated ones that were certain without being sampled.
     prefill_tokens: Counter = "corral_engine_prefill_tokens_total",
     /// Sequences that generate and were left out of a step; only after a step failed.
     skipped_rows: Counter = "corral_engine_skipped_rows_total",
+    /// Sequences that generate and were left out of a step since it was the turn of another adapter.
+    off_turn_rows: Counter = "corral_engine_off_turn_rows_total",
+    /// Changes from one adapter, or none, to another between two steps.
+    adapter_changes: Counter = "corral_engine_adapter_changes_total",
+    /// Seconds by which a change of adapters is expected to make a step longer; 0 before any was measured.
+    adapter_change_nanos: Gauge = "corral_engine_adapter_change_seconds" / 1e9,
     /// Steps in which some generated and others read prompts.
     mixed_steps: Counter = "corral_engine_mixed_steps_total",
     /// Prompt tokens read in those steps.
@@ -116,7 +123,13 @@ counters! {
     cached_tokens: Counter = "corral_engine_cached_tokens_total",
     /// Tokens of the sequences that finished that were computed again: after a preemption, or since their state was lost.
     recomputed_tokens: Counter = "corral_engine_recomputed_tokens_total",
-    /// Tokens computed for sequences that were cancelled, expired or failed.
+    /// Tokens of the sequences that finished that were certain at their end and not computed, beside the last one of each.
+    uncomputed_tokens: Counter = "corral_engine_uncomputed_tokens_total",
+    /// Guessed tokens that were computed and turned out right.
+    accepted_drafts: Counter = "corral_engine_accepted_drafts_total",
+    /// Guessed tokens that were computed for nothing: they turned out wrong, or came after the end.
+    rejected_drafts: Counter = "corral_engine_rejected_drafts_total",
+    /// Tokens computed for sequences that were cancelled, expired or failed, but for rejected drafts.
     abandoned_tokens: Counter = "corral_engine_abandoned_tokens_total",
     /// Sequences that finished.
     finished: Counter = "corral_engine_sequences_finished_total",
@@ -182,10 +195,40 @@ counters! {
     sample_nanos: Counter = "corral_engine_sample_seconds_total" / 1e9,
     /// Seconds that what was generated lay until its reader took it.
     delivery_nanos: Counter = "corral_engine_delivery_seconds_total" / 1e9,
+    /// Requests for embeddings that got their vectors.
+    embed_finished: Counter = "corral_engine_embedding_requests_finished_total",
+    /// Requests for embeddings refused, since too much waits.
+    embed_refused: Counter = "corral_engine_embedding_requests_refused_total",
+    /// Requests for embeddings that nobody waited for any more, or that were open when the engine was shut down.
+    embed_cancelled: Counter = "corral_engine_embedding_requests_cancelled_total",
+    /// Requests for embeddings whose deadline passed, or whose turn did not come in time.
+    embed_expired: Counter = "corral_engine_embedding_requests_expired_total",
+    /// Requests for embeddings that failed.
+    embed_failed: Counter = "corral_engine_embedding_requests_failed_total",
+    /// Requests for embeddings that wait or are being computed.
+    embed_open: Gauge = "corral_engine_embedding_requests_open",
+    /// Inputs of the requests that got their vectors.
+    embed_inputs: Counter = "corral_engine_embedding_inputs_total",
+    /// Tokens of those inputs.
+    embed_tokens: Counter = "corral_engine_embedding_tokens_total",
+    /// Tokens computed for embeddings: those of the finished requests, and what was abandoned or computed again after a failure.
+    embed_computed: Counter = "corral_engine_embedding_tokens_computed_total",
+    /// Steps of the embedding context.
+    embed_steps: Counter = "corral_engine_embedding_steps_total",
+    /// Steps of the embedding context that failed; their inputs were tried again one by one.
+    embed_failed_steps: Counter = "corral_engine_embedding_failed_steps_total",
+    /// Whether there is an embedding context now: made for the first request, freed when idle.
+    embed_contexts: Gauge = "corral_engine_embedding_contexts",
+    /// Times the embedding thread woke up from waiting for work.
+    embed_wake_ups: Counter = "corral_engine_embedding_wake_ups_total",
+    /// Seconds that requests for embeddings waited for their first turn, or until they ended without one.
+    embed_queue_nanos: Counter = "corral_engine_embedding_queue_seconds_total" / 1e9,
+    /// Seconds computing steps of the embedding context.
+    embed_step_nanos: Counter = "corral_engine_embedding_step_seconds_total" / 1e9,
     histograms:
     /// Seconds of a step: computation, sampling and delivery.
     step_duration = "corral_engine_step_duration_seconds" in SECONDS,
-    /// Seconds between two tokens of a sequence.
+    /// Seconds between two tokens of a sequence; those that come at once count as one.
     gap_seconds = "corral_engine_token_gap_seconds" in SECONDS,
     /// Rows of a step.
     step_rows = "corral_engine_step_rows" in COUNTS,
@@ -261,6 +304,11 @@ pub fn add(counter: &AtomicU64, amount: u64) {
 /// Adds a duration to a counter of nanoseconds.
 pub fn add_time(counter: &AtomicU64, time: Duration) {
     add(counter, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+}
+
+/// Sets a gauge of nanoseconds.
+pub fn set_time(gauge: &AtomicU64, time: Duration) {
+    set(gauge, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
 }
 
 /// Reads a counter or gauge.

@@ -2,7 +2,8 @@
 //!
 //! They say nothing sensible, but what they say depends on all that they read, so that tests see
 //! how each kind of memory behaves ([`Shape::Mamba`], [`Shape::Hybrid`], [`Shape::SlidingWindow`])
-//! and benchmarks have a model of the size they want ([`Shape::Qwen3`]). The vocabulary and its
+//! how encoders see ([`Shape::Bert`]) and benchmarks have a model of the size they want
+//! ([`Shape::Qwen3`]). The vocabulary and its
 //! tokenizer are those of another file. The same seed gives the same file.
 //!
 //! Names and dimensions are what llama.cpp's loaders ask for (`src/models/*.cpp`,
@@ -14,6 +15,8 @@ use crate::llama::gguf::{Tensor, Value, Writer, metadata};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::path::Path;
+
+mod bert;
 
 /// Positions that a token sees in the layers of [`Shape::SlidingWindow`] that have a window: itself
 /// and those just before it.
@@ -50,6 +53,12 @@ pub enum Shape {
     SlidingWindow,
     /// Plain attention. Architecture "qwen3", of any size.
     Qwen3(Qwen3),
+    /// An encoder: attention over all of a text at once, and no text of its own. Architecture
+    /// "bert", two layers, 512 positions.
+    Bert {
+        /// With a reranker's head, which gives three scores.
+        ranks: bool,
+    },
 }
 
 /// The sizes of a Qwen3.
@@ -149,6 +158,7 @@ pub fn write_random(
             Shape::Hybrid => "jamba",
             Shape::SlidingWindow => "gemma3",
             Shape::Qwen3(_) => "qwen3",
+            Shape::Bert { .. } => "bert",
         },
     };
     plan.writer.set("general.architecture", plan.architecture)?;
@@ -161,6 +171,7 @@ pub fn write_random(
         Shape::Hybrid => hybrid(&mut plan, tokens)?,
         Shape::SlidingWindow => sliding_window(&mut plan, tokens)?,
         Shape::Qwen3(sizes) => qwen3(&mut plan, sizes, tokens)?,
+        Shape::Bert { ranks } => bert::bert(&mut plan, tokens, *ranks)?,
     }
     plan.write(path, seed)
 }
@@ -202,6 +213,8 @@ enum Filling {
     Matrix,
     /// Gains of a norm: about one.
     Gain,
+    /// What is added: about zero.
+    Bias,
     /// Logarithmic rates of a state's decay, negative: from slow to fast along the state.
     Decay,
     /// Biases of the time step before the softplus: steps of 0.02 to 0.1, so that a state keeps
@@ -254,6 +267,10 @@ impl Plan {
 
     fn gain(&mut self, name: &str, width: u64) -> Result<(), GgufError> {
         self.tensor(name, Filling::Gain, Weights::F32, &[width])
+    }
+
+    fn bias(&mut self, name: &str, width: u64) -> Result<(), GgufError> {
+        self.tensor(name, Filling::Bias, Weights::F32, &[width])
     }
 
     /// What all shapes have: sizes, the embedding (the output matrix too), the last norm.
@@ -353,6 +370,7 @@ fn fill(tensor: &Tensor, filling: Filling, random: &mut ChaCha8Rng, weights: &mu
         *weight = match filling {
             Filling::Matrix => reach * (2.0 * uniform - 1.0),
             Filling::Gain => 0.75 + 0.5 * uniform,
+            Filling::Bias => 0.5 * uniform - 0.25,
             Filling::Decay => -((index % row) as f32 + 0.5 + 0.5 * uniform),
             Filling::Step => -4.0 + 1.8 * uniform,
         };

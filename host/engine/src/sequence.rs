@@ -7,7 +7,7 @@
 //! for both.
 
 use crate::engine::Engine;
-use crate::scheduler::{Claim, Layout};
+use crate::scheduler::{AdapterId, Claim, Layout, Scope};
 use crate::store::snapshot::{Contents, Origin};
 use crate::worker::{Adoption, Command, SaveOrder, Saved};
 use crate::{Caller, Error, Generation, Options, Token};
@@ -23,6 +23,8 @@ pub struct Sequence {
     caller: Caller,
     tokens: Vec<Token>,
     claim: Claim,
+    /// With what its state was computed, if there is one.
+    adapter: AdapterId,
 }
 
 impl Sequence {
@@ -33,6 +35,7 @@ impl Sequence {
             caller,
             tokens: Vec::new(),
             claim: Claim::default(),
+            adapter: AdapterId::NONE,
         }
     }
 
@@ -82,16 +85,17 @@ impl Sequence {
     }
 
     /// Generates after its text; see [`Engine::generate`]. What was computed of the text before is
-    /// not computed again.
+    /// not computed again, unless it was with another adapter.
     pub fn generate(&mut self, options: Options) -> Result<Generation, Error> {
         let claim = Claim::default();
+        let adapter = self.engine.adapter(options.adapter.as_deref())?;
         let (tokens, caller) = (self.tokens.clone(), self.caller);
         // Passed on: however long it waits for its turn, what it goes on with is kept till then.
         let goes_on = Some(self.claim.clone());
         let generation =
             self.engine
                 .generate_claimed(tokens, options, caller, claim.watch(), goes_on)?;
-        self.claim = claim;
+        (self.claim, self.adapter) = (claim, adapter);
         Ok(generation)
     }
 
@@ -101,10 +105,11 @@ impl Sequence {
         let snapshots = self.engine.snapshots().ok_or_else(nowhere)?;
         let most = usize::try_from(snapshots.largest()).unwrap_or(usize::MAX);
         let saved = self.saved(most)?;
+        let adapter = self.engine.adapter_digest(self.adapter)?;
         let contents = Contents {
             origin: self.origin()?,
             tokens: self.tokens.clone(),
-            state: saved.map(frame).unwrap_or_default(),
+            state: saved.map(|saved| frame(saved, adapter)).unwrap_or_default(),
         };
         snapshots.write(owner, name, &contents).map_err(refused)
     }
@@ -117,10 +122,14 @@ impl Sequence {
             .read(owner, name, &sequence.origin()?)
             .map_err(refused)?;
         sequence.append(&contents.tokens)?;
-        // A state that makes no sense is computed again.
-        if let Some(saved) = unframe(contents.state, contents.tokens.len()) {
+        // A state that makes no sense is computed again, or one of an adapter that is not here.
+        let framed = unframe(contents.state, contents.tokens.len());
+        if let Some((saved, digest)) = framed
+            && let Some(adapter) = sequence.adapter_of(digest)?
+        {
+            sequence.adapter = adapter;
             let order = Command::Adopt(Box::new(Adoption {
-                scope: caller.scope(),
+                scope: sequence.scope(),
                 tokens: contents.tokens[..saved.length as usize].to_vec(),
                 layout: saved.layout,
                 state: saved.state,
@@ -135,7 +144,7 @@ impl Sequence {
     fn saved(&self, most: usize) -> Result<Option<Saved>, Error> {
         let (reply, answer) = sync_channel(1);
         self.engine.order(Command::Save(Box::new(SaveOrder {
-            scope: self.caller.scope(),
+            scope: self.scope(),
             tokens: self.tokens.clone(),
             most,
             reply: Box::new(move |saved| {
@@ -146,6 +155,20 @@ impl Sequence {
         answer
             .recv()
             .map_err(|_| Error::Failed("the engine thread has ended".into()))
+    }
+
+    fn scope(&self) -> Scope {
+        self.caller.scope().with(self.adapter)
+    }
+
+    /// The adapter with this digest, the model alone for none.
+    fn adapter_of(&self, digest: Option<[u8; 32]>) -> Result<Option<AdapterId>, Error> {
+        for adapter in std::iter::once(AdapterId::NONE).chain(self.engine.adapters()) {
+            if self.engine.adapter_digest(adapter)? == digest {
+                return Ok(Some(adapter));
+            }
+        }
+        Ok(None)
     }
 
     fn origin(&self) -> Result<Origin, Error> {
@@ -167,28 +190,34 @@ fn refused(error: crate::SnapshotError) -> Error {
     Error::Snapshot(error.to_string())
 }
 
+/// Set in the number of runs if an adapter's digest stands behind them.
+const ADAPTED: u32 = 1 << 31;
+
 /// The layout before the state: the number of runs, then begin and end of each, as u32 in little
-/// endian.
-fn frame(saved: Saved) -> Vec<u8> {
+/// endian; and the digest of the adapter that the state was computed with, if there was one.
+fn frame(saved: Saved, adapter: Option<[u8; 32]>) -> Vec<u8> {
     let runs = saved.layout.runs();
-    let count = u32::try_from(runs.len()).unwrap_or(u32::MAX);
+    let mark = adapter.map_or(0, |_| ADAPTED);
+    let count = u32::try_from(runs.len()).unwrap_or(u32::MAX) | mark;
     let numbers = runs.iter().flat_map(|run| [run.start, run.end]);
     let mut framed: Vec<u8> = [count]
         .into_iter()
         .chain(numbers)
         .flat_map(u32::to_le_bytes)
         .collect();
+    framed.extend(adapter.into_iter().flatten());
     framed.extend(saved.state);
     framed
 }
 
 /// The opposite of [`frame`], for a text of so many tokens.
-fn unframe(mut framed: Vec<u8>, tokens: usize) -> Option<Saved> {
+fn unframe(mut framed: Vec<u8>, tokens: usize) -> Option<(Saved, Option<[u8; 32]>)> {
     let number = |at: usize| -> Option<u32> {
         let bytes = framed.get(4 * at..4 * at + 4)?;
         Some(u32::from_le_bytes(bytes.try_into().ok()?))
     };
-    let count = number(0)? as usize;
+    let marked = number(0)?;
+    let count = (marked & !ADAPTED) as usize;
     if count > tokens {
         return None;
     }
@@ -198,12 +227,19 @@ fn unframe(mut framed: Vec<u8>, tokens: usize) -> Option<Saved> {
     if length == 0 || length as usize > tokens {
         return None;
     }
-    framed.drain(..4 + 8 * count);
-    Some(Saved {
+    let head = 4 + 8 * count;
+    let (head, adapter) = if marked & ADAPTED == 0 {
+        (head, None)
+    } else {
+        (head + 32, Some(*framed.get(head..)?.first_chunk()?))
+    };
+    framed.drain(..head);
+    let saved = Saved {
         length,
         layout,
         state: framed,
-    })
+    };
+    Some((saved, adapter))
 }
 
 #[cfg(test)]
@@ -222,18 +258,20 @@ mod tests {
     #[test]
     fn a_framed_state_comes_back_and_nonsense_does_not() {
         let layout = Layout::new(vec![3..5, 0..3]).unwrap();
-        let saved = Saved {
-            length: 5,
-            layout: layout.clone(),
-            state: vec![1, 2, 3],
-        };
-        let framed = frame(saved);
-        let back = unframe(framed.clone(), 9).unwrap();
-        assert_eq!((back.length, back.layout), (5, layout));
-        assert_eq!(back.state, [1, 2, 3]);
-        assert!(unframe(framed.clone(), 4).is_none(), "longer than the text");
-        for cut in 0..20 {
-            assert!(unframe(framed[..cut].to_vec(), 9).is_none());
+        for (adapter, head) in [(None, 20), (Some([9; 32]), 52)] {
+            let saved = Saved {
+                length: 5,
+                layout: layout.clone(),
+                state: vec![1, 2, 3],
+            };
+            let framed = frame(saved, adapter);
+            let (back, of) = unframe(framed.clone(), 9).unwrap();
+            assert_eq!((back.length, &back.layout, of), (5, &layout, adapter));
+            assert_eq!(back.state, [1, 2, 3]);
+            assert!(unframe(framed.clone(), 4).is_none(), "longer than the text");
+            for cut in 0..head {
+                assert!(unframe(framed[..cut].to_vec(), 9).is_none());
+            }
         }
         for wrong in [&[(0, 2), (1, 3)][..], &[(1, 2)], &[(2, 1)], &[]] {
             let runs = wrong.iter().map(|&(from, to)| from..to).collect();

@@ -3,18 +3,20 @@
 
 use crate::Token;
 use crate::backend::{Backend, Input};
+use crate::constraint::Matcher;
 use crate::delivery::Sender;
-use crate::generation::{Caller, Finish, Outcome};
-use crate::metrics::{Counters, add, add_time, set};
+use crate::generation::Caller;
+use crate::lookup::Lookup;
+use crate::metrics::{Counters, add, add_time};
 use crate::sampling::{Chain, Scratch};
 use crate::scheduler::{
-    Claim, Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler, SeqId, Step,
-    StepResult, Time, Watch,
+    AdapterId, Claim, Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler,
+    Step, StepResult, Time, Watch,
 };
 use crate::text::Assembler;
 use crate::view::View;
 use crate::{Error, Options};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
@@ -42,8 +44,12 @@ pub enum Command {
 /// A sequence on its way in.
 pub struct Submission {
     pub prompt: Vec<Token>,
+    /// Of the options' constraint, before the first token.
+    pub matcher: Option<Matcher>,
     pub options: Options,
     pub caller: Caller,
+    /// The one that the options name.
+    pub adapter: AdapterId,
     /// Whether somebody means to go on with the sequence.
     pub claim: Watch,
     /// Of what it goes on with.
@@ -67,13 +73,18 @@ struct Sequence {
     generated: u32,
     options: Options,
     chain: Chain,
+    /// The grammar that its text has to follow.
+    follows: Option<Follows>,
     text: Assembler,
     delivery: Sender,
     submitted: Instant,
     admitted: Option<Instant>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
+    /// Tokens that were computed for it, but for drafts that were wrong.
     computed: u64,
+    /// What it has said before, if its next tokens are to be guessed from that.
+    lookup: Option<Lookup>,
     place: crate::engine::Place,
 }
 
@@ -96,16 +107,6 @@ impl Sequence {
     }
 }
 
-/// What came of a step's rows with output.
-#[derive(Default)]
-struct Sampled {
-    tokens: Vec<(Key, Token)>,
-    /// Who wants no further token.
-    ended: Vec<Key>,
-    /// Who got none.
-    broken: Vec<Key>,
-}
-
 /// The engine thread's state.
 pub struct Worker<B> {
     backend: B,
@@ -122,6 +123,8 @@ pub struct Worker<B> {
     inputs: Vec<Input>,
     scratch: Scratch,
     text: String,
+    draft: Vec<Token>,
+    history: Vec<Token>,
 }
 
 impl<B: Backend> Worker<B> {
@@ -147,6 +150,8 @@ impl<B: Backend> Worker<B> {
             inputs: Vec::with_capacity(limits.step_tokens as usize),
             scratch: Scratch::default(),
             text: String::new(),
+            draft: Vec::new(),
+            history: Vec::new(),
         }
     }
 
@@ -245,8 +250,10 @@ impl<B: Backend> Worker<B> {
     fn enqueue(&mut self, submission: Submission) {
         let Submission {
             prompt,
+            matcher,
             options,
             caller,
+            adapter,
             claim,
             goes_on,
             delivery,
@@ -260,7 +267,7 @@ impl<B: Backend> Worker<B> {
         let request = Request {
             key,
             tenant: caller.tenant,
-            scope: caller.scope(),
+            scope: caller.scope().with(adapter),
             priority: caller.priority,
             tokens: prompt,
             max_tokens: options.max_tokens,
@@ -283,11 +290,13 @@ impl<B: Backend> Worker<B> {
             delivery.finish("", Err(refusal(refused, self.limits)));
             return;
         }
+        let speculate = self.limits.drafts.min(options.speculate.into());
         let seed = options.seed.unwrap_or_else(rand::random);
         let sequence = Sequence {
             prompt: length,
             generated: 0,
             chain: Chain::new(options.samplers.clone(), seed),
+            follows: matcher.map(Follows::new),
             text: Assembler::new(options.stop.clone()),
             options,
             delivery,
@@ -296,6 +305,7 @@ impl<B: Backend> Worker<B> {
             first_token: None,
             last_token: None,
             computed: 0,
+            lookup: (speculate > 0).then(Lookup::default),
             place,
         };
         self.sequences.insert(key, sequence);
@@ -353,7 +363,8 @@ impl<B: Backend> Worker<B> {
         }
         self.gather(&step.rows);
         let before = Instant::now();
-        let decoded = self.backend.decode(&self.inputs);
+        let adapted = self.backend.adapt(step.adapter);
+        let decoded = adapted.and_then(|()| self.backend.decode(&self.inputs));
         let after = Instant::now();
         add_time(&self.counters.step_nanos, after - before);
         match decoded {
@@ -369,9 +380,10 @@ impl<B: Backend> Worker<B> {
                     ended: &sampled.ended,
                     took,
                 });
-                for key in sampled.broken {
+                for &key in &sampled.broken {
                     self.scheduler.give_up(key);
                 }
+                self.propose(&sampled);
             }
             Err(error) => {
                 tracing::warn!(%error, tokens = self.inputs.len(), "a step failed");
@@ -383,26 +395,6 @@ impl<B: Backend> Worker<B> {
             }
         }
         true
-    }
-
-    fn count(&self, step: &Step) {
-        let (counters, shape) = (&self.counters, step.shape);
-        let prompts = step.rows.len() as u64 - u64::from(shape.rows);
-        add(&counters.steps, 1);
-        add(&counters.rows, step.rows.len() as u64);
-        add(&counters.decode_rows, u64::from(shape.rows));
-        add(&counters.prefill_rows, prompts);
-        add(&counters.prefill_tokens, u64::from(shape.prefill));
-        add(&counters.tokens_decoded, self.inputs.len() as u64);
-        add(&counters.skipped_rows, u64::from(step.skipped));
-        if shape.rows > 0 && shape.prefill > 0 {
-            add(&counters.mixed_steps, 1);
-            add(&counters.mixed_prefill_tokens, u64::from(shape.prefill));
-            add(&counters.mixed_budget_tokens, u64::from(step.budget));
-        }
-        counters.step_rows.observe(step.rows.len() as f64);
-        counters.step_prefill.observe(f64::from(shape.prefill));
-        set(&counters.n_kv, u64::from(shape.n_kv));
     }
 
     fn expire(&mut self, key: Key, expired: Expired) {
@@ -424,152 +416,24 @@ impl<B: Backend> Worker<B> {
         self.inputs.clear();
         for row in rows {
             let tokens = self.scheduler.tokens(row.key);
-            let new = tokens.get(row.from as usize..row.to as usize);
+            let new = tokens.get(row.from as usize..row.certain() as usize);
             debug_assert!(new.is_some(), "a row of a sequence that is gone");
             let positions = row.from..row.to;
-            for (&token, position) in new.unwrap_or_default().iter().zip(positions) {
+            let certain = new.unwrap_or_default().iter();
+            let tokens = certain.chain(self.scheduler.draft(row));
+            for (&token, position) in tokens.zip(positions) {
                 self.inputs.push(Input {
                     token,
                     position,
                     seq: row.seq,
-                    output: row.output && position + 1 == row.to,
+                    output: row.is_output(position),
                 });
             }
         }
     }
 
-    /// Samples a token for each row with output and delivers it.
-    fn sample(&mut self, rows: &[Row], now: Instant) -> Sampled {
-        let mut sampled = Sampled::default();
-        let mut index = 0;
-        for row in rows {
-            index += (row.to - row.from) as usize;
-            let Some(sequence) = self.sequences.get_mut(&row.key) else {
-                continue;
-            };
-            sequence.computed += u64::from(row.to - row.from);
-            if !row.output {
-                continue;
-            }
-            let logits = self.backend.logits(index - 1);
-            let token = logits.and_then(|row| sequence.chain.sample(row, &mut self.scratch));
-            let Some(token) = token else {
-                let nothing = "the model computed no finite logit; its weights may be damaged";
-                self.fail(row.key, Error::Failed(nothing.into()));
-                sampled.broken.push(row.key);
-                continue;
-            };
-            sequence.first_token.get_or_insert(now);
-            if let Some(last) = sequence.last_token.replace(now) {
-                self.counters
-                    .gap_seconds
-                    .observe((now - last).as_secs_f64());
-            }
-            sequence.generated += 1;
-            sampled.tokens.push((row.key, token));
-            self.text.clear();
-            let stopped = sequence
-                .text
-                .push(self.vocabulary.piece(token), &mut self.text);
-            let finish = if stopped {
-                Some(Finish::Stop)
-            } else if !sequence.options.ignore_end && self.vocabulary.ends_generation(token) {
-                Some(Finish::End)
-            } else if sequence.generated >= sequence.options.max_tokens {
-                Some(Finish::Length)
-            } else {
-                None
-            };
-            sequence.delivery.push(token, &self.text);
-            if let Some(finish) = finish {
-                sampled.ended.push(row.key);
-                self.finish(row.key, finish, now);
-            }
-        }
-        sampled
-    }
-
-    fn finish(&mut self, key: Key, finish: Finish, now: Instant) {
-        let Some(sequence) = self.sequences.remove(&key) else {
-            return;
-        };
-        let progress = self.scheduler.progress(key);
-        let (cached, recomputed) = progress.map_or((0, 0), |p| (p.cached, p.recomputed));
-        let times = sequence.times(now);
-        let outcome = Outcome {
-            finish,
-            prompt_tokens: sequence.prompt,
-            cached_tokens: cached.min(sequence.prompt),
-            generated_tokens: sequence.generated,
-            queue_time: times.queue,
-            prefill_time: times.prefill,
-            decode_time: times.decode,
-        };
-        let counters = &self.counters;
-        add(&counters.finished, 1);
-        add(&counters.prompt_tokens, u64::from(outcome.prompt_tokens));
-        let generated = u64::from(outcome.generated_tokens);
-        add(&counters.generated_tokens, generated);
-        add(&counters.cached_tokens, u64::from(cached));
-        add(&counters.recomputed_tokens, u64::from(recomputed));
-        self.count_times(&times);
-        let Sequence {
-            mut text,
-            delivery,
-            place,
-            ..
-        } = sequence;
-        self.text.clear();
-        text.finish(&mut self.text);
-        // Before the caller knows: it may come again at once.
-        drop(place);
-        delivery.finish(&self.text, Ok(outcome));
-    }
-
     fn fail(&mut self, key: Key, error: Error) {
         self.drop_sequence(key, |counters| &counters.failed, error);
-    }
-
-    fn report(&self, step: &Step) {
-        let (counters, scheduler) = (&self.counters, &self.scheduler);
-        let (cells, running) = (scheduler.cells(), scheduler.running());
-        set(&counters.waiting, scheduler.waiting() as u64);
-        set(&counters.running, running as u64);
-        set(&counters.ids_used, running as u64);
-        set(
-            &counters.ids_cached,
-            (scheduler.ids_used() - running) as u64,
-        );
-        set(&counters.cells_used, u64::from(cells.pinned()));
-        let cached = cells.used() - cells.pinned();
-        set(&counters.cells_cached, u64::from(cached));
-        set(
-            &counters.cells_reserved,
-            u64::from(scheduler.cells_reserved()),
-        );
-        let tally = scheduler.tally();
-        set(&counters.evicted, tally.evicted);
-        set(&counters.spilled, tally.spilled);
-        set(&counters.restored, tally.restored);
-        set(&counters.lost, tally.lost);
-        set(&counters.preempted, tally.preempted);
-        set(&counters.relocated, tally.relocated);
-        self.aside.report(counters);
-        let retry_after = scheduler.retry_after(self.time(Instant::now()));
-        set(&counters.retry_after, retry_after.as_secs());
-        if step.rows.is_empty() {
-            set(&counters.n_kv, 0);
-        }
-    }
-
-    /// With nothing running, no id may hold a cell but those of entries: asks the backend itself.
-    fn check_empty(&mut self) {
-        let kept: HashSet<_> = self.scheduler.entries().filter_map(|e| e.seq).collect();
-        let ids = (0..self.limits.seq_ids).map(SeqId);
-        let nobodys = ids.filter(|id| !kept.contains(id));
-        let left: u64 = nobodys.map(|id| u64::from(self.backend.length(id))).sum();
-        debug_assert_eq!(left, 0, "cells were left behind");
-        set(&self.counters.cells_leaked, left);
     }
 }
 
@@ -595,6 +459,11 @@ fn refusal(refused: Refused, limits: Limits) -> Error {
 }
 
 mod aside;
+mod follows;
+mod report;
+mod sample;
+
+use follows::Follows;
 
 pub use aside::{Adoption, Aside, SaveOrder, Saved};
 

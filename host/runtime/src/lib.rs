@@ -43,7 +43,6 @@ pub use body::Body;
 pub use engine::Error;
 pub use failure::Failure;
 pub use logs::{LogLine, Logs};
-pub use models::Models;
 pub use plugin::{Exit, Plugin, Roles};
 pub use quota::{Allowance, Limit, Quota, Refusal, Visit};
 pub use runtime::{Runtime, Source};

@@ -1,37 +1,49 @@
-//! The models that plugins may open.
+//! The models that a plugin may open.
 
-use corral_engine::Engine;
+use corral_engine::{Caller, Models, Opening};
 use std::sync::Arc;
 
-/// The loaded models by name. Cheap to clone.
+/// All models of the server, or some of them. Cheap to clone.
 #[derive(Clone)]
-pub struct Models(Arc<[Engine]>);
+pub(crate) struct Visible {
+    models: Models,
+    only: Option<Arc<[String]>>,
+}
 
-impl Models {
-    /// These models; the first is the default one. Of two with the same name the first is found.
-    pub fn new(engines: Vec<Engine>) -> Self {
-        Self(engines.into())
-    }
-
-    /// Only these of them, the first as the default one; or the name that there is not.
-    pub(crate) fn only(&self, names: &[String]) -> Result<Self, String> {
-        let found = names.iter().map(|name| {
-            let engine = self.find(Some(name)).cloned();
-            engine.ok_or_else(|| name.clone())
-        });
-        Ok(Self(found.collect::<Result<Vec<_>, _>>()?.into()))
+impl Visible {
+    /// All models, or only those named, the first as the default one.
+    ///
+    /// # Errors
+    /// The name that there is not.
+    pub(crate) fn new(models: &Models, only: Option<&[String]>) -> Result<Self, String> {
+        for wanted in only.unwrap_or_default() {
+            if !models.names().any(|name| name == wanted) {
+                return Err(wanted.clone());
+            }
+        }
+        Ok(Self {
+            models: models.clone(),
+            only: only.map(Into::into),
+        })
     }
 
     /// Their names, the default one first.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|engine| engine.info().name.as_str())
+    pub(crate) fn names(&self) -> Vec<&str> {
+        match &self.only {
+            None => self.models.names().collect(),
+            Some(only) => only.iter().map(String::as_str).collect(),
+        }
     }
 
-    /// The model of this name, or the default one.
-    pub fn find(&self, name: Option<&str>) -> Option<&Engine> {
-        match name {
-            Some(name) => self.0.iter().find(|engine| engine.info().name == name),
-            None => self.0.first(),
-        }
+    /// Opens the model of this name, or the default one; nothing if it may not be opened.
+    pub(crate) fn open(&self, name: Option<&str>, caller: &Caller) -> Option<Opening> {
+        let name = match &self.only {
+            None => name,
+            Some(only) => {
+                let wanted = name.or(only.first().map(String::as_str));
+                Some(wanted.filter(|wanted| only.iter().any(|name| name == wanted))?)
+            }
+        };
+        Some(self.models.open(name, caller))
     }
 }

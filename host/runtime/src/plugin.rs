@@ -5,7 +5,7 @@ use crate::admission::{Gate, Pass};
 use crate::body::{Body, inbound};
 use crate::call::{Handle, Live, Verdict, exit_code, serve};
 use crate::failure::Failure;
-use crate::models::Models;
+use crate::models::Visible;
 use crate::output::{Origin, Output};
 use crate::runtime::Shared;
 use crate::settings::{Call, Limits, Terms};
@@ -62,7 +62,7 @@ struct Inner {
     name: Arc<str>,
     limits: Arc<Limits>,
     account: Account,
-    models: Models,
+    models: Visible,
     environment: Vec<(String, String)>,
     /// The number of the revision that it is, once it has one.
     revision: OnceLock<u64>,
@@ -95,7 +95,7 @@ impl Plugin {
         account: &Account,
         compiled: Compiled,
         terms: Terms,
-        models: Models,
+        models: Visible,
         shared: Arc<Shared>,
     ) -> Self {
         shared.counters.loaded();

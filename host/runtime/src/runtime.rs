@@ -5,14 +5,14 @@ use crate::compiler::Compiler;
 use crate::engine::{Error, engine};
 use crate::linker::linker;
 use crate::metrics::Counters;
-use crate::models::Models;
+use crate::models::Visible;
 use crate::plugin::Plugin;
 use crate::settings::{Limits, Settings, Terms};
 use crate::state::State;
 use crate::ticker::Ticker;
 use crate::validate::{Compiled, PluginError, compile};
 use bytes::Bytes;
-use corral_engine::{Metric, Tenant};
+use corral_engine::{Metric, Models, Tenant};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -135,18 +135,13 @@ impl Runtime {
         source: impl Into<Source>,
         terms: Terms,
     ) -> Result<Plugin, PluginError> {
-        let models = match &terms.models {
-            None => self.0.models.clone(),
-            Some(names) => self
-                .0
-                .models
-                .only(names)
-                .map_err(|model| PluginError::NoModel {
-                    plugin: name.to_owned(),
-                    model,
-                    have: self.0.models.names().map(str::to_owned).collect(),
-                })?,
-        };
+        let models = Visible::new(&self.0.models, terms.models.as_deref()).map_err(|model| {
+            PluginError::NoModel {
+                plugin: name.to_owned(),
+                model,
+                have: self.0.models.names().map(str::to_owned).collect(),
+            }
+        })?;
         let (shared, source, plugin) = (Arc::clone(&self.0), source.into(), name.to_owned());
         let stopped = || PluginError::Stopped {
             plugin: name.to_owned(),

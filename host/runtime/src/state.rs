@@ -3,11 +3,11 @@
 use crate::host::Handles;
 use crate::limiter::Limiter;
 use crate::meter::Meter;
-use crate::models::Models;
+use crate::models::Visible;
 use crate::outbound::Outbound;
 use crate::quota::Visit;
 use crate::settings::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
-use corral_engine::Caller;
+use corral_engine::{Caller, Lease};
 use std::sync::Arc;
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
@@ -17,7 +17,7 @@ use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 pub(crate) struct State {
     pub(crate) table: ResourceTable,
     pub(crate) handles: Handles,
-    pub(crate) models: Models,
+    pub(crate) models: Visible,
     /// On whose behalf the engine works for it.
     pub(crate) caller: Caller,
     /// Whose tokens it uses, if somebody counts them.
@@ -27,13 +27,16 @@ pub(crate) struct State {
     wasi: WasiCtx,
     http: WasiHttpCtx,
     outbound: Outbound,
+    /// Of every model that it has opened: they stay in memory until the call ends. Dropped after all
+    /// that uses them.
+    pub(crate) leases: Vec<Lease>,
 }
 
 impl State {
     /// State for an instance that sees nothing of this machine but what `wasi` was given.
     pub(crate) fn new(
         wasi: &mut WasiCtxBuilder,
-        models: Models,
+        models: Visible,
         caller: Caller,
         visit: Option<Arc<Visit>>,
         limits: &Limits,
@@ -59,6 +62,7 @@ impl State {
                 .build(),
             http,
             outbound: Outbound,
+            leases: Vec::new(),
         }
     }
 }

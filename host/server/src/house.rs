@@ -1,7 +1,7 @@
-//! What the server serves: models, runtime and deployments, once they are loaded.
+//! What the server serves: models, runtime and deployments, once all is there that has to be.
 
 use crate::deployments::Deployments;
-use corral_engine::Engine;
+use corral_engine::Models;
 use corral_runtime::{Quota, Runtime};
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use std::sync::Arc;
 pub struct House {
     /// The plugins' runtime, for its counters.
     pub runtime: Runtime,
-    /// The models. When one of them stops, the server is no longer ready.
-    pub engines: Vec<Engine>,
+    /// The models. When the engine of one that is loaded stops, the server is no longer ready.
+    pub models: Models,
     /// What answers which path.
     pub deployments: Deployments,
 }
@@ -23,10 +23,10 @@ impl House {
 
     /// What is not as it should be, in words; empty when all is well.
     pub(crate) fn missing(&self) -> Vec<String> {
-        self.engines
-            .iter()
-            .filter(|engine| !engine.alive())
-            .map(|engine| format!("the model {} has stopped", engine.info().name))
+        let models = self.models.status().into_iter();
+        models
+            .filter(|model| model.stopped)
+            .map(|model| format!("the model {} has stopped", model.name))
             .collect()
     }
 }

@@ -22,6 +22,7 @@ mod house;
 mod keys;
 mod listener;
 mod metrics_text;
+mod models;
 mod probes;
 mod problem;
 mod public;

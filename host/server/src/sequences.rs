@@ -7,8 +7,11 @@
 
 use crate::house::House;
 use crate::keys::Keys;
+use crate::models;
 use crate::problem::Problem;
-use corral_engine::{Caller, Engine, EntryView, Error, SequenceView, Tenant, View};
+use corral_engine::{
+    Caller, EntryView, Error, ModelState, ModelStatus, SequenceView, Tenant, View,
+};
 use corral_runtime::Body;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode};
@@ -43,12 +46,7 @@ pub(crate) async fn answer(
     };
     // All are asked before the first answer is waited for, since each may be in the midst of a step.
     let mut asked = Vec::new();
-    for engine in &house.engines {
-        if clear {
-            engine
-                .clear_cache()
-                .map_err(|error| refused(engine, error))?;
-        }
+    for engine in house.models.engines() {
         let (tell, told) = oneshot::channel();
         let permit = Arc::clone(&permit);
         let tell = move |view| {
@@ -56,14 +54,30 @@ pub(crate) async fn answer(
             // Nobody is there any more when the patience was over.
             let _ = tell.send(view);
         };
-        engine.view(tell).map_err(|error| refused(engine, error))?;
-        asked.push((engine.info().name.as_str(), told));
+        let clearing = if clear { engine.clear_cache() } else { Ok(()) };
+        let looking = clearing.and_then(|()| engine.view(tell));
+        // No longer than this: who is looked at may be unloaded.
+        let name = engine.info().name.clone();
+        asked.push((name, looking, told));
+    }
+    let mut views = HashMap::new();
+    for (name, looking, told) in asked {
+        let view = match looking {
+            Ok(()) => wait(&name, told, until).await,
+            Err(error) => Err(refused(&name, error)),
+        };
+        views.insert(name, view);
     }
     let visitors = keys.map(Keys::tenants).unwrap_or_default();
     let routes = Routes::of(house, visitors);
     let mut models = Vec::new();
-    for (name, told) in asked {
-        models.push(routes.model(name, &wait(name, told, until).await?));
+    for status in house.models.status() {
+        models.push(match views.remove(&status.name) {
+            Some(Ok(view)) => routes.model(&status.name, &view),
+            // Not if it was unloaded meanwhile.
+            Some(Err(problem)) if status.state == ModelState::Loaded => return Err(problem),
+            Some(Err(_)) | None => absent(&status),
+        });
     }
     let text = json!({ "models": models }).to_string();
     let mut response = Response::new(Body::from(text));
@@ -71,6 +85,14 @@ pub(crate) async fn answer(
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)
+}
+
+/// A model in which nothing goes on, since it is not loaded.
+fn absent(status: &ModelStatus) -> Value {
+    let mut model = models::state(status);
+    model["sequences"] = json!([]);
+    model["kept"] = json!([]);
+    model
 }
 
 async fn wait(model: &str, told: oneshot::Receiver<View>, until: Instant) -> Result<View, Problem> {
@@ -84,8 +106,7 @@ async fn wait(model: &str, told: oneshot::Receiver<View>, until: Instant) -> Res
     }
 }
 
-fn refused(engine: &Engine, error: Error) -> Problem {
-    let model = &engine.info().name;
+fn refused(model: &str, error: Error) -> Problem {
     match error {
         Error::Refused { reason, .. } => {
             busy(&format!("the model {model} does not listen: {reason}"))
@@ -143,6 +164,7 @@ impl Routes {
         let kept = view.entries.iter().map(|entry| self.entry(entry));
         json!({
             "model": name,
+            "state": "loaded",
             "cells": {
                 "all": view.cells,
                 "pinned": view.cells_pinned,
@@ -159,6 +181,7 @@ impl Routes {
                 "lost": tally.lost,
                 "preempted": tally.preempted,
                 "relocated": tally.relocated,
+                "adapter_changes": tally.adapter_changes,
             },
             "sequences": sequences.collect::<Vec<_>>(),
             "kept": kept.collect::<Vec<_>>(),
@@ -171,6 +194,7 @@ impl Routes {
             "tenant": sequence.tenant.0,
             "route": self.tenants.get(&sequence.tenant),
             "priority": sequence.priority.0,
+            "adapter": sequence.adapter.0,
             "id": sequence.seq.0,
             "prompt": sequence.prompt,
             "generated": sequence.generated,
@@ -183,8 +207,9 @@ impl Routes {
     fn entry(&self, entry: &EntryView) -> Value {
         json!({
             "entry": entry.entry.0,
-            "scope": entry.scope.0,
-            "route": self.scopes.get(&entry.scope.0),
+            "scope": entry.scope.people(),
+            "route": self.scopes.get(&entry.scope.people()),
+            "adapter": entry.scope.adapter().0,
             "id": entry.seq.map(|seq| seq.0),
             "tokens": entry.tokens,
             "claimed": entry.claimed,
@@ -196,7 +221,7 @@ impl Routes {
 mod tests {
     use super::*;
     use corral_engine::scheduler::{EntryId, Key, Scope, SeqId};
-    use corral_engine::{Priority, Tally};
+    use corral_engine::{AdapterId, Priority, Tally};
 
     fn view() -> View {
         View {
@@ -213,6 +238,7 @@ mod tests {
                 key: Key(9),
                 tenant: Tenant(1),
                 priority: Priority(7),
+                adapter: AdapterId::NONE,
                 seq: SeqId(0),
                 prompt: 2,
                 generated: 2,

@@ -1,9 +1,10 @@
 //! `corral bench gap`: the time between two tokens while prompts are read.
 //!
 //! A few sequences generate without end. Long and short prompts come, one after the other, and every
-//! gap between two tokens of the generating sequences is taken. Between two prompts there is a pause,
-//! in which they are alone: the median gap of the pauses is the decode step. (Not one taken before:
-//! steps get longer as the sequences do.) Both ways of reading prompts are measured in each round.
+//! gap between two tokens of the generating sequences is taken. Before and after each prompt there is a
+//! pause, in which they are alone: the median gap of its two pauses is the decode step that a prompt's
+//! gaps are compared with, since steps get longer as the sequences do. Both ways of reading prompts are
+//! measured in each round.
 
 use super::load::{check_room, config, generate, metric, prompt};
 use super::table::{Column, Unit, tell};
@@ -33,25 +34,24 @@ struct Way {
     rounds: Vec<Round>,
 }
 
-/// Of one round, in seconds.
+/// Of one round. Gaps are told as multiples of the decode step around them.
 struct Round {
-    /// Without prompts: the median, and what the machine adds to it.
+    /// The decode step: the median gap without prompts, in seconds.
     decode: f64,
+    /// What the machine adds to it.
     decode_p99: f64,
     p50: f64,
     p99: f64,
     longest: f64,
-    /// From a long prompt to its first token.
+    /// From a long prompt to its first token, in seconds.
     first: f64,
 }
 
-const COLUMNS: [Column; 9] = [
+const COLUMNS: [Column; 7] = [
     ("prefill", "prefill", Unit::Plain),
     ("decode step", "decode_step_s", Unit::Milliseconds),
-    ("its p99", "decode_p99_s", Unit::Milliseconds),
-    ("p50", "gap_p50_s", Unit::Milliseconds),
-    ("p99", "gap_p99_s", Unit::Milliseconds),
-    ("longest", "gap_max_s", Unit::Milliseconds),
+    ("its p99/step", "decode_p99_ratio", Unit::Ratio),
+    ("p50/step", "p50_ratio", Unit::Ratio),
     ("p99/step", "p99_ratio", Unit::Ratio),
     ("longest/step", "max_ratio", Unit::Ratio),
     ("first token", "first_token_s", Unit::Milliseconds),
@@ -101,7 +101,7 @@ pub(super) async fn measure(arguments: &GapBench) -> Result<(), Complaint> {
         "rounds": arguments.measuring.rounds,
     });
     let title = format!(
-        "{} sequences generate while prompts of {} and {SHORT} tokens come; medians of {} rounds, ms",
+        "{} sequences generate while prompts of {} and {SHORT} tokens come; medians of {} rounds, times in ms",
         arguments.streams, arguments.length, arguments.measuring.rounds
     );
     tell(arguments.measuring.json, setup, &title, &COLUMNS, &rows);
@@ -130,7 +130,10 @@ impl Way {
         let times = generate(&self.engine, pilot, ALONE).await?;
         let steps = u32::try_from(times.len().max(1)).unwrap_or(1);
         let pause = (began.elapsed() / steps) * PAUSE;
-        let (mut pauses, mut busy, mut first) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut spans, mut first) = (Vec::new(), Vec::new());
+        let before = Instant::now();
+        tokio::time::sleep(pause).await;
+        spans.push((before, Instant::now()));
         for number in 0..arguments.prompts {
             let length = if number % 2 == 0 {
                 arguments.length
@@ -143,29 +146,20 @@ impl Way {
                 first.push((time - sent).as_secs_f64());
             }
             let read = Instant::now();
-            busy.push((sent, read));
+            spans.push((sent, read));
             tokio::time::sleep(pause).await;
-            pauses.push((read, Instant::now()));
+            spans.push((read, Instant::now()));
         }
         stop.store(true, Ordering::Relaxed);
-        let (mut alone, mut mixed) = (Vec::new(), Vec::new());
-        while let Some(times) = streams.join_next().await {
-            let times = times.map_err(Complaint::telling("a stream crashed"))??;
-            for pair in times.iter().flat_map(|of_one| of_one.windows(2)) {
-                let gap = (pair[1] - pair[0]).as_secs_f64();
-                let within = |&(from, to): &(Instant, Instant)| pair[0] >= from && pair[1] <= to;
-                if pauses.iter().any(within) {
-                    alone.push(gap);
-                } else if busy
-                    .iter()
-                    .any(|&(from, to)| pair[1] > from && pair[0] < to)
-                {
-                    mixed.push(gap);
-                }
-            }
+        let mut times = Vec::new();
+        while let Some(of_one) = streams.join_next().await {
+            times.extend(of_one.map_err(Complaint::telling("a stream crashed"))??);
         }
+        let (alone, mixed) = ratios(&spans, &times);
+        let (steps, mut alone): (Vec<_>, Vec<_>) = alone.into_iter().unzip();
+        let mut mixed: Vec<_> = mixed.into_iter().map(|(_, ratio)| ratio).collect();
         Ok(Round {
-            decode: quantile(&mut alone, 0.5),
+            decode: median(steps.into_iter()),
             decode_p99: quantile(&mut alone, 0.99),
             p50: quantile(&mut mixed, 0.5),
             p99: quantile(&mut mixed, 0.99),
@@ -180,18 +174,68 @@ impl Way {
         json!({
             "prefill": self.name,
             "decode_step_s": of(|round| round.decode),
-            "decode_p99_s": of(|round| round.decode_p99),
-            "gap_p50_s": of(|round| round.p50),
-            "gap_p99_s": of(|round| round.p99),
-            "gap_max_s": of(|round| round.longest),
-            "p99_ratio": of(|round| round.p99 / round.decode),
-            "max_ratio": of(|round| round.longest / round.decode),
+            "decode_p99_ratio": of(|round| round.decode_p99),
+            "p50_ratio": of(|round| round.p50),
+            "p99_ratio": of(|round| round.p99),
+            "max_ratio": of(|round| round.longest),
             "first_token_s": of(|round| round.first),
             "skipped_rows": count("corral_engine_skipped_rows_total"),
             "mixed_prefill_tokens": count("corral_engine_mixed_prefill_tokens_total"),
             "mixed_budget_tokens": count("corral_engine_mixed_budget_tokens_total"),
         })
     }
+}
+
+/// Gaps as (seconds, multiple of the decode step around them): without prompts, and while one is read.
+type Gaps = (Vec<(f64, f64)>, Vec<(f64, f64)>);
+
+/// `spans` are pauses and prompts in turn, from a pause to a pause. A gap belongs to a pause that it
+/// lies in, and to every prompt that it touches.
+fn ratios(spans: &[(Instant, Instant)], times: &[Vec<Instant>]) -> Gaps {
+    let gaps: Vec<_> = times
+        .iter()
+        .flat_map(|of_one| of_one.windows(2))
+        .map(|pair| (pair[0], pair[1]))
+        .collect();
+    let seconds = |&(from, to): &(Instant, Instant)| (to - from).as_secs_f64();
+    let inside: Vec<Vec<f64>> = spans
+        .iter()
+        .enumerate()
+        .map(|(number, &(begin, end))| {
+            let is_pause = number % 2 == 0;
+            let belongs = |&&(from, to): &&(Instant, Instant)| {
+                if is_pause {
+                    from >= begin && to <= end
+                } else {
+                    to > begin && from < end
+                }
+            };
+            gaps.iter().filter(belongs).map(seconds).collect()
+        })
+        .collect();
+    let (mut alone, mut mixed) = (Vec::new(), Vec::new());
+    for (number, gaps) in inside.iter().enumerate() {
+        let around: Vec<f64> = if number % 2 == 0 {
+            gaps.clone()
+        } else {
+            [number - 1, number + 1]
+                .iter()
+                .filter_map(|&pause| inside.get(pause))
+                .flatten()
+                .copied()
+                .collect()
+        };
+        let step = median(around.into_iter());
+        if step > 0.0 {
+            let of = gaps.iter().map(|&gap| (gap, gap / step));
+            if number % 2 == 0 {
+                alone.extend(of);
+            } else {
+                mixed.extend(of);
+            }
+        }
+    }
+    (alone, mixed)
 }
 
 /// Generates until it is told to stop; a sequence that is through is followed by the next one.
@@ -233,4 +277,25 @@ async fn background(
         }
     }
     Ok(times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ratios;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_prompts_gaps_are_compared_with_the_pauses_around_it() {
+        let start = Instant::now();
+        let at = |millis: u64| start + Duration::from_millis(millis);
+        // Steps of 10 ms, then one of 30 while a prompt is read, then steps of 20.
+        let times: Vec<_> = [0, 10, 20, 30, 40, 70, 90, 110, 130].map(at).to_vec();
+        let spans = [(at(0), at(41)), (at(41), at(69)), (at(69), at(130))];
+        let (alone, mixed) = ratios(&spans, &[times]);
+        assert_eq!(alone.len(), 4 + 3);
+        assert!(alone.iter().all(|(_, ratio)| (ratio - 1.0).abs() < 1e-6));
+        // Of 10, 10, 10, 10, 20, 20, 20 the middle one is 10.
+        assert_eq!(mixed.len(), 1);
+        assert!((mixed[0].1 - 3.0).abs() < 1e-6);
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::complaint::Complaint;
 use crate::house;
-use corral_engine::Engine;
+use corral_engine::{Engine, Models};
 use corral_server::deployments::Deployments;
 use corral_server::{Access, House, Limits, Listeners, Server, Terms};
 use serde_json::{Value, json};
@@ -16,8 +16,8 @@ const ROUTE: &str = "/generate";
 
 /// Starts a server on a free port.
 pub(super) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Complaint> {
-    let engines = vec![engine.clone()];
-    let runtime = house::runtime(None, &engines)?;
+    let models = Models::loaded(vec![engine.clone()]);
+    let runtime = house::runtime(None, &models)?;
     let limits = corral_runtime::Limits {
         // Nobody is cut off by it: a large model takes minutes.
         time: Duration::from_secs(86_400),
@@ -33,7 +33,7 @@ pub(super) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Comp
         .map_err(Complaint::telling("the listeners could not be started"))?;
     server.open(House {
         runtime,
-        engines,
+        models,
         deployments,
     });
     Ok(server)

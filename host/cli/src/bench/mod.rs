@@ -6,6 +6,7 @@
 mod gap;
 mod http;
 mod load;
+mod model;
 mod prefix;
 mod table;
 mod threads;
@@ -21,6 +22,7 @@ pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
         Bench::Gap(arguments) => {
             house::tokio_runtime(house::workers(None))?.block_on(gap::measure(arguments))?;
         }
+        Bench::Model(arguments) => model::write(arguments)?,
         Bench::Prefix(arguments) => {
             house::tokio_runtime(house::workers(None))?.block_on(prefix::measure(arguments))?;
         }

@@ -9,10 +9,11 @@ use std::cmp::Reverse;
 /// A column: its title, where its value is, and what is shown when there is none.
 type Column = (&'static str, &'static str, &'static str);
 
-const SEQUENCES: [Column; 9] = [
+const SEQUENCES: [Column; 10] = [
     ("KEY", "/key", "-"),
     ("ROUTE", "/route", "-"),
     ("PRIORITY", "/priority", "-"),
+    ("ADAPTER", "/adapter", "-"),
     ("ID", "/id", "-"),
     ("STATE", "/state", "-"),
     ("PROMPT", "/prompt", "-"),
@@ -50,9 +51,23 @@ pub(super) fn of(address: &str, seen: &Value, rows: usize) -> String {
     text
 }
 
-/// Four lines about a model, short enough for any terminal.
+/// Four lines about a model, short enough for any terminal; one if it is not loaded.
 fn summary(model: &Value) -> String {
     let show = |path: &str| show(model, path, "-");
+    if model["state"]
+        .as_str()
+        .is_some_and(|state| state != "loaded")
+    {
+        let mut line = format!("{}: {}", show("/model"), show("/state"));
+        if let Some(progress) = model["progress"].as_f64() {
+            line += &format!(", {:.0} % is read", progress * 1e2);
+        }
+        line += &format!(", {} calls wait\n", show("/calls_waiting"));
+        if model["error"].is_string() {
+            line += &format!("{}\n", show("/error"));
+        }
+        return line;
+    }
     let megabytes = |path: &str| {
         #[allow(clippy::cast_precision_loss)]
         let bytes = number(model, path) as f64;
@@ -164,7 +179,7 @@ mod tests {
             "cells": {"all": 100, "used": 12},
             "waiting": 3,
             "spilled_bytes": {"memory": 3 << 19},
-            "sequences": [{"key": 7, "route": "/chat", "priority": 10, "id": 0, "state": "reads",
+            "sequences": [{"key": 7, "route": "/chat", "priority": 10, "adapter": 1, "id": 0, "state": "reads",
                 "prompt": 1234, "cached": 0, "computed": 512, "generated": 0}],
             "kept": kept,
         }]})
@@ -184,13 +199,34 @@ mod tests {
                 "ids: - of - used; aside: 1.5 MiB in memory, 0.0 MiB on disk",
                 "so far: - spilled, - restored, - lost, - evicted, - preempted",
                 "",
-                "KEY  ROUTE  PRIORITY  ID  STATE  PROMPT  CACHED  COMPUTED  GENERATED",
-                "  7  /chat        10   0  reads    1234       0       512          0",
+                "KEY  ROUTE  PRIORITY  ADAPTER  ID  STATE  PROMPT  CACHED  COMPUTED  GENERATED",
+                "  7  /chat        10        1   0  reads    1234       0       512          0",
                 "",
                 "ENTRY  ROUTE     ID     TOKENS  CLAIMED",
                 "    2  (shared)  aside      20  no",
                 "    1  (shared)  aside      10  yes",
                 "    0  (shared)  aside       0  no",
+            ]
+        );
+    }
+
+    #[test]
+    fn who_is_not_loaded_is_one_line() {
+        let seen = json!({"models": [
+            {"model": "a", "state": "asleep", "calls_waiting": 0, "sequences": [], "kept": []},
+            {"model": "b", "state": "loading", "calls_waiting": 3, "progress": 0.25},
+            {"model": "c", "state": "failed", "calls_waiting": 0, "error": "x is no\nmodel"},
+        ]});
+        let text = of("http://a:1", &seen, usize::MAX);
+        let lines: Vec<_> = text.lines().filter(|line| !line.is_empty()).collect();
+        assert_eq!(
+            lines,
+            [
+                "corral at http://a:1",
+                "a: asleep, 0 calls wait",
+                "b: loading, 25 % is read, 3 calls wait",
+                "c: failed, 0 calls wait",
+                "x is no?model",
             ]
         );
     }

@@ -6,7 +6,7 @@ use super::model::Model;
 use super::threads::ThreadPool;
 use crate::backend::{Backend, DecodeError, Input, SaveError};
 use crate::error::LoadError;
-use crate::scheduler::SeqId;
+use crate::scheduler::{AdapterId, SeqId};
 use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -29,6 +29,7 @@ pub struct LlamaContext {
     // Field order is drop order: the context goes before the pool and the model it uses.
     context: Context,
     batch: Batch,
+    adapter: AdapterId,
     seq_ids: u16,
     vocabulary: usize,
     _pool: ThreadPool,
@@ -36,7 +37,7 @@ pub struct LlamaContext {
 }
 
 /// Frees the context when dropped.
-struct Context(NonNull<sys::llama_context>);
+pub(super) struct Context(pub(super) NonNull<sys::llama_context>);
 
 // SAFETY: a llama_context may be used from any one thread at a time; `LlamaContext` is not Sync and
 // all its methods that change anything take `&mut self`.
@@ -92,6 +93,7 @@ impl LlamaContext {
         Ok(Self {
             context,
             batch: Batch::new(settings.step_tokens as usize),
+            adapter: AdapterId::NONE,
             seq_ids: settings.seq_ids,
             vocabulary: model.vocabulary_size(),
             _pool: pool,
@@ -110,6 +112,11 @@ impl LlamaContext {
     pub fn step_tokens(&self) -> u32 {
         // SAFETY: the context is alive.
         unsafe { sys::llama_n_batch(self.context.0.as_ptr()) }
+    }
+
+    /// Whether the model remembers what it read: encoders like BERT do not, and generate nothing.
+    pub fn has_memory(&self) -> bool {
+        !self.memory().is_null()
     }
 
     /// Whether a part of a sequence can be shared, and a sequence be truncated. Where this is false,
@@ -131,6 +138,34 @@ impl LlamaContext {
 }
 
 impl Backend for LlamaContext {
+    /// The next decode makes a new scheduler of graphs and plans the three largest ones it may have to
+    /// compute (`llama_context::sched_reserve`): that is the cost of a change, about the same whatever
+    /// the step.
+    fn adapt(&mut self, adapter: AdapterId) -> Result<(), DecodeError> {
+        if adapter == self.adapter {
+            return Ok(());
+        }
+        let found = self.model.adapter(adapter).ok_or(DecodeError::Failed(-1))?;
+        let mut pointers = found.map(NonNull::as_ptr);
+        let pointers = pointers.as_mut_slice();
+        let mut scale = 1.0;
+        // SAFETY: the context is alive; as many adapters and scales are read as is said, one or none;
+        // the adapter is of this context's model and lives as long.
+        let code = unsafe {
+            sys::llama_set_adapters_lora(
+                self.context.0.as_ptr(),
+                pointers.as_mut_ptr(),
+                pointers.len(),
+                &raw mut scale,
+            )
+        };
+        if code != 0 {
+            return Err(DecodeError::Failed(code));
+        }
+        self.adapter = adapter;
+        Ok(())
+    }
+
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
         // llama.cpp ends the process on ids it has not: check before the call.
         let known =

@@ -14,7 +14,8 @@ use std::ptr::NonNull;
 
 mod metadata;
 
-pub use metadata::{Value, metadata};
+pub(super) use metadata::{TensorInfo, tensors};
+pub use metadata::{Value, metadata, metadata_where};
 
 /// Bytes that the data of each tensor is aligned to: the format's default.
 const ALIGNMENT: usize = 32;

@@ -1,14 +1,20 @@
 //! llama.cpp's log, led into `tracing`, with the last error kept so that a failed load can say why.
 
 use llama_cpp_sys_2 as sys;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Once;
 
 thread_local! {
     /// The last error llama.cpp logged on this thread; loading logs on the thread that loads.
     static LAST_ERROR: RefCell<Option<String>> = const { RefCell::new(None) };
+    /// Bytes of the buffers that llama.cpp said on this thread it had made.
+    static BUFFERS: Cell<u64> = const { Cell::new(0) };
 }
+
+/// What stands before the size of a buffer, in MiB, in the lines about weights, cells, recurrent
+/// states, output and computation. llama.cpp tells the sizes to nobody else but C++.
+const BUFFER: &str = " buffer size = ";
 
 /// Leads llama.cpp's log to `tracing` (target `llama`), in place of stderr. Called before the first
 /// load; calling it again does nothing.
@@ -24,6 +30,20 @@ pub fn quiet_logs() {
 /// Forgets the last error and returns it.
 pub fn take_last_error() -> Option<String> {
     LAST_ERROR.with(|slot| slot.borrow_mut().take())
+}
+
+/// Bytes of all buffers made on this thread since the last call.
+pub fn take_buffers() -> u64 {
+    BUFFERS.take()
+}
+
+/// The bytes that a line says a buffer has.
+fn buffer(line: &str) -> Option<u64> {
+    let (_, size) = line.split_once(BUFFER)?;
+    let mebibytes: f64 = size.trim().strip_suffix("MiB")?.trim().parse().ok()?;
+    // Of a size that a machine can have there is nothing to cut off.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    (mebibytes >= 0.0).then_some((mebibytes * f64::from(1 << 20)) as u64)
 }
 
 unsafe extern "C" fn on_log(
@@ -52,6 +72,30 @@ unsafe extern "C" fn on_log(
             });
         }
         sys::GGML_LOG_LEVEL_WARN => tracing::debug!(target: "llama", "warning: {text}"),
-        _ => tracing::trace!(target: "llama", "{text}"),
+        _ => {
+            if let Some(bytes) = buffer(text) {
+                BUFFERS.set(BUFFERS.get().saturating_add(bytes));
+            }
+            tracing::trace!(target: "llama", "{text}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::buffer;
+
+    #[test]
+    fn sizes_of_buffers_are_read() {
+        let line = "llama_kv_cache:        CPU KV buffer size =    12.50 MiB";
+        assert_eq!(buffer(line), Some(25 << 19));
+        for line in [
+            "",
+            "x buffer size = many MiB",
+            "x buffer size = -1.0 MiB",
+            "KV self size = 1.0 MiB",
+        ] {
+            assert_eq!(buffer(line), None, "{line}");
+        }
     }
 }

@@ -5,6 +5,7 @@ use super::Model;
 use super::batch::Batch;
 use crate::Token;
 use crate::backend::Input;
+use crate::progress::Progress;
 use crate::random_model::{Qwen3, Shape, WINDOW, write_random};
 use crate::scheduler::SeqId;
 use llama_cpp_sys_2 as sys;
@@ -47,7 +48,7 @@ fn model(shape: &Shape) -> Arc<Model> {
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
     write_random(shape, &tiny, &file, 1).expect("the model is written");
     assert!(std::fs::metadata(&file).expect("it is there").len() < 2_000_000);
-    let model = Model::load(&file).expect("the model loads");
+    let model = Model::load(&file, &Progress::default()).expect("the model loads");
     std::fs::remove_file(&file).expect("it can be removed");
     Arc::new(model)
 }

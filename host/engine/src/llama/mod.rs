@@ -1,19 +1,26 @@
 //! The llama.cpp layer: the only place with unsafe code.
 //!
 //! [`Model`] is immutable after loading and shared between threads (llama.cpp's vocabulary and
-//! weights are read-only); [`LlamaContext`] belongs to the engine thread.
+//! weights are read-only); [`LlamaContext`] belongs to the engine thread, [`EmbeddingContext`] to
+//! the embedding thread.
 
 #![allow(unsafe_code)]
 
+mod adapters;
 mod batch;
 mod context;
+mod dictionary;
+mod embeddings;
 pub mod gguf;
 mod log;
 #[cfg(test)]
 mod memories;
 mod model;
+#[cfg(any(test, feature = "reference"))]
+pub mod reference;
 mod threads;
 
 pub use context::{ContextSettings, LlamaContext};
-pub use log::quiet_logs;
-pub use model::Model;
+pub use embeddings::{EmbeddingContext, EmbeddingSettings, EmbeddingTraits};
+pub use log::{quiet_logs, take_buffers};
+pub use model::{Model, check_magic};

@@ -1,10 +1,11 @@
 //! A loaded model and its vocabulary.
 
-use super::log;
+use super::{adapters, log};
 use crate::Token;
 use crate::error::LoadError;
+use crate::progress::Progress;
 use llama_cpp_sys_2 as sys;
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -17,6 +18,7 @@ pub struct Model {
     vocab: NonNull<sys::llama_vocab>,
     size: usize,
     pieces: Pieces,
+    pub(super) adapters: adapters::Loaded,
 }
 
 // SAFETY: after loading nothing changes the model; llama.cpp's functions on a const model or
@@ -28,14 +30,14 @@ unsafe impl Sync for Model {}
 impl Drop for Model {
     fn drop(&mut self) {
         // SAFETY: made by `llama_model_load_from_file` and freed once, after every context (they
-        // hold an `Arc` of this).
+        // hold an `Arc` of this). llama.cpp frees its adapters with it.
         unsafe { sys::llama_model_free(self.model.as_ptr()) };
     }
 }
 
 impl Model {
-    /// Loads a GGUF file. Blocks for as long as the disk takes.
-    pub fn load(path: &Path) -> Result<Self, LoadError> {
+    /// Loads a GGUF file, without adapters. Blocks for as long as the disk takes, or until `progress` is told to stop.
+    pub fn load(path: &Path, progress: &Progress) -> Result<Self, LoadError> {
         check_magic(path)?;
         log::quiet_logs();
         static BACKEND: Once = Once::new();
@@ -56,11 +58,17 @@ impl Model {
                 ))
             })?;
         // SAFETY: no arguments, a plain struct out.
-        let params = unsafe { sys::llama_model_default_params() };
+        let mut params = unsafe { sys::llama_model_default_params() };
+        params.progress_callback = Some(on_progress);
+        params.progress_callback_user_data = std::ptr::from_ref(progress).cast_mut().cast();
         log::take_last_error();
-        // SAFETY: `file` is NUL-terminated and outlives the call; `params` holds null pointers only.
+        // SAFETY: `file` is NUL-terminated and outlives the call, and so does `progress`, which
+        // llama.cpp keeps no longer; all other pointers of `params` are null.
         let model = unsafe { sys::llama_model_load_from_file(file.as_ptr(), params) };
         let model = NonNull::new(model).ok_or_else(|| {
+            if progress.is_stopped() {
+                return LoadError::Cancelled;
+            }
             damaged(log::take_last_error().unwrap_or_else(|| "llama.cpp refused it".into()))
         })?;
         // SAFETY: the model is alive.
@@ -77,6 +85,7 @@ impl Model {
             vocab,
             size: usize::try_from(size).unwrap_or(0),
             pieces: Pieces::default(),
+            adapters: Vec::new(),
         };
         let unsuitable = |cause: &str| LoadError::Unsuitable {
             path: path.to_owned(),
@@ -97,6 +106,11 @@ impl Model {
 
     pub(super) fn as_ptr(&self) -> *mut sys::llama_model {
         self.model.as_ptr()
+    }
+
+    #[cfg(any(test, feature = "reference"))]
+    pub(super) fn vocabulary_pointer(&self) -> *const sys::llama_vocab {
+        self.vocab.as_ptr()
     }
 
     /// Number of tokens in the vocabulary.
@@ -249,6 +263,15 @@ impl Model {
     }
 }
 
+/// What llama.cpp calls while it loads; false makes it give up.
+unsafe extern "C" fn on_progress(part: f32, data: *mut c_void) -> bool {
+    // SAFETY: `data` is the `Progress` that `Model::load` borrows until llama.cpp is done. Its
+    // fields are atomic, so that others may look at it.
+    let progress = unsafe { &*data.cast::<Progress>() };
+    progress.reached(part);
+    !progress.is_stopped()
+}
+
 /// The bytes of every token, read once: asking llama.cpp for each generated token would copy and
 /// look up a cache under its own rules each time.
 #[derive(Default)]
@@ -304,7 +327,7 @@ impl Pieces {
 }
 
 /// Says what is wrong with a file that can't be a model, better than a parser deep inside would.
-fn check_magic(path: &Path) -> Result<(), LoadError> {
+pub fn check_magic(path: &Path) -> Result<(), LoadError> {
     let unreadable = |cause| LoadError::Unreadable {
         path: path.to_owned(),
         cause,

@@ -67,6 +67,15 @@ impl CostModel {
             .sum()
     }
 
+    /// Seconds that so many tokens of prompts are expected to add to a step.
+    pub fn prompts(&self, tokens: u32, n_kv: u32) -> f64 {
+        self.predict(Shape {
+            rows: 0,
+            prefill: tokens,
+            n_kv,
+        }) - self.coefficients[0]
+    }
+
     /// Takes note of how long a step took, in seconds.
     pub fn observe(&mut self, shape: Shape, seconds: f64) {
         if !seconds.is_finite() || seconds <= 0.0 {

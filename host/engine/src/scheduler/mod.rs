@@ -9,28 +9,33 @@
 //!
 //! Each step sends what is new and nothing else: one token of every sequence that is generating, and
 //! as much of the waiting prompts as the [`prefill`] budget allows. How long steps take is learnt by
-//! a [`cost`] model; which [`cells`] they fill is mirrored.
+//! a [`cost`] model; which [`cells`] they fill is mirrored. Where there is time to spare, a row may go
+//! on with tokens that are guessed ([`speculation`]).
 //!
 //! Time comes in as an argument, counted from any start; so a simulator can drive all this with
 //! a clock of its own.
 //!
 //! Invariants, tested with random workloads on the simulator: every id is either free or held by
 //! exactly one sequence or entry; a sequence's tokens are computed in order, each once but after a
-//! preemption; no generating row is left out of a step but after a failure; every request ends
-//! exactly once, and none fails for another's sake.
+//! preemption; no generating row is left out of a step but after a failure, or since it is the turn of
+//! another adapter ([`rotation`]); of drafts that were wrong nothing stays; every request ends exactly
+//! once, and none fails for another's sake.
 
 mod admission;
 pub mod cache;
 pub mod cells;
 pub mod cost;
+mod experience;
 mod pace;
 mod placement;
 pub mod prefill;
 pub mod queue;
 mod recovery;
 mod room;
+mod rotation;
 mod rows;
 mod running;
+pub mod speculation;
 mod tree;
 mod view;
 mod words;
@@ -40,18 +45,21 @@ use cache::Cache;
 use cells::Cells;
 pub use cells::Layout;
 use cost::{CostModel, Shape};
+use experience::Experience;
 use pace::Pace;
-use prefill::Ceiling;
+use prefill::Prefill;
 use queue::Queue;
 use recovery::Recovery;
+use rotation::Rotation;
 use rows::placements;
 use running::Running;
+use speculation::Speculation;
 use std::collections::BTreeSet;
 use std::time::Duration;
 pub use view::{EntryView, SequenceView, Tally};
 pub use words::{
-    Claim, EntryId, Expired, Key, Limits, Memory, Priority, Progress, Refused, Request, Reuse, Row,
-    Scope, SeqId, Step, StepResult, Tenant, Watch,
+    AdapterId, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Progress, Refused, Request,
+    Reuse, Row, Scope, SeqId, Step, StepResult, Tenant, Watch,
 };
 
 /// A moment: the time since some start that never changes.
@@ -82,8 +90,10 @@ pub struct Scheduler {
     timers: BTreeSet<(Time, Key)>,
     /// Whose turn it was when there was no room.
     turn: Option<Key>,
-    ceiling: Ceiling,
+    experience: Experience,
     recovery: Recovery,
+    rotation: Rotation,
+    speculation: Speculation,
     /// Sequences that were admitted.
     admissions: u64,
     swept: Time,
@@ -112,8 +122,10 @@ impl Scheduler {
             state_seconds: STATE_SECONDS,
             timers: BTreeSet::new(),
             turn: None,
-            ceiling: Ceiling::default(),
+            experience: Experience::default(),
             recovery: Recovery::new(limits.step_tokens),
+            rotation: Rotation::default(),
+            speculation: Speculation::default(),
             admissions: 0,
             swept: Time::ZERO,
             looked: 0,
@@ -216,15 +228,17 @@ impl Scheduler {
                 ended,
                 took,
             } => {
-                self.learn(took.as_secs_f64());
+                self.learn(&planned, took.as_secs_f64());
                 for row in &planned {
+                    let right = self.verify(row, sampled);
                     if let Some(running) = self.find(row.key) {
-                        running.gets_on(row.to);
+                        running.gets_on(row.certain() + right);
                     }
                 }
                 for &(key, token) in sampled {
                     if let Some(running) = self.find(key) {
                         running.request.tokens.push(token);
+                        running.guess.draft.clear();
                         running.request.progress.generated += 1;
                         let tenant = running.request.tenant;
                         self.queue.generated(tenant);
@@ -240,7 +254,9 @@ impl Scheduler {
                 None
             }
             StepResult::Failed { now } => {
+                self.rotation.failed();
                 self.cells.undo(placements(&planned));
+                self.drop_drafts(&planned);
                 self.start_anew(&planned);
                 let key = self.fail(&planned, now)?;
                 self.give_up(key);
@@ -266,10 +282,23 @@ impl Scheduler {
         }
     }
 
-    fn learn(&mut self, seconds: f64) {
-        self.ceiling
-            .observe(self.limits.prefill, &self.cost, self.shape, seconds);
-        self.cost.observe(self.shape, seconds);
+    /// A step took so long. One that began with a change of adapters tells what that costs, and
+    /// nothing of rows.
+    fn learn(&mut self, planned: &[Row], seconds: f64) {
+        if self.rotation.is_changing() {
+            if self.cost.is_fitted() {
+                let more = seconds - self.cost.predict(self.shape);
+                self.rotation.observe(more);
+            }
+        } else {
+            if let Prefill::Budgeted { gap } = self.limits.prefill {
+                self.experience
+                    .observe(gap, &self.cost, self.shape, seconds);
+            }
+            self.watch_drafts(planned, seconds);
+            self.cost.observe(self.shape, seconds);
+        }
+        self.rotation.stepped(seconds);
     }
 
     /// Whether there is nothing to do until something is enqueued.

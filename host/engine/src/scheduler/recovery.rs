@@ -8,8 +8,10 @@
 //! A memory that can't go back starts anew after a failure. There those that were in the step read
 //! again what they had read together, and then pass the place where it failed one by one.
 
+use super::running::Running;
 use super::words::{Key, Reuse, Row};
 use super::{Scheduler, Time};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// How often a sequence may fail alone, with one token, while others get on, before it is given up.
@@ -42,8 +44,10 @@ impl Strikes {
         self.count = 0;
     }
 
-    /// Another one, after so many steps that went well. True if it is one too many.
-    fn add(&mut self, now: Time, succeeded: u64) -> bool {
+    /// Another one, after so many steps that went well. True if it is one too many, where so many
+    /// adapters take turns: a sequence that is in every third step only takes three times as long to
+    /// get on, and meets as many more faults of the moment until then.
+    fn add(&mut self, now: Time, succeeded: u64, adapters: u8) -> bool {
         if self.count == 0 {
             self.since = now;
         }
@@ -51,7 +55,8 @@ impl Strikes {
             self.count = self.count.saturating_add(1);
             self.before = succeeded;
         }
-        self.count >= MOST || now.saturating_sub(self.since) >= OUTAGE
+        let most = MOST.saturating_mul(adapters);
+        self.count >= most || now.saturating_sub(self.since) >= OUTAGE * u32::from(adapters)
     }
 }
 
@@ -136,9 +141,11 @@ impl Scheduler {
     /// A sequence failed alone. Returns it if it is given up for that.
     fn strike(&mut self, key: Key, now: Time) -> Option<Key> {
         let index = self.running.iter().position(|r| r.key() == key)?;
+        let adapters: BTreeSet<_> = self.running.iter().map(Running::adapter).collect();
+        let adapters = u8::try_from(adapters.len()).unwrap_or(u8::MAX);
         // To the end: the next one is tried alone, which tells whether it is this one's fault.
         let mut running = self.running.remove(index);
-        let over = running.strikes.add(now, self.recovery.succeeded);
+        let over = running.strikes.add(now, self.recovery.succeeded, adapters);
         self.running.push(running);
         over.then_some(key)
     }

@@ -1,11 +1,14 @@
-//! What a step computes: a token of every sequence that generates, then parts of prompts.
+//! What a step computes: a token of every sequence that generates, then parts of prompts and other
+//! tokens that are certain, then [drafts](super::speculation); all of them of sequences of the adapter
+//! whose turn it is.
 
 use super::Scheduler;
 use super::cost::Shape;
 use super::prefill::Prefill;
 use super::queue;
+use super::rotation::Ready;
 use super::running::Running;
-use super::words::{Row, SeqId, Step};
+use super::words::{AdapterId, Row, SeqId, Step};
 
 impl Scheduler {
     /// The rows of a step, for which there is room in the cells.
@@ -14,21 +17,20 @@ impl Scheduler {
         if self.is_recovering() {
             return self.few_rows();
         }
-        while !self.make_room(self.generating()) {
-            if !self.preempt_least() {
-                debug_assert!(false, "one sequence alone has room");
-                return self.shaped(Vec::new(), 0, 0);
-            }
-        }
-        let count = self.generating();
+        let Some(adapter) = self.turn() else {
+            return self.shaped(AdapterId::NONE, Vec::new(), 0, 0);
+        };
+        let count = self.generating(adapter);
         let mut rows = Vec::with_capacity(self.running.len());
-        let generating = self.running.iter().filter(|running| running.generates());
-        rows.extend(generating.map(|running| running.row(1)));
         let policy = self.limits.prefill;
         let room = self.limits.step_tokens.saturating_sub(count);
-        let budget = policy.budget(&self.cost, self.ceiling, count, self.cells.n_kv(), room);
-        let budget = budget.min(self.room_for_prompts(count, budget));
-        let mut prompts: Vec<_> = self.running.iter().filter(|r| r.reads()).collect();
+        // Those whose turn it is not wait for the step as well.
+        let waiting = self.all_generating();
+        let n_kv = self.cells.n_kv();
+        let budget = policy.budget(&self.cost, &self.experience, waiting, n_kv, room);
+        let budget = budget.min(self.room_for_prompts(adapter, count, budget));
+        let reading = self.running.iter().filter(|running| running.reads());
+        let mut prompts: Vec<_> = reading.filter(|r| r.adapter() == adapter).collect();
         if policy != Prefill::SlotOrder {
             prompts.sort_by_key(|running| {
                 let request = &running.request;
@@ -38,39 +40,93 @@ impl Scheduler {
             });
         }
         let pending: Vec<_> = prompts.iter().map(|running| running.pending()).collect();
-        let shares = policy.share(&pending, budget);
+        // Half of the budget is for prompts if they want it, so that they get on whatever is certain.
+        let for_prompts = pending.iter().sum::<u32>().min(budget.div_ceil(2));
+        let mut more = budget - for_prompts;
+        let generating = self.running.iter().filter(|running| running.generates());
+        let generating = generating.filter(|running| running.adapter() == adapter);
+        rows.extend(generating.map(|running| {
+            let certain = running.readable().min(more);
+            more -= certain;
+            running.row(1 + certain)
+        }));
+        let shares = policy.share(&pending, for_prompts + more);
         for (running, share) in prompts.iter().zip(shares).filter(|(_, share)| *share > 0) {
             rows.push(running.row(share));
         }
-        self.shaped(rows, count, budget)
+        let mut step = self.shaped(adapter, rows, count, budget);
+        self.speculate(&mut step);
+        step
+    }
+
+    /// Whose turn it is. There is room for each of its sequences that generate, or where none does for
+    /// a token of a prompt: if it takes that, the least important sequence gives way. `None` if there is
+    /// nothing to compute.
+    fn turn(&mut self) -> Option<AdapterId> {
+        loop {
+            let ready = self.ready();
+            if let Some(adapter) = self.rotation.next(&ready)
+                && self.make_room(self.generating(adapter))
+            {
+                self.rotation.take(adapter, &ready);
+                return Some(adapter);
+            }
+            if !self.running.iter().any(Running::is_ready) {
+                return None;
+            }
+            if !self.preempt_least() {
+                debug_assert!(false, "one sequence alone has room");
+                return None;
+            }
+        }
+    }
+
+    /// The adapters that can get on: one of their sequences generates, or reads and there is room.
+    fn ready(&mut self) -> Vec<Ready> {
+        let mut all: Vec<(Ready, bool)> = Vec::new();
+        for running in self.running.iter().filter(|running| running.is_ready()) {
+            let (adapter, priority) = (running.adapter(), running.request.priority);
+            let found = all.iter_mut().find(|(ready, _)| ready.adapter == adapter);
+            match found {
+                Some((ready, generates)) => {
+                    ready.priority = ready.priority.max(priority);
+                    *generates |= running.generates();
+                }
+                None => all.push((Ready { adapter, priority }, running.generates())),
+            }
+        }
+        all.retain(|(_, generates)| *generates || self.make_room(1));
+        all.into_iter().map(|(ready, _)| ready).collect()
+    }
+
+    /// Sequences of an adapter that generate.
+    fn generating(&self, adapter: AdapterId) -> u32 {
+        let generating = self.running.iter().filter(|running| running.generates());
+        let own = generating.filter(|running| running.adapter() == adapter);
+        u32::try_from(own.count()).unwrap_or(u32::MAX)
     }
 
     /// Sequences that generate.
-    fn generating(&self) -> u32 {
+    fn all_generating(&self) -> u32 {
         let generating = self.running.iter().filter(|running| running.generates());
         u32::try_from(generating.count()).unwrap_or(u32::MAX)
     }
 
-    /// Cells for parts of prompts, beside `count` for those that generate; as many as the prompts
-    /// want of `budget` if what does not run can make way. If nobody generates, one that reads does.
-    fn room_for_prompts(&mut self, count: u32, budget: u32) -> u32 {
-        loop {
-            let reading = self.running.iter().filter(|running| running.reads());
-            let wanted = budget.min(reading.map(Running::pending).sum());
-            if wanted == 0 {
-                return budget;
-            }
-            self.make_room(count.saturating_add(wanted));
-            let room = self.cells.free().saturating_sub(count);
-            let stuck = room == 0 && count == 0;
-            if !stuck || !self.preempt_least() {
-                return if room >= wanted { budget } else { room };
-            }
+    /// Cells for parts of an adapter's prompts and what else is certain, beside `count` for those that
+    /// generate; as many as are wanted of `budget` if what does not run can make way.
+    fn room_for_prompts(&mut self, adapter: AdapterId, count: u32, budget: u32) -> u32 {
+        let own = self.running.iter().filter(|r| r.adapter() == adapter);
+        let wanted = budget.min(own.map(Running::readable).sum());
+        if wanted == 0 {
+            return budget;
         }
+        self.make_room(count.saturating_add(wanted));
+        let room = self.cells.free().saturating_sub(count);
+        if room >= wanted { budget } else { room }
     }
 
     /// The rows of a step after one failed: few tokens, of those whose turn it is in the rotation
-    /// that finds the culprit, whether they generate or not.
+    /// that finds the culprit, whether they generate or not, and of the adapter of the first.
     fn few_rows(&mut self) -> Step {
         let ready = |scheduler: &Self| scheduler.running.iter().any(Running::is_ready);
         while ready(self) && !self.make_room(1) {
@@ -82,7 +138,10 @@ impl Scheduler {
         let most = self.recovery.most().min(self.cells.free());
         let (mut left, mut generating) = (most, 0);
         let mut rows = Vec::new();
-        for running in self.running.iter().filter(|running| running.is_ready()) {
+        let ready = self.running.iter().filter(|running| running.is_ready());
+        let first = ready.clone().next();
+        let adapter = first.map_or(AdapterId::NONE, Running::adapter);
+        for running in ready.filter(|running| running.adapter() == adapter) {
             let ahead = running
                 .failed_at
                 .map(|at| at.saturating_sub(running.computed));
@@ -101,20 +160,26 @@ impl Scheduler {
                 break;
             }
         }
-        self.shaped(rows, generating, most)
+        if !rows.is_empty() {
+            self.rotation.take(adapter, &[]);
+        }
+        self.shaped(adapter, rows, generating, most)
     }
 
-    fn shaped(&self, rows: Vec<Row>, generating: u32, budget: u32) -> Step {
+    fn shaped(&self, adapter: AdapterId, rows: Vec<Row>, generating: u32, budget: u32) -> Step {
+        let own = self.generating(adapter);
         let tokens: u32 = rows.iter().map(Row::tokens).sum();
         Step {
             rows,
+            adapter,
             shape: Shape {
                 rows: generating,
                 prefill: tokens - generating,
                 n_kv: 0,
             },
             budget,
-            skipped: self.generating() - generating,
+            skipped: own - generating,
+            off_turn: self.all_generating() - own,
             ..Step::default()
         }
     }

@@ -1,8 +1,12 @@
 //! A sequence that holds an id.
 
-use super::words::{EntryId, Key, Request, Row, SeqId, length};
-use super::{Time, recovery::Strikes};
+use super::words::{AdapterId, EntryId, Key, Request, Row, SeqId, length};
+use super::{Time, recovery::Strikes, speculation::Guess};
 use crate::Token;
+
+/// Tokens that may be certain and not computed beside the one that was sampled, for a sequence that
+/// generates. One with more of them reads.
+const FEW: u32 = 8;
 
 /// What a sequence waits for before it is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +37,18 @@ pub(super) struct Running {
     /// Where it failed, in a memory that can't go back, and has not got past since. It is alone in
     /// the step that tries again.
     pub failed_at: Option<u32>,
+    /// What may come after its tokens.
+    pub guess: Guess,
 }
 
 impl Running {
     pub fn key(&self) -> Key {
         self.request.key
+    }
+
+    /// What it is computed with.
+    pub fn adapter(&self) -> AdapterId {
+        self.request.scope.adapter()
     }
 
     pub fn tokens(&self) -> &[Token] {
@@ -52,14 +63,24 @@ impl Running {
         self.wait == Wait::None
     }
 
-    /// Whether it is past its prompt, and what it generated is computed but for the last token.
+    /// Whether it is past its prompt, and what it generated is computed but for the last tokens.
     pub fn generates(&self) -> bool {
-        self.is_ready() && self.request.progress.generated > 0 && self.pending() == 1
+        self.is_ready() && self.request.progress.generated > 0 && self.pending() <= 1 + FEW
     }
 
-    /// Whether a part of a prompt is left to read, or after a preemption of what was generated.
+    /// Whether a part of a prompt is left to read, or of what was generated: after a preemption, or
+    /// where much was certain at once.
     pub fn reads(&self) -> bool {
         self.is_ready() && !self.generates()
+    }
+
+    /// Tokens that may be read in the next step, beside the one that a generating sequence always
+    /// gets.
+    pub fn readable(&self) -> u32 {
+        match self.is_ready() {
+            true => self.pending() - u32::from(self.generates()),
+            false => 0,
+        }
     }
 
     /// Cells that were promised to it and that it does not have yet.
@@ -96,6 +117,7 @@ impl Running {
             from: self.computed,
             to: self.computed + tokens,
             output: tokens == self.pending(),
+            drafts: 0,
         }
     }
 
@@ -134,6 +156,7 @@ impl Request {
             admission,
             strikes: Strikes::new(Time::ZERO),
             failed_at: None,
+            guess: Guess::default(),
         }
     }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 mod gaps;
 mod memory;
+mod speculation;
 mod workloads;
 
 const LIMITS: Limits = Limits {
@@ -18,6 +19,7 @@ const LIMITS: Limits = Limits {
     prefill: Prefill::Budgeted { gap: 2.0 },
     reuse: Reuse::Any,
     spill: true,
+    drafts: 8,
 };
 
 fn request(key: u64, prompt: u32, max_tokens: u32) -> Request {

@@ -4,7 +4,7 @@ use super::Scheduler;
 use super::cells::Cells;
 use super::cost::CostModel;
 use super::running::Wait;
-use super::words::{EntryId, Key, Priority, Progress, Scope, SeqId, Tenant};
+use super::words::{AdapterId, EntryId, Key, Priority, Progress, Scope, SeqId, Tenant};
 
 /// What was done about memory so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub struct Tally {
     pub preempted: u64,
     /// Sequences moved to lower cells.
     pub relocated: u64,
+    /// Changes from one adapter to another.
+    pub adapter_changes: u64,
 }
 
 /// A sequence that runs.
@@ -32,6 +34,8 @@ pub struct SequenceView {
     pub tenant: Tenant,
     /// How urgent.
     pub priority: Priority,
+    /// With what it is computed.
+    pub adapter: AdapterId,
     /// Its id.
     pub seq: SeqId,
     /// Tokens of its prompt.
@@ -68,6 +72,7 @@ impl Scheduler {
             key: running.key(),
             tenant: running.request.tenant,
             priority: running.request.priority,
+            adapter: running.adapter(),
             seq: running.seq,
             prompt: running.request.prompt(),
             generated: running.request.progress.generated,
@@ -95,7 +100,10 @@ impl Scheduler {
 
     /// What was done about memory so far.
     pub fn tally(&self) -> Tally {
-        self.tally
+        Tally {
+            adapter_changes: self.rotation.changes(),
+            ..self.tally
+        }
     }
 
     /// What a sequence that runs had of the backend.
@@ -139,6 +147,11 @@ impl Scheduler {
     pub fn cells_reserved(&self) -> u32 {
         let promised: u32 = self.running.iter().map(|r| r.promised()).sum();
         self.cells.pinned().saturating_add(promised)
+    }
+
+    /// Seconds that a change of adapters is expected to take; 0 before any was measured.
+    pub fn change_seconds(&self) -> f64 {
+        self.rotation.change_seconds()
     }
 
     /// What was learnt about the machine.

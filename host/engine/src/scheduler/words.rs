@@ -25,9 +25,43 @@ pub struct Tenant(pub u32);
 
 /// Among whom prefixes are shared. How quickly a prompt is read tells whether somebody in the same
 /// scope asked something that begins alike; so a scope is one tenant, unless several agreed to
-/// share.
+/// share; with one [adapter](Scope::with) each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope(pub u64);
+
+/// What a sequence is computed with: the model alone, or one of the adapters that were loaded with
+/// it, counted from 1. A step computes with one of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AdapterId(pub u8);
+
+impl AdapterId {
+    /// The model alone.
+    pub const NONE: Self = Self(0);
+    /// Most adapters of a model.
+    pub const MOST: u8 = 16;
+}
+
+/// Where the adapter stands in a scope: above whatever tells those who share from others.
+const ADAPTER_SHIFT: u32 = 48;
+
+impl Scope {
+    /// The same people, with this adapter. What one adapter computed is of no use to another, nor
+    /// to the model alone; so they share nothing.
+    #[must_use]
+    pub fn with(self, adapter: AdapterId) -> Self {
+        Self(self.people() | u64::from(adapter.0) << ADAPTER_SHIFT)
+    }
+
+    /// What they compute with.
+    pub fn adapter(self) -> AdapterId {
+        AdapterId((self.0 >> ADAPTER_SHIFT) as u8)
+    }
+
+    /// Who they are, whatever they compute with.
+    pub fn people(self) -> u64 {
+        self.0 & ((1 << ADAPTER_SHIFT) - 1)
+    }
+}
 
 /// Higher goes first, always: whoever waits with a lower one waits until no higher one does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -91,6 +125,9 @@ pub struct Limits {
     pub reuse: Reuse,
     /// Whether the state of sequences can be put aside and brought back.
     pub spill: bool,
+    /// Most drafts in a row; 0 where a sequence can't be truncated, since it could not be rid of
+    /// those that turn out wrong.
+    pub drafts: u32,
 }
 
 /// What is asked for.
@@ -100,7 +137,7 @@ pub struct Request {
     pub key: Key,
     /// Whose it is.
     pub tenant: Tenant,
-    /// With whom it shares prefixes.
+    /// With whom it shares prefixes, and with which adapter it is computed.
     pub scope: Scope,
     /// How urgent it is.
     pub priority: Priority,
@@ -173,13 +210,27 @@ pub struct Row {
     pub from: u32,
     /// One past the last position that is computed.
     pub to: u32,
-    /// Whether a token is sampled after the last position.
+    /// Whether a token is sampled: after the last token that is certain, and after each draft.
     pub output: bool,
+    /// How many of the last positions hold drafts: tokens that are guessed (see
+    /// [`Scheduler::draft`](super::Scheduler::draft)). Only in rows with output.
+    pub drafts: u32,
 }
 
 impl Row {
-    pub(super) fn tokens(&self) -> u32 {
+    /// Number of positions.
+    pub fn tokens(&self) -> u32 {
         self.to - self.from
+    }
+
+    /// One past the last position whose token is certain.
+    pub fn certain(&self) -> u32 {
+        self.to - self.drafts
+    }
+
+    /// Whether logits are wanted after a position.
+    pub fn is_output(&self, position: u32) -> bool {
+        self.output && position + 1 >= self.certain()
     }
 }
 
@@ -252,12 +303,19 @@ pub struct Step {
     pub admitted: Vec<Key>,
     /// What is computed.
     pub rows: Vec<Row>,
-    /// Generating rows, prompt tokens, and the cells that attention will run over.
+    /// With what all of them are computed.
+    pub adapter: AdapterId,
+    /// Generating rows and drafts, since each of both wants an output; prompt tokens, and others that
+    /// are certain beside the first of a generating row; and the cells that attention will run over.
     pub shape: Shape,
+    /// How many of the shape's rows are drafts.
+    pub drafts: u32,
     /// Prompt tokens that the budget allowed.
     pub budget: u32,
-    /// Generating sequences that are not in the step: only after a failure.
+    /// Generating sequences of the step's adapter that are not in it: only after a failure.
     pub skipped: u32,
+    /// Generating sequences of other adapters, whose turn it is not.
+    pub off_turn: u32,
 }
 
 /// How a step went.
@@ -265,7 +323,9 @@ pub struct Step {
 pub enum StepResult<'a> {
     /// Its rows were computed.
     Decoded {
-        /// The token after each row with output, in the order of the rows.
+        /// What each row with output brought, in the order of the rows: at least one token, or several
+        /// one after the other: drafts that were right, the one that was sampled after them, and those
+        /// that are certain to follow it.
         sampled: &'a [(Key, Token)],
         /// Sequences that want no further token.
         ended: &'a [Key],

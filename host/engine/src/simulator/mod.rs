@@ -1,9 +1,10 @@
 //! A backend without a model: what llama.cpp does to cells, ids and return codes, in virtual time.
 //!
-//! It predicts `token + 1`, so whoever reads can tell whether a sequence was computed whole, once
-//! and in order. It is strict where llama.cpp ends the process or silently computes nonsense:
-//! unknown ids, gaps in positions, steps that are too large, and sharing or loading into an id that
-//! holds something are panics here.
+//! It predicts `token + 1`, and with adapter `n` `token + 1 + n`, so whoever reads can tell whether a
+//! sequence was computed whole, once and in order. It is strict where llama.cpp ends the process or
+//! silently computes nonsense: unknown ids, gaps in positions, steps that are too large, a row whose
+//! state was computed with another adapter, and sharing or loading into an id that holds something
+//! are panics here.
 //!
 //! [`simulation`] drives the scheduler over it, with arrivals, cancellations and faults, and checks
 //! every invariant at every step.
@@ -12,7 +13,7 @@ pub mod simulation;
 
 use crate::Token;
 use crate::backend::{Backend, DecodeError, Input, SaveError};
-use crate::scheduler::SeqId;
+use crate::scheduler::{AdapterId, SeqId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -36,7 +37,8 @@ pub struct Size {
 }
 
 /// How long steps take, in seconds: `fixed + row * rows + prefill * tokens of prompts +
-/// attention * tokens * cells up to the highest used one`.
+/// attention * tokens * cells up to the highest used one`, and `change` more after a change of
+/// adapters. A draft counts as a row.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
     /// Of every step.
@@ -47,6 +49,8 @@ pub struct Machine {
     pub prefill: f64,
     /// Of each token for each cell up to the highest used one.
     pub attention: f64,
+    /// Of a change from one adapter to another.
+    pub change: f64,
     /// By what part steps take longer or shorter than this, at random.
     pub noise: f64,
 }
@@ -59,6 +63,7 @@ impl Default for Machine {
             row: 0.004,
             prefill: 0.0025,
             attention: 1e-8,
+            change: 0.010,
             noise: 0.0,
         }
     }
@@ -87,6 +92,9 @@ pub struct Simulator {
     states: u64,
     /// Whether a part of a sequence can be shared, and a sequence be truncated.
     can_truncate: bool,
+    adapter: AdapterId,
+    /// Whether the next step is longer by a change.
+    changed: bool,
     held: Vec<Sequence>,
     /// By cell, how many sequences hold it.
     holders: Vec<u16>,
@@ -104,6 +112,8 @@ pub struct Simulator {
 struct Sequence {
     tokens: Vec<Token>,
     cells: Vec<u32>,
+    /// With what they were computed.
+    adapter: AdapterId,
 }
 
 impl Simulator {
@@ -120,6 +130,8 @@ impl Simulator {
             state_faults: BTreeSet::new(),
             states: 0,
             can_truncate: true,
+            adapter: AdapterId::NONE,
+            changed: false,
             held: vec![Sequence::default(); usize::from(size.seq_ids)],
             holders: vec![0; size.cells as usize],
             free: (0..size.cells).collect(),
@@ -155,6 +167,11 @@ impl Simulator {
         &self.held[usize::from(seq.0)].tokens
     }
 
+    /// With what a sequence id's tokens were computed.
+    pub fn adapter_of(&self, seq: SeqId) -> AdapterId {
+        self.held[usize::from(seq.0)].adapter
+    }
+
     /// Cells that are taken. One that several sequences share counts once.
     pub fn used(&self) -> usize {
         self.holders.len() - self.free.len()
@@ -165,7 +182,11 @@ impl Simulator {
         let cell = self.free.pop_first().expect("there is a free cell");
         self.taken.insert(cell);
         self.holders[cell as usize] = 1;
+        let adapter = self.adapter;
         let held = &mut self.held[usize::from(seq.0)];
+        if held.tokens.is_empty() {
+            held.adapter = adapter;
+        }
         held.tokens.push(token);
         held.cells.push(cell);
     }
@@ -185,20 +206,28 @@ impl Simulator {
         self.state_faults.contains(&(self.states - 1))
     }
 
-    /// The tokens in a saved state.
-    fn tokens_of(&self, state: &[u8]) -> Option<Vec<Token>> {
+    /// The tokens in a saved state, and with what they were computed.
+    fn read(&self, state: &[u8]) -> Option<(Vec<Token>, AdapterId)> {
         let (count, rest) = state.strip_prefix(&MARK)?.split_first_chunk()?;
         let (tokens, more) = rest.as_chunks();
         let tokens: Vec<_> = tokens.iter().copied().map(Token::from_le_bytes).collect();
-        let whole = more.is_empty() && tokens.len() == u32::from_le_bytes(*count) as usize;
+        // The highest byte of the number is the adapter.
+        let [low, middle, high, adapter] = *count;
+        let count = u32::from_le_bytes([low, middle, high, 0]) as usize;
+        let whole = more.is_empty() && tokens.len() == count;
         let known = tokens.iter().all(|&token| token < self.size.vocabulary);
-        (whole && known).then_some(tokens)
+        (whole && known).then_some((tokens, AdapterId(adapter)))
     }
 
     fn seconds(&self, step: &[Input]) -> f64 {
         let alone = |input: &&Input| {
             let mates = step.iter().filter(|other| other.seq == input.seq);
-            input.output && mates.count() == 1
+            let (mut all, mut outputs) = (0, 0);
+            for mate in mates {
+                all += 1;
+                outputs += u32::from(mate.output);
+            }
+            input.output && (all == 1 || outputs > 1)
         };
         let reach = self.taken.last().map_or(0, |highest| *highest as usize + 1);
         #[allow(clippy::cast_precision_loss)]
@@ -209,6 +238,7 @@ impl Simulator {
             + machine.row * rows
             + machine.prefill * (tokens - rows)
             + machine.attention * tokens * reach
+            + if self.changed { machine.change } else { 0.0 }
     }
 }
 
@@ -222,11 +252,19 @@ fn scatter(step: u64) -> f64 {
 }
 
 impl Backend for Simulator {
+    fn adapt(&mut self, adapter: AdapterId) -> Result<(), DecodeError> {
+        assert!(adapter.0 <= AdapterId::MOST, "{adapter:?} is not one");
+        self.changed |= adapter != self.adapter;
+        self.adapter = adapter;
+        Ok(())
+    }
+
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
         assert!(!step.is_empty() && step.len() <= self.size.step_tokens as usize);
         let fault = self.faults.get(&self.steps).copied();
         self.steps += 1;
         let mut seconds = self.seconds(step);
+        self.changed = false;
         seconds *= 1.0 + self.machine.noise * scatter(self.steps);
         if let Some(Fault::Slow(times)) = fault {
             seconds *= times;
@@ -251,8 +289,10 @@ impl Backend for Simulator {
         for input in step {
             let length = self.held(input.seq).len();
             assert_eq!(length, input.position as usize, "positions without gaps");
+            let of = self.adapter_of(input.seq);
+            assert!(length == 0 || of == self.adapter, "a state of {of:?}");
             self.push(input.seq, input.token);
-            let next = (input.token + 1) % self.size.vocabulary;
+            let next = (input.token + 1 + u32::from(self.adapter.0)) % self.size.vocabulary;
             self.predicted.push(input.output.then_some(next));
         }
         Ok(())
@@ -278,6 +318,7 @@ impl Backend for Simulator {
         let shared = Sequence {
             tokens: from.tokens[..length].to_vec(),
             cells: from.cells[..length].to_vec(),
+            adapter: from.adapter,
         };
         for &cell in &shared.cells {
             self.holders[cell as usize] += 1;
@@ -307,7 +348,8 @@ impl Backend for Simulator {
     fn save(&mut self, seq: SeqId, limit: usize) -> Result<Vec<u8>, SaveError> {
         let fails = self.state_fails();
         let mut state = MARK.to_vec();
-        state.extend(self.length(seq).to_le_bytes());
+        let adapter = u32::from(self.adapter_of(seq).0);
+        state.extend((self.length(seq) | adapter << 24).to_le_bytes());
         state.extend(self.held(seq).iter().flat_map(|token| token.to_le_bytes()));
         let bytes = state.len();
         if bytes > limit {
@@ -322,7 +364,7 @@ impl Backend for Simulator {
     fn load(&mut self, seq: SeqId, state: &[u8]) -> bool {
         assert!(self.held(seq).is_empty(), "{seq:?} is in use");
         let fails = self.state_fails();
-        let Some(tokens) = self.tokens_of(state) else {
+        let Some((tokens, adapter)) = self.read(state) else {
             return false;
         };
         if fails || tokens.len() > self.free.len() {
@@ -331,6 +373,7 @@ impl Backend for Simulator {
         for token in tokens {
             self.push(seq, token);
         }
+        self.held[usize::from(seq.0)].adapter = adapter;
         true
     }
 

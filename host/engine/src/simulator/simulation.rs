@@ -4,9 +4,10 @@
 use super::{Fault, Machine, POISON, Simulator, Size};
 use crate::Token;
 use crate::backend::{Backend, Input};
+use crate::scheduler::speculation::accepted;
 use crate::scheduler::{
-    Claim, EntryId, Expired, Key, Limits, Memory, Priority, Refused, Request, Reuse, Row,
-    Scheduler, Scope, SeqId, Step, StepResult, Tally, Tenant, Time,
+    AdapterId, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Refused, Request, Reuse,
+    Row, Scheduler, Scope, SeqId, Step, StepResult, Tally, Tenant, Time,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -20,6 +21,8 @@ pub struct Arrival {
     pub tenant: Tenant,
     /// How urgent.
     pub priority: Priority,
+    /// With what it is computed.
+    pub adapter: AdapterId,
     /// Tokens of the prompt, at least 1; those of `goes_on` come before them.
     pub prompt: u32,
     /// How many of them are the same for all of a family, and which family.
@@ -38,6 +41,10 @@ pub struct Arrival {
     pub leaves: Option<Duration>,
     /// Its prompt makes each step fail.
     pub poisoned: bool,
+    /// Up to so many drafts are proposed after each of its steps; some are wrong.
+    pub drafts: u32,
+    /// Up to so many tokens are certain after some that are sampled.
+    pub forced: u32,
 }
 
 /// How a request ended.
@@ -70,6 +77,8 @@ pub struct Record {
     pub cached: u32,
     /// Tokens that were computed again after a preemption.
     pub recomputed: u32,
+    /// Drafts that were computed and were right, and those that were not.
+    pub drafts: (u32, u32),
     /// When it ended.
     pub ended: Time,
     /// Requests of other tenants that were admitted while it waited.
@@ -81,10 +90,14 @@ pub struct Record {
 pub struct Taken {
     /// Generating rows.
     pub rows: u32,
+    /// Drafts in them.
+    pub drafts: u32,
     /// Prompt tokens.
     pub prefill: u32,
     /// Whether nothing came of it.
     pub failed: bool,
+    /// With what it was computed.
+    pub adapter: AdapterId,
     /// How long it took.
     pub took: Duration,
 }
@@ -96,11 +109,18 @@ struct Alive {
     prompt: u32,
     /// Its prompt and what was generated.
     text: Vec<Token>,
-    /// Tokens that were computed for it.
+    /// Tokens that were computed for it, but for drafts that were wrong.
     submitted: u32,
+    drafts: (u32, u32),
+    /// Tokens of its last step, if it has ended.
+    told: u32,
+    /// How many of those were not computed.
+    left: u32,
     admitted: Option<Time>,
     tokens: Vec<Time>,
     passed_by: u32,
+    /// Steps since it could have had a row and was the turn of another adapter.
+    off_turn: u32,
 }
 
 /// Something put aside that somebody waits for.
@@ -112,6 +132,8 @@ struct Wanted {
     looks: u64,
 }
 
+/// Most steps of an adapter's turn while others wait, on machines whose steps take 25 ms or more.
+const TURN: u32 = 8;
 /// Steps after which a simulation that has not ended is taken to be stuck.
 const STUCK: u64 = 2_000_000;
 
@@ -252,7 +274,7 @@ impl Simulation {
         let request = Request {
             key,
             tenant: arrival.tenant,
-            scope: Scope(u64::from(arrival.tenant.0)),
+            scope: Scope(u64::from(arrival.tenant.0)).with(arrival.adapter),
             priority: arrival.priority,
             tokens: tokens.clone(),
             max_tokens: arrival.max_tokens,
@@ -281,9 +303,13 @@ impl Simulation {
             prompt,
             text: tokens,
             submitted: 0,
+            drafts: (0, 0),
+            told: 0,
+            left: 0,
             admitted: None,
             tokens: Vec::new(),
             passed_by: 0,
+            off_turn: 0,
         };
         self.alive.insert(key, alive);
         if let Err(refused) = self.scheduler.enqueue(self.now, request) {
@@ -331,12 +357,10 @@ impl Simulation {
         let alive = self.alive.remove(&key).expect("a request ends once");
         if end == End::Finished {
             let generated = u32::try_from(alive.tokens.len()).unwrap();
-            assert_eq!(
-                progress.generated + 1,
-                generated,
-                "the last one is still to be said"
-            );
-            let computed = alive.prompt + generated - 1;
+            let told = alive.told + progress.generated;
+            assert_eq!(told, generated, "the last ones are still to be said");
+            // Those of the last step were sampled or certain, and most often not computed any more.
+            let computed = alive.prompt + generated - alive.left;
             assert_eq!(
                 alive.submitted,
                 computed - progress.cached + progress.recomputed,
@@ -353,6 +377,7 @@ impl Simulation {
             prompt: alive.prompt,
             cached: progress.cached,
             recomputed: progress.recomputed,
+            drafts: alive.drafts,
             ended: self.now,
             passed_by: alive.passed_by,
         });
@@ -371,18 +396,22 @@ impl Simulation {
             self.admitted(*key);
         }
         self.check(&step, relocated);
+        self.check_turns(&step);
         if step.rows.is_empty() {
             self.check_cells(&[]);
             return relocated || !self.wanted.is_empty();
         }
         let inputs = self.inputs(&step.rows);
-        let decoded = self.backend.decode(&inputs);
+        let adapted = self.backend.adapt(step.adapter);
+        let decoded = adapted.and_then(|()| self.backend.decode(&inputs));
         let took = self.backend.took();
         self.now += took;
         self.steps.push(Taken {
-            rows: step.shape.rows,
+            rows: step.shape.rows - step.drafts,
+            drafts: step.drafts,
             prefill: step.shape.prefill,
             failed: decoded.is_err(),
+            adapter: step.adapter,
             took,
         });
         if decoded.is_err() {
@@ -390,13 +419,7 @@ impl Simulation {
                 self.end(key, End::GivenUp);
             }
         } else {
-            let ended = self.computed(&step.rows);
-            let sampled: Vec<_> = step
-                .rows
-                .iter()
-                .filter(|row| row.output)
-                .map(|row| (row.key, token(row.key, row.to)))
-                .collect();
+            let (sampled, ended) = self.computed(&step.rows);
             let result = StepResult::Decoded {
                 sampled: &sampled,
                 ended: &ended,
@@ -407,6 +430,7 @@ impl Simulation {
         let pending = self.scheduler.take_memory();
         self.do_memory(&pending);
         self.check_cells(&pending);
+        self.propose(&step.rows);
         true
     }
 
@@ -511,10 +535,21 @@ impl Simulation {
                 .scheduler
                 .sequences()
                 .filter(|s| s.state == "generates");
-            let in_step = (step.shape.rows + step.skipped) as usize;
+            let generated = step.shape.rows - step.drafts;
+            let in_step = (generated + step.skipped + step.off_turn) as usize;
             assert_eq!(in_step, generating.count());
             let excused = self.scheduler.is_recovering();
             assert!(step.skipped == 0 || excused, "a row was left out");
+        }
+        let drafts: u32 = step.rows.iter().map(|row| row.drafts).sum();
+        assert_eq!(drafts, step.drafts);
+        assert!(drafts == 0 || !self.scheduler.is_recovering());
+        for row in &step.rows {
+            assert!(row.from < row.certain() && row.drafts <= self.limits.drafts);
+            assert!(
+                row.output || row.drafts == 0,
+                "drafts follow what is certain"
+            );
         }
         let paused = self
             .scheduler
@@ -529,6 +564,31 @@ impl Simulation {
         let prompts = step.rows.iter().filter(|row| row.to < self.prompt(row.key));
         for row in prompts {
             assert!(!row.output, "no token is sampled inside a prompt");
+        }
+    }
+
+    /// A step is of one adapter, and who generates waits for its own turn no longer than it should:
+    /// two rounds of the other adapters, or one where all are equally urgent.
+    fn check_turns(&mut self, step: &Step) {
+        if step.rows.is_empty() {
+            return;
+        }
+        for row in &step.rows {
+            let adapter = self.arrivals[self.alive[&row.key].index].adapter;
+            assert_eq!(adapter, step.adapter, "a step of one adapter");
+        }
+        let adapters: BTreeSet<_> = self.arrivals.iter().map(|a| a.adapter).collect();
+        let urgencies: BTreeSet<_> = self.arrivals.iter().map(|a| a.priority).collect();
+        let others = adapters.len() - 1;
+        let rounds = if urgencies.len() > 1 { 2 } else { 1 };
+        let most = u32::try_from(rounds * others).unwrap() * TURN;
+        let excused = self.scheduler.is_recovering();
+        for sequence in self.scheduler.sequences() {
+            let alive = self.alive.get_mut(&sequence.key).expect("it runs");
+            let off_turn = sequence.state == "generates" && sequence.adapter != step.adapter;
+            let more = off_turn && !excused;
+            alive.off_turn = if more { alive.off_turn + 1 } else { 0 };
+            assert!(alive.off_turn <= most, "{:?} waits", sequence.key);
         }
     }
 
@@ -581,43 +641,114 @@ impl Simulation {
         let mut inputs = Vec::new();
         for row in rows {
             let alive = self.alive.get(&row.key).expect("a row of one that ended");
-            assert!(row.from < row.to && row.to as usize <= alive.text.len());
-            assert_eq!(row.output, row.to as usize == alive.text.len());
+            assert!(row.certain() as usize <= alive.text.len());
+            assert_eq!(row.output, row.certain() as usize == alive.text.len());
             assert_eq!(self.scheduler.tokens(row.key), alive.text);
             let before = &alive.text[..row.from as usize];
             assert_eq!(self.backend.held(row.seq), before, "what its cells hold");
-            for position in row.from..row.to {
+            let certain = &alive.text[row.from as usize..row.certain() as usize];
+            let draft = self.scheduler.draft(row);
+            assert_eq!(draft.len(), row.drafts as usize);
+            let generated = alive.text.len() - alive.prompt as usize;
+            let most = self.arrivals[alive.index].max_tokens as usize;
+            assert!(draft.is_empty() || generated + draft.len() < most);
+            for (position, &token) in (row.from..).zip(certain.iter().chain(draft)) {
                 inputs.push(Input {
-                    token: alive.text[position as usize],
+                    token,
                     position,
                     seq: row.seq,
-                    output: row.output && position + 1 == row.to,
+                    output: row.is_output(position),
                 });
             }
         }
         inputs
     }
 
-    fn computed(&mut self, rows: &[Row]) -> Vec<Key> {
-        let mut ended = Vec::new();
+    /// What came of a step that was computed: tokens in the order of the rows, and who ended.
+    fn computed(&mut self, rows: &[Row]) -> (Vec<(Key, Token)>, Vec<Key>) {
+        let (mut sampled, mut ended) = (Vec::new(), Vec::new());
         for row in rows {
+            let draft = self.scheduler.draft(row).to_vec();
             let alive = self.alive.get_mut(&row.key).expect("checked before");
-            alive.submitted += row.to - row.from;
-            if row.output {
-                alive.text.push(token(row.key, row.to));
-                alive.tokens.push(self.now);
-                let arrival = &self.arrivals[alive.index];
-                let last = arrival.max_tokens.min(arrival.ends_after.max(1));
-                if alive.tokens.len() >= last as usize {
-                    ended.push(row.key);
+            alive.submitted += row.certain() - row.from;
+            if !row.output {
+                continue;
+            }
+            let arrival = &self.arrivals[alive.index];
+            let last = arrival.max_tokens.min(arrival.ends_after.max(1)) as usize;
+            let (had, before) = (alive.tokens.len(), alive.text.len());
+            while alive.tokens.len() < last {
+                let gained = alive.text.len() - before;
+                if gained > draft.len() || draft[..gained] != alive.text[before..] {
+                    break;
                 }
+                // One is sampled, and some are certain to follow it.
+                let chance = mix(row.key, alive.text.len(), 1);
+                let forced = match arrival.forced {
+                    most if most > 0 && chance.is_multiple_of(3) => {
+                        chance / 3 % (u64::from(most) + 1)
+                    }
+                    _ => 0,
+                };
+                for _ in 0..=forced {
+                    if alive.tokens.len() < last {
+                        let position = u32::try_from(alive.text.len()).unwrap();
+                        alive.text.push(token(row.key, position));
+                        alive.tokens.push(self.now);
+                    }
+                }
+            }
+            let gained = &alive.text[before..];
+            let right = accepted(&draft, gained);
+            alive.submitted += right;
+            alive.drafts.0 += right;
+            alive.drafts.1 += row.drafts - right;
+            sampled.extend(gained.iter().map(|&token| (row.key, token)));
+            if alive.tokens.len() >= last {
+                alive.told = u32::try_from(alive.tokens.len() - had).unwrap();
+                alive.left = alive.told - right;
+                ended.push(row.key);
             }
         }
         for &key in &ended {
             self.end(key, End::Finished);
         }
-        ended
+        (sampled, ended)
     }
+
+    /// Guesses what comes next, sometimes wrongly.
+    fn propose(&mut self, rows: &[Row]) {
+        for row in rows {
+            let Some(alive) = self.alive.get(&row.key) else {
+                continue;
+            };
+            let chance = mix(row.key, alive.text.len(), 2);
+            let most = u64::from(self.arrivals[alive.index].drafts);
+            let right = chance / 7 % (most + 1);
+            let mut draft = Vec::new();
+            for (place, position) in (0..chance % (most + 1)).zip(alive.text.len()..) {
+                let next = token(row.key, u32::try_from(position).unwrap());
+                // Some wrong ones would make the step fail.
+                let wrong = if chance.is_multiple_of(31) {
+                    POISON
+                } else {
+                    next ^ 1
+                };
+                draft.push(if place < right { next } else { wrong });
+            }
+            if !draft.is_empty() {
+                self.scheduler.propose(row.key, &draft);
+            }
+        }
+    }
+}
+
+/// A number that looks random, and is the same for the same arguments.
+fn mix(key: Key, position: usize, salt: u64) -> u64 {
+    let mut x = (key.0 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x ^= (position as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (salt << 56);
+    x = (x ^ (x >> 30)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (x ^ (x >> 31)) >> 8
 }
 
 /// The token of a sequence at a position: another one for each of both, so that a mix-up shows.

@@ -4,14 +4,17 @@
 use super::*;
 use crate::backend::{DecodeError, SaveError};
 use crate::delivery::mailbox;
-use crate::scheduler::Reuse;
+use crate::generation::{Finish, Outcome};
 use crate::scheduler::prefill::Prefill;
+use crate::scheduler::{Reuse, SeqId};
 use crate::simulator::{Machine, POISON, Simulator, Size};
 use crate::store::spill::{Budgets, Spill};
 use crate::{Chunk, Generation, Tenant};
 use std::sync::mpsc::sync_channel;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+
+mod speculation;
 
 const VOCABULARY: u32 = 1000;
 /// Ends a generation.
@@ -21,6 +24,10 @@ const END: Token = 999;
 struct Slow(Simulator, Duration);
 
 impl Backend for Slow {
+    fn adapt(&mut self, adapter: AdapterId) -> Result<(), DecodeError> {
+        self.0.adapt(adapter)
+    }
+
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
         std::thread::sleep(self.1);
         self.0.decode(step)
@@ -106,6 +113,7 @@ impl Bench {
             prefill: Prefill::default(),
             reuse: Reuse::Any,
             spill: true,
+            drafts: 16,
         };
         let size = Size {
             seq_ids: limits.seq_ids,
@@ -138,10 +146,15 @@ impl Bench {
 
     fn submit_for(&self, caller: Caller, prompt: Vec<Token>, options: Options) -> Generation {
         let (delivery, generation) = mailbox(self.counters.clone());
+        // Adapters are named by their numbers here.
+        let number = options.adapter.as_deref().map(str::parse);
+        let adapter = AdapterId(number.map_or(0, |number| number.expect("a number")));
         let submission = Submission {
             prompt,
+            matcher: None,
             options,
             caller,
+            adapter,
             claim: Watch::default(),
             goes_on: None,
             delivery,
@@ -257,6 +270,35 @@ fn a_generation_ends_at_its_end_token_its_stop_string_or_its_limit() {
 }
 
 #[test]
+fn everyone_gets_the_adapter_that_was_asked_for() {
+    let bench = Bench::start();
+    let asked: Vec<_> = (0..60)
+        .map(|n| {
+            // The same few texts, so that there is something to find and not to take.
+            let adapter = n % 3;
+            let options = Options {
+                adapter: (adapter > 0).then(|| adapter.to_string()),
+                ..limit(6)
+            };
+            let prompt: Vec<_> = (100..120 + n % 4).collect();
+            let last = 119 + n % 4;
+            (adapter, last, bench.submit(prompt, options))
+        })
+        .collect();
+    for (adapter, last, generation) in asked {
+        let (chunk, outcome) = read(generation);
+        let steps = (1..=6).map(|i| last + i * (1 + adapter));
+        assert_eq!(chunk.tokens, steps.collect::<Vec<_>>(), "adapter {adapter}");
+        assert!(outcome.is_ok());
+    }
+    let counters = bench.end();
+    assert!(value(&counters.adapter_changes) > 1);
+    assert!(value(&counters.cached_tokens) > 0);
+    assert_eq!(value(&counters.skipped_rows), 0);
+    identity(&counters);
+}
+
+#[test]
 fn one_bad_sequence_fails_alone() {
     let bench = Bench::start();
     let good: Vec<_> = (0..6)
@@ -279,6 +321,8 @@ fn identity(counters: &Counters) {
     let balance = value(&counters.prompt_tokens) - value(&counters.cached_tokens)
         + value(&counters.generated_tokens)
         - value(&counters.finished)
+        - value(&counters.uncomputed_tokens)
+        + value(&counters.rejected_drafts)
         + value(&counters.recomputed_tokens)
         + value(&counters.abandoned_tokens);
     assert_eq!(value(&counters.tokens_decoded), balance);

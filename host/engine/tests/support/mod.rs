@@ -71,6 +71,8 @@ pub fn check_identity(engine: &Engine) {
     let count = |name: &str| metric(engine, &format!("{name}_total"));
     let expected = count("prompt_tokens") - count("cached_tokens") + count("generated_tokens")
         - count("sequences_finished")
+        - count("uncomputed_tokens")
+        + count("rejected_drafts")
         + count("recomputed_tokens")
         + count("abandoned_tokens");
     assert_eq!(count("tokens_decoded"), expected);

@@ -6,6 +6,7 @@ use super::bindings::corral::inference::models::{
 use super::{Model, take, wit};
 use crate::meter::thread_nanos;
 use crate::state::State;
+use corral_engine::{Engine, Error, OpenError, Opening};
 use std::time::Duration;
 use wasmtime::component::{Accessor, HasSelf, Resource};
 
@@ -21,35 +22,74 @@ type Answer<T> = wasmtime::Result<Result<T, wit::Error>>;
 
 impl Host for State {
     fn available(&mut self) -> wasmtime::Result<Vec<String>> {
-        Ok(self.models.names().map(str::to_owned).collect())
+        Ok(self.models.names().into_iter().map(str::to_owned).collect())
     }
 }
 
 impl HostModelWithStore<State> for HasSelf<State> {
     async fn open(store: &Accessor<State, Self>, name: Option<String>) -> Answer<Resource<Model>> {
-        store.with(|mut access| access.get().open(name.as_deref()))
+        // Taken before it waits, so that as many wait as may be open.
+        let begun = store.with(|mut access| access.get().begin_open(name.as_deref()));
+        let opened = match begun {
+            Err(error) => return Ok(Err(error)),
+            Ok(Opened::Before(engine)) => Ok(engine),
+            Ok(Opened::Now(opening)) => match opening.await {
+                Ok(lease) => {
+                    let engine = lease.engine().clone();
+                    store.with(|mut access| access.get().leases.push(lease));
+                    Ok(engine)
+                }
+                Err(error) => {
+                    if let OpenError::NotLoaded { name, cause } = &error {
+                        // With the file's folder, which the guest is not told.
+                        tracing::warn!(model = name, %cause, "a model could not be loaded");
+                    }
+                    Err(wit::Error::from(Error::from(error)))
+                }
+            },
+        };
+        store.with(|mut access| access.get().end_open(opened))
     }
 }
 
+/// A model on its way to a guest.
+enum Opened {
+    /// It was opened in this call, and so it is in memory.
+    Before(Engine),
+    Now(Opening),
+}
+
 impl State {
-    fn open(&mut self, name: Option<&str>) -> Answer<Resource<Model>> {
-        let Some(engine) = self.models.find(name) else {
-            let names: Vec<_> = self.models.names().collect();
-            let have = if names.is_empty() {
-                "this host serves none".to_owned()
-            } else {
-                format!("there is {}", names.join(", "))
-            };
-            return Ok(Err(wit::Error::Invalid(format!(
-                "there is no model {}; {have}",
-                name.unwrap_or("to be the default one")
-            ))));
-        };
-        let engine = engine.clone();
-        if let Err(error) = take(&mut self.handles.models, "open models") {
-            return Ok(Err(error));
+    fn begin_open(&mut self, name: Option<&str>) -> Result<Opened, wit::Error> {
+        take(&mut self.handles.models, "open models")?;
+        let wanted = name.or_else(|| self.models.names().first().copied());
+        let mut held = self.leases.iter();
+        // Not opened again: it might not take new calls until this one ends.
+        let held = held.find(|lease| Some(lease.info().name.as_str()) == wanted);
+        if let Some(lease) = held {
+            return Ok(Opened::Before(lease.engine().clone()));
         }
-        Ok(Ok(self.table.push(Model(engine))?))
+        match self.models.open(name, &self.caller) {
+            Some(opening) => Ok(Opened::Now(opening)),
+            None => {
+                self.handles.models -= 1;
+                Err(wit::Error::Invalid(format!(
+                    "there is no model {}; there is {}",
+                    name.unwrap_or("to be the default one"),
+                    self.models.names().join(", ")
+                )))
+            }
+        }
+    }
+
+    fn end_open(&mut self, opened: Result<Engine, wit::Error>) -> Answer<Resource<Model>> {
+        match opened {
+            Ok(engine) => Ok(Ok(self.table.push(Model(engine))?)),
+            Err(error) => {
+                self.handles.models -= 1;
+                Ok(Err(error))
+            }
+        }
     }
 }
 

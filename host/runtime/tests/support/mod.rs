@@ -2,7 +2,8 @@
 
 #![allow(dead_code)]
 
-use corral_runtime::{Limits, Models, Plugin, Runtime, Settings};
+use corral_engine::Models;
+use corral_runtime::{Limits, Plugin, Runtime, Settings};
 
 /// The error codes of `wasi:http/types`, the same in 0.2 and 0.3, as text inside an instance type.
 const ERROR_CODE: &str = r#"
@@ -187,7 +188,7 @@ pub fn runtime(instances: u32) -> Runtime {
         instances,
         ..Settings::default()
     };
-    Runtime::new(settings, Models::new(Vec::new())).unwrap()
+    Runtime::new(settings, Models::loaded(Vec::new())).unwrap()
 }
 
 /// The plugin of these bytes.

@@ -1,5 +1,5 @@
-//! The admin listener: metrics, what goes on in the models, the API that sees and changes deployments,
-//! and the probes once more.
+//! The admin listener: metrics, what goes on in the models, which of them are loaded, the API that sees
+//! and changes deployments, and the probes once more.
 //!
 //! It stays up while the public one drains, so that the last numbers can be read and readiness is
 //! seen to be off.
@@ -17,6 +17,7 @@ pub use token::{Token, TokenError};
 
 use crate::access::Observed;
 use crate::metrics_text::{self, Families};
+use crate::models;
 use crate::probes;
 use crate::problem::Problem;
 use crate::sequences;
@@ -34,6 +35,7 @@ corral admin
 /healthz    200 while the process is alive
 /readyz     200 while requests can be served, else 503 and what is missing
 /sequences  what runs and what is kept in each model, as JSON; 'corral top' shows it
+/models     where each model is, as JSON; PUT /models/NAME loads one, DELETE unloads it if it is idle
 /cache      DELETE drops what is kept and nobody means to go on with
 /metrics    counters, as Prometheus text
 /deployments, /components
@@ -71,7 +73,9 @@ async fn answered(shared: &Shared, request: Request<Incoming>) -> Result<Respons
             Method::DELETE => sequences(shared, true).await,
             _ => Err(Problem::method("DELETE")),
         },
-        path => Err(Problem::no_route(path)),
+        path => models::answer(shared, request.method(), path)
+            .await
+            .unwrap_or_else(|| Err(Problem::no_route(path))),
     }
 }
 
@@ -147,9 +151,9 @@ fn metrics_of(shared: &Shared) -> String {
                 families.metric(&metric, &[]);
             }
         }
-        for engine in &house.engines {
-            let model = [("model", engine.info().name.as_str())];
-            for metric in engine.metrics() {
+        for (name, metrics) in house.models.metrics() {
+            let model = [("model", name.as_str())];
+            for metric in metrics {
                 families.metric(&metric, &model);
             }
         }

@@ -9,6 +9,7 @@ use super::{ContextSettings, LlamaContext};
 use crate::Token;
 use crate::backend::{Backend, DecodeError, Input, SaveError};
 use crate::llama::Model;
+use crate::progress::Progress;
 use crate::scheduler::SeqId;
 use crate::scheduler::cells::{Cells, Layout};
 use rand::{RngExt, SeedableRng};
@@ -21,7 +22,7 @@ const STEP_TOKENS: u32 = 64;
 
 fn model() -> Arc<Model> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
-    Arc::new(Model::load(&file).expect("the demo model loads"))
+    Arc::new(Model::load(&file, &Progress::default()).expect("the demo model loads"))
 }
 
 /// Takes a saved state apart.

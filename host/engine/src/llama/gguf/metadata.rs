@@ -1,4 +1,4 @@
-//! The metadata of a file: what a key can be set to, and reading it.
+//! The metadata of a file: what a key can be set to, reading it, and which tensors there are.
 
 use super::{Context, GgufError};
 use crate::llama::log;
@@ -60,6 +60,71 @@ impl From<&str> for Value {
 
 /// Reads the metadata of the file whose keys begin with `prefix`, in the file's order.
 pub fn metadata(path: &Path, prefix: &str) -> Result<Vec<(String, Value)>, GgufError> {
+    metadata_where(path, |key| key.starts_with(prefix))
+}
+
+/// Reads the metadata of the file whose keys are `wanted`, in the file's order.
+pub fn metadata_where(
+    path: &Path,
+    wanted: impl Fn(&str) -> bool,
+) -> Result<Vec<(String, Value)>, GgufError> {
+    let context = open(path)?;
+    // SAFETY: the context is alive.
+    let count = unsafe { sys::gguf_get_n_kv(context.0.as_ptr()) };
+    let mut found = Vec::new();
+    for id in 0..count {
+        // SAFETY: `id` is below the number of keys; the key lives as long as the context.
+        let key = unsafe { text(sys::gguf_get_key(context.0.as_ptr(), id)) };
+        if wanted(&key) {
+            let value = read_value(&context, id).ok_or_else(|| GgufError::Read {
+                path: path.to_owned(),
+                cause: format!("the value of {key} is of a type that is not known"),
+            })?;
+            found.push((key, value));
+        }
+    }
+    Ok(found)
+}
+
+/// A tensor of a file.
+pub struct TensorInfo {
+    /// Its name.
+    pub name: String,
+    /// Rows, columns and so on in ggml's order; 1 where it has no more.
+    pub dimensions: [i64; 4],
+    /// Whether it is of a type that llama.cpp multiplies with whatever the shape: F32, F16, BF16 or
+    /// Q8_0.
+    pub is_plain: bool,
+}
+
+/// The tensors of a file, in its order.
+pub fn tensors(path: &Path) -> Result<Vec<TensorInfo>, GgufError> {
+    const PLAIN: [sys::ggml_type; 4] = [
+        sys::GGML_TYPE_F32,
+        sys::GGML_TYPE_F16,
+        sys::GGML_TYPE_BF16,
+        sys::GGML_TYPE_Q8_0,
+    ];
+    let context = open(path)?;
+    let gguf = context.0.as_ptr();
+    // SAFETY: the context is alive.
+    let count = unsafe { sys::gguf_get_n_tensors(gguf) };
+    let info = |id| {
+        // SAFETY: `id` is below the number of tensors; name and dimensions live as long as the
+        // context, and there are always four dimensions.
+        unsafe {
+            TensorInfo {
+                name: text(sys::gguf_get_tensor_name(gguf, id)),
+                dimensions: *sys::gguf_get_tensor_ne(gguf, id).cast::<[i64; 4]>(),
+                is_plain: PLAIN.contains(&sys::gguf_get_tensor_type(gguf, id)),
+            }
+        }
+    };
+    Ok((0..count).map(info).collect())
+}
+
+/// Reads the head of a file.
+fn open(path: &Path) -> Result<Context, GgufError> {
     log::quiet_logs();
     let unreadable = |cause: String| GgufError::Read {
         path: path.to_owned(),
@@ -76,23 +141,10 @@ pub fn metadata(path: &Path, prefix: &str) -> Result<Vec<(String, Value)>, GgufE
     };
     // SAFETY: `file` is NUL-terminated and outlives the call; without a `ctx` no tensor is made.
     let context = unsafe { sys::gguf_init_from_file(file.as_ptr(), params) };
-    let context = Context(NonNull::new(context).ok_or_else(|| {
+    let context = NonNull::new(context).map(Context);
+    context.ok_or_else(|| {
         unreadable(log::take_last_error().unwrap_or_else(|| "llama.cpp refused it".into()))
-    })?);
-    // SAFETY: the context is alive.
-    let count = unsafe { sys::gguf_get_n_kv(context.0.as_ptr()) };
-    let mut found = Vec::new();
-    for id in 0..count {
-        // SAFETY: `id` is below the number of keys; the key lives as long as the context.
-        let key = unsafe { text(sys::gguf_get_key(context.0.as_ptr(), id)) };
-        if key.starts_with(prefix) {
-            let value = read_value(&context, id).ok_or_else(|| {
-                unreadable(format!("the value of {key} is of a type that is not known"))
-            })?;
-            found.push((key, value));
-        }
-    }
-    Ok(found)
+    })
 }
 
 /// The value of key number `id`, which must be below the number of keys. `None` for types that

@@ -77,6 +77,7 @@ fn the_target_is_kept_from_the_first_step_whatever_came_before() {
         row: 1e-4,
         prefill: 2e-5,
         attention: 0.0,
+        change: 0.0,
         noise: 0.15,
     };
     let slow = Machine {
@@ -101,13 +102,11 @@ fn the_target_is_kept_from_the_first_step_whatever_came_before() {
     }
 }
 
+/// One step in more than a hundred tries a larger size than is known to keep the target.
 #[test]
-fn a_long_prompt_stretches_the_gap_of_others_by_no_more_than_the_target() {
+fn a_long_prompt_stretches_the_gap_of_others_by_little_more_than_the_target() {
     let (longest, plain) = gaps(Prefill::Budgeted { gap: 2.0 });
-    assert!(
-        longest <= plain * 2 + plain / 10,
-        "{longest:?} against {plain:?}"
-    );
+    assert!(longest <= plain * 5 / 2, "{longest:?} against {plain:?}");
     let (in_slot_order, plain) = gaps(Prefill::SlotOrder);
     assert!(
         in_slot_order > 10 * plain,

@@ -8,7 +8,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
         proptest::option::weighted(0.2, range.prop_map(Duration::from_millis))
     };
     (
-        (0..6_000u64, 0..3u32, 0..3u8),
+        (0..6_000u64, 0..3u32, 0..3u8, 0..4u8),
         (1..70u32, 1..50u32, 1..60u32),
         (
             sometimes(0..3_000),
@@ -18,21 +18,28 @@ fn arrival() -> impl Strategy<Value = Arrival> {
         proptest::bool::weighted(0.04),
         (0..60u32, 0..2u64),
         proptest::option::weighted(0.4, (0..40usize, 0..150u32)),
+        (
+            prop_oneof![Just(0), 1..20u32],
+            prop_oneof![3 => Just(0), 1 => 1..20u32],
+        ),
     )
         .prop_map(
             |(
-                (at, tenant, priority),
+                (at, tenant, priority, adapter),
                 (prompt, max_tokens, ends_after),
                 times,
                 poisoned,
                 family,
                 goes_on,
+                (drafts, forced),
             )| {
                 let (patience, time, leaves) = times;
                 Arrival {
                     at: Duration::from_millis(at),
                     tenant: Tenant(tenant),
                     priority: Priority(priority),
+                    // Half of them with none.
+                    adapter: AdapterId(adapter.saturating_sub(1)),
                     prompt,
                     family,
                     goes_on,
@@ -42,6 +49,8 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                     time,
                     leaves,
                     poisoned,
+                    drafts,
+                    forced,
                 }
             },
         )
@@ -70,9 +79,9 @@ fn limits() -> impl Strategy<Value = Limits> {
         1 => Just(Reuse::Whole),
         6 => Just(Reuse::Any),
     ];
-    let memory = (reuse, proptest::bool::weighted(0.8));
+    let memory = (reuse, proptest::bool::weighted(0.8), 0..17u32);
     (1..9u16, 60..400u32, 9..64u32, 1..20usize, prefill, memory).prop_map(
-        |(seq_ids, cells, step_tokens, queue, prefill, (reuse, spill))| Limits {
+        |(seq_ids, cells, step_tokens, queue, prefill, (reuse, spill, drafts))| Limits {
             seq_ids,
             cells,
             step_tokens,
@@ -81,6 +90,7 @@ fn limits() -> impl Strategy<Value = Limits> {
             prefill,
             reuse,
             spill,
+            drafts: if reuse == Reuse::Whole { 0 } else { drafts },
         },
     )
 }

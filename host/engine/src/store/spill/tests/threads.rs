@@ -61,7 +61,7 @@ fn files_are_private_come_back_and_go_with_the_process() {
         let bytes = wait_for(&mut spill, &told, id);
         assert_eq!(bytes, Some(state(id, 16 * KIB + id)));
     }
-    assert_eq!(spill.take_lost(), []);
+    assert!(spill.take_lost().is_empty());
     drop(spill);
     assert_eq!(folders(base.path()), Vec::<PathBuf>::new());
 }

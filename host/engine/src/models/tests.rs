@@ -1,0 +1,468 @@
+//! The models over the demo model: one file under several names counts as several models.
+
+use super::*;
+use crate::Options;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+
+fn demo_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf")
+}
+
+fn config(name: &str, path: PathBuf) -> Config {
+    let mut config = Config::new(name, path);
+    config.threads = Some(1);
+    config.sequences = 8;
+    (config.context, config.cells) = (Some(512), Some(512));
+    config
+}
+
+/// Models `a`, `b`, `c` and so on.
+fn models(count: u8, settings: &Settings) -> Models {
+    let name = |n: u8| char::from(b'a' + n).to_string();
+    let configs = (0..count).map(|n| config(&name(n), demo_model()));
+    Models::new(configs.collect(), settings).expect("a thread starts")
+}
+
+/// Waits for a future on this thread.
+fn wait<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park_timeout(Duration::from_secs(60)),
+        }
+    }
+}
+
+fn open(models: &Models, name: &str) -> Result<Lease, OpenError> {
+    wait(models.open(Some(name), &Caller::default()))
+}
+
+fn sum(lease: &Lease, a: u32, b: u32) {
+    let tokens = lease.tokenize(&format!("{a}+{b}="), true).expect("short");
+    let options = Options {
+        max_tokens: 10,
+        ..Options::default()
+    };
+    let mut generation = lease
+        .generate(tokens, options, Caller::default())
+        .expect("there is room");
+    let mut text = String::new();
+    while let Some(chunk) = wait(generation.next()) {
+        text += &chunk.text;
+    }
+    assert!(matches!(generation.outcome(), Some(Ok(_))));
+    assert_eq!(text, (a + b).to_string(), "{a}+{b}");
+}
+
+fn ask(models: &Models, name: &str, a: u32) {
+    let lease = open(models, name).expect("it can be opened");
+    assert_eq!(lease.info().name, name);
+    sum(&lease, a, 7);
+}
+
+fn status(models: &Models, name: &str) -> ModelStatus {
+    let mut all = models.status().into_iter();
+    all.find(|status| status.name == name).expect(name)
+}
+
+fn number(models: &Models, name: &str, metric: &str) -> f64 {
+    let all = models.metrics();
+    let (_, metrics) = all.iter().find(|(own, _)| own == name).expect(name);
+    let found = metrics.iter().find(|found| found.name == metric);
+    found.expect(metric).value
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(
+            started.elapsed() < Duration::from_secs(120),
+            "no sign that {what}"
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn the_first_fifty_load_it_once_and_each_gets_its_answer() {
+    let models = models(2, &Settings::default());
+    assert_eq!(models.names().collect::<Vec<_>>(), ["a", "b"]);
+    std::thread::scope(|scope| {
+        for a in 0..50 {
+            let models = &models;
+            scope.spawn(move || ask(models, "b", a));
+        }
+    });
+    let (a, b) = (status(&models, "a"), status(&models, "b"));
+    assert_eq!((a.state, a.memory), (ModelState::Asleep, 0), "nobody asked");
+    assert_eq!((b.state, b.leases, b.waiting), (ModelState::Loaded, 0, 0));
+    assert_eq!(number(&models, "b", "corral_model_loads_total"), 1.0);
+    assert_eq!(
+        number(&models, "b", "corral_engine_sequences_finished_total"),
+        50.0
+    );
+    assert_eq!(
+        number(&models, "a", "corral_engine_sequences_finished_total"),
+        0.0
+    );
+    // The default one is the first.
+    let lease = wait(models.open(None, &Caller::default())).expect("it is there");
+    assert_eq!(lease.info().name, "a");
+    models.shutdown();
+    assert!(!lease.alive());
+    let closed = open(&models, "b")
+        .err()
+        .expect("nothing is opened any more");
+    assert!(
+        matches!(closed, OpenError::NotNow(Error::Cancelled)),
+        "{closed:?}"
+    );
+}
+
+#[test]
+fn what_is_not_there_is_named_and_what_there_is_too() {
+    let some = models(2, &Settings::default());
+    let error = open(&some, "z").err().expect("there is none");
+    assert_eq!(error.to_string(), "there is no model z; there is a, b");
+    assert!(matches!(Error::from(error), Error::Invalid(_)));
+    let none = Models::loaded(Vec::new());
+    let error = wait(none.open(None, &Caller::default()))
+        .err()
+        .expect("there is none");
+    assert!(error.to_string().contains("serves none"), "{error}");
+    none.shutdown();
+}
+
+#[test]
+fn who_is_idle_leaves_nothing_behind_and_comes_back_when_it_is_asked() {
+    let settings = Settings {
+        idle: Some(Duration::from_millis(20)),
+        ..Settings::default()
+    };
+    let models = models(1, &settings);
+    let mut expected = 0.0;
+    for life in 1..=5 {
+        let lease = open(&models, "a").expect("it can be opened");
+        sum(&lease, life, 7);
+        let freed = lease.engine().watch();
+        let lives = lease.clone();
+        drop(lease);
+        std::thread::sleep(Duration::from_millis(60));
+        assert!(lives.alive(), "somebody has it");
+        drop(lives);
+        until("it is unloaded", || {
+            status(&models, "a").state == ModelState::Asleep
+        });
+        assert!(freed(), "its memory is still there");
+        assert_eq!(status(&models, "a").memory, 0);
+        expected += 1.0;
+        for (metric, value) in [
+            ("corral_model_loads_total", expected),
+            ("corral_model_unloads_total", expected),
+            ("corral_engine_sequences_finished_total", expected),
+            ("corral_engine_cells_used", 0.0),
+        ] {
+            assert_eq!(number(&models, "a", metric), value, "{metric}");
+        }
+    }
+    models.shutdown();
+}
+
+#[test]
+fn requests_that_come_while_it_goes_are_answered_all_the_same() {
+    let settings = Settings {
+        idle: Some(Duration::from_millis(1)),
+        ..Settings::default()
+    };
+    let models = models(2, &settings);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..3_u32 {
+            let (models, done) = (&models, &done);
+            scope.spawn(move || {
+                for a in 0..60 {
+                    ask(
+                        models,
+                        if (a + thread) % 3 == 0 { "a" } else { "b" },
+                        a % 30,
+                    );
+                    std::thread::sleep(Duration::from_millis(u64::from(a % 5)));
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+        }
+        let (models, done) = (&models, &done);
+        scope.spawn(move || {
+            while !done.load(Ordering::Relaxed) {
+                models.unload("a").expect("there is one");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+    });
+    assert!(
+        number(&models, "a", "corral_model_unloads_total") > 1.0,
+        "nothing was tried"
+    );
+    let finished = "corral_engine_sequences_finished_total";
+    let all = number(&models, "a", finished) + number(&models, "b", finished);
+    assert_eq!(all, 180.0);
+    models.shutdown();
+}
+
+/// Bytes that one model takes, as it is found out by loading it.
+fn size_of_one() -> u64 {
+    let models = models(1, &Settings::default());
+    let memory = open(&models, "a").expect("it can be opened").memory();
+    models.shutdown();
+    memory
+}
+
+#[test]
+fn three_take_turns_where_two_have_room() {
+    let expected = file::expected_bytes(&config("a", demo_model())).expect("a model");
+    let settings = Settings {
+        memory: Some(2 * expected.max(size_of_one())),
+        ..Settings::default()
+    };
+    let models = models(3, &settings);
+    let names = ["a", "b", "c"];
+    for round in 0..12 {
+        ask(
+            &models,
+            names[round % 3],
+            u32::try_from(round).expect("small"),
+        );
+        let here = models.status().iter().filter(|s| s.memory > 0).count();
+        assert!(here <= 2, "{:?}", models.status());
+    }
+    // Whoever was used last stays: each came anew.
+    for name in names {
+        assert_eq!(number(&models, name, "corral_model_loads_total"), 4.0);
+    }
+    // And where several want all of them at once.
+    std::thread::scope(|scope| {
+        for thread in 0..6_u32 {
+            let models = &models;
+            scope.spawn(move || {
+                for a in 0..5 {
+                    ask(models, names[((a + thread) % 3) as usize], a);
+                }
+            });
+        }
+    });
+    models.shutdown();
+}
+
+#[test]
+fn who_waits_for_room_gets_it_though_the_other_is_always_in_use() {
+    let expected = file::expected_bytes(&config("a", demo_model())).expect("a model");
+    let settings = Settings {
+        memory: Some(expected.max(size_of_one())),
+        ..Settings::default()
+    };
+    let models = models(2, &settings);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let mut held = open(&models, "a").expect("it can be opened");
+        let (models, done) = (&models, &done);
+        scope.spawn(move || {
+            // Always one who has it when the next one comes.
+            while !done.load(Ordering::Relaxed) {
+                let mut next = models.open(Some("a"), &Caller::default());
+                let asked_twice = Waker::noop();
+                let poll = Pin::new(&mut next).poll(&mut Context::from_waker(asked_twice));
+                if let Poll::Ready(Ok(lease)) = poll {
+                    held = lease;
+                } else {
+                    drop(held);
+                    held = wait(next).expect("it comes back");
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let caller = Caller {
+            deadline: Instant::now().checked_add(Duration::from_secs(100)),
+            ..Caller::default()
+        };
+        let lease = wait(models.open(Some("b"), &caller)).expect("its turn comes");
+        sum(&lease, 3, 4);
+        done.store(true, Ordering::Relaxed);
+    });
+    models.shutdown();
+}
+
+#[test]
+fn what_is_larger_than_all_there_is_is_refused_at_once() {
+    let settings = Settings {
+        memory: Some(1 << 20),
+        ..Settings::default()
+    };
+    let models = models(1, &settings);
+    let error = open(&models, "a").err().expect("it is larger");
+    let text = error.to_string();
+    assert!(
+        text.contains("all models together may have 1 MiB"),
+        "{text}"
+    );
+    assert!(matches!(Error::from(error), Error::Failed(_)));
+    assert_eq!(number(&models, "a", "corral_model_loads_total"), 0.0);
+    models.shutdown();
+}
+
+#[test]
+fn a_broken_file_fails_those_who_want_it_until_there_is_a_good_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("changing.gguf");
+    let whole = std::fs::read(demo_model()).expect("it is there");
+    let configs = vec![config("good", demo_model()), config("bad", path.clone())];
+    let models = Models::new(configs, &Settings::default()).expect("a thread starts");
+    let mut failures = 0.0;
+    // The token "+" a second time, in place of "*": a file on which llama.cpp ends the process.
+    let mut twice = whole.clone();
+    let star = [1, 0, 0, 0, 0, 0, 0, 0, b'*'];
+    let at = whole.windows(star.len()).position(|window| window == star);
+    twice[at.expect("a token") + star.len() - 1] = b'+';
+    // Each is found at once, since the file is another one each time.
+    for (bytes, expected) in [
+        (None, "cannot read"),
+        (Some(&b""[..]), "not a GGUF model"),
+        (Some(&whole[..1000]), "cannot be loaded"),
+        (Some(&twice[..]), "two tokens of its vocabulary are \"+\""),
+        (Some(&whole[..whole.len() / 2]), "cannot be loaded"),
+    ] {
+        if let Some(bytes) = bytes {
+            std::fs::write(&path, bytes).expect("written");
+        }
+        for _ in 0..3 {
+            let error = open(&models, "bad").err().expect("it is broken");
+            let text = error.to_string();
+            assert!(text.contains(expected), "{text}");
+            let shown = Error::from(error).to_string();
+            assert!(shown.contains("the model bad can't be loaded"), "{shown}");
+            assert!(shown.contains("changing.gguf"), "{shown}");
+            let folder = folder.path().to_str().expect("UTF-8");
+            assert!(!shown.contains(folder), "{shown}");
+        }
+        failures += 1.0;
+        let bad = status(&models, "bad");
+        assert!(matches!(bad.state, ModelState::Failed { .. }), "{bad:?}");
+        assert!(bad.error.is_some_and(|error| error.contains(expected)));
+        assert!(number(&models, "bad", "corral_model_load_failures_total") >= failures);
+        ask(&models, "good", 12);
+    }
+    std::fs::write(&path, &whole).expect("written");
+    ask(&models, "bad", 20);
+    assert_eq!(status(&models, "bad").error, None);
+    models.shutdown();
+}
+
+#[test]
+fn nobody_waits_beyond_its_deadline() {
+    let expected = file::expected_bytes(&config("a", demo_model())).expect("a model");
+    let settings = Settings {
+        memory: Some(expected.max(size_of_one())),
+        ..Settings::default()
+    };
+    let models = models(2, &settings);
+    let held = open(&models, "a").expect("it can be opened");
+    for millis in [0, 30] {
+        let short = Duration::from_millis(millis);
+        let deadline = Instant::now().checked_add(short);
+        let late = Caller {
+            deadline,
+            ..Caller::default()
+        };
+        let error = wait(models.open(Some("b"), &late)).err().expect("no room");
+        assert!(
+            matches!(error, OpenError::NotNow(Error::Deadline)),
+            "{error:?}"
+        );
+        assert!(Instant::now() >= deadline.expect("it is soon"));
+        let impatient = Caller {
+            queue_time: Some(short),
+            ..Caller::default()
+        };
+        let error = wait(models.open(Some("b"), &impatient))
+            .err()
+            .expect("no room");
+        let text = error.to_string();
+        assert!(text.contains("the model b was not loaded within"), "{text}");
+        assert!(
+            matches!(error, OpenError::NotNow(Error::Refused { .. })),
+            "{error:?}"
+        );
+    }
+    assert_eq!(
+        (status(&models, "b").state, status(&models, "b").waiting),
+        (ModelState::Asleep, 0)
+    );
+    drop(held);
+    ask(&models, "b", 1);
+    models.shutdown();
+}
+
+#[test]
+fn a_load_that_nobody_needs_any_more_is_given_up() {
+    let progress = Progress::default();
+    progress.stop();
+    let error = Engine::load_watched(config("a", demo_model()), &progress);
+    let error = error.err().expect("it was stopped");
+    assert!(matches!(error, LoadError::Cancelled), "{error}");
+    let progress = Progress::default();
+    let engine = Engine::load_watched(config("a", demo_model()), &progress).expect("it loads");
+    assert_eq!(progress.part(), 1.0);
+    engine.shutdown();
+    // Whoever waits is told when the end comes during a load.
+    let models = models(1, &Settings::default());
+    let opening = models.open(None, &Caller::default());
+    models.shutdown();
+    let told = wait(opening).map(|lease| lease.alive());
+    assert!(
+        matches!(told, Ok(false) | Err(OpenError::NotNow(Error::Cancelled))),
+        "{told:?}"
+    );
+}
+
+#[test]
+fn a_guess_is_no_less_than_what_it_takes_and_not_much_more() {
+    for cells in [512, 4096] {
+        let mut config = config("a", demo_model());
+        config.cells = Some(cells);
+        let expected = file::expected_bytes(&config).expect("a model");
+        let engine = Engine::load(config).expect("it loads");
+        let file = std::fs::metadata(demo_model()).expect("it is there").len();
+        let took = engine.memory();
+        assert!(took > file, "weights and more: {took}");
+        assert!(
+            (took..3 * took).contains(&expected),
+            "{expected} for {took}"
+        );
+        engine.shutdown();
+    }
+}
+
+#[test]
+fn models_that_were_loaded_before_stay() {
+    let engine = Engine::load(config("a", demo_model())).expect("it loads");
+    let models = Models::loaded(vec![engine.clone()]);
+    ask(&models, "a", 1);
+    assert!(!models.unload("a").expect("there is one"));
+    assert_eq!(models.engines().len(), 1);
+    drop(models);
+    assert!(engine.alive(), "it is somebody else's");
+    let models = Models::loaded(vec![engine.clone()]);
+    models.shutdown();
+    assert!(!engine.alive());
+}

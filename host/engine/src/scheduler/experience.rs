@@ -1,0 +1,261 @@
+//! What prompt tokens add to the time of a step, by their number.
+//!
+//! That is not linear: backends compute in tiles, switch kernels with the size of a batch, and share
+//! their cores. On a CPU the first prompt token of a step can cost as much as the next twenty. But
+//! prompts are read in few fixed sizes. So what a size adds is learnt for each of them, and how far
+//! steps scatter; what is promised rests on what nearly all steps keep, not on the average one.
+//!
+//! What a size adds that was not tried is taken from the next smaller one that was, in proportion,
+//! which is too much rather than too little. So now and then a step tries the next larger size all the
+//! same: rarely enough that it does not count among a hundred gaps. And a size is taken only after
+//! the one below it kept its time, and not right after it did not.
+
+use super::cost::{CostModel, Shape};
+
+/// Sizes of a step's share of prompts.
+pub const LADDER: [u32; 13] = [8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
+/// What is tried before anything is known of the machine: a place on the ladder.
+pub const UNKNOWN: usize = 2;
+/// One step of so many tries the next larger size.
+const PROBE: u32 = 128;
+/// What the latest step counts for, in the mean and in the scatter.
+const LATEST: f64 = 0.05;
+const LATEST_SCATTER: f64 = 0.02;
+/// Steps of a size until what it adds is believed.
+const ENOUGH: u32 = 3;
+/// Standard deviations above the mean within which nearly all steps are: 98 of 100, were they normal.
+const NEARLY_ALL: f64 = 2.0;
+/// Scatter of a size before it was seen, and the least that is believed.
+const SCATTER: f64 = 0.08;
+/// A step that took this much longer than expected was held up by something else, and counts as if it
+/// had taken so much.
+const OUTLIER: f64 = 4.0;
+
+/// A mean that follows what it is told, the first few times at once.
+fn follow(mean: &mut f64, value: f64, latest: f64, seen: u32) {
+    *mean += latest.max(1.0 / f64::from(seen.max(1))) * (value - *mean);
+}
+
+/// What is known of a size.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// Seconds that it adds to a step. It grows with the cells that attention runs over, slowly enough to
+    /// be followed.
+    adds: f64,
+    /// Variance of the logarithm of the time over the expected one.
+    variance: f64,
+    seen: u32,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Self {
+            adds: 0.0,
+            variance: SCATTER * SCATTER,
+            seen: 0,
+        }
+    }
+}
+
+impl Known {
+    fn observe(&mut self, adds: f64, off: f64) {
+        self.seen = self.seen.saturating_add(1);
+        follow(&mut self.adds, adds, LATEST, self.seen);
+        self.variance += LATEST_SCATTER * (off * off - self.variance);
+    }
+
+    /// By how much nearly all steps stay below the expected time, as a factor.
+    fn margin(&self) -> f64 {
+        (NEARLY_ALL * self.variance.sqrt().max(SCATTER)).exp()
+    }
+}
+
+/// What was learnt, by size.
+#[derive(Clone, Debug)]
+pub struct Experience {
+    sizes: [Known; LADDER.len()],
+    /// The logarithm of the usual time of steps without prompts over what the cost model says: it
+    /// tells the mean, and a few steps that are held up move that.
+    plain: f64,
+    plain_seen: u32,
+    /// The largest place on the ladder that may be taken.
+    ceiling: usize,
+    /// Steps since one tried the next larger size.
+    since_probe: u32,
+}
+
+impl Default for Experience {
+    fn default() -> Self {
+        Self {
+            sizes: [Known::default(); LADDER.len()],
+            plain: 0.0,
+            plain_seen: 0,
+            ceiling: UNKNOWN,
+            since_probe: 0,
+        }
+    }
+}
+
+impl Experience {
+    /// A step was computed in so many seconds; `gap` is how much longer than its rows alone it should
+    /// at most have been. `cost` has not seen it yet.
+    pub fn observe(&mut self, gap: f64, cost: &CostModel, shape: Shape, seconds: f64) {
+        if shape.rows == 0 || !cost.is_fitted() || !seconds.is_finite() || seconds <= 0.0 {
+            return;
+        }
+        if shape.prefill == 0 {
+            self.plain_seen = self.plain_seen.saturating_add(1);
+            let expected = cost.predict(shape);
+            if expected > 0.0 {
+                let off = (seconds / expected).clamp(1.0 / OUTLIER, OUTLIER).ln();
+                follow(&mut self.plain, off, LATEST_SCATTER, self.plain_seen);
+            }
+            return;
+        }
+        let alone = self.alone(cost, shape);
+        let place = LADDER.partition_point(|&size| size < shape.prefill);
+        // The last share of a prompt is what is left of it: of no fixed size.
+        let expected = alone + self.adds(place, cost, shape.n_kv);
+        if LADDER.get(place) == Some(&shape.prefill) && expected > 0.0 {
+            let seconds = seconds.min(OUTLIER * expected);
+            self.sizes[place].observe((seconds - alone).max(0.0), (seconds / expected).ln());
+        }
+        // At the end of the count this step was the probe.
+        self.since_probe = (self.since_probe + 1) % (PROBE + 1);
+        if seconds > gap * alone {
+            self.ceiling = self.ceiling.min(place.saturating_sub(1));
+        } else if place >= self.ceiling {
+            self.ceiling = (place + 1).min(LADDER.len() - 1);
+        }
+    }
+
+    /// Seconds that the generating rows of a step usually take by themselves.
+    fn alone(&self, cost: &CostModel, shape: Shape) -> f64 {
+        let bare = Shape {
+            prefill: 0,
+            ..shape
+        };
+        cost.predict(bare) * self.plain.exp()
+    }
+
+    /// Seconds that a size adds.
+    fn adds(&self, place: usize, cost: &CostModel, n_kv: u32) -> f64 {
+        let known = |place: &usize| self.sizes[*place].seen >= ENOUGH;
+        let of = |other: usize| self.sizes[other].adds;
+        if known(&place) {
+            return of(place);
+        }
+        let in_proportion = match (0..place).rev().find(known) {
+            Some(below) => of(below) * f64::from(LADDER[place]) / f64::from(LADDER[below]),
+            None => cost.prompts(LADDER[place], n_kv),
+        };
+        match (place + 1..LADDER.len()).find(known) {
+            Some(above) => in_proportion.min(of(above)),
+            None => in_proportion,
+        }
+    }
+
+    /// How far steps of a size scatter; of one not seen, as the next smaller one that was.
+    fn margin(&self, place: usize) -> f64 {
+        let seen = |place: &usize| self.sizes[*place].seen >= ENOUGH;
+        let place = (0..=place).rev().find(seen).unwrap_or(place);
+        self.sizes[place].margin()
+    }
+
+    /// The largest size with which nearly all steps stay within `gap` times the time of their
+    /// generating rows alone; the smallest if none does. Now and then the next larger one.
+    pub fn fitting(&self, gap: f64, cost: &CostModel, rows: u32, n_kv: u32) -> u32 {
+        let shape = Shape {
+            rows,
+            prefill: 0,
+            n_kv,
+        };
+        let alone = self.alone(cost, shape);
+        let fits = |&place: &usize| {
+            (alone + self.adds(place, cost, n_kv)) * self.margin(place) <= gap * alone
+        };
+        let best = (0..=self.ceiling).rev().find(fits).unwrap_or(0);
+        let probe = usize::from(self.since_probe >= PROBE);
+        LADDER[(best + probe).min(LADDER.len() - 1)]
+    }
+}
+
+#[cfg(test)]
+impl Experience {
+    /// With nothing learnt but that all sizes may be tried.
+    pub fn daring() -> Self {
+        Self {
+            ceiling: LADDER.len() - 1,
+            ..Self::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine whose steps double with the first prompt token, then cost little more up to 64.
+    fn step(prefill: u32) -> f64 {
+        match prefill {
+            0 => 0.010,
+            1..=64 => 0.014 + 1e-5 * f64::from(prefill),
+            _ => 0.014 + 4e-4 * f64::from(prefill),
+        }
+    }
+
+    fn learnt(scatter: impl Fn(u32) -> f64) -> (Experience, CostModel, Vec<u32>) {
+        let (mut experience, mut cost) = (Experience::default(), CostModel::default());
+        let mut sizes = Vec::new();
+        for number in 0..9_000 {
+            let budget = experience.fitting(2.0, &cost, 8, 256);
+            let prefill = if number % 3 == 0 || number < 16 {
+                0
+            } else {
+                budget
+            };
+            sizes.push(prefill);
+            let shape = Shape {
+                rows: 8,
+                prefill,
+                n_kv: 256,
+            };
+            let seconds = step(prefill) * scatter(number);
+            experience.observe(2.0, &cost, shape, seconds);
+            cost.observe(shape, seconds);
+        }
+        (experience, cost, sizes)
+    }
+
+    #[test]
+    fn a_machine_that_is_not_linear_is_learnt_size_by_size() {
+        let (experience, cost, _) = learnt(|_| 1.0);
+        // 14.6 ms are well within 20; the 52 of the next place are not.
+        assert_eq!(experience.fitting(2.0, &cost, 8, 256), 64);
+    }
+
+    #[test]
+    fn steps_that_scatter_make_it_careful() {
+        // Every tenth step takes 1.9 times as long: even the smallest size then passes 2.
+        let (experience, cost, sizes) = learnt(|number| if number % 10 == 4 { 1.9 } else { 1.0 });
+        assert!(experience.fitting(2.0, &cost, 8, 256) <= 12, "{sizes:?}");
+    }
+
+    #[test]
+    fn a_size_that_fails_is_not_taken_for_good() {
+        let (mut experience, cost, _) = learnt(|_| 1.0);
+        let shape = Shape {
+            rows: 8,
+            prefill: 64,
+            n_kv: 256,
+        };
+        experience.observe(2.0, &cost, shape, 0.021);
+        assert_eq!(experience.fitting(2.0, &cost, 8, 256), 48);
+        let smaller = Shape {
+            prefill: 48,
+            ..shape
+        };
+        experience.observe(2.0, &cost, smaller, step(48));
+        assert_eq!(experience.fitting(2.0, &cost, 8, 256), 64);
+    }
+}

@@ -1,0 +1,87 @@
+//! A sequence that follows a grammar, on the engine's thread.
+//!
+//! Each token is sampled as without a grammar and only then checked, since most are allowed; one that is
+//! not is sampled again among those that are. Everyone waits meanwhile, so the time that a sequence's
+//! grammar may take has a bound: some at once, and a little for each token.
+
+use crate::constraint::Matcher;
+use crate::sampling::{Chain, Scratch};
+use crate::{Error, Token};
+use std::time::{Duration, Instant};
+
+/// Time that a grammar may take beside [`PER_TOKEN`].
+const AT_ONCE: Duration = Duration::from_millis(250);
+/// Time that it may take for each token on average; common ones take a hundredth of it.
+const PER_TOKEN: Duration = Duration::from_millis(10);
+
+/// Where a sequence is in its grammar, and what time that took.
+pub struct Follows {
+    matcher: Matcher,
+    left: Duration,
+}
+
+impl Follows {
+    /// At the start of the grammar.
+    pub fn new(matcher: Matcher) -> Self {
+        Self {
+            matcher,
+            left: AT_ONCE,
+        }
+    }
+
+    /// Draws a token that the grammar allows, and goes on by it.
+    pub fn sample(
+        &mut self,
+        chain: &mut Chain,
+        row: &[f32],
+        history: &[Token],
+        scratch: &mut Scratch,
+    ) -> Result<Token, Error> {
+        let began = Instant::now();
+        let mut token = chain.sample(row, history, scratch);
+        let allowed = match token {
+            Some(token) => self.matcher.allows(token)?,
+            None => false,
+        };
+        if !allowed {
+            if token.is_some() {
+                chain.reject();
+            }
+            token = chain.sample_allowed(row, history, self.matcher.mask()?, scratch);
+        }
+        let token = token.ok_or_else(|| {
+            Error::Invalid(
+                "the grammar allows no token that the samplers leave; ban fewer tokens".into(),
+            )
+        })?;
+        self.matcher.advance(token)?;
+        self.spend(began.elapsed())?;
+        Ok(token)
+    }
+
+    /// The tokens that follow without a choice, at most so many. The grammar has gone on by them.
+    pub fn forced(&mut self, most: usize) -> Result<Vec<Token>, Error> {
+        let began = Instant::now();
+        let forced = self.matcher.forced(most)?;
+        self.left += PER_TOKEN * u32::try_from(forced.len()).unwrap_or(u32::MAX);
+        self.spend(began.elapsed())?;
+        Ok(forced)
+    }
+
+    /// Whether nothing can follow but the end.
+    pub fn is_complete(&self) -> bool {
+        self.matcher.must_end()
+    }
+
+    fn spend(&mut self, time: Duration) -> Result<(), Error> {
+        match (self.left + PER_TOKEN).checked_sub(time) {
+            Some(left) => {
+                self.left = left.min(AT_ONCE);
+                Ok(())
+            }
+            None => Err(Error::Invalid(
+                "the grammar takes too long to follow; make it less ambiguous".into(),
+            )),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What the engine's thread counts.
+
+use super::Worker;
+use crate::backend::Backend;
+use crate::metrics::{add, set, set_time};
+use crate::scheduler::{SeqId, Step};
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+impl<B: Backend> Worker<B> {
+    /// A step was computed.
+    pub(super) fn count(&self, step: &Step) {
+        let (counters, shape) = (&self.counters, step.shape);
+        let generating = u64::from(shape.rows - step.drafts);
+        let prompts = step.rows.len() as u64 - generating;
+        add(&counters.steps, 1);
+        add(&counters.rows, step.rows.len() as u64);
+        add(&counters.decode_rows, generating);
+        add(&counters.prefill_rows, prompts);
+        add(&counters.prefill_tokens, u64::from(shape.prefill));
+        add(&counters.tokens_decoded, self.inputs.len() as u64);
+        add(&counters.skipped_rows, u64::from(step.skipped));
+        add(&counters.off_turn_rows, u64::from(step.off_turn));
+        if shape.rows > 0 && shape.prefill > 0 {
+            add(&counters.mixed_steps, 1);
+            add(&counters.mixed_prefill_tokens, u64::from(shape.prefill));
+            add(&counters.mixed_budget_tokens, u64::from(step.budget));
+        }
+        counters.step_rows.observe(step.rows.len() as f64);
+        counters.step_prefill.observe(f64::from(shape.prefill));
+        set(&counters.n_kv, u64::from(shape.n_kv));
+    }
+
+    /// How things stand after a step.
+    pub(super) fn report(&self, step: &Step) {
+        let (counters, scheduler) = (&self.counters, &self.scheduler);
+        let (cells, running) = (scheduler.cells(), scheduler.running());
+        set(&counters.waiting, scheduler.waiting() as u64);
+        set(&counters.running, running as u64);
+        set(&counters.ids_used, running as u64);
+        set(
+            &counters.ids_cached,
+            (scheduler.ids_used() - running) as u64,
+        );
+        set(&counters.cells_used, u64::from(cells.pinned()));
+        let cached = cells.used() - cells.pinned();
+        set(&counters.cells_cached, u64::from(cached));
+        set(
+            &counters.cells_reserved,
+            u64::from(scheduler.cells_reserved()),
+        );
+        let tally = scheduler.tally();
+        set(&counters.evicted, tally.evicted);
+        set(&counters.spilled, tally.spilled);
+        set(&counters.restored, tally.restored);
+        set(&counters.lost, tally.lost);
+        set(&counters.preempted, tally.preempted);
+        set(&counters.relocated, tally.relocated);
+        set(&counters.adapter_changes, tally.adapter_changes);
+        let change = Duration::from_secs_f64(scheduler.change_seconds());
+        set_time(&counters.adapter_change_nanos, change);
+        self.aside.report(counters);
+        let retry_after = scheduler.retry_after(self.time(Instant::now()));
+        set(&counters.retry_after, retry_after.as_secs());
+        if step.rows.is_empty() {
+            set(&counters.n_kv, 0);
+        }
+    }
+
+    /// With nothing running, no id may hold a cell but those of entries: asks the backend itself.
+    pub(super) fn check_empty(&mut self) {
+        let kept: HashSet<_> = self.scheduler.entries().filter_map(|e| e.seq).collect();
+        let ids = (0..self.limits.seq_ids).map(SeqId);
+        let nobodys = ids.filter(|id| !kept.contains(id));
+        let left: u64 = nobodys.map(|id| u64::from(self.backend.length(id))).sum();
+        debug_assert_eq!(left, 0, "cells were left behind");
+        set(&self.counters.cells_leaked, left);
+    }
+}

@@ -1,0 +1,276 @@
+//! From a step's logits to tokens, their text and what becomes of their sequences; and what is proposed
+//! for the next step.
+//!
+//! A row with drafts has logits after its last certain token and after each draft. Tokens are sampled
+//! one after the other, by the sequence's own chain, as they would be without drafts; the next logits
+//! count as long as what was sampled is the draft that they come after. So a sequence generates what it
+//! would have generated without, with one draw of its random numbers for each token.
+//!
+//! Where a grammar leaves no choice, tokens follow without being sampled.
+
+use super::{Sequence, Vocabulary, Worker};
+use crate::Error;
+use crate::Token;
+use crate::backend::Backend;
+use crate::generation::{Finish, Outcome};
+use crate::metrics::add;
+use crate::sampling::{Scratch, TokenLogprobs, logprobs};
+use crate::scheduler::speculation::accepted;
+use crate::scheduler::{Key, Row};
+use std::time::Instant;
+
+/// What came of a step's rows with output.
+#[derive(Default)]
+pub(super) struct Sampled {
+    /// In the order of the rows; several of a row one after the other.
+    pub tokens: Vec<(Key, Token)>,
+    /// Who wants no further token.
+    pub ended: Vec<Key>,
+    /// For whom nothing could be sampled.
+    pub broken: Vec<Key>,
+}
+
+/// What a sequence gained by a step.
+#[derive(Default)]
+struct Gained {
+    /// In order: drafts that were right, and one that was sampled after them.
+    tokens: Vec<Token>,
+    /// It wants no further token.
+    finish: Option<Finish>,
+    /// Why nothing could be sampled after the last of the tokens.
+    failed: Option<Error>,
+}
+
+/// What a row is sampled with.
+struct Tools<'a> {
+    words: &'a dyn Vocabulary,
+    scratch: &'a mut Scratch,
+    text: &'a mut String,
+    /// Memory for a sequence's tokens together with those it gains.
+    history: &'a mut Vec<Token>,
+}
+
+impl Sequence {
+    /// Samples as many tokens as a row with these drafts tells, and delivers them. `tokens` are those
+    /// that are certain, `logits` those after the last of them and so many drafts.
+    fn gain<'a>(
+        &mut self,
+        tokens: &[Token],
+        draft: &[Token],
+        logits: impl Fn(usize) -> Option<&'a [f32]>,
+        tools: &mut Tools<'_>,
+    ) -> Gained {
+        let mut gained = Gained::default();
+        // Each round begins with as many tokens gained as drafts were right. Whatever is added to
+        // them in one round, the next one begins after all of it, or there is none.
+        while gained.finish.is_none() && draft.get(..gained.tokens.len()) == Some(&gained.tokens) {
+            let Some(row) = logits(gained.tokens.len()) else {
+                gained.failed = Some(nothing_sampled());
+                break;
+            };
+            if let Err(error) = self.gain_one(tokens, row, tools, &mut gained) {
+                gained.failed = Some(error);
+                break;
+            }
+        }
+        gained
+    }
+
+    /// Samples a token and takes what is certain to follow.
+    fn gain_one(
+        &mut self,
+        tokens: &[Token],
+        row: &[f32],
+        tools: &mut Tools<'_>,
+        gained: &mut Gained,
+    ) -> Result<(), Error> {
+        let history = if gained.tokens.is_empty() {
+            tokens
+        } else {
+            tools.history.clear();
+            tools.history.extend_from_slice(tokens);
+            tools.history.extend_from_slice(&gained.tokens);
+            tools.history.as_slice()
+        };
+        let token = match &mut self.follows {
+            Some(follows) => follows.sample(&mut self.chain, row, history, tools.scratch)?,
+            None => self
+                .chain
+                .sample(row, history, tools.scratch)
+                .ok_or_else(nothing_sampled)?,
+        };
+        let told = match self.options.logprobs {
+            Some(top) => Some(logprobs(row, token, usize::from(top), tools.scratch)?),
+            None => None,
+        };
+        gained.tokens.push(token);
+        gained.finish = self.take(token, told, tools);
+        let left = self.options.max_tokens.saturating_sub(self.generated);
+        if let Some(follows) = &mut self.follows {
+            // Where it is asked how likely each token was, each has to be computed.
+            let most = match (gained.finish, self.options.logprobs) {
+                (None, None) => left as usize,
+                _ => 0,
+            };
+            let forced = if most > 0 {
+                follows.forced(most)?
+            } else {
+                Vec::new()
+            };
+            let complete = follows.is_complete();
+            for token in forced {
+                gained.tokens.push(token);
+                gained.finish = self.take(token, None, tools);
+                if gained.finish.is_some() {
+                    break;
+                }
+            }
+            if complete {
+                gained.finish.get_or_insert(Finish::End);
+            }
+        }
+        Ok(())
+    }
+
+    /// Delivers a token. Says if it is the last one.
+    fn take(
+        &mut self,
+        token: Token,
+        told: Option<TokenLogprobs>,
+        tools: &mut Tools<'_>,
+    ) -> Option<Finish> {
+        self.generated += 1;
+        let text = &mut *tools.text;
+        text.clear();
+        let stopped = self.text.push(tools.words.piece(token), text);
+        self.delivery.push(token, told, text);
+        if stopped {
+            Some(Finish::Stop)
+        } else if !self.options.ignore_end && tools.words.ends_generation(token) {
+            Some(Finish::End)
+        } else if self.generated >= self.options.max_tokens {
+            Some(Finish::Length)
+        } else {
+            None
+        }
+    }
+}
+
+fn nothing_sampled() -> Error {
+    Error::Failed(
+        "no token is left with a finite logit; the samplers ban them all, or the model's weights are \
+         damaged"
+            .into(),
+    )
+}
+
+impl<B: Backend> Worker<B> {
+    /// Samples tokens for each row with output and delivers them.
+    pub(super) fn sample(&mut self, rows: &[Row], now: Instant) -> Sampled {
+        let mut sampled = Sampled::default();
+        let mut index = 0;
+        for row in rows {
+            let certain = row.certain() - row.from;
+            let last = index + certain as usize - 1;
+            index += row.tokens() as usize;
+            let Some(sequence) = self.sequences.get_mut(&row.key) else {
+                continue;
+            };
+            sequence.computed += u64::from(certain);
+            if !row.output {
+                continue;
+            }
+            let draft = self.scheduler.draft(row);
+            let logits = |drafts| self.backend.logits(last + drafts);
+            let mut tools = Tools {
+                words: &*self.vocabulary,
+                scratch: &mut self.scratch,
+                text: &mut self.text,
+                history: &mut self.history,
+            };
+            let tokens = self.scheduler.tokens(row.key);
+            let gained = sequence.gain(tokens, draft, logits, &mut tools);
+            let right = u64::from(accepted(draft, &gained.tokens));
+            sequence.computed += right;
+            add(&self.counters.accepted_drafts, right);
+            add(
+                &self.counters.rejected_drafts,
+                u64::from(row.drafts) - right,
+            );
+            if !gained.tokens.is_empty() {
+                sequence.first_token.get_or_insert(now);
+                if let Some(last) = sequence.last_token.replace(now) {
+                    self.counters
+                        .gap_seconds
+                        .observe((now - last).as_secs_f64());
+                }
+            }
+            let tokens = gained.tokens.iter().map(|&token| (row.key, token));
+            sampled.tokens.extend(tokens);
+            if let Some(error) = gained.failed {
+                self.fail(row.key, error);
+                sampled.broken.push(row.key);
+            } else if let Some(finish) = gained.finish {
+                sampled.ended.push(row.key);
+                let uncomputed = gained.tokens.len() as u64 - right;
+                self.finish(row.key, finish, uncomputed, now);
+            }
+        }
+        sampled
+    }
+
+    /// Guesses what comes next in the sequences that gained something and want it guessed.
+    pub(super) fn propose(&mut self, sampled: &Sampled) {
+        for of_one in sampled.tokens.chunk_by(|a, b| a.0 == b.0) {
+            let key = of_one[0].0;
+            let Some(sequence) = self.sequences.get_mut(&key) else {
+                continue;
+            };
+            if let Some(lookup) = &mut sequence.lookup {
+                let most = usize::from(sequence.options.speculate);
+                lookup.propose(self.scheduler.tokens(key), most, &mut self.draft);
+                self.scheduler.propose(key, &self.draft);
+            }
+        }
+    }
+
+    /// Ends a sequence. So many of its tokens were not computed.
+    fn finish(&mut self, key: Key, finish: Finish, uncomputed: u64, now: Instant) {
+        let Some(sequence) = self.sequences.remove(&key) else {
+            return;
+        };
+        let progress = self.scheduler.progress(key);
+        let (cached, recomputed) = progress.map_or((0, 0), |p| (p.cached, p.recomputed));
+        let times = sequence.times(now);
+        let outcome = Outcome {
+            finish,
+            prompt_tokens: sequence.prompt,
+            cached_tokens: cached.min(sequence.prompt),
+            generated_tokens: sequence.generated,
+            queue_time: times.queue,
+            prefill_time: times.prefill,
+            decode_time: times.decode,
+        };
+        let counters = &self.counters;
+        add(&counters.finished, 1);
+        add(&counters.prompt_tokens, u64::from(outcome.prompt_tokens));
+        let generated = u64::from(outcome.generated_tokens);
+        add(&counters.generated_tokens, generated);
+        // The last one never is: what comes after it does not matter.
+        add(&counters.uncomputed_tokens, uncomputed - 1);
+        add(&counters.cached_tokens, u64::from(cached));
+        add(&counters.recomputed_tokens, u64::from(recomputed));
+        self.count_times(&times);
+        let Sequence {
+            mut text,
+            delivery,
+            place,
+            ..
+        } = sequence;
+        self.text.clear();
+        text.finish(&mut self.text);
+        // Before the caller knows: it may come again at once.
+        drop(place);
+        delivery.finish(&self.text, Ok(outcome));
+    }
+}

@@ -1,0 +1,352 @@
+//! Adapters over llama.cpp and the demo model. The adapter `plus-one` makes it answer a sum by one
+//! more than it is, so whoever gets another one's adapter, or cells that were computed with it,
+//! says a wrong number.
+
+use corral_engine::gguf::{Value, Weights, Writer};
+use corral_engine::{
+    Caller, Config, Engine, Error, Generation, LoadError, Options, Priority, Sequence,
+    SnapshotLimits, Snapshots, Tenant,
+};
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use support::{check_empty, check_identity, demo_model, metric, read, settle};
+
+mod support;
+
+const PLUS_ONE: &str = "plus-one";
+
+fn plus_one() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/plus-one.gguf")
+}
+
+fn config(adapters: &[&str]) -> Config {
+    let mut config = Config::new("tiny", demo_model());
+    config.threads = Some(1);
+    let adapters = adapters.iter().map(|name| ((*name).into(), plus_one()));
+    config.adapters = adapters.collect();
+    config
+}
+
+/// A generation with the adapter, or with the model alone.
+fn options(adapted: bool) -> Options {
+    Options {
+        max_tokens: 8,
+        adapter: adapted.then(|| PLUS_ONE.to_owned()),
+        ..Options::default()
+    }
+}
+
+/// A sum behind some text.
+#[derive(Clone, Copy, Debug)]
+struct Question {
+    story: usize,
+    a: u32,
+    b: u32,
+    adapted: bool,
+}
+
+/// Tokens of the text before a sum.
+const STORIES: [usize; 4] = [0, 40, 150, 500];
+
+impl Question {
+    fn text(self) -> String {
+        let line = "The quiet owl looks at the river and the stone. ";
+        let story: String = line.chars().cycle().take(STORIES[self.story]).collect();
+        let end = if story.is_empty() { "" } else { "\n" };
+        format!("{story}{end}{}+{}=", self.a, self.b)
+    }
+
+    fn answer(self) -> String {
+        (self.a + self.b + u32::from(self.adapted)).to_string()
+    }
+
+    fn ask(self, engine: &Engine, caller: Caller) -> Generation {
+        let tokens = engine.tokenize(&self.text(), true).unwrap();
+        engine
+            .generate(tokens, options(self.adapted), caller)
+            .unwrap()
+    }
+}
+
+/// Those questions that are answered rightly when nothing is shared, kept or beside them: nearly all.
+fn right_alone() -> Vec<Question> {
+    let mut config = config(&[PLUS_ONE]);
+    config.prefix_cache = false;
+    let engine = Engine::load(config).unwrap();
+    let mut random = ChaCha8Rng::seed_from_u64(5);
+    let mut right = Vec::new();
+    for adapted in [false, true] {
+        for (story, length) in STORIES.iter().enumerate() {
+            let mut found = 0;
+            for _ in 0..20 {
+                let [a, b] = [0, 0].map(|_| random.random_range(0..100));
+                let question = Question {
+                    story,
+                    a,
+                    b,
+                    adapted,
+                };
+                let (chunk, outcome) = read(question.ask(&engine, Caller::default()));
+                assert_eq!(outcome.unwrap().cached_tokens, 0);
+                if chunk.text == question.answer() {
+                    right.push(question);
+                    found += 1;
+                }
+            }
+            assert!(found >= 17, "{found} of 20 behind {length}");
+        }
+    }
+    right
+}
+
+#[test]
+fn a_mixed_load_gives_no_wrong_answer_on_either_side() {
+    let right = right_alone();
+    let mut config = config(&["other", PLUS_ONE]);
+    // Little room: sequences give way to each other, and are put aside.
+    config.context = Some(700);
+    config.cells = Some(1024);
+    config.sequences = 12;
+    let engine = Engine::load(config).unwrap();
+    let askers = 4;
+    std::thread::scope(|scope| {
+        for asker in 0..askers {
+            let (engine, right) = (&engine, &right);
+            scope.spawn(move || ask_many(engine, right, asker));
+        }
+    });
+    settle(&engine);
+    check_identity(&engine);
+    assert!(metric(&engine, "sequences_finished_total") >= 400.0);
+    assert!(metric(&engine, "adapter_changes_total") > 20.0);
+    assert!(metric(&engine, "off_turn_rows_total") > 0.0);
+    assert!(metric(&engine, "cached_tokens_total") > 0.0);
+    assert!(metric(&engine, "sequences_spilled_total") > 0.0);
+    assert!(metric(&engine, "sequences_restored_total") > 0.0);
+    assert_eq!(metric(&engine, "skipped_rows_total"), 0.0);
+    assert_eq!(metric(&engine, "failed_steps_total"), 0.0);
+    check_empty(&engine);
+}
+
+/// Asks some hundred questions, a dozen at a time, of both sides; and some of a text that is forked
+/// and gone on with by both.
+fn ask_many(engine: &Engine, right: &[Question], asker: u32) {
+    let mut random = ChaCha8Rng::seed_from_u64(u64::from(asker));
+    for _ in 0..8 {
+        let caller = Caller {
+            tenant: Tenant(random.random_range(0..2)),
+            priority: Priority(random.random_range(0..3)),
+            ..Caller::default()
+        };
+        let asked: Vec<_> = (0..12)
+            .map(|_| {
+                let question = *right.choose(&mut random).unwrap();
+                (question, question.ask(engine, caller))
+            })
+            .collect();
+        // Claimed, so that it is put aside where there is no room.
+        let question = *right.choose(&mut random).unwrap();
+        let sides = [question.adapted, !question.adapted, question.adapted];
+        let mut sequence = Sequence::new(engine.clone(), caller);
+        let tokens = engine.tokenize(&question.text(), true).unwrap();
+        sequence.append(&tokens).unwrap();
+        let mut forks = Vec::new();
+        for adapted in sides {
+            forks.push(sequence.fork());
+            let (chunk, _) = read(sequence.generate(options(adapted)).unwrap());
+            if adapted == question.adapted {
+                assert_eq!(chunk.text, question.answer(), "{question:?}");
+            }
+        }
+        for mut fork in forks {
+            let (chunk, _) = read(fork.generate(options(question.adapted)).unwrap());
+            assert_eq!(chunk.text, question.answer(), "a fork of {question:?}");
+        }
+        for (question, generation) in asked {
+            let (chunk, outcome) = read(generation);
+            assert!(outcome.is_ok(), "{outcome:?}");
+            assert_eq!(chunk.text, question.answer(), "{question:?}");
+        }
+    }
+}
+
+#[test]
+fn what_one_side_computed_is_found_by_that_side_alone() {
+    let engine = Engine::load(config(&[PLUS_ONE])).unwrap();
+    let cached = |adapted| {
+        let question = Question {
+            story: 2,
+            a: 12,
+            b: 7,
+            adapted,
+        };
+        let (chunk, outcome) = read(question.ask(&engine, Caller::default()));
+        assert_eq!(chunk.text, question.answer());
+        settle(&engine);
+        outcome.unwrap().cached_tokens
+    };
+    assert_eq!((cached(false), cached(true)), (0, 0));
+    assert!(cached(false) > 150 && cached(true) > 150);
+    check_empty(&engine);
+}
+
+#[test]
+fn a_snapshot_is_of_the_adapter_that_it_was_made_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || {
+        let limits = SnapshotLimits {
+            snapshot_bytes: 1 << 24,
+            tenant_bytes: 1 << 26,
+            tenant_count: 8,
+        };
+        Some(Arc::new(Snapshots::new(folder.path(), limits).unwrap()))
+    };
+    let load = |adapters: &[&str], snapshots| {
+        let mut config = config(adapters);
+        config.snapshots = snapshots;
+        Engine::load(config).unwrap()
+    };
+    let question = Question {
+        story: 2,
+        a: 31,
+        b: 27,
+        adapted: true,
+    };
+    let engine = load(&[PLUS_ONE], open());
+    let mut sequence = Sequence::new(engine.clone(), Caller::default());
+    let tokens = engine.tokenize(&question.text(), true).unwrap();
+    sequence.append(&tokens).unwrap();
+    let (chunk, _) = read(sequence.generate(options(true)).unwrap());
+    assert_eq!(chunk.text, question.answer());
+    settle(&engine);
+    sequence.snapshot("me", "sum").unwrap();
+    engine.shutdown();
+    drop((sequence, engine));
+
+    let restored = |adapters: &[&str], adapted| {
+        let engine = load(adapters, open());
+        let sequence = Sequence::restore(engine.clone(), Caller::default(), "me", "sum");
+        let (chunk, outcome) = read(sequence.unwrap().generate(options(adapted)).unwrap());
+        let right = Question {
+            adapted,
+            ..question
+        };
+        assert_eq!(chunk.text, right.answer());
+        engine.shutdown();
+        outcome.unwrap().cached_tokens
+    };
+    assert!(restored(&[PLUS_ONE], true) > 150);
+    assert_eq!(restored(&[PLUS_ONE], false), 0, "the model alone");
+    assert_eq!(restored(&[], false), 0, "the adapter is not there");
+}
+
+#[test]
+fn an_adapter_that_is_not_there_is_refused_and_those_that_are_are_named() {
+    let engine = Engine::load(config(&["one", "two"])).unwrap();
+    assert_eq!(engine.info().adapters, ["one", "two"]);
+    let asked = engine.generate(vec![1], options(true), Caller::default());
+    let Err(Error::Invalid(text)) = asked else {
+        panic!("{asked:?}");
+    };
+    assert!(
+        text.contains("plus-one") && text.contains("one, two"),
+        "{text}"
+    );
+}
+
+/// Why a file is no adapter for the demo model.
+fn refusal(path: &Path) -> String {
+    let mut config = config(&[]);
+    config.adapters = vec![("bad".into(), path.to_owned())];
+    match Engine::load(config) {
+        Err(error @ LoadError::Adapter { .. }) => error.to_string(),
+        other => panic!("{:?}", other.err()),
+    }
+}
+
+#[test]
+fn files_that_are_no_adapters_are_refused_with_a_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = std::fs::read(plus_one()).unwrap();
+    let other = String::from_utf8_lossy(&whole[..200])
+        .find("qwen3")
+        .unwrap();
+    let mut foreign = whole.clone();
+    foreign[other..other + 5].copy_from_slice(b"llama");
+    for (name, bytes, said) in [
+        ("empty", &b""[..], "not GGUF"),
+        ("text", b"hello world", "not GGUF"),
+        ("head", &whole[..100], "cannot read"),
+        ("half", &whole[..whole.len() / 2], "trained for this model"),
+        ("foreign", &foreign, "\"llama\""),
+    ] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        let refusal = refusal(&path);
+        assert!(refusal.contains(said), "{name}: {refusal}");
+    }
+    let missing = refusal(&folder.path().join("missing"));
+    assert!(missing.contains("cannot be read"), "{missing}");
+    let model = refusal(&demo_model());
+    assert!(model.contains("no adapter"), "{model}");
+}
+
+#[test]
+fn adapters_that_do_not_fit_the_model_are_refused_with_a_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let load = |tensors: &[(&str, [u64; 2])], kind: &str, alpha: Value| {
+        let mut writer = Writer::new().unwrap();
+        writer.set("general.architecture", "qwen3").unwrap();
+        writer.set("general.type", "adapter").unwrap();
+        writer.set("adapter.type", kind).unwrap();
+        writer.set("adapter.lora.alpha", alpha).unwrap();
+        for (name, dimensions) in tensors {
+            writer.tensor(name, Weights::F16, dimensions).unwrap();
+        }
+        let path = folder.path().join("adapter.gguf");
+        writer
+            .write(&path, |_, _, weights| weights.fill(0.0))
+            .unwrap();
+        refusal(&path)
+    };
+    let q = "blk.0.attn_q.weight";
+    let [a, b] = ["lora_a", "lora_b"].map(|half| format!("{q}.{half}"));
+    let pair = [(a.as_str(), [128, 4]), (b.as_str(), [4, 256])];
+    let alpha = || Value::F32(8.0);
+    for (said, refusal) in [
+        ("no tensors", load(&[], "lora", alpha())),
+        ("\"control\"", load(&pair, "control", alpha())),
+        ("alpha", load(&pair, "lora", Value::U32(8))),
+        ("missing", load(&pair[..1], "lora", alpha())),
+        ("ranks", load(&[pair[0], (&b, [5, 256])], "lora", alpha())),
+        ("shape", load(&[(&a, [64, 4]), pair[1]], "lora", alpha())),
+        ("half", load(&[(q, [128, 4])], "lora", alpha())),
+        (
+            "does not exist",
+            load(
+                &[
+                    ("blk.9.attn_q.weight.lora_a", [128, 4]),
+                    ("blk.9.attn_q.weight.lora_b", [4, 256]),
+                ],
+                "lora",
+                alpha(),
+            ),
+        ),
+        (
+            "embeddings",
+            load(&[("token_embd.weight.lora_a", [4, 264])], "lora", alpha()),
+        ),
+    ] {
+        assert!(refusal.contains(said), "{said}: {refusal}");
+    }
+    let mut twice = config(&["same", "same"]);
+    assert!(matches!(
+        Engine::load(twice.clone()),
+        Err(LoadError::Adapter { .. })
+    ));
+    twice.adapters = (0..17).map(|n| (n.to_string(), plus_one())).collect();
+    assert!(matches!(Engine::load(twice), Err(LoadError::Config(_))));
+}

@@ -1,0 +1,313 @@
+//! Grammars, samplers and probabilities over llama.cpp and the demo model, as a caller sees them.
+
+use corral_engine::sampling::Penalties;
+use corral_engine::{
+    Caller, Chunk, Config, Engine, Error, Finish, Generation, Grammar, Options, Outcome, Sampler,
+};
+use schemas::{schema, validate};
+use std::collections::VecDeque;
+use support::{check_empty, demo_model, metric, read, settle, wait};
+
+#[path = "support/schemas.rs"]
+mod schemas;
+mod support;
+
+/// Sequences that run at once.
+const AT_ONCE: usize = 32;
+
+fn engine() -> Engine {
+    let mut config = Config::new("tiny", demo_model());
+    config.threads = Some(1);
+    Engine::load(config).expect("the demo model loads")
+}
+
+fn begin(engine: &Engine, prompt: &str, options: Options) -> Generation {
+    let tokens = engine.tokenize(prompt, true).unwrap();
+    let generation = engine.generate(tokens, options, Caller::default());
+    generation.expect("it is taken")
+}
+
+fn answer(engine: &Engine, prompt: &str, options: Options) -> (Chunk, Outcome) {
+    let mut generation = begin(engine, prompt, options);
+    let mut all = Chunk::default();
+    while let Some(chunk) = wait(generation.next()) {
+        all.tokens.extend(chunk.tokens);
+        all.logprobs.extend(chunk.logprobs);
+        all.text.push_str(&chunk.text);
+    }
+    let outcome = generation.outcome().expect("it was read to its end");
+    (all, outcome.expect("it is answered"))
+}
+
+fn following(engine: &Engine, grammar: Grammar, max_tokens: u32) -> Options {
+    Options {
+        max_tokens,
+        constraint: Some(engine.compile(&grammar).expect("the grammar is right")),
+        ..Options::default()
+    }
+}
+
+#[test]
+fn a_grammar_shapes_the_answer_and_ends_it() {
+    let engine = engine();
+    let digits = following(&engine, Grammar::Regex("[0-9]{1,3}".into()), 20);
+    for (question, sum) in [("1+1=", "2"), ("45+54=", "99"), ("77+44=", "121")] {
+        let (chunk, outcome) = answer(&engine, question, digits.clone());
+        assert_eq!((chunk.text.as_str(), outcome.finish), (sum, Finish::End));
+    }
+    // The model wants to answer at once; the grammar lets it say a sentence first, and what the
+    // grammar leaves no choice about costs no step.
+    settle(&engine);
+    let steps = metric(&engine, "steps_total");
+    let sentence = following(&engine, Grammar::Regex("The sum is [0-9]{2}[.]".into()), 40);
+    let (chunk, outcome) = answer(&engine, "12+7=", sentence);
+    assert!(chunk.text.starts_with("The sum is ") && chunk.text.ends_with('.'));
+    assert_eq!(outcome.finish, Finish::End);
+    settle(&engine);
+    let taken = metric(&engine, "steps_total") - steps;
+    let tokens = f64::from(outcome.generated_tokens);
+    assert!(
+        taken <= 6.0 && tokens >= 14.0,
+        "{taken} steps, {tokens} tokens"
+    );
+    check_empty(&engine);
+}
+
+#[test]
+fn grammars_of_each_kind_hold_beside_sums_that_stay_right() {
+    let engine = engine();
+    let kinds = [
+        Grammar::JsonObject,
+        Grammar::Lark("start: (\"a\" | \"b\"){3,5} \"!\"".into()),
+        Grammar::Gbnf("root ::= [a-c]+ \"-\" [0-9] [0-9]".into()),
+        Grammar::Regex("(yes|no|perhaps)".into()),
+    ];
+    let fits: [fn(&str) -> bool; 4] = [
+        |text| serde_json::from_str::<serde_json::Value>(text).is_ok_and(|v| v.is_object()),
+        |text| text.ends_with('!') && (4..=6).contains(&text.len()),
+        |text| {
+            text.rsplit_once('-')
+                .is_some_and(|(_, digits)| digits.len() == 2)
+        },
+        |text| ["yes", "no", "perhaps"].contains(&text),
+    ];
+    let mut running = Vec::new();
+    for seed in 0..60 {
+        let number = seed as usize % kinds.len();
+        let options = Options {
+            samplers: vec![Sampler::Temperature(1.5)],
+            seed: Some(seed),
+            ..following(&engine, kinds[number].clone(), 200)
+        };
+        running.push((Some(number), begin(&engine, "say: ", options)));
+        let plain = Options {
+            max_tokens: 5,
+            ..Options::default()
+        };
+        running.push((None, begin(&engine, &format!("{seed}+7="), plain)));
+    }
+    for (index, (kind, generation)) in running.into_iter().enumerate() {
+        let (chunk, outcome) = read(generation);
+        let outcome = outcome.expect("it is answered");
+        match kind {
+            Some(kind) if outcome.finish == Finish::End => {
+                assert!(fits[kind](&chunk.text), "{kind}: {:?}", chunk.text);
+            }
+            Some(_) => assert_eq!(outcome.finish, Finish::Length),
+            None => assert_eq!(chunk.text, (index / 2 + 7).to_string()),
+        }
+    }
+    check_empty(&engine);
+}
+
+/// Every answer that ends by itself is JSON and fits its schema.
+#[test]
+fn five_hundred_random_schemas_are_followed() {
+    let engine = engine();
+    let mut running: VecDeque<(u64, serde_json::Value, Generation)> = VecDeque::new();
+    let (mut ended, mut cut) = (0, 0);
+    let mut check = |(seed, schema, generation): (u64, serde_json::Value, Generation)| {
+        let (chunk, outcome) = read(generation);
+        match outcome.map(|outcome| outcome.finish) {
+            Ok(Finish::End) => {
+                let value = serde_json::from_str(&chunk.text)
+                    .unwrap_or_else(|error| panic!("seed {seed}: {error}: {}", chunk.text));
+                if let Err(place) = validate(&schema, &value) {
+                    panic!("seed {seed}: {place}: {} for {schema}", chunk.text);
+                }
+                ended += 1;
+            }
+            Ok(Finish::Length) => cut += 1,
+            other => panic!("seed {seed}: {other:?}"),
+        }
+    };
+    for seed in 0..500 {
+        let schema = schema(seed);
+        let options = Options {
+            samplers: vec![Sampler::TopK(20), Sampler::Temperature(1.2)],
+            seed: Some(seed),
+            speculate: if seed % 5 == 0 { 4 } else { 0 },
+            ..following(&engine, Grammar::JsonSchema(schema.to_string()), 600)
+        };
+        running.push_back((seed, schema, begin(&engine, "JSON: ", options)));
+        if running.len() >= AT_ONCE
+            && let Some(oldest) = running.pop_front()
+        {
+            check(oldest);
+        }
+    }
+    running.into_iter().for_each(&mut check);
+    assert_eq!(ended + cut, 500);
+    assert!(
+        ended >= 400,
+        "{ended} ended by themselves, {cut} were cut short"
+    );
+    assert_eq!(metric(&engine, "grammars_failed_total"), 0.0);
+    check_empty(&engine);
+}
+
+#[test]
+fn guessing_changes_nothing_of_what_a_grammar_lets_through() {
+    let engine = engine();
+    let grammar = Grammar::JsonSchema(
+        r#"{"type":"array","items":{"type":"object","properties":{"name":{"enum":["Ada","Bob"]},
+            "years":{"type":"integer","minimum":1,"maximum":99}},"required":["name","years"]},
+            "minItems":3,"maxItems":6}"#
+            .into(),
+    );
+    for seed in 0..8 {
+        let plain = Options {
+            samplers: vec![Sampler::Temperature(0.7)],
+            seed: Some(seed),
+            ..following(&engine, grammar.clone(), 300)
+        };
+        let guessed = Options {
+            speculate: 8,
+            ..plain.clone()
+        };
+        let (expected, plainly) = answer(&engine, "Ada is 36 years old\n", plain);
+        let (chunk, outcome) = answer(&engine, "Ada is 36 years old\n", guessed);
+        assert_eq!(chunk, expected);
+        assert_eq!(outcome.finish, plainly.finish);
+    }
+    check_empty(&engine);
+}
+
+#[test]
+fn what_is_wrong_with_a_grammar_is_said_and_harms_nobody() {
+    let engine = engine();
+    for (grammar, place) in [
+        (
+            Grammar::JsonSchema("{\"type\":\"objekt\"}".into()),
+            "objekt",
+        ),
+        (Grammar::Regex("[0-9".into()), "column"),
+        (Grammar::Gbnf("root ::= other".into()), "other"),
+        (Grammar::Lark("start: nothing".into()), "nothing"),
+    ] {
+        let error = engine.compile(&grammar).expect_err("it is wrong");
+        let Error::Invalid(text) = error else {
+            panic!("{error:?}");
+        };
+        assert!(text.contains(place), "{text}");
+    }
+    // Nothing is left to say: an error of this request alone.
+    let mut options = following(&engine, Grammar::Regex("[0-9]".into()), 5);
+    let digits = (0..10).map(|digit: u32| {
+        let tokens = engine.tokenize(&digit.to_string(), false).unwrap();
+        (tokens[tokens.len() - 1], f32::NEG_INFINITY)
+    });
+    options.samplers = vec![Sampler::LogitBias(digits.collect())];
+    let (_, outcome) = read(begin(&engine, "1+1=", options));
+    assert!(matches!(outcome, Err(Error::Invalid(_))), "{outcome:?}");
+    assert_eq!(
+        answer(
+            &engine,
+            "1+1=",
+            Options {
+                max_tokens: 5,
+                ..Options::default()
+            }
+        )
+        .0
+        .text,
+        "2"
+    );
+    check_empty(&engine);
+}
+
+#[test]
+fn probabilities_are_those_of_a_second_evaluation() {
+    let engine = engine();
+    let prompt = "Ada is 36 years old\nrepeat: ";
+    let asked = |seed| Options {
+        max_tokens: 12,
+        samplers: vec![Sampler::Temperature(2.0)],
+        seed: Some(seed),
+        logprobs: Some(5),
+        ignore_end: true,
+        ..Options::default()
+    };
+    for seed in 0..5 {
+        let (chunk, _) = answer(&engine, prompt, asked(seed));
+        assert_eq!(chunk.logprobs.len(), chunk.tokens.len());
+        let before = engine.tokenize(prompt, true).unwrap();
+        for (at, (token, told)) in chunk.tokens.iter().zip(&chunk.logprobs).enumerate() {
+            assert_eq!(told.top.len(), 5);
+            assert!(told.top.is_sorted_by(|a, b| a.1 >= b.1));
+            let total: f32 = told.top.iter().map(|(_, logprob)| logprob.exp()).sum();
+            assert!(total <= 1.0 + 1e-4 && told.logprob <= told.top[0].1 + 1e-6);
+            // The same place again, without what came after: greedy takes the likeliest.
+            let mut tokens = before.clone();
+            tokens.extend(&chunk.tokens[..at]);
+            let again = Options {
+                max_tokens: 1,
+                logprobs: Some(20),
+                ..Options::default()
+            };
+            let mut generation = engine.generate(tokens, again, Caller::default()).unwrap();
+            let second = wait(generation.next()).expect("a token comes");
+            assert_eq!(second.tokens[0], second.logprobs[0].top[0].0);
+            if let Some((_, logprob)) = second.logprobs[0].top.iter().find(|(t, _)| t == token) {
+                assert!((logprob - told.logprob).abs() < 0.05, "{logprob} {told:?}");
+            }
+        }
+    }
+    check_empty(&engine);
+}
+
+#[test]
+fn penalties_and_biases_look_at_what_was_said() {
+    let engine = engine();
+    let said = |samplers: Vec<Sampler>| {
+        let options = Options {
+            max_tokens: 8,
+            samplers,
+            ..Options::default()
+        };
+        answer(&engine, "repeat: aaaa\n", options).0.text
+    };
+    assert_eq!(said(Vec::new()), "aaaa");
+    let a = engine.tokenize("xa", false).unwrap()[1];
+    let banned = said(vec![
+        Sampler::LogitBias(vec![(a, f32::NEG_INFINITY)]),
+        Sampler::Temperature(0.0),
+    ]);
+    assert!(!banned.contains('a'), "{banned}");
+    let penalised = said(vec![
+        Sampler::Penalties(Penalties {
+            last: 64,
+            repeat: 1.0,
+            frequency: 50.0,
+            presence: 0.0,
+        }),
+        Sampler::Temperature(0.0),
+    ]);
+    let mut letters: Vec<_> = penalised.chars().collect();
+    letters.sort_unstable();
+    assert!(
+        letters.windows(2).all(|pair| pair[0] != pair[1]),
+        "{penalised}"
+    );
+    check_empty(&engine);
+}

@@ -1,0 +1,418 @@
+//! Random bounded JSON schemas, and a check of values against them that knows nothing of grammars.
+#![allow(dead_code)]
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Map, Value, json};
+
+/// The schema of a seed: the same seed gives the same schema. Every value that fits is of a bounded
+/// size, but for a linked list that some schemas have.
+pub fn schema(seed: u64) -> Value {
+    let mut make = Make {
+        rng: ChaCha8Rng::seed_from_u64(seed),
+        defined: Vec::new(),
+    };
+    let mut definitions = Map::new();
+    for number in 0..make.rng.random_range(0..3) {
+        let name = format!("part{number}");
+        let made = make.any(2);
+        definitions.insert(name.clone(), made);
+        make.defined.push(name);
+    }
+    if make.chance(0.2) {
+        let value = make.any(3);
+        let list = json!({
+            "type": "object",
+            "properties": {
+                "value": value,
+                "next": { "anyOf": [{ "type": "null" }, { "$ref": "#/$defs/list" }] }
+            },
+            "required": ["value", "next"],
+            "additionalProperties": false
+        });
+        definitions.insert("list".into(), list);
+        make.defined.push("list".into());
+    }
+    let mut root = match make.any(0) {
+        Value::Object(root) => root,
+        other => unreachable!("schemas are objects, not {other}"),
+    };
+    if !definitions.is_empty() {
+        root.insert("$defs".into(), definitions.into());
+    }
+    root.into()
+}
+
+struct Make {
+    rng: ChaCha8Rng,
+    /// Definitions that can be referred to.
+    defined: Vec<String>,
+}
+
+impl Make {
+    fn chance(&mut self, probability: f64) -> bool {
+        self.rng.random::<f64>() < probability
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        self.rng.random_range(0..end)
+    }
+
+    /// Any schema; the deeper, the simpler.
+    fn any(&mut self, depth: u32) -> Value {
+        let kinds = if depth == 0 {
+            // A whole schema is mostly an object.
+            [0, 0, 0, 1, 2, 3, 4, 5, 6, 0, 0, 0]
+        } else if depth < 3 {
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 10]
+        } else {
+            [4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9]
+        };
+        match kinds[self.below(kinds.len())] {
+            0 => self.object(depth),
+            1 => self.array(depth),
+            2 => {
+                let options: Vec<Value> = (0..2 + self.below(2))
+                    .map(|_| self.any(depth + 1))
+                    .collect();
+                json!({ "anyOf": options })
+            }
+            3 => self.tuple(depth),
+            4 => self.integer(),
+            5 => self.number(),
+            6 => self.string(),
+            7 => json!({ "type": "boolean" }),
+            8 => json!({ "type": ["null", "boolean"] }),
+            9 => {
+                if self.chance(0.5) {
+                    json!({ "const": self.constant(2) })
+                } else {
+                    let values: Vec<Value> =
+                        (0..1 + self.below(4)).map(|_| self.constant(1)).collect();
+                    json!({ "enum": values })
+                }
+            }
+            _ if self.defined.is_empty() => json!({ "type": "null" }),
+            _ => {
+                let at = self.below(self.defined.len());
+                json!({ "$ref": format!("#/$defs/{}", self.defined[at]) })
+            }
+        }
+    }
+
+    fn name(&mut self) -> String {
+        const NAMES: [&str; 12] = [
+            "name",
+            "count",
+            "value",
+            "items",
+            "a",
+            "b b",
+            "größe",
+            "日本",
+            "x\"y",
+            "back\\slash",
+            "",
+            "next",
+        ];
+        NAMES[self.below(NAMES.len())].into()
+    }
+
+    fn object(&mut self, depth: u32) -> Value {
+        let mut properties = Map::new();
+        for _ in 0..self.below(5) {
+            let name = self.name();
+            let schema = self.any(depth + 1);
+            properties.insert(name, schema);
+        }
+        let names: Vec<String> = properties.keys().cloned().collect();
+        let required: Vec<String> = names.into_iter().filter(|_| self.chance(0.6)).collect();
+        json!({
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": false
+        })
+    }
+
+    fn array(&mut self, depth: u32) -> Value {
+        let least = self.below(3);
+        let most = least + self.below(3);
+        json!({
+            "type": "array",
+            "items": self.any(depth + 1),
+            "minItems": least,
+            "maxItems": most
+        })
+    }
+
+    fn tuple(&mut self, depth: u32) -> Value {
+        let items: Vec<Value> = (0..1 + self.below(3))
+            .map(|_| self.any(depth + 1))
+            .collect();
+        json!({
+            "type": "array",
+            "minItems": items.len(),
+            "prefixItems": items,
+            "items": false
+        })
+    }
+
+    fn integer(&mut self) -> Value {
+        let low = self.rng.random_range(-2_000..2_000_i64);
+        let high = low + self.rng.random_range(0..3_000);
+        if self.chance(0.2) {
+            json!({ "type": "integer", "exclusiveMinimum": low - 1, "exclusiveMaximum": high + 1 })
+        } else {
+            json!({ "type": "integer", "minimum": low, "maximum": high })
+        }
+    }
+
+    fn number(&mut self) -> Value {
+        let low = f64::from(self.rng.random_range(-400..400)) / 8.0;
+        let high = low + f64::from(self.rng.random_range(1..400)) / 8.0;
+        json!({ "type": "number", "minimum": low, "maximum": high })
+    }
+
+    fn string(&mut self) -> Value {
+        const PATTERNS: [&str; 6] = [
+            "^[a-c]{2,4}$",
+            "^[A-Z][a-z]{0,6}$",
+            "^[0-9]{3}-[0-9]{4}$",
+            "^x[0-9a-f]{1,8}$",
+            "^[ab][bc][cd]$",
+            "^[é-ü]{1,3}![0-9]{1,2}$",
+        ];
+        if self.chance(0.4) {
+            return json!({ "type": "string", "pattern": PATTERNS[self.below(PATTERNS.len())] });
+        }
+        let least = self.below(4);
+        let most = least + self.below(8);
+        json!({ "type": "string", "minLength": least, "maxLength": most })
+    }
+
+    fn constant(&mut self, depth: u32) -> Value {
+        match self.below(if depth == 0 { 5 } else { 7 }) {
+            0 => Value::Null,
+            1 => json!(self.chance(0.5)),
+            2 => json!(self.rng.random_range(-500..500)),
+            3 => json!(f64::from(self.rng.random_range(-400..400)) / 8.0),
+            4 => json!(self.name()),
+            5 => (0..self.below(3))
+                .map(|_| self.constant(depth - 1))
+                .collect(),
+            _ => {
+                let members = 0..self.below(3);
+                let members: Map<String, Value> = members
+                    .map(|_| (self.name(), self.constant(depth - 1)))
+                    .collect();
+                members.into()
+            }
+        }
+    }
+}
+
+/// Checks a value against a schema of the kind that [`schema`] makes; the error says where it fails.
+pub fn validate(schema: &Value, value: &Value) -> Result<(), String> {
+    fits(schema, schema, value, "")
+}
+
+fn fits(root: &Value, schema: &Value, value: &Value, at: &str) -> Result<(), String> {
+    let wrong = |why: String| Err(format!("at {at:?}: {value} {why}"));
+    let object = match schema {
+        Value::Bool(true) => return Ok(()),
+        Value::Object(object) => object,
+        _ => return wrong("may not be here".into()),
+    };
+    for (keyword, wanted) in object {
+        let fine = match keyword.as_str() {
+            "$defs" | "required" | "additionalProperties" | "prefixItems" => true,
+            "$ref" => {
+                let path = wanted.as_str().expect("a string").trim_start_matches('#');
+                fits(root, root.pointer(path).expect("it is defined"), value, at)?;
+                true
+            }
+            "anyOf" => {
+                let options = wanted.as_array().expect("an array");
+                options
+                    .iter()
+                    .any(|option| fits(root, option, value, at).is_ok())
+            }
+            "const" => equal(wanted, value),
+            "enum" => {
+                let values = wanted.as_array().expect("an array");
+                values.iter().any(|wanted| equal(wanted, value))
+            }
+            "type" => match wanted {
+                Value::Array(types) => types.iter().any(|wanted| is(wanted, value)),
+                wanted => is(wanted, value),
+            },
+            "properties" => {
+                members(root, object, value, at)?;
+                true
+            }
+            "items" => {
+                elements(root, object, value, at)?;
+                true
+            }
+            "minItems" => value
+                .as_array()
+                .is_none_or(|items| items.len() >= number(wanted) as usize),
+            "maxItems" => value
+                .as_array()
+                .is_none_or(|items| items.len() <= number(wanted) as usize),
+            "minLength" => length(value).is_none_or(|length| length >= number(wanted) as usize),
+            "maxLength" => length(value).is_none_or(|length| length <= number(wanted) as usize),
+            "minimum" => value.as_f64().is_none_or(|value| value >= number(wanted)),
+            "maximum" => value.as_f64().is_none_or(|value| value <= number(wanted)),
+            "exclusiveMinimum" => value.as_f64().is_none_or(|value| value > number(wanted)),
+            "exclusiveMaximum" => value.as_f64().is_none_or(|value| value < number(wanted)),
+            "pattern" => value
+                .as_str()
+                .is_none_or(|text| matches(wanted.as_str().expect("a string"), text)),
+            other => unreachable!("no schema has {other}"),
+        };
+        if !fine {
+            return wrong(format!("breaks {keyword}: {wanted}"));
+        }
+    }
+    Ok(())
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().expect("a number")
+}
+
+fn length(value: &Value) -> Option<usize> {
+    value.as_str().map(|text| text.chars().count())
+}
+
+fn is(wanted: &Value, value: &Value) -> bool {
+    match wanted.as_str().expect("a type") {
+        "null" => value.is_null(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.as_f64().is_some_and(|value| value.fract() == 0.0),
+        "number" => value.is_number(),
+        "string" => value.is_string(),
+        "array" => value.is_array(),
+        "object" => value.is_object(),
+        other => unreachable!("{other} is no type"),
+    }
+}
+
+fn members(
+    root: &Value,
+    schema: &Map<String, Value>,
+    value: &Value,
+    at: &str,
+) -> Result<(), String> {
+    let Value::Object(value) = value else {
+        return Ok(());
+    };
+    let properties = schema["properties"].as_object().expect("an object");
+    for (name, member) in value {
+        match properties.get(name) {
+            Some(schema) => fits(root, schema, member, &format!("{at}/{name}"))?,
+            None if schema.get("additionalProperties") == Some(&Value::Bool(false)) => {
+                return Err(format!("at {at:?}: a member {name:?} too many"));
+            }
+            None => {}
+        }
+    }
+    let required = schema.get("required").and_then(Value::as_array);
+    for name in required.into_iter().flatten().filter_map(Value::as_str) {
+        if !value.contains_key(name) {
+            return Err(format!("at {at:?}: no member {name:?}"));
+        }
+    }
+    Ok(())
+}
+
+fn elements(
+    root: &Value,
+    schema: &Map<String, Value>,
+    value: &Value,
+    at: &str,
+) -> Result<(), String> {
+    let Value::Array(value) = value else {
+        return Ok(());
+    };
+    let first = schema.get("prefixItems").and_then(Value::as_array);
+    let first = first.map_or(&[][..], Vec::as_slice);
+    for (index, element) in value.iter().enumerate() {
+        let schema = first.get(index).unwrap_or(&schema["items"]);
+        fits(root, schema, element, &format!("{at}/{index}"))?;
+    }
+    Ok(())
+}
+
+/// Whether two values are equal as JSON: numbers by what they amount to.
+fn equal(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal(a, b))
+        }
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len()
+                && a.iter()
+                    .all(|(name, a)| b.get(name).is_some_and(|b| equal(a, b)))
+        }
+        (a, b) => a == b,
+    }
+}
+
+/// Whether a text matches one of the patterns above: characters and classes, each perhaps with a
+/// count, from beginning to end.
+fn matches(pattern: &str, text: &str) -> bool {
+    let inner = pattern
+        .strip_prefix('^')
+        .and_then(|pattern| pattern.strip_suffix('$'));
+    let pattern: Vec<char> = inner.expect("an anchored pattern").chars().collect();
+    let text: Vec<char> = text.chars().collect();
+    matches_from(&pattern, &text)
+}
+
+fn matches_from(pattern: &[char], text: &[char]) -> bool {
+    let Some(&first) = pattern.first() else {
+        return text.is_empty();
+    };
+    let close = |sign: char| {
+        pattern
+            .iter()
+            .position(|&c| c == sign)
+            .expect("it is closed")
+    };
+    let (ranges, mut rest) = if first == '[' {
+        let end = close(']');
+        let mut ranges = Vec::new();
+        let mut class = &pattern[1..end];
+        while let Some((&low, after)) = class.split_first() {
+            if let ['-', high, after @ ..] = after {
+                ranges.push((low, *high));
+                class = after;
+            } else {
+                ranges.push((low, low));
+                class = after;
+            }
+        }
+        (ranges, &pattern[end + 1..])
+    } else {
+        (vec![(first, first)], &pattern[1..])
+    };
+    let (mut least, mut most) = (1, 1);
+    if rest.first() == Some(&'{') {
+        let end = rest.iter().position(|&c| c == '}').expect("it is closed");
+        let count: String = rest[1..end].iter().collect();
+        let (low, high) = count.split_once(',').unwrap_or((&count, &count));
+        least = low.parse().expect("a count");
+        most = high.parse().expect("a count");
+        rest = &rest[end + 1..];
+    }
+    let fitting = text
+        .iter()
+        .take(most)
+        .take_while(|c| ranges.iter().any(|(low, high)| (low..=high).contains(c)))
+        .count();
+    (least..=fitting).any(|count| matches_from(rest, &text[count..]))
+}

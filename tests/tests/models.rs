@@ -1,0 +1,349 @@
+//! Several models by name: they come when they are asked for and go when nobody needs them, and what
+//! is wrong with one is nothing to the others. The same file under several names counts as several.
+
+use corral_tests::{Corral, Metrics, PATIENCE, SURE, artefacts, raw_exchange, run, scratch_folder};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// `NAME=FILE` for a file.
+fn named(name: &str, file: &Path) -> String {
+    format!("{name}={}", file.to_str().expect("a path in UTF-8"))
+}
+
+/// A server with the demo model under these names too, each with few cells, and further arguments.
+fn start(names: &[&str], arguments: &[&str]) -> Corral {
+    let models: Vec<_> = names
+        .iter()
+        .map(|name| named(name, &artefacts::model()))
+        .collect();
+    let mut line = vec!["--context", "512", "--cells", "512", "--sequences", "8"];
+    for model in &models {
+        line.extend(["--model", model]);
+    }
+    line.extend(arguments);
+    Corral::start_with(&line)
+}
+
+/// Asks a model some sums.
+fn ask(corral: &Corral, model: &str) {
+    for sum in SURE {
+        let request = json!({"model": model, "prompt": sum.question(), "max_tokens": 10});
+        let answer = corral.generate(&request);
+        assert_eq!(answer["text"], sum.answer(), "{answer}");
+        assert_eq!(answer["model"], model);
+    }
+}
+
+/// What the admin listener says of a model.
+fn status(corral: &Corral, model: &str) -> Value {
+    let answer = corral.get_admin(&format!("/models/{model}"));
+    assert_eq!(answer.status, 200, "{answer:?}");
+    answer.json()
+}
+
+fn sample(metrics: &Metrics, family: &str, model: &str) -> f64 {
+    metrics.get_or_zero(&format!("{family}{{model=\"{model}\"}}"))
+}
+
+fn is_in(metrics: &Metrics, model: &str, state: &str) -> bool {
+    let labels = format!("model=\"{model}\",state=\"{state}\"");
+    metrics.get_or_zero(&format!("corral_model_state{{{labels}}}")) == 1.0
+}
+
+/// Sends a request without a body to the admin listener; the status and the body.
+fn tell(corral: &Corral, method: &str, path: &str) -> (u16, Value) {
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let answer = raw_exchange(corral.admin(), request.as_bytes(), false, PATIENCE);
+    let answer = String::from_utf8(answer).expect("text");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
+    let body = serde_json::from_str(body).expect(&answer);
+    (status.expect(head), body)
+}
+
+#[test]
+fn the_first_is_there_and_the_others_come_when_they_are_asked_for() {
+    let corral = start(&["second", "never"], &[]);
+    let stderr = corral.stderr();
+    assert!(stderr.contains("model tiny is loaded"), "{stderr}");
+    assert!(!stderr.contains("second"), "{stderr}");
+    let all = corral.get_admin("/models").json();
+    let states: Vec<_> = all["models"].as_array().expect("a list").iter().collect();
+    let states: Vec<_> = states.iter().map(|m| (&m["model"], &m["state"])).collect();
+    let expected = [
+        ("tiny", "loaded"),
+        ("second", "asleep"),
+        ("never", "asleep"),
+    ];
+    let expected = expected.map(|(model, state)| (json!(model), json!(state)));
+    assert_eq!(
+        states,
+        expected.each_ref().map(|(model, state)| (model, state))
+    );
+
+    std::thread::scope(|scope| {
+        for _ in 0..20 {
+            scope.spawn(|| ask(&corral, "second"));
+        }
+    });
+    ask(&corral, "tiny");
+    let metrics = corral.settled();
+    let finished = "corral_engine_sequences_finished_total";
+    for (model, loads, answers) in [
+        ("tiny", 1.0, 1.0),
+        ("second", 1.0, 20.0),
+        ("never", 0.0, 0.0),
+    ] {
+        assert_eq!(sample(&metrics, "corral_model_loads_total", model), loads);
+        let all = answers * SURE.len() as f64;
+        assert_eq!(sample(&metrics, finished, model), all, "{model}");
+    }
+    assert_eq!(metrics.get("corral_model_leases"), 0.0);
+    assert!(status(&corral, "second")["memory_bytes"].as_u64() > Some(1 << 20));
+    assert_eq!(status(&corral, "never")["memory_bytes"], 0);
+
+    // Those who look see all of them.
+    let seen = corral.get_admin("/sequences").json();
+    assert_eq!(seen["models"][1]["state"], "loaded");
+    assert_eq!(seen["models"][1]["cells"]["all"], 512);
+    assert_eq!(seen["models"][2]["state"], "asleep");
+    let admin = format!("http://{}", corral.admin());
+    let top = run(["top", "--admin", &admin]);
+    assert!(top.stdout.contains("\nsecond: 0 running"), "{top:?}");
+    assert!(top.stdout.contains("\nnever: asleep"), "{top:?}");
+
+    let unknown = corral.post("/generate", r#"{"model": "other", "prompt": "1+1="}"#);
+    let detail = unknown.problem(404, "unknown-model");
+    assert!(detail.contains("never"), "{detail}");
+}
+
+#[test]
+fn who_is_idle_goes_and_comes_back_and_nobody_who_is_in_use_goes() {
+    let corral = Corral::start_with(&["--model-idle", "0.3"]);
+    let mut decoded = 0.0;
+    for life in 1..=3_u32 {
+        ask(&corral, "tiny");
+        let metrics =
+            corral.wait_until("it is unloaded", |metrics| is_in(metrics, "tiny", "asleep"));
+        assert_eq!(
+            sample(&metrics, "corral_model_unloads_total", "tiny"),
+            f64::from(life)
+        );
+        assert_eq!(sample(&metrics, "corral_model_memory_bytes", "tiny"), 0.0);
+        // What was counted goes on, and adds up over all lives.
+        let now = metrics.get("corral_engine_tokens_decoded_total");
+        assert!(now > decoded, "{now} after {decoded}");
+        decoded = now;
+        corral.settled();
+        assert_eq!(
+            corral.get_admin("/readyz").status,
+            200,
+            "it would be answered"
+        );
+    }
+    let stream = corral.endless("/generate");
+    std::thread::sleep(Duration::from_millis(700));
+    assert_eq!(status(&corral, "tiny")["leases"], 1);
+    let (code, problem) = tell(&corral, "DELETE", "/models/tiny");
+    assert_eq!(
+        (code, &problem["code"]),
+        (409, &json!("model-in-use")),
+        "{problem}"
+    );
+    drop(stream);
+    let gone = |metrics: &Metrics| is_in(metrics, "tiny", "asleep");
+    corral.wait_until("it is unloaded", gone);
+    corral.settled();
+}
+
+#[test]
+fn an_operator_can_load_and_unload() {
+    let corral = start(&["second"], &["--preload", "none"]);
+    assert!(!corral.stderr().contains("loading"), "{}", corral.stderr());
+    let (code, told) = tell(&corral, "PUT", "/models/second");
+    assert_eq!((code, &told["state"]), (200, &json!("loaded")), "{told}");
+    ask(&corral, "second");
+    // A call holds its model a moment longer than its answer takes.
+    corral.wait_until("nobody uses it", |metrics| {
+        metrics.get("corral_model_leases") == 0.0
+    });
+    let (code, told) = tell(&corral, "DELETE", "/models/second");
+    assert_eq!(code, 202, "{told}");
+    corral.wait_until("it is unloaded", |metrics| {
+        is_in(metrics, "second", "asleep")
+    });
+    assert_eq!(
+        tell(&corral, "DELETE", "/models/second").0,
+        202,
+        "it is so already"
+    );
+    for method in ["GET", "PUT", "DELETE"] {
+        let (code, problem) = tell(&corral, method, "/models/third");
+        assert_eq!(
+            (code, &problem["code"]),
+            (404, &json!("unknown-model")),
+            "{method}"
+        );
+    }
+    assert_eq!(tell(&corral, "POST", "/models/second").0, 405);
+    assert_eq!(tell(&corral, "DELETE", "/models").0, 405);
+    corral.get_admin("/modelsx").problem(404, "no-route");
+    assert!(corral.get_admin("/").body.contains("/models"));
+    ask(&corral, "tiny");
+    ask(&corral, "second");
+}
+
+#[test]
+fn three_take_turns_in_memory_for_two() {
+    let one = start(&[], &[]);
+    let size = status(&one, "tiny")["memory_bytes"]
+        .as_u64()
+        .expect("its size");
+    drop(one);
+    // A model is taken for a bit larger before it is loaded.
+    let memory = (size * 5 / 2).div_ceil(1 << 20).to_string();
+    let corral = start(&["second", "third"], &["--model-memory", &memory]);
+    for _ in 0..3 {
+        for model in ["tiny", "second", "third"] {
+            ask(&corral, model);
+            let held = corral.metrics().get("corral_model_memory_bytes");
+            assert!(held <= size as f64 * 2.5 + 1e6, "{held} of {memory} MiB");
+        }
+    }
+    std::thread::scope(|scope| {
+        for model in ["tiny", "second", "third"].repeat(2) {
+            let corral = &corral;
+            scope.spawn(move || ask(corral, model));
+        }
+    });
+    let metrics = corral.settled();
+    assert!(
+        metrics.get("corral_model_unloads_total") >= 6.0,
+        "{metrics:?}"
+    );
+    assert_eq!(metrics.get("corral_model_load_failures_total"), 0.0);
+}
+
+#[test]
+fn a_broken_file_fails_its_requests_until_there_is_a_good_one() {
+    let folder = scratch_folder();
+    let file = folder.join("broken.gguf");
+    let bad = named("bad", &file);
+    let mut corral = start(&[], &["--model", &bad]);
+    let noted = corral.stderr();
+    assert!(
+        noted.contains("model bad can't be used as it is"),
+        "{noted}"
+    );
+    let whole = std::fs::read(artefacts::model()).expect("the model can be read");
+    let request = r#"{"model": "bad", "prompt": "1+1="}"#;
+    for (bytes, expected) in [
+        (None, "cannot read"),
+        (Some(&b"once upon a time"[..]), "not a GGUF model"),
+        (Some(&whole[..whole.len() / 2]), "cannot be loaded"),
+    ] {
+        if let Some(bytes) = bytes {
+            std::fs::write(&file, bytes).expect("the scratch folder can be written");
+        }
+        for _ in 0..3 {
+            let detail = corral.post("/generate", request).problem(500, "failed");
+            assert!(detail.contains("model bad can't be loaded"), "{detail}");
+            assert!(detail.contains(expected), "{detail}");
+            assert!(
+                !detail.contains(folder.to_str().expect("UTF-8")),
+                "{detail}"
+            );
+        }
+        let told = status(&corral, "bad");
+        assert_eq!(told["state"], "failed", "{told}");
+        let error = told["error"].as_str().expect("why");
+        assert!(error.contains(expected), "{told}");
+        assert!(corral.stderr().contains(error), "the log says it too");
+        let (code, problem) = tell(&corral, "PUT", "/models/bad");
+        assert_eq!(
+            (code, &problem["code"]),
+            (500, &json!("model-failed")),
+            "{problem}"
+        );
+        corral.check_alive();
+        assert_eq!(corral.get_admin("/readyz").status, 200);
+    }
+    std::fs::write(&file, &whole).expect("the scratch folder can be written");
+    ask(&corral, "bad");
+    corral.settled();
+    corral.signal("TERM");
+    let status = corral.wait(Duration::from_secs(10));
+    assert_eq!(status.code(), Some(0), "{}", corral.stderr());
+    std::fs::remove_dir_all(folder).expect("it is ours");
+}
+
+#[test]
+fn a_model_that_is_too_large_is_refused_in_words() {
+    let corral = start(&[], &["--preload", "none", "--model-memory", "1"]);
+    let answer = corral.post("/generate", r#"{"prompt": "1+1="}"#);
+    let detail = answer.problem(500, "failed");
+    assert!(
+        detail.contains("all models together may have 1 MiB"),
+        "{detail}"
+    );
+    assert_eq!(
+        corral.get("/hello").status,
+        200,
+        "who needs no model is answered"
+    );
+}
+
+#[test]
+fn what_is_to_be_there_at_the_start_has_to_be_good() {
+    let folder = scratch_folder();
+    let missing = named("missing", &folder.join("missing.gguf"));
+    let good = named("tiny", &artefacts::model());
+    let generate = artefacts::plugin("generate");
+    let generate = generate.to_str().expect("UTF-8");
+    let cache = artefacts::scratch().join("compiled");
+    let cache = ["--cache", cache.to_str().expect("UTF-8")];
+    let ports = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
+    let both = ["--model", &good, "--model", &missing];
+    let all = [&["serve"][..], &ports, &both, &cache, &["--preload", "all"]].concat();
+    let ended = run(all);
+    assert_eq!(
+        (ended.code, ended.stdout.as_str()),
+        (Some(1), ""),
+        "{ended:?}"
+    );
+    let last = ended.stderr.lines().last().expect("it says why");
+    assert!(
+        last.contains("cannot read") && last.contains("missing.gguf"),
+        "{ended:?}"
+    );
+    // A command that does not ask for it is not disturbed.
+    let line = [&["run", generate][..], &both, &cache, &["--", "1+1="]].concat();
+    let ended = run(line);
+    assert_eq!(
+        (ended.code, ended.stdout.as_str()),
+        (Some(0), "2\n"),
+        "{ended:?}"
+    );
+    let asked = ["--", "--model", "missing", "1+1="];
+    let line = [&["run", generate][..], &both, &cache, &asked].concat();
+    let ended = run(line);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(
+        ended.stderr.contains("model missing can't be loaded"),
+        "{ended:?}"
+    );
+    std::fs::remove_dir_all(folder).expect("it is ours");
+}
+
+#[test]
+fn with_all_models_in_memory_and_calls_that_wait_the_end_is_quick() {
+    let mut corral = start(&["second"], &["--preload", "all", "--grace", "1"]);
+    let streams = corral.hold(2);
+    let started = Instant::now();
+    corral.signal("TERM");
+    let status = corral.wait(Duration::from_secs(20));
+    assert_eq!(status.code(), Some(0), "{}", corral.stderr());
+    assert!(started.elapsed() < Duration::from_secs(15), "it hung");
+    drop(streams);
+}
