@@ -298,16 +298,17 @@ fn document() -> Value {
 
 #[test]
 fn the_served_document_is_that_of_the_structures() {
-    let mut text = serde_json::to_string_pretty(&document()).expect("serialisable");
-    text.push('\n');
+    let made = document();
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
     if std::env::var_os("CORRAL_WRITE_SCHEMAS").is_some() {
-        std::fs::write(file, &text).expect("the source can be written");
+        let text = serde_json::to_string_pretty(&made).expect("serialisable");
+        std::fs::write(file, text + "\n").expect("the source can be written");
         return;
     }
+    // Not as texts: in which order members are written depends on features of other crates.
+    let served: Value = serde_json::from_str(super::api::OPENAPI).expect("JSON");
     assert_eq!(
-        super::api::OPENAPI,
-        text,
+        served, made,
         "the API has changed; write its description anew: CORRAL_WRITE_SCHEMAS=1 cargo test"
     );
 }

@@ -457,15 +457,17 @@ GREETING = "hello"
     fn the_published_schema_is_that_of_the_structure() {
         let settings = schemars::generate::SchemaSettings::draft2020_12();
         let schema = settings.into_generator().into_root_schema_for::<Manifest>();
-        let mut text = serde_json::to_string_pretty(&schema).expect("serialisable");
-        text.push('\n');
+        let made = serde_json::Value::from(schema);
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/manifest.schema.json");
         if std::env::var_os("CORRAL_WRITE_SCHEMAS").is_some() {
-            std::fs::write(file, &text).expect("the source can be written");
+            let text = serde_json::to_string_pretty(&made).expect("serialisable");
+            std::fs::write(file, text + "\n").expect("the source can be written");
             return;
         }
+        // Not as texts: in which order members are written depends on features of other crates.
+        let published: serde_json::Value = serde_json::from_str(MANIFEST_SCHEMA).expect("JSON");
         assert_eq!(
-            MANIFEST_SCHEMA, text,
+            published, made,
             "the structure has changed; write the schema anew: CORRAL_WRITE_SCHEMAS=1 cargo test"
         );
     }
