@@ -4,7 +4,7 @@
 #   plugins/build.sh OUT_DIR
 #
 # The crates are compiled to core modules for wasm32-wasip1 and made components by
-# plugins/componentize. Two compilers can do the first part:
+# plugins/componentize; who has a corral.toml gets it beside the component, as NAME.toml. Two compilers can do the first part:
 #   - the one in PATH, if it has the target or rustup can add it;
 #   - otherwise Debian's, which has no wasm std but its source (-Zbuild-std).
 # Each has a target directory of its own in $CORRAL_CACHE/build ($CORRAL_CACHE is ~/.cache/corral
@@ -118,6 +118,9 @@ for manifest in plugins/*/Cargo.toml examples/*/Cargo.toml tests/plugins/*/Cargo
   grep -q '"cdylib"' "$manifest" || continue
   name=$(sed -n 's/^name = "\(.*\)"$/\1/p' "$manifest" | head -n1)
   components+=("$name=$modules/${name//-/_}.wasm")
+  if [ -f "${manifest%/*}/corral.toml" ]; then
+    cp "${manifest%/*}/corral.toml" "$out/$name.toml"
+  fi
 done
 # Empty flags win over those of .cargo/config.toml: the tool must run on whatever machine the cache
 # is next found on.

@@ -19,13 +19,17 @@ pub struct Answer {
 impl Answer {
     pub(crate) fn read(response: ureq::http::Response<ureq::Body>) -> Self {
         let status = response.status().as_u16();
-        let headers = headers_of(&response);
-        let body = response.into_body().read_to_string();
-        Answer {
-            status,
-            headers,
-            body: body.unwrap_or_else(|error| panic!("the body of a {status}: {error}")),
-        }
+        Self::try_read(response).unwrap_or_else(|error| panic!("the body of a {status}: {error}"))
+    }
+
+    pub(crate) fn try_read(
+        response: ureq::http::Response<ureq::Body>,
+    ) -> Result<Self, ureq::Error> {
+        Ok(Answer {
+            status: response.status().as_u16(),
+            headers: headers_of(&response),
+            body: response.into_body().read_to_string()?,
+        })
     }
 
     /// A header's value.

@@ -8,14 +8,20 @@
 #![warn(missing_docs)]
 
 pub mod artefacts;
+mod client;
 mod command_line;
+pub mod deployments;
 mod http;
 mod metrics;
+pub mod schema;
 mod server;
 mod sums;
+mod tls;
 
+pub use client::{Client, Reply, Version, block_on};
 pub use command_line::{Ended, run, scratch_folder};
 pub use http::{Answer, Stream, raw_exchange};
 pub use metrics::{Distribution, Metrics};
 pub use server::{Corral, ENDLESS, PATIENCE};
 pub use sums::{SURE, Sum, some_sums};
+pub use tls::{Identity, Trust};

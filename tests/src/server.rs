@@ -41,6 +41,8 @@ pub struct Corral {
     public: String,
     admin: String,
     announced: Vec<String>,
+    /// The admin token, when there is a store.
+    token: Option<String>,
     stderr: Arc<Mutex<String>>,
     agent: ureq::Agent,
 }
@@ -105,6 +107,7 @@ impl Corral {
             public: String::new(),
             admin: String::new(),
             announced: Vec::new(),
+            token: None,
             stderr,
             agent: ureq::Agent::config_builder()
                 .http_status_as_error(false)
@@ -122,7 +125,13 @@ impl Corral {
                 Ok(line) => line,
                 Err(error) => panic!("corral said no more on stdout: {error}"),
             };
-            if let Some(address) = line.strip_prefix("listening on http://") {
+            if let Some(file) = line.strip_prefix("admin token in ") {
+                let token = std::fs::read_to_string(file).expect("it was written");
+                corral.token = Some(token.trim().to_owned());
+            }
+            let address = line.strip_prefix("listening on http://");
+            let address = address.or(line.strip_prefix("listening on https://"));
+            if let Some(address) = address {
                 corral.public = address.to_owned();
             }
             if let Some(address) = line.strip_prefix("admin on http://") {
@@ -163,6 +172,52 @@ impl Corral {
         self.get_from(&self.admin, path)
     }
 
+    /// The admin token; panics without a store.
+    pub fn token(&self) -> &str {
+        self.token.as_deref().expect("started with --store")
+    }
+
+    /// A request to the admin API, with the token.
+    pub fn ask_admin(&self, method: &str, path: &str, body: impl AsRef<[u8]>) -> Answer {
+        self.try_ask_admin(method, path, body.as_ref())
+            .unwrap_or_else(|error| panic!("{method} {path}: {error}"))
+    }
+
+    /// The same, while the server may be killed.
+    pub fn try_ask_admin(
+        &self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<Answer, ureq::Error> {
+        self.send_admin(method, path, body)
+            .and_then(Answer::try_read)
+    }
+
+    /// A request to the admin API, whose answer is read bit by bit.
+    pub fn stream_admin(&self, path: &str) -> Stream {
+        let sent = self.send_admin("GET", path, b"");
+        Stream::new(sent.unwrap_or_else(|error| panic!("GET {path}: {error}")))
+    }
+
+    fn send_admin(
+        &self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<ureq::http::Response<ureq::Body>, ureq::Error> {
+        let request = ureq::http::Request::builder()
+            .method(method)
+            .uri(format!("http://{}{path}", self.admin))
+            .header("content-type", "application/json")
+            .header("authorization", format!("Bearer {}", self.token()));
+        if matches!(method, "GET" | "DELETE") {
+            self.agent.run(request.body(()).expect("a good request"))
+        } else {
+            self.agent.run(request.body(body).expect("a good request"))
+        }
+    }
+
     fn get_from(&self, address: &str, path: &str) -> Answer {
         let response = self.agent.get(format!("http://{address}{path}")).call();
         Answer::read(response.unwrap_or_else(|error| panic!("GET {path}: {error}")))
@@ -182,6 +237,13 @@ impl Corral {
             self.try_post(path, body.as_ref())
                 .unwrap_or_else(|error| panic!("POST {path}: {error}")),
         )
+    }
+
+    /// `GET` on the public listener, while the server may be killed.
+    pub fn try_get(&self, path: &str) -> Result<Answer, ureq::Error> {
+        let address = &self.public;
+        let response = self.agent.get(format!("http://{address}{path}")).call();
+        response.and_then(Answer::try_read)
     }
 
     fn try_post(

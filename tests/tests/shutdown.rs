@@ -1,7 +1,7 @@
 //! The way down: nothing new, what runs ends, and then the process.
 
-use corral_tests::Corral;
-use serde_json::json;
+use corral_tests::{Client, Corral, PATIENCE, Version, block_on, some_sums};
+use serde_json::{Value, json};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -90,4 +90,123 @@ fn a_second_signal_hurries() {
     corral.signal("TERM");
     let status = corral.wait(Duration::from_secs(10));
     assert_eq!(status.code(), Some(0), "{}", corral.stderr());
+}
+
+#[test]
+fn no_request_on_an_open_connection_is_lost() {
+    const CLIENTS: usize = 12;
+    let mut corral = Corral::start_with(&["--grace", "100"]);
+    let address = corral.public().to_owned();
+    let asked = block_on(async {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|number| {
+                let (address, http1) = (address.clone(), number % 3 > 0);
+                tokio::spawn(async move {
+                    let version = if http1 {
+                        Version::Http1
+                    } else {
+                        Version::Http2
+                    };
+                    let client = Client::connect(&address, version, None).await;
+                    let client = client.expect("it accepts");
+                    let mut asked = 0;
+                    for sum in some_sums(5000).into_iter().skip(number * 400) {
+                        let request = json!({"prompt": sum.question(), "max_tokens": 20});
+                        // An answer that takes a moment and one that is there at once.
+                        let (path, body, right) = match asked % 2 {
+                            0 => ("/generate", request.to_string(), sum.answer()),
+                            _ => ("/misbehave/ok", String::new(), "ok".to_owned()),
+                        };
+                        let answer = match client.ask(path, &[], &body).await {
+                            Ok(answer) => answer,
+                            // GOAWAY says that the request was not taken up; over HTTP/1.1 the answer
+                            // before it has said that it is the last.
+                            Err(error) => {
+                                assert!(!http1, "request {asked}: {error:?}");
+                                break;
+                            }
+                        };
+                        assert_eq!(answer.status, 200, "{answer:?}");
+                        let text = match asked % 2 {
+                            0 => answer.json()["text"].as_str().map(str::to_owned),
+                            _ => Some(answer.body.clone()),
+                        };
+                        assert_eq!(text, Some(right), "{sum:?}");
+                        asked += 1;
+                        if answer.header("connection") == Some("close") {
+                            break;
+                        }
+                    }
+                    asked
+                })
+            })
+            .collect();
+        corral.wait_until("all are at work", |metrics| {
+            metrics.get("corral_engine_sequences_finished_total") >= 5.0 * CLIENTS as f64
+        });
+        corral.signal("TERM");
+        let mut asked = Vec::new();
+        for client in clients {
+            asked.push(client.await.expect("every answer is right"));
+        }
+        asked
+    });
+    let status = corral.wait(PATIENCE);
+    assert_eq!(status.code(), Some(0), "{}", corral.stderr());
+    assert!(!corral.stderr().contains("cut off"), "{}", corral.stderr());
+    assert!(asked.iter().all(|asked| *asked > 0), "{asked:?}");
+}
+
+#[test]
+fn a_stream_of_events_ends_whole_when_its_time_is_over() {
+    for version in [Version::Http1, Version::Http2] {
+        let mut corral = Corral::start_with(&["--grace", "0.2"]);
+        let address = corral.public().to_owned();
+        let text = block_on(async {
+            let client = Client::connect(&address, version, None).await;
+            let mut request = long_request();
+            request["stream"] = json!(true);
+            let client = client.expect("it accepts");
+            let answer = client.send("/generate", &[], &request.to_string()).await;
+            let mut answer = answer.expect("begun");
+            let mut text = Vec::new();
+            while let Some(piece) = answer.piece().await {
+                if text.is_empty() {
+                    corral.signal("TERM");
+                }
+                text.extend(piece.expect("not cut off"));
+            }
+            String::from_utf8(text).expect("text")
+        });
+        let status = corral.wait(Duration::from_secs(10));
+        assert_eq!(status.code(), Some(0), "{}", corral.stderr());
+        let last = text.trim_end().rsplit("\n\n").next().expect("an event");
+        let problem = last.strip_prefix("event: error\ndata: ").expect(last);
+        let problem: Value = serde_json::from_str(problem).expect("JSON");
+        assert_eq!(problem["code"], "shutting-down");
+        assert_eq!(problem["status"], 503);
+        assert!(text.ends_with("\n\n"), "{text}");
+    }
+}
+
+#[test]
+fn with_a_delay_requests_are_taken_for_a_while_longer() {
+    let mut corral = Corral::start_with(&["--drain-delay", "30", "--grace", "50"]);
+    corral.check_alive();
+    corral.signal("TERM");
+    let started = Instant::now();
+    while corral.get("/readyz").status == 200 {
+        assert!(started.elapsed() < PATIENCE, "still ready");
+    }
+    // Over connections that it had, and over new ones.
+    corral.check_alive();
+    assert_eq!(corral.get("/healthz").status, 200);
+    drop(TcpStream::connect(corral.public()).expect("it still accepts"));
+    corral.signal("TERM");
+    let status = corral.wait(PATIENCE);
+    assert_eq!(status.code(), Some(0), "{}", corral.stderr());
+    assert!(
+        started.elapsed() < Duration::from_secs(25),
+        "nobody waited for the delay"
+    );
 }

@@ -1,6 +1,9 @@
 //! The command line.
 
 use crate::complaint::Complaint;
+use crate::deploy::DeployCommand;
+use crate::front::FrontArguments;
+use crate::keys::KeysCommand;
 use crate::memory::Memory;
 use crate::residence::Residence;
 use crate::top::Top;
@@ -32,9 +35,14 @@ pub(crate) enum Command {
     Run(Box<Run>),
     /// Show what goes on in the models of a server: what runs, what is kept, and what that holds.
     Top(Top),
+    /// API keys for `corral serve --keys`.
+    #[command(subcommand)]
+    Keys(KeysCommand),
     /// Measure.
     #[command(subcommand)]
     Bench(Bench),
+    #[command(flatten)]
+    Deployments(DeployCommand),
 }
 
 impl Command {
@@ -43,7 +51,11 @@ impl Command {
     pub(crate) fn default_logs(&self) -> &'static str {
         match self {
             Command::Serve(_) => "warn,corral::plugin=info",
-            Command::Run(_) | Command::Top(_) | Command::Bench(_) => "error",
+            Command::Run(_)
+            | Command::Top(_)
+            | Command::Keys(_)
+            | Command::Bench(_)
+            | Command::Deployments(_) => "error",
         }
     }
 }
@@ -55,10 +67,20 @@ pub(crate) struct Serve {
     /// Where plugins are called, HOST:PORT; port 0 picks a free one.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub(crate) listen: String,
-    /// Where /metrics is and what 'corral top' shows, HOST:PORT. It asks for no password: leave it on loopback.
+    /// Where /metrics, what 'corral top' shows and the admin API are, HOST:PORT. Whoever can reach it
+    /// from another machine has to send the admin token.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081")]
     pub(crate) admin: String,
-    /// A plugin and the path prefix below which it answers; may be given several times.
+    /// Folder in which deployments are kept, of this user alone; made if it isn't there. With it
+    /// 'corral deploy' works.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) store: Option<PathBuf>,
+    /// File with the admin token. Without it the token is that in CORRAL_ADMIN_TOKEN, or one that is
+    /// made and written to the file admin-token in the store.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) admin_token_file: Option<PathBuf>,
+    /// A plugin that lasts as long as the process, and the path prefix below which it answers; may be
+    /// given several times.
     #[arg(long = "plugin", value_name = "ROUTE=FILE")]
     pub(crate) plugins: Vec<PluginArgument>,
     /// The priority of a route's plugin, 0 unless it is said, up to 255: generations of the higher
@@ -71,12 +93,15 @@ pub(crate) struct Serve {
     pub(crate) sharing: Vec<Prefix>,
     #[command(flatten)]
     pub(crate) limits: PluginLimits,
-    /// Connections at once; further clients wait.
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = whole(1..=1_000_000))]
-    pub(crate) connections: u64,
+    #[command(flatten)]
+    pub(crate) front: FrontArguments,
     /// How long running requests may go on after SIGTERM, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     pub(crate) grace: Duration,
+    /// How long after SIGTERM requests are still taken, in seconds: time for whoever sends them here to
+    /// see that /readyz says no.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) drain_delay: Option<Duration>,
 }
 
 #[derive(Args, Debug)]
@@ -248,6 +273,9 @@ pub(crate) struct PluginLimits {
     /// Largest request body, in KiB.
     #[arg(long, value_name = "KIB", default_value_t = 8192, value_parser = whole(1..=4_194_304))]
     pub(crate) body_limit: u64,
+    /// Largest response body, in KiB.
+    #[arg(long, value_name = "KIB", default_value_t = 262_144, value_parser = whole(1..=4_194_304))]
+    pub(crate) response_limit: u64,
     /// Calls of a plugin that run at once.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = whole(1..=10_000))]
     pub(crate) calls: u64,
@@ -271,6 +299,7 @@ impl PluginLimits {
             time: self.time_limit.unwrap_or(time),
             cpu: self.cpu_limit.unwrap_or(cpu),
             request_bytes: size(self.body_limit << 10),
+            response_bytes: self.response_limit << 10,
             concurrent: size(self.calls),
             queue: size(self.queue),
             queue_time: self.queue_time,
@@ -453,7 +482,9 @@ impl CommandLine {
         let models = match &self.command {
             Command::Serve(serve) => &serve.models,
             Command::Run(run) => &run.models,
-            Command::Top(_) | Command::Bench(_) => return Ok(()),
+            Command::Top(_) | Command::Keys(_) | Command::Bench(_) | Command::Deployments(_) => {
+                return Ok(());
+            }
         };
         models.memory.check()?;
         let mut names = HashSet::new();
@@ -489,7 +520,8 @@ impl CommandLine {
                 .sharing
                 .iter()
                 .map(|route| ("--share-prefixes", route));
-            for (option, route) in priorities.chain(sharing) {
+            let front = serve.front.routes();
+            for (option, route) in priorities.chain(sharing).chain(front) {
                 if !serve.plugins.iter().any(|plugin| plugin.route == *route) {
                     return Err(Complaint::Usage(format!(
                         "{option} names the route '{route}', which no --plugin has"
@@ -652,6 +684,28 @@ mod tests {
                 "corral serve --model x.gguf --plugin /g=g.wasm --share-prefixes /h",
                 "--share-prefixes names the route '/h', which no --plugin has",
             ),
+            (
+                "corral serve --model x.gguf --plugin /g=g.wasm --quota /h=concurrent:1",
+                "--quota names the route '/h', which no --plugin has",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g=g.wasm --error-format /h=openai",
+                "--error-format names the route '/h', which no --plugin has",
+            ),
+            (
+                "corral serve --model x.gguf --plugin /g=g.wasm --open /g",
+                "--keys <FILE>",
+            ),
+            (
+                "corral serve --model x.gguf --tls-cert x",
+                "--tls-key <FILE>",
+            ),
+            (
+                "corral serve --model x.gguf --tls-key x",
+                "--tls-cert <FILE>",
+            ),
+            ("corral keys new", "--tenant <TENANT>"),
+            ("corral keys new --tenant a/b", "it is no name"),
             (
                 "corral serve --model x.gguf --spill-memory 0 --spill-folder x",
                 "give some memory",

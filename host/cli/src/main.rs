@@ -3,10 +3,14 @@
 
 #![forbid(unsafe_code)]
 
+mod admin_token;
 mod arguments;
 mod bench;
 mod complaint;
+mod deploy;
+mod front;
 mod house;
+mod keys;
 mod logs;
 mod memory;
 mod residence;
@@ -31,7 +35,9 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => serve::serve(arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Top(arguments) => top::top(&arguments),
+        Command::Keys(command) => keys::keys(&command),
         Command::Bench(arguments) => bench::bench(&arguments),
+        Command::Deployments(command) => deploy::run(&command),
     };
     ended.unwrap_or_else(|complaint: Complaint| complaint.tell(verbose))
 }

@@ -1,10 +1,13 @@
 //! `corral serve`.
 
+use crate::admin_token::{self, AdminToken};
 use crate::arguments::{PriorityArgument, Serve};
 use crate::complaint::Complaint;
+use crate::front;
 use crate::house;
 use corral_engine::Models;
-use corral_server::{Deployment, House, Limits, Listeners, Routes, Server, stop_signal};
+use corral_server::deployments::{Bounds, Deployments, Store};
+use corral_server::{Access, Front, House, Listeners, Server, reload_signal, stop_signal};
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -24,25 +27,26 @@ pub(crate) fn serve(arguments: Box<Serve>) -> Result<ExitCode, Complaint> {
 }
 
 async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
-    let listeners = Listeners::bind(&arguments.listen, &arguments.admin).await?;
-    let mut limits = Limits::default();
-    limits.connections = usize::try_from(arguments.connections).unwrap_or(usize::MAX);
-    let server = Server::start(listeners, limits)
+    // First, since it is the store's lock that tells whether another process has it.
+    let store = match &arguments.store {
+        Some(folder) => Some(Store::open(folder, Bounds::default())?),
+        None => None,
+    };
+    let token = admin_token::find(arguments.admin_token_file.as_deref(), store.as_ref())?;
+    let listeners = Listeners::bind(&arguments.listen, &arguments.admin)
+        .await?
+        .guarded_by(token.as_ref().map(|token| token.token.clone()))?;
+    let front = arguments.front.front(note)?;
+    let reloading = tokio::spawn(reload_on_signal(front.clone()));
+    let server = Server::start(listeners, front)
         .map_err(Complaint::telling("the listeners could not be started"))?;
-    if !server.admin_address().ip().is_loopback() {
-        note(format!(
-            "{} can be reached from other machines and asks for no password; \
-             keep --admin on 127.0.0.1 unless a firewall stands before it",
-            server.admin_address()
-        ));
-    }
 
     // Polled from here on, so that a signal counts while models are being loaded.
     let stop = stop_signal();
     tokio::pin!(stop);
     let models = house::models(&arguments.models)?;
     let house = tokio::select! {
-        loaded = load(arguments, &models) => loaded?,
+        loaded = load(arguments, &models, store) => loaded?,
         stopped = stop.as_mut() => {
             stopped.map_err(Complaint::telling(NO_SIGNALS))?;
             house::end(models).await;
@@ -50,9 +54,25 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
         }
     };
     server.open(house);
-    announce(arguments, &server);
+    announce(arguments, &server, token.as_ref());
 
     stop.await.map_err(Complaint::telling(NO_SIGNALS))?;
+    let hurry = stop_signal();
+    tokio::pin!(hurry);
+    if let Some(delay) = arguments.drain_delay {
+        server.announce_stop();
+        note(format!(
+            "stopping; requests are taken for {} s more, a second signal ends that now",
+            delay.as_secs_f64()
+        ));
+        tokio::select! {
+            () = tokio::time::sleep(delay) => {}
+            stopped = hurry.as_mut() => {
+                stopped.map_err(Complaint::telling(NO_SIGNALS))?;
+                hurry.set(stop_signal());
+            }
+        }
+    }
     note(format!(
         "stopping; running requests have {} s to end, a second signal ends them now",
         arguments.grace.as_secs_f64()
@@ -60,25 +80,48 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     let hurry = async {
         tokio::select! {
             () = tokio::time::sleep(arguments.grace) => {}
-            _ = stop_signal() => {}
+            _ = hurry => {}
         }
     };
     if !server.stop(hurry).await {
         note("requests were still running and have been cut off".to_owned());
     }
+    reloading.abort();
     house::end(models).await;
     Ok(ExitCode::SUCCESS)
 }
 
+/// Reads files again whenever SIGHUP asks for it.
+async fn reload_on_signal(front: Front) {
+    while reload_signal().await.is_ok() {
+        let front = front.clone();
+        // Files may take their time. Should it panic, the files stay as they were read last.
+        let _ = tokio::task::spawn_blocking(move || front::reload(&front, note)).await;
+    }
+}
+
 /// Everything that has to be there before the first request.
-async fn load(arguments: &Serve, models: &Models) -> Result<House, Complaint> {
+async fn load(
+    arguments: &Serve,
+    models: &Models,
+    store: Option<Store>,
+) -> Result<House, Complaint> {
     house::preload(&arguments.models, models, note).await?;
     let runtime = house::runtime(arguments.models.cache.clone(), models)?;
-    if arguments.plugins.is_empty() {
-        note("there is nothing to call yet; add --plugin ROUTE=FILE.wasm".to_owned());
+    if arguments.plugins.is_empty() && store.is_none() {
+        note(
+            "there is nothing to call yet; add --plugin ROUTE=FILE.wasm, or --store FOLDER and \
+             'corral deploy'"
+                .to_owned(),
+        );
     }
     let limits = arguments.limits.for_calls(CALL.0, CALL.1);
-    let mut routes = Routes::default();
+    // With keys, whoever deploys has to say that everyone may call.
+    let access = match arguments.front.keys {
+        Some(_) => Access::Keys,
+        None => Access::Open,
+    };
+    let deployments = Deployments::new(runtime.clone(), store, limits.clone(), access);
     for argument in &arguments.plugins {
         // A deployment that lasts as long as the process is known by its route.
         let name = argument.route.as_str();
@@ -92,7 +135,6 @@ async fn load(arguments: &Serve, models: &Models) -> Result<House, Complaint> {
             share_prefixes: arguments.sharing.contains(&argument.route),
             ..limits.clone()
         };
-        let request_bytes = limits.request_bytes as u64;
         let plugin = house::load_plugin(&runtime, name, &argument.file, limits).await?;
         if !plugin.roles().http {
             return Err(Complaint::Failed(
@@ -104,26 +146,31 @@ async fn load(arguments: &Serve, models: &Models) -> Result<House, Complaint> {
                 .into(),
             ));
         }
-        let deployment = Deployment {
-            plugin,
-            request_bytes,
-        };
-        routes.add(argument.route.clone(), deployment)?;
+        let terms = arguments.front.terms(&argument.route);
+        deployments.add_fixed(argument.route.clone(), plugin, terms)?;
     }
+    deployments.restore().await;
     Ok(House {
         runtime,
         models: models.clone(),
-        routes,
+        deployments,
     })
 }
 
 /// Says on stdout that requests are answered now, and where. Programs wait for these lines.
-fn announce(arguments: &Serve, server: &Server) {
+fn announce(arguments: &Serve, server: &Server, token: Option<&AdminToken>) {
     let mut text = String::new();
     for plugin in &arguments.plugins {
         text += &format!("route {} is {}\n", plugin.route, plugin.file.display());
     }
-    text += &format!("listening on http://{}\n", server.public_address());
+    if let Some(file) = token.and_then(|token| token.file.as_ref()) {
+        text += &format!("admin token in {}\n", file.display());
+    }
+    let scheme = match arguments.front.tls_cert {
+        Some(_) => "https",
+        None => "http",
+    };
+    text += &format!("listening on {scheme}://{}\n", server.public_address());
     text += &format!("admin on http://{}\n", server.admin_address());
     // Serving goes on when nobody reads this.
     let _ = std::io::stdout().write_all(text.as_bytes());

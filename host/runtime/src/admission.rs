@@ -53,6 +53,11 @@ impl Gate {
         }
     }
 
+    /// Whether it has these bounds.
+    pub(crate) fn is_for(&self, concurrent: usize, queue: usize) -> bool {
+        self.concurrent == concurrent.clamp(1, Semaphore::MAX_PERMITS) && self.queue == queue
+    }
+
     /// Waits for a place until `deadline`, if the queue has room.
     pub(crate) async fn enter(self: &Arc<Self>, deadline: Instant) -> Result<Pass, Failure> {
         if let Ok(plugin) = Arc::clone(&self.plugin).try_acquire_owned()

@@ -17,12 +17,24 @@ use wasmtime_wasi_http::{Error, WasiBody};
 #[derive(Debug, Default)]
 pub struct Body(Kind);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 enum Kind {
     #[default]
     Empty,
     Full(Bytes),
     Plugin(Box<FromPlugin>),
+    Stream(Pin<Box<dyn http_body::Body<Data = Bytes, Error = Failure> + Send>>),
+}
+
+impl std::fmt::Debug for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Kind::Empty => "Empty",
+            Kind::Full(_) => "Full",
+            Kind::Plugin(_) => "Plugin",
+            Kind::Stream(_) => "Stream",
+        })
+    }
 }
 
 struct FromPlugin {
@@ -31,15 +43,9 @@ struct FromPlugin {
     /// What is left of the length that the plugin announced. Who reads by that length drops the
     /// body after its last byte, before the plugin's stream has ended.
     left: Option<u64>,
+    /// Bytes that it may still have, of how many.
+    room: (u64, u64),
     ended: bool,
-}
-
-impl std::fmt::Debug for FromPlugin {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FromPlugin")
-            .field("ended", &self.ended)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Body {
@@ -48,12 +54,26 @@ impl Body {
         Self::default()
     }
 
-    /// A plugin's body, `length` bytes long if the plugin announced that.
-    pub(crate) fn from_plugin(body: WasiBody, call: Handle, length: Option<u64>) -> Self {
+    /// A body of the host's own that comes bit by bit.
+    pub fn stream<B>(body: B) -> Self
+    where
+        B: http_body::Body<Data = Bytes, Error = Failure> + Send + 'static,
+    {
+        Self(Kind::Stream(Box::pin(body)))
+    }
+
+    /// A plugin's body, `length` bytes long if the plugin announced that, and at most `most`.
+    pub(crate) fn from_plugin(
+        body: WasiBody,
+        call: Handle,
+        length: Option<u64>,
+        most: u64,
+    ) -> Self {
         Self(Kind::Plugin(Box::new(FromPlugin {
             body,
             call,
             left: length,
+            room: (most, most),
             ended: false,
         })))
     }
@@ -103,6 +123,7 @@ impl http_body::Body for Body {
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
             Kind::Plugin(plugin) => plugin.poll_frame(cx),
+            Kind::Stream(stream) => stream.as_mut().poll_frame(cx),
         }
     }
 
@@ -111,6 +132,7 @@ impl http_body::Body for Body {
             Kind::Empty => true,
             Kind::Full(_) => false,
             Kind::Plugin(plugin) => plugin.is_end(),
+            Kind::Stream(stream) => stream.is_end_stream(),
         }
     }
 
@@ -119,6 +141,7 @@ impl http_body::Body for Body {
             Kind::Empty => SizeHint::with_exact(0),
             Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Kind::Plugin(plugin) => plugin.body.size_hint(),
+            Kind::Stream(stream) => stream.size_hint(),
         }
     }
 }
@@ -140,10 +163,21 @@ impl FromPlugin {
         // failure is noted before the store is dropped, so it can't be missed here.
         let frame = match frame {
             Some(Ok(frame)) => {
-                if let (Some(left), Some(data)) = (&mut self.left, frame.data_ref()) {
-                    *left = left.saturating_sub(data.len() as u64);
+                let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
+                if let Some(left) = &mut self.left {
+                    *left = left.saturating_sub(bytes);
                 }
-                Some(Ok(frame))
+                let (room, limit) = &mut self.room;
+                match room.checked_sub(bytes) {
+                    Some(left) => {
+                        *room = left;
+                        Some(Ok(frame))
+                    }
+                    None => {
+                        let limit = *limit;
+                        Some(Err(self.call.fail(Failure::ResponseTooLarge { limit })))
+                    }
+                }
             }
             Some(Err(error)) => Some(Err(self.call.failure().unwrap_or_else(|| {
                 Failure::GaveUp {

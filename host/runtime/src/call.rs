@@ -11,6 +11,7 @@ use crate::admission::Pass;
 use crate::failure::Failure;
 use crate::meter::Meter;
 use crate::metrics::{Counters, Ending};
+use crate::plugin::Plugin;
 use crate::settings::{HOSTCALL_BYTES, Limits, RESOURCES};
 use crate::state::State;
 use crate::ticker::{TICK, Ticking};
@@ -92,6 +93,12 @@ impl Handle {
         self.verdict.failure()
     }
 
+    /// Stops the call for this reason, and returns it; the first reason counts.
+    pub(crate) fn fail(&self, failure: Failure) -> Failure {
+        self.task.abort();
+        self.verdict.fail(failure)
+    }
+
     /// Lets the call go on, for the rest of its time, when this is dropped.
     pub(crate) fn let_finish(&mut self) {
         self.stop = false;
@@ -117,6 +124,8 @@ pub(crate) struct Live {
     counters: Arc<Counters>,
     _ticking: Ticking,
     _pass: Pass,
+    /// A plugin that was replaced is there until its last call has ended.
+    _plugin: Plugin,
 }
 
 impl Live {
@@ -126,6 +135,7 @@ impl Live {
         time: (Duration, Instant),
         ticking: Ticking,
         pass: Pass,
+        plugin: Plugin,
     ) -> Self {
         let counters = Arc::clone(&verdict.counters);
         counters.instance_began();
@@ -138,6 +148,7 @@ impl Live {
             counters,
             _ticking: ticking,
             _pass: pass,
+            _plugin: plugin,
         }
     }
 

@@ -27,6 +27,14 @@ pub enum Failure {
         /// Bytes allowed.
         limit: usize,
     },
+    /// The plugin's answer is larger than the deployment allows.
+    #[error(
+        "the plugin's answer is larger than its {limit} bytes; ask for less, or raise its response limit"
+    )]
+    ResponseTooLarge {
+        /// Bytes allowed.
+        limit: u64,
+    },
     /// The wall clock ran out.
     #[error("the plugin was still running at the end of its {} s; ask for less, or raise its time limit", time.as_millis() as f64 / 1e3)]
     Deadline {
@@ -73,7 +81,7 @@ pub enum Failure {
 
 impl Failure {
     /// Every code there is, in no order that means anything.
-    pub const CODES: [&'static str; 10] = [
+    pub const CODES: [&'static str; 11] = [
         "busy",
         "request-too-large",
         "deadline",
@@ -84,6 +92,7 @@ impl Failure {
         "gave-up",
         "wrong-role",
         "internal",
+        "response-too-large",
     ];
 
     /// The HTTP status that fits.
@@ -97,6 +106,7 @@ impl Failure {
             | Self::NoResponse
             | Self::GaveUp { .. }
             | Self::Role { .. }
+            | Self::ResponseTooLarge { .. }
             | Self::Internal => 500,
         }
     }
@@ -127,6 +137,7 @@ impl Failure {
             Self::GaveUp { .. } => 7,
             Self::Role { .. } => 8,
             Self::Internal => 9,
+            Self::ResponseTooLarge { .. } => 10,
         }
     }
 
@@ -203,6 +214,7 @@ mod tests {
             },
             Failure::Role { interface: "x" },
             Failure::Internal,
+            Failure::ResponseTooLarge { limit: 1 },
         ];
         for (index, failure) in all.iter().enumerate() {
             assert_eq!(failure.index(), index);

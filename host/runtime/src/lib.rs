@@ -14,29 +14,37 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod account;
 mod admission;
 mod body;
 mod call;
+mod compiler;
 mod engine;
 mod failure;
 mod host;
 mod limiter;
 mod linker;
+mod logs;
 mod meter;
 mod metrics;
+mod models;
 mod outbound;
 mod output;
 mod plugin;
+mod quota;
 mod runtime;
 mod settings;
 mod state;
 mod ticker;
 mod validate;
 
+pub use account::Account;
 pub use body::Body;
 pub use engine::Error;
 pub use failure::Failure;
+pub use logs::{LogLine, Logs};
 pub use plugin::{Exit, Plugin, Roles};
+pub use quota::{Allowance, Limit, Quota, Refusal, Visit};
 pub use runtime::{Runtime, Source};
-pub use settings::{Call, Limits, Settings};
+pub use settings::{Call, Limits, Settings, Terms};
 pub use validate::PluginError;

@@ -30,6 +30,7 @@ pub(crate) struct Counters {
     compiled: AtomicU64,
     compile_nanos: AtomicU64,
     log_lines: AtomicU64,
+    loaded: AtomicU64,
 }
 
 fn nanos(time: Duration) -> u64 {
@@ -87,6 +88,16 @@ impl Counters {
         self.compile_nanos.fetch_add(nanos(time), Ordering::Relaxed);
     }
 
+    /// A plugin can be called from now on.
+    pub(crate) fn loaded(&self) {
+        self.loaded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A plugin is gone, and the last of its calls.
+    pub(crate) fn unloaded(&self) {
+        self.loaded.fetch_sub(1, Ordering::Relaxed);
+    }
+
     /// A plugin wrote a line to its log.
     pub(crate) fn log_line(&self) {
         self.log_lines.fetch_add(1, Ordering::Relaxed);
@@ -132,6 +143,11 @@ impl Counters {
             list.push(metric);
         }
         list.extend([
+            gauge(
+                "corral_plugins_loaded",
+                "Plugins that can be called, and replaced ones whose last calls have not ended.",
+                &self.loaded,
+            ),
             gauge(
                 "corral_plugin_waiting",
                 "Calls that wait for a place.",

@@ -1,6 +1,7 @@
-//! What a plugin writes to standard output and error, line by line into the host's log, under the
-//! target `corral::plugin`. The span of the call, which has the same target, names plugin and call.
+//! What a plugin writes to standard output and error, line by line into its deployment's [`Logs`] and
+//! into the host's log, there under the target `corral::plugin`. The span of the call, which has the same target, names plugin and call.
 
+use crate::logs::Logs;
 use crate::metrics::Counters;
 use bytes::Bytes;
 use std::io;
@@ -21,20 +22,29 @@ const LINES: u32 = 1000;
 #[derive(Clone)]
 pub(crate) struct Output(Arc<Mutex<Lines>>);
 
+/// Whose output it is, and where it goes.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    pub(crate) logs: Arc<Logs>,
+    pub(crate) revision: Option<u64>,
+    pub(crate) call: Arc<str>,
+    pub(crate) counters: Arc<Counters>,
+}
+
 struct Lines {
     stream: &'static str,
-    counters: Arc<Counters>,
+    origin: Origin,
     line: Vec<u8>,
     cut: bool,
     logged: u32,
 }
 
 impl Output {
-    /// The stream named `stream` of the present call.
-    pub(crate) fn new(stream: &'static str, counters: Arc<Counters>) -> Self {
+    /// The stream named `stream` of one call.
+    pub(crate) fn new(stream: &'static str, origin: Origin) -> Self {
         Self(Arc::new(Mutex::new(Lines {
             stream,
-            counters,
+            origin,
             line: Vec::new(),
             cut: false,
             logged: 0,
@@ -72,7 +82,7 @@ impl Lines {
             return;
         }
         self.logged += 1;
-        self.counters.log_line();
+        self.origin.counters.log_line();
         let text = if self.logged > LINES {
             format!("(more than {LINES} lines: the rest of this call's output is dropped)").into()
         } else {
@@ -86,6 +96,11 @@ impl Lines {
             "{}{tail}",
             text.escape_debug()
         );
+        let origin = &self.origin;
+        let text = format!("{text}{tail}");
+        origin
+            .logs
+            .add(origin.revision, &origin.call, self.stream, text);
     }
 }
 
@@ -158,8 +173,13 @@ mod tests {
 
     #[test]
     fn lines_are_joined_bounded_and_limited_in_number() {
-        let counters = Arc::new(Counters::default());
-        let output = Output::new("stdout", Arc::clone(&counters));
+        let origin = Origin {
+            logs: Arc::default(),
+            revision: None,
+            call: "1".into(),
+            counters: Arc::default(),
+        };
+        let output = Output::new("stdout", origin.clone());
         output.take(b"one ");
         output.take(b"line\ntwo");
         let held = |output: &Output| {
@@ -172,5 +192,8 @@ mod tests {
         assert_eq!((line.len(), cut), (LINE_BYTES, true));
         output.take(&b"\n".repeat(5000));
         assert_eq!(held(&output).0, LINES + 1);
+        let last = origin.logs.after(0, usize::MAX).pop().unwrap();
+        assert_eq!(last.number, u64::from(LINES) + 1);
+        assert!(last.text.contains("the rest"), "{last:?}");
     }
 }

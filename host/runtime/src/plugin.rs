@@ -1,12 +1,14 @@
 //! A loaded plugin, and the two ways to call it.
 
+use crate::account::Account;
 use crate::admission::{Gate, Pass};
 use crate::body::{Body, inbound};
 use crate::call::{Handle, Live, Verdict, exit_code, serve};
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::models::Visible;
+use crate::output::{Origin, Output};
 use crate::runtime::Shared;
-use crate::settings::{Call, Limits};
+use crate::settings::{Call, Limits, Terms};
 use crate::state::State;
 use crate::validate::{CliPre, Compiled};
 use bytes::Bytes;
@@ -16,8 +18,8 @@ use http::header::{CONTENT_LENGTH, HOST};
 use http::uri::{Authority, Scheme};
 use http::{HeaderMap, Uri};
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Instrument;
@@ -59,13 +61,22 @@ pub struct Plugin(Arc<Inner>);
 struct Inner {
     name: Arc<str>,
     limits: Arc<Limits>,
-    /// Each plugin is one: the engine shares its time fairly among them.
-    tenant: Tenant,
+    account: Account,
+    models: Visible,
+    environment: Vec<(String, String)>,
+    /// The number of the revision that it is, once it has one.
+    revision: OnceLock<u64>,
     gate: Arc<Gate>,
     http: Option<Arc<ProxyPre<State>>>,
     cli: Option<CliPre>,
     calls: AtomicU64,
     shared: Arc<Shared>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.counters.unloaded();
+    }
 }
 
 impl std::fmt::Debug for Plugin {
@@ -78,18 +89,24 @@ impl std::fmt::Debug for Plugin {
 }
 
 impl Plugin {
-    pub(crate) fn new(name: &str, compiled: Compiled, limits: Limits, shared: Arc<Shared>) -> Self {
-        let gate = Gate::new(
-            limits.concurrent,
-            limits.queue,
-            Arc::clone(&shared.pool),
-            Arc::clone(&shared.counters),
-        );
+    /// A plugin of `account` that may open `models`, whatever the terms say of them.
+    pub(crate) fn new(
+        name: &str,
+        account: &Account,
+        compiled: Compiled,
+        terms: Terms,
+        models: Visible,
+        shared: Arc<Shared>,
+    ) -> Self {
+        shared.counters.loaded();
         Self(Arc::new(Inner {
             name: name.into(),
-            limits: Arc::new(limits),
-            tenant: shared.new_tenant(),
-            gate: Arc::new(gate),
+            gate: account.gate(&terms.limits, &shared),
+            limits: Arc::new(terms.limits),
+            account: account.clone(),
+            models,
+            environment: terms.environment,
+            revision: OnceLock::new(),
             http: compiled.http.map(Arc::new),
             cli: compiled.cli,
             calls: AtomicU64::new(0),
@@ -104,7 +121,22 @@ impl Plugin {
 
     /// Who it is to the engines, among whom their time is shared fairly.
     pub fn tenant(&self) -> Tenant {
-        self.0.tenant
+        self.0.account.tenant()
+    }
+
+    /// Whose it is.
+    pub fn account(&self) -> &Account {
+        &self.0.account
+    }
+
+    /// Says the number of the revision that it is, for its log. The first number counts.
+    pub fn number(&self, revision: u64) {
+        self.0.revision.get_or_init(|| revision);
+    }
+
+    /// What one call of it may use.
+    pub fn limits(&self) -> &Limits {
+        &self.0.limits
     }
 
     /// What it can be called for.
@@ -116,7 +148,8 @@ impl Plugin {
     }
 
     /// Lets a fresh instance answer `request`, within the plugin's limits. A [`Call`] among the
-    /// request's extensions names the call and may bring its deadline forward.
+    /// request's extensions names the call, may bring its deadline forward, and says on whose behalf
+    /// it comes and whose tokens it uses.
     ///
     /// Returns when the response's headers are known; the body follows as the plugin writes it.
     /// Dropping this future, or the body before its end, stops the plugin at once. On failure
@@ -133,7 +166,7 @@ impl Plugin {
     {
         let plugin = &*self.0;
         let call = request.extensions().get::<Call>().cloned();
-        let (verdict, span) = self.begin(call.as_ref());
+        let (verdict, span, id) = self.begin(call.as_ref());
         let fail = |failure| Err(verdict.fail(failure));
         let Some(pre) = &plugin.http else {
             return fail(Failure::Role {
@@ -143,18 +176,24 @@ impl Plugin {
         if let Err(failure) = announced(request.headers(), plugin.limits.request_bytes) {
             return fail(failure);
         }
-        let time = self.time(call.and_then(|call| call.deadline));
+        let call = call.unwrap_or_default();
+        let time = self.time(call.deadline);
         let pass = match plugin.gate.enter(time.1).await {
             Ok(pass) => pass,
             Err(failure) => return fail(failure),
         };
         let live = self.live(&verdict, time, pass);
         let meter = Arc::clone(&live.meter);
-        let counters = &plugin.shared.counters;
+        let origin = Origin {
+            logs: Arc::clone(plugin.account.logs()),
+            revision: plugin.revision.get().copied(),
+            call: id,
+            counters: Arc::clone(&plugin.shared.counters),
+        };
         let mut wasi = WasiCtxBuilder::new();
-        wasi.stdout(Output::new("stdout", Arc::clone(counters)))
-            .stderr(Output::new("stderr", Arc::clone(counters)));
-        let state = self.state(&mut wasi, &live, time.1);
+        wasi.stdout(Output::new("stdout", origin.clone()))
+            .stderr(Output::new("stderr", origin));
+        let state = self.state(&mut wasi, &live, time.1, call);
         let request = prepare(request, plugin.limits.request_bytes);
         let (reply, response) = oneshot::channel();
         let engine = plugin.shared.engine.clone();
@@ -163,8 +202,11 @@ impl Plugin {
         let handle = Handle::new(task.abort_handle(), Arc::clone(&verdict));
         match response.await {
             Ok(Ok(response)) => {
-                let length = length(response.headers());
-                Ok(response.map(|body| Body::from_plugin(body, handle, length)))
+                let (length, limit) = (length(response.headers()), plugin.limits.response_bytes);
+                if length.is_some_and(|length| length > limit) {
+                    return Err(handle.fail(Failure::ResponseTooLarge { limit }));
+                }
+                Ok(response.map(|body| Body::from_plugin(body, handle, length, limit)))
             }
             Ok(Err(error)) => {
                 let _span = span.enter();
@@ -189,7 +231,7 @@ impl Plugin {
     /// follow the plugin's name, which takes the place of the program's.
     pub async fn run(&self, args: &[String]) -> Result<Exit, Failure> {
         let plugin = &*self.0;
-        let (verdict, span) = self.begin(None);
+        let (verdict, span, _) = self.begin(None);
         let Some(pre) = &plugin.cli else {
             return Err(verdict.fail(Failure::Role {
                 interface: "wasi:cli/run",
@@ -204,7 +246,8 @@ impl Plugin {
         let mut wasi = WasiCtxBuilder::new();
         wasi.inherit_stdio().arg(&plugin.name).args(args);
         let began = Instant::now();
-        let mut store = live.store(&plugin.shared.engine, self.state(&mut wasi, &live, time.1));
+        let state = self.state(&mut wasi, &live, time.1, Call::default());
+        let mut store = live.store(&plugin.shared.engine, state);
         let work = async {
             let result = match pre {
                 CliPre::P2(pre) => {
@@ -233,7 +276,7 @@ impl Plugin {
     }
 
     /// Counts and names a call.
-    fn begin(&self, call: Option<&Call>) -> (Arc<Verdict>, tracing::Span) {
+    fn begin(&self, call: Option<&Call>) -> (Arc<Verdict>, tracing::Span, Arc<str>) {
         let plugin = &*self.0;
         plugin.shared.counters.call();
         let number = plugin.calls.fetch_add(1, Ordering::Relaxed) + 1;
@@ -243,7 +286,11 @@ impl Plugin {
             None => tracing::info_span!(target: "corral::plugin", "call", plugin = name, number),
         };
         let verdict = Verdict::new(Arc::clone(&plugin.shared.counters));
-        (Arc::new(verdict), span)
+        let id = match call.and_then(|call| call.id.as_deref()) {
+            Some(id) => id.into(),
+            None => number.to_string().into(),
+        };
+        (Arc::new(verdict), span, id)
     }
 
     /// The time that a call has from now on, and when it is over.
@@ -265,12 +312,20 @@ impl Plugin {
             time,
             plugin.shared.ticker.tick(),
             pass,
+            self.clone(),
         )
     }
 
-    fn state(&self, wasi: &mut WasiCtxBuilder, live: &Live, deadline: Instant) -> State {
+    fn state(
+        &self,
+        wasi: &mut WasiCtxBuilder,
+        live: &Live,
+        deadline: Instant,
+        call: Call,
+    ) -> State {
+        wasi.envs(&self.0.environment);
         let caller = Caller {
-            tenant: self.0.tenant,
+            tenant: call.tenant.unwrap_or(self.tenant()),
             shares: live.limits.share_prefixes.then_some(0),
             priority: Priority(live.limits.priority),
             queue_time: live.limits.queue_time,
@@ -278,8 +333,9 @@ impl Plugin {
         };
         State::new(
             wasi,
-            self.0.shared.models.clone(),
+            self.0.models.clone(),
             caller,
+            call.visit,
             &live.limits,
             Arc::clone(&live.meter),
         )

@@ -1,10 +1,13 @@
 //! The runtime of the process.
 
+use crate::account::Account;
+use crate::compiler::Compiler;
 use crate::engine::{Error, engine};
 use crate::linker::linker;
 use crate::metrics::Counters;
+use crate::models::Visible;
 use crate::plugin::Plugin;
-use crate::settings::{Limits, Settings};
+use crate::settings::{Limits, Settings, Terms};
 use crate::state::State;
 use crate::ticker::Ticker;
 use crate::validate::{Compiled, PluginError, compile};
@@ -64,6 +67,7 @@ pub(crate) struct Shared {
     pub(crate) pool: Arc<Semaphore>,
     pub(crate) ticker: Ticker,
     pub(crate) counters: Arc<Counters>,
+    compiler: Compiler,
     component_bytes: usize,
     tenants: AtomicU32,
 }
@@ -91,9 +95,32 @@ impl Runtime {
             pool: Arc::new(Semaphore::new(instances)),
             ticker,
             counters: Arc::default(),
+            compiler: Compiler::start()?,
             component_bytes: settings.component_bytes,
             tenants: AtomicU32::new(0),
         })))
+    }
+
+    /// A new deployment, whose plugins [`Runtime::plugin_for`] loads.
+    pub fn account(&self) -> Account {
+        Account::new(self.0.new_tenant())
+    }
+
+    /// Loads a plugin of a deployment of its own: [`Runtime::plugin_for`] a new account.
+    ///
+    /// # Errors
+    /// Those of [`Runtime::plugin_for`].
+    pub async fn plugin(
+        &self,
+        name: &str,
+        source: impl Into<Source>,
+        limits: Limits,
+    ) -> Result<Plugin, PluginError> {
+        let terms = Terms {
+            limits,
+            ..Terms::default()
+        };
+        self.plugin_for(&self.account(), name, source, terms).await
     }
 
     /// Loads a plugin: reads it, checks what it is, what it imports and exports, and compiles it on
@@ -101,12 +128,20 @@ impl Runtime {
     ///
     /// # Errors
     /// If the file can't be a plugin of this host; the text says why and what to do.
-    pub async fn plugin(
+    pub async fn plugin_for(
         &self,
+        account: &Account,
         name: &str,
         source: impl Into<Source>,
-        limits: Limits,
+        terms: Terms,
     ) -> Result<Plugin, PluginError> {
+        let models = Visible::new(&self.0.models, terms.models.as_deref()).map_err(|model| {
+            PluginError::NoModel {
+                plugin: name.to_owned(),
+                model,
+                have: self.0.models.names().map(str::to_owned).collect(),
+            }
+        })?;
         let (shared, source, plugin) = (Arc::clone(&self.0), source.into(), name.to_owned());
         let stopped = || PluginError::Stopped {
             plugin: name.to_owned(),
@@ -114,7 +149,8 @@ impl Runtime {
         let compiled = tokio::task::spawn_blocking(move || shared.compile(&plugin, source))
             .await
             .map_err(|_| stopped())??;
-        Ok(Plugin::new(name, compiled, limits, Arc::clone(&self.0)))
+        let shared = Arc::clone(&self.0);
+        Ok(Plugin::new(name, account, compiled, terms, models, shared))
     }
 
     /// The runtime's counters as they are now.
@@ -132,7 +168,9 @@ impl Shared {
     fn compile(&self, plugin: &str, source: Source) -> Result<Compiled, PluginError> {
         let bytes = self.read(plugin, source)?;
         let began = Instant::now();
-        let compiled = compile(&self.engine, &self.linker, plugin, &bytes)?;
+        let compiled = self
+            .compiler
+            .run(|| compile(&self.engine, &self.linker, plugin, &bytes))?;
         self.counters.component_compiled(began.elapsed());
         tracing::info!(
             plugin,

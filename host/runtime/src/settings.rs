@@ -1,6 +1,9 @@
 //! What an operator may choose, and the bounds nobody may.
 
+use crate::quota::Visit;
+use corral_engine::Tenant;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Core instances that one plugin instance may consist of: composed components have several.
@@ -55,6 +58,8 @@ pub struct Limits {
     pub cpu: Duration,
     /// Largest request body, in bytes.
     pub request_bytes: usize,
+    /// Largest response body, in bytes.
+    pub response_bytes: u64,
     /// Calls of this plugin that may run at once.
     pub concurrent: usize,
     /// Calls that may wait for one of those to end.
@@ -76,6 +81,7 @@ impl Default for Limits {
             time: Duration::from_secs(60),
             cpu: Duration::from_secs(10),
             request_bytes: 8 << 20,
+            response_bytes: 256 << 20,
             concurrent: 64,
             queue: 256,
             queue_time: None,
@@ -83,6 +89,17 @@ impl Default for Limits {
             share_prefixes: false,
         }
     }
+}
+
+/// On what terms a plugin is loaded.
+#[derive(Clone, Debug, Default)]
+pub struct Terms {
+    /// What one call may use.
+    pub limits: Limits,
+    /// The models that it may open, the default one first; all that there are, if nothing is said.
+    pub models: Option<Vec<String>>,
+    /// Its environment variables; it sees no others.
+    pub environment: Vec<(String, String)>,
 }
 
 /// What the caller knows about one request: an extension of the [`http::Request`] that is given to
@@ -93,4 +110,9 @@ pub struct Call {
     pub id: Option<String>,
     /// A deadline before that of [`Limits::time`]; a later one changes nothing.
     pub deadline: Option<Instant>,
+    /// On whose behalf the engines work. Without one, on the deployment's own.
+    pub tenant: Option<Tenant>,
+    /// What let the request in: its generations take their tokens from the same quotas. The place that
+    /// it holds comes free when the instance is gone.
+    pub visit: Option<Arc<Visit>>,
 }

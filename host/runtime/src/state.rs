@@ -3,9 +3,11 @@
 use crate::host::Handles;
 use crate::limiter::Limiter;
 use crate::meter::Meter;
+use crate::models::Visible;
 use crate::outbound::Outbound;
+use crate::quota::Visit;
 use crate::settings::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
-use corral_engine::{Caller, Lease, Models};
+use corral_engine::{Caller, Lease};
 use std::sync::Arc;
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
@@ -15,9 +17,11 @@ use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 pub(crate) struct State {
     pub(crate) table: ResourceTable,
     pub(crate) handles: Handles,
-    pub(crate) models: Models,
+    pub(crate) models: Visible,
     /// On whose behalf the engine works for it.
     pub(crate) caller: Caller,
+    /// Whose tokens it uses, if somebody counts them.
+    pub(crate) visit: Option<Arc<Visit>>,
     pub(crate) meter: Arc<Meter>,
     pub(crate) limiter: Limiter,
     wasi: WasiCtx,
@@ -32,8 +36,9 @@ impl State {
     /// State for an instance that sees nothing of this machine but what `wasi` was given.
     pub(crate) fn new(
         wasi: &mut WasiCtxBuilder,
-        models: Models,
+        models: Visible,
         caller: Caller,
+        visit: Option<Arc<Visit>>,
         limits: &Limits,
         meter: Arc<Meter>,
     ) -> Self {
@@ -46,6 +51,7 @@ impl State {
             handles: Handles::default(),
             models,
             caller,
+            visit,
             limiter: Limiter::new(limits.memory, Arc::clone(&meter)),
             meter,
             wasi: wasi

@@ -86,6 +86,16 @@ pub enum PluginError {
         /// The plugin's name.
         plugin: String,
     },
+    /// It may open only models that there are not.
+    #[error("the plugin {plugin} is to open the model '{model}', which this server does not have; it has: {}", have.join(", "))]
+    NoModel {
+        /// The plugin's name.
+        plugin: String,
+        /// The model that was named.
+        model: String,
+        /// The models that there are.
+        have: Vec<String>,
+    },
     /// The host failed.
     #[error("the plugin {plugin} could not be loaded, since the host stopped")]
     Stopped {
@@ -99,6 +109,23 @@ const HTTP_2: &str = "wasi:http/incoming-handler@0.2.0";
 const RUN_3: &str = "wasi:cli/run@0.3.0";
 const RUN_2: &str = "wasi:cli/run@0.2.0";
 const ROLES: [&str; 4] = [HTTP_3, HTTP_2, RUN_3, RUN_2];
+
+impl PluginError {
+    /// A name for programs that never changes.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Unreadable { .. } => "unreadable",
+            Self::TooLarge { .. } => "component-too-large",
+            Self::NotWasm { .. } | Self::CoreModule { .. } => "not-a-component",
+            Self::Compile { .. } => "does-not-compile",
+            Self::Imports { .. } => "unknown-import",
+            Self::Mismatch { .. } => "interface-mismatch",
+            Self::NoRole { .. } => "no-role",
+            Self::NoModel { .. } => "no-model",
+            Self::Stopped { .. } => "stopped",
+        }
+    }
+}
 
 /// The packages that we offer, each once: more than sixty interfaces would fill the screen.
 fn offered() -> String {

@@ -92,6 +92,7 @@ async fn a_caller_may_bring_the_deadline_forward() {
     request.extensions_mut().insert(Call {
         id: Some("r1".into()),
         deadline: Some(Instant::now() + Duration::from_millis(30)),
+        ..Call::default()
     });
     assert_eq!(plugin.handle(request).await.unwrap_err().code(), "deadline");
     idle(&runtime).await;

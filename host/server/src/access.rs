@@ -68,6 +68,7 @@ pub(crate) struct Exchange {
     id: RequestId,
     method: Method,
     path: String,
+    key: Option<Arc<str>>,
     started: Instant,
     status: u16,
     bytes: u64,
@@ -88,6 +89,7 @@ impl Exchange {
             id,
             method: method.clone(),
             path: path.to_owned(),
+            key: None,
             started: Instant::now(),
             status: 0,
             bytes: 0,
@@ -96,8 +98,14 @@ impl Exchange {
         }
     }
 
-    /// The answer's head is known; its body goes on carrying this exchange.
-    pub(crate) fn answer(mut self, response: Response<Body>) -> Response<Observed> {
+    /// The answer's head is known, and the name of the key that was used; its body goes on carrying
+    /// this exchange.
+    pub(crate) fn answer(
+        mut self,
+        response: Response<Body>,
+        key: Option<Arc<str>>,
+    ) -> Response<Observed> {
+        self.key = key;
         self.open.traffic().answered(response.status());
         self.status = response.status().as_u16();
         self.announced = response
@@ -128,6 +136,7 @@ impl Drop for Exchange {
             id = %self.id,
             method = %self.method,
             path = self.path,
+            key = self.key.as_deref(),
             status = self.status,
             bytes = self.bytes,
             ms = self.started.elapsed().as_millis() as u64,
@@ -217,9 +226,9 @@ mod tests {
             traffic.write(&mut families);
             families.text().contains("\ncorral_http_cut_total 1\n")
         };
-        drop(begin().answer(Response::new(Body::empty())));
+        drop(begin().answer(Response::new(Body::empty()), None));
         assert!(!cut(), "an empty answer is complete as it stands");
-        drop(begin().answer(Response::new(Body::from("not read"))));
+        drop(begin().answer(Response::new(Body::from("not read")), None));
         assert!(cut());
     }
 }

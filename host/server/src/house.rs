@@ -1,17 +1,9 @@
 //! What the server serves: models, runtime and deployments, once all is there that has to be.
 
-use crate::routes::Routes;
+use crate::deployments::Deployments;
 use corral_engine::Models;
-use corral_runtime::{Plugin, Runtime};
-
-/// A plugin and what its route allows.
-#[derive(Clone)]
-pub struct Deployment {
-    /// What handles the requests.
-    pub plugin: Plugin,
-    /// Longest request body, in bytes; a longer one is answered by 413.
-    pub request_bytes: u64,
-}
+use corral_runtime::{Quota, Runtime};
+use std::sync::Arc;
 
 /// Everything that had to be loaded before the first request.
 pub struct House {
@@ -20,10 +12,15 @@ pub struct House {
     /// The models. When the engine of one that is loaded stops, the server is no longer ready.
     pub models: Models,
     /// What answers which path.
-    pub routes: Routes<Deployment>,
+    pub deployments: Deployments,
 }
 
 impl House {
+    /// The quotas of the deployments, each once.
+    pub(crate) fn quotas(&self) -> Vec<Arc<Quota>> {
+        self.deployments.quotas()
+    }
+
     /// What is not as it should be, in words; empty when all is well.
     pub(crate) fn missing(&self) -> Vec<String> {
         let models = self.models.status().into_iter();

@@ -1,12 +1,14 @@
 //! The public listener: probes, and the plugins behind their routes.
 
 use crate::access::{Exchange, Observed, REQUEST_ID, RequestId};
+use crate::deployments::{NotServing, Served};
+use crate::listener::{Arrival, Farewell};
 use crate::probes;
-use crate::problem::Problem;
+use crate::problem::{ErrorFormat, Problem};
 use crate::request_body::{Capped, State};
 use crate::server::Shared;
 use corral_runtime::{Body, Call};
-use http::header::{CONTENT_LENGTH, EXPECT, HOST};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST};
 use http::uri::{Authority, Parts, Scheme};
 use http::{HeaderMap, Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
@@ -17,8 +19,9 @@ use std::time::Duration;
 pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Observed> {
     let id = shared.request_ids.next();
     let exchange = Exchange::begin(&shared.traffic, id, request.method(), request.uri().path());
-    let response = match route(&shared, id, request).await {
-        Ok(response) => response,
+    let mut known = Known::default();
+    let response = match route(&shared, id, request, &mut known).await {
+        Ok(response) => with_farewell(response, known.format),
         Err(problem) => {
             // A full queue or a model that is being loaded is no news for each request.
             match problem.status() {
@@ -28,20 +31,37 @@ pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
                 }
                 _ => {}
             }
-            problem.into_response()
+            if let Some(served) = known.served {
+                served.standing.refused(problem.code());
+            }
+            problem.into_response_as(known.format)
         }
     };
-    exchange.answer(response)
+    exchange.answer(response, known.key)
 }
 
+/// What became known of a request on its way, however far it got.
+#[derive(Default)]
+struct Known {
+    /// How the errors of the deployment look.
+    format: ErrorFormat,
+    /// The name of the key that it came with.
+    key: Option<Arc<str>>,
+    /// The deployment whose route it took.
+    served: Option<Arc<Served>>,
+}
+
+/// Lets the plugin answer whose route it is.
 async fn route(
     shared: &Shared,
     id: RequestId,
     request: Request<Incoming>,
+    known: &mut Known,
 ) -> Result<Response<Body>, Problem> {
     let (mut head, body) = request.into_parts();
     // Wherever this ends early, what is left of the body is thrown away.
-    let (mut body, mark) = Capped::new(body, linger(shared, &head.headers));
+    let limits = &shared.limits;
+    let (mut body, mark) = Capped::new(body, linger(shared, &head.headers), limits.body_time);
     let path = head.uri.path();
     if let Some(answer) = probes::answer(shared, &head.method, path) {
         return answer;
@@ -49,26 +69,47 @@ async fn route(
     let Some(house) = shared.house.get() else {
         return Err(probes::not_ready(&shared.missing()));
     };
-    let Some(deployment) = house.routes.find(path) else {
+    let Some(deployment) = house.deployments.find(path) else {
         return Err(Problem::no_route(path));
     };
-    let limit = deployment.request_bytes;
+    deployment.standing.request();
+    known.format = deployment.error_format();
+    known.served = Some(Arc::clone(&deployment));
+    let (plugin, terms) = deployment
+        .pick()
+        .map_err(|why| not_serving(&deployment.name, &why))?;
+    known.format = terms.errors;
+    let keys = shared.keys.as_deref();
+    let admitted = terms.admit(keys, &deployment.name, &mut head.headers)?;
+    known.key = admitted.visitor.as_ref().map(|visitor| visitor.key.clone());
+    let limit = plugin.limits().request_bytes as u64;
     if announced_length(&head.headers).is_some_and(|length| length > limit) {
         return Err(Problem::too_large(limit));
     }
     body.limit(limit);
-    head.uri = absolute(head.uri, &head.headers)?;
+    let secure = head
+        .extensions
+        .get::<Arrival>()
+        .is_some_and(|arrival| arrival.secure);
+    head.uri = absolute(head.uri, &head.headers, secure)?;
     head.headers.insert(REQUEST_ID, id.header());
     head.extensions.insert(Call {
         id: Some(id.to_string()),
+        tenant: admitted.visitor.as_ref().map(|visitor| visitor.tenant),
+        visit: admitted.visit,
         ..Call::default()
     });
-    let answered = deployment
-        .plugin
-        .handle(Request::from_parts(head, body))
-        .await;
+    let answered = plugin.handle(Request::from_parts(head, body)).await;
     match (mark.state(), answered) {
         (State::TooLarge, _) => Err(Problem::too_large(limit)),
+        (State::Stalled, _) => Err(Problem::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "request-stalled",
+            format!(
+                "nothing came of the request's body for {} s; send it without such pauses",
+                limits.body_time.as_secs_f32()
+            ),
+        )),
         (State::Broken, Err(_)) => Err(bad_request(
             "the request's body was not sent to its end, or not as HTTP wants it; send it again",
         )),
@@ -82,6 +123,42 @@ fn linger(shared: &Shared, headers: &HeaderMap) -> Option<Duration> {
     (!headers.contains_key(EXPECT)).then_some(shared.limits.discard_time)
 }
 
+/// The deployment is there, but an operator has to do something first.
+fn not_serving(name: &str, why: &NotServing) -> Problem {
+    let (code, detail) = match why {
+        NotServing::Paused => ("paused", format!("'{name}' is paused; try again later")),
+        NotServing::Failed => (
+            "deployment-failed",
+            format!(
+                "'{name}' could not be loaded; its operator sees why with 'corral show {name}'"
+            ),
+        ),
+    };
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, detail).retry_after(Duration::from_secs(5))
+}
+
+/// Gives a stream of events what to end with when the server has to end it.
+fn with_farewell(mut response: Response<Body>, format: ErrorFormat) -> Response<Body> {
+    let headers = response.headers();
+    let is_events = headers.get(CONTENT_TYPE).is_some_and(|value| {
+        let kind = value.as_bytes().split(|byte| *byte == b';').next();
+        kind.is_some_and(|kind| kind.trim_ascii().eq_ignore_ascii_case(b"text/event-stream"))
+    });
+    let as_it_stands =
+        !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(CONTENT_ENCODING);
+    if is_events && as_it_stands {
+        let problem = Problem::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "shutting-down",
+            "the server is shutting down and ended this answer before its end; ask again",
+        );
+        response
+            .extensions_mut()
+            .insert(Farewell(problem.event(format)));
+    }
+    response
+}
+
 fn bad_request(detail: &str) -> Problem {
     Problem::new(StatusCode::BAD_REQUEST, "bad-request", detail)
 }
@@ -93,9 +170,10 @@ fn announced_length(headers: &HeaderMap) -> Option<u64> {
 
 /// The request's target with scheme and authority, which WASI gives a plugin apart from the path.
 /// Path and query stay as they came.
-fn absolute(target: Uri, headers: &HeaderMap) -> Result<Uri, Problem> {
+fn absolute(target: Uri, headers: &HeaderMap, secure: bool) -> Result<Uri, Problem> {
     let mut parts: Parts = target.into_parts();
-    parts.scheme = Some(Scheme::HTTP);
+    // As the connection is, whatever the client wrote.
+    parts.scheme = Some(if secure { Scheme::HTTPS } else { Scheme::HTTP });
     if parts.authority.is_none() {
         let mut hosts = headers.get_all(HOST).iter();
         let host = match (hosts.next(), hosts.next()) {
@@ -128,11 +206,32 @@ mod tests {
     #[test]
     fn the_target_gets_its_host_and_keeps_its_path() {
         let target = Uri::from_static("/a%20b/../c?d=e&f");
-        let uri = absolute(target, &with_host("example:8080")).expect("good");
+        let uri = absolute(target, &with_host("example:8080"), false).expect("good");
         assert_eq!(uri, "http://example:8080/a%20b/../c?d=e&f");
         let target = Uri::from_static("http://other/x");
-        let uri = absolute(target, &with_host("example")).expect("good");
-        assert_eq!(uri, "http://other/x", "an absolute target goes first");
+        let uri = absolute(target, &with_host("example"), true).expect("good");
+        assert_eq!(uri, "https://other/x", "an absolute target goes first");
+    }
+
+    #[test]
+    fn only_plain_streams_of_events_have_a_farewell() {
+        let with = |headers: &[(http::HeaderName, &'static str)]| {
+            let mut response = Response::new(Body::empty());
+            for (name, value) in headers {
+                response
+                    .headers_mut()
+                    .insert(name, HeaderValue::from_static(value));
+            }
+            let response = with_farewell(response, ErrorFormat::Problem);
+            response.extensions().get::<Farewell>().is_some()
+        };
+        assert!(with(&[(CONTENT_TYPE, "text/event-stream")]));
+        assert!(with(&[(CONTENT_TYPE, "Text/Event-Stream ; charset=utf-8")]));
+        assert!(!with(&[]));
+        assert!(!with(&[(CONTENT_TYPE, "application/json")]));
+        let events = (CONTENT_TYPE, "text/event-stream");
+        assert!(!with(&[events.clone(), (CONTENT_ENCODING, "gzip")]));
+        assert!(!with(&[events, (CONTENT_LENGTH, "5")]));
     }
 
     #[test]
@@ -141,7 +240,7 @@ mod tests {
         let mut two = with_host("a");
         two.append(HOST, HeaderValue::from_static("b"));
         for headers in [HeaderMap::new(), two, with_host("a b"), with_host("")] {
-            let problem = absolute(target.clone(), &headers).expect_err("bad");
+            let problem = absolute(target.clone(), &headers, false).expect_err("bad");
             assert_eq!(problem.status(), 400, "{headers:?}");
         }
     }

@@ -1,5 +1,8 @@
 //! The request's body on its way to the plugin: not longer than the plugin's limit.
 //!
+//! A client may also stop in the midst of its body: when nothing of one that is waited for has come for
+//! a while, it is given up.
+//!
 //! A plugin whose request is cut off answers whatever it makes of that. So a body that ends badly
 //! leaves a mark, and the server can say in the plugin's place whose fault it was.
 //!
@@ -14,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use tokio::time::{Instant, Sleep, sleep};
 
 /// Bytes that are read only to be thrown away. Who sends more sees a broken connection.
 const LINGER: u64 = 16 << 20;
@@ -28,6 +32,8 @@ pub(crate) enum State {
     TooLarge,
     /// The client did not send it to its end, or not as HTTP wants it.
     Broken,
+    /// The client sent nothing for too long.
+    Stalled,
 }
 
 /// Tells how a body came, after the body itself has been given away.
@@ -43,6 +49,7 @@ impl Mark {
         match self.0.load(Ordering::Acquire) {
             mark if mark == State::TooLarge as u8 => State::TooLarge,
             mark if mark == State::Broken as u8 => State::Broken,
+            mark if mark == State::Stalled as u8 => State::Stalled,
             _ => State::Good,
         }
     }
@@ -55,6 +62,8 @@ pub(crate) enum Cut {
     TooLarge(u64),
     #[error("the request's body was not sent to its end: {0}")]
     Client(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("nothing came of the request's body for {} s", .0.as_secs_f32())]
+    Stalled(Duration),
 }
 
 /// A body of at most `limit` bytes. What is left of it when it is dropped is thrown away.
@@ -69,14 +78,19 @@ where
     mark: Mark,
     /// How long to throw away; not at all when nothing is left, or nothing should be asked for.
     linger: Option<Duration>,
+    /// How long to wait for more of it.
+    patience: Duration,
+    /// Runs while somebody waits. Made by the first who does: most bodies are there at once.
+    waiting: Option<Pin<Box<Sleep>>>,
+    is_waiting: bool,
 }
 
 impl<B> Capped<B>
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
 {
-    /// A body that has no limit yet.
-    pub(crate) fn new(inner: B, linger: Option<Duration>) -> (Self, Mark) {
+    /// A body that has no limit yet. It is given up when nothing comes for `patience`.
+    pub(crate) fn new(inner: B, linger: Option<Duration>, patience: Duration) -> (Self, Mark) {
         let mark = Mark(Arc::new(AtomicU8::new(State::Good as u8)));
         let body = Capped {
             inner: Some(inner),
@@ -84,6 +98,9 @@ where
             seen: 0,
             mark: mark.clone(),
             linger,
+            patience,
+            waiting: None,
+            is_waiting: false,
         };
         (body, mark)
     }
@@ -103,6 +120,19 @@ where
             self.linger = None;
         }
         polled
+    }
+
+    /// Ready when nothing has come for too long. Only asked while nothing comes.
+    fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let patience = self.patience;
+        let timer = self
+            .waiting
+            .get_or_insert_with(|| Box::pin(sleep(patience)));
+        if !self.is_waiting {
+            timer.as_mut().reset(Instant::now() + patience);
+            self.is_waiting = true;
+        }
+        timer.as_mut().poll(cx)
     }
 }
 
@@ -132,7 +162,16 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         loop {
-            let frame = match ready!(self.poll_inner(cx)) {
+            let polled = self.poll_inner(cx);
+            if polled.is_pending() {
+                ready!(self.poll_patience(cx));
+                self.mark.set(State::Stalled);
+                // Nothing is on the way that would destroy the answer.
+                self.linger = None;
+                return Poll::Ready(Some(Err(Cut::Stalled(self.patience))));
+            }
+            self.is_waiting = false;
+            let frame = match ready!(polled) {
                 Some(Ok(frame)) => frame,
                 Some(Err(error)) if self.seen <= self.limit => {
                     self.mark.set(State::Broken);
@@ -201,7 +240,7 @@ mod tests {
     where
         B: Body<Data = Bytes> + Send + Unpin + 'static,
     {
-        let (mut body, mark) = Capped::new(inner, linger);
+        let (mut body, mark) = Capped::new(inner, linger, Duration::from_secs(30));
         body.limit(8);
         (body, mark)
     }
@@ -267,6 +306,46 @@ mod tests {
         let (body, mark) = capped(broken, None);
         assert!(body.collect().await.is_err());
         assert_eq!(mark.state(), State::Broken);
+    }
+
+    /// A body that comes through a channel.
+    struct Sent(tokio::sync::mpsc::Receiver<Bytes>);
+
+    impl Body for Sent {
+        type Data = Bytes;
+        type Error = std::convert::Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+            let received = ready!(self.0.poll_recv(cx));
+            Poll::Ready(received.map(|data| Ok(Frame::data(data))))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_stops_is_given_up_and_a_slow_one_is_not() {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        for (pauses, stops) in [(8, false), (1, true)] {
+            let (sender, body) = tokio::sync::mpsc::channel(1);
+            let (mut body, mark) = Capped::new(Sent(body), None, PATIENCE);
+            body.limit(100);
+            let began = Instant::now();
+            let reader = tokio::spawn(body.collect());
+            for _ in 0..pauses {
+                // Each within the patience, all of them together beyond it.
+                sleep(PATIENCE / 6).await;
+                sender.send(Bytes::from_static(b"x")).await.expect("read");
+            }
+            let held = stops.then_some(sender);
+            let read = reader.await.expect("no panic");
+            assert!(began.elapsed() > PATIENCE);
+            assert_eq!(read.is_err(), stops);
+            let expected = if stops { State::Stalled } else { State::Good };
+            assert_eq!(mark.state(), expected);
+            drop(held);
+        }
     }
 
     #[tokio::test]

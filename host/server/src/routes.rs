@@ -4,6 +4,7 @@
 //! not `/chatter`), and the longest one wins. Paths are compared as they were sent: `/%63hat` is
 //! not `/chat`.
 
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +13,8 @@ use std::str::FromStr;
 const RESERVED: [&str; 2] = ["/healthz", "/readyz"];
 
 /// A path prefix such as `/chat` or `/v1/models`; `/` takes every path.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Prefix(String);
 
 impl Prefix {
@@ -25,6 +27,20 @@ impl Prefix {
 impl fmt::Display for Prefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for Prefix {
+    type Error = PrefixError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<Prefix> for String {
+    fn from(prefix: Prefix) -> Self {
+        prefix.0
     }
 }
 
@@ -134,9 +150,9 @@ impl<T> Routes<T> {
         }
     }
 
-    /// The targets, in no order.
-    pub fn targets(&self) -> impl Iterator<Item = &T> {
-        self.by_prefix.values()
+    /// The target of exactly this route.
+    pub fn get(&self, prefix: &Prefix) -> Option<&T> {
+        self.by_prefix.get(prefix.as_str().trim_end_matches('/'))
     }
 }
 

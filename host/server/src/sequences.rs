@@ -6,6 +6,7 @@
 //! that step ends; so no more than [`LOOKS`] of them are under way at once.
 
 use crate::house::House;
+use crate::keys::Keys;
 use crate::models;
 use crate::problem::Problem;
 use corral_engine::{
@@ -30,6 +31,7 @@ pub(crate) const LOOKS: usize = 4;
 /// go on with is dropped.
 pub(crate) async fn answer(
     house: &House,
+    keys: Option<&Keys>,
     looks: &Arc<Semaphore>,
     clear: bool,
 ) -> Result<Response<Body>, Problem> {
@@ -66,7 +68,8 @@ pub(crate) async fn answer(
         };
         views.insert(name, view);
     }
-    let routes = Routes::of(house);
+    let visitors = keys.map(Keys::tenants).unwrap_or_default();
+    let routes = Routes::of(house, visitors);
     let mut models = Vec::new();
     for status in house.models.status() {
         models.push(match views.remove(&status.name) {
@@ -126,17 +129,20 @@ fn stopped(model: &str) -> Problem {
 }
 
 /// The deployments by what engines know them as.
-struct Routes<'a> {
-    tenants: HashMap<Tenant, &'a str>,
+struct Routes {
+    tenants: HashMap<Tenant, String>,
     /// Those that share prefixes with nobody else. A scope that is not here has no single owner.
-    scopes: HashMap<u64, &'a str>,
+    scopes: HashMap<u64, String>,
 }
 
-impl<'a> Routes<'a> {
-    fn of(house: &'a House) -> Self {
-        let plugins = house.routes.targets().map(|deployed| &deployed.plugin);
-        let tenants: HashMap<_, _> = plugins
-            .map(|plugin| (plugin.tenant(), plugin.name()))
+impl Routes {
+    /// Of all deployments, and of the tenants of keys, who have no route: their name stands for it.
+    fn of(house: &House, visitors: HashMap<Tenant, String>) -> Self {
+        let served = house.deployments.all();
+        let tenants: HashMap<_, _> = served
+            .iter()
+            .map(|served| (served.standing.account.tenant(), served.name.clone()))
+            .chain(visitors)
             .collect();
         let own_scope = |tenant| Caller {
             tenant,
@@ -144,7 +150,7 @@ impl<'a> Routes<'a> {
         };
         let scopes = tenants
             .iter()
-            .map(|(tenant, name)| (own_scope(*tenant).scope().0, *name))
+            .map(|(tenant, name)| (own_scope(*tenant).scope().0, name.clone()))
             .collect();
         Routes { tenants, scopes }
     }
@@ -256,8 +262,8 @@ mod tests {
     #[test]
     fn routes_are_told_where_there_is_one() {
         let routes = Routes {
-            tenants: HashMap::from([(Tenant(1), "/chat")]),
-            scopes: HashMap::from([(1, "/chat")]),
+            tenants: HashMap::from([(Tenant(1), "/chat".to_owned())]),
+            scopes: HashMap::from([(1, "/chat".to_owned())]),
         };
         let model = routes.model("tiny", &view());
         assert_eq!(model["model"], "tiny");

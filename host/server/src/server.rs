@@ -1,9 +1,12 @@
 //! The server as the binary drives it: bind, start, open, stop.
 
 use crate::access::RequestIds;
+use crate::admin::{Guard, Token, UPLOADS};
 use crate::house::House;
-use crate::listener::{BindError, Limits, Listener, bind};
+use crate::keys::Keys;
+use crate::listener::{BindError, Limits, Listener, Setup, bind};
 use crate::sequences::LOOKS;
+use crate::tls::Tls;
 use crate::traffic::Traffic;
 use crate::{admin, public};
 use std::io;
@@ -22,6 +25,7 @@ const ADMIN_CONNECTIONS: usize = 32;
 pub struct Listeners {
     public: TcpListener,
     admin: TcpListener,
+    token: Option<Token>,
 }
 
 impl Listeners {
@@ -30,7 +34,49 @@ impl Listeners {
         Ok(Listeners {
             public: bind(public).await?,
             admin: bind(admin).await?,
+            token: None,
         })
+    }
+
+    /// Has the admin listener ask for `token` before anything is changed; and before anything at all
+    /// but the probes, if it can be reached from other machines.
+    ///
+    /// # Errors
+    /// If it can be reached from other machines and there is no token.
+    pub fn guarded_by(mut self, token: Option<Token>) -> Result<Self, BindError> {
+        if token.is_none() && !on_loopback(&self.admin) {
+            let address = self.admin.local_addr();
+            let address = address.map_or_else(|_| "?".to_owned(), |address| address.to_string());
+            return Err(BindError::Unguarded(address));
+        }
+        self.token = token;
+        Ok(self)
+    }
+}
+
+fn on_loopback(socket: &TcpListener) -> bool {
+    socket
+        .local_addr()
+        .is_ok_and(|address| address.ip().is_loopback())
+}
+
+/// How the public listener meets its clients.
+#[derive(Clone, Debug, Default)]
+pub struct Front {
+    /// What clients may make the server hold on to.
+    pub limits: Limits,
+    /// Without it connections are not encrypted.
+    pub tls: Option<Arc<Tls>>,
+    /// The keys that deployments may ask for.
+    pub keys: Option<Arc<Keys>>,
+}
+
+impl From<Limits> for Front {
+    fn from(limits: Limits) -> Self {
+        Front {
+            limits,
+            ..Front::default()
+        }
     }
 }
 
@@ -40,19 +86,31 @@ pub(crate) struct Shared {
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) request_ids: RequestIds,
     pub(crate) house: OnceLock<House>,
+    pub(crate) keys: Option<Arc<Keys>>,
+    pub(crate) tls: Option<Arc<Tls>>,
     /// Places for those that look into the models.
     pub(crate) looks: Arc<Semaphore>,
+    /// Places for components that arrive.
+    pub(crate) uploads: Semaphore,
+    pub(crate) guard: Guard,
+    /// The address of the public listener.
+    pub(crate) public: SocketAddr,
     stopping: AtomicBool,
 }
 
 impl Shared {
-    fn new(limits: Limits) -> Self {
+    fn new(front: Front, guard: Guard, public: SocketAddr) -> Self {
         Shared {
-            limits,
+            limits: front.limits,
+            keys: front.keys,
+            tls: front.tls,
             traffic: Arc::default(),
             request_ids: RequestIds::default(),
             house: OnceLock::new(),
             looks: Arc::new(Semaphore::new(LOOKS)),
+            uploads: Semaphore::new(UPLOADS),
+            guard,
+            public,
             stopping: AtomicBool::new(false),
         }
     }
@@ -80,23 +138,33 @@ pub struct Server {
 impl Server {
     /// Starts to accept on both sockets. Until [`Server::open`], routes are answered by 503. Must
     /// be called inside a tokio runtime. The error is the operating system's.
-    pub fn start(listeners: Listeners, limits: Limits) -> io::Result<Self> {
-        let shared = Arc::new(Shared::new(limits.clone()));
+    pub fn start(listeners: Listeners, front: impl Into<Front>) -> io::Result<Self> {
+        let front = front.into();
+        let guard = Guard::new(listeners.token, on_loopback(&listeners.admin));
+        let address = listeners.public.local_addr()?;
+        let shared = Arc::new(Shared::new(front.clone(), guard, address));
         let for_public = shared.clone();
         let public = Listener::start(
             listeners.public,
-            limits.clone(),
-            Some(shared.traffic.clone()),
+            Setup {
+                limits: front.limits.clone(),
+                tls: front.tls,
+                traffic: Some(shared.traffic.clone()),
+            },
             move |request| public::answer(for_public.clone(), request),
         )?;
         let for_admin = shared.clone();
         let admin = Listener::start(
             listeners.admin,
-            Limits {
-                connections: ADMIN_CONNECTIONS,
-                ..limits
+            Setup {
+                limits: Limits {
+                    connections: ADMIN_CONNECTIONS,
+                    connections_per_address: None,
+                    ..front.limits
+                },
+                tls: None,
+                traffic: None,
             },
-            None,
             move |request| admin::answer(for_admin.clone(), request),
         )?;
         Ok(Server {
@@ -123,11 +191,17 @@ impl Server {
         self.admin.address()
     }
 
+    /// Turns readiness off and goes on serving: so that whoever sends requests here can learn of it
+    /// before [`Server::stop`].
+    pub fn announce_stop(&self) {
+        self.shared.stopping.store(true, Ordering::Release);
+    }
+
     /// Turns readiness off, stops accepting, lets running requests end while `until` has not
     /// come, and cuts off those that are left. The admin listener goes last. Returns whether every
     /// request ended by itself.
     pub async fn stop(self, until: impl Future<Output = ()>) -> bool {
-        self.shared.stopping.store(true, Ordering::Release);
+        self.announce_stop();
         let all_ended = self.public.drain(until).await;
         // A scrape that runs now may end, but nobody waits long for one.
         let moment = tokio::time::sleep(std::time::Duration::from_millis(200));
@@ -214,7 +288,7 @@ mod tests {
         assert!(answer.ends_with(INDEX_END), "{answer}");
         server.stop(std::future::pending()).await;
     }
-    const INDEX_END: &str = "/metrics    counters, as Prometheus text\n";
+    const INDEX_END: &str = "the same, described for programs\n";
 
     #[tokio::test]
     async fn a_client_that_sends_no_head_is_dropped() {

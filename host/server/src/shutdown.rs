@@ -32,3 +32,9 @@ pub async fn stop_signal() -> io::Result<()> {
     }
     Ok(())
 }
+
+/// Waits for SIGHUP. Each call waits for a new one. The error is as that of [`stop_signal`].
+pub async fn reload_signal() -> io::Result<()> {
+    signal(SignalKind::hangup())?.recv().await;
+    Ok(())
+}

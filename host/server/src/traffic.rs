@@ -8,6 +8,45 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Answers have statuses from 100 to 599.
 const STATUSES: std::ops::Range<u16> = 100..600;
 
+/// Why the server ended a connection, or a stream of one, that its client would have kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Its address has too many connections.
+    AddressFull,
+    /// The TLS handshake failed or took too long.
+    Handshake,
+    /// The head of a request took too long.
+    HeadTime,
+    /// The client did not read its answer.
+    Stalled,
+    /// Nothing went on for a while; HTTP/1 counts that as `HeadTime`.
+    Idle,
+    /// Too many requests were given up before their answer.
+    Resets,
+}
+
+impl End {
+    const ALL: [End; 6] = [
+        End::AddressFull,
+        End::Handshake,
+        End::HeadTime,
+        End::Stalled,
+        End::Idle,
+        End::Resets,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            End::AddressFull => "address-full",
+            End::Handshake => "handshake",
+            End::HeadTime => "head-time",
+            End::Stalled => "stalled",
+            End::Idle => "idle",
+            End::Resets => "resets",
+        }
+    }
+}
+
 /// Counters of the public listener. Relaxed: each is a fact of its own, read for display.
 #[derive(Debug)]
 pub(crate) struct Traffic {
@@ -15,6 +54,7 @@ pub(crate) struct Traffic {
     connections: AtomicU64,
     in_flight: AtomicU64,
     cut: AtomicU64,
+    ended: [AtomicU64; End::ALL.len()],
     answers: Vec<AtomicU64>,
 }
 
@@ -25,6 +65,7 @@ impl Default for Traffic {
             connections: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
             cut: AtomicU64::new(0),
+            ended: Default::default(),
             answers: STATUSES.map(|_| AtomicU64::new(0)).collect(),
         }
     }
@@ -53,6 +94,11 @@ impl Traffic {
     /// Counts an exchange that did not reach its end: the client went away or the body failed.
     pub(crate) fn cut(&self) {
         self.cut.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a connection that the server ended.
+    pub(crate) fn ended(&self, end: End) {
+        self.ended[end as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Writes everything to `families`.
@@ -86,6 +132,15 @@ impl Traffic {
             &[],
             read(&self.cut),
         );
+        for (end, count) in End::ALL.into_iter().zip(&self.ended) {
+            families.sample(
+                "corral_http_ended_total",
+                "Connections, and streams of HTTP/2, that the server ended against their client, by reason.",
+                Kind::Counter,
+                &[("reason", end.name())],
+                read(count),
+            );
+        }
         for (status, count) in STATUSES.zip(&self.answers) {
             let count = read(count);
             if count > 0.0 {
@@ -154,6 +209,11 @@ mod tests {
         traffic.answered(http::StatusCode::OK);
         traffic.answered(http::StatusCode::OK);
         assert_eq!(line("corral_http_answers_total{status=\"200\"}"), "2");
+        for (at, end) in End::ALL.into_iter().enumerate() {
+            assert_eq!(end as usize, at);
+        }
+        traffic.ended(End::Stalled);
+        assert_eq!(line("corral_http_ended_total{reason=\"stalled\"}"), "1");
         drop(traffic.connection());
         assert_eq!(line("corral_http_connections"), "0");
         assert_eq!(line("corral_http_connections_total"), "1");

@@ -3,7 +3,8 @@
 use crate::complaint::Complaint;
 use crate::house;
 use corral_engine::{Engine, Models};
-use corral_server::{Deployment, House, Limits, Listeners, Routes, Server};
+use corral_server::deployments::Deployments;
+use corral_server::{Access, House, Limits, Listeners, Server, Terms};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -24,21 +25,16 @@ pub(super) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Comp
         share_prefixes: true,
         ..corral_runtime::Limits::default()
     };
-    let request_bytes = limits.request_bytes as u64;
-    let plugin = house::load_plugin(&runtime, ROUTE, plugin, limits).await?;
-    let deployment = Deployment {
-        plugin,
-        request_bytes,
-    };
-    let mut routes = Routes::default();
-    routes.add(ROUTE.parse()?, deployment)?;
+    let plugin = house::load_plugin(&runtime, ROUTE, plugin, limits.clone()).await?;
+    let deployments = Deployments::new(runtime.clone(), None, limits, Access::Open);
+    deployments.add_fixed(ROUTE.parse()?, plugin, Terms::default())?;
     let listeners = Listeners::bind("127.0.0.1:0", "127.0.0.1:0").await?;
     let server = Server::start(listeners, Limits::default())
         .map_err(Complaint::telling("the listeners could not be started"))?;
     server.open(House {
         runtime,
         models,
-        routes,
+        deployments,
     });
     Ok(server)
 }

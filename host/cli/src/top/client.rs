@@ -22,6 +22,13 @@ const MOST: usize = 64 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address(Authority);
 
+impl Address {
+    /// `HOST:PORT`.
+    pub(crate) fn authority(&self) -> &str {
+        self.0.as_str()
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "http://{}", self.0)
@@ -100,7 +107,7 @@ fn no_corral(address: &Address) -> String {
 }
 
 /// A text that a terminal shows as it is.
-pub(super) fn harmless(text: &str) -> String {
+pub(crate) fn harmless(text: &str) -> String {
     let shown = |c: char| if c.is_control() { '?' } else { c };
     text.chars().map(shown).collect()
 }

@@ -5,7 +5,7 @@ mod table;
 
 use crate::complaint::Complaint;
 use clap::Args;
-use client::Address;
+pub(crate) use client::{Address, harmless};
 use rustix::termios::tcgetwinsize;
 use serde_json::Value;
 use std::io::{IsTerminal, Write};

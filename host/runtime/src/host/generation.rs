@@ -7,6 +7,7 @@
 
 use super::bindings::corral::inference::inference::{Chunk, Finish, Outcome, TokenLogprobs};
 use super::wit;
+use crate::quota::Reservation;
 use crate::state::State;
 use corral_engine::{Error, Generation, Token};
 use std::pin::Pin;
@@ -31,6 +32,8 @@ pub(super) struct Run(Arc<Mutex<Inner>>);
 struct Inner {
     /// None once it ended.
     generation: Option<Generation>,
+    /// The tokens that it may come to, if somebody counts them.
+    reservation: Option<Reservation>,
     /// A chunk that the guest asked about but has not taken.
     ready: Option<Chunk>,
     outcome: Option<Result<Outcome, wit::Error>>,
@@ -38,9 +41,10 @@ struct Inner {
 }
 
 impl Run {
-    pub(super) fn new(generation: Generation) -> Self {
+    pub(super) fn new(generation: Generation, reservation: Option<Reservation>) -> Self {
         Self(Arc::new(Mutex::new(Inner {
             generation: Some(generation),
+            reservation,
             ready: None,
             outcome: None,
             waiting: None,
@@ -77,6 +81,8 @@ impl Run {
 impl Inner {
     fn end(&mut self, outcome: Result<Outcome, wit::Error>) {
         self.generation = None;
+        // What was not needed is given back.
+        self.reservation = None;
         self.outcome = Some(outcome);
         if let Some(waiting) = self.waiting.take() {
             waiting.wake();
@@ -94,6 +100,9 @@ impl Inner {
         match ready!(generation.poll_next(cx)) {
             Some(chunk) => {
                 lock(tokens).extend_from_slice(&chunk.tokens);
+                if let Some(reservation) = &mut self.reservation {
+                    reservation.used(chunk.tokens.len() as u64);
+                }
                 Poll::Ready(Some(Chunk {
                     tokens: chunk.tokens,
                     text: chunk.text,

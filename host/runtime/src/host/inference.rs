@@ -7,6 +7,7 @@ use super::bindings::corral::inference::inference::{
 use super::generation::{Run, Tokens, lock};
 use super::{Constraint, HANDLES, Model, TOKENS, take, wit};
 use crate::meter::thread_nanos;
+use crate::quota::{Reservation, Unreserved, Visit};
 use crate::state::State;
 use corral_engine::sampling::{Breakers, Dry, MAX_LINKS, MAX_TOP_LOGPROBS, Penalties};
 use corral_engine::{Claim, Engine, Error, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS, Sampler};
@@ -39,6 +40,8 @@ pub struct Sequence {
     tokens: Tokens,
     claim: Claim,
     appended: usize,
+    /// How many of those have not been counted yet by whoever counts tokens.
+    uncounted: usize,
     run: Option<Run>,
 }
 
@@ -260,6 +263,7 @@ impl HostSequence for State {
             tokens: Tokens::default(),
             claim: Claim::default(),
             appended: 0,
+            uncounted: 0,
             run: None,
         })?))
     }
@@ -294,6 +298,7 @@ impl HostSequence for State {
         held.extend_from_slice(&tokens);
         drop(held);
         sequence.appended += tokens.len();
+        sequence.uncounted += tokens.len();
         self.handles.tokens += tokens.len();
         Ok(Ok(()))
     }
@@ -316,6 +321,37 @@ impl HostSequence for State {
     }
 }
 
+/// Reserves what a generation may come to: what was appended since the last one, each token once, and
+/// all that it may generate.
+fn reserve(
+    visit: &Arc<Visit>,
+    sequence: &Sequence,
+    length: usize,
+    max_tokens: u32,
+) -> Result<Reservation, wit::Error> {
+    let (appended, room) = (sequence.uncounted as u64, sequence.engine.info().context);
+    let generated = u64::from(max_tokens).min(u64::from(room).saturating_sub(length as u64));
+    let mut reservation = visit.reserve(appended + generated)?;
+    reservation.used(appended);
+    Ok(reservation)
+}
+
+impl From<Unreserved> for wit::Error {
+    fn from(no: Unreserved) -> Self {
+        match no {
+            Unreserved::Later(refusal) => {
+                let wait = refusal.retry_after.unwrap_or_default();
+                Self::Refused(wit::Refusal {
+                    reason: refusal.to_string(),
+                    retry_after_ms: u32::try_from(wait.as_nanos().div_ceil(1_000_000))
+                        .unwrap_or(u32::MAX),
+                })
+            }
+            Unreserved::Never(text) => Self::NotGranted(text),
+        }
+    }
+}
+
 type Generated = (
     StreamReader<Chunk>,
     FutureReader<Result<Outcome, wit::Error>>,
@@ -328,7 +364,7 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
         options: Resource<Options>,
     ) -> Answer<Generated> {
         let state = store.get();
-        let (caller, table) = (state.caller, &mut state.table);
+        let (caller, visit, table) = (state.caller, &state.visit, &mut state.table);
         let engine = table.get(&sequence)?.engine.clone();
         let began = thread_nanos();
         let options = match table.get(&options)?.of(&engine) {
@@ -348,13 +384,21 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
         if options.max_tokens == 0 {
             return invalid("max-tokens is 0; it must be at least 1");
         }
+        let reservation = match visit {
+            None => None,
+            Some(visit) => match reserve(visit, sequence, prompt.len(), options.max_tokens) {
+                Ok(reservation) => Some(reservation),
+                Err(error) => return Ok(Err(error)),
+            },
+        };
         let claim = Claim::default();
         let (engine, before) = (&sequence.engine, Some(sequence.claim.clone()));
         let run = match engine.generate_claimed(prompt, options, caller, claim.watch(), before) {
-            Ok(generation) => Run::new(generation),
+            Ok(generation) => Run::new(generation, reservation),
             Err(error) => return Ok(Err(error.into())),
         };
         sequence.claim = claim;
+        sequence.uncounted = 0;
         let (chunks, ending) = (run.chunks(Tokens::clone(&sequence.tokens)), run.ending());
         sequence.run = Some(run);
         let stream = StreamReader::new(&mut store, chunks)?;

@@ -6,7 +6,7 @@ use super::bindings::corral::inference::models::{
 use super::{Model, take, wit};
 use crate::meter::thread_nanos;
 use crate::state::State;
-use corral_engine::{EmbedOptions, Engine, Error, OpenError, Opening};
+use corral_engine::{EmbedOptions, Embedding, Engine, Error, OpenError, Opening};
 use std::time::Duration;
 use wasmtime::component::{Accessor, HasSelf, Resource};
 
@@ -22,7 +22,7 @@ type Answer<T> = wasmtime::Result<Result<T, wit::Error>>;
 
 impl Host for State {
     fn available(&mut self) -> wasmtime::Result<Vec<String>> {
-        Ok(self.models.names().map(str::to_owned).collect())
+        Ok(self.models.names().into_iter().map(str::to_owned).collect())
     }
 }
 
@@ -65,13 +65,16 @@ impl HostModelWithStore<State> for HasSelf<State> {
         let begun = store.with(|mut access| {
             let state = access.get();
             let engine = &state.table.get(&model)?.0;
-            Ok::<_, wasmtime::Error>(engine.embed(inputs, options, state.caller))
+            Ok::<_, wasmtime::Error>(state.embed(engine, inputs, options))
         })?;
-        let vectors = match begun {
-            Ok(embedding) => embedding.await,
-            Err(error) => Err(error),
+        let embedding = match begun {
+            Ok(embedding) => embedding,
+            Err(error) => return Ok(Err(error)),
         };
-        Ok(vectors.map(|vectors| vectors.inputs).map_err(Into::into))
+        Ok(embedding
+            .await
+            .map(|vectors| vectors.inputs)
+            .map_err(Into::into))
     }
 }
 
@@ -95,16 +98,45 @@ enum Opened {
 }
 
 impl State {
+    /// Reserves what it comes to, all of which counts once it is taken.
+    fn embed(
+        &self,
+        engine: &Engine,
+        inputs: Vec<Vec<Token>>,
+        options: EmbedOptions,
+    ) -> Result<Embedding, wit::Error> {
+        let tokens = inputs.iter().map(|input| input.len() as u64).sum();
+        let reservation = match &self.visit {
+            Some(visit) => Some(visit.reserve(tokens)?),
+            None => None,
+        };
+        let embedding = engine.embed(inputs, options, self.caller)?;
+        if let Some(mut reservation) = reservation {
+            reservation.used(tokens);
+        }
+        Ok(embedding)
+    }
+
     fn begin_open(&mut self, name: Option<&str>) -> Result<Opened, wit::Error> {
         take(&mut self.handles.models, "open models")?;
-        let wanted = name.or_else(|| self.models.names().next());
+        let wanted = name.or_else(|| self.models.names().first().copied());
         let mut held = self.leases.iter();
         // Not opened again: it might not take new calls until this one ends.
         let held = held.find(|lease| Some(lease.info().name.as_str()) == wanted);
-        Ok(match held {
-            Some(lease) => Opened::Before(lease.engine().clone()),
-            None => Opened::Now(self.models.open(name, &self.caller)),
-        })
+        if let Some(lease) = held {
+            return Ok(Opened::Before(lease.engine().clone()));
+        }
+        match self.models.open(name, &self.caller) {
+            Some(opening) => Ok(Opened::Now(opening)),
+            None => {
+                self.handles.models -= 1;
+                Err(wit::Error::Invalid(format!(
+                    "there is no model {}; there is {}",
+                    name.unwrap_or("to be the default one"),
+                    self.models.names().join(", ")
+                )))
+            }
+        }
     }
 
     fn end_open(&mut self, opened: Result<Engine, wit::Error>) -> Answer<Resource<Model>> {

@@ -17,6 +17,8 @@
 //! | `flood` | sends a body without end as fast as it is read |
 //! | `refuse` | returns an error instead of a response |
 //! | `deaf` | answers "ok" and never reads the body of the request |
+//! | `env` | answers with its environment variables, each on a line, sorted |
+//! | `models` | answers with the models that it may open, the default one first |
 //! | `log` | writes a line to the standard output and one to the standard error |
 //!
 //! Anything else is answered by 404.
@@ -31,7 +33,7 @@ use wasip3::wit_bindgen::StreamReader;
 use wasip3::{spawn_local, wit_future, wit_stream};
 
 use bindings::corral::inference::inference::{Options, Sequence};
-use bindings::corral::inference::models::Model;
+use bindings::corral::inference::models::{Model, available};
 use bindings::corral::inference::types::Error;
 
 #[allow(unsafe_code)]
@@ -81,6 +83,14 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
                     "as it was told to".to_owned(),
                 )));
             }
+            "env" => {
+                let mut variables: Vec<_> = std::env::vars()
+                    .map(|(key, value)| format!("{key}={value}\n"))
+                    .collect();
+                variables.sort();
+                variables.concat()
+            }
+            "models" => available().join(","),
             "log" => {
                 println!("a line on the standard output");
                 eprintln!("a line on the standard error");

@@ -1,8 +1,19 @@
-//! The admin listener: metrics, what goes on in the models, which of them are loaded, and the probes
-//! once more.
+//! The admin listener: metrics, what goes on in the models, which of them are loaded, the API that sees
+//! and changes deployments, and the probes once more.
 //!
 //! It stays up while the public one drains, so that the last numbers can be read and readiness is
 //! seen to be off.
+
+mod api;
+mod logs;
+#[cfg(test)]
+mod openapi;
+mod token;
+mod view;
+
+pub(crate) use api::UPLOADS;
+pub(crate) use token::Guard;
+pub use token::{Token, TokenError};
 
 use crate::access::Observed;
 use crate::metrics_text::{self, Families};
@@ -27,33 +38,45 @@ corral admin
 /models     where each model is, as JSON; PUT /models/NAME loads one, DELETE unloads it if it is idle
 /cache      DELETE drops what is kept and nobody means to go on with
 /metrics    counters, as Prometheus text
+/deployments, /components
+            see and change what is deployed, with the admin token; 'corral deploy' does
+/openapi.json
+            the same, described for programs
 ";
 
 /// Answers one request.
 pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Observed> {
-    let answered = match request.uri().path() {
+    let answered = answered(&shared, request).await;
+    answered
+        .unwrap_or_else(Problem::into_response)
+        .map(Observed::from)
+}
+
+async fn answered(shared: &Shared, request: Request<Incoming>) -> Result<Response<Body>, Problem> {
+    let path = request.uri().path();
+    if let Some(answer) = probes::answer(shared, request.method(), path) {
+        return answer;
+    }
+    if api::owns(path) {
+        return api::answer(shared, request).await;
+    }
+    shared.guard.may_look(request.headers())?;
+    match path {
         "/" => on_get(request.method(), || probes::plain_text(INDEX)),
-        "/metrics" => on_get(request.method(), || metrics(&shared)),
+        "/metrics" => on_get(request.method(), || metrics(shared)),
         "/sequences" => match *request.method() {
-            Method::GET | Method::HEAD => sequences(&shared, false).await,
+            Method::GET | Method::HEAD => sequences(shared, false).await,
             _ => Err(Problem::method("GET, HEAD")),
         },
         // Not POST: a browser lets any page send one, but no DELETE.
         "/cache" => match *request.method() {
-            Method::DELETE => sequences(&shared, true).await,
+            Method::DELETE => sequences(shared, true).await,
             _ => Err(Problem::method("DELETE")),
         },
-        path => match (
-            models::answer(&shared, request.method(), path).await,
-            probes::answer(&shared, request.method(), path),
-        ) {
-            (Some(answer), _) | (None, Some(answer)) => answer,
-            (None, None) => Err(Problem::no_route(path)),
-        },
-    };
-    answered
-        .unwrap_or_else(Problem::into_response)
-        .map(Observed::from)
+        path => models::answer(shared, request.method(), path)
+            .await
+            .unwrap_or_else(|| Err(Problem::no_route(path))),
+    }
 }
 
 fn on_get(
@@ -69,7 +92,10 @@ fn on_get(
 /// What goes on in the models; with `clear` after their caches are cleared.
 async fn sequences(shared: &Shared, clear: bool) -> Result<Response<Body>, Problem> {
     match shared.house.get() {
-        Some(house) => sequences::answer(house, &shared.looks, clear).await,
+        Some(house) => {
+            let keys = shared.keys.as_deref();
+            sequences::answer(house, keys, &shared.looks, clear).await
+        }
         None => Err(probes::not_ready(&shared.missing())),
     }
 }
@@ -111,7 +137,20 @@ fn metrics_of(shared: &Shared) -> String {
         );
     }
     shared.traffic.write(&mut families);
+    let mut quotas = shared
+        .keys
+        .as_ref()
+        .map_or_else(Vec::new, |keys| keys.metrics());
+    quotas.extend(shared.tls.iter().flat_map(|tls| tls.metrics()));
+    for metric in quotas {
+        families.metric(&metric, &[]);
+    }
     if let Some(house) = shared.house.get() {
+        for quota in house.quotas() {
+            for metric in quota.metrics() {
+                families.metric(&metric, &[]);
+            }
+        }
         for (name, metrics) in house.models.metrics() {
             let model = [("model", name.as_str())];
             for metric in metrics {
@@ -121,6 +160,7 @@ fn metrics_of(shared: &Shared) -> String {
         for metric in house.runtime.counters() {
             families.metric(&metric, &[]);
         }
+        house.deployments.write(&mut families);
     }
     families.text()
 }

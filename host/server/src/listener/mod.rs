@@ -1,19 +1,25 @@
 //! One listening socket and the connections it accepted.
 //!
-//! HTTP/1.1 only. Telling HTTP/2 apart means reading a connection's first bytes before hyper's
-//! header timeout runs, so that a client which sends three bytes would stay for ever; those who
-//! want HTTP/2 have a proxy in front for TLS anyway.
+//! HTTP/1.1 and HTTP/2, told apart by ALPN under TLS and by the connection's first bytes without it.
+//! What a client can make the server keep is bounded before hyper sees the connection: the number of
+//! connections by a semaphore, and by a count for each address where that is asked for; the handshake
+//! and the first bytes by time.
+
+mod addresses;
+mod connection;
+mod outgoing;
+mod preface;
+mod streams;
+mod wire;
 
 use crate::access::Observed;
 use crate::shutdown::{Phase, reached};
-use crate::stall::StallLimit;
-use crate::traffic::Traffic;
+use crate::tls::Tls;
+use crate::traffic::{End, Traffic};
+use addresses::{Address, Addresses};
+use connection::Connection;
 use http::{Request, Response};
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,34 +28,60 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinHandle;
 
+pub(crate) use connection::Arrival;
+pub(crate) use outgoing::Farewell;
+
+/// From the end of the grace time until connections are dropped: streams that can be ended whole are
+/// told to.
+const LAST_MOMENT: Duration = Duration::from_secs(1);
+
+/// How long the next client of the backlog is waited for at the end: it is there already, so this is
+/// only for the system to say so.
+const BACKLOG: Duration = Duration::from_millis(10);
+
 /// What clients may make the server hold on to.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Limits {
     /// Connections of the public listener; beyond them, clients wait in the socket's backlog.
-    /// 1,024: each costs some tens of kilobytes at worst, and stays below common limits of open
-    /// files.
+    /// 1,024: each costs some tens of kilobytes at worst over HTTP/1, and stays below common limits of
+    /// open files.
     pub connections: usize,
+    /// Connections of one client address (of one /64 for IPv6); further ones are closed at once. Not
+    /// limited unless said: behind a proxy all clients have one address.
+    pub connections_per_address: Option<usize>,
+    /// How long a TLS handshake may take. 10 s.
+    pub handshake_time: Duration,
     /// From a connection's first moment, or the end of an answer, until the next request's head is
-    /// there. 30 s: also how long an idle connection is kept.
+    /// there. 30 s: also how long an idle connection is kept. A client that begins like HTTP/2 and then
+    /// is something else has it twice.
     pub head_time: Duration,
     /// Size of a request's head. 32 KiB: twice what common proxies pass on.
     pub head_bytes: usize,
+    /// How long a client may send nothing of a request's body that is waited for. 30 s.
+    pub body_time: Duration,
     /// How long a client may leave an answer unread. 30 s.
     pub stall_time: Duration,
     /// How long the rest of a request's body is read and thrown away, when the answer is there before
     /// it. 2 s.
     pub discard_time: Duration,
+    /// Requests of one HTTP/2 connection at once; further ones wait at the client. 128: the least that
+    /// RFC 9113 recommends, rounded up.
+    pub streams: u32,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Limits {
             connections: 1024,
+            connections_per_address: None,
+            handshake_time: Duration::from_secs(10),
             head_time: Duration::from_secs(30),
             head_bytes: 32 << 10,
+            body_time: Duration::from_secs(30),
             stall_time: Duration::from_secs(30),
             discard_time: Duration::from_secs(2),
+            streams: 128,
         }
     }
 }
@@ -60,6 +92,11 @@ pub enum BindError {
     /// Something else listens there.
     #[error("{0} is in use; stop what listens there or choose another address")]
     InUse(String),
+    /// Anybody could change what is deployed.
+    #[error(
+        "the admin listener on {0} can be reached from other machines and has no token; give one with --admin-token-file, or keep --admin on 127.0.0.1"
+    )]
+    Unguarded(String),
     /// The operating system says no, or there is no such address.
     #[error(
         "cannot listen on {address}: {cause}; give HOST:PORT of this machine, e.g. 127.0.0.1:8080"
@@ -83,6 +120,15 @@ pub(crate) async fn bind(address: &str) -> Result<TcpListener, BindError> {
     })
 }
 
+/// What a listener needs beside its socket.
+pub(crate) struct Setup {
+    pub(crate) limits: Limits,
+    /// Without it connections are not encrypted.
+    pub(crate) tls: Option<Arc<Tls>>,
+    /// Where connections are counted; not everyone's are.
+    pub(crate) traffic: Option<Arc<Traffic>>,
+}
+
 /// A listener that accepts.
 #[derive(Debug)]
 pub(crate) struct Listener {
@@ -94,19 +140,14 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Starts to accept on `socket` and to answer with `answer`. Connections are counted in
-    /// `traffic` if it is given.
-    pub(crate) fn start<H, F>(
-        socket: TcpListener,
-        limits: Limits,
-        traffic: Option<Arc<Traffic>>,
-        answer: H,
-    ) -> io::Result<Self>
+    /// Starts to accept on `socket` and to answer with `answer`.
+    pub(crate) fn start<H, F>(socket: TcpListener, setup: Setup, answer: H) -> io::Result<Self>
     where
         H: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<Observed>> + Send + 'static,
     {
         let address = socket.local_addr()?;
+        let limits = &setup.limits;
         let connections = limits
             .connections
             .clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
@@ -115,9 +156,9 @@ impl Listener {
         let accept = Accept {
             socket,
             places: places.clone(),
+            addresses: limits.connections_per_address.map(Addresses::new),
             phase: seen,
-            limits,
-            traffic,
+            setup: Arc::new(setup),
             answer,
         };
         Ok(Listener {
@@ -139,14 +180,18 @@ impl Listener {
     /// Returns whether everything ended by itself.
     pub(crate) async fn drain(self, until: impl Future<Output = ()>) -> bool {
         self.phase.send_replace(Phase::Draining);
-        // It ends at once, and with it the socket is closed.
+        // It ends soon, and with it the socket is closed.
         let _ = self.accepting.await;
-        let all_ended = async { self.places.acquire_many(self.connections).await.is_ok() };
+        let all_ended = || async { self.places.acquire_many(self.connections).await.is_ok() };
         let in_time = tokio::select! {
-            ended = all_ended => ended,
+            ended = all_ended() => ended,
             () = until => false,
         };
         self.phase.send_replace(Phase::Ending);
+        if !in_time {
+            // What can be ended whole is on its way; a bit more than connections give it.
+            let _ = tokio::time::timeout(2 * LAST_MOMENT, all_ended()).await;
+        }
         in_time
     }
 }
@@ -154,9 +199,9 @@ impl Listener {
 struct Accept<H> {
     socket: TcpListener,
     places: Arc<Semaphore>,
+    addresses: Option<Addresses>,
     phase: watch::Receiver<Phase>,
-    limits: Limits,
-    traffic: Option<Arc<Traffic>>,
+    setup: Arc<Setup>,
     answer: H,
 }
 
@@ -168,11 +213,13 @@ where
     async fn run(mut self) {
         loop {
             let accepted = tokio::select! {
-                () = reached(&mut self.phase, Phase::Draining) => return,
+                // First, so that a flood of clients can't hold up the end.
+                biased;
+                () = reached(&mut self.phase, Phase::Draining) => break,
                 accepted = accept(&self.socket, &self.places) => accepted,
             };
             match accepted {
-                Ok((stream, place)) => self.serve(stream, place),
+                Ok((stream, peer, place)) => self.serve(stream, peer, place),
                 Err(error) => {
                     // Most often too many open files: connections have to end first. The waiting
                     // client stays in the backlog, so without a pause this would spin.
@@ -181,44 +228,45 @@ where
                 }
             }
         }
+        // Who is in the backlog was told that it is connected, and may have sent its request. At most
+        // as many as there are places.
+        for _ in 0..self.setup.limits.connections {
+            let next = accept(&self.socket, &self.places);
+            match tokio::time::timeout(BACKLOG, next).await {
+                Ok(Ok((stream, peer, place))) => self.serve(stream, peer, place),
+                _ => break,
+            }
+        }
     }
 
-    fn serve(&self, stream: TcpStream, place: OwnedSemaphorePermit) {
+    fn serve(&self, stream: TcpStream, peer: SocketAddr, place: OwnedSemaphorePermit) {
+        let address = match &self.addresses {
+            None => None,
+            Some(addresses) => match addresses.enter(peer.ip()) {
+                Some(address) => Some(address),
+                None => {
+                    tracing::debug!(%peer, "too many connections of one address");
+                    if let Some(traffic) = &self.setup.traffic {
+                        traffic.ended(End::AddressFull);
+                    }
+                    return;
+                }
+            },
+        };
         // Without it, Nagle's algorithm holds small chunks of a stream back for 40 ms.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "no TCP_NODELAY");
         }
-        let mut builder = http1::Builder::new();
-        builder
-            .timer(TokioTimer::new())
-            .header_read_timeout(self.limits.head_time)
-            .max_header_size(self.limits.head_bytes)
-            .max_buf_size(self.limits.head_bytes.saturating_mul(2).max(8192));
-        let stream = TokioIo::new(StallLimit::new(stream, self.limits.stall_time));
-        let answer = self.answer.clone();
-        let service = service_fn(move |request| {
-            let answering = answer(request);
-            async move { Ok::<_, Infallible>(answering.await) }
-        });
-        let counted = self.traffic.as_ref().map(Traffic::connection);
-        let mut phase = self.phase.clone();
+        let counted = self.setup.traffic.as_ref().map(Traffic::connection);
+        let connection = Connection {
+            peer,
+            setup: self.setup.clone(),
+            phase: self.phase.clone(),
+            answer: self.answer.clone(),
+        };
         tokio::spawn(async move {
-            let connection = builder.serve_connection(stream, service);
-            tokio::pin!(connection);
-            let ended = tokio::select! {
-                ended = connection.as_mut() => ended,
-                () = reached(&mut phase, Phase::Draining) => {
-                    connection.as_mut().graceful_shutdown();
-                    tokio::select! {
-                        ended = connection => ended,
-                        () = reached(&mut phase, Phase::Ending) => Ok(()),
-                    }
-                }
-            };
-            if let Err(error) = ended {
-                tracing::debug!(%error, "connection ended");
-            }
-            drop((place, counted));
+            connection.serve(stream).await;
+            drop::<(_, Option<Address>, _)>((counted, address, place));
         });
     }
 }
@@ -227,12 +275,12 @@ where
 async fn accept(
     socket: &TcpListener,
     places: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
+) -> io::Result<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
     let place = places
         .clone()
         .acquire_owned()
         .await
         .map_err(io::Error::other)?;
-    let (stream, _) = socket.accept().await?;
-    Ok((stream, place))
+    let (stream, peer) = socket.accept().await?;
+    Ok((stream, peer, place))
 }

@@ -1,0 +1,49 @@
+//! The models that a plugin may open.
+
+use corral_engine::{Caller, Models, Opening};
+use std::sync::Arc;
+
+/// All models of the server, or some of them. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Visible {
+    models: Models,
+    only: Option<Arc<[String]>>,
+}
+
+impl Visible {
+    /// All models, or only those named, the first as the default one.
+    ///
+    /// # Errors
+    /// The name that there is not.
+    pub(crate) fn new(models: &Models, only: Option<&[String]>) -> Result<Self, String> {
+        for wanted in only.unwrap_or_default() {
+            if !models.names().any(|name| name == wanted) {
+                return Err(wanted.clone());
+            }
+        }
+        Ok(Self {
+            models: models.clone(),
+            only: only.map(Into::into),
+        })
+    }
+
+    /// Their names, the default one first.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        match &self.only {
+            None => self.models.names().collect(),
+            Some(only) => only.iter().map(String::as_str).collect(),
+        }
+    }
+
+    /// Opens the model of this name, or the default one; nothing if it may not be opened.
+    pub(crate) fn open(&self, name: Option<&str>, caller: &Caller) -> Option<Opening> {
+        let name = match &self.only {
+            None => name,
+            Some(only) => {
+                let wanted = name.or(only.first().map(String::as_str));
+                Some(wanted.filter(|wanted| only.iter().any(|name| name == wanted))?)
+            }
+        };
+        Some(self.models.open(name, caller))
+    }
+}

@@ -1,0 +1,143 @@
+//! Who may change things: whoever has the token.
+
+use crate::problem::Problem;
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use sha2::{Digest, Sha256};
+use std::fmt;
+use subtle::ConstantTimeEq;
+
+/// Shortest token: what is shorter can be tried out.
+const SHORTEST: usize = 16;
+/// Longest token.
+const LONGEST: usize = 1024;
+
+/// A secret that whoever changes deployments has to send.
+#[derive(Clone)]
+pub struct Token([u8; 32]);
+
+/// The text is no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the admin token has to have from {SHORTEST} to {LONGEST} characters, none of them a blank; e.g. the output of 'openssl rand -hex 32'"
+)]
+pub struct TokenError;
+
+impl Token {
+    /// The token with this text, blanks around it left away.
+    pub fn new(text: &str) -> Result<Self, TokenError> {
+        let text = text.trim();
+        let plain = text.bytes().all(|byte| byte.is_ascii_graphic());
+        if !plain || !(SHORTEST..=LONGEST).contains(&text.len()) {
+            return Err(TokenError);
+        }
+        Ok(Token(hash(text.as_bytes())))
+    }
+
+    /// Compares in a time that tells nothing: of hashes, so that lengths don't show either.
+    fn is(&self, text: &[u8]) -> bool {
+        self.0.ct_eq(&hash(text)).into()
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+fn hash(bytes: &[u8]) -> [u8; 32] {
+    Sha256::digest(bytes).into()
+}
+
+/// What the admin listener asks of whom.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    token: Option<Token>,
+    /// Whether only this machine can reach it.
+    local: bool,
+}
+
+impl Guard {
+    pub(crate) fn new(token: Option<Token>, local: bool) -> Self {
+        Guard { token, local }
+    }
+
+    /// Whether the request may look at numbers: anybody on this machine may.
+    pub(crate) fn may_look(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        if self.local {
+            return Ok(());
+        }
+        self.may_change(headers)
+    }
+
+    /// Whether the request may see and change deployments.
+    pub(crate) fn may_change(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        let sent = headers
+            .get(AUTHORIZATION)
+            .map(|value| value.as_bytes())
+            .and_then(|value| match value.split_at_checked(7) {
+                Some((scheme, token)) if scheme.eq_ignore_ascii_case(b"bearer ") => Some(token),
+                _ => None,
+            });
+        match (&self.token, sent) {
+            (Some(token), Some(sent)) if token.is(sent) => Ok(()),
+            _ => Err(Problem::no_token()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    const GOOD: &str = "0123456789abcdef";
+
+    fn with(value: &'static str) -> HeaderMap {
+        HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static(value))])
+    }
+
+    #[test]
+    fn only_the_token_opens() {
+        let guard = Guard::new(Some(Token::new(" 0123456789abcdef\n").expect("good")), true);
+        for good in ["Bearer 0123456789abcdef", "bearer 0123456789abcdef"] {
+            assert!(guard.may_change(&with(good)).is_ok(), "{good}");
+        }
+        for bad in [
+            "Bearer 0123456789abcdeF",
+            "Bearer 0123456789abcde",
+            "Bearer 0123456789abcdef0",
+            "Bearer ",
+            "Bearer",
+            "Basic 0123456789abcdef",
+            "",
+        ] {
+            let problem = guard.may_change(&with(bad)).expect_err(bad);
+            assert_eq!(problem.status(), 401, "{bad}");
+        }
+        assert!(guard.may_change(&HeaderMap::new()).is_err());
+        assert!(guard.may_look(&HeaderMap::new()).is_ok());
+    }
+
+    #[test]
+    fn from_other_machines_nothing_goes_without_it() {
+        let guard = Guard::new(Some(Token::new(GOOD).expect("good")), false);
+        assert!(guard.may_look(&HeaderMap::new()).is_err());
+        assert!(guard.may_look(&with("Bearer 0123456789abcdef")).is_ok());
+    }
+
+    #[test]
+    fn without_a_token_nobody_changes_anything() {
+        let guard = Guard::new(None, true);
+        assert!(guard.may_change(&with("Bearer 0123456789abcdef")).is_err());
+        assert!(guard.may_change(&with("Bearer ")).is_err());
+    }
+
+    #[test]
+    fn a_token_that_can_be_guessed_is_refused() {
+        for bad in ["", "short", "0123456789 abcdef", "0123456789abcdé"] {
+            assert!(Token::new(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! From a revision that is kept to a plugin that can be called, beside the serving path.
+//!
+//! A component is compiled on threads that give way to those that serve. There are at most so many
+//! at once, and each gets so long; one that takes longer is refused, and though nothing can stop it, it
+//! keeps its place until it ends, so that many of them can't pile up.
+
+use super::Digest;
+use super::change::ChangeError;
+use super::manifest::Manifest;
+use super::revision::Share;
+use super::serving::{Deployments, Inner, Part, Served};
+use super::store::Kept;
+use super::tally::Standing;
+use crate::routes::Prefix;
+use crate::terms::Terms as CallTerms;
+use corral_runtime::{Limits, Plugin, Terms};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// How long a component may take to compile: some hundred times what one of a megabyte takes.
+const COMPILE_TIME: Duration = Duration::from_secs(60);
+
+/// How long a change waits for a place.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a deployment waits for one when a server starts: as long as all the others take.
+const PATIENCE_AT_START: Duration = Duration::from_secs(6 * 3600);
+
+impl Deployments {
+    /// Loads what the store has, as many at once as may be compiled. What can't be loaded does not
+    /// serve, says why, and keeps nobody else from it.
+    pub async fn restore(&self) {
+        let Some(store) = &self.0.store else {
+            return;
+        };
+        let mut loading = JoinSet::new();
+        for (name, kept) in store.list() {
+            let inner = Arc::clone(&self.0);
+            loading.spawn(async move { inner.restored(name.to_string(), kept).await });
+        }
+        while let Some(restored) = loading.join_next().await {
+            let Ok(served) = restored else {
+                tracing::error!("a deployment could not be restored: its loader crashed");
+                continue;
+            };
+            let _changing = self.0.changing.lock().await;
+            self.0.install_restored(served);
+        }
+    }
+}
+
+impl Inner {
+    async fn restored(self: Arc<Self>, name: String, kept: Kept) -> Served {
+        let standing = self.standing(&name);
+        let mut parts = Vec::new();
+        let mut routes = Vec::new();
+        for share in &kept.record.traffic {
+            // The store has checked that it is there.
+            let Some(revision) = kept.revisions.get(&share.revision) else {
+                continue;
+            };
+            let manifest = &revision.manifest;
+            let loaded = self
+                .load(&standing, manifest, revision.component, PATIENCE_AT_START)
+                .await;
+            if let Err(error) = &loaded {
+                let number = share.revision;
+                tracing::error!("revision {number} of '{name}' cannot serve: {error}");
+            }
+            routes.clone_from(&manifest.routes);
+            parts.push(Part {
+                share: *share,
+                terms: self.call_terms(&standing, manifest),
+                plugin: loaded
+                    .inspect(|plugin| plugin.number(share.revision))
+                    .map_err(|error| error.to_string()),
+            });
+        }
+        Served::new(name, standing, routes, kept.record.paused, parts)
+    }
+
+    fn install_restored(&self, mut served: Served) {
+        if let Some((route, holder)) = self.holder(&served.name, &served.routes) {
+            let problem = ChangeError::RouteTaken { route, holder }.to_string();
+            tracing::error!("'{}' cannot serve: {problem}", served.name);
+            served.routes.clear();
+            for part in &mut served.parts {
+                part.plugin = Err(problem.clone());
+            }
+        }
+        let installed = self.replace(|by_name| {
+            by_name.insert(served.name.clone(), Arc::new(served));
+        });
+        if let Err(taken) = installed {
+            tracing::error!("a deployment cannot serve: {taken}");
+        }
+    }
+
+    /// Compiles a component of the store and links it on the manifest's terms. The plugin has no number
+    /// yet.
+    pub(super) async fn load(
+        self: &Arc<Self>,
+        standing: &Standing,
+        manifest: &Manifest,
+        component: Digest,
+        patience: Duration,
+    ) -> Result<Plugin, ChangeError> {
+        let place = Arc::clone(&self.compiling).acquire_owned();
+        let place = match timeout(patience, place).await {
+            Ok(Ok(place)) => place,
+            _ => return Err(ChangeError::Busy),
+        };
+        let inner = Arc::clone(self);
+        let account = standing.account.clone();
+        let name = manifest.name.to_string();
+        let terms = self.terms(manifest);
+        let loading = tokio::spawn(async move {
+            let reader = Arc::clone(&inner);
+            let reading = tokio::task::spawn_blocking(move || {
+                let store = reader.store.as_ref().ok_or(ChangeError::NoStore)?;
+                Ok::<_, ChangeError>(store.read(component)?)
+            });
+            let bytes = reading.await.map_err(|_| ChangeError::Host)??;
+            let runtime = &inner.runtime;
+            let plugin = runtime.plugin_for(&account, &name, bytes, terms).await?;
+            drop(place);
+            if !plugin.roles().http {
+                return Err(ChangeError::NoHandler);
+            }
+            Ok(plugin)
+        });
+        match timeout(COMPILE_TIME, loading).await {
+            Ok(loaded) => loaded.map_err(|_| ChangeError::Host)?,
+            Err(_) => Err(ChangeError::CompileTime {
+                limit: COMPILE_TIME,
+            }),
+        }
+    }
+
+    /// On what terms requests are let in.
+    pub(super) fn call_terms(&self, standing: &Standing, manifest: &Manifest) -> CallTerms {
+        let allowance = manifest.limits.allowance();
+        CallTerms {
+            access: manifest.access.unwrap_or(self.access),
+            quota: standing.quota(manifest.name.as_str(), allowance),
+            errors: manifest.error_format,
+        }
+    }
+
+    /// The manifest's terms for the runtime, completed by the server's.
+    fn terms(&self, manifest: &Manifest) -> Terms {
+        let asked = &manifest.limits;
+        let own = &self.limits;
+        let kib = 1 << 10;
+        Terms {
+            limits: Limits {
+                memory: asked.memory_mib.map_or(own.memory, |n| n.times(1 << 20)),
+                time: asked.time_seconds.map_or(own.time, |s| s.duration()),
+                cpu: asked.cpu_seconds.map_or(own.cpu, |s| s.duration()),
+                request_bytes: asked
+                    .request_kib
+                    .map_or(own.request_bytes, |n| n.times(kib)),
+                response_bytes: asked
+                    .response_kib
+                    .map_or(own.response_bytes, |n| n.times(kib) as u64),
+                concurrent: asked.concurrent.map_or(own.concurrent, |n| n.times(1)),
+                queue: asked.queue.map_or(own.queue, |n| n.times(1)),
+                queue_time: asked.queue_seconds.map(|s| s.duration()).or(own.queue_time),
+                priority: manifest.priority,
+                share_prefixes: manifest.grants.share_prefixes,
+            },
+            models: manifest.models.clone(),
+            environment: manifest.configuration.clone().into_iter().collect(),
+        }
+    }
+
+    /// The parts that `traffic` asks for, as far as they are loaded already.
+    pub(super) fn loaded(&self, name: &str, kept: &Kept, share: &Share) -> Option<Part> {
+        let table = self.table();
+        let served = table.by_name.get(name)?;
+        let part = served
+            .parts
+            .iter()
+            .find(|part| part.share.revision == share.revision && part.plugin.is_ok())?;
+        kept.revisions.get(&share.revision)?;
+        Some(Part {
+            share: *share,
+            ..part.clone()
+        })
+    }
+
+    /// The routes of all these revisions, which have to be the same for all.
+    pub(super) fn routes_of(kept: &Kept, traffic: &[Share]) -> Result<Vec<Prefix>, ChangeError> {
+        let mut routes: Option<&Vec<Prefix>> = None;
+        for share in traffic {
+            let Some(revision) = kept.revisions.get(&share.revision) else {
+                continue;
+            };
+            match routes {
+                Some(first) if *first != revision.manifest.routes => {
+                    return Err(ChangeError::OtherRoutes {
+                        one: traffic[0].revision,
+                        other: share.revision,
+                    });
+                }
+                _ => routes = Some(&revision.manifest.routes),
+            }
+        }
+        Ok(routes.cloned().unwrap_or_default())
+    }
+}

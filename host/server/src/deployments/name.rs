@@ -1,0 +1,105 @@
+//! What a deployment is called.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// Longest name, in bytes.
+const LONGEST: usize = 63;
+
+/// A deployment's name: lower-case letters, digits and `-`, 1 to 63 of them, and no `-` at either end.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Name(String);
+
+impl Name {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The text is no name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "'{}' is no name for a deployment; use 1 to {LONGEST} lower-case letters, digits and '-', with no '-' at either end",
+    .0.escape_debug()
+)]
+pub struct NameError(String);
+
+impl FromStr for Name {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        let good = (1..=LONGEST).contains(&text.len())
+            && text.chars().all(fits)
+            && !text.starts_with('-')
+            && !text.ends_with('-');
+        if good {
+            Ok(Name(text.to_owned()))
+        } else {
+            Err(NameError(text.chars().take(2 * LONGEST).collect()))
+        }
+    }
+}
+
+impl TryFrom<String> for Name {
+    type Error = NameError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<Name> for String {
+    fn from(name: Name) -> Self {
+        name.0
+    }
+}
+
+#[cfg(test)]
+impl schemars::JsonSchema for Name {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Name".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "type": "string",
+            "pattern": "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_short_and_plain() {
+        for good in ["a", "chat", "chat-2", "7", &"a".repeat(63)] {
+            assert_eq!(good.parse::<Name>().expect(good).as_str(), good);
+        }
+        for bad in [
+            "",
+            "Chat",
+            "a b",
+            "-a",
+            "a-",
+            "é",
+            "a/b",
+            "..",
+            &"a".repeat(64),
+        ] {
+            let error = bad.parse::<Name>().expect_err(bad).to_string();
+            assert!(error.contains("lower-case letters"), "{bad}: {error}");
+        }
+    }
+}

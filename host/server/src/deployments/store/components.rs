@@ -1,0 +1,176 @@
+//! The files of components: whole or not there.
+
+use super::{Bounds, StoreError};
+use crate::deployments::digest::Digest;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+const ENDING: &str = ".wasm";
+/// A file that is being written; there is never more than one.
+const HALF: &str = "being-written";
+
+/// The files, as they lie in the folder.
+#[derive(Debug)]
+pub(super) struct Components {
+    folder: PathBuf,
+    files: BTreeMap<Digest, u64>,
+    /// Bytes of all of them.
+    total: u64,
+    /// Those that no revision names yet, the oldest first.
+    loose: VecDeque<Digest>,
+}
+
+impl Components {
+    /// Looks at what is there; what is half written, and what is not in `used`, goes.
+    pub(super) fn open(store: &Path, used: &BTreeSet<Digest>) -> io::Result<Self> {
+        let folder = store.join("components");
+        make_folder(&folder)?;
+        let mut components = Components {
+            folder,
+            files: BTreeMap::new(),
+            total: 0,
+            loose: VecDeque::new(),
+        };
+        for entry in fs::read_dir(&components.folder)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            let digest = name.strip_suffix(ENDING).and_then(Digest::from_hex);
+            match digest {
+                Some(digest) if used.contains(&digest) => {
+                    let bytes = entry.metadata()?.len();
+                    components.files.insert(digest, bytes);
+                    components.total += bytes;
+                }
+                Some(_) => fs::remove_file(entry.path())?,
+                None if name == HALF => fs::remove_file(entry.path())?,
+                // Not ours: left alone.
+                None => {}
+            }
+        }
+        Ok(components)
+    }
+
+    /// Where a component is, or is to be.
+    pub(super) fn file(&self, digest: Digest) -> ComponentFile {
+        ComponentFile {
+            folder: self.folder.clone(),
+            path: self.folder.join(digest.hex() + ENDING),
+        }
+    }
+
+    pub(super) fn bytes(&self, digest: Digest) -> Option<u64> {
+        self.files.get(&digest).copied()
+    }
+
+    /// Makes room for one more file of `bytes` among those that nobody names.
+    pub(super) fn make_room(&mut self, bytes: u64, bounds: &Bounds) -> Result<(), StoreError> {
+        let full = |components: &Self| {
+            components.total.saturating_add(bytes) > bounds.total_bytes
+                || components.loose.len() >= bounds.loose.max(1)
+        };
+        while full(self) {
+            match self.loose.pop_front() {
+                Some(digest) => self.remove(digest),
+                None => {
+                    return Err(StoreError::Full {
+                        used: self.total,
+                        limit: bounds.total_bytes,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Its file was written.
+    pub(super) fn written(&mut self, digest: Digest, size: u64) {
+        match self.files.insert(digest, size) {
+            Some(before) => self.total -= before,
+            None => self.loose.push_back(digest),
+        }
+        self.total += size;
+    }
+
+    /// A revision names it from now on.
+    pub(super) fn named(&mut self, digest: Digest) {
+        self.loose.retain(|loose| *loose != digest);
+    }
+
+    /// Drops the files that are neither in `used` nor new.
+    pub(super) fn sweep(&mut self, used: &BTreeSet<Digest>) {
+        let left_over: Vec<_> = self
+            .files
+            .keys()
+            .filter(|digest| !used.contains(digest) && !self.loose.contains(digest))
+            .copied()
+            .collect();
+        for digest in left_over {
+            self.remove(digest);
+        }
+    }
+
+    /// It is damaged: no longer taken to be there.
+    pub(super) fn forget(&mut self, digest: Digest) {
+        if let Some(bytes) = self.files.remove(&digest) {
+            self.total -= bytes;
+        }
+        self.named(digest);
+    }
+
+    fn remove(&mut self, digest: Digest) {
+        // What can't be removed now is swept at the next start.
+        if let Err(error) = fs::remove_file(self.file(digest).path) {
+            tracing::warn!(%digest, %error, "a component's file could not be removed");
+        }
+        self.forget(digest);
+    }
+}
+
+/// A component's file.
+#[derive(Debug)]
+pub(super) struct ComponentFile {
+    folder: PathBuf,
+    path: PathBuf,
+}
+
+impl ComponentFile {
+    /// Writes it so that it is whole or not there, whatever happens. One at a time.
+    pub(super) fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        let half = self.folder.join(HALF);
+        let written = (|| {
+            let mut file = File::create(&half)?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            fs::rename(&half, &self.path)?;
+            File::open(&self.folder)?.sync_all()
+        })();
+        if written.is_err() {
+            // The next start sweeps it if this doesn't.
+            let _ = fs::remove_file(&half);
+        }
+        written
+    }
+
+    pub(super) fn read(&self) -> io::Result<Vec<u8>> {
+        fs::read(&self.path)
+    }
+}
+
+/// Makes a folder of this user alone, and those above it, and has its name on the disk.
+pub(super) fn make_folder(folder: &Path) -> io::Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
+    match folder.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
+        _ => Ok(()),
+    }
+}

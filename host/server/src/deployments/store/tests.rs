@@ -1,0 +1,256 @@
+use super::*;
+use crate::deployments::revision::Share;
+use std::os::unix::fs::PermissionsExt;
+
+/// A folder of a test's own, removed at its end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let folder =
+            std::env::temp_dir().join(format!("corral-store-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        Scratch(folder)
+    }
+
+    fn open(&self) -> Store {
+        self.open_with(Bounds::default()).expect("opens")
+    }
+
+    fn open_with(&self, bounds: Bounds) -> Result<Store, StoreError> {
+        Store::open(&self.0, bounds)
+    }
+
+    fn files(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.0.join("components")).expect("is there");
+        let names = entries.map(|entry| entry.expect("readable").file_name());
+        let mut names: Vec<_> = names
+            .map(|name| name.into_string().expect("ours"))
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn manifest(name: &str, digest: Digest) -> Manifest {
+    let text = format!("name = '{name}'\ncomponent = '{digest}'\nroutes = ['/{name}']");
+    Manifest::from_toml(&text).expect("good")
+}
+
+fn put(store: &Store, bytes: &[u8]) -> Digest {
+    let digest = Digest::of(bytes);
+    store.put(digest, bytes).expect("there is room");
+    digest
+}
+
+fn deploy(store: &Store, name: &str, bytes: &[u8]) -> u64 {
+    let digest = put(store, bytes);
+    let revision = store.add(manifest(name, digest), true).expect("added");
+    revision.number
+}
+
+fn share(revision: u64, weight: u32) -> Share {
+    Share { revision, weight }
+}
+
+#[test]
+fn everything_is_there_after_a_restart() {
+    let scratch = Scratch::new("restart");
+    let name: Name = "a".parse().expect("a name");
+    let store = scratch.open();
+    assert_eq!(deploy(&store, "a", b"one"), 1);
+    assert_eq!(deploy(&store, "a", b"two"), 2);
+    assert_eq!(deploy(&store, "b", b"one"), 1);
+    let split = vec![share(1, 90), share(2, 10)];
+    store.set_traffic(&name, split.clone()).expect("both there");
+    store.set_paused(&name, true).expect("there");
+    let before = store.list();
+    drop(store);
+    let store = scratch.open();
+    assert_eq!(store.list(), before);
+    let kept = store.get(&name).expect("there");
+    assert_eq!(kept.record.traffic, split);
+    assert_eq!(kept.record.before, [share(2, 1)]);
+    assert!(kept.record.paused);
+    assert_eq!(store.read(Digest::of(b"two")).expect("whole"), b"two");
+    assert_eq!(scratch.files().len(), 2, "one file for equal bytes");
+    let mode = std::fs::metadata(&scratch.0).expect("there").permissions();
+    assert_eq!(mode.mode() & 0o777, 0o700);
+    store.remove(&name).expect("there");
+    assert_eq!(scratch.files().len(), 1, "the other one still names it");
+    drop(store);
+    let store = scratch.open();
+    assert_eq!(store.list().len(), 1);
+    assert_eq!(deploy(&store, "a", b"three"), 1, "a new one of that name");
+}
+
+#[test]
+fn a_store_is_one_processs() {
+    let scratch = Scratch::new("locked");
+    let store = scratch.open();
+    let error = scratch.open_with(Bounds::default()).expect_err("taken");
+    assert!(
+        error.to_string().contains("in use by another process"),
+        "{error}"
+    );
+    drop(store);
+    scratch.open();
+}
+
+#[test]
+fn another_format_and_a_damaged_database_are_refused() {
+    let scratch = Scratch::new("format");
+    drop(scratch.open());
+    let path = scratch.0.join("deployments.redb");
+    {
+        let redb = redb::Database::open(&path).expect("closed");
+        let writing = redb.begin_write().expect("free");
+        {
+            let table = redb::TableDefinition::<&str, u64>::new("about");
+            let mut table = writing.open_table(table).expect("there");
+            table.insert("format", 99).expect("written");
+        }
+        writing.commit().expect("written");
+    }
+    let error = scratch.open_with(Bounds::default()).expect_err("unknown");
+    assert!(error.to_string().contains("has format 99"), "{error}");
+    std::fs::write(&path, b"not a database at all").expect("written");
+    let error = scratch.open_with(Bounds::default()).expect_err("nonsense");
+    assert!(error.to_string().contains("move the file away"), "{error}");
+}
+
+#[test]
+fn what_a_kill_leaves_over_is_swept() {
+    let scratch = Scratch::new("sweep");
+    let store = scratch.open();
+    deploy(&store, "a", b"one");
+    put(&store, b"never named");
+    drop(store);
+    let folder = scratch.0.join("components");
+    std::fs::write(folder.join("being-written"), b"hal").expect("written");
+    std::fs::write(folder.join("README"), b"not ours").expect("written");
+    std::fs::write(scratch.0.join("being-made.redb"), b"hal").expect("written");
+    let store = scratch.open();
+    let expected = format!("{}.wasm", Digest::of(b"one").hex());
+    assert_eq!(scratch.files(), [expected, "README".to_owned()]);
+    assert_eq!(store.component(Digest::of(b"never named")), None);
+}
+
+#[test]
+fn a_damaged_component_is_noticed_and_mended() {
+    let scratch = Scratch::new("damaged");
+    let store = scratch.open();
+    deploy(&store, "a", b"one");
+    let digest = Digest::of(b"one");
+    let file = scratch.0.join(format!("components/{}.wasm", digest.hex()));
+    std::fs::write(&file, b"onf").expect("written");
+    assert!(matches!(store.read(digest), Err(StoreError::Damaged(_))));
+    assert_eq!(store.component(digest), None, "not taken to be there");
+    put(&store, b"one");
+    assert_eq!(store.read(digest).expect("mended"), b"one");
+    for number in 0..20_u8 {
+        put(&store, &[number]);
+    }
+    assert_eq!(store.read(digest).expect("it is named"), b"one");
+}
+
+#[test]
+fn nothing_grows_beyond_its_bounds() {
+    let scratch = Scratch::new("bounds");
+    let bounds = Bounds {
+        component_bytes: 10,
+        total_bytes: 25,
+        deployments: 2,
+        revisions: 3,
+        loose: 2,
+    };
+    let store = scratch.open_with(bounds).expect("opens");
+    let large = [7; 11];
+    let error = store.put(Digest::of(&large), &large).expect_err("large");
+    assert!(matches!(
+        error,
+        StoreError::TooLarge {
+            bytes: 11,
+            limit: 10
+        }
+    ));
+    let error = store.put(Digest::of(b"x"), b"y").expect_err("others");
+    assert!(matches!(error, StoreError::OtherDigest { .. }));
+    // Of those that nobody names, the oldest goes.
+    let loose = [b"a", b"b", b"c"].map(|bytes| put(&store, bytes));
+    assert_eq!(
+        loose.map(|digest| store.component(digest)),
+        [None, Some(1), Some(1)]
+    );
+    // Revisions: the oldest go, with their files, but never those that get requests.
+    for number in 1..=3_u8 {
+        assert_eq!(deploy(&store, "a", &[number; 2]), u64::from(number));
+    }
+    let name: Name = "a".parse().expect("a name");
+    store.set_traffic(&name, vec![share(1, 1)]).expect("there");
+    for number in 4..=6_u8 {
+        let digest = put(&store, &[number; 2]);
+        store.add(manifest("a", digest), false).expect("added");
+    }
+    let kept = store.get(&name).expect("there");
+    assert_eq!(Vec::from_iter(kept.revisions.into_keys()), [1, 3, 6]);
+    assert_eq!(store.component(Digest::of(&[2; 2])), None);
+    assert_eq!(store.component(Digest::of(&[1; 2])), Some(2));
+    assert_eq!(scratch.files().len(), 4, "three, and one that nobody names");
+    // Deployments, and bytes in all.
+    deploy(&store, "b", &[8; 10]);
+    let error = store.add(manifest("c", Digest::of(&[8; 10])), true);
+    assert!(matches!(error, Err(StoreError::TooMany { limit: 2 })));
+    let error = store.put(Digest::of(&[9; 10]), &[9; 10]).expect_err("full");
+    assert!(
+        matches!(error, StoreError::Full { limit: 25, .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let scratch = Scratch::new("missing");
+    let store = scratch.open();
+    let digest = Digest::of(b"x");
+    let error = store
+        .add(manifest("a", digest), true)
+        .expect_err("not uploaded");
+    assert!(matches!(error, StoreError::NoComponent(_)), "{error}");
+    let mut by_file = manifest("a", digest);
+    by_file.component = "a.wasm".to_owned();
+    assert!(matches!(
+        store.add(by_file, true),
+        Err(StoreError::NoDigest(_))
+    ));
+    deploy(&store, "a", b"x");
+    let name: Name = "a".parse().expect("a name");
+    for (traffic, expected) in [
+        (vec![], "name one at least"),
+        (vec![share(7, 1)], "'a' has no revision 7; it has 1"),
+        (vec![share(1, 0)], "give from 1 to 10000"),
+        (vec![share(1, 1), share(1, 2)], "named twice"),
+    ] {
+        let error = store.set_traffic(&name, traffic).expect_err("bad");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+    let other: Name = "b".parse().expect("a name");
+    assert!(matches!(
+        store.remove(&other),
+        Err(StoreError::NoDeployment(_))
+    ));
+    assert!(matches!(
+        store.set_paused(&other, true),
+        Err(StoreError::NoDeployment(_))
+    ));
+    assert!(matches!(
+        store.get(&other),
+        Err(StoreError::NoDeployment(_))
+    ));
+}

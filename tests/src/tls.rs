@@ -1,0 +1,83 @@
+//! Certificates for tests, and clients that trust them.
+
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+/// A certificate for `localhost` that signs itself, and its key, both in PEM format.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The certificate.
+    pub certificate: String,
+    /// Its key.
+    pub key: String,
+}
+
+impl Identity {
+    /// A fresh one.
+    pub fn new() -> Self {
+        let key = KeyPair::generate().expect("a key");
+        let params = CertificateParams::new(["localhost".to_owned()]).expect("a name");
+        Identity {
+            certificate: params.self_signed(&key).expect("signed").pem(),
+            key: key.serialize_pem(),
+        }
+    }
+
+    /// Writes it to a folder; the paths of the certificate and the key. Each file is replaced at once.
+    pub fn write(&self, folder: &Path) -> [PathBuf; 2] {
+        let files = [("cert.pem", &self.certificate), ("key.pem", &self.key)];
+        files.map(|(name, text)| {
+            let (path, fresh) = (folder.join(name), folder.join(format!("{name}.new")));
+            std::fs::write(&fresh, text).expect("written");
+            std::fs::rename(&fresh, &path).expect("renamed");
+            path
+        })
+    }
+
+    /// A client's trust in this one and no other.
+    pub fn trust(&self) -> Trust {
+        let certificate = CertificateDer::from_pem_slice(self.certificate.as_bytes());
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.expect("PEM")).expect("a certificate");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions of TLS")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Trust(Arc::new(config))
+    }
+}
+
+impl Default for Identity {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Whom a client trusts.
+#[derive(Clone, Debug)]
+pub struct Trust(Arc<ClientConfig>);
+
+impl Trust {
+    /// Shakes hands and offers these protocols; which one was chosen can be asked of the stream.
+    pub async fn connect(
+        &self,
+        stream: TcpStream,
+        protocols: &[&[u8]],
+    ) -> std::io::Result<TlsStream<TcpStream>> {
+        let mut config = ClientConfig::clone(&self.0);
+        config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+        let name = ServerName::try_from("localhost").expect("a name");
+        TlsConnector::from(Arc::new(config))
+            .connect(name, stream)
+            .await
+    }
+}

@@ -1,0 +1,176 @@
+//! The commands that people deploy with.
+
+use corral_tests::{Corral, Ended, artefacts, scratch_folder};
+use serde_json::Value;
+use std::path::PathBuf;
+
+struct Cli {
+    corral: Corral,
+    admin: String,
+    token: PathBuf,
+}
+
+impl Cli {
+    fn start() -> Self {
+        let folder = scratch_folder();
+        let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
+        let admin = format!("http://{}", corral.admin());
+        let token = folder.join("admin-token");
+        Cli {
+            corral,
+            admin,
+            token,
+        }
+    }
+
+    fn run(&self, arguments: &[&str]) -> Ended {
+        let token = self.token.to_str().expect("ours");
+        let server = ["--admin", &self.admin, "--token-file", token];
+        corral_tests::run(arguments.iter().chain(&server))
+    }
+
+    /// Runs it; it has to succeed. Returns what it printed.
+    fn good(&self, arguments: &[&str]) -> String {
+        let ended = self.run(arguments);
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+        ended.stdout
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let printed = self.good(&[arguments, &["--json"]].concat());
+        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
+    }
+
+    /// Runs it; it has to fail with one line. Returns that.
+    fn bad(&self, arguments: &[&str]) -> String {
+        let ended = self.run(arguments);
+        assert_ne!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+        assert_eq!(ended.stderr.lines().count(), 1, "{arguments:?}: {ended:?}");
+        ended.stderr
+    }
+}
+
+#[test]
+fn a_deployments_life_on_the_command_line() {
+    let cli = Cli::start();
+    let plugin = artefacts::plugin("misbehave");
+    let plugin = plugin.to_str().expect("ours");
+    let printed = cli.good(&["deploy", plugin, "--name", "a", "--route", "/a"]);
+    assert_eq!(
+        printed,
+        "revision 1 is deployed: a is serving at /a, traffic 1\n"
+    );
+    let folder = scratch_folder();
+    let manifest = folder.join("corral.toml");
+    let text = format!(
+        "name = 'a'\ncomponent = {plugin:?}\nroutes = ['/a']\n[configuration]\nVERSION = '2'\n"
+    );
+    std::fs::write(&manifest, text).expect("ours");
+    let folder = folder.to_str().expect("ours");
+    let deployed = cli.json(&["deploy", folder]);
+    assert_eq!(deployed["revision"]["number"], 2);
+    assert_eq!(
+        cli.good(&["invoke", "a", "--path", "/a/env"]),
+        "VERSION=2\n"
+    );
+    let answer = cli.json(&["invoke", "a", "--path", "/a/echo", "--data", "hello"]);
+    assert_eq!(
+        (&answer["status"], &answer["body"]),
+        (&200.into(), &"hello".into())
+    );
+    let error = cli.bad(&["invoke", "a"]);
+    assert!(error.contains("'a' answered with 404"), "{error}");
+
+    let list = cli.good(&["list"]);
+    assert!(list.contains("\na           serving  /a "), "{list}");
+    assert!(list.contains("\n/generate   serving  /generate"), "{list}");
+    assert_eq!(cli.json(&["list"])["deployments"][4]["name"], "a");
+    let shown = cli.good(&["show", "a"]);
+    assert!(
+        shown.starts_with("a is serving at /a, traffic 2\n"),
+        "{shown}"
+    );
+    assert_eq!(cli.json(&["show", "a"])["revisions"][1]["number"], 2);
+    let printed = cli.good(&["split", "a", "1=3", "2=1"]);
+    assert_eq!(printed, "a is serving at /a, traffic 1=3 2=1\n");
+    assert_eq!(cli.json(&["rollback", "a"])["traffic"][0]["revision"], 2);
+    let printed = cli.good(&["rollback", "a", "--revision", "1"]);
+    assert_eq!(printed, "a is serving at /a, traffic 1\n");
+    assert_eq!(cli.good(&["invoke", "a", "--path", "/a/env"]), "");
+    assert_eq!(cli.good(&["pause", "a"]), "a is paused at /a, traffic 1\n");
+    cli.corral.get("/a/ok").problem(503, "paused");
+    assert_eq!(cli.json(&["resume", "a"])["state"], "serving");
+    assert_eq!(cli.corral.get("/a/log").status, 200);
+    let logs = cli.good(&["logs", "a"]);
+    assert!(
+        logs.contains(" stdout: a line on the standard output\n"),
+        "{logs}"
+    );
+    let line = cli.good(&["logs", "a", "--after", "1", "--json"]);
+    assert_eq!(
+        serde_json::from_str::<Value>(&line).expect("JSON")["number"],
+        2
+    );
+    assert_eq!(cli.good(&["remove", "a"]), "a is removed\n");
+    assert!(
+        cli.bad(&["show", "a"])
+            .contains("there is no deployment 'a'")
+    );
+    let schema: Value = serde_json::from_str(&cli.good(&["deploy", "--schema"])).expect("JSON");
+    assert_eq!(schema["title"], "Manifest");
+}
+
+#[test]
+fn what_goes_wrong_is_said_in_one_line() {
+    let cli = Cli::start();
+    let norole = artefacts::plugin("norole");
+    let norole = norole.to_str().expect("ours");
+    let folder = scratch_folder();
+    let manifest = folder.join("corral.toml");
+    std::fs::write(&manifest, "name = 'a'\ncolour = 'red'\n").expect("ours");
+    let manifest = manifest.to_str().expect("ours");
+    for (arguments, expected) in [
+        (vec!["deploy", norole, "--route", "/x"], "exports no role"),
+        (
+            vec!["deploy", norole],
+            "say where it answers: --route /norole",
+        ),
+        (vec!["deploy", norole, "--route", "x"], "write '/x'"),
+        (
+            vec!["deploy", "/nowhere.wasm", "--route", "/x"],
+            "/nowhere.wasm cannot be read",
+        ),
+        (
+            vec!["deploy", "/nowhere.toml"],
+            "/nowhere.toml cannot be read",
+        ),
+        (
+            vec!["deploy", manifest],
+            "line 2, column 1: unknown field `colour`",
+        ),
+        (
+            vec!["deploy", manifest, "--route", "/x"],
+            "are for a component",
+        ),
+        (vec!["show", "A"], "is no name"),
+        (vec!["split", "a"], "<REVISION=WEIGHT>"),
+        (vec!["split", "a", "1"], "write REVISION=WEIGHT"),
+        (vec!["rollback", "a"], "there is no deployment 'a'"),
+    ] {
+        let error = cli.bad(&arguments);
+        assert!(error.contains(expected), "{arguments:?}: {error}");
+    }
+    let ended = corral_tests::run(["list", "--admin", &cli.admin]);
+    assert!(ended.stderr.contains("--token-file"), "{ended:?}");
+    let public = format!("http://{}", cli.corral.public());
+    let token = cli.token.to_str().expect("ours");
+    let ended = corral_tests::run(["list", "--admin", &public, "--token-file", token]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let ended = corral_tests::run(["list", "--admin", "http://127.0.0.1:1"]);
+    assert!(
+        ended
+            .stderr
+            .contains("nothing answers at http://127.0.0.1:1"),
+        "{ended:?}"
+    );
+}

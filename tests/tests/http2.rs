@@ -1,0 +1,186 @@
+//! HTTP/2 on the public listener: the same answers as over HTTP/1.1, and clients that misuse it.
+
+use corral_tests::{Client, Corral, Sum, Version, block_on, raw_exchange, some_sums};
+use serde_json::json;
+use std::time::Duration;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+async fn check_sum(client: &Client, sum: Sum) {
+    let request = json!({"prompt": sum.question(), "max_tokens": 20}).to_string();
+    let answer = client
+        .ask("/generate", &[], &request)
+        .await
+        .expect("answered");
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.json()["text"], sum.answer(), "{sum:?}");
+}
+
+#[test]
+fn a_hundred_streams_of_one_connection_are_all_answered() {
+    let corral = Corral::start();
+    block_on(async {
+        let client = Client::connect(corral.public(), Version::Http2, None);
+        let client = client.await.expect("HTTP/2 without TLS");
+        let asking: Vec<_> = some_sums(100)
+            .into_iter()
+            .map(|sum| {
+                let client = client.clone();
+                tokio::spawn(async move { check_sum(&client, sum).await })
+            })
+            .collect();
+        for asked in asking {
+            asked.await.expect("the right answer");
+        }
+    });
+    let metrics = corral.settled();
+    assert_eq!(metrics.get("corral_http_connections_total"), 1.0);
+    assert_eq!(
+        metrics.get("corral_http_answers_total{status=\"200\"}"),
+        100.0
+    );
+}
+
+#[test]
+fn both_versions_are_answered_alike() {
+    let corral = Corral::start();
+    block_on(async {
+        for version in [Version::Http1, Version::Http2] {
+            let client = Client::connect(corral.public(), version, None).await;
+            let client = client.expect("it accepts");
+            let echoed = client.ask("/misbehave/echo", &[], "as it came").await;
+            let echoed = echoed.expect("answered");
+            assert_eq!((echoed.status, &*echoed.body), (200, "as it came"));
+            assert!(echoed.header("x-request-id").is_some(), "{version:?}");
+            let lost = client.ask("/nowhere", &[], "").await.expect("answered");
+            lost.problem(404, "no-route");
+            let large = "x".repeat(9 << 20);
+            let refused = client.ask("/misbehave/echo", &[], &large).await;
+            refused.expect("answered").problem(413, "request-too-large");
+            let header = "x".repeat(40_000);
+            let head = client.ask("/misbehave/ok", &[("x", &header)], "").await;
+            // Over HTTP/2 the stream may be reset instead.
+            if let Ok(answer) = head {
+                assert_eq!(answer.status, 431, "{version:?}: {answer:?}");
+            }
+        }
+    });
+    corral.check_alive();
+    corral.settled();
+}
+
+#[test]
+fn a_stream_that_is_not_read_is_reset_and_its_neighbours_go_on() {
+    let corral = Corral::start_with(&["--stall-time", "1"]);
+    block_on(async {
+        let client = Client::connect(corral.public(), Version::Http2, None);
+        let client = client.await.expect("it accepts");
+        let mut unread = client
+            .send("/misbehave/flood", &[], "")
+            .await
+            .expect("begun");
+        assert_eq!(unread.status(), 200);
+        let instances = |corral: &Corral| corral.metrics().get("corral_plugin_instances");
+        while instances(&corral) > 0.0 {
+            for sum in some_sums(5) {
+                check_sum(&client, sum).await;
+            }
+        }
+        // What was on the way is still to be read, and then comes the reset.
+        loop {
+            match unread.piece().await {
+                Some(Ok(_)) => {}
+                Some(Err(_)) => break,
+                None => panic!("cut off, and yet it looks whole"),
+            }
+        }
+        check_sum(&client, Sum { a: 1, b: 1 }).await;
+    });
+    let metrics = corral.settled();
+    assert_eq!(
+        metrics.get("corral_http_ended_total{reason=\"stalled\"}"),
+        1.0
+    );
+    assert_eq!(metrics.get("corral_http_connections_total"), 1.0);
+}
+
+#[test]
+fn an_idle_connection_is_closed_and_a_busy_one_is_not() {
+    let corral = Corral::start_with(&["--head-time", "1"]);
+    block_on(async {
+        let connect = || Client::connect(corral.public(), Version::Http2, None);
+        let (idle, busy) = (connect().await, connect().await);
+        let (idle, busy) = (idle.expect("it accepts"), busy.expect("it accepts"));
+        check_sum(&idle, Sum { a: 1, b: 1 }).await;
+        let mut drip = busy.send("/misbehave/drip", &[], "").await.expect("begun");
+        let closed = |corral: &Corral| {
+            let metrics = corral.metrics();
+            metrics.get("corral_http_ended_total{reason=\"idle\"}")
+        };
+        while closed(&corral) == 0.0 {
+            drip.piece().await.expect("it goes on").expect("and on");
+        }
+        let asked = idle.ask("/misbehave/ok", &[], "").await;
+        asked.expect_err("the connection is closed");
+        drip.piece().await.expect("it goes on").expect("and on");
+    });
+    corral.settled();
+}
+
+#[test]
+fn who_opens_streams_only_to_reset_them_loses_the_connection() {
+    let corral = Corral::start();
+    block_on(async {
+        let client = Client::connect(corral.public(), Version::Http2, None);
+        let client = client.await.expect("it accepts");
+        // Ends when the connection does.
+        while let Err(_) | Ok(Ok(_)) = tokio::time::timeout(
+            Duration::from_millis(5),
+            client.send("/misbehave/sleeper", &[], ""),
+        )
+        .await
+        {}
+    });
+    let metrics = corral.settled();
+    assert_eq!(
+        metrics.get("corral_http_ended_total{reason=\"resets\"}"),
+        1.0
+    );
+    corral.check_alive();
+}
+
+#[test]
+fn noise_after_the_preface_hurts_nobody() {
+    let corral = Corral::start();
+    let frame = |length: u32, kind: u8, flags: u8, stream: u32, payload: &[u8]| {
+        let length = length.to_be_bytes();
+        let head = [&length[1..], &[kind, flags], &stream.to_be_bytes()].concat();
+        [&head, payload].concat()
+    };
+    let settings = frame(0, 4, 0, 0, &[]);
+    let noise: Vec<u8> = (0..50_000_u32)
+        .map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let pings: Vec<u8> = (0..10_000)
+        .flat_map(|_| frame(8, 6, 0, 0, &[7; 8]))
+        .collect();
+    let endless_head: Vec<u8> = std::iter::once(frame(1, 1, 0, 1, &[0x82]))
+        .chain((0..5_000).map(|_| frame(1, 9, 0, 1, &[0x84])))
+        .flatten()
+        .collect();
+    for sent in [
+        noise.clone(),
+        [&settings[..], &noise].concat(),
+        // A frame of 16 MiB, a stream of the server's, data without a head.
+        frame(0x00ff_ffff, 0, 0, 1, &[0; 100]),
+        [&settings[..], &frame(1, 1, 5, 2, &[0x82])].concat(),
+        [&settings[..], &frame(1, 0, 1, 1, &[0])].concat(),
+        [&settings[..], &pings].concat(),
+        [&settings[..], &endless_head].concat(),
+    ] {
+        let sent = [PREFACE, &sent].concat();
+        raw_exchange(corral.public(), &sent, true, Duration::from_millis(500));
+        corral.check_alive();
+    }
+    corral.settled();
+}

@@ -1,0 +1,351 @@
+//! API keys: who may call, on whose behalf, and how much.
+
+use corral_tests::{
+    Answer, Client, Corral, Sum, Version, block_on, run, scratch_folder, some_sums,
+};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Makes a key and adds its entry to the file.
+fn new_key(file: &Path, arguments: &[&str]) -> String {
+    let file = file.to_str().expect("UTF-8");
+    let line = [&["keys", "new", "--append", file], arguments].concat();
+    let ended = run(line);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    ended.stdout.trim().to_owned()
+}
+
+fn file() -> PathBuf {
+    let file = scratch_folder().join("keys.toml");
+    std::fs::write(&file, "").expect("written");
+    file
+}
+
+fn append(file: &Path, text: &str) {
+    let all = std::fs::read_to_string(file).expect("read") + text;
+    std::fs::write(file, all).expect("written");
+}
+
+fn start(file: &Path, arguments: &[&str]) -> Corral {
+    let file = file.to_str().expect("UTF-8");
+    Corral::start_with(&[&["--keys", file], arguments].concat())
+}
+
+/// Asks over a connection of its own.
+fn ask(corral: &Corral, path: &str, authorization: Option<&str>, body: &str) -> Answer {
+    block_on(async {
+        let client = Client::connect(corral.public(), Version::Http1, None).await;
+        let header = authorization.map(|text| ("authorization", text));
+        let headers: Vec<_> = header.into_iter().collect();
+        let answer = client.expect("it accepts").ask(path, &headers, body).await;
+        answer.expect("answered")
+    })
+}
+
+fn bearer(key: &str) -> String {
+    format!("Bearer {key}")
+}
+
+fn check_sum(corral: &Corral, key: &str, sum: Sum) {
+    let body = json!({"prompt": sum.question(), "max_tokens": 20}).to_string();
+    let answer = ask(corral, "/generate", Some(&bearer(key)), &body);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.json()["text"], sum.answer(), "{sum:?}");
+}
+
+#[test]
+fn a_key_is_printed_once_and_its_entry_holds_no_more_than_its_digest() {
+    let printed = run(["keys", "new", "--tenant", "alice", "--deployment", "/chat"]);
+    assert_eq!(printed.code, Some(0), "{printed:?}");
+    let (key, entry) = printed
+        .stdout
+        .split_once("\n\n")
+        .expect("a key and an entry");
+    assert!(key.starts_with("corral_"), "{key}");
+    assert!(!entry.contains(&key["corral_".len()..]), "{entry}");
+    for line in ["[[key]]", "tenant = \"alice\"", "deployments = [\"/chat\"]"] {
+        assert!(entry.lines().any(|said| said == line), "{line}: {entry}");
+    }
+    let json = run(["keys", "new", "--tenant", "bob", "--name", "b", "--json"]);
+    let json: Value = serde_json::from_str(&json.stdout).expect("JSON");
+    assert_eq!(
+        (&json["tenant"], &json["name"]),
+        (&json!("bob"), &json!("b"))
+    );
+    assert_ne!(json["key"], key);
+    let nowhere = run([
+        "keys",
+        "new",
+        "--tenant",
+        "a",
+        "--append",
+        "/nowhere/keys.toml",
+    ]);
+    assert_eq!(nowhere.code, Some(1), "{nowhere:?}");
+    assert_eq!(
+        nowhere.stdout, "",
+        "a key that is written nowhere is not shown"
+    );
+    assert!(
+        nowhere
+            .stderr
+            .contains("cannot add the key to /nowhere/keys.toml"),
+        "{nowhere:?}"
+    );
+}
+
+#[test]
+fn who_has_no_good_key_is_told_so_in_the_format_of_the_route() {
+    let file = file();
+    let good = new_key(&file, &["--tenant", "alice", "--deployment", "/generate"]);
+    let corral = start(
+        &file,
+        &["--open", "/hello", "--error-format", "/classic=openai"],
+    );
+    check_sum(&corral, &good, Sum { a: 1, b: 1 });
+    let wrong = format!("{}0", &good[..good.len() - 1]);
+    let wrong = if wrong == good {
+        format!("{good}1")
+    } else {
+        wrong
+    };
+    let (good, wrong) = (bearer(&good), bearer(&wrong));
+    for (authorization, code) in [
+        (None, "missing-key"),
+        (Some(""), "missing-key"),
+        (Some("Basic YTpi"), "missing-key"),
+        (Some(&*wrong), "wrong-key"),
+    ] {
+        let answer = ask(&corral, "/generate", authorization, "{}");
+        answer.problem(401, code);
+        let challenge = answer.header("www-authenticate").expect("a challenge");
+        assert!(challenge.starts_with("Bearer "), "{challenge}");
+    }
+    ask(&corral, "/misbehave/ok", Some(&good), "").problem(403, "key-not-granted");
+    assert_eq!(ask(&corral, "/hello", None, "").status, 200);
+    assert_eq!(ask(&corral, "/healthz", None, "").status, 200);
+    ask(&corral, "/nowhere", None, "").problem(404, "no-route");
+    let openai = ask(&corral, "/classic", Some(&wrong), "");
+    assert_eq!(openai.status, 401, "{openai:?}");
+    assert_eq!(openai.header("content-type"), Some("application/json"));
+    let error = &openai.json()["error"];
+    assert_eq!(error["code"], "invalid_api_key");
+    assert_eq!(error["param"], Value::Null);
+    let metrics = corral.settled();
+    for (reason, count) in [("missing", 3.0), ("wrong", 2.0), ("not-granted", 1.0)] {
+        let name = format!("corral_keys_refused_total{{reason=\"{reason}\"}}");
+        assert_eq!(metrics.get(&name), count, "{reason}");
+    }
+}
+
+#[test]
+fn no_key_is_ever_written_to_the_log() {
+    let file = file();
+    let key = new_key(&file, &["--tenant", "alice", "--name", "the-laptop"]);
+    let corral = start(&file, &["--verbose"]);
+    check_sum(&corral, &key, Sum { a: 1, b: 1 });
+    ask(
+        &corral,
+        "/misbehave/ok",
+        Some(&bearer(&format!("{key}x"))),
+        "",
+    );
+    ask(&corral, "/misbehave/trap", Some(&bearer(&key)), "");
+    corral.settled();
+    let text = std::fs::read_to_string(&file).expect("read");
+    for said in [corral.stderr(), text] {
+        assert!(!said.contains(&key["corral_".len()..]), "{said}");
+    }
+}
+
+#[test]
+fn keys_come_and_go_while_it_runs() {
+    let file = file();
+    let first = new_key(&file, &["--tenant", "alice"]);
+    let corral = start(&file, &[]);
+    check_sum(&corral, &first, Sum { a: 1, b: 1 });
+    let second = new_key(&file, &["--tenant", "bob"]);
+    let begun = Instant::now();
+    let status = |key: &str| ask(&corral, "/misbehave/ok", Some(&bearer(key)), "").status;
+    while status(&second) != 200 {
+        assert!(
+            begun.elapsed() < corral_tests::PATIENCE,
+            "the new key is not taken up"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // A file that makes no sense leaves all as it was; an empty one takes all keys away.
+    std::fs::write(&file, "[[key]]\nname = 1\n").expect("written");
+    corral.signal("HUP");
+    let started = Instant::now();
+    while !corral.stderr().contains("the old keys go on") {
+        assert!(
+            started.elapsed() < corral_tests::PATIENCE,
+            "{}",
+            corral.stderr()
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(status(&first), 200);
+    std::fs::write(&file, "").expect("written");
+    corral.signal("HUP");
+    while status(&first) != 401 {
+        assert!(
+            started.elapsed() < corral_tests::PATIENCE,
+            "the key is still good"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    corral.settled();
+}
+
+#[test]
+fn each_limit_of_a_key_trips_alone() {
+    let file = file();
+    let mut keys = Vec::new();
+    for (name, limit) in [
+        ("free", ""),
+        ("rate", "requests-per-minute = 3"),
+        ("minute", "tokens-per-minute = 60"),
+        ("day", "tokens-per-day = 60"),
+        ("request", "tokens-per-request = 40"),
+        ("concurrent", "concurrent = 1"),
+    ] {
+        keys.push(new_key(&file, &["--tenant", name, "--name", name]));
+        if !limit.is_empty() {
+            append(&file, &format!("[tenant.{name}]\n{limit}\n"));
+        }
+    }
+    let corral = start(&file, &[]);
+    let [free, rate, minute, day, request, concurrent] = &keys[..] else {
+        panic!("six keys");
+    };
+    let generate = |key: &str, max_tokens: u32| {
+        let body = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": max_tokens});
+        ask(&corral, "/generate", Some(&bearer(key)), &body.to_string())
+    };
+    let waits = |answer: &Answer, at_least: u64, at_most: u64| {
+        let seconds = answer.header("retry-after").expect("a time to wait");
+        let seconds: u64 = seconds.parse().expect("seconds");
+        assert!((at_least..=at_most).contains(&seconds), "{seconds} s");
+    };
+    std::thread::scope(|scope| {
+        // Somebody whose sums are right all the while.
+        let neighbour = scope.spawn(|| {
+            for sum in some_sums(40) {
+                check_sum(&corral, free, sum);
+            }
+        });
+        for _ in 0..3 {
+            let body = json!({"prompt": "1+1=", "max_tokens": 20}).to_string();
+            let answer = ask(&corral, "/generate", Some(&bearer(rate)), &body);
+            assert_eq!(answer.status, 200, "{answer:?}");
+        }
+        let refused = ask(&corral, "/misbehave/ok", Some(&bearer(rate)), "");
+        assert!(
+            refused
+                .problem(429, "too-many-requests")
+                .contains("tenant rate")
+        );
+        waits(&refused, 1, 61);
+
+        for (key, longest) in [(minute, 61), (day, 24 * 3600 + 15 * 60)] {
+            // 4 tokens of prompt and 20 generated, twice.
+            for _ in 0..2 {
+                assert_eq!(generate(key, 20).status, 200);
+            }
+            // 12 are left: at the door it may come in, but its generation is refused.
+            let refused = generate(key, 20);
+            refused.problem(429, "refused");
+            waits(&refused, 1, longest);
+            // More than the limit will never be had.
+            let never = generate(key, 1000);
+            assert!(
+                never.problem(403, "not-granted").contains("1004"),
+                "{never:?}"
+            );
+            assert_eq!(generate(key, 8).status, 200, "exactly what is left");
+            let refused = ask(&corral, "/misbehave/ok", Some(&bearer(key)), "");
+            refused.problem(429, "out-of-tokens");
+            waits(&refused, 1, longest);
+        }
+
+        assert_eq!(generate(request, 36).status, 200);
+        let detail = generate(request, 37).problem(403, "not-granted");
+        assert!(detail.contains("tokens-per-request"), "{detail}");
+        assert_eq!(
+            generate(request, 36).status,
+            200,
+            "each request has its own"
+        );
+
+        block_on(async {
+            let connect = async || {
+                let client = Client::connect(corral.public(), Version::Http1, None).await;
+                client.expect("it accepts")
+            };
+            let authorization = bearer(concurrent);
+            let headers = [("authorization", &*authorization)];
+            let mut drip = connect().await.send("/misbehave/drip", &headers, "").await;
+            let drip = drip.as_mut().expect("begun");
+            drip.piece().await.expect("it drips").expect("and drips");
+            let refused = connect().await.ask("/misbehave/ok", &headers, "").await;
+            let refused = refused.expect("answered");
+            refused.problem(429, "too-many-at-once");
+            waits(&refused, 1, 1);
+        });
+        // With the connection its place is gone.
+        let begun = Instant::now();
+        while ask(&corral, "/misbehave/ok", Some(&bearer(concurrent)), "").status == 429 {
+            assert!(
+                begun.elapsed() < corral_tests::PATIENCE,
+                "its place is still taken"
+            );
+        }
+        neighbour.join().expect("nobody else noticed");
+    });
+    let metrics = corral.settled();
+    let refusals = |name: &str, limit: &str| {
+        let labels = format!("{{kind=\"tenant\",name=\"{name}\",limit=\"{limit}\"}}");
+        metrics.get_or_zero(&format!("corral_quota_refusals_total{labels}"))
+    };
+    assert_eq!(refusals("rate", "requests-per-minute"), 1.0);
+    assert_eq!(refusals("minute", "tokens-per-minute"), 3.0);
+    assert_eq!(refusals("day", "tokens-per-day"), 3.0);
+    assert_eq!(refusals("request", "tokens-per-request"), 1.0);
+    assert!(refusals("concurrent", "concurrent") >= 1.0);
+    let tokens = |name: &str| {
+        let labels = format!("{{kind=\"tenant\",name=\"{name}\"}}");
+        metrics.get(&format!("corral_quota_tokens_total{labels}"))
+    };
+    assert_eq!(
+        (tokens("minute"), tokens("day"), tokens("request")),
+        (60.0, 60.0, 80.0)
+    );
+    assert_eq!(
+        metrics.get("corral_quota_requests"),
+        0.0,
+        "nobody is left inside"
+    );
+}
+
+#[test]
+fn a_route_has_a_quota_for_all_its_clients() {
+    let arguments = [
+        "--quota",
+        "/hello=requests-per-minute:5",
+        "--error-format",
+        "/hello=openai",
+    ];
+    let corral = Corral::start_with(&arguments);
+    for _ in 0..5 {
+        assert_eq!(corral.get("/hello").status, 200);
+    }
+    let refused = corral.get("/hello");
+    assert_eq!(refused.status, 429, "{refused:?}");
+    assert_eq!(refused.json()["error"]["code"], "rate_limit_exceeded");
+    assert!(refused.header("retry-after").is_some());
+    corral.check_alive();
+    corral.settled();
+}

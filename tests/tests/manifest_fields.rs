@@ -1,0 +1,304 @@
+//! Every field of corral.toml does what it says, and trips for nobody else.
+
+use corral_tests::deployments::{deploy, manifest, upload};
+use corral_tests::{Corral, artefacts, scratch_folder};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+struct House {
+    corral: Corral,
+    misbehave: String,
+    generate: String,
+    token: PathBuf,
+}
+
+fn house(arguments: &[&str]) -> House {
+    let folder = scratch_folder();
+    let store = ["--store", folder.to_str().expect("ours")];
+    let corral = Corral::start_with(&[&store, arguments].concat());
+    let read = |name| std::fs::read(artefacts::plugin(name)).expect("readable");
+    let misbehave = upload(&corral, &read("misbehave"));
+    let generate = upload(&corral, &read("generate"));
+    House {
+        corral,
+        misbehave,
+        generate,
+        token: folder.join("admin-token"),
+    }
+}
+
+impl House {
+    fn deploy(&self, name: &str, more: Value) {
+        deploy(&self.corral, &manifest(name, &self.misbehave, more));
+    }
+
+    /// Those beside it notice nothing.
+    fn check_neighbours(&self) {
+        assert_eq!(self.corral.get("/misbehave/ok").status, 200);
+        self.corral.check_alive();
+    }
+
+    fn refused(&self, name: &str, code: &str) -> f64 {
+        let sample =
+            format!("corral_deployment_refused_total{{deployment=\"{name}\",code=\"{code}\"}}");
+        self.corral.metrics().get_or_zero(&sample)
+    }
+}
+
+#[test]
+fn routes_models_configuration_and_error_format() {
+    let model = artefacts::model();
+    let second = format!("second={}", model.to_str().expect("ours"));
+    let house = house(&["--model", &second]);
+    let more = json!({
+        "routes": ["/one", "/two/deep"],
+        "models": ["second"],
+        "error-format": "openai",
+        "configuration": {"GREETING": "hello\nthere", "A": ""},
+    });
+    house.deploy("a", more);
+    let corral = &house.corral;
+    for route in ["/one", "/two/deep"] {
+        let answer = corral.get(&format!("{route}/env"));
+        assert_eq!(answer.body, "A=\nGREETING=hello\nthere\n");
+        assert_eq!(corral.get(&format!("{route}/models")).body, "second");
+        let answer = corral.get(&format!("{route}/trap"));
+        assert_eq!(answer.status, 500);
+        assert_eq!(answer.json()["error"]["code"], "trapped", "{answer:?}");
+    }
+    corral.get("/two").problem(404, "no-route");
+    assert_eq!(corral.get("/misbehave/models").body, "tiny,second");
+    corral.get("/misbehave/trap").problem(500, "trapped");
+    assert_eq!(house.refused("a", "trapped"), 2.0);
+    house.check_neighbours();
+}
+
+#[test]
+fn limits_of_memory_time_cpu_request_and_response() {
+    let house = house(&[]);
+    let limits = json!({"limits": {
+        "memory-mib": 16, "time-seconds": 3.5, "cpu-seconds": 0.25,
+        "request-kib": 3, "response-kib": 100,
+    }});
+    house.deploy("a", limits);
+    let corral = &house.corral;
+    let detail = corral.get("/a/hog").problem(500, "memory");
+    assert!(detail.contains("16 MiB"), "{detail}");
+    let detail = corral.get("/a/spin").problem(504, "cpu-time");
+    assert!(detail.contains("0.25 s"), "{detail}");
+    let detail = corral.get("/a/sleeper").problem(504, "deadline");
+    assert!(detail.contains("3.5 s"), "{detail}");
+    assert_eq!(
+        corral.post("/a/echo", vec![b'x'; 3 << 10]).body.len(),
+        3 << 10
+    );
+    corral
+        .post("/a/echo", vec![b'x'; (3 << 10) + 1])
+        .problem(413, "request-too-large");
+    // An answer without an announced length is cut where it passes the limit.
+    let mut flood = corral.post_stream("/a/flood", "");
+    assert_eq!(flood.status, 200);
+    let error = flood.bytes(1 << 30).expect_err("it is cut off");
+    println!("an answer that is too large: {error}");
+    let failures = corral.wait_until("the cut is counted", |metrics| {
+        metrics.get_or_zero("corral_plugin_failures_total{code=\"response-too-large\"}") == 1.0
+    });
+    assert_eq!(
+        failures.get_or_zero("corral_plugin_failures_total{code=\"memory\"}"),
+        1.0
+    );
+    for code in ["memory", "cpu-time", "deadline", "request-too-large"] {
+        assert_eq!(house.refused("a", code), 1.0, "{code}");
+    }
+    house.check_neighbours();
+}
+
+#[test]
+fn limits_of_concurrent_and_waiting_requests() {
+    let house = house(&[]);
+    house.deploy("a", json!({"limits": {"concurrent": 2, "queue": 0}}));
+    let corral = &house.corral;
+    let hold = || {
+        let mut stream = corral.post_stream("/a/drip", "");
+        assert_eq!(stream.line().expect("drips").as_deref(), Some("drip"));
+        stream
+    };
+    let (one, two) = (hold(), hold());
+    let refused = corral.get("/a/ok");
+    refused.problem(503, "busy");
+    assert!(refused.header("retry-after").is_some());
+    assert_eq!(house.refused("a", "busy"), 1.0);
+    house.check_neighbours();
+    // A new revision with the same bounds shares the places with those of the old one.
+    house.deploy(
+        "a",
+        json!({"limits": {"concurrent": 2, "queue": 0}, "priority": 1}),
+    );
+    corral.get("/a/ok").problem(503, "busy");
+    // One with others has its own.
+    house.deploy("a", json!({"limits": {"concurrent": 2, "queue": 1}}));
+    assert_eq!(corral.get("/a/ok").status, 200);
+    drop((one, two));
+}
+
+#[test]
+fn quotas_hold_for_all_callers_and_from_one_revision_to_the_next() {
+    let house = house(&[]);
+    let corral = &house.corral;
+    house.deploy("a", json!({"limits": {"requests-per-minute": 3}}));
+    let ask = || corral.get("/a/ok");
+    assert_eq!((ask().status, ask().status), (200, 200));
+    house.deploy(
+        "a",
+        json!({"limits": {"requests-per-minute": 3}, "priority": 1}),
+    );
+    assert_eq!(ask().status, 200);
+    let refused = ask();
+    refused.problem(429, "too-many-requests");
+    assert!(refused.header("retry-after").is_some());
+    assert_eq!(house.refused("a", "too-many-requests"), 1.0);
+    for (name, limit) in [
+        ("request", "tokens-per-request"),
+        ("minute", "tokens-per-minute"),
+        ("day", "tokens-per-day"),
+    ] {
+        let more = json!({"limits": {limit: 40}});
+        deploy(corral, &manifest(name, &house.generate, more));
+        let route = format!("/{name}");
+        let few = json!({"prompt": "1+1=", "max_tokens": 5});
+        assert_eq!(corral.generate_at(&route, &few)["text"], "2", "{limit}");
+        let many = json!({"prompt": "1+1=", "max_tokens": 400, "ignore_end": true});
+        let answer = corral.post(&route, many.to_string());
+        let detail = answer.problem(403, "not-granted");
+        assert!(detail.contains(limit), "{detail}");
+    }
+    house.check_neighbours();
+}
+
+#[test]
+fn access_with_keys_or_for_everyone() {
+    let folder = scratch_folder();
+    let keys = folder.join("keys.toml");
+    let keys = keys.to_str().expect("ours");
+    let new = [
+        "keys",
+        "new",
+        "--tenant",
+        "t",
+        "--deployment",
+        "closed",
+        "--append",
+        keys,
+    ];
+    let made = corral_tests::run(new);
+    assert_eq!(made.code, Some(0), "{made:?}");
+    let open = ["/generate", "/misbehave"].map(|route| ["--open", route]);
+    let house = house(&[&["--keys", keys], open.as_flattened()].concat());
+    let corral = &house.corral;
+    house.deploy("closed", json!({}));
+    house.deploy("other", json!({"access": "keys"}));
+    house.deploy("open", json!({"access": "open"}));
+    assert_eq!(corral.get("/open/ok").status, 200);
+    for name in ["closed", "other"] {
+        assert_eq!(corral.get(&format!("/{name}/ok")).status, 401);
+    }
+    let key = format!("authorization: Bearer {}", made.stdout.trim());
+    let admin = format!("http://{}", corral.admin());
+    let invoke = |name: &str| {
+        let path = format!("/{name}/ok");
+        let arguments = [
+            "invoke", name, "--path", &path, "--header", &key, "--admin", &admin,
+        ];
+        let token = ["--token-file", house.token.to_str().expect("ours")];
+        corral_tests::run(arguments.iter().chain(&token))
+    };
+    assert_eq!(invoke("closed").stdout, "ok");
+    assert!(
+        invoke("other").stderr.contains("'other' answered with 403"),
+        "not its key"
+    );
+    house.check_neighbours();
+}
+
+#[test]
+fn a_generation_that_waits_longer_than_its_queue_time_is_refused() {
+    let house = house(&["--sequences", "1"]);
+    let corral = &house.corral;
+    let more = json!({"limits": {"queue-seconds": 0.2}});
+    deploy(corral, &manifest("a", &house.generate, more));
+    let running = corral.endless("/generate");
+    let answer = corral.post("/a", json!({"prompt": "1+1=", "max_tokens": 5}).to_string());
+    assert!(matches!(answer.status, 429 | 503), "{answer:?}");
+    drop(running);
+    let answer = corral.generate_at("/a", &json!({"prompt": "1+1=", "max_tokens": 5}));
+    assert_eq!(answer["text"], "2");
+}
+
+#[test]
+fn priority_and_shared_prefixes() {
+    let house = house(&[]);
+    let corral = &house.corral;
+    let more = json!({"priority": 9, "grants": {"share-prefixes": true}});
+    deploy(corral, &manifest("high", &house.generate, more.clone()));
+    deploy(corral, &manifest("other", &house.generate, more));
+    deploy(corral, &manifest("alone", &house.generate, json!({})));
+    let running = [corral.endless("/high"), corral.endless("/alone")];
+    let seen = corral.get_admin("/sequences").json();
+    let sequences = seen["models"][0]["sequences"].as_array().expect("a list");
+    let of = |route: &str| {
+        let found = sequences.iter().find(|sequence| sequence["route"] == route);
+        found.unwrap_or_else(|| panic!("{route} runs: {seen}"))["priority"].clone()
+    };
+    assert_eq!((of("high"), of("alone")), (json!(9), json!(0)));
+    drop(running);
+    corral.settled();
+    // A beginning that one of those who share has read is there for the other.
+    let prompt = "Once upon a time there was a little girl who had a red ball and a blue kite. ";
+    let ask = |route: &str| {
+        let before = corral.metrics().get("corral_engine_cached_tokens_total");
+        corral.generate_at(route, &json!({"prompt": prompt, "max_tokens": 1}));
+        corral.settled().get("corral_engine_cached_tokens_total") - before
+    };
+    ask("/high");
+    assert_eq!(ask("/alone"), 0.0, "who shares with nobody reads it anew");
+    assert!(ask("/other") > 5.0, "who shares finds it");
+}
+
+#[test]
+fn each_first_party_plugin_has_a_manifest_that_deploys() {
+    let folder = scratch_folder();
+    let store = folder.to_str().expect("ours");
+    let corral = Corral::start_with(&["--store", store]);
+    let plugins = artefacts::plugin("generate");
+    let plugins = plugins.parent().expect("a folder");
+    let admin = format!("http://{}", corral.admin());
+    let token = folder.join("admin-token");
+    for (name, path) in [("generate", "/generate"), ("hello", "/hello")] {
+        let text = std::fs::read_to_string(plugins.join(format!("{name}.toml")));
+        let text = text.expect("plugins/build.sh puts it there");
+        // The routes of the server under test are taken.
+        let text = text.replace(&format!("\"{path}\""), &format!("\"/deployed{path}\""));
+        let text = text.replace(
+            &format!("\"{name}.wasm\""),
+            &format!("{:?}", artefacts::plugin(name).to_str().expect("ours")),
+        );
+        let file = folder.join(format!("{name}.toml"));
+        std::fs::write(&file, text).expect("ours");
+        let ended = corral_tests::run([
+            "deploy",
+            file.to_str().expect("ours"),
+            "--admin",
+            &admin,
+            "--token-file",
+            token.to_str().expect("ours"),
+        ]);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+    let answer = corral.generate_at(
+        "/deployed/generate",
+        &json!({"prompt": "2+2=", "max_tokens": 5}),
+    );
+    assert_eq!(answer["text"], "4");
+    let answer = corral.post("/deployed/hello", "1+1=");
+    assert!(answer.body.starts_with('2'), "{answer:?}");
+}

@@ -1,0 +1,124 @@
+//! Clients that take their time: they are let go within bounds, and others notice nothing.
+
+use corral_tests::{Corral, PATIENCE, raw_exchange, some_sums};
+use serde_json::json;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+fn check_sums(corral: &Corral, count: usize) {
+    for sum in some_sums(count) {
+        assert_eq!(corral.text(&sum.question()), sum.answer());
+    }
+}
+
+#[test]
+fn five_hundred_half_heads_hold_nobody_up_and_are_closed() {
+    let corral = Corral::start_with(&["--head-time", "3"]);
+    let begun = Instant::now();
+    let mut slow: Vec<TcpStream> = (0..500)
+        .map(|number| {
+            let mut stream = TcpStream::connect(corral.public()).expect("it accepts");
+            let parts = [
+                &b"GET /misbehave/ok HTTP/1.1\r\nHost: x\r\nX-A: "[..],
+                b"PRI * H",
+                b"",
+                b"P",
+            ];
+            stream.write_all(parts[number % 4]).expect("taken");
+            stream
+        })
+        .collect();
+    check_sums(&corral, 20);
+    for (number, stream) in slow.iter_mut().enumerate() {
+        stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        // A byte now and then does not help: the head as a whole has its time.
+        let _ = stream.write_all(b"RI"[..1].as_ref());
+        let mut answer = Vec::new();
+        // Closed, however: the system says so in more than one way.
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(!answer.contains(" 200 "), "{number}: {answer}");
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(3));
+    check_sums(&corral, 5);
+    corral.wait_until("only one connection is left", |metrics| {
+        metrics.get("corral_http_connections") <= 1.0
+    });
+    let ended = corral
+        .metrics()
+        .get("corral_http_ended_total{reason=\"head-time\"}");
+    assert!(ended >= 250.0, "{ended}");
+    corral.settled();
+}
+
+#[test]
+fn a_body_that_stops_coming_is_408() {
+    let corral = Corral::start_with(&["--stall-time", "1"]);
+    for head in [
+        "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"prompt\"",
+        "POST /misbehave/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
+    ] {
+        let begun = Instant::now();
+        let answer = raw_exchange(corral.public(), head.as_bytes(), false, PATIENCE);
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(begun.elapsed() >= Duration::from_secs(1));
+        // The echo has begun to answer when the stop is noticed: it is cut off.
+        if head.contains("generate") {
+            assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+            assert!(answer.contains("\"request-stalled\""), "{answer}");
+        }
+    }
+    check_sums(&corral, 2);
+    corral.settled();
+}
+
+#[test]
+fn a_client_that_reads_nothing_is_let_go() {
+    let corral = Corral::start_with(&["--stall-time", "1"]);
+    let unread = corral.begin_post("/misbehave/flood", "");
+    corral.wait_until("it answers", |metrics| {
+        metrics.get("corral_plugin_instances") == 1.0
+    });
+    check_sums(&corral, 5);
+    corral.wait_until("it is let go", |metrics| {
+        metrics.get("corral_plugin_instances") == 0.0
+    });
+    let metrics = corral.settled();
+    assert_eq!(
+        metrics.get("corral_http_ended_total{reason=\"stalled\"}"),
+        1.0
+    );
+    drop(unread);
+}
+
+#[test]
+fn one_address_has_so_many_connections_and_no_more() {
+    let corral = Corral::start_with(&["--connections-per-address", "3"]);
+    let address = corral.public();
+    let connect = || TcpStream::connect(address).expect("it accepts");
+    let held: Vec<TcpStream> = (0..3).map(|_| connect()).collect();
+    corral.wait_until("all three are there", |metrics| {
+        metrics.get("corral_http_connections") == 3.0
+    });
+    let request = b"GET /misbehave/ok HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    for _ in 0..5 {
+        let mut one_more = connect();
+        let _ = one_more.write_all(request);
+        let mut answer = Vec::new();
+        let _ = one_more.read_to_end(&mut answer);
+        assert!(answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
+    }
+    // Nobody else's connections are counted: the admin listener's least of all.
+    let metrics = corral.metrics();
+    assert_eq!(
+        metrics.get("corral_http_ended_total{reason=\"address-full\"}"),
+        5.0
+    );
+    drop(held);
+    corral.wait_until("they are gone", |metrics| {
+        metrics.get("corral_http_connections") == 0.0
+    });
+    let answer = corral.generate(&json!({"prompt": "1+1=", "max_tokens": 5}));
+    assert_eq!(answer["text"], "2");
+}

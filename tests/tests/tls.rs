@@ -1,0 +1,133 @@
+//! TLS on the public listener.
+
+use corral_tests::{
+    Client, Corral, Identity, PATIENCE, Version, artefacts, block_on, raw_exchange, run,
+    scratch_folder,
+};
+use serde_json::json;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+fn start(files: &[PathBuf; 2], arguments: &[&str]) -> Corral {
+    let [certificate, key] = files.each_ref().map(|file| file.to_str().expect("UTF-8"));
+    Corral::start_with(&[&["--tls-cert", certificate, "--tls-key", key], arguments].concat())
+}
+
+async fn check_alive(client: &Client) {
+    let request = json!({"prompt": "1+1=", "max_tokens": 20}).to_string();
+    let answer = client
+        .ask("/generate", &[], &request)
+        .await
+        .expect("answered");
+    assert_eq!(answer.json()["text"], "2", "{answer:?}");
+}
+
+#[test]
+fn both_versions_are_spoken_and_what_is_no_tls_is_closed() {
+    let folder = scratch_folder();
+    let identity = Identity::new();
+    let corral = start(&identity.write(&folder), &["--head-time", "1"]);
+    assert!(
+        corral
+            .announced()
+            .iter()
+            .any(|line| line.starts_with("listening on https://"))
+    );
+    block_on(async {
+        for version in [Version::Http1, Version::Http2] {
+            let trust = identity.trust();
+            let client = Client::connect(corral.public(), version, Some(&trust)).await;
+            check_alive(&client.expect("a handshake")).await;
+            let stranger = Identity::new().trust();
+            let refused = Client::connect(corral.public(), version, Some(&stranger)).await;
+            assert!(
+                refused.is_err(),
+                "a certificate that the client does not know"
+            );
+        }
+    });
+    let begun = Instant::now();
+    // Silence, half a handshake, and a request that is not encrypted.
+    for sent in [
+        &b""[..],
+        b"\x16\x03\x01\x02\x00\x01",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    ] {
+        let answer = raw_exchange(corral.public(), sent, false, PATIENCE);
+        assert!(!answer.starts_with(b"HTTP"), "{sent:?}");
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(2));
+    let metrics = corral.settled();
+    let failed = metrics.get("corral_http_ended_total{reason=\"handshake\"}");
+    assert_eq!(failed, 5.0, "two strangers, and three that are no TLS");
+    assert!(metrics.get("corral_tls_certificate_ends_seconds") > 1e9);
+}
+
+#[test]
+fn a_new_certificate_is_taken_up_while_old_connections_go_on() {
+    let folder = scratch_folder();
+    let (old, new) = (Identity::new(), Identity::new());
+    let corral = start(&old.write(&folder), &[]);
+    let connect = async |identity: &Identity| {
+        Client::connect(corral.public(), Version::Http2, Some(&identity.trust())).await
+    };
+    block_on(async {
+        let kept = connect(&old).await.expect("the old certificate");
+        check_alive(&kept).await;
+        // Half a renewal changes nothing, also when a signal asks for it.
+        std::fs::write(folder.join("cert.pem"), &new.certificate).expect("written");
+        corral.signal("HUP");
+        let failed = "corral_tls_failed_reloads_total";
+        corral.wait_until("it was looked at", |metrics| metrics.get(failed) >= 1.0);
+        check_alive(&connect(&old).await.expect("the old one goes on")).await;
+        new.write(&folder);
+        let begun = Instant::now();
+        let client = loop {
+            if let Ok(client) = connect(&new).await {
+                break client;
+            }
+            assert!(begun.elapsed() < PATIENCE, "the new one is not taken up");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        };
+        check_alive(&client).await;
+        assert!(connect(&old).await.is_err(), "the old one is gone");
+        check_alive(&kept).await;
+        // And by signal, without waiting.
+        old.write(&folder);
+        corral.signal("HUP");
+        corral.wait_until("it was read", |metrics| {
+            metrics.get("corral_tls_reloads_total") >= 2.0
+        });
+        check_alive(&connect(&old).await.expect("the first one again")).await;
+    });
+    corral.settled();
+}
+
+#[test]
+fn files_of_no_use_are_told_in_one_line() {
+    let folder = scratch_folder();
+    let [certificate, key] = Identity::new().write(&folder);
+    let other = folder.join("other.pem");
+    std::fs::write(&other, Identity::new().key).expect("written");
+    for (certificate, key, expected) in [
+        (folder.join("missing"), key.clone(), "cannot read"),
+        (key.clone(), key.clone(), "there is no certificate in"),
+        (
+            certificate.clone(),
+            certificate.clone(),
+            "there is no private key in",
+        ),
+        (certificate, other, "is not that of the certificate"),
+    ] {
+        let mut line: Vec<OsString> = vec!["serve".into(), "--model".into()];
+        line.push(artefacts::model().into());
+        line.extend(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"].map(OsString::from));
+        line.extend(["--tls-cert".into(), certificate.into()]);
+        line.extend(["--tls-key".into(), key.into()]);
+        let ended = run(line);
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+        assert!(ended.stderr.contains(expected), "{expected}: {ended:?}");
+    }
+}
