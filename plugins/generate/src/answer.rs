@@ -4,6 +4,74 @@ use serde_json::{Map, Value, json};
 
 use crate::problem::Problem;
 
+/// A piece of an answer.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Piece {
+    /// May be empty, as when it could be the beginning of a stop string.
+    pub text: String,
+    /// One for each token, if the request asked for them; otherwise empty.
+    pub logprobs: Vec<TokenLogprobs>,
+}
+
+impl Piece {
+    /// Whether there is anything to tell.
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.logprobs.is_empty()
+    }
+
+    /// Adds what follows.
+    pub fn append(&mut self, mut next: Piece) {
+        self.text += &next.text;
+        self.logprobs.append(&mut next.logprobs);
+    }
+}
+
+/// How likely the model found a token that was generated, and the likeliest ones in its place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    pub token: LikelyToken,
+    /// Falling.
+    pub top: Vec<LikelyToken>,
+}
+
+/// A token and the natural logarithm of its probability.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LikelyToken {
+    pub id: u32,
+    /// Control tokens by their names; U+FFFD stands for what is part of a character.
+    pub text: String,
+    pub logprob: f32,
+}
+
+impl LikelyToken {
+    fn members(&self) -> Map<String, Value> {
+        let mut members = Map::new();
+        members.insert("token".to_owned(), self.id.into());
+        members.insert("text".to_owned(), self.text.as_str().into());
+        members.insert("logprob".to_owned(), logarithm(self.logprob));
+        members
+    }
+}
+
+fn logprobs_json(logprobs: &[TokenLogprobs]) -> Value {
+    let entries = logprobs.iter().map(|entry| {
+        let top = entry.top.iter().map(LikelyToken::members);
+        let mut members = entry.token.members();
+        members.insert("top".to_owned(), top.collect());
+        members
+    });
+    entries.collect()
+}
+
+/// As short as it can be written without being another `f32`; `null` for minus infinity, which JSON
+/// does not have.
+fn logarithm(value: f32) -> Value {
+    value
+        .to_string()
+        .parse::<f64>()
+        .map_or(Value::Null, Value::from)
+}
+
 /// Why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Finish {
@@ -16,6 +84,8 @@ pub enum Finish {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
     pub model: String,
+    /// Whether the request asked for probabilities.
+    pub logprobs: bool,
     pub finish: Finish,
     pub prompt_tokens: u32,
     pub cached_tokens: u32,
@@ -27,9 +97,21 @@ pub struct Report {
 }
 
 impl Report {
-    /// The whole answer to a request that is not streamed, and the last event with text in one
-    /// that is.
-    pub fn to_json(&self, text: &str) -> String {
+    /// The whole answer to a request that is not streamed.
+    pub fn to_json(&self, whole: &Piece) -> String {
+        let mut members = self.members(&whole.text);
+        if self.logprobs {
+            members["logprobs"] = logprobs_json(&whole.logprobs);
+        }
+        members.to_string()
+    }
+
+    /// The last event but one of a stream, after those with the pieces.
+    pub fn event(&self) -> String {
+        data_event(&self.members("").to_string())
+    }
+
+    fn members(&self, text: &str) -> Value {
         let busy_seconds = (self.prefill_time + self.decode_time) as f64 / 1e9;
         let rate = if busy_seconds > 0.0 {
             f64::from(self.generated_tokens) / busy_seconds
@@ -53,7 +135,6 @@ impl Report {
             "prefill_ms": thousandths(self.prefill_time as f64 / 1e6),
             "decode_ms": thousandths(self.decode_time as f64 / 1e6),
         })
-        .to_string()
     }
 }
 
@@ -64,10 +145,13 @@ fn thousandths(value: f64) -> f64 {
 /// What follows the last event of a stream that went well.
 pub const DONE_EVENT: &str = "data: [DONE]\n\n";
 
-/// An event with a piece of the text.
-pub fn text_event(text: &str) -> String {
+/// An event with a piece.
+pub fn piece_event(piece: &Piece) -> String {
     let mut members = Map::new();
-    members.insert("text".to_owned(), Value::from(text));
+    members.insert("text".to_owned(), piece.text.as_str().into());
+    if !piece.logprobs.is_empty() {
+        members.insert("logprobs".to_owned(), logprobs_json(&piece.logprobs));
+    }
     data_event(&Value::Object(members).to_string())
 }
 
@@ -77,7 +161,7 @@ pub fn error_event(problem: &Problem) -> String {
 }
 
 /// An event with JSON, which serde_json writes without line breaks.
-pub fn data_event(json: &str) -> String {
+fn data_event(json: &str) -> String {
     format!("data: {json}\n\n")
 }
 
@@ -88,6 +172,7 @@ mod tests {
     fn report() -> Report {
         Report {
             model: "tiny".to_owned(),
+            logprobs: false,
             finish: Finish::Stop,
             prompt_tokens: 5,
             cached_tokens: 4,
@@ -98,10 +183,56 @@ mod tests {
         }
     }
 
+    fn text(text: &str) -> Piece {
+        Piece {
+            text: text.to_owned(),
+            ..Piece::default()
+        }
+    }
+
+    fn likely(id: u32, text: &str, logprob: f32) -> LikelyToken {
+        LikelyToken {
+            id,
+            text: text.to_owned(),
+            logprob,
+        }
+    }
+
+    #[test]
+    fn probabilities_stand_in_the_answer_and_in_the_events() {
+        let mut whole = text("a");
+        whole.append(Piece {
+            text: "b".to_owned(),
+            logprobs: vec![
+                TokenLogprobs {
+                    token: likely(97, "a", -0.1),
+                    top: vec![likely(97, "a", -0.1), likely(98, "b", -2.5)],
+                },
+                TokenLogprobs {
+                    token: likely(1, "<e>", f32::NEG_INFINITY),
+                    top: vec![],
+                },
+            ],
+        });
+        let expected = r#""logprobs":[{"token":97,"text":"a","logprob":-0.1,"top":[{"token":97,"text":"a","logprob":-0.1},{"token":98,"text":"b","logprob":-2.5}]},{"token":1,"text":"<e>","logprob":null,"top":[]}]"#;
+        assert_eq!(
+            piece_event(&whole),
+            format!("data: {{\"text\":\"ab\",{expected}}}\n\n")
+        );
+        assert!(!report().to_json(&whole).contains("logprobs"));
+        let asked = Report {
+            logprobs: true,
+            ..report()
+        };
+        assert!(asked.to_json(&whole).ends_with(&format!(",{expected}}}")));
+        assert!(asked.to_json(&text("")).ends_with(r#","logprobs":[]}"#));
+        assert!(!asked.event().contains("logprobs"));
+    }
+
     #[test]
     fn the_answer_has_its_members_in_order() {
         assert_eq!(
-            report().to_json("a\n\"b\""),
+            report().to_json(&text("a\n\"b\"")),
             r#"{"text":"a\n\"b\"","tokens":10,"prompt_tokens":5,"cached_tokens":4,"tokens_per_second":100.0,"finish_reason":"stop","model":"tiny","queue_ms":1.235,"prefill_ms":20.0,"decode_ms":80.0}"#
         );
     }
@@ -113,13 +244,17 @@ mod tests {
             decode_time: 0,
             ..report()
         };
-        assert!(report.to_json("").contains(r#""tokens_per_second":0.0"#));
+        assert!(
+            report
+                .to_json(&text(""))
+                .contains(r#""tokens_per_second":0.0"#)
+        );
     }
 
     #[test]
     fn an_event_is_one_line_whatever_the_text() {
         for text in ["", "a", "a\nb\r\nc", "\u{2028}", "data: x\n\n"] {
-            let event = text_event(text);
+            let event = piece_event(&self::text(text));
             let line = event.strip_suffix("\n\n").unwrap();
             assert!(!line.contains(['\n', '\r']), "{event:?}");
             let value: Value = serde_json::from_str(line.strip_prefix("data: ").unwrap()).unwrap();

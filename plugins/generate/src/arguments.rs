@@ -6,7 +6,9 @@ use std::str::FromStr;
 
 use serde_json::json;
 
-use crate::request::{Chat, Input, Request, Settings};
+use crate::grammar::Grammar;
+use crate::request::{Chat, Input, Request, SPECULATE_LIMIT, Settings};
+use crate::sampling::Common;
 
 pub const USAGE: &str = "\
 usage: generate [OPTIONS] PROMPT...
@@ -20,6 +22,13 @@ usage: generate [OPTIONS] PROMPT...
   --seed N           same seed, same text
   --stop TEXT        ends before this text; may be given more than once
   --ignore-end       goes on after the model's end token
+  --json             the text is a JSON object
+  --json-schema S    the text fits this JSON schema
+  --regex R          all of the text matches this regular expression
+  --lark G           the text fits this Lark grammar, from `start`
+  --gbnf G           the text fits this GBNF grammar, from `root`
+  --adapter NAME     with this adapter of the model
+  --speculate N      guesses up to so many tokens at once (0 to 16); the text stays the same
 ";
 
 /// Reads a request from arguments, the program's name not among them. Words that are no options
@@ -27,6 +36,7 @@ usage: generate [OPTIONS] PROMPT...
 pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Request, String> {
     let mut arguments = arguments.into_iter();
     let mut settings = Settings::default();
+    let mut samplers = Common::default();
     let (mut model, mut chat, mut words) = (None, false, Vec::new());
 
     while let Some(argument) = arguments.next() {
@@ -54,6 +64,13 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Request, Str
             *flag = true;
             continue;
         }
+        if name == "--json" {
+            if inline.is_some() {
+                return Err(format!("{name} takes no value"));
+            }
+            constrain(&mut settings.constraint, Grammar::JsonObject)?;
+            continue;
+        }
         let known = [
             "--model",
             "--max-tokens",
@@ -63,6 +80,12 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Request, Str
             "--min-p",
             "--seed",
             "--stop",
+            "--json-schema",
+            "--regex",
+            "--lark",
+            "--gbnf",
+            "--adapter",
+            "--speculate",
         ];
         if !known.contains(&name) {
             return Err(format!("{name} is not an option; see the usage below"));
@@ -73,11 +96,17 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Request, Str
         match name {
             "--model" => model = Some(value),
             "--max-tokens" => settings.max_tokens = number(name, &value, 1..=u32::MAX)?,
-            "--temperature" => settings.temperature = Some(number(name, &value, 0.0..=f32::MAX)?),
-            "--top-k" => settings.top_k = Some(number(name, &value, 0..=u32::MAX)?),
-            "--top-p" => settings.top_p = Some(number(name, &value, 0.0..=1.0)?),
-            "--min-p" => settings.min_p = Some(number(name, &value, 0.0..=1.0)?),
+            "--temperature" => samplers.temperature = Some(number(name, &value, 0.0..=f32::MAX)?),
+            "--top-k" => samplers.top_k = Some(number(name, &value, 0..=u32::MAX)?),
+            "--top-p" => samplers.top_p = Some(number(name, &value, 0.0..=1.0)?),
+            "--min-p" => samplers.min_p = Some(number(name, &value, 0.0..=1.0)?),
             "--seed" => settings.seed = Some(number(name, &value, 0..=u64::MAX)?),
+            "--speculate" => settings.speculate = number(name, &value, 0..=SPECULATE_LIMIT)?,
+            "--adapter" => settings.adapter = Some(value),
+            "--json-schema" => constrain(&mut settings.constraint, Grammar::JsonSchema(value))?,
+            "--regex" => constrain(&mut settings.constraint, Grammar::Regex(value))?,
+            "--lark" => constrain(&mut settings.constraint, Grammar::Lark(value))?,
+            "--gbnf" => constrain(&mut settings.constraint, Grammar::Gbnf(value))?,
             _ => {
                 if value.is_empty() {
                     return Err("--stop is empty; expected at least one character".to_owned());
@@ -87,6 +116,7 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Request, Str
         }
     }
 
+    settings.samplers = samplers.chain();
     let prompt = words.join(" ");
     if prompt.is_empty() {
         return Err("no PROMPT given".to_owned());
@@ -105,6 +135,18 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Request, Str
         settings,
         stream: true,
     })
+}
+
+/// Two constraints could both be meant to hold, which the host can't do.
+fn constrain(constraint: &mut Option<Grammar>, grammar: Grammar) -> Result<(), String> {
+    match constraint.replace(grammar) {
+        None => Ok(()),
+        Some(_) => Err(
+            "two constraints are given; expected at most one of --json, --json-schema, --regex, \
+             --lark and --gbnf"
+                .to_owned(),
+        ),
+    }
 }
 
 fn number<T>(name: &str, text: &str, range: RangeInclusive<T>) -> Result<T, String>
@@ -126,6 +168,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sampling::Sampler;
 
     fn arguments(line: &str) -> Result<Request, String> {
         parse(line.split_whitespace().map(str::to_owned))
@@ -139,8 +182,7 @@ mod tests {
         assert_eq!(
             request.settings,
             Settings {
-                top_k: Some(40),
-                temperature: Some(0.5),
+                samplers: vec![Sampler::TopK(40), Sampler::Temperature(0.5)],
                 seed: Some(7),
                 stop: vec!["x".to_owned(), "y".to_owned()],
                 ..Settings::default()
@@ -165,6 +207,37 @@ mod tests {
     }
 
     #[test]
+    fn constraints_adapters_and_guesses_have_options() {
+        let settings = |line: &str| arguments(line).unwrap().settings;
+        assert_eq!(
+            settings("x --regex [0-9]+ --adapter plus-one --speculate=16"),
+            Settings {
+                constraint: Some(Grammar::Regex("[0-9]+".to_owned())),
+                adapter: Some("plus-one".to_owned()),
+                speculate: 16,
+                ..Settings::default()
+            }
+        );
+        for (line, grammar) in [
+            ("x --json", Grammar::JsonObject),
+            (
+                "x --json-schema={\"const\":1}",
+                Grammar::JsonSchema("{\"const\":1}".to_owned()),
+            ),
+            (
+                "x --lark start:\"a\"",
+                Grammar::Lark("start:\"a\"".to_owned()),
+            ),
+            (
+                "x --gbnf root::=\"a\"",
+                Grammar::Gbnf("root::=\"a\"".to_owned()),
+            ),
+        ] {
+            assert_eq!(settings(line).constraint, Some(grammar), "{line}");
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (line, expected) in [
             ("", "no PROMPT"),
@@ -178,6 +251,10 @@ mod tests {
             ("x --top-p 1.5", "from 0 to 1"),
             ("x --chat=yes", "--chat takes no value"),
             ("x --stop=", "--stop is empty"),
+            ("x --speculate 17", "from 0 to 16"),
+            ("x --json=yes", "--json takes no value"),
+            ("x --json --regex a", "two constraints"),
+            ("x --regex", "--regex needs a value"),
         ] {
             let error = arguments(line).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");

@@ -8,8 +8,11 @@
 mod answer;
 mod arguments;
 mod component;
+mod fields;
+mod grammar;
 mod problem;
 mod prompt;
 mod request;
+mod sampling;
 mod strftime;
 mod template;

@@ -3,12 +3,12 @@
 //! Nothing is dropped in silence: a field that is not known is an error which names it, and so is
 //! a value that could not be honoured as it stands. `null` counts as absent.
 
-use std::fmt::Display;
-use std::ops::RangeInclusive;
-
 use serde_json::{Map, Value};
 
+use crate::fields::{Fields, wrong_type};
+use crate::grammar::{self, Grammar};
 use crate::problem::Problem;
+use crate::sampling::{self, Sampler};
 
 /// A longer body is answered by 413.
 pub const BODY_LIMIT: usize = 1024 * 1024;
@@ -17,8 +17,12 @@ pub const DEFAULT_MAX_TOKENS: u32 = 128;
 /// As many stop strings, and as long ones, as the host takes.
 const STOP_COUNT_LIMIT: usize = 16;
 const STOP_LENGTH_LIMIT: usize = 256;
+/// As many likeliest tokens as the host tells.
+pub const LOGPROBS_LIMIT: u8 = 20;
+/// As many guesses as the host takes.
+pub const SPECULATE_LIMIT: u8 = 16;
 
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 19] = [
     "prompt",
     "messages",
     "tools",
@@ -28,9 +32,14 @@ const FIELDS: [&str; 14] = [
     "top_k",
     "top_p",
     "min_p",
+    "samplers",
     "seed",
     "stop",
     "ignore_end",
+    "constraint",
+    "logprobs",
+    "speculate",
+    "adapter",
     "stream",
     "template_arguments",
 ];
@@ -64,30 +73,37 @@ pub struct Chat {
     pub arguments: Map<String, Value>,
 }
 
-/// How to generate. Without any of temperature, `top_k`, `top_p` and `min_p` it is greedy.
+/// How to generate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     pub max_tokens: u32,
-    pub temperature: Option<f32>,
-    pub top_k: Option<u32>,
-    pub top_p: Option<f32>,
-    pub min_p: Option<f32>,
+    /// The chain, in the order in which it is applied; empty is greedy.
+    pub samplers: Vec<Sampler>,
     pub seed: Option<u64>,
     pub stop: Vec<String>,
     pub ignore_end: bool,
+    /// What the text must look like.
+    pub constraint: Option<Grammar>,
+    /// Whether to tell how likely each token was, and how many of the likeliest.
+    pub logprobs: Option<u8>,
+    /// Most tokens that are guessed at once.
+    pub speculate: u8,
+    /// The adapter by name.
+    pub adapter: Option<String>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Settings {
             max_tokens: DEFAULT_MAX_TOKENS,
-            temperature: None,
-            top_k: None,
-            top_p: None,
-            min_p: None,
+            samplers: Vec::new(),
             seed: None,
             stop: Vec::new(),
             ignore_end: false,
+            constraint: None,
+            logprobs: None,
+            speculate: 0,
+            adapter: None,
         }
     }
 }
@@ -101,21 +117,24 @@ pub fn parse(body: &[u8]) -> Result<Request, Problem> {
     let Value::Object(fields) = value else {
         return Err(wrong_type("the body", "an object", &value));
     };
-    let mut fields = Fields(fields);
-    fields.refuse_unknown()?;
+    let mut fields = Fields::of_body(fields);
+    fields.refuse_unknown(&FIELDS)?;
 
     let input = input(&mut fields)?;
     let settings = Settings {
         max_tokens: fields
             .integer("max_tokens", 1..=u32::MAX)?
             .unwrap_or(DEFAULT_MAX_TOKENS),
-        temperature: fields.number("temperature", 0.0..=f32::MAX)?,
-        top_k: fields.integer("top_k", 0..=u32::MAX)?,
-        top_p: fields.number("top_p", 0.0..=1.0)?,
-        min_p: fields.number("min_p", 0.0..=1.0)?,
+        samplers: sampling::chain(&mut fields)?,
         seed: fields.integer("seed", 0..=u64::MAX)?,
         stop: stop(&mut fields)?,
         ignore_end: fields.flag("ignore_end")?,
+        constraint: grammar::constraint(&mut fields)?,
+        logprobs: fields.integer("logprobs", 0..=LOGPROBS_LIMIT)?,
+        speculate: fields
+            .integer("speculate", 0..=SPECULATE_LIMIT)?
+            .unwrap_or(0),
+        adapter: fields.text("adapter")?,
     };
     Ok(Request {
         model: fields.text("model")?,
@@ -280,125 +299,6 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>, Problem> {
         }
     }
     Ok(texts)
-}
-
-/// The members of the body that were not read yet.
-struct Fields(Map<String, Value>);
-
-impl Fields {
-    fn refuse_unknown(&self) -> Result<(), Problem> {
-        let unknown: Vec<_> = self
-            .0
-            .keys()
-            .filter(|name| !FIELDS.contains(&name.as_str()))
-            .map(|name| format!("`{name}`"))
-            .collect();
-        if unknown.is_empty() {
-            return Ok(());
-        }
-        Err(Problem::bad_request(
-            "unknown-field",
-            format!(
-                "{} {} not known here; known are {}",
-                unknown.join(", "),
-                if unknown.len() == 1 { "is" } else { "are" },
-                FIELDS.map(|name| format!("`{name}`")).join(", ")
-            ),
-        ))
-    }
-
-    fn take(&mut self, name: &str) -> Option<Value> {
-        self.0.remove(name).filter(|value| !value.is_null())
-    }
-
-    fn text(&mut self, name: &str) -> Result<Option<String>, Problem> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(wrong_type(&format!("`{name}`"), "a string", &other)),
-        }
-    }
-
-    fn list(&mut self, name: &str) -> Result<Option<Vec<Value>>, Problem> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::Array(list)) => Ok(Some(list)),
-            Some(other) => Err(wrong_type(&format!("`{name}`"), "a list", &other)),
-        }
-    }
-
-    fn flag(&mut self, name: &str) -> Result<bool, Problem> {
-        match self.take(name) {
-            None => Ok(false),
-            Some(Value::Bool(flag)) => Ok(flag),
-            Some(other) => Err(wrong_type(&format!("`{name}`"), "true or false", &other)),
-        }
-    }
-
-    fn integer<T>(&mut self, name: &str, range: RangeInclusive<T>) -> Result<Option<T>, Problem>
-    where
-        T: TryFrom<u64> + PartialOrd + Display,
-    {
-        let number = match self.take(name) {
-            None => return Ok(None),
-            Some(Value::Number(number)) => number,
-            Some(other) => return Err(wrong_type(&format!("`{name}`"), "an integer", &other)),
-        };
-        number
-            .as_u64()
-            .and_then(|value| T::try_from(value).ok())
-            .filter(|value| range.contains(value))
-            .map(Some)
-            .ok_or_else(|| {
-                Problem::bad_request(
-                    "out-of-range",
-                    format!(
-                        "`{name}` is {number}; expected an integer from {} to {}",
-                        range.start(),
-                        range.end()
-                    ),
-                )
-            })
-    }
-
-    fn number(&mut self, name: &str, range: RangeInclusive<f32>) -> Result<Option<f32>, Problem> {
-        let number = match self.take(name) {
-            None => return Ok(None),
-            Some(Value::Number(number)) => number,
-            Some(other) => return Err(wrong_type(&format!("`{name}`"), "a number", &other)),
-        };
-        number
-            .as_f64()
-            .map(|value| value as f32)
-            .filter(|value| value.is_finite() && range.contains(value))
-            .map(Some)
-            .ok_or_else(|| {
-                let expected = if *range.end() == f32::MAX {
-                    format!("a number of at least {}", range.start())
-                } else {
-                    format!("a number from {} to {}", range.start(), range.end())
-                };
-                Problem::bad_request(
-                    "out-of-range",
-                    format!("`{name}` is {number}; expected {expected}"),
-                )
-            })
-    }
-}
-
-fn wrong_type(what: &str, expected: &str, found: &Value) -> Problem {
-    let found = match found {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    };
-    Problem::bad_request(
-        "wrong-type",
-        format!("{what} is {found}; expected {expected}"),
-    )
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ fn every_field_is_read() {
         "template_arguments": {"enable_thinking": false},
         "model": "m", "max_tokens": 7, "temperature": 0.5, "top_k": 40, "top_p": 0.25,
         "min_p": 0.125, "seed": u64::MAX, "stop": ["a", "b"], "ignore_end": true, "stream": true,
+        "constraint": {"regex": "a*"}, "logprobs": 20, "speculate": 16, "adapter": "n",
     }))
     .unwrap();
     let Input::Chat(chat) = request.input else {
@@ -38,13 +39,19 @@ fn every_field_is_read() {
         request.settings,
         Settings {
             max_tokens: 7,
-            temperature: Some(0.5),
-            top_k: Some(40),
-            top_p: Some(0.25),
-            min_p: Some(0.125),
+            samplers: vec![
+                Sampler::TopK(40),
+                Sampler::TopP(0.25),
+                Sampler::MinP(0.125),
+                Sampler::Temperature(0.5),
+            ],
             seed: Some(u64::MAX),
             stop: vec!["a".to_owned(), "b".to_owned()],
             ignore_end: true,
+            constraint: Some(Grammar::Regex("a*".to_owned())),
+            logprobs: Some(20),
+            speculate: 16,
+            adapter: Some("n".to_owned()),
         }
     );
     assert_eq!(request.model.as_deref(), Some("m"));
@@ -56,6 +63,8 @@ fn what_is_allowed_at_the_edge() {
     for fields in [
         json!({"prompt": "x", "temperature": 0, "top_p": 1, "min_p": 1.0, "top_k": 0}),
         json!({"prompt": "x", "max_tokens": u32::MAX, "seed": 0}),
+        json!({"prompt": "x", "logprobs": 0, "speculate": 0}),
+        json!({"prompt": "x", "samplers": [], "temperature": null, "constraint": null}),
         json!({"prompt": "x", "messages": null, "stop": null, "stream": null}),
         json!({"prompt": "x", "stop": "s"}),
         json!({"prompt": "x", "stop": vec!["s"; 16]}),
@@ -188,6 +197,36 @@ fn what_is_wrong_is_named() {
             json!({"prompt": "x", "stop": [1]}),
             "wrong-type",
             "an entry of `stop`",
+        ),
+        (
+            json!({"prompt": "x", "logprobs": 21}),
+            "out-of-range",
+            "`logprobs` is 21; expected an integer from 0 to 20",
+        ),
+        (
+            json!({"prompt": "x", "logprobs": true}),
+            "wrong-type",
+            "`logprobs` is a boolean",
+        ),
+        (
+            json!({"prompt": "x", "speculate": 17}),
+            "out-of-range",
+            "from 0 to 16",
+        ),
+        (
+            json!({"prompt": "x", "adapter": 1}),
+            "wrong-type",
+            "`adapter` is a number",
+        ),
+        (
+            json!({"prompt": "x", "constraint": {"regexp": "a"}}),
+            "unknown-field",
+            "`constraint.regexp`",
+        ),
+        (
+            json!({"prompt": "x", "samplers": [], "top_p": 0.5}),
+            "ambiguous-samplers",
+            "`samplers` gives the whole chain",
         ),
         (
             json!({"prompt": "x", "stop": ""}),

@@ -19,8 +19,8 @@ impl wasip3::exports::cli::run::Guest for Generate {
         let (mut writer, text) = wit_stream::new();
         let written = stdout::write_via_stream(text);
         let mut closed = false;
-        while let Some(piece) = generation.next().await {
-            if !writer.write_all(piece.into_bytes()).await.is_empty() {
+        while let Some(piece) = generation.next().await.map_err(failed)? {
+            if !writer.write_all(piece.text.into_bytes()).await.is_empty() {
                 closed = true; // As under `| head`.
                 break;
             }

@@ -6,7 +6,7 @@ use wasip3::{spawn_local, wit_future, wit_stream};
 
 use super::Generate;
 use super::generation::Generation;
-use crate::answer::{DONE_EVENT, Report, data_event, error_event, text_event};
+use crate::answer::{DONE_EVENT, Piece, Report, error_event, piece_event};
 use crate::problem::Problem;
 use crate::request::{BODY_LIMIT, parse};
 
@@ -49,38 +49,44 @@ async fn answer(request: Request) -> Result<Response, Failure> {
     if request.stream {
         return stream(generation).await;
     }
-    let mut text = String::new();
-    while let Some(piece) = generation.next().await {
-        text += &piece;
+    let mut whole = Piece::default();
+    while let Some(piece) = generation.next().await? {
+        whole.append(piece);
     }
     let report = generation.finish().await?;
-    whole_response(200, "application/json", &[], report.to_json(&text)).map_err(Failure::Broken)
+    whole_response(200, "application/json", &[], report.to_json(&whole)).map_err(Failure::Broken)
 }
 
 /// Answers with events. The head waits for the first piece, so that what fails before it (a full
 /// queue, a deadline) still gets its own status.
 async fn stream(mut generation: Generation) -> Result<Response, Failure> {
-    let Some(first) = generation.next().await else {
+    let Some(first) = generation.next().await? else {
         let report = generation.finish().await?;
         return whole_response(200, EVENT_STREAM.0, EVENT_STREAM.1, last_events(&report))
             .map_err(Failure::Broken);
     };
     let (mut writer, body) = wit_stream::new();
     spawn_local(async move {
-        let mut piece = Some(first);
-        while let Some(text) = piece {
-            if !text.is_empty() {
-                let unwritten = writer.write_all(text_event(&text).into_bytes()).await;
-                if !unwritten.is_empty() {
-                    // The client went away; leaving drops the generation, which cancels it.
-                    return;
+        let mut next = Ok(Some(first));
+        let last = loop {
+            match next {
+                Ok(Some(piece)) if piece.is_empty() => {}
+                Ok(Some(piece)) => {
+                    let unwritten = writer.write_all(piece_event(&piece).into_bytes()).await;
+                    if !unwritten.is_empty() {
+                        // The client went away; leaving drops the generation, which cancels it.
+                        return;
+                    }
                 }
+                Ok(None) => {
+                    break match generation.finish().await {
+                        Ok(report) => last_events(&report),
+                        Err(problem) => error_event(&problem),
+                    };
+                }
+                Err(problem) => break error_event(&problem),
             }
-            piece = generation.next().await;
-        }
-        let last = match generation.finish().await {
-            Ok(report) => last_events(&report),
-            Err(problem) => error_event(&problem),
+            next = generation.next().await;
         };
         writer.write_all(last.into_bytes()).await;
     });
@@ -91,7 +97,7 @@ const EVENT_STREAM: (&str, &[(&str, &str)]) =
     ("text/event-stream", &[("cache-control", "no-cache")]);
 
 fn last_events(report: &Report) -> String {
-    data_event(&report.to_json("")) + DONE_EVENT
+    report.event() + DONE_EVENT
 }
 
 /// The body, of at most [`BODY_LIMIT`] bytes and of any declared type: `curl -d` says that JSON is

@@ -1,0 +1,267 @@
+use super::*;
+use serde_json::json;
+
+fn read(body: Value) -> Result<Vec<Sampler>, Problem> {
+    let Value::Object(members) = body else {
+        panic!("an object")
+    };
+    chain(&mut Fields::of_body(members))
+}
+
+#[test]
+fn fields_of_their_own_have_a_fixed_order() {
+    assert_eq!(read(json!({})).unwrap(), []);
+    assert_eq!(read(json!({"samplers": null})).unwrap(), []);
+    assert_eq!(
+        read(json!({"temperature": 0.5, "min_p": 0.125, "top_p": 0.25, "top_k": 40})).unwrap(),
+        [
+            Sampler::TopK(40),
+            Sampler::TopP(0.25),
+            Sampler::MinP(0.125),
+            Sampler::Temperature(0.5),
+        ]
+    );
+}
+
+#[test]
+fn every_link_is_read_in_the_order_given() {
+    let samplers = json!([
+        {"logit_bias": [[65, 1.5], [66, "-inf"]]},
+        {"penalties": {"last": 10, "repeat": 1.5, "frequency": 0.25, "presence": -0.5}},
+        {"dry": {"multiplier": 0.5, "base": 2, "allowed_length": 3, "range": 9, "breakers": ["x"]}},
+        {"temperature": 0.5},
+        {"top_k": 40},
+        {"typical": 0.5},
+        {"temperature": 2, "top_k": null},
+        {"top_p": 0.25},
+        {"min_p": 0.125},
+        {"top_n_sigma": -1},
+        {"dynamic_temperature": {"temperature": 1, "range": 0.5, "exponent": 2}},
+        {"xtc": {"probability": 0.5, "threshold": 0.125}},
+        {"mirostat": {"tau": 5, "eta": 0.5}},
+    ]);
+    assert_eq!(
+        read(json!({"samplers": samplers})).unwrap(),
+        [
+            Sampler::LogitBias(vec![(65, 1.5), (66, f32::NEG_INFINITY)]),
+            Sampler::Penalties(Penalties {
+                last: 10,
+                repeat: 1.5,
+                frequency: 0.25,
+                presence: -0.5,
+            }),
+            Sampler::Dry(Dry {
+                multiplier: 0.5,
+                base: 2.0,
+                allowed_length: 3,
+                range: 9,
+                breakers: vec!["x".to_owned()],
+            }),
+            Sampler::Temperature(0.5),
+            Sampler::TopK(40),
+            Sampler::Typical(0.5),
+            Sampler::Temperature(2.0),
+            Sampler::TopP(0.25),
+            Sampler::MinP(0.125),
+            Sampler::TopNSigma(-1.0),
+            Sampler::DynamicTemperature {
+                temperature: 1.0,
+                range: 0.5,
+                exponent: 2.0,
+            },
+            Sampler::Xtc {
+                probability: 0.5,
+                threshold: 0.125,
+            },
+            Sampler::Mirostat { tau: 5.0, eta: 0.5 },
+        ]
+    );
+    assert_eq!(read(json!({"samplers": []})).unwrap(), []);
+}
+
+#[test]
+fn what_may_be_left_out_has_the_values_of_llama_cpp() {
+    let samplers = json!([
+        {"penalties": {}},
+        {"dry": {"multiplier": 1}},
+        {"dynamic_temperature": {"temperature": 1, "range": 0}},
+        {"logit_bias": []},
+    ]);
+    let chain = read(json!({"samplers": samplers})).unwrap();
+    assert_eq!(
+        chain[0],
+        Sampler::Penalties(Penalties {
+            last: 64,
+            repeat: 1.0,
+            frequency: 0.0,
+            presence: 0.0,
+        })
+    );
+    let Sampler::Dry(dry) = &chain[1] else {
+        panic!("{chain:?}")
+    };
+    assert_eq!((dry.base, dry.allowed_length, dry.range), (1.75, 2, 65_536));
+    assert_eq!(dry.breakers, ["\n", ":", "\"", "*"]);
+    let Sampler::DynamicTemperature { exponent, .. } = chain[2] else {
+        panic!("{chain:?}")
+    };
+    assert_eq!(exponent, 1.0);
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_place() {
+    for (samplers, code, detail) in [
+        (json!({}), "wrong-type", "`samplers` is an object"),
+        (json!(["top_k"]), "wrong-type", "`samplers[0]` is a string"),
+        (json!([{}]), "not-one-member", "`samplers[0]` has 0 members"),
+        (
+            json!([{"top_k": 1}, {"top_k": 1, "top_p": 1}]),
+            "not-one-member",
+            "`samplers[1]` has 2 members; expected exactly one of `temperature`",
+        ),
+        (
+            json!([{"beam": 4}]),
+            "unknown-field",
+            "`samplers[0].beam` is not known",
+        ),
+        (
+            json!([{"temperature": -1}]),
+            "out-of-range",
+            "`samplers[0].temperature` is -1; expected a number of at least 0",
+        ),
+        (
+            json!([{"temperature": 1e300}]),
+            "out-of-range",
+            "`samplers[0].temperature`",
+        ),
+        (
+            json!([{"top_k": 1.5}]),
+            "out-of-range",
+            "`samplers[0].top_k` is 1.5",
+        ),
+        (json!([{"typical": 2}]), "out-of-range", "from 0 to 1"),
+        (
+            json!([{"top_n_sigma": "2"}]),
+            "wrong-type",
+            "`samplers[0].top_n_sigma` is a string",
+        ),
+        (
+            json!([{"dry": 1}]),
+            "wrong-type",
+            "`samplers[0].dry` is a number; expected an object",
+        ),
+        (
+            json!([{"dry": {}}]),
+            "missing-field",
+            "`samplers[0].dry.multiplier` is not given; expected a number of at least 0",
+        ),
+        (
+            json!([{"dry": {"multiplier": 1, "base": 0.5}}]),
+            "out-of-range",
+            "`samplers[0].dry.base` is 0.5; expected a number of at least 1",
+        ),
+        (
+            json!([{"dry": {"multiplier": 1, "range": 65537}}]),
+            "out-of-range",
+            "`samplers[0].dry.range` is 65537; expected an integer from 0 to 65536",
+        ),
+        (
+            json!([{"dry": {"multiplier": 1, "breakers": ["a", 1]}}]),
+            "wrong-type",
+            "`samplers[0].dry.breakers[1]` is a number",
+        ),
+        (
+            json!([{"dry": {"multiplier": 1, "breaker": []}}]),
+            "unknown-field",
+            "`samplers[0].dry.breaker` is not known here; known are `multiplier`",
+        ),
+        (
+            json!([{"penalties": {"repeat": 0}}]),
+            "out-of-range",
+            "`samplers[0].penalties.repeat` is 0; expected a number over 0",
+        ),
+        (
+            json!([{"penalties": {"last": -1}}]),
+            "out-of-range",
+            "`samplers[0].penalties.last` is -1",
+        ),
+        (
+            json!([{"xtc": {"probability": 0.5}}]),
+            "missing-field",
+            "`samplers[0].xtc.threshold` is not given",
+        ),
+        (
+            json!([{"dynamic_temperature": {"temperature": 1}}]),
+            "missing-field",
+            "`samplers[0].dynamic_temperature.range`",
+        ),
+        (
+            json!([{"mirostat": {"tau": 5}}]),
+            "missing-field",
+            "`samplers[0].mirostat.eta`",
+        ),
+        (
+            json!([{"mirostat": {"tau": 5, "eta": 1}}, {"top_k": 1}]),
+            "ambiguous-samplers",
+            "`samplers[0]` is mirostat",
+        ),
+        (
+            json!([{"logit_bias": {"65": 1}}]),
+            "wrong-type",
+            "`samplers[0].logit_bias` is an object; expected a list of pairs",
+        ),
+        (
+            json!([{"logit_bias": [[65, 1], 66]}]),
+            "wrong-type",
+            "`samplers[0].logit_bias[1]` is a number; expected a pair",
+        ),
+        (
+            json!([{"logit_bias": [[65]]}]),
+            "wrong-type",
+            "`samplers[0].logit_bias[0]` has 1 members; expected a pair",
+        ),
+        (
+            json!([{"logit_bias": [["A", 1]]}]),
+            "wrong-type",
+            "`samplers[0].logit_bias[0][0]` is a string",
+        ),
+        (
+            json!([{"logit_bias": [[65, null]]}]),
+            "wrong-type",
+            "`samplers[0].logit_bias[0][1]` is null; expected a number, or \"-inf\"",
+        ),
+        (
+            json!([{"logit_bias": [[65, "inf"]]}]),
+            "wrong-type",
+            "\"-inf\"",
+        ),
+        (
+            json!(vec![json!({"top_k": 1}); 65]),
+            "out-of-range",
+            "`samplers` has 65 entries; expected at most 64",
+        ),
+    ] {
+        let problem = read(json!({"samplers": samplers})).unwrap_err();
+        assert_eq!(
+            (problem.status, problem.code),
+            (400, code),
+            "{samplers}: {}",
+            problem.detail
+        );
+        assert!(
+            problem.detail.contains(detail),
+            "{samplers}: {}",
+            problem.detail
+        );
+    }
+}
+
+#[test]
+fn a_chain_and_a_field_of_its_own_are_ambiguous() {
+    for name in ["temperature", "top_k", "top_p", "min_p"] {
+        let mut body = json!({"samplers": []});
+        body[name] = json!(1);
+        let problem = read(body).unwrap_err();
+        assert_eq!((problem.status, problem.code), (400, "ambiguous-samplers"));
+    }
+}
