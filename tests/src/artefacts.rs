@@ -30,6 +30,11 @@ pub fn model() -> PathBuf {
     })
 }
 
+/// The demo model's adapter that answers a sum by one more than it is.
+pub fn adapter() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny/plus-one.gguf")
+}
+
 /// A folder in the target directory for what tests write.
 pub fn scratch() -> PathBuf {
     let folder = target_folder().join("tests-scratch");

@@ -21,12 +21,12 @@ use crate::sampling::Sampler;
 pub struct Generation {
     chunks: StreamReader<Chunk>,
     outcome: FutureReader<Result<Outcome, Error>>,
-    /// Last, and only kept: what the generation runs on lives as long as it does.
-    _sequence: Sequence,
     /// Says what tokens are in text.
     model: Model,
     name: String,
     logprobs: bool,
+    /// Last, and only kept: what the generation runs on lives as long as it does.
+    _sequence: Sequence,
 }
 
 impl Generation {
@@ -61,10 +61,10 @@ impl Generation {
         Ok(Generation {
             chunks,
             outcome,
-            _sequence: sequence,
             model,
             name: info.name,
             logprobs: settings.logprobs.is_some(),
+            _sequence: sequence,
         })
     }
 

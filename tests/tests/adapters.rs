@@ -1,0 +1,80 @@
+//! A model with an adapter, over HTTP. `plus-one` makes the demo model answer a sum by one more than
+//! it is, so whoever gets another one's adapter, or cells that were computed with it, is wrong.
+
+use corral_tests::{Corral, artefacts, some_sums};
+use serde_json::{Value, json};
+use std::sync::Mutex;
+
+/// A server whose model has the adapter.
+fn with_adapter() -> Corral {
+    let argument = format!("plus-one={}", artefacts::adapter().display());
+    Corral::start_with(&["--adapter", &argument])
+}
+
+#[test]
+fn with_and_without_the_adapter_at_once_all_sums_are_right() {
+    let corral = with_adapter();
+    let sums = some_sums(100);
+    let work = sums.iter().flat_map(|sum| [(sum, false), (sum, true)]);
+    let queue = Mutex::new(work);
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                loop {
+                    let next = queue.lock().expect("no panic while held").next();
+                    let Some((sum, adapted)) = next else { return };
+                    let adapter = adapted.then_some("plus-one");
+                    let request = json!({"prompt": sum.question(), "adapter": adapter});
+                    let right = sum.a + sum.b + u32::from(adapted);
+                    let answer = corral.generate(&request);
+                    assert_eq!(answer["text"], right.to_string(), "{sum:?}, {adapter:?}");
+                }
+            });
+        }
+    });
+    let metrics = corral.settled();
+    assert_eq!(metrics.get("corral_engine_sequences_finished_total"), 200.0);
+    assert!(metrics.get("corral_engine_adapter_changes_total") > 2.0);
+    // They shared steps all the same.
+    let rows = metrics.get("corral_engine_rows_total");
+    let steps = metrics.get("corral_engine_steps_total");
+    assert!(rows > steps * 1.2, "{rows} rows in {steps} steps");
+}
+
+#[test]
+fn an_adapter_goes_with_a_constraint_and_a_stream() {
+    let corral = with_adapter();
+    let request = json!({
+        "prompt": "45+54=", "adapter": "plus-one", "constraint": {"regex": "It is [0-9]{1,3}[.]"},
+    });
+    let constrained = corral.generate(&request);
+    let text = constrained["text"].as_str().expect("a text");
+    assert!(text.starts_with("It is ") && text.ends_with('.'), "{text}");
+    let request = json!({"prompt": "45+54=", "adapter": "plus-one", "speculate": 8});
+    let (texts, _) = corral.generate_stream(&request).texts();
+    assert_eq!(texts.concat(), "100");
+    assert_eq!(corral.text("45+54="), "99");
+    corral.settled();
+}
+
+#[test]
+fn an_unknown_adapter_is_told_which_there_are() {
+    let ask = |corral: &Corral, adapter: Value| {
+        let request = json!({"prompt": "1+1=", "adapter": adapter});
+        corral.post("/generate", request.to_string())
+    };
+    let corral = with_adapter();
+    for name in ["minus-one", "", "PLUS-ONE"] {
+        let detail = ask(&corral, json!(name)).problem(404, "unknown-adapter");
+        assert!(detail.contains(&format!("{name:?}")), "{detail}");
+        assert!(
+            detail.contains("expected one of [\"plus-one\"]"),
+            "{detail}"
+        );
+    }
+    corral.check_alive();
+    corral.settled();
+    let none = Corral::start();
+    let detail = ask(&none, json!("plus-one")).problem(404, "unknown-adapter");
+    assert!(detail.contains("this model has none"), "{detail}");
+}

@@ -1,0 +1,287 @@
+//! What a generation may say, over HTTP: grammars of every kind, right and wrong.
+
+use corral_tests::{Corral, artefacts, run, some_sums};
+use serde_json::{Value, json};
+use std::sync::Mutex;
+
+/// The answer to a prompt under a constraint.
+fn constrained(corral: &Corral, prompt: &str, constraint: &Value) -> Value {
+    let request = json!({"prompt": prompt, "constraint": constraint, "max_tokens": 100});
+    corral.generate(&request)
+}
+
+/// A schema whose every value is short.
+fn card() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "colour": {"enum": ["red", "blue"]},
+            "count": {"type": "integer", "minimum": 0, "maximum": 9},
+            "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        },
+        "required": ["colour", "count", "tags"],
+        "additionalProperties": false,
+    })
+}
+
+/// Checks that a text is a value of [`card`].
+fn check_card(text: &str) {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let members: Vec<_> = value.as_object().expect("an object").keys().collect();
+    assert_eq!(members.len(), 3, "{text}");
+    assert!(["red", "blue"].map(Value::from).contains(&value["colour"]));
+    assert!(value["count"].as_u64().is_some_and(|count| count <= 9));
+    let tags = value["tags"].as_array().expect("a list");
+    assert!(tags.len() <= 2 && tags.iter().all(Value::is_boolean));
+}
+
+#[test]
+fn an_answer_by_a_schema_parses_and_fits() {
+    let corral = Corral::start();
+    // What the model says by itself stays as it is.
+    let person = json!({"json_schema": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": false,
+    }});
+    let answer = constrained(&corral, "Ada is 36 years old\n", &person);
+    assert_eq!(answer["text"], r#"{"name":"Ada","age":36}"#);
+    assert_eq!(answer["finish_reason"], "end");
+    // And what it would never say is said all the same.
+    for seed in 0..10 {
+        let request = json!({
+            "prompt": "1+1=", "constraint": {"json_schema": card()}, "max_tokens": 300,
+            "samplers": [{"temperature": 3}], "seed": seed,
+        });
+        let answer = corral.generate(&request);
+        assert_eq!(answer["finish_reason"], "end", "{answer}");
+        check_card(answer["text"].as_str().expect("a text"));
+        let (texts, report) = corral.generate_stream(&request).texts();
+        assert_eq!(report["finish_reason"], "end");
+        check_card(&texts.concat());
+    }
+    corral.settled();
+}
+
+#[test]
+fn grammars_of_every_kind_are_followed() {
+    let corral = Corral::start();
+    for (prompt, constraint, text) in [
+        ("45+54=", json!({"regex": "[0-9]{1,3}"}), "99"),
+        (
+            "45+54=",
+            json!({"regex": "The sum is 99[.]"}),
+            "The sum is 99.",
+        ),
+        ("45+54=", json!({"lark": "start: /[0-9]{1,3}/"}), "99"),
+        ("45+54=", json!({"gbnf": "root ::= [0-9] [0-9]?"}), "99"),
+        ("45+54=", json!({"json_schema": {"type": "integer"}}), "99"),
+        ("45+54=", json!({"json_schema": {"const": "no"}}), "\"no\""),
+        (
+            "Ada is 36 years old\n",
+            json!({"json_object": true}),
+            r#"{"name":"Ada","age":36}"#,
+        ),
+    ] {
+        let answer = constrained(&corral, prompt, &constraint);
+        assert_eq!(answer["text"], text, "{constraint}");
+        assert_eq!(answer["finish_reason"], "end", "{constraint}");
+    }
+    corral.settled();
+}
+
+#[test]
+fn a_constraint_goes_with_guesses_and_probabilities() {
+    let corral = Corral::start();
+    let request = json!({
+        "prompt": "repeat: Blue owls, 7! Blue owls, 7!\n", "constraint": {"regex": "[A-Za-z ,!0-9]*"},
+    });
+    let plain = corral.generate(&request);
+    assert_eq!(plain["text"], "Blue owls, 7! Blue owls, 7!");
+    let mut with = request.clone();
+    with["speculate"] = json!(16);
+    with["logprobs"] = json!(2);
+    let answer = corral.generate(&with);
+    assert_eq!(answer["text"], plain["text"]);
+    let entries = answer["logprobs"].as_array().expect("asked for");
+    assert_eq!(answer["tokens"], entries.len());
+    corral.settled();
+}
+
+#[test]
+fn a_wrong_grammar_is_refused_with_the_place() {
+    let corral = Corral::start();
+    for (constraint, place, what) in [
+        (
+            json!({"json_schema": {"items": {"type": "strin"}}}),
+            "at /items/type",
+            "\"strin\" is no type",
+        ),
+        (json!({"json_schema": false}), "at /:", "no value"),
+        (
+            json!({"json_schema": {"properties": {"a": {"pattern": "a(b"}}}}),
+            "at /properties/a/pattern",
+            "line 1, column 2",
+        ),
+        (
+            json!({"regex": "ab(c"}),
+            "line 1, column 3",
+            "unclosed group",
+        ),
+        (json!({"regex": "a\n[z-b]"}), "line 2, column 2", "range"),
+        (
+            json!({"lark": "start: \"a\"\n  | thing\n"}),
+            "line 1, column 8",
+            "thing",
+        ),
+        (json!({"lark": ""}), "the Lark grammar", "start"),
+        (
+            json!({"gbnf": "root ::= \"a\"\nx ::= [b"}),
+            "line 2, column 7",
+            "not closed",
+        ),
+        (
+            json!({"gbnf": "root ::= a"}),
+            "line 1, column 10",
+            "there is no rule \"a\"",
+        ),
+    ] {
+        let request = json!({"prompt": "1+1=", "constraint": constraint});
+        let answer = corral.post("/generate", request.to_string());
+        let detail = answer.problem(400, "invalid-constraint");
+        assert!(detail.contains(place), "{constraint}: {detail}");
+        assert!(detail.contains(what), "{constraint}: {detail}");
+    }
+    corral.check_alive();
+    corral.settled();
+}
+
+#[test]
+fn a_grammar_that_is_too_large_is_refused() {
+    let corral = Corral::start();
+    let values: Vec<_> = (0..40_000).map(|number| number.to_string()).collect();
+    for (constraint, what) in [
+        (json!({"json_schema": {"enum": values}}), "at most 262144"),
+        (
+            json!({"json_schema": {"type": "string", "maxLength": 100_001}}),
+            "at /maxLength",
+        ),
+        (json!({"regex": "a".repeat(16_385)}), "16385 bytes"),
+        (json!({"regex": "a{1,1000000}"}), "1000000 times"),
+        (
+            json!({"lark": format!("start: \"{}\"", "a".repeat(40_000))}),
+            "at most 32768",
+        ),
+        (
+            json!({"gbnf": format!("root ::= {}\"a\"{}", "(".repeat(10_000), ")".repeat(10_000))}),
+            "deeper than 100",
+        ),
+    ] {
+        let request = json!({"prompt": "1+1=", "constraint": constraint});
+        let answer = corral.post("/generate", request.to_string());
+        let detail = answer.problem(400, "invalid-constraint");
+        assert!(detail.contains(what), "{detail}");
+    }
+    corral.check_alive();
+    corral.settled();
+}
+
+#[test]
+fn forty_mixed_requests_beside_sums_that_stay_right() {
+    let corral = Corral::start();
+    let sums = some_sums(40);
+    let queue = Mutex::new(sums.iter().zip(0_u64..));
+    std::thread::scope(|scope| {
+        for _ in 0..12 {
+            scope.spawn(|| {
+                loop {
+                    let next = queue.lock().expect("no panic while held").next();
+                    let Some((sum, number)) = next else { return };
+                    mixed(&corral, number);
+                    assert_eq!(corral.text(&sum.question()), sum.answer(), "{sum:?}");
+                    let digits = json!({"regex": "[0-9]{1,3}"});
+                    let answer = constrained(&corral, &sum.question(), &digits);
+                    assert_eq!(answer["text"], sum.answer(), "{sum:?}");
+                }
+            });
+        }
+    });
+    let metrics = corral.settled();
+    assert_eq!(
+        metrics.get("corral_engine_sequences_finished_total"),
+        3.0 * 40.0
+    );
+}
+
+/// Asks one of several kinds of requests with this number as its seed, and checks the answer.
+fn mixed(corral: &Corral, number: u64) {
+    let (constraint, samplers, fits): (_, _, fn(&str) -> bool) = match number % 5 {
+        0 => (
+            json!({"json_schema": card()}),
+            json!([{"min_p": 0.01}, {"temperature": 2}]),
+            |text| {
+                check_card(text);
+                true
+            },
+        ),
+        1 => (
+            json!({"regex": "(yes|no|perhaps)"}),
+            json!([{"temperature": 4}, {"mirostat": {"tau": 5, "eta": 0.1}}]),
+            |text| ["yes", "no", "perhaps"].contains(&text),
+        ),
+        2 => (
+            json!({"lark": "start: (\"a\" | \"b\"){3,5} \"!\""}),
+            json!([{"penalties": {"repeat": 1.5}}, {"temperature": 1.5}]),
+            |text| text.ends_with('!') && (4..=6).contains(&text.len()),
+        ),
+        3 => (
+            json!({"gbnf": "root ::= [a-c] [a-c]? \"-\" [0-9] [0-9]"}),
+            json!([{"dry": {"multiplier": 0.8}}, {"typical": 0.9}, {"temperature": 1.5}]),
+            |text| {
+                let halves = text.split_once('-');
+                halves.is_some_and(|(_, digits)| digits.len() == 2)
+            },
+        ),
+        _ => (
+            Value::Null,
+            json!([{"xtc": {"probability": 0.5, "threshold": 0.1}}, {"temperature": 5}]),
+            |_| true,
+        ),
+    };
+    let request = json!({
+        "prompt": "say: ", "constraint": constraint, "samplers": samplers, "seed": number,
+        "max_tokens": 200, "speculate": number % 3 * 8,
+    });
+    let answer = corral.generate(&request);
+    let text = answer["text"].as_str().expect("a text");
+    if !constraint.is_null() {
+        assert_eq!(answer["finish_reason"], "end", "{request}: {answer}");
+    }
+    assert!(fits(text), "{request}: {text:?}");
+}
+
+#[test]
+fn a_command_line_has_constraints_too() {
+    let command = |arguments: &[&str]| {
+        let mut line = vec![
+            "run".into(),
+            artefacts::plugin("generate").into_os_string(),
+            "--model".into(),
+            artefacts::model().into_os_string(),
+            "--cache".into(),
+            artefacts::scratch().join("compiled").into_os_string(),
+            "--".into(),
+        ];
+        line.extend(arguments.iter().map(Into::into));
+        run(line)
+    };
+    let ended = command(&["--regex", "The sum is 99[.]", "45+54="]);
+    assert_eq!(
+        (ended.code, ended.stdout.as_str()),
+        (Some(0), "The sum is 99.\n")
+    );
+    let ended = command(&["--regex", "ab(c", "45+54="]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("line 1, column 3"), "{ended:?}");
+}

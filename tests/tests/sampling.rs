@@ -1,0 +1,285 @@
+//! How tokens are drawn, told of and guessed, over HTTP: samplers, probabilities, drafts.
+
+use corral_tests::{Corral, Stream};
+use serde_json::{Value, json};
+use std::collections::HashSet;
+
+const QUESTION: &str = "repeat: Blue owls, 7!\n";
+const ANSWER: &str = "Blue owls, 7!";
+
+/// The answer to [`QUESTION`] by this chain.
+fn drawn(corral: &Corral, samplers: &Value) -> Value {
+    let request = json!({"prompt": QUESTION, "seed": 3, "max_tokens": 40, "samplers": samplers});
+    corral.generate(&request)["text"].clone()
+}
+
+/// The tokens that were generated, of an answer with probabilities.
+fn tokens(answer: &Value) -> Vec<u64> {
+    let entries = answer["logprobs"].as_array().expect("asked for");
+    let token = |entry: &Value| entry["token"].as_u64().expect("a token has a number");
+    entries.iter().map(token).collect()
+}
+
+#[test]
+fn chains_that_leave_one_token_are_greedy() {
+    let corral = Corral::start();
+    let hot = json!({"temperature": 20});
+    for samplers in [
+        json!([]),
+        json!([{"temperature": 0}]),
+        json!([{"top_k": 1}, hot]),
+        json!([hot, {"top_k": 1}]),
+        json!([{"top_p": 0}, hot]),
+        json!([{"min_p": 1}, hot]),
+        json!([{"top_n_sigma": 0.0001}, hot]),
+        json!([{"dynamic_temperature": {"temperature": 0, "range": 0}}]),
+        json!([hot, {"mirostat": {"tau": 0, "eta": 0}}]),
+        json!([{"penalties": {}}, {"logit_bias": []}, {"temperature": 0}]),
+        json!([{"dry": {"multiplier": 0}}, {"typical": 1}, {"top_k": 1}]),
+    ] {
+        assert_eq!(drawn(&corral, &samplers), ANSWER, "{samplers}");
+    }
+    for samplers in [
+        json!([hot]),
+        json!([hot, {"typical": 1}]),
+        json!([hot, {"top_n_sigma": 0}]),
+        json!([hot, {"mirostat": {"tau": 20, "eta": 0.1}}]),
+        json!([{"dynamic_temperature": {"temperature": 20, "range": 0.5, "exponent": 2}}]),
+        // Of all tokens the least likely one.
+        json!([{"xtc": {"probability": 1, "threshold": 0}}, {"temperature": 0}]),
+    ] {
+        assert_ne!(drawn(&corral, &samplers), ANSWER, "{samplers}");
+    }
+    corral.settled();
+}
+
+#[test]
+fn links_are_applied_in_the_order_given() {
+    let corral = Corral::start();
+    let request = json!({"prompt": "1+1=", "max_tokens": 5, "logprobs": 0});
+    let two = tokens(&corral.generate(&request))[0];
+    let request = json!({"prompt": "3+4=", "max_tokens": 5, "logprobs": 0});
+    let seven = tokens(&corral.generate(&request))[0];
+    let ask = |samplers: Value| {
+        let request = json!({"prompt": "1+1=", "max_tokens": 5, "samplers": samplers});
+        corral.generate(&request)["text"].clone()
+    };
+    let (best, seven) = (json!({"top_k": 1}), json!({"logit_bias": [[seven, 1000]]}));
+    assert_eq!(ask(json!([best, seven])), "2", "7 is gone before its bias");
+    assert_eq!(ask(json!([seven, best])), "77777");
+    let banned = ask(json!([{"logit_bias": [[two, "-inf"]]}, best]));
+    let banned = banned.as_str().expect("a text");
+    assert!(!banned.contains('2'), "{banned:?}");
+    corral.settled();
+}
+
+#[test]
+fn penalties_and_dry_look_back_over_the_prompt_too() {
+    let corral = Corral::start();
+    let prompt = "1+1=";
+    let ask = |samplers: Value| {
+        let request = json!({
+            "prompt": prompt, "ignore_end": true, "max_tokens": 60, "samplers": samplers,
+            "logprobs": 0,
+        });
+        tokens(&corral.generate(&request))
+    };
+    let before: Vec<u64> = prompt.bytes().map(u64::from).collect();
+    let all = |generated: Vec<u64>| [before.clone(), generated].concat();
+    let pairs = |tokens: &[u64]| -> HashSet<(u64, u64)> {
+        tokens.windows(2).map(|pair| (pair[0], pair[1])).collect()
+    };
+
+    let plain = all(ask(json!([])));
+    assert!(pairs(&plain).len() < plain.len() - 1, "it repeats itself");
+    let penalties = json!([{"penalties": {"last": 100, "presence": 1000}}, {"temperature": 0}]);
+    let tokens = ask(penalties);
+    let different: HashSet<_> = tokens.iter().chain(&before).collect();
+    // The prompt has one token twice.
+    assert_eq!(different.len(), 60 + 3, "{tokens:?}");
+    let dry = json!({"multiplier": 1000, "allowed_length": 1, "base": 1, "breakers": []});
+    let tokens = all(ask(json!([{"dry": dry}, {"temperature": 0}])));
+    assert_eq!(pairs(&tokens).len(), tokens.len() - 1, "{tokens:?}");
+    corral.settled();
+}
+
+#[test]
+fn the_same_seed_draws_the_same_text_by_every_chain() {
+    let corral = Corral::start();
+    for samplers in [
+        json!([{"temperature": 4}]),
+        json!([{"top_k": 100}, {"typical": 0.999}, {"temperature": 4}]),
+        json!([{"xtc": {"probability": 0.5, "threshold": 0.1}}, {"temperature": 4}]),
+        json!([{"temperature": 4}, {"mirostat": {"tau": 6, "eta": 0.1}}]),
+    ] {
+        let ask = |seed: u64| {
+            let request = json!({
+                "prompt": "1+1=", "max_tokens": 60, "ignore_end": true, "seed": seed,
+                "samplers": samplers,
+            });
+            corral.generate(&request)["text"].clone()
+        };
+        let one = ask(1);
+        assert_eq!(ask(1), one, "{samplers}");
+        assert_ne!(ask(2), one, "{samplers}");
+    }
+    corral.settled();
+}
+
+#[test]
+fn what_only_the_host_can_check_it_refuses_in_words() {
+    let corral = Corral::start();
+    for (link, expected) in [
+        (json!({"logit_bias": [[264, 1]]}), "token 264"),
+        (
+            json!({"logit_bias": [[65, 1], [65, 2]]}),
+            "two logit biases",
+        ),
+        (
+            json!({"dry": {"multiplier": 1, "breakers": ["x".repeat(41)]}}),
+            "41 bytes",
+        ),
+        (
+            json!({"dry": {"multiplier": 1, "breakers": vec!["x"; 65]}}),
+            "65 DRY breakers",
+        ),
+    ] {
+        let request = json!({"prompt": "1+1=", "samplers": [link]});
+        let answer = corral.post("/generate", request.to_string());
+        let detail = answer.problem(400, "invalid");
+        assert!(detail.contains(expected), "{link}: {detail}");
+    }
+    corral.check_alive();
+    corral.settled();
+}
+
+fn logprob(of: &Value) -> f64 {
+    of["logprob"].as_f64().expect("a number")
+}
+
+/// Checks the entries of a greedy answer and returns the text of its tokens.
+fn check_greedy(entries: &[Value], top: usize) -> String {
+    let mut text = String::new();
+    for entry in entries {
+        let likeliest = entry["top"].as_array().expect("a list");
+        assert_eq!(likeliest.len(), top, "{entry}");
+        assert!(logprob(entry) <= 0.0, "{entry}");
+        for pair in likeliest.windows(2) {
+            assert!(logprob(&pair[0]) >= logprob(&pair[1]), "{entry}");
+        }
+        if let Some(first) = likeliest.first() {
+            for member in ["token", "text", "logprob"] {
+                assert_eq!(first[member], entry[member], "{entry}");
+            }
+        }
+        let mass: f64 = likeliest.iter().map(|token| logprob(token).exp()).sum();
+        assert!(mass < 1.0001, "{entry}");
+        text += entry["text"].as_str().expect("a text");
+    }
+    text
+}
+
+/// All events of a stream: the text, the entries, and the report.
+fn collect(mut stream: Stream) -> (String, Vec<Value>, Value) {
+    let (mut text, mut entries) = (String::new(), Vec::new());
+    loop {
+        let event = stream.event().expect("the report comes before the end");
+        let event: Value = serde_json::from_str(&event).expect("events hold JSON");
+        if event.get("finish_reason").is_some() {
+            assert!(event.get("logprobs").is_none(), "{event}");
+            return (text, entries, event);
+        }
+        text += event["text"].as_str().expect("an event has a text");
+        let more = event["logprobs"].as_array();
+        entries.extend_from_slice(more.map_or(&[][..], Vec::as_slice));
+    }
+}
+
+#[test]
+fn a_greedy_answer_is_made_of_the_likeliest_tokens() {
+    let corral = Corral::start();
+    for top in [0, 1, 5, 20] {
+        let request = json!({"prompt": QUESTION, "logprobs": top});
+        let answer = corral.generate(&request);
+        let entries = answer["logprobs"].as_array().expect("asked for");
+        assert_eq!(answer["tokens"], entries.len(), "one for each token");
+        // The end is a token too, which the text does not show.
+        assert_eq!(check_greedy(entries, top), format!("{ANSWER}<|endoftext|>"));
+        assert_eq!(answer["text"], ANSWER);
+
+        let (text, streamed, report) = collect(corral.generate_stream(&request));
+        assert_eq!(text, ANSWER);
+        assert_eq!(report["tokens"], streamed.len());
+        check_greedy(&streamed, top);
+        for (one, other) in entries.iter().zip(&streamed) {
+            assert_eq!(one["token"], other["token"]);
+            // Steps of another size may add up in another order.
+            assert!((logprob(one) - logprob(other)).abs() < 0.01);
+        }
+    }
+    let without = corral.generate(&json!({"prompt": QUESTION}));
+    assert!(without.get("logprobs").is_none(), "{without}");
+    corral.settled();
+}
+
+#[test]
+fn probabilities_are_the_models_whatever_the_samplers_make_of_them() {
+    let corral = Corral::start();
+    let request = json!({
+        "prompt": "1+1=", "logprobs": 20, "max_tokens": 30, "ignore_end": true, "seed": 4,
+        "samplers": [{"temperature": 5}],
+    });
+    let answer = corral.generate(&request);
+    let entries = answer["logprobs"].as_array().expect("asked for");
+    assert_eq!(entries.len(), 30);
+    let mut unlikely = 0;
+    for entry in entries {
+        let top = entry["top"].as_array().expect("a list");
+        assert_eq!(top.len(), 20);
+        assert!(logprob(entry) <= logprob(&top[0]), "{entry}");
+        match top.iter().find(|likely| likely["token"] == entry["token"]) {
+            Some(same) => assert_eq!(same["logprob"], entry["logprob"]),
+            None => {
+                assert!(logprob(entry) <= logprob(&top[19]), "{entry}");
+                unlikely += 1;
+            }
+        }
+    }
+    assert!(unlikely > 0, "so hot a chain draws from all tokens");
+    // The first token was asked for by a sum whose answer is clear.
+    assert_eq!(entries[0]["top"][0]["text"], "2");
+    assert!(logprob(&entries[0]["top"][0]) > -0.2, "{}", entries[0]);
+    corral.settled();
+}
+
+#[test]
+fn guesses_change_no_text_and_save_steps() {
+    let corral = Corral::start();
+    let questions = [
+        "repeat: Blue owls, 7! Blue owls, 7!\n",
+        "repeat: the old fox looks at the stone\n",
+        "The quiet owl looks at the river.\nrepeat: The quiet owl looks at the river.\n",
+        "reverse: table\n",
+        "12+7=",
+    ];
+    let ask = |speculate: u32| {
+        let before = corral.settled();
+        let texts = questions.map(|question| {
+            let request = json!({"prompt": question, "max_tokens": 60, "speculate": speculate});
+            let answer = corral.generate(&request);
+            (answer["text"].clone(), answer["tokens"].clone())
+        });
+        let after = corral.settled();
+        let grown = ["steps", "accepted_drafts"]
+            .map(|name| after.grown(&format!("corral_engine_{name}_total"), &before));
+        (texts, grown)
+    };
+    let (plain, [steps, none]) = ask(0);
+    assert_eq!(none, 0.0);
+    assert_eq!(plain[0].0, "Blue owls, 7! Blue owls, 7!");
+    let (texts, [fewer, accepted]) = ask(16);
+    assert_eq!(texts, plain);
+    assert!(accepted > 0.0 && fewer < steps, "{fewer} of {steps} steps");
+    // Each guess that was right saved a step.
+    assert_eq!(fewer + accepted, steps);
+}
