@@ -38,16 +38,27 @@ fn check_card(text: &str) {
 #[test]
 fn an_answer_by_a_schema_parses_and_fits() {
     let corral = Corral::start();
-    // What the model says by itself stays as it is.
-    let person = json!({"json_schema": {
-        "type": "object",
-        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-        "required": ["name", "age"],
-        "additionalProperties": false,
-    }});
-    let answer = constrained(&corral, "Ada is 36 years old\n", &person);
-    assert_eq!(answer["text"], r#"{"name":"Ada","age":36}"#);
-    assert_eq!(answer["finish_reason"], "end");
+    // What the model says by itself stays as it is. A text, since `json!` sorts the members.
+    let ask = |properties: &str| {
+        let schema = format!(
+            r#"{{"type":"object","properties":{{{properties}}},"required":["name","age"],"additionalProperties":false}}"#
+        );
+        let request = format!(
+            r#"{{"prompt":"Ada is 36 years old\n","constraint":{{"json_schema":{schema}}}}}"#
+        );
+        let answer = corral.post("/generate", request);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let answer = answer.json();
+        assert_eq!(answer["finish_reason"], "end");
+        answer["text"].as_str().expect("a text").to_owned()
+    };
+    let (name, age) = (r#""name":{"type":"string"}"#, r#""age":{"type":"integer"}"#);
+    assert_eq!(ask(&format!("{name},{age}")), r#"{"name":"Ada","age":36}"#);
+    // Members come in the order of the schema.
+    let turned = ask(&format!("{age},{name}"));
+    assert!(turned.starts_with("{\"age\":"), "{turned}");
+    let value: Value = serde_json::from_str(&turned).expect("JSON");
+    assert!(value["age"].is_i64() && value["name"].is_string());
     // And what it would never say is said all the same.
     for seed in 0..10 {
         let request = json!({
