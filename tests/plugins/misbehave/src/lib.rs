@@ -19,6 +19,7 @@
 //! | `deaf` | answers "ok" and never reads the body of the request |
 //! | `env` | answers with its environment variables, each on a line, sorted |
 //! | `models` | answers with the models that it may open, the default one first |
+//! | `embed` | answers with the embeddings of two texts that are the body's two lines, a line of numbers each |
 //! | `log` | writes a line to the standard output and one to the standard error |
 //!
 //! Anything else is answered by 404.
@@ -91,6 +92,10 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
                 variables.concat()
             }
             "models" => available().join(","),
+            "embed" => match embed(request).await {
+                Ok(text) => text,
+                Err(error) => format!("{error:?}"),
+            },
             "log" => {
                 println!("a line on the standard output");
                 eprintln!("a line on the standard error");
@@ -100,6 +105,25 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
         };
         response(200, whole(&text))
     }
+}
+
+/// The embeddings of the body's lines, one line of numbers for each.
+async fn embed(request: Request) -> Result<String, Error> {
+    let mut bytes = Vec::new();
+    let mut body = body(request);
+    while let Some(byte) = body.next().await {
+        bytes.push(byte);
+    }
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let model = Model::open(None).await?;
+    let inputs = text.split('\n').map(|line| model.tokenize(line, false));
+    let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
+    let vectors = model.embed(inputs, None, None).await?;
+    let line = |vector: &Vec<f32>| {
+        let numbers: Vec<_> = vector.iter().map(f32::to_string).collect();
+        numbers.join(" ")
+    };
+    Ok(vectors.iter().map(line).collect::<Vec<_>>().join("\n"))
 }
 
 /// `unreachable` without a message, as a bug in a guest without a panic handler is.
