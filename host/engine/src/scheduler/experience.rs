@@ -23,8 +23,8 @@ const LATEST: f64 = 0.05;
 const LATEST_SCATTER: f64 = 0.02;
 /// Steps of a size until what it adds is believed.
 const ENOUGH: u32 = 3;
-/// Standard deviations above the mean within which nearly all steps are: 98 of 100, were they normal.
-const NEARLY_ALL: f64 = 2.0;
+/// Standard deviations above the mean within which nearly all steps are: 99 of 100, were they normal.
+const NEARLY_ALL: f64 = 2.5;
 /// Scatter of a size before it was seen, and the least that is believed.
 const SCATTER: f64 = 0.08;
 /// A step that took this much longer than expected was held up by something else, and counts as if it

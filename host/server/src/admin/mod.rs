@@ -36,7 +36,7 @@ corral admin
 /readyz     200 while requests can be served, else 503 and what is missing
 /sequences  what runs and what is kept in each model, as JSON; 'corral top' shows it
 /models     where each model is, as JSON; PUT /models/NAME loads one, DELETE unloads it if it is idle
-/cache      DELETE drops what is kept and nobody means to go on with
+/cache      DELETE drops what is kept and nobody means to go on with; both need the admin token if there is one
 /metrics    counters, as Prometheus text
 /deployments, /components
             see and change what is deployed, with the admin token; 'corral deploy' does
@@ -60,7 +60,10 @@ async fn answered(shared: &Shared, request: Request<Incoming>) -> Result<Respons
     if api::owns(path) {
         return api::answer(shared, request).await;
     }
-    shared.guard.may_look(request.headers())?;
+    match *request.method() {
+        Method::GET | Method::HEAD => shared.guard.may_look(request.headers())?,
+        _ => shared.guard.may_clear(request.headers())?,
+    }
     match path {
         "/" => on_get(request.method(), || probes::plain_text(INDEX)),
         "/metrics" => on_get(request.method(), || metrics(shared)),

@@ -71,6 +71,15 @@ impl Guard {
         self.may_change(headers)
     }
 
+    /// Whether the request may unload models and drop what is kept: where there is a token, who has it;
+    /// else anybody on this machine.
+    pub(crate) fn may_clear(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        if self.local && self.token.is_none() {
+            return Ok(());
+        }
+        self.may_change(headers)
+    }
+
     /// Whether the request may see and change deployments.
     pub(crate) fn may_change(&self, headers: &HeaderMap) -> Result<(), Problem> {
         let sent = headers
@@ -118,6 +127,7 @@ mod tests {
         }
         assert!(guard.may_change(&HeaderMap::new()).is_err());
         assert!(guard.may_look(&HeaderMap::new()).is_ok());
+        assert!(guard.may_clear(&HeaderMap::new()).is_err());
     }
 
     #[test]
@@ -132,6 +142,12 @@ mod tests {
         let guard = Guard::new(None, true);
         assert!(guard.may_change(&with("Bearer 0123456789abcdef")).is_err());
         assert!(guard.may_change(&with("Bearer ")).is_err());
+        assert!(guard.may_clear(&HeaderMap::new()).is_ok());
+        assert!(
+            Guard::new(None, false)
+                .may_clear(&HeaderMap::new())
+                .is_err()
+        );
     }
 
     #[test]
