@@ -358,6 +358,9 @@ impl<B: Backend> Worker<B> {
             }
         }
         if step.rows.is_empty() {
+            // What could not be put aside may have left something to forget, and nobody may come for
+            // long.
+            self.see_to_memory();
             let relocated = step.memory.iter().any(|m| matches!(m, Memory::Relocate(_)));
             return relocated || self.aside.wanted() > wanted;
         }

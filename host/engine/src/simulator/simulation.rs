@@ -398,6 +398,8 @@ impl Simulation {
         self.check(&step, relocated);
         self.check_turns(&step);
         if step.rows.is_empty() {
+            // What could not be put aside may have left something to forget.
+            self.see_to_memory();
             self.check_cells(&[]);
             return relocated || !self.wanted.is_empty();
         }
@@ -436,8 +438,13 @@ impl Simulation {
 
     /// Does what has to be done to the cells.
     fn see_to_memory(&mut self) {
-        let memory = self.scheduler.take_memory();
-        self.do_memory(&memory);
+        loop {
+            let memory = self.scheduler.take_memory();
+            if memory.is_empty() {
+                return;
+            }
+            self.do_memory(&memory);
+        }
     }
 
     fn do_memory(&mut self, memory: &[Memory]) {

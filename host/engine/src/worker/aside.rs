@@ -81,8 +81,13 @@ pub struct Adoption {
 impl<B: Backend> Worker<B> {
     /// Does what the scheduler wants done.
     pub(super) fn see_to_memory(&mut self) {
-        let memory = self.scheduler.take_memory();
-        self.do_memory(&memory);
+        loop {
+            let memory = self.scheduler.take_memory();
+            if memory.is_empty() {
+                return;
+            }
+            self.do_memory(&memory);
+        }
     }
 
     pub(super) fn do_memory(&mut self, memory: &[Memory]) {
