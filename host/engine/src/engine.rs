@@ -430,10 +430,8 @@ impl Engine {
         };
         let place = self.0.places.take(caller.tenant).map_err(refused)?;
         let (delivery, generation) = mailbox(self.0.counters.clone());
-        let matcher = options.constraint.as_ref().map(Constraint::start);
         let submission = Submission {
             prompt,
-            matcher,
             options,
             caller,
             adapter,

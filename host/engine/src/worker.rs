@@ -3,7 +3,6 @@
 
 use crate::Token;
 use crate::backend::{Backend, Input};
-use crate::constraint::Matcher;
 use crate::delivery::Sender;
 use crate::generation::Caller;
 use crate::lookup::Lookup;
@@ -44,8 +43,6 @@ pub enum Command {
 /// A sequence on its way in.
 pub struct Submission {
     pub prompt: Vec<Token>,
-    /// Of the options' constraint, before the first token.
-    pub matcher: Option<Matcher>,
     pub options: Options,
     pub caller: Caller,
     /// The one that the options name.
@@ -73,7 +70,8 @@ struct Sequence {
     generated: u32,
     options: Options,
     chain: Chain,
-    /// The grammar that its text has to follow.
+    /// The grammar that its text has to follow, from when it is admitted: so there are no more of them
+    /// than ids.
     follows: Option<Follows>,
     text: Assembler,
     delivery: Sender,
@@ -250,7 +248,6 @@ impl<B: Backend> Worker<B> {
     fn enqueue(&mut self, submission: Submission) {
         let Submission {
             prompt,
-            matcher,
             options,
             caller,
             adapter,
@@ -296,7 +293,7 @@ impl<B: Backend> Worker<B> {
             prompt: length,
             generated: 0,
             chain: Chain::new(options.samplers.clone(), seed),
-            follows: matcher.map(Follows::new),
+            follows: None,
             text: Assembler::new(options.stop.clone()),
             options,
             delivery,
@@ -355,6 +352,10 @@ impl<B: Backend> Worker<B> {
         for key in &step.admitted {
             if let Some(sequence) = self.sequences.get_mut(key) {
                 sequence.admitted.get_or_insert(now);
+                if let Some(constraint) = &sequence.options.constraint {
+                    let begin = || Follows::new(constraint.start());
+                    sequence.follows.get_or_insert_with(begin);
+                }
             }
         }
         if step.rows.is_empty() {

@@ -74,6 +74,17 @@ fn a_grammar_shapes_the_answer_and_ends_it() {
 }
 
 #[test]
+fn a_text_that_is_complete_ends_also_where_the_end_token_is_ignored() {
+    let engine = engine();
+    let mut options = following(&engine, Grammar::Regex("[0-9]+".into()), 20);
+    options.ignore_end = true;
+    let (chunk, outcome) = answer(&engine, "1+1=", options);
+    assert!(chunk.text.starts_with('2'), "{}", chunk.text);
+    assert!(matches!(outcome.finish, Finish::End | Finish::Length));
+    check_empty(&engine);
+}
+
+#[test]
 fn grammars_of_each_kind_hold_beside_sums_that_stay_right() {
     let engine = engine();
     let kinds = [

@@ -12,7 +12,7 @@ use crate::fields::{
 use crate::problem::Problem;
 
 /// Links that `samplers` may have, which is what the host takes.
-const LINK_LIMIT: usize = 64;
+const LINK_LIMIT: usize = 32;
 /// Tokens that DRY and penalties may look back over, which is what the host takes.
 const LOOK_BACK_LIMIT: u32 = 65_536;
 /// What bans a token in a `logit_bias`: JSON has no infinity.

@@ -236,9 +236,9 @@ fn what_is_wrong_is_named_with_its_place() {
             "\"-inf\"",
         ),
         (
-            json!(vec![json!({"top_k": 1}); 65]),
+            json!(vec![json!({"top_k": 1}); 33]),
             "out-of-range",
-            "`samplers` has 65 entries; expected at most 64",
+            "`samplers` has 33 entries; expected at most 32",
         ),
     ] {
         let problem = read(json!({"samplers": samplers})).unwrap_err();

@@ -148,6 +148,10 @@ impl Constraints {
 
     /// A grammar that was compiled before and is still there. Never waits.
     pub fn cached(&self, grammar: &Grammar) -> Option<Constraint> {
+        let (_, text, most) = grammar.parts();
+        if text.len() > most {
+            return None;
+        }
         let mut state = self.shared.lock();
         let found = state.cache.get(&key(grammar));
         state.counts.hits += u64::from(found.is_some());

@@ -119,6 +119,11 @@ impl Matcher {
         Ok(allowed)
     }
 
+    /// Whether an end token was taken: nothing follows it but another.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
     /// The tokens that may come next: one bit for each token of the vocabulary, the first in the
     /// lowest bit of the first word. At least one is set; with the text complete, the end tokens.
     pub fn mask(&mut self) -> Result<&[u32], Error> {

@@ -388,7 +388,9 @@ impl Residency {
                 }
             }
             let idle = self.limits.idle;
-            let over = |entry: &Entry| idle.is_some_and(|idle| entry.last_used + idle <= now);
+            let over = |entry: &Entry| {
+                idle.is_some_and(|idle| entry.last_used.saturating_add(idle) <= now)
+            };
             let unneeded = |entry: &Entry| entry.is_idle() && (entry.dismissed || over(entry));
             self.unload_where(unneeded, &mut actions);
         }
@@ -402,7 +404,7 @@ impl Residency {
         let deadlines = self.waiters.values().filter_map(|waiter| waiter.deadline);
         let idle = self.limits.idle;
         let unused = self.entries.iter().filter(|entry| entry.is_idle());
-        let unused = unused.filter_map(|entry| Some(entry.last_used + idle?));
+        let unused = unused.filter_map(|entry| Some(entry.last_used.saturating_add(idle?)));
         // Whoever waits for room looks again when somebody's turn is over.
         let waits = self.wanted().next().is_some();
         let turns = self.entries.iter().filter(|entry| {

@@ -5,13 +5,13 @@ use crate::{Error, Token};
 use std::collections::HashMap;
 
 /// Texts that breakers may be built from.
-pub const MAX_BREAKERS: usize = 64;
+pub const MAX_BREAKERS: usize = 16;
 /// Bytes of one of them; llama.cpp cuts longer ones off here.
 pub const MAX_BREAKER_BYTES: usize = 40;
 /// Tokens after the first of a sequence; llama.cpp cuts longer ones off here.
 pub const MAX_TAIL: usize = 20;
 /// Sequences in all: a text of one letter is in many thousands of a vocabulary's pieces.
-pub const MAX_SEQUENCES: usize = 1 << 20;
+pub const MAX_SEQUENCES: usize = 1 << 17;
 
 /// Sequences of tokens by their first one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

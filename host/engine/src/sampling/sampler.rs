@@ -9,7 +9,7 @@ pub const MAX_RANGE: u32 = 1 << 16;
 /// Tokens that a logit bias may name.
 pub const MAX_BIASES: usize = 1024;
 /// Links that a chain may have.
-pub const MAX_LINKS: usize = 64;
+pub const MAX_LINKS: usize = 32;
 
 /// One link of a chain. Each does what llama.cpp's sampler of that name does with `min_keep` 1,
 /// so that settings carry over; values that turn one off there do so here.
@@ -94,6 +94,14 @@ pub fn check(samplers: &[Sampler], vocabulary: usize) -> Result<(), Error> {
             "a chain of {} samplers was given; at most {MAX_LINKS} are allowed",
             samplers.len()
         )));
+    }
+    let dry = samplers
+        .iter()
+        .filter(|link| matches!(link, Sampler::Dry(_)));
+    if dry.count() > 1 {
+        // Each goes through all that was said, for every token.
+        let two = "a chain has several DRY samplers; at most one is allowed";
+        return Err(Error::Invalid(two.into()));
     }
     for (index, sampler) in samplers.iter().enumerate() {
         sampler.check()?;

@@ -115,8 +115,11 @@ impl Experience {
         let alone = self.alone(cost, shape);
         let place = LADDER.partition_point(|&size| size < shape.prefill);
         // The last share of a prompt is what is left of it: of no fixed size.
+        if LADDER.get(place) != Some(&shape.prefill) {
+            return;
+        }
         let expected = alone + self.adds(place, cost, shape.n_kv);
-        if LADDER.get(place) == Some(&shape.prefill) && expected > 0.0 {
+        if expected > 0.0 {
             let seconds = seconds.min(OUTLIER * expected);
             self.sizes[place].observe((seconds - alone).max(0.0), (seconds / expected).ln());
         }

@@ -209,7 +209,11 @@ impl Scheduler {
             drafts += 1;
         }
         let state = &mut self.speculation;
-        state.passed = if drafts > 0 { 0 } else { state.passed + 1 };
+        state.passed = if drafts > 0 {
+            0
+        } else {
+            state.passed.saturating_add(1)
+        };
         let due = state.tried < FIRST || state.passed >= EVERY;
         if drafts == 0 && due && shape.prefill == 0 {
             state.passed = 0;

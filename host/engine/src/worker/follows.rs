@@ -70,7 +70,7 @@ impl Follows {
 
     /// Whether nothing can follow but the end.
     pub fn is_complete(&self) -> bool {
-        self.matcher.must_end()
+        self.matcher.has_ended() || self.matcher.must_end()
     }
 
     fn spend(&mut self, time: Duration) -> Result<(), Error> {

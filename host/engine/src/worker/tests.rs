@@ -151,7 +151,6 @@ impl Bench {
         let adapter = AdapterId(number.map_or(0, |number| number.expect("a number")));
         let submission = Submission {
             prompt,
-            matcher: None,
             options,
             caller,
             adapter,

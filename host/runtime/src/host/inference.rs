@@ -77,6 +77,11 @@ impl Host for State {}
 impl State {
     fn sampler(&mut self, options: &Resource<Options>, sampler: Sampler) -> Answer<()> {
         let options = &mut self.table.get_mut(options)?.engine;
+        let second =
+            |link: &Sampler| matches!((link, &sampler), (Sampler::Dry(_), Sampler::Dry(_)));
+        if options.samplers.iter().any(second) {
+            return invalid("a chain may have one DRY sampler");
+        }
         if options.samplers.len() >= MAX_LINKS {
             return invalid(format!("a chain may have {MAX_LINKS} samplers"));
         }
@@ -331,9 +336,7 @@ fn reserve(
 ) -> Result<Reservation, wit::Error> {
     let (appended, room) = (sequence.uncounted as u64, sequence.engine.info().context);
     let generated = u64::from(max_tokens).min(u64::from(room).saturating_sub(length as u64));
-    let mut reservation = visit.reserve(appended + generated)?;
-    reservation.used(appended);
-    Ok(reservation)
+    Ok(visit.reserve(appended + generated)?)
 }
 
 impl From<Unreserved> for wit::Error {
@@ -365,7 +368,26 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
     ) -> Answer<Generated> {
         let state = store.get();
         let (caller, visit, table) = (state.caller, &state.visit, &mut state.table);
-        let engine = table.get(&sequence)?.engine.clone();
+        let max_tokens = table.get(&options)?.engine.max_tokens;
+        let of_sequence = table.get(&sequence)?;
+        if of_sequence.runs() {
+            return invalid("a generation already runs on this sequence");
+        }
+        let prompt = lock(&of_sequence.tokens).clone();
+        if prompt.is_empty() {
+            return invalid("the sequence is empty; append at least one token");
+        }
+        if max_tokens == 0 {
+            return invalid("max-tokens is 0; it must be at least 1");
+        }
+        let mut reservation = match visit {
+            None => None,
+            Some(visit) => match reserve(visit, of_sequence, prompt.len(), max_tokens) {
+                Ok(reservation) => Some(reservation),
+                Err(error) => return Ok(Err(error)),
+            },
+        };
+        let engine = of_sequence.engine.clone();
         let began = thread_nanos();
         let options = match table.get(&options)?.of(&engine) {
             Ok(options) => options,
@@ -374,27 +396,16 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
         let spent = thread_nanos().saturating_sub(began);
         state.meter.charge(Duration::from_nanos(spent));
         let sequence = table.get_mut(&sequence)?;
-        if sequence.runs() {
-            return invalid("a generation already runs on this sequence");
-        }
-        let prompt = lock(&sequence.tokens).clone();
-        if prompt.is_empty() {
-            return invalid("the sequence is empty; append at least one token");
-        }
-        if options.max_tokens == 0 {
-            return invalid("max-tokens is 0; it must be at least 1");
-        }
-        let reservation = match visit {
-            None => None,
-            Some(visit) => match reserve(visit, sequence, prompt.len(), options.max_tokens) {
-                Ok(reservation) => Some(reservation),
-                Err(error) => return Ok(Err(error)),
-            },
-        };
         let claim = Claim::default();
         let (engine, before) = (&sequence.engine, Some(sequence.claim.clone()));
         let run = match engine.generate_claimed(prompt, options, caller, claim.watch(), before) {
-            Ok(generation) => Run::new(generation, reservation),
+            Ok(generation) => {
+                // Only what was taken is used.
+                if let Some(reservation) = &mut reservation {
+                    reservation.used(sequence.uncounted as u64);
+                }
+                Run::new(generation, reservation)
+            }
             Err(error) => return Ok(Err(error.into())),
         };
         sequence.claim = claim;
