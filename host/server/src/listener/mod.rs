@@ -38,6 +38,8 @@ const LAST_MOMENT: Duration = Duration::from_secs(1);
 /// How long the next client of the backlog is waited for at the end: it is there already, so this is
 /// only for the system to say so.
 const BACKLOG: Duration = Duration::from_millis(10);
+/// How long the backlog is emptied at most.
+const EMPTYING: Duration = Duration::from_millis(200);
 
 /// What clients may make the server hold on to.
 #[derive(Clone, Debug)]
@@ -229,12 +231,17 @@ where
             }
         }
         // Who is in the backlog was told that it is connected, and may have sent its request. At most
-        // as many as there are places.
+        // as many as there are places, and not those who keep coming.
+        let until = tokio::time::Instant::now() + EMPTYING;
         for _ in 0..self.setup.limits.connections {
             let next = accept(&self.socket, &self.places);
-            match tokio::time::timeout(BACKLOG, next).await {
+            let patience = until.min(tokio::time::Instant::now() + BACKLOG);
+            match tokio::time::timeout_at(patience, next).await {
                 Ok(Ok((stream, peer, place))) => self.serve(stream, peer, place),
                 _ => break,
+            }
+            if tokio::time::Instant::now() >= until {
+                break;
             }
         }
     }
