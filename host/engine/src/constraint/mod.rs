@@ -6,7 +6,7 @@
 //! text may end. The work is done by the crate `llguidance`: derivatives of regular expressions for
 //! the lexer, Earley's algorithm above it, and a trie of the vocabulary that both are walked over.
 //!
-//! What a stranger writes into a grammar reaches nobody else:
+//! What a stranger writes into a grammar fails nobody else, and takes a bounded part of everyone's time:
 //! - Texts, counts, nesting, the size of what is compiled and the work for one mask have bounds
 //!   ([`limits`]); what passes one is an error of the request, which says where.
 //! - Compiling runs on a thread of its own with a deep stack, a few at a time, and whoever waits for

@@ -1,6 +1,6 @@
 //! What can be known of a model's file before it is loaded: that it is one, and what it will take.
 
-use crate::engine::{Config, STEP_TOKENS};
+use crate::config::{Config, STEP_TOKENS};
 use crate::error::LoadError;
 use crate::llama::check_magic;
 use crate::llama::gguf::{GgufError, Value, metadata_where};

@@ -21,7 +21,8 @@ mod status;
 pub use lease::{Lease, Opening};
 pub use status::{ModelState, ModelStatus};
 
-use crate::engine::{Config, Engine};
+use crate::config::Config;
+use crate::engine::Engine;
 use crate::progress::Progress;
 use crate::{Caller, Error, LoadError};
 use file::Print;

@@ -158,7 +158,7 @@ impl Bench {
             goes_on: None,
             delivery,
             submitted: Instant::now(),
-            place: crate::engine::Place::uncounted(),
+            place: crate::places::Place::uncounted(),
         };
         self.commands
             .send(Command::Generate(Box::new(submission)))

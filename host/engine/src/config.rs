@@ -1,0 +1,123 @@
+//! What to load, how large to make it, and what is known of it afterwards.
+
+use crate::embedding::EmbeddingConfig;
+use crate::scheduler::prefill::Prefill;
+use crate::store::snapshot::Snapshots;
+use crate::{LoadError, Token};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Sequence ids of a context. Each costs an output buffer and a share of scans over all ids; more
+/// rows than this in a step gain nothing on a CPU.
+pub(crate) const SEQ_IDS: u16 = 64;
+/// Most tokens in a step (n_batch and n_ubatch).
+pub(crate) const STEP_TOKENS: u32 = 512;
+/// Positions of a sequence, unless the caller or the model says otherwise.
+const DEFAULT_CONTEXT: u32 = 8192;
+/// Cells, unless the caller says otherwise or one sequence needs more.
+pub(crate) const DEFAULT_CELLS: u32 = 16_384;
+/// Sequences that may wait, unless the caller says otherwise.
+const DEFAULT_QUEUE: usize = 1024;
+/// Bytes of memory for the states of idle and preempted sequences, unless the caller says otherwise.
+const DEFAULT_SPILL: u64 = 1 << 30;
+
+/// What to load, and how large to make it.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The name under which it is served.
+    pub name: String,
+    /// A GGUF file.
+    pub path: PathBuf,
+    /// Positions a sequence may have; by default what the model was trained on, at most 8,192.
+    pub context: Option<u32>,
+    /// KV cells that all sequences share; by default 16,384, or one context if that is more.
+    pub cells: Option<u32>,
+    /// Compute threads; by default one for each core.
+    pub threads: Option<u32>,
+    /// Sequences that may wait before more are refused; one tenant may have a quarter of them.
+    pub queue: usize,
+    /// Sequences that may run at once, from 1 to 64.
+    pub sequences: u16,
+    /// How prompts are read while others generate.
+    pub prefill: Prefill,
+    /// Whether what was computed is kept for those that begin alike or go on.
+    pub prefix_cache: bool,
+    /// Bytes of memory for the states of sequences that had to leave the cells; by default 1 GiB. With
+    /// 0 they are computed again.
+    pub spill_ram: u64,
+    /// A folder and how many bytes of files in it, for states that find no room in memory.
+    pub spill_disk: Option<(PathBuf, u64)>,
+    /// Where named snapshots of sequences are kept.
+    pub snapshots: Option<Arc<Snapshots>>,
+    /// LoRA adapters, GGUF files, by the names under which they are asked for; at most 16.
+    pub adapters: Vec<(String, PathBuf)>,
+    /// How embeddings are computed.
+    pub embedding: EmbeddingConfig,
+}
+
+impl Config {
+    /// A model with sizes of the engine's choice.
+    pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.into(),
+            path: path.into(),
+            context: None,
+            cells: None,
+            threads: None,
+            queue: DEFAULT_QUEUE,
+            sequences: SEQ_IDS,
+            prefill: Prefill::default(),
+            prefix_cache: true,
+            spill_ram: DEFAULT_SPILL,
+            spill_disk: None,
+            snapshots: None,
+            adapters: Vec::new(),
+            embedding: EmbeddingConfig::default(),
+        }
+    }
+
+    /// Positions of a sequence of a model that was trained on so many.
+    pub(crate) fn context_for(&self, trained: u32) -> Result<u32, LoadError> {
+        match self.context {
+            None => Ok(trained.min(DEFAULT_CONTEXT)),
+            Some(wanted) if (2..=trained).contains(&wanted) => Ok(wanted),
+            Some(wanted) => Err(LoadError::Config(format!(
+                "a context of {wanted} was asked for; {} was trained on {trained} positions: \
+                 give a number from 2 to {trained}",
+                self.path.display()
+            ))),
+        }
+    }
+
+    /// KV cells of a model that was trained on so many positions.
+    pub(crate) fn cells_for(&self, trained: u32) -> u32 {
+        let context = self.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
+        self.cells.unwrap_or(DEFAULT_CELLS.max(context))
+    }
+}
+
+/// What may be known of a loaded model.
+#[derive(Clone, Debug)]
+pub struct ModelInfo {
+    /// The name under which it is served.
+    pub name: String,
+    /// Number of tokens in the vocabulary.
+    pub vocabulary: u32,
+    /// Positions a sequence may have, prompt and generated tokens together.
+    pub context: u32,
+    /// Length of an embedding vector.
+    pub embedding_length: u32,
+    /// The token that begins a text, where the model wants one.
+    pub begin: Option<Token>,
+    /// Tokens that end a generation, in rising order.
+    pub end_of_generation: Vec<Token>,
+    /// The Jinja chat template of the file.
+    pub chat_template: Option<String>,
+    /// Whether sequences can be truncated, and a part of one be shared with others: not where the
+    /// model's memory is recurrent or a sliding window.
+    pub can_truncate: bool,
+    /// Names of the adapters that were loaded with it, in the order in which they were given.
+    pub adapters: Vec<String>,
+    /// Whether it generates text: not where it is an encoder, which is good for embeddings alone.
+    pub can_generate: bool,
+}

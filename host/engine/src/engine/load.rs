@@ -1,0 +1,205 @@
+//! How a model becomes an engine: weights, adapters, context, and the threads.
+
+use super::{Adapter, Engine, Inner, ModelWords};
+use crate::LoadError;
+use crate::config::{Config, DEFAULT_CELLS, ModelInfo, SEQ_IDS, STEP_TOKENS};
+use crate::constraint::Constraints;
+use crate::embedding::Embedder;
+use crate::generation::MAX_DRAFTS;
+use crate::llama::{ContextSettings, LlamaContext, Model, take_buffers};
+use crate::metrics::Counters;
+use crate::places::Places;
+use crate::progress::Progress;
+use crate::scheduler::{AdapterId, Limits, Reuse};
+use crate::store::spill::{Budgets, Spill};
+use crate::worker::{Aside, Command, Worker};
+use std::path::PathBuf;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+/// Commands that are no sequences: to look, to clear, to save, to shut down.
+const OTHERS: usize = 64;
+/// Part of the queue that one tenant may fill, so that no one else is refused for its sake.
+const TENANT_SHARE: usize = 4;
+
+impl Engine {
+    /// Loads a model and starts its thread. Blocks until it is ready.
+    pub fn load(config: Config) -> Result<Self, LoadError> {
+        Self::load_watched(config, &Progress::default())
+    }
+
+    /// [`Engine::load`] which says how far it is, and stops when it is told to:
+    /// [`LoadError::Cancelled`].
+    pub fn load_watched(config: Config, progress: &Progress) -> Result<Self, LoadError> {
+        take_buffers();
+        let mut model = Model::load(&config.path, progress)?;
+        load_adapters(&mut model, &config.adapters)?;
+        let model = Arc::new(model);
+        let context = config.context_for(model.trained_context().max(1))?;
+        let cells = config.cells.unwrap_or(DEFAULT_CELLS.max(context));
+        if cells < context {
+            return Err(LoadError::Config(format!(
+                "{cells} cells can't hold one sequence of {context} positions; \
+                 give at least as many cells as the context is long"
+            )));
+        }
+        if !(1..=SEQ_IDS).contains(&config.sequences) {
+            return Err(LoadError::Config(format!(
+                "{} sequences at once were asked for; give a number from 1 to {SEQ_IDS}",
+                config.sequences
+            )));
+        }
+        let threads = config.threads.unwrap_or_else(|| {
+            std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1))
+        });
+        let settings = ContextSettings {
+            cells,
+            step_tokens: STEP_TOKENS,
+            seq_ids: config.sequences,
+            threads,
+        };
+        let backend = LlamaContext::new(model.clone(), settings)?;
+        let buffers = take_buffers();
+        let limits = Limits {
+            seq_ids: config.sequences,
+            cells: backend.cells(),
+            step_tokens: backend.step_tokens(),
+            queue: config.queue,
+            tenant_queue: config.queue.div_ceil(TENANT_SHARE),
+            prefill: config.prefill,
+            reuse: match (config.prefix_cache, model.can_truncate()) {
+                (false, _) => Reuse::Off,
+                (true, false) => Reuse::Whole,
+                (true, true) => Reuse::Any,
+            },
+            spill: config.spill_ram > 0,
+            drafts: if model.can_truncate() {
+                MAX_DRAFTS.into()
+            } else {
+                0
+            },
+        };
+        let info = ModelInfo {
+            name: config.name,
+            vocabulary: u32::try_from(model.vocabulary_size()).unwrap_or(u32::MAX),
+            context,
+            embedding_length: model.embedding_length(),
+            begin: model.begin(),
+            end_of_generation: model.end_of_generation(),
+            chat_template: model.chat_template(),
+            can_truncate: model.can_truncate(),
+            adapters: config.adapters.iter().map(|a| a.0.clone()).collect(),
+            can_generate: backend.has_memory(),
+        };
+        let adapter = |(_, path)| Adapter {
+            path,
+            digest: OnceLock::new(),
+        };
+        let counters = Arc::new(Counters::default());
+        let memory = backend.has_memory();
+        let embedder = Embedder::new(
+            &model,
+            memory,
+            context,
+            threads,
+            &config.embedding,
+            &counters,
+        )?;
+        let words = Arc::new(ModelWords {
+            model,
+            end_of_generation: info.end_of_generation.clone(),
+        });
+        let running = usize::from(config.sequences);
+        let places = Places::new(config.queue + running, limits.tenant_queue + running);
+        // So a sequence that has a place always finds room, beside some who look or clear.
+        let (commands, inbox) = sync_channel(places.limit + OTHERS);
+        let commands = Arc::new(commands);
+        let aside = aside(
+            config.spill_ram,
+            config.spill_disk,
+            Arc::downgrade(&commands),
+        )?;
+        let vocabulary = words.clone();
+        let worker = Worker::new(backend, limits, vocabulary, inbox, counters.clone(), aside);
+        let thread = std::thread::Builder::new()
+            .name(format!("engine {}", info.name))
+            .spawn(move || worker.run())
+            .map_err(|error| {
+                LoadError::Config(format!("the engine thread could not be started: {error}"))
+            })?;
+        Ok(Self(Arc::new(Inner {
+            constraints: Constraints::new(words.model.clone()),
+            breakers: Mutex::default(),
+            model: words,
+            info,
+            path: config.path,
+            digest: OnceLock::new(),
+            adapters: config.adapters.into_iter().map(adapter).collect(),
+            snapshots: config.snapshots,
+            commands,
+            places,
+            counters,
+            cells: limits.cells,
+            memory: buffers,
+            thread: Mutex::new(Some(thread)),
+            embedder,
+        })))
+    }
+}
+
+fn load_adapters(model: &mut Model, adapters: &[(String, PathBuf)]) -> Result<(), LoadError> {
+    let most = usize::from(AdapterId::MOST);
+    if adapters.len() > most {
+        return Err(LoadError::Config(format!(
+            "{} adapters were given; a model may have at most {most}",
+            adapters.len()
+        )));
+    }
+    for (index, (name, path)) in adapters.iter().enumerate() {
+        let refused = |cause: &str| LoadError::Adapter {
+            name: name.clone(),
+            path: path.clone(),
+            cause: cause.to_owned(),
+        };
+        if name.is_empty() {
+            return Err(refused("its name is empty; give it one"));
+        }
+        if adapters[..index].iter().any(|(other, _)| other == name) {
+            return Err(refused(
+                "another one has this name; give one of them another",
+            ));
+        }
+        model.load_adapter(name, path)?;
+    }
+    Ok(())
+}
+
+/// Where the states of sequences go that have to leave the cells.
+fn aside(
+    ram: u64,
+    disk: Option<(PathBuf, u64)>,
+    commands: Weak<SyncSender<Command>>,
+) -> Result<Aside, LoadError> {
+    if ram == 0 {
+        return Ok(Aside::default());
+    }
+    let folder = disk.as_ref().map(|(folder, _)| folder.clone());
+    // Weak, so that the engine's thread ends with the last of its handles. If the channel is full
+    // the thread looks anyway.
+    let wake = move || {
+        if let Some(commands) = commands.upgrade() {
+            let _ = commands.try_send(Command::Look);
+        }
+    };
+    let spill = Spill::new(Budgets { ram, disk }, Box::new(wake)).map_err(|error| {
+        let folder = folder.unwrap_or_default();
+        LoadError::Config(format!(
+            "sequences can't be put aside in {}: {error}; give a folder that can be written",
+            folder.display()
+        ))
+    })?;
+    Ok(Aside::new(
+        spill,
+        usize::try_from(ram).unwrap_or(usize::MAX),
+    ))
+}
