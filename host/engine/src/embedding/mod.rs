@@ -29,7 +29,7 @@ pub use backend::Embeds;
 pub use delivery::{Embedding, Vectors};
 pub use pooling::Pooling;
 
-use crate::llama::{EmbeddingContext, EmbeddingSettings, EmbeddingTraits, Model};
+use crate::llama::{ContextSettings, EmbeddingContext, EmbeddingSettings, EmbeddingTraits, Model};
 use crate::metrics::{Counters, add, get};
 use crate::{Caller, Engine, Error, LoadError, Token};
 use packing::Sizes;
@@ -219,10 +219,12 @@ impl Embedder {
         Ok(Self {
             model: model.clone(),
             settings: EmbeddingSettings {
-                cells: sizes.cells(),
-                step_tokens: sizes.step_tokens,
-                seq_ids: SEQ_IDS,
-                threads,
+                context: ContextSettings {
+                    cells: sizes.cells(),
+                    step_tokens: sizes.step_tokens,
+                    seq_ids: SEQ_IDS,
+                    threads,
+                },
                 ranks,
                 flash_attention: whole && longest > LONGEST,
             },

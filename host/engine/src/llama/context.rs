@@ -1,9 +1,7 @@
 //! A llama.cpp context with unified KV and flash attention, as a [`Backend`].
 
-use super::batch::Batch;
-use super::log;
+use super::handle::{ContextSettings, Handle};
 use super::model::Model;
-use super::threads::ThreadPool;
 use crate::backend::{Backend, DecodeError, Input, SaveError};
 use crate::error::LoadError;
 use crate::scheduler::{AdapterId, SeqId};
@@ -11,129 +9,49 @@ use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Sizes of a context.
-#[derive(Clone, Copy, Debug)]
-pub struct ContextSettings {
-    /// KV cells shared by all sequences.
-    pub cells: u32,
-    /// Most tokens in a step.
-    pub step_tokens: u32,
-    /// Number of sequence ids.
-    pub seq_ids: u16,
-    /// Compute threads.
-    pub threads: u32,
-}
-
 /// A context. Belongs to one thread; it may be moved there after it was made.
 pub struct LlamaContext {
-    // Field order is drop order: the context goes before the pool and the model it uses.
-    context: Context,
-    batch: Batch,
+    handle: Handle,
     adapter: AdapterId,
-    seq_ids: u16,
-    vocabulary: usize,
-    _pool: ThreadPool,
-    model: Arc<Model>,
-}
-
-/// Frees the context when dropped.
-pub(super) struct Context(pub(super) NonNull<sys::llama_context>);
-
-// SAFETY: a llama_context may be used from any one thread at a time; `LlamaContext` is not Sync and
-// all its methods that change anything take `&mut self`.
-unsafe impl Send for Context {}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: made by `llama_init_from_model` and freed once.
-        unsafe {
-            sys::llama_detach_threadpool(self.0.as_ptr());
-            sys::llama_free(self.0.as_ptr());
-        }
-    }
 }
 
 impl LlamaContext {
     /// Makes a context for `model`.
     pub fn new(model: Arc<Model>, settings: ContextSettings) -> Result<Self, LoadError> {
-        let failed = |cause: Option<String>| LoadError::Context {
-            cells: settings.cells,
-            cause: cause.unwrap_or_else(|| "llama.cpp gave no reason".into()),
-        };
-        let threads = i32::try_from(settings.threads).unwrap_or(1).max(1);
-        // SAFETY: no arguments, a plain struct out.
-        let mut params = unsafe { sys::llama_context_default_params() };
-        params.n_ctx = settings.cells;
-        // Equal, so that a failed decode leaves nothing half done (but for recurrent and hybrid
-        // models, which compute a step in parts all the same).
-        params.n_batch = settings.step_tokens;
-        params.n_ubatch = settings.step_tokens;
-        params.n_seq_max = u32::from(settings.seq_ids);
-        params.n_threads = threads;
-        params.n_threads_batch = threads;
-        params.flash_attn_type = sys::LLAMA_FLASH_ATTN_TYPE_ENABLED;
-        params.kv_unified = true;
-        params.no_perf = true;
-        log::take_last_error();
-        let pool = ThreadPool::new(settings.threads)
-            .ok_or_else(|| failed(Some("compute threads could not be started".into())))?;
-        // SAFETY: the model is alive and outlives the context (`model`); `params` holds no
-        // pointers but null ones.
-        let context = unsafe { sys::llama_init_from_model(model.as_ptr(), params) };
-        let context = Context(NonNull::new(context).ok_or_else(|| failed(log::take_last_error()))?);
-        // SAFETY: both live as long as this value, the context being dropped first.
-        unsafe {
-            sys::llama_attach_threadpool(context.0.as_ptr(), pool.as_ptr(), pool.as_ptr());
-        }
+        let handle = Handle::new(model, settings, |_| ())?;
         tracing::debug!(
-            threads = pool.threads(),
+            threads = handle.threads(),
             cells = settings.cells,
             "context made"
         );
         Ok(Self {
-            context,
-            batch: Batch::new(settings.step_tokens as usize),
+            handle,
             adapter: AdapterId::NONE,
-            seq_ids: settings.seq_ids,
-            vocabulary: model.vocabulary_size(),
-            _pool: pool,
-            model,
         })
     }
 
     /// Cells that the context has: llama.cpp rounds up what it was asked for.
     pub fn cells(&self) -> u32 {
         // SAFETY: the context is alive.
-        unsafe { sys::llama_n_ctx(self.context.0.as_ptr()) }
+        unsafe { sys::llama_n_ctx(self.handle.as_ptr()) }
     }
 
     /// Most tokens in a step: fewer than was asked for where there are fewer cells. llama.cpp ends
     /// the process on a larger one.
     pub fn step_tokens(&self) -> u32 {
-        // SAFETY: the context is alive.
-        unsafe { sys::llama_n_batch(self.context.0.as_ptr()) }
+        self.handle.step_tokens()
     }
 
     /// Whether the model remembers what it read: encoders like BERT do not, and generate nothing.
     pub fn has_memory(&self) -> bool {
-        !self.memory().is_null()
+        !self.handle.memory().is_null()
     }
 
     /// Whether a part of a sequence can be shared, and a sequence be truncated. Where this is false,
     /// [`Backend::share`] takes whole sequences only and [`Backend::truncate`] only a length of 0.
     /// [`Model::can_truncate`] says why.
     pub fn can_truncate(&self) -> bool {
-        self.model.can_truncate()
-    }
-
-    /// The id as llama.cpp wants it, if the context has it: llama.cpp ends the process on others.
-    fn known(&self, seq: SeqId) -> Option<i32> {
-        (seq.0 < self.seq_ids).then_some(i32::from(seq.0))
-    }
-
-    fn memory(&self) -> sys::llama_memory_t {
-        // SAFETY: the context is alive; the memory it returns lives as long.
-        unsafe { sys::llama_get_memory(self.context.0.as_ptr()) }
+        self.handle.model().can_truncate()
     }
 }
 
@@ -145,7 +63,11 @@ impl Backend for LlamaContext {
         if adapter == self.adapter {
             return Ok(());
         }
-        let found = self.model.adapter(adapter).ok_or(DecodeError::Failed(-1))?;
+        let found = self
+            .handle
+            .model()
+            .adapter(adapter)
+            .ok_or(DecodeError::Failed(-1))?;
         let mut pointers = found.map(NonNull::as_ptr);
         let pointers = pointers.as_mut_slice();
         let mut scale = 1.0;
@@ -153,7 +75,7 @@ impl Backend for LlamaContext {
         // the adapter is of this context's model and lives as long.
         let code = unsafe {
             sys::llama_set_adapters_lora(
-                self.context.0.as_ptr(),
+                self.handle.as_ptr(),
                 pointers.as_mut_ptr(),
                 pointers.len(),
                 &raw mut scale,
@@ -167,39 +89,21 @@ impl Backend for LlamaContext {
     }
 
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
-        // llama.cpp ends the process on ids it has not: check before the call.
-        let known =
-            |input: &Input| input.seq.0 < self.seq_ids && (input.token as usize) < self.vocabulary;
-        if !step.iter().all(known) {
-            return Err(DecodeError::Failed(-1));
-        }
-        let Some(batch) = self.batch.fill(step) else {
-            return Err(DecodeError::Failed(-1));
-        };
-        // SAFETY: the batch's arrays hold `n_tokens` valid entries each and are not touched during
-        // the call; ids and tokens are within bounds (above) and no more tokens than n_batch.
-        match unsafe { sys::llama_decode(self.context.0.as_ptr(), batch) } {
-            0 => Ok(()),
-            1 => Err(DecodeError::NoRoom),
-            code => Err(DecodeError::Failed(code)),
-        }
+        self.handle.decode(step)
     }
 
     fn logits(&self, index: usize) -> Option<&[f32]> {
         let index = i32::try_from(index).ok()?;
-        // SAFETY: the context is alive; the call answers null for an index without output.
-        let row = unsafe { sys::llama_get_logits_ith(self.context.0.as_ptr(), index) };
-        // SAFETY: a row that is not null holds one f32 for each token of the vocabulary, and stays
-        // until the next decode, which needs `&mut self`.
-        (!row.is_null()).then(|| unsafe { std::slice::from_raw_parts(row, self.vocabulary) })
+        // SAFETY: the context is alive; the call answers null for an index without output, and
+        // else one f32 for each token of the vocabulary, until the next step.
+        unsafe {
+            let row = sys::llama_get_logits_ith(self.handle.as_ptr(), index);
+            self.handle.numbers(row, self.handle.vocabulary())
+        }
     }
 
     fn clear(&mut self, seq: SeqId) {
-        if let Some(seq) = self.known(seq) {
-            // SAFETY: the context is alive and the id within its bounds; removing a whole sequence
-            // works for every kind of memory.
-            unsafe { sys::llama_memory_seq_rm(self.memory(), seq, -1, -1) };
-        }
+        self.handle.clear(seq);
     }
 
     fn share(&mut self, from: SeqId, to: SeqId, length: u32) {
@@ -207,7 +111,7 @@ impl Backend for LlamaContext {
         debug_assert!(from != to && self.length(to) == 0, "{to:?} is in use");
         debug_assert!(length <= self.length(from), "{from:?} is shorter");
         debug_assert!(!part || self.can_truncate(), "{from:?} can't be parted");
-        let (Some(from), Some(to)) = (self.known(from), self.known(to)) else {
+        let (Some(from), Some(to)) = (self.handle.known(from), self.handle.known(to)) else {
             return;
         };
         if part && !self.can_truncate() {
@@ -217,7 +121,7 @@ impl Backend for LlamaContext {
         let end = i32::try_from(length).unwrap_or(i32::MAX);
         // SAFETY: the context is alive and both ids within its bounds; the cache is one stream
         // (`kv_unified`), without which llama.cpp would end the process on a part.
-        unsafe { sys::llama_memory_seq_cp(self.memory(), from, to, 0, end) };
+        unsafe { sys::llama_memory_seq_cp(self.handle.memory(), from, to, 0, end) };
     }
 
     fn truncate(&mut self, seq: SeqId, length: u32) {
@@ -227,16 +131,16 @@ impl Backend for LlamaContext {
             // llama.cpp would refuse, or keep what the window left of the part.
             return;
         }
-        let (Some(seq), Ok(start)) = (self.known(seq), i32::try_from(length)) else {
+        let (Some(seq), Ok(start)) = (self.handle.known(seq), i32::try_from(length)) else {
             return;
         };
         // SAFETY: the context is alive and the id within its bounds.
-        unsafe { sys::llama_memory_seq_rm(self.memory(), seq, start, -1) };
+        unsafe { sys::llama_memory_seq_rm(self.handle.memory(), seq, start, -1) };
     }
 
     fn save(&mut self, seq: SeqId, limit: usize) -> Result<Vec<u8>, SaveError> {
-        let id = self.known(seq).ok_or(SaveError::Failed)?;
-        let context = self.context.0.as_ptr();
+        let id = self.handle.known(seq).ok_or(SaveError::Failed)?;
+        let context = self.handle.as_ptr();
         // SAFETY: the context is alive and the id within its bounds.
         let bytes = unsafe { sys::llama_state_seq_get_size(context, id) };
         if bytes == 0 {
@@ -276,10 +180,10 @@ impl Backend for LlamaContext {
     ///   the sequence (an assertion in `llama_memory_recurrent::state_read_meta`).
     fn load(&mut self, seq: SeqId, state: &[u8]) -> bool {
         debug_assert_eq!(self.length(seq), 0, "{seq:?} is in use");
-        let Some(id) = self.known(seq) else {
+        let Some(id) = self.handle.known(seq) else {
             return false;
         };
-        let context = self.context.0.as_ptr();
+        let context = self.handle.as_ptr();
         // SAFETY: the context is alive, the id within its bounds, and no more is read than there
         // is. The bytes are a saved state, which the caller answers for.
         let read =
@@ -294,11 +198,11 @@ impl Backend for LlamaContext {
     }
 
     fn length(&self, seq: SeqId) -> u32 {
-        let Some(seq) = self.known(seq) else {
+        let Some(seq) = self.handle.known(seq) else {
             return 0;
         };
         // SAFETY: the context is alive and the id within its bounds.
-        let last = unsafe { sys::llama_memory_seq_pos_max(self.memory(), seq) };
+        let last = unsafe { sys::llama_memory_seq_pos_max(self.handle.memory(), seq) };
         u32::try_from(last + 1).unwrap_or(0)
     }
 }
@@ -308,7 +212,7 @@ impl Backend for LlamaContext {
 impl LlamaContext {
     /// The whole state as llama.cpp saves it. It lists the used cells, which nothing else tells.
     fn state(&mut self) -> Vec<u8> {
-        let context = self.context.0.as_ptr();
+        let context = self.handle.as_ptr();
         // SAFETY: the context is alive.
         let size = unsafe { sys::llama_state_get_size(context) };
         let mut state = vec![0; size];
@@ -327,7 +231,7 @@ impl LlamaContext {
         // SAFETY: the context is alive; the callback needs no data and stays valid for the life of
         // the process.
         unsafe {
-            sys::llama_set_abort_callback(self.context.0.as_ptr(), callback, std::ptr::null_mut());
+            sys::llama_set_abort_callback(self.handle.as_ptr(), callback, std::ptr::null_mut());
         }
     }
 }

@@ -5,18 +5,14 @@
 //! llama.cpp wants every token to be an output, and where there is an output matrix it computes and
 //! keeps the logits too, for each token the whole vocabulary: that is why steps are short.
 
-use super::batch::Batch;
-use super::context::Context;
-use super::log;
+use super::handle::{ContextSettings, Handle};
 use super::model::Model;
-use super::threads::ThreadPool;
 use crate::backend::{DecodeError, Input};
 use crate::embedding::{Embeds, Pooling};
 use crate::error::LoadError;
 use crate::scheduler::SeqId;
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CString, c_char};
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// What a model file says about embeddings.
@@ -74,166 +70,100 @@ impl Model {
     }
 }
 
-/// Sizes of an embedding context.
+/// How an embedding context is made.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingSettings {
-    /// KV cells shared by all inputs; models without a memory have none.
-    pub cells: u32,
-    /// Most tokens in a step.
-    pub step_tokens: u32,
-    /// Number of sequence ids.
-    pub seq_ids: u16,
-    /// Compute threads when nobody else computes.
-    pub threads: u32,
+    /// Its sizes, with the compute threads for when nobody else computes.
+    pub context: ContextSettings,
     /// Whether it gives scores in place of vectors.
     pub ranks: bool,
     /// Less exact, since llama.cpp then rounds keys, values and queries to 16 bits, but without it
-    /// attention takes `step_tokens` numbers for each cell and head.
+    /// attention takes a step's tokens in numbers for each cell and head.
     pub flash_attention: bool,
 }
 
 /// A context for embeddings. Belongs to one thread.
 pub struct EmbeddingContext {
-    // Field order is drop order: the context goes before the pool and the model it uses.
-    context: Context,
-    batch: Batch,
-    settings: EmbeddingSettings,
-    vocabulary: usize,
+    handle: Handle,
+    ranks: bool,
     /// Numbers in a vector, and scores of a sequence.
     width: usize,
     scores: usize,
     /// Threads that the next step would use.
     threads: u32,
-    _pool: ThreadPool,
-    _model: Arc<Model>,
 }
 
 impl EmbeddingContext {
     /// Makes a context for `model`.
     pub fn new(model: Arc<Model>, settings: EmbeddingSettings) -> Result<Self, LoadError> {
-        let failed = |cause: Option<String>| LoadError::Context {
-            cells: settings.cells,
-            cause: cause.unwrap_or_else(|| "llama.cpp gave no reason".into()),
-        };
         let traits = model.embedding_traits();
-        let threads = i32::try_from(settings.threads).unwrap_or(1).max(1);
-        // SAFETY: no arguments, a plain struct out.
-        let mut params = unsafe { sys::llama_context_default_params() };
-        params.n_ctx = settings.cells;
-        // Equal: models that see all of an input must have it in one piece.
-        params.n_batch = settings.step_tokens;
-        params.n_ubatch = settings.step_tokens;
-        params.n_seq_max = u32::from(settings.seq_ids);
-        params.n_threads = threads;
-        params.n_threads_batch = threads;
-        params.flash_attn_type = if settings.flash_attention {
-            sys::LLAMA_FLASH_ATTN_TYPE_ENABLED
-        } else {
-            sys::LLAMA_FLASH_ATTN_TYPE_DISABLED
-        };
-        params.kv_unified = true;
-        params.no_perf = true;
-        params.embeddings = true;
-        params.pooling_type = if settings.ranks {
-            sys::LLAMA_POOLING_TYPE_RANK
-        } else {
-            sys::LLAMA_POOLING_TYPE_NONE
-        };
-        log::take_last_error();
-        let pool = ThreadPool::new(settings.threads)
-            .ok_or_else(|| failed(Some("compute threads could not be started".into())))?;
-        // SAFETY: the model is alive and outlives the context (`_model`); `params` holds no
-        // pointers but null ones.
-        let context = unsafe { sys::llama_init_from_model(model.as_ptr(), params) };
-        let context = Context(NonNull::new(context).ok_or_else(|| failed(log::take_last_error()))?);
-        // SAFETY: both live as long as this value, the context being dropped first.
-        unsafe {
-            sys::llama_attach_threadpool(context.0.as_ptr(), pool.as_ptr(), pool.as_ptr());
+        let sizes = settings.context;
+        let handle = Handle::new(model, sizes, |params| {
+            if !settings.flash_attention {
+                params.flash_attn_type = sys::LLAMA_FLASH_ATTN_TYPE_DISABLED;
+            }
+            params.embeddings = true;
+            params.pooling_type = if settings.ranks {
+                sys::LLAMA_POOLING_TYPE_RANK
+            } else {
+                sys::LLAMA_POOLING_TYPE_NONE
+            };
+        })?;
+        let step_tokens = handle.step_tokens();
+        if step_tokens < sizes.step_tokens {
+            return Err(LoadError::Context {
+                cells: sizes.cells,
+                cause: format!("steps have {step_tokens} tokens at most"),
+            });
         }
-        // SAFETY: the context is alive.
-        let step_tokens = unsafe { sys::llama_n_batch(context.0.as_ptr()) };
-        if step_tokens < settings.step_tokens {
-            let fewer = format!("steps have {step_tokens} tokens at most");
-            return Err(failed(Some(fewer)));
-        }
-        tracing::debug!(cells = settings.cells, "embedding context made");
+        tracing::debug!(cells = sizes.cells, "embedding context made");
         Ok(Self {
-            context,
-            batch: Batch::new(settings.step_tokens as usize),
-            settings,
-            vocabulary: model.vocabulary_size(),
+            threads: handle.threads(),
+            handle,
+            ranks: settings.ranks,
             width: traits.width as usize,
             scores: traits.scores as usize,
-            threads: settings.threads,
-            _pool: pool,
-            _model: model,
         })
     }
 }
 
 impl Embeds for EmbeddingContext {
     fn compute(&mut self, step: &[Input], busy: bool) -> Result<(), DecodeError> {
-        // llama.cpp ends the process on ids it has not: check before the call.
-        let known = |input: &Input| {
-            input.seq.0 < self.settings.seq_ids && (input.token as usize) < self.vocabulary
-        };
-        if !step.iter().all(known) {
-            return Err(DecodeError::Failed(-1));
-        }
-        let Some(batch) = self.batch.fill(step) else {
-            return Err(DecodeError::Failed(-1));
-        };
-        let threads = if busy {
-            (self.settings.threads / 2).max(1)
-        } else {
-            self.settings.threads
-        };
-        let context = self.context.0.as_ptr();
+        let all = self.handle.threads();
+        let threads = if busy { (all / 2).max(1) } else { all };
         if threads != self.threads {
             let count = i32::try_from(threads).unwrap_or(1);
             // SAFETY: the context is alive; no more threads than the pool has.
-            unsafe { sys::llama_set_n_threads(context, count, count) };
+            unsafe { sys::llama_set_n_threads(self.handle.as_ptr(), count, count) };
             self.threads = threads;
         }
-        // SAFETY: the batch's arrays hold `n_tokens` valid entries each and are not touched during
-        // the call; ids and tokens are within bounds (above) and no more tokens than n_batch.
-        match unsafe { sys::llama_decode(context, batch) } {
-            0 => Ok(()),
-            1 => Err(DecodeError::NoRoom),
-            code => Err(DecodeError::Failed(code)),
-        }
+        self.handle.decode(step)
     }
 
     fn vector(&self, index: usize) -> Option<&[f32]> {
         let index = i32::try_from(index).ok()?;
-        // SAFETY: the context is alive; the call answers null for an index without output.
-        let row = unsafe { sys::llama_get_embeddings_ith(self.context.0.as_ptr(), index) };
-        // SAFETY: a row that is not null holds one f32 for each place of a vector, and stays until
-        // the next step, which needs `&mut self`.
-        (!row.is_null()).then(|| unsafe { std::slice::from_raw_parts(row, self.width) })
+        // SAFETY: the context is alive; the call answers null for an index without output, and
+        // else one f32 for each place of a vector, until the next step.
+        unsafe {
+            let row = sys::llama_get_embeddings_ith(self.handle.as_ptr(), index);
+            self.handle.numbers(row, self.width)
+        }
     }
 
     fn scores(&self, seq: SeqId) -> Option<&[f32]> {
-        if !self.settings.ranks {
+        if !self.ranks {
             return None;
         }
-        let seq = i32::from(seq.0);
+        let seq = self.handle.known(seq)?;
         // SAFETY: the context is alive; the call answers null for a sequence that was not in the
-        // last step.
-        let row = unsafe { sys::llama_get_embeddings_seq(self.context.0.as_ptr(), seq) };
-        // SAFETY: of a context that ranks, a row that is not null holds `n_cls_out` numbers, and
-        // stays until the next step, which needs `&mut self`.
-        (!row.is_null()).then(|| unsafe { std::slice::from_raw_parts(row, self.scores) })
+        // last step, and else, of a context that ranks, `n_cls_out` numbers, until the next step.
+        unsafe {
+            let row = sys::llama_get_embeddings_seq(self.handle.as_ptr(), seq);
+            self.handle.numbers(row, self.scores)
+        }
     }
 
     fn clear(&mut self, seq: SeqId) {
-        if seq.0 < self.settings.seq_ids {
-            // SAFETY: the context is alive and the id within its bounds; removing a whole sequence
-            // works for every kind of memory, and for none.
-            unsafe {
-                let memory = sys::llama_get_memory(self.context.0.as_ptr());
-                sys::llama_memory_seq_rm(memory, i32::from(seq.0), -1, -1);
-            }
-        }
+        self.handle.clear(seq);
     }
 }

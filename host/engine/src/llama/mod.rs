@@ -12,6 +12,7 @@ mod context;
 mod dictionary;
 mod embeddings;
 pub mod gguf;
+mod handle;
 mod log;
 #[cfg(test)]
 mod memories;
@@ -20,7 +21,8 @@ mod model;
 pub mod reference;
 mod threads;
 
-pub use context::{ContextSettings, LlamaContext};
+pub use context::LlamaContext;
 pub use embeddings::{EmbeddingContext, EmbeddingSettings, EmbeddingTraits};
+pub use handle::ContextSettings;
 pub use log::{quiet_logs, take_buffers};
 pub use model::{Model, check_magic};

@@ -5,9 +5,10 @@
 //! context to its last cell again and again: then the list is the whole map, and a position that
 //! was put into a wrong hole since stands at a wrong place in it.
 
-use super::{ContextSettings, LlamaContext};
+use super::LlamaContext;
 use crate::Token;
 use crate::backend::{Backend, DecodeError, Input, SaveError};
+use crate::llama::ContextSettings;
 use crate::llama::Model;
 use crate::progress::Progress;
 use crate::scheduler::SeqId;
