@@ -235,6 +235,35 @@ fn a_generation_that_waits_longer_than_its_queue_time_is_refused() {
 }
 
 #[test]
+fn a_share_of_the_cells_bounds_what_runs_and_holds_up_nobody_else() {
+    let house = house(&["--cells", "1000", "--context", "1000"]);
+    let corral = &house.corral;
+    let more = json!({"limits": {"cells-percent": 10}});
+    deploy(corral, &manifest("a", &house.generate, more));
+    let prompt = "1 ".repeat(150);
+    let long = json!({"prompt": prompt, "max_tokens": 1});
+    let refused = corral.post("/a", long.to_string());
+    assert_eq!(refused.status, 400, "{refused:?}");
+    assert!(refused.body.contains("100"), "{refused:?}");
+    corral.generate_at("/generate", &long);
+    // One alone fills the share, so the others of its deployment come after it, and all are cut there.
+    let endless = json!({"prompt": "1+1=", "max_tokens": 900, "ignore_end": true});
+    std::thread::scope(|scope| {
+        let answers: Vec<_> = (0..3)
+            .map(|_| scope.spawn(|| corral.generate_at("/a", &endless)))
+            .collect();
+        house.check_neighbours();
+        for answer in answers {
+            let answer = answer.join().expect("answered");
+            assert_eq!(answer["finish_reason"], "length");
+            let (prompt, all) = (&answer["prompt_tokens"], &answer["tokens"]);
+            let length = prompt.as_u64().zip(all.as_u64()).map(|(a, b)| a + b);
+            assert_eq!(length, Some(100), "{answer}");
+        }
+    });
+}
+
+#[test]
 fn priority_and_shared_prefixes() {
     let house = house(&[]);
     let corral = &house.corral;

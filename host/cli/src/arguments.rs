@@ -305,6 +305,7 @@ impl PluginLimits {
             queue_time: self.queue_time,
             priority: 0,
             share_prefixes: false,
+            cells_percent: None,
         }
     }
 }

@@ -1,9 +1,9 @@
 //! What a caller asks of a generation and what comes back.
 
-use crate::Token;
 use crate::constraint::Constraint;
-use crate::sampling::{Sampler, TokenLogprobs};
-use crate::scheduler::{Priority, Scope, Tenant};
+use crate::sampling::{self, MAX_TOP_LOGPROBS, Sampler, TokenLogprobs};
+use crate::scheduler::{CellShare, Priority, Scope, Tenant};
+use crate::{Error, Token};
 use std::time::{Duration, Instant};
 
 /// Most stop strings a generation may have.
@@ -41,6 +41,65 @@ pub struct Options {
     pub logprobs: Option<u8>,
 }
 
+impl Options {
+    /// Whether everything is within its range; `vocabulary` is the number of tokens.
+    pub(crate) fn check(&self, vocabulary: usize) -> Result<(), Error> {
+        let invalid = |text: String| Err(Error::Invalid(text));
+        if self.max_tokens == 0 {
+            return invalid("max-tokens is 0; it must be at least 1".into());
+        }
+        if self.stop.len() > MAX_STOPS {
+            return invalid(format!(
+                "{} stop strings were given; at most {MAX_STOPS} are allowed",
+                self.stop.len()
+            ));
+        }
+        let fits = |stop: &String| (1..=MAX_STOP_BYTES).contains(&stop.len());
+        if let Some(stop) = self.stop.iter().find(|stop| !fits(stop)) {
+            return invalid(format!(
+                "a stop string has {} bytes; it must have 1 to {MAX_STOP_BYTES}",
+                stop.len()
+            ));
+        }
+        if self.speculate > MAX_DRAFTS {
+            return invalid(format!(
+                "{} tokens were to be guessed at once; at most {MAX_DRAFTS} can be",
+                self.speculate
+            ));
+        }
+        if self
+            .logprobs
+            .is_some_and(|top| usize::from(top) > MAX_TOP_LOGPROBS)
+        {
+            return invalid(format!(
+                "the {} likeliest tokens were asked for; at most {MAX_TOP_LOGPROBS} can be",
+                self.logprobs.unwrap_or_default()
+            ));
+        }
+        sampling::check(&self.samplers, vocabulary)
+    }
+}
+
+/// The part of a model's cells that a group of callers may have together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Which group: whoever has the same number.
+    pub group: u32,
+    /// Its part, from 1 to 100.
+    pub percent: u8,
+}
+
+impl Share {
+    /// What it is of so many cells; at least two, since a prompt and what comes after it need so many.
+    pub fn of(self, cells: u32) -> CellShare {
+        let part = (u64::from(cells) * u64::from(self.percent)).div_ceil(100);
+        CellShare {
+            group: self.group,
+            cells: u32::try_from(part).unwrap_or(u32::MAX).max(2),
+        }
+    }
+}
+
 /// On whose behalf something is generated, and how long that is of use.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Caller {
@@ -48,6 +107,9 @@ pub struct Caller {
     pub tenant: Tenant,
     /// Shares prefixes with all others of this group; without one, with its own tenant alone.
     pub shares: Option<u32>,
+    /// The part of the cells that its sequences may have together with others while they run; all of
+    /// them without one. No sequence gets longer than that.
+    pub share: Option<Share>,
     /// Higher goes first.
     pub priority: Priority,
     /// How long it may wait for its turn; then it is refused.

@@ -11,6 +11,7 @@
 #![warn(missing_docs)]
 
 mod backend;
+mod config;
 pub mod constraint;
 mod delivery;
 mod embedding;
@@ -21,6 +22,7 @@ mod llama;
 mod lookup;
 mod metrics;
 mod models;
+mod places;
 mod progress;
 pub mod random_model;
 pub mod sampling;
@@ -33,16 +35,17 @@ mod view;
 mod worker;
 
 pub use backend::{Backend, DecodeError, Input, SaveError};
+pub use config::{Config, ModelInfo};
 pub use constraint::{Constraint, Constraints, Dictionary, Grammar, Matcher};
 pub use delivery::Generation;
 pub use embedding::{
     EmbedOptions, Embedding, EmbeddingConfig, EmbeddingInfo, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS,
     MAX_EMBED_TOKENS, Pooling, Vectors,
 };
-pub use engine::{Config, Engine, ModelInfo};
+pub use engine::Engine;
 pub use error::{Error, LoadError};
 pub use generation::{
-    Caller, Chunk, Finish, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome,
+    Caller, Chunk, Finish, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome, Share,
 };
 #[cfg(feature = "reference")]
 pub use llama::reference;

@@ -54,7 +54,7 @@ pub struct Submission {
     pub delivery: Sender,
     pub submitted: Instant,
     /// Held until the sequence has ended: bounds how many there are.
-    pub place: crate::engine::Place,
+    pub place: crate::places::Place,
 }
 
 /// What the worker reads of a model.
@@ -83,7 +83,7 @@ struct Sequence {
     computed: u64,
     /// What it has said before, if its next tokens are to be guessed from that.
     lookup: Option<Lookup>,
-    place: crate::engine::Place,
+    place: crate::places::Place,
 }
 
 /// Where a sequence's time went; what it did not live to see took none.
@@ -271,6 +271,7 @@ impl<B: Backend> Worker<B> {
             arrived,
             queue_until: caller.queue_time.map(|time| arrived.saturating_add(time)),
             deadline: caller.deadline.map(|deadline| self.time(deadline)),
+            share: caller.share.map(|share| share.of(self.limits.cells)),
             claim,
             goes_on,
             progress: Progress::default(),
@@ -377,8 +378,10 @@ impl<B: Backend> Worker<B> {
                 let sampled = self.sample(&step.rows, after);
                 add_time(&self.counters.sample_nanos, after.elapsed());
                 // What everyone waits for is the whole round, not the computation alone.
-                let took = now.elapsed();
-                self.counters.step_duration.observe(took.as_secs_f64());
+                let round = now.elapsed();
+                self.counters.step_duration.observe(round.as_secs_f64());
+                // What grammars took tells nothing of what rows cost.
+                let took = round.saturating_sub(sampled.grammars);
                 self.scheduler.applied(StepResult::Decoded {
                     sampled: &sampled.tokens,
                     ended: &sampled.ended,
@@ -443,10 +446,7 @@ impl<B: Backend> Worker<B> {
 
 fn refusal(refused: Refused, limits: Limits) -> Error {
     match refused {
-        Refused::TooLarge { needed } => Error::ContextFull {
-            needed,
-            limit: limits.cells,
-        },
+        Refused::TooLarge { needed, limit } => Error::ContextFull { needed, limit },
         Refused::QueueFull { retry_after } => Error::Refused {
             reason: format!("{} sequences wait already", limits.queue),
             retry_after,

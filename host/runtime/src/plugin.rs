@@ -12,7 +12,7 @@ use crate::settings::{Call, Limits, Terms};
 use crate::state::State;
 use crate::validate::{CliPre, Compiled};
 use bytes::Bytes;
-use corral_engine::{Caller, Priority, Tenant};
+use corral_engine::{Caller, Priority, Share, Tenant};
 use futures_channel::oneshot;
 use http::header::{CONTENT_LENGTH, HOST};
 use http::uri::{Authority, Scheme};
@@ -328,6 +328,10 @@ impl Plugin {
             tenant: call.tenant.unwrap_or(self.tenant()),
             shares: live.limits.share_prefixes.then_some(0),
             priority: Priority(live.limits.priority),
+            share: live.limits.cells_percent.map(|percent| Share {
+                group: self.tenant().0,
+                percent,
+            }),
             queue_time: live.limits.queue_time,
             deadline: Some(deadline.into_std()),
         };

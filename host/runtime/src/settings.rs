@@ -72,6 +72,9 @@ pub struct Limits {
     /// Prefixes of prompts are shared with all other deployments that share theirs. How quickly a
     /// prompt is read then tells them whether another one began like it.
     pub share_prefixes: bool,
+    /// The part of each model's cells that the deployment's sequences may have together while they run,
+    /// from 1 to 100. Prompts and answers that need more alone are refused or cut short.
+    pub cells_percent: Option<u8>,
 }
 
 impl Default for Limits {
@@ -87,6 +90,7 @@ impl Default for Limits {
             queue_time: None,
             priority: 0,
             share_prefixes: false,
+            cells_percent: None,
         }
     }
 }

@@ -35,6 +35,7 @@ const fn sharing(tenant: Tenant) -> Caller {
     Caller {
         tenant,
         shares: Some(0),
+        share: None,
         priority: corral_engine::Priority(0),
         queue_time: None,
         deadline: None,

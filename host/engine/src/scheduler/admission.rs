@@ -8,8 +8,9 @@
 
 use super::cache::{Entry, Holder, Place};
 use super::running::{Running, Wait};
-use super::words::{EntryId, Key, Memory, Priority, Request, Reuse, SeqId, length};
+use super::words::{CellShare, EntryId, Key, Memory, Priority, Request, Reuse, SeqId, length};
 use super::{Scheduler, Time};
+use std::collections::BTreeSet;
 
 /// Fewer shared tokens than this are computed again: that is as quick.
 const LEAST_SHARED: u32 = 4;
@@ -70,8 +71,9 @@ enum Start {
 impl Scheduler {
     /// Whose turn it is: who had it when there was no room, unless a more urgent one came.
     fn next(&self) -> Option<&Request> {
-        let first = self.queue.first()?;
+        let first = self.queue.first(|request| self.keeps_to_share(request))?;
         let held = self.turn.and_then(|key| self.queue.get(key));
+        let held = held.filter(|held| self.keeps_to_share(held));
         Some(
             held.filter(|held| held.priority >= first.priority)
                 .unwrap_or(first),
@@ -112,6 +114,35 @@ impl Scheduler {
             self.pace.rest();
         }
         admitted
+    }
+
+    /// Whether its group keeps to its share of the cells if it runs. One alone always does, since what
+    /// needs more is not taken.
+    fn keeps_to_share(&self, request: &Request) -> bool {
+        let Some(CellShare { group, cells }) = request.share else {
+            return true;
+        };
+        let own = self.running.iter().filter(|running| running.is_of(group));
+        let held: u32 = own.map(|r| r.reserved.max(length(r.tokens()))).sum();
+        held == 0 || held.saturating_add(self.reserve(request)) <= cells
+    }
+
+    /// Where groups have outgrown their shares, the least important of their sequences give way.
+    pub(super) fn keep_shares(&mut self) {
+        let shares = self.running.iter().filter_map(|r| r.request.share);
+        let groups: BTreeSet<_> = shares.map(|share| share.group).collect();
+        for group in groups {
+            loop {
+                let own = self.running.iter().filter(|running| running.is_of(group));
+                let held: u32 = own.clone().map(|r| length(r.tokens())).sum();
+                let shares = own.clone().filter_map(|r| r.request.share);
+                let cells = shares.map(|share| share.cells).max().unwrap_or(0);
+                let outgrown = own.count() > 1 && held > cells;
+                if !outgrown || !self.preempt_among(|running| running.is_of(group)) {
+                    break;
+                }
+            }
+        }
     }
 
     /// For how many tokens there has to be room.

@@ -1,8 +1,8 @@
 //! How long a step takes: a linear model, fitted while it runs.
 //!
-//! `seconds = a + b * rows + c * prefill + d * tokens * n_kv`, where `rows` generate, `prefill`
-//! tokens of prompts are read, `tokens` is the sum of both and `n_kv` the cells that attention runs
-//! over. The four numbers are the least squares of the *relative* errors over the last steps, older
+//! `seconds = a + b * rows + c * prefill + d * tokens * n_kv`, where `rows` generate (a token that is
+//! guessed counts as another one), `prefill` tokens of prompts are read, `tokens` is the sum of both and
+//! `n_kv` the cells that attention runs over. The four numbers are the least squares of the *relative* errors over the last steps, older
 //! ones weighing less and less, under the condition that none is negative. A step counts by its
 //! relative error, since a wrong guess of a short step stretches a gap as much as one of a long step.
 
@@ -11,6 +11,8 @@
 pub struct Shape {
     /// Sequences that generate.
     pub rows: u32,
+    /// Tokens that are guessed, behind theirs.
+    pub drafts: u32,
     /// Tokens of prompts.
     pub prefill: u32,
     /// Cells that attention runs over.
@@ -31,10 +33,11 @@ const RIDGE: f64 = 1e-6;
 impl Shape {
     /// The factors of the four terms, scaled so that each is about 1 in a large step.
     fn terms(self) -> [f64; TERMS] {
-        let tokens = f64::from(self.rows) + f64::from(self.prefill);
+        let rows = f64::from(self.rows) + f64::from(self.drafts);
+        let tokens = rows + f64::from(self.prefill);
         [
             1.0,
-            f64::from(self.rows) / 64.0,
+            rows / 64.0,
             f64::from(self.prefill) / 512.0,
             tokens * f64::from(self.n_kv) / 1e6,
         ]
@@ -73,6 +76,7 @@ impl CostModel {
             rows: 0,
             prefill: tokens,
             n_kv,
+            ..Shape::default()
         }) - self.coefficients[0]
     }
 
@@ -141,6 +145,7 @@ mod tests {
                 rows: i % 13,
                 prefill: [0, 0, 16, 32, 0, 512][(i % 6) as usize],
                 n_kv: 256 * (1 + i % 9),
+                ..Shape::default()
             };
             model.observe(shape, machine(shape) * disturb(i));
         }
@@ -153,6 +158,7 @@ mod tests {
                 rows,
                 prefill,
                 n_kv,
+                ..Shape::default()
             };
             let ratio = model.predict(shape) / machine(shape);
             assert!((ratio - 1.0).abs() < within, "{shape:?}: {ratio}");
@@ -177,6 +183,7 @@ mod tests {
                 rows: 1 + i % 8,
                 prefill: 32 * (i % 3),
                 n_kv: 512,
+                ..Shape::default()
             };
             model.observe(shape, 3.0 * machine(shape));
         }
@@ -184,6 +191,7 @@ mod tests {
             rows: 4,
             prefill: 32,
             n_kv: 512,
+            ..Shape::default()
         };
         let ratio = model.predict(shape) / (3.0 * machine(shape));
         assert!((0.8..1.2).contains(&ratio), "{ratio}");
@@ -196,6 +204,7 @@ mod tests {
             rows: 8,
             prefill: 0,
             n_kv: 256,
+            ..Shape::default()
         };
         for _ in 0..10_000 {
             model.observe(shape, 0.01);

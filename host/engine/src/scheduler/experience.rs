@@ -10,6 +10,7 @@
 //! same: rarely enough that it does not count among a hundred gaps. And a size is taken only after
 //! the one below it kept its time, and not right after it did not.
 
+use super::ceiling::Ceiling;
 use super::cost::{CostModel, Shape};
 
 /// Sizes of a step's share of prompts.
@@ -30,6 +31,11 @@ const SCATTER: f64 = 0.08;
 /// A step that took this much longer than expected was held up by something else, and counts as if it
 /// had taken so much.
 const OUTLIER: f64 = 4.0;
+
+/// The smallest place on the ladder that holds so many tokens.
+fn place(tokens: u32) -> usize {
+    LADDER.partition_point(|&size| size < tokens)
+}
 
 /// A mean that follows what it is told, the first few times at once.
 fn follow(mean: &mut f64, value: f64, latest: f64, seen: u32) {
@@ -78,8 +84,7 @@ pub struct Experience {
     /// tells the mean, and a few steps that are held up move that.
     plain: f64,
     plain_seen: u32,
-    /// The largest place on the ladder that may be taken.
-    ceiling: usize,
+    ceiling: Ceiling,
     /// Steps since one tried the next larger size.
     since_probe: u32,
 }
@@ -90,7 +95,7 @@ impl Default for Experience {
             sizes: [Known::default(); LADDER.len()],
             plain: 0.0,
             plain_seen: 0,
-            ceiling: UNKNOWN,
+            ceiling: Ceiling::new(UNKNOWN, LADDER.len()),
             since_probe: 0,
         }
     }
@@ -112,33 +117,59 @@ impl Experience {
             }
             return;
         }
-        let alone = self.alone(cost, shape);
-        let place = LADDER.partition_point(|&size| size < shape.prefill);
+        let place = place(shape.prefill);
         // The last share of a prompt is what is left of it: of no fixed size.
         if LADDER.get(place) != Some(&shape.prefill) {
             return;
         }
-        let expected = alone + self.adds(place, cost, shape.n_kv);
+        let bare = self.bare(cost, shape);
+        let expected = bare + self.adds(place, cost, shape.n_kv);
         if expected > 0.0 {
             let seconds = seconds.min(OUTLIER * expected);
-            self.sizes[place].observe((seconds - alone).max(0.0), (seconds / expected).ln());
+            self.sizes[place].observe((seconds - bare).max(0.0), (seconds / expected).ln());
         }
         // At the end of the count this step was the probe.
         self.since_probe = (self.since_probe + 1) % (PROBE + 1);
-        if seconds > gap * alone {
-            self.ceiling = self.ceiling.min(place.saturating_sub(1));
-        } else if place >= self.ceiling {
-            self.ceiling = (place + 1).min(LADDER.len() - 1);
-        }
+        let kept = self.keeps(gap, cost, shape, seconds);
+        self.ceiling.tried(place, kept);
     }
 
     /// Seconds that the generating rows of a step usually take by themselves.
     fn alone(&self, cost: &CostModel, shape: Shape) -> f64 {
+        let alone = Shape { drafts: 0, ..shape };
+        self.bare(cost, alone)
+    }
+
+    /// Seconds that a step usually takes without its prompts.
+    fn bare(&self, cost: &CostModel, shape: Shape) -> f64 {
         let bare = Shape {
             prefill: 0,
             ..shape
         };
         cost.predict(bare) * self.plain.exp()
+    }
+
+    /// Seconds that a step is expected to take.
+    pub fn expected(&self, cost: &CostModel, shape: Shape) -> f64 {
+        let prompts = match shape.prefill {
+            0 => 0.0,
+            tokens => {
+                let place = place(tokens).min(LADDER.len() - 1);
+                self.adds(place, cost, shape.n_kv)
+            }
+        };
+        self.bare(cost, shape) + prompts
+    }
+
+    /// Seconds that a step may be expected to take for its rows' drafts, so that nearly all such steps
+    /// stay within `gap` times the time of the rows alone.
+    pub fn longest(&self, gap: f64, cost: &CostModel, shape: Shape) -> f64 {
+        gap * self.alone(cost, shape) / Known::default().margin()
+    }
+
+    /// Whether a step stayed within `gap` times the usual time of its rows alone.
+    pub fn keeps(&self, gap: f64, cost: &CostModel, shape: Shape, seconds: f64) -> bool {
+        seconds <= gap * self.alone(cost, shape)
     }
 
     /// Seconds that a size adds.
@@ -172,12 +203,13 @@ impl Experience {
             rows,
             prefill: 0,
             n_kv,
+            ..Shape::default()
         };
         let alone = self.alone(cost, shape);
         let fits = |&place: &usize| {
             (alone + self.adds(place, cost, n_kv)) * self.margin(place) <= gap * alone
         };
-        let best = (0..=self.ceiling).rev().find(fits).unwrap_or(0);
+        let best = (0..=self.ceiling.place()).rev().find(fits).unwrap_or(0);
         let probe = usize::from(self.since_probe >= PROBE);
         LADDER[(best + probe).min(LADDER.len() - 1)]
     }
@@ -188,7 +220,7 @@ impl Experience {
     /// With nothing learnt but that all sizes may be tried.
     pub fn daring() -> Self {
         Self {
-            ceiling: LADDER.len() - 1,
+            ceiling: Ceiling::new(LADDER.len() - 1, LADDER.len()),
             ..Self::default()
         }
     }
@@ -222,6 +254,7 @@ mod tests {
                 rows: 8,
                 prefill,
                 n_kv: 256,
+                ..Shape::default()
             };
             let seconds = step(prefill) * scatter(number);
             experience.observe(2.0, &cost, shape, seconds);
@@ -251,6 +284,7 @@ mod tests {
             rows: 8,
             prefill: 64,
             n_kv: 256,
+            ..Shape::default()
         };
         experience.observe(2.0, &cost, shape, 0.021);
         assert_eq!(experience.fitting(2.0, &cost, 8, 256), 48);

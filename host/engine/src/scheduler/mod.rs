@@ -23,6 +23,7 @@
 
 mod admission;
 pub mod cache;
+mod ceiling;
 pub mod cells;
 pub mod cost;
 mod experience;
@@ -47,7 +48,6 @@ pub use cells::Layout;
 use cost::{CostModel, Shape};
 use experience::Experience;
 use pace::Pace;
-use prefill::Prefill;
 use queue::Queue;
 use recovery::Recovery;
 use rotation::Rotation;
@@ -58,8 +58,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 pub use view::{EntryView, SequenceView, Tally};
 pub use words::{
-    AdapterId, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Progress, Refused, Request,
-    Reuse, Row, Scope, SeqId, Step, StepResult, Tenant, Watch,
+    AdapterId, CellShare, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Progress,
+    Refused, Request, Reuse, Row, Scope, SeqId, Step, StepResult, Tenant, Watch,
 };
 
 /// A moment: the time since some start that never changes.
@@ -138,8 +138,10 @@ impl Scheduler {
     /// Takes a request into the queue, or says why not.
     pub fn enqueue(&mut self, now: Time, request: Request) -> Result<(), Refused> {
         let needed = request.cells_needed();
-        if needed > self.limits.cells {
-            return Err(Refused::TooLarge { needed });
+        let share = request.share.map_or(u32::MAX, |share| share.cells);
+        let limit = share.min(self.limits.cells);
+        if needed > limit {
+            return Err(Refused::TooLarge { needed, limit });
         }
         if request.deadline.is_some_and(|deadline| deadline <= now) {
             return Err(Refused::Late);
@@ -188,6 +190,7 @@ impl Scheduler {
         self.sweep_now_and_then(now);
         let due = self.due(now);
         let mut expired = self.expire_deadlines(now, &due);
+        self.keep_shares();
         let admitted = self.admit(now);
         // Only now: whoever's place is free does not go away for want of one.
         expired.extend(self.expire_waiting(now, &due));
@@ -291,7 +294,7 @@ impl Scheduler {
                 self.rotation.observe(more);
             }
         } else {
-            if let Prefill::Budgeted { gap } = self.limits.prefill {
+            if let Some(gap) = self.limits.prefill.gap() {
                 self.experience
                     .observe(gap, &self.cost, self.shape, seconds);
             }

@@ -6,7 +6,7 @@
 //! comes from a ladder of fixed sizes: equal steps let the backend use its computation graph again.
 //! Without generating rows there is nobody to hold up, and a step is filled.
 
-use super::cost::{CostModel, Shape};
+use super::cost::CostModel;
 use super::experience::{Experience, LADDER, UNKNOWN};
 
 /// How prompts are read.
@@ -29,8 +29,6 @@ impl Default for Prefill {
     }
 }
 
-/// Drafts aim below the target, since steps scatter around what is expected of them.
-const MARGIN: f64 = 0.8;
 /// Prompts that share a step before the first of them gets more.
 const SHARERS: u32 = 4;
 /// The least that one of them gets.
@@ -46,7 +44,7 @@ impl Prefill {
         n_kv: u32,
         room: u32,
     ) -> u32 {
-        let Self::Budgeted { gap } = self else {
+        let Some(gap) = self.gap() else {
             return room;
         };
         if rows == 0 {
@@ -60,18 +58,13 @@ impl Prefill {
         chunk.min(room)
     }
 
-    /// Seconds that a step with `rows` generating rows is meant to take at most; `None` if it may take
-    /// as long as it likes.
-    pub fn longest(self, cost: &CostModel, rows: u32, n_kv: u32) -> Option<f64> {
-        let Self::Budgeted { gap } = self else {
-            return None;
-        };
-        let alone = Shape {
-            rows,
-            prefill: 0,
-            n_kv,
-        };
-        Some(MARGIN * gap * cost.predict(alone))
+    /// What it makes of the time of generating rows at most; `None` if a step may take as long as it
+    /// likes.
+    pub fn gap(self) -> Option<f64> {
+        match self {
+            Self::Budgeted { gap } => Some(gap),
+            Self::SlotOrder => None,
+        }
     }
 
     /// Deals `budget` tokens out to prompts that need `pending` more tokens each, in the order of
@@ -95,6 +88,7 @@ impl Prefill {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cost::Shape;
     use super::*;
 
     fn fitted() -> CostModel {
@@ -107,6 +101,7 @@ mod tests {
                     rows,
                     prefill,
                     n_kv: 256,
+                    ..Shape::default()
                 },
                 seconds,
             );

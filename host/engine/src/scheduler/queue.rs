@@ -87,13 +87,27 @@ impl Queue {
         self.waiting.insert(request.key, request);
     }
 
-    /// The request that is to be served next.
-    pub fn first(&self) -> Option<&Request> {
+    /// The request that is to be served next, of those that `may` be. Who may not holds up the others
+    /// of its tenant that share cells with it, and nobody else.
+    pub fn first(&self, may: impl Fn(&Request) -> bool) -> Option<&Request> {
         let heads = self.shares.values().filter_map(|share| {
-            let (priority, due, key) = share.waiting.first()?;
-            Some((*priority, share.counter, share.running, *due, *key))
+            let mut held_up = BTreeSet::new();
+            let mut next = |request: &&Request| {
+                let group = request.share.map(|share| share.group);
+                let free = group.is_none_or(|group| !held_up.contains(&group)) && may(request);
+                held_up.extend(group.filter(|_| !free));
+                free
+            };
+            let mut waiting = share
+                .waiting
+                .iter()
+                .filter_map(|(.., key)| self.waiting.get(key));
+            let request = waiting.find(&mut next)?;
+            let (priority, due, key) = place(request);
+            Some(((priority, share.counter, share.running, due, key), request))
         });
-        heads.min().and_then(|(.., key)| self.waiting.get(&key))
+        let first = heads.min_by_key(|(order, _)| *order);
+        first.map(|(_, request)| request)
     }
 
     /// A request that waits.
@@ -176,6 +190,7 @@ mod tests {
             arrived: Duration::ZERO,
             queue_until: None,
             deadline: deadline.map(Duration::from_secs),
+            share: None,
             claim: Default::default(),
             goes_on: None,
             progress: Default::default(),
@@ -184,7 +199,7 @@ mod tests {
 
     fn drain(queue: &mut Queue) -> Vec<u64> {
         std::iter::from_fn(|| {
-            let key = queue.first()?.key;
+            let key = queue.first(|_| true)?.key;
             queue.admit(key);
             Some(key.0)
         })

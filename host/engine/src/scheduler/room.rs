@@ -156,6 +156,7 @@ impl Scheduler {
             rows: 0,
             prefill: chunk,
             n_kv: self.cells.n_kv(),
+            ..Shape::default()
         };
         let steps = f64::from(tokens) / f64::from(chunk.max(1));
         let compute = self.cost.predict(shape) * steps;

@@ -176,6 +176,7 @@ impl Scheduler {
                 rows: generating,
                 prefill: tokens - generating,
                 n_kv: 0,
+                ..Shape::default()
             },
             budget,
             skipped: own - generating,

@@ -51,6 +51,11 @@ impl Running {
         self.request.scope.adapter()
     }
 
+    /// Whether it shares cells with this group.
+    pub fn is_of(&self, group: u32) -> bool {
+        self.request.share.is_some_and(|share| share.group == group)
+    }
+
     pub fn tokens(&self) -> &[Token] {
         &self.request.tokens
     }

@@ -16,12 +16,12 @@
 
 use super::Scheduler;
 use super::cache::Entry;
+use super::ceiling::Ceiling;
 use super::cost::Shape;
 use super::words::{Key, Row, SeqId, Step};
 use crate::Token;
 
-/// Most drafts in a step: a place on this ladder, which rises by one after a step of that size kept
-/// its time, and falls after one that did not.
+/// Most drafts in a step: up to a ceiling on this ladder.
 const LADDER: [u32; 6] = [2, 4, 8, 16, 32, 64];
 /// Drafts that are tried where none is expected to pay: so often at first, and then at one opportunity
 /// in so many.
@@ -59,13 +59,22 @@ impl Guess {
 }
 
 /// What was seen of steps with drafts.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Speculation {
-    /// A place on the ladder.
-    ceiling: usize,
+    ceiling: Ceiling,
     tried: u32,
     /// Opportunities since drafts were last computed.
     passed: u32,
+}
+
+impl Default for Speculation {
+    fn default() -> Self {
+        Self {
+            ceiling: Ceiling::new(0, LADDER.len()),
+            tried: 0,
+            passed: 0,
+        }
+    }
 }
 
 /// A row that could have drafts.
@@ -144,8 +153,7 @@ impl Scheduler {
                 running.guess.misses *= FORGIVE;
             }
         }
-        step.shape.rows += drafts;
-        step.drafts = drafts;
+        step.shape.drafts = drafts;
     }
 
     fn wishes(&self, rows: &[Row]) -> Vec<Wish> {
@@ -175,17 +183,20 @@ impl Scheduler {
     /// Takes the likeliest drafts, as many as pay. Returns how many.
     /// Who generates `alone` holds up nobody.
     fn choose(&mut self, shape: Shape, wishes: &mut [Wish], room: u32, alone: bool) -> u32 {
-        let (cost, n_kv) = (&self.cost, self.cells.n_kv());
+        let (cost, experience) = (&self.cost, &self.experience);
+        let n_kv = self.cells.n_kv();
         let seconds = |drafts, prefill| {
-            cost.predict(Shape {
-                rows: shape.rows + drafts,
+            let shape = Shape {
+                drafts,
                 prefill,
                 n_kv,
-            })
+                ..shape
+            };
+            experience.expected(cost, shape)
         };
-        let longest = self.limits.prefill.longest(cost, shape.rows, n_kv);
-        let longest = longest.filter(|_| !alone);
-        let room = room.min(LADDER[self.speculation.ceiling]);
+        let gap = self.limits.prefill.gap().filter(|_| !alone);
+        let longest = gap.map(|gap| experience.longest(gap, cost, Shape { n_kv, ..shape }));
+        let room = room.min(LADDER[self.speculation.ceiling.place()]);
         let (mut drafts, mut tokens) = (0, f64::from(shape.rows));
         let likeliest = |wishes: &mut [Wish]| {
             let left = (0..wishes.len()).filter(|&i| wishes[i].taken < wishes[i].most);
@@ -273,15 +284,10 @@ impl Scheduler {
         if drafts == 0 || !self.cost.is_fitted() {
             return;
         }
-        let generating = self.shape.rows - drafts;
-        let policy = self.limits.prefill;
-        let longest = policy.longest(&self.cost, generating, self.shape.n_kv);
+        let gap = self.limits.prefill.gap().filter(|_| self.shape.rows > 1);
+        let keeps = |gap| self.experience.keeps(gap, &self.cost, self.shape, seconds);
+        let kept = gap.is_none_or(keeps);
         let place = LADDER.partition_point(|&most| most < drafts);
-        let ceiling = &mut self.speculation.ceiling;
-        if generating > 1 && longest.is_some_and(|longest| seconds > longest) {
-            *ceiling = place.saturating_sub(1);
-        } else if place >= *ceiling {
-            *ceiling = (place + 1).min(LADDER.len() - 1);
-        }
+        self.speculation.ceiling.tried(place, kept);
     }
 }

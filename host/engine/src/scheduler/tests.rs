@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 mod gaps;
 mod memory;
+mod shares;
 mod speculation;
 mod workloads;
 
@@ -33,6 +34,7 @@ fn request(key: u64, prompt: u32, max_tokens: u32) -> Request {
         arrived: Time::ZERO,
         queue_until: None,
         deadline: None,
+        share: None,
         claim: Watch::default(),
         goes_on: None,
         progress: Progress::default(),
@@ -99,7 +101,10 @@ fn what_can_never_fit_comes_too_late_or_finds_no_place_is_refused_at_once() {
     let mut enqueue = |request| scheduler.enqueue(now, request);
     assert_eq!(
         enqueue(request(0, 100, 2)),
-        Err(Refused::TooLarge { needed: 101 })
+        Err(Refused::TooLarge {
+            needed: 101,
+            limit: 100
+        })
     );
     let late = Request {
         deadline: Some(Duration::from_secs(8)),

@@ -151,6 +151,8 @@ pub struct Request {
     pub queue_until: Option<Time>,
     /// It is worth nothing after this.
     pub deadline: Option<Time>,
+    /// How many cells it may have together with others.
+    pub share: Option<CellShare>,
     /// Whether somebody means to go on with the sequence after this.
     pub claim: Watch,
     /// Keeps what it goes on with from being given up, until it has begun.
@@ -197,6 +199,16 @@ impl Request {
 /// A number of tokens. More than `u32::MAX` were refused long before.
 pub(super) fn length(tokens: &[Token]) -> u32 {
     u32::try_from(tokens.len()).unwrap_or(u32::MAX)
+}
+
+/// A bound on the cells that a group of sequences may have together while they run. A prefix that several
+/// of them share counts for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CellShare {
+    /// Which group: whoever has the same number.
+    pub group: u32,
+    /// How many, as far as this member is concerned.
+    pub cells: u32,
 }
 
 /// A sequence's part of a step.
@@ -305,11 +317,9 @@ pub struct Step {
     pub rows: Vec<Row>,
     /// With what all of them are computed.
     pub adapter: AdapterId,
-    /// Generating rows and drafts, since each of both wants an output; prompt tokens, and others that
+    /// Generating rows, and drafts behind them; prompt tokens, and others that
     /// are certain beside the first of a generating row; and the cells that attention will run over.
     pub shape: Shape,
-    /// How many of the shape's rows are drafts.
-    pub drafts: u32,
     /// Prompt tokens that the budget allowed.
     pub budget: u32,
     /// Generating sequences of the step's adapter that are not in it: only after a failure.
@@ -342,10 +352,12 @@ pub enum StepResult<'a> {
 /// Why a request was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It can never fit: it may need more cells than there are.
+    /// It can never fit: it may need more cells than there are, or than its share.
     TooLarge {
         /// Cells that it may need.
         needed: u32,
+        /// Cells that it may have.
+        limit: u32,
     },
     /// The queue is full.
     QueueFull {

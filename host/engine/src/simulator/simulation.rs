@@ -1,106 +1,21 @@
 //! The scheduler over the simulator, in virtual time: what the engine's thread does, with every
 //! invariant checked at every step. A broken one panics.
 
+mod aside;
+mod check;
+mod record;
+mod text;
+
 use super::{Fault, Machine, POISON, Simulator, Size};
 use crate::Token;
 use crate::backend::{Backend, Input};
-use crate::scheduler::speculation::accepted;
 use crate::scheduler::{
-    AdapterId, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Refused, Request, Reuse,
-    Row, Scheduler, Scope, SeqId, Step, StepResult, Tally, Tenant, Time,
+    Claim, EntryId, Key, Limits, Memory, Refused, Request, Reuse, Row, Scheduler, Scope,
+    StepResult, Tally, Time,
 };
+use aside::Wanted;
+pub use record::{Arrival, End, Record, Taken};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::time::Duration;
-
-/// A request that comes, and what becomes of it if nobody interferes.
-#[derive(Clone, Debug, Default)]
-pub struct Arrival {
-    /// When.
-    pub at: Time,
-    /// Whose.
-    pub tenant: Tenant,
-    /// How urgent.
-    pub priority: Priority,
-    /// With what it is computed.
-    pub adapter: AdapterId,
-    /// Tokens of the prompt, at least 1; those of `goes_on` come before them.
-    pub prompt: u32,
-    /// How many of them are the same for all of a family, and which family.
-    pub family: (u32, u64),
-    /// Its text goes on with so many tokens of an earlier one's, if that one has finished.
-    pub goes_on: Option<(usize, u32)>,
-    /// Most tokens it may generate, at least 1.
-    pub max_tokens: u32,
-    /// Tokens after which it ends by itself, if that is sooner.
-    pub ends_after: u32,
-    /// How long it waits at most.
-    pub patience: Option<Duration>,
-    /// How long it may take at all.
-    pub time: Option<Duration>,
-    /// The caller goes away so long after its arrival.
-    pub leaves: Option<Duration>,
-    /// Its prompt makes each step fail.
-    pub poisoned: bool,
-    /// Up to so many drafts are proposed after each of its steps; some are wrong.
-    pub drafts: u32,
-    /// Up to so many tokens are certain after some that are sampled.
-    pub forced: u32,
-}
-
-/// How a request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// It got all its tokens.
-    Finished,
-    /// It was not taken.
-    Refused(Refused),
-    /// A time of its own ran out.
-    Expired(Expired),
-    /// Its caller went away.
-    Left,
-    /// It failed alone.
-    GivenUp,
-}
-
-/// What became of a request.
-#[derive(Clone, Debug)]
-pub struct Record {
-    /// How it ended.
-    pub end: End,
-    /// When it left the queue for the first time.
-    pub admitted: Option<Time>,
-    /// When each of its tokens was there.
-    pub tokens: Vec<Time>,
-    /// Tokens that it came with.
-    pub prompt: u32,
-    /// Tokens of its prompt that were not computed.
-    pub cached: u32,
-    /// Tokens that were computed again after a preemption.
-    pub recomputed: u32,
-    /// Drafts that were computed and were right, and those that were not.
-    pub drafts: (u32, u32),
-    /// When it ended.
-    pub ended: Time,
-    /// Requests of other tenants that were admitted while it waited.
-    pub passed_by: u32,
-}
-
-/// A step that was taken.
-#[derive(Clone, Copy, Debug)]
-pub struct Taken {
-    /// Generating rows.
-    pub rows: u32,
-    /// Drafts in them.
-    pub drafts: u32,
-    /// Prompt tokens.
-    pub prefill: u32,
-    /// Whether nothing came of it.
-    pub failed: bool,
-    /// With what it was computed.
-    pub adapter: AdapterId,
-    /// How long it took.
-    pub took: Duration,
-}
 
 /// What the outside knows of a request that has not ended.
 #[derive(Debug)]
@@ -123,17 +38,6 @@ struct Alive {
     off_turn: u32,
 }
 
-/// Something put aside that somebody waits for.
-#[derive(Debug)]
-struct Wanted {
-    entry: EntryId,
-    key: Key,
-    /// Looks until it is at hand.
-    looks: u64,
-}
-
-/// Most steps of an adapter's turn while others wait, on machines whose steps take 25 ms or more.
-const TURN: u32 = 8;
 /// Steps after which a simulation that has not ended is taken to be stuck.
 const STUCK: u64 = 2_000_000;
 
@@ -281,6 +185,7 @@ impl Simulation {
             arrived: arrival.at,
             queue_until: arrival.patience.map(|time| arrival.at + time),
             deadline: arrival.time.map(|time| arrival.at + time),
+            share: arrival.share,
             claim: watch,
             goes_on: arrival
                 .goes_on
@@ -314,7 +219,12 @@ impl Simulation {
         self.alive.insert(key, alive);
         if let Err(refused) = self.scheduler.enqueue(self.now, request) {
             match refused {
-                Refused::TooLarge { needed } => assert!(needed > self.limits.cells),
+                Refused::TooLarge { needed, limit } => {
+                    let share = self.arrivals[index].share;
+                    let share = share.map_or(u32::MAX, |share| share.cells);
+                    assert_eq!(limit, share.min(self.limits.cells));
+                    assert!(needed > limit);
+                }
                 Refused::QueueFull { .. } => {
                     assert!(self.scheduler.waiting() >= self.limits.queue);
                 }
@@ -397,6 +307,7 @@ impl Simulation {
         }
         self.check(&step, relocated);
         self.check_turns(&step);
+        self.check_shares(&step);
         if step.rows.is_empty() {
             // What could not be put aside may have left something to forget.
             self.see_to_memory();
@@ -409,8 +320,8 @@ impl Simulation {
         let took = self.backend.took();
         self.now += took;
         self.steps.push(Taken {
-            rows: step.shape.rows - step.drafts,
-            drafts: step.drafts,
+            rows: step.shape.rows,
+            drafts: step.shape.drafts,
             prefill: step.shape.prefill,
             failed: decoded.is_err(),
             adapter: step.adapter,
@@ -436,89 +347,6 @@ impl Simulation {
         true
     }
 
-    /// Does what has to be done to the cells.
-    fn see_to_memory(&mut self) {
-        loop {
-            let memory = self.scheduler.take_memory();
-            if memory.is_empty() {
-                return;
-            }
-            self.do_memory(&memory);
-        }
-    }
-
-    fn do_memory(&mut self, memory: &[Memory]) {
-        for operation in memory {
-            match *operation {
-                Memory::Clear(seq) => self.backend.clear(seq),
-                Memory::Share { from, to, length } => self.backend.share(from, to, length),
-                Memory::Truncate { seq, length } => self.backend.truncate(seq, length),
-                Memory::Spill { entry, seq } => {
-                    let saved = if self.store_fails() {
-                        None
-                    } else {
-                        self.backend.save(seq, usize::MAX).ok()
-                    };
-                    match saved {
-                        Some(state) => {
-                            self.store.insert(entry, state);
-                        }
-                        None => self.scheduler.lost(entry),
-                    }
-                }
-                Memory::Fetch { entry, key } => {
-                    let looks = self.stored % 3;
-                    self.wanted.push(Wanted { entry, key, looks });
-                }
-                Memory::Relocate(seq) => {
-                    let state = self.backend.save(seq, usize::MAX);
-                    self.backend.clear(seq);
-                    let moved = state.is_ok_and(|state| self.backend.load(seq, &state));
-                    if !moved {
-                        self.scheduler.spoiled(seq);
-                    }
-                }
-                Memory::Forget(entry) => {
-                    self.store.remove(&entry);
-                }
-            }
-        }
-    }
-
-    fn store_fails(&mut self) -> bool {
-        self.stored += 1;
-        self.store_fails
-            .is_some_and(|every| self.stored.is_multiple_of(every))
-    }
-
-    /// Brings back what was put aside and is wanted again.
-    fn bring_back(&mut self) {
-        for mut wanted in std::mem::take(&mut self.wanted) {
-            if wanted.looks > 0 {
-                wanted.looks -= 1;
-                self.wanted.push(wanted);
-                continue;
-            }
-            let (entry, key) = (wanted.entry, wanted.key);
-            let Some(seq) = self.scheduler.restore(key, entry) else {
-                self.see_to_memory();
-                continue;
-            };
-            self.see_to_memory();
-            let fails = self.store_fails();
-            match self.store.remove(&entry).filter(|_| !fails) {
-                None => self.scheduler.lost(entry),
-                Some(state) => {
-                    let success = self.backend.load(seq, &state);
-                    if self.scheduler.restored(key, entry, success) {
-                        self.store.insert(entry, state);
-                    }
-                }
-            }
-        }
-        self.see_to_memory();
-    }
-
     fn admitted(&mut self, key: Key) {
         let alive = self.alive.get_mut(&key).expect("it was waiting");
         if alive.admitted.is_some() {
@@ -529,119 +357,6 @@ impl Simulation {
         for other in self.alive.values_mut().filter(|a| a.admitted.is_none()) {
             other.passed_by += u32::from(self.arrivals[other.index].tenant != tenant);
         }
-    }
-
-    /// What must hold of every step.
-    fn check(&self, step: &Step, relocated: bool) {
-        let tokens: u32 = step.rows.iter().map(|row| row.to - row.from).sum();
-        assert!(tokens <= self.limits.step_tokens);
-        assert_eq!(tokens, step.shape.rows + step.shape.prefill);
-        assert!(step.shape.prefill <= step.budget, "prompts within budget");
-        if !step.rows.is_empty() {
-            let generating = self
-                .scheduler
-                .sequences()
-                .filter(|s| s.state == "generates");
-            let generated = step.shape.rows - step.drafts;
-            let in_step = (generated + step.skipped + step.off_turn) as usize;
-            assert_eq!(in_step, generating.count());
-            let excused = self.scheduler.is_recovering();
-            assert!(step.skipped == 0 || excused, "a row was left out");
-        }
-        let drafts: u32 = step.rows.iter().map(|row| row.drafts).sum();
-        assert_eq!(drafts, step.drafts);
-        assert!(drafts == 0 || !self.scheduler.is_recovering());
-        for row in &step.rows {
-            assert!(row.from < row.certain() && row.drafts <= self.limits.drafts);
-            assert!(
-                row.output || row.drafts == 0,
-                "drafts follow what is certain"
-            );
-        }
-        let paused = self
-            .scheduler
-            .paused_until()
-            .is_some_and(|until| self.now < until);
-        if self.scheduler.running() == 0 || paused || relocated {
-            assert!(step.rows.is_empty());
-        } else {
-            let coming = !self.wanted.is_empty();
-            assert!(!step.rows.is_empty() || coming, "nobody gets on");
-        }
-        let prompts = step.rows.iter().filter(|row| row.to < self.prompt(row.key));
-        for row in prompts {
-            assert!(!row.output, "no token is sampled inside a prompt");
-        }
-    }
-
-    /// A step is of one adapter, and who generates waits for its own turn no longer than it should:
-    /// two rounds of the other adapters, or one where all are equally urgent.
-    fn check_turns(&mut self, step: &Step) {
-        if step.rows.is_empty() {
-            return;
-        }
-        for row in &step.rows {
-            let adapter = self.arrivals[self.alive[&row.key].index].adapter;
-            assert_eq!(adapter, step.adapter, "a step of one adapter");
-        }
-        let adapters: BTreeSet<_> = self.arrivals.iter().map(|a| a.adapter).collect();
-        let urgencies: BTreeSet<_> = self.arrivals.iter().map(|a| a.priority).collect();
-        let others = adapters.len() - 1;
-        let rounds = if urgencies.len() > 1 { 2 } else { 1 };
-        let most = u32::try_from(rounds * others).unwrap() * TURN;
-        let excused = self.scheduler.is_recovering();
-        for sequence in self.scheduler.sequences() {
-            let alive = self.alive.get_mut(&sequence.key).expect("it runs");
-            let off_turn = sequence.state == "generates" && sequence.adapter != step.adapter;
-            let more = off_turn && !excused;
-            alive.off_turn = if more { alive.off_turn + 1 } else { 0 };
-            assert!(alive.off_turn <= most, "{:?} waits", sequence.key);
-        }
-    }
-
-    fn check_cells(&self, pending: &[Memory]) {
-        let (cells, backend) = (self.scheduler.cells(), &self.backend);
-        assert_eq!(cells.used() as usize, backend.used(), "after {pending:?}");
-        for id in (0..self.limits.seq_ids).map(SeqId) {
-            let (mirrored, real) = (cells.held_by(id), backend.length(id));
-            assert_eq!(mirrored, real, "the mirror of {id:?}");
-        }
-        let mut held = std::collections::BTreeSet::new();
-        let running = self.scheduler.sequences().map(|sequence| sequence.seq);
-        let kept = self.scheduler.entries().filter_map(|entry| entry.seq);
-        for seq in running.chain(kept) {
-            assert!(held.insert(seq), "{seq:?} has two holders");
-        }
-        assert_eq!(held.len(), self.scheduler.ids_used());
-        assert!(cells.pinned() <= cells.used());
-        if self.limits.reuse == Reuse::Off {
-            assert_eq!(self.scheduler.entries().count(), 0);
-        }
-    }
-
-    fn prompt(&self, key: Key) -> u32 {
-        self.alive[&key].prompt
-    }
-
-    /// The prompt of an arrival.
-    fn prompt_of(&self, index: usize) -> Vec<Token> {
-        let arrival = &self.arrivals[index];
-        let earlier = arrival.goes_on.and_then(|(earlier, tokens)| {
-            let text = self.texts.get(&earlier)?;
-            text.get(..(tokens as usize).min(text.len()))
-        });
-        let mut tokens = earlier.unwrap_or_default().to_vec();
-        let (shared, family) = arrival.family;
-        let key = Key(index as u64);
-        for position in 0..arrival.prompt {
-            let same = position < shared && arrival.goes_on.is_none();
-            let of = if same { Key(1 << 32 | family) } else { key };
-            tokens.push(token(of, position));
-        }
-        if let Some(last) = tokens.last_mut().filter(|_| arrival.poisoned) {
-            *last = POISON;
-        }
-        tokens
     }
 
     fn inputs(&mut self, rows: &[Row]) -> Vec<Input> {
@@ -670,102 +385,6 @@ impl Simulation {
         }
         inputs
     }
-
-    /// What came of a step that was computed: tokens in the order of the rows, and who ended.
-    fn computed(&mut self, rows: &[Row]) -> (Vec<(Key, Token)>, Vec<Key>) {
-        let (mut sampled, mut ended) = (Vec::new(), Vec::new());
-        for row in rows {
-            let draft = self.scheduler.draft(row).to_vec();
-            let alive = self.alive.get_mut(&row.key).expect("checked before");
-            alive.submitted += row.certain() - row.from;
-            if !row.output {
-                continue;
-            }
-            let arrival = &self.arrivals[alive.index];
-            let last = arrival.max_tokens.min(arrival.ends_after.max(1)) as usize;
-            let (had, before) = (alive.tokens.len(), alive.text.len());
-            while alive.tokens.len() < last {
-                let gained = alive.text.len() - before;
-                if gained > draft.len() || draft[..gained] != alive.text[before..] {
-                    break;
-                }
-                // One is sampled, and some are certain to follow it.
-                let chance = mix(row.key, alive.text.len(), 1);
-                let forced = match arrival.forced {
-                    most if most > 0 && chance.is_multiple_of(3) => {
-                        chance / 3 % (u64::from(most) + 1)
-                    }
-                    _ => 0,
-                };
-                for _ in 0..=forced {
-                    if alive.tokens.len() < last {
-                        let position = u32::try_from(alive.text.len()).unwrap();
-                        alive.text.push(token(row.key, position));
-                        alive.tokens.push(self.now);
-                    }
-                }
-            }
-            let gained = &alive.text[before..];
-            let right = accepted(&draft, gained);
-            alive.submitted += right;
-            alive.drafts.0 += right;
-            alive.drafts.1 += row.drafts - right;
-            sampled.extend(gained.iter().map(|&token| (row.key, token)));
-            if alive.tokens.len() >= last {
-                alive.told = u32::try_from(alive.tokens.len() - had).unwrap();
-                alive.left = alive.told - right;
-                ended.push(row.key);
-            }
-        }
-        for &key in &ended {
-            self.end(key, End::Finished);
-        }
-        (sampled, ended)
-    }
-
-    /// Guesses what comes next, sometimes wrongly.
-    fn propose(&mut self, rows: &[Row]) {
-        for row in rows {
-            let Some(alive) = self.alive.get(&row.key) else {
-                continue;
-            };
-            let chance = mix(row.key, alive.text.len(), 2);
-            let most = u64::from(self.arrivals[alive.index].drafts);
-            let right = chance / 7 % (most + 1);
-            let mut draft = Vec::new();
-            for (place, position) in (0..chance % (most + 1)).zip(alive.text.len()..) {
-                let next = token(row.key, u32::try_from(position).unwrap());
-                // Some wrong ones would make the step fail.
-                let wrong = if chance.is_multiple_of(31) {
-                    POISON
-                } else {
-                    next ^ 1
-                };
-                draft.push(if place < right { next } else { wrong });
-            }
-            if !draft.is_empty() {
-                self.scheduler.propose(row.key, &draft);
-            }
-        }
-    }
-}
-
-/// A number that looks random, and is the same for the same arguments.
-fn mix(key: Key, position: usize, salt: u64) -> u64 {
-    let mut x = (key.0 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x ^= (position as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (salt << 56);
-    x = (x ^ (x >> 30)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (x ^ (x >> 31)) >> 8
-}
-
-/// The token of a sequence at a position: another one for each of both, so that a mix-up shows.
-fn token(key: Key, position: u32) -> Token {
-    let mixed = (key.0 + 1)
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        .wrapping_add(u64::from(position).wrapping_mul(0xbf58_476d_1ce4_e5b9));
-    #[allow(clippy::cast_possible_truncation)]
-    let high = (mixed >> 33) as Token;
-    high % POISON
 }
 
 enum Event {

@@ -2,7 +2,7 @@
 //!
 //! Each token is sampled as without a grammar and only then checked, since most are allowed; one that is
 //! not is sampled again among those that are. Everyone waits meanwhile, so the time that a sequence's
-//! grammar may take has a bound: some at once, and a little for each token.
+//! grammar may take has a bound: some at once, and a little for each token, the less the more follow one.
 
 use crate::constraint::Matcher;
 use crate::sampling::{Chain, Scratch};
@@ -13,6 +13,26 @@ use std::time::{Duration, Instant};
 const AT_ONCE: Duration = Duration::from_millis(250);
 /// Time that it may take for each token on average; common ones take a hundredth of it.
 const PER_TOKEN: Duration = Duration::from_millis(10);
+/// Time that all grammars together may take for each step on average.
+const PER_STEP: Duration = Duration::from_millis(40);
+
+/// What grammars may take of a step, and took.
+pub struct GrammarTime {
+    per_token: Duration,
+    /// What they took so far.
+    pub took: Duration,
+}
+
+impl GrammarTime {
+    /// Of a step where so many sequences follow a grammar.
+    pub fn among(many: usize) -> Self {
+        let share = PER_STEP / u32::try_from(many.max(1)).unwrap_or(u32::MAX);
+        Self {
+            per_token: share.min(PER_TOKEN),
+            took: Duration::ZERO,
+        }
+    }
+}
 
 /// Where a sequence is in its grammar, and what time that took.
 pub struct Follows {
@@ -36,6 +56,7 @@ impl Follows {
         row: &[f32],
         history: &[Token],
         scratch: &mut Scratch,
+        time: &mut GrammarTime,
     ) -> Result<Token, Error> {
         let began = Instant::now();
         let mut token = chain.sample(row, history, scratch);
@@ -55,16 +76,15 @@ impl Follows {
             )
         })?;
         self.matcher.advance(token)?;
-        self.spend(began.elapsed())?;
+        self.spend(began, 1, time)?;
         Ok(token)
     }
 
     /// The tokens that follow without a choice, at most so many. The grammar has gone on by them.
-    pub fn forced(&mut self, most: usize) -> Result<Vec<Token>, Error> {
+    pub fn forced(&mut self, most: usize, time: &mut GrammarTime) -> Result<Vec<Token>, Error> {
         let began = Instant::now();
         let forced = self.matcher.forced(most)?;
-        self.left += PER_TOKEN * u32::try_from(forced.len()).unwrap_or(u32::MAX);
-        self.spend(began.elapsed())?;
+        self.spend(began, forced.len(), time)?;
         Ok(forced)
     }
 
@@ -73,8 +93,17 @@ impl Follows {
         self.matcher.has_ended() || self.matcher.must_end()
     }
 
-    fn spend(&mut self, time: Duration) -> Result<(), Error> {
-        match (self.left + PER_TOKEN).checked_sub(time) {
+    /// So many tokens took the time since `began`.
+    fn spend(
+        &mut self,
+        began: Instant,
+        tokens: usize,
+        time: &mut GrammarTime,
+    ) -> Result<(), Error> {
+        let took = began.elapsed();
+        time.took += took;
+        let earned = time.per_token * u32::try_from(tokens).unwrap_or(u32::MAX);
+        match (self.left + earned).checked_sub(took) {
             Some(left) => {
                 self.left = left.min(AT_ONCE);
                 Ok(())

@@ -11,7 +11,7 @@ impl<B: Backend> Worker<B> {
     /// A step was computed.
     pub(super) fn count(&self, step: &Step) {
         let (counters, shape) = (&self.counters, step.shape);
-        let generating = u64::from(shape.rows - step.drafts);
+        let generating = u64::from(shape.rows);
         let prompts = step.rows.len() as u64 - generating;
         add(&counters.steps, 1);
         add(&counters.rows, step.rows.len() as u64);

@@ -8,6 +8,7 @@
 //!
 //! Where a grammar leaves no choice, tokens follow without being sampled.
 
+use super::follows::GrammarTime;
 use super::{Sequence, Vocabulary, Worker};
 use crate::Error;
 use crate::Token;
@@ -17,7 +18,7 @@ use crate::metrics::add;
 use crate::sampling::{Scratch, TokenLogprobs, logprobs};
 use crate::scheduler::speculation::accepted;
 use crate::scheduler::{Key, Row};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What came of a step's rows with output.
 #[derive(Default)]
@@ -28,6 +29,8 @@ pub(super) struct Sampled {
     pub ended: Vec<Key>,
     /// For whom nothing could be sampled.
     pub broken: Vec<Key>,
+    /// The part of the time that grammars took.
+    pub grammars: Duration,
 }
 
 /// What a sequence gained by a step.
@@ -48,6 +51,7 @@ struct Tools<'a> {
     text: &'a mut String,
     /// Memory for a sequence's tokens together with those it gains.
     history: &'a mut Vec<Token>,
+    grammars: &'a mut GrammarTime,
 }
 
 impl Sequence {
@@ -93,7 +97,10 @@ impl Sequence {
             tools.history.as_slice()
         };
         let token = match &mut self.follows {
-            Some(follows) => follows.sample(&mut self.chain, row, history, tools.scratch)?,
+            Some(follows) => {
+                let chain = &mut self.chain;
+                follows.sample(chain, row, history, tools.scratch, tools.grammars)?
+            }
             None => self
                 .chain
                 .sample(row, history, tools.scratch)
@@ -113,7 +120,7 @@ impl Sequence {
                 _ => 0,
             };
             let forced = if most > 0 {
-                follows.forced(most)?
+                follows.forced(most, tools.grammars)?
             } else {
                 Vec::new()
             };
@@ -168,6 +175,11 @@ impl<B: Backend> Worker<B> {
     /// Samples tokens for each row with output and delivers them.
     pub(super) fn sample(&mut self, rows: &[Row], now: Instant) -> Sampled {
         let mut sampled = Sampled::default();
+        let follows = |row: &&Row| {
+            let sequence = self.sequences.get(&row.key);
+            row.output && sequence.is_some_and(|sequence| sequence.follows.is_some())
+        };
+        let mut grammars = GrammarTime::among(rows.iter().filter(follows).count());
         let mut index = 0;
         for row in rows {
             let certain = row.certain() - row.from;
@@ -187,6 +199,7 @@ impl<B: Backend> Worker<B> {
                 scratch: &mut self.scratch,
                 text: &mut self.text,
                 history: &mut self.history,
+                grammars: &mut grammars,
             };
             let tokens = self.scheduler.tokens(row.key);
             let gained = sequence.gain(tokens, draft, logits, &mut tools);
@@ -216,6 +229,7 @@ impl<B: Backend> Worker<B> {
                 self.finish(row.key, finish, uncomputed, now);
             }
         }
+        sampled.grammars = grammars.took;
         sampled
     }
 

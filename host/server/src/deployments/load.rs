@@ -169,6 +169,7 @@ impl Inner {
                 queue_time: asked.queue_seconds.map(|s| s.duration()).or(own.queue_time),
                 priority: manifest.priority,
                 share_prefixes: manifest.grants.share_prefixes,
+                cells_percent: asked.cells_percent.and_then(|n| u8::try_from(n.get()).ok()),
             },
             models: manifest.models.clone(),
             environment: manifest.configuration.clone().into_iter().collect(),

@@ -122,6 +122,10 @@ pub struct RequestedLimits {
     /// time, when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_seconds: Option<Seconds>,
+    /// The part of each model's cells that its sequences may have together while they run. A prompt that
+    /// needs more alone is refused, and an answer that gets longer is cut.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cells_percent: Option<Whole<1, 100>>,
     /// Requests in any minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests_per_minute: Option<Whole<1, 1_000_000_000>>,
@@ -311,6 +315,7 @@ response-kib = 128
 concurrent = 4
 queue = 0
 queue-seconds = 2.5
+cells-percent = 25
 requests-per-minute = 100
 tokens-per-request = 1000
 tokens-per-minute = 10000

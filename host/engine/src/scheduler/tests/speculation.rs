@@ -31,7 +31,7 @@ fn what_was_guessed_wrongly_is_undone_before_anything_else() {
     let step = scheduler.plan(Time::ZERO);
     let row = step.rows[0];
     assert_eq!((row.from, row.certain(), row.to), (5, 6, 8));
-    assert_eq!((step.drafts, step.shape.rows), (2, 3));
+    assert_eq!((step.shape.drafts, step.shape.rows), (2, 1));
     assert_eq!(scheduler.draft(&row), [50, 51]);
     let outputs = (5..8).map(|position| row.is_output(position));
     assert_eq!(outputs.collect::<Vec<_>>(), [true; 3]);
@@ -82,7 +82,7 @@ fn nobody_gives_way_for_a_guess() {
         // Two of 48 cells are free, and one is for the token that is certain.
         scheduler.propose(Key(2), &[50, 51]);
         let step = scheduler.plan(Time::ZERO);
-        assert_eq!((step.drafts, step.rows.len()), (1, 1));
+        assert_eq!((step.shape.drafts, step.rows.len()), (1, 1));
         gained(&mut scheduler, &[(2, 9)], &[]);
         // Now there is none beside that one, but what nobody claims makes way.
         let claim = claimed.then_some(claim);
@@ -90,7 +90,7 @@ fn nobody_gives_way_for_a_guess() {
         let step = scheduler.plan(Time::ZERO);
         let entries = scheduler.entries().count();
         let expected = if claimed { (0, 1) } else { (2, 0) };
-        assert_eq!((step.drafts, entries), expected);
+        assert_eq!((step.shape.drafts, entries), expected);
         assert_eq!((step.rows.len(), claim.is_some()), (1, claimed));
     }
 }
@@ -100,11 +100,11 @@ fn a_step_that_failed_is_tried_again_without_drafts() {
     let mut scheduler = Scheduler::new(LIMITS);
     generating(&mut scheduler, 1, 5);
     scheduler.propose(Key(1), &[50, 51]);
-    assert_eq!(scheduler.plan(Time::ZERO).drafts, 2);
+    assert_eq!(scheduler.plan(Time::ZERO).shape.drafts, 2);
     scheduler.applied(StepResult::Failed { now: Time::ZERO });
     assert_eq!(scheduler.cells().used(), 5);
     let step = scheduler.plan(Time::ZERO);
-    assert_eq!((step.drafts, step.rows[0].tokens()), (0, 1));
+    assert_eq!((step.shape.drafts, step.rows[0].tokens()), (0, 1));
     assert_eq!(step.memory, []);
 }
 
@@ -117,7 +117,7 @@ fn where_a_sequence_cannot_be_truncated_nothing_is_guessed() {
     });
     generating(&mut scheduler, 1, 5);
     scheduler.propose(Key(1), &[50, 51]);
-    assert_eq!(scheduler.plan(Time::ZERO).drafts, 0);
+    assert_eq!(scheduler.plan(Time::ZERO).shape.drafts, 0);
 }
 
 #[test]

@@ -21,6 +21,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
         (
             prop_oneof![Just(0), 1..20u32],
             prop_oneof![3 => Just(0), 1 => 1..20u32],
+            proptest::option::weighted(0.3, (0..2u32, 40..300u32)),
         ),
     )
         .prop_map(
@@ -31,7 +32,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                 poisoned,
                 family,
                 goes_on,
-                (drafts, forced),
+                (drafts, forced, share),
             )| {
                 let (patience, time, leaves) = times;
                 Arrival {
@@ -51,6 +52,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                     poisoned,
                     drafts,
                     forced,
+                    share: share.map(|(group, cells)| CellShare { group, cells }),
                 }
             },
         )
@@ -98,8 +100,12 @@ fn limits() -> impl Strategy<Value = Limits> {
 /// What must be true of a request from the outside; the simulation itself checks every step.
 fn judge(limits: &Limits, arrival: &Arrival, record: &Record) -> Result<(), TestCaseError> {
     let needed = record.prompt + arrival.max_tokens - 1;
+    let most = arrival
+        .share
+        .map_or(u32::MAX, |share| share.cells)
+        .min(limits.cells);
     prop_assert_eq!(
-        needed > limits.cells,
+        needed > most,
         matches!(record.end, End::Refused(Refused::TooLarge { .. }))
     );
     match record.end {

@@ -1,0 +1,123 @@
+//! What must hold at every step.
+
+use super::Simulation;
+use crate::backend::Backend;
+use crate::scheduler::{Key, Memory, Reuse, SeqId, Step};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Most steps of an adapter's turn while others wait, on machines whose steps take 25 ms or more.
+const TURN: u32 = 8;
+
+impl Simulation {
+    /// What must hold of every step.
+    pub(super) fn check(&self, step: &Step, relocated: bool) {
+        let tokens: u32 = step.rows.iter().map(|row| row.to - row.from).sum();
+        assert!(tokens <= self.limits.step_tokens);
+        let shape = step.shape;
+        assert_eq!(tokens, shape.rows + shape.drafts + shape.prefill);
+        assert!(step.shape.prefill <= step.budget, "prompts within budget");
+        if !step.rows.is_empty() {
+            let generating = self
+                .scheduler
+                .sequences()
+                .filter(|s| s.state == "generates");
+            let generated = step.shape.rows;
+            let in_step = (generated + step.skipped + step.off_turn) as usize;
+            assert_eq!(in_step, generating.count());
+            let excused = self.scheduler.is_recovering();
+            assert!(step.skipped == 0 || excused, "a row was left out");
+        }
+        let drafts: u32 = step.rows.iter().map(|row| row.drafts).sum();
+        assert_eq!(drafts, step.shape.drafts);
+        assert!(drafts == 0 || !self.scheduler.is_recovering());
+        for row in &step.rows {
+            assert!(row.from < row.certain() && row.drafts <= self.limits.drafts);
+            assert!(
+                row.output || row.drafts == 0,
+                "drafts follow what is certain"
+            );
+        }
+        let paused = self
+            .scheduler
+            .paused_until()
+            .is_some_and(|until| self.now < until);
+        if self.scheduler.running() == 0 || paused || relocated {
+            assert!(step.rows.is_empty());
+        } else {
+            let coming = !self.wanted.is_empty();
+            assert!(!step.rows.is_empty() || coming, "nobody gets on");
+        }
+        let prompts = step.rows.iter().filter(|row| row.to < self.prompt(row.key));
+        for row in prompts {
+            assert!(!row.output, "no token is sampled inside a prompt");
+        }
+    }
+
+    /// A step is of one adapter, and who generates waits for its own turn no longer than it should:
+    /// two rounds of the other adapters, or one where all are equally urgent.
+    pub(super) fn check_turns(&mut self, step: &Step) {
+        if step.rows.is_empty() {
+            return;
+        }
+        for row in &step.rows {
+            let adapter = self.arrivals[self.alive[&row.key].index].adapter;
+            assert_eq!(adapter, step.adapter, "a step of one adapter");
+        }
+        let adapters: BTreeSet<_> = self.arrivals.iter().map(|a| a.adapter).collect();
+        let urgencies: BTreeSet<_> = self.arrivals.iter().map(|a| a.priority).collect();
+        let others = adapters.len() - 1;
+        let rounds = if urgencies.len() > 1 { 2 } else { 1 };
+        let most = u32::try_from(rounds * others).unwrap() * TURN;
+        let excused = self.scheduler.is_recovering();
+        for sequence in self.scheduler.sequences() {
+            let alive = self.alive.get_mut(&sequence.key).expect("it runs");
+            let off_turn = sequence.state == "generates" && sequence.adapter != step.adapter;
+            let more = off_turn && !excused;
+            alive.off_turn = if more { alive.off_turn + 1 } else { 0 };
+            assert!(alive.off_turn <= most, "{:?} waits", sequence.key);
+        }
+    }
+
+    /// Those that share cells keep to their share of them, but for drafts, which give way at once.
+    pub(super) fn check_shares(&self, step: &Step) {
+        let mut held = BTreeMap::new();
+        for sequence in self.scheduler.sequences() {
+            let arrival = &self.arrivals[self.alive[&sequence.key].index];
+            let Some(share) = arrival.share else {
+                continue;
+            };
+            let row = step.rows.iter().find(|row| row.key == sequence.key);
+            let cells = row.map_or(sequence.computed, |row| row.certain());
+            let (all, most) = held.entry(share.group).or_insert((0, 0));
+            *all += cells;
+            *most = share.cells.max(*most);
+        }
+        for (group, (cells, most)) in held {
+            assert!(cells <= most, "group {group} has {cells} cells of {most}");
+        }
+    }
+
+    pub(super) fn check_cells(&self, pending: &[Memory]) {
+        let (cells, backend) = (self.scheduler.cells(), &self.backend);
+        assert_eq!(cells.used() as usize, backend.used(), "after {pending:?}");
+        for id in (0..self.limits.seq_ids).map(SeqId) {
+            let (mirrored, real) = (cells.held_by(id), backend.length(id));
+            assert_eq!(mirrored, real, "the mirror of {id:?}");
+        }
+        let mut held = BTreeSet::new();
+        let running = self.scheduler.sequences().map(|sequence| sequence.seq);
+        let kept = self.scheduler.entries().filter_map(|entry| entry.seq);
+        for seq in running.chain(kept) {
+            assert!(held.insert(seq), "{seq:?} has two holders");
+        }
+        assert_eq!(held.len(), self.scheduler.ids_used());
+        assert!(cells.pinned() <= cells.used());
+        if self.limits.reuse == Reuse::Off {
+            assert_eq!(self.scheduler.entries().count(), 0);
+        }
+    }
+
+    fn prompt(&self, key: Key) -> u32 {
+        self.alive[&key].prompt
+    }
+}
