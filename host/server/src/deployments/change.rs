@@ -9,7 +9,7 @@ use super::load::PATIENCE;
 use super::manifest::{Manifest, ManifestError};
 use super::name::Name;
 use super::revision::{Record, Revision, Share};
-use super::serving::{Deployments, Inner, Part, Served};
+use super::serving::{Deployments, Inner, Served};
 use super::store::{Kept, Store, StoreError, check_traffic};
 use super::{Digest, DigestError};
 use crate::routes::Prefix;
@@ -202,24 +202,20 @@ impl Inner {
         let writer = Arc::clone(self);
         let revision = on_disk(move || Ok(writer.store()?.add(manifest, activate)?)).await?;
         plugin.number(revision.number);
-        let record = self.store()?.get(&revision.manifest.name)?.record;
-        let all = |share: &Share| share.revision == revision.number;
-        if record.traffic.iter().all(all) {
+        let kept = self.store()?.get(&revision.manifest.name)?;
+        if let [share] = kept.record.traffic[..]
+            && share.revision == revision.number
+        {
             // Another first deploy of the same name may have come before this one.
             let standing = self.standing(revision.manifest.name.as_str());
-            let part = Part {
-                share: record.traffic[0],
-                terms: self.call_terms(&standing, &revision.manifest),
-                plugin: Ok(plugin),
-            };
-            let served = Served::new(
+            let parts = self.parts(&standing, &kept, vec![(share, Ok(plugin))]);
+            self.install(Served::new(
                 revision.manifest.name.to_string(),
                 standing,
                 revision.manifest.routes.clone(),
-                record.paused,
-                vec![part],
-            );
-            self.install(served);
+                kept.record.paused,
+                parts,
+            ));
         }
         Ok(revision)
     }
@@ -237,21 +233,17 @@ impl Inner {
             let routes = Self::routes_of(&kept, &traffic)?;
             self.free(name, &routes)?;
             let standing = self.standing(name.as_str());
-            let mut parts = Vec::new();
+            let mut plugins = Vec::new();
             for share in &traffic {
-                parts.push(match self.loaded(name.as_str(), &kept, share) {
-                    Some(part) => part,
+                let plugin = match self.loaded(name.as_str(), share) {
+                    Some(plugin) => plugin,
                     None => {
                         let plugin = self.load_kept(&standing, &kept, share).await?;
                         plugin.number(share.revision);
-                        Part {
-                            share: *share,
-                            terms: self
-                                .call_terms(&standing, &kept.revisions[&share.revision].manifest),
-                            plugin: Ok(plugin),
-                        }
+                        plugin
                     }
-                });
+                };
+                plugins.push((*share, Ok(plugin)));
             }
             let _changing = self.changing.lock().await;
             let now = self.store()?.get(name)?;
@@ -264,6 +256,7 @@ impl Inner {
             self.free(name, &routes)?;
             let (writer, named) = (Arc::clone(self), name.clone());
             let record = on_disk(move || Ok(writer.store()?.set_traffic(&named, traffic)?)).await?;
+            let parts = self.parts(&standing, &now, plugins);
             self.install(Served::new(
                 name.to_string(),
                 standing,

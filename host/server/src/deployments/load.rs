@@ -53,7 +53,7 @@ impl Deployments {
 impl Inner {
     async fn restored(self: Arc<Self>, name: String, kept: Kept) -> Served {
         let standing = self.standing(&name);
-        let mut parts = Vec::new();
+        let mut plugins = Vec::new();
         let mut routes = Vec::new();
         for share in &kept.record.traffic {
             // The store has checked that it is there.
@@ -69,14 +69,12 @@ impl Inner {
                 tracing::error!("revision {number} of '{name}' cannot serve: {error}");
             }
             routes.clone_from(&manifest.routes);
-            parts.push(Part {
-                share: *share,
-                terms: self.call_terms(&standing, manifest),
-                plugin: loaded
-                    .inspect(|plugin| plugin.number(share.revision))
-                    .map_err(|error| error.to_string()),
-            });
+            let loaded = loaded
+                .inspect(|plugin| plugin.number(share.revision))
+                .map_err(|error| error.to_string());
+            plugins.push((*share, loaded));
         }
+        let parts = self.parts(&standing, &kept, plugins);
         Served::new(name, standing, routes, kept.record.paused, parts)
     }
 
@@ -138,14 +136,38 @@ impl Inner {
         }
     }
 
-    /// On what terms requests are let in.
-    pub(super) fn call_terms(&self, standing: &Standing, manifest: &Manifest) -> CallTerms {
-        let allowance = manifest.limits.allowance();
-        CallTerms {
-            access: manifest.access.unwrap_or(self.access),
-            quota: standing.quota(manifest.name.as_str(), allowance),
-            errors: manifest.error_format,
-        }
+    /// Revisions that are to serve together, each on its own terms. Those that serve now keep theirs.
+    pub(super) fn parts(
+        &self,
+        standing: &Standing,
+        kept: &Kept,
+        plugins: Vec<(Share, Result<Plugin, String>)>,
+    ) -> Vec<Part> {
+        let known = plugins.into_iter().filter_map(|(share, plugin)| {
+            let revision = kept.revisions.get(&share.revision)?;
+            Some((share, plugin, &revision.manifest))
+        });
+        let known = Vec::from_iter(known);
+        let Some((_, _, manifest)) = known.first() else {
+            return Vec::new();
+        };
+        let allowances = known
+            .iter()
+            .map(|(_, _, manifest)| manifest.limits.allowance());
+        let quotas = standing.quotas(manifest.name.as_str(), &Vec::from_iter(allowances));
+        known
+            .into_iter()
+            .zip(quotas)
+            .map(|((share, plugin, manifest), quota)| Part {
+                share,
+                terms: CallTerms {
+                    access: manifest.access.unwrap_or(self.access),
+                    quota,
+                    errors: manifest.error_format,
+                },
+                plugin,
+            })
+            .collect()
     }
 
     /// The manifest's terms for the runtime, completed by the server's.
@@ -175,19 +197,14 @@ impl Inner {
         }
     }
 
-    /// The parts that `traffic` asks for, as far as they are loaded already.
-    pub(super) fn loaded(&self, name: &str, kept: &Kept, share: &Share) -> Option<Part> {
+    /// The plugin of a revision that is loaded already.
+    pub(super) fn loaded(&self, name: &str, share: &Share) -> Option<Plugin> {
         let table = self.table();
-        let served = table.by_name.get(name)?;
-        let part = served
-            .parts
+        let parts = &table.by_name.get(name)?.parts;
+        let part = parts
             .iter()
-            .find(|part| part.share.revision == share.revision && part.plugin.is_ok())?;
-        kept.revisions.get(&share.revision)?;
-        Some(Part {
-            share: *share,
-            ..part.clone()
-        })
+            .find(|part| part.share.revision == share.revision)?;
+        part.plugin.as_ref().ok().cloned()
     }
 
     /// The routes of all these revisions, which have to be the same for all.

@@ -140,7 +140,7 @@ impl Deployments {
         self.0.table().by_name.values().cloned().collect()
     }
 
-    /// The quotas, each once.
+    /// The quotas, one of those that share their books.
     pub(crate) fn quotas(&self) -> Vec<Arc<Quota>> {
         let mut quotas: Vec<Arc<Quota>> = Vec::new();
         for served in self.all() {
@@ -149,7 +149,7 @@ impl Deployments {
                 .iter()
                 .filter_map(|part| part.terms.quota.as_ref())
             {
-                if !quotas.iter().any(|seen| Arc::ptr_eq(seen, quota)) {
+                if !quotas.iter().any(|seen| seen.shares_with(quota)) {
                     quotas.push(Arc::clone(quota));
                 }
             }
