@@ -135,10 +135,16 @@ fn limits_of_concurrent_and_waiting_requests() {
         json!({"limits": {"concurrent": 2, "queue": 0}, "priority": 1}),
     );
     corral.get("/a/ok").problem(503, "busy");
-    // One with others has its own.
-    house.deploy("a", json!({"limits": {"concurrent": 2, "queue": 1}}));
-    assert_eq!(corral.get("/a/ok").status, 200);
+    // One with others holds its own requests to them, and those of the old one count.
+    house.deploy("a", json!({"limits": {"concurrent": 3, "queue": 0}}));
+    let three = hold();
+    corral.get("/a/ok").problem(503, "busy");
     drop((one, two));
+    corral.wait_until("their places are free", |metrics| {
+        metrics.get("corral_plugin_instances") == 1.0
+    });
+    assert_eq!(corral.get("/a/ok").status, 200);
+    drop(three);
 }
 
 #[test]
