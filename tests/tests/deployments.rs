@@ -137,6 +137,12 @@ fn what_cannot_be_deployed_says_why() {
             "no requests out",
         ),
         (
+            json!({"limits": {"concurrent": 225}}),
+            422,
+            "bad-manifest",
+            "at most 224 requests of one deployment at once",
+        ),
+        (
             json!({"routes": []}),
             422,
             "bad-manifest",

@@ -187,6 +187,7 @@ impl Inner {
         activate: bool,
     ) -> Result<Revision, ChangeError> {
         manifest.check()?;
+        self.capacity.check(&manifest.limits, &self.limits)?;
         let component: Digest = manifest.component.parse()?;
         let store = self.store()?;
         store

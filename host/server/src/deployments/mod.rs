@@ -7,6 +7,7 @@
 //! one, which is freed with the last of its requests.
 
 mod bounded;
+mod capacity;
 mod change;
 mod digest;
 mod load;

@@ -3,6 +3,7 @@
 //! Readers take the table as it is and hold it for a moment; a change puts another one in its place. So
 //! a request finds either all of a change or nothing of it.
 
+use super::capacity::Capacity;
 use super::revision::Share;
 use super::store::Store;
 use super::tally::Standing;
@@ -30,6 +31,7 @@ pub(super) struct Inner {
     /// What holds where a manifest says nothing.
     pub(super) limits: Limits,
     pub(super) access: Access,
+    pub(super) capacity: Capacity,
     table: RwLock<Arc<Table>>,
     /// Deployments by name, also while their first revision is being compiled.
     pub(super) standings: Mutex<BTreeMap<String, Arc<Standing>>>,
@@ -80,8 +82,13 @@ impl Deployments {
     /// No deployments yet. Those in `store` serve once they are [restored](Deployments::restore);
     /// `limits` and `access` hold where a manifest says nothing.
     pub fn new(runtime: Runtime, store: Option<Store>, limits: Limits, access: Access) -> Self {
+        let capacity = Capacity {
+            calls: runtime.most_calls(),
+            memory: corral_engine::machine_memory(),
+        };
         Deployments(Arc::new(Inner {
             runtime,
+            capacity,
             store,
             limits,
             access,
