@@ -5,7 +5,7 @@
 //! that was taken goes on where the process comes back with less: it is then held to what there is.
 //!
 //! Each deployment is looked at by itself: what all of them together ask for may be more than there is,
-//! and calls then wait for the pool, or instances are refused memory by the machine.
+//! and then calls wait for the pool, and the machine's memory may not suffice if all use all of theirs.
 //!
 //! The sizes of bodies are not held against anything: bodies are passed on as they come and never kept
 //! as a whole.

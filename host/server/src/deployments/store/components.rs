@@ -1,11 +1,11 @@
 //! The files of components: whole or not there.
 
+use super::private::{file_options, make_folder, sync_folder};
 use super::{Bounds, StoreError};
 use crate::deployments::digest::Digest;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fs::{self, DirBuilder, File};
+use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 const ENDING: &str = ".wasm";
@@ -142,11 +142,11 @@ impl ComponentFile {
     pub(super) fn write(&self, bytes: &[u8]) -> io::Result<()> {
         let half = self.folder.join(HALF);
         let written = (|| {
-            let mut file = File::create(&half)?;
+            let mut file = file_options().truncate(true).open(&half)?;
             file.write_all(bytes)?;
             file.sync_all()?;
             fs::rename(&half, &self.path)?;
-            File::open(&self.folder)?.sync_all()
+            sync_folder(&self.folder)
         })();
         if written.is_err() {
             // The next start sweeps it if this doesn't.
@@ -157,20 +157,5 @@ impl ComponentFile {
 
     pub(super) fn read(&self) -> io::Result<Vec<u8>> {
         fs::read(&self.path)
-    }
-}
-
-/// Makes a folder of this user alone, and those above it, and has its name on the disk.
-pub(super) fn make_folder(folder: &Path) -> io::Result<()> {
-    if folder.is_dir() {
-        return Ok(());
-    }
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)?;
-    match folder.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
-        _ => Ok(()),
     }
 }

@@ -3,12 +3,13 @@
 //! A new database is made under another name and then renamed, so that a kill in the midst of that
 //! leaves none rather than half of one.
 
+use super::private::{file_options, sync_folder, take_away};
 use super::{Kept, StoreError};
 use crate::deployments::name::Name;
 use crate::deployments::revision::{Record, Revision};
 use redb::{Builder, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What the tables hold. A later format gets a later number, and a way to read this one.
@@ -41,6 +42,7 @@ impl Database {
         if !path.exists() {
             make(folder, &path).map_err(fails)?;
         }
+        take_away(&path).map_err(|error| fails(redb::Error::Io(error)))?;
         let mut builder = Builder::new();
         builder.set_cache_size(CACHE);
         let redb = builder.open(&path).map_err(|error| fails(error.into()))?;
@@ -201,6 +203,10 @@ fn make(folder: &Path, path: &Path) -> Result<(), redb::Error> {
         }
         _ => {}
     }
+    file_options()
+        .create_new(true)
+        .open(&new)
+        .map_err(redb::Error::Io)?;
     let made = Builder::new().create(&new)?;
     let writing = made.begin_write()?;
     writing.open_table(ABOUT)?.insert("format", FORMAT)?;
@@ -209,7 +215,5 @@ fn make(folder: &Path, path: &Path) -> Result<(), redb::Error> {
     writing.commit()?;
     drop(made);
     fs::rename(&new, path).map_err(redb::Error::Io)?;
-    File::open(folder)
-        .and_then(|folder| folder.sync_all())
-        .map_err(redb::Error::Io)
+    sync_folder(folder).map_err(redb::Error::Io)
 }

@@ -18,6 +18,7 @@
 mod components;
 mod database;
 mod error;
+mod private;
 #[cfg(test)]
 mod tests;
 
@@ -97,11 +98,9 @@ impl Store {
     /// left over.
     pub fn open(folder: &Path, bounds: Bounds) -> Result<Self, StoreError> {
         let at = |cause| StoreError::folder(folder, cause);
-        components::make_folder(folder).map_err(at)?;
-        let lock = File::options()
-            .create(true)
+        private::make_folder(folder).map_err(at)?;
+        let lock = private::file_options()
             .truncate(false)
-            .write(true)
             .open(folder.join("lock"))
             .map_err(at)?;
         match lock.try_lock() {

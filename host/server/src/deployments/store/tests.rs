@@ -91,6 +91,36 @@ fn everything_is_there_after_a_restart() {
 }
 
 #[test]
+fn what_is_made_is_this_users_alone() {
+    let above = Scratch::new("private");
+    let scratch = Scratch(above.0.join("not/there/yet"));
+    let store = scratch.open();
+    deploy(&store, "a", b"one");
+    let mode = |path: &Path| {
+        let there = std::fs::metadata(path).expect("there");
+        there.permissions().mode() & 0o777
+    };
+    for folder in [&above.0, &above.0.join("not/there"), &scratch.0] {
+        assert_eq!(mode(folder), 0o700, "{}", folder.display());
+    }
+    let component = format!("components/{}.wasm", Digest::of(b"one").hex());
+    for file in ["lock", "deployments.redb", &component] {
+        assert_eq!(mode(&scratch.0.join(file)), 0o600, "{file}");
+    }
+    // A folder that is there is somebody's; a database that others could read is taken away from them.
+    drop(store);
+    let open_to_others = |path: &Path, mode| {
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(path, mode).expect("ours");
+    };
+    let database = scratch.0.join("deployments.redb");
+    open_to_others(&scratch.0, 0o755);
+    open_to_others(&database, 0o644);
+    assert_eq!(deploy(&scratch.open(), "a", b"two"), 2);
+    assert_eq!((mode(&scratch.0), mode(&database)), (0o755, 0o600));
+}
+
+#[test]
 fn a_store_is_one_processs() {
     let scratch = Scratch::new("locked");
     let store = scratch.open();
