@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+const FOLDER: &str = "components";
 const ENDING: &str = ".wasm";
 /// A file that is being written; there is never more than one.
 const HALF: &str = "being-written";
@@ -24,9 +25,24 @@ pub(super) struct Components {
 }
 
 impl Components {
+    /// How many there are in the store at `store`, whoever names them.
+    pub(super) fn count(store: &Path) -> io::Result<usize> {
+        let entries = match fs::read_dir(store.join(FOLDER)) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            Err(error) => return Err(error),
+        };
+        let mut count = 0;
+        for entry in entries {
+            let name = entry?.file_name();
+            count += usize::from(digest_of(&name.to_string_lossy()).is_some());
+        }
+        Ok(count)
+    }
+
     /// Looks at what is there; what is half written, and what is not in `used`, goes.
     pub(super) fn open(store: &Path, used: &BTreeSet<Digest>) -> io::Result<Self> {
-        let folder = store.join("components");
+        let folder = store.join(FOLDER);
         make_folder(&folder)?;
         let mut components = Components {
             folder,
@@ -38,8 +54,7 @@ impl Components {
             let entry = entry?;
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            let digest = name.strip_suffix(ENDING).and_then(Digest::from_hex);
-            match digest {
+            match digest_of(&name) {
                 Some(digest) if used.contains(&digest) => {
                     let bytes = entry.metadata()?.len();
                     components.files.insert(digest, bytes);
@@ -128,6 +143,11 @@ impl Components {
         }
         self.forget(digest);
     }
+}
+
+/// Whose file this is the name of.
+fn digest_of(name: &str) -> Option<Digest> {
+    name.strip_suffix(ENDING).and_then(Digest::from_hex)
 }
 
 /// A component's file.

@@ -3,6 +3,7 @@
 //! A new database is made under another name and then renamed, so that a kill in the midst of that
 //! leaves none rather than half of one.
 
+use super::components::Components;
 use super::private::{file_options, sync_folder, take_away};
 use super::{Kept, StoreError};
 use crate::deployments::name::Name;
@@ -32,17 +33,27 @@ pub(super) struct Database {
 }
 
 impl Database {
-    /// Opens or makes the database in `folder`, and reads it all.
+    /// Opens or makes the database in `folder`, and reads it all. None is made beside components: they
+    /// would be nobody's, and swept.
     pub(super) fn open(folder: &Path) -> Result<(Self, BTreeMap<Name, Kept>), StoreError> {
         let path = folder.join(FILE);
         let fails = |cause: redb::Error| StoreError::Database {
             path: path.clone(),
             cause: cause.to_string(),
         };
-        if !path.exists() {
+        let io = |cause| fails(redb::Error::Io(cause));
+        if !path.try_exists().map_err(io)? {
+            let components = Components::count(folder).map_err(io)?;
+            if components > 0 {
+                return Err(StoreError::NoDatabase {
+                    folder: folder.to_owned(),
+                    file: FILE,
+                    components,
+                });
+            }
             make(folder, &path).map_err(fails)?;
         }
-        take_away(&path).map_err(|error| fails(redb::Error::Io(error)))?;
+        take_away(&path).map_err(io)?;
         let mut builder = Builder::new();
         builder.set_cache_size(CACHE);
         let redb = builder.open(&path).map_err(|error| fails(error.into()))?;

@@ -19,8 +19,18 @@ pub enum StoreError {
         /// What the operating system said.
         cause: io::Error,
     },
+    /// There are components and no database that says whose they are.
+    #[error("the store {folder} holds {components} components, but its database {file} is gone; put it back, or, to begin anew, move the folder 'components' away as well", folder = folder.display())]
+    NoDatabase {
+        /// The store's folder.
+        folder: PathBuf,
+        /// The name of the database's file.
+        file: &'static str,
+        /// How many components there are.
+        components: usize,
+    },
     /// The database can't be read or written.
-    #[error("the store's database {path} fails: {cause}; check the disk, or move the file away to begin anew", path = path.display())]
+    #[error("the store's database {path} fails: {cause}; check the disk, or, to begin anew, move the whole folder away", path = path.display())]
     Database {
         /// The database's file.
         path: PathBuf,

@@ -152,7 +152,36 @@ fn another_format_and_a_damaged_database_are_refused() {
     assert!(error.to_string().contains("has format 99"), "{error}");
     std::fs::write(&path, b"not a database at all").expect("written");
     let error = scratch.open_with(Bounds::default()).expect_err("nonsense");
-    assert!(error.to_string().contains("move the file away"), "{error}");
+    let told = error.to_string();
+    assert!(told.contains("move the whole folder away"), "{error}");
+}
+
+#[test]
+fn components_without_their_database_are_not_swept() {
+    let scratch = Scratch::new("moved");
+    let store = scratch.open();
+    deploy(&store, "a", b"one");
+    drop(store);
+    let [path, aside] = ["deployments.redb", "aside"].map(|name| scratch.0.join(name));
+    std::fs::rename(&path, &aside).expect("ours");
+    let error = scratch
+        .open_with(Bounds::default())
+        .expect_err("it is gone");
+    let told = error.to_string();
+    assert!(
+        told.contains("holds 1 components, but its database deployments.redb is gone"),
+        "{told}"
+    );
+    assert_eq!(scratch.files().len(), 1);
+    assert!(!path.exists(), "none is made");
+    std::fs::rename(&aside, &path).expect("ours");
+    let store = scratch.open();
+    assert_eq!(store.read(Digest::of(b"one")).expect("there"), b"one");
+    // Without components there is nothing to lose.
+    drop(store);
+    std::fs::remove_file(&path).expect("ours");
+    std::fs::remove_dir_all(scratch.0.join("components")).expect("ours");
+    assert_eq!(scratch.open().list().len(), 0);
 }
 
 #[test]
