@@ -109,6 +109,8 @@ fn parent() {
     let mut known: BTreeMap<String, Known> = BTreeMap::new();
     let mut random = Random(0x5eed_0fc0_ffee);
     let mut acknowledged = 0;
+    // The highest number that was ever acknowledged of each, also of those that were removed.
+    let mut highest: BTreeMap<String, u64> = BTreeMap::new();
     for kill in 0..KILLS {
         let said = run_and_kill(&folder, &mut random, kill);
         // What was about to happen when the kill came may have happened or not.
@@ -134,6 +136,11 @@ fn parent() {
                 }
                 ["added", name, revision, component] => {
                     let latest = revision.parse().expect("a number");
+                    let before = highest.insert(name.to_owned(), latest);
+                    assert!(
+                        before.is_none_or(|before| latest > before),
+                        "{name} has {latest} again after kill {kill}"
+                    );
                     let share = Share {
                         revision: latest,
                         weight: 1,

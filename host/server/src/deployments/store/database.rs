@@ -8,7 +8,9 @@ use super::private::{file_options, sync_folder, take_away};
 use super::{Kept, StoreError};
 use crate::deployments::name::Name;
 use crate::deployments::revision::{Record, Revision};
-use redb::{Builder, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+use redb::{
+    Builder, ReadableDatabase, ReadableTable, TableDefinition, TableError, WriteTransaction,
+};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,6 +27,20 @@ const RECORDS: TableDefinition<&str, &[u8]> = TableDefinition::new("records");
 /// Name and number → [`Revision`] as JSON.
 const REVISIONS: TableDefinition<(&str, u64), &[u8]> = TableDefinition::new("revisions");
 
+/// Name of a deployment that was removed → the number of its latest revision, and when it was removed, in
+/// milliseconds since 1970. A database of before has no such table.
+const REMOVED: TableDefinition<&str, (u64, u64)> = TableDefinition::new("removed");
+
+/// What a database holds.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    /// The deployments.
+    pub(super) kept: BTreeMap<Name, Kept>,
+    /// Those that were removed, as far as that is remembered: the number of the latest revision, and
+    /// when, in milliseconds since 1970.
+    pub(super) removed: BTreeMap<Name, (u64, u64)>,
+}
+
 /// The open database.
 #[derive(Debug)]
 pub(super) struct Database {
@@ -35,7 +51,7 @@ pub(super) struct Database {
 impl Database {
     /// Opens or makes the database in `folder`, and reads it all. None is made beside components: they
     /// would be nobody's, and swept.
-    pub(super) fn open(folder: &Path) -> Result<(Self, BTreeMap<Name, Kept>), StoreError> {
+    pub(super) fn open(folder: &Path) -> Result<(Self, Contents), StoreError> {
         let path = folder.join(FILE);
         let fails = |cause: redb::Error| StoreError::Database {
             path: path.clone(),
@@ -61,7 +77,7 @@ impl Database {
             path: path.clone(),
             redb,
         };
-        let (found, kept) = database.read().map_err(fails)?;
+        let (found, contents) = database.read().map_err(fails)?;
         if found != FORMAT {
             return Err(StoreError::Format {
                 path: folder.to_owned(),
@@ -69,17 +85,17 @@ impl Database {
                 known: FORMAT,
             });
         }
-        Ok((database, kept?))
+        Ok((database, contents?))
     }
 
     /// The format, and all there is.
     #[allow(clippy::type_complexity)]
-    fn read(&self) -> Result<(u64, Result<BTreeMap<Name, Kept>, StoreError>), redb::Error> {
+    fn read(&self) -> Result<(u64, Result<Contents, StoreError>), redb::Error> {
         let reading = self.redb.begin_read()?;
         let about = reading.open_table(ABOUT)?;
         let format = about.get("format")?.map_or(0, |format| format.value());
         if format != FORMAT {
-            return Ok((format, Ok(BTreeMap::new())));
+            return Ok((format, Ok(Contents::default())));
         }
         let mut kept = BTreeMap::new();
         for row in reading.open_table(RECORDS)?.iter()? {
@@ -120,7 +136,21 @@ impl Database {
                 return Ok((format, Err(self.nonsense(&what))));
             }
         }
-        Ok((format, Ok(kept)))
+        let mut removed = BTreeMap::new();
+        match reading.open_table(REMOVED) {
+            Ok(table) => {
+                for row in table.iter()? {
+                    let (name, row) = row?;
+                    match name.value().parse::<Name>() {
+                        Ok(name) => removed.insert(name, row.value()),
+                        Err(error) => return Ok((format, Err(self.nonsense(&error.to_string())))),
+                    };
+                }
+            }
+            Err(TableError::TableDoesNotExist(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok((format, Ok(Contents { kept, removed })))
     }
 
     fn parse<T: serde::de::DeserializeOwned>(
@@ -143,6 +173,7 @@ impl Database {
     }
 
     /// Writes a deployment's record, a new revision, and that these revisions are gone: all or nothing.
+    /// With a new revision the deployment is not one that was removed.
     /// It is on the disk when this returns.
     pub(super) fn write(
         &self,
@@ -170,15 +201,28 @@ impl Database {
             }
             if let Some((number, json)) = &revision {
                 revisions.insert((name, *number), json.as_slice())?;
+                writing.open_table(REMOVED)?.remove(name)?;
             }
             Ok(())
         })
     }
 
-    /// Removes a deployment with these revisions.
-    pub(super) fn remove(&self, name: &Name, revisions: &[u64]) -> Result<(), StoreError> {
+    /// Removes a deployment with these revisions. Its latest number and the time stay, and those of
+    /// `forgotten` go.
+    pub(super) fn remove(
+        &self,
+        name: &Name,
+        revisions: &[u64],
+        latest: (u64, u64),
+        forgotten: Option<&Name>,
+    ) -> Result<(), StoreError> {
         let name = name.as_str();
         self.transact(|writing| {
+            let mut removed = writing.open_table(REMOVED)?;
+            if let Some(forgotten) = forgotten {
+                removed.remove(forgotten.as_str())?;
+            }
+            removed.insert(name, latest)?;
             writing.open_table(RECORDS)?.remove(name)?;
             let mut table = writing.open_table(REVISIONS)?;
             for number in revisions {

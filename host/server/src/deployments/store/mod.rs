@@ -64,6 +64,9 @@ impl Default for Bounds {
     }
 }
 
+/// Deployments that were removed and whose numbers are remembered; the oldest go first.
+const MOST_REMOVED: usize = 4096;
+
 /// A deployment as it is kept.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kept {
@@ -91,6 +94,8 @@ struct Inner {
     components: Components,
     /// What the database holds.
     kept: BTreeMap<Name, Kept>,
+    /// Deployments that were removed: the number of the latest revision, and when.
+    removed: BTreeMap<Name, (u64, u64)>,
 }
 
 impl Store {
@@ -110,8 +115,8 @@ impl Store {
             }
             Err(std::fs::TryLockError::Error(cause)) => return Err(at(cause)),
         }
-        let (database, kept) = Database::open(folder)?;
-        let used = named(&kept);
+        let (database, contents) = Database::open(folder)?;
+        let used = named(&contents.kept);
         let components = Components::open(folder, &used).map_err(at)?;
         Ok(Store {
             folder: folder.to_owned(),
@@ -119,7 +124,8 @@ impl Store {
             inner: Mutex::new(Inner {
                 database,
                 components,
-                kept,
+                kept: contents.kept,
+                removed: contents.removed,
             }),
             writing: Mutex::new(()),
             _lock: lock,
@@ -224,7 +230,10 @@ impl Store {
                 limit: self.bounds.deployments,
             });
         }
-        let number = before.map_or(0, |kept| kept.record.latest) + 1;
+        let number = match before {
+            Some(kept) => kept.record.latest,
+            None => inner.removed.get(&name).map_or(0, |(latest, _)| *latest),
+        } + 1;
         let revision = Revision {
             number,
             component: digest,
@@ -254,6 +263,7 @@ impl Store {
         inner
             .database
             .write(&name, &kept.record, Some(&revision), &dropped)?;
+        inner.removed.remove(&name);
         inner.kept.insert(name, kept);
         inner.components.named(digest);
         inner.sweep();
@@ -279,14 +289,24 @@ impl Store {
         })
     }
 
-    /// Removes a deployment with all its revisions, and the components that no other one names.
+    /// Removes a deployment with all its revisions, and the components that no other one names. The
+    /// numbers of its revisions are not given again when another one gets its name, unless 4,096 others
+    /// were removed since.
     pub fn remove(&self, name: &Name) -> Result<(), StoreError> {
         let inner = &mut *self.lock();
         let Some(kept) = inner.kept.get(name) else {
             return Err(unknown(name));
         };
         let numbers = Vec::from_iter(kept.revisions.keys().copied());
-        inner.database.remove(name, &numbers)?;
+        let latest = (kept.record.latest, now_ms());
+        let forgotten = surplus(&inner.removed);
+        inner
+            .database
+            .remove(name, &numbers, latest, forgotten.as_ref())?;
+        if let Some(forgotten) = forgotten {
+            inner.removed.remove(&forgotten);
+        }
+        inner.removed.insert(name.clone(), latest);
         inner.kept.remove(name);
         inner.sweep();
         Ok(())
@@ -375,6 +395,15 @@ fn retain(kept: &mut Kept, most: usize) -> Vec<u64> {
         kept.revisions.remove(number);
     }
     dropped
+}
+
+/// The one that was removed first, if there is no room for one more.
+fn surplus(removed: &BTreeMap<Name, (u64, u64)>) -> Option<Name> {
+    if removed.len() < MOST_REMOVED {
+        return None;
+    }
+    let oldest = removed.iter().min_by_key(|(_, (_, when))| *when)?;
+    Some(oldest.0.clone())
 }
 
 /// The components that revisions name.

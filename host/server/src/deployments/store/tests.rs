@@ -87,7 +87,58 @@ fn everything_is_there_after_a_restart() {
     drop(store);
     let store = scratch.open();
     assert_eq!(store.list().len(), 1);
-    assert_eq!(deploy(&store, "a", b"three"), 1, "a new one of that name");
+    assert_eq!(deploy(&store, "a", b"three"), 3, "no number is given twice");
+}
+
+#[test]
+fn the_numbers_of_a_removed_deployment_are_not_given_again() {
+    let scratch = Scratch::new("numbers");
+    let name: Name = "a".parse().expect("a name");
+    let mut store = scratch.open();
+    for number in [1, 2, 3] {
+        assert_eq!(deploy(&store, "a", b"one"), number);
+        store.remove(&name).expect("there");
+        if number == 2 {
+            drop(store);
+            store = scratch.open();
+        }
+    }
+    let back = store.set_traffic(&name, vec![share(3, 1)]);
+    assert!(matches!(back, Err(StoreError::NoDeployment(_))));
+    assert_eq!(deploy(&store, "a", b"two"), 4);
+    assert_eq!(deploy(&store, "a", b"two"), 5);
+    let back = store.set_traffic(&name, vec![share(3, 1)]);
+    assert!(matches!(back, Err(StoreError::NoRevision { .. })));
+    assert_eq!(deploy(&store, "b", b"two"), 1, "another name");
+}
+
+#[test]
+fn what_is_remembered_of_removed_deployments_is_bounded() {
+    let name = |number: usize| -> Name { format!("n{number}").parse().expect("a name") };
+    let removed = |count: usize| -> BTreeMap<Name, (u64, u64)> {
+        (0..count)
+            .map(|number| (name(number), (1, 7000 - number as u64)))
+            .collect()
+    };
+    assert_eq!(surplus(&removed(MOST_REMOVED - 1)), None);
+    assert_eq!(
+        surplus(&removed(MOST_REMOVED)),
+        Some(name(MOST_REMOVED - 1))
+    );
+    // A database that was written before it was remembered is read all the same.
+    let scratch = Scratch::new("before");
+    deploy(&scratch.open(), "a", b"one");
+    {
+        let redb = redb::Database::open(scratch.0.join("deployments.redb")).expect("closed");
+        let writing = redb.begin_write().expect("free");
+        let table = redb::TableDefinition::<&str, (u64, u64)>::new("removed");
+        assert!(
+            writing.delete_table(table).expect("it can go"),
+            "it was there"
+        );
+        writing.commit().expect("written");
+    }
+    assert_eq!(deploy(&scratch.open(), "a", b"two"), 2);
 }
 
 #[test]
