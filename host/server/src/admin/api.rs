@@ -373,6 +373,7 @@ impl From<ChangeError> for Problem {
         let problem = Problem::new(status, code, error.to_string());
         match error {
             ChangeError::Busy => problem.retry_after(AGAIN),
+            ChangeError::Store(StoreError::Crowded { wait, .. }) => problem.retry_after(wait),
             _ => problem,
         }
     }
@@ -411,6 +412,7 @@ fn kind(error: &ChangeError) -> (StatusCode, &'static str) {
             StoreError::Full { .. } | StoreError::TooMany { .. } => {
                 (StatusCode::INSUFFICIENT_STORAGE, "store-full")
             }
+            StoreError::Crowded { .. } => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
             StoreError::Damaged(_) => (StatusCode::INTERNAL_SERVER_ERROR, "damaged"),
             StoreError::Locked(_)
             | StoreError::NoDatabase { .. }

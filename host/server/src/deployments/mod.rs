@@ -10,6 +10,8 @@ mod bounded;
 mod capacity;
 mod change;
 mod digest;
+#[cfg(test)]
+mod fixture;
 mod load;
 mod manifest;
 mod name;

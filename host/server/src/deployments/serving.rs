@@ -4,6 +4,7 @@
 //! a request finds either all of a change or nothing of it.
 
 use super::capacity::Capacity;
+use super::name::Name;
 use super::revision::Share;
 use super::store::Store;
 use super::tally::Standing;
@@ -206,13 +207,37 @@ impl Inner {
         standings.insert(name.to_owned(), Arc::clone(standing));
     }
 
-    /// Forgets the standing of a deployment that there is not, or no more.
+    /// Whether this is what lasts of the deployment of this name, and not of one that was removed.
+    pub(super) fn stands(&self, name: &Name, standing: &Arc<Standing>) -> bool {
+        let standings = self
+            .standings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let now = standings.get(name.as_str());
+        now.is_some_and(|now| Arc::ptr_eq(now, standing))
+    }
+
+    /// Forgets what lasts of the deployment of this name: it was removed. A change that has it already
+    /// finds that it [stands](Inner::stands) no more.
+    pub(super) fn dismiss(&self, name: &str) {
+        let mut standings = self
+            .standings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        standings.remove(name);
+    }
+
+    /// Forgets the standing of a deployment that there is not, unless another change has it too, which
+    /// does this when it ends.
     pub(super) fn forget(&self, name: &str) {
         let mut standings = self
             .standings
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if !self.table().by_name.contains_key(name) {
+        let alone = standings
+            .get(name)
+            .is_some_and(|standing| Arc::strong_count(standing) == 1);
+        if alone && !self.table().by_name.contains_key(name) {
             standings.remove(name);
         }
     }

@@ -1,4 +1,8 @@
 //! The files of components: whole or not there.
+//!
+//! Those that no revision names are *loose*. One of them stays at least as long as a change holds it, and
+//! for the grace time after somebody was told that it is there: whoever uploaded it, or asked, means to
+//! deploy it. What is over that goes when room is needed, the oldest first.
 
 use super::private::{file_options, make_folder, sync_folder};
 use super::{Bounds, StoreError};
@@ -7,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 const FOLDER: &str = "components";
 const ENDING: &str = ".wasm";
@@ -20,8 +25,19 @@ pub(super) struct Components {
     files: BTreeMap<Digest, u64>,
     /// Bytes of all of them.
     total: u64,
-    /// Those that no revision names yet, the oldest first.
+    /// Those that no revision names, the oldest first.
     loose: VecDeque<Digest>,
+    /// Of those that are there: when somebody was last told so.
+    told: BTreeMap<Digest, Told>,
+    /// How many changes hold each.
+    held: BTreeMap<Digest, usize>,
+}
+
+#[derive(Debug)]
+struct Told {
+    when: Instant,
+    /// A revision has named it since.
+    used: bool,
 }
 
 impl Components {
@@ -49,6 +65,8 @@ impl Components {
             files: BTreeMap::new(),
             total: 0,
             loose: VecDeque::new(),
+            told: BTreeMap::new(),
+            held: BTreeMap::new(),
         };
         for entry in fs::read_dir(&components.folder)? {
             let entry = entry?;
@@ -81,24 +99,75 @@ impl Components {
         self.files.get(&digest).copied()
     }
 
-    /// Makes room for one more file of `bytes` among those that nobody names.
-    pub(super) fn make_room(&mut self, bytes: u64, bounds: &Bounds) -> Result<(), StoreError> {
-        let full = |components: &Self| {
-            components.total.saturating_add(bytes) > bounds.total_bytes
-                || components.loose.len() >= bounds.loose.max(1)
-        };
-        while full(self) {
-            match self.loose.pop_front() {
-                Some(digest) => self.remove(digest),
-                None => {
-                    return Err(StoreError::Full {
-                        used: self.total,
-                        limit: bounds.total_bytes,
-                    });
-                }
+    /// Somebody is told that it is there.
+    pub(super) fn told(&mut self, digest: Digest, now: Instant) {
+        if self.files.contains_key(&digest) {
+            let told = Told {
+                when: now,
+                used: false,
+            };
+            self.told.insert(digest, told);
+        }
+    }
+
+    /// A change needs it until it [releases](Components::release) it.
+    pub(super) fn hold(&mut self, digest: Digest) {
+        *self.held.entry(digest).or_default() += 1;
+    }
+
+    /// A change that held it needs it no more.
+    pub(super) fn release(&mut self, digest: Digest) {
+        if let Some(count) = self.held.get_mut(&digest) {
+            *count -= 1;
+            if *count == 0 {
+                self.held.remove(&digest);
             }
         }
-        Ok(())
+    }
+
+    /// Until when somebody may rely on it being there, if it is not held.
+    fn relied_on(&self, digest: &Digest, grace: Duration) -> Option<Instant> {
+        self.told.get(digest).map(|told| told.when + grace)
+    }
+
+    /// Makes room for one more file of `bytes` among those that nobody names.
+    pub(super) fn make_room(
+        &mut self,
+        bytes: u64,
+        bounds: &Bounds,
+        now: Instant,
+    ) -> Result<(), StoreError> {
+        loop {
+            let crowded = self.loose.len() >= bounds.loose.max(1);
+            if !crowded && self.total.saturating_add(bytes) <= bounds.total_bytes {
+                return Ok(());
+            }
+            let promised = |digest: &Digest| match self.told.get(digest) {
+                Some(told) if !told.used => told.when + bounds.grace > now,
+                _ => false,
+            };
+            let may_go = |digest: &Digest| !self.held.contains_key(digest) && !promised(digest);
+            let first = self.loose.iter().copied().find(may_go);
+            if let Some(digest) = first {
+                self.remove(digest);
+                continue;
+            }
+            if !crowded {
+                return Err(StoreError::Full {
+                    used: self.total,
+                    limit: bounds.total_bytes,
+                });
+            }
+            let first = self
+                .loose
+                .iter()
+                .filter_map(|digest| self.relied_on(digest, bounds.grace))
+                .min();
+            return Err(StoreError::Crowded {
+                limit: bounds.loose,
+                wait: first.map_or(bounds.grace, |first| first.saturating_duration_since(now)),
+            });
+        }
     }
 
     /// Its file was written.
@@ -113,10 +182,14 @@ impl Components {
     /// A revision names it from now on.
     pub(super) fn named(&mut self, digest: Digest) {
         self.loose.retain(|loose| *loose != digest);
+        if let Some(told) = self.told.get_mut(&digest) {
+            told.used = true;
+        }
     }
 
-    /// Drops the files that are neither in `used` nor new.
-    pub(super) fn sweep(&mut self, used: &BTreeSet<Digest>) {
+    /// Drops the files that are not in `used`, but for those that are loose already, and those that
+    /// are held or relied on, which are loose from now on.
+    pub(super) fn sweep(&mut self, used: &BTreeSet<Digest>, grace: Duration, now: Instant) {
         let left_over: Vec<_> = self
             .files
             .keys()
@@ -124,7 +197,14 @@ impl Components {
             .copied()
             .collect();
         for digest in left_over {
-            self.remove(digest);
+            let relied_on = self
+                .relied_on(&digest, grace)
+                .is_some_and(|until| until > now);
+            if relied_on || self.held.contains_key(&digest) {
+                self.loose.push_back(digest);
+            } else {
+                self.remove(digest);
+            }
         }
     }
 
@@ -133,7 +213,8 @@ impl Components {
         if let Some(bytes) = self.files.remove(&digest) {
             self.total -= bytes;
         }
-        self.named(digest);
+        self.loose.retain(|loose| *loose != digest);
+        self.told.remove(&digest);
     }
 
     fn remove(&mut self, digest: Digest) {

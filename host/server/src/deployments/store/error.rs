@@ -4,6 +4,7 @@ use crate::deployments::digest::Digest;
 use crate::deployments::name::Name;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Why the store did not do what it was asked to. Nothing is changed then.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +75,14 @@ pub enum StoreError {
         used: u64,
         /// Bytes that may be there.
         limit: u64,
+    },
+    /// Many were uploaded just now and are not deployed yet.
+    #[error("{limit} components that no revision names were uploaded or asked for just now; deploy them, or try again in {} s", wait.as_secs() + 1)]
+    Crowded {
+        /// How many of them are kept.
+        limit: usize,
+        /// When the first of them may go.
+        wait: Duration,
     },
     /// There are as many deployments as there may be.
     #[error("there are {limit} deployments, the most that are kept; remove one that nobody needs")]

@@ -7,8 +7,9 @@
 //!   synced. So it is there before the first revision that names it.
 //! - A revision is there with its deployment's new state, or neither is: one transaction of the
 //!   database. Whoever was told that a change was made finds it after any restart.
-//! - A file goes after the last revision that names it. What a kill leaves over, half files and files
-//!   that no revision names, is swept when the store is next opened.
+//! - A file goes after the last revision that names it, and never while a change [holds](Store::hold)
+//!   it or for [`Bounds::grace`] after somebody was told that it is there. What a kill leaves over, half
+//!   files and files that no revision names, is swept when the store is next opened.
 //! - One process has the store: a lock file says so.
 //!
 //! What it may grow to is bounded by [`Bounds`]. Changes wait for the disk, and [`Store::put`] and
@@ -34,7 +35,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// What a store may grow to.
 #[derive(Clone, Copy, Debug)]
@@ -48,8 +49,11 @@ pub struct Bounds {
     pub deployments: usize,
     /// Revisions kept of each, those that get requests apart; the oldest go first. 20.
     pub revisions: usize,
-    /// Components kept that no revision names yet; the oldest go first. 16.
+    /// Components kept that no revision names; the oldest go first. 16.
     pub loose: usize,
+    /// How long a component that no revision names stays after somebody was told that it is there: from
+    /// its upload to the deploy. 60 s.
+    pub grace: Duration,
 }
 
 impl Default for Bounds {
@@ -60,6 +64,7 @@ impl Default for Bounds {
             deployments: 256,
             revisions: 20,
             loose: 16,
+            grace: Duration::from_secs(60),
         }
     }
 }
@@ -153,13 +158,28 @@ impl Store {
         inner.kept.get(name).cloned().ok_or_else(|| unknown(name))
     }
 
-    /// Size of the component, if it is there.
+    /// Size of the component, if it is there. Then it stays for [`Bounds::grace`].
     pub fn component(&self, digest: Digest) -> Option<u64> {
-        self.lock().components.bytes(digest)
+        let components = &mut self.lock().components;
+        components.told(digest, Instant::now());
+        components.bytes(digest)
     }
 
-    /// Keeps a component; one that is there already is written anew, which mends a damaged one.
-    /// Returns whether it was not there before.
+    /// Has the component stay, which has to be there, whatever happens to the revisions that name it.
+    pub(crate) fn hold(&self, digest: Digest) -> Result<Hold<'_>, StoreError> {
+        let components = &mut self.lock().components;
+        if components.bytes(digest).is_none() {
+            return Err(StoreError::NoComponent(digest));
+        }
+        components.hold(digest);
+        Ok(Hold {
+            store: self,
+            digest,
+        })
+    }
+
+    /// Keeps a component, for [`Bounds::grace`] at least; one that is there already is written anew,
+    /// which mends a damaged one. Returns whether it was not there before.
     pub fn put(&self, digest: Digest, bytes: &[u8]) -> Result<bool, StoreError> {
         let found = Digest::of(bytes);
         if found != digest {
@@ -178,14 +198,19 @@ impl Store {
             let new = inner.components.bytes(digest).is_none();
             if new {
                 // Nobody else adds a component meanwhile.
-                inner.components.make_room(size, &self.bounds)?;
+                inner
+                    .components
+                    .make_room(size, &self.bounds, Instant::now())?;
             }
+            // One that is there isn't swept while it is written anew.
+            inner.components.told(digest, Instant::now());
             (inner.components.file(digest), new)
         };
         file.write(bytes)
             .map_err(|cause| StoreError::folder(&self.folder, cause))?;
         let inner = &mut *self.lock();
         inner.components.written(digest, size);
+        inner.components.told(digest, Instant::now());
         if named(&inner.kept).contains(&digest) {
             inner.components.named(digest);
         }
@@ -266,7 +291,7 @@ impl Store {
         inner.removed.remove(&name);
         inner.kept.insert(name, kept);
         inner.components.named(digest);
-        inner.sweep();
+        inner.sweep(self.bounds.grace);
         Ok(revision)
     }
 
@@ -289,7 +314,8 @@ impl Store {
         })
     }
 
-    /// Removes a deployment with all its revisions, and the components that no other one names. The
+    /// Removes a deployment with all its revisions, and the components that no other one names and
+    /// nobody relies on. The
     /// numbers of its revisions are not given again when another one gets its name, unless 4,096 others
     /// were removed since.
     pub fn remove(&self, name: &Name) -> Result<(), StoreError> {
@@ -308,7 +334,7 @@ impl Store {
         }
         inner.removed.insert(name.clone(), latest);
         inner.kept.remove(name);
-        inner.sweep();
+        inner.sweep(self.bounds.grace);
         Ok(())
     }
 
@@ -332,10 +358,24 @@ impl Store {
     }
 }
 
+/// Has a component stay as long as this is there.
+#[derive(Debug)]
+pub(crate) struct Hold<'a> {
+    store: &'a Store,
+    digest: Digest,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.store.lock().components.release(self.digest);
+    }
+}
+
 impl Inner {
-    /// Drops the files of components that no revision names any more.
-    fn sweep(&mut self) {
-        self.components.sweep(&named(&self.kept));
+    /// Drops the files of components that no revision names any more, and nobody relies on.
+    fn sweep(&mut self, grace: Duration) {
+        self.components
+            .sweep(&named(&self.kept), grace, Instant::now());
     }
 }
 

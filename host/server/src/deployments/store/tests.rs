@@ -1,4 +1,5 @@
 use super::*;
+use crate::deployments::fixture::manifest;
 use crate::deployments::revision::Share;
 use std::os::unix::fs::PermissionsExt;
 
@@ -13,8 +14,13 @@ impl Scratch {
         Scratch(folder)
     }
 
+    /// Without grace: what nobody names or holds goes at once.
     fn open(&self) -> Store {
-        self.open_with(Bounds::default()).expect("opens")
+        let bounds = Bounds {
+            grace: Duration::ZERO,
+            ..Bounds::default()
+        };
+        self.open_with(bounds).expect("opens")
     }
 
     fn open_with(&self, bounds: Bounds) -> Result<Store, StoreError> {
@@ -38,11 +44,6 @@ impl Drop for Scratch {
     }
 }
 
-fn manifest(name: &str, digest: Digest) -> Manifest {
-    let text = format!("name = '{name}'\ncomponent = '{digest}'\nroutes = ['/{name}']");
-    Manifest::from_toml(&text).expect("good")
-}
-
 fn put(store: &Store, bytes: &[u8]) -> Digest {
     let digest = Digest::of(bytes);
     store.put(digest, bytes).expect("there is room");
@@ -51,6 +52,12 @@ fn put(store: &Store, bytes: &[u8]) -> Digest {
 
 fn deploy(store: &Store, name: &str, bytes: &[u8]) -> u64 {
     let digest = put(store, bytes);
+    let revision = store.add(manifest(name, digest), true).expect("added");
+    revision.number
+}
+
+/// Deploys what is there already.
+fn deploy_kept(store: &Store, name: &str, digest: Digest) -> u64 {
     let revision = store.add(manifest(name, digest), true).expect("added");
     revision.number
 }
@@ -279,6 +286,7 @@ fn nothing_grows_beyond_its_bounds() {
         deployments: 2,
         revisions: 3,
         loose: 2,
+        grace: Duration::ZERO,
     };
     let store = scratch.open_with(bounds).expect("opens");
     let large = [7; 11];
@@ -322,6 +330,68 @@ fn nothing_grows_beyond_its_bounds() {
         matches!(error, StoreError::Full { limit: 25, .. }),
         "{error}"
     );
+}
+
+#[test]
+fn who_was_told_of_a_component_finds_it_when_it_deploys() {
+    let scratch = Scratch::new("grace");
+    let bounds = Bounds {
+        loose: 2,
+        grace: Duration::from_secs(3600),
+        ..Bounds::default()
+    };
+    let store = scratch.open_with(bounds).expect("opens");
+    let name: Name = "a".parse().expect("a name");
+    let one = Digest::of(b"one");
+    deploy(&store, "a", b"one");
+    // Whoever asks for it, or uploads it again, relies on it; then the one goes that named it.
+    assert_eq!(store.component(one), Some(3));
+    store.remove(&name).expect("there");
+    assert_eq!(deploy_kept(&store, "b", one), 1);
+    assert!(!store.put(one, b"one").expect("there"), "it is there");
+    store.remove(&"b".parse().expect("a name")).expect("there");
+    assert_eq!(deploy_kept(&store, "c", one), 1);
+    // Of more than there is room for, none goes that somebody waits to deploy.
+    let two = put(&store, b"two");
+    put(&store, b"three");
+    let error = store.put(Digest::of(b"four"), b"four").expect_err("two");
+    assert!(matches!(error, StoreError::Crowded { limit: 2, wait } if wait > Duration::ZERO));
+    deploy_kept(&store, "d", two);
+    deploy_kept(&store, "e", Digest::of(b"three"));
+    put(&store, b"four");
+    // One that was deployed since is left over for now, and makes room first.
+    store.remove(&"d".parse().expect("a name")).expect("there");
+    assert_eq!(scratch.files().len(), 4);
+    put(&store, b"five");
+    assert_eq!(store.component(two), None);
+    drop(store);
+    assert_eq!(scratch.files().len(), 4);
+    scratch.open();
+    assert_eq!(scratch.files().len(), 2, "only what is named");
+}
+
+#[test]
+fn what_a_change_holds_is_not_swept() {
+    let scratch = Scratch::new("held");
+    let bounds = Bounds {
+        loose: 1,
+        grace: Duration::ZERO,
+        ..Bounds::default()
+    };
+    let store = scratch.open_with(bounds).expect("opens");
+    let one = Digest::of(b"one");
+    deploy(&store, "a", b"one");
+    let held = [store.hold(one), store.hold(one)].map(|held| held.expect("there"));
+    store.remove(&"a".parse().expect("a name")).expect("there");
+    let error = store.put(Digest::of(b"two"), b"two").expect_err("one");
+    assert!(matches!(error, StoreError::Crowded { limit: 1, .. }));
+    let [held, other] = held;
+    drop(other);
+    assert_eq!(deploy_kept(&store, "b", one), 1);
+    drop(held);
+    store.remove(&"b".parse().expect("a name")).expect("there");
+    assert!(matches!(store.hold(one), Err(StoreError::NoComponent(_))));
+    assert_eq!(scratch.files().len(), 0);
 }
 
 #[test]
