@@ -388,7 +388,9 @@ fn kind(error: &ChangeError) -> (StatusCode, &'static str) {
         ChangeError::OtherName { .. } => (unprocessable, "other-name"),
         ChangeError::Digest(_) => (StatusCode::BAD_REQUEST, "bad-digest"),
         ChangeError::NoHandler => (unprocessable, "no-role"),
-        ChangeError::CompileTime { .. } => (unprocessable, "compile-time"),
+        ChangeError::CompileTime { .. } | ChangeError::CompiledTooLong { .. } => {
+            (unprocessable, "compile-time")
+        }
         ChangeError::RouteTaken { .. } => (StatusCode::CONFLICT, "route-taken"),
         ChangeError::OtherRoutes { .. } => (StatusCode::CONFLICT, "other-routes"),
         ChangeError::NothingBefore(_) => (StatusCode::CONFLICT, "nothing-before"),

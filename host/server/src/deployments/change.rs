@@ -47,6 +47,11 @@ pub(crate) enum ChangeError {
         limit.as_secs()
     )]
     CompileTime { limit: Duration },
+    #[error(
+        "the component was not compiled in time when it was last tried; make it smaller, or strip what it does not use; this one is tried again in {} s at the soonest",
+        wait.as_secs() + 1
+    )]
+    CompiledTooLong { wait: Duration },
     #[error("the route '{route}' belongs to '{holder}'; choose another, or remove that deployment")]
     RouteTaken { route: Prefix, holder: String },
     #[error(

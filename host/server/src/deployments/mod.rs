@@ -17,6 +17,7 @@ mod manifest;
 mod name;
 mod revision;
 mod serving;
+mod slow;
 mod store;
 mod tally;
 

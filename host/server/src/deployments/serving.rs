@@ -4,8 +4,10 @@
 //! a request finds either all of a change or nothing of it.
 
 use super::capacity::Capacity;
+use super::load::COMPILE_TIME;
 use super::name::Name;
 use super::revision::Share;
+use super::slow::Slow;
 use super::store::Store;
 use super::tally::Standing;
 use crate::metrics_text::Families;
@@ -17,6 +19,7 @@ use corral_runtime::{Limits, Plugin, Quota, Runtime};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
 use tokio::sync::Semaphore;
 
 /// Components that are compiled at once.
@@ -39,6 +42,8 @@ pub(super) struct Inner {
     /// Held while the store and the table are changed.
     pub(super) changing: tokio::sync::Mutex<()>,
     pub(super) compiling: Arc<Semaphore>,
+    pub(super) compile_time: Duration,
+    pub(super) slow: Mutex<Slow>,
     /// Changes under way, those that wait included.
     pub(super) changes: Arc<Semaphore>,
 }
@@ -97,6 +102,8 @@ impl Deployments {
             standings: Mutex::default(),
             changing: tokio::sync::Mutex::new(()),
             compiling: Arc::new(Semaphore::new(COMPILING)),
+            compile_time: COMPILE_TIME,
+            slow: Mutex::default(),
             changes: Arc::new(Semaphore::new(super::change::WAITING)),
         }))
     }
