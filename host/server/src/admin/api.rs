@@ -418,6 +418,7 @@ fn kind(error: &ChangeError) -> (StatusCode, &'static str) {
             StoreError::Damaged(_) => (StatusCode::INTERNAL_SERVER_ERROR, "damaged"),
             StoreError::Locked(_)
             | StoreError::NoDatabase { .. }
+            | StoreError::Unreadable { .. }
             | StoreError::Folder { .. }
             | StoreError::Database { .. }
             | StoreError::Format { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "store-fails"),

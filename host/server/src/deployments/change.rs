@@ -309,7 +309,7 @@ impl Inner {
     }
 
     /// From here on new requests go there. The routes were found free, under the lock.
-    fn install(&self, served: Served) {
+    pub(super) fn install(&self, served: Served) {
         let name = served.name.clone();
         let installed = self.replace(|by_name| {
             by_name.insert(served.name.clone(), Arc::new(served));

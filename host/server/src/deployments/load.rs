@@ -11,7 +11,7 @@ use super::Digest;
 use super::change::ChangeError;
 use super::manifest::Manifest;
 use super::revision::Share;
-use super::serving::{Deployments, Inner, Part, Served};
+use super::serving::{Inner, Part, Unloaded};
 use super::slow::Slow;
 use super::store::Kept;
 use super::tally::Standing;
@@ -21,7 +21,6 @@ use corral_runtime::{Limits, Plugin, Terms};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// How long a component may take to compile: some hundred times what one of a megabyte takes.
@@ -29,77 +28,8 @@ pub(super) const COMPILE_TIME: Duration = Duration::from_secs(60);
 
 /// How long a change waits for a place.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a deployment waits for one when a server starts: as long as all the others take.
-const PATIENCE_AT_START: Duration = Duration::from_secs(6 * 3600);
-
-impl Deployments {
-    /// Loads what the store has, as many at once as may be compiled. What can't be loaded does not
-    /// serve, says why, and keeps nobody else from it.
-    pub async fn restore(&self) {
-        let Some(store) = &self.0.store else {
-            return;
-        };
-        let mut loading = JoinSet::new();
-        for (name, kept) in store.list() {
-            let inner = Arc::clone(&self.0);
-            loading.spawn(async move { inner.restored(name.to_string(), kept).await });
-        }
-        while let Some(restored) = loading.join_next().await {
-            let Ok(served) = restored else {
-                tracing::error!("a deployment could not be restored: its loader crashed");
-                continue;
-            };
-            let _changing = self.0.changing.lock().await;
-            self.0.install_restored(served);
-        }
-    }
-}
 
 impl Inner {
-    async fn restored(self: Arc<Self>, name: String, kept: Kept) -> Served {
-        let standing = self.standing(&name);
-        let mut plugins = Vec::new();
-        let mut routes = Vec::new();
-        for share in &kept.record.traffic {
-            // The store has checked that it is there.
-            let Some(revision) = kept.revisions.get(&share.revision) else {
-                continue;
-            };
-            let manifest = &revision.manifest;
-            let loaded = self
-                .load(&standing, manifest, revision.component, PATIENCE_AT_START)
-                .await;
-            if let Err(error) = &loaded {
-                let number = share.revision;
-                tracing::error!("revision {number} of '{name}' cannot serve: {error}");
-            }
-            routes.clone_from(&manifest.routes);
-            let loaded = loaded
-                .inspect(|plugin| plugin.number(share.revision))
-                .map_err(|error| error.to_string());
-            plugins.push((*share, loaded));
-        }
-        let parts = self.parts(&standing, &kept, plugins);
-        Served::new(name, standing, routes, kept.record.paused, parts)
-    }
-
-    fn install_restored(&self, mut served: Served) {
-        if let Some((route, holder)) = self.holder(&served.name, &served.routes) {
-            let problem = ChangeError::RouteTaken { route, holder }.to_string();
-            tracing::error!("'{}' cannot serve: {problem}", served.name);
-            served.routes.clear();
-            for part in &mut served.parts {
-                part.plugin = Err(problem.clone());
-            }
-        }
-        let installed = self.replace(|by_name| {
-            by_name.insert(served.name.clone(), Arc::new(served));
-        });
-        if let Err(taken) = installed {
-            tracing::error!("a deployment cannot serve: {taken}");
-        }
-    }
-
     /// Compiles a component of the store and links it on the manifest's terms. The plugin has no number
     /// yet.
     pub(super) async fn load(
@@ -175,7 +105,7 @@ impl Inner {
         &self,
         standing: &Standing,
         kept: &Kept,
-        plugins: Vec<(Share, Result<Plugin, String>)>,
+        plugins: Vec<(Share, Result<Plugin, Unloaded>)>,
     ) -> Vec<Part> {
         let known = plugins.into_iter().filter_map(|(share, plugin)| {
             let revision = kept.revisions.get(&share.revision)?;

@@ -15,6 +15,7 @@ mod fixture;
 mod load;
 mod manifest;
 mod name;
+mod restore;
 mod revision;
 mod serving;
 mod slow;

@@ -4,6 +4,7 @@
 //! a request finds either all of a change or nothing of it.
 
 use super::capacity::Capacity;
+use super::change::ChangeError;
 use super::load::COMPILE_TIME;
 use super::name::Name;
 use super::revision::Share;
@@ -17,6 +18,7 @@ use crate::terms::{Access, Terms};
 use corral_engine::Kind;
 use corral_runtime::{Limits, Plugin, Quota, Runtime};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -73,7 +75,34 @@ pub(crate) struct Part {
     pub(crate) share: Share,
     pub(crate) terms: Terms,
     /// Its plugin, or why there is none.
-    pub(crate) plugin: Result<Plugin, String>,
+    pub(crate) plugin: Result<Plugin, Unloaded>,
+}
+
+/// Why a revision could not be loaded.
+#[derive(Clone, Debug)]
+pub(crate) struct Unloaded {
+    problem: String,
+    /// The reason may pass, so it is tried again.
+    pub(super) passing: bool,
+}
+
+impl Unloaded {
+    pub(super) fn new(problem: &ChangeError, passing: bool) -> Self {
+        Unloaded {
+            problem: problem.to_string(),
+            passing,
+        }
+    }
+}
+
+impl fmt::Display for Unloaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.problem)?;
+        match self.passing {
+            true => f.write_str("; it is tried again by itself"),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Why a deployment does not answer itself.

@@ -96,6 +96,16 @@ pub enum StoreError {
     /// A component isn't there.
     #[error("there is no component {0}; upload it first")]
     NoComponent(Digest),
+    /// A component's file can't be read now. It may be whole.
+    #[error(
+        "the file of component {digest} cannot be read: {cause}; check the disk, and the limit on open files (ulimit -n)"
+    )]
+    Unreadable {
+        /// The component.
+        digest: Digest,
+        /// What the operating system said.
+        cause: io::Error,
+    },
     /// A component's file isn't what it was.
     #[error("the file of component {0} is damaged or gone; upload it again")]
     Damaged(Digest),

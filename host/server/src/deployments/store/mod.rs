@@ -33,6 +33,7 @@ use components::Components;
 use database::Database;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -217,7 +218,8 @@ impl Store {
         Ok(new)
     }
 
-    /// A component's bytes, checked against its digest. A damaged file is no longer taken to be there.
+    /// A component's bytes, checked against its digest. A file that is damaged or gone is no longer taken
+    /// to be there; one that only can't be read now is.
     pub fn read(&self, digest: Digest) -> Result<Vec<u8>, StoreError> {
         // Read without the lock: a file that is there doesn't change.
         let file = {
@@ -227,11 +229,12 @@ impl Store {
             }
             inner.components.file(digest)
         };
-        let bytes = file.read();
-        if let Ok(bytes) = bytes
-            && Digest::of(&bytes) == digest
-        {
-            return Ok(bytes);
+        match file.read() {
+            Ok(bytes) if Digest::of(&bytes) == digest => return Ok(bytes),
+            Err(cause) if cause.kind() != ErrorKind::NotFound => {
+                return Err(StoreError::Unreadable { digest, cause });
+            }
+            Ok(_) | Err(_) => {}
         }
         self.lock().components.forget(digest);
         Err(StoreError::Damaged(digest))

@@ -271,6 +271,16 @@ fn a_damaged_component_is_noticed_and_mended() {
     assert_eq!(store.component(digest), None, "not taken to be there");
     put(&store, b"one");
     assert_eq!(store.read(digest).expect("mended"), b"one");
+    // What can't be read now is not taken to be damaged.
+    let aside = scratch.0.join("aside");
+    std::fs::rename(&file, &aside).expect("ours");
+    std::fs::create_dir(&file).expect("ours");
+    let error = store.read(digest).expect_err("a folder");
+    assert!(matches!(error, StoreError::Unreadable { .. }), "{error}");
+    assert_eq!(store.component(digest), Some(3));
+    std::fs::remove_dir(&file).expect("ours");
+    std::fs::rename(&aside, &file).expect("ours");
+    assert_eq!(store.read(digest).expect("whole"), b"one");
     for number in 0..20_u8 {
         put(&store, &[number]);
     }
