@@ -1,4 +1,4 @@
-//! Records and revisions in redb: one transaction for each change, on the disk when it is committed.
+//! Records and revisions in redb: one transaction for each change, synced when it is committed.
 //!
 //! A new database is made under another name and then renamed, so that a kill in the midst of that
 //! leaves none rather than half of one.
@@ -174,7 +174,7 @@ impl Database {
 
     /// Writes a deployment's record, a new revision, and that these revisions are gone: all or nothing.
     /// With a new revision the deployment is not one that was removed.
-    /// It is on the disk when this returns.
+    /// It was synced to the disk when this returns.
     pub(super) fn write(
         &self,
         name: &Name,

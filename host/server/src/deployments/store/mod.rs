@@ -12,6 +12,10 @@
 //!   files and files that no revision names, is swept when the store is next opened.
 //! - One process has the store: a lock file says so.
 //!
+//! That is shown by killing the process at hundreds of moments (`store_kill`). Where the power goes, or the
+//! system crashes, it rests on what is promised by others: that the disk keeps what was synced, and that
+//! the file system and redb come back with it. Nobody has tried that here.
+//!
 //! What it may grow to is bounded by [`Bounds`]. Changes wait for the disk, and [`Store::put`] and
 //! [`Store::read`] for as long as a component takes: not for async threads. Looking things up waits for
 //! the commit of a change at most.
