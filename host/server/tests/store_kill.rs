@@ -186,6 +186,13 @@ fn run_and_kill(folder: &Path, random: &mut Random, kill: u64) -> Vec<String> {
         reader.read_line(&mut line).expect("it opens the store");
         assert_eq!(line, "open\n", "at kill {kill}");
         said.push("open".to_owned());
+        // So that there is something to lose, however slow the machine is.
+        for _ in 0..random.below(6) {
+            line.clear();
+            reader.read_line(&mut line).expect("it says what it does");
+            let whole = line.strip_suffix('\n').expect("it lives");
+            said.push(whole.to_owned());
+        }
     }
     std::thread::sleep(Duration::from_micros(random.below(40_000)));
     child.kill().expect("a child of ours");
