@@ -137,6 +137,12 @@ fn what_cannot_be_deployed_says_why() {
             "no requests out",
         ),
         (
+            json!({"limits": {"concurrent": 225}}),
+            422,
+            "bad-manifest",
+            "at most 224 requests of one deployment at once",
+        ),
+        (
             json!({"routes": []}),
             422,
             "bad-manifest",
@@ -310,6 +316,41 @@ fn what_cannot_be_loaded_is_shown_and_others_serve() {
     upload(&corral, &other);
     deploy(&corral, &versioned("bad", &doomed, 2));
     assert_eq!(version(&corral, "bad"), "VERSION=2\n");
+}
+
+#[test]
+fn what_cannot_be_read_for_now_serves_when_it_can() {
+    let folder = scratch_folder();
+    let corral = with_store(&folder);
+    let digest = upload(&corral, &component("misbehave"));
+    deploy(&corral, &versioned("a", &digest, 1));
+    drop(corral);
+    let hex = digest.strip_prefix("sha256:").expect("a digest");
+    let file = folder.join(format!("components/{hex}.wasm"));
+    let aside = folder.join("aside");
+    std::fs::rename(&file, &aside).expect("there");
+    // It can be opened and not be read.
+    std::fs::create_dir(&file).expect("ours");
+    let corral = with_store(&folder);
+    corral.get("/a/env").problem(503, "deployment-failed");
+    let shown = show(&corral, "a");
+    let told = shown["deployment"]["traffic"][0]["problem"].as_str();
+    let told = told.expect("told");
+    assert!(
+        told.contains("cannot be read") && told.contains("tried again"),
+        "{told}"
+    );
+    std::fs::remove_dir(&file).expect("ours");
+    std::fs::rename(&aside, &file).expect("ours");
+    corral.wait_until("it is loaded", |metrics| {
+        metrics.get("corral_plugins_loaded") == 5.0
+    });
+    while corral.get("/a/env").status == 503 {
+        // It is loaded, and about to serve.
+        std::thread::yield_now();
+    }
+    assert_eq!(version(&corral, "a"), "VERSION=1\n");
+    assert_eq!(show(&corral, "a")["deployment"]["state"], "serving");
 }
 
 #[test]

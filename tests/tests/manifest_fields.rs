@@ -1,6 +1,6 @@
 //! Every field of corral.toml does what it says, and trips for nobody else.
 
-use corral_tests::deployments::{deploy, manifest, upload};
+use corral_tests::deployments::{deploy, manifest, upload, variant};
 use corral_tests::{Corral, artefacts, scratch_folder};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -135,10 +135,16 @@ fn limits_of_concurrent_and_waiting_requests() {
         json!({"limits": {"concurrent": 2, "queue": 0}, "priority": 1}),
     );
     corral.get("/a/ok").problem(503, "busy");
-    // One with others has its own.
-    house.deploy("a", json!({"limits": {"concurrent": 2, "queue": 1}}));
-    assert_eq!(corral.get("/a/ok").status, 200);
+    // One with others holds its own requests to them, and those of the old one count.
+    house.deploy("a", json!({"limits": {"concurrent": 3, "queue": 0}}));
+    let three = hold();
+    corral.get("/a/ok").problem(503, "busy");
     drop((one, two));
+    corral.wait_until("their places are free", |metrics| {
+        metrics.get("corral_plugin_instances") == 1.0
+    });
+    assert_eq!(corral.get("/a/ok").status, 200);
+    drop(three);
 }
 
 #[test]
@@ -172,6 +178,43 @@ fn quotas_hold_for_all_callers_and_from_one_revision_to_the_next() {
         let detail = answer.problem(403, "not-granted");
         assert!(detail.contains(limit), "{detail}");
     }
+    house.check_neighbours();
+}
+
+#[test]
+fn a_quota_changes_with_its_revision_and_not_before() {
+    let house = house(&[]);
+    let corral = &house.corral;
+    let allowing = |digest: &str, requests: u64| {
+        let limits = json!({"limits": {"requests-per-minute": requests}});
+        manifest("a", digest, limits).to_string()
+    };
+    house.deploy("a", json!({"limits": {"requests-per-minute": 3}}));
+    let misbehave = std::fs::read(artefacts::plugin("misbehave")).expect("readable");
+    let doomed = upload(corral, &variant(&misbehave, 1));
+    for digest in [&house.misbehave, &doomed] {
+        let path = "/deployments/a?traffic=false";
+        let answer = corral.ask_admin("POST", path, allowing(digest, 100));
+        assert_eq!(answer.status, 201, "{answer:?}");
+    }
+    let share = |revisions: [u64; 2]| {
+        let shares = revisions.map(|revision| json!({"revision": revision, "weight": 1}));
+        let body = json!({ "traffic": shares }).to_string();
+        corral.ask_admin("PUT", "/deployments/a/traffic", body)
+    };
+    // The second one is loaded before it is found that the third one can't be: nothing has changed.
+    let hex = doomed.strip_prefix("sha256:").expect("a digest");
+    let folder = house.token.parent().expect("in the store");
+    std::fs::remove_file(folder.join(format!("components/{hex}.wasm"))).expect("there");
+    share([2, 3]).problem(500, "damaged");
+    let ask = || corral.get("/a/ok").status;
+    assert_eq!([ask(), ask(), ask(), ask()], [200, 200, 200, 429]);
+    // Together each is held to its own, and what was used is the same for both.
+    assert_eq!(share([1, 2]).status, 200);
+    let answers: Vec<_> = (0..20).map(|_| ask()).collect();
+    let refused = answers.iter().filter(|status| **status == 429).count();
+    assert!((8..=12).contains(&refused), "{answers:?}");
+    assert!(answers.iter().all(|status| matches!(status, 200 | 429)));
     house.check_neighbours();
 }
 

@@ -53,6 +53,7 @@ pub use llama::{gguf, quiet_logs};
 pub use metrics::{Kind, Metric};
 pub use models::{
     Lease, ModelState, ModelStatus, Models, OpenError, Opening, Settings as ModelSettings,
+    machine_memory,
 };
 pub use progress::Progress;
 pub use sampling::{Sampler, TokenLogprobs};

@@ -1,18 +1,18 @@
 //! What the plugins of one deployment have in common, however often it is deployed anew.
 
-use crate::admission::Gate;
+use crate::admission::{Calls, Gate, Pool};
 use crate::logs::Logs;
-use crate::runtime::Shared;
+use crate::metrics::Counters;
 use crate::settings::Limits;
 use corral_engine::Tenant;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
-/// A deployment as the runtime knows it: who it is to the engines, its log, and its places. Cheap to
+/// A deployment as the runtime knows it: who it is to the engines, its log, and its calls. Cheap to
 /// clone.
 ///
 /// One revision's plugin after the other is loaded for it. What a prompt's beginning left in the
-/// cache is found by all of them; and while an old revision's calls end, both together keep to the
-/// bound on calls, unless the new one has another bound.
+/// cache is found by all of them; and calls that run or wait are counted once for all of them, where
+/// each revision's own are held to its own [`Limits`].
 #[derive(Clone, Debug)]
 pub struct Account(Arc<Inner>);
 
@@ -20,15 +20,15 @@ pub struct Account(Arc<Inner>);
 struct Inner {
     tenant: Tenant,
     logs: Arc<Logs>,
-    gate: Mutex<Weak<Gate>>,
+    calls: Arc<Calls>,
 }
 
 impl Account {
-    pub(crate) fn new(tenant: Tenant) -> Self {
+    pub(crate) fn new(tenant: Tenant, pool: &Arc<Pool>, counters: &Arc<Counters>) -> Self {
         Self(Arc::new(Inner {
             tenant,
             logs: Arc::default(),
-            gate: Mutex::default(),
+            calls: Arc::new(Calls::new(Arc::clone(pool), Arc::clone(counters))),
         }))
     }
 
@@ -42,21 +42,8 @@ impl Account {
         &self.0.logs
     }
 
-    /// The gate for plugins with these limits: the present one, if it has them too.
-    pub(crate) fn gate(&self, limits: &Limits, shared: &Shared) -> Arc<Gate> {
-        let mut present = self.0.gate.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(gate) = present.upgrade()
-            && gate.is_for(limits.concurrent, limits.queue)
-        {
-            return gate;
-        }
-        let gate = Arc::new(Gate::new(
-            limits.concurrent,
-            limits.queue,
-            Arc::clone(&shared.pool),
-            Arc::clone(&shared.counters),
-        ));
-        *present = Arc::downgrade(&gate);
-        gate
+    /// The gate for a plugin with these limits.
+    pub(crate) fn gate(&self, limits: &Limits) -> Gate {
+        Gate::new(Arc::clone(&self.0.calls), limits.concurrent, limits.queue)
     }
 }

@@ -66,7 +66,7 @@ struct Inner {
     environment: Vec<(String, String)>,
     /// The number of the revision that it is, once it has one.
     revision: OnceLock<u64>,
-    gate: Arc<Gate>,
+    gate: Gate,
     http: Option<Arc<ProxyPre<State>>>,
     cli: Option<CliPre>,
     calls: AtomicU64,
@@ -101,7 +101,7 @@ impl Plugin {
         shared.counters.loaded();
         Self(Arc::new(Inner {
             name: name.into(),
-            gate: account.gate(&terms.limits, &shared),
+            gate: account.gate(&terms.limits),
             limits: Arc::new(terms.limits),
             account: account.clone(),
             models,

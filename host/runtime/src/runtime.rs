@@ -1,6 +1,7 @@
 //! The runtime of the process.
 
 use crate::account::Account;
+use crate::admission::Pool;
 use crate::compiler::Compiler;
 use crate::engine::{Error, engine};
 use crate::linker::linker;
@@ -18,7 +19,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
-use tokio::sync::Semaphore;
 use wasmtime::Engine;
 use wasmtime::component::Linker;
 
@@ -64,7 +64,7 @@ pub(crate) struct Shared {
     pub(crate) engine: Engine,
     pub(crate) linker: Linker<State>,
     pub(crate) models: Models,
-    pub(crate) pool: Arc<Semaphore>,
+    pool: Arc<Pool>,
     pub(crate) ticker: Ticker,
     pub(crate) counters: Arc<Counters>,
     compiler: Compiler,
@@ -87,12 +87,11 @@ impl Runtime {
         let engine = engine(&settings)?;
         let linker = linker(&engine)?;
         let ticker = Ticker::start(&engine)?;
-        let instances = (settings.instances as usize).min(Semaphore::MAX_PERMITS);
         Ok(Self(Arc::new(Shared {
             engine,
             linker,
             models,
-            pool: Arc::new(Semaphore::new(instances)),
+            pool: Arc::new(Pool::new(settings.instances as usize)),
             ticker,
             counters: Arc::default(),
             compiler: Compiler::start()?,
@@ -101,9 +100,15 @@ impl Runtime {
         })))
     }
 
+    /// Calls of one deployment that can run at once, whatever its limits allow: all places of the pool
+    /// but one in eight, and one at least, which are kept for other deployments.
+    pub fn most_calls(&self) -> usize {
+        self.0.pool.most()
+    }
+
     /// A new deployment, whose plugins [`Runtime::plugin_for`] loads.
     pub fn account(&self) -> Account {
-        Account::new(self.0.new_tenant())
+        Account::new(self.0.new_tenant(), &self.0.pool, &self.0.counters)
     }
 
     /// Loads a plugin of a deployment of its own: [`Runtime::plugin_for`] a new account.

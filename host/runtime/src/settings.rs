@@ -26,7 +26,8 @@ pub(crate) const RANDOM_BYTES: u64 = 1 << 20;
 /// How the runtime is set up; one for the process.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Plugin instances that may live at once. Each takes some 17 GiB of address space (not of
+    /// Plugin instances that may live at once, of all deployments together: first come first served,
+    /// but for one in eight (and one at least) that no deployment gets if it has all the others. Each takes some 17 GiB of address space (not of
     /// memory): memory is used only where a plugin touches it.
     pub instances: u32,
     /// A folder of ours alone for compiled plugins; made with mode 0700 if it isn't there.
@@ -60,9 +61,11 @@ pub struct Limits {
     pub request_bytes: usize,
     /// Largest response body, in bytes.
     pub response_bytes: u64,
-    /// Calls of this plugin that may run at once.
+    /// Calls of the deployment that may run at once when one of this plugin begins, those of its other
+    /// revisions included. At most what the pool has for one deployment.
     pub concurrent: usize,
-    /// Calls that may wait for one of those to end.
+    /// Calls of the deployment that may wait, for one of those to end or for the pool, when one of this
+    /// plugin comes.
     pub queue: usize,
     /// How long a generation may wait for its turn; then it is refused. Without it, as long as the
     /// call has time.

@@ -109,6 +109,8 @@ fn parent() {
     let mut known: BTreeMap<String, Known> = BTreeMap::new();
     let mut random = Random(0x5eed_0fc0_ffee);
     let mut acknowledged = 0;
+    // The highest number that was ever acknowledged of each, also of those that were removed.
+    let mut highest: BTreeMap<String, u64> = BTreeMap::new();
     for kill in 0..KILLS {
         let said = run_and_kill(&folder, &mut random, kill);
         // What was about to happen when the kill came may have happened or not.
@@ -134,6 +136,11 @@ fn parent() {
                 }
                 ["added", name, revision, component] => {
                     let latest = revision.parse().expect("a number");
+                    let before = highest.insert(name.to_owned(), latest);
+                    assert!(
+                        before.is_none_or(|before| latest > before),
+                        "{name} has {latest} again after kill {kill}"
+                    );
                     let share = Share {
                         revision: latest,
                         weight: 1,
@@ -179,6 +186,13 @@ fn run_and_kill(folder: &Path, random: &mut Random, kill: u64) -> Vec<String> {
         reader.read_line(&mut line).expect("it opens the store");
         assert_eq!(line, "open\n", "at kill {kill}");
         said.push("open".to_owned());
+        // So that there is something to lose, however slow the machine is.
+        for _ in 0..random.below(6) {
+            line.clear();
+            reader.read_line(&mut line).expect("it says what it does");
+            let whole = line.strip_suffix('\n').expect("it lives");
+            said.push(whole.to_owned());
+        }
     }
     std::thread::sleep(Duration::from_micros(random.below(40_000)));
     child.kill().expect("a child of ours");

@@ -1,4 +1,4 @@
-//! Memory that the machine has left.
+//! Memory that the machine has, and has left.
 
 use std::path::{Path, PathBuf};
 
@@ -7,16 +7,34 @@ use std::path::{Path, PathBuf};
 /// the system does not say.
 pub fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok();
-    let machine = text.as_deref().and_then(available);
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok();
-    let groups = groups.as_deref().map_or_else(Vec::new, folders);
+    let machine = text.and_then(|text| line(&text, "MemAvailable:"));
+    let groups = groups();
     let groups = groups.iter().filter_map(|folder| left_in(folder));
     machine.into_iter().chain(groups).min()
 }
 
-fn available(meminfo: &str) -> Option<u64> {
+/// Bytes that a process can have when it has the machine to itself: the machine's, and what the control
+/// groups of this process allow. None where the system does not say.
+pub fn machine_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok();
+    let machine = text.and_then(|text| line(&text, "MemTotal:"));
+    let groups = groups();
+    let groups = groups.iter().filter_map(|folder| {
+        let max = std::fs::read_to_string(folder.join("memory.max")).ok()?;
+        max.trim().parse().ok()
+    });
+    machine.into_iter().chain(groups).min()
+}
+
+/// The folders of this process's groups.
+fn groups() -> Vec<PathBuf> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok();
+    groups.as_deref().map_or_else(Vec::new, folders)
+}
+
+fn line(meminfo: &str, name: &str) -> Option<u64> {
     let mut lines = meminfo.lines();
-    let line = lines.find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let line = lines.find_map(|line| line.strip_prefix(name))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kibibytes.checked_mul(1024)
 }
@@ -60,8 +78,9 @@ mod tests {
     #[test]
     fn what_linux_says_is_read() {
         let meminfo = "MemTotal:       100 kB\nMemAvailable:     40 kB\n";
-        assert_eq!(available(meminfo), Some(40 << 10));
-        assert_eq!(available("MemTotal: 1 kB\n"), None);
+        assert_eq!(line(meminfo, "MemAvailable:"), Some(40 << 10));
+        assert_eq!(line(meminfo, "MemTotal:"), Some(100 << 10));
+        assert_eq!(line("MemTotal: 1 kB\n", "MemAvailable:"), None);
         let stat = "anon 5\ninactive_file 30\n";
         assert_eq!(left("100\n", "90\n", stat), Some(40));
         assert_eq!(left("100\n", "190\n", stat), Some(0));
@@ -81,6 +100,8 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn this_machine_has_some() {
-        assert!(free_memory().is_some_and(|bytes| bytes > 1 << 20));
+        let free = free_memory().expect("Linux tells it");
+        let all = machine_memory().expect("Linux tells it");
+        assert!(1 << 20 < free && free <= all, "{free} of {all}");
     }
 }

@@ -19,6 +19,7 @@ mod residency;
 mod status;
 
 pub use lease::{Lease, Opening};
+pub use machine::machine_memory;
 pub use status::{ModelState, ModelStatus};
 
 use crate::config::Config;

@@ -86,34 +86,25 @@ pub(crate) struct TokenEntry {
     day: Option<Place>,
 }
 
-/// What was used, as far as a limit asks for it.
-#[derive(Clone, Debug)]
+/// What was used. Who asks says what is allowed, since several who are held to other limits may share
+/// one book.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Book {
-    allowance: Allowance,
     running: u32,
+    /// A sum is kept once somebody has had a limit for it.
     requests: Option<Window>,
     tokens_minute: Option<Window>,
     tokens_day: Option<Window>,
 }
 
 impl Book {
-    pub(crate) fn new(allowance: Allowance) -> Self {
-        let mut book = Self {
-            allowance: Allowance::default(),
-            running: 0,
-            requests: None,
-            tokens_minute: None,
-            tokens_day: None,
-        };
-        book.allow(allowance);
-        book
-    }
-
-    /// Other limits from now on. What was counted for a limit that stays, stays counted.
-    pub(crate) fn allow(&mut self, allowance: Allowance) {
-        let keep = |window: &mut Option<Window>, wanted: bool, (slot, count)| match wanted {
-            true => drop(window.get_or_insert_with(|| Window::new(slot, count))),
-            false => *window = None,
+    /// Keeps the sums that `allowance` needs, from now on. Those that are kept already stay as they
+    /// are, and none ends: there are three at most.
+    pub(crate) fn keep_for(&mut self, allowance: &Allowance) {
+        let keep = |window: &mut Option<Window>, wanted: bool, (slot, count)| {
+            if wanted {
+                window.get_or_insert_with(|| Window::new(slot, count));
+            }
         };
         let minute = allowance.tokens_per_minute.is_some();
         keep(
@@ -127,11 +118,6 @@ impl Book {
             allowance.tokens_per_day.is_some(),
             DAY,
         );
-        self.allowance = allowance;
-    }
-
-    pub(crate) fn allowance(&self) -> Allowance {
-        self.allowance
     }
 
     pub(crate) fn running(&self) -> u32 {
@@ -139,15 +125,15 @@ impl Book {
     }
 
     /// Whether a request may come in now: there is a place and a request left, and one token at least.
-    pub(crate) fn may_enter(&mut self, now: Duration) -> Result<(), No> {
-        let place = self.allowance.concurrent.and_then(|allowed| {
+    pub(crate) fn may_enter(&mut self, allowance: &Allowance, now: Duration) -> Result<(), No> {
+        let place = allowance.concurrent.and_then(|allowed| {
             (self.running >= allowed).then_some(No {
                 limit: Limit::Concurrent,
                 allowed: allowed.into(),
                 wait: (allowed > 0).then_some(PLACE),
             })
         });
-        let requests = self.allowance.requests_per_minute.map(u64::from);
+        let requests = allowance.requests_per_minute.map(u64::from);
         let requests = over(
             &mut self.requests,
             requests,
@@ -155,7 +141,7 @@ impl Book {
             now,
             1,
         );
-        [place, requests, self.over_tokens(now, 1)]
+        [place, requests, self.over_tokens(allowance, now, 1)]
             .into_iter()
             .flatten()
             .max_by_key(No::lasts)
@@ -178,11 +164,12 @@ impl Book {
     /// Whether a request that has reserved `so_far` may have so many `tokens` more, now.
     pub(crate) fn may_reserve(
         &mut self,
+        allowance: &Allowance,
         now: Duration,
         so_far: u64,
         tokens: u64,
     ) -> Result<(), No> {
-        if let Some(allowed) = self.allowance.tokens_per_request
+        if let Some(allowed) = allowance.tokens_per_request
             && so_far.saturating_add(tokens) > allowed
         {
             return Err(No {
@@ -191,7 +178,7 @@ impl Book {
                 wait: None,
             });
         }
-        self.over_tokens(now, tokens).map_or(Ok(()), Err)
+        self.over_tokens(allowance, now, tokens).map_or(Ok(()), Err)
     }
 
     /// Enters tokens. Whether it may, was asked before.
@@ -218,12 +205,8 @@ impl Book {
         }
     }
 
-    fn over_tokens(&mut self, now: Duration, tokens: u64) -> Option<No> {
-        let Allowance {
-            tokens_per_minute: per_minute,
-            tokens_per_day: per_day,
-            ..
-        } = self.allowance;
+    fn over_tokens(&mut self, allowance: &Allowance, now: Duration, tokens: u64) -> Option<No> {
+        let (per_minute, per_day) = (allowance.tokens_per_minute, allowance.tokens_per_day);
         let minute = over(
             &mut self.tokens_minute,
             per_minute,
@@ -275,6 +258,12 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
+    fn book_for(allowance: &Allowance) -> Book {
+        let mut book = Book::default();
+        book.keep_for(allowance);
+        book
+    }
+
     #[test]
     fn each_limit_says_no_by_itself() {
         let all = Allowance::default();
@@ -312,22 +301,28 @@ mod tests {
                 at(24 * 3600 + 15 * 60),
             ),
         ] {
-            let mut book = Book::new(allowance);
+            let mut book = book_for(&allowance);
             for _ in 0..2 {
-                assert_eq!(book.may_enter(at(0)), Ok(()), "{limit:?}");
+                assert_eq!(book.may_enter(&allowance, at(0)), Ok(()), "{limit:?}");
                 book.enter(at(0));
-                assert_eq!(book.may_reserve(at(0), 0, 10), Ok(()), "{limit:?}");
+                let may = book.may_reserve(&allowance, at(0), 0, 10);
+                assert_eq!(may, Ok(()), "{limit:?}");
                 book.reserve(at(0), 10);
             }
-            let no = book.may_enter(at(0)).expect_err("the third one");
+            let no = book
+                .may_enter(&allowance, at(0))
+                .expect_err("the third one");
             assert_eq!((no.limit, no.wait), (limit, Some(wait)));
         }
-        let mut book = Book::new(Allowance {
+        let allowance = Allowance {
             tokens_per_request: Some(20),
             ..all
-        });
-        assert_eq!(book.may_reserve(at(0), 10, 10), Ok(()));
-        let no = book.may_reserve(at(0), 11, 10).expect_err("21 of 20");
+        };
+        let mut book = book_for(&allowance);
+        assert_eq!(book.may_reserve(&allowance, at(0), 10, 10), Ok(()));
+        let no = book
+            .may_reserve(&allowance, at(0), 11, 10)
+            .expect_err("21 of 20");
         assert_eq!(
             (no.limit, no.allowed, no.wait),
             (Limit::TokensPerRequest, 20, None)
@@ -336,24 +331,30 @@ mod tests {
 
     #[test]
     fn what_is_never_allowed_has_no_time_to_come_again() {
-        let mut book = Book::new(Allowance {
+        let allowance = Allowance {
             tokens_per_minute: Some(10),
             tokens_per_day: Some(1000),
             ..Allowance::default()
-        });
-        let no = book.may_reserve(at(0), 0, 11).expect_err("11 of 10");
+        };
+        let mut book = book_for(&allowance);
+        let no = book
+            .may_reserve(&allowance, at(0), 0, 11)
+            .expect_err("11 of 10");
         assert_eq!((no.limit, no.wait), (Limit::TokensPerMinute, None));
     }
 
     #[test]
     fn the_longest_wait_is_told() {
-        let mut book = Book::new(Allowance {
+        let allowance = Allowance {
             tokens_per_minute: Some(10),
             tokens_per_day: Some(10),
             ..Allowance::default()
-        });
+        };
+        let mut book = book_for(&allowance);
         book.reserve(at(0), 10);
-        let no = book.may_reserve(at(0), 0, 1).expect_err("used up");
+        let no = book
+            .may_reserve(&allowance, at(0), 0, 1)
+            .expect_err("used up");
         assert_eq!(no.limit, Limit::TokensPerDay);
     }
 
@@ -366,33 +367,35 @@ mod tests {
             minute in 15..60_u64,
             day in 15..400_u64,
         ) {
-            let mut book = Book::new(Allowance {
+            let allowance = Allowance {
                 requests_per_minute: Some(requests),
                 tokens_per_minute: Some(minute),
                 tokens_per_day: Some(day),
                 ..Allowance::default()
-            });
+            };
+            let mut book = book_for(&allowance);
             let mut now = Duration::ZERO;
             for (after, tokens, unused) in events {
                 now += Duration::from_millis(after);
-                match book.may_enter(now) {
+                match book.may_enter(&allowance, now) {
                     Ok(()) => book.enter(now),
                     Err(no) => {
                         let wait = no.wait.expect("it comes back");
-                        prop_assert_eq!(book.clone().may_enter(now + wait), Ok(()));
+                        prop_assert_eq!(book.clone().may_enter(&allowance, now + wait), Ok(()));
                         let sooner = now + wait - Duration::from_nanos(1);
-                        prop_assert!(book.clone().may_enter(sooner).is_err());
+                        prop_assert!(book.clone().may_enter(&allowance, sooner).is_err());
                         continue;
                     }
                 }
-                match book.may_reserve(now, 0, tokens) {
+                match book.may_reserve(&allowance, now, 0, tokens) {
                     Ok(()) => {
                         let entry = book.reserve(now, tokens);
                         book.give_back(now, entry, unused.min(tokens));
                     }
                     Err(no) => {
                         let wait = no.wait.expect("it is less than the limits");
-                        prop_assert_eq!(book.clone().may_reserve(now + wait, 0, tokens), Ok(()));
+                        let may = book.clone().may_reserve(&allowance, now + wait, 0, tokens);
+                        prop_assert_eq!(may, Ok(()));
                     }
                 }
                 book.leave();
@@ -402,23 +405,30 @@ mod tests {
     }
 
     #[test]
-    fn other_limits_keep_what_was_counted() {
-        let mut book = Book::new(Allowance {
+    fn each_is_held_to_its_own_limits_over_one_book() {
+        let few = Allowance {
             requests_per_minute: Some(1),
             ..Allowance::default()
-        });
-        book.enter(at(0));
-        book.allow(Allowance {
+        };
+        let more = Allowance {
             requests_per_minute: Some(2),
             tokens_per_day: Some(5),
             ..Allowance::default()
-        });
-        assert_eq!(book.may_enter(at(1)), Ok(()));
+        };
+        let mut book = book_for(&few);
+        book.enter(at(0));
+        book.keep_for(&more);
+        assert_eq!(book.may_enter(&more, at(1)), Ok(()));
+        assert!(book.may_enter(&few, at(1)).is_err());
         book.enter(at(1));
-        assert!(book.may_enter(at(2)).is_err());
+        assert!(book.may_enter(&more, at(2)).is_err());
+        // A sum that nobody asks for at the time is kept all the same.
+        book.keep_for(&Allowance::default());
+        assert!(book.may_enter(&more, at(2)).is_err());
+        assert_eq!(book.may_enter(&Allowance::default(), at(2)), Ok(()));
         book.leave();
         book.leave();
         assert_eq!(book.running(), 0);
-        assert!(book.may_enter(at(61)).is_ok());
+        assert!(book.may_enter(&few, at(62)).is_ok());
     }
 }

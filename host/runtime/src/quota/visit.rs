@@ -7,8 +7,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How much one deployment, tenant or key may use, and what it has used.
+///
+/// [`Quota::held_to`] makes others with the same books: what is used of one is used of all, and each
+/// holds those who come by it to its own allowance.
 #[derive(Debug)]
 pub struct Quota {
+    /// Taken after the book's lock, or alone.
+    allowance: Mutex<Allowance>,
+    used: Arc<Used>,
+}
+
+/// Whose it is, and what was used.
+#[derive(Debug)]
+struct Used {
     kind: &'static str,
     name: String,
     since: Instant,
@@ -65,30 +76,59 @@ impl Quota {
     /// A quota that nothing was used of. It is known as a `kind` with a `name`, such as `tenant` and
     /// `alice`, in messages and metrics.
     pub fn new(kind: &'static str, name: impl Into<String>, allowance: Allowance) -> Arc<Self> {
-        Arc::new(Self {
+        let used = Used {
             kind,
             name: name.into(),
             since: Instant::now(),
-            book: Mutex::new(Book::new(allowance)),
+            book: Mutex::default(),
             requests: AtomicU64::new(0),
             tokens: AtomicU64::new(0),
             refused: Default::default(),
+        };
+        Self::over(Arc::new(used), allowance)
+    }
+
+    /// The same quota for those who are allowed something else: one book, another allowance. Nobody
+    /// else is allowed more or less by it.
+    pub fn held_to(&self, allowance: Allowance) -> Arc<Self> {
+        Self::over(Arc::clone(&self.used), allowance)
+    }
+
+    fn over(used: Arc<Used>, allowance: Allowance) -> Arc<Self> {
+        used.book().keep_for(&allowance);
+        Arc::new(Self {
+            allowance: Mutex::new(allowance),
+            used,
         })
+    }
+
+    /// Whether what is used of the one is used of the other.
+    pub fn shares_with(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.used, &other.used)
     }
 
     /// What it allows.
     pub fn allowance(&self) -> Allowance {
-        self.book().allowance()
+        *self
+            .allowance
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allows something else from now on. What was used stays used, as far as it is still limited.
+    /// Allows something else from now on, also to those who came by it before. What was used stays
+    /// used, as far as it was limited.
     pub fn allow(&self, allowance: Allowance) {
-        self.book().allow(allowance);
+        self.used.book().keep_for(&allowance);
+        *self
+            .allowance
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = allowance;
     }
 
     /// What was used of it, and how often it said no, each with labels for whose it is.
     pub fn metrics(&self) -> Vec<Metric> {
-        let labels = || vec![("kind", self.kind.to_owned()), ("name", self.name.clone())];
+        let used = &*self.used;
+        let labels = || vec![("kind", used.kind.to_owned()), ("name", used.name.clone())];
         let metric = |name, help, kind, labels, value: u64| Metric {
             name,
             help,
@@ -103,24 +143,24 @@ impl Quota {
                 "Requests that a quota let in.",
                 Kind::Counter,
                 labels(),
-                read(&self.requests),
+                read(&used.requests),
             ),
             metric(
                 "corral_quota_tokens_total",
                 "Tokens that were used of a quota: appended to sequences, and generated.",
                 Kind::Counter,
                 labels(),
-                read(&self.tokens),
+                read(&used.tokens),
             ),
             metric(
                 "corral_quota_requests",
                 "Requests of a quota that run.",
                 Kind::Gauge,
                 labels(),
-                self.book().running().into(),
+                used.book().running().into(),
             ),
         ];
-        for (limit, count) in Limit::ALL.into_iter().zip(&self.refused) {
+        for (limit, count) in Limit::ALL.into_iter().zip(&used.refused) {
             let count = read(count);
             if count > 0 {
                 let mut labels = labels();
@@ -136,7 +176,9 @@ impl Quota {
         }
         list
     }
+}
 
+impl Used {
     fn book(&self) -> MutexGuard<'_, Book> {
         // Every method leaves the books in order, wherever it might panic.
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
@@ -175,19 +217,25 @@ impl Visit {
     pub fn begin(quotas: Vec<Arc<Quota>>) -> Result<Arc<Self>, Refusal> {
         // All at once and in one order, so that two requests never wait for one another.
         let mut quotas = quotas;
-        quotas.sort_by_key(|quota| Arc::as_ptr(quota).addr());
-        quotas.dedup_by(|one, other| Arc::ptr_eq(one, other));
-        let mut books: Vec<_> = quotas.iter().map(|quota| (quota, quota.book())).collect();
+        quotas.sort_by_key(|quota| Arc::as_ptr(&quota.used).addr());
+        quotas.dedup_by(|one, other| one.shares_with(other));
+        let mut books: Vec<_> = quotas
+            .iter()
+            .map(|quota| (quota, quota.used.book()))
+            .collect();
         let refused = books
             .iter_mut()
-            .filter_map(|(quota, book)| Some((*quota, book.may_enter(quota.now()).err()?)))
+            .filter_map(|(quota, book)| {
+                let may = book.may_enter(&quota.allowance(), quota.used.now());
+                Some((*quota, may.err()?))
+            })
             .max_by_key(|(_, no)| no.lasts());
         if let Some((quota, no)) = refused {
-            return Err(quota.refuse(no));
+            return Err(quota.used.refuse(no));
         }
         for (quota, book) in &mut books {
-            book.enter(quota.now());
-            quota.requests.fetch_add(1, Ordering::Relaxed);
+            book.enter(quota.used.now());
+            quota.used.requests.fetch_add(1, Ordering::Relaxed);
         }
         drop(books);
         Ok(Arc::new(Self {
@@ -201,17 +249,19 @@ impl Visit {
         let mut books: Vec<_> = self
             .quotas
             .iter()
-            .map(|quota| (quota, quota.book()))
+            .map(|quota| (quota, quota.used.book()))
             .collect();
         let so_far = self.reserved.load(Ordering::Relaxed);
         let refused = books
             .iter_mut()
             .filter_map(|(quota, book)| {
-                Some((*quota, book.may_reserve(quota.now(), so_far, tokens).err()?))
+                let now = quota.used.now();
+                let may = book.may_reserve(&quota.allowance(), now, so_far, tokens);
+                Some((*quota, may.err()?))
             })
             .max_by_key(|(_, no)| no.lasts());
         if let Some((quota, no)) = refused {
-            let refusal = quota.refuse(no);
+            let refusal = quota.used.refuse(no);
             return Err(match no.wait {
                 Some(_) => Unreserved::Later(refusal),
                 None => Unreserved::Never(format!(
@@ -230,7 +280,7 @@ impl Visit {
         }
         let entries = books
             .iter_mut()
-            .map(|(quota, book)| book.reserve(quota.now(), tokens))
+            .map(|(quota, book)| book.reserve(quota.used.now(), tokens))
             .collect();
         drop(books);
         self.reserved.fetch_add(tokens, Ordering::Relaxed);
@@ -246,7 +296,7 @@ impl Visit {
 impl Drop for Visit {
     fn drop(&mut self) {
         for quota in &self.quotas {
-            quota.book().leave();
+            quota.used.book().leave();
         }
     }
 }
@@ -272,8 +322,9 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         let unused = self.tokens.saturating_sub(self.used);
         for (quota, entry) in self.visit.quotas.iter().zip(&self.entries) {
-            quota.book().give_back(quota.now(), *entry, unused);
-            quota.tokens.fetch_add(self.used, Ordering::Relaxed);
+            let used = &*quota.used;
+            used.book().give_back(used.now(), *entry, unused);
+            used.tokens.fetch_add(self.used, Ordering::Relaxed);
         }
         self.visit.reserved.fetch_sub(unused, Ordering::Relaxed);
     }
@@ -339,6 +390,31 @@ mod tests {
         // One that is named twice counts once.
         Visit::begin(vec![wide.clone(), wide.clone()]).expect("one is left");
         assert!(Visit::begin(vec![wide]).is_err());
+    }
+
+    #[test]
+    fn one_book_serves_several_allowances() {
+        let allowing = |requests| Allowance {
+            requests_per_minute: Some(requests),
+            ..Allowance::default()
+        };
+        let old = quota("one", allowing(2));
+        let new = old.held_to(allowing(4));
+        assert!(old.shares_with(&new) && !Arc::ptr_eq(&old, &new));
+        let visits = [&old, &new].map(|quota| Visit::begin(vec![quota.clone()]));
+        assert!(visits.iter().all(Result::is_ok));
+        let refusal = Visit::begin(vec![old.clone()]).expect_err("two have come");
+        assert_eq!(refusal.allowed, 2);
+        // Named with its like, it waits for no lock twice, and counts once.
+        Visit::begin(vec![new.clone(), new.held_to(Allowance::default())]).expect("the third");
+        Visit::begin(vec![new.clone()]).expect("the fourth");
+        assert_eq!(Visit::begin(vec![new]).expect_err("all four").allowed, 4);
+        Visit::begin(vec![old.held_to(Allowance::default())]).expect("no limit");
+        let counted = &old.metrics()[0];
+        assert_eq!(
+            (counted.name, counted.value),
+            ("corral_quota_requests_total", 5.0)
+        );
     }
 
     #[test]
@@ -416,6 +492,6 @@ mod tests {
         assert!(entered <= 100, "{entered}");
         // 33 reservations of 30, and the door stays open while a token is left.
         assert_eq!(reserved, 990);
-        assert_eq!(own.book().running(), 0);
+        assert_eq!(own.used.book().running(), 0);
     }
 }

@@ -373,6 +373,7 @@ impl From<ChangeError> for Problem {
         let problem = Problem::new(status, code, error.to_string());
         match error {
             ChangeError::Busy => problem.retry_after(AGAIN),
+            ChangeError::Store(StoreError::Crowded { wait, .. }) => problem.retry_after(wait),
             _ => problem,
         }
     }
@@ -387,7 +388,9 @@ fn kind(error: &ChangeError) -> (StatusCode, &'static str) {
         ChangeError::OtherName { .. } => (unprocessable, "other-name"),
         ChangeError::Digest(_) => (StatusCode::BAD_REQUEST, "bad-digest"),
         ChangeError::NoHandler => (unprocessable, "no-role"),
-        ChangeError::CompileTime { .. } => (unprocessable, "compile-time"),
+        ChangeError::CompileTime { .. } | ChangeError::CompiledTooLong { .. } => {
+            (unprocessable, "compile-time")
+        }
         ChangeError::RouteTaken { .. } => (StatusCode::CONFLICT, "route-taken"),
         ChangeError::OtherRoutes { .. } => (StatusCode::CONFLICT, "other-routes"),
         ChangeError::NothingBefore(_) => (StatusCode::CONFLICT, "nothing-before"),
@@ -411,8 +414,11 @@ fn kind(error: &ChangeError) -> (StatusCode, &'static str) {
             StoreError::Full { .. } | StoreError::TooMany { .. } => {
                 (StatusCode::INSUFFICIENT_STORAGE, "store-full")
             }
+            StoreError::Crowded { .. } => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
             StoreError::Damaged(_) => (StatusCode::INTERNAL_SERVER_ERROR, "damaged"),
             StoreError::Locked(_)
+            | StoreError::NoDatabase { .. }
+            | StoreError::Unreadable { .. }
             | StoreError::Folder { .. }
             | StoreError::Database { .. }
             | StoreError::Format { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "store-fails"),

@@ -216,7 +216,7 @@ impl DeploymentView {
 impl PartView {
     fn of(share: Share, part: Option<&Part>) -> Self {
         let problem = match part {
-            Some(part) => part.plugin.as_ref().err().cloned(),
+            Some(part) => part.plugin.as_ref().err().map(ToString::to_string),
             None => Some("it is not loaded; deploy it again, or restart the server".to_owned()),
         };
         PartView {

@@ -9,8 +9,9 @@ use super::load::PATIENCE;
 use super::manifest::{Manifest, ManifestError};
 use super::name::Name;
 use super::revision::{Record, Revision, Share};
-use super::serving::{Deployments, Inner, Part, Served};
+use super::serving::{Deployments, Inner, Served};
 use super::store::{Kept, Store, StoreError, check_traffic};
+use super::tally::Standing;
 use super::{Digest, DigestError};
 use crate::routes::Prefix;
 use corral_runtime::{Plugin, PluginError};
@@ -46,6 +47,11 @@ pub(crate) enum ChangeError {
         limit.as_secs()
     )]
     CompileTime { limit: Duration },
+    #[error(
+        "the component was not compiled in time when it was last tried; make it smaller, or strip what it does not use; this one is tried again in {} s at the soonest",
+        wait.as_secs() + 1
+    )]
+    CompiledTooLong { wait: Duration },
     #[error("the route '{route}' belongs to '{holder}'; choose another, or remove that deployment")]
     RouteTaken { route: Prefix, holder: String },
     #[error(
@@ -70,9 +76,7 @@ impl Deployments {
         self.apart(move |inner| async move {
             let name = manifest.name.to_string();
             let deployed = inner.deploy(manifest, activate).await;
-            if deployed.is_err() {
-                inner.forget(&name);
-            }
+            inner.forget(&name);
             deployed
         })
         .await
@@ -84,8 +88,12 @@ impl Deployments {
         name: Name,
         traffic: Vec<Share>,
     ) -> Result<Record, ChangeError> {
-        self.apart(move |inner| async move { inner.share(&name, traffic).await })
-            .await
+        self.apart(move |inner| async move {
+            let shared = inner.share(&name, traffic).await;
+            inner.forget(name.as_str());
+            shared
+        })
+        .await
     }
 
     /// Gives all requests to `revision`, or shares them out as they were before the last change.
@@ -106,7 +114,9 @@ impl Deployments {
                 }
                 None => kept.record.before,
             };
-            inner.share(&name, traffic).await
+            let shared = inner.share(&name, traffic).await;
+            inner.forget(name.as_str());
+            shared
         })
         .await
     }
@@ -143,7 +153,7 @@ impl Deployments {
             let _ = inner.replace(|by_name| {
                 by_name.remove(name.as_str());
             });
-            inner.forget(name.as_str());
+            inner.dismiss(name.as_str());
             Ok(())
         })
         .await
@@ -187,39 +197,49 @@ impl Inner {
         activate: bool,
     ) -> Result<Revision, ChangeError> {
         manifest.check()?;
+        self.capacity.check(&manifest.limits, &self.limits)?;
         let component: Digest = manifest.component.parse()?;
-        let store = self.store()?;
-        store
-            .component(component)
-            .ok_or(StoreError::NoComponent(component))?;
-        // Cheap refusals before the compiler; all is checked again under the lock.
-        self.free(&manifest.name, &manifest.routes)?;
-        let standing = self.standing(manifest.name.as_str());
-        let plugin = self.load(&standing, &manifest, component, PATIENCE).await?;
+        let _held = self.store()?.hold(component)?;
+        for _ in 0..ATTEMPTS {
+            // Cheap refusals before the compiler; all is checked again under the lock.
+            self.free(&manifest.name, &manifest.routes)?;
+            let standing = self.standing(manifest.name.as_str());
+            let plugin = self.load(&standing, &manifest, component, PATIENCE).await?;
 
-        let _changing = self.changing.lock().await;
-        self.free(&manifest.name, &manifest.routes)?;
+            let _changing = self.changing.lock().await;
+            if !self.stands(&manifest.name, &standing) {
+                // Removed meanwhile: what the plugin was loaded for is gone with all that it had.
+                continue;
+            }
+            self.free(&manifest.name, &manifest.routes)?;
+            return self.add(manifest, activate, &standing, plugin).await;
+        }
+        Err(ChangeError::Busy)
+    }
+
+    /// Adds a revision to the store and lets it serve, under the lock.
+    async fn add(
+        self: &Arc<Self>,
+        manifest: Manifest,
+        activate: bool,
+        standing: &Arc<Standing>,
+        plugin: Plugin,
+    ) -> Result<Revision, ChangeError> {
         let writer = Arc::clone(self);
         let revision = on_disk(move || Ok(writer.store()?.add(manifest, activate)?)).await?;
         plugin.number(revision.number);
-        let record = self.store()?.get(&revision.manifest.name)?.record;
-        let all = |share: &Share| share.revision == revision.number;
-        if record.traffic.iter().all(all) {
-            // Another first deploy of the same name may have come before this one.
-            let standing = self.standing(revision.manifest.name.as_str());
-            let part = Part {
-                share: record.traffic[0],
-                terms: self.call_terms(&standing, &revision.manifest),
-                plugin: Ok(plugin),
-            };
-            let served = Served::new(
+        let kept = self.store()?.get(&revision.manifest.name)?;
+        if let [share] = kept.record.traffic[..]
+            && share.revision == revision.number
+        {
+            let parts = self.parts(standing, &kept, vec![(share, Ok(plugin))]);
+            self.install(Served::new(
                 revision.manifest.name.to_string(),
-                standing,
+                Arc::clone(standing),
                 revision.manifest.routes.clone(),
-                record.paused,
-                vec![part],
-            );
-            self.install(served);
+                kept.record.paused,
+                parts,
+            ));
         }
         Ok(revision)
     }
@@ -237,33 +257,30 @@ impl Inner {
             let routes = Self::routes_of(&kept, &traffic)?;
             self.free(name, &routes)?;
             let standing = self.standing(name.as_str());
-            let mut parts = Vec::new();
+            let mut plugins = Vec::new();
             for share in &traffic {
-                parts.push(match self.loaded(name.as_str(), &kept, share) {
-                    Some(part) => part,
+                let plugin = match self.loaded(name.as_str(), share) {
+                    Some(plugin) => plugin,
                     None => {
                         let plugin = self.load_kept(&standing, &kept, share).await?;
                         plugin.number(share.revision);
-                        Part {
-                            share: *share,
-                            terms: self
-                                .call_terms(&standing, &kept.revisions[&share.revision].manifest),
-                            plugin: Ok(plugin),
-                        }
+                        plugin
                     }
-                });
+                };
+                plugins.push((*share, Ok(plugin)));
             }
             let _changing = self.changing.lock().await;
             let now = self.store()?.get(name)?;
             let same = traffic.iter().all(|share| {
                 now.revisions.get(&share.revision) == kept.revisions.get(&share.revision)
             });
-            if !same {
+            if !same || !self.stands(name, &standing) {
                 continue;
             }
             self.free(name, &routes)?;
             let (writer, named) = (Arc::clone(self), name.clone());
             let record = on_disk(move || Ok(writer.store()?.set_traffic(&named, traffic)?)).await?;
+            let parts = self.parts(&standing, &now, plugins);
             self.install(Served::new(
                 name.to_string(),
                 standing,
@@ -278,7 +295,7 @@ impl Inner {
 
     async fn load_kept(
         self: &Arc<Self>,
-        standing: &super::tally::Standing,
+        standing: &Standing,
         kept: &Kept,
         share: &Share,
     ) -> Result<Plugin, ChangeError> {
@@ -292,7 +309,7 @@ impl Inner {
     }
 
     /// From here on new requests go there. The routes were found free, under the lock.
-    fn install(&self, served: Served) {
+    pub(super) fn install(&self, served: Served) {
         let name = served.name.clone();
         let installed = self.replace(|by_name| {
             by_name.insert(served.name.clone(), Arc::new(served));
@@ -318,4 +335,80 @@ async fn on_disk<T: Send + 'static>(
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|_| ChangeError::Host)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::deployments::fixture::{Fixture, manifest, name};
+
+    #[tokio::test]
+    async fn a_deploy_beside_a_remove_makes_a_new_deployment() {
+        let fixture = Fixture::new();
+        let deployments = &fixture.deployments;
+        let inner = &deployments.0;
+        let component = fixture.upload(1);
+        let first = deployments.deploy(manifest("a", component), true).await;
+        assert_eq!(first.expect("good").number, 1);
+        let old = inner.standing("a");
+        // The next one waits for a place to be compiled.
+        let places = Arc::clone(&inner.compiling).acquire_many_owned(2).await;
+        let known = Arc::strong_count(&old);
+        let next = tokio::spawn({
+            let deployments = deployments.clone();
+            async move { deployments.deploy(manifest("a", component), true).await }
+        });
+        while Arc::strong_count(&old) == known {
+            tokio::task::yield_now().await;
+        }
+        deployments.remove(name("a")).await.expect("it is there");
+        drop(places);
+        // What it was told to deploy is there still, though nobody named it for a while.
+        let next = next.await.expect("no crash").expect("good");
+        assert_eq!(next.number, 2);
+        let served = deployments.get("a").expect("it serves");
+        let plugin = served.parts[0].plugin.as_ref().expect("loaded");
+        let now = served.standing.account.tenant();
+        assert_ne!(now, old.account.tenant());
+        assert_eq!(plugin.tenant(), now, "nothing of it is the old one's");
+        assert!(Arc::ptr_eq(
+            plugin.account().logs(),
+            served.standing.account.logs()
+        ));
+    }
+
+    #[tokio::test]
+    async fn nothing_stays_of_a_deploy_that_failed() {
+        let fixture = Fixture::new();
+        let deployments = &fixture.deployments;
+        let component = fixture.upload(1);
+        let mut wrong = manifest("a", component);
+        wrong.models = Some(vec!["none".to_owned()]);
+        let places = Arc::clone(&deployments.0.compiling)
+            .acquire_many_owned(2)
+            .await;
+        let begin = |manifest: Manifest| {
+            let deployments = deployments.clone();
+            tokio::spawn(async move { deployments.deploy(manifest, true).await })
+        };
+        let (failing, going) = (begin(wrong.clone()), begin(manifest("a", component)));
+        let both = || {
+            let standing = deployments.0.standing("a");
+            Arc::strong_count(&standing) == 4
+        };
+        while !both() {
+            tokio::task::yield_now().await;
+        }
+        drop(places);
+        failing.await.expect("no crash").expect_err("no such model");
+        going.await.expect("no crash").expect("good");
+        let served = deployments.get("a").expect("it serves");
+        assert!(deployments.0.stands(&name("a"), &served.standing));
+        wrong.name = name("b");
+        wrong.routes = manifest("b", component).routes;
+        let failed = deployments.deploy(wrong, true).await;
+        failed.expect_err("no such model");
+        let standings = deployments.0.standings.lock().expect("nobody panics");
+        assert_eq!(Vec::from_iter(standings.keys()), ["a"]);
+    }
 }

@@ -2,101 +2,34 @@
 //!
 //! A component is compiled on threads that give way to those that serve. There are at most so many
 //! at once, and each gets so long; one that takes longer is refused, and though nothing can stop it, it
-//! keeps its place until it ends, so that many of them can't pile up.
+//! keeps its place until it ends, so that many of them can't pile up. For an hour the same one is refused
+//! at once. What remains: as many others as there are places, none of which ever ends, take all of them
+//! until the process is started again. Then nothing new is compiled, which is said to be busy; what
+//! serves goes on, and so do changes that compile nothing.
 
 use super::Digest;
 use super::change::ChangeError;
 use super::manifest::Manifest;
 use super::revision::Share;
-use super::serving::{Deployments, Inner, Part, Served};
+use super::serving::{Inner, Part, Unloaded};
+use super::slow::Slow;
 use super::store::Kept;
 use super::tally::Standing;
 use crate::routes::Prefix;
 use crate::terms::Terms as CallTerms;
 use corral_runtime::{Limits, Plugin, Terms};
-use std::sync::Arc;
-use std::time::Duration;
-use tokio::task::JoinSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
 /// How long a component may take to compile: some hundred times what one of a megabyte takes.
-const COMPILE_TIME: Duration = Duration::from_secs(60);
+pub(super) const COMPILE_TIME: Duration = Duration::from_secs(60);
 
 /// How long a change waits for a place.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a deployment waits for one when a server starts: as long as all the others take.
-const PATIENCE_AT_START: Duration = Duration::from_secs(6 * 3600);
-
-impl Deployments {
-    /// Loads what the store has, as many at once as may be compiled. What can't be loaded does not
-    /// serve, says why, and keeps nobody else from it.
-    pub async fn restore(&self) {
-        let Some(store) = &self.0.store else {
-            return;
-        };
-        let mut loading = JoinSet::new();
-        for (name, kept) in store.list() {
-            let inner = Arc::clone(&self.0);
-            loading.spawn(async move { inner.restored(name.to_string(), kept).await });
-        }
-        while let Some(restored) = loading.join_next().await {
-            let Ok(served) = restored else {
-                tracing::error!("a deployment could not be restored: its loader crashed");
-                continue;
-            };
-            let _changing = self.0.changing.lock().await;
-            self.0.install_restored(served);
-        }
-    }
-}
 
 impl Inner {
-    async fn restored(self: Arc<Self>, name: String, kept: Kept) -> Served {
-        let standing = self.standing(&name);
-        let mut parts = Vec::new();
-        let mut routes = Vec::new();
-        for share in &kept.record.traffic {
-            // The store has checked that it is there.
-            let Some(revision) = kept.revisions.get(&share.revision) else {
-                continue;
-            };
-            let manifest = &revision.manifest;
-            let loaded = self
-                .load(&standing, manifest, revision.component, PATIENCE_AT_START)
-                .await;
-            if let Err(error) = &loaded {
-                let number = share.revision;
-                tracing::error!("revision {number} of '{name}' cannot serve: {error}");
-            }
-            routes.clone_from(&manifest.routes);
-            parts.push(Part {
-                share: *share,
-                terms: self.call_terms(&standing, manifest),
-                plugin: loaded
-                    .inspect(|plugin| plugin.number(share.revision))
-                    .map_err(|error| error.to_string()),
-            });
-        }
-        Served::new(name, standing, routes, kept.record.paused, parts)
-    }
-
-    fn install_restored(&self, mut served: Served) {
-        if let Some((route, holder)) = self.holder(&served.name, &served.routes) {
-            let problem = ChangeError::RouteTaken { route, holder }.to_string();
-            tracing::error!("'{}' cannot serve: {problem}", served.name);
-            served.routes.clear();
-            for part in &mut served.parts {
-                part.plugin = Err(problem.clone());
-            }
-        }
-        let installed = self.replace(|by_name| {
-            by_name.insert(served.name.clone(), Arc::new(served));
-        });
-        if let Err(taken) = installed {
-            tracing::error!("a deployment cannot serve: {taken}");
-        }
-    }
-
     /// Compiles a component of the store and links it on the manifest's terms. The plugin has no number
     /// yet.
     pub(super) async fn load(
@@ -106,15 +39,20 @@ impl Inner {
         component: Digest,
         patience: Duration,
     ) -> Result<Plugin, ChangeError> {
+        self.not_slow(component)?;
         let place = Arc::clone(&self.compiling).acquire_owned();
         let place = match timeout(patience, place).await {
             Ok(Ok(place)) => place,
             _ => return Err(ChangeError::Busy),
         };
+        // It may have run over for another one while this one waited.
+        self.not_slow(component)?;
+        let ended = Arc::new(AtomicBool::new(false));
         let inner = Arc::clone(self);
         let account = standing.account.clone();
         let name = manifest.name.to_string();
         let terms = self.terms(manifest);
+        let end = Arc::clone(&ended);
         let loading = tokio::spawn(async move {
             let reader = Arc::clone(&inner);
             let reading = tokio::task::spawn_blocking(move || {
@@ -124,28 +62,76 @@ impl Inner {
             let bytes = reading.await.map_err(|_| ChangeError::Host)??;
             let runtime = &inner.runtime;
             let plugin = runtime.plugin_for(&account, &name, bytes, terms).await?;
+            {
+                let mut slow = inner.slow();
+                end.store(true, Ordering::Relaxed);
+                slow.forget(component);
+            }
             drop(place);
             if !plugin.roles().http {
                 return Err(ChangeError::NoHandler);
             }
             Ok(plugin)
         });
-        match timeout(COMPILE_TIME, loading).await {
+        match timeout(self.compile_time, loading).await {
             Ok(loaded) => loaded.map_err(|_| ChangeError::Host)?,
-            Err(_) => Err(ChangeError::CompileTime {
-                limit: COMPILE_TIME,
-            }),
+            Err(_) => {
+                let mut slow = self.slow();
+                // Not if it was through at the last moment.
+                if !ended.load(Ordering::Relaxed) {
+                    slow.ran_over(component, Instant::now());
+                }
+                Err(ChangeError::CompileTime {
+                    limit: self.compile_time,
+                })
+            }
         }
     }
 
-    /// On what terms requests are let in.
-    pub(super) fn call_terms(&self, standing: &Standing, manifest: &Manifest) -> CallTerms {
-        let allowance = manifest.limits.allowance();
-        CallTerms {
-            access: manifest.access.unwrap_or(self.access),
-            quota: standing.quota(manifest.name.as_str(), allowance),
-            errors: manifest.error_format,
+    /// Whether nothing speaks against compiling it.
+    fn not_slow(&self, component: Digest) -> Result<(), ChangeError> {
+        match self.slow().refused(component, Instant::now()) {
+            Some(wait) => Err(ChangeError::CompiledTooLong { wait }),
+            None => Ok(()),
         }
+    }
+
+    fn slow(&self) -> MutexGuard<'_, Slow> {
+        self.slow.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Revisions that are to serve together, each on its own terms. Those that serve now keep theirs.
+    pub(super) fn parts(
+        &self,
+        standing: &Standing,
+        kept: &Kept,
+        plugins: Vec<(Share, Result<Plugin, Unloaded>)>,
+    ) -> Vec<Part> {
+        let known = plugins.into_iter().filter_map(|(share, plugin)| {
+            let revision = kept.revisions.get(&share.revision)?;
+            Some((share, plugin, &revision.manifest))
+        });
+        let known = Vec::from_iter(known);
+        let Some((_, _, manifest)) = known.first() else {
+            return Vec::new();
+        };
+        let allowances = known
+            .iter()
+            .map(|(_, _, manifest)| manifest.limits.allowance());
+        let quotas = standing.quotas(manifest.name.as_str(), &Vec::from_iter(allowances));
+        known
+            .into_iter()
+            .zip(quotas)
+            .map(|((share, plugin, manifest), quota)| Part {
+                share,
+                terms: CallTerms {
+                    access: manifest.access.unwrap_or(self.access),
+                    quota,
+                    errors: manifest.error_format,
+                },
+                plugin,
+            })
+            .collect()
     }
 
     /// The manifest's terms for the runtime, completed by the server's.
@@ -176,19 +162,14 @@ impl Inner {
         }
     }
 
-    /// The parts that `traffic` asks for, as far as they are loaded already.
-    pub(super) fn loaded(&self, name: &str, kept: &Kept, share: &Share) -> Option<Part> {
+    /// The plugin of a revision that is loaded already.
+    pub(super) fn loaded(&self, name: &str, share: &Share) -> Option<Plugin> {
         let table = self.table();
-        let served = table.by_name.get(name)?;
-        let part = served
-            .parts
+        let parts = &table.by_name.get(name)?.parts;
+        let part = parts
             .iter()
-            .find(|part| part.share.revision == share.revision && part.plugin.is_ok())?;
-        kept.revisions.get(&share.revision)?;
-        Some(Part {
-            share: *share,
-            ..part.clone()
-        })
+            .find(|part| part.share.revision == share.revision)?;
+        part.plugin.as_ref().ok().cloned()
     }
 
     /// The routes of all these revisions, which have to be the same for all.
@@ -209,5 +190,62 @@ impl Inner {
             }
         }
         Ok(routes.cloned().unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::deployments::fixture::{Fixture, manifest};
+    use std::sync::mpsc;
+
+    #[test]
+    fn what_ran_over_its_time_is_refused_at_once_until_it_is_through() {
+        // One thread for all that blocks, so that nothing is compiled while the test has it.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(1)
+            .build()
+            .expect("starts");
+        runtime.block_on(async {
+            let mut fixture = Fixture::new();
+            let component = fixture.upload(1);
+            let alone =
+                |fixture: &mut Fixture, limit| match Arc::get_mut(&mut fixture.deployments.0) {
+                    Some(inner) => {
+                        inner.compile_time = limit;
+                        true
+                    }
+                    None => false,
+                };
+            assert!(alone(&mut fixture, Duration::ZERO));
+            let (go, wait) = mpsc::channel::<()>();
+            let blocked = tokio::task::spawn_blocking(move || wait.recv());
+            let deploy = async |fixture: &Fixture| {
+                let manifest = manifest("a", component);
+                fixture.deployments.deploy(manifest, true).await
+            };
+            let error = deploy(&fixture).await.expect_err("it ran over");
+            assert!(
+                matches!(error, ChangeError::CompileTime { .. }),
+                "{error:?}"
+            );
+            // It has its place still; the second time it asks for none.
+            let places = || fixture.deployments.0.compiling.available_permits();
+            assert_eq!(places(), 1);
+            let error = deploy(&fixture).await.expect_err("it was tried just now");
+            assert!(
+                matches!(error, ChangeError::CompiledTooLong { .. }),
+                "{error:?}"
+            );
+            assert_eq!((places(), fixture.compiled()), (1, 0.0));
+            drop(go);
+            blocked.await.expect("no crash").expect_err("nothing came");
+            while !alone(&mut fixture, COMPILE_TIME) {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(fixture.compiled(), 1.0, "nothing could stop it");
+            assert_eq!(deploy(&fixture).await.expect("at once").number, 1);
+        });
     }
 }

@@ -97,13 +97,14 @@ impl Grants {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RequestedLimits {
-    /// Memory of one instance, in MiB.
+    /// Memory of one instance, in MiB. Times the requests at once it has to fit into the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<Whole<1, 4096>>,
     /// How long a request may take, its wait and its whole answer included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_seconds: Option<Seconds>,
-    /// How long the plugin may compute for a request; waiting costs nothing.
+    /// How long the plugin may compute for a request; waiting costs nothing. No longer than the request
+    /// may take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_seconds: Option<Seconds>,
     /// Largest body of a request, in KiB.
@@ -112,14 +113,16 @@ pub struct RequestedLimits {
     /// Largest body of an answer, in KiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_kib: Option<Whole<1, 4_194_304>>,
-    /// Requests at once, each in an instance of its own.
+    /// Requests at once, each in an instance of its own; those of other revisions that still run count.
+    /// At most as many as the server's pool of instances has for one deployment: all but one in eight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub concurrent: Option<Whole<1, 10_000>>,
-    /// Requests that may wait for one of those to end; more are told to come back.
+    /// Requests that may wait for one of those to end; more are told to come back. At most 16 for each
+    /// that the pool has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<Whole<0, 1_000_000>>,
     /// How long a generation may wait for its turn before it is refused; as long as the request has
-    /// time, when left out.
+    /// time, when left out, and no longer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_seconds: Option<Seconds>,
     /// The part of each model's cells that its sequences may have together while they run. A prompt that

@@ -7,13 +7,18 @@
 //! one, which is freed with the last of its requests.
 
 mod bounded;
+mod capacity;
 mod change;
 mod digest;
+#[cfg(test)]
+mod fixture;
 mod load;
 mod manifest;
 mod name;
+mod restore;
 mod revision;
 mod serving;
+mod slow;
 mod store;
 mod tally;
 

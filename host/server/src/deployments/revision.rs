@@ -12,7 +12,8 @@ pub const WEIGHT: u32 = 10_000;
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Revision {
-    /// Its number within the deployment: 1, 2, …; none is given twice.
+    /// Its number within the deployment: 1, 2, …; none is given twice, also where the deployment was
+    /// removed and another one has its name now.
     pub number: u64,
     /// The component's digest.
     pub component: Digest,

@@ -3,7 +3,12 @@
 //! Readers take the table as it is and hold it for a moment; a change puts another one in its place. So
 //! a request finds either all of a change or nothing of it.
 
+use super::capacity::Capacity;
+use super::change::ChangeError;
+use super::load::COMPILE_TIME;
+use super::name::Name;
 use super::revision::Share;
+use super::slow::Slow;
 use super::store::Store;
 use super::tally::Standing;
 use crate::metrics_text::Families;
@@ -13,8 +18,10 @@ use crate::terms::{Access, Terms};
 use corral_engine::Kind;
 use corral_runtime::{Limits, Plugin, Quota, Runtime};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
 use tokio::sync::Semaphore;
 
 /// Components that are compiled at once.
@@ -30,12 +37,15 @@ pub(super) struct Inner {
     /// What holds where a manifest says nothing.
     pub(super) limits: Limits,
     pub(super) access: Access,
+    pub(super) capacity: Capacity,
     table: RwLock<Arc<Table>>,
     /// Deployments by name, also while their first revision is being compiled.
     pub(super) standings: Mutex<BTreeMap<String, Arc<Standing>>>,
     /// Held while the store and the table are changed.
     pub(super) changing: tokio::sync::Mutex<()>,
     pub(super) compiling: Arc<Semaphore>,
+    pub(super) compile_time: Duration,
+    pub(super) slow: Mutex<Slow>,
     /// Changes under way, those that wait included.
     pub(super) changes: Arc<Semaphore>,
 }
@@ -65,7 +75,34 @@ pub(crate) struct Part {
     pub(crate) share: Share,
     pub(crate) terms: Terms,
     /// Its plugin, or why there is none.
-    pub(crate) plugin: Result<Plugin, String>,
+    pub(crate) plugin: Result<Plugin, Unloaded>,
+}
+
+/// Why a revision could not be loaded.
+#[derive(Clone, Debug)]
+pub(crate) struct Unloaded {
+    problem: String,
+    /// The reason may pass, so it is tried again.
+    pub(super) passing: bool,
+}
+
+impl Unloaded {
+    pub(super) fn new(problem: &ChangeError, passing: bool) -> Self {
+        Unloaded {
+            problem: problem.to_string(),
+            passing,
+        }
+    }
+}
+
+impl fmt::Display for Unloaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.problem)?;
+        match self.passing {
+            true => f.write_str("; it is tried again by itself"),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Why a deployment does not answer itself.
@@ -80,8 +117,13 @@ impl Deployments {
     /// No deployments yet. Those in `store` serve once they are [restored](Deployments::restore);
     /// `limits` and `access` hold where a manifest says nothing.
     pub fn new(runtime: Runtime, store: Option<Store>, limits: Limits, access: Access) -> Self {
+        let capacity = Capacity {
+            calls: runtime.most_calls(),
+            memory: corral_engine::machine_memory(),
+        };
         Deployments(Arc::new(Inner {
             runtime,
+            capacity,
             store,
             limits,
             access,
@@ -89,6 +131,8 @@ impl Deployments {
             standings: Mutex::default(),
             changing: tokio::sync::Mutex::new(()),
             compiling: Arc::new(Semaphore::new(COMPILING)),
+            compile_time: COMPILE_TIME,
+            slow: Mutex::default(),
             changes: Arc::new(Semaphore::new(super::change::WAITING)),
         }))
     }
@@ -140,7 +184,7 @@ impl Deployments {
         self.0.table().by_name.values().cloned().collect()
     }
 
-    /// The quotas, each once.
+    /// The quotas, one of those that share their books.
     pub(crate) fn quotas(&self) -> Vec<Arc<Quota>> {
         let mut quotas: Vec<Arc<Quota>> = Vec::new();
         for served in self.all() {
@@ -149,7 +193,7 @@ impl Deployments {
                 .iter()
                 .filter_map(|part| part.terms.quota.as_ref())
             {
-                if !quotas.iter().any(|seen| Arc::ptr_eq(seen, quota)) {
+                if !quotas.iter().any(|seen| seen.shares_with(quota)) {
                     quotas.push(Arc::clone(quota));
                 }
             }
@@ -199,13 +243,37 @@ impl Inner {
         standings.insert(name.to_owned(), Arc::clone(standing));
     }
 
-    /// Forgets the standing of a deployment that there is not, or no more.
+    /// Whether this is what lasts of the deployment of this name, and not of one that was removed.
+    pub(super) fn stands(&self, name: &Name, standing: &Arc<Standing>) -> bool {
+        let standings = self
+            .standings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let now = standings.get(name.as_str());
+        now.is_some_and(|now| Arc::ptr_eq(now, standing))
+    }
+
+    /// Forgets what lasts of the deployment of this name: it was removed. A change that has it already
+    /// finds that it [stands](Inner::stands) no more.
+    pub(super) fn dismiss(&self, name: &str) {
+        let mut standings = self
+            .standings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        standings.remove(name);
+    }
+
+    /// Forgets the standing of a deployment that there is not, unless another change has it too, which
+    /// does this when it ends.
     pub(super) fn forget(&self, name: &str) {
         let mut standings = self
             .standings
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if !self.table().by_name.contains_key(name) {
+        let alone = standings
+            .get(name)
+            .is_some_and(|standing| Arc::strong_count(standing) == 1);
+        if alone && !self.table().by_name.contains_key(name) {
             standings.remove(name);
         }
     }

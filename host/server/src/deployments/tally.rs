@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 pub(crate) struct Standing {
     /// Who it is to the runtime.
     pub(crate) account: Account,
-    /// What all its callers together may use, once a revision has limited that.
+    /// The books of what all its callers together use, once a revision that limits that has served.
     quota: OnceLock<Arc<Quota>>,
     requests: AtomicU64,
     /// Requests that the host answered with an error of its own, by its code. There are no more codes
@@ -30,17 +30,24 @@ impl Standing {
         }
     }
 
-    /// The quota for a revision that allows this much. What was used of it is not forgotten when a
-    /// revision allows another amount.
-    pub(crate) fn quota(&self, name: &str, allowance: Allowance) -> Option<Arc<Quota>> {
-        if allowance.is_unlimited() {
-            return None;
-        }
-        let quota = self
-            .quota
-            .get_or_init(|| Quota::new("deployment", name, allowance));
-        quota.allow(allowance);
-        Some(Arc::clone(quota))
+    /// A quota for each revision of those that serve together, which allow this much each.
+    ///
+    /// What was used is one book for the deployment, whichever revision used it, and is not forgotten
+    /// when another one takes over. Each request is held to what its own revision allows of that: so
+    /// where two share the requests and one allows 10 a minute and the other 100, the first one
+    /// answers while fewer than 10 have come in all. One without limits is counted too, once another
+    /// one has had some.
+    pub(crate) fn quotas(&self, name: &str, allowances: &[Allowance]) -> Vec<Option<Arc<Quota>>> {
+        let limited = allowances.iter().any(|allowance| !allowance.is_unlimited());
+        let books = match limited {
+            true => Some(
+                self.quota
+                    .get_or_init(|| Quota::new("deployment", name, Allowance::default())),
+            ),
+            false => self.quota.get(),
+        };
+        let held = |allowance: &Allowance| Some(books?.held_to(*allowance));
+        allowances.iter().map(held).collect()
     }
 
     /// A request came for it.
@@ -73,5 +80,41 @@ impl Standing {
                 *count as f64,
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use corral_engine::Models;
+    use corral_runtime::{Runtime, Settings, Visit};
+
+    fn requests(number: u32) -> Allowance {
+        Allowance {
+            requests_per_minute: Some(number),
+            ..Allowance::default()
+        }
+    }
+
+    #[test]
+    fn revisions_share_what_was_used_and_keep_what_they_allow() {
+        let settings = Settings {
+            instances: 1,
+            ..Settings::default()
+        };
+        let runtime = Runtime::new(settings, Models::loaded(Vec::new())).expect("starts");
+        let standing = Standing::new(runtime.account());
+        let none = Allowance::default();
+        assert_eq!(standing.quotas("a", &[none]).iter().flatten().count(), 0);
+        let first = standing.quotas("a", &[requests(2)]).remove(0);
+        let enter = |quota: &Option<Arc<Quota>>| Visit::begin(Vec::from_iter(quota.clone()));
+        enter(&first).expect("one of two");
+        // Terms that are made for other revisions change nothing for those that serve.
+        let split = standing.quotas("a", &[none, requests(4)]);
+        enter(&first).expect("two of two");
+        assert_eq!(enter(&first).expect_err("three of two").allowed, 2);
+        enter(&split[1]).expect("three of four");
+        enter(&split[0]).expect("not limited, and counted");
+        assert_eq!(enter(&split[1]).expect_err("five of four").allowed, 4);
     }
 }

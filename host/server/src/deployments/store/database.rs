@@ -1,14 +1,18 @@
-//! Records and revisions in redb: one transaction for each change, on the disk when it is committed.
+//! Records and revisions in redb: one transaction for each change, synced when it is committed.
 //!
 //! A new database is made under another name and then renamed, so that a kill in the midst of that
 //! leaves none rather than half of one.
 
+use super::components::Components;
+use super::private::{file_options, sync_folder, take_away};
 use super::{Kept, StoreError};
 use crate::deployments::name::Name;
 use crate::deployments::revision::{Record, Revision};
-use redb::{Builder, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+use redb::{
+    Builder, ReadableDatabase, ReadableTable, TableDefinition, TableError, WriteTransaction,
+};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What the tables hold. A later format gets a later number, and a way to read this one.
@@ -23,6 +27,20 @@ const RECORDS: TableDefinition<&str, &[u8]> = TableDefinition::new("records");
 /// Name and number → [`Revision`] as JSON.
 const REVISIONS: TableDefinition<(&str, u64), &[u8]> = TableDefinition::new("revisions");
 
+/// Name of a deployment that was removed → the number of its latest revision, and when it was removed, in
+/// milliseconds since 1970. A database of before has no such table.
+const REMOVED: TableDefinition<&str, (u64, u64)> = TableDefinition::new("removed");
+
+/// What a database holds.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    /// The deployments.
+    pub(super) kept: BTreeMap<Name, Kept>,
+    /// Those that were removed, as far as that is remembered: the number of the latest revision, and
+    /// when, in milliseconds since 1970.
+    pub(super) removed: BTreeMap<Name, (u64, u64)>,
+}
+
 /// The open database.
 #[derive(Debug)]
 pub(super) struct Database {
@@ -31,16 +49,27 @@ pub(super) struct Database {
 }
 
 impl Database {
-    /// Opens or makes the database in `folder`, and reads it all.
-    pub(super) fn open(folder: &Path) -> Result<(Self, BTreeMap<Name, Kept>), StoreError> {
+    /// Opens or makes the database in `folder`, and reads it all. None is made beside components: they
+    /// would be nobody's, and swept.
+    pub(super) fn open(folder: &Path) -> Result<(Self, Contents), StoreError> {
         let path = folder.join(FILE);
         let fails = |cause: redb::Error| StoreError::Database {
             path: path.clone(),
             cause: cause.to_string(),
         };
-        if !path.exists() {
+        let io = |cause| fails(redb::Error::Io(cause));
+        if !path.try_exists().map_err(io)? {
+            let components = Components::count(folder).map_err(io)?;
+            if components > 0 {
+                return Err(StoreError::NoDatabase {
+                    folder: folder.to_owned(),
+                    file: FILE,
+                    components,
+                });
+            }
             make(folder, &path).map_err(fails)?;
         }
+        take_away(&path).map_err(io)?;
         let mut builder = Builder::new();
         builder.set_cache_size(CACHE);
         let redb = builder.open(&path).map_err(|error| fails(error.into()))?;
@@ -48,7 +77,7 @@ impl Database {
             path: path.clone(),
             redb,
         };
-        let (found, kept) = database.read().map_err(fails)?;
+        let (found, contents) = database.read().map_err(fails)?;
         if found != FORMAT {
             return Err(StoreError::Format {
                 path: folder.to_owned(),
@@ -56,17 +85,17 @@ impl Database {
                 known: FORMAT,
             });
         }
-        Ok((database, kept?))
+        Ok((database, contents?))
     }
 
     /// The format, and all there is.
     #[allow(clippy::type_complexity)]
-    fn read(&self) -> Result<(u64, Result<BTreeMap<Name, Kept>, StoreError>), redb::Error> {
+    fn read(&self) -> Result<(u64, Result<Contents, StoreError>), redb::Error> {
         let reading = self.redb.begin_read()?;
         let about = reading.open_table(ABOUT)?;
         let format = about.get("format")?.map_or(0, |format| format.value());
         if format != FORMAT {
-            return Ok((format, Ok(BTreeMap::new())));
+            return Ok((format, Ok(Contents::default())));
         }
         let mut kept = BTreeMap::new();
         for row in reading.open_table(RECORDS)?.iter()? {
@@ -107,7 +136,21 @@ impl Database {
                 return Ok((format, Err(self.nonsense(&what))));
             }
         }
-        Ok((format, Ok(kept)))
+        let mut removed = BTreeMap::new();
+        match reading.open_table(REMOVED) {
+            Ok(table) => {
+                for row in table.iter()? {
+                    let (name, row) = row?;
+                    match name.value().parse::<Name>() {
+                        Ok(name) => removed.insert(name, row.value()),
+                        Err(error) => return Ok((format, Err(self.nonsense(&error.to_string())))),
+                    };
+                }
+            }
+            Err(TableError::TableDoesNotExist(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok((format, Ok(Contents { kept, removed })))
     }
 
     fn parse<T: serde::de::DeserializeOwned>(
@@ -130,7 +173,8 @@ impl Database {
     }
 
     /// Writes a deployment's record, a new revision, and that these revisions are gone: all or nothing.
-    /// It is on the disk when this returns.
+    /// With a new revision the deployment is not one that was removed.
+    /// It was synced to the disk when this returns.
     pub(super) fn write(
         &self,
         name: &Name,
@@ -157,15 +201,28 @@ impl Database {
             }
             if let Some((number, json)) = &revision {
                 revisions.insert((name, *number), json.as_slice())?;
+                writing.open_table(REMOVED)?.remove(name)?;
             }
             Ok(())
         })
     }
 
-    /// Removes a deployment with these revisions.
-    pub(super) fn remove(&self, name: &Name, revisions: &[u64]) -> Result<(), StoreError> {
+    /// Removes a deployment with these revisions. Its latest number and the time stay, and those of
+    /// `forgotten` go.
+    pub(super) fn remove(
+        &self,
+        name: &Name,
+        revisions: &[u64],
+        latest: (u64, u64),
+        forgotten: Option<&Name>,
+    ) -> Result<(), StoreError> {
         let name = name.as_str();
         self.transact(|writing| {
+            let mut removed = writing.open_table(REMOVED)?;
+            if let Some(forgotten) = forgotten {
+                removed.remove(forgotten.as_str())?;
+            }
+            removed.insert(name, latest)?;
             writing.open_table(RECORDS)?.remove(name)?;
             let mut table = writing.open_table(REVISIONS)?;
             for number in revisions {
@@ -201,6 +258,10 @@ fn make(folder: &Path, path: &Path) -> Result<(), redb::Error> {
         }
         _ => {}
     }
+    file_options()
+        .create_new(true)
+        .open(&new)
+        .map_err(redb::Error::Io)?;
     let made = Builder::new().create(&new)?;
     let writing = made.begin_write()?;
     writing.open_table(ABOUT)?.insert("format", FORMAT)?;
@@ -209,7 +270,5 @@ fn make(folder: &Path, path: &Path) -> Result<(), redb::Error> {
     writing.commit()?;
     drop(made);
     fs::rename(&new, path).map_err(redb::Error::Io)?;
-    File::open(folder)
-        .and_then(|folder| folder.sync_all())
-        .map_err(redb::Error::Io)
+    sync_folder(folder).map_err(redb::Error::Io)
 }

@@ -4,6 +4,7 @@ use crate::deployments::digest::Digest;
 use crate::deployments::name::Name;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Why the store did not do what it was asked to. Nothing is changed then.
 #[derive(Debug, thiserror::Error)]
@@ -19,8 +20,18 @@ pub enum StoreError {
         /// What the operating system said.
         cause: io::Error,
     },
+    /// There are components and no database that says whose they are.
+    #[error("the store {folder} holds {components} components, but its database {file} is gone; put it back, or, to begin anew, move the folder 'components' away as well", folder = folder.display())]
+    NoDatabase {
+        /// The store's folder.
+        folder: PathBuf,
+        /// The name of the database's file.
+        file: &'static str,
+        /// How many components there are.
+        components: usize,
+    },
     /// The database can't be read or written.
-    #[error("the store's database {path} fails: {cause}; check the disk, or move the file away to begin anew", path = path.display())]
+    #[error("the store's database {path} fails: {cause}; check the disk, or, to begin anew, move the whole folder away", path = path.display())]
     Database {
         /// The database's file.
         path: PathBuf,
@@ -65,6 +76,14 @@ pub enum StoreError {
         /// Bytes that may be there.
         limit: u64,
     },
+    /// Many were uploaded just now and are not deployed yet.
+    #[error("{limit} components that no revision names were uploaded or asked for just now; deploy them, or try again in {} s", wait.as_secs() + 1)]
+    Crowded {
+        /// How many of them are kept.
+        limit: usize,
+        /// When the first of them may go.
+        wait: Duration,
+    },
     /// There are as many deployments as there may be.
     #[error("there are {limit} deployments, the most that are kept; remove one that nobody needs")]
     TooMany {
@@ -77,6 +96,16 @@ pub enum StoreError {
     /// A component isn't there.
     #[error("there is no component {0}; upload it first")]
     NoComponent(Digest),
+    /// A component's file can't be read now. It may be whole.
+    #[error(
+        "the file of component {digest} cannot be read: {cause}; check the disk, and the limit on open files (ulimit -n)"
+    )]
+    Unreadable {
+        /// The component.
+        digest: Digest,
+        /// What the operating system said.
+        cause: io::Error,
+    },
     /// A component's file isn't what it was.
     #[error("the file of component {0} is damaged or gone; upload it again")]
     Damaged(Digest),

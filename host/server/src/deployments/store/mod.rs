@@ -7,9 +7,14 @@
 //!   synced. So it is there before the first revision that names it.
 //! - A revision is there with its deployment's new state, or neither is: one transaction of the
 //!   database. Whoever was told that a change was made finds it after any restart.
-//! - A file goes after the last revision that names it. What a kill leaves over, half files and files
-//!   that no revision names, is swept when the store is next opened.
+//! - A file goes after the last revision that names it, and never while a change [holds](Store::hold)
+//!   it or for [`Bounds::grace`] after somebody was told that it is there. What a kill leaves over, half
+//!   files and files that no revision names, is swept when the store is next opened.
 //! - One process has the store: a lock file says so.
+//!
+//! That is shown by killing the process at hundreds of moments (`store_kill`). Where the power goes, or the
+//! system crashes, it rests on what is promised by others: that the disk keeps what was synced, and that
+//! the file system and redb come back with it. Nobody has tried that here.
 //!
 //! What it may grow to is bounded by [`Bounds`]. Changes wait for the disk, and [`Store::put`] and
 //! [`Store::read`] for as long as a component takes: not for async threads. Looking things up waits for
@@ -18,6 +23,7 @@
 mod components;
 mod database;
 mod error;
+mod private;
 #[cfg(test)]
 mod tests;
 
@@ -31,9 +37,10 @@ use components::Components;
 use database::Database;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// What a store may grow to.
 #[derive(Clone, Copy, Debug)]
@@ -47,8 +54,11 @@ pub struct Bounds {
     pub deployments: usize,
     /// Revisions kept of each, those that get requests apart; the oldest go first. 20.
     pub revisions: usize,
-    /// Components kept that no revision names yet; the oldest go first. 16.
+    /// Components kept that no revision names; the oldest go first. 16.
     pub loose: usize,
+    /// How long a component that no revision names stays after somebody was told that it is there: from
+    /// its upload to the deploy. 60 s.
+    pub grace: Duration,
 }
 
 impl Default for Bounds {
@@ -59,9 +69,13 @@ impl Default for Bounds {
             deployments: 256,
             revisions: 20,
             loose: 16,
+            grace: Duration::from_secs(60),
         }
     }
 }
+
+/// Deployments that were removed and whose numbers are remembered; the oldest go first.
+const MOST_REMOVED: usize = 4096;
 
 /// A deployment as it is kept.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,6 +104,8 @@ struct Inner {
     components: Components,
     /// What the database holds.
     kept: BTreeMap<Name, Kept>,
+    /// Deployments that were removed: the number of the latest revision, and when.
+    removed: BTreeMap<Name, (u64, u64)>,
 }
 
 impl Store {
@@ -97,11 +113,9 @@ impl Store {
     /// left over.
     pub fn open(folder: &Path, bounds: Bounds) -> Result<Self, StoreError> {
         let at = |cause| StoreError::folder(folder, cause);
-        components::make_folder(folder).map_err(at)?;
-        let lock = File::options()
-            .create(true)
+        private::make_folder(folder).map_err(at)?;
+        let lock = private::file_options()
             .truncate(false)
-            .write(true)
             .open(folder.join("lock"))
             .map_err(at)?;
         match lock.try_lock() {
@@ -111,8 +125,8 @@ impl Store {
             }
             Err(std::fs::TryLockError::Error(cause)) => return Err(at(cause)),
         }
-        let (database, kept) = Database::open(folder)?;
-        let used = named(&kept);
+        let (database, contents) = Database::open(folder)?;
+        let used = named(&contents.kept);
         let components = Components::open(folder, &used).map_err(at)?;
         Ok(Store {
             folder: folder.to_owned(),
@@ -120,7 +134,8 @@ impl Store {
             inner: Mutex::new(Inner {
                 database,
                 components,
-                kept,
+                kept: contents.kept,
+                removed: contents.removed,
             }),
             writing: Mutex::new(()),
             _lock: lock,
@@ -148,13 +163,28 @@ impl Store {
         inner.kept.get(name).cloned().ok_or_else(|| unknown(name))
     }
 
-    /// Size of the component, if it is there.
+    /// Size of the component, if it is there. Then it stays for [`Bounds::grace`].
     pub fn component(&self, digest: Digest) -> Option<u64> {
-        self.lock().components.bytes(digest)
+        let components = &mut self.lock().components;
+        components.told(digest, Instant::now());
+        components.bytes(digest)
     }
 
-    /// Keeps a component; one that is there already is written anew, which mends a damaged one.
-    /// Returns whether it was not there before.
+    /// Has the component stay, which has to be there, whatever happens to the revisions that name it.
+    pub(crate) fn hold(&self, digest: Digest) -> Result<Hold<'_>, StoreError> {
+        let components = &mut self.lock().components;
+        if components.bytes(digest).is_none() {
+            return Err(StoreError::NoComponent(digest));
+        }
+        components.hold(digest);
+        Ok(Hold {
+            store: self,
+            digest,
+        })
+    }
+
+    /// Keeps a component, for [`Bounds::grace`] at least; one that is there already is written anew,
+    /// which mends a damaged one. Returns whether it was not there before.
     pub fn put(&self, digest: Digest, bytes: &[u8]) -> Result<bool, StoreError> {
         let found = Digest::of(bytes);
         if found != digest {
@@ -173,21 +203,27 @@ impl Store {
             let new = inner.components.bytes(digest).is_none();
             if new {
                 // Nobody else adds a component meanwhile.
-                inner.components.make_room(size, &self.bounds)?;
+                inner
+                    .components
+                    .make_room(size, &self.bounds, Instant::now())?;
             }
+            // One that is there isn't swept while it is written anew.
+            inner.components.told(digest, Instant::now());
             (inner.components.file(digest), new)
         };
         file.write(bytes)
             .map_err(|cause| StoreError::folder(&self.folder, cause))?;
         let inner = &mut *self.lock();
         inner.components.written(digest, size);
+        inner.components.told(digest, Instant::now());
         if named(&inner.kept).contains(&digest) {
             inner.components.named(digest);
         }
         Ok(new)
     }
 
-    /// A component's bytes, checked against its digest. A damaged file is no longer taken to be there.
+    /// A component's bytes, checked against its digest. A file that is damaged or gone is no longer taken
+    /// to be there; one that only can't be read now is.
     pub fn read(&self, digest: Digest) -> Result<Vec<u8>, StoreError> {
         // Read without the lock: a file that is there doesn't change.
         let file = {
@@ -197,11 +233,12 @@ impl Store {
             }
             inner.components.file(digest)
         };
-        let bytes = file.read();
-        if let Ok(bytes) = bytes
-            && Digest::of(&bytes) == digest
-        {
-            return Ok(bytes);
+        match file.read() {
+            Ok(bytes) if Digest::of(&bytes) == digest => return Ok(bytes),
+            Err(cause) if cause.kind() != ErrorKind::NotFound => {
+                return Err(StoreError::Unreadable { digest, cause });
+            }
+            Ok(_) | Err(_) => {}
         }
         self.lock().components.forget(digest);
         Err(StoreError::Damaged(digest))
@@ -225,7 +262,10 @@ impl Store {
                 limit: self.bounds.deployments,
             });
         }
-        let number = before.map_or(0, |kept| kept.record.latest) + 1;
+        let number = match before {
+            Some(kept) => kept.record.latest,
+            None => inner.removed.get(&name).map_or(0, |(latest, _)| *latest),
+        } + 1;
         let revision = Revision {
             number,
             component: digest,
@@ -255,9 +295,10 @@ impl Store {
         inner
             .database
             .write(&name, &kept.record, Some(&revision), &dropped)?;
+        inner.removed.remove(&name);
         inner.kept.insert(name, kept);
         inner.components.named(digest);
-        inner.sweep();
+        inner.sweep(self.bounds.grace);
         Ok(revision)
     }
 
@@ -280,16 +321,27 @@ impl Store {
         })
     }
 
-    /// Removes a deployment with all its revisions, and the components that no other one names.
+    /// Removes a deployment with all its revisions, and the components that no other one names and
+    /// nobody relies on. The
+    /// numbers of its revisions are not given again when another one gets its name, unless 4,096 others
+    /// were removed since.
     pub fn remove(&self, name: &Name) -> Result<(), StoreError> {
         let inner = &mut *self.lock();
         let Some(kept) = inner.kept.get(name) else {
             return Err(unknown(name));
         };
         let numbers = Vec::from_iter(kept.revisions.keys().copied());
-        inner.database.remove(name, &numbers)?;
+        let latest = (kept.record.latest, now_ms());
+        let forgotten = surplus(&inner.removed);
+        inner
+            .database
+            .remove(name, &numbers, latest, forgotten.as_ref())?;
+        if let Some(forgotten) = forgotten {
+            inner.removed.remove(&forgotten);
+        }
+        inner.removed.insert(name.clone(), latest);
         inner.kept.remove(name);
-        inner.sweep();
+        inner.sweep(self.bounds.grace);
         Ok(())
     }
 
@@ -313,10 +365,24 @@ impl Store {
     }
 }
 
+/// Has a component stay as long as this is there.
+#[derive(Debug)]
+pub(crate) struct Hold<'a> {
+    store: &'a Store,
+    digest: Digest,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.store.lock().components.release(self.digest);
+    }
+}
+
 impl Inner {
-    /// Drops the files of components that no revision names any more.
-    fn sweep(&mut self) {
-        self.components.sweep(&named(&self.kept));
+    /// Drops the files of components that no revision names any more, and nobody relies on.
+    fn sweep(&mut self, grace: Duration) {
+        self.components
+            .sweep(&named(&self.kept), grace, Instant::now());
     }
 }
 
@@ -376,6 +442,15 @@ fn retain(kept: &mut Kept, most: usize) -> Vec<u64> {
         kept.revisions.remove(number);
     }
     dropped
+}
+
+/// The one that was removed first, if there is no room for one more.
+fn surplus(removed: &BTreeMap<Name, (u64, u64)>) -> Option<Name> {
+    if removed.len() < MOST_REMOVED {
+        return None;
+    }
+    let oldest = removed.iter().min_by_key(|(_, (_, when))| *when)?;
+    Some(oldest.0.clone())
 }
 
 /// The components that revisions name.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::deployments::fixture::manifest;
 use crate::deployments::revision::Share;
 use std::os::unix::fs::PermissionsExt;
 
@@ -13,8 +14,13 @@ impl Scratch {
         Scratch(folder)
     }
 
+    /// Without grace: what nobody names or holds goes at once.
     fn open(&self) -> Store {
-        self.open_with(Bounds::default()).expect("opens")
+        let bounds = Bounds {
+            grace: Duration::ZERO,
+            ..Bounds::default()
+        };
+        self.open_with(bounds).expect("opens")
     }
 
     fn open_with(&self, bounds: Bounds) -> Result<Store, StoreError> {
@@ -38,11 +44,6 @@ impl Drop for Scratch {
     }
 }
 
-fn manifest(name: &str, digest: Digest) -> Manifest {
-    let text = format!("name = '{name}'\ncomponent = '{digest}'\nroutes = ['/{name}']");
-    Manifest::from_toml(&text).expect("good")
-}
-
 fn put(store: &Store, bytes: &[u8]) -> Digest {
     let digest = Digest::of(bytes);
     store.put(digest, bytes).expect("there is room");
@@ -51,6 +52,12 @@ fn put(store: &Store, bytes: &[u8]) -> Digest {
 
 fn deploy(store: &Store, name: &str, bytes: &[u8]) -> u64 {
     let digest = put(store, bytes);
+    let revision = store.add(manifest(name, digest), true).expect("added");
+    revision.number
+}
+
+/// Deploys what is there already.
+fn deploy_kept(store: &Store, name: &str, digest: Digest) -> u64 {
     let revision = store.add(manifest(name, digest), true).expect("added");
     revision.number
 }
@@ -87,7 +94,88 @@ fn everything_is_there_after_a_restart() {
     drop(store);
     let store = scratch.open();
     assert_eq!(store.list().len(), 1);
-    assert_eq!(deploy(&store, "a", b"three"), 1, "a new one of that name");
+    assert_eq!(deploy(&store, "a", b"three"), 3, "no number is given twice");
+}
+
+#[test]
+fn the_numbers_of_a_removed_deployment_are_not_given_again() {
+    let scratch = Scratch::new("numbers");
+    let name: Name = "a".parse().expect("a name");
+    let mut store = scratch.open();
+    for number in [1, 2, 3] {
+        assert_eq!(deploy(&store, "a", b"one"), number);
+        store.remove(&name).expect("there");
+        if number == 2 {
+            drop(store);
+            store = scratch.open();
+        }
+    }
+    let back = store.set_traffic(&name, vec![share(3, 1)]);
+    assert!(matches!(back, Err(StoreError::NoDeployment(_))));
+    assert_eq!(deploy(&store, "a", b"two"), 4);
+    assert_eq!(deploy(&store, "a", b"two"), 5);
+    let back = store.set_traffic(&name, vec![share(3, 1)]);
+    assert!(matches!(back, Err(StoreError::NoRevision { .. })));
+    assert_eq!(deploy(&store, "b", b"two"), 1, "another name");
+}
+
+#[test]
+fn what_is_remembered_of_removed_deployments_is_bounded() {
+    let name = |number: usize| -> Name { format!("n{number}").parse().expect("a name") };
+    let removed = |count: usize| -> BTreeMap<Name, (u64, u64)> {
+        (0..count)
+            .map(|number| (name(number), (1, 7000 - number as u64)))
+            .collect()
+    };
+    assert_eq!(surplus(&removed(MOST_REMOVED - 1)), None);
+    assert_eq!(
+        surplus(&removed(MOST_REMOVED)),
+        Some(name(MOST_REMOVED - 1))
+    );
+    // A database that was written before it was remembered is read all the same.
+    let scratch = Scratch::new("before");
+    deploy(&scratch.open(), "a", b"one");
+    {
+        let redb = redb::Database::open(scratch.0.join("deployments.redb")).expect("closed");
+        let writing = redb.begin_write().expect("free");
+        let table = redb::TableDefinition::<&str, (u64, u64)>::new("removed");
+        assert!(
+            writing.delete_table(table).expect("it can go"),
+            "it was there"
+        );
+        writing.commit().expect("written");
+    }
+    assert_eq!(deploy(&scratch.open(), "a", b"two"), 2);
+}
+
+#[test]
+fn what_is_made_is_this_users_alone() {
+    let above = Scratch::new("private");
+    let scratch = Scratch(above.0.join("not/there/yet"));
+    let store = scratch.open();
+    deploy(&store, "a", b"one");
+    let mode = |path: &Path| {
+        let there = std::fs::metadata(path).expect("there");
+        there.permissions().mode() & 0o777
+    };
+    for folder in [&above.0, &above.0.join("not/there"), &scratch.0] {
+        assert_eq!(mode(folder), 0o700, "{}", folder.display());
+    }
+    let component = format!("components/{}.wasm", Digest::of(b"one").hex());
+    for file in ["lock", "deployments.redb", &component] {
+        assert_eq!(mode(&scratch.0.join(file)), 0o600, "{file}");
+    }
+    // A folder that is there is somebody's; a database that others could read is taken away from them.
+    drop(store);
+    let open_to_others = |path: &Path, mode| {
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(path, mode).expect("ours");
+    };
+    let database = scratch.0.join("deployments.redb");
+    open_to_others(&scratch.0, 0o755);
+    open_to_others(&database, 0o644);
+    assert_eq!(deploy(&scratch.open(), "a", b"two"), 2);
+    assert_eq!((mode(&scratch.0), mode(&database)), (0o755, 0o600));
 }
 
 #[test]
@@ -122,7 +210,36 @@ fn another_format_and_a_damaged_database_are_refused() {
     assert!(error.to_string().contains("has format 99"), "{error}");
     std::fs::write(&path, b"not a database at all").expect("written");
     let error = scratch.open_with(Bounds::default()).expect_err("nonsense");
-    assert!(error.to_string().contains("move the file away"), "{error}");
+    let told = error.to_string();
+    assert!(told.contains("move the whole folder away"), "{error}");
+}
+
+#[test]
+fn components_without_their_database_are_not_swept() {
+    let scratch = Scratch::new("moved");
+    let store = scratch.open();
+    deploy(&store, "a", b"one");
+    drop(store);
+    let [path, aside] = ["deployments.redb", "aside"].map(|name| scratch.0.join(name));
+    std::fs::rename(&path, &aside).expect("ours");
+    let error = scratch
+        .open_with(Bounds::default())
+        .expect_err("it is gone");
+    let told = error.to_string();
+    assert!(
+        told.contains("holds 1 components, but its database deployments.redb is gone"),
+        "{told}"
+    );
+    assert_eq!(scratch.files().len(), 1);
+    assert!(!path.exists(), "none is made");
+    std::fs::rename(&aside, &path).expect("ours");
+    let store = scratch.open();
+    assert_eq!(store.read(Digest::of(b"one")).expect("there"), b"one");
+    // Without components there is nothing to lose.
+    drop(store);
+    std::fs::remove_file(&path).expect("ours");
+    std::fs::remove_dir_all(scratch.0.join("components")).expect("ours");
+    assert_eq!(scratch.open().list().len(), 0);
 }
 
 #[test]
@@ -154,6 +271,16 @@ fn a_damaged_component_is_noticed_and_mended() {
     assert_eq!(store.component(digest), None, "not taken to be there");
     put(&store, b"one");
     assert_eq!(store.read(digest).expect("mended"), b"one");
+    // What can't be read now is not taken to be damaged.
+    let aside = scratch.0.join("aside");
+    std::fs::rename(&file, &aside).expect("ours");
+    std::fs::create_dir(&file).expect("ours");
+    let error = store.read(digest).expect_err("a folder");
+    assert!(matches!(error, StoreError::Unreadable { .. }), "{error}");
+    assert_eq!(store.component(digest), Some(3));
+    std::fs::remove_dir(&file).expect("ours");
+    std::fs::rename(&aside, &file).expect("ours");
+    assert_eq!(store.read(digest).expect("whole"), b"one");
     for number in 0..20_u8 {
         put(&store, &[number]);
     }
@@ -169,6 +296,7 @@ fn nothing_grows_beyond_its_bounds() {
         deployments: 2,
         revisions: 3,
         loose: 2,
+        grace: Duration::ZERO,
     };
     let store = scratch.open_with(bounds).expect("opens");
     let large = [7; 11];
@@ -212,6 +340,68 @@ fn nothing_grows_beyond_its_bounds() {
         matches!(error, StoreError::Full { limit: 25, .. }),
         "{error}"
     );
+}
+
+#[test]
+fn who_was_told_of_a_component_finds_it_when_it_deploys() {
+    let scratch = Scratch::new("grace");
+    let bounds = Bounds {
+        loose: 2,
+        grace: Duration::from_secs(3600),
+        ..Bounds::default()
+    };
+    let store = scratch.open_with(bounds).expect("opens");
+    let name: Name = "a".parse().expect("a name");
+    let one = Digest::of(b"one");
+    deploy(&store, "a", b"one");
+    // Whoever asks for it, or uploads it again, relies on it; then the one goes that named it.
+    assert_eq!(store.component(one), Some(3));
+    store.remove(&name).expect("there");
+    assert_eq!(deploy_kept(&store, "b", one), 1);
+    assert!(!store.put(one, b"one").expect("there"), "it is there");
+    store.remove(&"b".parse().expect("a name")).expect("there");
+    assert_eq!(deploy_kept(&store, "c", one), 1);
+    // Of more than there is room for, none goes that somebody waits to deploy.
+    let two = put(&store, b"two");
+    put(&store, b"three");
+    let error = store.put(Digest::of(b"four"), b"four").expect_err("two");
+    assert!(matches!(error, StoreError::Crowded { limit: 2, wait } if wait > Duration::ZERO));
+    deploy_kept(&store, "d", two);
+    deploy_kept(&store, "e", Digest::of(b"three"));
+    put(&store, b"four");
+    // One that was deployed since is left over for now, and makes room first.
+    store.remove(&"d".parse().expect("a name")).expect("there");
+    assert_eq!(scratch.files().len(), 4);
+    put(&store, b"five");
+    assert_eq!(store.component(two), None);
+    drop(store);
+    assert_eq!(scratch.files().len(), 4);
+    scratch.open();
+    assert_eq!(scratch.files().len(), 2, "only what is named");
+}
+
+#[test]
+fn what_a_change_holds_is_not_swept() {
+    let scratch = Scratch::new("held");
+    let bounds = Bounds {
+        loose: 1,
+        grace: Duration::ZERO,
+        ..Bounds::default()
+    };
+    let store = scratch.open_with(bounds).expect("opens");
+    let one = Digest::of(b"one");
+    deploy(&store, "a", b"one");
+    let held = [store.hold(one), store.hold(one)].map(|held| held.expect("there"));
+    store.remove(&"a".parse().expect("a name")).expect("there");
+    let error = store.put(Digest::of(b"two"), b"two").expect_err("one");
+    assert!(matches!(error, StoreError::Crowded { limit: 1, .. }));
+    let [held, other] = held;
+    drop(other);
+    assert_eq!(deploy_kept(&store, "b", one), 1);
+    drop(held);
+    store.remove(&"b".parse().expect("a name")).expect("there");
+    assert!(matches!(store.hold(one), Err(StoreError::NoComponent(_))));
+    assert_eq!(scratch.files().len(), 0);
 }
 
 #[test]
