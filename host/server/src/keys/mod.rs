@@ -7,6 +7,8 @@
 //!
 //! A deployment that asks for keys takes them from `Authorization: Bearer KEY`, and the header ends
 //! here: neither the plugin nor any log sees a key. What a plugin does not need to know it can't lose.
+//! One that asks for none has that header for itself, unless it holds a key of this file: clients send
+//! theirs everywhere, and a plugin could collect them.
 
 mod file;
 mod secret;
@@ -173,6 +175,31 @@ impl Keys {
             ));
         }
         Ok(holder.visitor.clone())
+    }
+
+    /// Takes the keys out of the headers of a request that needs none. What else is sent as
+    /// `Authorization` is the plugin's own, and stays.
+    pub(crate) fn hide(&self, headers: &mut HeaderMap) {
+        let table = self.table();
+        let is_key = |text: &[u8]| table.find(&Digest::of(text.trim_ascii())).is_some();
+        let mut kept = Vec::new();
+        let mut found = false;
+        for value in headers.get_all(AUTHORIZATION) {
+            let text = value.as_bytes().trim_ascii();
+            // With a scheme before it, whichever, and without.
+            let scheme = text.iter().take_while(|byte| !byte.is_ascii_whitespace());
+            if is_key(text) || is_key(&text[scheme.count()..]) {
+                found = true;
+            } else {
+                kept.push(value.clone());
+            }
+        }
+        if found {
+            headers.remove(AUTHORIZATION);
+            for value in kept {
+                headers.append(AUTHORIZATION, value);
+            }
+        }
     }
 
     /// The tenants of the keys by what engines know them as.
@@ -380,6 +407,44 @@ mod tests {
         let mut headers = with(&format!("Bearer {}", other.key()));
         let visitor = keys.admit(&mut headers, "/anything").expect("granted");
         assert_ne!(visitor.tenant, Tenant(0));
+    }
+
+    #[test]
+    fn where_no_key_is_asked_for_keys_are_hidden_and_all_else_stays() {
+        let key = NewKey::generate();
+        let folder = Folder::new();
+        let keys = Keys::open(&folder.write(&key.entry("one", "alice", &[]))).expect("good");
+        let left = |values: &[String]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(AUTHORIZATION, value.parse().expect("a header"));
+            }
+            keys.hide(&mut headers);
+            let left = headers.get_all(AUTHORIZATION).into_iter();
+            Vec::from_iter(left.map(|value| value.to_str().expect("as it was sent").to_owned()))
+        };
+        let key = key.key();
+        for sent in [
+            format!("Bearer {key}"),
+            format!("bearer \t {key} "),
+            format!("Token {key}"),
+            key.to_owned(),
+        ] {
+            assert!(left(std::slice::from_ref(&sent)).is_empty(), "{sent}");
+        }
+        let foreign = [
+            "Bearer of-the-plugin",
+            "Basic YTpi",
+            "",
+            "Bearer",
+            "Bearer ",
+        ];
+        let foreign = foreign.map(str::to_owned);
+        assert_eq!(left(&foreign), foreign);
+        assert_eq!(
+            left(&[format!("Bearer {key}"), foreign[0].clone()]),
+            foreign[..1]
+        );
     }
 
     #[test]
