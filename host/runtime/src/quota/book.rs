@@ -109,11 +109,13 @@ impl Book {
         book
     }
 
-    /// Other limits from now on. What was counted for a limit that stays, stays counted.
+    /// Other limits from now on. What was counted stays counted, and a limit that was there goes on
+    /// counting: it may come back.
     pub(crate) fn allow(&mut self, allowance: Allowance) {
-        let keep = |window: &mut Option<Window>, wanted: bool, (slot, count)| match wanted {
-            true => drop(window.get_or_insert_with(|| Window::new(slot, count))),
-            false => *window = None,
+        let keep = |window: &mut Option<Window>, wanted: bool, (slot, count)| {
+            if wanted {
+                window.get_or_insert_with(|| Window::new(slot, count));
+            }
         };
         let minute = allowance.tokens_per_minute.is_some();
         keep(
@@ -420,5 +422,21 @@ mod tests {
         book.leave();
         assert_eq!(book.running(), 0);
         assert!(book.may_enter(at(61)).is_ok());
+    }
+
+    #[test]
+    fn a_limit_that_comes_back_counts_what_was_used_without_it() {
+        let limit = Allowance {
+            requests_per_minute: Some(2),
+            ..Allowance::default()
+        };
+        let mut book = Book::new(limit);
+        book.enter(at(0));
+        book.allow(Allowance::default());
+        assert_eq!(book.may_enter(at(1)), Ok(()));
+        book.enter(at(1));
+        assert_eq!(book.may_enter(at(1)), Ok(()), "nothing is limited");
+        book.allow(limit);
+        assert!(book.may_enter(at(2)).is_err());
     }
 }

@@ -81,7 +81,7 @@ impl Quota {
         self.book().allowance()
     }
 
-    /// Allows something else from now on. What was used stays used, as far as it is still limited.
+    /// Allows something else from now on. What was used stays used.
     pub fn allow(&self, allowance: Allowance) {
         self.book().allow(allowance);
     }

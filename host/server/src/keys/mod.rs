@@ -3,7 +3,7 @@
 //! A file names the keys by their digests, so that who reads the file has no key. It is read again when
 //! it changes (looked at when a request comes, at most once a second) and when [`Keys::reload`] is
 //! called; a file that makes no sense changes nothing. What was used of a quota stays used when the
-//! file is read again.
+//! file is read again, also where its entry was not there for a while.
 //!
 //! A deployment that asks for keys takes them from `Authorization: Bearer KEY`, and the header ends
 //! here: neither the plugin nor any log sees a key. What a plugin does not need to know it can't lose.
@@ -11,21 +11,24 @@
 //! theirs everywhere, and a plugin could collect them.
 
 mod file;
+mod kept;
 mod secret;
 
 use crate::changes::Changes;
 use crate::problem::Problem;
 use corral_engine::{Metric, Tenant};
-use corral_runtime::{Allowance, Quota};
+use corral_runtime::Quota;
 use file::{Contents, Entry};
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, StatusCode};
+use kept::Kept;
 use secret::{Digest, matches};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
+use std::time::Instant;
 
 pub use file::KeysError;
 pub use secret::NewKey;
@@ -56,8 +59,8 @@ struct Counts {
 struct Known {
     /// In the order of their numbers. Grows with each new name, as long as the process runs.
     tenants: HashMap<String, Tenant>,
-    tenant_quotas: HashMap<String, Arc<Quota>>,
-    key_quotas: HashMap<Digest, Arc<Quota>>,
+    tenant_quotas: Kept<String>,
+    key_quotas: Kept<Digest>,
 }
 
 /// One reading of the file.
@@ -269,8 +272,9 @@ impl Table {
 impl Known {
     fn take_in(&mut self, contents: Contents) -> Table {
         let mut table = Table::default();
-        let tenants_before = std::mem::take(&mut self.tenant_quotas);
-        let keys_before = std::mem::take(&mut self.key_quotas);
+        let now = Instant::now();
+        self.tenant_quotas.begin(now);
+        self.key_quotas.begin(now);
         for Entry {
             name,
             digest,
@@ -281,21 +285,14 @@ impl Known {
         {
             let tenant = self.tenant(&tenant_name);
             // A tenant has one without limits too: it counts what is used.
-            let quota = self.tenant_quotas.entry(tenant_name.clone());
-            let quota = quota.or_insert_with(|| {
-                let allowance = contents.tenants.get(&tenant_name).copied();
-                going_on(
-                    tenants_before.get(&tenant_name),
-                    allowance.unwrap_or_default(),
-                )
-                .unwrap_or_else(|allowance| Quota::new("tenant", &tenant_name, allowance))
-            });
-            let mut quotas = vec![quota.clone()];
-            if !allowance.is_unlimited() {
-                let quota = going_on(keys_before.get(&digest), allowance)
-                    .unwrap_or_else(|allowance| Quota::new("key", &name, allowance));
-                self.key_quotas.insert(digest, quota.clone());
-                quotas.push(quota);
+            let limits = contents.tenants.get(&tenant_name).copied();
+            let limits = limits.unwrap_or_default();
+            let made = |limits| Quota::new("tenant", &tenant_name, limits);
+            let mut quotas = vec![self.tenant_quotas.of(&tenant_name, limits, made)];
+            // A key that had one goes on with it: its limits may come back.
+            if !allowance.is_unlimited() || self.key_quotas.knows(&digest) {
+                let made = |allowance| Quota::new("key", &name, allowance);
+                quotas.push(self.key_quotas.of(&digest, allowance, made));
             }
             let place = table.holders.len();
             let hash = table.hasher.hash_one(digest);
@@ -311,6 +308,8 @@ impl Known {
                 },
             });
         }
+        self.tenant_quotas.end(now);
+        self.key_quotas.end(now);
         table
     }
 
@@ -324,13 +323,6 @@ impl Known {
         self.tenants.insert(name.to_owned(), tenant);
         tenant
     }
-}
-
-/// A quota of before, with what is allowed now.
-fn going_on(before: Option<&Arc<Quota>>, allowance: Allowance) -> Result<Arc<Quota>, Allowance> {
-    let quota = before.ok_or(allowance)?;
-    quota.allow(allowance);
-    Ok(quota.clone())
 }
 
 /// The key that a request brings.
@@ -480,5 +472,36 @@ mod tests {
         folder.write("");
         keys.reload().expect("no keys at all");
         assert_eq!(admit(&one).expect_err("gone").status(), 401);
+
+        // Half of the file, and then all of it.
+        folder.write(&text);
+        keys.reload().expect("good");
+        let back = admit(&one).expect("granted again").quotas;
+        Visit::begin(back).expect_err("both are still counted");
+    }
+
+    #[test]
+    fn limits_that_were_not_there_for_a_while_begin_with_what_was_used() {
+        let key = NewKey::generate();
+        let folder = Folder::new();
+        let entry = key.entry("one", "alice", &[]);
+        for limits in [
+            "[key.quota]\nrequests-per-minute = 2\n",
+            "[tenant.alice]\nrequests-per-minute = 2\n",
+        ] {
+            let keys = Keys::open(&folder.write(&format!("{entry}{limits}"))).expect("good");
+            let visit = || {
+                let mut headers = with(&format!("Bearer {}", key.key()));
+                let visitor = keys.admit(&mut headers, "/x").expect("granted");
+                Visit::begin(visitor.quotas)
+            };
+            visit().expect("the first of two");
+            folder.write(&entry);
+            keys.reload().expect("good");
+            visit().expect("the second, and nothing is limited");
+            folder.write(&format!("{entry}{limits}"));
+            keys.reload().expect("good");
+            visit().expect_err(limits);
+        }
     }
 }
