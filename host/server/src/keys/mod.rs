@@ -1,9 +1,9 @@
 //! API keys: who calls, on whose behalf, and what they may use.
 //!
 //! A file names the keys by their digests, so that who reads the file has no key. It is read again when
-//! it changes (looked at when a request comes, at most once a second) and when [`Keys::reload`] is
-//! called; a file that makes no sense changes nothing. What was used of a quota stays used when the
-//! file is read again, also where its entry was not there for a while.
+//! it changes (see [`changes`](crate::changes)) and when [`Keys::reload`] is called; a file that makes no
+//! sense changes nothing. What was used of a quota stays used when the file is read again, also where its
+//! entry was not there for a while.
 //!
 //! A deployment that asks for keys takes them from `Authorization: Bearer KEY`, and the header ends
 //! here: neither the plugin nor any log sees a key. What a plugin does not need to know it can't lose.
@@ -14,7 +14,7 @@ mod file;
 mod kept;
 mod secret;
 
-use crate::changes::Changes;
+use crate::changes::{Changes, Follow, follow};
 use crate::problem::Problem;
 use corral_engine::{Metric, Tenant};
 use corral_runtime::Quota;
@@ -134,6 +134,11 @@ impl Keys {
         }
     }
 
+    /// Reads the file again if it has changed, looked at once a second at most.
+    pub(crate) async fn refresh(self: &Arc<Self>) {
+        follow(self).await;
+    }
+
     /// How many keys there are.
     pub fn count(&self) -> usize {
         self.table().holders.len()
@@ -145,12 +150,6 @@ impl Keys {
         headers: &mut HeaderMap,
         deployment: &str,
     ) -> Result<Visitor, Problem> {
-        if self.changes.look() {
-            match self.reload() {
-                Ok(()) => tracing::info!("the keys were read again"),
-                Err(error) => tracing::warn!(%error, "the old keys go on"),
-            }
-        }
         let Some(key) = bearer(headers) else {
             self.counts.missing.fetch_add(1, Ordering::Relaxed);
             return Err(Problem::unauthorized(
@@ -258,6 +257,19 @@ impl Keys {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+}
+
+impl Follow for Keys {
+    fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    fn read_again(&self) {
+        match self.reload() {
+            Ok(()) => tracing::info!("the keys were read again"),
+            Err(error) => tracing::warn!(%error, "the old keys go on"),
+        }
     }
 }
 

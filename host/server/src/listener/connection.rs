@@ -242,7 +242,8 @@ async fn prepare(stream: TcpStream, setup: &Setup) -> Result<Ready, NotReady> {
     let limits = &setup.limits;
     let stream = StallLimit::new(stream, limits.stall_time);
     if let Some(tls) = &setup.tls {
-        let stream = timeout(limits.handshake_time, tls.acceptor().accept(stream))
+        let acceptor = tls.acceptor().await;
+        let stream = timeout(limits.handshake_time, acceptor.accept(stream))
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
             .map_err(NotReady::Handshake)?;
