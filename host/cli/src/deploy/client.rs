@@ -4,6 +4,7 @@ use super::progress::Progress;
 use crate::complaint::Complaint;
 use crate::top::{Address, harmless};
 use bytes::Bytes;
+use corral_runtime::Polled;
 use http::header::{AUTHORIZATION, HOST};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
@@ -189,10 +190,7 @@ impl Body for Outgoing {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Polled<Infallible> {
         let length = self.bytes.len().min(PIECE);
         if length == 0 {
             return Poll::Ready(None);

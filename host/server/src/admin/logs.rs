@@ -5,11 +5,8 @@
 
 use super::view::LineView;
 use bytes::Bytes;
-use corral_runtime::{Body, Failure, Logs};
-use http_body::Frame;
-use std::pin::Pin;
+use corral_runtime::{Body, Logs};
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 
 /// Lines that are sent in one piece.
@@ -22,7 +19,7 @@ const PIECES: usize = 4;
 pub(super) fn body(logs: Arc<Logs>, after: u64, follow: bool) -> Body {
     let (sender, receiver) = mpsc::channel(PIECES);
     tokio::spawn(send(logs, after, follow, sender));
-    Body::stream(Pieces(receiver))
+    Body::pieces(receiver)
 }
 
 async fn send(logs: Arc<Logs>, mut after: u64, follow: bool, sender: mpsc::Sender<Bytes>) {
@@ -62,20 +59,5 @@ async fn send(logs: Arc<Logs>, mut after: u64, follow: bool, sender: mpsc::Sende
             },
             () = sender.closed() => return,
         }
-    }
-}
-
-struct Pieces(mpsc::Receiver<Bytes>);
-
-impl http_body::Body for Pieces {
-    type Data = Bytes;
-    type Error = Failure;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
-        let polled = self.0.poll_recv(cx);
-        polled.map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
     }
 }
