@@ -1,7 +1,7 @@
 //! The server as the binary drives it: bind, start, open, stop.
 
 use crate::access::RequestIds;
-use crate::admin::{Guard, Token, UPLOADS};
+use crate::admin::{FOLLOWERS, Guard, Token, UPLOADS};
 use crate::house::House;
 use crate::keys::Keys;
 use crate::listener::{BindError, Limits, Listener, Setup, bind};
@@ -92,6 +92,8 @@ pub(crate) struct Shared {
     pub(crate) looks: Arc<Semaphore>,
     /// Places for components that arrive.
     pub(crate) uploads: Semaphore,
+    /// Places for those who follow logs.
+    pub(crate) followers: Arc<Semaphore>,
     pub(crate) guard: Guard,
     /// The address of the public listener.
     pub(crate) public: SocketAddr,
@@ -109,6 +111,7 @@ impl Shared {
             house: OnceLock::new(),
             looks: Arc::new(Semaphore::new(LOOKS)),
             uploads: Semaphore::new(UPLOADS),
+            followers: Arc::new(Semaphore::new(FOLLOWERS)),
             guard,
             public,
             stopping: AtomicBool::new(false),

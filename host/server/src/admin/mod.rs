@@ -12,6 +12,7 @@ mod token;
 mod view;
 
 pub(crate) use api::UPLOADS;
+pub(crate) use logs::FOLLOWERS;
 pub(crate) use token::Guard;
 pub use token::{Token, TokenError};
 

@@ -203,7 +203,11 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             path: "/deployments/{name}/logs",
             summary: "The last lines that a deployment's plugins wrote, one JSON object on each line.",
             query: &[
-                ("follow", "boolean", "True goes on with what comes."),
+                (
+                    "follow",
+                    "boolean",
+                    "True goes on with what comes, for 16 at a time.",
+                ),
                 ("after", "integer", "Begins after the line of this number."),
             ],
             request: None,
