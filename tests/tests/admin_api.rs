@@ -2,7 +2,7 @@
 //! through every operation, and checks each answer against the schema of its status.
 
 use corral_tests::deployments::{deploy, digest, manifest, upload};
-use corral_tests::{Answer, Corral, PATIENCE, artefacts, schema, scratch_folder};
+use corral_tests::{Answer, Corral, PATIENCE, artefacts, raw_exchange, schema, scratch_folder};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -255,8 +255,11 @@ fn every_operation_does_as_the_document_says() {
     {
         let id = operation["operationId"].as_str().expect("named");
         for status in operation["responses"].as_object().expect("answers").keys() {
-            // Those need a full disk, a slow client, or a server that fails.
-            if matches!(status.as_str(), "401" | "408" | "500" | "503" | "507") {
+            // Those need a page of the web, a full disk, a slow client, or a server that fails.
+            if matches!(
+                status.as_str(),
+                "401" | "408" | "421" | "500" | "503" | "507"
+            ) {
                 continue;
             }
             let was = seen.contains(&(id.to_owned(), status.clone()));
@@ -296,5 +299,30 @@ fn who_follows_logs_locks_nobody_out() {
     let begun = Instant::now();
     while follow().status != 200 {
         assert!(begun.elapsed() < PATIENCE, "the place is still taken");
+    }
+}
+
+#[test]
+fn a_page_of_the_web_that_calls_itself_this_machine_is_refused() {
+    let corral = Corral::start();
+    let ask = |host: &str, request: &str| {
+        let request = format!("{request} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        let answer = raw_exchange(corral.admin(), request.as_bytes(), false, PATIENCE);
+        String::from_utf8(answer).expect("text")
+    };
+    let port = corral.admin().rsplit_once(':').expect("HOST:PORT").1;
+    for request in [
+        "GET /metrics",
+        "GET /sequences",
+        "DELETE /cache",
+        "GET /readyz",
+    ] {
+        let refused = ask(&format!("evil.example:{port}"), request);
+        assert!(refused.starts_with("HTTP/1.1 421 "), "{refused}");
+        assert!(refused.contains("\"wrong-host\""), "{refused}");
+        for host in ["localhost", "127.0.0.1", "[::1]"] {
+            let answer = ask(&format!("{host}:{port}"), request);
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{host}: {answer}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The server as the binary drives it: bind, start, open, stop.
 
 use crate::access::RequestIds;
-use crate::admin::{FOLLOWERS, Guard, Token, UPLOADS};
+use crate::admin::{FOLLOWERS, Guard, Reach, Token, UPLOADS};
 use crate::house::House;
 use crate::keys::Keys;
 use crate::listener::{BindError, Limits, Listener, Setup, bind};
@@ -25,6 +25,8 @@ const ADMIN_CONNECTIONS: usize = 32;
 pub struct Listeners {
     public: TcpListener,
     admin: TcpListener,
+    /// The host of the admin listener as the operator has written it.
+    admin_host: String,
     token: Option<Token>,
 }
 
@@ -34,6 +36,7 @@ impl Listeners {
         Ok(Listeners {
             public: bind(public).await?,
             admin: bind(admin).await?,
+            admin_host: host_of(admin),
             token: None,
         })
     }
@@ -52,6 +55,12 @@ impl Listeners {
         self.token = token;
         Ok(self)
     }
+}
+
+/// The host of `HOST:PORT`.
+fn host_of(address: &str) -> String {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.to_owned()
 }
 
 fn on_loopback(socket: &TcpListener) -> bool {
@@ -143,7 +152,11 @@ impl Server {
     /// be called inside a tokio runtime. The error is the operating system's.
     pub fn start(listeners: Listeners, front: impl Into<Front>) -> io::Result<Self> {
         let front = front.into();
-        let guard = Guard::new(listeners.token, on_loopback(&listeners.admin));
+        let reach = match on_loopback(&listeners.admin) {
+            true => Reach::Machine(listeners.admin_host),
+            false => Reach::Network,
+        };
+        let guard = Guard::new(listeners.token, reach);
         let address = listeners.public.local_addr()?;
         let shared = Arc::new(Shared::new(front.clone(), guard, address));
         let for_public = shared.clone();
@@ -241,7 +254,8 @@ mod tests {
     }
 
     async fn get(address: SocketAddr, path: &str) -> String {
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         exchange(address, &request).await
     }
 
@@ -271,12 +285,13 @@ mod tests {
     #[tokio::test]
     async fn wrong_methods_and_paths_are_problems() {
         let server = start(Limits::default()).await;
-        let post = "POST /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        let post = "POST /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
         let answer = exchange(server.public_address(), post).await;
         assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
         assert!(answer.contains("\r\nallow: GET, HEAD\r\n"), "{answer}");
         for (path, allow) in [("/sequences", "GET, HEAD"), ("/cache", "DELETE")] {
-            let post = format!("POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+            let post =
+                format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
             let answer = exchange(server.admin_address(), &post).await;
             assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
             assert!(
@@ -300,7 +315,7 @@ mod tests {
             ..Limits::default()
         };
         let server = start(limits).await;
-        for part in ["", "G", "GET / HTTP/1.1\r\nHost: x\r\n"] {
+        for part in ["", "G", "GET / HTTP/1.1\r\nHost: localhost\r\n"] {
             let started = std::time::Instant::now();
             let answer = exchange(server.public_address(), part).await;
             assert_eq!(answer, "", "{part:?}");
@@ -314,7 +329,7 @@ mod tests {
     async fn a_head_beyond_its_size_is_refused() {
         let server = start(Limits::default()).await;
         let request = format!(
-            "GET / HTTP/1.1\r\nHost: x\r\nA: {}\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: localhost\r\nA: {}\r\n\r\n",
             "a".repeat(33_000)
         );
         let answer = exchange(server.public_address(), &request).await;
@@ -346,7 +361,7 @@ mod tests {
         let server = start(Limits::default()).await;
         let address = server.public_address();
         let mut idle = TcpStream::connect(address).await.expect("connected");
-        idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             .await
             .expect("sent");
         let mut some = [0; 512];

@@ -255,6 +255,10 @@ fn document() -> Value {
         }
         let common = [
             (401, "The admin token is missing or wrong."),
+            (
+                421,
+                "The server can be asked from its own machine alone, and not by this name of it.",
+            ),
             (500, "The server failed; its log says why."),
             (
                 503,
