@@ -67,8 +67,9 @@ pub(crate) struct Serve {
     /// Where plugins are called, HOST:PORT; port 0 picks a free one.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub(crate) listen: String,
-    /// Where /metrics, what 'corral top' shows and the admin API are, HOST:PORT. Whoever can reach it
-    /// from another machine has to send the admin token.
+    /// Where /metrics, what 'corral top' shows and the admin API are: HOST:PORT, or unix:PATH for a socket
+    /// in the file system, which only this user can connect to and where nobody needs the admin token.
+    /// Whoever can reach it from another machine has to send that.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081")]
     pub(crate) admin: String,
     /// Folder in which deployments are kept, of this user alone; made if it isn't there. With it
@@ -506,6 +507,13 @@ impl CommandLine {
             }
         }
         if let Command::Serve(serve) = &self.command {
+            if serve.admin.starts_with("unix:") && serve.admin_token_file.is_some() {
+                return Err(Complaint::Usage(
+                    "--admin-token-file is of no use with --admin unix:PATH, where nobody is asked for \
+                     the token; leave one of them away"
+                        .to_owned(),
+                ));
+            }
             let mut routes = Routes::default();
             for plugin in &serve.plugins {
                 routes
@@ -729,6 +737,10 @@ mod tests {
             (
                 "corral serve --model a/x.gguf --model b/x.gguf",
                 "two models are named 'x'",
+            ),
+            (
+                "corral serve --model x.gguf --admin unix:x --admin-token-file y",
+                "leave one of them away",
             ),
             ("corral serve --model x.gguf --context 0", "'--context <N>'"),
             ("corral serve --model x.gguf --grace soon", "write seconds"),

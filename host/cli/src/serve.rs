@@ -32,7 +32,11 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
         Some(folder) => Some(Store::open(folder, Bounds::default())?),
         None => None,
     };
-    let token = admin_token::find(arguments.admin_token_file.as_deref(), store.as_ref())?;
+    // On a socket in the file system nobody is asked for one.
+    let token = match arguments.admin.starts_with("unix:") {
+        true => None,
+        false => admin_token::find(arguments.admin_token_file.as_deref(), store.as_ref())?,
+    };
     let listeners = Listeners::bind(&arguments.listen, &arguments.admin)
         .await?
         .guarded_by(token.as_ref().map(|token| token.token.clone()))?;
@@ -171,7 +175,7 @@ fn announce(arguments: &Serve, server: &Server, token: Option<&AdminToken>) {
         None => "http",
     };
     text += &format!("listening on {scheme}://{}\n", server.public_address());
-    text += &format!("admin on http://{}\n", server.admin_address());
+    text += &format!("admin on {}\n", server.admin_address());
     // Serving goes on when nobody reads this.
     let _ = std::io::stdout().write_all(text.as_bytes());
     let _ = std::io::stdout().flush();

@@ -4,13 +4,14 @@ use crate::access::RequestIds;
 use crate::admin::{FOLLOWERS, Guard, Reach, Token, UPLOADS};
 use crate::house::House;
 use crate::keys::Keys;
-use crate::listener::{BindError, Limits, Listener, Setup, bind};
+use crate::listener::{BindError, Limits, Listener, Setup, Socket, SocketFile, bind, bind_file};
 use crate::sequences::LOOKS;
 use crate::tls::Tls;
 use crate::traffic::Traffic;
 use crate::{admin, public};
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::net::TcpListener;
@@ -19,48 +20,65 @@ use tokio::sync::Semaphore;
 /// Connections of the admin listener: a scraper, a prober, a few people.
 const ADMIN_CONNECTIONS: usize = 32;
 
+/// What the address of a socket in the file system begins with.
+const UNIX: &str = "unix:";
+
 /// The two sockets, bound and not yet accepting. Bound first, so that a port in use is known
 /// before gigabytes of model are read.
 #[derive(Debug)]
 pub struct Listeners {
     public: TcpListener,
-    admin: TcpListener,
-    /// The host of the admin listener as the operator has written it.
-    admin_host: String,
+    admin: Admin,
     token: Option<Token>,
 }
 
+#[derive(Debug)]
+enum Admin {
+    /// With its host as the operator has written it.
+    Address(TcpListener, String),
+    File(SocketFile, Socket),
+}
+
 impl Listeners {
-    /// Binds both, each `HOST:PORT`; port 0 picks a free one.
+    /// Binds both, each `HOST:PORT`; port 0 picks a free one. The admin listener can be `unix:PATH`
+    /// instead: a socket in the file system that only its owner can connect to. Must be called inside a
+    /// tokio runtime.
     pub async fn bind(public: &str, admin: &str) -> Result<Self, BindError> {
+        let public = bind(public).await?;
+        let admin = match admin.strip_prefix(UNIX) {
+            Some(path) => {
+                let (file, socket) = bind_file(Path::new(path)).await?;
+                Admin::File(file, socket)
+            }
+            None => {
+                let host = admin.rsplit_once(':').map_or(admin, |(host, _)| host);
+                Admin::Address(bind(admin).await?, host.to_owned())
+            }
+        };
         Ok(Listeners {
-            public: bind(public).await?,
-            admin: bind(admin).await?,
-            admin_host: host_of(admin),
+            public,
+            admin,
             token: None,
         })
     }
 
     /// Has the admin listener ask for `token` before anything is changed; and before anything at all
-    /// but the probes, if it can be reached from other machines.
+    /// but the probes, if it can be reached from other machines. On a socket in the file system nobody
+    /// is asked for it: who may connect there may read the server's files too.
     ///
     /// # Errors
     /// If it can be reached from other machines and there is no token.
     pub fn guarded_by(mut self, token: Option<Token>) -> Result<Self, BindError> {
-        if token.is_none() && !on_loopback(&self.admin) {
-            let address = self.admin.local_addr();
+        if let (None, Admin::Address(socket, _)) = (&token, &self.admin)
+            && !on_loopback(socket)
+        {
+            let address = socket.local_addr();
             let address = address.map_or_else(|_| "?".to_owned(), |address| address.to_string());
             return Err(BindError::Unguarded(address));
         }
         self.token = token;
         Ok(self)
     }
-}
-
-/// The host of `HOST:PORT`.
-fn host_of(address: &str) -> String {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    host.to_owned()
 }
 
 fn on_loopback(socket: &TcpListener) -> bool {
@@ -144,7 +162,10 @@ impl Shared {
 pub struct Server {
     shared: Arc<Shared>,
     public: Listener,
+    /// Goes before the listener, see there.
+    admin_file: Option<SocketFile>,
     admin: Listener,
+    admin_at: String,
 }
 
 impl Server {
@@ -152,26 +173,36 @@ impl Server {
     /// be called inside a tokio runtime. The error is the operating system's.
     pub fn start(listeners: Listeners, front: impl Into<Front>) -> io::Result<Self> {
         let front = front.into();
-        let reach = match on_loopback(&listeners.admin) {
-            true => Reach::Machine(listeners.admin_host),
-            false => Reach::Network,
+        let (admin, admin_at, admin_file, reach) = match listeners.admin {
+            Admin::File(file, socket) => {
+                let at = format!("{UNIX}{}", file.path().display());
+                (socket, at, Some(file), Reach::Owner)
+            }
+            Admin::Address(socket, host) => {
+                let at = format!("http://{}", socket.local_addr()?);
+                let reach = match on_loopback(&socket) {
+                    true => Reach::Machine(host),
+                    false => Reach::Network,
+                };
+                (Socket::Tcp(socket), at, None, reach)
+            }
         };
         let guard = Guard::new(listeners.token, reach);
         let address = listeners.public.local_addr()?;
         let shared = Arc::new(Shared::new(front.clone(), guard, address));
         let for_public = shared.clone();
         let public = Listener::start(
-            listeners.public,
+            Socket::Tcp(listeners.public),
             Setup {
                 limits: front.limits.clone(),
                 tls: front.tls,
                 traffic: Some(shared.traffic.clone()),
             },
             move |request| public::answer(for_public.clone(), request),
-        )?;
+        );
         let for_admin = shared.clone();
         let admin = Listener::start(
-            listeners.admin,
+            admin,
             Setup {
                 limits: Limits {
                     connections: ADMIN_CONNECTIONS,
@@ -182,11 +213,13 @@ impl Server {
                 traffic: None,
             },
             move |request| admin::answer(for_admin.clone(), request),
-        )?;
+        );
         Ok(Server {
             shared,
             public,
+            admin_file,
             admin,
+            admin_at,
         })
     }
 
@@ -199,12 +232,13 @@ impl Server {
 
     /// Where the public listener is, with its real port.
     pub fn public_address(&self) -> SocketAddr {
-        self.public.address()
+        self.shared.public
     }
 
-    /// Where the admin listener is, with its real port.
-    pub fn admin_address(&self) -> SocketAddr {
-        self.admin.address()
+    /// Where the admin listener is, as clients of it are told: `http://HOST:PORT` with its real port, or
+    /// `unix:PATH`.
+    pub fn admin_address(&self) -> &str {
+        &self.admin_at
     }
 
     /// Turns readiness off and goes on serving: so that whoever sends requests here can learn of it
@@ -219,6 +253,7 @@ impl Server {
     pub async fn stop(self, until: impl Future<Output = ()>) -> bool {
         self.announce_stop();
         let all_ended = self.public.drain(until).await;
+        drop(self.admin_file);
         // A scrape that runs now may end, but nobody waits long for one.
         let moment = tokio::time::sleep(std::time::Duration::from_millis(200));
         self.admin.drain(moment).await;
@@ -253,6 +288,13 @@ mod tests {
         answer
     }
 
+    fn admin_of(server: &Server) -> SocketAddr {
+        let address = server.admin_address().strip_prefix("http://");
+        address
+            .and_then(|address| address.parse().ok())
+            .expect("an address")
+    }
+
     async fn get(address: SocketAddr, path: &str) -> String {
         let request =
             format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
@@ -262,7 +304,7 @@ mod tests {
     #[tokio::test]
     async fn before_the_house_is_open_probes_tell_loading_from_dead() {
         let server = start(Limits::default()).await;
-        for address in [server.public_address(), server.admin_address()] {
+        for address in [server.public_address(), admin_of(&server)] {
             let alive = get(address, "/healthz").await;
             assert!(alive.starts_with("HTTP/1.1 200 OK\r\n"), "{alive}");
             assert!(alive.ends_with("\r\n\r\nok\n"), "{alive}");
@@ -274,9 +316,9 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
         assert!(answer.contains("\r\nretry-after: 1\r\n"), "{answer}");
         assert!(answer.contains("\r\nx-request-id: "), "{answer}");
-        let metrics = get(server.admin_address(), "/metrics").await;
+        let metrics = get(admin_of(&server), "/metrics").await;
         assert!(metrics.contains("\ncorral_ready 0\n"), "{metrics}");
-        let sequences = get(server.admin_address(), "/sequences").await;
+        let sequences = get(admin_of(&server), "/sequences").await;
         assert!(sequences.starts_with("HTTP/1.1 503 "), "{sequences}");
         assert!(sequences.contains("being loaded"), "{sequences}");
         assert!(server.stop(std::future::pending()).await);
@@ -292,17 +334,17 @@ mod tests {
         for (path, allow) in [("/sequences", "GET, HEAD"), ("/cache", "DELETE")] {
             let post =
                 format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-            let answer = exchange(server.admin_address(), &post).await;
+            let answer = exchange(admin_of(&server), &post).await;
             assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
             assert!(
                 answer.contains(&format!("\r\nallow: {allow}\r\n")),
                 "{answer}"
             );
         }
-        let answer = get(server.admin_address(), "/nothing").await;
+        let answer = get(admin_of(&server), "/nothing").await;
         assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
         assert!(answer.contains("\"code\":\"no-route\""), "{answer}");
-        let answer = get(server.admin_address(), "/").await;
+        let answer = get(admin_of(&server), "/").await;
         assert!(answer.ends_with(INDEX_END), "{answer}");
         server.stop(std::future::pending()).await;
     }

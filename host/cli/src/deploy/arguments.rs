@@ -1,6 +1,6 @@
 //! The command line of what is done with deployments.
 
-use crate::top::Address;
+use crate::admin::Address;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -1,8 +1,8 @@
 //! Asks a server's listeners: one request on a connection of its own.
 
 use super::progress::Progress;
+use crate::admin::{Address, harmless};
 use crate::complaint::Complaint;
-use crate::top::{Address, harmless};
 use bytes::Bytes;
 use corral_runtime::Polled;
 use http::header::{AUTHORIZATION, HOST};
@@ -16,7 +16,6 @@ use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// How long a connection may take.
@@ -113,7 +112,7 @@ impl Client {
              listener: --admin http://HOST:PORT",
             self.address
         );
-        exchange(self.address.authority(), request, &gone, &self.no_corral()).await
+        exchange(&self.address, request, &gone, &self.no_corral()).await
     }
 
     /// What a server said in place of doing what it was asked to.
@@ -144,16 +143,15 @@ impl Client {
     }
 }
 
-/// One exchange with `host`, `HOST:PORT`. `gone` and `odd` say what is wrong when nobody answers, or
-/// not with HTTP.
+/// One exchange with a listener. `gone` and `odd` say what is wrong when nobody answers, or not with HTTP.
 pub(super) async fn exchange(
-    host: &str,
+    address: &Address,
     mut request: Request<Outgoing>,
     gone: &str,
     odd: &str,
 ) -> Result<Response<Incoming>, Complaint> {
-    let late = format!("{host} did not answer in time; try again, or look at the server");
-    let stream = timeout(CONNECT, TcpStream::connect(host))
+    let late = format!("{address} did not answer in time; try again, or look at the server");
+    let stream = timeout(CONNECT, address.connect())
         .await
         .map_err(Complaint::telling(&late))?
         .map_err(Complaint::telling(gone))?;
@@ -161,7 +159,7 @@ pub(super) async fn exchange(
     let (mut sender, connection) = handshake.await?;
     // It ends with the answer's body, or when that is dropped.
     tokio::spawn(connection);
-    if let Ok(host) = host.parse() {
+    if let Ok(host) = address.host().parse() {
         request.headers_mut().insert(HOST, host);
     }
     timeout(PATIENCE, sender.send_request(request))

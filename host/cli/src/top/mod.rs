@@ -3,9 +3,9 @@
 mod client;
 mod table;
 
+use crate::admin::Address;
 use crate::complaint::Complaint;
 use clap::Args;
-pub(crate) use client::{Address, harmless};
 use rustix::termios::tcgetwinsize;
 use serde_json::Value;
 use std::io::{IsTerminal, Write};
