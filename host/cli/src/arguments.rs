@@ -69,7 +69,8 @@ pub(crate) struct Serve {
     pub(crate) listen: String,
     /// Where /metrics, what 'corral top' shows and the admin API are: HOST:PORT, or unix:PATH for a socket
     /// in the file system, which only this user can connect to and where nobody needs the admin token.
-    /// Whoever can reach it from another machine has to send that.
+    /// Whoever can reach it from another machine has to send that; there it has the certificate of
+    /// --tls-cert, if there is one.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081")]
     pub(crate) admin: String,
     /// Folder in which deployments are kept, of this user alone; made if it isn't there. With it
@@ -746,7 +747,7 @@ mod tests {
             ("corral serve --model x.gguf --grace soon", "write seconds"),
             ("corral serve --model x.gguf --grace -1", "'-1'"),
             ("corral run --model x.gguf", "<PLUGIN.wasm>"),
-            ("corral top --admin https://a:1", "write http://HOST:PORT"),
+            ("corral top --admin https://a", "write http://HOST:PORT"),
             ("corral top --admin a", "write http://HOST:PORT"),
             ("corral top --admin http://a:1/b", "write http://HOST:PORT"),
         ] {

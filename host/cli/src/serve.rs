@@ -44,6 +44,7 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     let reloading = tokio::spawn(reload_on_signal(front.clone()));
     let server = Server::start(listeners, front)
         .map_err(Complaint::telling("the listeners could not be started"))?;
+    server.admin_warning().into_iter().for_each(note);
 
     // Polled from here on, so that a signal counts while models are being loaded.
     let stop = stop_signal();

@@ -92,7 +92,8 @@ fn on_loopback(socket: &TcpListener) -> bool {
 pub struct Front {
     /// What clients may make the server hold on to.
     pub limits: Limits,
-    /// Without it connections are not encrypted.
+    /// Without it connections are not encrypted. The admin listener has it too where other machines can
+    /// reach it.
     pub tls: Option<Arc<Tls>>,
     /// The keys that deployments may ask for.
     pub keys: Option<Arc<Keys>>,
@@ -166,6 +167,8 @@ pub struct Server {
     admin_file: Option<SocketFile>,
     admin: Listener,
     admin_at: String,
+    /// Whether the admin token crosses a network as it is.
+    in_clear: bool,
 }
 
 impl Server {
@@ -173,20 +176,26 @@ impl Server {
     /// be called inside a tokio runtime. The error is the operating system's.
     pub fn start(listeners: Listeners, front: impl Into<Front>) -> io::Result<Self> {
         let front = front.into();
+        let mut admin_tls = None;
         let (admin, admin_at, admin_file, reach) = match listeners.admin {
             Admin::File(file, socket) => {
                 let at = format!("{UNIX}{}", file.path().display());
                 (socket, at, Some(file), Reach::Owner)
             }
             Admin::Address(socket, host) => {
-                let at = format!("http://{}", socket.local_addr()?);
                 let reach = match on_loopback(&socket) {
                     true => Reach::Machine(host),
                     false => Reach::Network,
                 };
+                if reach == Reach::Network {
+                    admin_tls.clone_from(&front.tls);
+                }
+                let scheme = if admin_tls.is_some() { "https" } else { "http" };
+                let at = format!("{scheme}://{}", socket.local_addr()?);
                 (Socket::Tcp(socket), at, None, reach)
             }
         };
+        let in_clear = reach == Reach::Network && admin_tls.is_none();
         let guard = Guard::new(listeners.token, reach);
         let address = listeners.public.local_addr()?;
         let shared = Arc::new(Shared::new(front.clone(), guard, address));
@@ -209,7 +218,7 @@ impl Server {
                     connections_per_address: None,
                     ..front.limits
                 },
-                tls: None,
+                tls: admin_tls,
                 traffic: None,
             },
             move |request| admin::answer(for_admin.clone(), request),
@@ -220,6 +229,7 @@ impl Server {
             admin_file,
             admin,
             admin_at,
+            in_clear,
         })
     }
 
@@ -235,10 +245,22 @@ impl Server {
         self.shared.public
     }
 
-    /// Where the admin listener is, as clients of it are told: `http://HOST:PORT` with its real port, or
-    /// `unix:PATH`.
+    /// Where the admin listener is, as clients of it are told: `http://HOST:PORT` with its real port,
+    /// `https://HOST:PORT` if other machines can reach it and there is a certificate, or `unix:PATH`.
     pub fn admin_address(&self) -> &str {
         &self.admin_at
+    }
+
+    /// What an operator should know of the admin listener.
+    pub fn admin_warning(&self) -> Option<String> {
+        self.in_clear.then(|| {
+            format!(
+                "WARNING: other machines can reach the admin listener at {}, and nothing is encrypted \
+                 there: whoever sees the traffic has the admin token; give --tls-cert and --tls-key, or \
+                 an address that only this machine has",
+                self.admin_at
+            )
+        })
     }
 
     /// Turns readiness off and goes on serving: so that whoever sends requests here can learn of it

@@ -47,7 +47,7 @@ pub(super) async fn invoke(invoke: &Invoke, client: &Client) -> Result<ExitCode,
     }
     let gone = format!("nothing answers at http://{public}; look at the server");
     let public: Address = public.parse().map_err(Complaint::telling(&gone))?;
-    let answer = exchange(&public, request, &gone, &gone).await?;
+    let answer = exchange(&public.into(), request, &gone, &gone).await?;
     let status = answer.status();
     if invoke.named.server.json {
         let headers: serde_json::Map<String, Value> = answer

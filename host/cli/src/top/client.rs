@@ -1,6 +1,6 @@
 //! Asks an admin listener: one GET on a connection of its own.
 
-use crate::admin::{Address, harmless};
+use crate::admin::{Address, Admin, harmless};
 use crate::complaint::Complaint;
 use bytes::Bytes;
 use http::header::HOST;
@@ -15,9 +15,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Most bytes of an answer: some hundred for each sequence and each thing that is kept.
 const MOST: usize = 64 << 20;
 
-/// What goes on in the models of the server at `address`.
-pub(crate) async fn look(address: &Address) -> Result<Value, Complaint> {
-    let asking = tokio::time::timeout(PATIENCE, ask(address));
+/// What goes on in the models of the server that has this admin listener.
+pub(crate) async fn look(admin: &Admin) -> Result<Value, Complaint> {
+    let address = &admin.address;
+    let asking = tokio::time::timeout(PATIENCE, ask(admin));
     let (status, body) = asking.await.map_err(Complaint::telling(&format!(
         "{address} did not answer within {} s; try again, or look at the machine it is on",
         PATIENCE.as_secs()
@@ -35,15 +36,14 @@ pub(crate) async fn look(address: &Address) -> Result<Value, Complaint> {
     }))
 }
 
-async fn ask(address: &Address) -> Result<(StatusCode, Bytes), Complaint> {
+async fn ask(admin: &Admin) -> Result<(StatusCode, Bytes), Complaint> {
+    let address = &admin.address;
     let no_corral = no_corral(address);
-    let stream = address
-        .connect()
-        .await
-        .map_err(Complaint::telling(&format!(
-            "nothing answers at {address}; start 'corral serve', or name its admin listener: \
-             --admin http://HOST:PORT"
-        )))?;
+    let gone = format!(
+        "nothing answers at {address}; start 'corral serve', or name its admin listener: \
+         --admin http://HOST:PORT"
+    );
+    let stream = admin.connect(&gone).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::get("/sequences")
