@@ -7,7 +7,7 @@ use crate::front;
 use crate::house;
 use corral_engine::Models;
 use corral_server::deployments::{Bounds, Deployments, Store};
-use corral_server::{Access, Front, House, Listeners, Server, reload_signal, stop_signal};
+use corral_server::{Access, Front, House, Listeners, ReloadSignals, Server, StopSignals};
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -41,19 +41,19 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
         .await?
         .guarded_by(token.as_ref().map(|token| token.token.clone()))?;
     let front = arguments.front.front(note)?;
-    let reloading = tokio::spawn(reload_on_signal(front.clone()));
+    // From here on no signal is lost, also while models are being loaded.
+    let no_signals = || Complaint::telling(NO_SIGNALS);
+    let mut stop = StopSignals::new().map_err(no_signals())?;
+    let reload = ReloadSignals::new().map_err(no_signals())?;
+    let reloading = tokio::spawn(reload_on_signal(front.clone(), reload));
     let server = Server::start(listeners, front)
         .map_err(Complaint::telling("the listeners could not be started"))?;
     server.admin_warning().into_iter().for_each(note);
 
-    // Polled from here on, so that a signal counts while models are being loaded.
-    let stop = stop_signal();
-    tokio::pin!(stop);
     let models = house::models(&arguments.models)?;
     let house = tokio::select! {
         loaded = load(arguments, &models, store) => loaded?,
-        stopped = stop.as_mut() => {
-            stopped.map_err(Complaint::telling(NO_SIGNALS))?;
+        () = stop.next() => {
             house::end(models).await;
             return Ok(ExitCode::SUCCESS);
         }
@@ -61,9 +61,7 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     server.open(house);
     announce(arguments, &server, token.as_ref());
 
-    stop.await.map_err(Complaint::telling(NO_SIGNALS))?;
-    let hurry = stop_signal();
-    tokio::pin!(hurry);
+    stop.next().await;
     if let Some(delay) = arguments.drain_delay {
         server.announce_stop();
         note(format!(
@@ -72,10 +70,7 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
         ));
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
-            stopped = hurry.as_mut() => {
-                stopped.map_err(Complaint::telling(NO_SIGNALS))?;
-                hurry.set(stop_signal());
-            }
+            () = stop.next() => {}
         }
     }
     note(format!(
@@ -85,7 +80,7 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     let hurry = async {
         tokio::select! {
             () = tokio::time::sleep(arguments.grace) => {}
-            _ = hurry => {}
+            () = stop.next() => {}
         }
     };
     if !server.stop(hurry).await {
@@ -97,8 +92,9 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
 }
 
 /// Reads files again whenever SIGHUP asks for it.
-async fn reload_on_signal(front: Front) {
-    while reload_signal().await.is_ok() {
+async fn reload_on_signal(front: Front, mut reload: ReloadSignals) {
+    loop {
+        reload.next().await;
         let front = front.clone();
         // Files may take their time. Should it panic, the files stay as they were read last.
         let _ = tokio::task::spawn_blocking(move || front::reload(&front, note)).await;
