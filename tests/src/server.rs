@@ -66,10 +66,11 @@ impl Corral {
             .arg("serve")
             .arg("--model")
             .arg(argument("tiny", &artefacts::model()))
-            .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
             .arg("--cache")
             .arg(artefacts::scratch().join("compiled"));
         for (option, value) in [
+            ("--listen", "127.0.0.1:0"),
+            ("--admin", "127.0.0.1:0"),
             // The demo model's steps are so small that a second thread does not pay; and where the
             // cores are busy, it makes each step wait until the system lets it run.
             ("--threads", "1"),
@@ -134,8 +135,9 @@ impl Corral {
             if let Some(address) = address {
                 corral.public = address.to_owned();
             }
-            if let Some(address) = line.strip_prefix("admin on http://") {
-                corral.admin = address.to_owned();
+            if let Some(address) = line.strip_prefix("admin on ") {
+                let bare = address.strip_prefix("http://");
+                corral.admin = bare.unwrap_or(address).to_owned();
             }
             corral.announced.push(line);
         }
@@ -147,7 +149,7 @@ impl Corral {
         &self.public
     }
 
-    /// `HOST:PORT` of the admin listener.
+    /// `HOST:PORT` of the admin listener; with a scheme before it unless that is `http`.
     pub fn admin(&self) -> &str {
         &self.admin
     }

@@ -1,11 +1,12 @@
 //! The admin API is what its OpenAPI document says: a client that knows nothing but the document goes
 //! through every operation, and checks each answer against the schema of its status.
 
-use corral_tests::deployments::{digest, manifest};
-use corral_tests::{Answer, Corral, artefacts, schema, scratch_folder};
+use corral_tests::deployments::{deploy, digest, manifest, upload};
+use corral_tests::{Answer, Corral, PATIENCE, artefacts, raw_exchange, schema, scratch_folder};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 struct Client {
     corral: Corral,
@@ -254,8 +255,11 @@ fn every_operation_does_as_the_document_says() {
     {
         let id = operation["operationId"].as_str().expect("named");
         for status in operation["responses"].as_object().expect("answers").keys() {
-            // Those need a full disk, a slow client, or a server that fails.
-            if matches!(status.as_str(), "401" | "408" | "500" | "503" | "507") {
+            // Those need a page of the web, a full disk, a slow client, or a server that fails.
+            if matches!(
+                status.as_str(),
+                "401" | "408" | "421" | "500" | "503" | "507"
+            ) {
                 continue;
             }
             let was = seen.contains(&(id.to_owned(), status.clone()));
@@ -264,4 +268,61 @@ fn every_operation_does_as_the_document_says() {
         }
     }
     assert!(seen.len() >= 30, "{seen:?}");
+}
+
+#[test]
+fn who_follows_logs_locks_nobody_out() {
+    let folder = scratch_folder();
+    let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
+    let component = std::fs::read(artefacts::plugin("misbehave")).expect("readable");
+    let digest = upload(&corral, &component);
+    deploy(&corral, &manifest("a", &digest, json!({})));
+    assert_eq!(corral.get("/a/log").status, 200);
+    let follow = || corral.stream_admin("/deployments/a/logs?follow=true");
+    let mut followers = Vec::new();
+    for _ in 0..16 {
+        let mut follower = follow();
+        assert_eq!(follower.status, 200);
+        follower.line().expect("it goes on").expect("a first line");
+        followers.push(follower);
+    }
+    let one_more = corral.ask_admin("GET", "/deployments/a/logs?follow=true", "");
+    one_more.problem(503, "too-many-followers");
+    assert!(one_more.header("retry-after").is_some(), "{one_more:?}");
+    // Everybody else is served.
+    let once = corral.ask_admin("GET", "/deployments/a/logs", "");
+    assert_eq!((once.status, once.body.lines().count()), (200, 2));
+    assert_eq!(corral.get_admin("/metrics").status, 200);
+    assert_eq!(corral.ask_admin("GET", "/deployments", "").status, 200);
+    // Who leaves makes room.
+    followers.pop();
+    let begun = Instant::now();
+    while follow().status != 200 {
+        assert!(begun.elapsed() < PATIENCE, "the place is still taken");
+    }
+}
+
+#[test]
+fn a_page_of_the_web_that_calls_itself_this_machine_is_refused() {
+    let corral = Corral::start();
+    let ask = |host: &str, request: &str| {
+        let request = format!("{request} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        let answer = raw_exchange(corral.admin(), request.as_bytes(), false, PATIENCE);
+        String::from_utf8(answer).expect("text")
+    };
+    let port = corral.admin().rsplit_once(':').expect("HOST:PORT").1;
+    for request in [
+        "GET /metrics",
+        "GET /sequences",
+        "DELETE /cache",
+        "GET /readyz",
+    ] {
+        let refused = ask(&format!("evil.example:{port}"), request);
+        assert!(refused.starts_with("HTTP/1.1 421 "), "{refused}");
+        assert!(refused.contains("\"wrong-host\""), "{refused}");
+        for host in ["localhost", "127.0.0.1", "[::1]"] {
+            let answer = ask(&format!("{host}:{port}"), request);
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{host}: {answer}");
+        }
+    }
 }

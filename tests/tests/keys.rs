@@ -140,6 +140,30 @@ fn who_has_no_good_key_is_told_so_in_the_format_of_the_route() {
 }
 
 #[test]
+fn a_plugin_that_asks_for_no_key_never_sees_one() {
+    let file = file();
+    let key = new_key(&file, &["--tenant", "alice"]);
+    let corral = start(&file, &["--open", "/misbehave"]);
+    let headers = |authorization: &str| {
+        let answer = ask(&corral, "/misbehave/headers", Some(authorization), "");
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.body
+    };
+    for authorization in [bearer(&key), format!("Token {key}"), key.clone()] {
+        let seen = headers(&authorization);
+        assert!(seen.contains("x-request-id: "), "{seen}");
+        assert!(!seen.contains("authorization"), "{seen}");
+        assert!(!seen.contains(&key["corral_".len()..]), "{seen}");
+    }
+    let seen = headers("Bearer of-the-plugin");
+    assert!(
+        seen.contains("authorization: Bearer of-the-plugin\n"),
+        "what is no key of this server is the plugin's own: {seen}"
+    );
+    corral.settled();
+}
+
+#[test]
 fn no_key_is_ever_written_to_the_log() {
     let file = file();
     let key = new_key(&file, &["--tenant", "alice", "--name", "the-laptop"]);

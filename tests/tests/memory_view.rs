@@ -22,7 +22,7 @@ fn only_model(seen: &Value) -> Value {
 
 /// `DELETE /cache`; what goes on afterwards.
 fn clear(corral: &Corral) -> Value {
-    let request = b"DELETE /cache HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let request = b"DELETE /cache HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     let answer = raw_exchange(corral.admin(), request, false, PATIENCE);
     let answer = String::from_utf8(answer).expect("text");
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");

@@ -53,7 +53,8 @@ fn is_in(metrics: &Metrics, model: &str, state: &str) -> bool {
 
 /// Sends a request without a body to the admin listener; the status and the body.
 fn tell(corral: &Corral, method: &str, path: &str) -> (u16, Value) {
-    let request = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let request =
+        format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     let answer = raw_exchange(corral.admin(), request.as_bytes(), false, PATIENCE);
     let answer = String::from_utf8(answer).expect("text");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");

@@ -2,17 +2,57 @@
 
 use corral_tests::{Client, Corral, PATIENCE, Version, block_on, some_sums};
 use serde_json::{Value, json};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
+
+/// Longer than any test waits, in seconds.
+const NEVER: &str = "100000";
 
 /// Some seconds' worth of tokens.
 fn long_request() -> serde_json::Value {
     json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": 4000})
 }
 
+/// A request whose answer is an echo, and goes on until the client ends it.
+struct Held(TcpStream);
+
+impl Held {
+    /// It is being answered when this returns.
+    fn begin(corral: &Corral) -> Self {
+        let mut stream = TcpStream::connect(corral.public()).expect("it accepts");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        let request = b"POST /misbehave/echo HTTP/1.1\r\nHost: x\r\n\
+            Transfer-Encoding: chunked\r\n\r\n5\r\nbegin\r\n";
+        stream.write_all(request).expect("taken");
+        let mut held = Held(stream);
+        let begun = held.read_until("begin");
+        assert!(begun.starts_with("HTTP/1.1 200 OK\r\n"), "{begun}");
+        held
+    }
+
+    /// Ends the request; its answer has to end too.
+    fn end(mut self) {
+        self.0.write_all(b"3\r\nend\r\n0\r\n\r\n").expect("taken");
+        self.read_until("end\r\n0\r\n\r\n");
+    }
+
+    fn read_until(&mut self, last: &str) -> String {
+        let (mut read, mut byte) = (Vec::new(), [0]);
+        while !read.ends_with(last.as_bytes()) {
+            let so_far = String::from_utf8_lossy(&read);
+            assert_eq!(self.0.read(&mut byte).expect(&so_far), 1, "{so_far}");
+            read.push(byte[0]);
+        }
+        String::from_utf8(read).expect("text")
+    }
+}
+
 #[test]
-fn a_running_stream_ends_by_itself_after_sigterm() {
-    let mut corral = Corral::start_with(&["--grace", "50"]);
+fn what_runs_ends_by_itself_after_sigterm() {
+    let mut corral = Corral::start_with(&["--grace", NEVER, "--stall-time", NEVER]);
+    // As long as this one runs the server can be looked at.
+    let held = Held::begin(&corral);
     let mut stream = corral.generate_stream(&long_request());
     stream.event().expect("a first event");
     corral.signal("TERM");
@@ -25,32 +65,30 @@ fn a_running_stream_ends_by_itself_after_sigterm() {
             assert!(detail.contains("shutting down"), "{detail}");
             break;
         }
-        assert!(started.elapsed() < Duration::from_secs(5), "still ready");
+        assert!(started.elapsed() < PATIENCE, "still ready");
     }
     assert_eq!(corral.get_admin("/healthz").status, 200);
-    let started = Instant::now();
     while TcpStream::connect(corral.public()).is_ok() {
-        assert!(started.elapsed() < Duration::from_secs(5), "still accepts");
+        assert!(started.elapsed() < PATIENCE, "still accepts");
         std::thread::sleep(Duration::from_millis(5));
     }
     let (_, report) = stream.texts();
     assert_eq!(report["tokens"], 4000);
     assert_eq!(report["finish_reason"], "length");
-    let status = corral.wait(Duration::from_secs(10));
+    held.end();
+    let status = corral.wait(PATIENCE);
     assert_eq!(status.code(), Some(0), "{}", corral.stderr());
+    assert!(!corral.stderr().contains("cut off"), "{}", corral.stderr());
 }
 
 #[test]
-fn an_idle_server_ends_at_once() {
+fn an_idle_server_does_not_wait_for_its_grace_to_be_over() {
     for signal in ["TERM", "INT"] {
-        let mut corral = Corral::start();
+        let mut corral = Corral::start_with(&["--grace", NEVER]);
         corral.check_alive();
-        let started = Instant::now();
         corral.signal(signal);
-        let status = corral.wait(Duration::from_secs(10));
+        let status = corral.wait(PATIENCE);
         assert_eq!(status.code(), Some(0), "{signal}: {}", corral.stderr());
-        let took = started.elapsed();
-        assert!(took < Duration::from_secs(3), "{signal}: {took:?}");
     }
 }
 
@@ -68,34 +106,36 @@ fn what_is_still_running_after_the_grace_is_cut_off() {
         }
     };
     assert!(ended.is_err(), "a cut answer is not a whole one");
-    let took = started.elapsed();
-    assert!((900..5000).contains(&took.as_millis()), "{took:?}");
-    let status = corral.wait(Duration::from_secs(10));
+    assert!(
+        started.elapsed() >= Duration::from_secs(1),
+        "it had a grace"
+    );
+    let status = corral.wait(PATIENCE);
     assert_eq!(status.code(), Some(0), "{}", corral.stderr());
     assert!(corral.stderr().contains("cut off"), "{}", corral.stderr());
 }
 
 #[test]
 fn a_second_signal_hurries() {
-    let mut corral = Corral::start_with(&["--grace", "50"]);
+    let mut corral = Corral::start_with(&["--grace", NEVER]);
     let mut stream = corral.post_stream("/misbehave/drip", "");
     assert_eq!(stream.line().expect("it drips").as_deref(), Some("drip"));
     corral.signal("TERM");
     let started = Instant::now();
     while !corral.stderr().contains("a second signal") {
-        assert!(started.elapsed() < Duration::from_secs(5), "no note");
-        std::thread::sleep(Duration::from_millis(5));
+        assert!(started.elapsed() < PATIENCE, "no note");
+        std::thread::sleep(Duration::from_millis(1));
     }
-    std::thread::sleep(Duration::from_millis(100));
+    // From when it says so it is heard.
     corral.signal("TERM");
-    let status = corral.wait(Duration::from_secs(10));
+    let status = corral.wait(PATIENCE);
     assert_eq!(status.code(), Some(0), "{}", corral.stderr());
 }
 
 #[test]
 fn no_request_on_an_open_connection_is_lost() {
     const CLIENTS: usize = 12;
-    let mut corral = Corral::start_with(&["--grace", "100"]);
+    let mut corral = Corral::start_with(&["--grace", NEVER]);
     let address = corral.public().to_owned();
     let asked = block_on(async {
         let clients: Vec<_> = (0..CLIENTS)
@@ -178,7 +218,7 @@ fn a_stream_of_events_ends_whole_when_its_time_is_over() {
             }
             String::from_utf8(text).expect("text")
         });
-        let status = corral.wait(Duration::from_secs(10));
+        let status = corral.wait(PATIENCE);
         assert_eq!(status.code(), Some(0), "{}", corral.stderr());
         let last = text.trim_end().rsplit("\n\n").next().expect("an event");
         let problem = last.strip_prefix("event: error\ndata: ").expect(last);
@@ -191,7 +231,7 @@ fn a_stream_of_events_ends_whole_when_its_time_is_over() {
 
 #[test]
 fn with_a_delay_requests_are_taken_for_a_while_longer() {
-    let mut corral = Corral::start_with(&["--drain-delay", "30", "--grace", "50"]);
+    let mut corral = Corral::start_with(&["--drain-delay", NEVER, "--grace", NEVER]);
     corral.check_alive();
     corral.signal("TERM");
     let started = Instant::now();
@@ -205,8 +245,4 @@ fn with_a_delay_requests_are_taken_for_a_while_longer() {
     corral.signal("TERM");
     let status = corral.wait(PATIENCE);
     assert_eq!(status.code(), Some(0), "{}", corral.stderr());
-    assert!(
-        started.elapsed() < Duration::from_secs(25),
-        "nobody waited for the delay"
-    );
 }

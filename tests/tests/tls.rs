@@ -105,6 +105,47 @@ fn a_new_certificate_is_taken_up_while_old_connections_go_on() {
 }
 
 #[test]
+fn an_admin_listener_that_other_machines_can_reach_has_the_certificate_too() {
+    let folder = scratch_folder();
+    let identity = Identity::new();
+    let files = identity.write(&folder);
+    let store = folder.join("store");
+    let store = store.to_str().expect("ours");
+    let everywhere = ["--admin", "0.0.0.0:0", "--store", store];
+    let corral = start(&files, &everywhere);
+    let port = corral.admin().strip_prefix("https://0.0.0.0:");
+    let port = port.expect("it is encrypted");
+    let token = format!("{store}/admin-token");
+    let list = |scheme: &str, more: &[&str]| {
+        let admin = format!("{scheme}://localhost:{port}");
+        run([&["list", "--admin", &admin, "--token-file", &token], more].concat())
+    };
+    let certificate = files[0].to_str().expect("UTF-8");
+    let listed = list("https", &["--admin-ca", certificate]);
+    assert_eq!(listed.code, Some(0), "{listed:?}");
+    assert!(listed.stdout.contains("/generate"), "{listed:?}");
+    // Nobody else is taken for the server, and it talks to nobody in clear.
+    let stranger = Identity::new().write(&scratch_folder());
+    let stranger = stranger[0].to_str().expect("UTF-8");
+    for more in [&["--admin-ca", stranger][..], &["--admin-ca", &token], &[]] {
+        let refused = list("https", more);
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        assert!(refused.stderr.contains("--admin-ca FILE"), "{refused:?}");
+    }
+    assert_eq!(list("http", &[]).code, Some(1));
+    assert!(!corral.stderr().contains("nothing is encrypted"));
+    drop(corral);
+
+    let corral = Corral::start_with(&everywhere);
+    assert!(corral.admin().starts_with("0.0.0.0:"));
+    let begun = Instant::now();
+    while !corral.stderr().contains("nothing is encrypted there") {
+        assert!(begun.elapsed() < PATIENCE, "{}", corral.stderr());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
 fn files_of_no_use_are_told_in_one_line() {
     let folder = scratch_folder();
     let [certificate, key] = Identity::new().write(&folder);

@@ -27,8 +27,8 @@ pub(crate) struct FrontArguments {
     /// Seconds that a client may neither read its answer nor send what is waited for of its request.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = crate::arguments::seconds)]
     pub(crate) stall_time: Duration,
-    /// A certificate, and the chain that leads to it, in PEM format: connections are encrypted. Read again
-    /// when it changes, and on SIGHUP.
+    /// A certificate, and the chain that leads to it, in PEM format: connections are encrypted, also those
+    /// of an admin listener that other machines can reach. Read again when it changes, and on SIGHUP.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
     /// The certificate's private key, in PEM format.

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admin;
 mod admin_token;
 mod arguments;
 mod bench;

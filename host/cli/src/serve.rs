@@ -7,7 +7,7 @@ use crate::front;
 use crate::house;
 use corral_engine::Models;
 use corral_server::deployments::{Bounds, Deployments, Store};
-use corral_server::{Access, Front, House, Listeners, Server, reload_signal, stop_signal};
+use corral_server::{Access, Front, House, Listeners, ReloadSignals, Server, StopSignals};
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -32,23 +32,28 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
         Some(folder) => Some(Store::open(folder, Bounds::default())?),
         None => None,
     };
-    let token = admin_token::find(arguments.admin_token_file.as_deref(), store.as_ref())?;
+    // On a socket in the file system nobody is asked for one.
+    let token = match arguments.admin.starts_with("unix:") {
+        true => None,
+        false => admin_token::find(arguments.admin_token_file.as_deref(), store.as_ref())?,
+    };
     let listeners = Listeners::bind(&arguments.listen, &arguments.admin)
         .await?
         .guarded_by(token.as_ref().map(|token| token.token.clone()))?;
     let front = arguments.front.front(note)?;
-    let reloading = tokio::spawn(reload_on_signal(front.clone()));
+    // From here on no signal is lost, also while models are being loaded.
+    let no_signals = || Complaint::telling(NO_SIGNALS);
+    let mut stop = StopSignals::new().map_err(no_signals())?;
+    let reload = ReloadSignals::new().map_err(no_signals())?;
+    let reloading = tokio::spawn(reload_on_signal(front.clone(), reload));
     let server = Server::start(listeners, front)
         .map_err(Complaint::telling("the listeners could not be started"))?;
+    server.admin_warning().into_iter().for_each(note);
 
-    // Polled from here on, so that a signal counts while models are being loaded.
-    let stop = stop_signal();
-    tokio::pin!(stop);
     let models = house::models(&arguments.models)?;
     let house = tokio::select! {
         loaded = load(arguments, &models, store) => loaded?,
-        stopped = stop.as_mut() => {
-            stopped.map_err(Complaint::telling(NO_SIGNALS))?;
+        () = stop.next() => {
             house::end(models).await;
             return Ok(ExitCode::SUCCESS);
         }
@@ -56,9 +61,7 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     server.open(house);
     announce(arguments, &server, token.as_ref());
 
-    stop.await.map_err(Complaint::telling(NO_SIGNALS))?;
-    let hurry = stop_signal();
-    tokio::pin!(hurry);
+    stop.next().await;
     if let Some(delay) = arguments.drain_delay {
         server.announce_stop();
         note(format!(
@@ -67,10 +70,7 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
         ));
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
-            stopped = hurry.as_mut() => {
-                stopped.map_err(Complaint::telling(NO_SIGNALS))?;
-                hurry.set(stop_signal());
-            }
+            () = stop.next() => {}
         }
     }
     note(format!(
@@ -80,7 +80,7 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
     let hurry = async {
         tokio::select! {
             () = tokio::time::sleep(arguments.grace) => {}
-            _ = hurry => {}
+            () = stop.next() => {}
         }
     };
     if !server.stop(hurry).await {
@@ -92,8 +92,9 @@ async fn serve_until_stopped(arguments: &Serve) -> Result<ExitCode, Complaint> {
 }
 
 /// Reads files again whenever SIGHUP asks for it.
-async fn reload_on_signal(front: Front) {
-    while reload_signal().await.is_ok() {
+async fn reload_on_signal(front: Front, mut reload: ReloadSignals) {
+    loop {
+        reload.next().await;
         let front = front.clone();
         // Files may take their time. Should it panic, the files stay as they were read last.
         let _ = tokio::task::spawn_blocking(move || front::reload(&front, note)).await;
@@ -171,7 +172,7 @@ fn announce(arguments: &Serve, server: &Server, token: Option<&AdminToken>) {
         None => "http",
     };
     text += &format!("listening on {scheme}://{}\n", server.public_address());
-    text += &format!("admin on http://{}\n", server.admin_address());
+    text += &format!("admin on {}\n", server.admin_address());
     // Serving goes on when nobody reads this.
     let _ = std::io::stdout().write_all(text.as_bytes());
     let _ = std::io::stdout().flush();

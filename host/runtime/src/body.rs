@@ -7,7 +7,11 @@ use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use tokio::sync::mpsc;
 use wasmtime_wasi_http::{Error, WasiBody};
+
+/// What polling a body gives: a frame, its end, or how it failed.
+pub type Polled<E = Failure> = Poll<Option<Result<Frame<Bytes>, E>>>;
 
 /// The body of a response, from a plugin or from the host itself.
 ///
@@ -23,7 +27,7 @@ enum Kind {
     Empty,
     Full(Bytes),
     Plugin(Box<FromPlugin>),
-    Stream(Pin<Box<dyn http_body::Body<Data = Bytes, Error = Failure> + Send>>),
+    Pieces(mpsc::Receiver<Bytes>),
 }
 
 impl std::fmt::Debug for Kind {
@@ -32,7 +36,7 @@ impl std::fmt::Debug for Kind {
             Kind::Empty => "Empty",
             Kind::Full(_) => "Full",
             Kind::Plugin(_) => "Plugin",
-            Kind::Stream(_) => "Stream",
+            Kind::Pieces(_) => "Pieces",
         })
     }
 }
@@ -54,12 +58,10 @@ impl Body {
         Self::default()
     }
 
-    /// A body of the host's own that comes bit by bit.
-    pub fn stream<B>(body: B) -> Self
-    where
-        B: http_body::Body<Data = Bytes, Error = Failure> + Send + 'static,
-    {
-        Self(Kind::Stream(Box::pin(body)))
+    /// A body of the host's own that comes bit by bit, and ends with its sender. Who no longer reads it
+    /// closes the channel.
+    pub fn pieces(pieces: mpsc::Receiver<Bytes>) -> Self {
+        Self(Kind::Pieces(pieces))
     }
 
     /// A plugin's body, `length` bytes long if the plugin announced that, and at most `most`.
@@ -111,10 +113,7 @@ impl http_body::Body for Body {
     type Data = Bytes;
     type Error = Failure;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled {
         match &mut self.0 {
             Kind::Empty => Poll::Ready(None),
             Kind::Full(bytes) => {
@@ -123,16 +122,18 @@ impl http_body::Body for Body {
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
             Kind::Plugin(plugin) => plugin.poll_frame(cx),
-            Kind::Stream(stream) => stream.as_mut().poll_frame(cx),
+            Kind::Pieces(pieces) => {
+                let piece = pieces.poll_recv(cx);
+                piece.map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
             Kind::Empty => true,
-            Kind::Full(_) => false,
+            Kind::Full(_) | Kind::Pieces(_) => false,
             Kind::Plugin(plugin) => plugin.is_end(),
-            Kind::Stream(stream) => stream.is_end_stream(),
         }
     }
 
@@ -141,7 +142,7 @@ impl http_body::Body for Body {
             Kind::Empty => SizeHint::with_exact(0),
             Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Kind::Plugin(plugin) => plugin.body.size_hint(),
-            Kind::Stream(stream) => stream.size_hint(),
+            Kind::Pieces(_) => SizeHint::default(),
         }
     }
 }
@@ -153,7 +154,7 @@ impl FromPlugin {
         self.ended || (nothing_left && self.call.failure().is_none())
     }
 
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled {
         use http_body::Body;
         if self.ended {
             return Poll::Ready(None);
@@ -228,6 +229,21 @@ mod tests {
         let body = Body::from("hello");
         assert_eq!(http_body::Body::size_hint(&body).exact(), Some(5));
         assert_eq!(body.collect().await.unwrap().to_bytes(), "hello");
+    }
+
+    #[tokio::test]
+    async fn pieces_come_as_they_are_sent_and_end_with_their_sender() {
+        let (sender, pieces) = mpsc::channel(2);
+        let sent = async move {
+            for piece in ["a", "bc", "d"] {
+                sender.send(Bytes::from(piece)).await.expect("it is read");
+            }
+        };
+        let (read, ()) = tokio::join!(Body::pieces(pieces).collect(), sent);
+        assert_eq!(read.unwrap().to_bytes(), "abcd");
+        let (sender, pieces) = mpsc::channel::<Bytes>(1);
+        drop(Body::pieces(pieces));
+        sender.closed().await;
     }
 
     #[tokio::test]

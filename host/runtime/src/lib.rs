@@ -39,7 +39,7 @@ mod ticker;
 mod validate;
 
 pub use account::Account;
-pub use body::Body;
+pub use body::{Body, Polled};
 pub use engine::Error;
 pub use failure::Failure;
 pub use logs::{LogLine, Logs};

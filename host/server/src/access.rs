@@ -2,10 +2,10 @@
 
 use crate::traffic::{Open, Traffic};
 use bytes::Bytes;
-use corral_runtime::{Body, Failure};
+use corral_runtime::{Body, Failure, Polled};
 use http::header::CONTENT_LENGTH;
 use http::{HeaderName, HeaderValue, Method, Response};
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::{Body as _, SizeHint};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
@@ -165,10 +165,7 @@ impl http_body::Body for Observed {
     type Data = Bytes;
     type Error = Failure;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         let ends_here = self.body.is_end_stream();
         if let Some(exchange) = &mut self.exchange {

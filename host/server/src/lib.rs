@@ -43,6 +43,6 @@ pub use listener::{BindError, Limits};
 pub use problem::ErrorFormat;
 pub use routes::{Prefix, PrefixError, RouteTaken, Routes};
 pub use server::{Front, Listeners, Server};
-pub use shutdown::{reload_signal, stop_signal};
+pub use shutdown::{ReloadSignals, StopSignals};
 pub use terms::{Access, Terms};
 pub use tls::{Tls, TlsError};

@@ -79,6 +79,9 @@ async fn route(
         .pick()
         .map_err(|why| not_serving(&deployment.name, &why))?;
     known.format = terms.errors;
+    if let Some(keys) = &shared.keys {
+        keys.refresh().await;
+    }
     let keys = shared.keys.as_deref();
     let admitted = terms.admit(keys, &deployment.name, &mut head.headers)?;
     known.key = admitted.visitor.as_ref().map(|visitor| visitor.key.clone());

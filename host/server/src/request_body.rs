@@ -11,7 +11,8 @@
 //! reads is thrown away here, up to a bound, while the answer goes out.
 
 use bytes::Bytes;
-use http_body::{Body, Frame, SizeHint};
+use corral_runtime::Polled;
+use http_body::{Body, SizeHint};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -111,7 +112,7 @@ where
     }
 
     /// Polls the body within, and notes when it can't be read any further.
-    fn poll_inner(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+    fn poll_inner(&mut self, cx: &mut Context<'_>) -> Polled<B::Error> {
         let Some(inner) = &mut self.inner else {
             return Poll::Ready(None);
         };
@@ -157,10 +158,7 @@ where
     type Data = Bytes;
     type Error = Cut;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled<Cut> {
         loop {
             let polled = self.poll_inner(cx);
             if polled.is_pending() {
@@ -234,6 +232,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http_body::Frame;
     use http_body_util::{BodyExt, Full};
 
     fn capped<B>(inner: B, linger: Option<Duration>) -> (Capped<B>, Mark)
@@ -255,10 +254,7 @@ mod tests {
         type Data = Bytes;
         type Error = E;
 
-        fn poll_frame(
-            mut self: Pin<&mut Self>,
-            _: &mut Context<'_>,
-        ) -> Poll<Option<Result<Frame<Bytes>, E>>> {
+        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Polled<E> {
             Poll::Ready((self.0)().map(|made| made.map(Frame::data)))
         }
     }
@@ -315,10 +311,7 @@ mod tests {
         type Data = Bytes;
         type Error = std::convert::Infallible;
 
-        fn poll_frame(
-            mut self: Pin<&mut Self>,
-            cx: &mut Context<'_>,
-        ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled<Self::Error> {
             let received = ready!(self.0.poll_recv(cx));
             Poll::Ready(received.map(|data| Ok(Frame::data(data))))
         }

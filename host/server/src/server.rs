@@ -1,16 +1,17 @@
 //! The server as the binary drives it: bind, start, open, stop.
 
 use crate::access::RequestIds;
-use crate::admin::{Guard, Token, UPLOADS};
+use crate::admin::{FOLLOWERS, Guard, Reach, Token, UPLOADS};
 use crate::house::House;
 use crate::keys::Keys;
-use crate::listener::{BindError, Limits, Listener, Setup, bind};
+use crate::listener::{BindError, Limits, Listener, Setup, Socket, SocketFile, bind, bind_file};
 use crate::sequences::LOOKS;
 use crate::tls::Tls;
 use crate::traffic::Traffic;
 use crate::{admin, public};
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::net::TcpListener;
@@ -19,33 +20,59 @@ use tokio::sync::Semaphore;
 /// Connections of the admin listener: a scraper, a prober, a few people.
 const ADMIN_CONNECTIONS: usize = 32;
 
+/// What the address of a socket in the file system begins with.
+const UNIX: &str = "unix:";
+
 /// The two sockets, bound and not yet accepting. Bound first, so that a port in use is known
 /// before gigabytes of model are read.
 #[derive(Debug)]
 pub struct Listeners {
     public: TcpListener,
-    admin: TcpListener,
+    admin: Admin,
     token: Option<Token>,
 }
 
+#[derive(Debug)]
+enum Admin {
+    /// With its host as the operator has written it.
+    Address(TcpListener, String),
+    File(SocketFile, Socket),
+}
+
 impl Listeners {
-    /// Binds both, each `HOST:PORT`; port 0 picks a free one.
+    /// Binds both, each `HOST:PORT`; port 0 picks a free one. The admin listener can be `unix:PATH`
+    /// instead: a socket in the file system that only its owner can connect to. Must be called inside a
+    /// tokio runtime.
     pub async fn bind(public: &str, admin: &str) -> Result<Self, BindError> {
+        let public = bind(public).await?;
+        let admin = match admin.strip_prefix(UNIX) {
+            Some(path) => {
+                let (file, socket) = bind_file(Path::new(path)).await?;
+                Admin::File(file, socket)
+            }
+            None => {
+                let host = admin.rsplit_once(':').map_or(admin, |(host, _)| host);
+                Admin::Address(bind(admin).await?, host.to_owned())
+            }
+        };
         Ok(Listeners {
-            public: bind(public).await?,
-            admin: bind(admin).await?,
+            public,
+            admin,
             token: None,
         })
     }
 
     /// Has the admin listener ask for `token` before anything is changed; and before anything at all
-    /// but the probes, if it can be reached from other machines.
+    /// but the probes, if it can be reached from other machines. On a socket in the file system nobody
+    /// is asked for it: who may connect there may read the server's files too.
     ///
     /// # Errors
     /// If it can be reached from other machines and there is no token.
     pub fn guarded_by(mut self, token: Option<Token>) -> Result<Self, BindError> {
-        if token.is_none() && !on_loopback(&self.admin) {
-            let address = self.admin.local_addr();
+        if let (None, Admin::Address(socket, _)) = (&token, &self.admin)
+            && !on_loopback(socket)
+        {
+            let address = socket.local_addr();
             let address = address.map_or_else(|_| "?".to_owned(), |address| address.to_string());
             return Err(BindError::Unguarded(address));
         }
@@ -65,7 +92,8 @@ fn on_loopback(socket: &TcpListener) -> bool {
 pub struct Front {
     /// What clients may make the server hold on to.
     pub limits: Limits,
-    /// Without it connections are not encrypted.
+    /// Without it connections are not encrypted. The admin listener has it too where other machines can
+    /// reach it.
     pub tls: Option<Arc<Tls>>,
     /// The keys that deployments may ask for.
     pub keys: Option<Arc<Keys>>,
@@ -92,6 +120,8 @@ pub(crate) struct Shared {
     pub(crate) looks: Arc<Semaphore>,
     /// Places for components that arrive.
     pub(crate) uploads: Semaphore,
+    /// Places for those who follow logs.
+    pub(crate) followers: Arc<Semaphore>,
     pub(crate) guard: Guard,
     /// The address of the public listener.
     pub(crate) public: SocketAddr,
@@ -109,6 +139,7 @@ impl Shared {
             house: OnceLock::new(),
             looks: Arc::new(Semaphore::new(LOOKS)),
             uploads: Semaphore::new(UPLOADS),
+            followers: Arc::new(Semaphore::new(FOLLOWERS)),
             guard,
             public,
             stopping: AtomicBool::new(false),
@@ -132,7 +163,12 @@ impl Shared {
 pub struct Server {
     shared: Arc<Shared>,
     public: Listener,
+    /// Goes before the listener, see there.
+    admin_file: Option<SocketFile>,
     admin: Listener,
+    admin_at: String,
+    /// Whether the admin token crosses a network as it is.
+    in_clear: bool,
 }
 
 impl Server {
@@ -140,37 +176,60 @@ impl Server {
     /// be called inside a tokio runtime. The error is the operating system's.
     pub fn start(listeners: Listeners, front: impl Into<Front>) -> io::Result<Self> {
         let front = front.into();
-        let guard = Guard::new(listeners.token, on_loopback(&listeners.admin));
+        let mut admin_tls = None;
+        let (admin, admin_at, admin_file, reach) = match listeners.admin {
+            Admin::File(file, socket) => {
+                let at = format!("{UNIX}{}", file.path().display());
+                (socket, at, Some(file), Reach::Owner)
+            }
+            Admin::Address(socket, host) => {
+                let reach = match on_loopback(&socket) {
+                    true => Reach::Machine(host),
+                    false => Reach::Network,
+                };
+                if reach == Reach::Network {
+                    admin_tls.clone_from(&front.tls);
+                }
+                let scheme = if admin_tls.is_some() { "https" } else { "http" };
+                let at = format!("{scheme}://{}", socket.local_addr()?);
+                (Socket::Tcp(socket), at, None, reach)
+            }
+        };
+        let in_clear = reach == Reach::Network && admin_tls.is_none();
+        let guard = Guard::new(listeners.token, reach);
         let address = listeners.public.local_addr()?;
         let shared = Arc::new(Shared::new(front.clone(), guard, address));
         let for_public = shared.clone();
         let public = Listener::start(
-            listeners.public,
+            Socket::Tcp(listeners.public),
             Setup {
                 limits: front.limits.clone(),
                 tls: front.tls,
                 traffic: Some(shared.traffic.clone()),
             },
             move |request| public::answer(for_public.clone(), request),
-        )?;
+        );
         let for_admin = shared.clone();
         let admin = Listener::start(
-            listeners.admin,
+            admin,
             Setup {
                 limits: Limits {
                     connections: ADMIN_CONNECTIONS,
                     connections_per_address: None,
                     ..front.limits
                 },
-                tls: None,
+                tls: admin_tls,
                 traffic: None,
             },
             move |request| admin::answer(for_admin.clone(), request),
-        )?;
+        );
         Ok(Server {
             shared,
             public,
+            admin_file,
             admin,
+            admin_at,
+            in_clear,
         })
     }
 
@@ -183,12 +242,25 @@ impl Server {
 
     /// Where the public listener is, with its real port.
     pub fn public_address(&self) -> SocketAddr {
-        self.public.address()
+        self.shared.public
     }
 
-    /// Where the admin listener is, with its real port.
-    pub fn admin_address(&self) -> SocketAddr {
-        self.admin.address()
+    /// Where the admin listener is, as clients of it are told: `http://HOST:PORT` with its real port,
+    /// `https://HOST:PORT` if other machines can reach it and there is a certificate, or `unix:PATH`.
+    pub fn admin_address(&self) -> &str {
+        &self.admin_at
+    }
+
+    /// What an operator should know of the admin listener.
+    pub fn admin_warning(&self) -> Option<String> {
+        self.in_clear.then(|| {
+            format!(
+                "WARNING: other machines can reach the admin listener at {}, and nothing is encrypted \
+                 there: whoever sees the traffic has the admin token; give --tls-cert and --tls-key, or \
+                 an address that only this machine has",
+                self.admin_at
+            )
+        })
     }
 
     /// Turns readiness off and goes on serving: so that whoever sends requests here can learn of it
@@ -203,6 +275,7 @@ impl Server {
     pub async fn stop(self, until: impl Future<Output = ()>) -> bool {
         self.announce_stop();
         let all_ended = self.public.drain(until).await;
+        drop(self.admin_file);
         // A scrape that runs now may end, but nobody waits long for one.
         let moment = tokio::time::sleep(std::time::Duration::from_millis(200));
         self.admin.drain(moment).await;
@@ -237,15 +310,23 @@ mod tests {
         answer
     }
 
+    fn admin_of(server: &Server) -> SocketAddr {
+        let address = server.admin_address().strip_prefix("http://");
+        address
+            .and_then(|address| address.parse().ok())
+            .expect("an address")
+    }
+
     async fn get(address: SocketAddr, path: &str) -> String {
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         exchange(address, &request).await
     }
 
     #[tokio::test]
     async fn before_the_house_is_open_probes_tell_loading_from_dead() {
         let server = start(Limits::default()).await;
-        for address in [server.public_address(), server.admin_address()] {
+        for address in [server.public_address(), admin_of(&server)] {
             let alive = get(address, "/healthz").await;
             assert!(alive.starts_with("HTTP/1.1 200 OK\r\n"), "{alive}");
             assert!(alive.ends_with("\r\n\r\nok\n"), "{alive}");
@@ -257,9 +338,9 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
         assert!(answer.contains("\r\nretry-after: 1\r\n"), "{answer}");
         assert!(answer.contains("\r\nx-request-id: "), "{answer}");
-        let metrics = get(server.admin_address(), "/metrics").await;
+        let metrics = get(admin_of(&server), "/metrics").await;
         assert!(metrics.contains("\ncorral_ready 0\n"), "{metrics}");
-        let sequences = get(server.admin_address(), "/sequences").await;
+        let sequences = get(admin_of(&server), "/sequences").await;
         assert!(sequences.starts_with("HTTP/1.1 503 "), "{sequences}");
         assert!(sequences.contains("being loaded"), "{sequences}");
         assert!(server.stop(std::future::pending()).await);
@@ -268,23 +349,24 @@ mod tests {
     #[tokio::test]
     async fn wrong_methods_and_paths_are_problems() {
         let server = start(Limits::default()).await;
-        let post = "POST /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        let post = "POST /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
         let answer = exchange(server.public_address(), post).await;
         assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
         assert!(answer.contains("\r\nallow: GET, HEAD\r\n"), "{answer}");
         for (path, allow) in [("/sequences", "GET, HEAD"), ("/cache", "DELETE")] {
-            let post = format!("POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-            let answer = exchange(server.admin_address(), &post).await;
+            let post =
+                format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+            let answer = exchange(admin_of(&server), &post).await;
             assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
             assert!(
                 answer.contains(&format!("\r\nallow: {allow}\r\n")),
                 "{answer}"
             );
         }
-        let answer = get(server.admin_address(), "/nothing").await;
+        let answer = get(admin_of(&server), "/nothing").await;
         assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
         assert!(answer.contains("\"code\":\"no-route\""), "{answer}");
-        let answer = get(server.admin_address(), "/").await;
+        let answer = get(admin_of(&server), "/").await;
         assert!(answer.ends_with(INDEX_END), "{answer}");
         server.stop(std::future::pending()).await;
     }
@@ -297,7 +379,7 @@ mod tests {
             ..Limits::default()
         };
         let server = start(limits).await;
-        for part in ["", "G", "GET / HTTP/1.1\r\nHost: x\r\n"] {
+        for part in ["", "G", "GET / HTTP/1.1\r\nHost: localhost\r\n"] {
             let started = std::time::Instant::now();
             let answer = exchange(server.public_address(), part).await;
             assert_eq!(answer, "", "{part:?}");
@@ -311,7 +393,7 @@ mod tests {
     async fn a_head_beyond_its_size_is_refused() {
         let server = start(Limits::default()).await;
         let request = format!(
-            "GET / HTTP/1.1\r\nHost: x\r\nA: {}\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: localhost\r\nA: {}\r\n\r\n",
             "a".repeat(33_000)
         );
         let answer = exchange(server.public_address(), &request).await;
@@ -343,7 +425,7 @@ mod tests {
         let server = start(Limits::default()).await;
         let address = server.public_address();
         let mut idle = TcpStream::connect(address).await.expect("connected");
-        idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             .await
             .expect("sent");
         let mut some = [0; 512];

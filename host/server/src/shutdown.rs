@@ -1,7 +1,7 @@
 //! The way down: signal → no longer ready → no new connections → running requests end → gone.
 
 use std::io;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 /// How far a listener is on its way.
@@ -21,20 +21,43 @@ pub(crate) async fn reached(phase: &mut watch::Receiver<Phase>, wanted: Phase) {
     let _ = phase.wait_for(|now| *now >= wanted).await;
 }
 
-/// Waits for SIGTERM or SIGINT. Each call waits for a new one, so that whoever is asked twice can
-/// hurry. The error is the operating system's, when it refuses the handler.
-pub async fn stop_signal() -> io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    Ok(())
+/// SIGTERM and SIGINT. None is lost from when this is made, also while nobody waits.
+#[derive(Debug)]
+pub struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
 }
 
-/// Waits for SIGHUP. Each call waits for a new one. The error is as that of [`stop_signal`].
-pub async fn reload_signal() -> io::Result<()> {
-    signal(SignalKind::hangup())?.recv().await;
-    Ok(())
+impl StopSignals {
+    /// Watches for them from now on. The error is the operating system's, when it refuses the handler.
+    pub fn new() -> io::Result<Self> {
+        Ok(StopSignals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for the next one. Several that came while nobody waited may count as one.
+    pub async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// SIGHUP. None is lost from when this is made, also while nobody waits.
+#[derive(Debug)]
+pub struct ReloadSignals(Signal);
+
+impl ReloadSignals {
+    /// Watches for it from now on. The error is the operating system's, when it refuses the handler.
+    pub fn new() -> io::Result<Self> {
+        signal(SignalKind::hangup()).map(ReloadSignals)
+    }
+
+    /// Waits for the next one. Several that came while nobody waited may count as one.
+    pub async fn next(&mut self) {
+        self.0.recv().await;
+    }
 }

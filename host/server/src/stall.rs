@@ -99,6 +99,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for StallLimit<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::task::Waker;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
     #[tokio::test]
@@ -118,21 +119,24 @@ mod tests {
     #[tokio::test]
     async fn a_slow_reader_is_served() {
         let (ours, mut theirs) = duplex(8);
-        let limit = Duration::from_secs(1);
-        let mut ours = StallLimit::new(ours, limit);
-        let started = Instant::now();
-        let reader = tokio::spawn(async move {
-            let mut read = 0;
-            let mut some = [0; 8];
-            while read < 64 {
-                // Each pause is within the limit, all of them together are beyond it.
-                sleep(Duration::from_millis(150)).await;
-                read += theirs.read(&mut some).await.expect("the writer is there");
+        // Longer than any test: that each wait has its own limit shows in when it would be over.
+        let mut ours = StallLimit::new(ours, Duration::from_secs(3600));
+        let mut ends = Vec::new();
+        for _ in 0..8 {
+            ours.write_all(&[0; 8]).await.expect("there is room");
+            for _ in 0..2 {
+                let mut cx = Context::from_waker(Waker::noop());
+                assert!(Pin::new(&mut ours).poll_write(&mut cx, &[0]).is_pending());
+                ends.push(ours.waiting.as_ref().expect("it waits").deadline());
             }
-            read
-        });
-        ours.write_all(&[0; 64]).await.expect("the reader goes on");
-        assert_eq!(reader.await.expect("no panic"), 64);
-        assert!(started.elapsed() > limit, "{:?}", started.elapsed());
+            let read = theirs.read_exact(&mut [0; 8]).await;
+            read.expect("the writer is there");
+            sleep(Duration::from_millis(1)).await;
+        }
+        for (at, pair) in ends.windows(2).enumerate() {
+            let another = at % 2 == 1;
+            assert_eq!(pair[0] < pair[1], another, "{ends:?}");
+            assert_eq!(pair[0] == pair[1], !another, "{ends:?}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Access {
-    /// Everyone. The header `Authorization` is the plugin's own.
+    /// Everyone. The header `Authorization` is the plugin's own, unless it holds a key of this server.
     #[default]
     Open,
     /// Who has an API key.
@@ -33,7 +33,8 @@ pub struct Terms {
 
 impl Terms {
     /// Lets a request to the deployment named `deployment` in: whose it is, where a key says that, and
-    /// what stands for it in all quotas that concern it. A key is taken out of its headers.
+    /// what stands for it in all quotas that concern it. A key is taken out of its headers, also where
+    /// none is asked for.
     pub(crate) fn admit(
         &self,
         keys: Option<&Keys>,
@@ -41,7 +42,12 @@ impl Terms {
         headers: &mut HeaderMap,
     ) -> Result<Admitted, Problem> {
         let visitor = match (self.access, keys) {
-            (Access::Open, _) => None,
+            (Access::Open, keys) => {
+                if let Some(keys) = keys {
+                    keys.hide(headers);
+                }
+                None
+            }
             (Access::Keys, Some(keys)) => Some(keys.admit(headers, deployment)?),
             // Closed rather than open, where nobody said which keys are good.
             (Access::Keys, None) => Some(Keys::none().admit(headers, deployment)?),
@@ -66,6 +72,7 @@ pub(crate) struct Admitted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::NewKey;
     use corral_runtime::Allowance;
 
     #[test]
@@ -81,6 +88,23 @@ mod tests {
         headers.insert(http::header::AUTHORIZATION, value);
         let problem = terms.admit(None, "/x", &mut headers).expect_err("closed");
         assert_eq!(problem.status(), 401);
+    }
+
+    #[test]
+    fn who_calls_an_open_deployment_with_a_key_does_not_hand_it_over() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, key) = (folder.path().join("keys.toml"), NewKey::generate());
+        std::fs::write(&file, key.entry("one", "alice", &[])).expect("written");
+        let keys = Keys::open(&file).expect("good");
+        let left_of = |sent: &str| {
+            let value = sent.parse().expect("a header");
+            let mut headers = HeaderMap::from_iter([(http::header::AUTHORIZATION, value)]);
+            let admitted = Terms::default().admit(Some(&keys), "/x", &mut headers);
+            assert!(admitted.expect("it is open").visitor.is_none());
+            headers.len()
+        };
+        assert_eq!(left_of(&format!("Bearer {}", key.key())), 0);
+        assert_eq!(left_of("Bearer of-the-plugin"), 1);
     }
 
     #[test]

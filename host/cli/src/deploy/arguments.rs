@@ -1,6 +1,6 @@
 //! The command line of what is done with deployments.
 
-use crate::top::Address;
+use crate::admin::Admin;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -32,11 +32,10 @@ pub(crate) enum DeployCommand {
 /// The server that is asked.
 #[derive(Args, Debug)]
 pub(crate) struct Server {
-    /// The server's admin listener.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8081")]
-    pub(crate) admin: Address,
+    #[command(flatten)]
+    pub(crate) admin: Admin,
     /// File with the admin token, as 'corral serve' says; without it, the token in
-    /// CORRAL_ADMIN_TOKEN.
+    /// CORRAL_ADMIN_TOKEN. For unix:PATH none is needed.
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// Print JSON.

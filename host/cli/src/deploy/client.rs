@@ -1,9 +1,10 @@
 //! Asks a server's listeners: one request on a connection of its own.
 
 use super::progress::Progress;
+use crate::admin::{Admin, harmless};
 use crate::complaint::Complaint;
-use crate::top::{Address, harmless};
 use bytes::Bytes;
+use corral_runtime::Polled;
 use http::header::{AUTHORIZATION, HOST};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
@@ -15,7 +16,6 @@ use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// How long a connection may take.
@@ -30,7 +30,7 @@ const PIECE: usize = 64 << 10;
 
 /// The admin API of a server.
 pub(super) struct Client {
-    address: Address,
+    admin: Admin,
     token: Option<String>,
 }
 
@@ -42,9 +42,9 @@ pub(super) enum Sent {
 }
 
 impl Client {
-    pub(super) fn new(address: &Address, token_file: Option<&Path>) -> Result<Self, Complaint> {
+    pub(super) fn new(admin: &Admin, token_file: Option<&Path>) -> Result<Self, Complaint> {
         Ok(Client {
-            address: address.clone(),
+            admin: admin.clone(),
             token: crate::admin_token::text(token_file)?,
         })
     }
@@ -110,9 +110,9 @@ impl Client {
         let gone = format!(
             "nothing answers at {}; start 'corral serve --store FOLDER', or name its admin \
              listener: --admin http://HOST:PORT",
-            self.address
+            self.admin.address
         );
-        exchange(self.address.authority(), request, &gone, &self.no_corral()).await
+        exchange(&self.admin, request, &gone, &self.no_corral()).await
     }
 
     /// What a server said in place of doing what it was asked to.
@@ -138,29 +138,28 @@ impl Client {
         format!(
             "what answers at {} is no admin listener of this version of Corral; \
              'corral serve' says where it is: admin on http://HOST:PORT",
-            self.address
+            self.admin.address
         )
     }
 }
 
-/// One exchange with `host`, `HOST:PORT`. `gone` and `odd` say what is wrong when nobody answers, or
-/// not with HTTP.
+/// One exchange with a listener. `gone` and `odd` say what is wrong when nobody answers, or not with HTTP.
 pub(super) async fn exchange(
-    host: &str,
+    listener: &Admin,
     mut request: Request<Outgoing>,
     gone: &str,
     odd: &str,
 ) -> Result<Response<Incoming>, Complaint> {
-    let late = format!("{host} did not answer in time; try again, or look at the server");
-    let stream = timeout(CONNECT, TcpStream::connect(host))
+    let address = &listener.address;
+    let late = format!("{address} did not answer in time; try again, or look at the server");
+    let stream = timeout(CONNECT, listener.connect(gone))
         .await
-        .map_err(Complaint::telling(&late))?
-        .map_err(Complaint::telling(gone))?;
+        .map_err(Complaint::telling(&late))??;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await?;
     // It ends with the answer's body, or when that is dropped.
     tokio::spawn(connection);
-    if let Ok(host) = host.parse() {
+    if let Ok(host) = address.host().parse() {
         request.headers_mut().insert(HOST, host);
     }
     timeout(PATIENCE, sender.send_request(request))
@@ -189,10 +188,7 @@ impl Body for Outgoing {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Polled<Infallible> {
         let length = self.bytes.len().min(PIECE);
         if length == 0 {
             return Poll::Ready(None);

@@ -2,6 +2,7 @@
 
 use super::arguments::Invoke;
 use super::client::{Client, Outgoing, Sent, exchange};
+use crate::admin::Address;
 use crate::complaint::Complaint;
 use bytes::Bytes;
 use http::{Method, Request};
@@ -45,7 +46,8 @@ pub(super) async fn invoke(invoke: &Invoke, client: &Client) -> Result<ExitCode,
             .append(header.name.clone(), header.value.clone());
     }
     let gone = format!("nothing answers at http://{public}; look at the server");
-    let answer = exchange(public, request, &gone, &gone).await?;
+    let public: Address = public.parse().map_err(Complaint::telling(&gone))?;
+    let answer = exchange(&public.into(), request, &gone, &gone).await?;
     let status = answer.status();
     if invoke.named.server.json {
         let headers: serde_json::Map<String, Value> = answer

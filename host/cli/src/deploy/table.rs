@@ -1,6 +1,6 @@
 //! Deployments as people read them.
 
-use crate::top::harmless;
+use crate::admin::harmless;
 use serde_json::Value;
 
 /// All deployments of a list, one on a line.

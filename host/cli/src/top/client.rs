@@ -1,57 +1,24 @@
-//! Asks an admin listener: one GET on a connection of its own, without TLS, which the listener has not.
+//! Asks an admin listener: one GET on a connection of its own.
 
+use crate::admin::{Address, Admin, harmless};
 use crate::complaint::Complaint;
 use bytes::Bytes;
 use http::header::HOST;
-use http::uri::Authority;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
-use tokio::net::TcpStream;
 
 /// How long an answer may take. The server itself takes two seconds at most.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Most bytes of an answer: some hundred for each sequence and each thing that is kept.
 const MOST: usize = 64 << 20;
 
-/// `http://HOST:PORT`; the scheme may be left away.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Address(Authority);
-
-impl Address {
-    /// `HOST:PORT`.
-    pub(crate) fn authority(&self) -> &str {
-        self.0.as_str()
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}", self.0)
-    }
-}
-
-impl FromStr for Address {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bare = text.strip_prefix("http://").unwrap_or(text);
-        let authority = bare.strip_suffix('/').unwrap_or(bare).parse::<Authority>();
-        authority
-            .ok()
-            .filter(|authority| authority.port_u16().is_some() && !authority.as_str().contains('@'))
-            .map(Address)
-            .ok_or_else(|| "write http://HOST:PORT, e.g. http://127.0.0.1:8081".to_owned())
-    }
-}
-
-/// What goes on in the models of the server at `address`.
-pub(crate) async fn look(address: &Address) -> Result<Value, Complaint> {
-    let asking = tokio::time::timeout(PATIENCE, ask(address));
+/// What goes on in the models of the server that has this admin listener.
+pub(crate) async fn look(admin: &Admin) -> Result<Value, Complaint> {
+    let address = &admin.address;
+    let asking = tokio::time::timeout(PATIENCE, ask(admin));
     let (status, body) = asking.await.map_err(Complaint::telling(&format!(
         "{address} did not answer within {} s; try again, or look at the machine it is on",
         PATIENCE.as_secs()
@@ -69,19 +36,18 @@ pub(crate) async fn look(address: &Address) -> Result<Value, Complaint> {
     }))
 }
 
-async fn ask(address: &Address) -> Result<(StatusCode, Bytes), Complaint> {
+async fn ask(admin: &Admin) -> Result<(StatusCode, Bytes), Complaint> {
+    let address = &admin.address;
     let no_corral = no_corral(address);
-    let host = address.0.as_str();
-    let stream = TcpStream::connect(host)
-        .await
-        .map_err(Complaint::telling(&format!(
-            "nothing answers at {address}; start 'corral serve', or name its admin listener: \
-             --admin http://HOST:PORT"
-        )))?;
+    let gone = format!(
+        "nothing answers at {address}; start 'corral serve', or name its admin listener: \
+         --admin http://HOST:PORT"
+    );
+    let stream = admin.connect(&gone).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::get("/sequences")
-        .header(HOST, host)
+        .header(HOST, address.host())
         .body(Empty::<Bytes>::new())?;
     let answer = async {
         let response = sender.send_request(request).await?;
@@ -104,39 +70,4 @@ fn no_corral(address: &Address) -> String {
         "what answers at {address} is no admin listener of this version of Corral; \
          'corral serve' says where it is: admin on http://HOST:PORT"
     )
-}
-
-/// A text that a terminal shows as it is.
-pub(crate) fn harmless(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { '?' } else { c };
-    text.chars().map(shown).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_are_read() {
-        for (text, expected) in [
-            ("http://127.0.0.1:8081", "http://127.0.0.1:8081"),
-            ("http://localhost:1/", "http://localhost:1"),
-            ("[::1]:8081", "http://[::1]:8081"),
-        ] {
-            let address: Address = text.parse().expect(text);
-            assert_eq!(address.to_string(), expected);
-        }
-        for text in [
-            "",
-            "a",
-            "https://a:1",
-            "http://a:1/b",
-            "a@b:1",
-            "a:99999",
-            "http://",
-        ] {
-            let error = text.parse::<Address>().expect_err(text);
-            assert!(error.contains("http://HOST:PORT"), "{text}: {error}");
-        }
-    }
 }

@@ -3,9 +3,9 @@
 mod client;
 mod table;
 
+use crate::admin::Admin;
 use crate::complaint::Complaint;
 use clap::Args;
-pub(crate) use client::{Address, harmless};
 use rustix::termios::tcgetwinsize;
 use serde_json::Value;
 use std::io::{IsTerminal, Write};
@@ -17,9 +17,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Args, Debug)]
 pub(crate) struct Top {
-    /// The admin listener of the server, as `corral serve` says it.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8081")]
-    pub(crate) admin: Address,
+    #[command(flatten)]
+    pub(crate) admin: Admin,
     /// Look once, as is done anyway where the output is no terminal; otherwise each second until Ctrl-C.
     #[arg(long)]
     pub(crate) once: bool,
@@ -70,7 +69,7 @@ fn show(arguments: &Top, seen: &Value, rows: usize) -> String {
     if arguments.json {
         return format!("{seen}\n");
     }
-    table::of(&arguments.admin.to_string(), seen, rows)
+    table::of(&arguments.admin.address.to_string(), seen, rows)
 }
 
 /// Rows of the terminal. One that does not tell has as many as they had of old.

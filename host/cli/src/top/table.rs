@@ -2,7 +2,7 @@
 //!
 //! Whatever is missing in the server's answer, or comes from another version, is shown as `-`.
 
-use super::client::harmless;
+use crate::admin::harmless;
 use serde_json::Value;
 use std::cmp::Reverse;
 

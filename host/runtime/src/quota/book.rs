@@ -431,4 +431,22 @@ mod tests {
         assert_eq!(book.running(), 0);
         assert!(book.may_enter(&few, at(62)).is_ok());
     }
+
+    #[test]
+    fn a_limit_that_comes_back_counts_what_was_used_without_it() {
+        let limit = Allowance {
+            requests_per_minute: Some(2),
+            ..Allowance::default()
+        };
+        let mut book = Book::default();
+        book.keep_for(&limit);
+        book.enter(at(0));
+        let none = Allowance::default();
+        book.keep_for(&none);
+        assert_eq!(book.may_enter(&none, at(1)), Ok(()));
+        book.enter(at(1));
+        assert_eq!(book.may_enter(&none, at(1)), Ok(()), "nothing is limited");
+        book.keep_for(&limit);
+        assert!(book.may_enter(&limit, at(2)).is_err());
+    }
 }

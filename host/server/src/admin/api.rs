@@ -23,8 +23,9 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 /// The API's description.
@@ -66,6 +67,7 @@ pub(super) async fn answer(shared: &Shared, request: Request<Incoming>) -> Answe
     let api = Api {
         deployments: &house.deployments,
         uploads: &shared.uploads,
+        followers: &shared.followers,
         public: shared.public.to_string(),
     };
     api.dispatch(&head, body, &segments).await
@@ -76,6 +78,7 @@ type Arriving = (Capped<Incoming>, crate::request_body::Mark);
 struct Api<'a> {
     deployments: &'a Deployments,
     uploads: &'a Semaphore,
+    followers: &'a Arc<Semaphore>,
     public: String,
 }
 
@@ -262,13 +265,34 @@ impl Api<'_> {
         };
         let served = self.deployments.get(name.as_str());
         let served = served.ok_or_else(|| StoreError::NoDeployment(name.clone()))?;
-        let logs = std::sync::Arc::clone(served.standing.account.logs());
-        let mut response = Response::new(logs::body(logs, after, follow));
+        let logs = Arc::clone(served.standing.account.logs());
+        let place = match follow {
+            true => Some(self.follower()?),
+            false => None,
+        };
+        let mut response = Response::new(logs::body(logs, after, place));
         let headers = response.headers_mut();
         let content_type = HeaderValue::from_static("application/x-ndjson");
         headers.insert(CONTENT_TYPE, content_type);
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         Ok(response)
+    }
+
+    /// A place for somebody who follows a log.
+    fn follower(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        let place = Arc::clone(self.followers).try_acquire_owned();
+        place.map_err(|_| {
+            let detail = format!(
+                "{} logs are being followed already; end one of them, or ask without 'follow'",
+                logs::FOLLOWERS
+            );
+            Problem::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "too-many-followers",
+                detail,
+            )
+            .retry_after(AGAIN)
+        })
     }
 }
 

@@ -1,31 +1,36 @@
 //! A deployment's log as a stream: one JSON object on a line of its own for each line of a plugin.
 //!
-//! A follower costs a task and a few pieces of text. It holds nothing in the log: one that reads too
-//! slowly misses lines, which shows in their numbers.
+//! A follower costs a task, a few pieces of text and, mostly, a connection. It holds nothing in the log:
+//! one that reads too slowly misses lines, which shows in their numbers. There are [`FOLLOWERS`] at most,
+//! so that others still reach the API.
 
 use super::view::LineView;
 use bytes::Bytes;
-use corral_runtime::{Body, Failure, Logs};
-use http_body::Frame;
-use std::pin::Pin;
+use corral_runtime::{Body, Logs};
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
+/// Followers of all logs together: half of the connections that the admin listener has.
+pub(crate) const FOLLOWERS: usize = 16;
 /// Lines that are sent in one piece.
 const LINES: usize = 100;
 /// Pieces on their way to a client.
 const PIECES: usize = 4;
 
-/// The lines after that of number `after`, and with `follow` also those to come. Must be called in a
-/// tokio runtime.
-pub(super) fn body(logs: Arc<Logs>, after: u64, follow: bool) -> Body {
+/// The lines after that of number `after`, and for who has a `place` among the followers also those to
+/// come. Must be called in a tokio runtime.
+pub(super) fn body(logs: Arc<Logs>, after: u64, place: Option<OwnedSemaphorePermit>) -> Body {
     let (sender, receiver) = mpsc::channel(PIECES);
-    tokio::spawn(send(logs, after, follow, sender));
-    Body::stream(Pieces(receiver))
+    tokio::spawn(send(logs, after, place, sender));
+    Body::pieces(receiver)
 }
 
-async fn send(logs: Arc<Logs>, mut after: u64, follow: bool, sender: mpsc::Sender<Bytes>) {
+async fn send(
+    logs: Arc<Logs>,
+    mut after: u64,
+    place: Option<OwnedSemaphorePermit>,
+    sender: mpsc::Sender<Bytes>,
+) {
     let mut news = logs.watch();
     loop {
         news.mark_unchanged();
@@ -53,7 +58,7 @@ async fn send(logs: Arc<Logs>, mut after: u64, follow: bool, sender: mpsc::Sende
                 return;
             }
         }
-        if !follow {
+        if place.is_none() {
             return;
         }
         tokio::select! {
@@ -62,20 +67,5 @@ async fn send(logs: Arc<Logs>, mut after: u64, follow: bool, sender: mpsc::Sende
             },
             () = sender.closed() => return,
         }
-    }
-}
-
-struct Pieces(mpsc::Receiver<Bytes>);
-
-impl http_body::Body for Pieces {
-    type Data = Bytes;
-    type Error = Failure;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
-        let polled = self.0.poll_recv(cx);
-        polled.map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
     }
 }

@@ -5,6 +5,7 @@
 //! seen to be off.
 
 mod api;
+mod host;
 mod logs;
 #[cfg(test)]
 mod openapi;
@@ -12,7 +13,8 @@ mod token;
 mod view;
 
 pub(crate) use api::UPLOADS;
-pub(crate) use token::Guard;
+pub(crate) use logs::FOLLOWERS;
+pub(crate) use token::{Guard, Reach};
 pub use token::{Token, TokenError};
 
 use crate::access::Observed;
@@ -53,6 +55,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
 }
 
 async fn answered(shared: &Shared, request: Request<Incoming>) -> Result<Response<Body>, Problem> {
+    shared.guard.is_meant(&request)?;
     let path = request.uri().path();
     if let Some(answer) = probes::answer(shared, request.method(), path) {
         return answer;

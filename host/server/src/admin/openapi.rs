@@ -203,7 +203,11 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             path: "/deployments/{name}/logs",
             summary: "The last lines that a deployment's plugins wrote, one JSON object on each line.",
             query: &[
-                ("follow", "boolean", "True goes on with what comes."),
+                (
+                    "follow",
+                    "boolean",
+                    "True goes on with what comes, for 16 at a time.",
+                ),
                 ("after", "integer", "Begins after the line of this number."),
             ],
             request: None,
@@ -251,6 +255,10 @@ fn document() -> Value {
         }
         let common = [
             (401, "The admin token is missing or wrong."),
+            (
+                421,
+                "The server can be asked from its own machine alone, and not by this name of it.",
+            ),
             (500, "The server failed; its log says why."),
             (
                 503,

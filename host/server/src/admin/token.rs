@@ -1,8 +1,9 @@
 //! Who may change things: whoever has the token.
 
+use super::host;
 use crate::problem::Problem;
-use http::HeaderMap;
 use http::header::AUTHORIZATION;
+use http::{HeaderMap, Request};
 use sha2::{Digest, Sha256};
 use std::fmt;
 use subtle::ConstantTimeEq;
@@ -50,38 +51,59 @@ fn hash(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
+/// Who can reach the admin listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// The owner of the file that is its socket: the system sees to that.
+    Owner,
+    /// Whoever is on this machine, which the operator has called so.
+    Machine(String),
+    /// Other machines too.
+    Network,
+}
+
 /// What the admin listener asks of whom.
 #[derive(Debug)]
 pub(crate) struct Guard {
     token: Option<Token>,
-    /// Whether only this machine can reach it.
-    local: bool,
+    reach: Reach,
 }
 
 impl Guard {
-    pub(crate) fn new(token: Option<Token>, local: bool) -> Self {
-        Guard { token, local }
+    pub(crate) fn new(token: Option<Token>, reach: Reach) -> Self {
+        Guard { token, reach }
+    }
+
+    /// Whether the request is for a host that this listener is.
+    pub(crate) fn is_meant<B>(&self, request: &Request<B>) -> Result<(), Problem> {
+        match &self.reach {
+            Reach::Machine(own) => host::check(own, request.uri(), request.headers()),
+            Reach::Owner | Reach::Network => Ok(()),
+        }
     }
 
     /// Whether the request may look at numbers: anybody on this machine may.
     pub(crate) fn may_look(&self, headers: &HeaderMap) -> Result<(), Problem> {
-        if self.local {
-            return Ok(());
+        match self.reach {
+            Reach::Owner | Reach::Machine(_) => Ok(()),
+            Reach::Network => self.may_change(headers),
         }
-        self.may_change(headers)
     }
 
     /// Whether the request may unload models and drop what is kept: where there is a token, who has it;
     /// else anybody on this machine.
     pub(crate) fn may_clear(&self, headers: &HeaderMap) -> Result<(), Problem> {
-        if self.local && self.token.is_none() {
-            return Ok(());
+        match (&self.reach, &self.token) {
+            (Reach::Machine(_), None) => Ok(()),
+            _ => self.may_change(headers),
         }
-        self.may_change(headers)
     }
 
     /// Whether the request may see and change deployments.
     pub(crate) fn may_change(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        if self.reach == Reach::Owner {
+            return Ok(());
+        }
         let sent = headers
             .get(AUTHORIZATION)
             .map(|value| value.as_bytes())
@@ -107,9 +129,16 @@ mod tests {
         HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static(value))])
     }
 
+    fn machine() -> Reach {
+        Reach::Machine("127.0.0.1".to_owned())
+    }
+
     #[test]
     fn only_the_token_opens() {
-        let guard = Guard::new(Some(Token::new(" 0123456789abcdef\n").expect("good")), true);
+        let guard = Guard::new(
+            Some(Token::new(" 0123456789abcdef\n").expect("good")),
+            machine(),
+        );
         for good in ["Bearer 0123456789abcdef", "bearer 0123456789abcdef"] {
             assert!(guard.may_change(&with(good)).is_ok(), "{good}");
         }
@@ -131,20 +160,30 @@ mod tests {
     }
 
     #[test]
+    fn the_owner_of_the_socket_is_not_asked() {
+        for token in [None, Some(Token::new(GOOD).expect("good"))] {
+            let guard = Guard::new(token, Reach::Owner);
+            assert!(guard.may_change(&HeaderMap::new()).is_ok());
+            assert!(guard.may_clear(&HeaderMap::new()).is_ok());
+            assert!(guard.may_look(&HeaderMap::new()).is_ok());
+        }
+    }
+
+    #[test]
     fn from_other_machines_nothing_goes_without_it() {
-        let guard = Guard::new(Some(Token::new(GOOD).expect("good")), false);
+        let guard = Guard::new(Some(Token::new(GOOD).expect("good")), Reach::Network);
         assert!(guard.may_look(&HeaderMap::new()).is_err());
         assert!(guard.may_look(&with("Bearer 0123456789abcdef")).is_ok());
     }
 
     #[test]
     fn without_a_token_nobody_changes_anything() {
-        let guard = Guard::new(None, true);
+        let guard = Guard::new(None, machine());
         assert!(guard.may_change(&with("Bearer 0123456789abcdef")).is_err());
         assert!(guard.may_change(&with("Bearer ")).is_err());
         assert!(guard.may_clear(&HeaderMap::new()).is_ok());
         assert!(
-            Guard::new(None, false)
+            Guard::new(None, Reach::Network)
                 .may_clear(&HeaderMap::new())
                 .is_err()
         );

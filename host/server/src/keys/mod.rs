@@ -1,29 +1,34 @@
 //! API keys: who calls, on whose behalf, and what they may use.
 //!
 //! A file names the keys by their digests, so that who reads the file has no key. It is read again when
-//! it changes (looked at when a request comes, at most once a second) and when [`Keys::reload`] is
-//! called; a file that makes no sense changes nothing. What was used of a quota stays used when the
-//! file is read again.
+//! it changes (see [`changes`](crate::changes)) and when [`Keys::reload`] is called; a file that makes no
+//! sense changes nothing. What was used of a quota stays used when the file is read again, also where its
+//! entry was not there for a while.
 //!
 //! A deployment that asks for keys takes them from `Authorization: Bearer KEY`, and the header ends
 //! here: neither the plugin nor any log sees a key. What a plugin does not need to know it can't lose.
+//! One that asks for none has that header for itself, unless it holds a key of this file: clients send
+//! theirs everywhere, and a plugin could collect them.
 
 mod file;
+mod kept;
 mod secret;
 
-use crate::changes::Changes;
+use crate::changes::{Changes, Follow, follow};
 use crate::problem::Problem;
 use corral_engine::{Metric, Tenant};
-use corral_runtime::{Allowance, Quota};
+use corral_runtime::Quota;
 use file::{Contents, Entry};
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, StatusCode};
+use kept::Kept;
 use secret::{Digest, matches};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
+use std::time::Instant;
 
 pub use file::KeysError;
 pub use secret::NewKey;
@@ -54,8 +59,8 @@ struct Counts {
 struct Known {
     /// In the order of their numbers. Grows with each new name, as long as the process runs.
     tenants: HashMap<String, Tenant>,
-    tenant_quotas: HashMap<String, Arc<Quota>>,
-    key_quotas: HashMap<Digest, Arc<Quota>>,
+    tenant_quotas: Kept<String>,
+    key_quotas: Kept<Digest>,
 }
 
 /// One reading of the file.
@@ -129,6 +134,11 @@ impl Keys {
         }
     }
 
+    /// Reads the file again if it has changed, looked at once a second at most.
+    pub(crate) async fn refresh(self: &Arc<Self>) {
+        follow(self).await;
+    }
+
     /// How many keys there are.
     pub fn count(&self) -> usize {
         self.table().holders.len()
@@ -140,12 +150,6 @@ impl Keys {
         headers: &mut HeaderMap,
         deployment: &str,
     ) -> Result<Visitor, Problem> {
-        if self.changes.look() {
-            match self.reload() {
-                Ok(()) => tracing::info!("the keys were read again"),
-                Err(error) => tracing::warn!(%error, "the old keys go on"),
-            }
-        }
         let Some(key) = bearer(headers) else {
             self.counts.missing.fetch_add(1, Ordering::Relaxed);
             return Err(Problem::unauthorized(
@@ -173,6 +177,31 @@ impl Keys {
             ));
         }
         Ok(holder.visitor.clone())
+    }
+
+    /// Takes the keys out of the headers of a request that needs none. What else is sent as
+    /// `Authorization` is the plugin's own, and stays.
+    pub(crate) fn hide(&self, headers: &mut HeaderMap) {
+        let table = self.table();
+        let is_key = |text: &[u8]| table.find(&Digest::of(text.trim_ascii())).is_some();
+        let mut kept = Vec::new();
+        let mut found = false;
+        for value in headers.get_all(AUTHORIZATION) {
+            let text = value.as_bytes().trim_ascii();
+            // With a scheme before it, whichever, and without.
+            let scheme = text.iter().take_while(|byte| !byte.is_ascii_whitespace());
+            if is_key(text) || is_key(&text[scheme.count()..]) {
+                found = true;
+            } else {
+                kept.push(value.clone());
+            }
+        }
+        if found {
+            headers.remove(AUTHORIZATION);
+            for value in kept {
+                headers.append(AUTHORIZATION, value);
+            }
+        }
     }
 
     /// The tenants of the keys by what engines know them as.
@@ -231,6 +260,19 @@ impl Keys {
     }
 }
 
+impl Follow for Keys {
+    fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    fn read_again(&self) {
+        match self.reload() {
+            Ok(()) => tracing::info!("the keys were read again"),
+            Err(error) => tracing::warn!(%error, "the old keys go on"),
+        }
+    }
+}
+
 impl Table {
     fn find(&self, digest: &Digest) -> Option<&Holder> {
         let places = self.places.get(&self.hasher.hash_one(digest))?;
@@ -242,8 +284,9 @@ impl Table {
 impl Known {
     fn take_in(&mut self, contents: Contents) -> Table {
         let mut table = Table::default();
-        let tenants_before = std::mem::take(&mut self.tenant_quotas);
-        let keys_before = std::mem::take(&mut self.key_quotas);
+        let now = Instant::now();
+        self.tenant_quotas.begin(now);
+        self.key_quotas.begin(now);
         for Entry {
             name,
             digest,
@@ -254,21 +297,14 @@ impl Known {
         {
             let tenant = self.tenant(&tenant_name);
             // A tenant has one without limits too: it counts what is used.
-            let quota = self.tenant_quotas.entry(tenant_name.clone());
-            let quota = quota.or_insert_with(|| {
-                let allowance = contents.tenants.get(&tenant_name).copied();
-                going_on(
-                    tenants_before.get(&tenant_name),
-                    allowance.unwrap_or_default(),
-                )
-                .unwrap_or_else(|allowance| Quota::new("tenant", &tenant_name, allowance))
-            });
-            let mut quotas = vec![quota.clone()];
-            if !allowance.is_unlimited() {
-                let quota = going_on(keys_before.get(&digest), allowance)
-                    .unwrap_or_else(|allowance| Quota::new("key", &name, allowance));
-                self.key_quotas.insert(digest, quota.clone());
-                quotas.push(quota);
+            let limits = contents.tenants.get(&tenant_name).copied();
+            let limits = limits.unwrap_or_default();
+            let made = |limits| Quota::new("tenant", &tenant_name, limits);
+            let mut quotas = vec![self.tenant_quotas.of(&tenant_name, limits, made)];
+            // A key that had one goes on with it: its limits may come back.
+            if !allowance.is_unlimited() || self.key_quotas.knows(&digest) {
+                let made = |allowance| Quota::new("key", &name, allowance);
+                quotas.push(self.key_quotas.of(&digest, allowance, made));
             }
             let place = table.holders.len();
             let hash = table.hasher.hash_one(digest);
@@ -284,6 +320,8 @@ impl Known {
                 },
             });
         }
+        self.tenant_quotas.end(now);
+        self.key_quotas.end(now);
         table
     }
 
@@ -297,13 +335,6 @@ impl Known {
         self.tenants.insert(name.to_owned(), tenant);
         tenant
     }
-}
-
-/// A quota of before, with what is allowed now.
-fn going_on(before: Option<&Arc<Quota>>, allowance: Allowance) -> Result<Arc<Quota>, Allowance> {
-    let quota = before.ok_or(allowance)?;
-    quota.allow(allowance);
-    Ok(quota.clone())
 }
 
 /// The key that a request brings.
@@ -383,6 +414,44 @@ mod tests {
     }
 
     #[test]
+    fn where_no_key_is_asked_for_keys_are_hidden_and_all_else_stays() {
+        let key = NewKey::generate();
+        let folder = Folder::new();
+        let keys = Keys::open(&folder.write(&key.entry("one", "alice", &[]))).expect("good");
+        let left = |values: &[String]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(AUTHORIZATION, value.parse().expect("a header"));
+            }
+            keys.hide(&mut headers);
+            let left = headers.get_all(AUTHORIZATION).into_iter();
+            Vec::from_iter(left.map(|value| value.to_str().expect("as it was sent").to_owned()))
+        };
+        let key = key.key();
+        for sent in [
+            format!("Bearer {key}"),
+            format!("bearer \t {key} "),
+            format!("Token {key}"),
+            key.to_owned(),
+        ] {
+            assert!(left(std::slice::from_ref(&sent)).is_empty(), "{sent}");
+        }
+        let foreign = [
+            "Bearer of-the-plugin",
+            "Basic YTpi",
+            "",
+            "Bearer",
+            "Bearer ",
+        ];
+        let foreign = foreign.map(str::to_owned);
+        assert_eq!(left(&foreign), foreign);
+        assert_eq!(
+            left(&[format!("Bearer {key}"), foreign[0].clone()]),
+            foreign[..1]
+        );
+    }
+
+    #[test]
     fn reading_again_keeps_tenants_and_what_was_used() {
         let (one, other) = (NewKey::generate(), NewKey::generate());
         let folder = Folder::new();
@@ -415,5 +484,36 @@ mod tests {
         folder.write("");
         keys.reload().expect("no keys at all");
         assert_eq!(admit(&one).expect_err("gone").status(), 401);
+
+        // Half of the file, and then all of it.
+        folder.write(&text);
+        keys.reload().expect("good");
+        let back = admit(&one).expect("granted again").quotas;
+        Visit::begin(back).expect_err("both are still counted");
+    }
+
+    #[test]
+    fn limits_that_were_not_there_for_a_while_begin_with_what_was_used() {
+        let key = NewKey::generate();
+        let folder = Folder::new();
+        let entry = key.entry("one", "alice", &[]);
+        for limits in [
+            "[key.quota]\nrequests-per-minute = 2\n",
+            "[tenant.alice]\nrequests-per-minute = 2\n",
+        ] {
+            let keys = Keys::open(&folder.write(&format!("{entry}{limits}"))).expect("good");
+            let visit = || {
+                let mut headers = with(&format!("Bearer {}", key.key()));
+                let visitor = keys.admit(&mut headers, "/x").expect("granted");
+                Visit::begin(visitor.quotas)
+            };
+            visit().expect("the first of two");
+            folder.write(&entry);
+            keys.reload().expect("good");
+            visit().expect("the second, and nothing is limited");
+            folder.write(&format!("{entry}{limits}"));
+            keys.reload().expect("good");
+            visit().expect_err(limits);
+        }
     }
 }

@@ -14,8 +14,8 @@ const BYTES: usize = 32;
 pub(super) struct Digest([u8; 32]);
 
 impl Digest {
-    pub(super) fn of(key: &str) -> Self {
-        Digest(sha2::Sha256::digest(key.as_bytes()).into())
+    pub(super) fn of(key: impl AsRef<[u8]>) -> Self {
+        Digest(sha2::Sha256::digest(key).into())
     }
 
     /// From 64 hexadecimal digits.

@@ -2,6 +2,7 @@
 
 use super::outgoing::Outgoing;
 use super::preface::{Rewound, sniff};
+use super::socket::{Accepted, Peer};
 use super::streams::{Activity, Streams};
 use super::wire::Wire;
 use super::{LAST_MOMENT, Setup};
@@ -19,11 +20,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::error::Error;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -50,7 +49,7 @@ pub(crate) struct Arrival {
 }
 
 pub(super) struct Connection<H> {
-    pub(super) peer: SocketAddr,
+    pub(super) peer: Peer,
     pub(super) setup: Arc<Setup>,
     pub(super) phase: watch::Receiver<Phase>,
     pub(super) answer: H,
@@ -75,7 +74,7 @@ where
     F: Future<Output = Response<Observed>> + Send + 'static,
 {
     /// Serves it until it ends.
-    pub(super) async fn serve(mut self, stream: TcpStream) {
+    pub(super) async fn serve(mut self, stream: Accepted) {
         let setup = self.setup.clone();
         let ready = tokio::select! {
             ready = prepare(stream, &setup) => ready,
@@ -238,21 +237,27 @@ impl<S> Service for S where
 type Answered = Result<Response<Outgoing>, Infallible>;
 
 /// Shakes hands where that is wanted, and finds out which HTTP is spoken.
-async fn prepare(stream: TcpStream, setup: &Setup) -> Result<Ready, NotReady> {
+async fn prepare(stream: Accepted, setup: &Setup) -> Result<Ready, NotReady> {
     let limits = &setup.limits;
-    let stream = StallLimit::new(stream, limits.stall_time);
-    if let Some(tls) = &setup.tls {
-        let stream = timeout(limits.handshake_time, tls.acceptor().accept(stream))
-            .await
-            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-            .map_err(NotReady::Handshake)?;
-        let is_http2 = stream.get_ref().1.alpn_protocol() == Some(tls::HTTP2);
-        return Ok(Ready {
-            stream: Rewound::untouched(Wire::Tls(Box::new(stream))),
-            is_http2,
-        });
-    }
-    let (is_http2, stream) = timeout(limits.head_time, sniff(Wire::Plain(stream)))
+    let wire = match (stream, &setup.tls) {
+        (Accepted::Tcp(stream), Some(tls)) => {
+            let stream = StallLimit::new(stream, limits.stall_time);
+            let acceptor = tls.acceptor().await;
+            let stream = timeout(limits.handshake_time, acceptor.accept(stream))
+                .await
+                .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+                .map_err(NotReady::Handshake)?;
+            let is_http2 = stream.get_ref().1.alpn_protocol() == Some(tls::HTTP2);
+            return Ok(Ready {
+                stream: Rewound::untouched(Wire::Tls(Box::new(stream))),
+                is_http2,
+            });
+        }
+        (Accepted::Tcp(stream), None) => Wire::Tcp(StallLimit::new(stream, limits.stall_time)),
+        // It does not leave the machine.
+        (Accepted::Unix(stream), _) => Wire::Unix(StallLimit::new(stream, limits.stall_time)),
+    };
+    let (is_http2, stream) = timeout(limits.head_time, sniff(wire))
         .await
         .map_err(|_| NotReady::Silent)?
         .map_err(NotReady::Gone)?;

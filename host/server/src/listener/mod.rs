@@ -9,6 +9,7 @@ mod addresses;
 mod connection;
 mod outgoing;
 mod preface;
+mod socket;
 mod streams;
 mod wire;
 
@@ -20,16 +21,18 @@ use addresses::{Address, Addresses};
 use connection::Connection;
 use http::{Request, Response};
 use hyper::body::Incoming;
+use socket::{Accepted, Peer};
 use std::io;
-use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinHandle;
 
 pub(crate) use connection::Arrival;
 pub(crate) use outgoing::Farewell;
+pub(crate) use socket::{Socket, SocketFile, bind_file};
 
 /// From the end of the grace time until connections are dropped: streams that can be ended whole are
 /// told to.
@@ -109,6 +112,20 @@ pub enum BindError {
         /// What the operating system said.
         cause: io::Error,
     },
+    /// The operating system says no to a socket in the file system.
+    #[error(
+        "cannot listen on unix:{}: {cause}; give a path in a folder that this user can write, of at most 107 bytes, e.g. unix:/run/corral/admin.sock",
+        path.display()
+    )]
+    File {
+        /// The path as it was given.
+        path: PathBuf,
+        /// What the operating system said.
+        cause: io::Error,
+    },
+    /// Something else has the name.
+    #[error("{} is there and is no socket; choose another path, or move it away", .0.display())]
+    NoSocket(PathBuf),
 }
 
 /// Binds `address`, `HOST:PORT`.
@@ -134,7 +151,6 @@ pub(crate) struct Setup {
 /// A listener that accepts.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    address: SocketAddr,
     phase: watch::Sender<Phase>,
     places: Arc<Semaphore>,
     connections: u32,
@@ -143,12 +159,11 @@ pub(crate) struct Listener {
 
 impl Listener {
     /// Starts to accept on `socket` and to answer with `answer`.
-    pub(crate) fn start<H, F>(socket: TcpListener, setup: Setup, answer: H) -> io::Result<Self>
+    pub(crate) fn start<H, F>(socket: Socket, setup: Setup, answer: H) -> Self
     where
         H: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<Observed>> + Send + 'static,
     {
-        let address = socket.local_addr()?;
         let limits = &setup.limits;
         let connections = limits
             .connections
@@ -163,19 +178,13 @@ impl Listener {
             setup: Arc::new(setup),
             answer,
         };
-        Ok(Listener {
-            address,
+        Listener {
             phase,
             places,
             // Clamped above.
             connections: connections as u32,
             accepting: tokio::spawn(accept.run()),
-        })
-    }
-
-    /// Where it listens; the port is the real one when 0 was asked for.
-    pub(crate) fn address(&self) -> SocketAddr {
-        self.address
+        }
     }
 
     /// Stops accepting, lets what runs end while `until` has not come, and cuts off the rest.
@@ -199,7 +208,7 @@ impl Listener {
 }
 
 struct Accept<H> {
-    socket: TcpListener,
+    socket: Socket,
     places: Arc<Semaphore>,
     addresses: Option<Addresses>,
     phase: watch::Receiver<Phase>,
@@ -246,10 +255,10 @@ where
         }
     }
 
-    fn serve(&self, stream: TcpStream, peer: SocketAddr, place: OwnedSemaphorePermit) {
-        let address = match &self.addresses {
-            None => None,
-            Some(addresses) => match addresses.enter(peer.ip()) {
+    fn serve(&self, stream: Accepted, peer: Peer, place: OwnedSemaphorePermit) {
+        let address = match (&self.addresses, peer) {
+            (None, _) | (_, Peer::Process) => None,
+            (Some(addresses), Peer::Address(address)) => match addresses.enter(address.ip()) {
                 Some(address) => Some(address),
                 None => {
                     tracing::debug!(%peer, "too many connections of one address");
@@ -261,7 +270,9 @@ where
             },
         };
         // Without it, Nagle's algorithm holds small chunks of a stream back for 40 ms.
-        if let Err(error) = stream.set_nodelay(true) {
+        if let Accepted::Tcp(stream) = &stream
+            && let Err(error) = stream.set_nodelay(true)
+        {
             tracing::debug!(%error, "no TCP_NODELAY");
         }
         let counted = self.setup.traffic.as_ref().map(Traffic::connection);
@@ -280,9 +291,9 @@ where
 
 /// The next connection, once there is a place for it.
 async fn accept(
-    socket: &TcpListener,
+    socket: &Socket,
     places: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
+) -> io::Result<(Accepted, Peer, OwnedSemaphorePermit)> {
     let place = places
         .clone()
         .acquire_owned()

@@ -8,7 +8,7 @@ use super::streams::{Outbox, Running, outbox};
 use crate::access::Observed;
 use crate::shutdown::{Phase, reached};
 use bytes::Bytes;
-use corral_runtime::Failure;
+use corral_runtime::{Failure, Polled};
 use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use std::pin::Pin;
@@ -70,10 +70,7 @@ impl Body for Outgoing {
     type Data = Bytes;
     type Error = Failure;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled {
         let this = &mut *self;
         if let Some(outbox) = &this.outbox {
             outbox.set_full(false);

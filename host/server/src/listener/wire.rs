@@ -5,17 +5,30 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::server::TlsStream;
 
-/// The stall limit lies below TLS: it watches what the socket takes.
-pub(super) type Socket = StallLimit<TcpStream>;
-
-/// One type for both, so that what stands on it is compiled once.
+/// One type for all, so that what stands on it is compiled once. The stall limit lies below TLS: it
+/// watches what the socket takes.
 pub(super) enum Wire {
-    Plain(Socket),
+    Tcp(StallLimit<TcpStream>),
+    Unix(StallLimit<UnixStream>),
     /// Boxed: it is large.
-    Tls(Box<TlsStream<Socket>>),
+    Tls(Box<TlsStream<StallLimit<TcpStream>>>),
+}
+
+trait Stream: AsyncRead + AsyncWrite + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
+
+impl Wire {
+    fn stream(self: Pin<&mut Self>) -> Pin<&mut dyn Stream> {
+        match self.get_mut() {
+            Wire::Tcp(stream) => Pin::new(stream),
+            Wire::Unix(stream) => Pin::new(stream),
+            Wire::Tls(stream) => Pin::new(stream),
+        }
+    }
 }
 
 impl AsyncRead for Wire {
@@ -24,10 +37,7 @@ impl AsyncRead for Wire {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Wire::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
-            Wire::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
-        }
+        self.stream().poll_read(cx, buffer)
     }
 }
 
@@ -37,10 +47,7 @@ impl AsyncWrite for Wire {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Wire::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Wire::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
-        }
+        self.stream().poll_write(cx, bytes)
     }
 
     fn poll_write_vectored(
@@ -48,30 +55,22 @@ impl AsyncWrite for Wire {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Wire::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
-            Wire::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
-        }
+        self.stream().poll_write_vectored(cx, slices)
     }
 
     fn is_write_vectored(&self) -> bool {
         match self {
-            Wire::Plain(stream) => stream.is_write_vectored(),
+            Wire::Tcp(stream) => stream.is_write_vectored(),
+            Wire::Unix(stream) => stream.is_write_vectored(),
             Wire::Tls(stream) => stream.is_write_vectored(),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Wire::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Wire::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        }
+        self.stream().poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Wire::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Wire::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
+        self.stream().poll_shutdown(cx)
     }
 }

@@ -1,12 +1,12 @@
 //! TLS: a certificate and its key from two files, which are read again when they change.
 //!
-//! The files are looked at when a connection comes, at most once a second, and when [`Tls::reload`] is
-//! called. What does not fit together (half of a renewal, say) changes nothing: the old pair goes on,
+//! The files are looked at when a connection comes (see [`changes`](crate::changes)), and read when
+//! [`Tls::reload`] is called. What does not fit together (half of a renewal, say) changes nothing: the old pair goes on,
 //! and the log says why. Connections that are open keep the pair that they began with.
 
 mod certificate;
 
-use crate::changes::Changes;
+use crate::changes::{Changes, Follow, follow};
 use certificate::Validity;
 use corral_engine::{Kind, Metric};
 use rustls::ServerConfig;
@@ -180,13 +180,8 @@ impl Tls {
     }
 
     /// What shakes hands with the next client.
-    pub(crate) fn acceptor(&self) -> TlsAcceptor {
-        if self.changes.look() {
-            match self.reload() {
-                Ok(()) => tracing::info!("the certificate was read again"),
-                Err(error) => tracing::warn!(%error, "the old certificate goes on"),
-            }
-        }
+    pub(crate) async fn acceptor(self: &Arc<Self>) -> TlsAcceptor {
+        follow(self).await;
         TlsAcceptor::from(self.pair().config)
     }
 
@@ -195,6 +190,19 @@ impl Tls {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+}
+
+impl Follow for Tls {
+    fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    fn read_again(&self) {
+        match self.reload() {
+            Ok(()) => tracing::info!("the certificate was read again"),
+            Err(error) => tracing::warn!(%error, "the old certificate goes on"),
+        }
     }
 }
 

@@ -18,6 +18,7 @@
 //! | `refuse` | returns an error instead of a response |
 //! | `deaf` | answers "ok" and never reads the body of the request |
 //! | `env` | answers with its environment variables, each on a line, sorted |
+//! | `headers` | answers with the headers of the request, each on a line, sorted |
 //! | `models` | answers with the models that it may open, the default one first |
 //! | `embed` | answers with the embeddings of two texts that are the body's two lines, a line of numbers each |
 //! | `log` | writes a line to the standard output and one to the standard error |
@@ -90,6 +91,15 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
                     .collect();
                 variables.sort();
                 variables.concat()
+            }
+            "headers" => {
+                let headers = request.get_headers().copy_all();
+                let mut lines: Vec<_> = headers
+                    .iter()
+                    .map(|(name, value)| format!("{name}: {}\n", String::from_utf8_lossy(value)))
+                    .collect();
+                lines.sort();
+                lines.concat()
             }
             "models" => available().join(","),
             "embed" => match embed(request).await {

@@ -1,0 +1,108 @@
+//! What `corral bench` takes.
+
+use super::whole;
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// How far reading long prompts stretches the time between two tokens of those who generate:
+    /// with the step-time budget, and beside it as servers do that fill each step with prompts.
+    Gap(GapBench),
+    /// Writes a model with random weights to measure with: as large and as slow as a real one.
+    Model(ModelBench),
+    /// Time to the first token of prompts whose beginning another request has computed, beside that of
+    /// a sequence that is gone on with; and the time of a fork.
+    Prefix(PrefixBench),
+    /// Tokens per second by the numbers of compute threads and of workers, which run plugins and
+    /// connections: each from 1 to the number of cores, at most 4, and beside them what `corral serve`
+    /// takes by itself.
+    Threads(ThreadsBench),
+}
+
+/// What all benches ask.
+#[derive(Args, Debug)]
+pub(crate) struct Measuring {
+    /// A GGUF file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) model: PathBuf,
+    /// Rounds; each measures all that is compared.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000))]
+    pub(crate) rounds: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct GapBench {
+    #[command(flatten)]
+    pub(crate) measuring: Measuring,
+    /// Sequences that generate all the time.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=32))]
+    pub(crate) streams: u64,
+    /// Prompts that come one after the other in a round: every other one is short.
+    #[arg(long, value_name = "N", default_value_t = 24, value_parser = whole(2..=10_000))]
+    pub(crate) prompts: u64,
+    /// Tokens of a long prompt.
+    #[arg(long, value_name = "N", default_value_t = 600, value_parser = whole(33..=3000))]
+    pub(crate) length: u64,
+    /// Compute threads; by default one for each core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ModelBench {
+    /// Its layers and their sizes.
+    #[arg(long, value_enum, default_value_t = ModelShape::Qwen3_0_6b)]
+    pub(crate) shape: ModelShape,
+    /// The GGUF file whose vocabulary it gets; what the shape has more of stays unused.
+    #[arg(long, value_name = "FILE", default_value = "models/tiny/tiny.gguf")]
+    pub(crate) vocabulary: PathBuf,
+    /// Write it also if the file is there.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Where it is written.
+    #[arg(value_name = "OUT.gguf")]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum ModelShape {
+    /// Those of Qwen3-0.6B: 28 layers, width 1024, 151,936 tokens; 4 bits a weight.
+    #[value(name = "qwen3-0.6b")]
+    Qwen3_0_6b,
+    /// Two layers of width 64.
+    Tiny,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PrefixBench {
+    #[command(flatten)]
+    pub(crate) measuring: Measuring,
+    /// Tokens of the shared beginning.
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = whole(16..=100_000))]
+    pub(crate) length: u64,
+    /// Compute threads; by default one for each core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+    /// The plugin `generate`: it is asked through HTTP too, by a server in this process.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plugin: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ThreadsBench {
+    #[command(flatten)]
+    pub(crate) measuring: Measuring,
+    /// Sequences that generate at once.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=64))]
+    pub(crate) streams: u64,
+    /// Tokens that each generates in a round.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = whole(2..=2000))]
+    pub(crate) generate: u64,
+    /// The plugin `generate`: streams are read through HTTP too, from a server in this process.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plugin: Option<PathBuf>,
+}

@@ -1,0 +1,107 @@
+//! The admin listener on a socket in the file system.
+
+use corral_tests::{Corral, Ended, PATIENCE, artefacts, run, scratch_folder};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+/// `unix:PATH` of a socket in the folder.
+fn socket(folder: &Path) -> String {
+    format!("unix:{}/admin.sock", folder.display())
+}
+
+fn start(folder: &Path) -> Corral {
+    let store = folder.join("store");
+    let store = store.to_str().expect("ours");
+    Corral::start_with(&["--store", store, "--admin", &socket(folder)])
+}
+
+/// Asks the server on the socket in the folder.
+fn ask(folder: &Path, arguments: &[&str]) -> Ended {
+    run([arguments, &["--admin", &socket(folder)]].concat())
+}
+
+/// The same, which has to succeed; what is printed.
+fn good(folder: &Path, arguments: &[&str]) -> String {
+    let ended = ask(folder, arguments);
+    assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+    ended.stdout
+}
+
+#[test]
+fn its_owner_does_everything_there_without_a_token() {
+    let folder = scratch_folder();
+    let mut corral = start(&folder);
+    assert_eq!(corral.admin(), socket(&folder));
+    let file = folder.join("admin.sock");
+    let there = std::fs::symlink_metadata(&file).expect("a file");
+    assert!(there.file_type().is_socket());
+    assert_eq!(there.permissions().mode() & 0o777, 0o600);
+    assert!(
+        !folder.join("store/admin-token").exists(),
+        "nobody needs one"
+    );
+
+    let plugin = artefacts::plugin("misbehave");
+    let plugin = plugin.to_str().expect("ours");
+    let deploy = ["deploy", plugin, "--name", "a", "--route", "/a"];
+    let printed = good(&folder, &deploy);
+    assert!(printed.starts_with("revision 1 is deployed"), "{printed}");
+    assert_eq!(good(&folder, &["invoke", "a", "--path", "/a/ok"]), "ok");
+    let seen = good(&folder, &["top", "--once", "--json"]);
+    let seen: Value = serde_json::from_str(&seen).expect("JSON");
+    assert_eq!(seen["models"][0]["model"], "tiny");
+    // As scrapers ask, whatever they call it.
+    let mut stream = UnixStream::connect(&file).expect("it listens");
+    let request = b"GET /metrics HTTP/1.1\r\nHost: anything\r\nConnection: close\r\n\r\n";
+    stream.write_all(request).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("answered");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    assert!(answer.contains("\ncorral_ready 1\n"), "{answer}");
+
+    // Another server does not take it away.
+    let model = artefacts::model();
+    let model = model.to_str().expect("ours");
+    let another = ["serve", "--model", model, "--listen", "127.0.0.1:0"];
+    let refused = ask(&folder, &another);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("is in use"), "{refused:?}");
+    assert_eq!(good(&folder, &["remove", "a"]), "a is removed\n");
+
+    corral.signal("TERM");
+    let status = corral.wait(PATIENCE);
+    assert_eq!(status.code(), Some(0), "{}", corral.stderr());
+    assert!(!file.exists(), "it goes with the server");
+    let nobody = ask(&folder, &["list"]);
+    assert!(
+        nobody.stderr.contains("nothing answers at unix:/"),
+        "{nobody:?}"
+    );
+}
+
+#[test]
+fn what_a_kill_left_is_in_nobodys_way() {
+    let folder = scratch_folder();
+    let mut corral = start(&folder);
+    corral.signal("KILL");
+    corral.wait(PATIENCE);
+    let file = folder.join("admin.sock");
+    assert!(file.exists(), "nobody could remove it");
+    let corral = start(&folder);
+    let seen = good(&folder, &["list", "--json"]);
+    assert!(seen.contains("/generate"), "{seen}");
+    drop(corral);
+    // Nor is a file of somebody else's taken for it.
+    std::fs::remove_file(&file).expect("left by a kill");
+    std::fs::write(&file, "mine").expect("written");
+    let model = artefacts::model();
+    let model = model.to_str().expect("ours");
+    let another = ["serve", "--model", model, "--listen", "127.0.0.1:0"];
+    let refused = ask(&folder, &another);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("is no socket"), "{refused:?}");
+    assert_eq!(std::fs::read_to_string(&file).expect("there"), "mine");
+}
