@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::metrics::Counters;
+use crate::tally::{Bound, Tally};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -22,6 +23,7 @@ pub(crate) struct Gate {
     /// Mean time of a call in milliseconds, each new call counting for an eighth.
     mean: AtomicU64,
     counters: Arc<Counters>,
+    tally: Arc<Tally>,
 }
 
 /// A place; dropping it gives it to the next.
@@ -40,6 +42,7 @@ impl Gate {
         queue: usize,
         pool: Arc<Semaphore>,
         counters: Arc<Counters>,
+        tally: Arc<Tally>,
     ) -> Self {
         let concurrent = concurrent.clamp(1, Semaphore::MAX_PERMITS);
         Self {
@@ -50,6 +53,7 @@ impl Gate {
             queue,
             mean: AtomicU64::new(0),
             counters,
+            tally,
         }
     }
 
@@ -60,26 +64,32 @@ impl Gate {
 
     /// Waits for a place until `deadline`, if the queue has room.
     pub(crate) async fn enter(self: &Arc<Self>, deadline: Instant) -> Result<Pass, Failure> {
-        if let Ok(plugin) = Arc::clone(&self.plugin).try_acquire_owned()
-            && let Ok(pool) = Arc::clone(&self.pool).try_acquire_owned()
-        {
-            return Ok(self.pass(plugin, pool));
-        }
-        let Some(_waiting) = Waiting::begin(self) else {
-            return Err(self.busy());
+        let full = match Arc::clone(&self.plugin).try_acquire_owned() {
+            Ok(plugin) => match Arc::clone(&self.pool).try_acquire_owned() {
+                Ok(pool) => return Ok(self.pass(plugin, pool)),
+                Err(_) => Bound::Pool,
+            },
+            Err(_) if self.queue > 0 => Bound::Queue,
+            Err(_) => Bound::Concurrent,
         };
+        let Some(_waiting) = Waiting::begin(self) else {
+            return Err(self.busy(full));
+        };
+        let mut lacks = Bound::Concurrent;
         let places = async {
             let plugin = Arc::clone(&self.plugin).acquire_owned().await;
+            lacks = Bound::Pool;
             let pool = Arc::clone(&self.pool).acquire_owned().await;
             (plugin, pool)
         };
         match timeout_at(deadline, places).await {
             Ok((Ok(plugin), Ok(pool))) => Ok(self.pass(plugin, pool)),
-            _ => Err(self.busy()),
+            _ => Err(self.busy(lacks)),
         }
     }
 
     fn pass(self: &Arc<Self>, plugin: OwnedSemaphorePermit, pool: OwnedSemaphorePermit) -> Pass {
+        self.tally.run_began();
         Pass {
             _plugin: plugin,
             _pool: pool,
@@ -89,11 +99,12 @@ impl Gate {
     }
 
     /// The queue of calls before a new one, over the rate at which calls end.
-    fn busy(&self) -> Failure {
+    fn busy(&self, bound: Bound) -> Failure {
         let before = self.waiting.load(Ordering::Relaxed) as u64 + 1;
         let mean = self.mean.load(Ordering::Relaxed);
         let wait = Duration::from_millis(mean.saturating_mul(before) / self.concurrent as u64);
         Failure::Busy {
+            bound,
             retry_after: wait.clamp(RETRY.0, RETRY.1),
         }
     }
@@ -105,6 +116,7 @@ impl Drop for Pass {
         let mean = self.gate.mean.load(Ordering::Relaxed);
         let mean = mean - mean / 8 + took / 8;
         self.gate.mean.store(mean, Ordering::Relaxed);
+        self.gate.tally.run_ended();
     }
 }
 
@@ -118,6 +130,7 @@ impl<'a> Waiting<'a> {
             })
             .ok()?;
         gate.counters.wait_began();
+        gate.tally.wait_began();
         Some(Self(gate))
     }
 }
@@ -126,6 +139,7 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
         self.0.counters.wait_ended();
+        self.0.tally.wait_ended();
     }
 }
 
@@ -140,7 +154,7 @@ mod tests {
     #[tokio::test]
     async fn the_queue_is_bounded_in_length_and_time_and_empties() {
         let pool = Arc::new(Semaphore::new(8));
-        let gate = Arc::new(Gate::new(1, 1, pool, Arc::default()));
+        let gate = Arc::new(Gate::new(1, 1, pool, Arc::default(), Arc::default()));
         let first = gate.enter(soon()).await.unwrap();
         let waiter = tokio::spawn({
             let gate = Arc::clone(&gate);
@@ -150,7 +164,10 @@ mod tests {
             tokio::task::yield_now().await;
         }
         let begun = Instant::now();
-        assert_eq!(gate.enter(soon()).await.unwrap_err().code(), "busy");
+        let refused = gate.enter(soon()).await.unwrap_err();
+        assert_eq!(refused.code(), "busy");
+        assert_eq!(refused.bound(), Some(Bound::Queue));
+        assert_eq!(gate.tally.gauges().map(|gauge| gauge.value), [1.0, 1.0]);
         assert!(begun.elapsed() < Duration::from_millis(15), "no wait");
         drop(first);
         let second = waiter.await.unwrap().unwrap();
@@ -164,11 +181,39 @@ mod tests {
     #[tokio::test]
     async fn plugins_share_the_pool() {
         let pool = Arc::new(Semaphore::new(1));
-        let gate = || Arc::new(Gate::new(4, 4, Arc::clone(&pool), Arc::default()));
+        let gate = || {
+            let pool = Arc::clone(&pool);
+            Arc::new(Gate::new(4, 4, pool, Arc::default(), Arc::default()))
+        };
         let (one, other) = (gate(), gate());
         let held = one.enter(soon()).await.unwrap();
-        assert!(other.enter(soon()).await.is_err());
+        let refused = other.enter(soon()).await.unwrap_err();
+        assert_eq!(refused.bound(), Some(Bound::Pool));
         drop(held);
         other.enter(soon()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_refusal_names_what_there_is_too_little_of() {
+        for (concurrent, queue, instances, bound) in [
+            // Nobody may wait.
+            (1, 0, 8, Bound::Concurrent),
+            // One waits until its time is over.
+            (1, 1, 8, Bound::Concurrent),
+            (2, 0, 1, Bound::Pool),
+            (2, 1, 1, Bound::Pool),
+        ] {
+            let pool = Arc::new(Semaphore::new(instances));
+            let tally = Arc::<Tally>::default();
+            let gate = Gate::new(concurrent, queue, pool, Arc::default(), Arc::clone(&tally));
+            let gate = Arc::new(gate);
+            let held = gate.enter(soon()).await.unwrap();
+            let counted = |at: usize| tally.gauges()[at].value;
+            assert_eq!((counted(0), counted(1)), (1.0, 0.0));
+            let refused = gate.enter(soon()).await.unwrap_err();
+            assert_eq!(refused.bound(), Some(bound), "{concurrent} {queue}");
+            drop(held);
+            assert_eq!((counted(0), counted(1)), (0.0, 0.0));
+        }
     }
 }

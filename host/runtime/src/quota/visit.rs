@@ -120,8 +120,7 @@ impl Quota {
                 self.book().running().into(),
             ),
         ];
-        for (limit, count) in Limit::ALL.into_iter().zip(&self.refused) {
-            let count = read(count);
+        for (limit, count) in self.refusals() {
             if count > 0 {
                 let mut labels = labels();
                 labels.push(("limit", limit.name().to_owned()));
@@ -135,6 +134,12 @@ impl Quota {
             }
         }
         list
+    }
+
+    /// How often each of its limits said no.
+    pub fn refusals(&self) -> impl Iterator<Item = (Limit, u64)> {
+        let counts = Limit::ALL.into_iter().zip(&self.refused);
+        counts.map(|(limit, count)| (limit, count.load(Ordering::Relaxed)))
     }
 
     fn book(&self) -> MutexGuard<'_, Book> {
