@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::bench::DeployBench;
 use crate::complaint::Complaint;
 use crate::deploy::DeployCommand;
 use crate::front::FrontArguments;
@@ -120,6 +121,9 @@ pub(crate) struct Run {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
+    /// Time from a deploy to the first answer: of a component that was never seen, and of one whose
+    /// compiled code is in the cache.
+    Deploy(DeployBench),
     /// How far reading long prompts stretches the time between two tokens of those who generate:
     /// with the step-time budget, and beside it as servers do that fill each step with prompts.
     Gap(GapBench),
