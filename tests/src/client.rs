@@ -5,12 +5,17 @@ use crate::http::Answer;
 use crate::tls::Trust;
 use bytes::Bytes;
 use http::{Request, Response};
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use hyper::body::{Body, Frame, Incoming};
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 
 /// Which HTTP a connection speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +36,28 @@ pub struct Client {
 #[derive(Clone)]
 enum Sender {
     /// One request at a time.
-    Http1(std::sync::Arc<tokio::sync::Mutex<http1::SendRequest<Full<Bytes>>>>),
-    Http2(http2::SendRequest<Full<Bytes>>),
+    Http1(std::sync::Arc<tokio::sync::Mutex<http1::SendRequest<Outgoing>>>),
+    Http2(http2::SendRequest<Outgoing>),
+}
+
+type Outgoing = UnsyncBoxBody<Bytes, Infallible>;
+
+/// The rest of a request's body; it ends when this is dropped.
+pub struct Rest(mpsc::UnboundedSender<Bytes>);
+
+struct Coming(mpsc::UnboundedReceiver<Bytes>);
+
+impl Body for Coming {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let received = self.0.poll_recv(cx);
+        received.map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+    }
 }
 
 /// An answer that is still coming.
@@ -60,7 +85,7 @@ impl Client {
     ) -> Result<Self, Failed> {
         let stream = TcpStream::connect(address).await?;
         let sender = match trust {
-            None => Self::begin(stream, version).await?,
+            None => Self::handshake(stream, version).await?,
             Some(trust) => {
                 let wanted: &[u8] = match version {
                     Version::Http1 => b"http/1.1",
@@ -68,7 +93,7 @@ impl Client {
                 };
                 let stream = trust.connect(stream, &[wanted]).await?;
                 assert_eq!(stream.get_ref().1.alpn_protocol(), Some(wanted));
-                Self::begin(stream, version).await?
+                Self::handshake(stream, version).await?
             }
         };
         Ok(Client {
@@ -77,7 +102,7 @@ impl Client {
         })
     }
 
-    async fn begin<S>(stream: S, version: Version) -> Result<Sender, Failed>
+    async fn handshake<S>(stream: S, version: Version) -> Result<Sender, Failed>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -109,6 +134,25 @@ impl Client {
         body: &str,
     ) -> Result<Reply, hyper::Error> {
         let method = if body.is_empty() { "GET" } else { "POST" };
+        let body = Full::from(body.to_owned()).boxed_unsync();
+        self.send_body(method, path, headers, body).await
+    }
+
+    /// Sends a `POST` whose body goes on until [`Rest`] is dropped, and waits for the head of its answer.
+    pub async fn begin(&self, path: &str) -> Result<(Reply, Rest), hyper::Error> {
+        let (sender, body) = mpsc::unbounded_channel();
+        let body = Coming(body).boxed_unsync();
+        let reply = self.send_body("POST", path, &[], body).await?;
+        Ok((reply, Rest(sender)))
+    }
+
+    async fn send_body(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Outgoing,
+    ) -> Result<Reply, hyper::Error> {
         let authority = &self.authority;
         let mut request = Request::builder().method(method);
         request = match self.sender {
@@ -118,7 +162,6 @@ impl Client {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let body = Full::from(body.to_owned());
         let request = request.body(body).expect("a request");
         Ok(Reply(match &self.sender {
             Sender::Http1(sender) => {
@@ -138,6 +181,13 @@ impl Client {
         body: &str,
     ) -> Result<Answer, hyper::Error> {
         self.send(path, headers, body).await?.whole().await
+    }
+}
+
+impl Rest {
+    /// Sends a piece. Whether the server still reads it does not matter here.
+    pub fn send(&self, piece: &str) {
+        let _ = self.0.send(Bytes::from(piece.to_owned()));
     }
 }
 

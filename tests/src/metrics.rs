@@ -72,6 +72,18 @@ impl Metrics {
         self.0.get(sample).copied().unwrap_or(0.0)
     }
 
+    /// The samples of a family, by their labels as they were written.
+    pub fn samples(&self, family: &str) -> BTreeMap<String, f64> {
+        let labels = |sample: &String| {
+            let labels = sample.strip_prefix(family)?.strip_prefix('{')?;
+            Some(labels.strip_suffix('}')?.to_owned())
+        };
+        let samples = self.0.iter();
+        samples
+            .filter_map(|(sample, value)| Some((labels(sample)?, *value)))
+            .collect()
+    }
+
     /// How much a counter has grown since `before`.
     pub fn grown(&self, name: &str, before: &Metrics) -> f64 {
         self.get(name) - before.get(name)

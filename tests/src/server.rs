@@ -20,7 +20,7 @@ pub const PATIENCE: Duration = Duration::from_secs(300);
 pub const ENDLESS: u32 = 4000;
 
 /// What has to be zero when nothing runs.
-const GAUGES: [&str; 11] = [
+const GAUGES: [&str; 13] = [
     "corral_engine_sequences_waiting",
     "corral_engine_sequences_running",
     "corral_engine_sequence_ids_used",
@@ -30,6 +30,8 @@ const GAUGES: [&str; 11] = [
     "corral_engine_n_kv",
     "corral_plugin_waiting",
     "corral_plugin_instances",
+    "corral_deployment_running",
+    "corral_deployment_waiting",
     "corral_http_requests_in_flight",
     "corral_engine_failed_steps_total",
 ];
@@ -61,6 +63,21 @@ impl Corral {
     /// The same with further routes, each with the plugin that answers there. A route is a tenant
     /// of its own, also where others have the same plugin.
     pub fn start_with_routes(routes: &[(&str, &str)], arguments: &[&str]) -> Self {
+        let own = [
+            ("/generate", "generate"),
+            ("/hello", "hello"),
+            ("/misbehave", "misbehave"),
+            ("/classic", "classic"),
+        ];
+        Self::launch(&[&own, routes].concat(), arguments)
+    }
+
+    /// Starts one that is there soon: without plugins, and with the model left to who first asks for it.
+    pub fn start_bare(arguments: &[&str]) -> Self {
+        Self::launch(&[], &[&["--preload", "none"], arguments].concat())
+    }
+
+    fn launch(plugins: &[(&str, &str)], arguments: &[&str]) -> Self {
         let mut command = Command::new(artefacts::binary());
         command
             .arg("serve")
@@ -81,13 +98,7 @@ impl Corral {
                 command.args([option, value]);
             }
         }
-        let own = [
-            ("/generate", "generate"),
-            ("/hello", "hello"),
-            ("/misbehave", "misbehave"),
-            ("/classic", "classic"),
-        ];
-        for (route, plugin) in own.iter().chain(routes) {
+        for (route, plugin) in plugins {
             command
                 .arg("--plugin")
                 .arg(argument(route, &artefacts::plugin(plugin)));

@@ -357,6 +357,20 @@ fn benches_print_one_json_object() {
 }
 
 #[test]
+fn deploys_are_measured_to_their_first_answer() {
+    let found = bench("deploy");
+    assert!(found["component_bytes"].as_u64() > Some(100_000), "{found}");
+    let components: Vec<_> = rows(&found).iter().map(|row| &row["component"]).collect();
+    assert_eq!(components, ["new", "kept, compiled", "uploaded, compiled"]);
+    for row in rows(&found) {
+        assert_eq!(row["deploys"], 1, "{row}");
+        for key in ["first_answer_s", "deploy_s", "compile_s", "answer_s"] {
+            assert!(row[key].as_f64().expect(key) > 0.0, "{key} in {row}");
+        }
+    }
+}
+
+#[test]
 fn a_shared_prefix_is_computed_once() {
     let found = bench("prefix --length 100 --threads 1");
     for (beginning, asked_over, counts) in [

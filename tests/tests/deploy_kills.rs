@@ -1,63 +1,372 @@
-//! kill -9 of the whole server in the midst of deploys: what was acknowledged serves after the restart.
+//! kill -9 of the whole server at random moments while it deploys, shares out, rolls back, pauses and
+//! removes: after the restart everything that was acknowledged is there and serves, what was not is
+//! there wholly or not at all, and nothing is half made.
 //! (`store_kill` of corral-server kills the store alone, hundreds of times.)
 
-use corral_tests::deployments::{manifest, upload, variant};
-use corral_tests::{Corral, artefacts, scratch_folder};
-use serde_json::json;
+use corral_tests::deployments::{digest, manifest, variant};
+use corral_tests::{Answer, Corral, PATIENCE, Random, artefacts, scratch_folder};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-const KILLS: u64 = 20;
+const KILLS: u64 = 250;
+/// Each has a client of its own, so as many changes are under way.
+const NAMES: [&str; 3] = ["a", "b", "c"];
+/// Components that come again and again, so that they need not be compiled.
+const COMPONENTS: u64 = 4;
+/// Revisions that are certainly kept: the server keeps 20, among them those in use, which may be older.
+const KEPT: u64 = 13;
+
+/// A deployment as it has to be.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Kept {
+    latest: u64,
+    /// Revisions and their weights.
+    traffic: Vec<(u64, u64)>,
+    before: Vec<(u64, u64)>,
+    paused: bool,
+    revisions: BTreeMap<u64, Revision>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Revision {
+    component: String,
+    version: u64,
+}
+
+/// One change.
+#[derive(Clone, Debug)]
+enum Change {
+    Deploy { revision: Revision, activate: bool },
+    Share(Vec<(u64, u64)>),
+    RollBack,
+    Pause(bool),
+    Remove,
+}
+
+impl Change {
+    /// What becomes of a deployment by it; a new revision gets this number.
+    fn of(&self, kept: Option<&Kept>, number: u64) -> Option<Kept> {
+        let mut kept = kept.cloned().unwrap_or_default();
+        let share = |kept: &mut Kept, traffic: Vec<(u64, u64)>| {
+            if kept.traffic != traffic {
+                kept.before = std::mem::replace(&mut kept.traffic, traffic);
+            }
+        };
+        match self {
+            Change::Deploy { revision, activate } => {
+                kept.latest = number;
+                kept.revisions.insert(number, revision.clone());
+                // The first one always gets the requests.
+                if kept.traffic.is_empty() {
+                    kept.traffic = vec![(number, 1)];
+                } else if *activate {
+                    share(&mut kept, vec![(number, 1)]);
+                }
+            }
+            Change::Share(traffic) => share(&mut kept, traffic.clone()),
+            Change::RollBack => {
+                let before = kept.before.clone();
+                share(&mut kept, before);
+            }
+            Change::Pause(paused) => kept.paused = *paused,
+            Change::Remove => return None,
+        }
+        Some(kept)
+    }
+}
+
+/// A deployment as the server shows it. It does not show what a roll back leads to.
+fn shown(corral: &Corral, name: &str) -> Option<Kept> {
+    let answer = corral.ask_admin("GET", &format!("/deployments/{name}"), "");
+    if answer.status == 404 {
+        answer.problem(404, "no-deployment");
+        return None;
+    }
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let shown = answer.json();
+    let number = |value: &Value| value.as_u64().expect("a number");
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let deployment = &shown["deployment"];
+    assert_ne!(deployment["state"], "failed", "{shown}");
+    let traffic = deployment["traffic"].as_array().expect("a list").iter();
+    let revisions = shown["revisions"].as_array().expect("a list").iter();
+    Some(Kept {
+        latest: number(&deployment["latest"]),
+        traffic: traffic
+            .map(|part| (number(&part["revision"]), number(&part["weight"])))
+            .collect(),
+        before: Vec::new(),
+        paused: deployment["state"] == "paused",
+        revisions: revisions
+            .map(|revision| {
+                let version = text(&revision["manifest"]["configuration"]["VERSION"]);
+                assert_eq!(revision["component"], revision["manifest"]["component"]);
+                let of = Revision {
+                    component: text(&revision["component"]),
+                    version: version.parse().expect("a number"),
+                };
+                (number(&revision["number"]), of)
+            })
+            .collect(),
+    })
+}
+
+/// Whether what is `shown` is what has to be `kept`.
+fn is(shown: Option<&Kept>, kept: Option<&Kept>) -> bool {
+    let (shown, kept) = match (shown, kept) {
+        (Some(shown), Some(kept)) => (shown, kept),
+        (shown, kept) => return shown.is_none() && kept.is_none(),
+    };
+    let used = kept.traffic.iter().chain(&kept.before);
+    let mut needed: BTreeSet<_> = used.map(|(revision, _)| *revision).collect();
+    let newest = kept.latest.saturating_sub(KEPT)..=kept.latest;
+    needed.extend(newest.filter(|number| kept.revisions.contains_key(number)));
+    (shown.latest, &shown.traffic, shown.paused) == (kept.latest, &kept.traffic, kept.paused)
+        && needed
+            .iter()
+            .all(|number| shown.revisions.contains_key(number))
+        && shown
+            .revisions
+            .iter()
+            .all(|(number, is)| kept.revisions.get(number) == Some(is))
+}
+
+/// A client that changes one deployment, one change after the other.
+struct Client {
+    name: &'static str,
+    random: Random,
+    /// What was acknowledged.
+    kept: Option<Kept>,
+    /// The change that is under way.
+    under_way: Option<Change>,
+    versions: u64,
+}
+
+/// The server is gone.
+struct Gone;
+
+impl Client {
+    /// Changes it until the server is gone.
+    fn change(&mut self, corral: &Corral, component: &[u8], acknowledged: &AtomicU64) {
+        while self.change_once(corral, component).is_ok() {
+            acknowledged.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    fn change_once(&mut self, corral: &Corral, component: &[u8]) -> Result<(), Gone> {
+        let (change, bytes) = self.next(component);
+        self.under_way = Some(change.clone());
+        let path = |rest: &str| format!("/deployments/{}{rest}", self.name);
+        let shares = |traffic: &[(u64, u64)]| {
+            let share =
+                |(revision, weight): &(u64, u64)| json!({"revision": revision, "weight": weight});
+            json!({"traffic": traffic.iter().map(share).collect::<Vec<_>>()})
+        };
+        let (method, path, body) = match &change {
+            Change::Deploy { revision, activate } => {
+                let configuration = json!({"VERSION": revision.version.to_string()});
+                let more = json!({ "configuration": configuration });
+                let manifest = manifest(self.name, &revision.component, more);
+                ("POST", path(&format!("?traffic={activate}")), manifest)
+            }
+            Change::Share(traffic) => ("PUT", path("/traffic"), shares(traffic)),
+            Change::RollBack => ("POST", path("/rollback"), json!({"revision": null})),
+            Change::Pause(paused) => ("PUT", path("/paused"), json!({ "paused": paused })),
+            Change::Remove => ("DELETE", path(""), json!(null)),
+        };
+        let answer = loop {
+            if let Change::Deploy { revision, .. } = &change {
+                upload(corral, &revision.component, &bytes)?;
+            }
+            let answer = corral.try_ask_admin(method, &path, body.to_string().as_bytes());
+            let answer = answer.map_err(|_| Gone)?;
+            // Another client's removal may have taken the component along.
+            if answer.status != 404 || answer.json()["code"] != "no-component" {
+                break answer;
+            }
+        };
+        assert!(matches!(answer.status, 200 | 201), "{change:?}: {answer:?}");
+        let number = answer.json()["revision"]["number"].as_u64();
+        self.kept = change.of(self.kept.as_ref(), number.unwrap_or(0));
+        self.under_way = None;
+        Ok(())
+    }
+
+    /// What to do next, and a component to deploy.
+    fn next(&mut self, component: &[u8]) -> (Change, Vec<u8>) {
+        let random = &mut self.random;
+        let chance = random.below(20);
+        if let Some(kept) = &self.kept {
+            let numbers = Vec::from_iter(kept.revisions.keys().rev().take(KEPT as usize).copied());
+            let change = match chance {
+                0 => Some(Change::Remove),
+                1..3 => Some(Change::Pause(!kept.paused)),
+                3..5 if !kept.before.is_empty() => Some(Change::RollBack),
+                5..8 => {
+                    let first = random.below(numbers.len() as u64);
+                    let chosen = numbers.iter().skip(first as usize);
+                    let chosen = chosen.take(1 + random.below(3) as usize);
+                    let chosen = Vec::from_iter(chosen.copied());
+                    let shares = chosen.iter().map(|number| (*number, 1 + random.below(9)));
+                    Some(Change::Share(shares.collect()))
+                }
+                _ => None,
+            };
+            if let Some(change) = change {
+                return (change, Vec::new());
+            }
+        }
+        // Now and then one that nobody has compiled.
+        let number = match random.below(60) {
+            0 => (1 << 40) + random.below(1 << 30),
+            other => other % COMPONENTS,
+        };
+        let bytes = variant(component, number);
+        self.versions += 1;
+        let revision = Revision {
+            component: digest(&bytes),
+            version: self.versions,
+        };
+        let activate = random.below(4) > 0;
+        (Change::Deploy { revision, activate }, bytes)
+    }
+
+    /// Compares what a new life of the server has with what the last one acknowledged. A change that was
+    /// under way was made or not.
+    fn check(&mut self, corral: &Corral) {
+        let shown = shown(corral, self.name);
+        let number = shown.as_ref().map_or(0, |shown| shown.latest);
+        let made = self.under_way.take().map(|change| {
+            let made = change.of(self.kept.as_ref(), number);
+            (change, made)
+        });
+        match made {
+            _ if is(shown.as_ref(), self.kept.as_ref()) => {}
+            Some((_, made)) if is(shown.as_ref(), made.as_ref()) => self.kept = made,
+            made => panic!(
+                "{}: there is {shown:#?}, acknowledged was {:#?}, under way {made:#?}",
+                self.name, self.kept
+            ),
+        }
+        // The server drops old ones.
+        if let (Some(kept), Some(shown)) = (&mut self.kept, shown) {
+            kept.revisions = shown.revisions;
+        }
+        self.check_serving(corral);
+    }
+
+    fn check_serving(&self, corral: &Corral) {
+        let ask = || corral.get(&format!("/{}/env", self.name));
+        let Some(kept) = &self.kept else {
+            ask().problem(404, "no-route");
+            return;
+        };
+        if kept.paused {
+            ask().problem(503, "paused");
+            return;
+        }
+        let parts = kept.traffic.iter();
+        let bodies: BTreeSet<_> = parts
+            .map(|(number, _)| format!("VERSION={}\n", kept.revisions[number].version))
+            .collect();
+        for _ in 0..=bodies.len() {
+            let answer = ask();
+            assert_eq!(answer.status, 200, "{answer:?}");
+            assert!(bodies.contains(&answer.body), "{answer:?}, not {bodies:?}");
+        }
+    }
+}
+
+/// Brings a component, as soon as fewer others do.
+fn upload(corral: &Corral, digest: &str, bytes: &[u8]) -> Result<(), Gone> {
+    let path = format!("/components/{digest}");
+    loop {
+        let Answer { status, body, .. } = corral
+            .try_ask_admin("PUT", &path, bytes)
+            .map_err(|_| Gone)?;
+        match status {
+            200 | 201 => return Ok(()),
+            503 => std::thread::sleep(Duration::from_millis(1)),
+            _ => panic!("{status}: {body}"),
+        }
+    }
+}
+
+/// In the folder are the components that revisions name, each whole, and no others.
+fn check_files(store: &Path, clients: &[Client]) {
+    let kept = clients.iter().flat_map(|client| &client.kept);
+    let named: BTreeSet<_> = kept
+        .flat_map(|kept| kept.revisions.values())
+        .map(|revision| revision.component.clone())
+        .collect();
+    let mut files = BTreeSet::new();
+    for entry in std::fs::read_dir(store.join("components")).expect("there") {
+        let path = entry.expect("readable").path();
+        let found = digest(&std::fs::read(&path).expect("readable"));
+        let name = path.file_stem().expect("a file").to_string_lossy();
+        assert_eq!(format!("sha256:{name}"), found, "half a file is left");
+        files.insert(found);
+    }
+    assert_eq!(files, named);
+}
 
 #[test]
 fn a_killed_server_comes_back_with_all_that_was_acknowledged() {
+    let began = Instant::now();
     let folder = scratch_folder();
-    let store = folder.to_str().expect("ours").to_owned();
+    let store = folder.to_str().expect("ours");
     let component = std::fs::read(artefacts::plugin("misbehave")).expect("readable");
+    let mut random = Random::new();
+    let mut clients = NAMES.map(|name| Client {
+        name,
+        random: random.fork(),
+        kept: None,
+        under_way: None,
+        versions: 0,
+    });
     let acknowledged = AtomicU64::new(0);
-    let mut deployed = 0;
-    for kill in 0..KILLS {
-        let corral = Corral::start_with(&["--store", &store]);
-        let least = acknowledged.load(Ordering::Acquire);
-        let version = if kill == 0 {
-            0
-        } else {
-            let answer = corral.get("/k/env");
-            assert_eq!(answer.status, 200, "after kill {kill}: {answer:?}");
-            let version = answer.body.trim_end().strip_prefix("VERSION=");
-            version.expect("ours").parse::<u64>().expect("a number")
-        };
-        // The last one may have been done and not acknowledged.
-        assert!(
-            (least..=least + 1).contains(&version),
-            "{version}, not {least}, after {kill}"
-        );
-        let uploaded = upload(&corral, &variant(&component, kill));
+    let (mut caught, mut made) = (0, 0);
+    for kill in 0..=KILLS {
+        let corral = Corral::start_bare(&["--store", store]);
+        for client in &mut clients {
+            let was = client.under_way.is_some().then(|| client.kept.clone());
+            client.check(&corral);
+            caught += u64::from(was.is_some());
+            made += u64::from(was.is_some_and(|was| was != client.kept));
+        }
+        check_files(&folder, &clients);
+        if kill == KILLS {
+            break;
+        }
+        // After so many changes, and a moment that is spread over what one takes.
+        let enough = acknowledged.load(Ordering::Acquire) + random.below(6);
+        let moment = Duration::from_micros(random.below(20_000));
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for next in version + 1.. {
-                    let configuration = json!({"configuration": {"VERSION": next.to_string()}});
-                    let manifest = manifest("k", &uploaded, configuration).to_string();
-                    let path = "/deployments/k";
-                    match corral.try_ask_admin("POST", path, manifest.as_bytes()) {
-                        Ok(answer) => {
-                            assert_eq!(answer.status, 201, "{answer:?}");
-                            acknowledged.store(next, Ordering::Release);
-                        }
-                        // Killed.
-                        Err(_) => break,
-                    }
-                }
+            let changing = clients.each_mut().map(|client| {
+                let (corral, component, acknowledged) = (&corral, &component, &acknowledged);
+                scope.spawn(move || client.change(corral, component, acknowledged))
             });
-            // Wait for the first one, so that there is something to lose.
-            while acknowledged.load(Ordering::Acquire) <= least.max(version) {
-                std::thread::sleep(Duration::from_millis(1));
+            let waiting = Instant::now();
+            let failed = || changing.iter().any(|client| client.is_finished());
+            while acknowledged.load(Ordering::Acquire) < enough && !failed() {
+                assert!(waiting.elapsed() < PATIENCE, "nothing is acknowledged");
+                std::thread::sleep(Duration::from_micros(200));
             }
-            // Spread over the milliseconds that a deploy takes.
-            std::thread::sleep(Duration::from_micros(kill * 3571 % 50_000));
+            std::thread::sleep(moment);
             corral.signal("KILL");
         });
-        deployed += acknowledged.load(Ordering::Acquire) - least;
     }
-    println!("{KILLS} kills, {deployed} acknowledged deploys, none lost");
+    println!(
+        "{KILLS} kills in {:.0} s, {} changes acknowledged, none lost; {caught} were under way, of \
+         which {made} were made",
+        began.elapsed().as_secs_f64(),
+        acknowledged.into_inner(),
+    );
+    assert!(
+        caught >= KILLS / 4,
+        "kills come in the midst of something: {caught}"
+    );
 }

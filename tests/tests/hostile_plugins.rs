@@ -1,42 +1,15 @@
 //! A plugin that does wrong loses its own request. Others notice nothing.
 
 use corral_tests::Corral;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Short enough to wait for, long enough for 1+1 on a busy machine.
 const LIMITS: [&str; 4] = ["--time-limit", "12", "--cpu-limit", "1"];
 
-/// Asks 1+1 over and over while `deeds` are done; every answer has to be 2. Returns how often it
-/// was asked.
-fn beside(corral: &Corral, deeds: impl FnOnce()) -> u32 {
-    let (done, asked) = (AtomicBool::new(false), AtomicU32::new(0));
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                while !done.load(Ordering::Acquire) {
-                    corral.check_alive();
-                    asked.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-        }
-        // Also when a deed panics: else the askers would never end.
-        struct Done<'a>(&'a AtomicBool);
-        impl Drop for Done<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Ordering::Release);
-            }
-        }
-        let _done = Done(&done);
-        deeds();
-    });
-    asked.into_inner()
-}
-
 #[test]
 fn each_wrong_is_its_own_clear_error() {
     let corral = Corral::start_with(&LIMITS);
-    let asked = beside(&corral, || {
+    let asked = corral.beside(|| {
         for (deed, status, code, expected) in [
             ("trap", 500, "trapped", "crashed"),
             ("panic", 500, "trapped", "crashed"),
@@ -74,7 +47,7 @@ fn each_wrong_is_its_own_clear_error() {
 #[test]
 fn many_at_once_leave_the_others_their_turn() {
     let corral = Corral::start_with(&LIMITS);
-    let asked = beside(&corral, || {
+    let asked = corral.beside(|| {
         std::thread::scope(|scope| {
             for deed in ["spin", "hog", "trap", "sleeper"] {
                 for _ in 0..6 {
@@ -95,7 +68,7 @@ fn many_at_once_leave_the_others_their_turn() {
 #[test]
 fn wrong_after_the_head_cuts_the_answer_off() {
     let corral = Corral::start_with(&LIMITS);
-    beside(&corral, || {
+    corral.beside(|| {
         for deed in ["midtrap", "midspin"] {
             let mut stream = corral.post_stream(&format!("/misbehave/{deed}"), "");
             assert_eq!(stream.status, 200, "{deed}");
@@ -115,7 +88,7 @@ fn wrong_after_the_head_cuts_the_answer_off() {
 #[test]
 fn endless_answers_end_with_their_reader_or_their_time() {
     let corral = Corral::start_with(&LIMITS);
-    beside(&corral, || {
+    corral.beside(|| {
         for (deed, bytes) in [("drip", 15), ("flood", 10 << 20)] {
             let mut stream = corral.post_stream(&format!("/misbehave/{deed}"), "");
             let read = stream.bytes(bytes).expect("it goes on");

@@ -1,13 +1,16 @@
 //! Hundreds of swaps under load: no request is lost, new ones go to the new revision at once, running
-//! ones end on the old.
+//! ones end on the old. Over HTTP/1.1 and HTTP/2.
 
 use corral_tests::deployments::{deploy, manifest, upload, variant};
-use corral_tests::{Corral, artefacts, scratch_folder};
+use corral_tests::{
+    Answer, Client, Corral, Done, Rest, Version, artefacts, block_on, scratch_folder,
+};
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-const SWAPS: u64 = 240;
-const CLIENTS: usize = 6;
+const SWAPS: u64 = 300;
+/// Clients that ask over and over, with a connection of their own each; four more share one over HTTP/2.
+const CLIENTS: usize = 4;
 
 fn version_of(body: &str) -> u64 {
     let version = body.trim_end().strip_prefix("VERSION=");
@@ -15,73 +18,155 @@ fn version_of(body: &str) -> u64 {
     version.parse().expect("a number")
 }
 
+/// What one client saw of the swaps.
+struct Seen<'a> {
+    acknowledged: &'a AtomicU64,
+    /// Acknowledged when the present request was sent, and the latest that answered.
+    at_least: u64,
+    latest: u64,
+}
+
+impl<'a> Seen<'a> {
+    fn new(acknowledged: &'a AtomicU64) -> Self {
+        Seen {
+            acknowledged,
+            at_least: 0,
+            latest: 0,
+        }
+    }
+
+    fn asks(&mut self) {
+        self.at_least = self.acknowledged.load(Ordering::Acquire);
+    }
+
+    fn answered(&mut self, answer: &Answer) {
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let version = version_of(&answer.body);
+        let at_least = self.at_least.max(self.latest);
+        assert!(version >= at_least, "{version} after {at_least}");
+        self.latest = version;
+    }
+}
+
+/// Four ask over HTTP/2, all on one connection, until it is done. Returns how often.
+async fn ask_over_http_2(address: &str, acknowledged: &AtomicU64, done: &AtomicBool) -> u64 {
+    let client = Client::connect(address, Version::Http2, None).await;
+    let client = client.expect("HTTP/2 without TLS");
+    let ask = || async {
+        let (mut seen, mut answers) = (Seen::new(acknowledged), 0);
+        while !done.load(Ordering::Acquire) {
+            seen.asks();
+            let answer = client.ask("/swap/env", &[], "").await;
+            seen.answered(&answer.expect("no stream is lost"));
+            answers += 1;
+        }
+        answers
+    };
+    let (one, two, three, four) = tokio::join!(ask(), ask(), ask(), ask());
+    one + two + three + four
+}
+
+/// A request that runs while its revision is replaced.
+struct Held {
+    version: u64,
+    reply: corral_tests::Reply,
+    rest: Rest,
+}
+
+impl Held {
+    /// Its answer has begun, on the revision that serves.
+    async fn begin(client: &Client, version: u64) -> Self {
+        let begun = client.begin("/swap/hold").await;
+        let (mut reply, rest) = begun.expect("it is answered");
+        assert_eq!(reply.status(), 200);
+        let piece = reply.piece().await.expect("a piece").expect("it goes on");
+        assert_eq!(version_of(&String::from_utf8_lossy(&piece)), version);
+        Held {
+            version,
+            reply,
+            rest,
+        }
+    }
+
+    /// It goes on as it began, to its end.
+    async fn end(self) {
+        self.rest.send("and on\n");
+        drop(self.rest);
+        let answer = self.reply.whole().await.expect("it ends whole");
+        let version = answer.body.strip_prefix("and on\n");
+        let version = version.unwrap_or_else(|| panic!("{answer:?}"));
+        assert_eq!(version_of(version), self.version);
+    }
+}
+
 #[test]
 fn hundreds_of_swaps_under_load_lose_no_request() {
     let folder = scratch_folder();
     let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
     let component = std::fs::read(artefacts::plugin("misbehave")).expect("readable");
-    let digest = upload(&corral, &component);
-    let other = upload(&corral, &variant(&component, 1));
-    let versioned = |version: u64| {
+    // Two components in turn, so that it is not only the configuration that changes.
+    let digests = [&component, &variant(&component, 1)].map(|bytes| upload(&corral, bytes));
+    let swap = |version: u64| {
+        let digest = &digests[usize::from(version % 2 == 1)];
         let configuration = json!({"configuration": {"VERSION": version.to_string()}});
-        // Two components in turn, so that it is not only the configuration that changes.
-        let digest = if version.is_multiple_of(2) {
-            &other
-        } else {
-            &digest
-        };
-        manifest("swap", digest, configuration)
+        let number = deploy(&corral, &manifest("swap", digest, configuration));
+        assert_eq!(number, version + 1);
     };
-    deploy(&corral, &versioned(0));
-    // These run on while everything is swapped under them.
+    swap(0);
+    // This one runs on while everything is swapped under it.
     let mut old = corral.post_stream("/swap/drip", "");
     assert_eq!(old.line().expect("drips").as_deref(), Some("drip"));
 
     let done = AtomicBool::new(false);
-    let acknowledged = AtomicU64::new(0);
-    let answered = AtomicU64::new(0);
+    let (acknowledged, over_1, over_2) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
-        struct Done<'a>(&'a AtomicBool);
-        impl Drop for Done<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Ordering::Release);
-            }
-        }
-        let done = Done(&done);
+        let ending = Done(&done);
         for _ in 0..CLIENTS {
             scope.spawn(|| {
-                let mut seen = 0;
-                while !done.0.load(Ordering::Acquire) {
-                    let at_least = acknowledged.load(Ordering::Acquire);
-                    let answer = corral.get("/swap/env");
-                    assert_eq!(answer.status, 200, "{answer:?}");
-                    let version = version_of(&answer.body);
-                    assert!(
-                        version >= at_least,
-                        "{version} after {at_least} was acknowledged"
-                    );
-                    assert!(version >= seen, "{version} after {seen} was seen");
-                    seen = version;
-                    answered.fetch_add(1, Ordering::Relaxed);
+                let mut seen = Seen::new(&acknowledged);
+                while !done.load(Ordering::Acquire) {
+                    seen.asks();
+                    seen.answered(&corral.get("/swap/env"));
+                    over_1.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
+        scope.spawn(|| {
+            let answers = block_on(ask_over_http_2(corral.public(), &acknowledged, &done));
+            over_2.store(answers, Ordering::Relaxed);
+        });
         // Generations beside it: another deployment is not touched.
         scope.spawn(|| {
-            while !done.0.load(Ordering::Acquire) {
+            while !done.load(Ordering::Acquire) {
                 corral.check_alive();
             }
         });
-        for version in 1..=SWAPS {
-            let number = deploy(&corral, &versioned(version));
-            assert_eq!(number, version + 1);
-            acknowledged.store(version, Ordering::Release);
-        }
-        drop(done);
+        // At each swap a request of either version runs, from before to after.
+        block_on(async {
+            let mut clients = Vec::new();
+            for version in [Version::Http1, Version::Http2] {
+                let client = Client::connect(corral.public(), version, None).await;
+                clients.push(client.expect("it accepts"));
+            }
+            for version in 1..=SWAPS {
+                let mut held = Vec::new();
+                for client in &clients {
+                    held.push(Held::begin(client, version - 1).await);
+                }
+                tokio::task::block_in_place(|| swap(version));
+                acknowledged.store(version, Ordering::Release);
+                for held in held {
+                    held.end().await;
+                }
+            }
+        });
+        drop(ending);
     });
-    let answered = answered.into_inner();
-    println!("{SWAPS} swaps, {answered} requests answered meanwhile, none failed");
-    assert!(answered > SWAPS, "it was under load: {answered}");
+    let (over_1, over_2) = (over_1.into_inner(), over_2.into_inner());
+    println!(
+        "{SWAPS} swaps, {over_1} requests over HTTP/1.1 and {over_2} over HTTP/2, none failed"
+    );
+    assert!(over_1 > SWAPS && over_2 > SWAPS, "it was under load");
     assert_eq!(old.line().expect("drips on").as_deref(), Some("drip"));
     // Of the replaced ones only that is there whose request still runs.
     corral.wait_until("the replaced ones are freed", |metrics| {

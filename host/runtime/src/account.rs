@@ -4,11 +4,12 @@ use crate::admission::{Calls, Gate, Pool};
 use crate::logs::Logs;
 use crate::metrics::Counters;
 use crate::settings::Limits;
-use corral_engine::Tenant;
+use crate::tally::{Bound, Tally};
+use corral_engine::{Metric, Tenant};
 use std::sync::Arc;
 
-/// A deployment as the runtime knows it: who it is to the engines, its log, and its calls. Cheap to
-/// clone.
+/// A deployment as the runtime knows it: who it is to the engines, its log, its calls, and what is
+/// counted of it. Cheap to clone.
 ///
 /// One revision's plugin after the other is loaded for it. What a prompt's beginning left in the
 /// cache is found by all of them; and calls that run or wait are counted once for all of them, where
@@ -20,15 +21,19 @@ pub struct Account(Arc<Inner>);
 struct Inner {
     tenant: Tenant,
     logs: Arc<Logs>,
+    tally: Arc<Tally>,
     calls: Arc<Calls>,
 }
 
 impl Account {
     pub(crate) fn new(tenant: Tenant, pool: &Arc<Pool>, counters: &Arc<Counters>) -> Self {
+        let tally = Arc::<Tally>::default();
+        let calls = Calls::new(Arc::clone(pool), Arc::clone(counters), Arc::clone(&tally));
         Self(Arc::new(Inner {
             tenant,
             logs: Arc::default(),
-            calls: Arc::new(Calls::new(Arc::clone(pool), Arc::clone(counters))),
+            tally,
+            calls: Arc::new(calls),
         }))
     }
 
@@ -40,6 +45,25 @@ impl Account {
     /// What its plugins wrote lately.
     pub fn logs(&self) -> &Arc<Logs> {
         &self.0.logs
+    }
+
+    /// How many of its calls run and wait now.
+    pub fn gauges(&self) -> [Metric; 2] {
+        self.0.tally.gauges()
+    }
+
+    /// How often each of its bounds stopped a call, also in the midst of an answer.
+    pub fn tripped(&self) -> impl Iterator<Item = (Bound, u64)> {
+        self.0.tally.tripped()
+    }
+
+    /// Counts a call that was stopped by `bound` before it came here.
+    pub fn trip(&self, bound: Bound) {
+        self.0.tally.trip(bound);
+    }
+
+    pub(crate) fn tally(&self) -> &Arc<Tally> {
+        &self.0.tally
     }
 
     /// The gate for a plugin with these limits.

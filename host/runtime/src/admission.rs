@@ -13,6 +13,7 @@
 
 use crate::failure::Failure;
 use crate::metrics::Counters;
+use crate::tally::{Bound, Tally};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,6 +58,7 @@ pub(crate) struct Calls {
     /// Mean time of a call in milliseconds, each new call counting for an eighth.
     mean: AtomicU64,
     counters: Arc<Counters>,
+    tally: Arc<Tally>,
 }
 
 #[derive(Debug, Default)]
@@ -94,12 +96,13 @@ impl State {
 
 impl Calls {
     /// None yet.
-    pub(crate) fn new(pool: Arc<Pool>, counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(pool: Arc<Pool>, counters: Arc<Counters>, tally: Arc<Tally>) -> Self {
         Self {
             state: Mutex::default(),
             pool,
             mean: AtomicU64::new(0),
             counters,
+            tally,
         }
     }
 
@@ -214,35 +217,43 @@ impl Gate {
     pub(crate) async fn enter(&self, deadline: Instant) -> Result<Pass, Failure> {
         let pool = &self.calls.pool.places;
         let mut place = self.calls.free(self.concurrent);
+        let mut full = match self.queue {
+            0 => Bound::Concurrent,
+            _ => Bound::Queue,
+        };
         if let Some(taken) = place.take() {
             match Arc::clone(pool).try_acquire_owned() {
                 Ok(instance) => return Ok(Pass::new(taken, instance)),
                 // It is kept for the wait.
                 Err(_) => place = Some(taken),
             }
+            full = Bound::Pool;
         }
         let Some(_waiting) = Waiting::begin(&self.calls, self.queue) else {
-            return Err(self.busy());
+            return Err(self.busy(full));
         };
+        let mut lacks = Bound::Concurrent;
         let both = async {
             let place = match place {
                 Some(place) => place,
                 None => self.calls.in_line(self.concurrent).await,
             };
+            lacks = Bound::Pool;
             (place, Arc::clone(pool).acquire_owned().await)
         };
         match timeout_at(deadline, both).await {
             Ok((place, Ok(instance))) => Ok(Pass::new(place, instance)),
-            _ => Err(self.busy()),
+            _ => Err(self.busy(lacks)),
         }
     }
 
     /// The queue of calls before a new one, over the rate at which calls end.
-    fn busy(&self) -> Failure {
+    fn busy(&self, bound: Bound) -> Failure {
         let before = self.calls.lock().waiting as u64 + 1;
         let mean = self.calls.mean.load(Ordering::Relaxed);
         let wait = Duration::from_millis(mean.saturating_mul(before) / self.concurrent as u64);
         Failure::Busy {
+            bound,
             retry_after: wait.clamp(RETRY.0, RETRY.1),
         }
     }
@@ -250,6 +261,7 @@ impl Gate {
 
 impl Pass {
     fn new(place: Place, instance: OwnedSemaphorePermit) -> Self {
+        place.0.tally.run_began();
         Self {
             place,
             _instance: instance,
@@ -264,6 +276,7 @@ impl Drop for Pass {
         let mean = &self.place.0.mean;
         let before = mean.load(Ordering::Relaxed);
         mean.store(before - before / 8 + took / 8, Ordering::Relaxed);
+        self.place.0.tally.run_ended();
     }
 }
 
@@ -277,6 +290,7 @@ impl<'a> Waiting<'a> {
         }
         state.waiting += 1;
         calls.counters.wait_began();
+        calls.tally.wait_began();
         Some(Self(calls))
     }
 }
@@ -285,6 +299,7 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.lock().waiting -= 1;
         self.0.counters.wait_ended();
+        self.0.tally.wait_ended();
     }
 }
 
@@ -302,7 +317,8 @@ mod tests {
     }
 
     fn calls(pool: usize) -> Arc<Calls> {
-        Arc::new(Calls::new(Arc::new(Pool::new(pool)), Arc::default()))
+        let pool = Arc::new(Pool::new(pool));
+        Arc::new(Calls::new(pool, Arc::default(), Arc::default()))
     }
 
     /// Begins to wait at `gate`, as the one after those who wait already.
@@ -330,7 +346,10 @@ mod tests {
         let first = gate.enter(soon()).await.unwrap();
         let waiter = wait_at(&gate).await;
         // At once, or it would take a minute.
-        assert_eq!(gate.enter(late()).await.unwrap_err().code(), "busy");
+        let refused = gate.enter(late()).await.unwrap_err();
+        assert_eq!(refused.code(), "busy");
+        assert_eq!(refused.bound(), Some(Bound::Queue));
+        assert_eq!(calls.tally.gauges().map(|gauge| gauge.value), [1.0, 1.0]);
         drop(first);
         let second = waiter.await.unwrap().unwrap();
         assert_eq!(calls.lock().waiting, 0);
@@ -397,13 +416,20 @@ mod tests {
     #[tokio::test]
     async fn plugins_share_the_pool() {
         let pool = Arc::new(Pool::new(2));
-        let deployment = || Arc::new(Calls::new(Arc::clone(&pool), Arc::default()));
+        let deployment = || {
+            Arc::new(Calls::new(
+                Arc::clone(&pool),
+                Arc::default(),
+                Arc::default(),
+            ))
+        };
         let gate = || Gate::new(deployment(), 4, 4);
         let (one, other, third) = (gate(), gate(), gate());
         let held = one.enter(soon()).await.unwrap();
         assert!(one.enter(soon()).await.is_err(), "one place is for others");
         let beside = other.enter(soon()).await.unwrap();
-        assert!(third.enter(soon()).await.is_err());
+        let refused = third.enter(soon()).await.unwrap_err();
+        assert_eq!(refused.bound(), Some(Bound::Pool));
         assert!(idle(&third.calls), "a place that was kept is given back");
         drop(held);
         third.enter(soon()).await.unwrap();
@@ -414,6 +440,41 @@ mod tests {
     fn a_pool_keeps_places_for_others() {
         for (instances, most) in [(1, 1), (2, 1), (3, 2), (8, 7), (16, 14), (256, 224)] {
             assert_eq!(Pool::new(instances).most(), most, "{instances}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refusal_names_what_there_is_too_little_of() {
+        for (concurrent, queue, instances, bound) in [
+            // Nobody may wait.
+            (1, 0, 8, Bound::Concurrent),
+            // One waits until its time is over.
+            (1, 1, 8, Bound::Concurrent),
+            (2, 0, 1, Bound::Pool),
+            (2, 1, 1, Bound::Pool),
+        ] {
+            let pool = Arc::new(Pool::new(instances));
+            let deployment = || {
+                Arc::new(Calls::new(
+                    Arc::clone(&pool),
+                    Arc::default(),
+                    Arc::default(),
+                ))
+            };
+            let (calls, other) = (deployment(), deployment());
+            let gate = Gate::new(Arc::clone(&calls), concurrent, queue);
+            // A small pool is emptied by another deployment.
+            let holder = match instances {
+                1 => Gate::new(other, 1, 0),
+                _ => gate.clone(),
+            };
+            let held = holder.enter(soon()).await.unwrap();
+            let counted = |at: usize| calls.tally.gauges()[at].value;
+            assert_eq!(counted(1), 0.0);
+            let refused = gate.enter(soon()).await.unwrap_err();
+            assert_eq!(refused.bound(), Some(bound), "{concurrent} {queue}");
+            drop(held);
+            assert_eq!((counted(0), counted(1)), (0.0, 0.0));
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::metrics::{Counters, Ending};
 use crate::plugin::Plugin;
 use crate::settings::{HOSTCALL_BYTES, Limits, RESOURCES};
 use crate::state::State;
+use crate::tally::Tally;
 use crate::ticker::{TICK, Ticking};
 use futures_channel::oneshot;
 use std::future::{pending, poll_fn};
@@ -35,20 +36,29 @@ pub(crate) struct Verdict {
     failure: OnceLock<Failure>,
     finished: AtomicBool,
     counters: Arc<Counters>,
+    tally: Arc<Tally>,
 }
 
 impl Verdict {
-    pub(crate) fn new(counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(counters: Arc<Counters>, tally: Arc<Tally>) -> Self {
         Self {
             failure: OnceLock::new(),
             finished: AtomicBool::new(false),
             counters,
+            tally,
         }
     }
 
-    /// Notes why the call failed, and returns that; only the first reason is kept.
+    /// Notes why the call failed, and returns that; only the first reason is kept. If it is a bound,
+    /// that is counted before anybody can see it.
     pub(crate) fn fail(&self, failure: Failure) -> Failure {
-        self.failure.get_or_init(|| failure).clone()
+        let first = || {
+            if let Some(bound) = failure.bound() {
+                self.tally.trip(bound);
+            }
+            failure
+        };
+        self.failure.get_or_init(first).clone()
     }
 
     /// Why the call failed, if it did.

@@ -2,6 +2,7 @@
 
 use crate::meter::Meter;
 use crate::settings::Limits;
+use crate::tally::Bound;
 use std::time::Duration;
 use wasmtime::Trap;
 use wasmtime_wasi::I32Exit;
@@ -14,8 +15,10 @@ const OUTPARAM_UNUSED: &str = "guest never invoked `response-outparam::set`";
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// Too many calls are running and waiting.
-    #[error("too many requests are waiting for this plugin; try again in {} s", retry_after.as_secs_f32().ceil())]
+    #[error("too many requests are waiting for this {}; try again in {} s", scarce(*bound), retry_after.as_secs_f32().ceil())]
     Busy {
+        /// What there is too little of: the plugin's places, room to wait for them, or the pool's.
+        bound: Bound,
         /// A guess of when there is room.
         retry_after: Duration,
     },
@@ -119,8 +122,25 @@ impl Failure {
     /// When trying again makes sense, if it does.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Busy { retry_after } => Some(*retry_after),
+            Self::Busy { retry_after, .. } => Some(*retry_after),
             _ => None,
+        }
+    }
+
+    /// Which bound on the call it is that was met, if it is one.
+    pub fn bound(&self) -> Option<Bound> {
+        match self {
+            Self::Busy { bound, .. } => Some(*bound),
+            Self::TooLarge { .. } => Some(Bound::Request),
+            Self::ResponseTooLarge { .. } => Some(Bound::Response),
+            Self::Deadline { .. } => Some(Bound::Time),
+            Self::CpuTime { .. } => Some(Bound::Cpu),
+            Self::Memory { .. } => Some(Bound::Memory),
+            Self::Trapped { .. }
+            | Self::NoResponse
+            | Self::GaveUp { .. }
+            | Self::Role { .. }
+            | Self::Internal => None,
         }
     }
 
@@ -179,6 +199,14 @@ impl Failure {
     }
 }
 
+/// Who has too few places.
+fn scarce(bound: Bound) -> &'static str {
+    match bound {
+        Bound::Pool => "server's plugins",
+        _ => "plugin",
+    }
+}
+
 /// A guest's own words, without what would break a header or a log line.
 fn gave_up(text: &str) -> String {
     text.chars()
@@ -195,6 +223,7 @@ mod tests {
     fn every_failure_has_its_own_code_and_an_error_status() {
         let all = [
             Failure::Busy {
+                bound: Bound::Queue,
                 retry_after: Duration::from_millis(1500),
             },
             Failure::TooLarge { bytes: 2, limit: 1 },

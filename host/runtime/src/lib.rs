@@ -35,6 +35,7 @@ mod quota;
 mod runtime;
 mod settings;
 mod state;
+mod tally;
 mod ticker;
 mod validate;
 
@@ -47,4 +48,5 @@ pub use plugin::{Exit, Plugin, Roles};
 pub use quota::{Allowance, Limit, Quota, Refusal, Visit};
 pub use runtime::{Runtime, Source};
 pub use settings::{Call, Limits, Settings, Terms};
+pub use tally::Bound;
 pub use validate::PluginError;

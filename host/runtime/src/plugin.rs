@@ -285,7 +285,8 @@ impl Plugin {
             Some(id) => tracing::info_span!(target: "corral::plugin", "call", plugin = name, id),
             None => tracing::info_span!(target: "corral::plugin", "call", plugin = name, number),
         };
-        let verdict = Verdict::new(Arc::clone(&plugin.shared.counters));
+        let counters = Arc::clone(&plugin.shared.counters);
+        let verdict = Verdict::new(counters, Arc::clone(plugin.account.tally()));
         let id = match call.and_then(|call| call.id.as_deref()) {
             Some(id) => id.into(),
             None => number.to_string().into(),
@@ -342,6 +343,7 @@ impl Plugin {
             call.visit,
             &live.limits,
             Arc::clone(&live.meter),
+            Arc::clone(self.0.account.tally()),
         )
     }
 }

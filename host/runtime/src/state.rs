@@ -7,6 +7,7 @@ use crate::models::Visible;
 use crate::outbound::Outbound;
 use crate::quota::Visit;
 use crate::settings::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
+use crate::tally::{Tally, Turn};
 use corral_engine::{Caller, Lease};
 use std::sync::Arc;
 use wasmtime::component::ResourceTable;
@@ -24,6 +25,7 @@ pub(crate) struct State {
     pub(crate) visit: Option<Arc<Visit>>,
     pub(crate) meter: Arc<Meter>,
     pub(crate) limiter: Limiter,
+    pub(crate) tally: Arc<Tally>,
     wasi: WasiCtx,
     http: WasiHttpCtx,
     outbound: Outbound,
@@ -41,6 +43,7 @@ impl State {
         visit: Option<Arc<Visit>>,
         limits: &Limits,
         meter: Arc<Meter>,
+        tally: Arc<Tally>,
     ) -> Self {
         let mut table = ResourceTable::new();
         table.set_max_capacity(RESOURCES);
@@ -54,6 +57,7 @@ impl State {
             visit,
             limiter: Limiter::new(limits.memory, Arc::clone(&meter)),
             meter,
+            tally,
             wasi: wasi
                 .allow_tcp(false)
                 .allow_udp(false)
@@ -64,6 +68,11 @@ impl State {
             outbound: Outbound,
             leases: Vec::new(),
         }
+    }
+
+    /// A wait for the engine's turn that begins now.
+    pub(crate) fn turn(&self) -> Turn {
+        Turn::begin(self.caller.queue_time, &self.tally)
     }
 }
 

@@ -87,9 +87,12 @@ async fn route(
     known.key = admitted.visitor.as_ref().map(|visitor| visitor.key.clone());
     let limit = plugin.limits().request_bytes as u64;
     if announced_length(&head.headers).is_some_and(|length| length > limit) {
+        deployment.standing.too_large();
         return Err(Problem::too_large(limit));
     }
-    body.limit(limit);
+    let standing = Arc::clone(&deployment.standing);
+    body.limit(limit)
+        .when_too_large(move || standing.too_large());
     let secure = head
         .extensions
         .get::<Arrival>()

@@ -77,6 +77,8 @@ where
     limit: u64,
     seen: u64,
     mark: Mark,
+    /// Called when it goes beyond its limit.
+    too_large: Option<Box<dyn FnOnce() + Send>>,
     /// How long to throw away; not at all when nothing is left, or nothing should be asked for.
     linger: Option<Duration>,
     /// How long to wait for more of it.
@@ -98,6 +100,7 @@ where
             limit: u64::MAX,
             seen: 0,
             mark: mark.clone(),
+            too_large: None,
             linger,
             patience,
             waiting: None,
@@ -107,8 +110,14 @@ where
     }
 
     /// Sets the limit, in bytes.
-    pub(crate) fn limit(&mut self, limit: u64) {
+    pub(crate) fn limit(&mut self, limit: u64) -> &mut Self {
         self.limit = limit;
+        self
+    }
+
+    /// Has `note` called, once, when it goes beyond its limit.
+    pub(crate) fn when_too_large(&mut self, note: impl FnOnce() + Send + 'static) {
+        self.too_large = Some(Box::new(note));
     }
 
     /// Polls the body within, and notes when it can't be read any further.
@@ -184,6 +193,9 @@ where
                 return Poll::Ready(Some(Ok(frame)));
             }
             self.mark.set(State::TooLarge);
+            if let Some(note) = self.too_large.take() {
+                note();
+            }
             if self.seen - self.limit > LINGER {
                 self.linger = None;
                 return Poll::Ready(Some(Err(Cut::TooLarge(self.limit))));
@@ -269,13 +281,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_byte_more_is_an_error_and_leaves_a_mark() {
-        let (body, mark) = capped(Full::new(Bytes::from_static(b"123456789")), None);
+        let (mut body, mark) = capped(Full::new(Bytes::from_static(b"123456789")), None);
+        let noted = Arc::new(AtomicU8::new(0));
+        let note = Arc::clone(&noted);
+        body.when_too_large(move || drop(note.fetch_add(1, Ordering::Relaxed)));
         let error = body.collect().await.expect_err("9 of 8 bytes");
         assert_eq!(
             error.to_string(),
             "the request's body is larger than 8 bytes"
         );
         assert_eq!(mark.state(), State::TooLarge);
+        assert_eq!(noted.load(Ordering::Relaxed), 1);
     }
 
     #[tokio::test]

@@ -1,11 +1,15 @@
 //! What `corral bench` takes.
 
 use super::whole;
+use crate::bench::DeployBench;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
+    /// Time from a deploy to the first answer: of a component that was never seen, and of one whose
+    /// compiled code is in the cache.
+    Deploy(DeployBench),
     /// How far reading long prompts stretches the time between two tokens of those who generate:
     /// with the step-time budget, and beside it as servers do that fill each step with prompts.
     Gap(GapBench),

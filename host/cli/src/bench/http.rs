@@ -1,10 +1,11 @@
-//! Streams of tokens as a client sees them: through a server, the plugin `generate` and the engine.
+//! What a client sees: a server on free ports, and the answers of the plugin `generate` through it.
 
 use crate::complaint::Complaint;
 use crate::house;
 use corral_engine::{Engine, Models};
+use corral_runtime::Runtime;
 use corral_server::deployments::Deployments;
-use corral_server::{Access, House, Limits, Listeners, Server, Terms};
+use corral_server::{Access, House, Limits, Listeners, Server, Terms, Token};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,7 +13,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-const ROUTE: &str = "/generate";
+/// Where the plugin answers.
+pub(super) const ROUTE: &str = "/generate";
 
 /// Starts a server on a free port.
 pub(super) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Complaint> {
@@ -28,7 +30,18 @@ pub(super) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Comp
     let plugin = house::load_plugin(&runtime, ROUTE, plugin, limits.clone()).await?;
     let deployments = Deployments::new(runtime.clone(), None, limits, Access::Open);
     deployments.add_fixed(ROUTE.parse()?, plugin, Terms::default())?;
+    open(models, runtime, deployments, None).await
+}
+
+/// Opens the house on free ports; `token` guards the admin listener.
+pub(super) async fn open(
+    models: Models,
+    runtime: Runtime,
+    deployments: Deployments,
+    token: Option<Token>,
+) -> Result<Server, Complaint> {
     let listeners = Listeners::bind("127.0.0.1:0", "127.0.0.1:0").await?;
+    let listeners = listeners.guarded_by(token)?;
     let server = Server::start(listeners, Limits::default())
         .map_err(Complaint::telling("the listeners could not be started"))?;
     server.open(House {
@@ -64,23 +77,32 @@ pub(super) async fn complete(address: SocketAddr, prompt: &str) -> Result<Value,
         .ok_or_else(|| no_plugin(&answer, "token"))
 }
 
-/// Posts to the plugin over a connection of its own; returns all that comes back, heads too.
+/// Posts to the plugin; returns all that comes back, heads too.
 async fn post(address: SocketAddr, body: &Value) -> Result<String, Complaint> {
-    let body = body.to_string();
-    let request = format!(
-        "POST {ROUTE} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\
-         Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    let mut connection = TcpStream::connect(address).await?;
-    connection.write_all(request.as_bytes()).await?;
-    let mut answer = Vec::new();
-    connection.read_to_end(&mut answer).await?;
-    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let head = format!("POST {ROUTE} HTTP/1.1\r\nContent-Type: application/json\r\n");
+    let answer = exchange(address, &head, body.to_string().as_bytes()).await?;
     if answer.starts_with("HTTP/1.1 200 ") {
         return Ok(answer);
     }
     Err(no_plugin(&answer, "answer"))
+}
+
+/// Sends a request over a connection of its own: `head` is its first lines, those that all requests have
+/// are added. Returns all that comes back, heads too.
+pub(super) async fn exchange(
+    address: SocketAddr,
+    head: &str,
+    body: &[u8],
+) -> Result<String, Complaint> {
+    let length = body.len();
+    let head =
+        format!("{head}Host: bench\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
+    let mut connection = TcpStream::connect(address).await?;
+    connection.write_all(head.as_bytes()).await?;
+    connection.write_all(body).await?;
+    let mut answer = Vec::new();
+    connection.read_to_end(&mut answer).await?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
 fn no_plugin(answer: &str, expected: &str) -> Complaint {

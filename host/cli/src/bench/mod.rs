@@ -3,6 +3,7 @@
 //! Machines are shared and noisy, so what is compared is measured in one run, turn by turn, and told
 //! as a ratio.
 
+mod deploy;
 mod gap;
 mod http;
 mod load;
@@ -10,6 +11,8 @@ mod model;
 mod prefix;
 mod table;
 mod threads;
+
+pub(crate) use deploy::DeployBench;
 
 use crate::arguments::Bench;
 use crate::complaint::Complaint;
@@ -19,6 +22,9 @@ use std::process::ExitCode;
 /// Measures, and prints what was found.
 pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
     match what {
+        Bench::Deploy(arguments) => {
+            house::tokio_runtime(house::workers(None))?.block_on(deploy::measure(arguments))?;
+        }
         Bench::Gap(arguments) => {
             house::tokio_runtime(house::workers(None))?.block_on(gap::measure(arguments))?;
         }

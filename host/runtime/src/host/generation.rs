@@ -9,6 +9,7 @@ use super::bindings::corral::inference::inference::{Chunk, Finish, Outcome, Toke
 use super::wit;
 use crate::quota::Reservation;
 use crate::state::State;
+use crate::tally::Turn;
 use corral_engine::{Error, Generation, Token};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,6 +33,7 @@ pub(super) struct Run(Arc<Mutex<Inner>>);
 struct Inner {
     /// None once it ended.
     generation: Option<Generation>,
+    turn: Turn,
     /// The tokens that it may come to, if somebody counts them.
     reservation: Option<Reservation>,
     /// A chunk that the guest asked about but has not taken.
@@ -41,9 +43,14 @@ struct Inner {
 }
 
 impl Run {
-    pub(super) fn new(generation: Generation, reservation: Option<Reservation>) -> Self {
+    pub(super) fn new(
+        generation: Generation,
+        turn: Turn,
+        reservation: Option<Reservation>,
+    ) -> Self {
         Self(Arc::new(Mutex::new(Inner {
             generation: Some(generation),
+            turn,
             reservation,
             ready: None,
             outcome: None,
@@ -113,6 +120,7 @@ impl Inner {
                 let outcome = generation.outcome().unwrap_or_else(|| {
                     Err(Error::Failed("the engine ended without an outcome".into()))
                 });
+                let outcome = self.turn.ended(outcome);
                 self.end(outcome.map(Into::into).map_err(Into::into));
                 Poll::Ready(None)
             }

@@ -9,6 +9,7 @@ use super::{Constraint, HANDLES, Model, TOKENS, take, wit};
 use crate::meter::thread_nanos;
 use crate::quota::{Reservation, Unreserved, Visit};
 use crate::state::State;
+use crate::tally::Turn;
 use corral_engine::sampling::{Breakers, Dry, MAX_LINKS, MAX_TOP_LOGPROBS, Penalties};
 use corral_engine::{Claim, Engine, Error, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS, Sampler};
 use std::sync::Arc;
@@ -395,6 +396,7 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
         };
         let spent = thread_nanos().saturating_sub(began);
         state.meter.charge(Duration::from_nanos(spent));
+        let turn = Turn::begin(caller.queue_time, &state.tally);
         let sequence = table.get_mut(&sequence)?;
         let claim = Claim::default();
         let (engine, before) = (&sequence.engine, Some(sequence.claim.clone()));
@@ -404,7 +406,7 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
                 if let Some(reservation) = &mut reservation {
                     reservation.used(sequence.uncounted as u64);
                 }
-                Run::new(generation, reservation)
+                Run::new(generation, turn, reservation)
             }
             Err(error) => return Ok(Err(error.into())),
         };

@@ -6,6 +6,7 @@ use super::bindings::corral::inference::models::{
 use super::{Model, take, wit};
 use crate::meter::thread_nanos;
 use crate::state::State;
+use crate::tally::Turn;
 use corral_engine::{EmbedOptions, Embedding, Engine, Error, OpenError, Opening};
 use std::time::Duration;
 use wasmtime::component::{Accessor, HasSelf, Resource};
@@ -33,19 +34,13 @@ impl HostModelWithStore<State> for HasSelf<State> {
         let opened = match begun {
             Err(error) => return Ok(Err(error)),
             Ok(Opened::Before(engine)) => Ok(engine),
-            Ok(Opened::Now(opening)) => match opening.await {
+            Ok(Opened::Now(opening, turn)) => match turn.ended(opening.await.map_err(told)) {
                 Ok(lease) => {
                     let engine = lease.engine().clone();
                     store.with(|mut access| access.get().leases.push(lease));
                     Ok(engine)
                 }
-                Err(error) => {
-                    if let OpenError::NotLoaded { name, cause } = &error {
-                        // With the file's folder, which the guest is not told.
-                        tracing::warn!(model = name, %cause, "a model could not be loaded");
-                    }
-                    Err(wit::Error::from(Error::from(error)))
-                }
+                Err(error) => Err(wit::Error::from(error)),
             },
         };
         store.with(|mut access| access.get().end_open(opened))
@@ -65,14 +60,16 @@ impl HostModelWithStore<State> for HasSelf<State> {
         let begun = store.with(|mut access| {
             let state = access.get();
             let engine = &state.table.get(&model)?.0;
-            Ok::<_, wasmtime::Error>(state.embed(engine, inputs, options))
+            let turn = state.turn();
+            let embedding = state.embed(engine, inputs, options);
+            Ok::<_, wasmtime::Error>(embedding.map(|embedding| (embedding, turn)))
         })?;
-        let embedding = match begun {
-            Ok(embedding) => embedding,
+        let (embedding, turn) = match begun {
+            Ok(begun) => begun,
             Err(error) => return Ok(Err(error)),
         };
-        Ok(embedding
-            .await
+        Ok(turn
+            .ended(embedding.await)
             .map(|vectors| vectors.inputs)
             .map_err(Into::into))
     }
@@ -90,11 +87,20 @@ impl From<Pooling> for corral_engine::Pooling {
     }
 }
 
+/// Why a model could not be opened, for the guest; the operator is told more.
+fn told(error: OpenError) -> Error {
+    if let OpenError::NotLoaded { name, cause } = &error {
+        // With the file's folder, which the guest is not told.
+        tracing::warn!(model = name, %cause, "a model could not be loaded");
+    }
+    Error::from(error)
+}
+
 /// A model on its way to a guest.
 enum Opened {
     /// It was opened in this call, and so it is in memory.
     Before(Engine),
-    Now(Opening),
+    Now(Opening, Turn),
 }
 
 impl State {
@@ -126,8 +132,9 @@ impl State {
         if let Some(lease) = held {
             return Ok(Opened::Before(lease.engine().clone()));
         }
+        let turn = self.turn();
         match self.models.open(name, &self.caller) {
-            Some(opening) => Ok(Opened::Now(opening)),
+            Some(opening) => Ok(Opened::Now(opening, turn)),
             None => {
                 self.handles.models -= 1;
                 Err(wit::Error::Invalid(format!(

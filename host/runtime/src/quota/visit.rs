@@ -160,8 +160,7 @@ impl Quota {
                 used.book().running().into(),
             ),
         ];
-        for (limit, count) in Limit::ALL.into_iter().zip(&used.refused) {
-            let count = read(count);
+        for (limit, count) in self.refusals() {
             if count > 0 {
                 let mut labels = labels();
                 labels.push(("limit", limit.name().to_owned()));
@@ -175,6 +174,12 @@ impl Quota {
             }
         }
         list
+    }
+
+    /// How often each of its limits said no, to whoever was held to one.
+    pub fn refusals(&self) -> impl Iterator<Item = (Limit, u64)> {
+        let counts = Limit::ALL.into_iter().zip(&self.used.refused);
+        counts.map(|(limit, count)| (limit, count.load(Ordering::Relaxed)))
     }
 }
 

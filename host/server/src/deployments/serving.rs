@@ -141,7 +141,8 @@ impl Deployments {
     /// first: a deployment of the store that wants the same route does not serve.
     pub fn add_fixed(&self, route: Prefix, plugin: Plugin, terms: Terms) -> Result<(), RouteTaken> {
         let name = route.as_str().to_owned();
-        let standing = Arc::new(Standing::new(plugin.account().clone()));
+        let account = plugin.account().clone();
+        let standing = Arc::new(Standing::fixed(account, terms.quota.clone()));
         self.0.keep(&name, &standing);
         let served = Served {
             name,

@@ -2,7 +2,7 @@
 
 use crate::metrics_text::Families;
 use corral_engine::Kind;
-use corral_runtime::{Account, Allowance, Quota};
+use corral_runtime::{Account, Allowance, Bound, Quota};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -50,6 +50,15 @@ impl Standing {
         allowances.iter().map(held).collect()
     }
 
+    /// Of a deployment that has this quota for good, if any.
+    pub(crate) fn fixed(account: Account, quota: Option<Arc<Quota>>) -> Self {
+        let standing = Standing::new(account);
+        if let Some(quota) = quota {
+            standing.quota.get_or_init(|| quota);
+        }
+        standing
+    }
+
     /// A request came for it.
     pub(crate) fn request(&self) {
         self.requests.fetch_add(1, Ordering::Relaxed);
@@ -59,6 +68,11 @@ impl Standing {
     pub(crate) fn refused(&self, code: &'static str) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         *refused.entry(code).or_default() += 1;
+    }
+
+    /// A request's body was larger than the plugin takes, whoever answered it.
+    pub(crate) fn too_large(&self) {
+        self.account.trip(Bound::Request);
     }
 
     /// Writes the counters under the name of the deployment.
@@ -80,7 +94,36 @@ impl Standing {
                 *count as f64,
             );
         }
+        for gauge in self.account.gauges() {
+            families.metric(&gauge, &[("deployment", name)]);
+        }
+        let bounds = self.account.tripped();
+        let bounds = bounds.map(|(bound, count)| (bound.name(), count));
+        let quota = self.quota.get().into_iter();
+        let limits = quota.flat_map(|quota| quota.refusals());
+        let limits = limits.map(|(limit, count)| (limit.name(), count));
+        for (limit, count) in together(bounds.chain(limits)) {
+            families.sample(
+                "corral_deployment_limit_total",
+                "Requests and generations that a limit of their deployment stopped, those in the midst \
+                 of their answer included, by deployment and limit as corral.toml names it; the pool is \
+                 of all deployments together.",
+                Kind::Counter,
+                &[("deployment", name), ("limit", limit)],
+                count as f64,
+            );
+        }
     }
+}
+
+/// The counts by name, those that are 0 left away: there is a limit of calls at once in the deployment, and
+/// one in its quota.
+fn together(counts: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<&'static str, u64> {
+    let mut sums = BTreeMap::new();
+    for (name, count) in counts.filter(|(_, count)| *count > 0) {
+        *sums.entry(name).or_default() += count;
+    }
+    sums
 }
 
 #[cfg(test)]
@@ -116,5 +159,17 @@ mod tests {
         enter(&split[1]).expect("three of four");
         enter(&split[0]).expect("not limited, and counted");
         assert_eq!(enter(&split[1]).expect_err("five of four").allowed, 4);
+    }
+
+    #[test]
+    fn counts_of_one_name_are_one_sample() {
+        let counts = [
+            ("queue", 1),
+            ("concurrent", 2),
+            ("pool", 0),
+            ("concurrent", 3),
+        ];
+        let sums = together(counts.into_iter());
+        assert!(sums.into_iter().eq([("concurrent", 5), ("queue", 1)]));
     }
 }

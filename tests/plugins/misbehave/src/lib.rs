@@ -17,6 +17,7 @@
 //! | `flood` | sends a body without end as fast as it is read |
 //! | `refuse` | returns an error instead of a response |
 //! | `deaf` | answers "ok" and never reads the body of the request |
+//! | `hold` | sends its environment variables as `env` does, then the body of the request as it comes, then the variables again |
 //! | `env` | answers with its environment variables, each on a line, sorted |
 //! | `headers` | answers with the headers of the request, each on a line, sorted |
 //! | `models` | answers with the models that it may open, the default one first |
@@ -85,18 +86,19 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
                     "as it was told to".to_owned(),
                 )));
             }
-            "env" => {
-                let mut variables: Vec<_> = std::env::vars()
-                    .map(|(key, value)| format!("{key}={value}\n"))
-                    .collect();
-                variables.sort();
-                variables.concat()
-            }
+            "hold" => return hold(request),
+            "env" => environment(),
             "headers" => {
                 let headers = request.get_headers().copy_all();
                 let mut lines: Vec<_> = headers
                     .iter()
-                    .map(|(name, value)| format!("{name}: {}\n", String::from_utf8_lossy(value)))
+                    .map(|(name, value)| {
+                        format!(
+                            "{name}: {}
+",
+                            String::from_utf8_lossy(value)
+                        )
+                    })
                     .collect();
                 lines.sort();
                 lines.concat()
@@ -115,6 +117,14 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
         };
         response(200, whole(&text))
     }
+}
+
+fn environment() -> String {
+    let mut variables: Vec<_> = std::env::vars()
+        .map(|(key, value)| format!("{key}={value}\n"))
+        .collect();
+    variables.sort();
+    variables.concat()
 }
 
 /// The embeddings of the body's lines, one line of numbers for each.
@@ -175,6 +185,20 @@ fn begin_then(rest: impl Future<Output = ()> + 'static) -> Result<Response, Erro
         // Long enough for the piece to leave the host.
         monotonic_clock::wait_for(SECOND / 10).await;
         rest.await;
+    });
+    response(200, reader)
+}
+
+/// Answers for as long as the body of the request comes.
+fn hold(request: Request) -> Result<Response, ErrorCode> {
+    let (mut writer, reader) = wit_stream::new();
+    let mut body = body(request);
+    spawn_local(async move {
+        writer.write_all(environment().into_bytes()).await;
+        while let Some(byte) = body.next().await {
+            writer.write_all(vec![byte]).await;
+        }
+        writer.write_all(environment().into_bytes()).await;
     });
     response(200, reader)
 }

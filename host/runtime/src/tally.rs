@@ -1,0 +1,192 @@
+//! What is counted of one deployment, over all its revisions: its calls now, and which of its limits
+//! stopped how many.
+
+use corral_engine::{Error, Kind, Metric};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What can stop a call, beside the quotas. Tokens and requests per time are [`Limit`](crate::Limit)s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// [`Limits::memory`](crate::Limits::memory)
+    Memory,
+    /// [`Limits::cpu`](crate::Limits::cpu)
+    Cpu,
+    /// [`Limits::time`](crate::Limits::time)
+    Time,
+    /// [`Limits::request_bytes`](crate::Limits::request_bytes)
+    Request,
+    /// [`Limits::response_bytes`](crate::Limits::response_bytes)
+    Response,
+    /// [`Limits::concurrent`](crate::Limits::concurrent): nobody may wait, or the call's time was over
+    /// before it had a place.
+    Concurrent,
+    /// [`Limits::queue`](crate::Limits::queue)
+    Queue,
+    /// [`Limits::queue_time`](crate::Limits::queue_time)
+    QueueTime,
+    /// [`Settings::instances`](crate::Settings::instances), which all deployments share.
+    Pool,
+}
+
+impl Bound {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Memory,
+        Self::Cpu,
+        Self::Time,
+        Self::Request,
+        Self::Response,
+        Self::Concurrent,
+        Self::Queue,
+        Self::QueueTime,
+        Self::Pool,
+    ];
+
+    /// Its name in manifests and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory-mib",
+            Self::Cpu => "cpu-seconds",
+            Self::Time => "time-seconds",
+            Self::Request => "request-kib",
+            Self::Response => "response-kib",
+            Self::Concurrent => "concurrent",
+            Self::Queue => "queue",
+            Self::QueueTime => "queue-seconds",
+            Self::Pool => "pool",
+        }
+    }
+}
+
+/// The counters of one deployment.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    running: AtomicU64,
+    waiting: AtomicU64,
+    tripped: [AtomicU64; Bound::ALL.len()],
+}
+
+impl Tally {
+    /// A call has a place from now on.
+    pub(crate) fn run_began(&self) {
+        self.running.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Its place is free again.
+    pub(crate) fn run_ended(&self) {
+        self.running.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A call began to wait for a place.
+    pub(crate) fn wait_began(&self) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A call no longer waits.
+    pub(crate) fn wait_ended(&self) {
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A call, or a generation, was stopped by `bound`.
+    pub(crate) fn trip(&self, bound: Bound) {
+        self.tripped[bound as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often each bound stopped somebody.
+    pub(crate) fn tripped(&self) -> impl Iterator<Item = (Bound, u64)> {
+        let counts = Bound::ALL.into_iter().zip(&self.tripped);
+        counts.map(|(bound, count)| (bound, count.load(Ordering::Relaxed)))
+    }
+
+    /// How many calls there are now.
+    pub(crate) fn gauges(&self) -> [Metric; 2] {
+        let gauge = |name, help, value: &AtomicU64| Metric {
+            name,
+            help,
+            kind: Kind::Gauge,
+            labels: Vec::new(),
+            #[allow(clippy::cast_precision_loss)]
+            value: value.load(Ordering::Relaxed) as f64,
+        };
+        [
+            gauge(
+                "corral_deployment_running",
+                "Calls that have a place, by deployment.",
+                &self.running,
+            ),
+            gauge(
+                "corral_deployment_waiting",
+                "Calls that wait for a place, by deployment.",
+                &self.waiting,
+            ),
+        ]
+    }
+}
+
+/// A wait for one's turn, which is counted when it is given up for having taken too long.
+#[derive(Clone, Debug)]
+pub(crate) struct Turn {
+    until: Option<Instant>,
+    tally: Arc<Tally>,
+}
+
+impl Turn {
+    /// A wait from now on, for at most `time`.
+    pub(crate) fn begin(time: Option<Duration>, tally: &Arc<Tally>) -> Self {
+        Self {
+            until: time.and_then(|time| Instant::now().checked_add(time)),
+            tally: Arc::clone(tally),
+        }
+    }
+
+    /// Takes note of how it ended. Engines refuse at once for any other reason, so a refusal that comes
+    /// when the time is over comes because of that.
+    pub(crate) fn ended<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+        let over = |until| Instant::now() >= until;
+        if matches!(result, Err(Error::Refused { .. })) && self.until.is_some_and(over) {
+            self.tally.trip(Bound::QueueTime);
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bound_has_a_count_of_its_own() {
+        let tally = Tally::default();
+        for (times, bound) in Bound::ALL.into_iter().enumerate() {
+            (0..times).for_each(|_| tally.trip(bound));
+        }
+        let expected = Bound::ALL.into_iter().zip(0..);
+        assert!(tally.tripped().eq(expected));
+    }
+
+    #[test]
+    fn a_turn_is_over_only_after_its_time() {
+        let tally = Arc::<Tally>::default();
+        let refused = || {
+            Err::<(), _>(Error::Refused {
+                reason: "no".into(),
+                retry_after: Duration::ZERO,
+            })
+        };
+        let long = Duration::from_secs(3600);
+        for (time, result, count) in [
+            (Some(Duration::ZERO), Ok(()), 0),
+            (Some(Duration::ZERO), Err(Error::Deadline), 0),
+            (Some(long), refused(), 0),
+            (None, refused(), 0),
+            (Some(Duration::ZERO), refused(), 1),
+        ] {
+            let said = format!("{time:?} {result:?}");
+            let _ = Turn::begin(time, &tally).ended(result);
+            let sum: u64 = tally.tripped().map(|(_, count)| count).sum();
+            assert_eq!(sum, count, "{said}");
+        }
+    }
+}
