@@ -284,7 +284,9 @@ mod tests {
         let (mut body, mark) = capped(Full::new(Bytes::from_static(b"123456789")), None);
         let noted = Arc::new(AtomicU8::new(0));
         let note = Arc::clone(&noted);
-        body.when_too_large(move || drop(note.fetch_add(1, Ordering::Relaxed)));
+        body.when_too_large(move || {
+            note.fetch_add(1, Ordering::Relaxed);
+        });
         let error = body.collect().await.expect_err("9 of 8 bytes");
         assert_eq!(
             error.to_string(),

@@ -1,7 +1,6 @@
 //! What `corral bench` takes.
 
 use super::whole;
-use crate::bench::DeployBench;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
@@ -36,6 +35,19 @@ pub(crate) struct Measuring {
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DeployBench {
+    #[command(flatten)]
+    pub(crate) measuring: Measuring,
+    /// The plugin `generate`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plugin: PathBuf,
+    /// Where the store and the cache lie meanwhile, in a folder of their own that is removed at the end;
+    /// by default among the system's temporary files. What a deploy takes depends on that disk.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) folder: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

@@ -5,7 +5,9 @@ mod models;
 mod plugins;
 mod serve;
 
-pub(crate) use bench::{Bench, GapBench, ModelBench, ModelShape, PrefixBench, ThreadsBench};
+pub(crate) use bench::{
+    Bench, DeployBench, GapBench, ModelBench, ModelShape, PrefixBench, ThreadsBench,
+};
 pub(crate) use models::{ModelArgument, Models};
 pub(crate) use plugins::{PluginLimits, Run};
 pub(crate) use serve::{PriorityArgument, Serve};

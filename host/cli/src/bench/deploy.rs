@@ -10,34 +10,20 @@ use super::http::{self, ROUTE};
 use super::load::config;
 use super::table::{Column, Unit, tell};
 use super::{median, quantile};
-use crate::arguments::Measuring;
+use crate::arguments::DeployBench;
 use crate::complaint::Complaint;
-use clap::Args;
 use corral_engine::{Engine, Models};
 use corral_runtime::{Limits, Runtime, Settings};
 use corral_server::deployments::{Bounds, Deployments, Digest, Store};
 use corral_server::{Access, Server, Token};
 use serde_json::{Value, json};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// The server is there for this process alone.
 const TOKEN: &str = "as-long-as-the-bench-runs";
 const NAME: &str = "bench";
-
-/// `corral bench deploy`.
-#[derive(Args, Debug)]
-pub(crate) struct DeployBench {
-    #[command(flatten)]
-    measuring: Measuring,
-    /// The plugin `generate`.
-    #[arg(long, value_name = "FILE")]
-    plugin: PathBuf,
-    /// Where the store and the cache lie meanwhile, in a folder of their own that is removed at the end;
-    /// by default among the system's temporary files. What a deploy takes depends on that disk.
-    #[arg(long, value_name = "FOLDER")]
-    folder: Option<PathBuf>,
-}
 
 /// What is deployed.
 #[derive(Clone, Copy, PartialEq)]
@@ -209,13 +195,20 @@ impl Bench {
         })
     }
 
+    /// Where the admin API is.
+    fn admin(&self) -> Result<SocketAddr, Complaint> {
+        let address = self.server.admin_address().strip_prefix("http://");
+        let address = address.and_then(|address| address.parse().ok());
+        address.ok_or_else(|| Complaint::Failed("the bench's own server has no address".into()))
+    }
+
     /// A request to the admin API, which has to be granted.
     async fn ask(&self, method: &str, path: &str, body: &[u8]) -> Result<(), Complaint> {
         let head = format!(
             "{method} {path} HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n\
              Content-Type: application/json\r\n"
         );
-        let answer = http::exchange(self.server.admin_address(), &head, body).await?;
+        let answer = http::exchange(self.admin()?, &head, body).await?;
         if answer.starts_with("HTTP/1.1 20") {
             return Ok(());
         }

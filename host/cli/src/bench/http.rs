@@ -96,7 +96,7 @@ pub(super) async fn exchange(
 ) -> Result<String, Complaint> {
     let length = body.len();
     let head =
-        format!("{head}Host: bench\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
+        format!("{head}Host: {address}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
     let mut connection = TcpStream::connect(address).await?;
     connection.write_all(head.as_bytes()).await?;
     connection.write_all(body).await?;

@@ -12,8 +12,6 @@ mod prefix;
 mod table;
 mod threads;
 
-pub(crate) use deploy::DeployBench;
-
 use crate::arguments::Bench;
 use crate::complaint::Complaint;
 use crate::house;
