@@ -405,3 +405,16 @@ fn a_shared_prefix_is_computed_once() {
     assert_eq!(found["fork"]["tokens_decoded"], 0, "{found}");
     assert!(found["fork"]["p99_s"].as_f64() > Some(0.0), "{found}");
 }
+
+#[test]
+fn more_calls_than_one_deployment_can_have_are_refused_at_the_start() {
+    let arguments = [
+        "--model".into(),
+        artefacts::model().into(),
+        "--preload".into(),
+        "none".into(),
+        "--calls".into(),
+        "225".into(),
+    ];
+    check_complaint(&serve(&arguments), 2, &["--calls is 225", "at most 224"]);
+}

@@ -117,6 +117,13 @@ async fn load(
         );
     }
     let limits = arguments.limits.for_calls(CALL.0, CALL.1);
+    let most = runtime.most_calls();
+    if limits.concurrent > most {
+        return Err(Complaint::Usage(format!(
+            "--calls is {}, but one deployment runs at most {most} calls at once; give no more than that",
+            limits.concurrent
+        )));
+    }
     // With keys, whoever deploys has to say that everyone may call.
     let access = match arguments.front.keys {
         Some(_) => Access::Keys,

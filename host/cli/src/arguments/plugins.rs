@@ -38,7 +38,8 @@ pub(crate) struct PluginLimits {
     /// Largest response body, in KiB.
     #[arg(long, value_name = "KIB", default_value_t = 262_144, value_parser = whole(1..=4_194_304))]
     pub(crate) response_limit: u64,
-    /// Calls of a plugin that run at once.
+    /// Calls of a plugin that run at once; at most 224, so that some of the process's 256 instances are
+    /// left for others.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = whole(1..=10_000))]
     pub(crate) calls: u64,
     /// Calls of a plugin that wait for their turn; further ones are told to come back.
