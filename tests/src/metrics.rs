@@ -123,6 +123,7 @@ impl Metrics {
                 - get("sequences_finished")
                 - get("uncomputed_tokens")
                 + get("rejected_drafts")
+                + get("looked_tokens")
                 + get("recomputed_tokens")
                 + get("abandoned_tokens"),
             "{self:#?}"

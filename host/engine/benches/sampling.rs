@@ -246,7 +246,7 @@ fn top_20(bencher: Bencher) {
     let (rows, mut scratch, mut turn) = (rows(), Scratch::default(), 0);
     bencher.bench_local(|| {
         turn = (turn + 1) % ROWS;
-        top(&rows[turn], 20, &mut scratch)
+        top(&rows[turn], None, 20, &mut scratch)
     });
 }
 

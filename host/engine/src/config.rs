@@ -109,6 +109,8 @@ pub struct ModelInfo {
     pub embedding_length: u32,
     /// The token that begins a text, where the model wants one.
     pub begin: Option<Token>,
+    /// The token that ends a text or a turn as a rule: one of those that end a generation.
+    pub end: Option<Token>,
     /// Tokens that end a generation, in rising order.
     pub end_of_generation: Vec<Token>,
     /// The Jinja chat template of the file.

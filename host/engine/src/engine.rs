@@ -6,13 +6,14 @@ use crate::constraint::{Constraints, Grammar};
 use crate::delivery::mailbox;
 use crate::embedding::Embedder;
 use crate::llama::Model;
+use crate::look;
 use crate::metrics::{Counters, Metric, add, get};
-use crate::places::Places;
+use crate::places::{Place, Places};
 use crate::sampling::Breakers;
-use crate::scheduler::{AdapterId, Claim, Watch};
+use crate::scheduler::{AdapterId, Claim, Tenant, Watch};
 use crate::store::snapshot::Snapshots;
 use crate::view::View;
-use crate::worker::{Command, Submission, Vocabulary};
+use crate::worker::{Command, Submission, Vocabulary, Wants};
 use crate::{Caller, Constraint, Error, Generation, ModelInfo, Options, Token};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -83,6 +84,11 @@ impl Engine {
     /// on top.
     pub fn memory(&self) -> u64 {
         self.0.memory
+    }
+
+    /// Whether both are handles to the same.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Whether there are other handles to it.
@@ -170,16 +176,10 @@ impl Engine {
         goes_on: Option<Claim>,
     ) -> Result<Generation, Error> {
         let context = self.0.info.context;
-        if !self.0.info.can_generate {
-            let encoder = "this model is an encoder and generates no text; use it for embeddings";
-            return Err(Error::Unsupported(encoder.into()));
-        }
+        self.check_generates()?;
         options.check(self.0.info.vocabulary as usize)?;
-        if let Some(constraint) = &options.constraint
-            && !self.0.constraints.made(constraint)
-        {
-            let other = "the constraint was compiled for another model; compile it for this one";
-            return Err(Error::Invalid(other.into()));
+        if let Some(constraint) = &options.constraint {
+            self.check_made(constraint)?;
         }
         let adapter = self.adapter(options.adapter.as_deref())?;
         self.check_tokens(&prompt)?;
@@ -197,37 +197,49 @@ impl Engine {
             });
         }
         options.max_tokens = options.max_tokens.min(context - length);
-        let refused = |many: usize| {
+        let place = self.place(caller.tenant)?;
+        let (delivery, generation) = mailbox(self.0.counters.clone());
+        let submission = Submission {
+            prompt,
+            caller,
+            adapter,
+            claim,
+            goes_on,
+            submitted: Instant::now(),
+            place,
+            wants: Wants::Tokens { options, delivery },
+        };
+        self.order(Command::Submit(Box::new(submission)))?;
+        Ok(generation)
+    }
+
+    /// A place for a sequence, among those that run or wait.
+    pub(crate) fn place(&self, tenant: Tenant) -> Result<Place, Error> {
+        self.0.places.take(tenant).map_err(|many| {
             add(&self.0.counters.refused, 1);
             Error::Refused {
                 reason: format!("{many} sequences run or wait already"),
                 retry_after: Duration::from_secs(get(&self.0.counters.retry_after).max(1)),
             }
-        };
-        let place = self.0.places.take(caller.tenant).map_err(refused)?;
-        let (delivery, generation) = mailbox(self.0.counters.clone());
-        let submission = Submission {
-            prompt,
-            options,
-            caller,
-            adapter,
-            claim,
-            goes_on,
-            delivery,
-            submitted: Instant::now(),
-            place,
-        };
-        let command = Command::Generate(Box::new(submission));
-        match self.0.commands.try_send(command) {
-            Ok(()) => Ok(generation),
-            Err(TrySendError::Full(_)) => Err(Error::Refused {
-                reason: "the engine has too much to look at".into(),
-                retry_after: Duration::from_secs(1),
-            }),
-            Err(TrySendError::Disconnected(_)) => {
-                Err(Error::Failed("the engine thread has ended".into()))
-            }
+        })
+    }
+
+    /// [`Error::Invalid`] if a constraint was compiled for another model.
+    pub fn check_made(&self, constraint: &Constraint) -> Result<(), Error> {
+        if self.0.constraints.made(constraint) {
+            return Ok(());
         }
+        let other = "the constraint was compiled for another model; compile it for this one";
+        Err(Error::Invalid(other.into()))
+    }
+
+    /// [`Error::Unsupported`] if the model has no next token.
+    pub(crate) fn check_generates(&self) -> Result<(), Error> {
+        if self.0.info.can_generate {
+            return Ok(());
+        }
+        let encoder = "this model is an encoder and generates no text; use it for embeddings";
+        Err(Error::Unsupported(encoder.into()))
     }
 
     /// The counters as they are now.
@@ -261,6 +273,11 @@ impl Engine {
                     Error::Failed("the engine thread has ended".into())
                 }
             })
+    }
+
+    /// Whether named snapshots are kept.
+    pub fn keeps_snapshots(&self) -> bool {
+        self.0.snapshots.is_some()
     }
 
     /// Where named snapshots are kept.
@@ -335,14 +352,7 @@ impl Engine {
     }
 
     pub(crate) fn check_tokens(&self, tokens: &[Token]) -> Result<(), Error> {
-        let vocabulary = self.0.info.vocabulary;
-        match tokens.iter().find(|&&token| token >= vocabulary) {
-            None => Ok(()),
-            Some(token) => Err(Error::Invalid(format!(
-                "token {token} is not in the vocabulary, which has the tokens 0 to {}",
-                vocabulary - 1
-            ))),
-        }
+        look::check_tokens(tokens, self.0.info.vocabulary)
     }
 }
 

@@ -34,6 +34,12 @@ pub enum Error {
     /// The model can't do that.
     #[error("{0}")]
     Unsupported(String),
+    /// There is no model or snapshot of the name.
+    #[error("{0}")]
+    NotFound(String),
+    /// There is no room for a snapshot, and none comes by waiting.
+    #[error("{0}")]
+    SnapshotsFull(String),
     /// A snapshot could not be written or read.
     #[error("{0}")]
     Snapshot(String),

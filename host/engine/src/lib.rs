@@ -19,12 +19,14 @@ mod engine;
 mod error;
 mod generation;
 mod llama;
+mod look;
 mod lookup;
 mod metrics;
 mod models;
 mod places;
 mod progress;
 pub mod random_model;
+mod reply;
 pub mod sampling;
 pub mod scheduler;
 mod sequence;
@@ -50,12 +52,14 @@ pub use generation::{
 #[cfg(feature = "reference")]
 pub use llama::reference;
 pub use llama::{gguf, quiet_logs};
+pub use look::{Distribution, Look, MAX_CANDIDATES, Show, Statistics};
 pub use metrics::{Kind, Metric};
 pub use models::{
     Lease, ModelState, ModelStatus, Models, OpenError, Opening, Settings as ModelSettings,
     machine_memory,
 };
 pub use progress::Progress;
+pub use reply::Reply;
 pub use sampling::{Sampler, TokenLogprobs};
 pub use scheduler::prefill::Prefill;
 pub use scheduler::{AdapterId, Claim, Priority, Tenant, Watch};

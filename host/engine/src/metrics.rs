@@ -2,11 +2,12 @@
 //!
 //! One exact identity holds whenever nothing runs, and tests rely on it:
 //! `tokens_decoded = prompt_tokens - cached_tokens + generated_tokens - finished - uncomputed_tokens +
-//! recomputed_tokens + abandoned_tokens + rejected_drafts`, since the last token of a sequence is never
+//! recomputed_tokens + abandoned_tokens + rejected_drafts + looked_tokens`, since the last token of a sequence is never
 //! computed, nor are those that were certain with it at once. (`prompt_tokens`, `cached_tokens`,
 //! `generated_tokens`, `uncomputed_tokens` and `recomputed_tokens` count sequences that finished,
 //! `abandoned_tokens` what was computed for those that were cancelled, expired or failed, and
-//! `rejected_drafts` those of all. A draft that was right is a token like any other.)
+//! `rejected_drafts` those of all. A draft that was right is a token like any other. `looked_tokens` are
+//! those that were new to sequences that ended with a distribution: all of them are computed.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -131,8 +132,12 @@ counters! {
     rejected_drafts: Counter = "corral_engine_rejected_drafts_total",
     /// Tokens computed for sequences that were cancelled, expired or failed, but for rejected drafts.
     abandoned_tokens: Counter = "corral_engine_abandoned_tokens_total",
-    /// Sequences that finished.
+    /// Generations that finished.
     finished: Counter = "corral_engine_sequences_finished_total",
+    /// Distributions that were shown to callers which sample themselves.
+    looks: Counter = "corral_engine_looks_total",
+    /// Tokens that were computed for those, but for those that were computed again.
+    looked_tokens: Counter = "corral_engine_looked_tokens_total",
     /// Sequences whose reader went away, or that ran when the engine was shut down.
     cancelled: Counter = "corral_engine_sequences_cancelled_total",
     /// Sequences that failed.

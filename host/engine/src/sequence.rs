@@ -7,11 +7,14 @@
 //! for both.
 
 use crate::engine::Engine;
+use crate::look::{Distribution, Look};
+use crate::reply::{Reply, reply};
 use crate::scheduler::{AdapterId, Claim, Layout, Scope};
 use crate::store::snapshot::{Contents, Origin};
-use crate::worker::{Adoption, Command, SaveOrder, Saved};
-use crate::{Caller, Error, Generation, Options, Token};
+use crate::worker::{Adoption, Command, SaveOrder, Saved, Submission, Wants};
+use crate::{Caller, Error, Generation, Options, SnapshotError, Token};
 use std::sync::mpsc::sync_channel;
+use std::time::Instant;
 
 /// What a state depends on beside the model file; to be changed with any of it.
 const STATE_FORMAT: &[u8] = b"llama-cpp-sys-2 0.1.161, unified f16 cache, flash attention";
@@ -99,8 +102,75 @@ impl Sequence {
         Ok(generation)
     }
 
+    /// Computes what is not computed of its text, and tells what may come next: what is sampled of it is
+    /// for the caller to [append](Sequence::append). Nothing is computed twice, so it takes one token's
+    /// computation for each one that was appended; a second look at the same place computes the last
+    /// token again, and with a memory that can't go back the whole text.
+    ///
+    /// [`Error::Invalid`] for an empty sequence and for a look that asks too much; else as
+    /// [`Engine::generate`].
+    pub fn next(&mut self, look: Look) -> Result<Reply<Distribution>, Error> {
+        let (submission, reply) = self.look(look)?;
+        self.engine.order(Command::Submit(Box::new(submission)))?;
+        Ok(reply)
+    }
+
+    /// [`Sequence::next`] of several, in their order. Those of one model are looked at together, so where
+    /// there is room one step computes them all.
+    pub fn next_many<'a>(
+        asks: impl IntoIterator<Item = (&'a mut Self, Look)>,
+    ) -> Vec<Result<Reply<Distribution>, Error>> {
+        let mut together: Vec<(Engine, Vec<Submission>)> = Vec::new();
+        let asked = asks.into_iter().map(|(sequence, look)| {
+            let (submission, reply) = sequence.look(look)?;
+            let same = |(engine, _): &&mut (Engine, _)| engine.is(&sequence.engine);
+            match together.iter_mut().find(same) {
+                Some((_, all)) => all.push(submission),
+                None => together.push((sequence.engine.clone(), vec![submission])),
+            }
+            Ok(reply)
+        });
+        let replies = asked.collect();
+        for (engine, all) in together {
+            // If it fails the replies say so: who was to answer is dropped with the command.
+            let _ = engine.order(Command::SubmitAll(all));
+        }
+        replies
+    }
+
+    fn look(&mut self, look: Look) -> Result<(Submission, Reply<Distribution>), Error> {
+        self.engine.check_generates()?;
+        look.check(self.engine.info().vocabulary)?;
+        if self.tokens.is_empty() {
+            let empty = "the sequence is empty; append at least one token before what comes next";
+            return Err(Error::Invalid(empty.into()));
+        }
+        let adapter = self.engine.adapter(look.adapter.as_deref())?;
+        let place = self.engine.place(self.caller.tenant)?;
+        let (sender, reply) = reply();
+        let goes_on = std::mem::take(&mut self.claim);
+        self.adapter = adapter;
+        let submission = Submission {
+            prompt: self.tokens.clone(),
+            caller: self.caller,
+            adapter,
+            claim: self.claim.watch(),
+            goes_on: Some(goes_on),
+            submitted: Instant::now(),
+            place,
+            wants: Wants::Distribution {
+                look,
+                reply: sender,
+            },
+        };
+        Ok((submission, reply))
+    }
+
     /// Writes its text and, as far as it is in the cells, its state under a name of `owner`'s; it
     /// survives the process. Blocks: not for an async task.
+    ///
+    /// [`Error::Invalid`] for a name that is not allowed, [`Error::SnapshotsFull`] if it is too large, or
+    /// `owner` has as much as it may.
     pub fn snapshot(&self, owner: &str, name: &str) -> Result<(), Error> {
         let snapshots = self.engine.snapshots().ok_or_else(nowhere)?;
         let most = usize::try_from(snapshots.largest()).unwrap_or(usize::MAX);
@@ -115,6 +185,8 @@ impl Sequence {
     }
 
     /// The sequence that was written under a name of `owner`'s. Blocks: not for an async task.
+    ///
+    /// [`Error::NotFound`] if there is none, [`Error::Snapshot`] if it is of no use here.
     pub fn restore(engine: Engine, caller: Caller, owner: &str, name: &str) -> Result<Self, Error> {
         let mut sequence = Self::new(engine, caller);
         let snapshots = sequence.engine.snapshots().ok_or_else(nowhere)?.clone();
@@ -138,6 +210,12 @@ impl Sequence {
             sequence.engine.order(order)?;
         }
         Ok(sequence)
+    }
+
+    /// Removes what was written under a name of `owner`'s. Blocks: not for an async task.
+    pub fn forget(engine: &Engine, owner: &str, name: &str) -> Result<(), Error> {
+        let snapshots = engine.snapshots().ok_or_else(nowhere)?;
+        snapshots.remove(owner, name).map_err(refused)
     }
 
     /// Its state of at most so many bytes, as far as there is one.
@@ -186,8 +264,16 @@ fn nowhere() -> Error {
 }
 
 #[allow(clippy::needless_pass_by_value)]
-fn refused(error: crate::SnapshotError) -> Error {
-    Error::Snapshot(error.to_string())
+fn refused(error: SnapshotError) -> Error {
+    let text = error.to_string();
+    match error {
+        SnapshotError::Name { .. } => Error::Invalid(text),
+        SnapshotError::Missing { .. } => Error::NotFound(text),
+        SnapshotError::TooLarge { .. }
+        | SnapshotError::OverBudget { .. }
+        | SnapshotError::TooMany { .. } => Error::SnapshotsFull(text),
+        _ => Error::Snapshot(text),
+    }
 }
 
 /// Set in the number of runs if an adapter's digest stands behind them.

@@ -23,9 +23,11 @@ use std::time::{Duration, Instant};
 
 /// What the engine thread is asked.
 pub enum Command {
-    /// Generate after a prompt. The arguments are checked: the prompt is not empty, its tokens are
-    /// in the vocabulary, and prompt and `max_tokens` together fit the context.
-    Generate(Box<Submission>),
+    /// Generate after a prompt, or look at what may come next. The arguments are checked: the prompt is
+    /// not empty, its tokens are in the vocabulary, and prompt and `max_tokens` together fit the context.
+    Submit(Box<Submission>),
+    /// The same with several, which no step comes between.
+    SubmitAll(Vec<Submission>),
     /// Something that was put aside is at hand.
     Look,
     /// Tell what goes on.
@@ -43,18 +45,17 @@ pub enum Command {
 /// A sequence on its way in.
 pub struct Submission {
     pub prompt: Vec<Token>,
-    pub options: Options,
     pub caller: Caller,
-    /// The one that the options name.
+    /// The one that was named.
     pub adapter: AdapterId,
     /// Whether somebody means to go on with the sequence.
     pub claim: Watch,
     /// Of what it goes on with.
     pub goes_on: Option<Claim>,
-    pub delivery: Sender,
     pub submitted: Instant,
     /// Held until the sequence has ended: bounds how many there are.
     pub place: crate::places::Place,
+    pub wants: Wants,
 }
 
 /// What the worker reads of a model.
@@ -111,6 +112,7 @@ pub struct Worker<B> {
     scheduler: Scheduler,
     limits: Limits,
     sequences: HashMap<Key, Sequence>,
+    looks: HashMap<Key, Looking>,
     next_key: u64,
     /// The scheduler's time counts from here.
     started: Instant,
@@ -139,6 +141,7 @@ impl<B: Backend> Worker<B> {
             scheduler: Scheduler::new(limits),
             limits,
             sequences: HashMap::new(),
+            looks: HashMap::new(),
             next_key: 0,
             started: Instant::now(),
             vocabulary,
@@ -165,11 +168,17 @@ impl<B: Backend> Worker<B> {
             self.report(&step);
         }
         while let Ok(command) = self.commands.try_recv() {
-            if let Command::Generate(submission) = command {
-                submission.delivery.finish("", Err(Error::Cancelled));
+            match command {
+                Command::Submit(one) => one.wants.refuse(Error::Cancelled),
+                Command::SubmitAll(all) => {
+                    all.into_iter()
+                        .for_each(|one| one.wants.refuse(Error::Cancelled));
+                }
+                _ => {}
             }
         }
-        let left: Vec<_> = self.sequences.keys().copied().collect();
+        let keys = self.sequences.keys().chain(self.looks.keys());
+        let left: Vec<_> = keys.copied().collect();
         for key in left {
             self.scheduler.cancel(key);
             self.drop_sequence(key, |counters| &counters.cancelled, Error::Cancelled);
@@ -231,7 +240,8 @@ impl<B: Backend> Worker<B> {
     fn take(&mut self, command: Command) -> bool {
         match command {
             Command::Shutdown => return false,
-            Command::Generate(submission) => self.enqueue(*submission),
+            Command::Submit(submission) => self.enqueue(*submission),
+            Command::SubmitAll(all) => all.into_iter().for_each(|one| self.enqueue(one)),
             Command::Look => {}
             Command::View(tell) => tell(self.view()),
             Command::ClearCache => {
@@ -248,14 +258,13 @@ impl<B: Backend> Worker<B> {
     fn enqueue(&mut self, submission: Submission) {
         let Submission {
             prompt,
-            options,
             caller,
             adapter,
             claim,
             goes_on,
-            delivery,
             submitted,
             place,
+            wants,
         } = submission;
         let key = Key(self.next_key);
         self.next_key += 1;
@@ -267,7 +276,7 @@ impl<B: Backend> Worker<B> {
             scope: caller.scope().with(adapter),
             priority: caller.priority,
             tokens: prompt,
-            max_tokens: options.max_tokens,
+            max_tokens: wants.max_tokens(),
             arrived,
             queue_until: caller.queue_time.map(|time| arrived.saturating_add(time)),
             deadline: caller.deadline.map(|deadline| self.time(deadline)),
@@ -285,9 +294,24 @@ impl<B: Backend> Worker<B> {
             add(counter, 1);
             // Before the caller knows: it may come again at once.
             drop(place);
-            delivery.finish("", Err(refusal(refused, self.limits)));
+            wants.refuse(refusal(refused, self.limits));
             return;
         }
+        let (options, delivery) = match wants {
+            Wants::Tokens { options, delivery } => (options, delivery),
+            Wants::Distribution { look, reply } => {
+                let looking = Looking {
+                    look,
+                    reply,
+                    submitted,
+                    admitted: None,
+                    computed: 0,
+                    place,
+                };
+                self.looks.insert(key, looking);
+                return;
+            }
+        };
         let speculate = self.limits.drafts.min(options.speculate.into());
         let seed = options.seed.unwrap_or_else(rand::random);
         let sequence = Sequence {
@@ -313,7 +337,8 @@ impl<B: Backend> Worker<B> {
     fn drop_abandoned(&mut self) {
         let abandoned =
             |(key, sequence): (&Key, &Sequence)| sequence.delivery.is_abandoned().then_some(*key);
-        let abandoned: Vec<_> = self.sequences.iter().filter_map(abandoned).collect();
+        let sequences = self.sequences.iter().filter_map(abandoned);
+        let abandoned: Vec<_> = sequences.chain(self.abandoned_looks()).collect();
         for key in abandoned {
             self.scheduler.cancel(key);
             self.drop_sequence(key, |counters| &counters.cancelled, Error::Cancelled);
@@ -322,6 +347,9 @@ impl<B: Backend> Worker<B> {
 
     /// Ends a sequence before its time, and counts it.
     fn drop_sequence(&mut self, key: Key, counter: fn(&Counters) -> &AtomicU64, error: Error) {
+        let Some(error) = self.drop_look(key, counter, error) else {
+            return;
+        };
         let Some(sequence) = self.sequences.remove(&key) else {
             return;
         };
@@ -351,6 +379,9 @@ impl<B: Backend> Worker<B> {
         let wanted = self.aside.wanted();
         self.do_memory(&step.memory);
         for key in &step.admitted {
+            if let Some(look) = self.looks.get_mut(key) {
+                look.admitted.get_or_insert(now);
+            }
             if let Some(sequence) = self.sequences.get_mut(key) {
                 sequence.admitted.get_or_insert(now);
                 if let Some(constraint) = &sequence.options.constraint {
@@ -405,7 +436,9 @@ impl<B: Backend> Worker<B> {
     }
 
     fn expire(&mut self, key: Key, expired: Expired) {
-        let waited = self.sequences.get(&key).map(|s| s.submitted.elapsed());
+        let looks = self.looks.get(&key).map(|look| look.submitted);
+        let submitted = self.sequences.get(&key).map(|s| s.submitted).or(looks);
+        let waited = submitted.map(|submitted| submitted.elapsed());
         let error = match expired {
             Expired::Deadline => Error::Deadline,
             Expired::Queue { retry_after } => Error::Refused {
@@ -464,12 +497,16 @@ fn refusal(refused: Refused, limits: Limits) -> Error {
 
 mod aside;
 mod follows;
+mod look;
 mod report;
 mod sample;
+mod wants;
 
 use follows::Follows;
+use look::Looking;
 
 pub use aside::{Adoption, Aside, SaveOrder, Saved};
+pub use wants::Wants;
 
 #[cfg(test)]
 mod tests;

@@ -212,7 +212,7 @@ impl Asker<'_> {
         let restored = Sequence::restore(self.engine.clone(), self.caller, self.folder, name);
         let mut sequence = match restored {
             Ok(sequence) => sequence,
-            Err(Error::Snapshot(why)) => {
+            Err(Error::NotFound(why)) => {
                 assert!(why.contains("no snapshot"), "{why}");
                 return;
             }
@@ -486,16 +486,17 @@ fn a_snapshot_is_gone_on_with_by_the_next_process() {
 
     let second = engine();
     let restore = |owner, name| Sequence::restore(second.clone(), Caller::default(), owner, name);
-    for (owner, name) in [
-        ("someone", "fox"),
-        ("another", "owl"),
-        ("someone", "../owl"),
-    ] {
+    for (owner, name) in [("someone", "fox"), ("another", "owl")] {
+        let restored = restore(owner, name);
         assert!(
-            matches!(restore(owner, name), Err(Error::Snapshot(_))),
+            matches!(restored, Err(Error::NotFound(_))),
             "{owner} {name}"
         );
     }
+    assert!(matches!(
+        restore("someone", "../owl"),
+        Err(Error::Invalid(_))
+    ));
     let mut sequence = restore("someone", "owl").unwrap();
     assert_eq!(sequence.tokens(), computed);
     let (chunk, outcome) = read(sequence.generate(limit(8)).unwrap());
@@ -510,5 +511,7 @@ fn a_snapshot_is_gone_on_with_by_the_next_process() {
         f64::from(outcome.generated_tokens)
     );
     drop(sequence);
+    Sequence::forget(&second, "someone", "owl").unwrap();
+    assert!(matches!(restore("someone", "owl"), Err(Error::NotFound(_))));
     check_empty(&second);
 }

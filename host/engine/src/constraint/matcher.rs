@@ -53,6 +53,7 @@ impl Constraint {
         let mut matcher = Matcher {
             inner,
             watched,
+            watcher: Arc::clone(&self.0.watcher),
             lexicon: Arc::clone(&self.0.lexicon),
             forced: VecDeque::new(),
             looked: false,
@@ -79,6 +80,7 @@ pub struct Matcher {
     inner: TokenParser,
     /// Ends a call that takes too long.
     watched: Watched,
+    watcher: Arc<Watcher>,
     lexicon: Arc<Lexicon>,
     /// The next tokens, if there is no choice about them. Valid if `looked`.
     forced: VecDeque<Token>,
@@ -117,6 +119,26 @@ impl Matcher {
             self.checked = Some(token);
         }
         Ok(allowed)
+    }
+
+    /// Another one at the same place. Copies what was found out so far. When one of them is ended since a
+    /// call takes too long, so is the other at its next call.
+    pub fn fork(&self) -> Result<Self, Error> {
+        // After a panic in it, it could not be copied.
+        self.check()?;
+        let mut inner = self.inner.deep_clone();
+        Ok(Self {
+            watched: self.watcher.watch(inner.enable_cancellation()),
+            watcher: Arc::clone(&self.watcher),
+            inner,
+            lexicon: Arc::clone(&self.lexicon),
+            forced: self.forced.clone(),
+            looked: self.looked,
+            checked: self.checked,
+            mask: self.mask.clone(),
+            ended: self.ended,
+            failed: self.failed.clone(),
+        })
     }
 
     /// Whether an end token was taken: nothing follows it but another.

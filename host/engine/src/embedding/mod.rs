@@ -248,7 +248,7 @@ impl Embedder {
         let load = self.load(&inputs, pooling)?;
         let place = self.places.take(caller.tenant, load);
         let place = place.map_err(|taken| self.refusal(taken))?;
-        let (sender, embedding) = delivery::slot();
+        let (sender, embedding) = crate::reply::reply();
         let request = Request {
             inputs,
             pooling,

@@ -1,13 +1,14 @@
 //! The thread over a stand-in for the model, whose steps the tests let through one by one.
 
 use super::backend::Embeds;
-use super::delivery::{Embedding, Vectors, slot};
+use super::delivery::{Embedding, Vectors};
 use super::packing::Sizes;
 use super::places::{Load, Places};
 use super::pooling::Pooling;
 use super::thread::{Command, Request, Thread};
 use crate::backend::{DecodeError, Input};
 use crate::metrics::{Counters, get, set};
+use crate::reply::reply;
 use crate::scheduler::{SeqId, Tenant};
 use crate::{Caller, Error, Token};
 use std::collections::HashMap;
@@ -136,7 +137,7 @@ impl Rig {
     }
 
     fn ask(&self, inputs: &[Vec<Token>], caller: Caller) -> Embedding {
-        let (sender, embedding) = slot();
+        let (sender, embedding) = reply();
         let load = Load {
             requests: 1,
             tokens: 1,

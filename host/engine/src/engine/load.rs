@@ -79,13 +79,15 @@ impl Engine {
                 0
             },
         };
+        let ends = model.end_of_generation();
         let info = ModelInfo {
             name: config.name,
             vocabulary: u32::try_from(model.vocabulary_size()).unwrap_or(u32::MAX),
             context,
             embedding_length: model.embedding_length(),
             begin: model.begin(),
-            end_of_generation: model.end_of_generation(),
+            end: model.end().filter(|end| ends.contains(end)),
+            end_of_generation: ends,
             chat_template: model.chat_template(),
             can_truncate: model.can_truncate(),
             adapters: config.adapters.iter().map(|a| a.0.clone()).collect(),

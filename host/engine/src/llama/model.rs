@@ -175,6 +175,20 @@ impl Model {
         .and_then(|token| Token::try_from(token).ok())
     }
 
+    /// The token that ends a turn, or else a text, if the file names one.
+    pub fn end(&self) -> Option<Token> {
+        // SAFETY: the vocabulary is alive.
+        let named = unsafe {
+            [
+                sys::llama_vocab_eot(self.vocab.as_ptr()),
+                sys::llama_vocab_eos(self.vocab.as_ptr()),
+            ]
+        };
+        named
+            .into_iter()
+            .find_map(|token| Token::try_from(token).ok())
+    }
+
     /// Every token that ends a generation.
     pub fn end_of_generation(&self) -> Vec<Token> {
         (0..i32::try_from(self.size).unwrap_or(0))

@@ -80,7 +80,7 @@ impl From<OpenError> for Error {
     /// In words for whoever asked, who does not learn where the file is.
     fn from(error: OpenError) -> Self {
         match error {
-            OpenError::Unknown { .. } => Self::Invalid(error.to_string()),
+            OpenError::Unknown { .. } => Self::NotFound(error.to_string()),
             OpenError::NotLoaded { name, cause } => Self::Failed(format!(
                 "the model {name} can't be loaded: {}",
                 cause.without_folder()

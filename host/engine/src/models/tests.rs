@@ -136,7 +136,7 @@ fn what_is_not_there_is_named_and_what_there_is_too() {
     let some = models(2, &Settings::default());
     let error = open(&some, "z").err().expect("there is none");
     assert_eq!(error.to_string(), "there is no model z; there is a, b");
-    assert!(matches!(Error::from(error), Error::Invalid(_)));
+    assert!(matches!(Error::from(error), Error::NotFound(_)));
     let none = Models::loaded(Vec::new());
     let error = wait(none.open(None, &Caller::default()))
         .err()

@@ -3,6 +3,7 @@
 use super::Scratch;
 use super::list::{self, Candidate, falling};
 use super::whole::Whole;
+use crate::look::Statistics;
 use crate::{Error, Token};
 
 /// Likeliest tokens that may be asked for beside the one drawn, as in the OpenAI API.
@@ -59,12 +60,28 @@ pub fn logprobs(
     })
 }
 
-/// The `count` highest finite logits of a row, falling, ties by rising id.
-pub fn top(row: &[f32], count: usize, scratch: &mut Scratch) -> Vec<(Token, f32)> {
-    let mut whole = Whole::new(row, None, &mut scratch.whole);
+/// The `count` highest finite logits of a row, falling, ties by rising id; only of tokens whose bit in
+/// `allowed` is set, if it is given.
+pub fn top(
+    row: &[f32],
+    allowed: Option<&[u32]>,
+    count: usize,
+    scratch: &mut Scratch,
+) -> Vec<(Token, f32)> {
+    let mut whole = Whole::new(row, allowed, &mut scratch.whole);
     select(&mut whole, count, &mut scratch.list);
     let pair = |candidate: &Candidate| (candidate.token, candidate.logit);
     scratch.list.iter().map(pair).collect()
+}
+
+/// What only the whole row tells; `None` if no logit is finite.
+pub fn statistics(row: &[f32], scratch: &mut Scratch) -> Option<Statistics> {
+    let mut whole = Whole::new(row, None, &mut scratch.whole);
+    let moments = whole.moments()?;
+    Some(Statistics {
+        log_normalizer: moments.logit(0.0),
+        entropy: moments.entropy() as f32,
+    })
 }
 
 fn select(whole: &mut Whole<'_>, count: usize, found: &mut Vec<Candidate>) {

@@ -11,7 +11,7 @@
 //! plainly wrong: tokens with a probability of 0 make its typical sampling order by NaN, and a
 //! bias after its top-k leaves a list out of order that later samplers take as sorted.
 //!
-//! [`logprobs`] and [`top`] read a row as the model gave it.
+//! [`logprobs`], [`top`] and [`statistics`] read a row as the model gave it.
 
 mod breakers;
 mod dry;
@@ -28,7 +28,7 @@ mod whole;
 
 pub use breakers::{Breakers, MAX_BREAKER_BYTES, MAX_BREAKERS, MAX_SEQUENCES, MAX_TAIL};
 pub use dry::Dry;
-pub use logprobs::{MAX_TOP_LOGPROBS, TokenLogprobs, logprobs, top};
+pub use logprobs::{MAX_TOP_LOGPROBS, TokenLogprobs, logprobs, statistics, top};
 pub use sampler::{MAX_BIASES, MAX_LINKS, MAX_RANGE, Penalties, Sampler, check};
 
 use crate::Token;

@@ -68,6 +68,19 @@ enum Start {
     },
 }
 
+impl Start {
+    /// How many tokens are there already, or will be.
+    fn length(self) -> u32 {
+        match self {
+            Self::Fresh => 0,
+            Self::TakeOver { length, .. }
+            | Self::Share { length, .. }
+            | Self::Follow { length, .. }
+            | Self::Fetch { length, .. } => length,
+        }
+    }
+}
+
 impl Scheduler {
     /// Whose turn it is: who had it when there was no room, unless a more urgent one came.
     fn next(&self) -> Option<&Request> {
@@ -102,7 +115,7 @@ impl Scheduler {
                 }
                 break;
             };
-            let Some(request) = self.queue.admit(key) else {
+            let Some(request) = self.queue.admit(key, start.length()) else {
                 break;
             };
             self.turn = None;
@@ -213,9 +226,11 @@ impl Scheduler {
                             }
                         }
                         Place::Cells(_) if all && !entry.is_claimed_beside(own) => {
-                            if shared >= worth {
+                            // What is its own is taken over however short it is.
+                            if shared >= worth || (best == Start::Fresh && entry.is_claimed()) {
                                 let length = shared;
-                                (best, worth) = (Start::TakeOver { entry: id, length }, shared + 1);
+                                (best, worth) =
+                                    (Start::TakeOver { entry: id, length }, worth.max(shared + 1));
                             }
                         }
                         Place::Cells(from) => {

@@ -25,6 +25,7 @@ mod admission;
 pub mod cache;
 mod ceiling;
 pub mod cells;
+mod cohort;
 pub mod cost;
 mod experience;
 mod pace;
@@ -45,6 +46,7 @@ use admission::Usual;
 use cache::Cache;
 use cells::Cells;
 pub use cells::Layout;
+use cohort::Cohort;
 use cost::{CostModel, Shape};
 use experience::Experience;
 use pace::Pace;
@@ -94,6 +96,9 @@ pub struct Scheduler {
     recovery: Recovery,
     rotation: Rotation,
     speculation: Speculation,
+    cohort: Cohort,
+    /// Until when the step that was planned last waits for some of them.
+    awaited: Option<Time>,
     /// Sequences that were admitted.
     admissions: u64,
     swept: Time,
@@ -126,6 +131,8 @@ impl Scheduler {
             recovery: Recovery::new(limits.step_tokens),
             rotation: Rotation::default(),
             speculation: Speculation::default(),
+            cohort: Cohort::default(),
+            awaited: None,
             admissions: 0,
             swept: Time::ZERO,
             looked: 0,
@@ -136,7 +143,10 @@ impl Scheduler {
     }
 
     /// Takes a request into the queue, or says why not.
-    pub fn enqueue(&mut self, now: Time, request: Request) -> Result<(), Refused> {
+    pub fn enqueue(&mut self, now: Time, mut request: Request) -> Result<(), Refused> {
+        if let Some(goes_on) = &request.goes_on {
+            request.progress.late = !self.cohort.back(goes_on, request.arrived);
+        }
         let needed = request.cells_needed();
         let share = request.share.map_or(u32::MAX, |share| share.cells);
         let limit = share.min(self.limits.cells);
@@ -188,6 +198,7 @@ impl Scheduler {
     pub fn plan(&mut self, now: Time) -> Step {
         debug_assert!(self.planned.is_empty(), "plan before applied");
         self.sweep_now_and_then(now);
+        self.cohort.begin(now);
         let due = self.due(now);
         let mut expired = self.expire_deadlines(now, &due);
         self.keep_shares();
@@ -198,7 +209,7 @@ impl Scheduler {
             .recovery
             .paused_until()
             .is_some_and(|until| now < until);
-        let mut step = if paused || self.relocate() {
+        let mut step = if self.await_cohort(now) || paused || self.relocate() {
             Step::default()
         } else {
             self.rows()
@@ -249,7 +260,13 @@ impl Scheduler {
                 }
                 for &key in ended {
                     if let Some(running) = self.end(key) {
-                        self.usual.observe(running.request.progress.generated);
+                        let request = &running.request;
+                        if request.looks() {
+                            let punctual = !request.progress.late;
+                            self.cohort.tell(request.claim.clone(), punctual, took);
+                        } else {
+                            self.usual.observe(request.progress.generated);
+                        }
                         self.keep(running);
                     }
                 }
@@ -318,7 +335,24 @@ impl Scheduler {
     pub fn next_timer(&self) -> Option<Time> {
         let timer = self.timers.first().map(|(time, _)| *time);
         let pause = self.paused_until().filter(|_| !self.running.is_empty());
-        timer.into_iter().chain(pause).min()
+        let timers = timer.into_iter().chain(pause);
+        timers.chain(self.awaited).min()
+    }
+
+    /// Whether the step that was planned last waits for those that sample what comes next themselves, and
+    /// until when.
+    pub fn awaited(&self) -> Option<Time> {
+        self.awaited
+    }
+
+    /// It waits only where nobody else could get on, but others of them could.
+    fn await_cohort(&mut self, now: Time) -> bool {
+        let mut ready = self.running.iter().filter(|running| running.is_ready());
+        let first = ready.next().is_some_and(|running| running.request.looks());
+        let looks = first && ready.all(|running| running.request.looks());
+        let awaited = self.cohort.awaits(now);
+        self.awaited = awaited.filter(|_| looks && !self.is_recovering());
+        self.awaited.is_some()
     }
 
     /// Until when nothing is computed, since a step failed.

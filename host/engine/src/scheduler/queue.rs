@@ -115,16 +115,22 @@ impl Queue {
         self.waiting.get(&key)
     }
 
-    /// Takes a request out because it got an id, and charges its tenant.
-    pub fn admit(&mut self, key: Key) -> Option<Request> {
+    /// Takes a request out because it got an id, and charges its tenant. So many of its tokens are
+    /// there already.
+    pub fn admit(&mut self, key: Key, there: u32) -> Option<Request> {
         let request = self.waiting.remove(&key)?;
         let share = self.shares.entry(request.tenant).or_default();
         share.waiting.remove(&place(&request));
         share.running += 1;
         // At once, and not as it is computed: else a tenant could take all ids in one step. But
-        // one that had to give way is not charged twice.
+        // one that had to give way is not charged twice. Who looks again and again pays for what is
+        // new, and for the last token as for one that was generated.
         if request.progress.preempted == 0 {
-            share.counter += u64::from(request.prompt());
+            share.counter += if request.looks() {
+                u64::from(request.prompt().saturating_sub(there)) + GENERATED_WEIGHT - 1
+            } else {
+                u64::from(request.prompt())
+            };
         }
         Some(request)
     }
@@ -200,7 +206,7 @@ mod tests {
     fn drain(queue: &mut Queue) -> Vec<u64> {
         std::iter::from_fn(|| {
             let key = queue.first(|_| true)?.key;
-            queue.admit(key);
+            queue.admit(key, 0);
             Some(key.0)
         })
         .collect()

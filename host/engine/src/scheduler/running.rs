@@ -68,9 +68,14 @@ impl Running {
         self.wait == Wait::None
     }
 
-    /// Whether it is past its prompt, and what it generated is computed but for the last tokens.
+    /// Whether it is past its prompt, and what it generated is computed but for the last tokens. Of one
+    /// that looks nobody says where its prompt ended: what is computed of it is taken for that.
     pub fn generates(&self) -> bool {
-        self.is_ready() && self.request.progress.generated > 0 && self.pending() <= 1 + FEW
+        let begun = match self.request.looks() {
+            true => self.computed > 0,
+            false => self.request.progress.generated > 0,
+        };
+        self.is_ready() && begun && self.pending() <= 1 + FEW
     }
 
     /// Whether a part of a prompt is left to read, or of what was generated: after a preemption, or

@@ -6,6 +6,7 @@ use crate::simulator::{Fault, Machine};
 use std::collections::BTreeMap;
 
 mod gaps;
+mod guests;
 mod memory;
 mod shares;
 mod speculation;

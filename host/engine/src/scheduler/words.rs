@@ -88,9 +88,14 @@ impl Watch {
         self.0.strong_count() > 0
     }
 
+    /// Whether it watches this claim.
+    pub(super) fn is_of(&self, claim: &Claim) -> bool {
+        self.0.as_ptr() == Arc::as_ptr(&claim.0)
+    }
+
     /// Whether anybody holds the claim, not counting `own`.
     pub(super) fn is_held_beside(&self, own: Option<&Claim>) -> bool {
-        let counted = own.is_some_and(|own| self.0.as_ptr() == Arc::as_ptr(&own.0));
+        let counted = own.is_some_and(|own| self.is_of(own));
         self.0.strong_count() > usize::from(counted)
     }
 }
@@ -143,7 +148,7 @@ pub struct Request {
     pub priority: Priority,
     /// Its prompt, at least one token; and after a preemption what it had generated until then.
     pub tokens: Vec<Token>,
-    /// Most tokens that it generates, at least 1.
+    /// Most tokens that it generates; 0 for one that only wants to know what may come next.
     pub max_tokens: u32,
     /// When it came.
     pub arrived: Time,
@@ -174,12 +179,19 @@ pub struct Progress {
     pub reached: u32,
     /// Times it was preempted.
     pub preempted: u32,
+    /// Its caller took too long to come back with it, so nobody waits for it the next time.
+    pub late: bool,
 }
 
 impl Request {
     /// Tokens that it came with.
     pub fn prompt(&self) -> u32 {
         length(&self.tokens) - self.progress.generated
+    }
+
+    /// Whether it ends with the distribution after its last token, and generates nothing.
+    pub fn looks(&self) -> bool {
+        self.max_tokens == 0
     }
 
     /// The most cells that it can ever need. The last generated token is never computed, so it
@@ -337,7 +349,8 @@ pub enum StepResult<'a> {
         /// one after the other: drafts that were right, the one that was sampled after them, and those
         /// that are certain to follow it.
         sampled: &'a [(Key, Token)],
-        /// Sequences that want no further token.
+        /// Sequences that want no further token. One that [looks](Request::looks) gets none, and ends with
+        /// its first row with output.
         ended: &'a [Key],
         /// How long it took.
         took: Duration,

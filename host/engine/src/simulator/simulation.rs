@@ -16,6 +16,7 @@ use crate::scheduler::{
 use aside::Wanted;
 pub use record::{Arrival, End, Record, Taken};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
 
 /// What the outside knows of a request that has not ended.
 #[derive(Debug)]
@@ -61,6 +62,10 @@ pub struct Simulation {
     /// Operations on the store, and every how many of them one fails.
     stored: u64,
     store_fails: Option<u64>,
+    /// Those that come back, as arrivals, from the last one that is known on.
+    back: Vec<usize>,
+    /// Time in which nothing was computed, for the sake of those that were expected back.
+    pub awaited: Duration,
     /// The steps in their order.
     pub steps: Vec<Taken>,
 }
@@ -91,6 +96,8 @@ impl Simulation {
             wanted: Vec::new(),
             stored: 0,
             store_fails: None,
+            back: Vec::new(),
+            awaited: Duration::ZERO,
             steps: Vec::new(),
         }
     }
@@ -114,7 +121,8 @@ impl Simulation {
         self.scheduler.tally()
     }
 
-    /// Runs until all `arrivals` have ended; returns what became of each, in their order.
+    /// Runs until all `arrivals` have ended; returns what became of each, in their order, and then of those
+    /// that came back, in theirs.
     ///
     /// # Panics
     ///
@@ -136,12 +144,23 @@ impl Simulation {
                     Event::Leave(index) => self.leave(index),
                 }
             }
-            if self.step() {
+            let works = self.step();
+            for index in std::mem::take(&mut self.back) {
+                let at = self.arrivals[index].at;
+                events.insert((at, 2 * index), Event::Arrive(index));
+            }
+            if works {
                 continue;
             }
             let next = events.keys().next().map(|(time, _)| *time);
             match next.into_iter().chain(self.scheduler.next_timer()).min() {
-                Some(time) => self.now = self.now.max(time),
+                Some(time) => {
+                    let time = self.now.max(time);
+                    if self.scheduler.awaited().is_some() {
+                        self.awaited += time - self.now;
+                    }
+                    self.now = time;
+                }
                 None => return self.finish(),
             }
         }
@@ -173,6 +192,7 @@ impl Simulation {
             let earlier = |(earlier, _)| earlier == index;
             other.goes_on.is_some_and(earlier)
         });
+        let went_on = went_on || arrival.comes_back.0 > 0;
         let claim = went_on.then(Claim::default);
         let watch = claim.as_ref().map(Claim::watch).unwrap_or_default();
         let request = Request {
@@ -277,6 +297,7 @@ impl Simulation {
                 "each token once but for those that were found or lost: {progress:?}"
             );
             self.texts.insert(alive.index, alive.text);
+            self.comes_back(alive.index);
         }
         let record = &mut self.records[alive.index];
         assert!(record.is_none(), "a request ends once");
@@ -291,6 +312,25 @@ impl Simulation {
             ended: self.now,
             passed_by: alive.passed_by,
         });
+    }
+
+    /// One that was told what may come next thinks, and then comes back with one token more.
+    fn comes_back(&mut self, index: usize) {
+        let arrival = &self.arrivals[index];
+        let (times, thinks) = arrival.comes_back;
+        if times == 0 || arrival.max_tokens > 0 {
+            return;
+        }
+        let back = Arrival {
+            at: self.now + thinks,
+            prompt: 1,
+            goes_on: Some((index, u32::MAX)),
+            comes_back: (times - 1, thinks),
+            ..arrival.clone()
+        };
+        self.back.push(self.arrivals.len());
+        self.arrivals.push(back);
+        self.records.push(None);
     }
 
     /// Plans and computes one step. False if there was nothing to compute.

@@ -172,7 +172,8 @@ fn nothing_sampled() -> Error {
 }
 
 impl<B: Backend> Worker<B> {
-    /// Samples tokens for each row with output and delivers them.
+    /// Samples tokens for each row with output and delivers them, or what may come next where that is
+    /// wanted.
     pub(super) fn sample(&mut self, rows: &[Row], now: Instant) -> Sampled {
         let mut sampled = Sampled::default();
         let follows = |row: &&Row| {
@@ -185,6 +186,10 @@ impl<B: Backend> Worker<B> {
             let certain = row.certain() - row.from;
             let last = index + certain as usize - 1;
             index += row.tokens() as usize;
+            if self.looks.contains_key(&row.key) {
+                self.look(row, last, now, &mut sampled);
+                continue;
+            }
             let Some(sequence) = self.sequences.get_mut(&row.key) else {
                 continue;
             };

@@ -73,6 +73,7 @@ pub fn check_identity(engine: &Engine) {
         - count("sequences_finished")
         - count("uncomputed_tokens")
         + count("rejected_drafts")
+        + count("looked_tokens")
         + count("recomputed_tokens")
         + count("abandoned_tokens");
     assert_eq!(count("tokens_decoded"), expected);

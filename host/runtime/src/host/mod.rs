@@ -86,7 +86,9 @@ impl From<Error> for wit::Error {
             }),
             Error::Deadline => Self::Deadline,
             Error::Cancelled => Self::Cancelled,
-            Error::Unsupported(text) => Self::Invalid(text),
+            Error::Unsupported(text) | Error::NotFound(text) | Error::SnapshotsFull(text) => {
+                Self::Invalid(text)
+            }
             Error::Failed(text) | Error::Snapshot(text) => Self::Failed(text),
         }
     }

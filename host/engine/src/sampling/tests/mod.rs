@@ -372,7 +372,7 @@ fn logprobs_are_the_log_softmax_of_the_row_as_it_is() {
         for count in [0, 3, 70, 6000] {
             let wanted = order.iter().take(count);
             let pairs: Vec<_> = wanted.map(|&token| (token, row[token as usize])).collect();
-            assert_eq!(top(&row, count, &mut scratch), pairs);
+            assert_eq!(top(&row, None, count, &mut scratch), pairs);
         }
     }
     let none = logprobs(&[f32::NAN; 3], 1, 2, &mut scratch).unwrap();

@@ -9,7 +9,8 @@ fn arrival() -> impl Strategy<Value = Arrival> {
     };
     (
         (0..6_000u64, 0..3u32, 0..3u8, 0..4u8),
-        (1..70u32, 1..50u32, 1..60u32),
+        // Some generate nothing: they look at what may come next.
+        (1..70u32, prop_oneof![8 => 1..50u32, 2 => Just(0)], 1..60u32),
         (
             sometimes(0..3_000),
             sometimes(0..6_000),
@@ -22,6 +23,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
             prop_oneof![Just(0), 1..20u32],
             prop_oneof![3 => Just(0), 1 => 1..20u32],
             proptest::option::weighted(0.3, (0..2u32, 40..300u32)),
+            (0..12u32, 0..6_000u64),
         ),
     )
         .prop_map(
@@ -32,7 +34,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                 poisoned,
                 family,
                 goes_on,
-                (drafts, forced, share),
+                (drafts, forced, share, (returns, thinks)),
             )| {
                 let (patience, time, leaves) = times;
                 Arrival {
@@ -53,6 +55,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                     drafts,
                     forced,
                     share: share.map(|(group, cells)| CellShare { group, cells }),
+                    comes_back: (returns, Duration::from_micros(thinks)),
                 }
             },
         )
@@ -99,7 +102,7 @@ fn limits() -> impl Strategy<Value = Limits> {
 
 /// What must be true of a request from the outside; the simulation itself checks every step.
 fn judge(limits: &Limits, arrival: &Arrival, record: &Record) -> Result<(), TestCaseError> {
-    let needed = record.prompt + arrival.max_tokens - 1;
+    let needed = record.prompt + arrival.max_tokens.saturating_sub(1);
     let most = arrival
         .share
         .map_or(u32::MAX, |share| share.cells)

@@ -4,6 +4,7 @@ use super::Simulation;
 use crate::backend::Backend;
 use crate::scheduler::{Key, Memory, Reuse, SeqId, Step};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// Most steps of an adapter's turn while others wait, on machines whose steps take 25 ms or more.
 const TURN: u32 = 8;
@@ -41,7 +42,16 @@ impl Simulation {
             .scheduler
             .paused_until()
             .is_some_and(|until| self.now < until);
-        if self.scheduler.running() == 0 || paused || relocated {
+        let awaited = self.scheduler.awaited();
+        if let Some(until) = awaited {
+            let others = self.scheduler.sequences().filter(|sequence| {
+                let waits = matches!(sequence.state, "follows" | "fetches");
+                !waits && self.arrivals[self.alive[&sequence.key].index].max_tokens > 0
+            });
+            assert_eq!(others.count(), 0, "who generates waits for nobody");
+            assert!(until > self.now && until - self.now <= Duration::from_millis(2));
+        }
+        if self.scheduler.running() == 0 || paused || relocated || awaited.is_some() {
             assert!(step.rows.is_empty());
         } else {
             let coming = !self.wanted.is_empty();

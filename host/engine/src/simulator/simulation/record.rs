@@ -20,7 +20,7 @@ pub struct Arrival {
     pub family: (u32, u64),
     /// Its text goes on with so many tokens of an earlier one's, if that one has finished.
     pub goes_on: Option<(usize, u32)>,
-    /// Most tokens it may generate, at least 1.
+    /// Most tokens it may generate; with 0 it ends with what may come next.
     pub max_tokens: u32,
     /// Tokens after which it ends by itself, if that is sooner.
     pub ends_after: u32,
@@ -38,6 +38,9 @@ pub struct Arrival {
     pub forced: u32,
     /// How many cells it may have together with others.
     pub share: Option<CellShare>,
+    /// Of one that generates nothing: it comes back so often with one token more, each time so long
+    /// after it was told what may come next.
+    pub comes_back: (u32, Duration),
 }
 
 /// How a request ended.

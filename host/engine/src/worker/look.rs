@@ -1,0 +1,106 @@
+//! Sequences that end with the distribution after their last token: who samples comes back with
+//! another one.
+
+use super::sample::Sampled;
+use super::{Times, Worker};
+use crate::Error;
+use crate::backend::Backend;
+use crate::look::{Distribution, Look};
+use crate::metrics::{Counters, add};
+use crate::reply::Sender;
+use crate::scheduler::{Key, Row};
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+/// One of them, from its arrival to its end.
+pub(super) struct Looking {
+    pub look: Look,
+    pub reply: Sender<Distribution>,
+    pub submitted: Instant,
+    pub admitted: Option<Instant>,
+    /// Tokens that were computed for it.
+    pub computed: u64,
+    pub place: crate::places::Place,
+}
+
+impl Looking {
+    fn times(&self, now: Instant) -> Times {
+        let admitted = self.admitted.unwrap_or(now);
+        Times {
+            queue: admitted - self.submitted,
+            prefill: now - admitted,
+            decode: Duration::ZERO,
+        }
+    }
+
+    /// Its place is given back before the caller knows: it may come again at once.
+    fn answer(self, answer: Result<Distribution, Error>) {
+        let Self { reply, place, .. } = self;
+        drop(place);
+        reply.finish(answer);
+    }
+}
+
+impl<B: Backend> Worker<B> {
+    /// Those that nobody waits for any more.
+    pub(super) fn abandoned_looks(&self) -> impl Iterator<Item = Key> {
+        let looks = self.looks.iter();
+        looks.filter_map(|(key, look)| look.reply.is_abandoned().then_some(*key))
+    }
+
+    /// Ends one before its time, and counts it. The error comes back if there is none of this key.
+    pub(super) fn drop_look(
+        &mut self,
+        key: Key,
+        counter: fn(&Counters) -> &AtomicU64,
+        error: Error,
+    ) -> Option<Error> {
+        let Some(look) = self.looks.remove(&key) else {
+            return Some(error);
+        };
+        add(counter(&self.counters), 1);
+        add(&self.counters.abandoned_tokens, look.computed);
+        self.count_times(&look.times(Instant::now()));
+        look.answer(Err(error));
+        None
+    }
+
+    /// A row of one was computed; `last` is the index of its last input.
+    pub(super) fn look(&mut self, row: &Row, last: usize, now: Instant, sampled: &mut Sampled) {
+        let Some(look) = self.looks.get_mut(&row.key) else {
+            return;
+        };
+        look.computed += u64::from(row.tokens());
+        if !row.output {
+            return;
+        }
+        let logits = self.backend.logits(last).ok_or_else(|| {
+            Error::Failed("the step has no logits where they were asked for".into())
+        });
+        match logits.and_then(|logits| look.look.at(logits, row.to, &mut self.scratch)) {
+            Ok(shown) => {
+                self.show(row, shown, now);
+                sampled.ended.push(row.key);
+            }
+            Err(error) => {
+                self.fail(row.key, error);
+                sampled.broken.push(row.key);
+            }
+        }
+    }
+
+    fn show(&mut self, row: &Row, shown: Distribution, now: Instant) {
+        let Some(look) = self.looks.remove(&row.key) else {
+            return;
+        };
+        let progress = self.scheduler.progress(row.key);
+        let (cached, recomputed) = progress.map_or((0, 0), |p| (p.cached, p.recomputed));
+        let counters = &self.counters;
+        add(&counters.looks, 1);
+        let new = row.to.saturating_sub(cached);
+        add(&counters.looked_tokens, u64::from(new));
+        add(&counters.recomputed_tokens, u64::from(recomputed));
+        self.count_times(&look.times(now));
+        look.answer(Ok(shown));
+    }
+}

@@ -1,0 +1,34 @@
+//! What the engine's thread is asked of a sequence.
+
+use crate::delivery::Sender;
+use crate::look::{Distribution, Look};
+use crate::{Error, Options, reply};
+
+/// What a sequence is computed for.
+pub enum Wants {
+    /// Tokens.
+    Tokens { options: Options, delivery: Sender },
+    /// What may come next.
+    Distribution {
+        look: Look,
+        reply: reply::Sender<Distribution>,
+    },
+}
+
+impl Wants {
+    /// Most tokens that are generated for it.
+    pub(super) fn max_tokens(&self) -> u32 {
+        match self {
+            Self::Tokens { options, .. } => options.max_tokens,
+            Self::Distribution { .. } => 0,
+        }
+    }
+
+    /// Says why it is not computed.
+    pub(super) fn refuse(self, error: Error) {
+        match self {
+            Self::Tokens { delivery, .. } => delivery.finish("", Err(error)),
+            Self::Distribution { reply, .. } => reply.finish(Err(error)),
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The caller runs the loop, over llama.cpp and the demo model: it gets what the engine's own loop
+//! gets, each token is computed once, and forks and cuts find what was computed.
+
+use corral_engine::{
+    Caller, Config, Distribution, Engine, Error, Look, MAX_CANDIDATES, Options, Sequence, Show,
+    Token,
+};
+use support::{check_empty, demo_model, metric, read, settle, view, wait};
+
+mod support;
+
+fn engine(change: impl FnOnce(&mut Config)) -> Engine {
+    let mut config = Config::new("tiny", demo_model());
+    config.threads = Some(1);
+    change(&mut config);
+    Engine::load(config).unwrap()
+}
+
+fn sequence(engine: &Engine, text: &str) -> Sequence {
+    let mut sequence = Sequence::new(engine.clone(), Caller::default());
+    let tokens = engine.tokenize(text, true).unwrap();
+    sequence.append(&tokens).unwrap();
+    sequence
+}
+
+fn shown(sequence: &mut Sequence, show: Show) -> Distribution {
+    wait(sequence.next(Look::new(show)).unwrap()).unwrap()
+}
+
+/// The greedy answer by looks, the end not included.
+fn answer(sequence: &mut Sequence, engine: &Engine) -> Vec<Token> {
+    let from = sequence.tokens().len();
+    while sequence.tokens().len() < from + 12 {
+        let told = shown(sequence, Show::Top(3));
+        assert_eq!(told.position as usize, sequence.tokens().len());
+        let (token, _) = told.candidates[0];
+        if engine.info().end_of_generation.contains(&token) {
+            break;
+        }
+        sequence.append(&[token]).unwrap();
+    }
+    sequence.tokens()[from..].to_vec()
+}
+
+fn generated(engine: &Engine, text: &str) -> Vec<Token> {
+    let options = Options {
+        max_tokens: 12,
+        ..Options::default()
+    };
+    let (chunk, outcome) = read(sequence(engine, text).generate(options).unwrap());
+    outcome.unwrap();
+    let ends = |token: &Token| engine.info().end_of_generation.contains(token);
+    chunk
+        .tokens
+        .into_iter()
+        .filter(|token| !ends(token))
+        .collect()
+}
+
+#[test]
+fn a_caller_s_loop_is_the_engine_s_token_for_token_under_load() {
+    let engine = engine(|_| {});
+    std::thread::scope(|scope| {
+        for asker in 0..32 {
+            let engine = &engine;
+            scope.spawn(move || {
+                for round in 0..6 {
+                    let (a, b) = (asker + 3 * round, 7 * round + asker % 5);
+                    let text = format!("{a}+{b}=");
+                    let mut own = sequence(engine, &text);
+                    let said = answer(&mut own, engine);
+                    assert_eq!(said, generated(engine, &text), "{text}");
+                    let said = engine.detokenize(&said, false).unwrap();
+                    assert_eq!(String::from_utf8_lossy(&said), (a + b).to_string());
+                }
+            });
+        }
+    });
+    settle(&engine);
+    assert!(metric(&engine, "looks_total") >= 32.0 * 6.0 * 2.0);
+    check_empty(&engine);
+}
+
+#[test]
+fn a_loop_computes_each_token_once() {
+    let engine = engine(|_| {});
+    let text = "The quiet owl looks at the river and the stone.\n12+7=";
+    let mut own = sequence(&engine, text);
+    let prompt = own.tokens().len();
+    let said = answer(&mut own, &engine);
+    settle(&engine);
+    let decoded = metric(&engine, "tokens_decoded_total");
+    assert_eq!(decoded, (prompt + said.len()) as f64);
+    assert_eq!(metric(&engine, "looks_total"), (said.len() + 1) as f64);
+    // At one place twice: one token more, and the same is told.
+    let first = shown(&mut own, Show::Logits);
+    let again = shown(&mut own, Show::Logits);
+    settle(&engine);
+    assert_eq!(metric(&engine, "tokens_decoded_total"), decoded + 2.0);
+    assert_eq!(first.logits.len(), engine.info().vocabulary as usize);
+    let far = first.logits.iter().zip(&again.logits);
+    assert!(far.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) < 0.05);
+    drop(own);
+    check_empty(&engine);
+}
+
+#[test]
+fn forks_and_cuts_compute_what_is_new() {
+    let engine = engine(|_| {});
+    let story = "The quiet owl looks at the river and the stone. ".repeat(20) + "\n";
+    let mut trunk = sequence(&engine, &story);
+    shown(&mut trunk, Show::Top(1));
+    settle(&engine);
+    let before = metric(&engine, "tokens_decoded_total");
+    let mut new = 0;
+    let mut forks: Vec<_> = ["12+7=", "20+22=", "3+4=", "31+27="]
+        .iter()
+        .map(|question| {
+            let mut fork = trunk.fork();
+            let tokens = engine.tokenize(question, true).unwrap();
+            fork.append(&tokens).unwrap();
+            new += tokens.len();
+            fork
+        })
+        .collect();
+    // All at once, three times: four rows a step.
+    for _ in 0..3 {
+        let asks = forks.iter_mut().map(|fork| (fork, Look::new(Show::Top(1))));
+        let told: Vec<_> = Sequence::next_many(asks)
+            .into_iter()
+            .map(|reply| wait(reply.unwrap()).unwrap())
+            .collect();
+        for (fork, told) in forks.iter_mut().zip(told) {
+            fork.append(&[told.candidates[0].0]).unwrap();
+        }
+    }
+    settle(&engine);
+    let decoded = metric(&engine, "tokens_decoded_total") - before;
+    assert_eq!(decoded, (new + 4 * 2) as f64, "the story is read once");
+    // Cut back to the story: it is not read again either.
+    let mut cut = forks.remove(0);
+    cut.truncate(trunk.tokens().len()).unwrap();
+    cut.append(&engine.tokenize("45+54=", true).unwrap())
+        .unwrap();
+    let said = answer(&mut cut, &engine);
+    settle(&engine);
+    let after = metric(&engine, "tokens_decoded_total") - before - decoded;
+    assert_eq!(after, (6 + said.len()) as f64);
+    assert_eq!(metric(&engine, "sequences_failed_total"), 0.0);
+    drop((trunk, forks, cut));
+    check_empty(&engine);
+}
+
+#[test]
+fn more_loops_than_fit_take_turns_and_are_right() {
+    // Room for two or three of the twelve at a time.
+    let engine = engine(|config| {
+        config.context = Some(256);
+        config.cells = Some(512);
+        config.sequences = 3;
+    });
+    std::thread::scope(|scope| {
+        for asker in 0..12 {
+            let engine = &engine;
+            scope.spawn(move || {
+                let text = "The old fox looks at the stone. ".repeat(4);
+                let text = format!("{text}\n{}=", ["12+7", "20+22"][asker % 2]);
+                let mut own = sequence(engine, &text);
+                let said = answer(&mut own, engine);
+                assert_eq!(said, generated(engine, &text), "{text}");
+            });
+        }
+    });
+    settle(&engine);
+    check_empty(&engine);
+}
+
+#[test]
+fn what_can_t_be_looked_at_is_refused() {
+    let engine = engine(|config| config.context = Some(64));
+    let mut empty = Sequence::new(engine.clone(), Caller::default());
+    let refused = |asked: Result<_, Error>| matches!(asked, Err(Error::Invalid(_)));
+    assert!(refused(empty.next(Look::new(Show::Top(1)))));
+    let mut own = sequence(&engine, "1+1=");
+    let most = u32::try_from(MAX_CANDIDATES).unwrap();
+    let unknown = engine.info().vocabulary;
+    for show in [Show::Top(most + 1), Show::Only(vec![unknown])] {
+        assert!(refused(own.next(Look::new(show))));
+    }
+    let other = Look {
+        adapter: Some("none".into()),
+        ..Look::new(Show::Top(1))
+    };
+    assert!(refused(own.next(other)));
+    // A full context can be looked at, and not gone on with.
+    let rest = vec![own.tokens()[0]; 64 - own.tokens().len()];
+    own.append(&rest).unwrap();
+    assert_eq!(shown(&mut own, Show::Top(1)).position, 64);
+    assert!(matches!(
+        own.append(&[1]),
+        Err(Error::ContextFull {
+            needed: 65,
+            limit: 64
+        })
+    ));
+    // Nobody waits for it any more.
+    drop(own.next(Look::new(Show::Top(1))).unwrap());
+    settle(&engine);
+    assert!(view(&engine).sequences.is_empty());
+    drop(own);
+    check_empty(&engine);
+}
