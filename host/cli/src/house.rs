@@ -44,6 +44,7 @@ pub(crate) fn tokio_runtime(workers: usize) -> Result<tokio::runtime::Runtime, C
 
 /// The models of the command line, none of them loaded.
 pub(crate) fn models(models: &Models) -> Result<corral_engine::Models, Complaint> {
+    let snapshots = models.memory.snapshots()?;
     let config = |(place, ModelArgument { name, file }): (usize, &ModelArgument)| {
         let mut config = Config::new(name, file);
         config.adapters = models.adapters_of(place);
@@ -51,7 +52,7 @@ pub(crate) fn models(models: &Models) -> Result<corral_engine::Models, Complaint
         config.cells = models.cells;
         config.threads = models.threads;
         config.sequences = models.sequences.unwrap_or(config.sequences);
-        models.memory.apply(&mut config);
+        models.memory.apply(&mut config, snapshots.as_ref());
         config
     };
     let settings = models.residence.settings();

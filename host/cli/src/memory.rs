@@ -2,8 +2,14 @@
 
 use crate::complaint::Complaint;
 use clap::Args;
-use corral_engine::Config;
+use corral_engine::{Config, SnapshotLimits, Snapshots};
 use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Largest snapshot, in bytes, where a deployment may have as much: it is in memory while it is written.
+const SNAPSHOT_BYTES: u64 = 1 << 30;
+/// Snapshots of a deployment.
+const SNAPSHOTS: usize = 1000;
 
 #[derive(Args, Debug)]
 pub(crate) struct Memory {
@@ -20,6 +26,13 @@ pub(crate) struct Memory {
     /// Most that is put into that folder, for each model.
     #[arg(long, value_name = "MIB", default_value_t = 8192, requires = "spill_folder", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub(crate) spill_disk: u64,
+    /// A folder in which plugins may keep sequences under names, of this process alone; made if it
+    /// isn't there. Without it they can't.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) snapshots: Option<PathBuf>,
+    /// Most that the snapshots of a deployment take there.
+    #[arg(long, value_name = "MIB", default_value_t = 4096, requires = "snapshots", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    pub(crate) snapshot_disk: u64,
 }
 
 impl Memory {
@@ -35,8 +48,23 @@ impl Memory {
         Ok(())
     }
 
-    /// Tells the engine.
-    pub(crate) fn apply(&self, config: &mut Config) {
+    /// Opens the folder of snapshots, if there is to be one.
+    pub(crate) fn snapshots(&self) -> Result<Option<Arc<Snapshots>>, Complaint> {
+        let Some(folder) = &self.snapshots else {
+            return Ok(None);
+        };
+        let bytes = self.snapshot_disk << 20;
+        let limits = SnapshotLimits {
+            snapshot_bytes: bytes.min(SNAPSHOT_BYTES),
+            tenant_bytes: bytes,
+            tenant_count: SNAPSHOTS,
+        };
+        Ok(Some(Arc::new(Snapshots::new(folder, limits)?)))
+    }
+
+    /// Tells the engine; what are the snapshots of all models goes to each.
+    pub(crate) fn apply(&self, config: &mut Config, snapshots: Option<&Arc<Snapshots>>) {
+        config.snapshots = snapshots.cloned();
         config.prefix_cache = !self.no_prefix_cache;
         config.spill_ram = self.spill_memory << 20;
         config.spill_disk = self

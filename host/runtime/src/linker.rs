@@ -11,6 +11,7 @@ use wasmtime::component::Linker;
 pub(crate) const OFFERED: &[&str] = &[
     "corral:inference/inference@0.1.0",
     "corral:inference/constraints@0.1.0",
+    "corral:inference/budget@0.1.0",
     "corral:inference/models@0.1.0",
     "corral:inference/types@0.1.0",
     "wasi:cli/environment@0.2.12",

@@ -5,11 +5,12 @@ use crate::admission::{Gate, Pass};
 use crate::body::{Body, inbound};
 use crate::call::{Handle, Live, Verdict, exit_code, serve};
 use crate::failure::Failure;
+use crate::host::Snapshots;
 use crate::models::Visible;
 use crate::output::{Origin, Output};
 use crate::runtime::Shared;
 use crate::settings::{Call, Limits, Terms};
-use crate::state::State;
+use crate::state::{Grants, State};
 use crate::validate::{CliPre, Compiled};
 use bytes::Bytes;
 use corral_engine::{Caller, Priority, Share, Tenant};
@@ -62,7 +63,7 @@ struct Inner {
     name: Arc<str>,
     limits: Arc<Limits>,
     account: Account,
-    models: Visible,
+    grants: Grants,
     environment: Vec<(String, String)>,
     /// The number of the revision that it is, once it has one.
     revision: OnceLock<u64>,
@@ -104,7 +105,10 @@ impl Plugin {
             gate: account.gate(&terms.limits),
             limits: Arc::new(terms.limits),
             account: account.clone(),
-            models,
+            grants: Grants {
+                models,
+                snapshots: Snapshots::new(name, Arc::clone(&shared.snapshot_turns)),
+            },
             environment: terms.environment,
             revision: OnceLock::new(),
             http: compiled.http.map(Arc::new),
@@ -338,7 +342,7 @@ impl Plugin {
         };
         State::new(
             wasi,
-            self.0.models.clone(),
+            self.0.grants.clone(),
             caller,
             call.visit,
             &live.limits,

@@ -4,6 +4,7 @@ use crate::account::Account;
 use crate::admission::Pool;
 use crate::compiler::Compiler;
 use crate::engine::{Error, engine};
+use crate::host;
 use crate::linker::linker;
 use crate::metrics::Counters;
 use crate::models::Visible;
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
+use tokio::sync::Semaphore;
 use wasmtime::Engine;
 use wasmtime::component::Linker;
 
@@ -67,6 +69,8 @@ pub(crate) struct Shared {
     pool: Arc<Pool>,
     pub(crate) ticker: Ticker,
     pub(crate) counters: Arc<Counters>,
+    /// For snapshots, of which few are written or read at a time.
+    pub(crate) snapshot_turns: Arc<Semaphore>,
     compiler: Compiler,
     component_bytes: usize,
     tenants: AtomicU32,
@@ -94,6 +98,7 @@ impl Runtime {
             pool: Arc::new(Pool::new(settings.instances as usize)),
             ticker,
             counters: Arc::default(),
+            snapshot_turns: host::turns(),
             compiler: Compiler::start()?,
             component_bytes: settings.component_bytes,
             tenants: AtomicU32::new(0),

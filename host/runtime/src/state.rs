@@ -1,6 +1,6 @@
 //! What the host keeps for one instance: the data of its store.
 
-use crate::host::Handles;
+use crate::host::{Handles, Snapshots};
 use crate::limiter::Limiter;
 use crate::meter::Meter;
 use crate::models::Visible;
@@ -14,11 +14,19 @@ use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 
+/// What a deployment lets its plugins use.
+#[derive(Clone)]
+pub(crate) struct Grants {
+    pub(crate) models: Visible,
+    pub(crate) snapshots: Snapshots,
+}
+
 /// The data of a store.
 pub(crate) struct State {
     pub(crate) table: ResourceTable,
     pub(crate) handles: Handles,
     pub(crate) models: Visible,
+    pub(crate) snapshots: Snapshots,
     /// On whose behalf the engine works for it.
     pub(crate) caller: Caller,
     /// Whose tokens it uses, if somebody counts them.
@@ -38,7 +46,7 @@ impl State {
     /// State for an instance that sees nothing of this machine but what `wasi` was given.
     pub(crate) fn new(
         wasi: &mut WasiCtxBuilder,
-        models: Visible,
+        Grants { models, snapshots }: Grants,
         caller: Caller,
         visit: Option<Arc<Visit>>,
         limits: &Limits,
@@ -53,6 +61,7 @@ impl State {
             table,
             handles: Handles::default(),
             models,
+            snapshots,
             caller,
             visit,
             limiter: Limiter::new(limits.memory, Arc::clone(&meter)),

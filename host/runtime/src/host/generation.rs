@@ -6,20 +6,18 @@
 //! When one of the first two goes away it takes the generation along, and that cancels it.
 
 use super::bindings::corral::inference::inference::{Chunk, Finish, Outcome, TokenLogprobs};
+use super::sequence::Shared;
 use super::wit;
 use crate::quota::Reservation;
 use crate::state::State;
 use crate::tally::Turn;
-use corral_engine::{Error, Generation, Token};
+use corral_engine::{Error, Generation};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 use wasmtime::StoreContextMut;
 use wasmtime::component::{Destination, FutureProducer, StreamProducer, StreamResult};
-
-/// The tokens of a sequence.
-pub(super) type Tokens = Arc<Mutex<Vec<Token>>>;
 
 /// Locks what the parties share. All live in one store, so nobody ever waits.
 pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -71,11 +69,11 @@ impl Run {
         }
     }
 
-    /// What it generates; each chunk's tokens go to `tokens` as it passes.
-    pub(super) fn chunks(&self, tokens: Tokens) -> Chunks {
+    /// What it generates; each chunk's tokens go to `text` as it passes.
+    pub(super) fn chunks(&self, text: Shared) -> Chunks {
         Chunks {
             run: self.clone(),
-            tokens,
+            text,
         }
     }
 
@@ -97,7 +95,7 @@ impl Inner {
     }
 
     /// The next chunk, or none at the end.
-    fn poll_chunk(&mut self, cx: &mut Context<'_>, tokens: &Tokens) -> Poll<Option<Chunk>> {
+    fn poll_chunk(&mut self, cx: &mut Context<'_>, text: &Shared) -> Poll<Option<Chunk>> {
         if let Some(chunk) = self.ready.take() {
             return Poll::Ready(Some(chunk));
         }
@@ -106,7 +104,7 @@ impl Inner {
         };
         match ready!(generation.poll_next(cx)) {
             Some(chunk) => {
-                lock(tokens).extend_from_slice(&chunk.tokens);
+                lock(text).generated(&chunk.tokens);
                 if let Some(reservation) = &mut self.reservation {
                     reservation.used(chunk.tokens.len() as u64);
                 }
@@ -131,7 +129,7 @@ impl Inner {
 /// The producer of the stream. Dropping it cancels.
 pub(super) struct Chunks {
     run: Run,
-    tokens: Tokens,
+    text: Shared,
 }
 
 impl StreamProducer<State> for Chunks {
@@ -146,7 +144,7 @@ impl StreamProducer<State> for Chunks {
         finish: bool,
     ) -> Poll<wasmtime::Result<StreamResult>> {
         let mut inner = lock(&self.run.0);
-        Poll::Ready(Ok(match inner.poll_chunk(cx, &self.tokens) {
+        Poll::Ready(Ok(match inner.poll_chunk(cx, &self.text) {
             Poll::Pending if finish => StreamResult::Cancelled,
             Poll::Pending => return Poll::Pending,
             Poll::Ready(None) => StreamResult::Dropped,

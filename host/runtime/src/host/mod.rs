@@ -1,9 +1,13 @@
 //! The implementation of `wit/` over the engine.
 
+mod budget;
 mod constraints;
 mod generation;
-mod inference;
+mod looking;
 mod models;
+mod options;
+mod sequence;
+mod snapshots;
 
 use crate::state::State;
 use corral_engine::{Engine, Error};
@@ -22,6 +26,7 @@ pub(crate) mod bindings {
         },
         with: {
             "corral:inference/constraints.constraint": super::Constraint,
+            "corral:inference/constraints.matcher": super::Matcher,
             "corral:inference/models.model": super::Model,
             "corral:inference/inference.options": super::Options,
             "corral:inference/inference.sequence": super::Sequence,
@@ -30,12 +35,16 @@ pub(crate) mod bindings {
 }
 
 pub(crate) use bindings::corral::inference::types as wit;
-pub use constraints::Constraint;
-pub use inference::{Options, Sequence};
+pub use constraints::{Constraint, Matcher};
+pub use options::Options;
+pub use sequence::Sequence;
+pub(crate) use snapshots::{Snapshots, turns};
 
 /// Handles of each kind that one instance may hold at once.
 const HANDLES: u32 = 256;
-/// Tokens that one instance may have appended to the sequences that it holds.
+/// Matchers that one instance may hold at once: each may take tens of megabytes.
+const MATCHERS: u32 = 16;
+/// Tokens that the sequences of one instance may hold, but for those that were generated.
 const TOKENS: usize = 4 << 20;
 
 /// What an instance holds of ours.
@@ -43,10 +52,13 @@ const TOKENS: usize = 4 << 20;
 pub(crate) struct Handles {
     models: u32,
     constraints: u32,
+    matchers: u32,
     options: u32,
     sequences: u32,
-    /// Tokens appended to these sequences.
+    /// Tokens of these sequences.
     tokens: usize,
+    /// Cloned for each row of logits that it waits for.
+    rows: std::sync::Arc<()>,
 }
 
 /// An opened model.
@@ -59,13 +71,25 @@ pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> 
 
 /// Takes one of `HANDLES` for a `what`.
 fn take(held: &mut u32, what: &str) -> Result<(), wit::Error> {
-    if *held >= HANDLES {
+    take_of(HANDLES, held, what)
+}
+
+/// Takes one of `most` for a `what`.
+fn take_of(most: u32, held: &mut u32, what: &str) -> Result<(), wit::Error> {
+    if *held >= most {
         return Err(wit::Error::Invalid(format!(
-            "the plugin holds {HANDLES} {what}, the most it may; drop some"
+            "the plugin holds {most} {what}, the most it may; drop some"
         )));
     }
     *held += 1;
     Ok(())
+}
+
+/// What a call comes to: an answer, an error that the guest is told, or the end of its request.
+type Answer<T> = wasmtime::Result<Result<T, wit::Error>>;
+
+fn invalid<T>(text: impl Into<String>) -> Answer<T> {
+    Ok(Err(wit::Error::Invalid(text.into())))
 }
 
 impl wit::Host for State {}
@@ -86,9 +110,9 @@ impl From<Error> for wit::Error {
             }),
             Error::Deadline => Self::Deadline,
             Error::Cancelled => Self::Cancelled,
-            Error::Unsupported(text) | Error::NotFound(text) | Error::SnapshotsFull(text) => {
-                Self::Invalid(text)
-            }
+            Error::Unsupported(text) => Self::Invalid(text),
+            Error::NotFound(text) => Self::NotFound(text),
+            Error::SnapshotsFull(text) => Self::NotGranted(text),
             Error::Failed(text) | Error::Snapshot(text) => Self::Failed(text),
         }
     }

@@ -3,7 +3,7 @@
 use super::bindings::corral::inference::models::{
     Host, HostModel, HostModelWithStore, ModelInfo, Pooling, Token,
 };
-use super::{Model, take, wit};
+use super::{Answer, Model, take, wit};
 use crate::meter::thread_nanos;
 use crate::state::State;
 use crate::tally::Turn;
@@ -18,8 +18,6 @@ const TEXT_BYTES: usize = 4 << 20;
 const INLINE_BYTES: usize = 16 << 10;
 /// Most tokens that are turned into text in one call.
 const DETOKENIZE: usize = 1 << 18;
-
-type Answer<T> = wasmtime::Result<Result<T, wit::Error>>;
 
 impl Host for State {
     fn available(&mut self) -> wasmtime::Result<Vec<String>> {
@@ -137,7 +135,7 @@ impl State {
             Some(opening) => Ok(Opened::Now(opening, turn)),
             None => {
                 self.handles.models -= 1;
-                Err(wit::Error::Invalid(format!(
+                Err(wit::Error::NotFound(format!(
                     "there is no model {}; there is {}",
                     name.unwrap_or("to be the default one"),
                     self.models.names().join(", ")
@@ -166,6 +164,7 @@ impl HostModel for State {
             context: info.context,
             embedding_length: info.embedding_length,
             begin: info.begin,
+            end: info.end,
             end_of_generation: info.end_of_generation.clone(),
             chat_template: info.chat_template.clone(),
             can_fork: info.can_truncate,

@@ -181,6 +181,33 @@ impl Book {
         self.over_tokens(allowance, now, tokens).map_or(Ok(()), Err)
     }
 
+    /// Tokens that a request that has reserved `so_far` may have more, now; nothing if none are limited.
+    pub(crate) fn left(
+        &mut self,
+        allowance: &Allowance,
+        now: Duration,
+        so_far: u64,
+    ) -> Option<u64> {
+        let Allowance {
+            tokens_per_request: request,
+            tokens_per_minute: minute,
+            tokens_per_day: day,
+            ..
+        } = *allowance;
+        let unused = |window: &mut Option<Window>, allowed: Option<u64>| {
+            let used = window.as_mut()?.used(now);
+            Some(allowed?.saturating_sub(used))
+        };
+        [
+            request.map(|allowed| allowed.saturating_sub(so_far)),
+            unused(&mut self.tokens_minute, minute),
+            unused(&mut self.tokens_day, day),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
     /// Enters tokens. Whether it may, was asked before.
     pub(crate) fn reserve(&mut self, now: Duration, tokens: u64) -> TokenEntry {
         let take = |window: &mut Option<Window>| {

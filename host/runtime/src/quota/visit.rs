@@ -249,6 +249,18 @@ impl Visit {
         }))
     }
 
+    /// Tokens that could be reserved now, all quotas considered; nothing if none of them limits it.
+    pub(crate) fn left(&self) -> Option<u64> {
+        let so_far = self.reserved.load(Ordering::Relaxed);
+        let quotas = self.quotas.iter();
+        quotas
+            .filter_map(|quota| {
+                let now = quota.used.now();
+                quota.used.book().left(&quota.allowance(), now, so_far)
+            })
+            .min()
+    }
+
     /// Reserves tokens, if all quotas have them.
     pub(crate) fn reserve(self: &Arc<Self>, tokens: u64) -> Result<Reservation, Unreserved> {
         let mut books: Vec<_> = self
@@ -445,6 +457,7 @@ mod tests {
             other => panic!("20 are used of 60: {other:?}"),
         };
         assert!(text.starts_with("tokens-per-request: up to 41 tokens are asked for after 20"));
+        assert_eq!(visit.left(), Some(40), "of 60 and of 80");
         let mut third = visit.reserve(40).expect("60 of 60");
         third.used(40);
         drop((third, visit));
@@ -456,6 +469,11 @@ mod tests {
             found.expect("it is there").value
         };
         assert_eq!((tokens(&one), tokens(&other)), (60.0, 60.0));
+        assert_eq!(begin().left(), Some(40), "of 100 a minute");
+        assert_eq!(
+            Visit::begin(vec![other.clone()]).expect("no limit").left(),
+            None
+        );
         assert!(begin().reserve(40).is_ok());
         assert!(begin().reserve(41).is_err());
     }

@@ -37,7 +37,6 @@ impl Window {
     }
 
     /// What was taken and not given back, as of `now`.
-    #[cfg(test)]
     pub(crate) fn used(&mut self, now: Duration) -> u64 {
         self.advance(now);
         self.sum

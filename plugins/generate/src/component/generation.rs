@@ -38,7 +38,7 @@ impl Generation {
         let seen = prompt::Model {
             name: &info.name,
             begin: info.begin,
-            end: info.end_of_generation.first().copied(),
+            end: info.end.or(info.end_of_generation.first().copied()),
             chat_template: info.chat_template.as_deref(),
             context: info.context,
         };
@@ -121,7 +121,7 @@ impl Generation {
     }
 }
 
-/// The host calls an unknown name `invalid`, as any wrong argument; to a client it is a 404.
+/// With a code of its own: the host calls whatever it can't find `not-found`.
 fn check_model(name: Option<&str>) -> Result<(), Problem> {
     let Some(name) = name else { return Ok(()) };
     let names = available();
@@ -248,6 +248,7 @@ impl Tokenizer for Model {
 fn problem(error: Error) -> Problem {
     match error {
         Error::Invalid(text) => Problem::bad_request("invalid", text),
+        Error::NotFound(text) => Problem::new(404, "not-found", text),
         Error::NotGranted(text) => Problem::new(403, "not-granted", text),
         Error::ContextFull(limit) => Problem::bad_request(
             "context-full",

@@ -1,0 +1,19 @@
+//! `corral:inference/budget`.
+
+use super::bindings::corral::inference::budget::{Host, Remainder};
+use crate::state::State;
+use std::time::Instant;
+
+impl Host for State {
+    fn left(&mut self) -> wasmtime::Result<Remainder> {
+        let now = Instant::now();
+        let time = self.caller.deadline.map_or(u64::MAX, |deadline| {
+            let left = deadline.saturating_duration_since(now).as_nanos();
+            u64::try_from(left).unwrap_or(u64::MAX)
+        });
+        Ok(Remainder {
+            tokens: self.visit.as_ref().and_then(|visit| visit.left()),
+            time,
+        })
+    }
+}
