@@ -1,0 +1,303 @@
+//! Loops that a plugin runs itself, over the real server: they say what the host's loop says, compute
+//! each token once, and can do nobody harm.
+
+use corral_tests::deployments::{deploy, manifest, upload};
+use corral_tests::{Corral, Metrics, SURE, Sum, artefacts, scratch_folder, some_sums};
+use serde_json::json;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const ROUTES: [(&str, &str); 2] = [("/loops", "loops"), ("/others", "loops")];
+
+fn start(arguments: &[&str]) -> Corral {
+    Corral::start_with_routes(&ROUTES, arguments)
+}
+
+/// What a loop answers.
+fn ask(corral: &Corral, which: &str, body: &str) -> String {
+    ask_at(corral, "/loops", which, body)
+}
+
+fn ask_at(corral: &Corral, route: &str, which: &str, body: &str) -> String {
+    let answer = corral.post(&format!("{route}/{which}"), body);
+    assert_eq!(answer.status, 200, "{which} {body:?}: {answer:?}");
+    answer.body
+}
+
+fn engine(metrics: &Metrics, name: &str) -> f64 {
+    metrics.get(&format!("corral_engine_{name}"))
+}
+
+/// Questions, a line each, and their answers.
+fn lines(sums: &[Sum]) -> (String, String) {
+    let join = |each: fn(Sum) -> String| {
+        let all: Vec<_> = sums.iter().copied().map(each).collect();
+        all.join("\n")
+    };
+    (join(Sum::question), join(Sum::answer))
+}
+
+#[test]
+fn every_height_says_the_same_token_for_token_under_load() {
+    let corral = start(&[]);
+    let sums = some_sums(160);
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..32 {
+            scope.spawn(|| {
+                while let Some(sum) = sums.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let question = sum.question();
+                    for which in ["generate", "next", "logits", "only"] {
+                        assert_eq!(ask(&corral, which, &question), sum.answer(), "{which}");
+                    }
+                    let (questions, answers) = lines(&[*sum, SURE[0], *sum, SURE[1]]);
+                    assert_eq!(ask(&corral, "many", &questions), answers);
+                }
+            });
+        }
+    });
+    corral.check_alive();
+    let metrics = corral.settled();
+    assert!(engine(&metrics, "looks_total") > 0.0);
+    assert_eq!(engine(&metrics, "failed_steps_total"), 0.0);
+}
+
+/// Without others, so that it is known who computed what.
+#[test]
+fn a_loop_computes_each_token_once() {
+    let corral = start(&["--no-prefix-cache"]);
+    let before = corral.settled();
+    // Nothing is kept, so each look reads all of its text: this is what the loop would cost.
+    let sum = Sum { a: 12, b: 7 };
+    assert_eq!(ask(&corral, "next", &sum.question()), sum.answer());
+    let between = corral.settled();
+    let (question, answer) = (sum.question().len() as f64, sum.answer().len() as f64);
+    let looks = answer + 1.0;
+    assert_eq!(between.grown("corral_engine_looks_total", &before), looks);
+    let each_anew = (0..looks as u32).map(|step| question + f64::from(step));
+    let decoded = between.grown("corral_engine_tokens_decoded_total", &before);
+    assert_eq!(decoded, each_anew.sum::<f64>());
+    drop(corral);
+
+    let corral = start(&[]);
+    let before = corral.settled();
+    for (which, sum) in ["next", "logits", "only"].into_iter().zip(SURE) {
+        let before = corral.settled();
+        assert_eq!(ask(&corral, which, &sum.question()), sum.answer());
+        let after = corral.settled();
+        let decoded = after.grown("corral_engine_tokens_decoded_total", &before);
+        let tokens = sum.question().len() + sum.answer().len();
+        assert_eq!(decoded, tokens as f64, "{which}");
+    }
+    // Sixteen that are asked for at once share their steps.
+    let (questions, answers) = lines(&some_sums(16));
+    let before_many = corral.settled();
+    assert_eq!(ask(&corral, "many", &questions), answers);
+    let after = corral.settled();
+    let steps = after.grown("corral_engine_steps_total", &before_many);
+    // Four prompts are read in a step at most; then one for each of two or three digits.
+    assert!(steps <= 4.0 + 3.0, "{steps} steps");
+    assert_eq!(
+        after.grown("corral_engine_sequences_preempted_total", &before),
+        0.0
+    );
+}
+
+#[test]
+fn forks_share_what_was_computed() {
+    let corral = start(&[]);
+    for sum in SURE {
+        let before = corral.settled();
+        let text = sum.question_in(200);
+        assert_eq!(ask(&corral, "beam", &text), sum.answer());
+        let after = corral.settled();
+        let decoded = after.grown("corral_engine_tokens_decoded_total", &before);
+        let looks = after.grown("corral_engine_looks_total", &before);
+        // The text once at most, and one token for each look after the first.
+        assert!(decoded <= 200.0 + looks - 1.0, "{decoded} of {looks} looks");
+    }
+}
+
+#[test]
+fn what_was_cut_is_said_anew() {
+    let corral = start(&[]);
+    let text = SURE[0].question_in(150);
+    let story = text.strip_suffix(&SURE[0].question()).expect("its end");
+    let (questions, answers) = lines(&SURE);
+    let before = corral.settled();
+    let body = format!("{}\n{questions}", story.replace('\n', "|"));
+    assert_eq!(ask(&corral, "again", &body), answers);
+    let after = corral.settled();
+    // The story is read once, however often it is gone on with.
+    let decoded = after.grown("corral_engine_tokens_decoded_total", &before);
+    let said = SURE.map(|sum| sum.question().len() + sum.answer().len());
+    let new = story.len() + said.iter().sum::<usize>();
+    assert!(decoded <= new as f64, "{decoded} of {new}");
+}
+
+#[test]
+fn a_guest_follows_a_grammar_step_by_step() {
+    let corral = start(&[]);
+    for sum in SURE {
+        let question = sum.question();
+        assert_eq!(
+            ask(&corral, "match", &format!("[0-9]+\n{question}")),
+            sum.answer()
+        );
+        let said = ask(&corral, "match", &format!("x[0-9]{{2}}y\n{question}"));
+        let digits = said
+            .strip_prefix('x')
+            .and_then(|said| said.strip_suffix('y'));
+        let digits = digits.unwrap_or_else(|| panic!("{said}"));
+        assert!(
+            digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_digit()),
+            "{said}"
+        );
+        assert_eq!(ask(&corral, "statistics", &question), "ok");
+    }
+    let info = ask(&corral, "info", "");
+    assert!(info.contains("Some("), "{info}");
+    corral.settled();
+}
+
+#[test]
+fn what_is_kept_under_a_name_is_there_after_a_restart_and_for_its_deployment_alone() {
+    let folder = scratch_folder();
+    let folder = folder.to_str().expect("ours");
+    let sum = SURE[0];
+    let text = sum.question_in(300);
+    let missing = |corral: &Corral, route: &str, which: &str, name: &str, why: &str| {
+        let answer = corral.post(&format!("{route}/{which}"), name);
+        assert_eq!(answer.status, 400, "{answer:?}");
+        assert!(answer.body.contains(why), "{answer:?}");
+    };
+    let corral = start(&["--snapshots", folder]);
+    assert_eq!(ask(&corral, "keep", &format!("fox\n{text}")), sum.answer());
+    missing(&corral, "/others", "kept", "fox", "NotFound");
+    missing(&corral, "/loops", "kept", "owl", "NotFound");
+    missing(&corral, "/loops", "forget", "owl", "NotFound");
+    missing(&corral, "/loops", "kept", "../fox", "Invalid");
+    missing(&corral, "/loops", "keep", ".fox\n1+1=", "Invalid");
+    corral.settled();
+    drop(corral);
+
+    let corral = start(&["--snapshots", folder]);
+    let before = corral.settled();
+    assert_eq!(ask(&corral, "kept", "fox"), sum.answer());
+    let after = corral.settled();
+    let decoded = after.grown("corral_engine_tokens_decoded_total", &before);
+    // The last token of the text, and the answer: its state was kept too.
+    assert_eq!(decoded, 1.0 + sum.answer().len() as f64);
+    assert_eq!(ask(&corral, "forget", "fox"), "ok");
+    missing(&corral, "/loops", "kept", "fox", "NotFound");
+    corral.settled();
+    drop(corral);
+
+    let corral = start(&[]);
+    missing(&corral, "/loops", "keep", "fox\n1+1=", "NotGranted");
+    missing(&corral, "/loops", "kept", "fox", "NotGranted");
+    missing(&corral, "/loops", "forget", "fox", "NotGranted");
+}
+
+#[test]
+fn a_guest_s_tokens_count_and_it_can_ask_what_is_left() {
+    let folder = scratch_folder();
+    let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
+    let component = std::fs::read(artefacts::plugin("loops")).expect("readable");
+    let digest = upload(&corral, &component);
+    let limits = json!({"limits": {"tokens-per-request": 12}});
+    deploy(&corral, &manifest("few", &digest, limits));
+    deploy(&corral, &manifest("many", &digest, json!({})));
+    let sum = SURE[0];
+    let question = sum.question();
+    let used = question.len() + sum.answer().len();
+    let said = ask_at(&corral, "/few", "budget", &question);
+    assert_eq!(said, format!("Some(12) Some({})", 12 - used));
+    assert_eq!(ask_at(&corral, "/many", "budget", &question), "None None");
+    let answer = corral.post("/few/next", Sum { a: 1, b: 1 }.question_in(13));
+    assert_eq!(answer.status, 400, "{answer:?}");
+    assert!(answer.body.contains("tokens-per-request"), "{answer:?}");
+}
+
+#[test]
+fn what_is_wrong_is_told_and_harms_nothing() {
+    let corral = start(&[]);
+    let said = ask(&corral, "errors", "");
+    let mut lines = said.lines();
+    for (what, came) in [
+        ("an unknown model", "NotFound"),
+        ("next of an empty sequence", "Invalid"),
+        ("an unknown token", "Invalid"),
+        ("more than the context", "ContextFull"),
+        ("an unknown adapter", "Invalid"),
+        ("a snapshot", "NotGranted"),
+        ("a restored one", "NotGranted"),
+        ("too many candidates", "Invalid"),
+        ("too many named", "Invalid"),
+        ("an unknown one named", "Invalid"),
+        ("a matcher and a row", "Invalid"),
+        ("what does not match", "Invalid"),
+        ("truncated beyond the end", "ok ()"),
+        ("append while it generates", "Invalid"),
+        ("truncate while it generates", "Invalid"),
+        ("fork while it generates", "Invalid"),
+        ("next while it generates", "Invalid"),
+        ("generate while it generates", "Invalid"),
+        ("one of two", "ok 4"),
+        ("the same again", "Invalid"),
+        ("of 257 at once", "ok 257"),
+        ("the first of 257", "Invalid"),
+        ("nothing at once", "ok 0"),
+    ] {
+        let line = lines.next().unwrap_or_default();
+        let (named, told) = line.split_once(": ").unwrap_or_default();
+        assert_eq!(named, what, "{said}");
+        assert!(
+            told.trim_start_matches("Error::").starts_with(came),
+            "{line}"
+        );
+    }
+    assert_eq!(lines.next(), None, "{said}");
+    corral.settled();
+}
+
+#[test]
+fn bombs_hit_their_own_request() {
+    let corral = start(&[]);
+    std::thread::scope(|scope| {
+        let beside = scope.spawn(|| {
+            for sum in some_sums(40) {
+                assert_eq!(ask(&corral, "next", &sum.question()), sum.answer());
+            }
+        });
+        let said = ask(&corral, "bomb", "");
+        let counts: Vec<_> = said.lines().map(|line| line.split(' ').next()).collect();
+        assert_eq!(
+            counts[..3],
+            [Some("256"), Some("255"), Some("16")],
+            "{said}"
+        );
+        assert_eq!(said.matches("Invalid").count(), 4, "{said}");
+        let said = ask(&corral, "rows", "");
+        assert!(
+            said.starts_with("16 ") && said.contains("Invalid"),
+            "{said}"
+        );
+        for which in ["giant", "forged", "closed"] {
+            let answer = corral.post(&format!("/loops/{which}"), "");
+            let detail = answer.problem(500, "trapped");
+            assert!(!detail.is_empty(), "{which}");
+        }
+        beside.join().expect("nobody else notices");
+    });
+    corral.check_alive();
+    corral.settled();
+}
+
+#[test]
+fn a_look_that_is_dropped_is_cancelled() {
+    let corral = start(&[]);
+    for sum in SURE {
+        assert_eq!(ask(&corral, "leave", &sum.question_in(300)), sum.answer());
+    }
+    corral.settled();
+}
