@@ -72,6 +72,12 @@ fn rows() -> Vec<Row> {
             meet: queue_time,
         },
         row(
+            "cells-percent",
+            "generate",
+            json!({"cells-percent": 1}),
+            cells,
+        ),
+        row(
             "requests-per-minute",
             "misbehave",
             json!({"requests-per-minute": 3}),
@@ -266,6 +272,17 @@ fn queue_time(corral: &Corral, route: &str) -> u32 {
     corral.wait_until("the place is free", |metrics| {
         metrics.get_or_zero("corral_engine_sequence_ids_used{model=\"second\"}") == 0.0
     });
+    assert_eq!(corral.post(route, few(5)).json()["text"], "2");
+    1
+}
+
+/// One of a hundred cells: 164 of 16,384.
+fn cells(corral: &Corral, route: &str) -> u32 {
+    let long = json!({"prompt": "1 ".repeat(200), "max_tokens": 1}).to_string();
+    let refused = corral.post(route, &long);
+    assert_eq!(refused.status, 400, "{refused:?}");
+    assert!(refused.body.contains("164"), "{refused:?}");
+    assert_eq!(corral.post("/generate", &long).status, 200);
     assert_eq!(corral.post(route, few(5)).json()["text"], "2");
     1
 }

@@ -26,13 +26,15 @@ pub enum Bound {
     Queue,
     /// [`Limits::queue_time`](crate::Limits::queue_time)
     QueueTime,
+    /// [`Limits::cells_percent`](crate::Limits::cells_percent)
+    Cells,
     /// [`Settings::instances`](crate::Settings::instances), which all deployments share.
     Pool,
 }
 
 impl Bound {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Memory,
         Self::Cpu,
         Self::Time,
@@ -41,6 +43,7 @@ impl Bound {
         Self::Concurrent,
         Self::Queue,
         Self::QueueTime,
+        Self::Cells,
         Self::Pool,
     ];
 
@@ -55,6 +58,7 @@ impl Bound {
             Self::Concurrent => "concurrent",
             Self::Queue => "queue",
             Self::QueueTime => "queue-seconds",
+            Self::Cells => "cells-percent",
             Self::Pool => "pool",
         }
     }
@@ -141,6 +145,15 @@ impl Turn {
         }
     }
 
+    /// Takes note of what the engine said at once about a sequence that may have so many positions in its
+    /// model: where it says fewer, it means the deployment's share.
+    pub(crate) fn begun<T>(&self, result: Result<T, Error>, context: u32) -> Result<T, Error> {
+        if matches!(result, Err(Error::ContextFull { limit, .. }) if limit < context) {
+            self.tally.trip(Bound::Cells);
+        }
+        result
+    }
+
     /// Takes note of how it ended. Engines refuse at once for any other reason, so a refusal that comes
     /// when the time is over comes because of that.
     pub(crate) fn ended<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
@@ -188,5 +201,17 @@ mod tests {
             let sum: u64 = tally.tripped().map(|(_, count)| count).sum();
             assert_eq!(sum, count, "{said}");
         }
+    }
+
+    #[test]
+    fn a_text_is_too_long_for_its_share_or_for_the_model() {
+        let tally = Arc::<Tally>::default();
+        let turn = Turn::begin(None, &tally);
+        let full = |limit| Err::<(), _>(Error::ContextFull { needed: 9, limit });
+        let _ = (turn.begun(full(8), 8), turn.begun(Ok(()), 8));
+        assert!(tally.tripped().all(|(_, count)| count == 0));
+        let _ = turn.begun(full(7), 8);
+        let tripped: Vec<_> = tally.tripped().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(tripped, [(Bound::Cells, 1)]);
     }
 }

@@ -26,6 +26,8 @@ type Told = Result<guest::Distribution, wit::Error>;
 struct Asked {
     text: Shared,
     look: Look,
+    /// Positions that its sequence may have in this model.
+    context: u32,
     reservation: Option<Reservation>,
     held: Held,
 }
@@ -133,6 +135,7 @@ impl State {
             among,
             adapter: sequence.adapter().map(str::to_owned),
         };
+        let context = sequence.engine().info().context;
         let asked = sequence.begin().and_then(|(text, call)| {
             let row = match look.show {
                 Show::Logits => Some(self.handles.row()?),
@@ -145,6 +148,7 @@ impl State {
                 reservation: reserved.transpose()?,
                 text,
                 look,
+                context,
                 held: Held {
                     _call: call,
                     _row: row,
@@ -162,14 +166,14 @@ fn send(right: Vec<Asked>, turn: &Turn) -> Vec<Result<Waits, wit::Error>> {
     let mut texts: Vec<_> = texts.iter().map(|text| lock(text)).collect();
     let (looks, rest): (Vec<_>, Vec<_>) = right
         .into_iter()
-        .map(|asked| (asked.look, (asked.reservation, asked.held)))
+        .map(|asked| (asked.look, (asked.context, asked.reservation, asked.held)))
         .unzip();
     let sequences = texts.iter_mut().map(|text| &mut text.sequence);
     let replies = corral_engine::Sequence::next_many(sequences.zip(looks));
     let answers = replies.into_iter().zip(rest).zip(&mut texts);
     answers
-        .map(|((reply, (mut reservation, held)), text)| {
-            let reply = reply?;
+        .map(|((reply, (context, mut reservation, held)), text)| {
+            let reply = turn.begun(reply, context)?;
             if let Some(reservation) = &mut reservation {
                 reservation.used(text.uncounted().max(1));
             }

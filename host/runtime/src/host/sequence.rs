@@ -314,7 +314,7 @@ impl State {
         let named = options.adapter.take();
         options.adapter = named.or_else(|| of_guest.adapter.clone());
         let turn = self.turn();
-        match text.sequence.generate(options) {
+        match turn.begun(text.sequence.generate(options), engine.info().context) {
             Ok(generation) => {
                 // Only what was taken is used.
                 if let Some(reservation) = &mut reservation {
