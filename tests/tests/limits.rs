@@ -324,12 +324,20 @@ fn the_pool_is_counted_where_it_stops_somebody() {
     let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
     let component = std::fs::read(artefacts::plugin("misbehave")).expect("readable");
     let digest = upload(&corral, &component);
-    let many = json!({"limits": {"concurrent": 1000, "queue": 0}});
-    deploy(&corral, &manifest("many", &digest, many.clone()));
-    deploy(&corral, &manifest("other", &digest, many));
+    // As many as one deployment may have at once; a second one takes the rest of the pool.
+    let most = 224;
+    let many = json!({"limits": {"concurrent": most, "queue": 0}});
+    for name in ["many", "more", "other"] {
+        deploy(&corral, &manifest(name, &digest, many.clone()));
+    }
     let mut held = Vec::new();
     let refused = loop {
-        let mut stream = corral.post_stream("/many/drip", "");
+        let route = if held.len() < most {
+            "/many/drip"
+        } else {
+            "/more/drip"
+        };
+        let mut stream = corral.post_stream(route, "");
         match stream.status {
             200 => assert_eq!(stream.line().expect("drips").as_deref(), Some("drip")),
             status => break status,
@@ -339,9 +347,12 @@ fn the_pool_is_counted_where_it_stops_somebody() {
     };
     assert_eq!(refused, 503);
     let instances = held.len() as f64;
+    assert!(held.len() > most, "one deployment has not all of it");
     come_again(&corral.get("/other/ok"), 503, "busy");
     let metrics = corral.metrics();
-    assert_eq!(metrics.get_or_zero(&gauge("running", "/many")), instances);
+    let running = |name| metrics.get_or_zero(&gauge("running", name));
+    assert_eq!(running("/many"), most as f64);
+    assert_eq!(running("/many") + running("/more"), instances);
     assert_eq!(metrics.get("corral_plugin_instances"), instances);
     // Who may wait does, and has its turn.
     std::thread::scope(|scope| {
@@ -352,7 +363,7 @@ fn the_pool_is_counted_where_it_stops_somebody() {
         sum.join().expect("the right answer");
     });
     let counted = corral.metrics().samples("corral_deployment_limit_total");
-    let expected = ["many", "other"].map(|name| {
+    let expected = ["more", "other"].map(|name| {
         let labels = format!("deployment=\"{name}\",limit=\"pool\"");
         (labels, 1.0)
     });

@@ -287,7 +287,8 @@ fn a_share_of_the_cells_bounds_what_runs_and_holds_up_nobody_else() {
     let long = json!({"prompt": prompt, "max_tokens": 1});
     let refused = corral.post("/a", long.to_string());
     assert_eq!(refused.status, 400, "{refused:?}");
-    assert!(refused.body.contains("100"), "{refused:?}");
+    // llama.cpp makes 1,024 cells of them.
+    assert!(refused.body.contains("may have 103 here"), "{refused:?}");
     corral.generate_at("/generate", &long);
     // One alone fills the share, so the others of its deployment come after it, and all are cut there.
     let endless = json!({"prompt": "1+1=", "max_tokens": 900, "ignore_end": true});
@@ -301,7 +302,7 @@ fn a_share_of_the_cells_bounds_what_runs_and_holds_up_nobody_else() {
             assert_eq!(answer["finish_reason"], "length");
             let (prompt, all) = (&answer["prompt_tokens"], &answer["tokens"]);
             let length = prompt.as_u64().zip(all.as_u64()).map(|(a, b)| a + b);
-            assert_eq!(length, Some(100), "{answer}");
+            assert_eq!(length, Some(103), "{answer}");
         }
     });
 }

@@ -173,7 +173,7 @@ fn top_says_what_to_do_where_it_finds_no_corral() {
     // Now nobody.
     let expected = [&*address, "nothing answers", "corral serve", "--admin"];
     check_complaint(&top(&address, &[]), 1, &expected);
-    check_complaint(&top("https://x:1", &[]), 2, &["write http://HOST:PORT"]);
+    check_complaint(&top("ftp://x:1", &[]), 2, &["http://HOST:PORT"]);
     let corral = Corral::start();
     // The public listener is the likely mistake.
     check_complaint(&top(corral.public(), &[]), 1, &nothing_found);

@@ -109,13 +109,6 @@ async fn load(
 ) -> Result<House, Complaint> {
     house::preload(&arguments.models, models, note).await?;
     let runtime = house::runtime(arguments.models.cache.clone(), models)?;
-    if arguments.plugins.is_empty() && store.is_none() {
-        note(
-            "there is nothing to call yet; add --plugin ROUTE=FILE.wasm, or --store FOLDER and \
-             'corral deploy'"
-                .to_owned(),
-        );
-    }
     let limits = arguments.limits.for_calls(CALL.0, CALL.1);
     let most = runtime.most_calls();
     if limits.concurrent > most {
@@ -123,6 +116,13 @@ async fn load(
             "--calls is {}, but one deployment runs at most {most} calls at once; give no more than that",
             limits.concurrent
         )));
+    }
+    if arguments.plugins.is_empty() && store.is_none() {
+        note(
+            "there is nothing to call yet; add --plugin ROUTE=FILE.wasm, or --store FOLDER and \
+             'corral deploy'"
+                .to_owned(),
+        );
     }
     // With keys, whoever deploys has to say that everyone may call.
     let access = match arguments.front.keys {

@@ -253,7 +253,7 @@ fn problem(error: Error) -> Problem {
         Error::ContextFull(limit) => Problem::bad_request(
             "context-full",
             format!(
-                "{} positions are needed; the model's context has {}",
+                "{} positions are needed; a sequence may have {} here",
                 limit.needed, limit.limit
             ),
         ),
