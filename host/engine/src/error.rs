@@ -25,6 +25,15 @@ pub enum Error {
         /// A guess of when there is room again.
         retry_after: Duration,
     },
+    /// It was not its turn within the time that its caller would wait; trying again after `retry_after`
+    /// can succeed.
+    #[error("{reason}; try again in {} s", retry_after.as_secs_f32().ceil())]
+    Overdue {
+        /// What it waited for, and how long.
+        reason: String,
+        /// A guess of when there is room.
+        retry_after: Duration,
+    },
     /// The deadline passed before it was done.
     #[error("its deadline passed before it was done")]
     Deadline,

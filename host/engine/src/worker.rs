@@ -441,7 +441,7 @@ impl<B: Backend> Worker<B> {
         let waited = submitted.map(|submitted| submitted.elapsed());
         let error = match expired {
             Expired::Deadline => Error::Deadline,
-            Expired::Queue { retry_after } => Error::Refused {
+            Expired::Queue { retry_after } => Error::Overdue {
                 reason: format!(
                     "it was not its turn within {:.1} s",
                     waited.unwrap_or_default().as_secs_f64()

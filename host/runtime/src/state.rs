@@ -7,7 +7,7 @@ use crate::models::Visible;
 use crate::outbound::Outbound;
 use crate::quota::Visit;
 use crate::settings::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
-use crate::tally::{Tally, Turn};
+use crate::tally::Tally;
 use corral_engine::{Caller, Lease};
 use std::sync::Arc;
 use wasmtime::component::ResourceTable;
@@ -77,11 +77,6 @@ impl State {
             outbound: Outbound,
             leases: Vec::new(),
         }
-    }
-
-    /// A wait for the engine's turn that begins now.
-    pub(crate) fn turn(&self) -> Turn {
-        Turn::begin(self.caller.queue_time, &self.tally)
     }
 }
 

@@ -2,9 +2,7 @@
 //! stopped how many.
 
 use corral_engine::{Error, Kind, Metric};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 /// What can stop a call, beside the quotas. Tokens and requests per time are [`Limit`](crate::Limit)s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +96,23 @@ impl Tally {
         self.tripped[bound as usize].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Takes note of what an engine said at once about a sequence that may have so many positions in its
+    /// model: where it says fewer, it means the deployment's share.
+    pub(crate) fn begun<T>(&self, result: Result<T, Error>, context: u32) -> Result<T, Error> {
+        if matches!(result, Err(Error::ContextFull { limit, .. }) if limit < context) {
+            self.trip(Bound::Cells);
+        }
+        result
+    }
+
+    /// Takes note of how a wait for an engine ended.
+    pub(crate) fn ended<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+        if matches!(result, Err(Error::Overdue { .. })) {
+            self.trip(Bound::QueueTime);
+        }
+        result
+    }
+
     /// How often each bound stopped somebody.
     pub(crate) fn tripped(&self) -> impl Iterator<Item = (Bound, u64)> {
         let counts = Bound::ALL.into_iter().zip(&self.tripped);
@@ -129,45 +144,10 @@ impl Tally {
     }
 }
 
-/// A wait for one's turn, which is counted when it is given up for having taken too long.
-#[derive(Clone, Debug)]
-pub(crate) struct Turn {
-    until: Option<Instant>,
-    tally: Arc<Tally>,
-}
-
-impl Turn {
-    /// A wait from now on, for at most `time`.
-    pub(crate) fn begin(time: Option<Duration>, tally: &Arc<Tally>) -> Self {
-        Self {
-            until: time.and_then(|time| Instant::now().checked_add(time)),
-            tally: Arc::clone(tally),
-        }
-    }
-
-    /// Takes note of what the engine said at once about a sequence that may have so many positions in its
-    /// model: where it says fewer, it means the deployment's share.
-    pub(crate) fn begun<T>(&self, result: Result<T, Error>, context: u32) -> Result<T, Error> {
-        if matches!(result, Err(Error::ContextFull { limit, .. }) if limit < context) {
-            self.tally.trip(Bound::Cells);
-        }
-        result
-    }
-
-    /// Takes note of how it ended. Engines refuse at once for any other reason, so a refusal that comes
-    /// when the time is over comes because of that.
-    pub(crate) fn ended<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
-        let over = |until| Instant::now() >= until;
-        if matches!(result, Err(Error::Refused { .. })) && self.until.is_some_and(over) {
-            self.tally.trip(Bound::QueueTime);
-        }
-        result
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn every_bound_has_a_count_of_its_own() {
@@ -180,24 +160,25 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_over_only_after_its_time() {
-        let tally = Arc::<Tally>::default();
-        let refused = || {
-            Err::<(), _>(Error::Refused {
-                reason: "no".into(),
-                retry_after: Duration::ZERO,
-            })
+    fn who_waited_too_long_is_counted_and_who_was_refused_at_once_is_not() {
+        let tally = Tally::default();
+        let (reason, retry_after) = (String::new(), Duration::ZERO);
+        let refused = Error::Refused {
+            reason: reason.clone(),
+            retry_after,
         };
-        let long = Duration::from_secs(3600);
-        for (time, result, count) in [
-            (Some(Duration::ZERO), Ok(()), 0),
-            (Some(Duration::ZERO), Err(Error::Deadline), 0),
-            (Some(long), refused(), 0),
-            (None, refused(), 0),
-            (Some(Duration::ZERO), refused(), 1),
+        let overdue = Error::Overdue {
+            reason,
+            retry_after,
+        };
+        for (result, count) in [
+            (Ok(()), 0),
+            (Err(Error::Deadline), 0),
+            (Err(refused), 0),
+            (Err(overdue), 1),
         ] {
-            let said = format!("{time:?} {result:?}");
-            let _ = Turn::begin(time, &tally).ended(result);
+            let said = format!("{result:?}");
+            let _ = tally.ended(result);
             let sum: u64 = tally.tripped().map(|(_, count)| count).sum();
             assert_eq!(sum, count, "{said}");
         }
@@ -205,12 +186,11 @@ mod tests {
 
     #[test]
     fn a_text_is_too_long_for_its_share_or_for_the_model() {
-        let tally = Arc::<Tally>::default();
-        let turn = Turn::begin(None, &tally);
+        let tally = Tally::default();
         let full = |limit| Err::<(), _>(Error::ContextFull { needed: 9, limit });
-        let _ = (turn.begun(full(8), 8), turn.begun(Ok(()), 8));
+        let _ = (tally.begun(full(8), 8), tally.begun(Ok(()), 8));
         assert!(tally.tripped().all(|(_, count)| count == 0));
-        let _ = turn.begun(full(7), 8);
+        let _ = tally.begun(full(7), 8);
         let tripped: Vec<_> = tally.tripped().filter(|(_, count)| *count > 0).collect();
         assert_eq!(tripped, [(Bound::Cells, 1)]);
     }

@@ -96,7 +96,9 @@ fn problem(error: OpenError) -> Problem {
         OpenError::NotNow(error) => {
             let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, "model-busy", text);
             match error {
-                Error::Refused { retry_after, .. } => problem.retry_after(retry_after),
+                Error::Refused { retry_after, .. } | Error::Overdue { retry_after, .. } => {
+                    problem.retry_after(retry_after)
+                }
                 _ => problem.retry_after(Duration::from_secs(1)),
             }
         }

@@ -128,7 +128,7 @@ impl Engine {
     /// answer, an empty input, or a token that is not in the vocabulary; [`Error::ContextFull`] if an
     /// input is longer than [`EmbeddingInfo::longest`]; [`Error::Unsupported`] if the model can't
     /// pool so; [`Error::Refused`] if too much waits. Later, through the future:
-    /// [`Error::Deadline`], [`Error::Refused`] after the caller's queue time, [`Error::Cancelled`]
+    /// [`Error::Deadline`], [`Error::Overdue`] after the caller's queue time, [`Error::Cancelled`]
     /// at a shutdown, [`Error::Failed`].
     pub fn embed(
         &self,

@@ -257,7 +257,7 @@ fn who_goes_away_or_is_late_is_gone_at_the_next_step() {
     rig.leave.send(()).expect("the thread runs");
     assert_eq!(rig.step().tokens, [4], "nothing of the others");
     assert_eq!(wait(&mut late), Err(Error::Deadline));
-    assert!(matches!(wait(&mut hasty), Err(Error::Refused { .. })));
+    assert!(matches!(wait(&mut hasty), Err(Error::Overdue { .. })));
     assert!(wait(&mut patient).is_ok());
     rig.end();
     assert_eq!(rig.count(|c| &c.embed_cancelled), 1);

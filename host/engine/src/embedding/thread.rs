@@ -68,7 +68,7 @@ impl Open {
         }
         let waited = now.saturating_duration_since(*submitted);
         let late = caller.queue_time.is_some_and(|most| most <= waited);
-        (late && self.started.is_none()).then(|| Error::Refused {
+        (late && self.started.is_none()).then(|| Error::Overdue {
             reason: format!("it was not its turn within {:.1} s", waited.as_secs_f64()),
             retry_after: waited.clamp(Duration::from_secs(1), Duration::from_secs(60)),
         })

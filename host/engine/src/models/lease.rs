@@ -141,7 +141,7 @@ impl Future for Opening {
                     }),
                     Answer::Late => not_now(match refuse {
                         None => Error::Deadline,
-                        Some(since) => shared.refused(&inner, *model, *since),
+                        Some(since) => shared.overdue(&inner, *model, *since),
                     }),
                     Answer::Closed => not_now(Error::Cancelled),
                 }

@@ -185,7 +185,7 @@ impl Models {
     /// in memory; otherwise as soon as it was loaded, which happens once however many wait for it.
     ///
     /// [`OpenError::NotNow`] with [`Error::Deadline`] at the caller's deadline, with
-    /// [`Error::Refused`] if too many wait or it was not there within the caller's queue time, and with
+    /// [`Error::Refused`] if too many wait, [`Error::Overdue`] if it was not there within the caller's queue time, and with
     /// [`Error::Cancelled`] at the end of the process.
     ///
     /// Who holds a lease on one model and opens another waits for room like everybody else: where all
@@ -338,7 +338,7 @@ impl Shared {
             }),
             Opened::Late => refused(match refuse {
                 None => Error::Deadline,
-                Some(_) => self.refused(&inner, model, arrived),
+                Some(_) => self.overdue(&inner, model, arrived),
             }),
             Opened::Failed => Opening::refused(inner.not_loaded(&self.names[model], model)),
             Opened::Closed => refused(Error::Cancelled),
@@ -346,8 +346,8 @@ impl Shared {
     }
 
     /// For one who was willing to wait only so long.
-    fn refused(&self, inner: &Inner, model: usize, since: Instant) -> Error {
-        Error::Refused {
+    fn overdue(&self, inner: &Inner, model: usize, since: Instant) -> Error {
+        Error::Overdue {
             reason: format!(
                 "the model {} was not loaded within {:.1} s",
                 self.names[model],

@@ -400,7 +400,7 @@ fn nobody_waits_beyond_its_deadline() {
         let text = error.to_string();
         assert!(text.contains("the model b was not loaded within"), "{text}");
         assert!(
-            matches!(error, OpenError::NotNow(Error::Refused { .. })),
+            matches!(error, OpenError::NotNow(Error::Overdue { .. })),
             "{error:?}"
         );
     }

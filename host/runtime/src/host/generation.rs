@@ -10,7 +10,7 @@ use super::sequence::Shared;
 use super::wit;
 use crate::quota::Reservation;
 use crate::state::State;
-use crate::tally::Turn;
+use crate::tally::Tally;
 use corral_engine::{Error, Generation};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ pub(super) struct Run(Arc<Mutex<Inner>>);
 struct Inner {
     /// None once it ended.
     generation: Option<Generation>,
-    turn: Turn,
+    tally: Arc<Tally>,
     /// The tokens that it may come to, if somebody counts them.
     reservation: Option<Reservation>,
     /// A chunk that the guest asked about but has not taken.
@@ -43,12 +43,12 @@ struct Inner {
 impl Run {
     pub(super) fn new(
         generation: Generation,
-        turn: Turn,
+        tally: Arc<Tally>,
         reservation: Option<Reservation>,
     ) -> Self {
         Self(Arc::new(Mutex::new(Inner {
             generation: Some(generation),
-            turn,
+            tally,
             reservation,
             ready: None,
             outcome: None,
@@ -118,7 +118,7 @@ impl Inner {
                 let outcome = generation.outcome().unwrap_or_else(|| {
                     Err(Error::Failed("the engine ended without an outcome".into()))
                 });
-                let outcome = self.turn.ended(outcome);
+                let outcome = self.tally.ended(outcome);
                 self.end(outcome.map(Into::into).map_err(Into::into));
                 Poll::Ready(None)
             }

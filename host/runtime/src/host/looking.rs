@@ -9,7 +9,7 @@ use super::sequence::{Sequence, Shared};
 use super::wit;
 use crate::quota::Reservation;
 use crate::state::State;
-use crate::tally::Turn;
+use crate::tally::Tally;
 use corral_engine::{Distribution, Look, Reply, Show};
 use std::sync::Arc;
 use wasmtime::component::{Accessor, HasSelf, Resource};
@@ -43,7 +43,7 @@ struct Held {
 /// An ask that the engine has.
 struct Waits {
     reply: Reply<Distribution>,
-    turn: Turn,
+    tally: Arc<Tally>,
     _held: Held,
 }
 
@@ -57,7 +57,7 @@ pub(super) async fn next_many(
     for waits in waiting {
         told.push(match waits {
             Ok(waits) => {
-                let told = waits.turn.ended(waits.reply.await);
+                let told = waits.tally.ended(waits.reply.await);
                 told.map(Into::into).map_err(Into::into)
             }
             Err(error) => Err(error),
@@ -97,7 +97,7 @@ impl State {
                 Err(error) => answers.push(Some(Err(error))),
             }
         }
-        let mut sent = send(right, &self.turn()).into_iter();
+        let mut sent = send(right, &self.tally).into_iter();
         let answers = answers.into_iter();
         Ok(answers
             .filter_map(|answer| answer.or_else(|| sent.next()))
@@ -160,7 +160,7 @@ impl State {
 }
 
 /// Gives them to the engine, and counts the tokens of those that it takes.
-fn send(right: Vec<Asked>, turn: &Turn) -> Vec<Result<Waits, wit::Error>> {
+fn send(right: Vec<Asked>, tally: &Arc<Tally>) -> Vec<Result<Waits, wit::Error>> {
     let texts: Vec<_> = right.iter().map(|asked| Arc::clone(&asked.text)).collect();
     // Each sequence is there once, since its call is held.
     let mut texts: Vec<_> = texts.iter().map(|text| lock(text)).collect();
@@ -173,14 +173,14 @@ fn send(right: Vec<Asked>, turn: &Turn) -> Vec<Result<Waits, wit::Error>> {
     let answers = replies.into_iter().zip(rest).zip(&mut texts);
     answers
         .map(|((reply, (context, mut reservation, held)), text)| {
-            let reply = turn.begun(reply, context)?;
+            let reply = tally.begun(reply, context)?;
             if let Some(reservation) = &mut reservation {
                 reservation.used(text.uncounted().max(1));
             }
             text.count();
             Ok(Waits {
                 reply,
-                turn: turn.clone(),
+                tally: Arc::clone(tally),
                 _held: held,
             })
         })

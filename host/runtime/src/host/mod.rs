@@ -104,6 +104,10 @@ impl From<Error> for wit::Error {
             Error::Refused {
                 reason,
                 retry_after,
+            }
+            | Error::Overdue {
+                reason,
+                retry_after,
             } => Self::Refused(wit::Refusal {
                 reason,
                 retry_after_ms: u32::try_from(retry_after.as_millis()).unwrap_or(u32::MAX),

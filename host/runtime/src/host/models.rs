@@ -6,8 +6,9 @@ use super::bindings::corral::inference::models::{
 use super::{Answer, Model, take, wit};
 use crate::meter::thread_nanos;
 use crate::state::State;
-use crate::tally::Turn;
+use crate::tally::Tally;
 use corral_engine::{EmbedOptions, Embedding, Engine, Error, OpenError, Opening};
+use std::sync::Arc;
 use std::time::Duration;
 use wasmtime::component::{Accessor, HasSelf, Resource};
 
@@ -32,7 +33,7 @@ impl HostModelWithStore<State> for HasSelf<State> {
         let opened = match begun {
             Err(error) => return Ok(Err(error)),
             Ok(Opened::Before(engine)) => Ok(engine),
-            Ok(Opened::Now(opening, turn)) => match turn.ended(opening.await.map_err(told)) {
+            Ok(Opened::Now(opening, tally)) => match tally.ended(opening.await.map_err(told)) {
                 Ok(lease) => {
                     let engine = lease.engine().clone();
                     store.with(|mut access| access.get().leases.push(lease));
@@ -58,15 +59,15 @@ impl HostModelWithStore<State> for HasSelf<State> {
         let begun = store.with(|mut access| {
             let state = access.get();
             let engine = &state.table.get(&model)?.0;
-            let turn = state.turn();
+            let tally = Arc::clone(&state.tally);
             let embedding = state.embed(engine, inputs, options);
-            Ok::<_, wasmtime::Error>(embedding.map(|embedding| (embedding, turn)))
+            Ok::<_, wasmtime::Error>(embedding.map(|embedding| (embedding, tally)))
         })?;
-        let (embedding, turn) = match begun {
+        let (embedding, tally) = match begun {
             Ok(begun) => begun,
             Err(error) => return Ok(Err(error)),
         };
-        Ok(turn
+        Ok(tally
             .ended(embedding.await)
             .map(|vectors| vectors.inputs)
             .map_err(Into::into))
@@ -98,7 +99,7 @@ fn told(error: OpenError) -> Error {
 enum Opened {
     /// It was opened in this call, and so it is in memory.
     Before(Engine),
-    Now(Opening, Turn),
+    Now(Opening, Arc<Tally>),
 }
 
 impl State {
@@ -130,9 +131,8 @@ impl State {
         if let Some(lease) = held {
             return Ok(Opened::Before(lease.engine().clone()));
         }
-        let turn = self.turn();
         match self.models.open(name, &self.caller) {
-            Some(opening) => Ok(Opened::Now(opening, turn)),
+            Some(opening) => Ok(Opened::Now(opening, Arc::clone(&self.tally))),
             None => {
                 self.handles.models -= 1;
                 Err(wit::Error::NotFound(format!(

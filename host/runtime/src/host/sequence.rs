@@ -313,8 +313,10 @@ impl State {
         self.meter.charge(Duration::from_nanos(spent));
         let named = options.adapter.take();
         options.adapter = named.or_else(|| of_guest.adapter.clone());
-        let turn = self.turn();
-        match turn.begun(text.sequence.generate(options), engine.info().context) {
+        match self
+            .tally
+            .begun(text.sequence.generate(options), engine.info().context)
+        {
             Ok(generation) => {
                 // Only what was taken is used.
                 if let Some(reservation) = &mut reservation {
@@ -322,7 +324,10 @@ impl State {
                 }
                 text.count();
                 drop(text);
-                Ok(Ok((Run::new(generation, turn, reservation), shared)))
+                Ok(Ok((
+                    Run::new(generation, Arc::clone(&self.tally), reservation),
+                    shared,
+                )))
             }
             Err(error) => Ok(Err(error.into())),
         }
