@@ -194,13 +194,25 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::deployments::Share;
     use crate::deployments::fixture::{Fixture, manifest, name};
-    use crate::deployments::{Digest, Share};
     use std::path::PathBuf;
 
-    fn file_of(fixture: &Fixture, component: Digest) -> PathBuf {
-        let file = format!("components/{}.wasm", component.hex());
-        fixture.folder().join(file)
+    /// A server that starts again with a deployment `a` whose component's file can't be read: that file,
+    /// and where what it held is.
+    async fn unreadable() -> (Fixture, PathBuf, PathBuf) {
+        let fixture = Fixture::new();
+        let component = fixture.upload(1);
+        let deployed = fixture.deployments.deploy(manifest("a", component), true);
+        deployed.await.expect("good");
+        let fixture = fixture.again();
+        let file = fixture.folder().join("components");
+        let file = file.join(format!("{}.wasm", component.hex()));
+        let aside = fixture.folder().join("aside");
+        std::fs::rename(&file, &aside).expect("ours");
+        // A folder can be opened and not be read, also by root.
+        std::fs::create_dir(&file).expect("ours");
+        (fixture, file, aside)
     }
 
     /// Why the first part of `a` does not serve, and whether it is tried again.
@@ -212,15 +224,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_could_not_be_read_for_now_is_tried_again() {
-        let fixture = Fixture::new();
-        let component = fixture.upload(1);
-        let deployed = fixture.deployments.deploy(manifest("a", component), true);
-        deployed.await.expect("good");
-        let fixture = fixture.again();
-        // A folder can be opened and not be read, also by root.
-        let (file, aside) = (file_of(&fixture, component), fixture.folder().join("aside"));
-        std::fs::rename(&file, &aside).expect("ours");
-        std::fs::create_dir(&file).expect("ours");
+        let (fixture, file, aside) = unreadable().await;
         let deployments = &fixture.deployments;
         assert_eq!(deployments.restore_once().await, ["a"]);
         let (told, passing) = problem(deployments);
@@ -248,14 +252,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_can_be_read_again_serves_again_and_damage_does_not() {
-        let fixture = Fixture::new();
-        let component = fixture.upload(1);
-        let deployed = fixture.deployments.deploy(manifest("a", component), true);
-        deployed.await.expect("good");
-        let fixture = fixture.again();
-        let (file, aside) = (file_of(&fixture, component), fixture.folder().join("aside"));
-        std::fs::rename(&file, &aside).expect("ours");
-        std::fs::create_dir(&file).expect("ours");
+        let (fixture, file, aside) = unreadable().await;
         let deployments = &fixture.deployments;
         deployments.restore_once().await;
         std::fs::remove_dir(&file).expect("ours");
