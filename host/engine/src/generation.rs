@@ -1,9 +1,11 @@
 //! What a caller asks of a generation and what comes back.
 
+use crate::chooser::Choosers;
 use crate::constraint::Constraint;
 use crate::sampling::{self, MAX_TOP_LOGPROBS, Sampler, TokenLogprobs};
 use crate::scheduler::{CellShare, Priority, Scope, Tenant};
 use crate::{Error, Token};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Most stop strings a generation may have.
@@ -39,6 +41,8 @@ pub struct Options {
     /// Tell with each token how likely the model found it, and so many of the likeliest, at most
     /// [`MAX_TOP_LOGPROBS`](crate::sampling::MAX_TOP_LOGPROBS).
     pub logprobs: Option<u8>,
+    /// Who chooses the tokens, in place of `samplers`, which then are empty; and nothing is guessed.
+    pub chooser: Option<Arc<dyn Choosers>>,
 }
 
 impl Options {

@@ -11,6 +11,7 @@
 #![warn(missing_docs)]
 
 mod backend;
+mod chooser;
 mod config;
 pub mod constraint;
 mod delivery;
@@ -37,6 +38,7 @@ mod view;
 mod worker;
 
 pub use backend::{Backend, DecodeError, Input, SaveError};
+pub use chooser::{Choice, Chooser, Choosers, Shown, Wanted};
 pub use config::{Config, ModelInfo};
 pub use constraint::{Constraint, Constraints, Dictionary, Grammar, Matcher};
 pub use delivery::Generation;
