@@ -2,6 +2,7 @@
 
 use crate::chooser::Choosers;
 use crate::constraint::Constraint;
+use crate::look::MAX_CANDIDATES;
 use crate::sampling::{self, MAX_TOP_LOGPROBS, Sampler, TokenLogprobs};
 use crate::scheduler::{CellShare, Priority, Scope, Tenant};
 use crate::{Error, Token};
@@ -79,6 +80,17 @@ impl Options {
                 "the {} likeliest tokens were asked for; at most {MAX_TOP_LOGPROBS} can be",
                 self.logprobs.unwrap_or_default()
             ));
+        }
+        if let Some(choosers) = &self.chooser {
+            if !self.samplers.is_empty() {
+                return invalid("tokens are chosen by samplers or elsewhere, not by both".into());
+            }
+            let wanted = choosers.wanted().candidates;
+            if !(1..=MAX_CANDIDATES).contains(&(wanted as usize)) {
+                return invalid(format!(
+                    "who chooses the tokens wants {wanted} candidates; it must be 1 to {MAX_CANDIDATES}"
+                ));
+            }
         }
         sampling::check(&self.samplers, vocabulary)
     }

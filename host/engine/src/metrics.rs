@@ -138,6 +138,10 @@ counters! {
     looks: Counter = "corral_engine_looks_total",
     /// Tokens that were computed for those, but for those that were computed again.
     looked_tokens: Counter = "corral_engine_looked_tokens_total",
+    /// Times that a sampling plugin was asked for a token.
+    questions: Counter = "corral_engine_questions_total",
+    /// Seconds from those questions to their answers.
+    question_nanos: Counter = "corral_engine_question_seconds_total" / 1e9,
     /// Sequences whose reader went away, or that ran when the engine was shut down.
     cancelled: Counter = "corral_engine_sequences_cancelled_total",
     /// Sequences that failed.

@@ -3,6 +3,7 @@
 
 use crate::Token;
 use crate::backend::{Backend, Input};
+use crate::chooser::Desk;
 use crate::delivery::Sender;
 use crate::generation::Caller;
 use crate::lookup::Lookup;
@@ -74,6 +75,8 @@ struct Sequence {
     /// The grammar that its text has to follow, from when it is admitted: so there are no more of them
     /// than ids.
     follows: Option<Follows>,
+    /// Who chooses its tokens, if not the chain.
+    asking: Option<Asking>,
     text: Assembler,
     delivery: Sender,
     submitted: Instant,
@@ -120,6 +123,7 @@ pub struct Worker<B> {
     commands: Receiver<Command>,
     counters: Arc<Counters>,
     aside: Aside,
+    desk: Arc<Desk>,
     inputs: Vec<Input>,
     scratch: Scratch,
     text: String,
@@ -135,6 +139,7 @@ impl<B: Backend> Worker<B> {
         commands: Receiver<Command>,
         counters: Arc<Counters>,
         aside: Aside,
+        desk: Arc<Desk>,
     ) -> Self {
         Self {
             backend,
@@ -148,6 +153,7 @@ impl<B: Backend> Worker<B> {
             commands,
             counters,
             aside,
+            desk,
             inputs: Vec::with_capacity(limits.step_tokens as usize),
             scratch: Scratch::default(),
             text: String::new(),
@@ -162,6 +168,7 @@ impl<B: Backend> Worker<B> {
         while self.listen(works) {
             self.drop_abandoned();
             self.bring_back();
+            self.take_choices();
             let now = Instant::now();
             let step = self.scheduler.plan(self.time(now));
             works = self.step(&step, now);
@@ -269,6 +276,7 @@ impl<B: Backend> Worker<B> {
         let key = Key(self.next_key);
         self.next_key += 1;
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        let asking = wants.asking(&prompt);
         let arrived = self.time(submitted);
         let request = Request {
             key,
@@ -312,13 +320,17 @@ impl<B: Backend> Worker<B> {
                 return;
             }
         };
-        let speculate = self.limits.drafts.min(options.speculate.into());
+        let speculate = match asking {
+            None => self.limits.drafts.min(options.speculate.into()),
+            Some(_) => 0,
+        };
         let seed = options.seed.unwrap_or_else(rand::random);
         let sequence = Sequence {
             prompt: length,
             generated: 0,
             chain: Chain::new(options.samplers.clone(), seed),
             follows: None,
+            asking,
             text: Assembler::new(options.stop.clone()),
             options,
             delivery,
@@ -384,6 +396,9 @@ impl<B: Backend> Worker<B> {
             }
             if let Some(sequence) = self.sequences.get_mut(key) {
                 sequence.admitted.get_or_insert(now);
+                if let Some(asking) = &mut sequence.asking {
+                    asking.begin();
+                }
                 if let Some(constraint) = &sequence.options.constraint {
                     let begin = || Follows::new(constraint.start());
                     sequence.follows.get_or_insert_with(begin);
@@ -416,6 +431,7 @@ impl<B: Backend> Worker<B> {
                 self.scheduler.applied(StepResult::Decoded {
                     sampled: &sampled.tokens,
                     ended: &sampled.ended,
+                    asked: &sampled.asked,
                     took,
                 });
                 for &key in &sampled.broken {
@@ -496,12 +512,14 @@ fn refusal(refused: Refused, limits: Limits) -> Error {
 }
 
 mod aside;
+mod choose;
 mod follows;
 mod look;
 mod report;
 mod sample;
 mod wants;
 
+use choose::Asking;
 use follows::Follows;
 use look::Looking;
 

@@ -2,6 +2,7 @@
 
 use super::{Adapter, Engine, Inner, ModelWords};
 use crate::LoadError;
+use crate::chooser::Desk;
 use crate::config::{Config, DEFAULT_CELLS, ModelInfo, SEQ_IDS, STEP_TOKENS};
 use crate::constraint::Constraints;
 use crate::embedding::Embedder;
@@ -122,7 +123,9 @@ impl Engine {
             Arc::downgrade(&commands),
         )?;
         let vocabulary = words.clone();
-        let worker = Worker::new(backend, limits, vocabulary, inbox, counters.clone(), aside);
+        let desk = Desk::new(waker(Arc::downgrade(&commands)));
+        let counted = counters.clone();
+        let worker = Worker::new(backend, limits, vocabulary, inbox, counted, aside, desk);
         let thread = std::thread::Builder::new()
             .name(format!("engine {}", info.name))
             .spawn(move || worker.run())
@@ -176,6 +179,17 @@ fn load_adapters(model: &mut Model, adapters: &[(String, PathBuf)]) -> Result<()
     Ok(())
 }
 
+/// Makes the engine's thread look for what is at hand. Weak, so that the thread ends with the last of
+/// its handles.
+fn waker(commands: Weak<SyncSender<Command>>) -> Box<dyn Fn() + Send + Sync> {
+    Box::new(move || {
+        if let Some(commands) = commands.upgrade() {
+            // If the channel is full the thread looks anyway.
+            let _ = commands.try_send(Command::Look);
+        }
+    })
+}
+
 /// Where the states of sequences go that have to leave the cells.
 fn aside(
     ram: u64,
@@ -186,14 +200,7 @@ fn aside(
         return Ok(Aside::default());
     }
     let folder = disk.as_ref().map(|(folder, _)| folder.clone());
-    // Weak, so that the engine's thread ends with the last of its handles. If the channel is full
-    // the thread looks anyway.
-    let wake = move || {
-        if let Some(commands) = commands.upgrade() {
-            let _ = commands.try_send(Command::Look);
-        }
-    };
-    let spill = Spill::new(Budgets { ram, disk }, Box::new(wake)).map_err(|error| {
+    let spill = Spill::new(Budgets { ram, disk }, waker(commands)).map_err(|error| {
         let folder = folder.unwrap_or_default();
         LoadError::Config(format!(
             "sequences can't be put aside in {}: {error}; give a folder that can be written",

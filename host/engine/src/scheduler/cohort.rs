@@ -1,4 +1,5 @@
-//! Callers that run the loop themselves, and how long a step waits for them.
+//! Callers that run the loop themselves, or leave the choice to a plugin, and how long a step waits for
+//! them.
 //!
 //! Who was told what may come next samples, and comes back with one token more. A step that goes
 //! without it takes nearly as long as one with it, so where all that could be computed is of such
@@ -42,6 +43,9 @@ impl Cohort {
     /// Somebody was told, by a step that took so long.
     pub fn tell(&mut self, claim: Watch, punctual: bool, took: Duration) {
         self.0.retain(|member| member.claim.is_held());
+        if !claim.is_held() {
+            return;
+        }
         if self.0.len() >= REMEMBERED {
             self.0.remove(0);
         }
@@ -63,8 +67,16 @@ impl Cohort {
     /// Somebody who goes on with this came at that time. Whether it is punctual: who was not told
     /// anything is taken to be.
     pub fn back(&mut self, claim: &Claim, at: Time) -> bool {
-        let is_it = |member: &Member| member.claim.is_of(claim);
-        let Some(place) = self.0.iter().position(is_it) else {
+        self.returned(|watch| watch.is_of(claim), at)
+    }
+
+    /// The same of one whose token was chosen at that time; it is known by its own claim.
+    pub fn chosen(&mut self, claim: &Watch, at: Time) -> bool {
+        self.returned(|watch| watch.is(claim), at)
+    }
+
+    fn returned(&mut self, is_it: impl Fn(&Watch) -> bool, at: Time) -> bool {
+        let Some(place) = self.0.iter().position(|member| is_it(&member.claim)) else {
             return true;
         };
         let member = self.0.remove(place);

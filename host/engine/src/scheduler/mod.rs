@@ -25,6 +25,7 @@ mod admission;
 pub mod cache;
 mod ceiling;
 pub mod cells;
+mod choices;
 mod cohort;
 pub mod cost;
 mod experience;
@@ -240,6 +241,7 @@ impl Scheduler {
             StepResult::Decoded {
                 sampled,
                 ended,
+                asked,
                 took,
             } => {
                 self.learn(&planned, took.as_secs_f64());
@@ -270,6 +272,7 @@ impl Scheduler {
                         self.keep(running);
                     }
                 }
+                self.ask(asked, took);
                 self.recover(&planned);
                 None
             }
@@ -348,10 +351,10 @@ impl Scheduler {
     /// It waits only where nobody else could get on, but others of them could.
     fn await_cohort(&mut self, now: Time) -> bool {
         let mut ready = self.running.iter().filter(|running| running.is_ready());
-        let first = ready.next().is_some_and(|running| running.request.looks());
-        let looks = first && ready.all(|running| running.request.looks());
+        let first = ready.next().is_some_and(Running::is_guided);
+        let guided = first && ready.all(Running::is_guided);
         let awaited = self.cohort.awaits(now);
-        self.awaited = awaited.filter(|_| looks && !self.is_recovering());
+        self.awaited = awaited.filter(|_| guided && !self.is_recovering());
         self.awaited.is_some()
     }
 

@@ -115,6 +115,11 @@ impl Queue {
         self.waiting.get(&key)
     }
 
+    /// The same, to add to its tokens.
+    pub fn get_mut(&mut self, key: Key) -> Option<&mut Request> {
+        self.waiting.get_mut(&key)
+    }
+
     /// Takes a request out because it got an id, and charges its tenant. So many of its tokens are
     /// there already.
     pub fn admit(&mut self, key: Key, there: u32) -> Option<Request> {

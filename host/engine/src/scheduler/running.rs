@@ -1,6 +1,6 @@
 //! A sequence that holds an id.
 
-use super::words::{AdapterId, EntryId, Key, Request, Row, SeqId, length};
+use super::words::{AdapterId, EntryId, Key, Progress, Request, Row, SeqId, length};
 use super::{Time, recovery::Strikes, speculation::Guess};
 use crate::Token;
 
@@ -17,6 +17,8 @@ pub(super) enum Wait {
     Follows { leader: Key, length: u32 },
     /// The first so many tokens, which were put aside.
     Fetches { entry: EntryId, length: u32 },
+    /// The token after its last one, which is chosen elsewhere.
+    Chosen,
 }
 
 /// One of them. Its tokens stand in its request.
@@ -39,6 +41,8 @@ pub(super) struct Running {
     pub failed_at: Option<u32>,
     /// What may come after its tokens.
     pub guess: Guess,
+    /// Its tokens are chosen elsewhere.
+    pub asks: bool,
 }
 
 impl Running {
@@ -66,6 +70,12 @@ impl Running {
 
     pub fn is_ready(&self) -> bool {
         self.wait == Wait::None
+    }
+
+    /// Whether what comes next is chosen by somebody who has to be waited for: its caller, or whoever
+    /// chooses its tokens.
+    pub fn is_guided(&self) -> bool {
+        self.request.looks() || self.asks
     }
 
     /// Whether it is past its prompt, and what it generated is computed but for the last tokens. Of one
@@ -97,7 +107,7 @@ impl Running {
     pub fn promised(&self) -> u32 {
         let shared = match self.wait {
             Wait::Follows { length, .. } => length,
-            Wait::None | Wait::Fetches { .. } => 0,
+            Wait::None | Wait::Fetches { .. } | Wait::Chosen => 0,
         };
         let target = self.reserved.max(length(self.tokens()));
         target.saturating_sub(self.computed.max(shared))
@@ -142,14 +152,20 @@ impl Running {
         progress.reached = progress.reached.max(length);
     }
 
-    /// What it had of the backend is noted, and gone.
-    pub fn stops(&mut self) {
-        let progress = &mut self.request.progress;
-        if self.wait == Wait::None {
-            // That much was not computed again after all.
+    /// What it had of the backend until now.
+    pub fn progress(&self) -> Progress {
+        let mut progress = self.request.progress.clone();
+        if matches!(self.wait, Wait::None | Wait::Chosen) {
+            // That much was not computed again yet.
             progress.recomputed -= progress.reached.saturating_sub(self.computed);
         }
         progress.reached = progress.reached.max(self.computed);
+        progress
+    }
+
+    /// What it had of the backend is noted, and gone.
+    pub fn stops(&mut self) {
+        self.request.progress = self.progress();
     }
 }
 
@@ -167,6 +183,7 @@ impl Request {
             strikes: Strikes::new(Time::ZERO),
             failed_at: None,
             guess: Guess::default(),
+            asks: false,
         }
     }
 }

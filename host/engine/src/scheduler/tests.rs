@@ -55,6 +55,7 @@ fn computed(scheduler: &mut Scheduler, step: &Step, ended: &[Key]) {
     let result = StepResult::Decoded {
         sampled: &sampled,
         ended,
+        asked: &[],
         took: Duration::from_millis(1),
     };
     assert_eq!(scheduler.applied(result), None);

@@ -81,6 +81,7 @@ impl Scheduler {
             state: match running.wait {
                 Wait::Follows { .. } => "follows",
                 Wait::Fetches { .. } => "fetches",
+                Wait::Chosen => "asks",
                 Wait::None if running.generates() => "generates",
                 Wait::None => "reads",
             },
@@ -106,10 +107,18 @@ impl Scheduler {
         }
     }
 
-    /// What a sequence that runs had of the backend.
-    pub fn progress(&self, key: Key) -> Option<&Progress> {
+    /// What a sequence had of the backend until now; of one that is in the step that was planned, with
+    /// what that computes.
+    pub fn progress(&self, key: Key) -> Option<Progress> {
         let running = self.running.iter().find(|running| running.key() == key);
-        running.map(|running| &running.request.progress)
+        let Some(running) = running else {
+            return self.queue.get(key).map(|request| request.progress.clone());
+        };
+        let planned = self.planned.iter().any(|row| row.key == key);
+        Some(match planned {
+            true => running.request.progress.clone(),
+            false => running.progress(),
+        })
     }
 
     /// Tokens of a sequence that runs, as far as they are known.

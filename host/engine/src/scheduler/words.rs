@@ -88,6 +88,11 @@ impl Watch {
         self.0.strong_count() > 0
     }
 
+    /// Whether both watch one claim.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+
     /// Whether it watches this claim.
     pub(super) fn is_of(&self, claim: &Claim) -> bool {
         self.0.as_ptr() == Arc::as_ptr(&claim.0)
@@ -352,6 +357,9 @@ pub enum StepResult<'a> {
         /// Sequences that want no further token. One that [looks](Request::looks) gets none, and ends with
         /// its first row with output.
         ended: &'a [Key],
+        /// Rows with output whose next token is chosen elsewhere: each waits until it is
+        /// [told](super::Scheduler::chosen).
+        asked: &'a [Key],
         /// How long it took.
         took: Duration,
     },

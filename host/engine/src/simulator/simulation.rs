@@ -14,6 +14,7 @@ use crate::scheduler::{
     StepResult, Tally, Time,
 };
 use aside::Wanted;
+use text::Computed;
 pub use record::{Arrival, End, Record, Taken};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -37,6 +38,8 @@ struct Alive {
     passed_by: u32,
     /// Steps since it could have had a row and was the turn of another adapter.
     off_turn: u32,
+    /// Its next token is being chosen.
+    asked: bool,
 }
 
 /// Steps after which a simulation that has not ended is taken to be stuck.
@@ -64,6 +67,8 @@ pub struct Simulation {
     store_fails: Option<u64>,
     /// Those that come back, as arrivals, from the last one that is known on.
     back: Vec<usize>,
+    /// Whose tokens are chosen, and when, from the last one that is known on.
+    chosen: Vec<(Time, usize)>,
     /// Time in which nothing was computed, for the sake of those that were expected back.
     pub awaited: Duration,
     /// The steps in their order.
@@ -97,6 +102,7 @@ impl Simulation {
             stored: 0,
             store_fails: None,
             back: Vec::new(),
+            chosen: Vec::new(),
             awaited: Duration::ZERO,
             steps: Vec::new(),
         }
@@ -142,12 +148,16 @@ impl Simulation {
                 match entry.remove() {
                     Event::Arrive(index) => self.arrive(index),
                     Event::Leave(index) => self.leave(index),
+                    Event::Choose(index) => self.choose(index),
                 }
             }
             let works = self.step();
             for index in std::mem::take(&mut self.back) {
                 let at = self.arrivals[index].at;
                 events.insert((at, 2 * index), Event::Arrive(index));
+            }
+            for (at, index) in std::mem::take(&mut self.chosen) {
+                events.insert((at, usize::MAX - index), Event::Choose(index));
             }
             if works {
                 continue;
@@ -192,7 +202,7 @@ impl Simulation {
             let earlier = |(earlier, _)| earlier == index;
             other.goes_on.is_some_and(earlier)
         });
-        let went_on = went_on || arrival.comes_back.0 > 0;
+        let went_on = went_on || arrival.comes_back.0 > 0 || arrival.asks.is_some();
         let claim = went_on.then(Claim::default);
         let watch = claim.as_ref().map(Claim::watch).unwrap_or_default();
         let request = Request {
@@ -235,6 +245,7 @@ impl Simulation {
             tokens: Vec::new(),
             passed_by: 0,
             off_turn: 0,
+            asked: false,
         };
         self.alive.insert(key, alive);
         if let Err(refused) = self.scheduler.enqueue(self.now, request) {
@@ -283,7 +294,7 @@ impl Simulation {
     }
 
     fn end(&mut self, key: Key, end: End) {
-        let progress = self.scheduler.progress(key).cloned().unwrap_or_default();
+        let progress = self.scheduler.progress(key).unwrap_or_default();
         let alive = self.alive.remove(&key).expect("a request ends once");
         if end == End::Finished {
             let generated = u32::try_from(alive.tokens.len()).unwrap();
@@ -299,6 +310,7 @@ impl Simulation {
             self.texts.insert(alive.index, alive.text);
             self.comes_back(alive.index);
         }
+        self.let_go(alive.index);
         let record = &mut self.records[alive.index];
         assert!(record.is_none(), "a request ends once");
         *record = Some(Record {
@@ -312,6 +324,14 @@ impl Simulation {
             ended: self.now,
             passed_by: alive.passed_by,
         });
+    }
+
+    /// Who had its tokens chosen holds on to its text no longer, unless others go on with it.
+    fn let_go(&mut self, index: usize) {
+        let goes_on = |other: &Arrival| other.goes_on.is_some_and(|(earlier, _)| earlier == index);
+        if self.arrivals[index].asks.is_some() && !self.arrivals.iter().any(goes_on) {
+            self.claims.remove(&index);
+        }
     }
 
     /// One that was told what may come next thinks, and then comes back with one token more.
@@ -372,10 +392,15 @@ impl Simulation {
                 self.end(key, End::GivenUp);
             }
         } else {
-            let (sampled, ended) = self.computed(&step.rows);
+            let Computed {
+                sampled,
+                ended,
+                asked,
+            } = self.computed(&step.rows);
             let result = StepResult::Decoded {
                 sampled: &sampled,
                 ended: &ended,
+                asked: &asked,
                 took,
             };
             assert_eq!(self.scheduler.applied(result), None);
@@ -430,4 +455,5 @@ impl Simulation {
 enum Event {
     Arrive(usize),
     Leave(usize),
+    Choose(usize),
 }

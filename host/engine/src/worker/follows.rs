@@ -80,6 +80,22 @@ impl Follows {
         Ok(token)
     }
 
+    /// The tokens that may come next, as [`Matcher::mask`] tells.
+    pub fn mask(&mut self, time: &mut GrammarTime) -> Result<&[u32], Error> {
+        let began = Instant::now();
+        self.matcher.mask()?;
+        self.spend(began, 1, time)?;
+        // It is computed once.
+        self.matcher.mask()
+    }
+
+    /// Goes on by a token that was chosen among those.
+    pub fn accept(&mut self, token: Token, time: &mut GrammarTime) -> Result<(), Error> {
+        let began = Instant::now();
+        self.matcher.advance(token)?;
+        self.spend(began, 0, time)
+    }
+
     /// The tokens that follow without a choice, at most so many. The grammar has gone on by them.
     pub fn forced(&mut self, most: usize, time: &mut GrammarTime) -> Result<Vec<Token>, Error> {
         let began = Instant::now();

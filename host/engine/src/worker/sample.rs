@@ -27,6 +27,8 @@ pub(super) struct Sampled {
     pub tokens: Vec<(Key, Token)>,
     /// Who wants no further token.
     pub ended: Vec<Key>,
+    /// Whose next token is chosen elsewhere.
+    pub asked: Vec<Key>,
     /// For whom nothing could be sampled.
     pub broken: Vec<Key>,
     /// The part of the time that grammars took.
@@ -35,23 +37,23 @@ pub(super) struct Sampled {
 
 /// What a sequence gained by a step.
 #[derive(Default)]
-struct Gained {
+pub(super) struct Gained {
     /// In order: drafts that were right, and one that was sampled after them.
-    tokens: Vec<Token>,
+    pub tokens: Vec<Token>,
     /// It wants no further token.
-    finish: Option<Finish>,
+    pub finish: Option<Finish>,
     /// Why nothing could be sampled after the last of the tokens.
     failed: Option<Error>,
 }
 
 /// What a row is sampled with.
-struct Tools<'a> {
+pub(super) struct Tools<'a> {
     words: &'a dyn Vocabulary,
     scratch: &'a mut Scratch,
     text: &'a mut String,
     /// Memory for a sequence's tokens together with those it gains.
     history: &'a mut Vec<Token>,
-    grammars: &'a mut GrammarTime,
+    pub grammars: &'a mut GrammarTime,
 }
 
 impl Sequence {
@@ -110,6 +112,17 @@ impl Sequence {
             Some(top) => Some(logprobs(row, token, usize::from(top), tools.scratch)?),
             None => None,
         };
+        self.settle(token, told, tools, gained)
+    }
+
+    /// Delivers a token that was sampled, and those that are certain to follow it.
+    pub(super) fn settle(
+        &mut self,
+        token: Token,
+        told: Option<TokenLogprobs>,
+        tools: &mut Tools<'_>,
+        gained: &mut Gained,
+    ) -> Result<(), Error> {
         gained.tokens.push(token);
         gained.finish = self.take(token, told, tools);
         let left = self.options.max_tokens.saturating_sub(self.generated);
@@ -163,7 +176,7 @@ impl Sequence {
     }
 }
 
-fn nothing_sampled() -> Error {
+pub(super) fn nothing_sampled() -> Error {
     Error::Failed(
         "no token is left with a finite logit; the samplers ban them all, or the model's weights are \
          damaged"
@@ -195,6 +208,10 @@ impl<B: Backend> Worker<B> {
             };
             sequence.computed += u64::from(certain);
             if !row.output {
+                continue;
+            }
+            if sequence.asking.is_some() {
+                self.ask(row, last, &mut sampled, &mut grammars);
                 continue;
             }
             let draft = self.scheduler.draft(row);
@@ -238,6 +255,22 @@ impl<B: Backend> Worker<B> {
         sampled
     }
 
+    /// A sequence, and what is needed to deliver a token of it.
+    pub(super) fn sequence<'a>(
+        &'a mut self,
+        key: Key,
+        grammars: &'a mut GrammarTime,
+    ) -> Option<(&'a mut Sequence, Tools<'a>)> {
+        let tools = Tools {
+            words: &*self.vocabulary,
+            scratch: &mut self.scratch,
+            text: &mut self.text,
+            history: &mut self.history,
+            grammars,
+        };
+        Some((self.sequences.get_mut(&key)?, tools))
+    }
+
     /// Guesses what comes next in the sequences that gained something and want it guessed.
     pub(super) fn propose(&mut self, sampled: &Sampled) {
         for of_one in sampled.tokens.chunk_by(|a, b| a.0 == b.0) {
@@ -254,7 +287,7 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Ends a sequence. So many of its tokens were not computed.
-    fn finish(&mut self, key: Key, finish: Finish, uncomputed: u64, now: Instant) {
+    pub(super) fn finish(&mut self, key: Key, finish: Finish, uncomputed: u64, now: Instant) {
         let Some(sequence) = self.sequences.remove(&key) else {
             return;
         };

@@ -17,6 +17,7 @@ use std::sync::mpsc::sync_channel;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+mod choices;
 mod looks;
 mod speculation;
 
@@ -81,7 +82,7 @@ impl Vocabulary for Digits {
 }
 
 struct Bench {
-    commands: std::sync::mpsc::SyncSender<Command>,
+    commands: Arc<std::sync::mpsc::SyncSender<Command>>,
     counters: Arc<Counters>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -128,6 +129,13 @@ impl Bench {
         let simulator = Simulator::new(size, Machine::default(), Default::default());
         let counters = Arc::new(Counters::default());
         let aside = Aside::new(spill, 1 << 20);
+        let commands = Arc::new(commands);
+        let waiting = Arc::downgrade(&commands);
+        let desk = Desk::new(Box::new(move || {
+            if let Some(commands) = waiting.upgrade() {
+                let _ = commands.try_send(Command::Look);
+            }
+        }));
         let worker = Worker::new(
             Slow(simulator, step),
             limits,
@@ -135,6 +143,7 @@ impl Bench {
             inbox,
             counters.clone(),
             aside,
+            desk,
         );
         let thread = Some(std::thread::spawn(move || worker.run()));
         Self {

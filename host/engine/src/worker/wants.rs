@@ -2,7 +2,8 @@
 
 use crate::delivery::Sender;
 use crate::look::{Distribution, Look};
-use crate::{Error, Options, reply};
+use super::choose::Asking;
+use crate::{Error, Options, Token, reply};
 
 /// What a sequence is computed for.
 pub enum Wants {
@@ -22,6 +23,16 @@ impl Wants {
             Self::Tokens { options, .. } => options.max_tokens,
             Self::Distribution { .. } => 0,
         }
+    }
+
+    /// Who chooses the tokens after a prompt, if somebody does.
+    pub(super) fn asking(&self, prompt: &[Token]) -> Option<Asking> {
+        let Self::Tokens { options, .. } = self else {
+            return None;
+        };
+        let seed = options.seed.unwrap_or_else(rand::random);
+        let choosers = options.chooser.clone()?;
+        Some(Asking::new(choosers, seed, prompt))
     }
 
     /// Says why it is not computed.

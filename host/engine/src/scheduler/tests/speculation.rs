@@ -18,6 +18,7 @@ fn gained(scheduler: &mut Scheduler, tokens: &[(u64, Token)], ended: &[Key]) {
     let result = StepResult::Decoded {
         sampled: &sampled,
         ended,
+        asked: &[],
         took: Duration::from_millis(1),
     };
     assert_eq!(scheduler.applied(result), None);

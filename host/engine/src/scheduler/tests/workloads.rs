@@ -24,6 +24,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
             prop_oneof![3 => Just(0), 1 => 1..20u32],
             proptest::option::weighted(0.3, (0..2u32, 40..300u32)),
             (0..12u32, 0..6_000u64),
+            proptest::option::weighted(0.2, 0..9_000u64),
         ),
     )
         .prop_map(
@@ -34,7 +35,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                 poisoned,
                 family,
                 goes_on,
-                (drafts, forced, share, (returns, thinks)),
+                (drafts, forced, share, (returns, thinks), asks),
             )| {
                 let (patience, time, leaves) = times;
                 Arrival {
@@ -56,6 +57,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                     forced,
                     share: share.map(|(group, cells)| CellShare { group, cells }),
                     comes_back: (returns, Duration::from_micros(thinks)),
+                    asks: asks.map(Duration::from_micros),
                 }
             },
         )

@@ -45,8 +45,9 @@ impl Simulation {
         let awaited = self.scheduler.awaited();
         if let Some(until) = awaited {
             let others = self.scheduler.sequences().filter(|sequence| {
-                let waits = matches!(sequence.state, "follows" | "fetches");
-                !waits && self.arrivals[self.alive[&sequence.key].index].max_tokens > 0
+                let waits = matches!(sequence.state, "follows" | "fetches" | "asks");
+                let arrival = &self.arrivals[self.alive[&sequence.key].index];
+                !waits && arrival.max_tokens > 0 && arrival.asks.is_none()
             });
             assert_eq!(others.count(), 0, "who generates waits for nobody");
             assert!(until > self.now && until - self.now <= Duration::from_millis(2));
@@ -55,7 +56,12 @@ impl Simulation {
             assert!(step.rows.is_empty());
         } else {
             let coming = !self.wanted.is_empty();
-            assert!(!step.rows.is_empty() || coming, "nobody gets on");
+            let ready = |state| matches!(state, "generates" | "reads");
+            let nobody = !self.scheduler.sequences().any(|s| ready(s.state));
+            assert!(
+                !step.rows.is_empty() || coming || nobody,
+                "nobody gets on"
+            );
         }
         let prompts = step.rows.iter().filter(|row| row.to < self.prompt(row.key));
         for row in prompts {

@@ -41,6 +41,8 @@ pub struct Arrival {
     /// Of one that generates nothing: it comes back so often with one token more, each time so long
     /// after it was told what may come next.
     pub comes_back: (u32, Duration),
+    /// Its tokens are chosen elsewhere, which takes up to so long for each.
+    pub asks: Option<Duration>,
 }
 
 /// How a request ended.

@@ -1,9 +1,9 @@
 //! The texts of a simulation: prompts, what is sampled after them, and guesses of it.
 
-use super::{End, Simulation};
+use super::{Alive, Arrival, End, Simulation};
 use crate::Token;
 use crate::scheduler::speculation::accepted;
-use crate::scheduler::{Key, Row};
+use crate::scheduler::{Key, Row, Time};
 use crate::simulator::POISON;
 
 impl Simulation {
@@ -28,9 +28,9 @@ impl Simulation {
         tokens
     }
 
-    /// What came of a step that was computed: tokens in the order of the rows, and who ended.
-    pub(super) fn computed(&mut self, rows: &[Row]) -> (Vec<(Key, Token)>, Vec<Key>) {
-        let (mut sampled, mut ended) = (Vec::new(), Vec::new());
+    /// What came of a step that was computed.
+    pub(super) fn computed(&mut self, rows: &[Row]) -> Computed {
+        let (mut sampled, mut ended, mut asked) = (Vec::new(), Vec::new(), Vec::new());
         for row in rows {
             let draft = self.scheduler.draft(row).to_vec();
             let alive = self.alive.get_mut(&row.key).expect("checked before");
@@ -39,28 +39,24 @@ impl Simulation {
                 continue;
             }
             let arrival = &self.arrivals[alive.index];
-            let last = arrival.max_tokens.min(arrival.ends_after.max(1)) as usize;
+            if let Some(most) = arrival.asks.filter(|_| arrival.max_tokens > 0) {
+                // What is read again after a preemption is not asked again.
+                if !std::mem::replace(&mut alive.asked, true) {
+                    let part = mix(row.key, alive.text.len(), 3) % 5;
+                    let after = most.mul_f64(part as f64 / 4.0);
+                    self.chosen.push((self.now + after, alive.index));
+                }
+                asked.push(row.key);
+                continue;
+            }
+            let last = arrival.last() as usize;
             let (had, before) = (alive.tokens.len(), alive.text.len());
             while alive.tokens.len() < last {
                 let gained = alive.text.len() - before;
                 if gained > draft.len() || draft[..gained] != alive.text[before..] {
                     break;
                 }
-                // One is sampled, and some are certain to follow it.
-                let chance = mix(row.key, alive.text.len(), 1);
-                let forced = match arrival.forced {
-                    most if most > 0 && chance.is_multiple_of(3) => {
-                        chance / 3 % (u64::from(most) + 1)
-                    }
-                    _ => 0,
-                };
-                for _ in 0..=forced {
-                    if alive.tokens.len() < last {
-                        let position = u32::try_from(alive.text.len()).unwrap();
-                        alive.text.push(token(row.key, position));
-                        alive.tokens.push(self.now);
-                    }
-                }
+                alive.goes_on(row.key, arrival, self.now);
             }
             let gained = &alive.text[before..];
             let right = accepted(&draft, gained);
@@ -77,7 +73,33 @@ impl Simulation {
         for &key in &ended {
             self.end(key, End::Finished);
         }
-        (sampled, ended)
+        Computed {
+            sampled,
+            ended,
+            asked,
+        }
+    }
+
+    /// The next token of an arrival was chosen, and some are certain to follow it.
+    pub(super) fn choose(&mut self, index: usize) {
+        let key = Key(index as u64);
+        let Some(alive) = self.alive.get_mut(&key) else {
+            return;
+        };
+        let arrival = &self.arrivals[index];
+        let (had, before) = (alive.tokens.len(), alive.text.len());
+        alive.asked = false;
+        alive.goes_on(key, arrival, self.now);
+        let ended = alive.tokens.len() >= arrival.last() as usize;
+        let tokens = alive.text[before..].to_vec();
+        if ended {
+            alive.told = u32::try_from(alive.tokens.len() - had).unwrap();
+            alive.left = alive.told;
+            self.end(key, End::Finished);
+        }
+        self.scheduler.chosen(self.now, key, &tokens, ended);
+        let pending = self.scheduler.take_memory();
+        self.do_memory(&pending);
     }
 
     /// Guesses what comes next, sometimes wrongly.
@@ -87,7 +109,11 @@ impl Simulation {
                 continue;
             };
             let chance = mix(row.key, alive.text.len(), 2);
-            let most = u64::from(self.arrivals[alive.index].drafts);
+            let arrival = &self.arrivals[alive.index];
+            if arrival.asks.is_some() {
+                continue;
+            }
+            let most = u64::from(arrival.drafts);
             let right = chance / 7 % (most + 1);
             let mut draft = Vec::new();
             for (place, position) in (0..chance % (most + 1)).zip(alive.text.len()..) {
@@ -102,6 +128,40 @@ impl Simulation {
             }
             if !draft.is_empty() {
                 self.scheduler.propose(row.key, &draft);
+            }
+        }
+    }
+}
+
+/// What came of a step that was computed.
+pub(super) struct Computed {
+    /// In the order of the rows.
+    pub sampled: Vec<(Key, Token)>,
+    pub ended: Vec<Key>,
+    /// Whose next token is chosen elsewhere.
+    pub asked: Vec<Key>,
+}
+
+impl Arrival {
+    /// How many tokens it comes to.
+    fn last(&self) -> u32 {
+        self.max_tokens.min(self.ends_after.max(1))
+    }
+}
+
+impl Alive {
+    /// One token is sampled, and some are certain to follow it.
+    fn goes_on(&mut self, key: Key, arrival: &Arrival, now: Time) {
+        let chance = mix(key, self.text.len(), 1);
+        let forced = match arrival.forced {
+            most if most > 0 && chance.is_multiple_of(3) => chance / 3 % (u64::from(most) + 1),
+            _ => 0,
+        };
+        for _ in 0..=forced {
+            if self.tokens.len() < arrival.last() as usize {
+                let position = u32::try_from(self.text.len()).unwrap();
+                self.text.push(token(key, position));
+                self.tokens.push(now);
             }
         }
     }

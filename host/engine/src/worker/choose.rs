@@ -1,0 +1,228 @@
+//! Sequences whose tokens somebody else chooses (see [`crate::chooser`]).
+
+use super::follows::GrammarTime;
+use super::sample::{Gained, Sampled, nothing_sampled};
+use super::{Sequence, Worker};
+use crate::backend::Backend;
+use crate::chooser::{Chooser, Choosers, Desk, Shown, Wanted};
+use crate::metrics::{add, add_time};
+use crate::sampling::{self, Scratch, TokenLogprobs};
+use crate::scheduler::{Key, Row};
+use crate::{Error, Token};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Who chooses the tokens of a sequence, and what it was told.
+pub(super) struct Asking {
+    choosers: Arc<dyn Choosers>,
+    seed: u64,
+    /// From when the sequence is admitted.
+    chooser: Option<Box<dyn Chooser>>,
+    wanted: Wanted,
+    /// What it has not been told of the text.
+    since: Vec<Token>,
+    question: Option<Question>,
+}
+
+/// What has not been answered.
+struct Question {
+    asked: Instant,
+    /// What was shown.
+    candidates: Vec<(Token, f32)>,
+    /// How likely the first of them is, and the likeliest tokens, if that is to be told.
+    likely: Option<TokenLogprobs>,
+}
+
+impl Asking {
+    /// Nobody was asked yet.
+    pub fn new(choosers: Arc<dyn Choosers>, seed: u64, prompt: &[Token]) -> Self {
+        let wanted = choosers.wanted();
+        let first = prompt.len().saturating_sub(wanted.history as usize);
+        Self {
+            choosers,
+            seed,
+            chooser: None,
+            wanted,
+            since: prompt[first..].to_vec(),
+            question: None,
+        }
+    }
+
+    /// The sequence is admitted.
+    pub fn begin(&mut self) {
+        let (choosers, seed) = (&self.choosers, self.seed);
+        self.chooser.get_or_insert_with(|| choosers.start(seed));
+    }
+
+    /// These were added to the text.
+    fn gained(&mut self, tokens: &[Token]) {
+        self.since.extend_from_slice(tokens);
+    }
+}
+
+impl Question {
+    /// What is told of a token that was chosen. `None` if it was not shown.
+    fn told(self, token: Token) -> Option<Option<TokenLogprobs>> {
+        let logit = |token| {
+            let mut shown = self.candidates.iter();
+            shown.find_map(|&(other, logit)| (other == token).then_some(logit))
+        };
+        let less = self.candidates.first()?.1 - logit(token)?;
+        Some(self.likely.map(|likely| TokenLogprobs {
+            logprob: likely.logprob - less,
+            top: likely.top,
+        }))
+    }
+}
+
+impl Sequence {
+    /// Shows what may come next to whoever chooses it.
+    fn ask(
+        &mut self,
+        row: &[f32],
+        position: u32,
+        desk: (&Arc<Desk>, Key),
+        scratch: &mut Scratch,
+        time: &mut GrammarTime,
+    ) -> Result<(), Error> {
+        let Some(asking) = &mut self.asking else {
+            return Ok(());
+        };
+        let among = match &mut self.follows {
+            Some(follows) => Some(follows.mask(time)?),
+            None => None,
+        };
+        let count = asking.wanted.candidates as usize;
+        let candidates = sampling::top(row, among, count, scratch);
+        let Some(&(likeliest, _)) = candidates.first() else {
+            return Err(nothing_sampled());
+        };
+        let statistics = match asking.wanted.statistics {
+            true => Some(sampling::statistics(row, scratch).ok_or_else(nothing_sampled)?),
+            false => None,
+        };
+        let likely = match self.options.logprobs {
+            Some(top) => {
+                let top = usize::from(top);
+                Some(sampling::logprobs(row, likeliest, top, scratch)?)
+            }
+            None => None,
+        };
+        asking.question = Some(Question {
+            asked: Instant::now(),
+            candidates: candidates.clone(),
+            likely,
+        });
+        let shown = Shown {
+            candidates,
+            statistics,
+            since: std::mem::take(&mut asking.since),
+            position,
+        };
+        asking.begin();
+        if let Some(chooser) = &mut asking.chooser {
+            let (desk, key) = desk;
+            chooser.choose(shown, desk.question(key));
+        }
+        Ok(())
+    }
+
+    /// Whether a question has not been answered.
+    fn is_asked(&self) -> bool {
+        let asking = self.asking.as_ref();
+        asking.is_some_and(|asking| asking.question.is_some())
+    }
+}
+
+impl<B: Backend> Worker<B> {
+    /// A row with output was computed of one whose tokens are chosen elsewhere; `last` is the index of its
+    /// last input.
+    pub(super) fn ask(
+        &mut self,
+        row: &Row,
+        last: usize,
+        sampled: &mut Sampled,
+        time: &mut GrammarTime,
+    ) {
+        let Some(sequence) = self.sequences.get_mut(&row.key) else {
+            return;
+        };
+        // What had to give way and was read again meanwhile is not asked again.
+        if !sequence.is_asked() {
+            let desk = (&self.desk, row.key);
+            let asked = match self.backend.logits(last) {
+                Some(logits) => sequence.ask(logits, row.to, desk, &mut self.scratch, time),
+                None => Err(nothing_sampled()),
+            };
+            if let Err(error) = asked {
+                self.fail(row.key, error);
+                sampled.broken.push(row.key);
+                return;
+            }
+            add(&self.counters.questions, 1);
+        }
+        sampled.asked.push(row.key);
+    }
+
+    /// Takes in what was chosen.
+    pub(super) fn take_choices(&mut self) {
+        for (key, answer) in self.desk.take() {
+            let now = Instant::now();
+            let Some(sequence) = self.sequences.get_mut(&key) else {
+                continue;
+            };
+            let asking = sequence.asking.as_mut();
+            let Some(question) = asking.and_then(|asking| asking.question.take()) else {
+                continue;
+            };
+            add_time(&self.counters.question_nanos, now - question.asked);
+            let chosen = answer.and_then(|token| {
+                let told = question.told(token).ok_or_else(|| {
+                    Error::Failed(format!(
+                        "token {token} was chosen, which is not one of those that were shown"
+                    ))
+                })?;
+                Ok((token, told))
+            });
+            if let Err(error) = chosen.and_then(|(token, told)| self.choose(key, token, told, now))
+            {
+                self.scheduler.cancel(key);
+                self.fail(key, error);
+            }
+        }
+    }
+
+    /// A sequence goes on by a token that was chosen for it.
+    fn choose(
+        &mut self,
+        key: Key,
+        token: Token,
+        told: Option<TokenLogprobs>,
+        now: Instant,
+    ) -> Result<(), Error> {
+        let mut grammars = GrammarTime::among(1);
+        let Some((sequence, mut tools)) = self.sequence(key, &mut grammars) else {
+            return Ok(());
+        };
+        if let Some(follows) = &mut sequence.follows {
+            follows.accept(token, tools.grammars)?;
+        }
+        let mut gained = Gained::default();
+        sequence.settle(token, told, &mut tools, &mut gained)?;
+        let (tokens, finish) = (gained.tokens, gained.finish);
+        if let Some(asking) = &mut sequence.asking {
+            asking.gained(&tokens);
+        }
+        sequence.first_token.get_or_insert(now);
+        if let Some(last) = sequence.last_token.replace(now) {
+            let gap = (now - last).as_secs_f64();
+            self.counters.gap_seconds.observe(gap);
+        }
+        if let Some(finish) = finish {
+            self.finish(key, finish, tokens.len() as u64, now);
+        }
+        let now = self.time(now);
+        self.scheduler.chosen(now, key, &tokens, finish.is_some());
+        Ok(())
+    }
+}
