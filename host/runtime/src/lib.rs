@@ -17,6 +17,7 @@
 mod account;
 mod admission;
 mod body;
+mod bounds;
 mod call;
 mod compiler;
 mod engine;
@@ -35,6 +36,7 @@ mod quota;
 mod runtime;
 mod settings;
 mod state;
+mod store;
 mod tally;
 mod ticker;
 mod validate;

@@ -11,6 +11,7 @@ use crate::output::{Origin, Output};
 use crate::runtime::Shared;
 use crate::settings::{Call, Limits, Terms};
 use crate::state::{Grants, State};
+use crate::store::store;
 use crate::validate::{CliPre, Compiled};
 use bytes::Bytes;
 use corral_engine::{Caller, Priority, Share, Tenant};
@@ -251,7 +252,7 @@ impl Plugin {
         wasi.inherit_stdio().arg(&plugin.name).args(args);
         let began = Instant::now();
         let state = self.state(&mut wasi, &live, time.1, Call::default());
-        let mut store = live.store(&plugin.shared.engine, state);
+        let mut store = store(&plugin.shared.engine, state);
         let work = async {
             let result = match pre {
                 CliPre::P2(pre) => {
