@@ -34,6 +34,7 @@ mod output;
 mod plugin;
 mod quota;
 mod runtime;
+mod sampling;
 mod settings;
 mod state;
 mod store;

@@ -109,6 +109,8 @@ impl Plugin {
             grants: Grants {
                 models,
                 snapshots: Snapshots::new(name, Arc::clone(&shared.snapshot_turns)),
+                samplers: Arc::default(),
+                sampling: Arc::clone(&shared.sampling),
             },
             environment: terms.environment,
             revision: OnceLock::new(),
@@ -197,8 +199,9 @@ impl Plugin {
         };
         let mut wasi = WasiCtxBuilder::new();
         wasi.stdout(Output::new("stdout", origin.clone()))
-            .stderr(Output::new("stderr", origin));
-        let state = self.state(&mut wasi, &live, time.1, call);
+            .stderr(Output::new("stderr", origin.clone()));
+        let mut state = self.state(&mut wasi, &live, time.1, call);
+        state.origin = Some(origin);
         let request = prepare(request, plugin.limits.request_bytes);
         let (reply, response) = oneshot::channel();
         let engine = plugin.shared.engine.clone();

@@ -8,6 +8,7 @@ mod looking;
 mod models;
 mod options;
 mod reach;
+mod sampling;
 mod sequence;
 mod snapshots;
 
@@ -68,6 +69,8 @@ pub(crate) struct Handles {
     tokens: usize,
     /// Cloned for each row of logits that it waits for.
     rows: Arc<()>,
+    /// Held by whoever starts a sampling plugin to check its settings.
+    check: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// An opened model.
