@@ -38,7 +38,7 @@ mod view;
 mod worker;
 
 pub use backend::{Backend, DecodeError, Input, SaveError};
-pub use chooser::{Choice, Chooser, Choosers, Shown, Wanted};
+pub use chooser::{Choice, Chooser, Choosers, Desk, Shown, Wanted};
 pub use config::{Config, ModelInfo};
 pub use constraint::{Constraint, Constraints, Dictionary, Grammar, Matcher};
 pub use delivery::Generation;

@@ -3,29 +3,27 @@
 //! A call to an HTTP handler runs in a task of its own, since the plugin may go on after its
 //! response's headers, and must be stopped at its deadline even when nobody reads the body. The task
 //! owns the store. Aborting the task drops the store, and with it every sequence of the plugin.
-//!
-//! Neither epochs nor timers inside wasmtime's event loop interrupt a guest that waits in a host
-//! call, so the bounds are checked outside, around each poll of everything that the guest does.
 
 use crate::admission::Pass;
+use crate::bounds::{Over, within};
 use crate::failure::Failure;
 use crate::meter::Meter;
 use crate::metrics::{Counters, Ending};
 use crate::plugin::Plugin;
-use crate::settings::{HOSTCALL_BYTES, Limits, RESOURCES};
+use crate::settings::Limits;
 use crate::state::State;
+use crate::store::store;
 use crate::tally::Tally;
-use crate::ticker::{TICK, Ticking};
+use crate::ticker::Ticking;
 use futures_channel::oneshot;
 use std::future::{pending, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::Poll;
 use std::time::Duration;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep_until};
-use wasmtime::{AsContextMut, Engine, Store, UpdateDeadline};
+use tokio::time::Instant;
+use wasmtime::{AsContextMut, Engine};
 use wasmtime_wasi::I32Exit;
 use wasmtime_wasi_http::WasiHttpView;
 use wasmtime_wasi_http::handler::{Prepared, ProxyPre, Request, Response};
@@ -162,30 +160,6 @@ impl Live {
         }
     }
 
-    /// A store in which the limits hold.
-    pub(crate) fn store(&self, engine: &Engine, state: State) -> Store<State> {
-        let mut store = Store::new(engine, state);
-        store.limiter(|state| &mut state.limiter);
-        store.set_hostcall_fuel(HOSTCALL_BYTES);
-        if let Some(table) = store.as_context_mut().concurrent_resource_table() {
-            table.set_max_capacity(RESOURCES);
-        }
-        store.set_epoch_deadline(1);
-        let meter = Arc::clone(&self.meter);
-        // After a wait the epoch has moved on without the guest: it yields only when it really had
-        // the thread for a while, so that woken guests don't go to the back of the queue.
-        store.epoch_deadline_callback(move |_| {
-            Ok(if meter.in_poll() < TICK / 2 {
-                UpdateDeadline::Continue(1)
-            } else {
-                // Tokio's own yield also lets it look for timers and sockets, which it would do
-                // only after many turns of a guest that wakes itself.
-                UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now()))
-            })
-        });
-        store
-    }
-
     /// Runs `work` until it ends or a bound is reached. A failure is noted in the verdict while
     /// `work`, and so the store, are still there.
     pub(crate) async fn bounded<R>(
@@ -195,26 +169,14 @@ impl Live {
         let mut work = pin!(work);
         let _panics = Panics(&self.verdict);
         let (time, deadline) = self.time;
-        let mut clock = pin!(sleep_until(deadline));
-        let result = poll_fn(|cx| {
-            if let Poll::Ready(result) = self.meter.measure(|| work.as_mut().poll(cx)) {
-                return Poll::Ready(
-                    result
-                        .map_err(|error| Failure::from_wasmtime(&error, &self.meter, &self.limits)),
-                );
+        let cpu = self.limits.cpu;
+        let result = match within(&self.meter, cpu, deadline, work.as_mut()).await {
+            Ok(done) => {
+                done.map_err(|error| Failure::from_wasmtime(&error, &self.meter, &self.limits))
             }
-            if self.meter.used() > self.limits.cpu {
-                return Poll::Ready(Err(Failure::CpuTime {
-                    cpu: self.limits.cpu,
-                }));
-            }
-            // The timer wakes us; but a busy thread may see the time before the timer does.
-            if clock.as_mut().poll(cx).is_ready() || Instant::now() >= deadline {
-                return Poll::Ready(Err(Failure::Deadline { time }));
-            }
-            Poll::Pending
-        })
-        .await;
+            Err(Over::Cpu) => Err(Failure::CpuTime { cpu }),
+            Err(Over::Wall) => Err(Failure::Deadline { time }),
+        };
         match result {
             Ok(value) => {
                 self.verdict.finish();
@@ -260,7 +222,7 @@ pub(crate) async fn serve(
     reply: oneshot::Sender<wasmtime::Result<Response>>,
 ) {
     let began = Instant::now();
-    let mut store = live.store(&engine, state);
+    let mut store = store(&engine, state);
     let work = async {
         let proxy = pre.instantiate_async(&mut store).await?;
         live.started(began);

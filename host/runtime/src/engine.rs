@@ -80,8 +80,10 @@ pub(crate) fn engine(settings: &Settings) -> Result<Engine, Error> {
     })
 }
 
-/// A pool in which `instances` plugin instances always find room, whatever each consists of.
+/// A pool in which `instances` plugin instances, and as many of sampling plugins, always find room,
+/// whatever each consists of.
 fn pool(instances: u32) -> PoolingAllocationConfig {
+    let instances = instances.saturating_mul(2);
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(instances)
         .max_core_instances_per_component(CORE_INSTANCES)

@@ -17,6 +17,7 @@
 mod account;
 mod admission;
 mod body;
+mod bounds;
 mod call;
 mod compiler;
 mod engine;
@@ -33,8 +34,10 @@ mod output;
 mod plugin;
 mod quota;
 mod runtime;
+mod sampling;
 mod settings;
 mod state;
+mod store;
 mod tally;
 mod ticker;
 mod validate;

@@ -9,6 +9,7 @@ use wasmtime::component::Linker;
 /// The interfaces of [`linker`], for messages. A plugin may import another version of one as long as
 /// it is compatible: the same major version, or the same minor version before 1.0.
 pub(crate) const OFFERED: &[&str] = &[
+    "corral:inference/blocking@0.1.0",
     "corral:inference/inference@0.1.0",
     "corral:inference/constraints@0.1.0",
     "corral:inference/budget@0.1.0",

@@ -6,18 +6,30 @@
 //! milliseconds, hence the limit is kept to within that.
 
 use rustix::time::{ClockId, clock_gettime};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What one call has used so far. Written by the thread that polls the call.
+/// What one call has used so far. Written by the thread that polls the call, and added to by those that
+/// work for it elsewhere.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     used: AtomicU64,
     poll_began: AtomicU64,
     memory_refused: AtomicBool,
+    /// What is counted here counts there too.
+    whole: Option<Arc<Self>>,
 }
 
 impl Meter {
+    /// A meter for a part of what `whole` counts.
+    pub(crate) fn part_of(whole: Arc<Self>) -> Self {
+        Self {
+            whole: Some(whole),
+            ..Self::default()
+        }
+    }
+
     /// Runs `poll` and counts its processor time.
     pub(crate) fn measure<R>(&self, poll: impl FnOnce() -> R) -> R {
         let began = thread_nanos();
@@ -31,6 +43,9 @@ impl Meter {
     pub(crate) fn charge(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.used.fetch_add(nanos, Ordering::Relaxed);
+        if let Some(whole) = &self.whole {
+            whole.charge(time);
+        }
     }
 
     /// Processor time of the polls so far.
@@ -77,5 +92,15 @@ mod tests {
             }
         });
         assert!(meter.used() >= Duration::from_millis(20));
+    }
+
+    #[test]
+    fn a_part_counts_for_the_whole() {
+        let whole = Arc::new(Meter::default());
+        whole.charge(Duration::from_millis(1));
+        let part = Meter::part_of(Arc::clone(&whole));
+        part.charge(Duration::from_millis(2));
+        assert_eq!(part.used(), Duration::from_millis(2));
+        assert_eq!(whole.used(), Duration::from_millis(3));
     }
 }

@@ -31,6 +31,10 @@ pub(crate) struct Counters {
     compile_nanos: AtomicU64,
     log_lines: AtomicU64,
     loaded: AtomicU64,
+    samplers: AtomicU64,
+    sampler_calls: AtomicU64,
+    sampler_nanos: AtomicU64,
+    sampler_failures: AtomicU64,
 }
 
 fn nanos(time: Duration) -> u64 {
@@ -101,6 +105,24 @@ impl Counters {
     /// A plugin wrote a line to its log.
     pub(crate) fn log_line(&self) {
         self.log_lines.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An instance of a sampling plugin has a place.
+    pub(crate) fn sampler_began(&self) {
+        self.samplers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It is gone.
+    pub(crate) fn sampler_ended(&self) {
+        self.samplers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A sampling plugin was asked for a token, and there was an answer after `time`.
+    pub(crate) fn sampled(&self, time: Duration, failed: bool) {
+        self.sampler_calls.fetch_add(1, Ordering::Relaxed);
+        self.sampler_nanos.fetch_add(nanos(time), Ordering::Relaxed);
+        self.sampler_failures
+            .fetch_add(failed.into(), Ordering::Relaxed);
     }
 
     /// All of them as they are now.
@@ -197,6 +219,26 @@ impl Counters {
                 "corral_plugin_log_lines_total",
                 "Lines that plugins wrote to standard output and error.",
                 &self.log_lines,
+            ),
+            gauge(
+                "corral_sampler_instances",
+                "Instances of sampling plugins that live.",
+                &self.samplers,
+            ),
+            count(
+                "corral_sampler_calls_total",
+                "Tokens that sampling plugins were asked for.",
+                &self.sampler_calls,
+            ),
+            seconds(
+                "corral_sampler_seconds_total",
+                "Time from these questions to their answers.",
+                &self.sampler_nanos,
+            ),
+            count(
+                "corral_sampler_failures_total",
+                "Tokens for which there was no valid answer.",
+                &self.sampler_failures,
             ),
         ]);
         list

@@ -27,6 +27,14 @@ impl Visible {
         })
     }
 
+    /// None of them.
+    pub(crate) fn none(&self) -> Self {
+        Self {
+            models: self.models.clone(),
+            only: Some(Arc::default()),
+        }
+    }
+
     /// Their names, the default one first.
     pub(crate) fn names(&self) -> Vec<&str> {
         match &self.only {

@@ -11,6 +11,7 @@ use crate::output::{Origin, Output};
 use crate::runtime::Shared;
 use crate::settings::{Call, Limits, Terms};
 use crate::state::{Grants, State};
+use crate::store::store;
 use crate::validate::{CliPre, Compiled};
 use bytes::Bytes;
 use corral_engine::{Caller, Priority, Share, Tenant};
@@ -108,6 +109,8 @@ impl Plugin {
             grants: Grants {
                 models,
                 snapshots: Snapshots::new(name, Arc::clone(&shared.snapshot_turns)),
+                samplers: Arc::default(),
+                sampling: Arc::clone(&shared.sampling),
             },
             environment: terms.environment,
             revision: OnceLock::new(),
@@ -196,8 +199,9 @@ impl Plugin {
         };
         let mut wasi = WasiCtxBuilder::new();
         wasi.stdout(Output::new("stdout", origin.clone()))
-            .stderr(Output::new("stderr", origin));
-        let state = self.state(&mut wasi, &live, time.1, call);
+            .stderr(Output::new("stderr", origin.clone()));
+        let mut state = self.state(&mut wasi, &live, time.1, call);
+        state.origin = Some(origin);
         let request = prepare(request, plugin.limits.request_bytes);
         let (reply, response) = oneshot::channel();
         let engine = plugin.shared.engine.clone();
@@ -251,7 +255,7 @@ impl Plugin {
         wasi.inherit_stdio().arg(&plugin.name).args(args);
         let began = Instant::now();
         let state = self.state(&mut wasi, &live, time.1, Call::default());
-        let mut store = live.store(&plugin.shared.engine, state);
+        let mut store = store(&plugin.shared.engine, state);
         let work = async {
             let result = match pre {
                 CliPre::P2(pre) => {

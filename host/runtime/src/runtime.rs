@@ -9,6 +9,7 @@ use crate::linker::linker;
 use crate::metrics::Counters;
 use crate::models::Visible;
 use crate::plugin::Plugin;
+use crate::sampling::Sampling;
 use crate::settings::{Limits, Settings, Terms};
 use crate::state::State;
 use crate::ticker::Ticker;
@@ -67,8 +68,9 @@ pub(crate) struct Shared {
     pub(crate) linker: Linker<State>,
     pub(crate) models: Models,
     pool: Arc<Pool>,
-    pub(crate) ticker: Ticker,
+    pub(crate) ticker: Arc<Ticker>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) sampling: Arc<Sampling>,
     /// For snapshots, of which few are written or read at a time.
     pub(crate) snapshot_turns: Arc<Semaphore>,
     compiler: Compiler,
@@ -90,14 +92,18 @@ impl Runtime {
     pub fn new(settings: Settings, models: Models) -> Result<Self, Error> {
         let engine = engine(&settings)?;
         let linker = linker(&engine)?;
-        let ticker = Ticker::start(&engine)?;
+        let ticker = Arc::new(Ticker::start(&engine)?);
+        let counters = Arc::<Counters>::default();
+        let places = settings.instances as usize;
+        let sampling = Sampling::new(places, Arc::clone(&ticker), Arc::clone(&counters));
         Ok(Self(Arc::new(Shared {
             engine,
             linker,
             models,
-            pool: Arc::new(Pool::new(settings.instances as usize)),
+            pool: Arc::new(Pool::new(places)),
             ticker,
-            counters: Arc::default(),
+            counters,
+            sampling: Arc::new(sampling),
             snapshot_turns: host::turns(),
             compiler: Compiler::start()?,
             component_bytes: settings.component_bytes,

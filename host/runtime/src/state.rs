@@ -5,12 +5,15 @@ use crate::limiter::Limiter;
 use crate::meter::Meter;
 use crate::models::Visible;
 use crate::outbound::Outbound;
+use crate::output::{Origin, Output};
 use crate::quota::Visit;
+use crate::sampling::Sampling;
 use crate::settings::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
 use crate::tally::Tally;
 use corral_engine::{Caller, Lease};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use wasmtime::component::ResourceTable;
+use wasmtime::component::{InstancePre, ResourceTable};
 use wasmtime_wasi::{WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 
@@ -19,6 +22,10 @@ use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 pub(crate) struct Grants {
     pub(crate) models: Visible,
     pub(crate) snapshots: Snapshots,
+    /// The sampling plugins that it links, by their names there.
+    pub(crate) samplers: Arc<BTreeMap<String, InstancePre<State>>>,
+    /// What those of all deployments share.
+    pub(crate) sampling: Arc<Sampling>,
 }
 
 /// The data of a store.
@@ -27,16 +34,23 @@ pub(crate) struct State {
     pub(crate) handles: Handles,
     pub(crate) models: Visible,
     pub(crate) snapshots: Snapshots,
+    pub(crate) samplers: Arc<BTreeMap<String, InstancePre<State>>>,
+    pub(crate) sampling: Arc<Sampling>,
     /// On whose behalf the engine works for it.
     pub(crate) caller: Caller,
     /// Whose tokens it uses, if somebody counts them.
     pub(crate) visit: Option<Arc<Visit>>,
+    pub(crate) limits: Arc<Limits>,
     pub(crate) meter: Arc<Meter>,
     pub(crate) limiter: Limiter,
     pub(crate) tally: Arc<Tally>,
     wasi: WasiCtx,
     http: WasiHttpCtx,
     outbound: Outbound,
+    /// Whose lines those of its linked plugins are; none for a command.
+    pub(crate) origin: Option<Origin>,
+    /// Where they go, once there are any.
+    outputs: Option<[Output; 2]>,
     /// Of every model that it has opened: they stay in memory until the call ends. Dropped after all
     /// that uses them.
     pub(crate) leases: Vec<Lease>,
@@ -46,10 +60,10 @@ impl State {
     /// State for an instance that sees nothing of this machine but what `wasi` was given.
     pub(crate) fn new(
         wasi: &mut WasiCtxBuilder,
-        Grants { models, snapshots }: Grants,
+        grants: Grants,
         caller: Caller,
         visit: Option<Arc<Visit>>,
-        limits: &Limits,
+        limits: &Arc<Limits>,
         meter: Arc<Meter>,
         tally: Arc<Tally>,
     ) -> Self {
@@ -60,10 +74,13 @@ impl State {
         Self {
             table,
             handles: Handles::default(),
-            models,
-            snapshots,
+            models: grants.models,
+            snapshots: grants.snapshots,
+            samplers: grants.samplers,
+            sampling: grants.sampling,
             caller,
             visit,
+            limits: Arc::clone(limits),
             limiter: Limiter::new(limits.memory, Arc::clone(&meter)),
             meter,
             tally,
@@ -75,8 +92,18 @@ impl State {
                 .build(),
             http,
             outbound: Outbound,
+            origin: None,
+            outputs: None,
             leases: Vec::new(),
         }
+    }
+
+    /// Where the linked plugins of this call write, its standard output and error: all to the same two,
+    /// so that together they have the lines that one has.
+    pub(crate) fn outputs(&mut self) -> Option<[Output; 2]> {
+        let origin = self.origin.as_ref()?;
+        let new = || ["stdout", "stderr"].map(|stream| Output::new(stream, origin.clone()));
+        Some(self.outputs.get_or_insert_with(new).clone())
     }
 }
 

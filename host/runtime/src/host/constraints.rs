@@ -3,6 +3,7 @@
 use super::bindings::corral::inference::constraints::{
     Grammar, Host, HostConstraint, HostConstraintWithStore, HostMatcher, Token,
 };
+use super::reach::Reach;
 use super::{Answer, MATCHERS, Model, take, take_of};
 use crate::state::State;
 use corral_engine::{Engine, Error};
@@ -19,41 +20,45 @@ impl HostConstraintWithStore<State> for HasSelf<State> {
         model: Resource<Model>,
         grammar: Grammar,
     ) -> Answer<Resource<Constraint>> {
-        let grammar = match grammar {
-            Grammar::JsonSchema(text) => corral_engine::Grammar::JsonSchema(text),
-            Grammar::JsonObject => corral_engine::Grammar::JsonObject,
-            Grammar::Regex(text) => corral_engine::Grammar::Regex(text),
-            Grammar::Lark(text) => corral_engine::Grammar::Lark(text),
-            Grammar::Gbnf(text) => corral_engine::Grammar::Gbnf(text),
-        };
-        // Taken before it waits, so that as many compile as may be held.
-        let engine = store.with(|mut access| {
-            let state = access.get();
-            let engine = state.table.get(&model)?.0.clone();
-            Ok::<_, wasmtime::Error>(
-                take(&mut state.handles.constraints, "constraints").map(|()| engine),
-            )
-        })?;
-        let engine = match engine {
-            Ok(engine) => engine,
-            Err(error) => return Ok(Err(error)),
-        };
-        let compiled = match engine.compiled(&grammar) {
-            Some(found) => Ok(found),
-            // It waits for the compiler's thread, which has a bound: not where others are turned.
-            None => tokio::task::spawn_blocking(move || engine.compile(&grammar)).await?,
-        };
-        store.with(|mut access| {
-            let state = access.get();
-            match compiled {
-                Ok(compiled) => Ok(Ok(state.table.push(Constraint(compiled))?)),
-                Err(error) => {
-                    state.handles.constraints -= 1;
-                    Ok(Err(error.into()))
-                }
-            }
-        })
+        compile(store, model, grammar).await
     }
+}
+
+pub(super) async fn compile(
+    mut on: impl Reach,
+    model: Resource<Model>,
+    grammar: Grammar,
+) -> Answer<Resource<Constraint>> {
+    let grammar = match grammar {
+        Grammar::JsonSchema(text) => corral_engine::Grammar::JsonSchema(text),
+        Grammar::JsonObject => corral_engine::Grammar::JsonObject,
+        Grammar::Regex(text) => corral_engine::Grammar::Regex(text),
+        Grammar::Lark(text) => corral_engine::Grammar::Lark(text),
+        Grammar::Gbnf(text) => corral_engine::Grammar::Gbnf(text),
+    };
+    // Taken before it waits, so that as many compile as may be held.
+    let engine = on.with(|state| {
+        let engine = state.table.get(&model)?.0.clone();
+        Ok::<_, wasmtime::Error>(
+            take(&mut state.handles.constraints, "constraints").map(|()| engine),
+        )
+    })?;
+    let engine = match engine {
+        Ok(engine) => engine,
+        Err(error) => return Ok(Err(error)),
+    };
+    let compiled = match engine.compiled(&grammar) {
+        Some(found) => Ok(found),
+        // It waits for the compiler's thread, which has a bound: not where others are turned.
+        None => tokio::task::spawn_blocking(move || engine.compile(&grammar)).await?,
+    };
+    on.with(|state| match compiled {
+        Ok(compiled) => Ok(Ok(state.table.push(Constraint(compiled))?)),
+        Err(error) => {
+            state.handles.constraints -= 1;
+            Ok(Err(error.into()))
+        }
+    })
 }
 
 impl HostConstraint for State {

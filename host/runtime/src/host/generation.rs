@@ -3,7 +3,8 @@
 //!
 //! The stream's producer polls the engine's mailbox itself, so no task and no channel stands between
 //! the engine and the guest. Three parties share a [`Run`]: the sequence, the stream and the future.
-//! When one of the first two goes away it takes the generation along, and that cancels it.
+//! When one of the first two goes away it takes the generation along, and that cancels it. A guest that
+//! blocks (`blocking.rs`) has neither stream nor future, and reads the chunks one by one.
 
 use super::bindings::corral::inference::inference::{Chunk, Finish, Outcome, TokenLogprobs};
 use super::sequence::Shared;
@@ -12,6 +13,7 @@ use crate::quota::Reservation;
 use crate::state::State;
 use crate::tally::Tally;
 use corral_engine::{Error, Generation};
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
@@ -126,10 +128,24 @@ impl Inner {
     }
 }
 
-/// The producer of the stream. Dropping it cancels.
+/// What it generates, and the producer of the stream. Dropping it cancels.
 pub(super) struct Chunks {
     run: Run,
     text: Shared,
+}
+
+impl Chunks {
+    /// Waits for the next one; none at the end.
+    pub(super) async fn next(&self) -> Option<Chunk> {
+        poll_fn(|cx| lock(&self.run.0).poll_chunk(cx, &self.text)).await
+    }
+
+    /// Waits for the end, without the chunks until then, and says how it went.
+    pub(super) async fn outcome(&self) -> Result<Outcome, wit::Error> {
+        while self.next().await.is_some() {}
+        let outcome = lock(&self.run.0).outcome.clone();
+        outcome.unwrap_or(Err(wit::Error::Cancelled))
+    }
 }
 
 impl StreamProducer<State> for Chunks {

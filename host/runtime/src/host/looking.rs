@@ -5,12 +5,13 @@
 
 use super::bindings::corral::inference::inference as guest;
 use super::generation::lock;
+use super::reach::Reach;
 use super::sequence::{Sequence, Shared};
 use super::wit;
 use crate::quota::Reservation;
 use crate::state::State;
 use crate::tally::Tally;
-use corral_engine::{Distribution, Look, Reply, Show};
+use corral_engine::{Distribution, Error, Look, Reply, Show};
 use std::sync::Arc;
 use wasmtime::component::{Accessor, HasSelf, Resource};
 
@@ -48,11 +49,8 @@ struct Waits {
 }
 
 /// Looks at all of them together; answers in their order.
-pub(super) async fn next_many(
-    store: &Accessor<State, HasSelf<State>>,
-    asks: Vec<Ask>,
-) -> wasmtime::Result<Vec<Told>> {
-    let waiting = store.with(|mut access| access.get().look(asks))?;
+pub(super) async fn next_many(mut on: impl Reach, asks: Vec<Ask>) -> wasmtime::Result<Vec<Told>> {
+    let waiting = on.with(|state| state.look(asks))?;
     let mut told = Vec::with_capacity(waiting.len());
     for waits in waiting {
         told.push(match waits {
@@ -64,6 +62,19 @@ pub(super) async fn next_many(
         });
     }
     Ok(told)
+}
+
+/// Looks at one.
+pub(super) async fn next(
+    on: impl Reach,
+    sequence: Resource<Sequence>,
+    look: guest::Look,
+) -> wasmtime::Result<Told> {
+    let mut answers = next_many(on, vec![(sequence, look)]).await?;
+    Ok(answers.pop().unwrap_or_else(|| {
+        let lost = Error::Failed("the engine gave no answer".into());
+        Err(lost.into())
+    }))
 }
 
 impl guest::HostWithStore<State> for HasSelf<State> {

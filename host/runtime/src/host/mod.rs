@@ -1,16 +1,20 @@
 //! The implementation of `wit/` over the engine.
 
+mod blocking;
 mod budget;
 mod constraints;
 mod generation;
 mod looking;
 mod models;
 mod options;
+mod reach;
+mod sampling;
 mod sequence;
 mod snapshots;
 
 use crate::state::State;
 use corral_engine::{Engine, Error};
+use std::sync::Arc;
 use wasmtime::component::{HasSelf, Linker};
 
 pub(crate) mod bindings {
@@ -18,13 +22,17 @@ pub(crate) mod bindings {
 
     wasmtime::component::bindgen!({
         path: "../../wit",
-        world: "corral:inference/imports",
+        world: "corral:inference/imports-blocking",
         imports: {
+            "corral:inference/blocking": async | trappable,
+            "corral:inference/blocking.[static]generation.start": trappable,
+            "corral:inference/blocking.[drop]generation": trappable,
             "corral:inference/models.[method]model.tokenize": async | trappable,
             "corral:inference/inference.[method]sequence.generate": store | trappable,
             default: trappable,
         },
         with: {
+            "corral:inference/blocking.generation": super::Generation,
             "corral:inference/constraints.constraint": super::Constraint,
             "corral:inference/constraints.matcher": super::Matcher,
             "corral:inference/models.model": super::Model,
@@ -35,6 +43,7 @@ pub(crate) mod bindings {
 }
 
 pub(crate) use bindings::corral::inference::types as wit;
+pub use blocking::Generation;
 pub use constraints::{Constraint, Matcher};
 pub use options::Options;
 pub use sequence::Sequence;
@@ -55,10 +64,13 @@ pub(crate) struct Handles {
     matchers: u32,
     options: u32,
     sequences: u32,
+    generations: u32,
     /// Tokens of these sequences.
     tokens: usize,
     /// Cloned for each row of logits that it waits for.
-    rows: std::sync::Arc<()>,
+    rows: Arc<()>,
+    /// Held by whoever starts a sampling plugin to check its settings.
+    check: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// An opened model.
@@ -66,7 +78,7 @@ pub struct Model(Engine);
 
 /// Links `corral:inference`.
 pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    bindings::Imports::add_to_linker::<_, HasSelf<_>>(linker, |state| state)
+    bindings::ImportsBlocking::add_to_linker::<_, HasSelf<_>>(linker, |state| state)
 }
 
 /// Takes one of `HANDLES` for a `what`.

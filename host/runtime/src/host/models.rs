@@ -3,6 +3,7 @@
 use super::bindings::corral::inference::models::{
     Host, HostModel, HostModelWithStore, ModelInfo, Pooling, Token,
 };
+use super::reach::Reach;
 use super::{Answer, Model, take, wit};
 use crate::meter::thread_nanos;
 use crate::state::State;
@@ -28,21 +29,7 @@ impl Host for State {
 
 impl HostModelWithStore<State> for HasSelf<State> {
     async fn open(store: &Accessor<State, Self>, name: Option<String>) -> Answer<Resource<Model>> {
-        // Taken before it waits, so that as many wait as may be open.
-        let begun = store.with(|mut access| access.get().begin_open(name.as_deref()));
-        let opened = match begun {
-            Err(error) => return Ok(Err(error)),
-            Ok(Opened::Before(engine)) => Ok(engine),
-            Ok(Opened::Now(opening, tally)) => match tally.ended(opening.await.map_err(told)) {
-                Ok(lease) => {
-                    let engine = lease.engine().clone();
-                    store.with(|mut access| access.get().leases.push(lease));
-                    Ok(engine)
-                }
-                Err(error) => Err(wit::Error::from(error)),
-            },
-        };
-        store.with(|mut access| access.get().end_open(opened))
+        open(store, name).await
     }
 
     async fn embed(
@@ -52,26 +39,53 @@ impl HostModelWithStore<State> for HasSelf<State> {
         pooling: Option<Pooling>,
         normalize: Option<bool>,
     ) -> Answer<Vec<Vec<f32>>> {
-        let options = EmbedOptions {
-            pooling: pooling.map(Into::into),
-            normalize,
-        };
-        let begun = store.with(|mut access| {
-            let state = access.get();
-            let engine = &state.table.get(&model)?.0;
-            let tally = Arc::clone(&state.tally);
-            let embedding = state.embed(engine, inputs, options);
-            Ok::<_, wasmtime::Error>(embedding.map(|embedding| (embedding, tally)))
-        })?;
-        let (embedding, tally) = match begun {
-            Ok(begun) => begun,
-            Err(error) => return Ok(Err(error)),
-        };
-        Ok(tally
-            .ended(embedding.await)
-            .map(|vectors| vectors.inputs)
-            .map_err(Into::into))
+        embed(store, model, inputs, pooling, normalize).await
     }
+}
+
+pub(super) async fn open(mut on: impl Reach, name: Option<String>) -> Answer<Resource<Model>> {
+    // Taken before it waits, so that as many wait as may be open.
+    let begun = on.with(|state| state.begin_open(name.as_deref()));
+    let opened = match begun {
+        Err(error) => return Ok(Err(error)),
+        Ok(Opened::Before(engine)) => Ok(engine),
+        Ok(Opened::Now(opening, tally)) => match tally.ended(opening.await.map_err(told)) {
+            Ok(lease) => {
+                let engine = lease.engine().clone();
+                on.with(|state| state.leases.push(lease));
+                Ok(engine)
+            }
+            Err(error) => Err(wit::Error::from(error)),
+        },
+    };
+    on.with(|state| state.end_open(opened))
+}
+
+pub(super) async fn embed(
+    mut on: impl Reach,
+    model: Resource<Model>,
+    inputs: Vec<Vec<Token>>,
+    pooling: Option<Pooling>,
+    normalize: Option<bool>,
+) -> Answer<Vec<Vec<f32>>> {
+    let options = EmbedOptions {
+        pooling: pooling.map(Into::into),
+        normalize,
+    };
+    let begun = on.with(|state| {
+        let engine = &state.table.get(&model)?.0;
+        let tally = Arc::clone(&state.tally);
+        let embedding = state.embed(engine, inputs, options);
+        Ok::<_, wasmtime::Error>(embedding.map(|embedding| (embedding, tally)))
+    })?;
+    let (embedding, tally) = match begun {
+        Ok(begun) => begun,
+        Err(error) => return Ok(Err(error)),
+    };
+    Ok(tally
+        .ended(embedding.await)
+        .map(|vectors| vectors.inputs)
+        .map_err(Into::into))
 }
 
 impl From<Pooling> for corral_engine::Pooling {

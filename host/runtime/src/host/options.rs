@@ -1,13 +1,16 @@
 //! `corral:inference/inference`: how to generate.
 
 use super::bindings::corral::inference::inference as guest;
-use super::bindings::corral::inference::inference::{Host, HostOptions, Token};
-use super::{Answer, Constraint, HANDLES, invalid, take};
+use super::bindings::corral::inference::inference::{
+    Host, HostOptions, HostOptionsWithStore, Token,
+};
+use super::{Answer, Constraint, HANDLES, invalid, sampling, take, wit};
+use crate::sampling::Linked;
 use crate::state::State;
 use corral_engine::sampling::{Breakers, Dry, MAX_LINKS, MAX_TOP_LOGPROBS, Penalties};
 use corral_engine::{Engine, Error, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS, Sampler};
 use std::sync::Arc;
-use wasmtime::component::Resource;
+use wasmtime::component::{Accessor, HasSelf, Resource};
 
 /// Longest name of an adapter, in bytes.
 const ADAPTER_BYTES: usize = 256;
@@ -19,6 +22,8 @@ pub struct Options {
     /// Texts where DRY's repetitions end, by the place of its link: they become tokens when the model
     /// is known.
     breakers: Vec<(usize, Vec<String>)>,
+    /// Who chooses the tokens in place of samplers.
+    linked: Option<Linked>,
 }
 
 impl Options {
@@ -30,6 +35,9 @@ impl Options {
     /// The options for a model.
     pub(super) fn of(&self, engine: &Engine) -> Result<corral_engine::Options, Error> {
         let mut options = self.engine.clone();
+        if let Some(linked) = &self.linked {
+            options.chooser = Some(linked.choosers(engine.info().vocabulary));
+        }
         for (place, texts) in &self.breakers {
             if let Some(Sampler::Dry(dry)) = options.samplers.get_mut(*place) {
                 dry.breakers = engine.breakers(texts)?;
@@ -37,13 +45,35 @@ impl Options {
         }
         Ok(options)
     }
+
+    /// Whether a sampling plugin may choose the tokens.
+    pub(super) fn check_unsampled(&self) -> Result<(), wit::Error> {
+        if self.engine.samplers.is_empty() {
+            return Ok(());
+        }
+        Err(wit::Error::Invalid(
+            "these options have samplers, and a sampling plugin takes their place; use others"
+                .into(),
+        ))
+    }
+
+    /// Lets a sampling plugin choose the tokens, in place of what was to choose them before.
+    pub(super) fn sample_with(&mut self, linked: Linked) {
+        self.linked = Some(linked);
+    }
 }
 
 impl Host for State {}
 
 impl State {
     fn sampler(&mut self, options: &Resource<Options>, sampler: Sampler) -> Answer<()> {
-        let options = &mut self.table.get_mut(options)?.engine;
+        let options = self.table.get_mut(options)?;
+        if options.linked.is_some() {
+            return invalid(
+                "a sampling plugin chooses the tokens of these options; it takes the samplers' place",
+            );
+        }
+        let options = &mut options.engine;
         let second =
             |link: &Sampler| matches!((link, &sampler), (Sampler::Dry(_), Sampler::Dry(_)));
         if options.samplers.iter().any(second) {
@@ -57,6 +87,17 @@ impl State {
         }
         options.samplers.push(sampler);
         Ok(Ok(()))
+    }
+}
+
+impl HostOptionsWithStore<State> for HasSelf<State> {
+    async fn sample_with(
+        store: &Accessor<State, Self>,
+        options: Resource<Options>,
+        name: String,
+        settings: String,
+    ) -> Answer<()> {
+        sampling::sample_with(store, options, name, settings).await
     }
 }
 

@@ -10,7 +10,7 @@ use super::{Answer, Model, Options, TOKENS, invalid, take, wit};
 use crate::meter::thread_nanos;
 use crate::quota::Unreserved;
 use crate::state::State;
-use corral_engine::{Engine, Error};
+use corral_engine::Engine;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use wasmtime::component::{Access, Accessor, FutureReader, HasSelf, Resource, StreamReader};
@@ -277,7 +277,7 @@ type Generated = (
 impl State {
     /// Reserves what a generation may come to, which is what was appended since tokens were last
     /// counted and all that it may generate; and starts it.
-    fn start(
+    pub(super) fn generate(
         &mut self,
         sequence: &Resource<Sequence>,
         options: &Resource<Options>,
@@ -324,10 +324,9 @@ impl State {
                 }
                 text.count();
                 drop(text);
-                Ok(Ok((
-                    Run::new(generation, Arc::clone(&self.tally), reservation),
-                    shared,
-                )))
+                let run = Run::new(generation, Arc::clone(&self.tally), reservation);
+                self.table.get_mut(sequence)?.run = Some(run.clone());
+                Ok(Ok((run, shared)))
             }
             Err(error) => Ok(Err(error.into())),
         }
@@ -340,13 +339,11 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
         sequence: Resource<Sequence>,
         options: Resource<Options>,
     ) -> Answer<Generated> {
-        let state = store.get();
-        let (run, text) = match state.start(&sequence, &options)? {
+        let (run, text) = match store.get().generate(&sequence, &options)? {
             Ok(started) => started,
             Err(error) => return Ok(Err(error)),
         };
         let (chunks, ending) = (run.chunks(text), run.ending());
-        state.table.get_mut(&sequence)?.run = Some(run);
         let stream = StreamReader::new(&mut store, chunks)?;
         let future = FutureReader::new(&mut store, ending)?;
         Ok(Ok((stream, future)))
@@ -357,11 +354,7 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
         sequence: Resource<Sequence>,
         look: Look,
     ) -> Answer<Distribution> {
-        let mut answers = looking::next_many(store, vec![(sequence, look)]).await?;
-        Ok(answers.pop().unwrap_or_else(|| {
-            let lost = Error::Failed("the engine gave no answer".into());
-            Err(lost.into())
-        }))
+        looking::next(store, sequence, look).await
     }
 
     async fn snapshot(

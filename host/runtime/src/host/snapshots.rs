@@ -4,18 +4,16 @@
 //! may hold all of a sequence's state in memory.
 
 use super::generation::lock;
+use super::reach::Reach;
 use super::sequence::Sequence;
 use super::{Answer, Model, take, wit};
-use crate::state::State;
 use corral_engine::{Caller, Engine};
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use wasmtime::component::{Accessor, HasSelf, Resource};
+use wasmtime::component::Resource;
 
 /// Of all instances together that are written, read or removed at a time.
 const AT_ONCE: usize = 4;
-
-type Store = Accessor<State, HasSelf<State>>;
 
 /// Whose snapshots an instance sees.
 #[derive(Clone, Debug)]
@@ -35,6 +33,14 @@ impl Snapshots {
         Self {
             owner: owner(deployment).into(),
             turns,
+        }
+    }
+
+    /// Those of no deployment: there are none.
+    pub(crate) fn none(&self) -> Self {
+        Self {
+            owner: Arc::default(),
+            turns: Arc::clone(&self.turns),
         }
     }
 }
@@ -60,12 +66,11 @@ async fn turn(engine: &Engine, snapshots: &Snapshots) -> Result<OwnedSemaphorePe
 }
 
 pub(super) async fn snapshot(
-    store: &Store,
+    mut on: impl Reach,
     sequence: Resource<Sequence>,
     name: String,
 ) -> Answer<()> {
-    let (engine, snapshots, begun) = store.with(|mut access| {
-        let state = access.get();
+    let (engine, snapshots, begun) = on.with(|state| {
         let sequence = state.table.get(&sequence)?;
         let engine = sequence.engine().clone();
         Ok::<_, wasmtime::Error>((engine, state.snapshots.clone(), sequence.begin()))
@@ -92,22 +97,21 @@ pub(super) async fn snapshot(
 
 /// The model's engine, and whose snapshots there are, and on whose behalf.
 fn of_model(
-    store: &Store,
+    on: &mut impl Reach,
     model: &Resource<Model>,
 ) -> wasmtime::Result<(Engine, Snapshots, Caller)> {
-    store.with(|mut access| {
-        let state = access.get();
+    on.with(|state| {
         let engine = state.table.get(model)?.0.clone();
         Ok((engine, state.snapshots.clone(), state.caller))
     })
 }
 
 pub(super) async fn restore(
-    store: &Store,
+    mut on: impl Reach,
     model: Resource<Model>,
     name: String,
 ) -> Answer<Resource<Sequence>> {
-    let (engine, snapshots, caller) = of_model(store, &model)?;
+    let (engine, snapshots, caller) = of_model(&mut on, &model)?;
     let turn = match turn(&engine, &snapshots).await {
         Ok(turn) => turn,
         Err(error) => return Ok(Err(error)),
@@ -123,17 +127,16 @@ pub(super) async fn restore(
         Err(error) => return Ok(Err(error.into())),
     };
     let counted = sequence.tokens().len();
-    store.with(|mut access| {
-        let state = access.get();
-        match take(&mut state.handles.sequences, "sequences") {
+    on.with(
+        |state| match take(&mut state.handles.sequences, "sequences") {
             Ok(()) => state.give(engine, sequence, counted),
             Err(error) => Ok(Err(error)),
-        }
-    })
+        },
+    )
 }
 
-pub(super) async fn forget(store: &Store, model: Resource<Model>, name: String) -> Answer<()> {
-    let (engine, snapshots, _) = of_model(store, &model)?;
+pub(super) async fn forget(mut on: impl Reach, model: Resource<Model>, name: String) -> Answer<()> {
+    let (engine, snapshots, _) = of_model(&mut on, &model)?;
     let turn = match turn(&engine, &snapshots).await {
         Ok(turn) => turn,
         Err(error) => return Ok(Err(error)),

@@ -1,0 +1,244 @@
+//! One instance of a sampling plugin, for one text.
+
+use super::Ordered;
+use super::bindings::SamplingPlugin;
+use super::bindings::exports::corral::plugin::sampling as guest;
+use crate::bounds::{Over, within};
+use crate::failure::Failure;
+use crate::meter::Meter;
+use crate::metrics::Counters;
+use crate::state::State;
+use crate::store::store;
+use crate::ticker::Ticking;
+use corral_engine::{Caller, Error, MAX_CANDIDATES, Shown, Token, Wanted};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+use wasmtime::Store;
+use wasmtime::component::ResourceAny;
+use wasmtime_wasi::WasiCtxBuilder;
+
+/// What it may take from being made to its first question, and for each question.
+const START: Time = Time {
+    cpu: Duration::from_millis(250),
+    wall: Duration::from_secs(5),
+};
+const SAMPLE: Time = Time {
+    cpu: Duration::from_millis(50),
+    wall: Duration::from_secs(1),
+};
+/// Most tokens of the text that it may want to see.
+const HISTORY: u32 = 65_536;
+/// Most bytes of a plugin's own words that are passed on.
+const WORDS: usize = 1024;
+
+/// Time for one thing that it does.
+#[derive(Clone, Copy)]
+struct Time {
+    cpu: Duration,
+    wall: Duration,
+}
+
+/// An instance that was started. Dropping it frees its place.
+pub(super) struct Instance {
+    store: Store<State>,
+    plugin: SamplingPlugin,
+    sampler: ResourceAny,
+    wanted: Wanted,
+    meter: Arc<Meter>,
+    ordered: Arc<Ordered>,
+    _place: Place,
+}
+
+/// What an instance holds as long as it lives; dropped after its store.
+struct Place {
+    counters: Arc<Counters>,
+    _permit: OwnedSemaphorePermit,
+    _ticking: Ticking,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.counters.sampler_ended();
+    }
+}
+
+impl Instance {
+    /// Waits for a place, makes an instance, and starts its sampler for a model with so many tokens.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it refuses its settings, and [`Error::Failed`] for all else.
+    pub(super) async fn start(
+        ordered: Arc<Ordered>,
+        seed: u64,
+        vocabulary: u32,
+    ) -> Result<Self, Error> {
+        let place = Place::take(&ordered).await?;
+        let meter = Arc::new(Meter::part_of(Arc::clone(&ordered.meter)));
+        let mut wasi = WasiCtxBuilder::new();
+        match ordered.outputs.clone() {
+            Some([out, err]) => wasi.stdout(out).stderr(err),
+            None => wasi.inherit_stderr(),
+        };
+        let state = State::new(
+            &mut wasi,
+            ordered.grants.clone(),
+            Caller::default(),
+            None,
+            &ordered.limits,
+            Arc::clone(&meter),
+            Arc::clone(&ordered.tally),
+        );
+        let mut store = store(ordered.plugin.engine(), state);
+        let beginning = guest::Beginning {
+            settings: ordered.settings.clone(),
+            seed,
+            vocabulary,
+        };
+        let work = async {
+            let plugin = ordered.plugin.instantiate_async(&mut store).await?;
+            let sampler = plugin.corral_plugin_sampling().sampler();
+            let sampler = match sampler.call_start(&mut store, &beginning).await? {
+                Ok(started) => started,
+                Err(words) => return Ok(Err(words)),
+            };
+            let guest = plugin.corral_plugin_sampling().sampler();
+            let needs = guest.call_needs(&mut store, sampler).await?;
+            Ok(Ok((plugin, sampler, needs)))
+        };
+        let (plugin, sampler, needs) = match bounded(&ordered, &meter, START, work).await? {
+            Ok(started) => started,
+            Err(words) => {
+                let name = &ordered.name;
+                let words = cut(words);
+                return Err(Error::Invalid(format!(
+                    "the sampling plugin {name} refuses its settings: {words}"
+                )));
+            }
+        };
+        Ok(Self {
+            wanted: wanted(&ordered, needs)?,
+            store,
+            plugin,
+            sampler,
+            meter,
+            ordered,
+            _place: place,
+        })
+    }
+
+    /// What it wants to be shown.
+    pub(super) fn wanted(&self) -> Wanted {
+        self.wanted
+    }
+
+    /// Lets it choose one of the tokens that it is shown.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] if it fails, gives an error or takes too long, and if it chooses another one.
+    pub(super) async fn sample(&mut self, shown: Shown) -> Result<Token, Error> {
+        let shown = guest::Distribution::from(shown);
+        let guest = self.plugin.corral_plugin_sampling().sampler();
+        let work = guest.call_sample(&mut self.store, self.sampler, &shown);
+        let token = match bounded(&self.ordered, &self.meter, SAMPLE, work).await? {
+            Ok(token) => token,
+            Err(words) => {
+                let words = cut(words);
+                return Err(self.ordered.failed(format_args!("gave up: {words}")));
+            }
+        };
+        if !shown.candidates.iter().any(|one| one.token == token) {
+            return Err(self.ordered.failed(format_args!(
+                "chose the token {token}, which is not among the {} that it was shown",
+                shown.candidates.len()
+            )));
+        }
+        Ok(token)
+    }
+}
+
+impl Place {
+    async fn take(ordered: &Ordered) -> Result<Self, Error> {
+        let sampling = &ordered.sampling;
+        let permit = Arc::clone(&sampling.places).acquire_owned().await;
+        let permit = permit.map_err(|_| ordered.failed("was stopped by the host"))?;
+        sampling.counters.sampler_began();
+        Ok(Self {
+            counters: Arc::clone(&sampling.counters),
+            _permit: permit,
+            _ticking: sampling.ticker.tick(),
+        })
+    }
+}
+
+/// Runs `work` for as long as it may take.
+async fn bounded<R>(
+    ordered: &Ordered,
+    meter: &Meter,
+    time: Time,
+    work: impl Future<Output = wasmtime::Result<R>>,
+) -> Result<R, Error> {
+    let (cpu, deadline) = (meter.used() + time.cpu, Instant::now() + time.wall);
+    let (much, kind) = match within(meter, cpu, deadline, pin!(work)).await {
+        Ok(done) => {
+            return done.map_err(|error| {
+                let failure = Failure::from_wasmtime(&error, meter, &ordered.limits);
+                ordered.failed(format_args!("failed: {failure}"))
+            });
+        }
+        Err(Over::Cpu) => (time.cpu, "of processor time"),
+        Err(Over::Wall) => (time.wall, "that a call may take"),
+    };
+    Err(ordered.failed(format_args!(
+        "was not done after the {} ms {kind}",
+        much.as_millis()
+    )))
+}
+
+/// What is to be shown to a plugin that needs this.
+fn wanted(ordered: &Ordered, needs: guest::Needs) -> Result<Wanted, Error> {
+    let most = u32::try_from(MAX_CANDIDATES).unwrap_or(u32::MAX);
+    if !(1..=most).contains(&needs.candidates) {
+        return Err(ordered.failed(format_args!(
+            "needs {} candidates; it may have 1 to {most}",
+            needs.candidates
+        )));
+    }
+    if needs.history > HISTORY {
+        return Err(ordered.failed(format_args!(
+            "needs {} tokens of the text; it may have {HISTORY} at most",
+            needs.history
+        )));
+    }
+    Ok(Wanted {
+        candidates: needs.candidates,
+        statistics: needs.statistics,
+        history: needs.history,
+    })
+}
+
+/// A plugin's own words, as far as they are passed on.
+fn cut(mut words: String) -> String {
+    words.truncate(words.floor_char_boundary(WORDS));
+    words
+}
+
+impl From<Shown> for guest::Distribution {
+    fn from(shown: Shown) -> Self {
+        // Both kinds of candidate are as large, so they stay in the same memory.
+        let candidates = shown.candidates.into_iter();
+        Self {
+            candidates: candidates
+                .map(|(token, logit)| guest::Candidate { token, logit })
+                .collect(),
+            statistics: shown.statistics.map(|statistics| guest::Statistics {
+                log_normalizer: statistics.log_normalizer,
+                entropy: statistics.entropy,
+            }),
+            since: shown.since,
+            position: shown.position,
+        }
+    }
+}
