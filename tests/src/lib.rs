@@ -15,6 +15,7 @@ mod http;
 mod metrics;
 mod neighbours;
 mod random;
+pub mod roles;
 pub mod schema;
 mod server;
 mod sums;

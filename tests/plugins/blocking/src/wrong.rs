@@ -32,7 +32,8 @@ pub fn errors() -> Result<String, Error> {
     let empty = Sequence::create(&opened.model)?;
     let position = blocking::next(&empty, &look()).map(|told| told.position);
     lines.add("next of an empty sequence", position);
-    let options = Options::new(MANY);
+    let options = Options::new(1000);
+    options.ignore_end();
     let started = Generation::start(&empty, &options);
     lines.add("an empty generation", started.map(|_| ()));
     let sampler = blocking::sample_with(&options, "nobody", "");
@@ -59,6 +60,3 @@ pub fn errors() -> Result<String, Error> {
     lines.add("a name that is not there", forgotten);
     Ok(lines.0.join("\n"))
 }
-
-/// Tokens that take a while.
-const MANY: u32 = 1000;

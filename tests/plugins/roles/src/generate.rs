@@ -37,10 +37,18 @@ pub async fn generate(asked: &Value, sampler: Option<&str>) -> Result<Value, Fai
         "text": last.text,
         "tokens": last.tokens,
         "prompt_tokens": prompt,
-        "finish": last.finish.map(|finish| format!("{finish:?}")),
+        "finish": last.finish.map(named),
         "logprobs": logprobs.collect::<Vec<_>>(),
         "texts": texts,
     }))
+}
+
+fn named(finish: Finish) -> &'static str {
+    match finish {
+        Finish::End => "end",
+        Finish::Stop => "stop",
+        Finish::Length => "length",
+    }
 }
 
 /// Generates to the end, or to the first chunk.

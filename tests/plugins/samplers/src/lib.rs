@@ -18,7 +18,9 @@
 //! | `hog:N` | takes memory without end when it is asked for the Nth time |
 //! | `refuse:TEXT` | does not start |
 //! | `trap-start`, `spin-start`, `hog-start` | the same at the start |
+//! | `trap-seed:N`, `spin-seed:N`, `refuse-seed:N` | the same if the seed is N: when a text begins |
 //! | `trap-needs`, `spin-needs` | the same when it is asked what it needs |
+//! | `fickle` | needs something else each time |
 //!
 //! Further words say what it needs: `candidates=N` (64 without), `history=N` (none without) and
 //! `statistics`. With `forced` it expects that tokens may follow that it did not choose.
@@ -28,6 +30,7 @@
 mod record;
 
 use std::cell::RefCell;
+use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use bindings::exports::corral::plugin::sampling::{
@@ -86,12 +89,20 @@ impl GuestSampler for One {
                 _ => return Err(format!("'{word}' says nothing to this sampler")),
             }
         }
+        let seeded = argument.parse() == Ok(beginning.seed);
         match deed {
+            "trap-seed" if seeded => trap(),
+            "spin-seed" if seeded => spin(),
+            "refuse-seed" if seeded => return Err(format!("no text of the seed {argument}")),
             "refuse" => return Err(argument.to_owned()),
             "trap-start" => trap(),
             "spin-start" => spin(),
             "hog-start" => hog(),
             "log" => println!("a line of a sampler"),
+            "fickle" => {
+                needs.candidates = by_chance() % 4096 + 1;
+                needs.history = by_chance() % 65_536;
+            }
             _ => {}
         }
         Ok(Sampler::new(One {
@@ -168,6 +179,10 @@ fn next(state: u64) -> u64 {
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^ (mixed >> 31)
+}
+
+fn by_chance() -> u32 {
+    RandomState::new().hash_one(0) as u32
 }
 
 fn environment() -> String {

@@ -54,8 +54,14 @@ impl Record {
             return Err(format!("the text has the token {unknown}"));
         }
         let Some((before, chosen)) = self.last else {
-            let expected = position.min(self.needs.history);
-            return match position > 0 && since.len() == expected as usize {
+            let expected = position.min(self.needs.history) as usize;
+            // Tokens without a choice may have come before the first one with a choice.
+            let most = if self.forced {
+                position as usize
+            } else {
+                expected
+            };
+            return match position > 0 && (expected..=most).contains(&since.len()) {
                 true => Ok(()),
                 false => Err(format!("{} tokens before {position}", since.len())),
             };
