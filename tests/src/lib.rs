@@ -28,5 +28,5 @@ pub use metrics::{Distribution, Metrics};
 pub use neighbours::Done;
 pub use random::Random;
 pub use server::{Corral, ENDLESS, PATIENCE};
-pub use sums::{SURE, Sum, some_sums};
+pub use sums::{SURE, Sum, at_once, some_sums};
 pub use tls::{Identity, Trust};

@@ -2,9 +2,8 @@
 //! same, and while it waits it can be ended like any other.
 
 use corral_tests::deployments::deploy_folder;
-use corral_tests::{Answer, Corral, Metrics, SURE, Sum, scratch_folder, some_sums};
+use corral_tests::{Answer, Corral, Metrics, SURE, Sum, at_once, scratch_folder, some_sums};
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 const ROUTES: [(&str, &str); 2] = [("/blocking", "blocking"), ("/others", "blocking")];
 const RUNNING: &str = "corral_engine_sequences_running";
@@ -41,25 +40,17 @@ fn deployed(arguments: &[&str], more: &str, components: &[&str]) -> Corral {
 #[test]
 fn every_way_is_right_under_load() {
     let corral = start(&[]);
-    let sums = some_sums(96);
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..32 {
-            scope.spawn(|| {
-                while let Some(sum) = sums.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let question = sum.question();
-                    for way in ["generate", "outcome", "next"] {
-                        assert_eq!(ask(&corral, way, &question), sum.answer(), "{way}");
-                    }
-                    let both = [*sum, SURE[0], SURE[3]];
-                    let lines = |each: fn(Sum) -> String| both.map(each).join("\n");
-                    let said = ask(&corral, "many", &lines(Sum::question));
-                    assert_eq!(said, lines(Sum::answer));
-                    let under = format!("[0-9]{{1,3}}\n{question}");
-                    assert_eq!(ask(&corral, "match", &under), sum.answer());
-                }
-            });
+    at_once(&some_sums(96), |sum| {
+        let question = sum.question();
+        for way in ["generate", "outcome", "next"] {
+            assert_eq!(ask(&corral, way, &question), sum.answer(), "{way}");
         }
+        let three = [sum, SURE[0], SURE[3]];
+        let lines = |each: fn(Sum) -> String| three.map(each).join("\n");
+        let said = ask(&corral, "many", &lines(Sum::question));
+        assert_eq!(said, lines(Sum::answer));
+        let under = format!("[0-9]{{1,3}}\n{question}");
+        assert_eq!(ask(&corral, "match", &under), sum.answer());
     });
     corral.check_alive();
     let metrics = corral.settled();
@@ -227,20 +218,13 @@ fn a_sampling_plugin_chooses_for_it_too() {
     let asks = |settings: &str, question: &str| {
         corral.post("/deployed/sampled", format!("any\n{settings}\n{question}"))
     };
-    std::thread::scope(|scope| {
-        for share in some_sums(64).chunks(4) {
-            let (share, asks) = (share.to_vec(), &asks);
-            scope.spawn(move || {
-                for sum in share {
-                    let answer = asks("record history=4", &sum.question());
-                    assert_eq!(
-                        (answer.status, &answer.body),
-                        (200, &sum.answer()),
-                        "{sum:?}"
-                    );
-                }
-            });
-        }
+    at_once(&some_sums(64), |sum| {
+        let answer = asks("record history=4", &sum.question());
+        assert_eq!(
+            (answer.status, &answer.body),
+            (200, &sum.answer()),
+            "{sum:?}"
+        );
     });
     corral.beside(|| {
         for (settings, words) in [

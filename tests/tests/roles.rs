@@ -3,9 +3,8 @@
 
 use corral_tests::deployments::show;
 use corral_tests::roles::{HEIR, TEMPLATE, ask, deploy, fail, start};
-use corral_tests::{Corral, SURE, some_sums};
+use corral_tests::{Corral, SURE, at_once, some_sums};
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PLAIN: &str = "/roles/generate";
 const SAMPLED: &str = "/roles/generate?sampler=any";
@@ -56,16 +55,8 @@ fn every_way_says_the_same_token_for_token() {
     for question in LONGER {
         check_ways(&corral, question);
     }
-    let sums = some_sums(96);
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..32 {
-            scope.spawn(|| {
-                while let Some(sum) = sums.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    assert_eq!(check_ways(&corral, &sum.question()), sum.answer());
-                }
-            });
-        }
+    at_once(&some_sums(96), |sum| {
+        assert_eq!(check_ways(&corral, &sum.question()), sum.answer());
     });
     let after = corral.settled();
     // A sum has one token at least, and the end.
@@ -375,17 +366,10 @@ fn a_linked_template_writes_the_prompt() {
     }
 
     // And under load.
-    std::thread::scope(|scope| {
-        for share in some_sums(64).chunks(4) {
-            let (corral, share) = (&corral, share.to_vec());
-            scope.spawn(move || {
-                for sum in share {
-                    let content = format!("What is {}+{}?", sum.a, sum.b);
-                    let answer = ask(corral, "/roles/chat", &chat(&question(&content), None));
-                    assert_eq!(answer["text"], sum.answer(), "{sum:?}");
-                }
-            });
-        }
+    at_once(&some_sums(64), |sum| {
+        let content = format!("What is {}+{}?", sum.a, sum.b);
+        let answer = ask(&corral, "/roles/chat", &chat(&question(&content), None));
+        assert_eq!(answer["text"], sum.answer(), "{sum:?}");
     });
     corral.settled();
 }
