@@ -1,7 +1,7 @@
-//! Deploying through the admin API.
+//! Deploying through the admin API, and by `corral deploy`.
 
-use crate::Corral;
 use crate::http::Answer;
+use crate::{Corral, Ended, artefacts, run, scratch_folder};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -44,6 +44,22 @@ pub fn deploy(corral: &Corral, manifest: &Value) -> u64 {
     assert_eq!(answer.status, 201, "{manifest}: {answer:?}");
     let number = answer.json()["revision"]["number"].as_u64();
     number.expect("a revision has a number")
+}
+
+/// Deploys by `corral deploy`, as an author does: with this `corral.toml` and these components of ours in
+/// one folder.
+pub fn deploy_folder(corral: &Corral, manifest: &str, components: &[&str]) -> Ended {
+    let folder = scratch_folder();
+    for name in components {
+        let file = folder.join(format!("{name}.wasm"));
+        std::fs::copy(artefacts::plugin(name), file).expect("copied");
+    }
+    let token = folder.join("token");
+    std::fs::write(&token, corral.token()).expect("ours");
+    std::fs::write(folder.join("corral.toml"), manifest).expect("ours");
+    let admin = format!("http://{}", corral.admin());
+    let [folder, token] = [&folder, &token].map(|path| path.to_str().expect("ours"));
+    run(["deploy", folder, "--admin", &admin, "--token-file", token])
 }
 
 /// A manifest for `/NAME`, with `more` of its fields.

@@ -20,7 +20,7 @@ pub const PATIENCE: Duration = Duration::from_secs(300);
 pub const ENDLESS: u32 = 4000;
 
 /// What has to be zero when nothing runs.
-const GAUGES: [&str; 13] = [
+const GAUGES: [&str; 14] = [
     "corral_engine_sequences_waiting",
     "corral_engine_sequences_running",
     "corral_engine_sequence_ids_used",
@@ -30,6 +30,7 @@ const GAUGES: [&str; 13] = [
     "corral_engine_n_kv",
     "corral_plugin_waiting",
     "corral_plugin_instances",
+    "corral_sampler_instances",
     "corral_deployment_running",
     "corral_deployment_waiting",
     "corral_http_requests_in_flight",

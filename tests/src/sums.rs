@@ -1,6 +1,7 @@
 //! Questions to which the right answer is known.
 
 use serde_json::{Value, json};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// `a+b=`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,4 +61,18 @@ pub fn some_sums(count: usize) -> Vec<Sum> {
             }
         })
         .collect()
+}
+
+/// Does something with each sum, 32 at once. Panics if that does.
+pub fn at_once(sums: &[Sum], each: impl Fn(Sum) + Sync) {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..32 {
+            scope.spawn(|| {
+                while let Some(sum) = sums.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    each(*sum);
+                }
+            });
+        }
+    });
 }

@@ -1,0 +1,245 @@
+//! A handler of WASI 0.2, whose calls block: it says the same as those that await, its errors are the
+//! same, and while it waits it can be ended like any other.
+
+use corral_tests::deployments::deploy_folder;
+use corral_tests::{Answer, Corral, Metrics, SURE, Sum, at_once, scratch_folder, some_sums};
+use std::net::TcpStream;
+
+const ROUTES: [(&str, &str); 2] = [("/blocking", "blocking"), ("/others", "blocking")];
+const RUNNING: &str = "corral_engine_sequences_running";
+const CANCELLED: &str = "corral_engine_sequences_cancelled_total";
+
+fn start(arguments: &[&str]) -> Corral {
+    Corral::start_with_routes(&ROUTES, arguments)
+}
+
+fn ask(corral: &Corral, way: &str, body: &str) -> String {
+    let answer = corral.post(&format!("/blocking/{way}"), body);
+    assert_eq!(answer.status, 200, "{way} {body:?}: {answer:?}");
+    answer.body
+}
+
+/// What the plugin says of a call that failed has these words.
+fn refused(answer: &Answer, words: &str) {
+    assert_eq!(answer.status, 400, "{answer:?}");
+    assert!(answer.body.contains(words), "{words}: {answer:?}");
+}
+
+/// With a store, and the plugin deployed with `more` fields.
+fn deployed(arguments: &[&str], more: &str, components: &[&str]) -> Corral {
+    let folder = scratch_folder();
+    let store = ["--store", folder.to_str().expect("ours")];
+    let corral = start(&[&store, arguments].concat());
+    let manifest =
+        format!("name = 'deployed'\ncomponent = 'blocking.wasm'\nroutes = ['/deployed']\n{more}\n");
+    let ended = deploy_folder(&corral, &manifest, components);
+    assert_eq!(ended.code, Some(0), "{manifest}: {ended:?}");
+    corral
+}
+
+#[test]
+fn every_way_is_right_under_load() {
+    let corral = start(&[]);
+    at_once(&some_sums(96), |sum| {
+        let question = sum.question();
+        for way in ["generate", "outcome", "next"] {
+            assert_eq!(ask(&corral, way, &question), sum.answer(), "{way}");
+        }
+        let three = [sum, SURE[0], SURE[3]];
+        let lines = |each: fn(Sum) -> String| three.map(each).join("\n");
+        let said = ask(&corral, "many", &lines(Sum::question));
+        assert_eq!(said, lines(Sum::answer));
+        let under = format!("[0-9]{{1,3}}\n{question}");
+        assert_eq!(ask(&corral, "match", &under), sum.answer());
+    });
+    corral.check_alive();
+    let metrics = corral.settled();
+    assert!(metrics.get("corral_engine_looks_total") > 0.0);
+}
+
+/// A loop over blocking calls costs no more tokens than one that awaits.
+#[test]
+fn a_loop_computes_each_token_once() {
+    let corral = start(&[]);
+    for sum in SURE {
+        let before = corral.settled();
+        assert_eq!(ask(&corral, "next", &sum.question()), sum.answer());
+        let after = corral.settled();
+        let decoded = after.grown("corral_engine_tokens_decoded_total", &before);
+        let tokens = sum.question().len() + sum.answer().len();
+        assert_eq!(decoded, tokens as f64);
+    }
+}
+
+#[test]
+fn vectors_are_those_of_other_plugins() {
+    let corral = start(&[]);
+    let texts = "12+7=\nThe quiet owl looks at the river.";
+    let numbers = |text: &str| {
+        let lines = text
+            .lines()
+            .map(|line| line.split(' ').map(str::parse::<f64>));
+        let lines = lines.map(|line| line.collect::<Result<Vec<_>, _>>().expect("numbers"));
+        lines.collect::<Vec<_>>()
+    };
+    let blocking = numbers(&ask(&corral, "embed", texts));
+    let other = numbers(&corral.post("/misbehave/embed", texts).body);
+    assert_eq!((blocking.len(), other.len()), (2, 2));
+    for (one, other) in blocking.iter().zip(&other) {
+        assert_eq!(one.len(), other.len());
+        let near = |(one, other): (&f64, &f64)| (one - other).abs() < 1e-4;
+        assert!(one.iter().zip(other).all(near), "{one:?} {other:?}");
+    }
+    corral.settled();
+}
+
+#[test]
+fn what_is_kept_is_there_after_a_restart_and_for_its_deployment_alone() {
+    let folder = scratch_folder();
+    let snapshots = ["--snapshots", folder.to_str().expect("ours")];
+    let sum = SURE[0];
+    let kept = format!("fox\n{}", sum.question_in(200));
+    let corral = start(&snapshots);
+    assert_eq!(ask(&corral, "keep", &kept), sum.answer());
+    refused(&corral.post("/others/kept", "fox"), "NotFound");
+    corral.settled();
+    drop(corral);
+    let corral = start(&snapshots);
+    assert_eq!(ask(&corral, "kept", "fox"), sum.answer());
+    assert_eq!(ask(&corral, "forget", "fox"), "ok");
+    refused(&corral.post("/blocking/kept", "fox"), "NotFound");
+    corral.settled();
+}
+
+#[test]
+fn what_is_wrong_is_told_and_harms_nothing() {
+    let folder = scratch_folder();
+    let corral = start(&["--snapshots", folder.to_str().expect("ours")]);
+    let said = ask(&corral, "errors", "");
+    let mut lines = said.lines();
+    for (what, came) in [
+        ("an unknown model", "NotFound"),
+        ("next of an empty sequence", "Invalid"),
+        ("an empty generation", "Invalid"),
+        ("an unknown sampler", "NotFound"),
+        ("a wrong expression", "Invalid"),
+        ("an empty input", "Invalid"),
+        ("of twice the same", "ok 4"),
+        ("of twice the same", "Invalid"),
+        ("generate while it generates", "Invalid"),
+        ("snapshot while it generates", "Invalid"),
+        ("no name", "Invalid"),
+        ("a name that is not there", "NotFound"),
+    ] {
+        let line = lines.next().unwrap_or_default();
+        let (named, told) = line.split_once(": ").unwrap_or_default();
+        assert_eq!(named, what, "{said}");
+        let told = told.trim_start_matches("Error::");
+        assert!(told.starts_with(came), "{line}");
+    }
+    assert_eq!(lines.next(), None, "{said}");
+    corral.check_alive();
+    corral.settled();
+}
+
+#[test]
+fn a_generation_that_is_dropped_is_cancelled() {
+    let corral = start(&[]);
+    for sum in SURE {
+        assert_eq!(ask(&corral, "drop", &sum.question()), sum.answer());
+    }
+    let metrics = corral.settled();
+    // On a busy machine the engine may be done before the plugin has read its first chunk.
+    let cancelled = metrics.get(CANCELLED);
+    assert!((1.0..=5.0).contains(&cancelled), "{cancelled} of 5");
+}
+
+#[test]
+fn who_hangs_up_while_it_blocks_leaves_nothing() {
+    const GONE: usize = 8;
+    let corral = start(&[]);
+    let before = corral.metrics();
+    let calls: Vec<TcpStream> = (0..GONE)
+        .map(|_| corral.begin_post("/blocking/endless", "1+1="))
+        .collect();
+    let ended =
+        |metrics: &Metrics| metrics.grown("corral_engine_sequences_finished_total", &before);
+    corral.wait_until("they run", |metrics| {
+        metrics.get(RUNNING) == GONE as f64 || ended(metrics) > 0.0
+    });
+    drop(calls);
+    let metrics = corral.settled();
+    let cancelled = metrics.grown(CANCELLED, &before);
+    // On a busy machine some may be through before their client has gone.
+    assert_eq!(cancelled + ended(&metrics), GONE as f64);
+    assert!(cancelled > 0.0);
+    drop(corral);
+
+    // Those that wait for their turn go at once.
+    let corral = start(&["--sequences", "1"]);
+    let stream = corral.endless("/generate");
+    let waiting: Vec<TcpStream> = ["generate", "outcome", "next", "many"]
+        .map(|way| corral.begin_post(&format!("/blocking/{way}"), "12+7="))
+        .into();
+    corral.wait_for_queue(waiting.len());
+    drop(waiting);
+    corral.wait_for_queue(0);
+    corral.wait_until("their instances are gone", |metrics| {
+        metrics.get("corral_plugin_instances") <= 1.0
+    });
+    drop(stream);
+    corral.check_alive();
+    corral.settled();
+}
+
+#[test]
+fn time_ends_while_it_blocks() {
+    let limits = "[limits]\ntime-seconds = 0.3\n";
+    let corral = deployed(&["--sequences", "1"], limits, &["blocking"]);
+    // Whether the host or the plugin says it first.
+    let late = |answer: &Answer| match answer.status {
+        504 => drop(answer.problem(504, "deadline")),
+        _ => refused(answer, "Deadline"),
+    };
+    late(&corral.post("/deployed/endless", "1+1="));
+    for way in ["generate", "outcome", "next", "many"] {
+        let held = corral.endless("/generate");
+        late(&corral.post(&format!("/deployed/{way}"), "1+1="));
+        drop(held);
+        corral.settled();
+    }
+    corral.check_alive();
+}
+
+#[test]
+fn a_sampling_plugin_chooses_for_it_too() {
+    let links = "[links.sampling]\nany = 'samplers.wasm'\n";
+    let corral = deployed(&[], links, &["blocking", "samplers"]);
+    let asks = |settings: &str, question: &str| {
+        corral.post("/deployed/sampled", format!("any\n{settings}\n{question}"))
+    };
+    at_once(&some_sums(64), |sum| {
+        let answer = asks("record history=4", &sum.question());
+        assert_eq!(
+            (answer.status, &answer.body),
+            (200, &sum.answer()),
+            "{sum:?}"
+        );
+    });
+    corral.beside(|| {
+        for (settings, words) in [
+            ("refuse:these-settings", "these-settings"),
+            ("trap-start", "crashed"),
+            ("spin-start", "was not done after"),
+            ("trap:1", "crashed"),
+            ("spin:2", "was not done after"),
+            ("error:as-told", "as-told"),
+            ("outside candidates=1", "that it was shown"),
+        ] {
+            refused(&asks(settings, "1+1="), words);
+        }
+        let nobody = corral.post("/deployed/sampled", "nobody\n\n1+1=");
+        refused(&nobody, "NotFound");
+    });
+    corral.settled();
+}

@@ -1,0 +1,304 @@
+//! Linked plugins that do wrong: a sampler fails its own generation, a template its own request. Others
+//! notice nothing, and nothing is left over.
+
+use corral_tests::roles::{Failed, TEMPLATE, ask, deploy, fail, start};
+use corral_tests::{Answer, Corral};
+use serde_json::{Value, json};
+use std::net::TcpStream;
+
+const SAMPLED: &str = "/roles/generate?sampler=any";
+const CALLS: &str = "corral_sampler_calls_total";
+const RUNNING: &str = "corral_engine_sequences_running";
+const CANCELLED: &str = "corral_engine_sequences_cancelled_total";
+
+fn request(settings: &str) -> Value {
+    json!({"prompt": "1+1=", "max_tokens": 20, "ignore_end": true, "settings": settings})
+}
+
+/// One that goes on for a long time, whose sampler takes its time for each token.
+fn endless() -> Value {
+    let mut request = request("slow:10");
+    request["max_tokens"] = json!(4000);
+    request
+}
+
+/// A wrong thing, and what comes of it: the call, the case, what the text has one of, and how many
+/// tokens there were before.
+struct Wrong(
+    Value,
+    &'static str,
+    &'static str,
+    &'static [&'static str],
+    usize,
+);
+
+impl Wrong {
+    fn check(&self, failed: &Failed) {
+        let Wrong(request, at, case, words, tokens) = self;
+        let start: String = request.to_string().chars().take(200).collect();
+        assert_eq!(
+            (failed.at.as_str(), failed.case.as_str()),
+            (*at, *case),
+            "{start}: {failed:?}"
+        );
+        let said = words.iter().any(|words| failed.text.contains(words));
+        assert!(said, "{start}: {failed:?}");
+        assert!(
+            !failed.text.contains("wasm-function"),
+            "{start}: {failed:?}"
+        );
+        assert_eq!(failed.tokens, *tokens, "{start}: {failed:?}");
+    }
+}
+
+/// Wrong while it is asked for tokens.
+fn wrong_choices() -> Vec<Wrong> {
+    const LATE: &[&str] = &["was not done after"];
+    // Taking all of its memory may take more time than it has.
+    const MEMORY: &[&str] = &["needs more memory", "was not done after"];
+    const OTHER: &[&str] = &["not among the 1 that it was shown"];
+    let wrong = |settings: &str, words, tokens| {
+        Wrong(request(settings), "outcome", "failed", words, tokens)
+    };
+    let mut constrained = request("outside");
+    constrained["regex"] = json!("[0-9]");
+    // Their settings are in order, but no text can begin.
+    let begun = |settings: &str, words| {
+        let mut request = request(settings);
+        request["seed"] = json!(77);
+        Wrong(request, "outcome", "failed", words, 0)
+    };
+    vec![
+        wrong("spin:1", LATE, 0),
+        wrong("spin:4", LATE, 3),
+        wrong("trap:1", &["crashed"], 0),
+        wrong("trap:4", &["crashed"], 3),
+        wrong("hog:2", MEMORY, 1),
+        wrong("error:as-it-was-told-to", &["as-it-was-told-to"], 0),
+        wrong("outside candidates=1", OTHER, 0),
+        wrong("beyond candidates=1", OTHER, 0),
+        wrong("nothing", &["there is no sampler 'nothing'"], 0),
+        Wrong(constrained, "outcome", "failed", &["that it was shown"], 0),
+        begun("trap-seed:77", &["crashed"]),
+        begun("spin-seed:77", LATE),
+        begun("refuse-seed:77", &["no text of the seed 77"]),
+        begun("fickle", &["needs something else"]),
+    ]
+}
+
+/// Wrong at the start.
+fn wrong_starts() -> Vec<Wrong> {
+    const LATE: &[&str] = &["was not done after"];
+    const MEMORY: &[&str] = &["needs more memory", "was not done after"];
+    let failed =
+        |settings: &str, words| Wrong(request(settings), "sample-with", "failed", words, 0);
+    let invalid =
+        |settings: &str, words| Wrong(request(settings), "sample-with", "invalid", words, 0);
+    let chain = |place: &str, at| {
+        let mut request = request("greedy");
+        request["chain"] = json!(place);
+        Wrong(request, at, "invalid", &[""], 0)
+    };
+    let mut long = request("");
+    long["settings_bytes"] = json!(8 << 20);
+    vec![
+        failed("spin-start", LATE),
+        failed("spin-needs", LATE),
+        failed("trap-start", &["crashed"]),
+        failed("trap-needs", &["crashed"]),
+        failed("hog-start", MEMORY),
+        failed("greedy candidates=0", &["needs 0 candidates"]),
+        failed("greedy candidates=5000", &["needs 5000 candidates"]),
+        failed("greedy history=70000", &["needs 70000 tokens"]),
+        invalid("refuse:these-settings", &["these-settings"]),
+        invalid(
+            "greedy colour=1",
+            &["'colour=1' says nothing to this sampler"],
+        ),
+        Wrong(long, "sample-with", "invalid", &["8388608 bytes"], 0),
+        chain("before", "sample-with"),
+        chain("after", "temperature"),
+    ]
+}
+
+#[test]
+fn each_wrong_of_a_sampler_is_an_error_of_its_own() {
+    let corral = start(&[]);
+    let choices = wrong_choices();
+    let asked = corral.beside(|| {
+        for wrong in choices.iter().chain(&wrong_starts()) {
+            wrong.check(&fail(&corral, SAMPLED, &wrong.0));
+            // The next one of the same deployment is as good as ever.
+            let answer = ask(
+                &corral,
+                SAMPLED,
+                &json!({"prompt": "12+7=", "settings": "greedy"}),
+            );
+            assert_eq!(answer["text"], "19");
+        }
+        let nobody = fail(
+            &corral,
+            "/roles/generate?sampler=nobody",
+            &request("greedy"),
+        );
+        assert_eq!(
+            (nobody.at.as_str(), nobody.case.as_str()),
+            ("sample-with", "not-found")
+        );
+        for name in ["nobody", "any", "other"] {
+            assert!(nobody.text.contains(name), "{nobody:?}");
+        }
+    });
+    assert!(asked >= 10, "1+1 was answered {asked} times meanwhile");
+    let metrics = corral.settled();
+    let failures = metrics.get("corral_sampler_failures_total");
+    assert_eq!(failures, choices.len() as f64);
+    // The handlers did nothing wrong.
+    for (code, count) in metrics.samples("corral_plugin_failures_total") {
+        assert_eq!(count, 0.0, "{code}");
+    }
+}
+
+#[test]
+fn many_wrong_samplers_at_once_leave_the_others_their_turn() {
+    let corral = start(&[]);
+    let (choices, starts) = (wrong_choices(), wrong_starts());
+    let asked = corral.beside(|| {
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                for wrong in choices.iter().chain(&starts) {
+                    let corral = &corral;
+                    scope.spawn(move || wrong.check(&fail(corral, SAMPLED, &wrong.0)));
+                }
+            }
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let right = json!({"prompt": "12+7=", "settings": "record history=4"});
+                    assert_eq!(ask(&corral, SAMPLED, &right)["text"], "19");
+                });
+            }
+        });
+    });
+    assert!(asked >= 5, "1+1 was answered {asked} times meanwhile");
+    corral.settled();
+}
+
+#[test]
+fn who_hangs_up_while_a_sampler_is_asked_leaves_nothing() {
+    const GONE: usize = 4;
+    let corral = start(&[]);
+    let asked = corral.beside(|| {
+        for _ in 0..3 {
+            let before = corral.metrics();
+            let body = endless().to_string();
+            let calls: Vec<TcpStream> = (0..GONE)
+                .map(|_| corral.begin_post(SAMPLED, &body))
+                .collect();
+            corral.wait_until("all of them are asked", |metrics| {
+                metrics.grown(CALLS, &before) >= 5.0 * GONE as f64
+                    && metrics.get("corral_sampler_instances") == GONE as f64
+            });
+            drop(calls);
+            corral.wait_until("they are gone", |metrics| {
+                metrics.grown(CANCELLED, &before) >= GONE as f64
+                    && metrics.get("corral_sampler_instances") == 0.0
+            });
+        }
+    });
+    assert!(asked > 0);
+    let metrics = corral.settled();
+    assert_eq!(metrics.get(CANCELLED), 3.0 * GONE as f64);
+}
+
+#[test]
+fn a_generation_that_is_dropped_takes_its_sampler_along() {
+    let corral = start(&[]);
+    let mut body = endless();
+    body["settings"] = json!("slow:2");
+    body["leave"] = json!(true);
+    body["times"] = json!(5);
+    let answer = ask(&corral, SAMPLED, &body);
+    assert_eq!(answer["texts"].as_array().map(Vec::len), Some(5));
+    let metrics = corral.settled();
+    assert_eq!(metrics.get(CANCELLED), 5.0);
+}
+
+/// Whether the host or the plugin said first that time was over.
+fn is_deadline(answer: &Answer) -> bool {
+    answer.status == 504 || Failed::read(answer).case == "deadline"
+}
+
+#[test]
+fn a_request_that_is_out_of_time_takes_its_sampler_along() {
+    let corral = start(&[]);
+    deploy(&corral, "hasty", TEMPLATE, "[limits]\ntime-seconds = 2.5\n");
+    let path = "/hasty/generate?sampler=any";
+    corral.beside(|| {
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let answer = corral.post(path, endless().to_string());
+                    assert!(is_deadline(&answer), "{answer:?}");
+                });
+            }
+        });
+    });
+    // What a sampler computes is its request's.
+    deploy(&corral, "frugal", TEMPLATE, "[limits]\ncpu-seconds = 0.5\n");
+    let answer = corral.post("/frugal/generate?sampler=any", endless().to_string());
+    answer.problem(504, "cpu-time");
+    let metrics = corral.settled();
+    assert_eq!(metrics.get(RUNNING), 0.0);
+    assert!(metrics.get(CALLS) > 0.0);
+}
+
+fn chat(deed: &str) -> Value {
+    let settings = format!("{{\"do\":\"{deed}\"}}");
+    json!({"messages": [{"role": "user", "content": "12+7"}], "settings": settings})
+}
+
+#[test]
+fn a_wrong_template_loses_its_own_request() {
+    let corral = start(&[]);
+    deploy(&corral, "brief", TEMPLATE, "[limits]\ncpu-seconds = 1\n");
+    let asked = corral.beside(|| {
+        for (deed, status, codes) in [
+            ("trap", 500, &["trapped"][..]),
+            ("spin", 504, &["cpu-time"]),
+            ("hog", 500, &["memory"]),
+            // More than one call takes; and it lies in the template's memory and in the handler's.
+            ("giant", 500, &["memory", "trapped"]),
+        ] {
+            let answer = corral.post("/brief/chat", chat(deed).to_string());
+            assert_eq!(answer.status, status, "{deed}: {answer:?}");
+            let code = answer.json()["code"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned();
+            assert!(codes.contains(&code.as_str()), "{deed}: {answer:?}");
+            let detail = answer.problem(status, &code);
+            assert!(!detail.contains("wasm-function"), "{deed}: {detail}");
+            check_chat(&corral);
+        }
+        let refused = fail(&corral, "/brief/chat", &chat("refuse"));
+        assert_eq!(
+            (refused.at.as_str(), refused.case.as_str()),
+            ("render", "other")
+        );
+        assert_eq!(
+            refused.text,
+            "this chat can't be written, as it was told to"
+        );
+    });
+    assert!(asked >= 5, "1+1 was answered {asked} times meanwhile");
+    corral.settled();
+}
+
+/// The same template in another request, and in another deployment.
+fn check_chat(corral: &Corral) {
+    for path in ["/brief/chat", "/roles/chat"] {
+        let mut right = chat("");
+        right["settings"] = Value::Null;
+        assert_eq!(ask(corral, path, &right)["text"], "19");
+    }
+}
