@@ -9,8 +9,9 @@ use crate::quota::Visit;
 use crate::settings::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
 use crate::tally::Tally;
 use corral_engine::{Caller, Lease};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use wasmtime::component::ResourceTable;
+use wasmtime::component::{InstancePre, ResourceTable};
 use wasmtime_wasi::{WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 
@@ -19,6 +20,8 @@ use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 pub(crate) struct Grants {
     pub(crate) models: Visible,
     pub(crate) snapshots: Snapshots,
+    /// The sampling plugins that it may name.
+    pub(crate) samplers: Arc<BTreeMap<String, InstancePre<State>>>,
 }
 
 /// The data of a store.
@@ -27,6 +30,8 @@ pub(crate) struct State {
     pub(crate) handles: Handles,
     pub(crate) models: Visible,
     pub(crate) snapshots: Snapshots,
+    /// The sampling plugins that it may name.
+    pub(crate) samplers: Arc<BTreeMap<String, InstancePre<State>>>,
     /// On whose behalf the engine works for it.
     pub(crate) caller: Caller,
     /// Whose tokens it uses, if somebody counts them.
@@ -46,7 +51,11 @@ impl State {
     /// State for an instance that sees nothing of this machine but what `wasi` was given.
     pub(crate) fn new(
         wasi: &mut WasiCtxBuilder,
-        Grants { models, snapshots }: Grants,
+        Grants {
+            models,
+            snapshots,
+            samplers,
+        }: Grants,
         caller: Caller,
         visit: Option<Arc<Visit>>,
         limits: &Limits,
@@ -62,6 +71,7 @@ impl State {
             handles: Handles::default(),
             models,
             snapshots,
+            samplers,
             caller,
             visit,
             limiter: Limiter::new(limits.memory, Arc::clone(&meter)),
