@@ -252,17 +252,15 @@ impl Store {
             .component
             .parse()
             .map_err(|_| StoreError::NoDigest(manifest.component.clone()))?;
-        let links = manifest.links.all();
-        let unnamed = links.map(|(_, link)| &link.component);
-        let unnamed = unnamed.filter(|component| component.parse::<Digest>().is_err());
-        if let Some(file) = unnamed.last() {
-            return Err(StoreError::NoDigest(file.clone()));
+        let mut linked = Vec::new();
+        for (_, link) in manifest.links.all() {
+            let digest: Result<Digest, _> = link.component.parse();
+            linked.push(digest.map_err(|_| StoreError::NoDigest(link.component.clone()))?);
         }
         let inner = &mut *self.lock();
         let Some(bytes) = inner.components.bytes(digest) else {
             return Err(StoreError::NoComponent(digest));
         };
-        let linked = manifest.links.digests().unwrap_or_default();
         let gone = |digest: &&Digest| inner.components.bytes(**digest).is_none();
         if let Some(gone) = linked.iter().find(gone) {
             return Err(StoreError::NoComponent(*gone));
