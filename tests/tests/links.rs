@@ -382,12 +382,18 @@ fn run_takes_links_too() {
     let chooser = artefacts::plugin("linked-chooser");
     let template = artefacts::plugin("linked-template");
     let text = |path: &Path| path.to_str().expect("ours").to_owned();
+    let cache = artefacts::scratch().join("compiled");
     let run = |link: &str| {
         corral_tests::run([
             "run",
             &text(&generate),
             "--model",
             &text(&model),
+            // See `Corral::start_with`.
+            "--threads",
+            "1",
+            "--cache",
+            &text(&cache),
             "--link",
             link,
             "--",
