@@ -40,7 +40,10 @@ impl wasip3::exports::http::handler::Guest for Handler {
             chat_template: None,
         };
         let prompt = render(&chat, &model).map_err(|told| ErrorCode::InternalError(Some(told)))?;
-        let lines = prompt.pieces.iter().map(|piece| format!("{}\n", piece.text));
+        let lines = prompt
+            .pieces
+            .iter()
+            .map(|piece| format!("{}\n", piece.text));
         let own = std::env::var("SECRET").unwrap_or_default();
         let text = lines.collect::<String>() + &format!("own {own}\n");
         let (mut writer, reader) = wit_stream::new();

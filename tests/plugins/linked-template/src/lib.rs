@@ -24,7 +24,10 @@ impl Guest for Template {
         let secret = std::env::var("SECRET").unwrap_or_default();
         say(format!("template sees {secret}"), true);
         let (variables, arguments) = (std::env::vars().count(), std::env::args().count());
-        say(format!("{variables} variables, {arguments} arguments"), true);
+        say(
+            format!("{variables} variables, {arguments} arguments"),
+            true,
+        );
         Ok(Prompt {
             pieces,
             stop: Vec::new(),
