@@ -125,10 +125,10 @@ fn what_cannot_be_deployed_says_why() {
             "it has: tiny",
         ),
         (
-            json!({"links": {"a": "b"}}),
+            json!({"links": {"sampling": {"a b": "c"}}}),
             422,
             "bad-manifest",
-            "links no components",
+            "'links.sampling.a b' is no name",
         ),
         (
             json!({"grants": {"outbound": ["x.example"]}}),

@@ -1,8 +1,9 @@
 //! `corral run`.
 
-use crate::arguments::Run;
+use crate::arguments::{LinkArgument, Run};
 use crate::complaint::Complaint;
 use crate::house;
+use corral_runtime::{Link, Links, Terms};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -26,8 +27,14 @@ async fn run_plugin(arguments: &Run) -> Result<ExitCode, Complaint> {
         .plugin
         .file_stem()
         .map_or_else(|| "plugin".into(), |stem| stem.to_string_lossy());
-    let limits = arguments.limits.for_calls(A_DAY, A_DAY);
-    let plugin = house::load_plugin(&runtime, &name, &arguments.plugin, limits).await?;
+    let terms = Terms {
+        limits: arguments.limits.for_calls(A_DAY, A_DAY),
+        links: links(&arguments.links),
+        ..Terms::default()
+    };
+    let account = runtime.account();
+    let file = arguments.plugin.clone();
+    let plugin = runtime.plugin_for(&account, &name, file, terms).await?;
     if !plugin.roles().cli {
         return Err(Complaint::Failed(
             format!(
@@ -41,6 +48,26 @@ async fn run_plugin(arguments: &Run) -> Result<ExitCode, Complaint> {
     let exit = plugin.run(&arguments.arguments).await;
     house::end(models).await;
     Ok(status(exit?.code()))
+}
+
+/// What the command line links, which inherits nothing.
+fn links(arguments: &[LinkArgument]) -> Links {
+    let mut links = Links::default();
+    for LinkArgument { sampler, file } in arguments {
+        let component = file.clone().into();
+        match sampler {
+            Some(name) => {
+                links.sampling.insert(name.clone(), component);
+            }
+            None => {
+                links.templating = Some(Link {
+                    component,
+                    inherit: false,
+                });
+            }
+        }
+    }
+    links
 }
 
 /// An exit code as the system has them: one byte, and 0 only for success.

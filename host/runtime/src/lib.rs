@@ -4,7 +4,8 @@
 //! A [`Runtime`] is one for the process, a [`Plugin`] one for each component, and an instance lives
 //! for one call: [`Plugin::handle`] for an HTTP request, [`Plugin::run`] for a command. What a plugin
 //! imports is linked once: WASI 0.2 and 0.3 without sockets, files, environment or outbound
-//! requests, and `corral:inference` (`wit/`) over [`corral_engine`].
+//! requests, and `corral:inference` (`wit/`) over [`corral_engine`]. A plugin may be linked with others that
+//! answer some of its imports ([`Links`]): they are made one component before that is compiled.
 //!
 //! Everything that a plugin might take too much of is bounded: [`Limits`] by the operator, the rest
 //! in `settings.rs`. Whatever a plugin does, its own call gets a clear [`Failure`], and nobody else's.
@@ -24,6 +25,7 @@ mod engine;
 mod failure;
 mod host;
 mod limiter;
+mod link;
 mod linker;
 mod logs;
 mod meter;
@@ -50,6 +52,6 @@ pub use logs::{LogLine, Logs};
 pub use plugin::{Exit, Plugin, Roles};
 pub use quota::{Allowance, Limit, Quota, Refusal, Visit};
 pub use runtime::{Runtime, Source};
-pub use settings::{Call, Limits, Settings, Terms};
+pub use settings::{Call, Limits, Link, Links, Settings, Terms};
 pub use tally::Bound;
 pub use validate::PluginError;

@@ -31,7 +31,7 @@ use wasmtime_wasi_http::handler::ProxyPre;
 /// A time that clocks can still count with: a year.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What a plugin can be called for.
+/// What a plugin can be called for. What it can be linked for is looked at where that is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Roles {
     /// It handles HTTP requests.
@@ -109,7 +109,7 @@ impl Plugin {
             grants: Grants {
                 models,
                 snapshots: Snapshots::new(name, Arc::clone(&shared.snapshot_turns)),
-                samplers: Arc::default(),
+                samplers: Arc::new(compiled.samplers),
                 sampling: Arc::clone(&shared.sampling),
             },
             environment: terms.environment,

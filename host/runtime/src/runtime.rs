@@ -5,17 +5,19 @@ use crate::admission::Pool;
 use crate::compiler::Compiler;
 use crate::engine::{Error, engine};
 use crate::host;
+use crate::link::{Parts, Templating, part_name, sampling_name, whole_name};
 use crate::linker::linker;
 use crate::metrics::Counters;
 use crate::models::Visible;
 use crate::plugin::Plugin;
 use crate::sampling::Sampling;
-use crate::settings::{Limits, Settings, Terms};
+use crate::settings::{Limits, Link, Links, Settings, Terms};
 use crate::state::State;
 use crate::ticker::Ticker;
 use crate::validate::{Compiled, PluginError, compile};
 use bytes::Bytes;
 use corral_engine::{Metric, Models, Tenant};
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -139,8 +141,8 @@ impl Runtime {
         self.plugin_for(&self.account(), name, source, terms).await
     }
 
-    /// Loads a plugin: reads it, checks what it is, what it imports and exports, and compiles it on
-    /// a thread where nobody waits. `name` is for logs and messages.
+    /// Loads a plugin: reads it and what it is linked with, checks what they are, what they import and
+    /// export, and compiles them on a thread where nobody waits. `name` is for logs and messages.
     ///
     /// # Errors
     /// If the file can't be a plugin of this host; the text says why and what to do.
@@ -149,7 +151,7 @@ impl Runtime {
         account: &Account,
         name: &str,
         source: impl Into<Source>,
-        terms: Terms,
+        mut terms: Terms,
     ) -> Result<Plugin, PluginError> {
         let models = Visible::new(&self.0.models, terms.models.as_deref()).map_err(|model| {
             PluginError::NoModel {
@@ -162,7 +164,8 @@ impl Runtime {
         let stopped = || PluginError::Stopped {
             plugin: name.to_owned(),
         };
-        let compiled = tokio::task::spawn_blocking(move || shared.compile(&plugin, source))
+        let links = std::mem::take(&mut terms.links);
+        let compiled = tokio::task::spawn_blocking(move || shared.compile(&plugin, source, links))
             .await
             .map_err(|_| stopped())??;
         let shared = Arc::clone(&self.0);
@@ -181,20 +184,51 @@ impl Shared {
         Tenant(self.tenants.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn compile(&self, plugin: &str, source: Source) -> Result<Compiled, PluginError> {
-        let bytes = self.read(plugin, source)?;
+    fn compile(&self, plugin: &str, source: Source, links: Links) -> Result<Compiled, PluginError> {
+        let parts = self.read_all(plugin, source, links)?;
+        let bytes = parts.bytes();
         let began = Instant::now();
+        let limit = self.component_bytes;
         let compiled = self
             .compiler
-            .run(|| compile(&self.engine, &self.linker, plugin, &bytes))?;
+            .run(|| compile(&self.engine, &self.linker, plugin, &parts, limit))?;
         self.counters.component_compiled(began.elapsed());
         tracing::info!(
             plugin,
-            bytes = bytes.len(),
+            bytes,
             milliseconds = began.elapsed().as_millis(),
             "loaded a plugin"
         );
         Ok(compiled)
+    }
+
+    /// The plugin and what it is linked with, together within the limit of one component.
+    fn read_all(&self, plugin: &str, source: Source, links: Links) -> Result<Parts, PluginError> {
+        let mut parts = Parts {
+            handler: self.read(plugin, source)?,
+            templating: None,
+            sampling: BTreeMap::new(),
+        };
+        let within = |name: &str, source: Source, read: usize| {
+            let bytes = self.read(&part_name(plugin, name), source)?;
+            match read + bytes.len() {
+                all if all > self.component_bytes => Err(PluginError::TooLarge {
+                    plugin: whole_name(plugin),
+                    bytes: all as u64,
+                    limit: self.component_bytes,
+                }),
+                _ => Ok(bytes),
+            }
+        };
+        if let Some(Link { component, inherit }) = links.templating {
+            let bytes = within("templating", component, parts.bytes())?;
+            parts.templating = Some(Templating { bytes, inherit });
+        }
+        for (name, component) in links.sampling {
+            let bytes = within(&sampling_name(&name), component, parts.bytes())?;
+            parts.sampling.insert(name, bytes);
+        }
+        Ok(parts)
     }
 
     /// The component, never more of it than one byte beyond the limit.

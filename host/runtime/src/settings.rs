@@ -1,7 +1,9 @@
 //! What an operator may choose, and the bounds nobody may.
 
 use crate::quota::Visit;
+use crate::runtime::Source;
 use corral_engine::Tenant;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -108,6 +110,29 @@ pub struct Terms {
     pub models: Option<Vec<String>>,
     /// Its environment variables; it sees no others.
     pub environment: Vec<(String, String)>,
+    /// What it is linked with.
+    pub links: Links,
+}
+
+/// Components that a plugin is linked with. All of them, the plugin, and what they make together are each
+/// no larger than [`Settings::component_bytes`].
+#[derive(Clone, Debug, Default)]
+pub struct Links {
+    /// What answers the plugin's import of `corral:plugin/templating`.
+    pub templating: Option<Link>,
+    /// Components that export `corral:plugin/sampling`, by the names under which the plugin's generations
+    /// ask for them. Where the plugin imports that interface itself there has to be one, which answers.
+    /// They are handed distributions and see nothing else.
+    pub sampling: BTreeMap<String, Source>,
+}
+
+/// A component that a plugin is linked with.
+#[derive(Clone, Debug)]
+pub struct Link {
+    /// Where it comes from.
+    pub component: Source,
+    /// It may use what the plugin may: its models and its environment. Else it sees nothing of either.
+    pub inherit: bool,
 }
 
 /// What the caller knows about one request: an extension of the [`http::Request`] that is given to

@@ -1,8 +1,10 @@
 //! From bytes to a component that can be instantiated, or a reason that its author can use.
 
+use crate::link::{self, LINKED, Parts};
 use crate::linker::OFFERED;
 use crate::state::State;
-use std::collections::BTreeSet;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use wasmtime::Engine;
 use wasmtime::component::{Component, InstancePre, Linker};
@@ -81,10 +83,86 @@ pub enum PluginError {
         cause: String,
     },
     /// It exports nothing that could be called.
-    #[error("the plugin {plugin} exports no role; export one of {}", ROLES.join(", "))]
+    #[error(
+        "the plugin {plugin} exports no role; export one of {}, or, to be linked, one of {}",
+        ROLES.join(", "),
+        LINKED.join(", ")
+    )]
     NoRole {
         /// The plugin's name.
         plugin: String,
+    },
+    /// It is not called itself.
+    #[error(
+        "the plugin {plugin} exports {role}, which is linked to a handler and not called itself; deploy a handler, and name this one in its corral.toml: [links] {} = \"FILE.wasm\"",
+        link::field(role)
+    )]
+    ToBeLinked {
+        /// The plugin's name.
+        plugin: String,
+        /// What it exports.
+        role: &'static str,
+    },
+    /// It imports what only a linked component has.
+    #[error(
+        "the plugin {plugin} imports {role}, which a linked component answers, but it is linked with {linked} that could; link it with one: [links] {} = \"FILE.wasm\" in corral.toml, or --link {}=FILE",
+        link::field(role),
+        link::field(role)
+    )]
+    NotLinked {
+        /// The plugin's name.
+        plugin: String,
+        /// What it imports.
+        role: &'static str,
+        /// How many of the components that it is linked with could answer.
+        linked: usize,
+    },
+    /// It is linked with a template that it does not use.
+    #[error(
+        "the plugin {plugin} is linked with a template, but does not import {role}; leave the link away, or build the plugin with that import"
+    )]
+    NotImported {
+        /// The plugin's name.
+        plugin: String,
+        /// What it does not import.
+        role: &'static str,
+    },
+    /// What it is linked with does not export what it is linked for.
+    #[error(
+        "the plugin {part} exports no {role}, for which it is linked; it exports {}",
+        if exports.is_empty() { "nothing".to_owned() } else { exports.join(", ") }
+    )]
+    WrongLink {
+        /// Whose it is, and which link.
+        part: String,
+        /// What it should export.
+        role: &'static str,
+        /// What it exports.
+        exports: Vec<String>,
+    },
+    /// What it is linked with imports more than it may have.
+    #[error(
+        "the plugin {part} imports what a linked component is not given: {}; build it without{}",
+        refused.join(", "),
+        if *may_inherit { ", or, if it may use the deployment's models and see its environment, link it with inherit = true" } else { "" }
+    )]
+    LinkImports {
+        /// Whose it is, and which link.
+        part: String,
+        /// The imports that are not given.
+        refused: Vec<String>,
+        /// Whether it could inherit them.
+        may_inherit: bool,
+    },
+    /// It and what it is linked with make no component.
+    #[error(
+        "the plugin {plugin} cannot be put together with what it is linked with: {cause}; build both against one version of corral:plugin"
+    )]
+    Compose {
+        /// The plugin's name.
+        plugin: String,
+        /// What is wrong.
+        cause: String,
     },
     /// It may open only models that there are not.
     #[error("the plugin {plugin} is to open the model '{model}', which this server does not have; it has: {}", have.join(", "))]
@@ -121,6 +199,12 @@ impl PluginError {
             Self::Imports { .. } => "unknown-import",
             Self::Mismatch { .. } => "interface-mismatch",
             Self::NoRole { .. } => "no-role",
+            Self::ToBeLinked { .. } => "to-be-linked",
+            Self::NotLinked { .. } => "not-linked",
+            Self::NotImported { .. } => "link-not-imported",
+            Self::WrongLink { .. } => "wrong-link",
+            Self::LinkImports { .. } => "link-import",
+            Self::Compose { .. } => "does-not-compose",
             Self::NoModel { .. } => "no-model",
             Self::Stopped { .. } => "stopped",
         }
@@ -137,13 +221,15 @@ fn offered() -> String {
             format!("{package}@{version}")
         })
         .collect();
-    Vec::from_iter(packages).join(", ")
+    Vec::from_iter(packages).join(", ") + ", and by a link corral:plugin@0.1.0"
 }
 
 /// A compiled plugin with its imports linked, by role.
 pub(crate) struct Compiled {
     pub(crate) http: Option<ProxyPre<State>>,
     pub(crate) cli: Option<CliPre>,
+    /// The sampling plugins that it is linked with, by their names.
+    pub(crate) samplers: BTreeMap<String, InstancePre<State>>,
 }
 
 /// A plugin with the role `wasi:cli/run`.
@@ -152,48 +238,103 @@ pub(crate) enum CliPre {
     P3(Command3<State>),
 }
 
-/// Compiles and links `bytes`. Takes as long as compiling takes: not for async threads.
+/// Compiles a plugin with what it is linked with, none of which is larger than `limit` bytes. Takes as long
+/// as compiling takes: not for async threads.
 pub(crate) fn compile(
     engine: &Engine,
     linker: &Linker<State>,
     plugin: &str,
-    bytes: &[u8],
+    parts: &Parts,
+    limit: usize,
 ) -> Result<Compiled, PluginError> {
-    let plugin = || plugin.to_owned();
-    recognise(bytes).map_err(|found| match found {
-        Found::CoreModule => PluginError::CoreModule { plugin: plugin() },
-        Found::Other(found) => PluginError::NotWasm {
-            plugin: plugin(),
-            found,
-        },
-    })?;
-    let component =
-        Component::from_binary(engine, bytes).map_err(|error| PluginError::Compile {
-            plugin: plugin(),
-            cause: format!("{error:#}"),
-        })?;
-    let pre = linker.instantiate_pre(&component).map_err(|error| {
-        let unknown = unknown_imports(engine, &component);
-        if unknown.is_empty() {
-            PluginError::Mismatch {
-                plugin: plugin(),
-                cause: format!("{error:#}"),
-            }
-        } else {
-            PluginError::Imports {
-                plugin: plugin(),
-                unknown,
-            }
-        }
-    })?;
-    let compiled = roles(engine, &component, &pre).map_err(|error| PluginError::Mismatch {
-        plugin: plugin(),
+    recognise(plugin, &parts.handler)?;
+    let whole = link::whole(plugin, parts, limit)?;
+    let component = match &whole {
+        Cow::Borrowed(bytes) => compile_component(engine, plugin, bytes)?,
+        Cow::Owned(bytes) => compile_component(engine, plugin, bytes)
+            .map_err(|error| link::blame(engine, plugin, parts, error))?,
+    };
+    let pre = instantiate_pre(engine, linker, plugin, &component)?;
+    let mut compiled = roles(engine, &component, &pre).map_err(|error| PluginError::Mismatch {
+        plugin: plugin.to_owned(),
         cause: format!("{error:#}"),
     })?;
     if compiled.http.is_none() && compiled.cli.is_none() {
-        return Err(PluginError::NoRole { plugin: plugin() });
+        return Err(no_role(plugin, &exports(engine, &component)));
+    }
+    for (name, bytes) in &parts.sampling {
+        let part = link::part_name(plugin, &link::sampling_name(name));
+        let sampler = compile_sampling(engine, linker, &part, bytes)?;
+        compiled.samplers.insert(name.clone(), sampler);
     }
     Ok(compiled)
+}
+
+/// Compiles a component with the role `corral:plugin/sampling`. It imports nothing that would show it
+/// more than it is handed; a store in which it runs has no environment.
+pub(crate) fn compile_sampling(
+    engine: &Engine,
+    linker: &Linker<State>,
+    name: &str,
+    bytes: &[u8],
+) -> Result<InstancePre<State>, PluginError> {
+    recognise(name, bytes)?;
+    link::check_sampling(name, bytes)?;
+    let component = compile_component(engine, name, bytes)?;
+    instantiate_pre(engine, linker, name, &component)
+}
+
+pub(crate) fn compile_component(
+    engine: &Engine,
+    plugin: &str,
+    bytes: &[u8],
+) -> Result<Component, PluginError> {
+    Component::from_binary(engine, bytes).map_err(|error| PluginError::Compile {
+        plugin: plugin.to_owned(),
+        cause: format!("{error:#}"),
+    })
+}
+
+fn instantiate_pre(
+    engine: &Engine,
+    linker: &Linker<State>,
+    plugin: &str,
+    component: &Component,
+) -> Result<InstancePre<State>, PluginError> {
+    linker.instantiate_pre(component).map_err(|error| {
+        let ty = component.component_type();
+        let unknown = unknown_imports(ty.imports(engine).map(|(name, _)| name));
+        let plugin = plugin.to_owned();
+        if unknown.is_empty() {
+            PluginError::Mismatch {
+                plugin,
+                cause: format!("{error:#}"),
+            }
+        } else {
+            PluginError::Imports { plugin, unknown }
+        }
+    })
+}
+
+/// Why what exports this can't be called.
+pub(crate) fn no_role(plugin: &str, exports: &BTreeSet<String>) -> PluginError {
+    let has = |role: &&str| {
+        exports
+            .iter()
+            .any(|name| compatible(name) == compatible(role))
+    };
+    let plugin = plugin.to_owned();
+    match LINKED.into_iter().find(has) {
+        Some(role) => PluginError::ToBeLinked { plugin, role },
+        None => PluginError::NoRole { plugin },
+    }
+}
+
+/// Whether something of this name is called by the host.
+pub(crate) fn is_role(export: &str) -> bool {
+    ROLES
+        .iter()
+        .any(|role| compatible(export) == compatible(role))
 }
 
 enum Found {
@@ -201,8 +342,20 @@ enum Found {
     Other(&'static str),
 }
 
+/// Whether these may be the bytes of a component.
+pub(crate) fn recognise(plugin: &str, bytes: &[u8]) -> Result<(), PluginError> {
+    let plugin = || plugin.to_owned();
+    look(bytes).map_err(|found| match found {
+        Found::CoreModule => PluginError::CoreModule { plugin: plugin() },
+        Found::Other(found) => PluginError::NotWasm {
+            plugin: plugin(),
+            found,
+        },
+    })
+}
+
 /// Looks at the first bytes: the magic number, then version and layer (a component's layer is 1).
-fn recognise(bytes: &[u8]) -> Result<(), Found> {
+fn look(bytes: &[u8]) -> Result<(), Found> {
     match bytes {
         [b'\0', b'a', b's', b'm', _, _, 1, 0, ..] => Ok(()),
         [b'\0', b'a', b's', b'm', 1, 0, 0, 0, ..] => Err(Found::CoreModule),
@@ -218,7 +371,7 @@ fn recognise(bytes: &[u8]) -> Result<(), Found> {
 }
 
 /// `name@version` without the part of the version that may differ between compatible ones.
-fn compatible(name: &str) -> (&str, Option<&str>) {
+pub(crate) fn compatible(name: &str) -> (&str, Option<&str>) {
     let Some((interface, version)) = name.split_once('@') else {
         return (name, None);
     };
@@ -230,14 +383,20 @@ fn compatible(name: &str) -> (&str, Option<&str>) {
     (interface, Some(&version[..end]))
 }
 
-fn unknown_imports(engine: &Engine, component: &Component) -> Vec<String> {
+/// Those of the imports that we offer to nobody.
+pub(crate) fn unknown_imports<'a>(imports: impl Iterator<Item = &'a str>) -> Vec<String> {
     let offered: BTreeSet<_> = OFFERED.iter().copied().map(compatible).collect();
-    component
-        .component_type()
-        .imports(engine)
-        .map(|(name, _)| name)
+    imports
         .filter(|name| !offered.contains(&compatible(name)))
         .map(str::to_owned)
+        .collect()
+}
+
+fn exports(engine: &Engine, component: &Component) -> BTreeSet<String> {
+    component
+        .component_type()
+        .exports(engine)
+        .map(|(name, _)| name.to_owned())
         .collect()
 }
 
@@ -246,11 +405,7 @@ fn roles(
     component: &Component,
     pre: &InstancePre<State>,
 ) -> wasmtime::Result<Compiled> {
-    let exports: BTreeSet<String> = component
-        .component_type()
-        .exports(engine)
-        .map(|(name, _)| name.to_owned())
-        .collect();
+    let exports = exports(engine, component);
     let exports: BTreeSet<_> = exports.iter().map(|name| compatible(name)).collect();
     let has = |role: &str| exports.contains(&compatible(role));
     Ok(Compiled {
@@ -268,6 +423,7 @@ fn roles(
         } else {
             None
         },
+        samplers: BTreeMap::new(),
     })
 }
 
@@ -289,7 +445,8 @@ mod tests {
             Some(raw) => raw.as_bytes().to_vec(),
             None => wat::parse_str(wat).unwrap(),
         };
-        match compile(&engine, &linker, "chat", &bytes) {
+        let parts = Parts::alone(bytes);
+        match compile(&engine, &linker, "chat", &parts, 1 << 20) {
             Ok(_) => String::new(),
             Err(error) => error.to_string(),
         }
@@ -310,6 +467,10 @@ mod tests {
         let error = refused("(component)");
         assert!(error.contains("exports no role"), "{error}");
         assert!(error.contains("wasi:http/handler@0.3.0"), "{error}");
+        assert!(
+            error.contains("to be linked, one of corral:plugin/templating@0.1.0, "),
+            "{error}"
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The command line. What is about deployments is with them, in `deploy`.
 
 mod bench;
+mod links;
 mod models;
 mod plugins;
 mod serve;
@@ -8,6 +9,7 @@ mod serve;
 pub(crate) use bench::{
     Bench, DeployBench, GapBench, ModelBench, ModelShape, PrefixBench, ThreadsBench,
 };
+pub(crate) use links::{LinkArgument, twice};
 pub(crate) use models::{ModelArgument, Models};
 pub(crate) use plugins::{PluginLimits, Run};
 pub(crate) use serve::{PriorityArgument, Serve};
@@ -103,7 +105,7 @@ impl CommandLine {
     fn check(&self) -> Result<(), Complaint> {
         match &self.command {
             Command::Serve(serve) => serve.check(),
-            Command::Run(run) => run.models.check(),
+            Command::Run(run) => run.check(),
             Command::Top(_) | Command::Keys(_) | Command::Bench(_) | Command::Deployments(_) => {
                 Ok(())
             }
@@ -272,6 +274,14 @@ mod tests {
             ("corral serve --model x.gguf --grace soon", "write seconds"),
             ("corral serve --model x.gguf --grace -1", "'-1'"),
             ("corral run --model x.gguf", "<PLUGIN.wasm>"),
+            (
+                "corral run p.wasm --model x.gguf --link a=b",
+                "write templating=FILE or sampling.NAME=FILE",
+            ),
+            (
+                "corral run p.wasm --model x.gguf --link templating=a --link templating=b",
+                "--link names templating twice",
+            ),
             ("corral top --admin https://a", "write http://HOST:PORT"),
             ("corral top --admin a", "write http://HOST:PORT"),
             ("corral top --admin http://a:1/b", "write http://HOST:PORT"),

@@ -1,6 +1,7 @@
 //! What plugins are called with: `corral run`, and what a call may use.
 
-use super::{Models, seconds, whole};
+use super::{LinkArgument, Models, seconds, twice, whole};
+use crate::complaint::Complaint;
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,6 +11,10 @@ pub(crate) struct Run {
     /// The plugin: a component that exports wasi:cli/run.
     #[arg(value_name = "PLUGIN.wasm")]
     pub(crate) plugin: PathBuf,
+    /// A component that the plugin is linked with: templating=FILE, or sampling.NAME=FILE; may be given
+    /// several times.
+    #[arg(long = "link", value_name = "LINK=FILE")]
+    pub(crate) links: Vec<LinkArgument>,
     #[command(flatten)]
     pub(crate) models: Models,
     #[command(flatten)]
@@ -17,6 +22,17 @@ pub(crate) struct Run {
     /// What the plugin gets as its arguments.
     #[arg(last = true, value_name = "ARGS")]
     pub(crate) arguments: Vec<String>,
+}
+
+impl Run {
+    /// What can be known to be wrong without touching a file.
+    pub(super) fn check(&self) -> Result<(), Complaint> {
+        if let Some(link) = twice(&self.links) {
+            let told = format!("--link names {link} twice; leave one of them away");
+            return Err(Complaint::Usage(told));
+        }
+        self.models.check()
+    }
 }
 
 /// What one call of a plugin may use.

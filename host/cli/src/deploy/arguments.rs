@@ -1,6 +1,7 @@
 //! The command line of what is done with deployments.
 
 use crate::admin::Admin;
+use crate::arguments::LinkArgument;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -54,6 +55,10 @@ pub(crate) struct Deploy {
     /// For a component: a path prefix below which it answers; may be given several times.
     #[arg(long = "route", value_name = "ROUTE")]
     pub(crate) routes: Vec<String>,
+    /// For a component: another one that it is linked with, templating=FILE or sampling.NAME=FILE; may be
+    /// given several times. A corral.toml says more of them.
+    #[arg(long = "link", value_name = "LINK=FILE")]
+    pub(crate) links: Vec<LinkArgument>,
     /// Give the new revision no requests yet.
     #[arg(long)]
     pub(crate) no_traffic: bool,

@@ -2,7 +2,7 @@
 
 use super::arguments::{Deploy, DeployCommand, Logs, Named, Rollback, Server, Split};
 use super::client::{Client, Sent};
-use super::manifest::{Prepared, prepare};
+use super::manifest::{Prepared, Upload, prepare};
 use super::progress::Progress;
 use super::{invoke, table};
 use crate::complaint::Complaint;
@@ -75,27 +75,10 @@ async fn pause(named: &Named, paused: bool) -> Result<ExitCode, Complaint> {
 }
 
 async fn deploy(deploy: &Deploy) -> Result<ExitCode, Complaint> {
-    let Prepared {
-        manifest,
-        digest,
-        component,
-    } = prepare(deploy)?;
+    let Prepared { manifest, parts } = prepare(deploy)?;
     let client = client(&deploy.server)?;
-    if let Some(bytes) = component {
-        let path = format!("/components/{digest}");
-        // Not again what is there.
-        let (status, answer) = client.try_ask(Method::GET, &path, Sent::Nothing).await?;
-        match status {
-            StatusCode::OK => {}
-            StatusCode::NOT_FOUND if answer["code"] == "no-component" => {
-                let progress = Progress::upload(bytes.len());
-                let sent = Sent::Upload(bytes, progress.clone());
-                let uploaded = client.ask(Method::PUT, &path, sent).await;
-                progress.done();
-                uploaded?;
-            }
-            status => return Err(client.refused(status, &answer)),
-        }
+    for part in parts {
+        upload(&client, part).await?;
     }
     let path = format!(
         "/deployments/{}?traffic={}",
@@ -111,6 +94,23 @@ async fn deploy(deploy: &Deploy) -> Result<ExitCode, Complaint> {
         format!("revision {number} is deployed: {line}")
     };
     show(&deploy.server, &deployed?, line)
+}
+
+/// Uploads a component, unless the server has it.
+async fn upload(client: &Client, part: Upload) -> Result<(), Complaint> {
+    let path = format!("/components/{}", part.digest);
+    let (status, answer) = client.try_ask(Method::GET, &path, Sent::Nothing).await?;
+    match status {
+        StatusCode::OK => Ok(()),
+        StatusCode::NOT_FOUND if answer["code"] == "no-component" => {
+            let progress = Progress::upload(&part.field, part.bytes.len());
+            let sent = Sent::Upload(part.bytes, progress.clone());
+            let uploaded = client.ask(Method::PUT, &path, sent).await;
+            progress.done();
+            uploaded.map(drop)
+        }
+        status => Err(client.refused(status, &answer)),
+    }
 }
 
 async fn logs(logs: &Logs) -> Result<ExitCode, Complaint> {

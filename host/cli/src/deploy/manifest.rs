@@ -1,9 +1,10 @@
-//! From what the command line names to a manifest and its component's bytes.
+//! From what the command line names to a manifest and the bytes of its components.
 
 use super::arguments::Deploy;
+use crate::arguments::{LinkArgument, twice};
 use crate::complaint::Complaint;
 use bytes::Bytes;
-use corral_server::deployments::{Digest, Manifest};
+use corral_server::deployments::{Digest, Link, Links, Manifest};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -11,12 +12,19 @@ use std::path::{Path, PathBuf};
 /// Longest manifest, in bytes.
 const MANIFEST: u64 = 1 << 20;
 
-/// A manifest that names its component by digest, and the component's bytes unless the server has them
-/// already.
+/// A manifest that names its components by digest.
 pub(super) struct Prepared {
     pub(super) manifest: Manifest,
+    /// Those that the server may not have yet, each once.
+    pub(super) parts: Vec<Upload>,
+}
+
+/// A component to be uploaded.
+pub(super) struct Upload {
+    /// The manifest's field that names it.
+    pub(super) field: String,
     pub(super) digest: Digest,
-    pub(super) component: Option<Bytes>,
+    pub(super) bytes: Bytes,
 }
 
 /// Reads what is to be deployed.
@@ -25,37 +33,43 @@ pub(super) fn prepare(deploy: &Deploy) -> Result<Prepared, Complaint> {
         .file
         .extension()
         .is_some_and(|ending| ending.eq_ignore_ascii_case("wasm"));
-    let (mut manifest, file) = if is_component {
-        let manifest = from_arguments(deploy)?;
-        (manifest, Some(deploy.file.clone()))
+    // Files that the command line names lie where that says, those of a manifest beside it.
+    let (mut manifest, folder) = if is_component {
+        (from_arguments(deploy)?, PathBuf::new())
     } else {
-        if deploy.name.is_some() || !deploy.routes.is_empty() {
+        if deploy.name.is_some() || !deploy.routes.is_empty() || !deploy.links.is_empty() {
             return Err(Complaint::Usage(
-                "--name and --route are for a component (FILE.wasm); a corral.toml says both itself"
+                "--name, --route and --link are for a component (FILE.wasm); a corral.toml says all \
+                 of them itself"
                     .to_owned(),
             ));
         }
         from_file(&deploy.file)?
     };
-    let Some(file) = file else {
-        let digest = manifest.component.parse()?;
-        return Ok(Prepared {
-            manifest,
-            digest,
-            component: None,
-        });
-    };
-    let bytes = fs::read(&file).map_err(Complaint::telling(&format!(
-        "the component {} cannot be read; build it, or name another file",
-        file.display()
-    )))?;
-    let digest = Digest::of(&bytes);
-    manifest.component = digest.to_string();
-    Ok(Prepared {
-        manifest,
-        digest,
-        component: Some(bytes.into()),
-    })
+    let mut parts: Vec<Upload> = Vec::new();
+    let component = ("component".to_owned(), &mut manifest.component);
+    let links = manifest.links.all_mut();
+    let links = links.map(|(field, link)| (format!("links.{field}"), &mut link.component));
+    for (field, component) in std::iter::once(component).chain(links) {
+        if component.parse::<Digest>().is_ok() {
+            continue;
+        }
+        let file = folder.join(component.as_str());
+        let bytes = fs::read(&file).map_err(Complaint::telling(&format!(
+            "the component {} cannot be read; build it, or name another file",
+            file.display()
+        )))?;
+        let digest = Digest::of(&bytes);
+        *component = digest.to_string();
+        if parts.iter().all(|part| part.digest != digest) {
+            parts.push(Upload {
+                field,
+                digest,
+                bytes: bytes.into(),
+            });
+        }
+    }
+    Ok(Prepared { manifest, parts })
 }
 
 /// A manifest with what the command line says, and nothing else.
@@ -70,10 +84,28 @@ fn from_arguments(deploy: &Deploy) -> Result<Manifest, Complaint> {
             "there is no route; say where it answers: --route /{name}, or write a corral.toml"
         )));
     }
+    if let Some(link) = twice(&deploy.links) {
+        let told = format!("--link names {link} twice; leave one of them away");
+        return Err(Complaint::Usage(told));
+    }
+    let mut links = Links::default();
+    for LinkArgument { sampler, file } in &deploy.links {
+        let link = Link {
+            component: file.to_string_lossy().into_owned(),
+            inherit: false,
+        };
+        match sampler {
+            Some(name) => {
+                links.sampling.insert(name.clone(), link);
+            }
+            None => links.templating = Some(link),
+        }
+    }
     let json = serde_json::json!({
         "name": name,
         "component": deploy.file.to_string_lossy(),
         "routes": deploy.routes,
+        "links": links,
     });
     let manifest: Manifest =
         serde_json::from_value(json).map_err(|error| Complaint::Usage(error.to_string()))?;
@@ -81,8 +113,8 @@ fn from_arguments(deploy: &Deploy) -> Result<Manifest, Complaint> {
     Ok(manifest)
 }
 
-/// A manifest, and the file of its component unless it names a digest.
-fn from_file(path: &Path) -> Result<(Manifest, Option<PathBuf>), Complaint> {
+/// A manifest, and the folder that it lies in.
+fn from_file(path: &Path) -> Result<(Manifest, PathBuf), Complaint> {
     let path = match path.is_dir() {
         true => path.join("corral.toml"),
         false => path.to_owned(),
@@ -101,10 +133,6 @@ fn from_file(path: &Path) -> Result<(Manifest, Option<PathBuf>), Complaint> {
     )))?;
     let manifest = Manifest::from_toml(&text)
         .map_err(|error| Complaint::Failed(format!("{}: {error}", path.display()).into()))?;
-    if manifest.component.parse::<Digest>().is_ok() {
-        return Ok((manifest, None));
-    }
     let folder = path.parent().unwrap_or(Path::new(""));
-    let file = folder.join(&manifest.component);
-    Ok((manifest, Some(file)))
+    Ok((manifest, folder.to_owned()))
 }

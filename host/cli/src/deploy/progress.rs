@@ -8,14 +8,15 @@ use std::time::Duration;
 pub(super) struct Progress(ProgressBar);
 
 impl Progress {
-    /// A bar over this many bytes.
-    pub(super) fn upload(bytes: usize) -> Self {
+    /// A bar over this many bytes of what is called so.
+    pub(super) fn upload(what: &str, bytes: usize) -> Self {
         let bar = ProgressBar::new(bytes as u64);
         if let Ok(style) =
-            ProgressStyle::with_template("uploading {bar:30} {bytes}/{total_bytes} {eta}")
+            ProgressStyle::with_template("uploading {msg} {bar:30} {bytes}/{total_bytes} {eta}")
         {
             bar.set_style(style);
         }
+        bar.set_message(what.to_owned());
         Progress(bar)
     }
 

@@ -30,7 +30,7 @@ pub(super) fn show(detail: &Value) -> String {
             page += &format!("revision {revision} cannot serve: {}\n", harmless(problem));
         }
     }
-    let mut rows = vec![["REVISION", "COMPONENT", "BYTES", "DEPLOYED"].map(str::to_owned)];
+    let mut rows = vec![["REVISION", "COMPONENT", "BYTES", "DEPLOYED", "LINKS"].map(str::to_owned)];
     for revision in detail["revisions"].as_array().into_iter().flatten() {
         let digest: String = text(&revision["component"]).chars().take(19).collect();
         rows.push([
@@ -40,9 +40,32 @@ pub(super) fn show(detail: &Value) -> String {
             revision["created_ms"]
                 .as_u64()
                 .map_or_else(String::new, moment),
+            links(&revision["manifest"]["links"]),
         ]);
     }
     page + &align(&rows)
+}
+
+/// What a revision is linked with: each link with the beginning of its digest, and whether it inherits.
+fn links(links: &Value) -> String {
+    let one = |(name, link): (String, &Value)| {
+        let component = match link {
+            Value::Object(table) => table.get("component").unwrap_or(&Value::Null),
+            other => other,
+        };
+        let digest: String = text(component).chars().take(19).collect();
+        let inherits = match link["inherit"].as_bool() {
+            Some(true) => " (inherits)",
+            _ => "",
+        };
+        format!("{name}={digest}{inherits}")
+    };
+    let templating = links.get("templating");
+    let templating = templating.map(|link| ("templating".to_owned(), link));
+    let sampling = links["sampling"].as_object().into_iter().flatten();
+    let sampling = sampling.map(|(name, link)| (harmless(&format!("sampling.{name}")), link));
+    let all = templating.into_iter().chain(sampling).map(one);
+    Vec::from_iter(all).join(" ")
 }
 
 /// One deployment on one line.
@@ -157,6 +180,34 @@ mod tests {
                         /x    serving  /x      (not kept)\n\
                         chat  paused   /a /b   3=90 4=10\n";
         assert_eq!(page, expected);
+    }
+
+    #[test]
+    fn a_revision_shows_its_links() {
+        let digest = |letter: &str| format!("sha256:{}", letter.repeat(64));
+        let revision = |number: u64, links: Value| {
+            json!({"number": number, "component": digest("a"), "component_bytes": 9,
+                   "created_ms": 0, "manifest": {"links": links}})
+        };
+        let linked = json!({
+            "templating": {"component": digest("b"), "inherit": true},
+            "sampling": {"min-p": digest("c")},
+        });
+        let bare = json!({"number": 1, "component": digest("a"), "component_bytes": 9,
+                          "created_ms": 0, "manifest": {}});
+        let deployment = json!({"name": "a", "state": "serving", "routes": ["/a"], "traffic": []});
+        let detail = json!({"deployment": deployment, "revisions": [bare, revision(2, linked)]});
+        let page = show(&detail);
+        let mut lines = page.lines().skip(1);
+        assert!(
+            lines
+                .next()
+                .expect("a head")
+                .ends_with("DEPLOYED              LINKS")
+        );
+        assert!(lines.next().expect("one").ends_with("1970-01-01T00:00:00Z"));
+        let linked = "templating=sha256:bbbbbbbbbbbb (inherits) sampling.min-p=sha256:cccccccccccc";
+        assert!(lines.next().expect("two").ends_with(linked), "{page}");
     }
 
     #[test]

@@ -14,10 +14,10 @@ use crate::scheduler::{
     StepResult, Tally, Time,
 };
 use aside::Wanted;
-use text::Computed;
 pub use record::{Arrival, End, Record, Taken};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
+use text::Computed;
 
 /// What the outside knows of a request that has not ended.
 #[derive(Debug)]

@@ -1,8 +1,8 @@
 //! What the engine's thread is asked of a sequence.
 
+use super::choose::Asking;
 use crate::delivery::Sender;
 use crate::look::{Distribution, Look};
-use super::choose::Asking;
 use crate::{Error, Options, Token, reply};
 
 /// What a sequence is computed for.

@@ -109,7 +109,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             id: "deploy",
             method: "post",
             path: "/deployments/{name}",
-            summary: "Deploys a component that was uploaded: checks it, compiles it, keeps it as a new revision, and gives that all requests.",
+            summary: "Deploys a component that was uploaded, with those that it is linked with: checks them, compiles them, keeps them as a new revision, and gives that all requests.",
             query: &[(
                 "traffic",
                 "boolean",
@@ -124,12 +124,12 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             )],
             problems: &[
                 BAD_BODY,
-                (404, "The component has not been uploaded."),
+                (404, "A component has not been uploaded."),
                 (409, "One of the routes belongs to another deployment."),
                 LARGE_BODY,
                 (
                     422,
-                    "The manifest or the component can't be deployed: not a component, an unknown import, no role, a model that there is not, or it takes too long to compile.",
+                    "The manifest or a component can't be deployed: not a component, an unknown import, no role, links that don't fit, a model that there is not, or it takes too long to compile.",
                 ),
                 (507, "There are as many deployments as are kept."),
             ],

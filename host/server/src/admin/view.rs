@@ -1,6 +1,6 @@
 //! What the admin API answers, as JSON. `openapi.json` is made of these.
 
-use crate::deployments::{Deployments, Digest, Kept, Name, Part, Revision, Served, Share};
+use crate::deployments::{Deployments, Digest, Kept, Links, Name, Part, Revision, Served, Share};
 use serde::{Deserialize, Serialize};
 
 /// Whether a deployment, or a revision, answers requests.
@@ -49,6 +49,9 @@ pub(super) struct PartView {
     /// Why it doesn't.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) problem: Option<String>,
+    /// The components that its handler is linked with, by their digests.
+    #[serde(default, skip_serializing_if = "Links::is_none")]
+    pub(super) links: Links,
 }
 
 /// All deployments.
@@ -182,7 +185,11 @@ impl DeploymentView {
             let part = parts
                 .iter()
                 .find(|part| part.share.revision == share.revision);
-            PartView::of(*share, part)
+            let links = match kept.revisions.get(&share.revision) {
+                Some(revision) => revision.manifest.links.clone(),
+                None => Links::default(),
+            };
+            PartView::of(*share, part, links)
         });
         let traffic = Vec::from_iter(traffic);
         let routes = served.as_ref().map_or(&[][..], |served| &served.routes);
@@ -214,7 +221,7 @@ impl DeploymentView {
 }
 
 impl PartView {
-    fn of(share: Share, part: Option<&Part>) -> Self {
+    fn of(share: Share, part: Option<&Part>, links: Links) -> Self {
         let problem = match part {
             Some(part) => part.plugin.as_ref().err().map(ToString::to_string),
             None => Some("it is not loaded; deploy it again, or restart the server".to_owned()),
@@ -227,6 +234,7 @@ impl PartView {
                 Some(_) => State::Failed,
             },
             problem,
+            links,
         }
     }
 }

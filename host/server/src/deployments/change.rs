@@ -199,7 +199,10 @@ impl Inner {
         manifest.check()?;
         self.capacity.check(&manifest.limits, &self.limits)?;
         let component: Digest = manifest.component.parse()?;
-        let _held = self.store()?.hold(component)?;
+        let mut held = Vec::new();
+        for digest in manifest.digests()? {
+            held.push(self.store()?.hold(digest)?);
+        }
         for _ in 0..ATTEMPTS {
             // Cheap refusals before the compiler; all is checked again under the lock.
             self.free(&manifest.name, &manifest.routes)?;

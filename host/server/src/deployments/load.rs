@@ -9,14 +9,16 @@
 
 use super::Digest;
 use super::change::ChangeError;
+use super::links::Links;
 use super::manifest::Manifest;
 use super::revision::Share;
 use super::serving::{Inner, Part, Unloaded};
 use super::slow::Slow;
-use super::store::Kept;
+use super::store::{Kept, Store, StoreError};
 use super::tally::Standing;
 use crate::routes::Prefix;
 use crate::terms::Terms as CallTerms;
+use bytes::Bytes;
 use corral_runtime::{Limits, Plugin, Terms};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -30,8 +32,8 @@ pub(super) const COMPILE_TIME: Duration = Duration::from_secs(60);
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Inner {
-    /// Compiles a component of the store and links it on the manifest's terms. The plugin has no number
-    /// yet.
+    /// Compiles a component of the store, with those that the manifest links with it, on the manifest's
+    /// terms. The plugin has no number yet.
     pub(super) async fn load(
         self: &Arc<Self>,
         standing: &Standing,
@@ -39,33 +41,39 @@ impl Inner {
         component: Digest,
         patience: Duration,
     ) -> Result<Plugin, ChangeError> {
-        self.not_slow(component)?;
+        let links = manifest.links.digests()?;
+        let compiled = together(component, &links);
+        self.not_slow(compiled)?;
         let place = Arc::clone(&self.compiling).acquire_owned();
         let place = match timeout(patience, place).await {
             Ok(Ok(place)) => place,
             _ => return Err(ChangeError::Busy),
         };
         // It may have run over for another one while this one waited.
-        self.not_slow(component)?;
+        self.not_slow(compiled)?;
         let ended = Arc::new(AtomicBool::new(false));
         let inner = Arc::clone(self);
         let account = standing.account.clone();
         let name = manifest.name.to_string();
-        let terms = self.terms(manifest);
+        let mut terms = self.terms(manifest);
+        let manifest_links = manifest.links.clone();
         let end = Arc::clone(&ended);
         let loading = tokio::spawn(async move {
             let reader = Arc::clone(&inner);
             let reading = tokio::task::spawn_blocking(move || {
                 let store = reader.store.as_ref().ok_or(ChangeError::NoStore)?;
-                Ok::<_, ChangeError>(store.read(component)?)
+                let all = std::iter::once(component).chain(links);
+                read_all(store, &Vec::from_iter(all))
             });
-            let bytes = reading.await.map_err(|_| ChangeError::Host)??;
+            let mut read = reading.await.map_err(|_| ChangeError::Host)??.into_iter();
+            let bytes = read.next().ok_or(ChangeError::Host)?;
+            terms.links = linked(&manifest_links, read);
             let runtime = &inner.runtime;
             let plugin = runtime.plugin_for(&account, &name, bytes, terms).await?;
             {
                 let mut slow = inner.slow();
                 end.store(true, Ordering::Relaxed);
-                slow.forget(component);
+                slow.forget(compiled);
             }
             drop(place);
             if !plugin.roles().http {
@@ -79,7 +87,7 @@ impl Inner {
                 let mut slow = self.slow();
                 // Not if it was through at the last moment.
                 if !ended.load(Ordering::Relaxed) {
-                    slow.ran_over(component, Instant::now());
+                    slow.ran_over(compiled, Instant::now());
                 }
                 Err(ChangeError::CompileTime {
                     limit: self.compile_time,
@@ -159,6 +167,8 @@ impl Inner {
             },
             models: manifest.models.clone(),
             environment: manifest.configuration.clone().into_iter().collect(),
+            // They are read later.
+            links: corral_runtime::Links::default(),
         }
     }
 
@@ -190,6 +200,50 @@ impl Inner {
             }
         }
         Ok(routes.cloned().unwrap_or_default())
+    }
+}
+
+/// What is compiled is known by: the component's digest, or one of all the digests where it is linked.
+fn together(component: Digest, links: &[Digest]) -> Digest {
+    if links.is_empty() {
+        return component;
+    }
+    let all = std::iter::once(&component).chain(links);
+    Digest::of(all.map(Digest::hex).collect::<String>().as_bytes())
+}
+
+/// Components of the store, all of them together no larger than one may be.
+fn read_all(store: &Store, digests: &[Digest]) -> Result<Vec<Bytes>, ChangeError> {
+    let limit = store.bounds().component_bytes;
+    let mut all = Vec::new();
+    let mut bytes = 0;
+    for digest in digests {
+        let read = store.read(*digest)?;
+        bytes += read.len() as u64;
+        if bytes > limit {
+            return Err(StoreError::TooLarge { bytes, limit }.into());
+        }
+        all.push(read.into());
+    }
+    Ok(all)
+}
+
+/// The manifest's links with their components' bytes, which come in the order of [`Links::all`].
+fn linked(links: &Links, mut read: impl Iterator<Item = Bytes>) -> corral_runtime::Links {
+    let templating = links.templating.as_ref();
+    // Only where there is one is the first component its.
+    let templating = templating.and_then(|link| Some((link, read.next()?)));
+    corral_runtime::Links {
+        templating: templating.map(|(link, bytes)| corral_runtime::Link {
+            component: bytes.into(),
+            inherit: link.inherit,
+        }),
+        sampling: links
+            .sampling
+            .keys()
+            .cloned()
+            .zip(read.map(Into::into))
+            .collect(),
     }
 }
 

@@ -1,11 +1,13 @@
 //! `corral.toml`: what a deployment is, as its author writes it.
 //!
-//! The same structure travels to the admin API as JSON, with the component's digest in the place of
-//! its file, and lies in the store. Fields that nobody knows are refused, and so are fields whose time
+//! The same structure travels to the admin API as JSON, with the digests of the component and of those
+//! that it is linked with in the places of their files, and lies in the store. Fields that nobody knows are refused, and so are fields whose time
 //! has not come, since a setting that does nothing is worse than none. `manifest.schema.json` is the
 //! structure as a JSON Schema for editors; a test keeps it true.
 
 use super::bounded::{Seconds, Whole};
+use super::digest::{Digest, DigestError};
+use super::links::Links;
 use super::name::Name;
 use crate::problem::ErrorFormat;
 use crate::routes::Prefix;
@@ -42,10 +44,9 @@ pub struct Manifest {
     /// longest one wins.
     #[cfg_attr(test, schemars(with = "Vec<String>", length(min = 1, max = 32)))]
     pub routes: Vec<Prefix>,
-    /// Components that take the place of imports, by the import's name. This version of Corral links
-    /// none: the table has to be empty.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub links: BTreeMap<String, String>,
+    /// Components that the handler is linked with.
+    #[serde(default, skip_serializing_if = "Links::is_none")]
+    pub links: Links,
     /// The models that the plugin may open, the default one first; all that the server has, when
     /// left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -195,6 +196,20 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// Digests of the component and of those that it is linked with, in this order, each once.
+    ///
+    /// # Errors
+    /// If one of them is named by its file.
+    pub fn digests(&self) -> Result<Vec<Digest>, DigestError> {
+        let mut digests = vec![self.component.parse()?];
+        for digest in self.links.digests()? {
+            if !digests.contains(&digest) {
+                digests.push(digest);
+            }
+        }
+        Ok(digests)
+    }
+
     /// What reading alone does not find: doubled and unoffered things, and too much of anything.
     pub fn check(&self) -> Result<(), ManifestError> {
         let refuse = |field: &str, problem: String| {
@@ -217,13 +232,7 @@ impl Manifest {
         if let Some(twice) = self.routes.iter().find(|route| !seen.insert(*route)) {
             return refuse("routes", format!("names '{twice}' twice; leave one away"));
         }
-        if let Some(import) = self.links.keys().next() {
-            let problem = format!(
-                "links '{import}', but this version of Corral links no components; \
-                 compose them before you deploy (wac plug), and leave the table away"
-            );
-            return refuse("links", problem);
-        }
+        self.links.check()?;
         if let Some(host) = self.grants.outbound.first() {
             let problem = format!(
                 "asks for '{host}', but this version of Corral lets no requests out; leave it away"
@@ -308,6 +317,12 @@ priority = 7
 
 [grants]
 share-prefixes = true
+
+[links]
+templating = "chatml.wasm"
+
+[links.sampling]
+min-p = "min-p.wasm"
 
 [limits]
 memory-mib = 32
@@ -420,7 +435,7 @@ GREETING = "hello"
             (format!("{head}models = ['a', 'a']\n"), "names 'a' twice"),
             (
                 format!("{head}[links]\n'a:b/c' = 'd.wasm'\n"),
-                "'links' links 'a:b/c', but",
+                "line 5, column 1: unknown field `a:b/c`",
             ),
             (
                 format!("{head}[grants]\noutbound = ['example.org']\n"),
@@ -453,9 +468,11 @@ GREETING = "hello"
         let schema: serde_json::Value = serde_json::from_str(MANIFEST_SCHEMA).expect("JSON");
         let shown = serde_json::to_value(&manifest).expect("serialisable");
         for name in schema["properties"].as_object().expect("fields").keys() {
-            let shows = shown.get(name).is_some();
-            assert_eq!(shows, name != "links", "the README shows '{name}'");
+            assert!(shown.get(name).is_some(), "the README shows '{name}'");
         }
+        let links = shown["links"].as_object().expect("a table");
+        let known = &schema["$defs"]["Links"]["properties"];
+        assert_eq!(links.len(), known.as_object().expect("fields").len());
         let limits = shown["limits"].as_object().expect("a table");
         let known = &schema["$defs"]["RequestedLimits"]["properties"];
         assert_eq!(limits.len(), known.as_object().expect("fields").len());

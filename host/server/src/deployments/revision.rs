@@ -21,8 +21,17 @@ pub struct Revision {
     pub component_bytes: u64,
     /// When it was deployed, in milliseconds since 1970.
     pub created_ms: u64,
-    /// The manifest; its component is the digest.
+    /// The manifest; its component is the digest, and so are those that it is linked with.
     pub manifest: Manifest,
+}
+
+impl Revision {
+    /// The components that it needs.
+    pub(super) fn components(&self) -> impl Iterator<Item = Digest> {
+        // A revision is kept with digests only.
+        let links = self.manifest.links.digests().unwrap_or_default();
+        std::iter::once(self.component).chain(links)
+    }
 }
 
 /// A revision's part of a deployment's requests.

@@ -58,10 +58,7 @@ impl Simulation {
             let coming = !self.wanted.is_empty();
             let ready = |state| matches!(state, "generates" | "reads");
             let nobody = !self.scheduler.sequences().any(|s| ready(s.state));
-            assert!(
-                !step.rows.is_empty() || coming || nobody,
-                "nobody gets on"
-            );
+            assert!(!step.rows.is_empty() || coming || nobody, "nobody gets on");
         }
         let prompts = step.rows.iter().filter(|row| row.to < self.prompt(row.key));
         for row in prompts {

@@ -210,7 +210,11 @@ fn a_reader_that_goes_away_while_a_token_is_chosen_leaves_nothing() {
     let mut questions = asked(&keeps, 2);
     drop(gone);
     questions.sort_by_key(|(shown, _)| shown.since[0]);
-    assert_eq!(questions[0].0.since, [2, 3], "the last ones, as many as wanted");
+    assert_eq!(
+        questions[0].0.since,
+        [2, 3],
+        "the last ones, as many as wanted"
+    );
     let (shown, late) = questions.remove(0);
     assert_eq!(shown.candidates[0].0, 4);
     // The other one gets on; the answer for the one that is gone comes in between.

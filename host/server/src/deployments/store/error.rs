@@ -91,7 +91,7 @@ pub enum StoreError {
         limit: usize,
     },
     /// A manifest names no digest.
-    #[error("the manifest's component is '{}'; name a component that was uploaded by its digest, sha256:…", .0.escape_debug())]
+    #[error("the manifest names the component '{}'; name a component that was uploaded by its digest, sha256:…", .0.escape_debug())]
     NoDigest(String),
     /// A component isn't there.
     #[error("there is no component {0}; upload it first")]

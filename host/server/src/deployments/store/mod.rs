@@ -54,7 +54,8 @@ pub struct Bounds {
     pub deployments: usize,
     /// Revisions kept of each, those that get requests apart; the oldest go first. 20.
     pub revisions: usize,
-    /// Components kept that no revision names; the oldest go first. 16.
+    /// Components kept that no revision names; the oldest go first. 32: a deploy with all the links that it
+    /// may have brings 18.
     pub loose: usize,
     /// How long a component that no revision names stays after somebody was told that it is there: from
     /// its upload to the deploy. 60 s.
@@ -68,7 +69,7 @@ impl Default for Bounds {
             total_bytes: 4 << 30,
             deployments: 256,
             revisions: 20,
-            loose: 16,
+            loose: 32,
             grace: Duration::from_secs(60),
         }
     }
@@ -244,17 +245,26 @@ impl Store {
         Err(StoreError::Damaged(digest))
     }
 
-    /// Adds a revision, whose component has to be there, and with `activate` lets it have all requests.
+    /// Adds a revision, whose components have to be there, and with `activate` lets it have all requests.
     /// A deployment's first revision always gets them. Returns the revision once it is safe.
     pub fn add(&self, manifest: Manifest, activate: bool) -> Result<Revision, StoreError> {
         let digest: Digest = manifest
             .component
             .parse()
             .map_err(|_| StoreError::NoDigest(manifest.component.clone()))?;
+        let mut linked = Vec::new();
+        for (_, link) in manifest.links.all() {
+            let digest: Result<Digest, _> = link.component.parse();
+            linked.push(digest.map_err(|_| StoreError::NoDigest(link.component.clone()))?);
+        }
         let inner = &mut *self.lock();
         let Some(bytes) = inner.components.bytes(digest) else {
             return Err(StoreError::NoComponent(digest));
         };
+        let gone = |digest: &&Digest| inner.components.bytes(**digest).is_none();
+        if let Some(gone) = linked.iter().find(gone) {
+            return Err(StoreError::NoComponent(*gone));
+        }
         let name = manifest.name.clone();
         let before = inner.kept.get(&name);
         if before.is_none() && inner.kept.len() >= self.bounds.deployments {
@@ -297,7 +307,9 @@ impl Store {
             .write(&name, &kept.record, Some(&revision), &dropped)?;
         inner.removed.remove(&name);
         inner.kept.insert(name, kept);
-        inner.components.named(digest);
+        for digest in revision.components() {
+            inner.components.named(digest);
+        }
         inner.sweep(self.bounds.grace);
         Ok(revision)
     }
@@ -457,7 +469,7 @@ fn surplus(removed: &BTreeMap<Name, (u64, u64)>) -> Option<Name> {
 fn named(kept: &BTreeMap<Name, Kept>) -> BTreeSet<Digest> {
     kept.values()
         .flat_map(|kept| kept.revisions.values())
-        .map(|revision| revision.component)
+        .flat_map(Revision::components)
         .collect()
 }
 

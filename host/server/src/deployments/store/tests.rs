@@ -288,6 +288,37 @@ fn a_damaged_component_is_noticed_and_mended() {
 }
 
 #[test]
+fn what_a_revision_links_stays_as_long_as_it_does() {
+    let scratch = Scratch::new("links");
+    let store = scratch.open();
+    let parts = ["handler", "template", "sampler"];
+    let [handler, template, sampler] = parts.map(|part| put(&store, part.as_bytes()));
+    let linked = |template: String| {
+        let links = serde_json::json!({"templating": template, "sampling": {"x": sampler}});
+        let mut manifest = manifest("a", handler);
+        manifest.links = serde_json::from_value(links).expect("good");
+        manifest
+    };
+    let error = store.add(linked("template.wasm".to_owned()), true);
+    assert!(matches!(error, Err(StoreError::NoDigest(file)) if file == "template.wasm"));
+    let gone = Digest::of(b"gone");
+    let error = store.add(linked(gone.to_string()), true);
+    assert!(matches!(error, Err(StoreError::NoComponent(digest)) if digest == gone));
+    let added = store.add(linked(template.to_string()), true);
+    added.expect("all parts are there");
+    // Whoever deploys something else sweeps what nobody names, and so does the next start.
+    deploy(&store, "b", b"other");
+    assert_eq!(scratch.files().len(), 4);
+    drop(store);
+    let store = scratch.open();
+    assert_eq!(scratch.files().len(), 4);
+    assert_eq!(store.read(sampler).expect("whole"), b"sampler");
+    let name: Name = "a".parse().expect("a name");
+    store.remove(&name).expect("it is there");
+    assert_eq!(scratch.files().len(), 1);
+}
+
+#[test]
 fn nothing_grows_beyond_its_bounds() {
     let scratch = Scratch::new("bounds");
     let bounds = Bounds {

@@ -1,0 +1,410 @@
+//! A handler that is linked with other components: deployed, shown, rolled back and restored with them, and
+//! refused where they don't fit.
+
+use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload};
+use corral_tests::{Corral, Ended, artefacts, scratch_folder};
+use serde_json::{Value, json};
+use std::path::Path;
+
+fn with_store(folder: &Path) -> Corral {
+    let folder = folder.to_str().expect("ours");
+    Corral::start_with(&["--store", folder])
+}
+
+fn component(name: &str) -> Vec<u8> {
+    std::fs::read(artefacts::plugin(name)).expect("readable")
+}
+
+/// What the handler answers at `/NAME`, whose template sees so much of `SECRET` and so many variables.
+fn rendered(name: &str, sees: &str, variables: usize) -> String {
+    format!(
+        "template read /{name}\ntemplate sees {sees}\n{variables} variables, 0 arguments\nown of the handler\n"
+    )
+}
+
+/// A manifest for `/NAME` with a secret in the environment.
+fn linked(name: &str, handler: &str, links: Value) -> Value {
+    let configuration = json!({"SECRET": "of the handler"});
+    let more = json!({"links": links, "configuration": configuration});
+    manifest(name, handler, more)
+}
+
+#[test]
+fn a_template_is_a_part_of_the_handler_and_sees_no_environment_unless_it_inherits_it() {
+    let corral = with_store(&scratch_folder());
+    let handler = upload(&corral, &component("linked-handler"));
+    let template = upload(&corral, &component("linked-template"));
+    let links = json!({"templating": template});
+    assert_eq!(deploy(&corral, &linked("a", &handler, links.clone())), 1);
+    let denied = rendered("a", "", 0);
+    assert_eq!(corral.get("/a").body, denied);
+    let inherited = json!({"templating": {"component": template, "inherit": true}});
+    assert_eq!(
+        deploy(&corral, &linked("a", &handler, inherited.clone())),
+        2
+    );
+    assert_eq!(corral.get("/a").body, rendered("a", "of the handler", 1));
+
+    let shown = show(&corral, "a");
+    assert_eq!(shown["revisions"][0]["manifest"]["links"], links);
+    assert_eq!(shown["revisions"][1]["manifest"]["links"], inherited);
+    assert_eq!(shown["deployment"]["traffic"][0]["links"], inherited);
+    let to_first = json!({"revision": 1}).to_string();
+    let answer = corral.ask_admin("POST", "/deployments/a/rollback", to_first);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.json()["traffic"][0]["links"], links);
+    assert_eq!(corral.get("/a").body, denied);
+
+    // One that asks for models is given them with the deployment's names, if it inherits.
+    let nosy = upload(&corral, &component("linked-nosy"));
+    let inherited = json!({"templating": {"component": nosy, "inherit": true}});
+    deploy(&corral, &linked("a", &handler, inherited));
+    let told = "template knows tiny\nown of the handler\n";
+    assert_eq!(corral.get("/a").body, told);
+    corral.check_alive();
+}
+
+#[test]
+fn a_handler_with_a_loop_of_its_own_has_its_sampler_linked() {
+    let corral = with_store(&scratch_folder());
+    let handler = upload(&corral, &component("linked-loop"));
+    let chooser = upload(&corral, &component("linked-chooser"));
+    let links = json!({"sampling": {"least": chooser}});
+    deploy(&corral, &manifest("a", &handler, json!({"links": links})));
+    assert_eq!(corral.get("/a").body, "3 candidates, token 12\n");
+    // Samplers alone change nothing about a handler that does not import them.
+    let bare = upload(&corral, &component("misbehave"));
+    let links = json!({"sampling": {"least": chooser, "same": chooser}});
+    deploy(&corral, &manifest("b", &bare, json!({"links": links})));
+    assert_eq!(corral.get("/b/ok").body, "ok");
+    let (two, none) = (links, json!({}));
+    for (links, linked) in [(two, 2), (none, 0)] {
+        let answer = try_deploy(&corral, &manifest("a", &handler, json!({"links": links})));
+        let detail = answer.problem(422, "not-linked");
+        let expected = format!(
+            "imports corral:plugin/sampling@0.1.0, which a linked component answers, but it is linked with {linked} "
+        );
+        assert!(detail.contains(&expected), "{detail}");
+    }
+    assert_eq!(corral.get("/a").body, "3 candidates, token 12\n");
+    corral.check_alive();
+}
+
+#[test]
+fn links_that_do_not_fit_say_why() {
+    let corral = with_store(&scratch_folder());
+    let digests = [
+        "linked-handler",
+        "linked-template",
+        "linked-nosy",
+        "linked-chooser",
+        "misbehave",
+        "alien",
+        "norole",
+    ]
+    .map(|name| upload(&corral, &component(name)));
+    let [handler, template, nosy, chooser, misbehave, alien, norole] = &digests;
+    let junk = upload(&corral, b"hello");
+    let gone = digest(b"never uploaded");
+    for (main, links, status, code, expected) in [
+        (
+            handler,
+            json!({}),
+            422,
+            "not-linked",
+            "imports corral:plugin/templating@0.1.0, which a linked component answers",
+        ),
+        (
+            misbehave,
+            json!({"templating": template}),
+            422,
+            "link-not-imported",
+            "is linked with a template, but does not import",
+        ),
+        (
+            handler,
+            json!({"templating": chooser}),
+            422,
+            "wrong-link",
+            "a (its link templating) exports no corral:plugin/templating@0.1.0, for which it is linked; it exports corral:plugin/sampling@0.1.0",
+        ),
+        (
+            handler,
+            json!({"templating": template, "sampling": {"x": template}}),
+            422,
+            "wrong-link",
+            "a (its link sampling.x) exports no corral:plugin/sampling@0.1.0",
+        ),
+        (
+            handler,
+            json!({"templating": norole}),
+            422,
+            "wrong-link",
+            "exports no corral:plugin/templating",
+        ),
+        (
+            handler,
+            json!({"templating": nosy}),
+            422,
+            "link-import",
+            "is not given: corral:inference/models@0.1.0",
+        ),
+        (
+            handler,
+            json!({"templating": {"component": alien, "inherit": true}}),
+            422,
+            "wrong-link",
+            "exports no corral:plugin/templating",
+        ),
+        (
+            handler,
+            json!({"templating": junk}),
+            422,
+            "not-a-component",
+            "a (its link templating) is not a WebAssembly component",
+        ),
+        (
+            handler,
+            json!({"templating": gone}),
+            404,
+            "no-component",
+            gone.as_str(),
+        ),
+        (
+            handler,
+            json!({"sampling": {"x": {"component": chooser, "inherit": true}}}),
+            422,
+            "bad-manifest",
+            "'links.sampling.x.inherit' cannot be true",
+        ),
+        (
+            template,
+            json!({}),
+            422,
+            "to-be-linked",
+            "[links] templating = \"FILE.wasm\"",
+        ),
+        (
+            chooser,
+            json!({}),
+            422,
+            "to-be-linked",
+            "[links] sampling.NAME = \"FILE.wasm\"",
+        ),
+    ] {
+        let answer = try_deploy(&corral, &linked("a", main, links));
+        let detail = answer.problem(status, code);
+        assert!(detail.contains(expected), "{detail}");
+    }
+    let answer = try_deploy(
+        &corral,
+        &linked("a", handler, json!({"templating": "a file"})),
+    );
+    assert_eq!(answer.status, 400, "{answer:?}");
+    corral.get("/a").problem(404, "no-route");
+    corral.check_alive();
+}
+
+#[test]
+fn what_is_linked_stays_as_long_as_its_revision_and_comes_back_with_it() {
+    let folder = scratch_folder();
+    let corral = with_store(&folder);
+    let handler = upload(&corral, &component("linked-handler"));
+    let template = upload(&corral, &component("linked-template"));
+    let bare = upload(&corral, &component("misbehave"));
+    // The handler without links can't serve, so the first revision is another component.
+    deploy(&corral, &manifest("a", &bare, json!({})));
+    let links = json!({"templating": template});
+    assert_eq!(deploy(&corral, &linked("a", &handler, links.clone())), 2);
+    let denied = rendered("a", "", 0);
+    assert_eq!(corral.get("/a").body, denied);
+    let back = || json!({"revision": 1}).to_string();
+    let answer = corral.ask_admin("POST", "/deployments/a/rollback", back());
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.json()["traffic"][0].get("links"), None);
+    assert_eq!(corral.get("/a/ok").body, "ok");
+    // Killed, with the linked revision kept and not serving.
+    drop(corral);
+    let file = |digest: &str| {
+        let hex = digest.strip_prefix("sha256:").expect("a digest");
+        folder.join("components").join(format!("{hex}.wasm"))
+    };
+    assert!(file(&template).is_file());
+    let corral = with_store(&folder);
+    assert!(file(&template).is_file(), "a revision names it");
+    assert_eq!(corral.get("/a/ok").body, "ok");
+    let answer = corral.ask_admin("POST", "/deployments/a/rollback", "{}");
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(corral.get("/a").body, denied);
+    // Killed while it serves.
+    drop(corral);
+    let corral = with_store(&folder);
+    assert_eq!(corral.get("/a").body, denied);
+    assert_eq!(
+        show(&corral, "a")["revisions"][1]["manifest"]["links"],
+        links
+    );
+    drop(corral);
+    // Without its file the revision can't serve, and says so.
+    std::fs::remove_file(file(&template)).expect("ours");
+    let corral = with_store(&folder);
+    let shown = show(&corral, "a");
+    let problem = &shown["deployment"]["traffic"][0]["problem"];
+    let problem = problem.as_str().expect("it has one");
+    assert!(problem.contains(&template), "{problem}");
+    // Uploaded again, it does.
+    upload(&corral, &component("linked-template"));
+    assert_eq!(deploy(&corral, &linked("a", &handler, links)), 3);
+    assert_eq!(corral.get("/a").body, denied);
+    // With the last revision that names it, it may go; and does at the next start, if not before.
+    let answer = corral.ask_admin("DELETE", "/deployments/a", "");
+    assert_eq!(answer.status, 200, "{answer:?}");
+    drop(corral);
+    let corral = with_store(&folder);
+    assert!(!file(&template).exists());
+    corral.check_alive();
+}
+
+struct Cli {
+    corral: Corral,
+    admin: String,
+    token: String,
+}
+
+impl Cli {
+    fn start() -> Self {
+        let folder = scratch_folder();
+        let corral = with_store(&folder);
+        let admin = format!("http://{}", corral.admin());
+        let token = folder.join("admin-token");
+        Cli {
+            corral,
+            admin,
+            token: token.to_str().expect("ours").to_owned(),
+        }
+    }
+
+    fn run(&self, arguments: &[&str]) -> Ended {
+        let server = ["--admin", &self.admin, "--token-file", &self.token];
+        corral_tests::run(arguments.iter().chain(&server))
+    }
+
+    fn good(&self, arguments: &[&str]) -> String {
+        let ended = self.run(arguments);
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+        ended.stdout
+    }
+}
+
+#[test]
+fn the_command_line_brings_all_parts() {
+    let cli = Cli::start();
+    let path = |name: &str| {
+        let path = artefacts::plugin(name);
+        path.to_str().expect("ours").to_owned()
+    };
+    let handler = path("linked-handler");
+    let template = format!("templating={}", path("linked-template"));
+    let sampler = format!("sampling.least={}", path("linked-chooser"));
+    let deploy = ["deploy", &handler, "--name", "a", "--route", "/a"];
+    let with = ["--link", &template, "--link", &sampler];
+    let printed = cli.good(&[&deploy[..], &with].concat());
+    assert!(printed.starts_with("revision 1 is deployed: a is serving at /a"));
+    let body = cli.corral.get("/a").body;
+    assert!(body.starts_with("template read /a\n"), "{body}");
+
+    // The same of a manifest, whose parts lie beside it and are there already.
+    let folder = scratch_folder();
+    for name in ["linked-handler", "linked-template", "linked-chooser"] {
+        let copy = folder.join(format!("{name}.wasm"));
+        std::fs::copy(artefacts::plugin(name), copy).expect("ours");
+    }
+    let text = "name = 'a'\ncomponent = 'linked-handler.wasm'\nroutes = ['/a']\n\
+                [links]\ntemplating = { component = 'linked-template.wasm', inherit = true }\n\
+                [links.sampling]\nleast = 'linked-chooser.wasm'\n\
+                [configuration]\nSECRET = 'of the handler'\n";
+    std::fs::write(folder.join("corral.toml"), text).expect("ours");
+    cli.good(&["deploy", folder.to_str().expect("ours")]);
+    let body = cli.corral.get("/a").body;
+    assert_eq!(body, rendered("a", "of the handler", 1));
+    let page = cli.good(&["show", "a"]);
+    let short = |name: &str| {
+        digest(&component(name))
+            .chars()
+            .take(19)
+            .collect::<String>()
+    };
+    let (template_digest, sampler_digest) = (short("linked-template"), short("linked-chooser"));
+    for expected in [
+        format!("templating={template_digest} sampling.least={sampler_digest}\n"),
+        format!("templating={template_digest} (inherits) sampling.least={sampler_digest}\n"),
+    ] {
+        assert!(page.contains(&expected), "{expected}\n{page}");
+    }
+    let listed = cli.good(&["list", "--json"]);
+    let listed: Value = serde_json::from_str(&listed).expect("JSON");
+    let all = listed["deployments"].as_array().expect("a list");
+    let one = all.iter().find(|one| one["name"] == "a").expect("there");
+    let whole = digest(&component("linked-chooser"));
+    assert_eq!(one["traffic"][0]["links"]["sampling"]["least"], *whole);
+
+    let manifest = folder.join("corral.toml");
+    let manifest = manifest.to_str().expect("ours");
+    for (arguments, expected) in [
+        (
+            vec!["deploy", manifest, "--link", &template],
+            "--link are for a component",
+        ),
+        (
+            [&deploy[..], &["--link", "least=x.wasm"]].concat(),
+            "write templating=FILE or sampling.NAME=FILE",
+        ),
+        (
+            [&deploy[..], &with, &["--link", &template]].concat(),
+            "--link names templating twice",
+        ),
+        (
+            [&deploy[..], &["--link", "templating=/nowhere.wasm"]].concat(),
+            "/nowhere.wasm cannot be read",
+        ),
+        (deploy.to_vec(), "--link templating=FILE"),
+    ] {
+        let ended = cli.run(&arguments);
+        assert_ne!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+        assert!(ended.stderr.contains(expected), "{expected}: {ended:?}");
+    }
+}
+
+#[test]
+fn run_takes_links_too() {
+    let model = artefacts::model();
+    let generate = artefacts::plugin("generate");
+    let chooser = artefacts::plugin("linked-chooser");
+    let template = artefacts::plugin("linked-template");
+    let text = |path: &Path| path.to_str().expect("ours").to_owned();
+    let cache = artefacts::scratch().join("compiled");
+    let run = |link: &str| {
+        corral_tests::run([
+            "run",
+            &text(&generate),
+            "--model",
+            &text(&model),
+            // See `Corral::start_with`.
+            "--threads",
+            "1",
+            "--cache",
+            &text(&cache),
+            "--link",
+            link,
+            "--",
+            "1+1=",
+        ])
+    };
+    let ended = run(&format!("sampling.least={}", text(&chooser)));
+    assert_eq!((ended.code, &*ended.stdout), (Some(0), "2\n"), "{ended:?}");
+    let ended = run(&format!("templating={}", text(&template)));
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("does not import"), "{ended:?}");
+    let ended = run("sampling.least=/nowhere.wasm");
+    assert!(ended.stderr.contains("/nowhere.wasm"), "{ended:?}");
+}
