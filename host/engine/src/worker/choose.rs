@@ -68,9 +68,14 @@ impl Question {
             shown.find_map(|&(other, logit)| (other == token).then_some(logit))
         };
         let less = self.candidates.first()?.1 - logit(token)?;
-        Some(self.likely.map(|likely| TokenLogprobs {
-            logprob: likely.logprob - less,
-            top: likely.top,
+        Some(self.likely.map(|likely| {
+            // As it was computed from the whole row, to the last bit, where it was.
+            let of = |&(other, logprob)| (other == token).then_some(logprob);
+            let told = likely.top.iter().find_map(of);
+            TokenLogprobs {
+                logprob: told.unwrap_or(likely.logprob - less),
+                top: likely.top,
+            }
         }))
     }
 }
