@@ -1,0 +1,373 @@
+//! The bindings' functions, answered by the script of this thread. Names and signatures are those that
+//! `wit-bindgen` makes of `wit/`.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::{Ready, ready};
+use std::rc::Rc;
+
+use super::generating;
+pub(crate) use super::grammar::{Constraint, Matcher};
+pub(crate) use super::options::Options;
+use super::state::{Call, Generated, State};
+use crate::Token;
+use crate::raw::budget::Remainder;
+use crate::raw::inference::{Chunk, Distribution, Outcome, Statistics, View};
+use crate::raw::models::{ModelInfo, Pooling};
+use crate::raw::types::{ContextLimit, Error};
+
+thread_local! {
+    static SCRIPT: RefCell<Option<Rc<State>>> = const { RefCell::new(None) };
+}
+
+/// As long as it lives, the script is this thread's.
+pub(super) struct Installed(Option<Rc<State>>);
+
+pub(super) fn install(state: &Rc<State>) -> Installed {
+    Installed(SCRIPT.replace(Some(Rc::clone(state))))
+}
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        SCRIPT.set(self.0.take());
+    }
+}
+
+pub(super) fn script() -> Rc<State> {
+    match SCRIPT.with_borrow(Clone::clone) {
+        Some(script) => script,
+        None => panic!("there is no host here; run this within `testing::Script::run`"),
+    }
+}
+
+pub(super) fn invalid<T>(text: &str) -> Result<T, Error> {
+    Err(Error::Invalid(text.to_owned()))
+}
+
+pub(crate) fn available() -> Vec<String> {
+    vec![script().info.name.clone()]
+}
+
+pub(crate) fn left() -> Remainder {
+    let script = script();
+    Remainder {
+        tokens: script.tokens_left,
+        time: script.time_left,
+    }
+}
+
+#[cfg(feature = "linked-templating")]
+pub(crate) fn render(
+    chat: &crate::raw::templated::corral::plugin::templating::Chat,
+    facts: &crate::raw::templated::corral::plugin::templating::ModelFacts,
+) -> Result<crate::raw::templated::corral::plugin::templating::Prompt, String> {
+    use crate::raw::templated::corral::plugin::templating as link;
+    use crate::template::{Chat, ModelFacts};
+
+    let script = script();
+    let Some(render) = &script.templating else {
+        panic!("the script has no templating plugin; give it one with `templating`");
+    };
+    let messages = chat.messages.iter().cloned();
+    let messages = messages.map(|message| (message.role, message.content, message.other));
+    let settings = chat.settings.clone();
+    let chat = Chat::from_plugin(messages, &chat.tools, chat.begin_answer, settings)?;
+    let facts = ModelFacts {
+        name: facts.name.clone(),
+        begin: facts.begin.clone(),
+        end: facts.end.clone(),
+        chat_template: facts.chat_template.clone(),
+    };
+    let prompt = render(chat, facts)?;
+    let pieces = prompt.pieces.into_iter();
+    Ok(link::Prompt {
+        pieces: pieces
+            .map(|piece| link::Piece {
+                text: piece.text,
+                special: piece.trusted,
+            })
+            .collect(),
+        stop: prompt.stop,
+    })
+}
+
+pub(crate) struct Model(Rc<State>);
+
+impl Model {
+    pub(crate) async fn open(name: Option<String>) -> Result<Self, Error> {
+        let script = script();
+        script.told(Call::Open(name.clone()));
+        script.fails("open")?;
+        match name {
+            Some(name) if name != script.info.name => Err(Error::NotFound(format!(
+                "there is no model {name:?} here; expected {:?}",
+                script.info.name
+            ))),
+            _ => Ok(Model(script)),
+        }
+    }
+
+    pub(super) fn script(&self) -> &Rc<State> {
+        &self.0
+    }
+
+    pub(crate) fn info(&self) -> ModelInfo {
+        self.0.info.clone()
+    }
+
+    pub(crate) fn tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, Error> {
+        self.0.fails("tokenize")?;
+        Ok(self.0.tokenize(text, special))
+    }
+
+    pub(crate) fn detokenize(&self, tokens: &[Token], special: bool) -> Result<Vec<u8>, Error> {
+        self.0.bytes(tokens, special)
+    }
+
+    pub(crate) async fn embed(
+        &self,
+        inputs: Vec<Vec<Token>>,
+        _: Option<Pooling>,
+        _: Option<bool>,
+    ) -> Result<Vec<Vec<f32>>, Error> {
+        let texts: Vec<_> = inputs.iter().map(|input| self.0.written(input)).collect();
+        self.0.told(Call::Embed(texts.clone()));
+        self.0.fails("embed")?;
+        let vectors = texts.iter().map(|text| {
+            let known = self.0.embeddings.get(text).cloned();
+            known.ok_or_else(|| Error::Failed(format!("the script has no embedding of {text:?}")))
+        });
+        vectors.collect()
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Look<'a> {
+    pub(crate) view: View,
+    pub(crate) statistics: bool,
+    pub(crate) matcher: Option<&'a Matcher>,
+}
+
+pub(crate) struct Sequence {
+    script: Rc<State>,
+    tokens: Rc<RefCell<Vec<Token>>>,
+    /// Whether a generation runs.
+    busy: Rc<Cell<bool>>,
+}
+
+impl Sequence {
+    pub(crate) fn create(model: &Model) -> Result<Self, Error> {
+        Ok(Self::of(&model.0, Vec::new()))
+    }
+
+    fn of(script: &Rc<State>, tokens: Vec<Token>) -> Self {
+        Sequence {
+            script: Rc::clone(script),
+            tokens: Rc::new(RefCell::new(tokens)),
+            busy: Rc::default(),
+        }
+    }
+
+    fn free(&self) -> Result<(), Error> {
+        match self.busy.get() {
+            true => invalid("a generation runs on this sequence; read it to its end, or drop it"),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn append(&self, tokens: &[Token]) -> Result<(), Error> {
+        self.free()?;
+        self.script.fails("append")?;
+        self.script.bytes(tokens, true)?;
+        let needed = self.length() + tokens.len() as u32;
+        let limit = self.script.info.context;
+        if needed > limit {
+            return Err(Error::ContextFull(ContextLimit { needed, limit }));
+        }
+        self.tokens.borrow_mut().extend(tokens);
+        Ok(())
+    }
+
+    pub(crate) fn truncate(&self, length: u32) -> Result<(), Error> {
+        self.free()?;
+        self.can_fork()?;
+        self.tokens.borrow_mut().truncate(length as usize);
+        Ok(())
+    }
+
+    pub(crate) fn fork(&self) -> Result<Self, Error> {
+        self.free()?;
+        self.can_fork()?;
+        self.script.fails("fork")?;
+        Ok(Self::of(&self.script, self.tokens.borrow().clone()))
+    }
+
+    fn can_fork(&self) -> Result<(), Error> {
+        match self.script.info.can_fork {
+            true => Ok(()),
+            false => invalid("this model can neither fork nor truncate"),
+        }
+    }
+
+    pub(crate) fn adapt(&self, adapter: Option<&str>) -> Result<(), Error> {
+        self.free()?;
+        match adapter {
+            Some(name) if !self.script.info.adapters.iter().any(|known| known == name) => {
+                invalid(&format!("there is no adapter {name:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn length(&self) -> u32 {
+        self.tokens.borrow().len() as u32
+    }
+
+    pub(crate) fn tokens(&self, start: u32) -> Vec<Token> {
+        let tokens = self.tokens.borrow();
+        tokens.get(start as usize..).unwrap_or_default().to_vec()
+    }
+
+    pub(crate) fn generate(&self, options: &Options) -> Result<(Chunks, Ending), Error> {
+        self.free()?;
+        let tokens = self.tokens.borrow().clone();
+        self.script.told(Call::Generate(Generated {
+            after: self.script.written(&tokens),
+            settings: options.settings.borrow().clone(),
+        }));
+        self.script.fails("generate")?;
+        if tokens.is_empty() {
+            return invalid("the sequence is empty; append something first");
+        }
+        if options.max_tokens == 0 {
+            return invalid("max-tokens is 0; it must be 1 or more");
+        }
+        let (chunks, outcome) = generating::generate(&self.script, tokens, options)?;
+        self.busy.set(true);
+        let chunks = Chunks {
+            left: chunks.into(),
+            script: Rc::clone(&self.script),
+            tokens: Rc::clone(&self.tokens),
+            busy: Rc::clone(&self.busy),
+            ended: false,
+        };
+        Ok((chunks, ready(outcome)))
+    }
+
+    pub(crate) async fn next(&self, look: Look<'_>) -> Result<Distribution, Error> {
+        self.free()?;
+        let tokens = self.tokens.borrow();
+        self.script.told(Call::Next(self.script.written(&tokens)));
+        self.script.fails("next")?;
+        if tokens.is_empty() {
+            return invalid("the sequence is empty; append something first");
+        }
+        let row = self.script.row(&tokens)?;
+        let next = look.matcher.map(Matcher::next);
+        let allowed = |token| next.as_ref().is_none_or(|next| next.contains(&token));
+        let statistics = look.statistics.then(|| statistics(&row));
+        let (candidates, logits) = match look.view {
+            View::Top(count) => {
+                let mut list = State::falling(&row, allowed);
+                list.truncate(count as usize);
+                (list, Vec::new())
+            }
+            _ if next.is_some() => return invalid("a matcher goes with `top` alone"),
+            View::Only(tokens) => {
+                let tokens = tokens.into_iter();
+                let list = tokens.map(|token| match row.get(token as usize) {
+                    Some(&logit) => Ok(crate::Candidate { token, logit }),
+                    None => invalid(&format!("token {token} is not one that there is")),
+                });
+                (list.collect::<Result<_, _>>()?, Vec::new())
+            }
+            View::Logits => (Vec::new(), row),
+        };
+        Ok(Distribution {
+            candidates,
+            logits,
+            statistics,
+            position: tokens.len() as u32,
+        })
+    }
+
+    pub(crate) async fn snapshot(&self, name: String) -> Result<(), Error> {
+        self.script.told(Call::Snapshot(name.clone()));
+        self.free()?;
+        self.script.fails("snapshot")?;
+        let tokens = self.tokens.borrow().clone();
+        self.script.snapshots.borrow_mut().insert(name, tokens);
+        Ok(())
+    }
+
+    pub(crate) async fn restore(model: &Model, name: String) -> Result<Self, Error> {
+        model.0.told(Call::Restore(name.clone()));
+        model.0.fails("restore")?;
+        match model.0.snapshots.borrow().get(&name) {
+            Some(tokens) => Ok(Self::of(&model.0, tokens.clone())),
+            None => Err(Error::NotFound(format!("there is no snapshot {name:?}"))),
+        }
+    }
+
+    pub(crate) async fn forget(model: &Model, name: String) -> Result<(), Error> {
+        model.0.told(Call::Forget(name.clone()));
+        match model.0.snapshots.borrow_mut().remove(&name) {
+            Some(_) => Ok(()),
+            None => Err(Error::NotFound(format!("there is no snapshot {name:?}"))),
+        }
+    }
+}
+
+pub(crate) async fn next_many(
+    asks: Vec<(&Sequence, Look<'_>)>,
+) -> Vec<Result<Distribution, Error>> {
+    let mut told = Vec::new();
+    for (sequence, look) in asks {
+        told.push(sequence.next(look).await);
+    }
+    told
+}
+
+pub(super) fn statistics(row: &[f32]) -> Statistics {
+    let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = row.iter().map(|&logit| f64::from(logit - best).exp()).sum();
+    let log_normalizer = f64::from(best) + sum.ln();
+    let surprises = row.iter().map(|&logit| log_normalizer - f64::from(logit));
+    Statistics {
+        log_normalizer: log_normalizer as f32,
+        entropy: surprises.map(|nats| nats * (-nats).exp()).sum::<f64>() as f32,
+    }
+}
+
+/// What was generated and not read yet. Tokens become part of the sequence as they are read.
+pub(crate) struct Chunks {
+    left: VecDeque<Chunk>,
+    script: Rc<State>,
+    tokens: Rc<RefCell<Vec<Token>>>,
+    busy: Rc<Cell<bool>>,
+    ended: bool,
+}
+
+pub(crate) type Ending = Ready<Result<Outcome, Error>>;
+
+impl Chunks {
+    pub(crate) async fn next(&mut self) -> Option<Chunk> {
+        assert!(!self.ended, "the host traps whoever reads on after the end");
+        let chunk = self.left.pop_front();
+        self.ended = chunk.is_none();
+        match &chunk {
+            Some(chunk) => self.tokens.borrow_mut().extend(&chunk.tokens),
+            None => self.busy.set(false),
+        }
+        chunk
+    }
+}
+
+impl Drop for Chunks {
+    fn drop(&mut self) {
+        self.busy.set(false);
+        if !self.left.is_empty() {
+            self.script.told(Call::Cancelled);
+        }
+    }
+}
