@@ -1,40 +1,27 @@
 //! A first plugin: the body of the request is the prompt, the body of the answer its continuation.
-wit_bindgen::generate!({ world: "imports", path: "../../wit" });
+use corral_sdk::{Error, Generate, Model, Request, Response};
 
-use crate::corral::inference::{
-    inference::{Options, Sequence},
-    models::Model,
-};
-use wasip3::http::types::{ErrorCode, Fields, Request, Response};
+corral_sdk::handler!(complete);
 
-struct Hello;
-wasip3::http::service::export!(Hello);
-
-impl wasip3::exports::http::handler::Guest for Hello {
-    async fn handle(request: Request) -> Result<Response, ErrorCode> {
-        let (_, processed) = wasip3::wit_future::new(|| Ok(()));
-        let (body, _) = Request::consume_body(request, processed);
-        let prompt = String::from_utf8_lossy(&body.collect().await).into_owned();
-        let text = complete(&prompt)
-            .await
-            .unwrap_or_else(|error| format!("{error}\n"));
-
-        let (mut writer, reader) = wasip3::wit_stream::new();
-        let (_, trailers) = wasip3::wit_future::new(|| Ok(None));
-        wasip3::spawn_local(async move { writer.write_all(text.into_bytes()).await });
-        Ok(Response::new(Fields::new(), Some(reader), trailers).0)
-    }
+async fn complete(mut request: Request) -> Result<Response, Error> {
+    let sequence = Model::first().await?.sequence()?;
+    sequence.append(&request.text().await?)?;
+    let text = sequence.generate(&Generate::new(64))?.text().await?;
+    Ok(Response::text(text))
 }
 
-async fn complete(prompt: &str) -> Result<String, corral::inference::types::Error> {
-    let model = Model::open(None).await?;
-    let sequence = Sequence::create(&model)?;
-    sequence.append(&model.tokenize(prompt, false)?)?;
-    let (mut chunks, outcome) = sequence.generate(&Options::new(64))?;
-    let mut text = String::new();
-    while let Some(chunk) = chunks.next().await {
-        text += &chunk.text;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use corral_sdk::testing::Script;
+
+    #[test]
+    fn a_sum_is_answered() {
+        let script = Script::new().answers("12+7=", "19");
+        let answer = script.run(async {
+            let request = Request::post("/hello").with_body("12+7=");
+            complete(request).await.unwrap().read().await
+        });
+        assert_eq!(answer, b"19");
     }
-    outcome.await?;
-    Ok(text)
 }

@@ -2,8 +2,6 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::problem::Problem;
-
 /// A piece of an answer.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Piece {
@@ -107,8 +105,8 @@ impl Report {
     }
 
     /// The last event but one of a stream, after those with the pieces.
-    pub fn event(&self) -> String {
-        data_event(&self.members("").to_string())
+    pub fn last_json(&self) -> String {
+        self.members("").to_string()
     }
 
     fn members(&self, text: &str) -> Value {
@@ -143,26 +141,16 @@ fn thousandths(value: f64) -> f64 {
 }
 
 /// What follows the last event of a stream that went well.
-pub const DONE_EVENT: &str = "data: [DONE]\n\n";
+pub const DONE: &str = "[DONE]";
 
 /// An event with a piece.
-pub fn piece_event(piece: &Piece) -> String {
+pub fn piece_json(piece: &Piece) -> String {
     let mut members = Map::new();
     members.insert("text".to_owned(), piece.text.as_str().into());
     if !piece.logprobs.is_empty() {
         members.insert("logprobs".to_owned(), logprobs_json(&piece.logprobs));
     }
-    data_event(&Value::Object(members).to_string())
-}
-
-/// The event that ends a stream whose generation failed: nothing follows it.
-pub fn error_event(problem: &Problem) -> String {
-    format!("event: error\n{}", data_event(&problem.to_json()))
-}
-
-/// An event with JSON, which serde_json writes without line breaks.
-fn data_event(json: &str) -> String {
-    format!("data: {json}\n\n")
+    Value::Object(members).to_string()
 }
 
 #[cfg(test)]
@@ -216,8 +204,8 @@ mod tests {
         });
         let expected = r#""logprobs":[{"token":97,"text":"a","logprob":-0.1,"top":[{"token":97,"text":"a","logprob":-0.1},{"token":98,"text":"b","logprob":-2.5}]},{"token":1,"text":"<e>","logprob":null,"top":[]}]"#;
         assert_eq!(
-            piece_event(&whole),
-            format!("data: {{\"text\":\"ab\",{expected}}}\n\n")
+            piece_json(&whole),
+            format!("{{\"text\":\"ab\",{expected}}}")
         );
         assert!(!report().to_json(&whole).contains("logprobs"));
         let asked = Report {
@@ -226,7 +214,7 @@ mod tests {
         };
         assert!(asked.to_json(&whole).ends_with(&format!(",{expected}}}")));
         assert!(asked.to_json(&text("")).ends_with(r#","logprobs":[]}"#));
-        assert!(!asked.event().contains("logprobs"));
+        assert!(!asked.last_json().contains("logprobs"));
     }
 
     #[test]
@@ -248,23 +236,6 @@ mod tests {
             report
                 .to_json(&text(""))
                 .contains(r#""tokens_per_second":0.0"#)
-        );
-    }
-
-    #[test]
-    fn an_event_is_one_line_whatever_the_text() {
-        for text in ["", "a", "a\nb\r\nc", "\u{2028}", "data: x\n\n"] {
-            let event = piece_event(&self::text(text));
-            let line = event.strip_suffix("\n\n").unwrap();
-            assert!(!line.contains(['\n', '\r']), "{event:?}");
-            let value: Value = serde_json::from_str(line.strip_prefix("data: ").unwrap()).unwrap();
-            assert_eq!(value["text"], text);
-        }
-        assert_eq!(
-            error_event(&Problem::new(500, "failed", "x"))
-                .lines()
-                .next(),
-            Some("event: error")
         );
     }
 }

@@ -4,10 +4,10 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use serde_json::json;
+use corral_sdk::template::Chat;
 
 use crate::grammar::Grammar;
-use crate::request::{Chat, Input, Request, SPECULATE_LIMIT, Settings};
+use crate::request::{Input, Request, SPECULATE_LIMIT, Settings};
 use crate::sampling::Common;
 
 pub const USAGE: &str = "\
@@ -122,10 +122,7 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Request, Str
         return Err("no PROMPT given".to_owned());
     }
     let input = if chat {
-        Input::Chat(Chat {
-            messages: vec![json!({"role": "user", "content": prompt})],
-            ..Chat::default()
-        })
+        Input::Chat(Chat::new().message("user", &prompt))
     } else {
         Input::Prompt(prompt)
     };
@@ -169,6 +166,7 @@ where
 mod tests {
     use super::*;
     use crate::sampling::Sampler;
+    use serde_json::json;
 
     fn arguments(line: &str) -> Result<Request, String> {
         parse(line.split_whitespace().map(str::to_owned))

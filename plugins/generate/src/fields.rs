@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
-use crate::problem::Problem;
+use corral_sdk::Error;
 
 /// The members of an object that were not read yet.
 pub struct Fields {
@@ -54,10 +54,10 @@ impl Fields {
     }
 
     /// Of what stands at `path`, which has to be an object.
-    pub fn of(path: String, value: Value) -> Result<Self, Problem> {
+    pub fn of(path: String, value: Value) -> Result<Self, Error> {
         match value {
             Value::Object(members) => Ok(Fields { path, members }),
-            other => Err(wrong_type(&format!("`{path}`"), "an object", &other)),
+            other => Err(Error::wrong_type(&format!("`{path}`"), "an object", &other)),
         }
     }
 
@@ -70,7 +70,7 @@ impl Fields {
         }
     }
 
-    pub fn refuse_unknown(&self, known: &[&str]) -> Result<(), Problem> {
+    pub fn refuse_unknown(&self, known: &[&str]) -> Result<(), Error> {
         let unknown: Vec<_> = self
             .members
             .keys()
@@ -81,7 +81,7 @@ impl Fields {
             return Ok(());
         }
         let known: Vec<_> = known.iter().map(|name| format!("`{name}`")).collect();
-        Err(Problem::bad_request(
+        Err(Error::bad_request(
             "unknown-field",
             format!(
                 "{} {} not known here; known are {}",
@@ -93,7 +93,7 @@ impl Fields {
     }
 
     /// The one member that is there, by name; a problem unless it is exactly one, and one of `known`.
-    pub fn only(mut self, known: &[&str]) -> Result<(String, Value), Problem> {
+    pub fn only(mut self, known: &[&str]) -> Result<(String, Value), Error> {
         self.refuse_unknown(known)?;
         self.members.retain(|_, value| !value.is_null());
         let count = self.members.len();
@@ -102,7 +102,7 @@ impl Fields {
             (Some(only), None) => Ok(only),
             _ => {
                 let known: Vec<_> = known.iter().map(|name| format!("`{name}`")).collect();
-                Err(Problem::bad_request(
+                Err(Error::bad_request(
                     "not-one-member",
                     format!(
                         "`{}` has {count} members; expected exactly one of {}",
@@ -118,7 +118,7 @@ impl Fields {
         self.members.remove(name).filter(|value| !value.is_null())
     }
 
-    pub fn text(&mut self, name: &str) -> Result<Option<String>, Problem> {
+    pub fn text(&mut self, name: &str) -> Result<Option<String>, Error> {
         match self.take(name) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
@@ -126,7 +126,7 @@ impl Fields {
         }
     }
 
-    pub fn list(&mut self, name: &str) -> Result<Option<Vec<Value>>, Problem> {
+    pub fn list(&mut self, name: &str) -> Result<Option<Vec<Value>>, Error> {
         match self.take(name) {
             None => Ok(None),
             Some(Value::Array(list)) => Ok(Some(list)),
@@ -134,7 +134,7 @@ impl Fields {
         }
     }
 
-    pub fn flag(&mut self, name: &str) -> Result<bool, Problem> {
+    pub fn flag(&mut self, name: &str) -> Result<bool, Error> {
         match self.take(name) {
             None => Ok(false),
             Some(Value::Bool(flag)) => Ok(flag),
@@ -142,7 +142,7 @@ impl Fields {
         }
     }
 
-    pub fn integer<T>(&mut self, name: &str, range: RangeInclusive<T>) -> Result<Option<T>, Problem>
+    pub fn integer<T>(&mut self, name: &str, range: RangeInclusive<T>) -> Result<Option<T>, Error>
     where
         T: TryFrom<u64> + PartialOrd + Display,
     {
@@ -152,7 +152,7 @@ impl Fields {
             .transpose()
     }
 
-    pub fn number(&mut self, name: &str, numbers: &Numbers) -> Result<Option<f32>, Problem> {
+    pub fn number(&mut self, name: &str, numbers: &Numbers) -> Result<Option<f32>, Error> {
         let value = self.take(name);
         value
             .map(|value| number(&self.path(name), &value, numbers))
@@ -160,9 +160,9 @@ impl Fields {
     }
 
     /// The same for a member that has to be there.
-    pub fn needed_number(&mut self, name: &str, numbers: &Numbers) -> Result<f32, Problem> {
+    pub fn needed_number(&mut self, name: &str, numbers: &Numbers) -> Result<f32, Error> {
         self.number(name, numbers)?.ok_or_else(|| {
-            Problem::bad_request(
+            Error::bad_request(
                 "missing-field",
                 format!(
                     "`{}` is not given; expected {}",
@@ -173,18 +173,18 @@ impl Fields {
         })
     }
 
-    fn wrong(&self, name: &str, expected: &str, found: &Value) -> Problem {
-        wrong_type(&format!("`{}`", self.path(name)), expected, found)
+    fn wrong(&self, name: &str, expected: &str, found: &Value) -> Error {
+        Error::wrong_type(&format!("`{}`", self.path(name)), expected, found)
     }
 }
 
 /// The integer at `path`.
-pub fn integer<T>(path: &str, value: &Value, range: RangeInclusive<T>) -> Result<T, Problem>
+pub fn integer<T>(path: &str, value: &Value, range: RangeInclusive<T>) -> Result<T, Error>
 where
     T: TryFrom<u64> + PartialOrd + Display,
 {
     let Value::Number(number) = value else {
-        return Err(wrong_type(&format!("`{path}`"), "an integer", value));
+        return Err(Error::wrong_type(&format!("`{path}`"), "an integer", value));
     };
     number
         .as_u64()
@@ -200,9 +200,9 @@ where
 }
 
 /// The number at `path`.
-pub fn number(path: &str, value: &Value, numbers: &Numbers) -> Result<f32, Problem> {
+pub fn number(path: &str, value: &Value, numbers: &Numbers) -> Result<f32, Error> {
     let Value::Number(number) = value else {
-        return Err(wrong_type(&format!("`{path}`"), "a number", value));
+        return Err(Error::wrong_type(&format!("`{path}`"), "a number", value));
     };
     number
         .as_f64()
@@ -211,25 +211,9 @@ pub fn number(path: &str, value: &Value, numbers: &Numbers) -> Result<f32, Probl
         .ok_or_else(|| out_of_range(path, value, numbers.expected))
 }
 
-fn out_of_range(path: &str, value: &Value, expected: &str) -> Problem {
-    Problem::bad_request(
+fn out_of_range(path: &str, value: &Value, expected: &str) -> Error {
+    Error::bad_request(
         "out-of-range",
         format!("`{path}` is {value}; expected {expected}"),
-    )
-}
-
-/// `what` is not what it should be.
-pub fn wrong_type(what: &str, expected: &str, found: &Value) -> Problem {
-    let found = match found {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    };
-    Problem::bad_request(
-        "wrong-type",
-        format!("{what} is {found}; expected {expected}"),
     )
 }

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::fields::{Fields, wrong_type};
-use crate::problem::Problem;
+use crate::fields::Fields;
+use corral_sdk::Error;
 
 const KINDS: [&str; 5] = ["json_schema", "json_object", "regex", "lark", "gbnf"];
 
@@ -19,7 +19,7 @@ pub enum Grammar {
 }
 
 /// Reads the field.
-pub fn constraint(fields: &mut Fields) -> Result<Option<Grammar>, Problem> {
+pub fn constraint(fields: &mut Fields) -> Result<Option<Grammar>, Error> {
     let Some(value) = fields.take("constraint") else {
         return Ok(None);
     };
@@ -37,7 +37,7 @@ pub fn constraint(fields: &mut Fields) -> Result<Option<Grammar>, Problem> {
         }
         ("json_object", Value::Bool(true)) => return Ok(Some(Grammar::JsonObject)),
         ("json_object", Value::Bool(false)) => {
-            return Err(Problem::bad_request(
+            return Err(Error::bad_request(
                 "out-of-range",
                 "`constraint.json_object` is false; expected true, or no `constraint`",
             ));
@@ -53,8 +53,8 @@ pub fn constraint(fields: &mut Fields) -> Result<Option<Grammar>, Problem> {
     }
 }
 
-fn wrong(kind: &str, expected: &str, found: &Value) -> Problem {
-    wrong_type(&format!("`constraint.{kind}`"), expected, found)
+fn wrong(kind: &str, expected: &str, found: &Value) -> Error {
+    Error::wrong_type(&format!("`constraint.{kind}`"), expected, found)
 }
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn read(value: Value) -> Result<Option<Grammar>, Problem> {
+    fn read(value: Value) -> Result<Option<Grammar>, Error> {
         let Value::Object(members) = json!({"constraint": value}) else {
             panic!("an object")
         };
@@ -144,12 +144,8 @@ mod tests {
             ),
         ] {
             let problem = read(value.clone()).unwrap_err();
-            assert_eq!((problem.status, problem.code), (400, code), "{value}");
-            assert!(
-                problem.detail.contains(detail),
-                "{value}: {}",
-                problem.detail
-            );
+            assert_eq!((problem.status(), problem.code()), (400, code), "{value}");
+            assert!(problem.to_string().contains(detail), "{value}: {}", problem);
         }
     }
 }

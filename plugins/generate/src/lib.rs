@@ -1,18 +1,20 @@
 //! `generate`: text generation over plain JSON, and from a command line.
 //!
-//! What is about the world outside, the component's imports and exports, is in `component`; the
-//! other modules are plain functions, which the unit tests run on the machine itself.
-// Not forbid: the bindings in `component` are generated, with unsafe code.
-#![deny(unsafe_code)]
+//! `generation` is what asks the host; the other modules are about what comes in and goes out.
 
 mod answer;
 mod arguments;
-mod component;
+mod command;
 mod fields;
+mod generation;
 mod grammar;
-mod problem;
+mod http;
 mod prompt;
 mod request;
 mod sampling;
-mod strftime;
-mod template;
+
+#[cfg(test)]
+mod component_tests;
+
+corral_sdk::handler!(http::handle);
+corral_sdk::command!(command::run);

@@ -1,76 +1,36 @@
-//! From input to tokens, without letting text speak with the template's voice.
-//!
-//! A chat template writes control tokens such as `<|im_start|>` as text, so its output has to be
-//! tokenised with control tokens on; then a message that contains such text would end its own turn
-//! and begin another. What keeps them apart: after tokenising, the control tokens that came out are
-//! looked for in the conversation's own texts. The rule is to cut each one found there after its
-//! first character, by a marker character that nothing contains, to render again, and to tokenise
-//! the rendered text piece by piece between the markers: no piece then holds the whole name. This
-//! works for any template, since templates see the texts nearly as they are, and costs nothing
-//! for texts without control tokens, which is nearly all of them.
-//!
-//! What it does not cover: a template that builds a control token out of its own characters and a
-//! text's (as some do with the role, which is therefore checked to be a word), or that changes
-//! letters so that a text becomes one.
+//! From input to tokens.
 
-use std::collections::{BTreeMap, BTreeSet};
+use corral_sdk::{Error, Model};
 
-use crate::problem::Problem;
-use crate::request::{Chat, Input};
-use crate::template::{Surroundings, map_texts, render};
+use crate::request::Input;
 
-/// The model's way between text and tokens, as the host offers it.
-pub trait Tokenizer {
-    fn tokenize(&self, text: &str, special: bool) -> Result<Vec<u32>, Problem>;
-    fn detokenize(&self, tokens: &[u32], special: bool) -> Result<Vec<u8>, Problem>;
-}
-
-/// What of the model matters here.
-#[derive(Debug, Clone, Copy)]
-pub struct Model<'a> {
-    pub name: &'a str,
-    /// The token that begins a text, where the model wants one.
-    pub begin: Option<u32>,
-    /// A token that ends a generation.
-    pub end: Option<u32>,
-    pub chat_template: Option<&'a str>,
-    /// Positions a sequence may have.
-    pub context: u32,
-}
-
-/// The tokens of the prompt: at least one, and fewer than the context has positions. `now` is in
-/// seconds since 1970, for templates that write the date.
-pub fn tokens(
-    input: &Input,
-    model: Model,
-    tokenizer: &impl Tokenizer,
-    now: u64,
-) -> Result<Vec<u32>, Problem> {
+/// The tokens of the prompt: at least one, and fewer than the context has positions.
+pub fn tokens(input: &Input, model: &Model) -> Result<Vec<u32>, Error> {
     let mut tokens = match input {
         // As llama.cpp's server does: people paste prompts that a template made.
-        Input::Prompt(text) => tokenizer.tokenize(text, true)?,
-        Input::Chat(chat) => chat_tokens(chat, model, tokenizer, now)?,
+        Input::Prompt(text) => model.tokenize_trusted(text)?,
+        Input::Chat(chat) => chat.tokens(model)?,
     };
-    if let Some(begin) = model.begin
+    if let Some(begin) = model.info().begin
         && tokens.first() != Some(&begin)
     {
         tokens.insert(0, begin);
     }
     if tokens.is_empty() {
-        return Err(Problem::bad_request(
+        return Err(Error::bad_request(
             "empty-prompt",
             "the prompt has no tokens",
         ));
     }
-    let limit = model.context as usize;
+    let limit = model.info().context as usize;
     if tokens.len() >= limit {
-        return Err(Problem::bad_request(
+        return Err(Error::bad_request(
             "prompt-too-long",
             format!(
                 "the prompt has {} tokens; the model {} holds {limit} tokens, so a prompt may have \
                  {} to leave room for an answer",
                 tokens.len(),
-                model.name,
+                model.name(),
                 limit.saturating_sub(1),
             ),
         ));
@@ -78,126 +38,55 @@ pub fn tokens(
     Ok(tokens)
 }
 
-fn chat_tokens(
-    chat: &Chat,
-    model: Model,
-    tokenizer: &impl Tokenizer,
-    now: u64,
-) -> Result<Vec<u32>, Problem> {
-    let Some(template) = model.chat_template else {
-        return Err(Problem::bad_request(
-            "no-chat-template",
-            format!(
-                "the model {} has no chat template, so it takes no `messages`; send a `prompt`",
-                model.name
-            ),
-        ));
-    };
-    let bos_token = written(model.begin, tokenizer)?;
-    let eos_token = written(model.end, tokenizer)?;
-    let around = Surroundings {
-        bos_token: &bos_token,
-        eos_token: &eos_token,
-        now,
-    };
-
-    let mut texts = Vec::new();
-    map_texts(chat, &mut |text| {
-        texts.push(text.to_owned());
-        String::new()
-    });
-    let marker = unused_character(texts.iter().map(String::as_str).chain([template]))?;
-
-    let mut cut_names = BTreeSet::new();
-    let mut known = BTreeMap::new();
-    // Ends, since each round adds a name, and there are as many as the vocabulary has.
-    loop {
-        let rendered = if cut_names.is_empty() {
-            render(template, chat, around)?
-        } else {
-            let safe = map_texts(chat, &mut |text| cut(text, &cut_names, marker));
-            render(template, &safe, around)?
-        };
-        let mut tokens = Vec::new();
-        for piece in rendered.split(marker).filter(|piece| !piece.is_empty()) {
-            tokens.extend(tokenizer.tokenize(piece, true)?);
-        }
-        for token in &tokens {
-            if !known.contains_key(token) {
-                known.insert(*token, control_name(*token, tokenizer)?);
-            }
-        }
-        let used = tokens.iter().filter_map(|token| known[token].as_ref());
-        let smuggled: BTreeSet<String> = used
-            .filter(|name| !cut_names.contains(*name))
-            .filter(|name| texts.iter().any(|text| text.contains(name.as_str())))
-            .cloned()
-            .collect();
-        if smuggled.is_empty() {
-            return Ok(tokens);
-        }
-        if let Some(name) = smuggled.iter().find(|name| name.chars().count() < 2) {
-            return Err(Problem::bad_request(
-                "control-token",
-                format!("a message contains {name:?}, which is a control token of the model"),
-            ));
-        }
-        cut_names.extend(smuggled);
-    }
-}
-
-/// The text of a token, control tokens included; empty for none.
-fn written(token: Option<u32>, tokenizer: &impl Tokenizer) -> Result<String, Problem> {
-    match token {
-        None => Ok(String::new()),
-        Some(token) => {
-            Ok(String::from_utf8_lossy(&tokenizer.detokenize(&[token], true)?).into_owned())
-        }
-    }
-}
-
-/// The text of a control token; nothing for a token that is a part of text.
-fn control_name(token: u32, tokenizer: &impl Tokenizer) -> Result<Option<String>, Problem> {
-    if !tokenizer.detokenize(&[token], false)?.is_empty() {
-        return Ok(None);
-    }
-    Ok(Some(written(Some(token), tokenizer)?).filter(|name| !name.is_empty()))
-}
-
-/// A character that none of the texts contains, from a plane that is for private use.
-fn unused_character<'a>(texts: impl Iterator<Item = &'a str> + Clone) -> Result<char, Problem> {
-    ('\u{f0000}'..'\u{f0100}')
-        .find(|candidate| !texts.clone().any(|text| text.contains(*candidate)))
-        .ok_or_else(|| {
-            Problem::bad_request(
-                "private-characters",
-                "the messages use every character from U+F0000 to U+F00FF; expected one to be free",
-            )
-        })
-}
-
-/// `text` with the marker after the first character of every occurrence of a name. Occurrences
-/// that overlap are all cut.
-fn cut(text: &str, names: &BTreeSet<String>, marker: char) -> String {
-    let mut cuts = BTreeSet::new();
-    for name in names {
-        let first = name.chars().next().map_or(1, char::len_utf8);
-        let mut from = 0;
-        while let Some(found) = text[from..].find(name.as_str()) {
-            from += found + first;
-            cuts.insert(from);
-        }
-    }
-    let mut marked = String::with_capacity(text.len() + cuts.len() * marker.len_utf8());
-    let mut from = 0;
-    for at in cuts {
-        marked += &text[from..at];
-        marked.push(marker);
-        from = at;
-    }
-    marked + &text[from..]
-}
-
 #[cfg(test)]
-#[path = "prompt_tests.rs"]
-mod tests;
+mod tests {
+    use super::*;
+    use corral_sdk::template::Chat;
+    use corral_sdk::testing::Script;
+
+    fn tokens_of(script: &Script, input: &Input) -> Result<Vec<u32>, Error> {
+        script.run(async { tokens(input, &Model::first().await?) })
+    }
+
+    #[test]
+    fn a_prompt_may_speak_in_control_tokens_and_begins_once() {
+        let script = Script::new().control_token("<s>").begins_with("<s>");
+        for (prompt, expected) in [
+            ("a<|im_end|>", &[259, 97, 258][..]),
+            ("<s>a", &[259, 97]),
+            ("a<s>", &[259, 97, 259]),
+        ] {
+            let tokens = tokens_of(&script, &Input::Prompt(prompt.to_owned()));
+            assert_eq!(tokens.as_deref(), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_a_prompt_is_refused() {
+        let long = |length: usize| Input::Prompt("x".repeat(length));
+        let hi = || Input::Chat(Chat::new().message("user", "Hi"));
+        let script = || Script::new().context(1000);
+        assert!(tokens_of(&script(), &long(999)).is_ok());
+        for (input, script, code, detail) in [
+            (long(1000), script(), "prompt-too-long", "has 1000 tokens"),
+            (long(5000), script(), "prompt-too-long", "holds 1000 tokens"),
+            (hi(), script(), "no-chat-template", "script"),
+            (
+                hi(),
+                script().chat_template(""),
+                "empty-prompt",
+                "no tokens",
+            ),
+            (
+                hi(),
+                script().chat_template("{{ raise_exception('no') }}"),
+                "template-error",
+                "no",
+            ),
+        ] {
+            let error = tokens_of(&script, &input).unwrap_err();
+            assert_eq!((error.status(), error.code()), (400, code));
+            assert!(error.to_string().contains(detail), "{error}");
+        }
+    }
+}

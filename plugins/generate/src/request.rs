@@ -3,15 +3,14 @@
 //! Nothing is dropped in silence: a field that is not known is an error which names it, and so is
 //! a value that could not be honoured as it stands. `null` counts as absent.
 
-use serde_json::{Map, Value};
+use corral_sdk::template::Chat;
+use serde_json::Value;
 
-use crate::fields::{Fields, wrong_type};
+use crate::fields::Fields;
 use crate::grammar::{self, Grammar};
-use crate::problem::Problem;
 use crate::sampling::{self, Sampler};
+use corral_sdk::Error;
 
-/// A longer body is answered by 413.
-pub const BODY_LIMIT: usize = 1024 * 1024;
 /// What `max_tokens` is when the request does not say.
 pub const DEFAULT_MAX_TOKENS: u32 = 128;
 /// As many stop strings, and as long ones, as the host takes.
@@ -64,15 +63,6 @@ pub enum Input {
     Chat(Chat),
 }
 
-/// A conversation. The messages and tools are objects, given to the template as they came.
-#[derive(Debug, Default, PartialEq)]
-pub struct Chat {
-    pub messages: Vec<Value>,
-    pub tools: Vec<Value>,
-    /// More variables for the template, as `enable_thinking` is for some models.
-    pub arguments: Map<String, Value>,
-}
-
 /// How to generate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
@@ -109,13 +99,13 @@ impl Default for Settings {
 }
 
 /// Reads a request from the JSON text of its body.
-pub fn parse(body: &[u8]) -> Result<Request, Problem> {
+pub fn parse(body: &[u8]) -> Result<Request, Error> {
     let value: Value = serde_json::from_slice(body).map_err(|error| {
         // serde_json's text ends with "at line L column C".
-        Problem::bad_request("invalid-json", format!("the body is not JSON: {error}"))
+        Error::bad_request("invalid-json", format!("the body is not JSON: {error}"))
     })?;
     let Value::Object(fields) = value else {
-        return Err(wrong_type("the body", "an object", &value));
+        return Err(Error::wrong_type("the body", "an object", &value));
     };
     let mut fields = Fields::of_body(fields);
     fields.refuse_unknown(&FIELDS)?;
@@ -144,21 +134,27 @@ pub fn parse(body: &[u8]) -> Result<Request, Problem> {
     })
 }
 
-fn input(fields: &mut Fields) -> Result<Input, Problem> {
+fn input(fields: &mut Fields) -> Result<Input, Error> {
     let prompt = fields.text("prompt")?;
     let messages = fields.list("messages")?;
     let tools = fields.list("tools")?;
     let arguments = match fields.take("template_arguments") {
         None => None,
         Some(Value::Object(map)) => Some(map),
-        Some(other) => return Err(wrong_type("`template_arguments`", "an object", &other)),
+        Some(other) => {
+            return Err(Error::wrong_type(
+                "`template_arguments`",
+                "an object",
+                &other,
+            ));
+        }
     };
     match (prompt, messages) {
-        (Some(_), Some(_)) => Err(Problem::bad_request(
+        (Some(_), Some(_)) => Err(Error::bad_request(
             "ambiguous-input",
             "both `prompt` and `messages` are given; expected exactly one of the two",
         )),
-        (None, None) => Err(Problem::bad_request(
+        (None, None) => Err(Error::bad_request(
             "missing-input",
             "neither `prompt` nor `messages` is given; expected exactly one of the two",
         )),
@@ -168,7 +164,7 @@ fn input(fields: &mut Fields) -> Result<Input, Problem> {
                 ("template_arguments", arguments.is_some()),
             ] {
                 if given {
-                    return Err(Problem::bad_request(
+                    return Err(Error::bad_request(
                         "ambiguous-input",
                         format!(
                             "`{name}` needs a chat template, so it goes with `messages`, not with `prompt`"
@@ -177,7 +173,7 @@ fn input(fields: &mut Fields) -> Result<Input, Problem> {
                 }
             }
             if prompt.is_empty() {
-                return Err(Problem::bad_request(
+                return Err(Error::bad_request(
                     "empty-prompt",
                     "`prompt` is empty; expected at least one character",
                 ));
@@ -186,80 +182,24 @@ fn input(fields: &mut Fields) -> Result<Input, Problem> {
         }
         (None, Some(messages)) => {
             if messages.is_empty() {
-                return Err(Problem::bad_request(
+                return Err(Error::bad_request(
                     "empty-prompt",
                     "`messages` is empty; expected at least one message",
                 ));
             }
-            for (index, message) in messages.iter().enumerate() {
-                check_message(index, message)?;
-            }
-            let tools = tools.unwrap_or_default();
-            for (index, tool) in tools.iter().enumerate() {
-                if !tool.is_object() {
-                    return Err(wrong_type(&format!("`tools[{index}]`"), "an object", tool));
-                }
-            }
-            Ok(Input::Chat(Chat {
+            let chat = Chat {
                 messages,
-                tools,
+                tools: tools.unwrap_or_default(),
                 arguments: arguments.unwrap_or_default(),
-            }))
+                ..Chat::default()
+            };
+            chat.check()?;
+            Ok(Input::Chat(chat))
         }
     }
 }
 
-/// A message has a role and either a text or calls of tools; what else it has is the template's.
-fn check_message(index: usize, message: &Value) -> Result<(), Problem> {
-    let at = |member: &str| format!("`messages[{index}]{member}`");
-    let Value::Object(members) = message else {
-        return Err(wrong_type(&at(""), "an object", message));
-    };
-    match members.get("role") {
-        // Templates build control tokens from the role, so it is a word and nothing else.
-        Some(Value::String(role))
-            if !role.is_empty()
-                && role.len() <= 64
-                && role
-                    .bytes()
-                    .all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b)) => {}
-        Some(Value::String(role)) => {
-            return Err(Problem::bad_request(
-                "invalid-messages",
-                format!(
-                    "{} is {role:?}; expected a word such as system, user, assistant or tool",
-                    at(".role")
-                ),
-            ));
-        }
-        Some(other) => return Err(wrong_type(&at(".role"), "a string", other)),
-        None => {
-            return Err(Problem::bad_request(
-                "invalid-messages",
-                format!(
-                    "{} has no `role`; expected one such as system, user, assistant or tool",
-                    at("")
-                ),
-            ));
-        }
-    }
-    match members.get("content") {
-        Some(Value::String(_)) => Ok(()),
-        None | Some(Value::Null) if members.get("tool_calls").is_some_and(Value::is_array) => {
-            Ok(())
-        }
-        None | Some(Value::Null) => Err(Problem::bad_request(
-            "invalid-messages",
-            format!(
-                "{} has no `content`, which only a message with `tool_calls` may leave out",
-                at("")
-            ),
-        )),
-        Some(other) => Err(wrong_type(&at(".content"), "a string", other)),
-    }
-}
-
-fn stop(fields: &mut Fields) -> Result<Vec<String>, Problem> {
+fn stop(fields: &mut Fields) -> Result<Vec<String>, Error> {
     let texts = match fields.take("stop") {
         None => Vec::new(),
         Some(Value::String(text)) => vec![text],
@@ -267,11 +207,11 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>, Problem> {
             .into_iter()
             .map(|value| match value {
                 Value::String(text) => Ok(text),
-                other => Err(wrong_type("an entry of `stop`", "a string", &other)),
+                other => Err(Error::wrong_type("an entry of `stop`", "a string", &other)),
             })
             .collect::<Result<_, _>>()?,
         Some(other) => {
-            return Err(wrong_type(
+            return Err(Error::wrong_type(
                 "`stop`",
                 "a string or a list of strings",
                 &other,
@@ -279,7 +219,7 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>, Problem> {
         }
     };
     if texts.len() > STOP_COUNT_LIMIT {
-        return Err(Problem::bad_request(
+        return Err(Error::bad_request(
             "invalid-stop",
             format!(
                 "`stop` has {} strings; expected at most {STOP_COUNT_LIMIT}",
@@ -289,7 +229,7 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>, Problem> {
     }
     for text in &texts {
         if text.is_empty() || text.len() > STOP_LENGTH_LIMIT {
-            return Err(Problem::bad_request(
+            return Err(Error::bad_request(
                 "invalid-stop",
                 format!(
                     "a string in `stop` has {} bytes; expected 1 to {STOP_LENGTH_LIMIT}",

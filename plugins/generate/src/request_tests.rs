@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::json;
 
-fn parse_json(body: Value) -> Result<Request, Problem> {
+fn parse_json(body: Value) -> Result<Request, Error> {
     parse(body.to_string().as_bytes())
 }
 
@@ -282,16 +282,12 @@ fn what_is_wrong_is_named() {
     ] {
         let problem = parse_json(body.clone()).unwrap_err();
         assert_eq!(
-            (problem.status, problem.code),
+            (problem.status(), problem.code()),
             (400, code),
             "{body}: {}",
-            problem.detail
+            problem
         );
-        assert!(
-            problem.detail.contains(detail),
-            "{body}: {}",
-            problem.detail
-        );
+        assert!(problem.to_string().contains(detail), "{body}: {}", problem);
     }
 }
 
@@ -304,9 +300,9 @@ fn bad_json_is_located() {
         ("prompt=x", "line 1 column 1"),
     ] {
         let problem = parse(body.as_bytes()).unwrap_err();
-        assert_eq!(problem.code, "invalid-json");
-        assert!(problem.detail.ends_with(place), "{}", problem.detail);
+        assert_eq!(problem.code(), "invalid-json");
+        assert!(problem.to_string().ends_with(place), "{}", problem);
     }
     let deep = "[".repeat(100_000);
-    assert_eq!(parse(deep.as_bytes()).unwrap_err().code, "invalid-json");
+    assert_eq!(parse(deep.as_bytes()).unwrap_err().code(), "invalid-json");
 }

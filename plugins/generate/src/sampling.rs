@@ -6,10 +6,8 @@
 
 use serde_json::Value;
 
-use crate::fields::{
-    FINITE, FROM_ONE, Fields, NOT_NEGATIVE, POSITIVE, SHARE, integer, number, wrong_type,
-};
-use crate::problem::Problem;
+use crate::fields::{FINITE, FROM_ONE, Fields, NOT_NEGATIVE, POSITIVE, SHARE, integer, number};
+use corral_sdk::Error;
 
 /// Links that `samplers` may have, which is what the host takes.
 const LINK_LIMIT: usize = 32;
@@ -103,7 +101,7 @@ impl Common {
 }
 
 /// Reads the chain of a request; empty is greedy.
-pub fn chain(fields: &mut Fields) -> Result<Vec<Sampler>, Problem> {
+pub fn chain(fields: &mut Fields) -> Result<Vec<Sampler>, Error> {
     let common = Common {
         temperature: fields.number("temperature", &NOT_NEGATIVE)?,
         top_k: fields.integer("top_k", 0..=u32::MAX)?,
@@ -114,14 +112,14 @@ pub fn chain(fields: &mut Fields) -> Result<Vec<Sampler>, Problem> {
         return Ok(common.chain());
     };
     if common != Common::default() {
-        return Err(Problem::bad_request(
+        return Err(Error::bad_request(
             "ambiguous-samplers",
             "`samplers` gives the whole chain, so it does not go with `temperature`, `top_k`, \
              `top_p` and `min_p`; put them into it, in the order in which they shall be applied",
         ));
     }
     if entries.len() > LINK_LIMIT {
-        return Err(Problem::bad_request(
+        return Err(Error::bad_request(
             "out-of-range",
             format!(
                 "`samplers` has {} entries; expected at most {LINK_LIMIT}",
@@ -136,7 +134,7 @@ pub fn chain(fields: &mut Fields) -> Result<Vec<Sampler>, Problem> {
             let path = format!("samplers[{index}]");
             let link = link(&path, entry)?;
             if matches!(link, Sampler::Mirostat { .. }) && index < last {
-                return Err(Problem::bad_request(
+                return Err(Error::bad_request(
                     "ambiguous-samplers",
                     format!("`{path}` is mirostat, which draws the token; expected it last"),
                 ));
@@ -146,7 +144,7 @@ pub fn chain(fields: &mut Fields) -> Result<Vec<Sampler>, Problem> {
         .collect()
 }
 
-fn link(path: &str, entry: Value) -> Result<Sampler, Problem> {
+fn link(path: &str, entry: Value) -> Result<Sampler, Error> {
     let entry = Fields::of(path.to_owned(), entry)?;
     let (name, value) = entry.only(&LINKS)?;
     let path = format!("{path}.{name}");
@@ -163,7 +161,7 @@ fn link(path: &str, entry: Value) -> Result<Sampler, Problem> {
 }
 
 /// A link whose value is an object.
-fn link_of_members(name: &str, mut members: Fields) -> Result<Sampler, Problem> {
+fn link_of_members(name: &str, mut members: Fields) -> Result<Sampler, Error> {
     Ok(match name {
         "dynamic_temperature" => {
             members.refuse_unknown(&["temperature", "range", "exponent"])?;
@@ -201,7 +199,7 @@ fn link_of_members(name: &str, mut members: Fields) -> Result<Sampler, Problem> 
     })
 }
 
-fn dry(members: &mut Fields) -> Result<Dry, Problem> {
+fn dry(members: &mut Fields) -> Result<Dry, Error> {
     members.refuse_unknown(&["multiplier", "base", "allowed_length", "range", "breakers"])?;
     let path = members.path("breakers");
     let breakers = match members.list("breakers")? {
@@ -211,7 +209,7 @@ fn dry(members: &mut Fields) -> Result<Dry, Problem> {
             .enumerate()
             .map(|(index, text)| match text {
                 Value::String(text) => Ok(text),
-                other => Err(wrong_type(
+                other => Err(Error::wrong_type(
                     &format!("`{path}[{index}]`"),
                     "a string",
                     &other,
@@ -232,10 +230,10 @@ fn dry(members: &mut Fields) -> Result<Dry, Problem> {
     })
 }
 
-fn biases(path: &str, value: &Value) -> Result<Vec<(u32, f32)>, Problem> {
+fn biases(path: &str, value: &Value) -> Result<Vec<(u32, f32)>, Error> {
     const PAIR: &str = "a pair of a token's number and a bias";
     let Value::Array(pairs) = value else {
-        return Err(wrong_type(
+        return Err(Error::wrong_type(
             &format!("`{path}`"),
             "a list of pairs of a token's number and a bias",
             value,
@@ -246,10 +244,10 @@ fn biases(path: &str, value: &Value) -> Result<Vec<(u32, f32)>, Problem> {
         .map(|(index, pair)| {
             let path = format!("{path}[{index}]");
             let Value::Array(members) = pair else {
-                return Err(wrong_type(&format!("`{path}`"), PAIR, pair));
+                return Err(Error::wrong_type(&format!("`{path}`"), PAIR, pair));
             };
             let [token, bias] = members.as_slice() else {
-                return Err(Problem::bad_request(
+                return Err(Error::bad_request(
                     "wrong-type",
                     format!("`{path}` has {} members; expected {PAIR}", members.len()),
                 ));
@@ -260,7 +258,7 @@ fn biases(path: &str, value: &Value) -> Result<Vec<(u32, f32)>, Problem> {
                 Value::String(text) if text == BANNED => f32::NEG_INFINITY,
                 Value::Number(_) => number(&at, bias, &FINITE)?,
                 other => {
-                    return Err(wrong_type(
+                    return Err(Error::wrong_type(
                         &format!("`{at}`"),
                         "a number, or \"-inf\" to ban the token",
                         other,

@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::json;
 
-fn read(body: Value) -> Result<Vec<Sampler>, Problem> {
+fn read(body: Value) -> Result<Vec<Sampler>, Error> {
     let Value::Object(members) = body else {
         panic!("an object")
     };
@@ -243,15 +243,15 @@ fn what_is_wrong_is_named_with_its_place() {
     ] {
         let problem = read(json!({"samplers": samplers})).unwrap_err();
         assert_eq!(
-            (problem.status, problem.code),
+            (problem.status(), problem.code()),
             (400, code),
             "{samplers}: {}",
-            problem.detail
+            problem
         );
         assert!(
-            problem.detail.contains(detail),
+            problem.to_string().contains(detail),
             "{samplers}: {}",
-            problem.detail
+            problem
         );
     }
 }
@@ -262,6 +262,9 @@ fn a_chain_and_a_field_of_its_own_are_ambiguous() {
         let mut body = json!({"samplers": []});
         body[name] = json!(1);
         let problem = read(body).unwrap_err();
-        assert_eq!((problem.status, problem.code), (400, "ambiguous-samplers"));
+        assert_eq!(
+            (problem.status(), problem.code()),
+            (400, "ambiguous-samplers")
+        );
     }
 }

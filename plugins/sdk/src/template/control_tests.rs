@@ -7,7 +7,7 @@ struct Fake(&'static [&'static str]);
 const FIRST_CONTROL: u32 = 1_000_000;
 
 impl Tokenizer for Fake {
-    fn tokenize(&self, text: &str, special: bool) -> Result<Vec<u32>, Problem> {
+    fn tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, Error> {
         let mut tokens = Vec::new();
         let mut rest = text;
         while let Some(first) = rest.chars().next() {
@@ -29,7 +29,7 @@ impl Tokenizer for Fake {
         Ok(tokens)
     }
 
-    fn detokenize(&self, tokens: &[u32], special: bool) -> Result<Vec<u8>, Problem> {
+    fn detokenize(&self, tokens: &[Token], special: bool) -> Result<Vec<u8>, Error> {
         let mut text = String::new();
         for token in tokens {
             match token.checked_sub(FIRST_CONTROL) {
@@ -44,7 +44,7 @@ impl Tokenizer for Fake {
 
 const CHATML: Fake = Fake(&["<|im_start|>", "<|im_end|>", "<s>"]);
 
-const MODEL: Model = Model {
+const MODEL: Facts = Facts {
     name: "fake",
     begin: None,
     end: Some(FIRST_CONTROL + 1),
@@ -52,21 +52,20 @@ const MODEL: Model = Model {
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}{{ eos_token }}\n{% endfor %}\
          {% for t in tools or [] %}{{ t | tojson }}{% endfor %}<|im_start|>assistant{{ '\n' }}",
     ),
-    context: 1000,
 };
 
-fn chat(messages: &[(&str, &str)]) -> Input {
-    Input::Chat(Chat {
+fn chat(messages: &[(&str, &str)]) -> Chat {
+    Chat {
         messages: messages
             .iter()
             .map(|(role, content)| json!({"role": role, "content": content}))
             .collect(),
         ..Chat::default()
-    })
+    }
 }
 
 /// The tokens as text, in which a control token is `{number}`.
-fn shown(tokens: &[u32]) -> String {
+fn shown(tokens: &[Token]) -> String {
     tokens
         .iter()
         .map(|token| match token.checked_sub(FIRST_CONTROL) {
@@ -78,7 +77,7 @@ fn shown(tokens: &[u32]) -> String {
 
 #[test]
 fn a_template_speaks_in_control_tokens() {
-    let tokens = tokens(&chat(&[("user", "Hi")]), MODEL, &CHATML, 0).unwrap();
+    let tokens = chat_tokens(&chat(&[("user", "Hi")]), MODEL, &CHATML, 0).unwrap();
     assert_eq!(shown(&tokens), "{0}user\nHi{1}\n{0}assistant\n");
 }
 
@@ -93,19 +92,19 @@ fn a_message_does_not() {
         "\u{f0000}<|im_end|>\u{f0001}",
     ] {
         let expected = format!("{{0}}user\n{content}{{1}}\n{{0}}assistant\n");
-        let tokens = tokens(&chat(&[("user", content)]), MODEL, &CHATML, 0).unwrap();
+        let tokens = chat_tokens(&chat(&[("user", content)]), MODEL, &CHATML, 0).unwrap();
         assert_eq!(shown(&tokens), expected);
     }
 }
 
 #[test]
 fn nor_does_a_tool_nor_any_other_member() {
-    let input = Input::Chat(Chat {
+    let input = Chat {
         messages: vec![json!({"role": "user", "content": "Hi"})],
         tools: vec![json!({"<|im_end|>": ["<|im_start|>"]})],
         ..Chat::default()
-    });
-    let tokens = tokens(&input, MODEL, &CHATML, 0).unwrap();
+    };
+    let tokens = chat_tokens(&input, MODEL, &CHATML, 0).unwrap();
     assert_eq!(
         shown(&tokens),
         r#"{0}user
@@ -118,13 +117,13 @@ Hi{1}
 #[test]
 fn names_that_overlap_themselves_are_cut_everywhere() {
     let tokenizer = Fake(&["aa", "aba"]);
-    let model = Model {
+    let model = Facts {
         chat_template: Some("aa{{ messages[0].content }}"),
         end: None,
         ..MODEL
     };
     for content in ["aaaa", "ababa", "aabaa", "abaaba"] {
-        let tokens = tokens(&chat(&[("user", content)]), model, &tokenizer, 0).unwrap();
+        let tokens = chat_tokens(&chat(&[("user", content)]), model, &tokenizer, 0).unwrap();
         assert_eq!(shown(&tokens), format!("{{0}}{content}"));
     }
 }
@@ -132,63 +131,32 @@ fn names_that_overlap_themselves_are_cut_everywhere() {
 #[test]
 fn a_control_token_of_one_character_is_refused_in_messages() {
     let tokenizer = Fake(&["§"]);
-    let model = Model {
+    let model = Facts {
         chat_template: Some("§{{ messages[0].content }}"),
         end: None,
         ..MODEL
     };
-    assert!(tokens(&chat(&[("user", "a")]), model, &tokenizer, 0).is_ok());
-    let problem = tokens(&chat(&[("user", "a§")]), model, &tokenizer, 0).unwrap_err();
-    assert_eq!(problem.code, "control-token");
-}
-
-#[test]
-fn a_prompt_may_speak_in_control_tokens_and_begins_once() {
-    let model = Model {
-        begin: Some(FIRST_CONTROL + 2),
-        ..MODEL
-    };
-    for (prompt, expected) in [
-        ("a<|im_end|>", "{2}a{1}"),
-        ("<s>a", "{2}a"),
-        ("a<s>", "{2}a{2}"),
-    ] {
-        let tokens = tokens(&Input::Prompt(prompt.to_owned()), model, &CHATML, 0).unwrap();
-        assert_eq!(shown(&tokens), expected);
-    }
+    assert!(chat_tokens(&chat(&[("user", "a")]), model, &tokenizer, 0).is_ok());
+    let problem = chat_tokens(&chat(&[("user", "a§")]), model, &tokenizer, 0).unwrap_err();
+    assert_eq!(problem.code(), "control-token");
 }
 
 #[test]
 fn what_cannot_be_a_prompt_is_refused() {
-    let template = |text| Model {
-        chat_template: Some(text),
+    let template = |text| Facts {
+        chat_template: text,
         ..MODEL
     };
-    let long = |length: usize| Input::Prompt("x".repeat(length));
-    let hi = || chat(&[("user", "Hi")]);
-    assert!(tokens(&long(999), MODEL, &CHATML, 0).is_ok());
-    for (input, model, code, detail) in [
-        (long(1000), MODEL, "prompt-too-long", "has 1000 tokens"),
-        (long(5000), MODEL, "prompt-too-long", "holds 1000 tokens"),
+    for (model, code, detail) in [
+        (template(None), "no-chat-template", "fake"),
         (
-            hi(),
-            Model {
-                chat_template: None,
-                ..MODEL
-            },
-            "no-chat-template",
-            "fake",
-        ),
-        (hi(), template(""), "empty-prompt", "no tokens"),
-        (
-            hi(),
-            template("{{ raise_exception('no') }}"),
+            template(Some("{{ raise_exception('no') }}")),
             "template-error",
             "no",
         ),
     ] {
-        let problem = tokens(&input, model, &CHATML, 0).unwrap_err();
-        assert_eq!((problem.status, problem.code), (400, code));
-        assert!(problem.detail.contains(detail), "{}", problem.detail);
+        let problem = chat_tokens(&chat(&[("user", "Hi")]), model, &CHATML, 0).unwrap_err();
+        assert_eq!((problem.status(), problem.code()), (400, code));
+        assert!(problem.to_string().contains(detail), "{problem}");
     }
 }

@@ -12,9 +12,9 @@ use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use serde_json::{Map, Value as Json};
 
-use crate::problem::Problem;
-use crate::request::Chat;
-use crate::strftime::strftime;
+use super::Chat;
+use super::strftime::strftime;
+use crate::Error as Failure;
 
 /// What the template may use beside the conversation.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +28,7 @@ pub struct Surroundings<'a> {
 }
 
 /// Renders `template` for `chat`, up to where the model is to answer.
-pub fn render(template: &str, chat: &Chat, around: Surroundings) -> Result<String, Problem> {
+pub fn render(template: &str, chat: &Chat, around: Surroundings) -> Result<String, Failure> {
     let mut environment = environment(around.now).map_err(|error| problem(&error))?;
     environment
         .add_template("chat template", template)
@@ -38,7 +38,7 @@ pub fn render(template: &str, chat: &Chat, around: Surroundings) -> Result<Strin
         messages => Serde(&chat.messages),
         // Absent is `none`, which templates test for in more than one way.
         tools => Serde(&tools),
-        add_generation_prompt => true,
+        add_generation_prompt => chat.begin_answer,
         bos_token => around.bos_token,
         eos_token => around.eos_token,
     };
@@ -69,7 +69,7 @@ fn environment(now: u64) -> Result<Environment<'static>, Error> {
     Ok(environment)
 }
 
-fn problem(error: &Error) -> Problem {
+fn problem(error: &Error) -> Failure {
     // The innermost error says what went wrong; the outer ones say where.
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -77,7 +77,7 @@ fn problem(error: &Error) -> Problem {
         text = format!("{text}: {inner}");
         source = inner.source();
     }
-    Problem::bad_request(
+    Failure::bad_request(
         "template-error",
         format!("the model's chat template does not take this conversation: {text}"),
     )
@@ -180,7 +180,7 @@ fn to_ascii(json: &str) -> String {
 }
 
 /// Calls `change` on every string that a template may put into the prompt: all of the
-/// conversation's but the roles, which are words (see `request`).
+/// conversation's but the roles, which are words (see `Chat::check`).
 pub fn map_texts(chat: &Chat, change: &mut impl FnMut(&str) -> String) -> Chat {
     fn map(value: &Json, change: &mut impl FnMut(&str) -> String) -> Json {
         match value {
@@ -210,9 +210,10 @@ pub fn map_texts(chat: &Chat, change: &mut impl FnMut(&str) -> String) -> Chat {
         messages: messages.collect(),
         tools: chat.tools.iter().map(|tool| map(tool, change)).collect(),
         arguments: map_members(&chat.arguments, change),
+        begin_answer: chat.begin_answer,
     }
 }
 
 #[cfg(test)]
-#[path = "template_tests.rs"]
+#[path = "jinja_tests.rs"]
 mod tests;

@@ -51,6 +51,7 @@ fn chat(value: Json) -> Chat {
         messages: list("messages"),
         tools: list("tools"),
         arguments: value["arguments"].as_object().cloned().unwrap_or_default(),
+        begin_answer: true,
     }
 }
 
@@ -195,8 +196,8 @@ fn a_failing_template_says_why() {
         ("{{ strftime_now('%Q') }}", "%Q"),
     ] {
         let problem = render(template, &Chat::default(), AROUND).unwrap_err();
-        assert_eq!((problem.status, problem.code), (400, "template-error"));
-        assert!(problem.detail.contains(detail), "{}", problem.detail);
+        assert_eq!((problem.status(), problem.code()), (400, "template-error"));
+        assert!(problem.to_string().contains(detail), "{problem}");
     }
 }
 

@@ -1,0 +1,146 @@
+//! The whole plugin, against a script.
+
+use corral_sdk::testing::{Call, Script};
+use corral_sdk::{Error, Request, Response};
+use serde_json::{Value, json};
+
+use crate::{command, http};
+
+fn answer(script: &Script, request: Request) -> (Response, String) {
+    script.run(async {
+        let answered = http::handle(request).await.unwrap_or_else(Response::from);
+        let (status, kind) = (answered.status(), answered.header("content-type"));
+        let same = Response::bytes(kind.unwrap_or_default(), "").with_status(status);
+        let body = answered.read().await;
+        (same, String::from_utf8(body).unwrap())
+    })
+}
+
+fn post(script: &Script, body: Value) -> (u16, Value) {
+    let (response, body) = answer(script, Request::post("/generate").with_json(&body));
+    (response.status(), serde_json::from_str(&body).unwrap())
+}
+
+#[test]
+fn a_prompt_is_answered_with_a_report() {
+    let script = Script::new().answers("1+1=", "2");
+    let (status, body) = post(&script, json!({"prompt": "1+1=", "max_tokens": 10}));
+    assert_eq!(status, 200);
+    assert_eq!(body["text"], "2");
+    assert_eq!(
+        (&body["tokens"], &body["prompt_tokens"]),
+        (&2.into(), &4.into())
+    );
+    assert_eq!(
+        (&body["finish_reason"], &body["model"]),
+        (&"end".into(), &"script".into())
+    );
+}
+
+#[test]
+fn settings_reach_the_host_in_their_order() {
+    let script = Script::new().answers("x", "y");
+    let body = json!({
+        "prompt": "x", "seed": 7, "stop": ["b"], "logprobs": 1, "speculate": 2,
+        "samplers": [{"temperature": 0.5}, {"top_k": 3}, {"logit_bias": [[5, "-inf"]]}],
+    });
+    let (status, body) = post(&script, body);
+    assert_eq!((status, &body["logprobs"][0]["text"]), (200, &"y".into()));
+    assert_eq!(
+        script.generations()[0].settings,
+        [
+            "max-tokens 128",
+            "seed 7",
+            "stop \"b\"",
+            "temperature 0.5",
+            "top-k 3",
+            "logit-bias [(5, -inf)]",
+            "logprobs 1",
+            "speculate 2",
+        ]
+    );
+}
+
+#[test]
+fn what_fails_has_its_status() {
+    let busy = || Error::Refused {
+        reason: "the queue is full".to_owned(),
+        retry_after: std::time::Duration::from_millis(1500),
+    };
+    for stream in [false, true] {
+        let script = Script::new()
+            .fails("generate", busy())
+            .breaks_off("x", "", Error::Deadline);
+        let body = json!({"prompt": "x", "stream": stream});
+        assert_eq!(post(&script, body.clone()).0, 429, "{stream}");
+        assert_eq!(post(&script, body.clone()).0, 504, "{stream}");
+        let (status, answer) = post(&script, json!({"prompt": "x", "model": "y"}));
+        assert_eq!((status, &answer["code"]), (404, &"unknown-model".into()));
+        let (status, answer) = post(&script, json!({"prompt": "x", "adapter": "y"}));
+        assert_eq!((status, &answer["code"]), (404, &"unknown-adapter".into()));
+        let (status, answer) = post(
+            &script,
+            json!({"prompt": "x", "constraint": {"regex": "("}}),
+        );
+        assert_eq!(
+            (status, &answer["code"]),
+            (400, &"invalid-constraint".into())
+        );
+    }
+    let (response, _) = answer(&Script::new(), Request::get("/generate"));
+    assert_eq!(response.status(), 405);
+}
+
+#[test]
+fn a_stream_ends_with_the_report_or_with_the_error() {
+    let script = Script::new()
+        .answers("a", "bc")
+        .breaks_off("d", "e", Error::Deadline);
+    let ask = |prompt: &str| {
+        let body = json!({"prompt": prompt, "stream": true});
+        answer(&script, Request::post("/generate").with_json(&body))
+    };
+    let (response, events) = ask("a");
+    assert_eq!(response.header("content-type"), Some("text/event-stream"));
+    let events: Vec<_> = events.split("\n\n").collect();
+    assert_eq!(
+        events[..2],
+        [r#"data: {"text":"b"}"#, r#"data: {"text":"c"}"#]
+    );
+    assert!(events[2].contains(r#""finish_reason":"end""#), "{events:?}");
+    assert_eq!(events[3..], ["data: [DONE]", ""]);
+
+    let (_, events) = ask("d");
+    let events: Vec<_> = events.split("\n\n").collect();
+    assert_eq!(events[0], r#"data: {"text":"e"}"#);
+    assert!(events[1].starts_with("event: error\ndata: {"), "{events:?}");
+    assert!(events[1].contains("deadline"), "{events:?}");
+    assert_eq!(events[2..], [""]);
+}
+
+#[test]
+fn a_client_that_goes_away_cancels() {
+    let script = Script::new().answers("a", "bcdefgh");
+    let body = json!({"prompt": "a", "stream": true});
+    script.run(async {
+        let request = Request::post("/generate").with_json(&body);
+        let read = http::handle(request).await.unwrap().read_events(2).await;
+        assert_eq!(read.len(), 2 * "data: {\"text\":\"b\"}\n\n".len());
+    });
+    assert_eq!(script.calls().last(), Some(&Call::Cancelled));
+}
+
+#[test]
+fn a_command_line_writes_the_text_or_what_is_wrong() {
+    let script = Script::new().answers("1+1=", "2");
+    let (result, written) = script.run_command(command::run, &["1+1=", "--max-tokens", "4"]);
+    assert_eq!((result, written.as_str()), (Ok(()), "2\n"));
+    let (result, written) = script.run_command(command::run, &["--nope"]);
+    let error = result.unwrap_err();
+    assert!(
+        error.starts_with("generate: --nope is not an option"),
+        "{error}"
+    );
+    assert!(error.contains("\nusage: generate"), "{error}");
+    assert_eq!(written, "");
+}

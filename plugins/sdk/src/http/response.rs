@@ -1,0 +1,193 @@
+//! What a client is answered.
+
+use std::cell::RefCell;
+use std::pin::Pin;
+use std::rc::Rc;
+
+use serde::Serialize;
+
+use super::Events;
+use crate::Error;
+
+/// An answer.
+///
+/// ```
+/// use corral_sdk::{Response, testing::block_on};
+///
+/// let response = Response::json(&serde_json::json!({"ok": true})).with_status(201);
+/// assert_eq!((response.status(), response.header("content-type")), (201, Some("application/json")));
+/// assert_eq!(block_on(response.read()), br#"{"ok":true}"#);
+/// ```
+pub struct Response {
+    pub(super) status: u16,
+    pub(super) headers: Vec<(String, String)>,
+    pub(super) body: Body,
+}
+
+pub(super) enum Body {
+    Whole(Vec<u8>),
+    Events(Write),
+}
+
+/// Writes a stream of events to its end.
+pub(super) type Write = Box<dyn FnOnce(Events) -> Pin<Box<dyn Future<Output = ()>>>>;
+
+impl Response {
+    /// 200 with bytes of a type.
+    pub fn bytes(content_type: &str, body: impl Into<Vec<u8>>) -> Self {
+        Response {
+            status: 200,
+            headers: vec![("content-type".to_owned(), content_type.to_owned())],
+            body: Body::Whole(body.into()),
+        }
+    }
+
+    /// 200 with text.
+    pub fn text(text: impl Into<String>) -> Self {
+        Self::bytes("text/plain; charset=utf-8", text.into())
+    }
+
+    /// 200 with a value as JSON. One that has no JSON form (a map whose keys are no strings) is 500.
+    pub fn json(value: &impl Serialize) -> Self {
+        match serde_json::to_vec(value) {
+            Ok(body) => Self::bytes("application/json", body),
+            Err(error) => Error::Failed(format!("the answer has no JSON form: {error}")).into(),
+        }
+    }
+
+    /// 204.
+    pub fn empty() -> Self {
+        Response {
+            status: 204,
+            headers: Vec::new(),
+            body: Body::Whole(Vec::new()),
+        }
+    }
+
+    /// 200 with server-sent events, which the function sends one after the other. An error that it
+    /// returns becomes a last event, of the name `error` and with problem details. What can fail before
+    /// the first event is better told with a status: see
+    /// [`Generation::begun`](crate::Generation::begun).
+    ///
+    /// ```
+    /// use corral_sdk::{Error, Response, testing::block_on};
+    ///
+    /// let response = Response::events(async |events| {
+    ///     events.data("one").await?;
+    ///     events.json(&2).await?;
+    ///     Ok(())
+    /// });
+    /// assert_eq!(block_on(response.read()), b"data: one\n\ndata: 2\n\n");
+    /// ```
+    pub fn events(send: impl AsyncFnOnce(&mut Events) -> Result<(), Error> + 'static) -> Self {
+        let write = |mut events: Events| {
+            let written = async move {
+                if let Err(error) = send(&mut events).await {
+                    events.error(&error).await;
+                }
+            };
+            Box::pin(written) as Pin<Box<dyn Future<Output = ()>>>
+        };
+        let mut response = Self::bytes("text/event-stream", Vec::new());
+        response.body = Body::Events(Box::new(write));
+        response.with_header("cache-control", "no-cache")
+    }
+
+    /// With another status.
+    pub fn with_status(mut self, status: u16) -> Self {
+        self.status = status;
+        self
+    }
+
+    /// With one header more.
+    pub fn with_header(mut self, name: &str, value: &str) -> Self {
+        self.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The status.
+    pub fn status(&self) -> u16 {
+        self.status
+    }
+
+    /// The first header of this name (in any case).
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut headers = self.headers.iter();
+        let (_, value) = headers.find(|(known, _)| known.eq_ignore_ascii_case(name))?;
+        Some(value)
+    }
+
+    /// The whole body, events included: for tests.
+    pub async fn read(self) -> Vec<u8> {
+        self.read_events(usize::MAX).await
+    }
+
+    /// The body as a client reads it that goes away after so many events: for tests.
+    pub async fn read_events(self, most: usize) -> Vec<u8> {
+        match self.body {
+            Body::Whole(body) => body,
+            Body::Events(write) => {
+                let page = Rc::new(RefCell::new(Vec::new()));
+                write(Events::to_page(&page, most)).await;
+                page.take()
+            }
+        }
+    }
+}
+
+impl From<Error> for Response {
+    fn from(error: Error) -> Self {
+        let mut response = Self::bytes("application/problem+json", error.to_json());
+        response.status = error.status();
+        response.headers.extend(error.headers());
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::block_on;
+
+    #[test]
+    fn an_error_is_answered_with_its_status_and_headers() {
+        let response = Response::from(Error::method_not_allowed("POST", "expected POST"));
+        assert_eq!(response.status(), 405);
+        assert_eq!(response.header("Allow"), Some("POST"));
+        assert_eq!(
+            response.header("content-type"),
+            Some("application/problem+json")
+        );
+        let body = block_on(response.read());
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(body["code"], "method-not-allowed");
+    }
+
+    #[test]
+    fn an_error_among_events_is_the_last_of_them() {
+        let response = Response::events(async |events| {
+            events.data("a").await?;
+            Err(Error::Deadline)
+        });
+        assert_eq!(response.header("cache-control"), Some("no-cache"));
+        let text = String::from_utf8(block_on(response.read())).unwrap();
+        let (first, last) = text.split_once("\n\n").unwrap();
+        assert_eq!(first, "data: a");
+        assert!(last.starts_with("event: error\ndata: {"), "{last}");
+        assert!(last.contains("\"code\":\"deadline\""), "{last}");
+    }
+
+    #[test]
+    fn a_client_that_went_away_ends_the_stream() {
+        let sent = Rc::new(RefCell::new(0));
+        let counted = Rc::clone(&sent);
+        let response = Response::events(async move |events| {
+            loop {
+                events.data("x").await?;
+                *counted.borrow_mut() += 1;
+            }
+        });
+        let body = block_on(response.read_events(3));
+        assert_eq!((body.len(), *sent.borrow()), (3 * "data: x\n\n".len(), 3));
+    }
+}

@@ -1,0 +1,265 @@
+//! Candidates, and the samplers that leave some of them out or make them less likely.
+
+use std::collections::BTreeSet;
+
+use super::Random;
+use crate::{Candidate, Distribution, Token};
+
+/// Tokens that may come next, falling by logit, of equal ones the lower token first. Each sampler is of
+/// what the ones before left.
+///
+/// Probabilities are those among the candidates: where they are the likeliest of many, the others count
+/// as impossible.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Candidates(Vec<Candidate>);
+
+impl From<Vec<Candidate>> for Candidates {
+    /// In any order. What is not finite is left out.
+    fn from(mut list: Vec<Candidate>) -> Self {
+        list.retain(|candidate| candidate.logit.is_finite());
+        let mut candidates = Candidates(list);
+        candidates.sort();
+        candidates
+    }
+}
+
+impl From<Distribution> for Candidates {
+    /// Of a whole row of logits too.
+    fn from(told: Distribution) -> Self {
+        let row = (0..).zip(told.logits);
+        let row = row.map(|(token, logit)| Candidate { token, logit });
+        told.candidates
+            .into_iter()
+            .chain(row)
+            .collect::<Vec<_>>()
+            .into()
+    }
+}
+
+impl Candidates {
+    fn sort(&mut self) {
+        self.0.sort_by(|one, other| {
+            let falling = other.logit.total_cmp(&one.logit);
+            falling.then(one.token.cmp(&other.token))
+        });
+    }
+
+    /// What is left.
+    pub fn list(&self) -> &[Candidate] {
+        &self.0
+    }
+
+    /// Divides the logits; at 0 or below only the likeliest is left.
+    pub fn temperature(mut self, value: f32) -> Self {
+        if value > 0.0 {
+            for candidate in &mut self.0 {
+                candidate.logit /= value;
+            }
+            self
+        } else {
+            self.top_k(1)
+        }
+    }
+
+    /// Keeps so many of the likeliest; 0 keeps all.
+    pub fn top_k(mut self, count: usize) -> Self {
+        if count > 0 {
+            self.0.truncate(count);
+        }
+        self
+    }
+
+    /// Keeps the fewest of the likeliest that have at least so much probability together; at least one,
+    /// and with 1 all.
+    pub fn top_p(mut self, mass: f32) -> Self {
+        if mass < 1.0 {
+            let mut sum = 0.0;
+            let mut kept = 0;
+            for probability in self.probabilities() {
+                kept += 1;
+                sum += probability;
+                if sum >= f64::from(mass) {
+                    break;
+                }
+            }
+            self.0.truncate(kept);
+        }
+        self
+    }
+
+    /// Keeps those that are at least so many times as likely as the likeliest; with 0 all.
+    pub fn min_p(mut self, ratio: f32) -> Self {
+        if let (true, Some(best)) = (ratio > 0.0, self.0.first()) {
+            let least = best.logit + ratio.min(1.0).ln();
+            self.0.retain(|candidate| candidate.logit >= least);
+        }
+        self
+    }
+
+    /// Divides the logits of tokens that stand in `history`, or multiplies those below 0: over 1, what was
+    /// said becomes less likely (Keskar et al., 2019, mended for negative logits).
+    pub fn repetition_penalty(mut self, history: &[Token], penalty: f32) -> Self {
+        let said: BTreeSet<_> = history.iter().collect();
+        for candidate in &mut self.0 {
+            if said.contains(&candidate.token) {
+                if candidate.logit > 0.0 {
+                    candidate.logit /= penalty;
+                } else {
+                    candidate.logit *= penalty;
+                }
+            }
+        }
+        self.sort();
+        self
+    }
+
+    /// How likely each is among those left, in their order.
+    pub fn probabilities(&self) -> Vec<f64> {
+        let Some(best) = self.0.first() else {
+            return Vec::new();
+        };
+        let weights = self.0.iter();
+        let weights = weights.map(|candidate| f64::from(candidate.logit - best.logit).exp());
+        let weights: Vec<_> = weights.collect();
+        let sum: f64 = weights.iter().sum();
+        weights.into_iter().map(|weight| weight / sum).collect()
+    }
+
+    /// The likeliest; nothing if none is left.
+    pub fn greedy(&self) -> Option<Token> {
+        Some(self.0.first()?.token)
+    }
+
+    /// Draws one, each as often as it is likely; nothing if none is left. One number is drawn for it.
+    pub fn draw(&self, random: &mut Random) -> Option<Token> {
+        let point = random.unit();
+        let mut sum = 0.0;
+        for (candidate, probability) in self.0.iter().zip(self.probabilities()) {
+            sum += probability;
+            if point < sum {
+                return Some(candidate.token);
+            }
+        }
+        // Rounding may leave a little at the end.
+        Some(self.0.last()?.token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Four tokens of probability 0.5, 0.25, 0.15 and 0.1.
+    fn four() -> Candidates {
+        let likely = [(2, 0.25f32), (1, 0.5), (4, 0.1), (3, 0.15)];
+        let likely = likely.map(|(token, share)| Candidate {
+            token,
+            logit: share.ln() + 3.0,
+        });
+        likely.to_vec().into()
+    }
+
+    fn left(candidates: &Candidates) -> Vec<Token> {
+        let list = candidates.list().iter();
+        list.map(|candidate| candidate.token).collect()
+    }
+
+    fn about(found: &[f64], expected: &[f64]) {
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-6, "{found} for {expected}");
+        }
+    }
+
+    #[test]
+    fn they_fall_and_what_is_impossible_is_left_out() {
+        let list = [
+            (9, 1.0),
+            (4, 2.0),
+            (7, f32::NEG_INFINITY),
+            (3, 1.0),
+            (1, f32::NAN),
+        ];
+        let list = list.map(|(token, logit)| Candidate { token, logit });
+        assert_eq!(left(&list.to_vec().into()), [4, 3, 9]);
+        about(&four().probabilities(), &[0.5, 0.25, 0.15, 0.1]);
+    }
+
+    #[test]
+    fn a_row_is_read_like_candidates() {
+        let told = Distribution {
+            candidates: vec![],
+            logits: vec![0.5, f32::NEG_INFINITY, 2.0],
+            statistics: None,
+            position: 1,
+        };
+        assert_eq!(told.likeliest(), Some(2));
+        assert_eq!(left(&told.into()), [2, 0]);
+    }
+
+    #[test]
+    fn each_sampler_keeps_what_it_says() {
+        for (kept, expected) in [
+            (four().top_k(2), &[1, 2][..]),
+            (four().top_k(0), &[1, 2, 3, 4]),
+            (four().top_k(9), &[1, 2, 3, 4]),
+            (four().top_p(0.0), &[1]),
+            (four().top_p(0.49), &[1]),
+            (four().top_p(0.51), &[1, 2]),
+            (four().top_p(0.8), &[1, 2, 3]),
+            (four().top_p(1.0), &[1, 2, 3, 4]),
+            // 0.25 is half of 0.5, 0.15 is 0.3 of it, 0.1 is 0.2.
+            (four().min_p(0.0), &[1, 2, 3, 4]),
+            (four().min_p(0.19), &[1, 2, 3, 4]),
+            (four().min_p(0.21), &[1, 2, 3]),
+            (four().min_p(0.49), &[1, 2]),
+            (four().min_p(1.0), &[1]),
+            (four().temperature(0.0), &[1]),
+            (Candidates::default().top_p(0.5).min_p(0.5), &[]),
+        ] {
+            assert_eq!(left(&kept), expected);
+        }
+    }
+
+    #[test]
+    fn a_temperature_is_a_power() {
+        // Squares of the probabilities, over their sum 0.345.
+        let sum = 0.25 + 0.0625 + 0.0225 + 0.01;
+        about(
+            &four().temperature(0.5).probabilities(),
+            &[0.25 / sum, 0.0625 / sum, 0.0225 / sum, 0.01 / sum],
+        );
+    }
+
+    #[test]
+    fn a_penalty_makes_every_logit_smaller() {
+        let list = [(0, 4.0), (1, 3.0), (2, -1.0)];
+        let list = list.map(|(token, logit)| Candidate { token, logit });
+        let fined = Candidates::from(list.to_vec()).repetition_penalty(&[0, 2, 0, 5], 2.0);
+        let logits: Vec<_> = fined
+            .list()
+            .iter()
+            .map(|one| (one.token, one.logit))
+            .collect();
+        assert_eq!(logits, [(1, 3.0), (0, 2.0), (2, -2.0)]);
+    }
+
+    #[test]
+    fn what_is_drawn_is_as_frequent_as_it_is_likely() {
+        let (candidates, mut random) = (four(), Random::new(3));
+        let mut counts = [0u32; 5];
+        for _ in 0..20_000 {
+            counts[candidates.draw(&mut random).unwrap() as usize] += 1;
+        }
+        // Six standard deviations of the most frequent one are 424; the seed is fixed all the same.
+        for (token, expected) in [(1, 10_000), (2, 5_000), (3, 3_000), (4, 2_000)] {
+            assert!(
+                counts[token].abs_diff(expected) < 424,
+                "{token}: {} for {expected}",
+                counts[token]
+            );
+        }
+        assert_eq!(candidates.greedy(), Some(1));
+        assert_eq!(Candidates::default().draw(&mut random), None);
+    }
+}
