@@ -56,7 +56,11 @@ fn table(columns: &[Column], rows: &[Value]) -> String {
     for &(title, key, unit) in columns {
         let mut cells = vec![title.to_owned()];
         cells.extend(rows.iter().map(|row| unit.text(&row[key])));
-        let width = cells.iter().map(|cell| cell.chars().count()).max().unwrap_or(0);
+        let width = cells
+            .iter()
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0);
         for (line, cell) in lines.iter_mut().zip(cells) {
             *line += &format!("{cell:>width$}  ");
         }
