@@ -6,6 +6,9 @@ use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
+    /// What the way between the engine and a plugin costs: tokens by the host's loop beside those of loops in
+    /// the plugin and of a sampling plugin, whole rows of logits, calls of the host, and new instances.
+    Boundary(BoundaryBench),
     /// Time from a deploy to the first answer: of a component that was never seen, and of one whose
     /// compiled code is in the cache.
     Deploy(DeployBench),
@@ -35,6 +38,24 @@ pub(crate) struct Measuring {
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BoundaryBench {
+    #[command(flatten)]
+    pub(crate) measuring: Measuring,
+    /// The plugin `measure`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plugin: PathBuf,
+    /// The sampling plugin `min-p`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) sampler: PathBuf,
+    /// Sequences at once; one alone is measured too.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=32))]
+    pub(crate) streams: u64,
+    /// Tokens that each generates.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = whole(2..=2000))]
+    pub(crate) generate: u64,
 }
 
 #[derive(Args, Debug)]

@@ -7,7 +7,7 @@ mod plugins;
 mod serve;
 
 pub(crate) use bench::{
-    Bench, DeployBench, GapBench, ModelBench, ModelShape, PrefixBench, ThreadsBench,
+    Bench, BoundaryBench, DeployBench, GapBench, ModelBench, ModelShape, PrefixBench, ThreadsBench,
 };
 pub(crate) use links::{LinkArgument, twice};
 pub(crate) use models::{ModelArgument, Models};

@@ -3,6 +3,7 @@
 //! Machines are shared and noisy, so what is compared is measured in one run, turn by turn, and told
 //! as a ratio.
 
+mod boundary;
 mod deploy;
 mod gap;
 mod http;
@@ -20,6 +21,9 @@ use std::process::ExitCode;
 /// Measures, and prints what was found.
 pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
     match what {
+        Bench::Boundary(arguments) => {
+            house::tokio_runtime(house::workers(None))?.block_on(boundary::measure(arguments))?;
+        }
         Bench::Deploy(arguments) => {
             house::tokio_runtime(house::workers(None))?.block_on(deploy::measure(arguments))?;
         }

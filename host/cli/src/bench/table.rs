@@ -11,7 +11,9 @@ pub(super) enum Unit {
     Plain,
     Whole,
     Ratio,
+    Thousandths,
     Milliseconds,
+    Microseconds,
     Percent,
 }
 
@@ -24,7 +26,9 @@ impl Unit {
                 .map_or_else(|| value.to_string(), str::to_owned),
             Unit::Whole => format!("{number:.0}"),
             Unit::Ratio => format!("{number:.2}"),
+            Unit::Thousandths => format!("{number:.3}"),
             Unit::Milliseconds => format!("{:.2}", 1e3 * number),
+            Unit::Microseconds => format!("{:.1}", 1e6 * number),
             Unit::Percent => format!("{:.1} %", 100.0 * number),
         }
     }
@@ -52,7 +56,11 @@ fn table(columns: &[Column], rows: &[Value]) -> String {
     for &(title, key, unit) in columns {
         let mut cells = vec![title.to_owned()];
         cells.extend(rows.iter().map(|row| unit.text(&row[key])));
-        let width = cells.iter().map(String::len).max().unwrap_or(0);
+        let width = cells
+            .iter()
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0);
         for (line, cell) in lines.iter_mut().zip(cells) {
             *line += &format!("{cell:>width$}  ");
         }
