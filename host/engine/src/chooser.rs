@@ -27,7 +27,7 @@ pub trait Choosers: Debug + Send + Sync {
     fn wanted(&self) -> Wanted;
 
     /// One for a new text; the seed is for its random numbers. Called by the engine's thread when the
-    /// sequence is admitted, so there are no more of them than ids. Must not block; what goes wrong is
+    /// sequence is admitted; one that has to give way keeps it. Must not block; what goes wrong is
     /// the answer to the first question.
     fn start(&self, seed: u64) -> Box<dyn Chooser>;
 }
@@ -94,6 +94,12 @@ pub struct Desk {
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
+impl Debug for Desk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Desk").finish_non_exhaustive()
+    }
+}
+
 impl Desk {
     /// One with nothing on it; `wake` is called after something was put there.
     pub fn new(wake: Box<dyn Fn() + Send + Sync>) -> Arc<Self> {
@@ -116,9 +122,14 @@ impl Desk {
         std::mem::take(&mut *self.lock())
     }
 
+    /// Makes the engine's thread look.
+    pub fn wake(&self) {
+        (self.wake)();
+    }
+
     fn put(&self, key: Key, answer: Result<Token, Error>) {
         self.lock().push((key, answer));
-        (self.wake)();
+        self.wake();
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(Key, Result<Token, Error>)>> {

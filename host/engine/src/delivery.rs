@@ -4,6 +4,7 @@
 //! slow reader holds up nobody and gets fewer, larger chunks, a mailbox holds at most what the
 //! generation's limit of tokens allows, and no lock is held for longer than it takes to append.
 
+use crate::chooser::Desk;
 use crate::generation::{Chunk, Outcome};
 use crate::metrics::{Counters, add_time};
 use crate::sampling::TokenLogprobs;
@@ -28,6 +29,8 @@ struct Mailbox {
     counters: Arc<Counters>,
     /// Nobody will read any more.
     gone: AtomicBool,
+    /// By which the engine's thread is told so, which may be waiting for what is chosen.
+    desk: Arc<Desk>,
 }
 
 impl Mailbox {
@@ -94,11 +97,12 @@ pub struct Generation {
 }
 
 /// A mailbox and both its ends. How long things lie in it is added to `counters`.
-pub fn mailbox(counters: Arc<Counters>) -> (Sender, Generation) {
+pub fn mailbox(counters: Arc<Counters>, desk: Arc<Desk>) -> (Sender, Generation) {
     let mailbox = Arc::new(Mailbox {
         state: Mutex::default(),
         counters,
         gone: AtomicBool::new(false),
+        desk,
     });
     let generation = Generation {
         mailbox: mailbox.clone(),
@@ -145,12 +149,20 @@ impl Generation {
 impl Drop for Generation {
     fn drop(&mut self) {
         self.mailbox.gone.store(true, Ordering::Relaxed);
+        if self.outcome.is_none() {
+            self.mailbox.desk.wake();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    fn mailbox() -> (Sender, Generation) {
+        super::mailbox(Arc::default(), Desk::new(Box::new(|| {})))
+    }
 
     fn poll(generation: &mut Generation) -> Poll<Option<Chunk>> {
         generation.poll_next(&mut Context::from_waker(Waker::noop()))
@@ -158,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_slow_reader_gets_everything_at_once_and_in_order() {
-        let (sender, mut generation) = mailbox(Arc::default());
+        let (sender, mut generation) = mailbox();
         assert!(poll(&mut generation).is_pending());
         sender.push(1, None, "a");
         sender.push(2, None, "b");
@@ -173,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_dead_engine_is_an_error_not_an_endless_wait() {
-        let (sender, mut generation) = mailbox(Arc::default());
+        let (sender, mut generation) = mailbox();
         drop(sender);
         assert_eq!(poll(&mut generation), Poll::Ready(None));
         assert!(matches!(generation.outcome(), Some(Err(Error::Failed(_)))));
@@ -181,9 +193,25 @@ mod tests {
 
     #[test]
     fn the_engine_sees_that_nobody_reads() {
-        let (sender, generation) = mailbox(Arc::default());
+        let (sender, generation) = mailbox();
         assert!(!sender.is_abandoned());
         drop(generation);
         assert!(sender.is_abandoned());
+    }
+
+    #[test]
+    fn the_engine_is_woken_by_who_goes_away_and_not_by_who_read_to_the_end() {
+        let woken = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&woken);
+        let desk = Desk::new(Box::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }));
+        drop(super::mailbox(Arc::default(), Arc::clone(&desk)).1);
+        assert_eq!(woken.load(Ordering::Relaxed), 1);
+        let (sender, mut generation) = super::mailbox(Arc::default(), desk);
+        drop(sender);
+        assert_eq!(poll(&mut generation), Poll::Ready(None));
+        drop(generation);
+        assert_eq!(woken.load(Ordering::Relaxed), 1);
     }
 }

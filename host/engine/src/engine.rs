@@ -2,6 +2,7 @@
 
 mod load;
 
+use crate::chooser::Desk;
 use crate::constraint::{Constraints, Grammar};
 use crate::delivery::mailbox;
 use crate::embedding::Embedder;
@@ -43,6 +44,7 @@ struct Inner {
     commands: Arc<SyncSender<Command>>,
     places: Places,
     counters: Arc<Counters>,
+    desk: Arc<Desk>,
     /// Cells that all sequences share.
     cells: u32,
     /// Bytes of weights and context.
@@ -198,7 +200,7 @@ impl Engine {
         }
         options.max_tokens = options.max_tokens.min(context - length);
         let place = self.place(caller.tenant)?;
-        let (delivery, generation) = mailbox(self.0.counters.clone());
+        let (delivery, generation) = mailbox(self.0.counters.clone(), self.0.desk.clone());
         let submission = Submission {
             prompt,
             caller,

@@ -109,6 +109,9 @@ impl Sequence {
     }
 }
 
+/// How often it is looked what goes on once every handle is gone.
+const FORSAKEN: Duration = Duration::from_millis(1);
+
 /// The engine thread's state.
 pub struct Worker<B> {
     backend: B,
@@ -226,7 +229,8 @@ impl<B: Backend> Worker<B> {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) if self.scheduler.is_idle() => return false,
-                Err(RecvTimeoutError::Disconnected) => {}
+                // Nobody can wake this thread any more; those that still read wait for what is chosen.
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(FORSAKEN),
             }
         }
         loop {

@@ -125,7 +125,15 @@ impl Engine {
         let vocabulary = words.clone();
         let desk = Desk::new(waker(Arc::downgrade(&commands)));
         let counted = counters.clone();
-        let worker = Worker::new(backend, limits, vocabulary, inbox, counted, aside, desk);
+        let worker = Worker::new(
+            backend,
+            limits,
+            vocabulary,
+            inbox,
+            counted,
+            aside,
+            desk.clone(),
+        );
         let thread = std::thread::Builder::new()
             .name(format!("engine {}", info.name))
             .spawn(move || worker.run())
@@ -144,6 +152,7 @@ impl Engine {
             commands,
             places,
             counters,
+            desk,
             cells: limits.cells,
             memory: buffers,
             thread: Mutex::new(Some(thread)),

@@ -42,7 +42,9 @@ impl Member {
 impl Cohort {
     /// Somebody was told, by a step that took so long.
     pub fn tell(&mut self, claim: Watch, punctual: bool, took: Duration) {
-        self.0.retain(|member| member.claim.is_held());
+        // One that had to give way before it came back is told again.
+        self.0
+            .retain(|member| member.claim.is_held() && !member.claim.is(&claim));
         if !claim.is_held() {
             return;
         }
@@ -129,6 +131,18 @@ mod tests {
         assert_eq!(round(0, 3, true), (true, false));
         assert_eq!(round(10, 11, false), (false, true));
         assert_eq!(round(20, 21, true), (true, true));
+    }
+
+    #[test]
+    fn who_is_told_again_before_it_came_back_is_waited_for_from_then_on() {
+        let claim = Claim::default();
+        let mut cohort = Cohort::default();
+        for told in [0, 20] {
+            cohort.tell(claim.watch(), true, 5 * MS);
+            cohort.begin(told * MS);
+        }
+        assert!(cohort.chosen(&claim.watch(), 21 * MS));
+        assert_eq!(cohort.awaits(21 * MS), None);
     }
 
     #[test]

@@ -337,7 +337,8 @@ impl Scheduler {
     /// When [`Scheduler::plan`] has to be called again even if nothing else happens.
     pub fn next_timer(&self) -> Option<Time> {
         let timer = self.timers.first().map(|(time, _)| *time);
-        let pause = self.paused_until().filter(|_| !self.running.is_empty());
+        let ready = self.running.iter().any(Running::is_ready);
+        let pause = self.paused_until().filter(|_| ready);
         let timers = timer.into_iter().chain(pause);
         timers.chain(self.awaited).min()
     }

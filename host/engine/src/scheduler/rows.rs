@@ -7,7 +7,7 @@ use super::cost::Shape;
 use super::prefill::Prefill;
 use super::queue;
 use super::rotation::Ready;
-use super::running::Running;
+use super::running::{Running, Wait};
 use super::words::{AdapterId, Row, SeqId, Step};
 
 impl Scheduler {
@@ -25,7 +25,7 @@ impl Scheduler {
         let policy = self.limits.prefill;
         let room = self.limits.step_tokens.saturating_sub(count);
         // Those whose turn it is not wait for the step as well.
-        let waiting = self.all_generating();
+        let waiting = self.all_generating().saturating_add(self.soon_generating());
         let n_kv = self.cells.n_kv();
         let budget = policy.budget(&self.cost, &self.experience, waiting, n_kv, room);
         let budget = budget.min(self.room_for_prompts(adapter, count, budget));
@@ -110,6 +110,14 @@ impl Scheduler {
     fn all_generating(&self) -> u32 {
         let generating = self.running.iter().filter(|running| running.generates());
         u32::try_from(generating.count()).unwrap_or(u32::MAX)
+    }
+
+    /// Sequences whose next token is being chosen and will be there soon: they wait for the step too.
+    fn soon_generating(&self) -> u32 {
+        let chosen = |running: &&Running| running.wait == Wait::Chosen;
+        let soon = self.running.iter().filter(chosen);
+        let soon = soon.filter(|running| !running.request.progress.late);
+        u32::try_from(soon.count()).unwrap_or(u32::MAX)
     }
 
     /// Cells for parts of an adapter's prompts and what else is certain, beside `count` for those that

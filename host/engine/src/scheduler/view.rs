@@ -46,7 +46,7 @@ pub struct SequenceView {
     pub computed: u32,
     /// Prompt tokens found in the cache.
     pub cached: u32,
-    /// What it does: `reads`, `generates`, `follows` or `fetches`.
+    /// What it does: `reads`, `generates`, `follows` or `fetches`; or `asks`, while its next token is chosen.
     pub state: &'static str,
 }
 

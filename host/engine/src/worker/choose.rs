@@ -171,7 +171,14 @@ impl<B: Backend> Worker<B> {
 
     /// Takes in what was chosen.
     pub(super) fn take_choices(&mut self) {
-        for (key, answer) in self.desk.take() {
+        let answers = self.desk.take();
+        let follows = |key: &Key| {
+            let sequence = self.sequences.get(key);
+            sequence.is_some_and(|sequence| sequence.follows.is_some())
+        };
+        let many = answers.iter().filter(|(key, _)| follows(key)).count();
+        let mut grammars = GrammarTime::among(many);
+        for (key, answer) in answers {
             let now = Instant::now();
             let Some(sequence) = self.sequences.get_mut(&key) else {
                 continue;
@@ -189,8 +196,9 @@ impl<B: Backend> Worker<B> {
                 })?;
                 Ok((token, told))
             });
-            if let Err(error) = chosen.and_then(|(token, told)| self.choose(key, token, told, now))
-            {
+            let chosen =
+                chosen.and_then(|(token, told)| self.choose(key, token, told, now, &mut grammars));
+            if let Err(error) = chosen {
                 self.scheduler.cancel(key);
                 self.fail(key, error);
             }
@@ -204,9 +212,9 @@ impl<B: Backend> Worker<B> {
         token: Token,
         told: Option<TokenLogprobs>,
         now: Instant,
+        grammars: &mut GrammarTime,
     ) -> Result<(), Error> {
-        let mut grammars = GrammarTime::among(1);
-        let Some((sequence, mut tools)) = self.sequence(key, &mut grammars) else {
+        let Some((sequence, mut tools)) = self.sequence(key, grammars) else {
             return Ok(());
         };
         if let Some(follows) = &mut sequence.follows {

@@ -84,6 +84,7 @@ impl Vocabulary for Digits {
 struct Bench {
     commands: Arc<std::sync::mpsc::SyncSender<Command>>,
     counters: Arc<Counters>,
+    desk: Arc<Desk>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -143,12 +144,13 @@ impl Bench {
             inbox,
             counters.clone(),
             aside,
-            desk,
+            desk.clone(),
         );
         let thread = Some(std::thread::spawn(move || worker.run()));
         Self {
             commands,
             counters,
+            desk,
             thread,
         }
     }
@@ -158,7 +160,7 @@ impl Bench {
     }
 
     fn submit_for(&self, caller: Caller, prompt: Vec<Token>, options: Options) -> Generation {
-        let (delivery, generation) = mailbox(self.counters.clone());
+        let (delivery, generation) = mailbox(self.counters.clone(), self.desk.clone());
         // Adapters are named by their numbers here.
         let number = options.adapter.as_deref().map(str::parse);
         let adapter = AdapterId(number.map_or(0, |number| number.expect("a number")));

@@ -198,6 +198,26 @@ fn asked(keeps: &Keeps, count: usize) -> Vec<(Shown, Choice)> {
 }
 
 #[test]
+fn who_leaves_while_everyone_waits_for_an_answer_leaves_at_once() {
+    let bench = Bench::start();
+    let keeps = Arc::new(Keeps::default());
+    let options = Options {
+        chooser: Some(Arc::clone(&keeps) as Arc<dyn Choosers>),
+        ..limit(5)
+    };
+    let generation = bench.submit(vec![1, 2, 3], options);
+    let unanswered = asked(&keeps, 1);
+    drop(generation);
+    let ended = (0..5_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        value(&bench.counters.cancelled) == 1
+    });
+    assert!(ended, "nothing of it stays");
+    drop(unanswered);
+    assert_eq!(value(&bench.end().cells_leaked), 0);
+}
+
+#[test]
 fn a_reader_that_goes_away_while_a_token_is_chosen_leaves_nothing() {
     let bench = Bench::start();
     let keeps = Arc::new(Keeps::default());
