@@ -2,8 +2,7 @@
 //! its README says is asked and answered, and every choice of sampler works beside every other.
 
 use corral_tests::deployments::deploy_folder;
-use corral_tests::sums::SURE;
-use corral_tests::{Corral, artefacts, scratch_folder};
+use corral_tests::{Corral, SURE, artefacts, scratch_folder};
 use serde_json::{Value, json};
 use std::path::Path;
 
