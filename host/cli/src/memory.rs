@@ -13,7 +13,8 @@ const SNAPSHOTS: usize = 1000;
 
 #[derive(Args, Debug)]
 pub(crate) struct Memory {
-    /// Compute every prompt anew, also where it begins like one that was computed before.
+    /// Compute every prompt anew, also where it begins like one that was computed before. A loop that a
+    /// plugin runs itself then computes its whole text for each token.
     #[arg(long)]
     pub(crate) no_prefix_cache: bool,
     /// Memory for the states of sequences that had to leave the KV cells, for each model; with 0 they
