@@ -92,6 +92,11 @@ impl Fields {
         }
     }
 
+    /// What was not read yet, as an object.
+    pub fn into_value(self) -> Value {
+        Value::Object(self.members)
+    }
+
     /// The path of a member.
     pub fn path(&self, name: &str) -> String {
         if self.path.is_empty() {
