@@ -4,7 +4,7 @@ use corral_sdk::fields::Fields;
 use corral_sdk::{Error, Request, Response};
 
 use crate::error::{Dialect, Failure};
-use crate::{chat, completions, embeddings, models, tokenize};
+use crate::{chat, completions, embeddings, messages, models, responses, tokenize};
 
 /// Bytes that the body of a request may have.
 const BODY_LIMIT: usize = 8 << 20;
@@ -28,6 +28,8 @@ async fn answer(mut request: Request) -> Result<Response, Error> {
         "/v1/chat/completions" => chat::answer(body(&mut request).await?).await,
         "/v1/completions" => completions::answer(body(&mut request).await?).await,
         "/v1/embeddings" => embeddings::answer(body(&mut request).await?).await,
+        "/v1/responses" => responses::answer(body(&mut request).await?).await,
+        "/v1/messages" => messages::answer(body(&mut request).await?).await,
         "/v1/models" => {
             request.expect_method("GET")?;
             Ok(models::list())

@@ -154,6 +154,11 @@ impl Fields {
         }
     }
 
+    /// Whatever the member is, and it stays to be read.
+    pub fn peek(&self, name: &str) -> Option<&Value> {
+        self.members.get(name).filter(|value| !value.is_null())
+    }
+
     /// Whatever the member is.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         self.members.remove(name).filter(|value| !value.is_null())

@@ -36,6 +36,8 @@ pub struct Choices {
     outcomes: Vec<Option<Outcome>>,
     /// Texts of each prompt.
     each: usize,
+    /// Tokens of all prompts.
+    prompt_tokens: u32,
     /// Where to look first, so that nobody waits for a quicker one for ever.
     turn: usize,
     /// A piece that was read already.
@@ -93,11 +95,13 @@ impl Choices {
                 running.push(Some(voice.step()));
             }
         }
+        let tokens: usize = prompts.iter().map(Vec::len).sum();
         Ok(Choices {
             model: model.clone(),
             outcomes: vec![None; running.len()],
             running,
             each: settings.n as usize,
+            prompt_tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
             turn: 0,
             first: None,
         })
@@ -112,6 +116,11 @@ impl Choices {
     /// The model that speaks.
     pub fn model(&self) -> &Model {
         &self.model
+    }
+
+    /// Tokens of all prompts.
+    pub fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
     }
 
     /// Number of texts.

@@ -91,6 +91,11 @@ impl Answers {
         self.choices.model()
     }
 
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> u32 {
+        self.choices.prompt_tokens()
+    }
+
     /// Number of answers.
     pub fn len(&self) -> usize {
         self.hearing.len()

@@ -282,17 +282,23 @@ fn tools_are_offered_as_the_choice_says() {
 #[test]
 fn a_form_is_held() {
     let schema = json!({"type": "object", "properties": {"a": {}}});
-    let script = script("no")
-        .language(&schema.to_string(), &["{\"a\":1}"])
-        .language("", &["{}"]);
-    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": schema}});
-    for (format, content) in [
-        (format, "{\"a\":1}"),
-        (json!({"type": "json_object"}), "{}"),
+    let named = json!({"name": "x", "strict": true, "schema": schema});
+    let format = json!({"type": "json_schema", "json_schema": named});
+    let object = json!({"type": "json_object"});
+    for (format, grammar, content) in [
+        (format, schema.to_string(), "{\"a\":1}"),
+        (object, String::new(), "{}"),
     ] {
+        let script = script(content).language(&grammar, &[content]);
         let (_, answer) = post(&script, PATH, &hi(json!({"response_format": format})));
         assert_eq!(answer["choices"][0]["message"]["content"], content);
+        assert!(
+            script.generations()[0]
+                .settings
+                .contains(&"constrain".to_owned())
+        );
     }
+    let script = script("no");
     let wrong =
         json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}});
     let (status, answer) = post(&script, PATH, &hi(json!({"response_format": wrong})));
