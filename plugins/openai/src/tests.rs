@@ -2,7 +2,9 @@
 
 mod chat;
 mod completions;
+mod others;
 mod rest;
+mod templates;
 
 use corral_sdk::testing::Script;
 use corral_sdk::{Request, Response};
