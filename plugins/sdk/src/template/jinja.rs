@@ -217,3 +217,7 @@ pub fn map_texts(chat: &Chat, change: &mut impl FnMut(&str) -> String) -> Chat {
 #[cfg(test)]
 #[path = "jinja_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "families_tests.rs"]
+mod families;
