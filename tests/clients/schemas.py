@@ -10,7 +10,7 @@ def schema(seed):
     chance = random.Random(seed)
     definitions = {"leaf": leaf(chance)} if chance.random() < 0.3 else {}
     # An object outermost, as strict schemas of OpenAI's API have it.
-    found = object_of(chance, 3, definitions)
+    found = object_of(chance, 2, definitions)
     if definitions:
         found["$defs"] = definitions
     return found
@@ -32,7 +32,7 @@ def value_of(chance, depth, definitions):
 
 
 def object_of(chance, depth, definitions):
-    names = chance.sample(WORDS, chance.randint(1, 4))
+    names = chance.sample(WORDS, chance.randint(1, 3))
     return {
         "type": "object",
         "properties": {name: value_of(chance, depth, definitions) for name in names},

@@ -118,7 +118,7 @@ async def ask(asking, seed):
         "response_format": held_to(schema),
         "temperature": [0, 0.7, 1.5, 2][seed % 4],
         "seed": seed,
-        "max_tokens": 1500,
+        "max_tokens": 1000,
     }
     if seed % 3 == 0:
         text, end = "", None

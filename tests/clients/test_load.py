@@ -2,7 +2,7 @@
 
 import asyncio
 
-from corral import MODEL, async_client, chat, client, complete, metrics, settled, user, wait_until
+from corral import MODEL, async_client, chat, client, complete, settled, user, wait_until
 
 SUMS = [(number * 7919 + 1234) % 10_000 for number in range(32)]
 
@@ -30,18 +30,17 @@ def test_thirty_two_sums_at_once_are_all_right():
     assert rows > steps * 1.2, f"steps are shared: {rows} rows in {steps}"
 
 
-def gone(stream):
-    """Lets go of a stream that would go on for long, after its first chunk; its sequence ends with it."""
+def gone(stream, count=1):
+    """Lets go of a stream of `count` sequences that would go on for long; they end with it."""
     before = settled()
     answers = stream()
     next(iter(answers))
-    running = metrics()["corral_engine_sequences_running"]
-    assert running >= 1, "it would go on for long"
+    wait_until("they run", lambda now: now["corral_engine_sequences_running"] == count)
     answers.close()
-    now = wait_until("its sequence is gone", lambda now: now["corral_engine_sequences_running"] == 0)
+    now = settled()
     grown = {name: now[name] - before[name] for name in now}
-    assert grown["corral_engine_sequences_cancelled_total"] == running
-    settled()
+    assert grown["corral_engine_sequences_cancelled_total"] == count
+    assert grown["corral_engine_sequences_finished_total"] == 0
 
 
 ENDLESS = {"stream": True, "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
@@ -53,7 +52,7 @@ def test_who_goes_away_frees_the_sequence():
 
 
 def test_who_goes_away_frees_every_choice():
-    gone(lambda: chat("12+7=", n=4, **ENDLESS))
+    gone(lambda: chat("12+7=", n=4, **ENDLESS), 4)
 
 
 def test_who_goes_away_without_an_answer_frees_it_too():

@@ -1,10 +1,20 @@
-"""How a token is chosen."""
+"""How a token is chosen.
+
+What is compared was asked alone and with its prompt in the cache: then the same is computed, to the last bit.
+"""
 
 import pytest
 
 from corral import chat, streamed, token
 
 FREE = {"ignore_eos": True}
+OWLS = "repeat: Blue owls, 7!"
+
+
+@pytest.fixture(autouse=True)
+def prompts_are_in_the_cache():
+    for question in ["Hello", OWLS]:
+        chat(question, max_tokens=1)
 
 
 def free(seed=None, extra=None, **more):
@@ -27,8 +37,8 @@ def test_without_a_seed_it_is_another_text():
 @pytest.mark.parametrize("seed", range(4))
 def test_a_stream_gives_the_text_of_the_whole_answer(seed):
     more = {"temperature": 1, "seed": seed, "max_tokens": 120, "extra_body": FREE}
-    whole = chat("repeat: Blue owls, 7!", **more)
-    texts, reasons = streamed(chat("repeat: Blue owls, 7!", stream=True, **more))
+    whole = chat(OWLS, **more)
+    texts, reasons = streamed(chat(OWLS, stream=True, **more))
     assert texts == {0: whole.choices[0].message.content}
     assert reasons == {0: whole.choices[0].finish_reason}
 

@@ -28,7 +28,10 @@ fn start(arguments: &[&str]) -> Corral {
     let plugins = routes.map(|route| (route, "openai"));
     let formats = routes.map(|route| format!("{route}=openai"));
     let formats = formats.iter().flat_map(|format| ["--error-format", format]);
-    Corral::start_with_routes(&plugins, &[formats.collect(), arguments.to_vec()].concat())
+    let mut all: Vec<_> = formats.chain(arguments.iter().copied()).collect();
+    // What stays of hundreds of answers fills the cells, and attention runs over all of them.
+    all.push("--cells=6144");
+    Corral::start_with_routes(&plugins, &all)
 }
 
 impl Servers {
