@@ -1,6 +1,7 @@
 // Conversations, as the client for Node has them.
 
 import assert from "node:assert/strict";
+import { randomUUID } from "node:crypto";
 import { test } from "node:test";
 import { all, chat, client, MODEL, streamed, SURE, user } from "./corral.mjs";
 
@@ -43,7 +44,7 @@ test("the client's own reader of streams puts it together", async () => {
 });
 
 test("later turns find the earlier ones in the cache", async () => {
-  const messages = [{ role: "system", content: `The conversation ${crypto.randomUUID()}.` }];
+  const messages = [{ role: "system", content: `The conversation ${randomUUID()}.` }];
   const cached = [];
   for (const [a, b] of SURE) {
     messages.push(...user(`${a}+${b}=`));
