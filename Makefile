@@ -41,8 +41,10 @@ run: plugins
 	@[ -f "$(MODEL)" ] || { echo "make run: there is no model $(MODEL); give one as MODEL=FILE" >&2; exit 1; }
 	@echo "Once it listens, try:"
 	@echo "  curl -s http://$(LISTEN)/generate -d '{\"prompt\":\"1+1=\",\"max_tokens\":10}'"
+	@echo "  curl -s http://$(LISTEN)/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"12+7=\"}]}'"
 	@exec "$(CORRAL_BIN)" serve --model "$(MODEL)" --listen $(LISTEN) --admin $(ADMIN) \
 	  --plugin /generate="$(CORRAL_PLUGINS)/generate.wasm" \
+	  $(foreach route,/v1 /tokenize /detokenize,--plugin $(route)="$(CORRAL_PLUGINS)/openai.wasm" --error-format $(route)=openai) \
 	  --plugin /hello="$(CORRAL_PLUGINS)/hello.wasm"
 
 lint:

@@ -84,7 +84,7 @@ fn the_readme_is_right() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
     let readme = std::fs::read_to_string(readme).expect("there is a README");
     let blocks = blocks(&readme);
-    let corral = Corral::start();
+    let corral = Corral::start_with_routes(&[("/v1", "openai")], &[]);
     let mut carried_out = 0;
     for (number, block) in blocks.iter().enumerate() {
         let words = words(&block.text);

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::fields::Fields;
 use corral_sdk::Error;
+use corral_sdk::fields::Fields;
 
 const KINDS: [&str; 5] = ["json_schema", "json_object", "regex", "lark", "gbnf"];
 

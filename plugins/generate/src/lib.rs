@@ -5,7 +5,6 @@
 mod answer;
 mod arguments;
 mod command;
-mod fields;
 mod generation;
 mod grammar;
 mod http;

@@ -6,10 +6,10 @@
 use corral_sdk::template::Chat;
 use serde_json::Value;
 
-use crate::fields::Fields;
 use crate::grammar::{self, Grammar};
 use crate::sampling::{self, Sampler};
 use corral_sdk::Error;
+use corral_sdk::fields::Fields;
 
 /// What `max_tokens` is when the request does not say.
 pub const DEFAULT_MAX_TOKENS: u32 = 128;
@@ -100,14 +100,7 @@ impl Default for Settings {
 
 /// Reads a request from the JSON text of its body.
 pub fn parse(body: &[u8]) -> Result<Request, Error> {
-    let value: Value = serde_json::from_slice(body).map_err(|error| {
-        // serde_json's text ends with "at line L column C".
-        Error::bad_request("invalid-json", format!("the body is not JSON: {error}"))
-    })?;
-    let Value::Object(fields) = value else {
-        return Err(Error::wrong_type("the body", "an object", &value));
-    };
-    let mut fields = Fields::of_body(fields);
+    let mut fields = Fields::parse(body)?;
     fields.refuse_unknown(&FIELDS)?;
 
     let input = input(&mut fields)?;

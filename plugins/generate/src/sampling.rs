@@ -6,8 +6,10 @@
 
 use serde_json::Value;
 
-use crate::fields::{FINITE, FROM_ONE, Fields, NOT_NEGATIVE, POSITIVE, SHARE, integer, number};
 use corral_sdk::Error;
+use corral_sdk::fields::{
+    FINITE, FROM_ONE, Fields, NOT_NEGATIVE, POSITIVE, SHARE, integer, number,
+};
 
 /// Links that `samplers` may have, which is what the host takes.
 const LINK_LIMIT: usize = 32;

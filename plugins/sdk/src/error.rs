@@ -58,6 +58,7 @@ pub struct Problem {
     code: Cow<'static, str>,
     detail: String,
     headers: Vec<(String, String)>,
+    member: Option<String>,
 }
 
 impl Error {
@@ -69,6 +70,7 @@ impl Error {
             code: code.into(),
             detail: detail.into(),
             headers: Vec::new(),
+            member: None,
         }))
     }
 
@@ -107,17 +109,38 @@ impl Error {
     /// The same error with one more header for its answer. An error of the host's becomes one of the
     /// plugin's by it.
     pub fn with_header(self, name: &str, value: &str) -> Self {
-        let mut problem = match self {
+        let mut problem = self.into_problem();
+        problem.headers.push((name.to_owned(), value.to_owned()));
+        Error::Problem(problem)
+    }
+
+    /// The same error, about this member of the request. An error of the host's becomes one of the
+    /// plugin's by it.
+    pub fn about(self, member: &str) -> Self {
+        let mut problem = self.into_problem();
+        problem.member = Some(member.to_owned());
+        Error::Problem(problem)
+    }
+
+    /// The member of the request that it is about, by its path, such as `messages[0].role`.
+    pub fn member(&self) -> Option<&str> {
+        match self {
+            Error::Problem(problem) => problem.member.as_deref(),
+            _ => None,
+        }
+    }
+
+    fn into_problem(self) -> Box<Problem> {
+        match self {
             Error::Problem(problem) => problem,
             other => Box::new(Problem {
                 status: other.status(),
                 code: other.code().to_owned().into(),
                 detail: other.to_string(),
                 headers: other.headers(),
+                member: None,
             }),
-        };
-        problem.headers.push((name.to_owned(), value.to_owned()));
-        Error::Problem(problem)
+        }
     }
 
     /// The HTTP status.
@@ -305,5 +328,7 @@ mod tests {
         assert_eq!((error.status(), error.code()), (429, "refused"));
         assert_eq!(error.to_string(), "full");
         assert_eq!(error.headers().len(), 2);
+        let error = error.about("model");
+        assert_eq!((error.status(), error.member()), (429, Some("model")));
     }
 }

@@ -31,6 +31,7 @@
 //! - [`sampling`] and [`template`] are what such loops and chats need.
 //! - [`Request`], [`Response`] and [`handler!`] are the plugin's side of HTTP; [`Command`] and
 //!   [`command!`] its command line.
+//! - [`fields`] reads JSON member by member, and names what is wrong.
 //! - [`templating!`] and [`sampling!`] make plugins that are linked to others.
 //! - [`testing`] runs all of it against a script, on the machine itself.
 #![warn(missing_docs)]
@@ -42,6 +43,7 @@ pub mod budget;
 pub mod command;
 pub mod constraint;
 mod error;
+pub mod fields;
 mod generate;
 mod generation;
 pub mod http;

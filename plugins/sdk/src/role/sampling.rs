@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use crate::raw::sampling_plugin::exports::corral::plugin::sampling as exported;
 use crate::{Candidate, Statistics, Token};
@@ -62,13 +63,16 @@ pub struct Beginning {
 }
 
 impl Beginning {
-    /// The settings, read from JSON. None at all are those of `{}`.
+    /// The settings, read from a JSON object. None at all are those of `{}`.
     pub fn settings<T: DeserializeOwned>(&self) -> Result<T, String> {
         let text = match self.settings.trim() {
             "" => "{}",
             text => text,
         };
-        serde_json::from_str(text).map_err(|error| format!("the settings {text}: {error}"))
+        // Not at once: a list would do for a structure.
+        serde_json::from_str::<Map<String, Value>>(text)
+            .and_then(|members| serde_json::from_value(Value::from(members)))
+            .map_err(|error| format!("the settings {text}: {error}"))
     }
 }
 

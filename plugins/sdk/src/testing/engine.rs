@@ -7,11 +7,12 @@ use std::future::{Ready, ready};
 use std::rc::Rc;
 
 use super::generating;
+pub(crate) use super::grammar::{Constraint, Matcher};
+pub(crate) use super::options::Options;
 use super::state::{Call, Generated, State};
 use crate::Token;
 use crate::raw::budget::Remainder;
-use crate::raw::constraints::Grammar;
-use crate::raw::inference::{Chunk, Distribution, Dry, Outcome, Penalties, Statistics, View};
+use crate::raw::inference::{Chunk, Distribution, Outcome, Statistics, View};
 use crate::raw::models::{ModelInfo, Pooling};
 use crate::raw::types::{ContextLimit, Error};
 
@@ -32,14 +33,14 @@ impl Drop for Installed {
     }
 }
 
-fn script() -> Rc<State> {
+pub(super) fn script() -> Rc<State> {
     match SCRIPT.with_borrow(Clone::clone) {
         Some(script) => script,
         None => panic!("there is no host here; run this within `testing::Script::run`"),
     }
 }
 
-fn invalid<T>(text: &str) -> Result<T, Error> {
+pub(super) fn invalid<T>(text: &str) -> Result<T, Error> {
     Err(Error::Invalid(text.to_owned()))
 }
 
@@ -106,6 +107,10 @@ impl Model {
         }
     }
 
+    pub(super) fn script(&self) -> &Rc<State> {
+        &self.0
+    }
+
     pub(crate) fn info(&self) -> ModelInfo {
         self.0.info.clone()
     }
@@ -136,254 +141,11 @@ impl Model {
     }
 }
 
-pub(crate) struct Constraint(Rc<Vec<Vec<u8>>>);
-
-impl Constraint {
-    pub(super) fn of(texts: Rc<Vec<Vec<u8>>>) -> Self {
-        Constraint(texts)
-    }
-
-    pub(crate) async fn compile(model: &Model, grammar: Grammar) -> Result<Self, Error> {
-        let text = match grammar {
-            Grammar::JsonObject => String::new(),
-            Grammar::JsonSchema(text)
-            | Grammar::Regex(text)
-            | Grammar::Lark(text)
-            | Grammar::Gbnf(text) => text,
-        };
-        let script = &model.0;
-        script.told(Call::Compile(text.clone()));
-        script.fails("compile")?;
-        let Some(texts) = script.languages.get(&text) else {
-            return invalid(&format!("the script does not know the grammar {text:?}"));
-        };
-        let texts = texts.iter().map(|text| text.clone().into_bytes());
-        Ok(Constraint(Rc::new(texts.collect())))
-    }
-}
-
-/// The texts that there are, and how far it has come.
-#[derive(Clone)]
-pub(crate) struct Matcher {
-    texts: Rc<Vec<Vec<u8>>>,
-    said: RefCell<Vec<u8>>,
-    script: Rc<State>,
-}
-
-impl Matcher {
-    pub(crate) fn start(constraint: &Constraint) -> Result<Self, Error> {
-        Ok(Matcher {
-            texts: Rc::clone(&constraint.0),
-            said: RefCell::default(),
-            script: script(),
-        })
-    }
-
-    pub(crate) fn fork(&self) -> Result<Self, Error> {
-        Ok(self.clone())
-    }
-
-    fn next(&self) -> Vec<Token> {
-        let said = self.said.borrow();
-        let fitting = self
-            .texts
-            .iter()
-            .filter_map(|text| text.strip_prefix(&said[..]));
-        let mut tokens = Vec::new();
-        for rest in fitting {
-            match rest.first() {
-                Some(&byte) => tokens.push(byte.into()),
-                None => tokens.extend(&self.script.info.end_of_generation),
-            }
-        }
-        tokens.sort_unstable();
-        tokens.dedup();
-        tokens
-    }
-
-    pub(crate) fn mask(&self) -> Result<Vec<u32>, Error> {
-        let words = self.script.info.vocabulary.div_ceil(32);
-        let mut mask = vec![0; words as usize];
-        for token in self.next() {
-            mask[token as usize / 32] |= 1 << (token % 32);
-        }
-        Ok(mask)
-    }
-
-    pub(crate) fn allowed(&self, most: u32) -> Result<Option<Vec<Token>>, Error> {
-        Ok(Some(self.next()).filter(|tokens| tokens.len() <= most as usize))
-    }
-
-    pub(crate) fn allows(&self, token: Token) -> Result<bool, Error> {
-        Ok(self.next().contains(&token))
-    }
-
-    pub(crate) fn accept(&self, token: Token) -> Result<(), Error> {
-        if !self.allows(token)? {
-            return invalid(&format!("token {token} may not come next"));
-        }
-        self.said.borrow_mut().extend(u8::try_from(token));
-        Ok(())
-    }
-
-    pub(crate) fn forced(&self, most: u32) -> Result<Vec<Token>, Error> {
-        let mut forced = Vec::new();
-        while let (true, &[token]) = (forced.len() < most as usize, &self.next()[..]) {
-            if token >= 256 {
-                break;
-            }
-            self.accept(token)?;
-            forced.push(token);
-        }
-        Ok(forced)
-    }
-
-    pub(crate) fn is_complete(&self) -> bool {
-        self.next().iter().all(|&token| token >= 256)
-    }
-}
-
 #[derive(Clone)]
 pub(crate) struct Look<'a> {
     pub(crate) view: View,
     pub(crate) statistics: bool,
     pub(crate) matcher: Option<&'a Matcher>,
-}
-
-/// How to generate: what matters to the script, and all of it in words.
-pub(crate) struct Options {
-    pub(super) max_tokens: u32,
-    pub(super) settings: RefCell<Vec<String>>,
-    pub(super) seed: Cell<Option<u64>>,
-    pub(super) stops: RefCell<Vec<String>>,
-    pub(super) ignore_end: Cell<bool>,
-    pub(super) constraint: RefCell<Option<Rc<Vec<Vec<u8>>>>>,
-    pub(super) logprobs: Cell<Option<u8>>,
-    pub(super) sampler: RefCell<Option<(String, String)>>,
-    script: Rc<State>,
-}
-
-/// Setters that the script only writes down.
-macro_rules! written {
-    ($($function:ident($($argument:ident: $type:ty),*) $text:literal;)*) => {
-        $(
-            pub(crate) fn $function(&self $(, $argument: $type)*) -> Result<(), Error> {
-                self.written(format!($text));
-                Ok(())
-            }
-        )*
-    };
-}
-
-impl Options {
-    pub(crate) fn new(max_tokens: u32) -> Self {
-        Options {
-            max_tokens,
-            settings: RefCell::new(vec![format!("max-tokens {max_tokens}")]),
-            seed: Cell::default(),
-            stops: RefCell::default(),
-            ignore_end: Cell::default(),
-            constraint: RefCell::default(),
-            logprobs: Cell::default(),
-            sampler: RefCell::default(),
-            script: script(),
-        }
-    }
-
-    fn written(&self, text: String) {
-        self.settings.borrow_mut().push(text);
-    }
-
-    pub(crate) fn seed(&self, seed: u64) {
-        self.seed.set(Some(seed));
-        self.written(format!("seed {seed}"));
-    }
-
-    pub(crate) fn stop(&self, text: &str) -> Result<(), Error> {
-        if text.is_empty() || text.len() > 256 {
-            return invalid("a stop string has 1 to 256 bytes");
-        }
-        self.stops.borrow_mut().push(text.to_owned());
-        self.written(format!("stop {text:?}"));
-        Ok(())
-    }
-
-    pub(crate) fn ignore_end(&self) {
-        self.ignore_end.set(true);
-        self.written("ignore-end".to_owned());
-    }
-
-    pub(crate) fn temperature(&self, value: f32) -> Result<(), Error> {
-        at_least_0("temperature", value)?;
-        self.written(format!("temperature {value}"));
-        Ok(())
-    }
-
-    pub(crate) fn top_p(&self, mass: f32) -> Result<(), Error> {
-        share("top-p", mass)?;
-        self.written(format!("top-p {mass}"));
-        Ok(())
-    }
-
-    pub(crate) fn min_p(&self, ratio: f32) -> Result<(), Error> {
-        share("min-p", ratio)?;
-        self.written(format!("min-p {ratio}"));
-        Ok(())
-    }
-
-    written! {
-        top_k(count: u32) "top-k {count}";
-        dynamic_temperature(temperature: f32, range: f32, exponent: f32)
-            "dynamic-temperature {temperature} {range} {exponent}";
-        typical(mass: f32) "typical {mass}";
-        top_n_sigma(count: f32) "top-n-sigma {count}";
-        xtc(probability: f32, threshold: f32) "xtc {probability} {threshold}";
-        dry(settings: &Dry) "dry {settings:?}";
-        penalties(settings: Penalties) "penalties {settings:?}";
-        logit_bias(biases: &[(Token, f32)]) "logit-bias {biases:?}";
-        mirostat(tau: f32, eta: f32) "mirostat {tau} {eta}";
-        speculate(most: u8) "speculate {most}";
-    }
-
-    pub(crate) fn constrain(&self, constraint: &Constraint) {
-        self.constraint.replace(Some(Rc::clone(&constraint.0)));
-        self.written("constrain".to_owned());
-    }
-
-    pub(crate) fn logprobs(&self, top: u8) -> Result<(), Error> {
-        if top > 20 {
-            return invalid("at most 20 of the likeliest tokens are told");
-        }
-        self.logprobs.set(Some(top));
-        self.written(format!("logprobs {top}"));
-        Ok(())
-    }
-
-    pub(crate) fn adapter(&self, name: &str) {
-        self.written(format!("adapter {name}"));
-    }
-
-    pub(crate) async fn sample_with(&self, name: String, settings: String) -> Result<(), Error> {
-        self.script.fails("sample-with")?;
-        generating::start(&self.script, &name, &settings, 0)?;
-        self.written(format!("sample-with {name} {settings}"));
-        self.sampler.replace(Some((name, settings)));
-        Ok(())
-    }
-}
-
-fn at_least_0(name: &str, value: f32) -> Result<(), Error> {
-    if value.is_finite() && value >= 0.0 {
-        return Ok(());
-    }
-    invalid(&format!("the {name} is {value}; it must be 0 or more"))
-}
-
-fn share(name: &str, value: f32) -> Result<(), Error> {
-    if (0.0..=1.0).contains(&value) {
-        return Ok(());
-    }
-    invalid(&format!("{name} is {value}; it must be between 0 and 1"))
 }
 
 pub(crate) struct Sequence {

@@ -2,7 +2,9 @@
 
 use std::rc::Rc;
 
-use super::engine::{Constraint, Matcher, Options, statistics};
+use super::engine::statistics;
+use super::grammar::{Constraint, Matcher};
+use super::options::Options;
 use super::state::{AnySampler, State};
 use crate::raw::inference::{Chunk, Finish, Outcome, TokenLogprobs};
 use crate::raw::types::Error;
@@ -89,7 +91,7 @@ pub(super) fn generate(
     };
     let constraint = options.constraint.borrow().clone();
     let matcher = match constraint {
-        Some(texts) => Some(Matcher::start(&Constraint::of(texts))?),
+        Some(texts) => Some(Matcher::start(&Constraint(texts))?),
         None => None,
     };
     let mut since = match &sampler {

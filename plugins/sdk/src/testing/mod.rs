@@ -25,9 +25,14 @@
 mod bench;
 pub(crate) mod engine;
 mod generating;
+mod grammar;
+mod options;
 mod run;
 mod script;
 mod state;
+
+#[cfg(test)]
+mod tests;
 
 pub use bench::Bench;
 pub use run::{block_on, run_command};

@@ -129,9 +129,9 @@ impl State {
         }
     }
 
-    pub(super) fn tokenize(&self, text: &str, special: bool) -> Vec<Token> {
+    pub(super) fn tokenize(&self, text: impl AsRef<[u8]>, special: bool) -> Vec<Token> {
         let mut tokens = Vec::new();
-        let mut rest = text.as_bytes();
+        let mut rest = text.as_ref();
         while let Some((&first, after)) = rest.split_first() {
             let names = self.control.iter();
             let named = (256..)
@@ -194,7 +194,10 @@ impl State {
             let text = String::from_utf8_lossy(&bytes);
             types::Error::Failed(format!("the script does not say what comes after {text:?}"))
         })?;
-        let next = self.tokenize(&answer.text[said..], true).first().copied();
+        let next = self
+            .tokenize(&answer.text.as_bytes()[said..], true)
+            .first()
+            .copied();
         match (next, &answer.error) {
             (Some(token), _) => row[token as usize] = LIKELY,
             (None, Some(error)) => return Err(error.clone().into()),
@@ -210,8 +213,7 @@ impl State {
     /// The answer that a text is in the midst of, and how many of its bytes stand there already.
     fn answer(&self, text: &[u8]) -> Option<(&Answer, usize)> {
         let fitting = self.answers.iter().filter_map(|answer| {
-            let lengths = (0..=answer.text.len()).rev();
-            let mut lengths = lengths.filter(|&said| answer.text.is_char_boundary(said));
+            let mut lengths = (0..=answer.text.len()).rev();
             let said = lengths.find(|&said| {
                 let after = text.strip_suffix(&answer.text.as_bytes()[..said]);
                 after.is_some_and(|after| after.ends_with(answer.after.as_bytes()))

@@ -1,0 +1,11 @@
+//! What all generations have in common.
+
+mod choices;
+mod likely;
+pub mod settings;
+mod usage;
+
+pub use choices::Choices;
+pub use likely::{Likely, Token};
+pub use settings::{Settings, check_number_of_texts};
+pub use usage::Usage;

@@ -1,0 +1,252 @@
+//! Messages as the API writes them, and as templates do.
+
+use corral_sdk::Error;
+use corral_sdk::fields::{Fields, out_of_range, wrong_type};
+use serde_json::{Map, Value, json};
+
+use crate::error::unsupported;
+
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+/// The messages for a template.
+pub fn read(messages: Vec<Value>) -> Result<Vec<Value>, Error> {
+    if messages.is_empty() {
+        let text = "`messages` is empty; expected at least one message";
+        return Err(Error::bad_request("empty-prompt", text).about("messages"));
+    }
+    let messages = messages.into_iter().enumerate();
+    messages
+        .map(|(index, message)| one(Fields::of(format!("messages[{index}]"), message)?))
+        .collect()
+}
+
+fn one(mut fields: Fields) -> Result<Value, Error> {
+    let role = fields.text("role")?;
+    let expected = "system, developer, user, assistant or tool";
+    let role = role.ok_or_else(|| fields.missing("role", expected))?;
+    if !ROLES.contains(&role.as_str()) {
+        return Err(out_of_range(&fields.path("role"), &role.into(), expected));
+    }
+    for member in ["audio", "function_call"] {
+        if fields.take(member).is_some() {
+            return Err(unsupported(
+                &fields.path(member),
+                "messages are text and calls of tools",
+            ));
+        }
+    }
+    let content = content(&mut fields, &role)?;
+    let refusal = fields.text("refusal")?;
+    let calls = fields.list("tool_calls")?;
+    let calls = calls.filter(|calls| !calls.is_empty());
+
+    let mut message = Map::new();
+    message.insert("role".to_owned(), role.clone().into());
+    match (content.or(refusal), &calls) {
+        (Some(text), _) => message.insert("content".to_owned(), text.into()),
+        (None, Some(_)) if role == "assistant" => message.insert("content".to_owned(), Value::Null),
+        (None, _) => return Err(fields.missing("content", "a string or a list of parts")),
+    };
+    if let Some(calls) = calls {
+        if role != "assistant" {
+            return Err(unsupported(
+                &fields.path("tool_calls"),
+                "but in messages of the assistant",
+            ));
+        }
+        let path = fields.path("tool_calls");
+        let calls = calls.into_iter().enumerate();
+        let calls = calls.map(|(at, call)| called(Fields::of(format!("{path}[{at}]"), call)?));
+        message.insert("tool_calls".to_owned(), calls.collect::<Result<_, _>>()?);
+    }
+    // Templates know these by their names, or not at all.
+    for name in ["name", "tool_call_id", "reasoning_content"] {
+        if let Some(text) = fields.text(name)? {
+            message.insert(name.to_owned(), text.into());
+        }
+    }
+    fields.refuse_unknown(&[
+        "role",
+        "content",
+        "refusal",
+        "tool_calls",
+        "name",
+        "tool_call_id",
+        "reasoning_content",
+    ])?;
+    Ok(Value::Object(message))
+}
+
+/// The text of a message: as it is, or the texts of its parts one after the other.
+fn content(fields: &mut Fields, role: &str) -> Result<Option<String>, Error> {
+    let path = fields.path("content");
+    let kinds: &[&str] = match role {
+        "assistant" => &["text", "refusal"],
+        _ => &["text"],
+    };
+    match fields.take("content") {
+        None => Ok(None),
+        Some(content) => text(&path, content, kinds).map(Some),
+    }
+}
+
+/// A text, or a list of parts of these types, each with its text in a member of that name or in `text`.
+pub fn text(path: &str, content: Value, kinds: &[&str]) -> Result<String, Error> {
+    let parts = match content {
+        Value::String(text) => return Ok(text),
+        Value::Array(parts) => parts,
+        other => return Err(wrong_type(path, "a string or a list of parts", &other)),
+    };
+    let mut whole = String::new();
+    for (index, part) in parts.into_iter().enumerate() {
+        let mut part = Fields::of(format!("{path}[{index}]"), part)?;
+        let kind = part.text("type")?;
+        let Some(&kind) = kinds.iter().find(|known| Some(**known) == kind.as_deref()) else {
+            let text = format!(
+                "parts of the type {} are not known; known is text",
+                Value::from(kind)
+            );
+            return Err(unsupported(&part.path("type"), &text));
+        };
+        let member = if kind == "refusal" { kind } else { "text" };
+        let text = part.text(member)?;
+        whole += &text.ok_or_else(|| part.missing(member, "a string"))?;
+        // Of answers that are sent back, and of marks for caches.
+        for harmless in ["annotations", "logprobs", "cache_control", "citations"] {
+            part.take(harmless);
+        }
+        part.refuse_unknown(&["type", member])?;
+    }
+    Ok(whole)
+}
+
+fn called(mut fields: Fields) -> Result<Value, Error> {
+    let id = fields.text("id")?;
+    let kind = fields.text("type")?;
+    if kind.as_deref().is_some_and(|kind| kind != "function") {
+        return Err(out_of_range(
+            &fields.path("type"),
+            &kind.into(),
+            "\"function\"",
+        ));
+    }
+    // Some clients send back the place of a call in a stream.
+    fields.take("index");
+    let function = fields.object("function")?;
+    let mut function = function.ok_or_else(|| fields.missing("function", "an object"))?;
+    fields.refuse_unknown(&["id", "type", "function"])?;
+    let name = function.text("name")?;
+    let name = name.ok_or_else(|| function.missing("name", "a string"))?;
+    let arguments = function.take("arguments").unwrap_or_default();
+    let path = function.path("arguments");
+    function.refuse_unknown(&["name", "arguments"])?;
+    let arguments = match arguments {
+        Value::String(text) => arguments_of(&text),
+        Value::Null => json!({}),
+        Value::Object(_) => arguments,
+        other => return Err(wrong_type(&path, "JSON text", &other)),
+    };
+    Ok(call(id, &name, arguments))
+}
+
+/// What the text of a call's arguments says; the text itself, where that is no object.
+pub fn arguments_of(text: &str) -> Value {
+    match serde_json::from_str(text) {
+        Ok(Value::Object(members)) => Value::Object(members),
+        _ if text.trim().is_empty() => json!({}),
+        _ => text.into(),
+    }
+}
+
+/// A call as templates have it.
+pub fn call(id: Option<String>, name: &str, arguments: Value) -> Value {
+    let mut call = Map::new();
+    if let Some(id) = id {
+        call.insert("id".to_owned(), id.into());
+    }
+    call.insert("type".to_owned(), "function".into());
+    call.insert(
+        "function".to_owned(),
+        json!({"name": name, "arguments": arguments}),
+    );
+    Value::Object(call)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_become_what_templates_take() {
+        let messages = vec![
+            json!({"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}),
+            json!({"role": "assistant", "content": null, "refusal": null, "reasoning_content": "hm", "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}},
+                {"id": "2", "index": 1, "function": {"name": "f", "arguments": "oops"}},
+            ]}),
+            json!({"role": "tool", "tool_call_id": "1", "content": "x"}),
+            json!({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "tool_calls": []}),
+        ];
+        assert_eq!(
+            Value::from(read(messages).unwrap()),
+            json!([
+                {"role": "developer", "content": "ab"},
+                {"role": "assistant", "content": null, "reasoning_content": "hm", "tool_calls": [
+                    {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}},
+                    {"id": "2", "type": "function", "function": {"name": "f", "arguments": "oops"}},
+                ]},
+                {"role": "tool", "content": "x", "tool_call_id": "1"},
+                {"role": "assistant", "content": "no"},
+            ])
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let call = json!({"function": {"name": "f", "arguments": "{}"}});
+        for (message, member, detail) in [
+            (json!(1), "messages[0]", "a number"),
+            (json!({"content": "x"}), "messages[0].role", "not given"),
+            (
+                json!({"role": "me", "content": "x"}),
+                "messages[0].role",
+                "assistant or tool",
+            ),
+            (json!({"role": "user"}), "messages[0].content", "not given"),
+            (
+                json!({"role": "user", "content": 1}),
+                "messages[0].content",
+                "a number",
+            ),
+            (
+                json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),
+                "messages[0].content[0].type",
+                "image_url",
+            ),
+            (
+                json!({"role": "user", "content": "x", "mood": 1}),
+                "messages[0].mood",
+                "not known",
+            ),
+            (
+                json!({"role": "user", "content": "x", "tool_calls": [call]}),
+                "messages[0].tool_calls",
+                "of the assistant",
+            ),
+            (
+                json!({"role": "assistant", "tool_calls": [{"id": "1"}]}),
+                "messages[0].tool_calls[0].function",
+                "not given",
+            ),
+        ] {
+            let error = read(vec![message.clone()]).unwrap_err();
+            assert_eq!(
+                (error.status(), error.member()),
+                (400, Some(member)),
+                "{message}"
+            );
+            assert!(error.to_string().contains(detail), "{message}: {error}");
+        }
+        assert_eq!(read(Vec::new()).unwrap_err().member(), Some("messages"));
+    }
+}

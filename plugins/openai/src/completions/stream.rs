@@ -1,0 +1,56 @@
+//! Texts as events.
+
+use corral_sdk::{Error, Events, Response};
+use serde_json::{Value, json};
+
+use super::answer::Told;
+use crate::asking::Choices;
+use crate::chat::DONE;
+use crate::error::Dialect;
+use crate::identity::{now, unique};
+use crate::sse;
+
+pub fn answer(choices: Choices, told: Told, usage: bool) -> Response {
+    let mut head = json!({
+        "id": unique("cmpl-"),
+        "object": "text_completion",
+        "created": now(),
+        "model": choices.model().name(),
+        "choices": [],
+    });
+    if usage {
+        head["usage"] = Value::Null;
+    }
+    sse::answer(Dialect::OpenAi, async move |events| {
+        tell(choices, told, head, usage, events).await
+    })
+}
+
+async fn tell(
+    mut choices: Choices,
+    told: Told,
+    mut chunk: Value,
+    usage: bool,
+    events: &mut Events,
+) -> Result<(), Error> {
+    let mut begun = vec![false; choices.len()];
+    while let Some(piece) = choices.next().await? {
+        let index = piece.index;
+        let mut text = piece.text;
+        if !std::mem::replace(&mut begun[index], true) {
+            text = told.beginning(index) + &text;
+        }
+        let finish = piece.end.map(|end| end.finish);
+        if text.is_empty() && piece.likely.is_empty() && finish.is_none() {
+            continue;
+        }
+        chunk["choices"] = json!([told.choice(index, &text, &piece.likely, finish)]);
+        events.json(&chunk).await?;
+    }
+    if usage {
+        chunk["choices"] = json!([]);
+        chunk["usage"] = choices.usage().to_json();
+        events.json(&chunk).await?;
+    }
+    events.data(DONE).await
+}

@@ -1,0 +1,62 @@
+//! The whole plugin, against a script.
+
+mod chat;
+mod completions;
+mod others;
+mod rest;
+mod templates;
+
+use corral_sdk::testing::Script;
+use corral_sdk::{Request, Response};
+use serde_json::Value;
+
+use crate::routes;
+
+/// Plain ChatML with tools, in few words.
+const TEMPLATE: &str = "{% for t in tools %}[{{ t | tojson }}]{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
+    {{ m.content }}{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n\
+    {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+fn ask(script: &Script, request: Request) -> (Response, String) {
+    script.run(async {
+        let answered = routes::handle(request).await.unwrap_or_else(Response::from);
+        let mut head = Response::empty().with_status(answered.status());
+        for name in ["content-type", "retry-after", "allow"] {
+            if let Some(value) = answered.header(name) {
+                head = head.with_header(name, value);
+            }
+        }
+        (head, String::from_utf8(answered.read().await).unwrap())
+    })
+}
+
+/// The status and the JSON of an answer that is told at once.
+fn post(script: &Script, path: &str, body: &Value) -> (u16, Value) {
+    let (head, text) = ask(script, Request::post(path).with_json(body));
+    assert_eq!(
+        head.header("content-type"),
+        Some("application/json"),
+        "{text}"
+    );
+    (head.status(), serde_json::from_str(&text).unwrap())
+}
+
+/// The data of an answer's events. All but a last `[DONE]` are JSON.
+fn events(script: &Script, path: &str, body: &Value) -> Vec<Value> {
+    let mut body = body.clone();
+    body["stream"] = true.into();
+    let (head, text) = ask(script, Request::post(path).with_json(&body));
+    assert_eq!(
+        (head.status(), head.header("content-type")),
+        (200, Some("text/event-stream")),
+        "{text}"
+    );
+    let data = text
+        .split_terminator("\n\n")
+        .map(|event| event.rsplit_once("data: ").unwrap().1);
+    data.map(|data| match data {
+        "[DONE]" => "[DONE]".into(),
+        data => serde_json::from_str(data).unwrap(),
+    })
+    .collect()
+}

@@ -1,0 +1,401 @@
+//! `/v1/chat/completions`.
+
+use std::time::Duration;
+
+use corral_sdk::testing::{Call, Script};
+use corral_sdk::{Error, Request};
+use serde_json::{Value, json};
+
+use super::{TEMPLATE, ask, events, post};
+
+const PATH: &str = "/v1/chat/completions";
+
+fn script(answer: &str) -> Script {
+    Script::new()
+        .chat_template(TEMPLATE)
+        .answers("assistant\n", answer)
+}
+
+fn hi(members: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "Hi"}], "temperature": 0});
+    body.as_object_mut()
+        .unwrap()
+        .extend(members.as_object().unwrap().clone());
+    body
+}
+
+fn calculator(choice: Value) -> Value {
+    hi(json!({
+        "tools": [{"type": "function", "function": {
+            "name": "calculator", "strict": true,
+            "parameters": {"type": "object", "properties": {"e": {"type": "string"}}},
+        }}],
+        "tool_choice": choice,
+    }))
+}
+
+/// What a stream says, put together as clients do: content, reasoning, calls and why each ended.
+fn together(events: &[Value], index: usize) -> Value {
+    let (mut content, mut reasoning) = (String::new(), String::new());
+    let (mut calls, mut finish, mut likely) = (Vec::<Value>::new(), Value::Null, Vec::new());
+    let choices = events
+        .iter()
+        .filter_map(|event| event["choices"].as_array());
+    for choice in choices.flatten().filter(|choice| choice["index"] == index) {
+        let delta = &choice["delta"];
+        content += delta["content"].as_str().unwrap_or_default();
+        reasoning += delta["reasoning_content"].as_str().unwrap_or_default();
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            if call.get("id").is_some() {
+                assert_eq!(call["index"], calls.len());
+                calls.push(json!({"name": call["function"]["name"], "arguments": ""}));
+            }
+            let last = calls.last_mut().unwrap();
+            let more = call["function"]["arguments"].as_str().unwrap();
+            last["arguments"] = (last["arguments"].as_str().unwrap().to_owned() + more).into();
+        }
+        likely.extend(
+            choice["logprobs"]["content"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default(),
+        );
+        assert!(finish.is_null(), "nothing follows why it ended");
+        finish = choice["finish_reason"].clone();
+    }
+    json!({"content": content, "reasoning": reasoning, "calls": calls, "finish": finish, "likely": likely})
+}
+
+/// The same of an answer that was told at once.
+fn at_once(answer: &Value, index: usize) -> Value {
+    let choice = &answer["choices"][index];
+    let message = &choice["message"];
+    let calls = message["tool_calls"].as_array().into_iter().flatten();
+    let calls = calls.map(|call| call["function"].clone());
+    json!({
+        "content": message["content"].as_str().unwrap_or_default(),
+        "reasoning": message["reasoning_content"].as_str().unwrap_or_default(),
+        "calls": calls.collect::<Vec<_>>(),
+        "finish": choice["finish_reason"],
+        "likely": choice["logprobs"]["content"].as_array().cloned().unwrap_or_default(),
+    })
+}
+
+#[test]
+fn a_chat_is_answered() {
+    let (status, answer) = post(&script("Hello!"), PATH, &hi(json!({"max_tokens": 9})));
+    assert_eq!(
+        (status, &answer["object"]),
+        (200, &"chat.completion".into())
+    );
+    assert_eq!(
+        answer["choices"][0],
+        json!({
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hello!", "refusal": null},
+            "logprobs": null,
+            "finish_reason": "stop",
+        })
+    );
+    // A template that writes 34 letters and four control tokens for them.
+    let usage = &answer["usage"];
+    assert_eq!(
+        (&usage["completion_tokens"], &usage["prompt_tokens_details"]),
+        (&7.into(), &json!({"cached_tokens": 0}))
+    );
+    assert_eq!(
+        usage["total_tokens"].as_u64(),
+        usage["prompt_tokens"].as_u64().map(|tokens| tokens + 7)
+    );
+    assert_eq!(answer["model"], "script");
+}
+
+#[test]
+fn a_stream_says_what_an_answer_says() {
+    let think = format!("{TEMPLATE}{{# </think> #}}");
+    for (template, answer, body) in [
+        (
+            TEMPLATE,
+            "Hello!",
+            hi(json!({"logprobs": true, "top_logprobs": 2, "n": 3})),
+        ),
+        (
+            TEMPLATE,
+            "Hello!",
+            hi(json!({"max_tokens": 3, "stop": ["lo!"]})),
+        ),
+        (
+            TEMPLATE,
+            "Hello!",
+            hi(json!({"stop": ["lo", "x"], "logprobs": true})),
+        ),
+        (&think, "<think>\nhm\n</think>\n\nHi <think>", hi(json!({}))),
+        (&think, "<think>\nhm", hi(json!({}))),
+        (
+            TEMPLATE,
+            "So.\n<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"e\": \"1+1\"}}\n</tool_call>\n\
+             <tool_call>\n{\"arguments\": {}, \"name\": \"calculator\"}\n</tool_call>",
+            calculator("auto".into()),
+        ),
+    ] {
+        let script = || {
+            Script::new()
+                .chat_template(template)
+                .answers("assistant\n", answer)
+        };
+        let (status, whole) = post(&script(), PATH, &body);
+        assert_eq!(status, 200, "{whole}");
+        let mut body = body.clone();
+        body["stream_options"] = json!({"include_usage": true});
+        let events = events(&script(), PATH, &body);
+        assert_eq!(events.last(), Some(&"[DONE]".into()));
+        let count = whole["choices"].as_array().unwrap().len();
+        for index in 0..count {
+            assert_eq!(together(&events, index), at_once(&whole, index), "{answer}");
+            let first = events
+                .iter()
+                .find(|event| event["choices"][0]["index"] == index);
+            assert_eq!(first.unwrap()["choices"][0]["delta"]["role"], "assistant");
+        }
+        let usage = &events[events.len() - 2];
+        assert_eq!(
+            (&usage["choices"], &usage["usage"]),
+            (&json!([]), &whole["usage"])
+        );
+        assert!(
+            events[..events.len() - 2]
+                .iter()
+                .all(|event| event["usage"].is_null())
+        );
+    }
+}
+
+#[test]
+fn thoughts_and_stop_strings_are_taken_out() {
+    let think = format!("{TEMPLATE}{{# <think></think> #}}");
+    let script = Script::new()
+        .chat_template(&think)
+        .answers("assistant\n", "<think>\nhm\n</think>\n\nHi");
+    let (_, answer) = post(&script, PATH, &hi(json!({})));
+    let told = at_once(&answer, 0);
+    assert_eq!(
+        (&told["reasoning"], &told["content"]),
+        (&"hm".into(), &"Hi".into())
+    );
+    assert_eq!(
+        answer["usage"]["completion_tokens_details"]["reasoning_tokens"],
+        2
+    );
+
+    let body = hi(json!({"stop": "lo", "logprobs": true}));
+    let (_, answer) = post(&self::script("Hello!"), PATH, &body);
+    let told = at_once(&answer, 0);
+    assert_eq!(
+        (&told["content"], &told["finish"]),
+        (&"Hel".into(), &"stop".into())
+    );
+    let tokens = told["likely"].as_array().unwrap().iter();
+    let tokens: Vec<_> = tokens.map(|one| one["token"].as_str().unwrap()).collect();
+    assert_eq!(tokens, ["H", "e", "l"]);
+    assert_eq!(told["likely"][0]["bytes"], json!([72]));
+}
+
+#[test]
+fn a_call_is_read_and_its_result_goes_back() {
+    let call =
+        "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"e\": \"1+1\"}}\n</tool_call>";
+    let script = script(call).answers(
+        "<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n",
+        "2",
+    );
+    let (_, answer) = post(&script, PATH, &calculator("auto".into()));
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(message["content"], Value::Null);
+    assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls");
+    let called = &message["tool_calls"][0];
+    assert_eq!(
+        called["function"],
+        json!({"name": "calculator", "arguments": "{\"e\": \"1+1\"}"})
+    );
+
+    let mut body = calculator("auto".into());
+    let messages = body["messages"].as_array_mut().unwrap();
+    messages.push(message.clone());
+    messages.push(json!({"role": "tool", "tool_call_id": called["id"], "content": "2"}));
+    let (_, answer) = post(&script, PATH, &body);
+    assert_eq!(answer["choices"][0]["message"]["content"], "2");
+    let prompt = script.generations()[1].after.clone();
+    assert!(
+        prompt.contains("{\"name\": \"calculator\", \"arguments\": {\"e\": \"1+1\"}}"),
+        "{prompt}"
+    );
+    // What is meant for the API is not shown to the model.
+    assert!(!prompt.contains("strict"), "{prompt}");
+}
+
+#[test]
+fn tools_are_offered_as_the_choice_says() {
+    let none = script("Hi");
+    let (_, answer) = post(&none, PATH, &calculator("none".into()));
+    assert_eq!(answer["choices"][0]["message"]["content"], "Hi");
+    assert!(!none.generations()[0].after.contains("calculator"));
+
+    let grammar = |script: &Script| match &script.calls()[1] {
+        Call::Compile(text) => text.clone(),
+        other => panic!("{other:?}"),
+    };
+    for choice in [
+        json!("required"),
+        json!({"type": "function", "function": {"name": "calculator"}}),
+    ] {
+        let asked = script("Hi");
+        let (status, answer) = post(&asked, PATH, &calculator(choice));
+        // The script knows no grammar; that it was asked for is what matters.
+        assert_eq!((status, &answer["error"]["param"]), (400, &"tools".into()));
+        assert!(
+            grammar(&asked).contains("start: tagged"),
+            "{}",
+            grammar(&asked)
+        );
+    }
+    let mut body = calculator("auto".into());
+    body["response_format"] = json!({"type": "json_object"});
+    let asked = script("Hi");
+    let (status, answer) = post(&asked, PATH, &body);
+    assert_eq!(
+        (status, &answer["error"]["param"]),
+        (400, &"response_format".into())
+    );
+    assert!(
+        grammar(&asked).contains("start: (value | tagged"),
+        "{}",
+        grammar(&asked)
+    );
+
+    let plain = Script::new()
+        .chat_template("{{ messages[0].content }}")
+        .answers("Hi", "x");
+    let (status, answer) = post(&plain, PATH, &calculator("auto".into()));
+    assert_eq!((status, &answer["error"]["param"]), (400, &"tools".into()));
+}
+
+#[test]
+fn a_form_is_held() {
+    let schema = json!({"type": "object", "properties": {"a": {}}});
+    let named = json!({"name": "x", "strict": true, "schema": schema});
+    let format = json!({"type": "json_schema", "json_schema": named});
+    let object = json!({"type": "json_object"});
+    for (format, grammar, content) in [
+        (format, schema.to_string(), "{\"a\":1}"),
+        (object, String::new(), "{}"),
+    ] {
+        let script = script(content).language(&grammar, &[content]);
+        let (_, answer) = post(&script, PATH, &hi(json!({"response_format": format})));
+        assert_eq!(answer["choices"][0]["message"]["content"], content);
+        assert!(
+            script.generations()[0]
+                .settings
+                .contains(&"constrain".to_owned())
+        );
+    }
+    let script = script("no");
+    let wrong =
+        json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}});
+    let (status, answer) = post(&script, PATH, &hi(json!({"response_format": wrong})));
+    assert_eq!(
+        (status, &answer["error"]["param"]),
+        (400, &"response_format".into())
+    );
+}
+
+#[test]
+fn texts_of_one_prompt_are_forks_with_seeds_of_their_own() {
+    let script = script("Hello!");
+    let events = events(
+        &script,
+        PATH,
+        &hi(json!({"n": 2, "seed": 7, "temperature": 1})),
+    );
+    let settings: Vec<_> = script
+        .generations()
+        .into_iter()
+        .map(|one| one.settings[1].clone())
+        .collect();
+    assert_eq!(settings, ["seed 7", "seed 8"]);
+    // They take turns.
+    let order: Vec<_> = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["index"].as_u64())
+        .collect();
+    assert_eq!(order[..6], [0, 0, 1, 1, 0, 1]);
+}
+
+#[test]
+fn what_fails_has_its_status_and_shape() {
+    let busy = || Error::Refused {
+        reason: "the queue is full".to_owned(),
+        retry_after: Duration::from_millis(1500),
+    };
+    for stream in [false, true] {
+        let script = script("Hi")
+            .fails("generate", busy())
+            .fails("generate", Error::Deadline)
+            .breaks_off(
+                "Bye<|im_end|>\n<|im_start|>assistant\n",
+                "",
+                Error::Failed("broken".to_owned()),
+            );
+        let body = hi(json!({"stream": stream}));
+        let (head, text) = ask(&script, Request::post(PATH).with_json(&body));
+        assert_eq!(
+            (head.status(), head.header("retry-after")),
+            (429, Some("2"))
+        );
+        assert!(text.contains("\"code\":\"rate_limit_exceeded\""), "{text}");
+        assert_eq!(post(&script, PATH, &body).0, 504);
+        let mut bye = body.clone();
+        bye["messages"][0]["content"] = "Bye".into();
+        assert_eq!(post(&script, PATH, &bye).0, 500);
+        let (status, answer) = post(&script, PATH, &hi(json!({"stream": stream, "model": "y"})));
+        assert_eq!(
+            (status, &answer["error"]["code"]),
+            (404, &"model_not_found".into())
+        );
+        assert_eq!(answer["error"]["param"], "model");
+    }
+    let small = script("Hi").context(10);
+    let (status, answer) = post(&small, PATH, &hi(json!({})));
+    assert_eq!(
+        (status, &answer["error"]["code"]),
+        (400, &"context_length_exceeded".into())
+    );
+    let (head, _) = ask(&small, Request::get(PATH));
+    assert_eq!((head.status(), head.header("allow")), (405, Some("POST")));
+    let (head, text) = ask(&small, Request::post(PATH).with_body("{"));
+    assert_eq!(head.status(), 400);
+    assert!(text.contains("\"code\":\"invalid-json\""), "{text}");
+}
+
+#[test]
+fn an_error_in_a_stream_is_its_last_event() {
+    let script =
+        Script::new()
+            .chat_template(TEMPLATE)
+            .breaks_off("assistant\n", "Hel", Error::Deadline);
+    let events = events(&script, PATH, &hi(json!({})));
+    assert_eq!(together(&events[..events.len() - 1], 0)["content"], "Hel");
+    assert_eq!(events.last().unwrap()["error"]["type"], "server_error");
+}
+
+#[test]
+fn a_client_that_goes_away_cancels() {
+    let script = script("Hello!");
+    script.run(async {
+        let request = Request::post(PATH).with_json(&hi(json!({"stream": true})));
+        let Ok(answer) = crate::routes::handle(request).await else {
+            panic!("an answer")
+        };
+        answer.read_events(2).await;
+    });
+    assert_eq!(script.calls().last(), Some(&Call::Cancelled));
+}
