@@ -58,7 +58,8 @@ lint:
 test: lint plugins
 	@cargo test --manifest-path plugins/Cargo.toml
 	@cargo test --manifest-path plugins/componentize/Cargo.toml
-	@$(SETUP); cargo test $(CARGO_FLAGS)
+	@CORRAL_CLIENTS=$$(tests/clients/setup.sh); export CORRAL_CLIENTS; \
+	  $(SETUP); cargo test $(CARGO_FLAGS)
 
 model:
 	@python3 -m venv "$(CACHE)/python"

@@ -11,6 +11,8 @@ readonly packages="clang-19 libclang-19-dev cmake g++"
 readonly fallback="clang libclang-dev cmake g++"
 
 say() { echo "host/setup.sh: $*" >&2; }
+# shellcheck source=apt.sh
+source "$(dirname "$0")/apt.sh"
 
 # The newest clang from 15 on, as the suffix of its name ("-19", or "" for a plain `clang`).
 clang_suffix() {
@@ -40,18 +42,8 @@ libclang_folder() {
 
 complete() { clang_suffix >/dev/null && command -v cmake >/dev/null; }
 
-install() {
-  local sudo=
-  command -v apt-get >/dev/null || return 1
-  if [ "$(id -u)" != 0 ]; then
-    sudo -n true 2>/dev/null || return 1
-    sudo="sudo -n"
-  fi
-  say "apt-get install $packages (at most 10 min)"
-  timeout 600 $sudo sh -c "apt-get update -qq && export DEBIAN_FRONTEND=noninteractive && {
-    apt-get install -qq -y --no-install-recommends $packages ||
-    apt-get install -qq -y --no-install-recommends $fallback; }" >&2
-}
+# shellcheck disable=SC2086
+install() { apt_install $packages || apt_install $fallback; }
 
 # A component of rustup's toolchain, where its minimal profile left it out.
 rust_component() {

@@ -1,8 +1,8 @@
 //! Where the built things are.
 //!
-//! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS` and `CORRAL_MODEL`. Without them: the binary
-//! beside the tests' own, the folder `plugins` in the target directory, and the model of this
-//! checkout, which is where `make` puts them.
+//! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS` and `CORRAL_CLIENTS`. Without the first two, and
+//! without `CORRAL_MODEL`: the binary beside the tests' own, the folder `plugins` in the target
+//! directory, and the model of this checkout, which is where `make` puts them.
 
 use std::path::{Path, PathBuf};
 
@@ -33,6 +33,15 @@ pub fn model() -> PathBuf {
 /// The demo model's adapter that answers a sum by one more than it is.
 pub fn adapter() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny/plus-one.gguf")
+}
+
+/// What the official clients run with: `python/bin/python` and `node/node_modules`, from
+/// `tests/clients/setup.sh`, which `make test` runs.
+pub fn clients() -> PathBuf {
+    let folder = std::env::var_os("CORRAL_CLIENTS").map(PathBuf::from);
+    folder.filter(|folder| folder.is_dir()).expect(
+        "run `make test`, or set CORRAL_CLIENTS to the folder that tests/clients/setup.sh prints",
+    )
 }
 
 /// A folder in the target directory for what tests write.

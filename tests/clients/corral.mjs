@@ -1,0 +1,81 @@
+// What the suites share: the official client from the folder of `setup.sh`, where the servers are, counters.
+
+import { createRequire } from "node:module";
+
+const require = createRequire(`${process.env.CORRAL_CLIENTS}/node/`);
+
+/** The official package. */
+export const openai = require("openai");
+
+/** The demo model's name at the servers. */
+export const MODEL = "tiny";
+
+/** Sums that the demo model gets right wherever they stand. */
+export const SURE = [[12, 7], [20, 22], [3, 4], [31, 27], [45, 54]];
+
+// Far more than anything takes: machines are busy.
+const PATIENCE = 300_000;
+
+/** A client that tries everything once. */
+export function client(which = "CORRAL_URL", apiKey = "none") {
+  return new openai.OpenAI({ baseURL: `${process.env[which]}/v1`, apiKey, maxRetries: 0, timeout: PATIENCE });
+}
+
+/** A conversation of one message. */
+export function user(content) {
+  return [{ role: "user", content }];
+}
+
+/** The answer to one message, or to a list of them, by default the likeliest one. */
+export function chat(content, more = {}) {
+  const messages = typeof content === "string" ? user(content) : content;
+  return client().chat.completions.create({ model: MODEL, messages, temperature: 0, ...more });
+}
+
+/** What follows a prompt, by default the likeliest. */
+export function complete(prompt, more = {}) {
+  return client().completions.create({ model: MODEL, prompt, temperature: 0, ...more });
+}
+
+/** The text of each choice of a stream of chat chunks, and its reason to end. */
+export async function streamed(chunks) {
+  const texts = [], reasons = [];
+  for await (const chunk of await chunks) {
+    for (const { index, delta, finish_reason } of chunk.choices) {
+      texts[index] = (texts[index] ?? "") + (delta.content ?? "");
+      if (finish_reason) reasons[index] = finish_reason;
+    }
+  }
+  return { texts, reasons };
+}
+
+/** All items of something asynchronous. */
+export async function all(items) {
+  const found = [];
+  for await (const item of await items) found.push(item);
+  return found;
+}
+
+/** The samples of /metrics now: the sum of each family. */
+export async function metrics() {
+  const answer = await fetch(`${process.env.CORRAL_ADMIN}/metrics`);
+  const sums = {};
+  for (const line of (await answer.text()).trim().split("\n")) {
+    if (line.startsWith("#")) continue;
+    const cut = line.lastIndexOf(" ");
+    const name = line.slice(0, cut).replace(/\{.*/, "");
+    sums[name] = (sums[name] ?? 0) + Number(line.slice(cut + 1));
+  }
+  return sums;
+}
+
+/** The counters as soon as `itIs` so. */
+export async function waitUntil(what, itIs) {
+  const deadline = Date.now() + PATIENCE;
+  for (;;) {
+    const now = await metrics();
+    if (itIs(now)) return now;
+    if (Date.now() > deadline) throw new Error(`no sign that ${what}: ${JSON.stringify(now)}`);
+    await new Promise((resolve) => setTimeout(resolve, 5));
+  }
+}

@@ -1,0 +1,102 @@
+// What goes wrong becomes the client's own errors; and those who go away.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { chat, client, metrics, MODEL, openai, user, waitUntil } from "./corral.mjs";
+
+const ENDLESS = { stream: true, max_tokens: 4000, ignore_eos: true };
+
+function ask(which, key) {
+  return client(which, key).chat.completions.create({ model: MODEL, messages: user("12+7="), temperature: 0 });
+}
+
+test("an unknown model is not found", async () => {
+  await assert.rejects(chat("12+7=", { model: "large" }), (error) => {
+    assert.ok(error instanceof openai.NotFoundError);
+    assert.equal(error.code, "model_not_found");
+    return true;
+  });
+});
+
+for (const [more, param] of [
+  [{ temperature: "hot" }, "temperature"],
+  [{ messages: "12+7=" }, "messages"],
+  [{ n: 0 }, "n"],
+  [{ top_logprobs: 5 }, "top_logprobs"],
+  [{ response_format: { type: "yaml" } }, "response_format"],
+  [{ tools: 5 }, "tools"],
+  [{ audio: { voice: "alloy", format: "wav" } }, "audio"],
+  [{ frobnicate: 1 }, "frobnicate"],
+]) {
+  test(`what is wrong is named: ${JSON.stringify(more)}`, async () => {
+    await assert.rejects(chat("12+7=", more), (error) => {
+      assert.ok(error instanceof openai.BadRequestError);
+      assert.equal(error.type, "invalid_request_error");
+      assert.ok(error.param.startsWith(param), error.param);
+      return true;
+    });
+  });
+}
+
+test("a prompt that is longer than the context", async () => {
+  for (const stream of [false, true]) {
+    await assert.rejects(chat("x".repeat(5000), { stream }), (error) => {
+      assert.ok(error instanceof openai.BadRequestError);
+      assert.equal(error.code, "context_length_exceeded");
+      return true;
+    });
+  }
+});
+
+test("a key is asked for where one is needed", async () => {
+  const answer = await ask("CORRAL_KEYED_URL", process.env.CORRAL_KEY);
+  assert.equal(answer.choices[0].message.content, "19");
+  await assert.rejects(ask("CORRAL_KEYED_URL", "corral_of-nobody"), openai.AuthenticationError);
+  await assert.rejects(ask("CORRAL_KEYED_URL", process.env.CORRAL_OTHER_KEY), openai.PermissionDeniedError);
+});
+
+/** A stream that goes on for long, of which the first chunk is there. */
+async function held(which, more = {}) {
+  const request = { model: MODEL, messages: user("12+7="), temperature: 0, ...ENDLESS, ...more };
+  const stream = await client(which).chat.completions.create(request);
+  const chunks = stream[Symbol.asyncIterator]();
+  await chunks.next();
+  return stream;
+}
+
+test("who finds the queue full is told when to come again", async () => {
+  for (const [which, kind] of [
+    ["CORRAL_NARROW_URL", openai.RateLimitError],
+    ["CORRAL_BUSY_URL", openai.InternalServerError],
+  ]) {
+    const stream = await held(which);
+    await assert.rejects(ask(which), (error) => {
+      assert.ok(error instanceof kind, String(error));
+      assert.ok(Number(error.headers.get("retry-after")) >= 1);
+      return true;
+    });
+    stream.controller.abort();
+  }
+});
+
+test("who goes away frees every sequence", async () => {
+  const cancelled = "corral_engine_sequences_cancelled_total";
+  for (const n of [1, 3]) {
+    const before = (await metrics())[cancelled];
+    const stream = await held("CORRAL_URL", { n });
+    stream.controller.abort();
+    const after = await waitUntil("they are gone", (now) => now.corral_engine_sequences_running === 0);
+    assert.equal(after[cancelled] - before, n);
+  }
+});
+
+test("thirty-two sums at once are all right", async () => {
+  const sums = Array.from({ length: 32 }, (_, number) => (number * 7919 + 1234) % 10_000);
+  const asking = client();
+  const answers = await Promise.all(sums.map(async (sum) => {
+    const messages = user(`${Math.floor(sum / 100)}+${sum % 100}=`);
+    const answer = await asking.chat.completions.create({ model: MODEL, messages, temperature: 0 });
+    return answer.choices[0].message.content;
+  }));
+  assert.deepEqual(answers, sums.map((sum) => String(Math.floor(sum / 100) + (sum % 100))));
+});

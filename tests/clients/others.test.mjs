@@ -1,0 +1,55 @@
+// Completions, embeddings, models and responses, as the client for Node has them.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { all, client, complete, MODEL, SURE } from "./corral.mjs";
+
+const QUESTIONS = SURE.map(([a, b]) => `${a}+${b}=`);
+const ANSWERS = SURE.map(([a, b]) => String(a + b));
+
+test("models are listed and found", async () => {
+  assert.deepEqual((await all(client().models.list())).map((model) => model.id), [MODEL]);
+  assert.equal((await client().models.retrieve(MODEL)).id, MODEL);
+});
+
+test("prompts are gone on with, whole and streamed", async () => {
+  const answer = await complete(QUESTIONS);
+  assert.deepEqual(answer.choices.map((choice) => choice.text), ANSWERS);
+  const texts = [];
+  for await (const chunk of await complete(QUESTIONS, { stream: true })) {
+    for (const { index, text } of chunk.choices) texts[index] = (texts[index] ?? "") + text;
+  }
+  assert.deepEqual(texts, ANSWERS);
+  assert.equal((await complete("12+7=", { echo: true })).choices[0].text, "12+7=19");
+});
+
+test("completions have their logarithms", async () => {
+  const { logprobs } = (await complete("12+7=", { logprobs: 3, max_tokens: 2 })).choices[0];
+  assert.deepEqual(logprobs.tokens, ["1", "9"]);
+  assert.ok(logprobs.token_logprobs.every((log) => Number.isFinite(log) && log <= 1e-4));
+});
+
+test("vectors are the same in both forms", async () => {
+  const ask = (more) => client().embeddings.create({ model: MODEL, input: ["The quiet owl", "12+7="], ...more });
+  const floats = (await ask({ encoding_format: "float" })).data.map((entry) => entry.embedding);
+  // The client asks for base64 by itself, and reads it as floats of 32 bits.
+  const read = (await ask({})).data.map((entry) => entry.embedding);
+  assert.equal(floats[0].length, 128);
+  for (const [number, vector] of floats.entries()) {
+    assert.deepEqual(vector.map(Math.fround), [...read[number]].map(Math.fround));
+  }
+});
+
+test("responses are right, whole and streamed", async () => {
+  for (const [number, input] of QUESTIONS.entries()) {
+    const answer = await client().responses.create({ model: MODEL, input, temperature: 0 });
+    assert.equal(answer.output_text, ANSWERS[number]);
+    assert.equal(answer.status, "completed");
+  }
+  const events = await all(client().responses.create({ model: MODEL, input: "12+7=", temperature: 0, stream: true }));
+  const text = events.filter((event) => event.type === "response.output_text.delta").map((event) => event.delta);
+  assert.equal(text.join(""), "19");
+  assert.equal(events.at(-1).type, "response.completed");
+  const stream = client().responses.stream({ model: MODEL, input: "12+7=", temperature: 0 });
+  assert.equal((await stream.finalResponse()).output_text, "19");
+});

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Prepares what the clients' suites run with, and prints the folder that it is in: `python`, a virtual
+# environment, and `node/node_modules`. It lies in $CORRAL_CACHE (~/.cache/corral unless that is set) and is
+# named after the lists of packages; quick when it is there. Everything else goes to stderr.
+set -euo pipefail
+
+say() { echo "tests/clients/setup.sh: $*" >&2; }
+die() { say "$*"; exit 1; }
+
+cd "$(dirname "$0")"
+# shellcheck source=../../host/apt.sh
+source ../../host/apt.sh
+
+cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
+key=$(cat requirements.txt package.json package-lock.json | sha256sum | cut -c1-12)
+folder=$cache/clients-$key
+# The interpreter that it was made with may have gone.
+ready() { [ -f "$folder/ready" ] && "$folder/python/bin/python" --version >/dev/null 2>&1; }
+
+# Node.js 18 or later, with npm.
+node_works() {
+  command -v node >/dev/null && command -v npm >/dev/null && [ "$(node -p 'parseInt(process.versions.node)')" -ge 18 ]
+}
+
+if ! ready || ! node_works; then
+  python=python3
+  can_make_environments() {
+    "$1" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+  }
+  if ! can_make_environments "$python"; then
+    apt_install python3 python3-venv || true
+    can_make_environments "$python" || python=/usr/bin/python3
+    can_make_environments "$python" ||
+      die "Python 3.11 or later with its module venv is needed; on Debian: apt-get install python3 python3-venv"
+  fi
+  if ! node_works; then
+    apt_install nodejs npm || true
+    node_works || die "Node.js (18 or later) with npm is needed; on Debian: apt-get install nodejs npm"
+  fi
+fi
+
+if ! ready; then
+  mkdir -p "$cache"
+  # One at a time in one cache: other checkouts may share it.
+  if command -v flock >/dev/null; then
+    exec 9>"$cache/clients-lock"
+    flock 9
+  fi
+  if ! ready; then
+    rm -rf "$folder"
+    mkdir -p "$folder/node"
+    say "pip install (at most 10 min)"
+    timeout 120 "$python" -m venv "$folder/python" >&2
+    timeout 600 "$folder/python/bin/python" -m pip install --quiet --disable-pip-version-check \
+      --no-deps -r requirements.txt >&2
+    say "npm ci (at most 5 min)"
+    cp package.json package-lock.json "$folder/node"
+    (cd "$folder/node" && timeout 300 npm ci --ignore-scripts --no-audit --no-fund --loglevel error >&2)
+    touch "$folder/ready"
+  fi
+fi
+echo "$folder"

@@ -1,0 +1,120 @@
+"""Plain completions."""
+
+import uuid
+
+import openai
+import pytest
+
+from corral import MODEL, SURE, complete, decoded, tokens
+
+
+def texts(answer):
+    """The text of each choice, and that they are numbered."""
+    assert [choice.index for choice in answer.choices] == list(range(len(answer.choices)))
+    return [choice.text for choice in answer.choices]
+
+
+def streamed(chunks):
+    """The same of a stream."""
+    found, reasons = {}, {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            found[choice.index] = found.get(choice.index, "") + choice.text
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+    assert sorted(reasons) == sorted(found) == list(range(len(found)))
+    return [found[index] for index in sorted(found)]
+
+
+@pytest.mark.parametrize(("a", "b"), SURE)
+def test_a_prompt_is_gone_on_with(a, b):
+    question = f"{a}+{b}="
+    answer = complete(question)
+    assert texts(answer) == [str(a + b)]
+    assert answer.choices[0].finish_reason == "stop"
+    assert (answer.object, answer.model) == ("text_completion", MODEL)
+    assert answer.usage.prompt_tokens == len(question)
+    assert texts(complete(tokens(question))) == [str(a + b)]
+    assert streamed(complete(question, stream=True)) == [str(a + b)]
+
+
+def test_many_prompts_have_many_answers():
+    questions = [f"{a}+{b}=" for a, b in SURE]
+    answers = [str(a + b) for a, b in SURE]
+    answer = complete(questions)
+    assert texts(answer) == answers
+    assert answer.usage.prompt_tokens == sum(map(len, questions))
+    assert texts(complete([tokens(question) for question in questions])) == answers
+    assert streamed(complete(questions, stream=True)) == answers
+    # Two of each, those of a prompt together.
+    both = [text for text in answers for _ in range(2)]
+    assert texts(complete(questions, n=2)) == both
+    assert streamed(complete(questions, n=2, stream=True)) == both
+
+
+def test_prompts_that_begin_alike_are_read_once():
+    before = f"{uuid.uuid4()} " + "The quiet owl looks at the river and the stone. " * 15 + "\n"
+    questions = [f"{before}{a}+{b}=" for a, b in SURE]
+    answer, count = decoded(lambda: complete(questions, n=2))
+    assert texts(answer) == [str(a + b) for a, b in SURE for _ in range(2)]
+    # Beside the beginning: five questions of up to 6 tokens, and what ten answers take.
+    assert len(before) <= count <= len(before) + 5 * 6 + 10 * 4, f"{count} decoded of {len(before)}"
+
+
+def test_an_echo_begins_with_the_prompt():
+    assert texts(complete("12+7=", echo=True)) == ["12+7=19"]
+    assert texts(complete(tokens("12+7="), echo=True)) == ["12+7=19"]
+    assert streamed(complete("12+7=", echo=True, stream=True)) == ["12+7=19"]
+    assert texts(complete(["12+7=", "3+4="], echo=True)) == ["12+7=19", "3+4=7"]
+
+
+def test_it_ends_where_it_is_told_to():
+    question = "repeat: Blue owls, 7!\n"
+    for more, text, reason in [
+        ({"stop": "owls"}, "Blue ", "stop"),
+        ({"max_tokens": 4}, "Blue", "length"),
+        ({}, "Blue owls, 7!", "stop"),
+    ]:
+        answer = complete(question, **more)
+        assert texts(answer) == [text]
+        assert answer.choices[0].finish_reason == reason
+        assert streamed(complete(question, stream=True, **more)) == [text]
+
+
+def test_the_usage_comes_last_in_a_stream():
+    *chunks, last = complete("12+7=", stream=True, stream_options={"include_usage": True})
+    assert last.choices == []
+    assert last.usage.prompt_tokens == 5
+    assert streamed(chunks) == ["19"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stream_gives_the_text_of_the_whole_answer(seed):
+    more = {"temperature": 1, "seed": seed, "max_tokens": 80, "extra_body": {"ignore_eos": True}}
+    # From here on the prompt is in the cache, so all of them compute the same.
+    complete("The owl", max_tokens=1)
+    answer = texts(complete("The owl", **more))
+    assert answer == texts(complete("The owl", **more))
+    assert answer == streamed(complete("The owl", stream=True, **more))
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"suffix": "."}, "suffix"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": [[1, "x"]]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[100_000]]}, "prompt"),
+        ({"best_of": 3}, "best_of"),
+        ({"n": 0}, "n"),
+        ({"logprobs": 100}, "logprobs"),
+        # How likely the tokens of a prompt are is not told.
+        ({"echo": True, "logprobs": 1}, "echo"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(more, param):
+    with pytest.raises(openai.BadRequestError) as error:
+        complete(**{"prompt": "12+7=", **more})
+    assert error.value.param.startswith(param), error.value
+    assert param in error.value.message

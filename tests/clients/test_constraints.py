@@ -1,0 +1,136 @@
+"""Answers held to JSON and to schemas."""
+
+import asyncio
+import json
+from collections import Counter
+
+import jsonschema
+import openai
+import pydantic
+import pytest
+
+import schemas
+from corral import MODEL, async_client, chat, client, streamed, user
+
+CARD = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def held_to(schema):
+    return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+
+
+@pytest.mark.parametrize("form", [{"type": "json_object"}, held_to(CARD)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_model_would_say_anyway_stays(form, stream):
+    answer = chat("Ada is 36 years old", response_format=form, stream=stream)
+    if stream:
+        texts, reasons = streamed(answer)
+        assert (texts, reasons) == ({0: '{"name":"Ada","age":36}'}, {0: "stop"})
+    else:
+        assert answer.choices[0].message.content == '{"name":"Ada","age":36}'
+        assert answer.choices[0].finish_reason == "stop"
+
+
+def test_text_is_no_constraint():
+    assert chat("12+7=", response_format={"type": "text"}).choices[0].message.content == "19"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_it_would_never_say_is_said(seed):
+    more = {"temperature": 1.5, "seed": seed, "max_tokens": 300}
+    answer = chat("12+7=", response_format=held_to(CARD), **more).choices[0]
+    assert answer.finish_reason == "stop"
+    jsonschema.validate(json.loads(answer.message.content), CARD)
+    answer = chat("12+7=", response_format={"type": "json_object"}, **more).choices[0]
+    if answer.finish_reason == "stop":
+        assert isinstance(json.loads(answer.message.content), dict)
+
+
+def test_every_choice_is_held_to_it():
+    answer = chat("12+7=", response_format=held_to(CARD), n=4, temperature=1.5, seed=1, max_tokens=300)
+    texts = [choice.message.content for choice in answer.choices]
+    assert len(set(texts)) > 1
+    for text in texts:
+        jsonschema.validate(json.loads(text), CARD)
+
+
+class Card(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+def test_the_clients_own_parser_takes_it():
+    answer = client().chat.completions.parse(
+        model=MODEL, messages=user("Ada is 36 years old"), temperature=0, response_format=Card
+    )
+    assert answer.choices[0].message.parsed == Card(name="Ada", age=36)
+
+
+@pytest.mark.parametrize(
+    ("form", "place"),
+    [
+        ({"type": "yaml"}, "yaml"),
+        ({"type": "json_schema"}, "json_schema"),
+        (held_to({"type": "object", "properties": {"a": {"type": "strin"}}}), "strin"),
+        (held_to({"type": "string", "not": {"const": "x"}}), "not"),
+    ],
+)
+def test_a_wrong_form_is_refused(form, place):
+    with pytest.raises(openai.BadRequestError) as error:
+        chat("12+7=", response_format=form)
+    assert error.value.param.startswith("response_format")
+    assert place in error.value.message
+
+
+def test_five_hundred_random_schemas():
+    """Sixteen at a time, each third one streamed, some by chance and some the likeliest."""
+    ends = asyncio.run(ask_all(range(500)))
+    assert ends["stop"] + ends["length"] == 500
+    # Few are long enough to meet the limit.
+    assert ends["stop"] >= 490, ends
+
+
+async def ask_all(seeds):
+    gate, ends = asyncio.Semaphore(16), Counter()
+    async with async_client() as asking, asyncio.TaskGroup() as group:
+
+        async def one(seed):
+            async with gate:
+                ends[await ask(asking, seed)] += 1
+
+        for seed in seeds:
+            group.create_task(one(seed))
+    return ends
+
+
+async def ask(asking, seed):
+    """Asks for an answer after one schema and checks it; returns why it ended."""
+    schema = schemas.schema(seed)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    request = {
+        "model": MODEL,
+        "messages": user(["Ada is 36 years old", "12+7=", "Hello"][seed % 3]),
+        "response_format": held_to(schema),
+        "temperature": [0, 0.7, 1.5, 2][seed % 4],
+        "seed": seed,
+        "max_tokens": 1000,
+    }
+    if seed % 3 == 0:
+        text, end = "", None
+        async for chunk in await asking.chat.completions.create(stream=True, **request):
+            text += chunk.choices[0].delta.content or ""
+            end = chunk.choices[0].finish_reason or end
+    else:
+        choice = (await asking.chat.completions.create(**request)).choices[0]
+        text, end = choice.message.content, choice.finish_reason
+    if end == "stop":
+        try:
+            jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
+        except ValueError as error:
+            raise AssertionError(f"the answer to schema {seed}, {schema}, is {text!r}: {error}") from None
+    return end

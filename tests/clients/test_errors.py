@@ -1,0 +1,208 @@
+"""What goes wrong is said in OpenAI's form, and becomes the client's own exceptions."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from corral import MODEL, PATIENCE, chat, client, metrics, post, tokens, user, wait_until
+
+
+def ask(which="CORRAL_URL", key="none", **more):
+    more = {"model": MODEL, "messages": user("12+7="), "temperature": 0, **more}
+    return client(which, key).chat.completions.create(**more)
+
+
+def test_an_unknown_model_is_not_found():
+    for create in [
+        lambda: ask(model="large"),
+        lambda: client().completions.create(model="large", prompt="x"),
+        lambda: client().embeddings.create(model="large", input="x"),
+        lambda: client().responses.create(model="large", input="x"),
+    ]:
+        with pytest.raises(openai.NotFoundError) as error:
+            create()
+        assert (error.value.code, error.value.type) == ("model_not_found", "invalid_request_error")
+        assert "large" in error.value.message
+        assert MODEL in error.value.message, "it says which there are"
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"messages": "12+7="}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages"),
+        ({"messages": [{"role": "<|im_end|>", "content": "x"}]}, "messages"),
+        ({"messages": user(5)}, "messages"),
+        ({"messages": user([{"type": "image_url", "image_url": {"url": "data:,"}}])}, "messages"),
+        ({"model": 5}, "model"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"n": 1_000_000}, "n"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ["x", 5]}, "stop"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_completion_tokens": "many"}, "max_completion_tokens"),
+        ({"seed": "x"}, "seed"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": "yes"}, "stream": True}, "stream_options"),
+        ({"presence_penalty": 5}, "presence_penalty"),
+        ({"frequency_penalty": "x"}, "frequency_penalty"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"100000": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"response_format": "json"}, "response_format"),
+        ({"extra_body": {"top_k": -5}}, "top_k"),
+        ({"extra_body": {"min_p": 2}}, "min_p"),
+        ({"extra_body": {"ignore_eos": 1}}, "ignore_eos"),
+    ],
+)
+def test_a_wrong_value_is_named(more, param):
+    with pytest.raises(openai.BadRequestError) as error:
+        ask(**more)
+    assert error.value.type == "invalid_request_error"
+    assert error.value.param and error.value.param.startswith(param), error.value
+    assert param in error.value.message
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"modalities": ["text", "audio"]},
+        {"audio": {"voice": "alloy", "format": "wav"}},
+        {"prediction": {"type": "content", "content": "19"}},
+        {"web_search_options": {}},
+        {"functions": [{"name": "calculator"}]},
+        {"store": True},
+        {"extra_body": {"frobnicate": 1}},
+        {"extra_body": {"mirostat": 2}},
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(more):
+    (name,) = more.get("extra_body", more)
+    with pytest.raises(openai.BadRequestError) as error:
+        ask(**more)
+    assert error.value.param == name
+    assert name in error.value.message
+
+
+def test_what_changes_nothing_is_taken():
+    answer = ask(user="alice", metadata={"a": "b"}, store=False, n=1, logprobs=False, presence_penalty=0, stop=None)
+    assert answer.choices[0].message.content == "19"
+
+
+def test_what_is_no_json_is_refused():
+    for body in [b"", b"{", b"[]", b'"x"', b"\xff\xfe"]:
+        status, headers, value = post("/v1/chat/completions", body)
+        assert status == 400, (body, value)
+        assert headers["content-type"].startswith("application/json")
+        assert value["error"]["type"] == "invalid_request_error"
+        assert isinstance(value["error"]["message"], str)
+        assert value["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_a_path_that_is_not_there_and_a_method_that_is_not_either():
+    status, _, value = post("/v1/nonsense", {})
+    assert (status, value["error"]["type"]) == (404, "invalid_request_error")
+    status, headers, value = post("/v1/chat/completions", None, method="GET")
+    assert (status, value["error"]["type"]) == (405, "invalid_request_error")
+    assert headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_longer_than_the_context(stream):
+    for create in [
+        lambda: chat("x" * 5000, stream=stream),
+        lambda: client().completions.create(model=MODEL, prompt="x" * 5000, stream=stream),
+    ]:
+        with pytest.raises(openai.BadRequestError) as error:
+            create()
+        assert error.value.code == "context_length_exceeded"
+        assert "4096" in error.value.message
+
+
+def test_a_body_that_is_too_large():
+    with pytest.raises(openai.APIStatusError) as error:
+        ask("CORRAL_NARROW_URL", messages=user("x" * 100_000))
+    assert error.value.status_code == 413
+    assert error.value.type == "invalid_request_error"
+
+
+def test_a_key_is_asked_for_where_one_is_needed():
+    keyed = "CORRAL_KEYED_URL"
+    assert ask(keyed, os.environ["CORRAL_KEY"]).choices[0].message.content == "19"
+    assert [model.id for model in client(keyed, os.environ["CORRAL_KEY"]).models.list()] == [MODEL]
+    with pytest.raises(openai.AuthenticationError) as error:
+        ask(keyed, "corral_of-nobody")
+    assert (error.value.code, error.value.type) == ("invalid_api_key", "authentication_error")
+    with pytest.raises(openai.PermissionDeniedError) as error:
+        ask(keyed, os.environ["CORRAL_OTHER_KEY"])
+    assert error.value.type == "permission_error"
+
+
+def hold(which):
+    """A stream that goes on for long, of which the first chunk is there."""
+    held = ask(which, stream=True, max_tokens=4000, extra_body={"ignore_eos": True})
+    next(iter(held))
+    return held
+
+
+def come_again(error):
+    return int(error.response.headers["retry-after"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_finds_the_queue_full_is_told_when_to_come_again(stream):
+    held = hold("CORRAL_NARROW_URL")
+    try:
+        with pytest.raises(openai.RateLimitError) as error:
+            ask("CORRAL_NARROW_URL", stream=stream)
+    finally:
+        held.close()
+    assert come_again(error.value) >= 1
+    assert error.value.type == "rate_limit_error"
+    assert error.value.code == "rate_limit_exceeded"
+
+
+def test_who_finds_no_place_at_all_is_told_when_to_come_again():
+    held = hold("CORRAL_BUSY_URL")
+    try:
+        with pytest.raises(openai.InternalServerError) as error:
+            ask("CORRAL_BUSY_URL")
+    finally:
+        held.close()
+    assert error.value.status_code == 503
+    assert come_again(error.value) >= 1
+    assert error.value.type == "server_error"
+
+
+def refused():
+    now = metrics("CORRAL_NARROW_ADMIN")
+    return now["corral_engine_sequences_refused_total"] + now["corral_engine_sequences_expired_total"]
+
+
+def test_a_client_that_tries_again_gets_through():
+    before = refused()
+    held = hold("CORRAL_NARROW_URL")
+    patient = client("CORRAL_NARROW_URL").with_options(max_retries=100)
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(patient.chat.completions.create, model=MODEL, messages=user("12+7="), temperature=0)
+        wait_until("it was sent away", lambda _: refused() > before, "CORRAL_NARROW_ADMIN")
+        held.close()
+        assert asked.result(PATIENCE).choices[0].message.content == "19"
+
+
+def test_tokens_of_the_prompt_are_no_control_tokens():
+    """Who writes a marker into a message can't end it and begin another one."""
+    plain = chat("hi").usage.prompt_tokens
+    marked = chat("hi<|im_end|>").usage.prompt_tokens
+    assert marked - plain == len("<|im_end|>") == len(tokens("<|im_end|>", parse_special=False))

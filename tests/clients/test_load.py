@@ -1,0 +1,71 @@
+"""Many at once, and those who go away."""
+
+import asyncio
+
+from corral import MODEL, async_client, chat, client, complete, settled, user, wait_until
+
+SUMS = [(number * 7919 + 1234) % 10_000 for number in range(32)]
+
+
+def test_thirty_two_sums_at_once_are_all_right():
+    async def all_of_them():
+        async with async_client() as asking:
+
+            async def ask(number, stream):
+                question = user(f"{number // 100}+{number % 100}=")
+                request = {"model": MODEL, "messages": question, "temperature": 0}
+                if not stream:
+                    return (await asking.chat.completions.create(**request)).choices[0].message.content
+                chunks = await asking.chat.completions.create(stream=True, **request)
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+
+            return await asyncio.gather(*(ask(number, index % 2 == 1) for index, number in enumerate(SUMS)))
+
+    alone = [chat(f"{number // 100}+{number % 100}=").choices[0].message.content for number in SUMS]
+    assert alone == [str(number // 100 + number % 100) for number in SUMS]
+    before = settled()
+    assert asyncio.run(all_of_them()) == alone
+    now = settled()
+    rows, steps = (now[name] - before[name] for name in ["corral_engine_rows_total", "corral_engine_steps_total"])
+    assert rows > steps * 1.2, f"steps are shared: {rows} rows in {steps}"
+
+
+def gone(stream, count=1):
+    """Lets go of a stream of `count` sequences that would go on for long; they end with it."""
+    before = settled()
+    answers = stream()
+    next(iter(answers))
+    wait_until("they run", lambda now: now["corral_engine_sequences_running"] == count)
+    answers.close()
+    now = settled()
+    grown = {name: now[name] - before[name] for name in now}
+    assert grown["corral_engine_sequences_cancelled_total"] == count
+    assert grown["corral_engine_sequences_finished_total"] == 0
+
+
+ENDLESS = {"stream": True, "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
+
+
+def test_who_goes_away_frees_the_sequence():
+    gone(lambda: chat("12+7=", **ENDLESS))
+    gone(lambda: complete("12+7=", **ENDLESS))
+
+
+def test_who_goes_away_frees_every_choice():
+    gone(lambda: chat("12+7=", n=4, **ENDLESS), 4)
+
+
+def test_who_goes_away_without_an_answer_frees_it_too():
+    """The client hangs up by itself when its time is over, before anything has come back."""
+    before = settled()
+    impatient = client().with_options(timeout=1)
+    request = {"model": MODEL, "messages": user("12+7="), "max_tokens": 4000, "n": 8}
+    try:
+        impatient.chat.completions.create(**request, extra_body={"ignore_eos": True})
+    except Exception as error:
+        assert type(error).__name__ == "APITimeoutError"
+        now = settled()
+        cancelled = "corral_engine_sequences_cancelled_total"
+        assert now[cancelled] > before[cancelled]
+    else:
+        raise AssertionError("32,000 tokens in a second")

@@ -1,0 +1,72 @@
+"""The Messages API, over plain HTTP."""
+
+import json
+
+import pytest
+
+from corral import MODEL, SURE, events, post, user
+
+
+def ask(content, **more):
+    messages = user(content) if isinstance(content, str) else content
+    return {"model": MODEL, "max_tokens": 100, "temperature": 0, "messages": messages, **more}
+
+
+def message(content, **more):
+    status, _, value = post("/v1/messages", ask(content, **more))
+    assert status == 200, value
+    return value
+
+
+@pytest.mark.parametrize(("a", "b"), SURE)
+def test_sums_are_right(a, b):
+    value = message(f"{a}+{b}=")
+    assert value["content"] == [{"type": "text", "text": str(a + b)}]
+    assert (value["type"], value["role"], value["model"]) == ("message", "assistant", MODEL)
+    assert (value["stop_reason"], value["stop_sequence"]) == ("end_turn", None)
+    assert value["usage"]["input_tokens"] > 0
+    assert value["usage"]["output_tokens"] > 0
+
+
+def test_a_system_text_and_blocks_of_text():
+    blocks = user([{"type": "text", "text": "12+7="}])
+    assert message(blocks, system="You are a calculator.")["content"][0]["text"] == "19"
+    assert message(blocks, system=[{"type": "text", "text": "Be brief."}])["content"][0]["text"] == "19"
+
+
+def test_it_says_why_it_ended():
+    value = message("repeat: Blue owls, 7!", stop_sequences=["owls"])
+    assert (value["content"][0]["text"], value["stop_reason"]) == ("Blue ", "stop_sequence")
+    assert value["stop_sequence"] == "owls"
+    value = message("repeat: Blue owls, 7!", max_tokens=4)
+    assert (value["content"][0]["text"], value["stop_reason"]) == ("Blue", "max_tokens")
+
+
+def test_a_stream_has_its_events_in_order():
+    found = [(name, json.loads(data)) for name, data in events("/v1/messages", ask("repeat: Blue owls, 7!", stream=True))]
+    assert all(name == data["type"] for name, data in found)
+    kinds = [name for name, _ in found if name != "ping"]
+    deltas = kinds.count("content_block_delta")
+    assert deltas >= 2
+    assert kinds == [
+        "message_start",
+        "content_block_start",
+        *["content_block_delta"] * deltas,
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    text = "".join(data["delta"]["text"] for name, data in found if name == "content_block_delta")
+    assert text == "Blue owls, 7!"
+    (last,) = [data for name, data in found if name == "message_delta"]
+    assert last["delta"]["stop_reason"] == "end_turn"
+    assert last["usage"]["output_tokens"] > 0
+
+
+@pytest.mark.parametrize("more", [{"max_tokens": None}, {"messages": 5}, {"temperature": "hot"}, {"frobnicate": 1}])
+def test_what_is_wrong_is_refused_by_name(more):
+    (name,) = more
+    status, _, value = post("/v1/messages", ask("12+7=", **more))
+    assert status == 400, value
+    assert value["error"]["type"] == "invalid_request_error"
+    assert name in value["error"]["message"]

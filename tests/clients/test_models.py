@@ -1,0 +1,23 @@
+import openai
+import pytest
+
+from corral import MODEL, client
+
+
+def test_models_are_listed():
+    models = client().models.list()
+    assert models.object == "list"
+    (model,) = models.data
+    assert (model.id, model.object) == (MODEL, "model")
+    assert model.created >= 0
+    assert model.owned_by
+
+
+def test_a_model_is_found_by_its_name():
+    assert client().models.retrieve(MODEL).id == MODEL
+
+
+def test_an_unknown_one_is_not():
+    with pytest.raises(openai.NotFoundError) as error:
+        client().models.retrieve("large")
+    assert error.value.code == "model_not_found"

@@ -1,0 +1,133 @@
+"""The Responses API, as far as it keeps nothing."""
+
+import json
+
+import jsonschema
+import openai
+import pytest
+
+from corral import MODEL, SURE, client
+
+CALCULATOR = {
+    "type": "function",
+    "name": "calculator",
+    "description": "Evaluates an arithmetic expression",
+    "parameters": {
+        "type": "object",
+        "properties": {"expression": {"type": "string"}},
+        "required": ["expression"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+def respond(content, **more):
+    return client().responses.create(model=MODEL, input=content, temperature=0, **more)
+
+
+@pytest.mark.parametrize(("a", "b"), SURE)
+def test_sums_are_right(a, b):
+    answer = respond(f"{a}+{b}=")
+    assert answer.output_text == str(a + b)
+    assert (answer.object, answer.status, answer.model) == ("response", "completed", MODEL)
+    (message,) = answer.output
+    assert (message.type, message.role, message.status) == ("message", "assistant", "completed")
+    assert answer.usage.input_tokens + answer.usage.output_tokens == answer.usage.total_tokens
+    assert answer.usage.input_tokens_details.cached_tokens >= 0
+
+
+def test_a_conversation_is_given_whole():
+    turns = [
+        {"role": "user", "content": "3+4="},
+        {"role": "assistant", "content": "7"},
+        {"role": "user", "content": [{"type": "input_text", "text": "12+7="}]},
+    ]
+    assert respond(turns, instructions="You are a calculator.").output_text == "19"
+
+
+def test_a_stream_ends_with_the_whole_answer():
+    events = list(respond("repeat: Blue owls, 7!", stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.completed"
+    numbers = [event.sequence_number for event in events]
+    assert numbers == sorted(set(numbers))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    assert text == done.text == events[-1].response.output_text == "Blue owls, 7!"
+    order = [
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+    ]
+    places = [kinds.index(kind) for kind in order]
+    assert places == sorted(places)
+
+
+def test_the_clients_own_reader_of_streams_takes_it():
+    with client().responses.stream(model=MODEL, input="12+7=", temperature=0) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_text == "19"
+
+
+def test_an_answer_that_was_cut_says_so():
+    answer = respond("repeat: Blue owls, 7!", max_output_tokens=4)
+    assert (answer.output_text, answer.status) == ("Blue", "incomplete")
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    *_, last = respond("repeat: Blue owls, 7!", max_output_tokens=4, stream=True)
+    assert last.type == "response.incomplete"
+
+
+def test_an_answer_can_be_held_to_a_schema():
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    form = {"format": {"type": "json_schema", "name": "card", "strict": True, "schema": schema}}
+    answer = respond("Ada is 36 years old", text=form)
+    jsonschema.validate(json.loads(answer.output_text), schema)
+
+
+def test_a_call_goes_round():
+    first = respond("What is 12+7?", tools=[CALCULATOR])
+    (call,) = first.output
+    assert (call.type, call.name) == ("function_call", "calculator")
+    assert json.loads(call.arguments) == {"expression": "12+7"}
+    turns = [
+        {"role": "user", "content": "What is 12+7?"},
+        {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": call.arguments},
+        {"type": "function_call_output", "call_id": call.call_id, "output": "4711"},
+    ]
+    assert respond(turns, tools=[CALCULATOR]).output_text == "4711"
+
+
+def test_a_streamed_call_is_the_same():
+    events = list(respond("What is 12+7?", tools=[CALCULATOR], stream=True))
+    text = "".join(event.delta for event in events if event.type == "response.function_call_arguments.delta")
+    (call,) = events[-1].response.output
+    assert json.loads(text) == json.loads(call.arguments) == {"expression": "12+7"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"previous_response_id": "resp_1"}, {"background": True}, {"conversation": "conv_1"}, {"store": True}],
+)
+def test_what_would_have_to_be_kept_is_refused_by_name(more):
+    (name,) = more
+    with pytest.raises(openai.BadRequestError) as error:
+        respond("12+7=", **more)
+    assert error.value.param == name
+    assert name in error.value.message
+
+
+def test_no_response_is_kept():
+    answer = respond("12+7=", store=False)
+    with pytest.raises(openai.NotFoundError):
+        client().responses.retrieve(answer.id)

@@ -1,0 +1,82 @@
+"""How a token is chosen.
+
+What is compared was asked alone and with its prompt in the cache: then the same is computed, to the last bit.
+"""
+
+import pytest
+
+from corral import chat, streamed, token
+
+FREE = {"ignore_eos": True}
+OWLS = "repeat: Blue owls, 7!"
+
+
+@pytest.fixture(autouse=True)
+def prompts_are_in_the_cache():
+    for question in ["Hello", OWLS]:
+        chat(question, max_tokens=1)
+
+
+def free(seed=None, extra=None, **more):
+    """Sixty tokens by chance."""
+    more = {"temperature": 1.5, "max_tokens": 60, **more}
+    answer = chat("Hello", seed=seed, extra_body={**FREE, **(extra or {})}, **more)
+    return answer.choices[0].message.content
+
+
+def test_the_same_seed_gives_the_same_text():
+    texts = [free(seed) for seed in range(5)]
+    assert texts == [free(seed) for seed in range(5)]
+    assert len(set(texts)) == 5, texts
+
+
+def test_without_a_seed_it_is_another_text():
+    assert len({free() for _ in range(4)}) > 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stream_gives_the_text_of_the_whole_answer(seed):
+    more = {"temperature": 1, "seed": seed, "max_tokens": 120, "extra_body": FREE}
+    whole = chat(OWLS, **more)
+    texts, reasons = streamed(chat(OWLS, stream=True, **more))
+    assert texts == {0: whole.choices[0].message.content}
+    assert reasons == {0: whole.choices[0].finish_reason}
+
+
+def test_who_leaves_only_the_likeliest_is_not_left_to_chance():
+    greedy = free(temperature=0)
+    assert greedy == free(temperature=0, seed=3)
+    for name, more in {
+        "top_p": {"top_p": 0.0001},
+        "top_k": {"extra": {"top_k": 1}},
+        "min_p": {"extra": {"min_p": 1}},
+    }.items():
+        assert {free(seed, **more) for seed in range(3)} == {greedy}, name
+    # And none of them does that by itself.
+    for name, more in {"top_p": {"top_p": 1}, "top_k": {"extra": {"top_k": 100}}, "min_p": {"extra": {"min_p": 0}}}.items():
+        assert {free(seed, **more) for seed in range(3)} != {greedy}, name
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+def test_penalties_make_a_text_more_varied(name):
+    def varied(penalty):
+        return sum(len(set(free(seed, max_tokens=150, temperature=1, **{name: penalty}))) for seed in range(3))
+
+    assert varied(-2) < varied(2)
+
+
+def test_a_token_can_be_banned_and_forced():
+    one, five = token("1"), token("5")
+    banned = chat("12+7=", logit_bias={str(one): -100}, max_tokens=8).choices[0].message.content
+    assert "1" not in banned
+    for stream in [False, True]:
+        answer = chat("12+7=", logit_bias={str(five): 100}, max_tokens=3, stream=stream)
+        text = streamed(answer)[0][0] if stream else answer.choices[0].message.content
+        assert text == "555"
+
+
+def test_temperature_evens_out_what_is_likely():
+    cold = [chat("12+7=", temperature=0.05, seed=seed).choices[0].message.content for seed in range(5)]
+    assert cold == ["19"] * 5
+    hot = {free(seed, temperature=2) for seed in range(5)}
+    assert len(hot) == 5

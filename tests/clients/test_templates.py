@@ -1,0 +1,48 @@
+"""The templates that the SDK is tested with: jinja2 makes the same prompts of them.
+
+And where the demo model's own template is rendered here and its prompt completed, it is the chat's answer.
+"""
+
+import json
+
+import jinja2
+import pytest
+
+from corral import ROOT, chat, complete, prompt, render
+
+FOLDER = ROOT / "plugins/openai/templates"
+CASES = [
+    pytest.param(file, case, id=f"{file.name.removesuffix('.cases.json')}: {case['name']}")
+    for file in sorted(FOLDER.glob("*.cases.json"))
+    for case in json.loads(file.read_text())
+]
+
+
+@pytest.mark.offline
+def test_every_template_has_cases():
+    names = {file.stem for file in FOLDER.glob("*.jinja")}
+    assert names == {file.name.removesuffix(".cases.json") for file in FOLDER.glob("*.cases.json")}
+    assert len(names) >= 6
+    assert len(CASES) >= 4 * len(names)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(("file", "case"), CASES)
+def test_jinja2_makes_the_same_of_it(file, case):
+    template = file.with_name(file.name.replace(".cases.json", ".jinja")).read_text()
+    case = {**case, **case.pop("arguments", {})}
+    name, expected, error = (case.pop(member, None) for member in ["name", "expected", "error"])
+    assert (expected is None) != (error is None), name
+    case.setdefault("tools", None)
+    if error:
+        with pytest.raises(jinja2.TemplateError, match=error):
+            render(template, **case)
+    else:
+        assert render(template, **case) == expected
+
+
+def test_the_demo_models_own_template():
+    for question in ["12+7=", "repeat: Blue owls, 7!"]:
+        answer = chat(question)
+        assert answer.usage.prompt_tokens == len(prompt(question))
+        assert complete(prompt(question)).choices[0].text == answer.choices[0].message.content

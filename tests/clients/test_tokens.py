@@ -1,0 +1,49 @@
+"""/tokenize and /detokenize, as llama.cpp's server has them."""
+
+import pytest
+
+from corral import post, tokens
+
+
+def text(numbers):
+    status, _, value = post("/detokenize", {"tokens": numbers})
+    assert status == 200, value
+    return value["content"]
+
+
+@pytest.mark.parametrize("content", ["", "12+7=", "The quiet owl.\n", "é and 木 and 🦉", '{"a": "<b>"}'])
+def test_there_and_back(content):
+    assert text(tokens(content)) == content
+
+
+def test_control_tokens_are_read_where_they_may_be():
+    (number,) = tokens("<|im_start|>", parse_special=True)
+    letters = tokens("<|im_start|>", parse_special=False)
+    assert len(letters) == len("<|im_start|>")
+    assert number not in letters
+
+
+def test_pieces_come_with_their_tokens():
+    plain = tokens("12+é")
+    pieces = tokens("12+é", with_pieces=True)
+    assert [piece["id"] for piece in pieces] == plain
+    assert [piece["piece"] for piece in pieces] == ["1", "2", "+", "é"]
+    # What is no text by itself is given by its bytes.
+    owl = tokens("🦉", with_pieces=True)
+    assert [piece["piece"] for piece in owl] == [[byte] for byte in "🦉".encode()]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": 5}),
+        ("/tokenize", {}),
+        ("/detokenize", {"tokens": "x"}),
+        ("/detokenize", {"tokens": [1_000_000]}),
+        ("/detokenize", {"tokens": [-1]}),
+    ],
+)
+def test_what_is_wrong_is_refused(path, body):
+    status, _, value = post(path, body)
+    assert status == 400, value
+    assert value["error"]["type"] == "invalid_request_error"

@@ -1,0 +1,108 @@
+// Tools and schemas, as the client for Node has them.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { chat, client, MODEL, streamed, SURE, user } from "./corral.mjs";
+
+const CALCULATOR = {
+  type: "function",
+  function: {
+    name: "calculator",
+    description: "Evaluates an arithmetic expression",
+    parameters: {
+      type: "object",
+      properties: { expression: { type: "string" } },
+      required: ["expression"],
+      additionalProperties: false,
+    },
+  },
+};
+const NAMED = { type: "function", function: { name: "calculator" } };
+
+function add(expression) {
+  const [a, b] = expression.split("+").map(Number);
+  return a + b;
+}
+
+/** The calls of a stream, put together from its deltas. */
+async function calls(chunks) {
+  const found = [];
+  for await (const chunk of await chunks) {
+    for (const { index, id, function: called } of chunk.choices[0]?.delta.tool_calls ?? []) {
+      found[index] ??= { id, name: called.name, arguments: "" };
+      found[index].arguments += called.arguments ?? "";
+    }
+  }
+  return found;
+}
+
+for (const tool_choice of ["auto", "required", NAMED]) {
+  test(`the calculator is called: ${JSON.stringify(tool_choice)}`, async () => {
+    const more = { tools: [CALCULATOR], tool_choice };
+    const [choice] = (await chat("What is 12+7?", more)).choices;
+    const [call] = choice.message.tool_calls;
+    assert.equal(call.function.name, "calculator");
+    assert.deepEqual(JSON.parse(call.function.arguments), { expression: "12+7" });
+    const [other, ...none] = await calls(chat("What is 12+7?", { ...more, stream: true }));
+    assert.deepEqual([other.name, JSON.parse(other.arguments), none], ["calculator", { expression: "12+7" }, []]);
+    assert.ok(other.id);
+  });
+}
+
+test("no call is made where none may be", async () => {
+  const [choice] = (await chat("12+7=", { tools: [CALCULATOR], tool_choice: "none" })).choices;
+  assert.equal(choice.message.content, "19");
+  assert.ok(!choice.message.tool_calls);
+});
+
+test("a call goes round and comes back as the right sum", async () => {
+  for (const [a, b] of SURE) {
+    const messages = user(`What is ${a}+${b}?`);
+    const [{ message, finish_reason }] = (await chat(messages, { tools: [CALCULATOR] })).choices;
+    assert.equal(finish_reason, "tool_calls");
+    const [call] = message.tool_calls;
+    const content = String(add(JSON.parse(call.function.arguments).expression));
+    messages.push(message, { role: "tool", tool_call_id: call.id, content });
+    const answer = await chat(messages, { tools: [CALCULATOR] });
+    assert.equal(answer.choices[0].message.content, String(a + b));
+    const stream = await streamed(chat(messages, { tools: [CALCULATOR], stream: true }));
+    assert.deepEqual(stream, { texts: [String(a + b)], reasons: ["stop"] });
+  }
+});
+
+for (const stream of [false, true]) {
+  test(`the client's own runner of tools does it all, ${stream ? "streamed" : "whole"}`, async () => {
+    const asked = [];
+    const calculator = ({ expression }) => (asked.push(expression), String(add(expression)));
+    const tools = [{ ...CALCULATOR, function: { ...CALCULATOR.function, function: calculator, parse: JSON.parse } }];
+    const runner = client().chat.completions.runTools({
+      model: MODEL, messages: user("What is 20+22?"), temperature: 0, tools, stream,
+    });
+    assert.equal(await runner.finalContent(), "42");
+    assert.deepEqual(asked, ["20+22"]);
+  });
+}
+
+const CARD = {
+  type: "object",
+  properties: { name: { type: "string", maxLength: 20 }, age: { type: "integer", minimum: 0, maximum: 150 } },
+  required: ["name", "age"],
+  additionalProperties: false,
+};
+
+test("an answer is held to JSON and to a schema", async () => {
+  const form = { type: "json_schema", json_schema: { name: "card", strict: true, schema: CARD } };
+  for (const response_format of [{ type: "json_object" }, form]) {
+    const answer = await chat("Ada is 36 years old", { response_format });
+    assert.deepEqual(JSON.parse(answer.choices[0].message.content), { name: "Ada", age: 36 });
+    const stream = await streamed(chat("Ada is 36 years old", { response_format, stream: true }));
+    assert.deepEqual(JSON.parse(stream.texts[0]), { name: "Ada", age: 36 });
+  }
+  for (const seed of [1, 2, 3]) {
+    const more = { response_format: form, temperature: 1.5, seed, max_tokens: 300 };
+    const { name, age, ...others } = JSON.parse((await chat("12+7=", more)).choices[0].message.content);
+    assert.ok(typeof name === "string" && name.length <= 20);
+    assert.ok(Number.isInteger(age) && age >= 0 && age <= 150);
+    assert.deepEqual(others, {});
+  }
+});
