@@ -13,6 +13,7 @@ use crate::ticker::Ticking;
 use corral_engine::{Caller, Error, MAX_CANDIDATES, Shown, Token, Wanted};
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Context;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
@@ -173,20 +174,29 @@ impl Place {
     }
 }
 
-/// Runs `work` for as long as it may take.
+/// Runs `work` for as long as it may take, and as the request has processor time.
 async fn bounded<R>(
     ordered: &Ordered,
     meter: &Meter,
     time: Time,
     work: impl Future<Output = wasmtime::Result<R>>,
 ) -> Result<R, Error> {
-    let (cpu, deadline) = (meter.used() + time.cpu, Instant::now() + time.wall);
-    let (much, kind) = match within(meter, cpu, deadline, pin!(work)).await {
+    let (most, deadline) = (meter.used() + time.cpu, Instant::now() + time.wall);
+    let spent = |_: &mut Context<'_>| meter.used() > most || ordered.is_spent();
+    let (much, kind) = match within(meter, spent, deadline, pin!(work)).await {
         Ok(done) => {
             return done.map_err(|error| {
                 let failure = Failure::from_wasmtime(&error, meter, &ordered.limits);
                 ordered.failed(format_args!("failed: {failure}"))
             });
+        }
+        Err(Over::Cpu) if ordered.is_spent() => {
+            // The handler may be asleep.
+            ordered.meter.spend();
+            return Err(ordered.failed(format_args!(
+                "was stopped, since the request's {} s of processor time are used up; raise its cpu limit",
+                ordered.limits.cpu.as_secs_f32()
+            )));
         }
         Err(Over::Cpu) => (time.cpu, "of processor time"),
         Err(Over::Wall) => (time.wall, "that a call may take"),

@@ -66,6 +66,11 @@ struct Ordered {
 }
 
 impl Ordered {
+    /// Whether the request has no processor time left, whoever used it.
+    fn is_spent(&self) -> bool {
+        self.meter.used() > self.limits.cpu
+    }
+
     /// An error that names the plugin.
     fn failed(&self, what: impl std::fmt::Display) -> Error {
         Error::Failed(format!("the sampling plugin {} {what}", self.name))

@@ -20,6 +20,7 @@ struct House {
     engine: wasmtime::Engine,
     sampling: Arc<Sampling>,
     counters: Arc<Counters>,
+    limits: Arc<Limits>,
     meter: Arc<Meter>,
     desk: Arc<Desk>,
     answered: mpsc::UnboundedReceiver<()>,
@@ -42,6 +43,7 @@ impl House {
             engine,
             sampling: Arc::new(sampling),
             counters,
+            limits: Arc::default(),
             meter: Arc::default(),
             desk: Desk::new(Box::new(move || {
                 let _ = answer.send(());
@@ -71,7 +73,7 @@ impl House {
             grants,
             Caller::default(),
             None,
-            &Arc::default(),
+            &self.limits,
             Arc::clone(&self.meter),
             Arc::default(),
         );
@@ -268,4 +270,30 @@ async fn who_leaves_in_the_midst_of_a_call_frees_the_place() {
     assert_eq!(house.answer().await, (2, Ok(5)));
     // Nobody answered the first.
     assert_eq!(house.counter("corral_sampler_calls_total"), 1.0);
+}
+
+#[tokio::test]
+async fn no_sampler_goes_on_when_the_request_has_no_processor_time_left() {
+    for (left, code) in [(Duration::ZERO, ""), (Duration::from_millis(5), SPIN)] {
+        let mut house = House::new();
+        let linked = house.order(["", "", code]).check(256).await.unwrap();
+        let choosers = linked.choosers(256);
+        let mut chooser = choosers.start(1);
+        // Somebody else of the same request uses nearly all of it.
+        let rest = house.limits.cpu - house.meter.used() - left;
+        house.meter.charge(rest + Duration::from_nanos(1));
+        house.ask(&mut *chooser, 1, 40);
+        let (_, answer) = house.answer().await;
+        let Err(Error::Failed(text)) = answer else {
+            panic!("{left:?}: {answer:?}");
+        };
+        assert!(
+            text.contains(
+                "pick was stopped, since the request's 10 s of processor time are used up"
+            ),
+            "{text}"
+        );
+        // The handler is woken for it.
+        house.meter.spent().await;
+    }
 }
