@@ -77,7 +77,8 @@ impl House {
             Arc::clone(&self.meter),
             Arc::default(),
         );
-        Unchecked::new(&mut state, "pick".into(), pre, "{}".into()).unwrap()
+        let plugin = checked(pre).unwrap();
+        Unchecked::new(&mut state, "pick".into(), plugin, "{}".into())
     }
 
     /// What a check says that fails.
@@ -247,6 +248,31 @@ async fn who_finds_no_place_waits_and_leaves_nothing_behind() {
     assert_eq!(house.answer().await, (3, Ok(5)));
     drop(third);
     house.empty().await;
+}
+
+#[tokio::test]
+async fn who_finds_no_place_in_time_is_told_to_come_again() {
+    let mut house = House::new();
+    let sampling = Arc::get_mut(&mut house.sampling).unwrap();
+    sampling.patience = Duration::from_millis(10);
+    let linked = house.order([""; 3]).check(256).await.unwrap();
+    let choosers = linked.choosers(256);
+    let [mut first, mut second] = [1, 2].map(|seed| choosers.start(seed));
+    house.ask(&mut *first, 1, 1);
+    assert_eq!(house.answer().await, (1, Ok(5)));
+    house.ask(&mut *second, 2, 1);
+    let (_, answer) = house.answer().await;
+    let Err(Error::Refused { reason, .. }) = answer else {
+        panic!("{answer:?}");
+    };
+    assert!(
+        reason.contains("no place for the sampling plugin pick"),
+        "{reason}"
+    );
+    // Settings are checked all the same.
+    assert!(house.order([""; 3]).check(256).await.is_ok());
+    house.ask(&mut *first, 3, 1);
+    assert_eq!(house.answer().await, (3, Ok(5)));
 }
 
 #[tokio::test]
