@@ -252,6 +252,25 @@ fn a_request_that_is_out_of_time_takes_its_sampler_along() {
     assert!(metrics.get(CALLS) > 0.0);
 }
 
+#[test]
+fn who_sleeps_while_its_samplers_compute_ends_with_its_processor_time() {
+    let corral = start(&[]);
+    deploy(&corral, "frugal", TEMPLATE, "[limits]\ncpu-seconds = 0.5\n");
+    let mut body = endless();
+    body["times"] = json!(4);
+    body["sleep"] = json!(true);
+    let asked = corral.beside(|| {
+        let answer = corral.post("/frugal/generate?sampler=any", body.to_string());
+        // Not at its deadline, up to which it would sleep.
+        answer.problem(504, "cpu-time");
+    });
+    assert!(asked > 0);
+    let metrics = corral.settled();
+    assert_eq!(metrics.get(RUNNING), 0.0);
+    assert_eq!(metrics.get("corral_sampler_instances"), 0.0);
+    assert!(metrics.get(CALLS) > 0.0);
+}
+
 fn chat(deed: &str) -> Value {
     let settings = format!("{{\"do\":\"{deed}\"}}");
     json!({"messages": [{"role": "user", "content": "12+7"}], "settings": settings})

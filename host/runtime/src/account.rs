@@ -3,6 +3,7 @@
 use crate::admission::{Calls, Gate, Pool};
 use crate::logs::Logs;
 use crate::metrics::Counters;
+use crate::sampling::Sampling;
 use crate::settings::Limits;
 use crate::tally::{Bound, Tally};
 use corral_engine::{Metric, Tenant};
@@ -23,10 +24,16 @@ struct Inner {
     logs: Arc<Logs>,
     tally: Arc<Tally>,
     calls: Arc<Calls>,
+    sampling: Arc<Sampling>,
 }
 
 impl Account {
-    pub(crate) fn new(tenant: Tenant, pool: &Arc<Pool>, counters: &Arc<Counters>) -> Self {
+    pub(crate) fn new(
+        tenant: Tenant,
+        pool: &Arc<Pool>,
+        counters: &Arc<Counters>,
+        sampling: Arc<Sampling>,
+    ) -> Self {
         let tally = Arc::<Tally>::default();
         let calls = Calls::new(Arc::clone(pool), Arc::clone(counters), Arc::clone(&tally));
         Self(Arc::new(Inner {
@@ -34,6 +41,7 @@ impl Account {
             logs: Arc::default(),
             tally,
             calls: Arc::new(calls),
+            sampling,
         }))
     }
 
@@ -64,6 +72,11 @@ impl Account {
 
     pub(crate) fn tally(&self) -> &Arc<Tally> {
         &self.0.tally
+    }
+
+    /// What its samplers share.
+    pub(crate) fn sampling(&self) -> &Arc<Sampling> {
+        &self.0.sampling
     }
 
     /// The gate for a plugin with these limits.

@@ -44,6 +44,11 @@ impl Pool {
         }
     }
 
+    /// The places.
+    pub(crate) fn places(&self) -> &Arc<Semaphore> {
+        &self.places
+    }
+
     /// Places that one deployment may have: all but those that are kept for others, but one at least.
     pub(crate) fn most(&self) -> usize {
         self.most

@@ -6,8 +6,7 @@
 use crate::meter::Meter;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::task::Poll;
-use std::time::Duration;
+use std::task::{Context, Poll};
 use tokio::time::{Instant, sleep_until};
 
 /// Which time was over first.
@@ -19,20 +18,25 @@ pub(crate) enum Over {
     Wall,
 }
 
-/// Goes on with `work`, counting its processor time on `meter`, until it ends, or the meter has counted
-/// more than `cpu`, or it is `deadline`.
+/// Goes on with `work`, counting its processor time on `meter`, until it ends, or `spent` says that there
+/// is no more processor time, or it is `deadline`. `spent` is asked before and after each poll, and is told
+/// whom to wake if others may spend that time.
 pub(crate) async fn within<W: Future>(
     meter: &Meter,
-    cpu: Duration,
+    mut spent: impl FnMut(&mut Context<'_>) -> bool,
     deadline: Instant,
     mut work: Pin<&mut W>,
 ) -> Result<W::Output, Over> {
     let mut clock = pin!(sleep_until(deadline));
     poll_fn(|cx| {
+        // Before it could learn of what else was stopped for that.
+        if spent(cx) {
+            return Poll::Ready(Err(Over::Cpu));
+        }
         if let Poll::Ready(done) = meter.measure(|| work.as_mut().poll(cx)) {
             return Poll::Ready(Ok(done));
         }
-        if meter.used() > cpu {
+        if spent(cx) {
             return Poll::Ready(Err(Over::Cpu));
         }
         // The timer wakes us; but a busy thread may see the time before the timer does.

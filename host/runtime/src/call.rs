@@ -20,6 +20,7 @@ use std::future::{pending, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::Context;
 use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -170,7 +171,11 @@ impl Live {
         let _panics = Panics(&self.verdict);
         let (time, deadline) = self.time;
         let cpu = self.limits.cpu;
-        let result = match within(&self.meter, cpu, deadline, work.as_mut()).await {
+        let mut found = pin!(self.meter.spent());
+        // A sampling plugin may use it up while the handler sleeps.
+        let spent =
+            |cx: &mut Context<'_>| self.meter.used() > cpu || found.as_mut().poll(cx).is_ready();
+        let result = match within(&self.meter, spent, deadline, work.as_mut()).await {
             Ok(done) => {
                 done.map_err(|error| Failure::from_wasmtime(&error, &self.meter, &self.limits))
             }

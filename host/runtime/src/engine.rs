@@ -1,5 +1,6 @@
 //! Wasmtime's configuration: the pool of instances, the compiler, and the cache of compiled code.
 
+use crate::sampling::check_places;
 use crate::settings::{CORE_INSTANCES, MEMORIES, Settings, TABLE_ELEMENTS, TABLES};
 use std::fs::{DirBuilder, Metadata};
 use std::io;
@@ -80,10 +81,11 @@ pub(crate) fn engine(settings: &Settings) -> Result<Engine, Error> {
     })
 }
 
-/// A pool in which `instances` plugin instances, and as many of sampling plugins, always find room,
-/// whatever each consists of.
+/// A pool in which `instances` plugin instances, as many of sampling plugins, and those where settings are
+/// checked always find room, whatever each consists of.
 fn pool(instances: u32) -> PoolingAllocationConfig {
-    let instances = instances.saturating_mul(2);
+    let checks = u32::try_from(check_places(instances as usize)).unwrap_or(u32::MAX);
+    let instances = instances.saturating_mul(2).saturating_add(checks);
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(instances)
         .max_core_instances_per_component(CORE_INSTANCES)

@@ -9,6 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// What one call has used so far. Written by the thread that polls the call, and added to by those that
 /// work for it elsewhere.
@@ -17,6 +18,7 @@ pub(crate) struct Meter {
     used: AtomicU64,
     poll_began: AtomicU64,
     memory_refused: AtomicBool,
+    spent: Notify,
     /// What is counted here counts there too.
     whole: Option<Arc<Self>>,
 }
@@ -56,6 +58,17 @@ impl Meter {
     /// Processor time since the present poll began; only meaningful inside [`Self::measure`].
     pub(crate) fn in_poll(&self) -> Duration {
         Duration::from_nanos(thread_nanos().saturating_sub(self.poll_began.load(Ordering::Relaxed)))
+    }
+
+    /// Wakes whoever waits for [`Self::spent`]: somebody else who works for the call found that it used more
+    /// than it may.
+    pub(crate) fn spend(&self) {
+        self.spent.notify_one();
+    }
+
+    /// Waits for a [`Self::spend`], also one that was before.
+    pub(crate) async fn spent(&self) {
+        self.spent.notified().await;
     }
 
     /// Notes that the guest was refused memory, to explain the trap that is likely to follow.

@@ -110,7 +110,7 @@ impl Plugin {
                 models,
                 snapshots: Snapshots::new(name, Arc::clone(&shared.snapshot_turns)),
                 samplers: Arc::new(compiled.samplers),
-                sampling: Arc::clone(&shared.sampling),
+                sampling: Arc::clone(account.sampling()),
             },
             environment: terms.environment,
             revision: OnceLock::new(),

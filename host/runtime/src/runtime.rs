@@ -72,7 +72,7 @@ pub(crate) struct Shared {
     pool: Arc<Pool>,
     pub(crate) ticker: Arc<Ticker>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) sampling: Arc<Sampling>,
+    sampling: Sampling,
     /// For snapshots, of which few are written or read at a time.
     pub(crate) snapshot_turns: Arc<Semaphore>,
     compiler: Compiler,
@@ -105,7 +105,7 @@ impl Runtime {
             pool: Arc::new(Pool::new(places)),
             ticker,
             counters,
-            sampling: Arc::new(sampling),
+            sampling,
             snapshot_turns: host::turns(),
             compiler: Compiler::start()?,
             component_bytes: settings.component_bytes,
@@ -121,7 +121,14 @@ impl Runtime {
 
     /// A new deployment, whose plugins [`Runtime::plugin_for`] loads.
     pub fn account(&self) -> Account {
-        Account::new(self.0.new_tenant(), &self.0.pool, &self.0.counters)
+        let shared = &*self.0;
+        let sampling = Arc::new(shared.sampling.for_another());
+        Account::new(
+            shared.new_tenant(),
+            &shared.pool,
+            &shared.counters,
+            sampling,
+        )
     }
 
     /// Loads a plugin of a deployment of its own: [`Runtime::plugin_for`] a new account.

@@ -30,8 +30,9 @@ pub(crate) const RANDOM_BYTES: u64 = 1 << 20;
 pub struct Settings {
     /// Plugin instances that may live at once, of all deployments together: first come first served,
     /// but for one in eight (and one at least) that no deployment gets if it has all the others. Each takes some 17 GiB of address space (not of
-    /// memory), and as much again, since there may be as many instances of sampling plugins beside them:
-    /// memory is used only where a plugin touches it.
+    /// memory), and as much again and an eighth of it, since there may be as many instances of sampling
+    /// plugins beside them, and some whose settings are only checked: memory is used only where a plugin
+    /// touches it.
     pub instances: u32,
     /// A folder of ours alone for compiled plugins; made with mode 0700 if it isn't there.
     /// Without it every plugin is compiled when it is loaded.

@@ -7,13 +7,13 @@ use crate::models::Visible;
 use crate::outbound::Outbound;
 use crate::output::{Origin, Output};
 use crate::quota::Visit;
-use crate::sampling::Sampling;
+use crate::sampling::{SamplerPre, Sampling};
 use crate::settings::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
 use crate::tally::Tally;
 use corral_engine::{Caller, Lease};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use wasmtime::component::{InstancePre, ResourceTable};
+use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 
@@ -23,8 +23,8 @@ pub(crate) struct Grants {
     pub(crate) models: Visible,
     pub(crate) snapshots: Snapshots,
     /// The sampling plugins that it links, by their names there.
-    pub(crate) samplers: Arc<BTreeMap<String, InstancePre<State>>>,
-    /// What those of all deployments share.
+    pub(crate) samplers: Arc<BTreeMap<String, SamplerPre>>,
+    /// What they share.
     pub(crate) sampling: Arc<Sampling>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct State {
     pub(crate) handles: Handles,
     pub(crate) models: Visible,
     pub(crate) snapshots: Snapshots,
-    pub(crate) samplers: Arc<BTreeMap<String, InstancePre<State>>>,
+    pub(crate) samplers: Arc<BTreeMap<String, SamplerPre>>,
     pub(crate) sampling: Arc<Sampling>,
     /// On whose behalf the engine works for it.
     pub(crate) caller: Caller,
@@ -51,7 +51,7 @@ pub(crate) struct State {
     pub(crate) origin: Option<Origin>,
     /// Where they go, once there are any.
     outputs: Option<[Output; 2]>,
-    /// Of every model that it has opened: they stay in memory until the call ends. Dropped after all
+    /// Of every model that it has opened, the one that was opened last at the end: they stay in memory until the call ends. Dropped after all
     /// that uses them.
     pub(crate) leases: Vec<Lease>,
 }

@@ -2,6 +2,7 @@
 
 use crate::link::{self, LINKED, Parts};
 use crate::linker::OFFERED;
+use crate::sampling::{self, SamplerPre};
 use crate::state::State;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -229,7 +230,7 @@ pub(crate) struct Compiled {
     pub(crate) http: Option<ProxyPre<State>>,
     pub(crate) cli: Option<CliPre>,
     /// The sampling plugins that it is linked with, by their names.
-    pub(crate) samplers: BTreeMap<String, InstancePre<State>>,
+    pub(crate) samplers: BTreeMap<String, SamplerPre>,
 }
 
 /// A plugin with the role `wasi:cli/run`.
@@ -277,11 +278,15 @@ pub(crate) fn compile_sampling(
     linker: &Linker<State>,
     name: &str,
     bytes: &[u8],
-) -> Result<InstancePre<State>, PluginError> {
+) -> Result<SamplerPre, PluginError> {
     recognise(name, bytes)?;
     link::check_sampling(name, bytes)?;
     let component = compile_component(engine, name, bytes)?;
-    instantiate_pre(engine, linker, name, &component)
+    let pre = instantiate_pre(engine, linker, name, &component)?;
+    sampling::checked(pre).map_err(|error| PluginError::Mismatch {
+        plugin: name.to_owned(),
+        cause: format!("{error:#}"),
+    })
 }
 
 pub(crate) fn compile_component(

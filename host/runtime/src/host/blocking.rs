@@ -86,7 +86,7 @@ impl HostGeneration for State {
             return Ok(Err(error));
         }
         match self.generate(&sequence, &options)? {
-            Ok((run, text)) => Ok(Ok(self.table.push(Generation(run.chunks(text)))?)),
+            Ok(run) => Ok(Ok(self.table.push(Generation(run.chunks()))?)),
             Err(error) => {
                 self.handles.generations -= 1;
                 Ok(Err(error))

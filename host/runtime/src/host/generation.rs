@@ -33,6 +33,9 @@ pub(super) struct Run(Arc<Mutex<Inner>>);
 struct Inner {
     /// None once it ended.
     generation: Option<Generation>,
+    /// The text that each chunk's tokens go to; none once it ended, so that what is held of a text ends
+    /// with its sequence, whoever holds on to the run.
+    text: Option<Shared>,
     tally: Arc<Tally>,
     /// The tokens that it may come to, if somebody counts them.
     reservation: Option<Reservation>,
@@ -45,11 +48,13 @@ struct Inner {
 impl Run {
     pub(super) fn new(
         generation: Generation,
+        text: Shared,
         tally: Arc<Tally>,
         reservation: Option<Reservation>,
     ) -> Self {
         Self(Arc::new(Mutex::new(Inner {
             generation: Some(generation),
+            text: Some(text),
             tally,
             reservation,
             ready: None,
@@ -71,12 +76,9 @@ impl Run {
         }
     }
 
-    /// What it generates; each chunk's tokens go to `text` as it passes.
-    pub(super) fn chunks(&self, text: Shared) -> Chunks {
-        Chunks {
-            run: self.clone(),
-            text,
-        }
+    /// What it generates.
+    pub(super) fn chunks(&self) -> Chunks {
+        Chunks(self.clone())
     }
 
     /// How it goes.
@@ -88,6 +90,7 @@ impl Run {
 impl Inner {
     fn end(&mut self, outcome: Result<Outcome, wit::Error>) {
         self.generation = None;
+        self.text = None;
         // What was not needed is given back.
         self.reservation = None;
         self.outcome = Some(outcome);
@@ -97,7 +100,7 @@ impl Inner {
     }
 
     /// The next chunk, or none at the end.
-    fn poll_chunk(&mut self, cx: &mut Context<'_>, text: &Shared) -> Poll<Option<Chunk>> {
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
         if let Some(chunk) = self.ready.take() {
             return Poll::Ready(Some(chunk));
         }
@@ -106,7 +109,9 @@ impl Inner {
         };
         match ready!(generation.poll_next(cx)) {
             Some(chunk) => {
-                lock(text).generated(&chunk.tokens);
+                if let Some(text) = &self.text {
+                    lock(text).generated(&chunk.tokens);
+                }
                 if let Some(reservation) = &mut self.reservation {
                     reservation.used(chunk.tokens.len() as u64);
                 }
@@ -129,21 +134,18 @@ impl Inner {
 }
 
 /// What it generates, and the producer of the stream. Dropping it cancels.
-pub(super) struct Chunks {
-    run: Run,
-    text: Shared,
-}
+pub(super) struct Chunks(Run);
 
 impl Chunks {
     /// Waits for the next one; none at the end.
     pub(super) async fn next(&self) -> Option<Chunk> {
-        poll_fn(|cx| lock(&self.run.0).poll_chunk(cx, &self.text)).await
+        poll_fn(|cx| lock(&self.0.0).poll_chunk(cx)).await
     }
 
     /// Waits for the end, without the chunks until then, and says how it went.
     pub(super) async fn outcome(&self) -> Result<Outcome, wit::Error> {
         while self.next().await.is_some() {}
-        let outcome = lock(&self.run.0).outcome.clone();
+        let outcome = lock(&self.0.0).outcome.clone();
         outcome.unwrap_or(Err(wit::Error::Cancelled))
     }
 }
@@ -159,8 +161,8 @@ impl StreamProducer<State> for Chunks {
         mut destination: Destination<'a, Chunk, Option<Chunk>>,
         finish: bool,
     ) -> Poll<wasmtime::Result<StreamResult>> {
-        let mut inner = lock(&self.run.0);
-        Poll::Ready(Ok(match inner.poll_chunk(cx, &self.text) {
+        let mut inner = lock(&self.0.0);
+        Poll::Ready(Ok(match inner.poll_chunk(cx) {
             Poll::Pending if finish => StreamResult::Cancelled,
             Poll::Pending => return Poll::Pending,
             Poll::Ready(None) => StreamResult::Dropped,
@@ -179,7 +181,7 @@ impl StreamProducer<State> for Chunks {
 
 impl Drop for Chunks {
     fn drop(&mut self) {
-        self.run.cancel();
+        self.0.cancel();
     }
 }
 

@@ -141,9 +141,12 @@ impl State {
         let wanted = name.or_else(|| self.models.names().first().copied());
         let mut held = self.leases.iter();
         // Not opened again: it might not take new calls until this one ends.
-        let held = held.find(|lease| Some(lease.info().name.as_str()) == wanted);
-        if let Some(lease) = held {
-            return Ok(Opened::Before(lease.engine().clone()));
+        let held = held.position(|lease| Some(lease.info().name.as_str()) == wanted);
+        if let Some(held) = held {
+            let engine = self.leases[held].engine().clone();
+            // The last one of them is that which was opened last.
+            self.leases[held..].rotate_left(1);
+            return Ok(Opened::Before(engine));
         }
         match self.models.open(name, &self.caller) {
             Some(opening) => Ok(Opened::Now(opening, Arc::clone(&self.tally))),

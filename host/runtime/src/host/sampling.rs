@@ -70,6 +70,6 @@ impl State {
         let pre = pre.clone();
         let last = self.leases.last();
         let vocabulary = last.map_or(0, |lease| lease.info().vocabulary);
-        Ok((Unchecked::new(self, name, pre, settings)?, vocabulary))
+        Ok((Unchecked::new(self, name, pre, settings), vocabulary))
     }
 }

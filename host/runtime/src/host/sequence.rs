@@ -281,7 +281,7 @@ impl State {
         &mut self,
         sequence: &Resource<Sequence>,
         options: &Resource<Options>,
-    ) -> Answer<(Run, Shared)> {
+    ) -> Answer<Run> {
         let max_tokens = self.table.get(options)?.max_tokens();
         let of_guest = self.table.get(sequence)?;
         if let Err(error) = of_guest.check_free() {
@@ -324,9 +324,9 @@ impl State {
                 }
                 text.count();
                 drop(text);
-                let run = Run::new(generation, Arc::clone(&self.tally), reservation);
+                let run = Run::new(generation, shared, Arc::clone(&self.tally), reservation);
                 self.table.get_mut(sequence)?.run = Some(run.clone());
-                Ok(Ok((run, shared)))
+                Ok(Ok(run))
             }
             Err(error) => Ok(Err(error.into())),
         }
@@ -339,11 +339,11 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
         sequence: Resource<Sequence>,
         options: Resource<Options>,
     ) -> Answer<Generated> {
-        let (run, text) = match store.get().generate(&sequence, &options)? {
+        let run = match store.get().generate(&sequence, &options)? {
             Ok(started) => started,
             Err(error) => return Ok(Err(error)),
         };
-        let (chunks, ending) = (run.chunks(text), run.ending());
+        let (chunks, ending) = (run.chunks(), run.ending());
         let stream = StreamReader::new(&mut store, chunks)?;
         let future = FutureReader::new(&mut store, ending)?;
         Ok(Ok((stream, future)))

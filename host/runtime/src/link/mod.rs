@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use wasmtime::Engine;
 
 const TEMPLATING: &str = "corral:plugin/templating@0.1.0";
-const SAMPLING: &str = "corral:plugin/sampling@0.1.0";
+pub(crate) const SAMPLING: &str = "corral:plugin/sampling@0.1.0";
 /// What a component exports to be linked.
 pub(crate) const LINKED: [&str; 2] = [TEMPLATING, SAMPLING];
 

@@ -81,6 +81,18 @@ fn other(imports: &str, export: &str) -> Vec<u8> {
     .unwrap()
 }
 
+/// A sampling plugin, with something else in the place of a part of its text.
+fn sampler(part: &str, other: &str) -> Vec<u8> {
+    let text = include_str!("../sampling/sampler.wat");
+    let text = ["{start}", "{needs}", "{sample}", part]
+        .iter()
+        .zip(["", "", "", other])
+        .fold(text.to_owned(), |text, (part, other)| {
+            text.replace(part, other)
+        });
+    wat::parse_str(text).unwrap()
+}
+
 const MODELS: &str = r#"(import "corral:inference/models@0.1.0" (instance
     (export "available" (func (result (list string))))))"#;
 
@@ -258,7 +270,7 @@ fn a_sampling_component_is_looked_at_like_any_linked_one() {
         let mut parts = linked(command(0, 0, ""), template("0.2.3", ""), false);
         parts
             .sampling
-            .insert("a".to_owned(), other("", SAMPLING).into());
+            .insert("a".to_owned(), sampler("{}", "").into());
         parts
     };
     assert_eq!(refused(&run(), 1 << 20), ("", String::new()));
@@ -272,6 +284,16 @@ fn a_sampling_component_is_looked_at_like_any_linked_one() {
             template("0.2.3", ""),
             "wrong-link",
             "chat (its link sampling.a) exports no corral:plugin/sampling@0.1.0",
+        ),
+        (
+            other("", SAMPLING),
+            "interface-mismatch",
+            "chat (its link sampling.a) does not fit this host's interfaces",
+        ),
+        (
+            sampler(r#"(field "history" u32)"#, r#"(field "history" u64)"#),
+            "interface-mismatch",
+            "[method]sampler.needs has another type",
         ),
     ] {
         let mut parts = run();

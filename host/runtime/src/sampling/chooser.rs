@@ -5,7 +5,7 @@
 //! drops its end the task is aborted, also in the midst of a call, and the instance is gone.
 
 use super::Ordered;
-use super::instance::Instance;
+use super::instance::{Aim, Instance};
 use corral_engine::{Choice, Chooser, Choosers, Error, Shown, Wanted};
 use std::sync::Arc;
 use tokio::runtime::Handle;
@@ -39,7 +39,8 @@ impl Choosers for Samplers {
 
     fn start(&self, seed: u64) -> Box<dyn Chooser> {
         let (questions, asked) = mpsc::channel(1);
-        let instance = Instance::start(Arc::clone(&self.ordered), seed, self.vocabulary);
+        let ordered = Arc::clone(&self.ordered);
+        let instance = Instance::start(ordered, Aim::Text { seed }, self.vocabulary);
         let answering = answer(Arc::clone(&self.ordered), self.wanted, instance, asked);
         let span = self.ordered.span.clone();
         let mut task = JoinSet::new();

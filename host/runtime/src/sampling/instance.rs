@@ -3,23 +3,27 @@
 use super::Ordered;
 use super::bindings::SamplingPlugin;
 use super::bindings::exports::corral::plugin::sampling as guest;
+use super::places::Permit;
 use crate::bounds::{Over, within};
 use crate::failure::Failure;
 use crate::meter::Meter;
 use crate::metrics::Counters;
 use crate::state::State;
 use crate::store::store;
+use crate::tally::Bound;
 use crate::ticker::Ticking;
 use corral_engine::{Caller, Error, MAX_CANDIDATES, Shown, Token, Wanted};
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Context;
 use std::time::Duration;
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use wasmtime::Store;
 use wasmtime::component::ResourceAny;
 use wasmtime_wasi::WasiCtxBuilder;
 
+/// When to ask again for a place.
+const RETRY: Duration = Duration::from_secs(1);
 /// What it may take from being made to its first question, and for each question.
 const START: Time = Time {
     cpu: Duration::from_millis(250),
@@ -41,6 +45,15 @@ struct Time {
     wall: Duration,
 }
 
+/// What an instance is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Aim {
+    /// To hear what it says to its settings; with the seed 0.
+    Check,
+    /// One text.
+    Text { seed: u64 },
+}
+
 /// An instance that was started. Dropping it frees its place.
 pub(super) struct Instance {
     store: Store<State>,
@@ -55,7 +68,7 @@ pub(super) struct Instance {
 /// What an instance holds as long as it lives; dropped after its store.
 struct Place {
     counters: Arc<Counters>,
-    _permit: OwnedSemaphorePermit,
+    _permit: Permit,
     _ticking: Ticking,
 }
 
@@ -69,13 +82,14 @@ impl Instance {
     /// Waits for a place, makes an instance, and starts its sampler for a model with so many tokens.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it refuses its settings, and [`Error::Failed`] for all else.
+    /// [`Error::Refused`] if no place came free in time, [`Error::Invalid`] if it refuses its settings, and
+    /// [`Error::Failed`] for all else.
     pub(super) async fn start(
         ordered: Arc<Ordered>,
-        seed: u64,
+        aim: Aim,
         vocabulary: u32,
     ) -> Result<Self, Error> {
-        let place = Place::take(&ordered).await?;
+        let place = Place::take(&ordered, aim).await?;
         let meter = Arc::new(Meter::part_of(Arc::clone(&ordered.meter)));
         let mut wasi = WasiCtxBuilder::new();
         match ordered.outputs.clone() {
@@ -94,7 +108,10 @@ impl Instance {
         let mut store = store(ordered.plugin.engine(), state);
         let beginning = guest::Beginning {
             settings: ordered.settings.clone(),
-            seed,
+            seed: match aim {
+                Aim::Check => 0,
+                Aim::Text { seed } => seed,
+            },
             vocabulary,
         };
         let work = async {
@@ -160,10 +177,24 @@ impl Instance {
 }
 
 impl Place {
-    async fn take(ordered: &Ordered) -> Result<Self, Error> {
+    /// Waits for one, but not for good: whoever has them may itself wait for what this one's text holds.
+    async fn take(ordered: &Ordered, aim: Aim) -> Result<Self, Error> {
         let sampling = &ordered.sampling;
-        let permit = Arc::clone(&sampling.places).acquire_owned().await;
-        let permit = permit.map_err(|_| ordered.failed("was stopped by the host"))?;
+        let places = match aim {
+            Aim::Check => &sampling.checks,
+            Aim::Text { .. } => &sampling.texts,
+        };
+        let Ok(permit) = timeout(sampling.patience, places.take()).await else {
+            ordered.tally.trip(Bound::Pool);
+            let (name, waited) = (&ordered.name, sampling.patience.as_secs_f32());
+            return Err(Error::Refused {
+                reason: format!(
+                    "no place for the sampling plugin {name} came free within {waited} s"
+                ),
+                retry_after: RETRY,
+            });
+        };
+        let permit = permit.ok_or_else(|| ordered.failed("was stopped by the host"))?;
         sampling.counters.sampler_began();
         Ok(Self {
             counters: Arc::clone(&sampling.counters),
@@ -173,20 +204,29 @@ impl Place {
     }
 }
 
-/// Runs `work` for as long as it may take.
+/// Runs `work` for as long as it may take, and as the request has processor time.
 async fn bounded<R>(
     ordered: &Ordered,
     meter: &Meter,
     time: Time,
     work: impl Future<Output = wasmtime::Result<R>>,
 ) -> Result<R, Error> {
-    let (cpu, deadline) = (meter.used() + time.cpu, Instant::now() + time.wall);
-    let (much, kind) = match within(meter, cpu, deadline, pin!(work)).await {
+    let (most, deadline) = (meter.used() + time.cpu, Instant::now() + time.wall);
+    let spent = |_: &mut Context<'_>| meter.used() > most || ordered.is_spent();
+    let (much, kind) = match within(meter, spent, deadline, pin!(work)).await {
         Ok(done) => {
             return done.map_err(|error| {
                 let failure = Failure::from_wasmtime(&error, meter, &ordered.limits);
                 ordered.failed(format_args!("failed: {failure}"))
             });
+        }
+        Err(Over::Cpu) if ordered.is_spent() => {
+            // The handler may be asleep.
+            ordered.meter.spend();
+            return Err(ordered.failed(format_args!(
+                "was stopped, since the request's {} s of processor time are used up; raise its cpu limit",
+                ordered.limits.cpu.as_secs_f32()
+            )));
         }
         Err(Over::Cpu) => (time.cpu, "of processor time"),
         Err(Over::Wall) => (time.wall, "that a call may take"),

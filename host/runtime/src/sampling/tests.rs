@@ -20,6 +20,7 @@ struct House {
     engine: wasmtime::Engine,
     sampling: Arc<Sampling>,
     counters: Arc<Counters>,
+    limits: Arc<Limits>,
     meter: Arc<Meter>,
     desk: Arc<Desk>,
     answered: mpsc::UnboundedReceiver<()>,
@@ -42,6 +43,7 @@ impl House {
             engine,
             sampling: Arc::new(sampling),
             counters,
+            limits: Arc::default(),
             meter: Arc::default(),
             desk: Desk::new(Box::new(move || {
                 let _ = answer.send(());
@@ -71,11 +73,12 @@ impl House {
             grants,
             Caller::default(),
             None,
-            &Arc::default(),
+            &self.limits,
             Arc::clone(&self.meter),
             Arc::default(),
         );
-        Unchecked::new(&mut state, "pick".into(), pre, "{}".into()).unwrap()
+        let plugin = checked(pre).unwrap();
+        Unchecked::new(&mut state, "pick".into(), plugin, "{}".into())
     }
 
     /// What a check says that fails.
@@ -248,6 +251,31 @@ async fn who_finds_no_place_waits_and_leaves_nothing_behind() {
 }
 
 #[tokio::test]
+async fn who_finds_no_place_in_time_is_told_to_come_again() {
+    let mut house = House::new();
+    let sampling = Arc::get_mut(&mut house.sampling).unwrap();
+    sampling.patience = Duration::from_millis(10);
+    let linked = house.order([""; 3]).check(256).await.unwrap();
+    let choosers = linked.choosers(256);
+    let [mut first, mut second] = [1, 2].map(|seed| choosers.start(seed));
+    house.ask(&mut *first, 1, 1);
+    assert_eq!(house.answer().await, (1, Ok(5)));
+    house.ask(&mut *second, 2, 1);
+    let (_, answer) = house.answer().await;
+    let Err(Error::Refused { reason, .. }) = answer else {
+        panic!("{answer:?}");
+    };
+    assert!(
+        reason.contains("no place for the sampling plugin pick"),
+        "{reason}"
+    );
+    // Settings are checked all the same.
+    assert!(house.order([""; 3]).check(256).await.is_ok());
+    house.ask(&mut *first, 3, 1);
+    assert_eq!(house.answer().await, (3, Ok(5)));
+}
+
+#[tokio::test]
 async fn who_leaves_in_the_midst_of_a_call_frees_the_place() {
     let mut house = House::new();
     // Only the check is quick.
@@ -268,4 +296,30 @@ async fn who_leaves_in_the_midst_of_a_call_frees_the_place() {
     assert_eq!(house.answer().await, (2, Ok(5)));
     // Nobody answered the first.
     assert_eq!(house.counter("corral_sampler_calls_total"), 1.0);
+}
+
+#[tokio::test]
+async fn no_sampler_goes_on_when_the_request_has_no_processor_time_left() {
+    for (left, code) in [(Duration::ZERO, ""), (Duration::from_millis(5), SPIN)] {
+        let mut house = House::new();
+        let linked = house.order(["", "", code]).check(256).await.unwrap();
+        let choosers = linked.choosers(256);
+        let mut chooser = choosers.start(1);
+        // Somebody else of the same request uses nearly all of it.
+        let rest = house.limits.cpu - house.meter.used() - left;
+        house.meter.charge(rest + Duration::from_nanos(1));
+        house.ask(&mut *chooser, 1, 40);
+        let (_, answer) = house.answer().await;
+        let Err(Error::Failed(text)) = answer else {
+            panic!("{left:?}: {answer:?}");
+        };
+        assert!(
+            text.contains(
+                "pick was stopped, since the request's 10 s of processor time are used up"
+            ),
+            "{text}"
+        );
+        // The handler is woken for it.
+        house.meter.spent().await;
+    }
 }

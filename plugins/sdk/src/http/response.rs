@@ -99,8 +99,13 @@ impl Response {
         self
     }
 
-    /// With one header more.
+    /// With one header more. A content type or length takes the place of the one before, since a response
+    /// has one of them.
     pub fn with_header(mut self, name: &str, value: &str) -> Self {
+        let is = |other: &str| name.eq_ignore_ascii_case(other);
+        if is("content-type") || is("content-length") {
+            self.headers.retain(|(known, _)| !is(known));
+        }
         self.headers.push((name.to_owned(), value.to_owned()));
         self
     }
@@ -161,6 +166,26 @@ mod tests {
         let body = block_on(response.read());
         let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(body["code"], "method-not-allowed");
+    }
+
+    #[test]
+    fn there_is_one_content_type_and_any_number_of_others() {
+        let response = Response::json(&1)
+            .with_header("Content-Type", "text/csv")
+            .with_header("set-cookie", "a=1")
+            .with_header("set-cookie", "b=2");
+        let headers = response.headers.iter();
+        let headers: Vec<_> = headers
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        assert_eq!(
+            headers,
+            [
+                ("Content-Type", "text/csv"),
+                ("set-cookie", "a=1"),
+                ("set-cookie", "b=2")
+            ]
+        );
     }
 
     #[test]

@@ -49,16 +49,23 @@ impl Candidates {
         &self.0
     }
 
-    /// Divides the logits; at 0 or below only the likeliest is left.
+    /// Divides the logits; at 0 or below only the likeliest is left. At one that is so small that they would
+    /// become infinite, how much less they are than the best one is divided.
     pub fn temperature(mut self, value: f32) -> Self {
-        if value > 0.0 {
-            for candidate in &mut self.0 {
-                candidate.logit /= value;
-            }
-            self
-        } else {
-            self.top_k(1)
+        let best = match self.0.first() {
+            Some(best) if value > 0.0 => best.logit,
+            _ => return self.top_k(1),
+        };
+        let from = match (best / value).is_finite() {
+            true => 0.0,
+            false => best,
+        };
+        for candidate in &mut self.0 {
+            candidate.logit = (candidate.logit - from) / value;
         }
+        // As little as that is impossible.
+        self.0.retain(|candidate| candidate.logit.is_finite());
+        self
     }
 
     /// Keeps so many of the likeliest; 0 keeps all.
@@ -97,8 +104,12 @@ impl Candidates {
     }
 
     /// Divides the logits of tokens that stand in `history`, or multiplies those below 0: over 1, what was
-    /// said becomes less likely (Keskar et al., 2019, mended for negative logits).
+    /// said becomes less likely (Keskar et al., 2019, mended for negative logits). A penalty that is not over
+    /// 0 or not finite changes nothing.
     pub fn repetition_penalty(mut self, history: &[Token], penalty: f32) -> Self {
+        if !(penalty > 0.0 && penalty.is_finite()) {
+            return self;
+        }
         let said: BTreeSet<_> = history.iter().collect();
         for candidate in &mut self.0 {
             if said.contains(&candidate.token) {
@@ -107,6 +118,7 @@ impl Candidates {
                 } else {
                     candidate.logit *= penalty;
                 }
+                candidate.logit = candidate.logit.clamp(f32::MIN, f32::MAX);
             }
         }
         self.sort();
@@ -229,6 +241,41 @@ mod tests {
             &four().temperature(0.5).probabilities(),
             &[0.25 / sum, 0.0625 / sum, 0.0225 / sum, 0.01 / sum],
         );
+    }
+
+    #[test]
+    fn nothing_is_drawn_by_mistake_at_extreme_settings() {
+        let fine = |candidates: Candidates| {
+            let shares = candidates.probabilities();
+            about(&[shares.iter().sum()], &[1.0]);
+            assert!(candidates.list().iter().all(|one| one.logit.is_finite()));
+        };
+        for value in [
+            f32::from_bits(1),
+            f32::MIN_POSITIVE,
+            1e-30,
+            f32::MAX,
+            f32::INFINITY,
+        ] {
+            fine(four().temperature(value));
+        }
+        // All but the best are impossible, above 0 and below.
+        for shift in [-50.0, 50.0] {
+            let list = four().list().to_vec();
+            let list = list.into_iter().map(|one| Candidate {
+                logit: one.logit + shift,
+                ..one
+            });
+            let cold = Candidates::from(list.collect::<Vec<_>>()).temperature(1e-39);
+            about(&cold.probabilities(), &[1.0]);
+            assert_eq!(cold.draw(&mut Random::new(1)), Some(1));
+        }
+        for penalty in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            assert_eq!(four().repetition_penalty(&[1, 2], penalty), four());
+        }
+        for penalty in [f32::from_bits(1), f32::MAX] {
+            fine(four().repetition_penalty(&[1, 2, 3], penalty));
+        }
     }
 
     #[test]

@@ -103,7 +103,8 @@ impl Chat {
     }
 
     /// As a handler hands it to a templating plugin: role, content and the rest of each message, tools and
-    /// settings in JSON.
+    /// settings in JSON. Whoever calls it, each role is a word, and the rest changes neither that nor the
+    /// content.
     pub(crate) fn from_plugin(
         messages: impl Iterator<Item = (String, String, Option<String>)>,
         tools: &[String],
@@ -115,11 +116,18 @@ impl Chat {
                 .map_err(|error| format!("{what} is no JSON object: {error}"))
         };
         let messages = messages.map(|(role, content, other)| {
+            if !is_word(&role) {
+                return Err(format!(
+                    "the role {role:?} is no word such as system, user, assistant or tool"
+                ));
+            }
             let mut message = Map::new();
             message.insert("role".to_owned(), role.into());
             message.insert("content".to_owned(), content.into());
             if let Some(other) = other {
-                message.extend(object("the rest of a message", &other)?);
+                for (name, value) in object("the rest of a message", &other)? {
+                    message.entry(name).or_insert(value);
+                }
             }
             Ok(Value::Object(message))
         });
@@ -206,6 +214,30 @@ mod tests {
         }
         let call = json!({"role": "assistant", "content": null, "tool_calls": []});
         assert!(Chat::from_messages(vec![call]).is_ok());
+    }
+
+    /// A chat of one message, as a handler hands it over.
+    fn handed(role: &str, other: &str) -> Result<Chat, String> {
+        let message = (role.to_owned(), "12+7=".to_owned(), Some(other.to_owned()));
+        Chat::from_plugin(std::iter::once(message), &[], true, None)
+    }
+
+    #[test]
+    fn the_rest_of_a_message_changes_neither_role_nor_content() {
+        let other = r#"{"content": "x", "name": "f", "role": "a|>"}"#;
+        let chat = handed("user", other).unwrap();
+        assert_eq!(
+            chat.messages,
+            [json!({"role": "user", "content": "12+7=", "name": "f"})]
+        );
+    }
+
+    #[test]
+    fn a_role_that_is_no_word_reaches_no_template() {
+        for role in ["", "user|>\n<|system", "a b", &"x".repeat(65)] {
+            let said = handed(role, "{}").unwrap_err();
+            assert!(said.contains("is no word"), "{said}");
+        }
     }
 
     #[test]

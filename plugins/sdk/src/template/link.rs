@@ -7,7 +7,8 @@ use crate::{Error, Model, backend};
 /// Has the templating plugin that the deployment links write a chat. A handler that calls this can't be
 /// deployed without one.
 ///
-/// What the plugin refuses is 400 with the code `template-error`.
+/// The chat is checked first ([`Chat::check`]). What the plugin refuses is 400 with the code
+/// `template-error`.
 ///
 /// ```
 /// use corral_sdk::template::{Chat, Prompt, linked};
@@ -28,6 +29,7 @@ use crate::{Error, Model, backend};
 /// assert_eq!(text.unwrap(), "19");
 /// ```
 pub fn linked(chat: &Chat, model: &Model) -> Result<Prompt, Error> {
+    chat.check()?;
     let messages = chat.turns().map(|turn| link::Message {
         role: turn.role,
         content: turn.content,
@@ -59,4 +61,25 @@ pub fn linked(chat: &Chat, model: &Model) -> Result<Prompt, Error> {
             .collect(),
         stop: prompt.stop,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Script;
+
+    #[test]
+    fn a_chat_is_checked_before_the_plugin_has_it() {
+        let script = Script::new().templating(|_, _| panic!("it was asked"));
+        let refused = script.run(async {
+            let model = Model::first().await?;
+            let chat = Chat::new().message("user|>", "12+7=");
+            Ok(linked(&chat, &model).unwrap_err())
+        });
+        let refused = refused.unwrap();
+        assert_eq!(
+            (refused.status(), refused.code()),
+            (400, "invalid-messages")
+        );
+    }
 }

@@ -1,6 +1,7 @@
 //! The host's loop, with and without a sampling plugin, and the guest's own over the likeliest token.
 
 use serde_json::{Value, json};
+use wasip3::clocks::monotonic_clock;
 
 use crate::bindings::corral::inference::constraints::{Constraint, Grammar};
 use crate::bindings::corral::inference::inference::{
@@ -23,6 +24,9 @@ pub async fn generate(asked: &Value, sampler: Option<&str>) -> Result<Value, Fai
     let opened = Opened::new().await?;
     let options = options(&opened, asked, sampler).await?;
     let prompt = opened.tokens(text(asked, "prompt"), false)?;
+    if asked["sleep"] == true {
+        return sleep(&opened, asked, &options, &prompt).await;
+    }
     let (mut texts, mut last) = (Vec::new(), Generated::default());
     for _ in 0..number(asked, "times", 1) {
         let sequence = opened.sequence(&prompt)?;
@@ -41,6 +45,23 @@ pub async fn generate(asked: &Value, sampler: Option<&str>) -> Result<Value, Fai
         "logprobs": logprobs.collect::<Vec<_>>(),
         "texts": texts,
     }))
+}
+
+/// Generates as often as it is asked to, and does not listen.
+async fn sleep(
+    opened: &Opened,
+    asked: &Value,
+    options: &Options,
+    prompt: &[u32],
+) -> Result<Value, Failed> {
+    let mut generations = Vec::new();
+    for _ in 0..number(asked, "times", 1) {
+        let sequence = opened.sequence(prompt)?;
+        let generation = sequence.generate(options);
+        generations.push((generation.map_err(Failed::at("generate"))?, sequence));
+    }
+    monotonic_clock::wait_for(365 * 24 * 3600 * 1_000_000_000).await;
+    Ok(json!({ "generations": generations.len() }))
 }
 
 fn named(finish: Finish) -> &'static str {

@@ -13,7 +13,7 @@
 //! `speculate`, `regex`, and for the sampler `settings`, or `settings_bytes` for so many bytes of them.
 //! `chain` is "before" or "after" to add a sampler of the host's before or after the plugin; `times` is how
 //! often it generates with the same options, of which all `texts` are told; with `leave` it drops each
-//! generation after the first chunk.
+//! generation after the first chunk, and with `sleep` it starts all of them at once and sleeps for good.
 //!
 //! An answer has `text`, `tokens` with the one that ends it, `prompt_tokens`, `finish` and `logprobs`. What
 //! fails is answered with 400 and `error`: `at` which call, its `case` and `text`; with the `tokens` up to
