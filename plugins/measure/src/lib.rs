@@ -93,7 +93,12 @@ mod tests {
 
     #[test]
     fn every_way_does_what_it_was_asked_so_often() {
-        let ways = [("generate", "4"), ("top", "4"), ("call", "4"), ("none", "4")];
+        let ways = [
+            ("generate", "4"),
+            ("top", "4"),
+            ("call", "4"),
+            ("none", "4"),
+        ];
         // What the loop over whole rows goes on with is not in the script.
         for (way, count) in ways.into_iter().chain([("logits", "1")]) {
             let script = Script::new().answers("1+1=", "2222");
