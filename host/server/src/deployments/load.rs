@@ -19,7 +19,7 @@ use super::tally::Standing;
 use crate::routes::Prefix;
 use crate::terms::Terms as CallTerms;
 use bytes::Bytes;
-use corral_runtime::{Limits, Plugin, Terms};
+use corral_runtime::{Limits, Plugin, PluginError, Terms};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -59,11 +59,11 @@ impl Inner {
         let manifest_links = manifest.links.clone();
         let end = Arc::clone(&ended);
         let loading = tokio::spawn(async move {
-            let reader = Arc::clone(&inner);
+            let (reader, called) = (Arc::clone(&inner), name.clone());
             let reading = tokio::task::spawn_blocking(move || {
                 let store = reader.store.as_ref().ok_or(ChangeError::NoStore)?;
                 let all = std::iter::once(component).chain(links);
-                read_all(store, &Vec::from_iter(all))
+                read_all(store, &called, &Vec::from_iter(all))
             });
             let mut read = reading.await.map_err(|_| ChangeError::Host)??.into_iter();
             let bytes = read.next().ok_or(ChangeError::Host)?;
@@ -212,8 +212,8 @@ fn together(component: Digest, links: &[Digest]) -> Digest {
     Digest::of(all.map(Digest::hex).collect::<String>().as_bytes())
 }
 
-/// Components of the store, all of them together no larger than one may be.
-fn read_all(store: &Store, digests: &[Digest]) -> Result<Vec<Bytes>, ChangeError> {
+/// Components of the store, those of the deployment `name`: all of them together no larger than one may be.
+fn read_all(store: &Store, name: &str, digests: &[Digest]) -> Result<Vec<Bytes>, ChangeError> {
     let limit = store.bounds().component_bytes;
     let mut all = Vec::new();
     let mut bytes = 0;
@@ -221,7 +221,13 @@ fn read_all(store: &Store, digests: &[Digest]) -> Result<Vec<Bytes>, ChangeError
         let read = store.read(*digest)?;
         bytes += read.len() as u64;
         if bytes > limit {
-            return Err(StoreError::TooLarge { bytes, limit }.into());
+            return Err(match digests {
+                [_] => StoreError::TooLarge { bytes, limit }.into(),
+                _ => ChangeError::Plugin(PluginError::TooLargeTogether {
+                    plugin: name.to_owned(),
+                    limit: usize::try_from(limit).unwrap_or(usize::MAX),
+                }),
+            });
         }
         all.push(read.into());
     }
