@@ -9,6 +9,8 @@ use wasmtime_wasi::p2::DynInputStream;
 use wasmtime_wasi::p2::pipe::ClosedInputStream;
 use wasmtime_wasi::p3::bindings::cli::types::ErrorCode;
 
+/// What the names of those begin with that are there instead.
+pub(crate) const PACKAGE: &str = "corral:denied/";
 const ENVIRONMENT: &str = "corral:denied/environment";
 const STDIN: &str = "corral:denied/stdin";
 

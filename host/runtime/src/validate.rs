@@ -1,5 +1,6 @@
 //! From bytes to a component that can be instantiated, or a reason that its author can use.
 
+use crate::denied;
 use crate::link::{self, LINKED, Parts};
 use crate::linker::OFFERED;
 use crate::names::{cause, listed};
@@ -321,7 +322,9 @@ fn instantiate_pre(
 ) -> Result<InstancePre<State>, PluginError> {
     linker.instantiate_pre(component).map_err(|error| {
         let ty = component.component_type();
-        let unknown = unknown_imports(ty.imports(engine).map(|(name, _)| name));
+        let imports = ty.imports(engine).map(|(name, _)| name);
+        // What is denied is there too, though nobody is told to import it.
+        let unknown = unknown_imports(imports.filter(|name| !name.starts_with(denied::PACKAGE)));
         let plugin = plugin.to_owned();
         if unknown.is_empty() {
             PluginError::Mismatch {

@@ -296,6 +296,20 @@ fn what_is_made_of_the_parts_is_no_larger_than_a_component_may_be() {
 }
 
 #[test]
+fn what_is_made_of_the_parts_does_not_grow_without_bound() {
+    // One type more than are written again, each of one byte here and of more there.
+    let head = [7, 0xc4, 0x84, 0x3d, 0xc1, 0x84, 0x3d];
+    let types = [&head[..], &[0x7f; 1_000_001]].concat();
+    let handler = [command(0, 0, ""), types].concat();
+    let parts = linked(handler, template("0.2.3", ""), false);
+    let (code, text) = refused(&parts, 64 << 20);
+    assert_eq!(code, "does-not-compose", "{text}");
+    assert!(text.contains("more than 1000000 types"), "{text}");
+    let (code, text) = refused(&parts, 2 << 20);
+    assert_eq!(code, "component-too-large", "{text}");
+}
+
+#[test]
 fn what_a_section_says_of_its_number_is_not_believed() {
     // Four thousand million instances, none of which is there.
     let many = [5, 5, 0xff, 0xff, 0xff, 0xff, 0x0f];

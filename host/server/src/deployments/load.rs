@@ -256,8 +256,32 @@ fn linked(links: &Links, mut read: impl Iterator<Item = Bytes>) -> corral_runtim
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::deployments::Bounds;
     use crate::deployments::fixture::{Fixture, manifest};
     use std::sync::mpsc;
+
+    #[test]
+    fn a_sum_that_is_too_large_is_called_a_sum() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let bounds = Bounds {
+            component_bytes: 10,
+            ..Bounds::default()
+        };
+        let store = Store::open(folder.path(), bounds).expect("opens");
+        let digests = [b"1234567", b"abcdefg"].map(|bytes| {
+            let digest = Digest::of(bytes);
+            store.put(digest, bytes).expect("small");
+            digest
+        });
+        assert_eq!(
+            read_all(&store, "a", &digests[..1]).expect("small").len(),
+            1
+        );
+        let error = read_all(&store, "a", &digests).expect_err("large");
+        let expected =
+            "the plugin a and what it is linked with have more bytes together than the 10";
+        assert!(error.to_string().contains(expected), "{error}");
+    }
 
     #[test]
     fn what_ran_over_its_time_is_refused_at_once_until_it_is_through() {
