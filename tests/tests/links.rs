@@ -15,6 +15,23 @@ fn component(name: &str) -> Vec<u8> {
     std::fs::read(artefacts::plugin(name)).expect("readable")
 }
 
+/// A component with types of components in each other, so many.
+fn deep_types(depth: usize) -> Vec<u8> {
+    let number = |mut n: usize| {
+        let mut bytes = Vec::new();
+        while n > 127 {
+            bytes.push((n & 127) as u8 | 128);
+            n >>= 7;
+        }
+        bytes.push(n as u8);
+        bytes
+    };
+    // One type: a component with one type, and so on.
+    let types = [&[1], &*[0x41, 1, 1].repeat(depth - 1), &[0x41, 0]].concat();
+    let head = b"\0asm\x0d\0\x01\0\x07".to_vec();
+    [head, number(types.len()), types].concat()
+}
+
 /// What the handler answers at `/NAME`, whose template sees so much of `SECRET` and so many variables.
 fn rendered(name: &str, sees: &str, variables: usize) -> String {
     format!(
@@ -206,6 +223,37 @@ fn links_that_do_not_fit_say_why() {
 }
 
 #[test]
+fn types_too_deep_for_the_compilers_stack_are_refused_and_nothing_else_notices() {
+    let corral = with_store(&scratch_folder());
+    let handler = upload(&corral, &component("linked-handler"));
+    let template = upload(&corral, &component("linked-template"));
+    let deep = upload(&corral, &deep_types(100_000));
+    corral.beside(|| {
+        for (component, links, at_fault) in [
+            (&deep, json!({}), "a"),
+            (
+                &handler,
+                json!({"templating": deep}),
+                "a (its link templating)",
+            ),
+            (
+                &handler,
+                json!({"templating": template, "sampling": {"x": deep}}),
+                "a (its link sampling.x)",
+            ),
+        ] {
+            let answer = try_deploy(&corral, &linked("a", component, links));
+            let detail = answer.problem(422, "does-not-compile");
+            let expected = format!(
+                "the plugin {at_fault} cannot be compiled: component type nesting is too deep"
+            );
+            assert!(detail.contains(&expected), "{detail}");
+        }
+    });
+    corral.check_alive();
+}
+
+#[test]
 fn what_is_linked_stays_as_long_as_its_revision_and_comes_back_with_it() {
     let folder = scratch_folder();
     let corral = with_store(&folder);
@@ -358,6 +406,10 @@ fn the_command_line_brings_all_parts() {
         (
             [&deploy[..], &["--link", "least=x.wasm"]].concat(),
             "write templating=FILE or sampling.NAME=FILE",
+        ),
+        (
+            [&deploy[..], &["--link", "sampling.X=x.wasm"]].concat(),
+            "'X' is no name for a sampler",
         ),
         (
             [&deploy[..], &with, &["--link", &template]].concat(),

@@ -53,6 +53,14 @@ impl Complaint {
         }
     }
 
+    /// The same with `more` after its text.
+    pub(crate) fn and(self, more: &str) -> Self {
+        match self {
+            Complaint::Usage(text) => Complaint::Usage(text + more),
+            Complaint::Failed(cause) => Complaint::telling(&format!("{cause}{more}"))(cause),
+        }
+    }
+
     /// Writes it to stderr: one line, or with `verbose` also what caused it. Returns the code to
     /// exit with.
     pub(crate) fn tell(&self, verbose: bool) -> ExitCode {

@@ -1,6 +1,6 @@
 //! `corral run`.
 
-use crate::arguments::{LinkArgument, Run};
+use crate::arguments::{ADVICE, LinkArgument, Run};
 use crate::complaint::Complaint;
 use crate::house;
 use corral_runtime::{Link, Links, Terms};
@@ -34,7 +34,11 @@ async fn run_plugin(arguments: &Run) -> Result<ExitCode, Complaint> {
     };
     let account = runtime.account();
     let file = arguments.plugin.clone();
-    let plugin = runtime.plugin_for(&account, &name, file, terms).await?;
+    let loaded = runtime.plugin_for(&account, &name, file, terms).await;
+    let plugin = loaded.map_err(|error| match error.code() {
+        "not-linked" => Complaint::Failed(format!("{error}{ADVICE}").into()),
+        _ => error.into(),
+    })?;
     if !plugin.roles().cli {
         return Err(Complaint::Failed(
             format!(

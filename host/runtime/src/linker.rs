@@ -1,5 +1,6 @@
 //! Everything that a plugin may import, linked once for the process.
 
+use crate::denied;
 use crate::engine::Error;
 use crate::host;
 use crate::state::State;
@@ -79,22 +80,6 @@ pub(crate) fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
     wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker).map_err(link)?;
     wasmtime_wasi_http::p3::add_to_linker(&mut linker).map_err(link)?;
     host::add_to_linker(&mut linker).map_err(link)?;
-    deny_environment(&mut linker).map_err(link)?;
+    denied::add_to_linker(&mut linker).map_err(link)?;
     Ok(linker)
-}
-
-/// Where a linked component looks for the environment that it may not see: without variables, arguments
-/// and a folder. `wasi:cli/environment` of WASI 0.2 and of 0.3, whatever the linked one's version.
-pub(crate) const DENIED_ENVIRONMENT: &str = "corral:denied/environment";
-
-fn deny_environment(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    for (version, folder) in [("0.2.0", "initial-cwd"), ("0.3.0", "get-initial-cwd")] {
-        let mut denied = linker.instance(&format!("{DENIED_ENVIRONMENT}@{version}"))?;
-        denied.func_wrap("get-environment", |_, (): ()| {
-            Ok((Vec::<(String, String)>::new(),))
-        })?;
-        denied.func_wrap("get-arguments", |_, (): ()| Ok((Vec::<String>::new(),)))?;
-        denied.func_wrap(folder, |_, (): ()| Ok((None::<String>,)))?;
-    }
-    Ok(())
 }

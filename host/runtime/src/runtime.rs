@@ -5,7 +5,7 @@ use crate::admission::Pool;
 use crate::compiler::Compiler;
 use crate::engine::{Error, engine};
 use crate::host;
-use crate::link::{Parts, Templating, part_name, sampling_name, whole_name};
+use crate::link::{Parts, Templating, part_name, sampling_name};
 use crate::linker::linker;
 use crate::metrics::Counters;
 use crate::models::Visible;
@@ -218,14 +218,13 @@ impl Shared {
         };
         let within = |name: &str, source: Source, read: usize| {
             let bytes = self.read(&part_name(plugin, name), source)?;
-            match read + bytes.len() {
-                all if all > self.component_bytes => Err(PluginError::TooLarge {
-                    plugin: whole_name(plugin),
-                    bytes: all as u64,
+            if read + bytes.len() > self.component_bytes {
+                return Err(PluginError::TooLargeTogether {
+                    plugin: plugin.to_owned(),
                     limit: self.component_bytes,
-                }),
-                _ => Ok(bytes),
+                });
             }
+            Ok(bytes)
         };
         if let Some(Link { component, inherit }) = links.templating {
             let bytes = within("templating", component, parts.bytes())?;

@@ -1,8 +1,11 @@
 //! From bytes to a component that can be instantiated, or a reason that its author can use.
 
+use crate::denied;
 use crate::link::{self, LINKED, Parts};
 use crate::linker::OFFERED;
+use crate::names::{cause, listed};
 use crate::sampling::{self, SamplerPre};
+use crate::soundness;
 use crate::state::State;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,6 +41,16 @@ pub enum PluginError {
         /// The largest accepted.
         limit: usize,
     },
+    /// It and what it is linked with are larger together than the host accepts.
+    #[error(
+        "the plugin {plugin} and what it is linked with have more bytes together than the {limit} that this host accepts; strip their debug information (wasm-tools strip), link less, or raise the limit"
+    )]
+    TooLargeTogether {
+        /// The plugin's name.
+        plugin: String,
+        /// Most bytes that all of them may have.
+        limit: usize,
+    },
     /// The bytes are no WebAssembly.
     #[error(
         "the plugin {plugin} is not a WebAssembly component: it {found}; give the .wasm file that the component's build made"
@@ -56,16 +69,20 @@ pub enum PluginError {
         /// The plugin's name.
         plugin: String,
     },
-    /// Wasmtime can't compile it.
+    /// It is not in order, or Wasmtime can't compile it.
     #[error("the plugin {plugin} cannot be compiled: {cause}")]
     Compile {
         /// The plugin's name.
         plugin: String,
-        /// What wasmtime said.
+        /// What is wrong.
         cause: String,
     },
     /// It imports what this host does not have.
-    #[error("the plugin {plugin} imports what this host does not offer: {}. It offers: {}", unknown.join(", "), offered())]
+    #[error(
+        "the plugin {plugin} imports what this host does not offer: {}. It offers: {}",
+        listed(unknown),
+        offered()
+    )]
     Imports {
         /// The plugin's name.
         plugin: String,
@@ -106,8 +123,7 @@ pub enum PluginError {
     },
     /// It imports what only a linked component has.
     #[error(
-        "the plugin {plugin} imports {role}, which a linked component answers, but it is linked with {linked} that could; link it with one: [links] {} = \"FILE.wasm\" in corral.toml, or --link {}=FILE",
-        link::field(role),
+        "the plugin {plugin} imports {role}, which a linked component answers, but it is linked with {linked} that could; link it with one: [links] {} = \"FILE.wasm\" in corral.toml",
         link::field(role)
     )]
     NotLinked {
@@ -131,7 +147,7 @@ pub enum PluginError {
     /// What it is linked with does not export what it is linked for.
     #[error(
         "the plugin {part} exports no {role}, for which it is linked; it exports {}",
-        if exports.is_empty() { "nothing".to_owned() } else { exports.join(", ") }
+        if exports.is_empty() { "nothing".to_owned() } else { listed(exports) }
     )]
     WrongLink {
         /// Whose it is, and which link.
@@ -144,7 +160,7 @@ pub enum PluginError {
     /// What it is linked with imports more than it may have.
     #[error(
         "the plugin {part} imports what a linked component is not given: {}; build it without{}",
-        refused.join(", "),
+        listed(refused),
         if *may_inherit { ", or, if it may use the deployment's models and see its environment, link it with inherit = true" } else { "" }
     )]
     LinkImports {
@@ -157,13 +173,16 @@ pub enum PluginError {
     },
     /// It and what it is linked with make no component.
     #[error(
-        "the plugin {plugin} cannot be put together with what it is linked with: {cause}; build both against one version of corral:plugin"
+        "the plugin {plugin} cannot be put together with what it is linked with: {cause}{}",
+        if *mismatch { "; build both against one version of corral:plugin" } else { "" }
     )]
     Compose {
         /// The plugin's name.
         plugin: String,
         /// What is wrong.
         cause: String,
+        /// Each would do by itself: what one exports is not what the other imports.
+        mismatch: bool,
     },
     /// It may open only models that there are not.
     #[error("the plugin {plugin} is to open the model '{model}', which this server does not have; it has: {}", have.join(", "))]
@@ -194,7 +213,7 @@ impl PluginError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Unreadable { .. } => "unreadable",
-            Self::TooLarge { .. } => "component-too-large",
+            Self::TooLarge { .. } | Self::TooLargeTogether { .. } => "component-too-large",
             Self::NotWasm { .. } | Self::CoreModule { .. } => "not-a-component",
             Self::Compile { .. } => "does-not-compile",
             Self::Imports { .. } => "unknown-import",
@@ -258,7 +277,7 @@ pub(crate) fn compile(
     let pre = instantiate_pre(engine, linker, plugin, &component)?;
     let mut compiled = roles(engine, &component, &pre).map_err(|error| PluginError::Mismatch {
         plugin: plugin.to_owned(),
-        cause: format!("{error:#}"),
+        cause: cause(&error),
     })?;
     if compiled.http.is_none() && compiled.cli.is_none() {
         return Err(no_role(plugin, &exports(engine, &component)));
@@ -296,7 +315,7 @@ pub(crate) fn compile_component(
 ) -> Result<Component, PluginError> {
     Component::from_binary(engine, bytes).map_err(|error| PluginError::Compile {
         plugin: plugin.to_owned(),
-        cause: format!("{error:#}"),
+        cause: cause(&error),
     })
 }
 
@@ -308,12 +327,14 @@ fn instantiate_pre(
 ) -> Result<InstancePre<State>, PluginError> {
     linker.instantiate_pre(component).map_err(|error| {
         let ty = component.component_type();
-        let unknown = unknown_imports(ty.imports(engine).map(|(name, _)| name));
+        let imports = ty.imports(engine).map(|(name, _)| name);
+        // What is denied is there too, though nobody is told to import it.
+        let unknown = unknown_imports(imports.filter(|name| !name.starts_with(denied::PACKAGE)));
         let plugin = plugin.to_owned();
         if unknown.is_empty() {
             PluginError::Mismatch {
                 plugin,
-                cause: format!("{error:#}"),
+                cause: cause(&error),
             }
         } else {
             PluginError::Imports { plugin, unknown }
@@ -347,7 +368,8 @@ enum Found {
     Other(&'static str),
 }
 
-/// Whether these may be the bytes of a component.
+/// Whether these may be the bytes of a component. What is compiled was looked at here, as it is or as a part
+/// of the whole.
 pub(crate) fn recognise(plugin: &str, bytes: &[u8]) -> Result<(), PluginError> {
     let plugin = || plugin.to_owned();
     look(bytes).map_err(|found| match found {
@@ -356,6 +378,10 @@ pub(crate) fn recognise(plugin: &str, bytes: &[u8]) -> Result<(), PluginError> {
             plugin: plugin(),
             found,
         },
+    })?;
+    soundness::check(bytes).map_err(|error| PluginError::Compile {
+        plugin: plugin(),
+        cause: error.to_string(),
     })
 }
 

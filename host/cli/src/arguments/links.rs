@@ -1,5 +1,6 @@
 //! `--link`: what a component is linked with, where no corral.toml says it.
 
+use corral_server::deployments::check_sampler;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -21,14 +22,20 @@ impl FromStr for LinkArgument {
                 "templating" => None,
                 _ => Some(link.strip_prefix("sampling.")?.to_owned()),
             };
-            Some(LinkArgument {
-                sampler,
-                file: file.into(),
-            })
+            Some((sampler, file.into()))
         };
-        read().ok_or_else(|| "write templating=FILE or sampling.NAME=FILE".to_owned())
+        let (sampler, file) =
+            read().ok_or_else(|| "write templating=FILE or sampling.NAME=FILE".to_owned())?;
+        if let Some(name) = &sampler {
+            check_sampler(name).map_err(|problem| format!("'{name}' {problem}"))?;
+        }
+        Ok(LinkArgument { sampler, file })
     }
 }
+
+/// For who is told that a link is missing, where this option is there.
+pub(crate) const ADVICE: &str =
+    "; or on this command line: --link templating=FILE or --link sampling.NAME=FILE";
 
 /// A link that is given twice, if one is.
 pub(crate) fn twice(links: &[LinkArgument]) -> Option<String> {
@@ -55,6 +62,14 @@ mod tests {
         assert_eq!(sampler.sampler.as_deref(), Some("min-p"));
         for bad in ["templating", "templating=", "min-p=a.wasm", "=a", ""] {
             assert!(bad.parse::<LinkArgument>().is_err(), "{bad}");
+        }
+        for bad in ["A", "", "a.b", &"x".repeat(65)] {
+            let error = format!("sampling.{bad}=a.wasm").parse::<LinkArgument>();
+            let error = error.expect_err(bad);
+            assert!(
+                error.contains("no name for a sampler; use 1 to 64"),
+                "{error}"
+            );
         }
         let (template, other) = (link("templating=a"), link("sampling.b=a"));
         assert_eq!(twice(&[template.clone(), other.clone(), sampler]), None);

@@ -9,7 +9,7 @@ mod serve;
 pub(crate) use bench::{
     Bench, BoundaryBench, DeployBench, GapBench, ModelBench, ModelShape, PrefixBench, ThreadsBench,
 };
-pub(crate) use links::{LinkArgument, twice};
+pub(crate) use links::{ADVICE, LinkArgument, twice};
 pub(crate) use models::{ModelArgument, Models};
 pub(crate) use plugins::{PluginLimits, Run};
 pub(crate) use serve::{PriorityArgument, Serve};

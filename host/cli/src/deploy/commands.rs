@@ -2,9 +2,10 @@
 
 use super::arguments::{Deploy, DeployCommand, Logs, Named, Rollback, Server, Split};
 use super::client::{Client, Sent};
-use super::manifest::{Prepared, Upload, prepare};
+use super::manifest::{Prepared, Upload, is_component, prepare};
 use super::progress::Progress;
 use super::{invoke, table};
+use crate::arguments::ADVICE;
 use crate::complaint::Complaint;
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
@@ -86,14 +87,23 @@ async fn deploy(deploy: &Deploy) -> Result<ExitCode, Complaint> {
     );
     let sent = Sent::Json(serde_json::to_value(&manifest)?);
     let progress = Progress::wait("checking and compiling");
-    let deployed = client.ask(Method::POST, &path, sent).await;
+    let answer = client.try_ask(Method::POST, &path, sent).await;
     progress.done();
+    let (status, deployed) = answer?;
+    if !status.is_success() {
+        let refused = client.refused(status, &deployed);
+        let advised = deployed["code"] == "not-linked" && is_component(&deploy.file);
+        return Err(match advised {
+            true => refused.and(ADVICE),
+            false => refused,
+        });
+    }
     let line = |deployed: &Value| {
         let number = &deployed["revision"]["number"];
         let line = table::deployment_line(&deployed["deployment"]);
         format!("revision {number} is deployed: {line}")
     };
-    show(&deploy.server, &deployed?, line)
+    show(&deploy.server, &deployed, line)
 }
 
 /// Uploads a component, unless the server has it.

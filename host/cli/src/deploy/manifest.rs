@@ -29,12 +29,8 @@ pub(super) struct Upload {
 
 /// Reads what is to be deployed.
 pub(super) fn prepare(deploy: &Deploy) -> Result<Prepared, Complaint> {
-    let is_component = deploy
-        .file
-        .extension()
-        .is_some_and(|ending| ending.eq_ignore_ascii_case("wasm"));
     // Files that the command line names lie where that says, those of a manifest beside it.
-    let (mut manifest, folder) = if is_component {
+    let (mut manifest, folder) = if is_component(&deploy.file) {
         (from_arguments(deploy)?, PathBuf::new())
     } else {
         if deploy.name.is_some() || !deploy.routes.is_empty() || !deploy.links.is_empty() {
@@ -54,7 +50,11 @@ pub(super) fn prepare(deploy: &Deploy) -> Result<Prepared, Complaint> {
         if component.parse::<Digest>().is_ok() {
             continue;
         }
-        let file = folder.join(component.as_str());
+        // As it was given: a manifest holds texts, which not every path is.
+        let file = match field.as_str() {
+            "component" if is_component(&deploy.file) => deploy.file.clone(),
+            _ => folder.join(component.as_str()),
+        };
         let bytes = fs::read(&file).map_err(Complaint::telling(&format!(
             "the component {} cannot be read; build it, or name another file",
             file.display()
@@ -70,6 +70,12 @@ pub(super) fn prepare(deploy: &Deploy) -> Result<Prepared, Complaint> {
         }
     }
     Ok(Prepared { manifest, parts })
+}
+
+/// Whether `corral deploy` is given a component, and not a manifest.
+pub(super) fn is_component(file: &Path) -> bool {
+    file.extension()
+        .is_some_and(|ending| ending.eq_ignore_ascii_case("wasm"))
 }
 
 /// A manifest with what the command line says, and nothing else.
@@ -135,4 +141,35 @@ fn from_file(path: &Path) -> Result<(Manifest, PathBuf), Complaint> {
         .map_err(|error| Complaint::Failed(format!("{}: {error}", path.display()).into()))?;
     let folder = path.parent().unwrap_or(Path::new(""));
     Ok((manifest, folder.to_owned()))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        deploy: Deploy,
+    }
+
+    #[test]
+    fn a_component_is_read_whose_path_is_no_text() {
+        let folder = std::env::temp_dir().join(format!("corral-path-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("ours");
+        let file = folder.join(OsStr::from_bytes(b"\xff.wasm"));
+        fs::write(&file, b"it").expect("ours");
+        let words = ["deploy", "--name", "a", "--route", "/a"].map(OsStr::new);
+        let line = Line::parse_from(words.into_iter().chain([file.as_os_str()]));
+        let prepared = prepare(&line.deploy);
+        fs::remove_dir_all(&folder).expect("ours");
+        let Ok(prepared) = prepared else {
+            panic!("it is refused");
+        };
+        assert_eq!(prepared.manifest.component, Digest::of(b"it").to_string());
+        assert_eq!(prepared.parts[0].bytes, "it");
+    }
 }

@@ -16,13 +16,16 @@ use std::convert::Infallible;
 use wasm_encoder::reencode::{Error, Reencode, ReencodeComponent};
 use wasm_encoder::{
     Alias, Component, ComponentAliasSection, ComponentExportKind, ComponentExportSection,
-    ComponentImportSection, ComponentInstanceSection, ComponentSectionId, ComponentTypeRef,
-    ComponentTypeSection, RawSection,
+    ComponentImportSection, ComponentInstanceSection, ComponentSection, ComponentSectionId,
+    ComponentTypeRef, ComponentTypeSection, RawSection,
 };
 use wasmparser::{
     BinaryReaderError, ComponentAlias, ComponentExternalKind, ComponentOuterAliasKind,
     ComponentType, Payload,
 };
+
+/// Most types that are written again: as many as wasmtime takes in a component.
+const TYPES: u32 = 1_000_000;
 
 /// A component as a part of another one.
 pub(super) struct Part<'a> {
@@ -49,29 +52,39 @@ pub(super) enum Unfit {
     Encode(#[from] Error),
     #[error("its import '{0}' is of a kind that cannot be passed on")]
     Import(String),
+    #[error("they import what is made of more than {TYPES} types")]
+    Types,
+    /// The new component would be larger than it may be.
+    #[error("what is made of them is too large")]
+    TooLarge,
 }
 
-/// The new component. It exports those instances of the handler's that `exports` names.
+/// The new component, of at most `limit` bytes. It exports those instances of the handler's that `exports`
+/// names.
 pub(super) fn compose(
     handler: &Part<'_>,
     answers: &[Answer<'_>],
     exports: &[String],
+    limit: usize,
 ) -> Result<Vec<u8>, Unfit> {
-    let mut whole = Whole::default();
+    let mut whole = Whole {
+        limit,
+        ..Whole::default()
+    };
     let mut given = Vec::new();
     for answer in answers {
         let imports = whole.pass_on(&answer.part)?;
-        let instance = whole.instance_of(answer.part.bytes, &imports);
-        let export = whole.export_of(instance, &answer.export);
+        let instance = whole.instance_of(answer.part.bytes, &imports)?;
+        let export = whole.export_of(instance, &answer.export)?;
         given.extend(answer.imports.iter().map(|name| (name.clone(), export)));
     }
     given.extend(whole.pass_on(handler)?);
-    let instance = whole.instance_of(handler.bytes, &given);
+    let instance = whole.instance_of(handler.bytes, &given)?;
     for name in exports {
-        let export = whole.export_of(instance, name);
+        let export = whole.export_of(instance, name)?;
         let mut section = ComponentExportSection::new();
         section.export(name.as_str(), ComponentExportKind::Instance, export, None);
-        whole.component.section(&section);
+        whole.write(&section)?;
         whole.instances += 1;
     }
     Ok(whole.component.finish())
@@ -84,9 +97,28 @@ struct Whole {
     types: u32,
     instances: u32,
     components: u32,
+    /// Most bytes of it.
+    limit: usize,
 }
 
 impl Whole {
+    fn write(&mut self, section: &impl ComponentSection) -> Result<(), Unfit> {
+        self.component.section(section);
+        match self.component.as_slice().len() > self.limit {
+            true => Err(Unfit::TooLarge),
+            false => Ok(()),
+        }
+    }
+
+    /// Counts a type that was written. Returns its index.
+    fn new_type(&mut self) -> Result<u32, Unfit> {
+        self.types += 1;
+        match self.types > TYPES {
+            true => Err(Unfit::Types),
+            false => Ok(self.types - 1),
+        }
+    }
+
     /// Imports what the part imports, and says which instance is for which import.
     fn pass_on(&mut self, part: &Part<'_>) -> Result<Vec<(String, u32)>, Unfit> {
         let mut known = Known::default();
@@ -107,7 +139,7 @@ impl Whole {
                             wasmparser::ComponentTypeRef::Instance(ty) => {
                                 let new = part.imports.get(name);
                                 let new = new.map(|new| match known.ty(ty) {
-                                    Some(ty) => Ok(self.import(new, ty)),
+                                    Some(ty) => self.import(new, ty),
                                     None => Err(Unfit::Import(name.to_owned())),
                                 });
                                 let instance = new.transpose()?;
@@ -121,12 +153,15 @@ impl Whole {
                 }
                 Payload::ComponentAliasSection(section) => {
                     for alias in section {
-                        self.write_alias(&alias?, &mut known);
+                        self.write_alias(&alias?, &mut known)?;
                     }
                 }
                 Payload::ComponentInstanceSection(section) => {
-                    let made = section.count() as usize;
-                    known.instances.extend(std::iter::repeat_n(None, made));
+                    // One by one: what the section says of their number is not trusted.
+                    for instance in section {
+                        instance?;
+                        known.instances.push(None);
+                    }
                 }
                 Payload::ComponentExportSection(section) => {
                     for export in section {
@@ -159,12 +194,11 @@ impl Whole {
         if known.missing {
             return Ok(None);
         }
-        self.component.section(&section);
-        self.types += 1;
-        Ok(Some(self.types - 1))
+        self.write(&section)?;
+        self.new_type().map(Some)
     }
 
-    fn write_alias(&mut self, alias: &ComponentAlias<'_>, known: &mut Known) {
+    fn write_alias(&mut self, alias: &ComponentAlias<'_>, known: &mut Known) -> Result<(), Unfit> {
         match alias {
             ComponentAlias::InstanceExport {
                 kind: ComponentExternalKind::Type,
@@ -173,11 +207,10 @@ impl Whole {
             } => {
                 let instance = known.instances.get(*instance_index as usize);
                 let index = instance.copied().flatten().map(|instance| {
-                    self.alias(instance, ComponentExportKind::Type, name);
-                    self.types += 1;
-                    self.types - 1
+                    self.alias(instance, ComponentExportKind::Type, name)?;
+                    self.new_type()
                 });
-                known.types.push(index);
+                known.types.push(index.transpose()?);
             }
             ComponentAlias::InstanceExport {
                 kind: ComponentExternalKind::Instance,
@@ -193,48 +226,49 @@ impl Whole {
             }
             _ => {}
         }
+        Ok(())
     }
 
-    fn import(&mut self, name: &str, ty: u32) -> u32 {
+    fn import(&mut self, name: &str, ty: u32) -> Result<u32, Unfit> {
         let mut section = ComponentImportSection::new();
         section.import(name, ComponentTypeRef::Instance(ty));
-        self.component.section(&section);
+        self.write(&section)?;
         self.instances += 1;
-        self.instances - 1
+        Ok(self.instances - 1)
     }
 
-    fn alias(&mut self, instance: u32, kind: ComponentExportKind, name: &str) {
+    fn alias(&mut self, instance: u32, kind: ComponentExportKind, name: &str) -> Result<(), Unfit> {
         let mut section = ComponentAliasSection::new();
         section.alias(Alias::InstanceExport {
             instance,
             kind,
             name,
         });
-        self.component.section(&section);
+        self.write(&section)
     }
 
     /// The instance that an instance exports.
-    fn export_of(&mut self, instance: u32, name: &str) -> u32 {
-        self.alias(instance, ComponentExportKind::Instance, name);
+    fn export_of(&mut self, instance: u32, name: &str) -> Result<u32, Unfit> {
+        self.alias(instance, ComponentExportKind::Instance, name)?;
         self.instances += 1;
-        self.instances - 1
+        Ok(self.instances - 1)
     }
 
     /// Takes a part in and makes an instance of it.
-    fn instance_of(&mut self, part: &[u8], given: &[(String, u32)]) -> u32 {
-        self.component.section(&RawSection {
+    fn instance_of(&mut self, part: &[u8], given: &[(String, u32)]) -> Result<u32, Unfit> {
+        self.write(&RawSection {
             id: ComponentSectionId::Component.into(),
             data: part,
-        });
+        })?;
         let given = given
             .iter()
             .map(|(name, instance)| (name, ComponentExportKind::Instance, *instance));
         let mut section = ComponentInstanceSection::new();
         section.instantiate(self.components, given);
-        self.component.section(&section);
+        self.write(&section)?;
         self.components += 1;
         self.instances += 1;
-        self.instances - 1
+        Ok(self.instances - 1)
     }
 }
 

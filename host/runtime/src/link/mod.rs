@@ -2,13 +2,15 @@
 //! import itself.
 //!
 //! A linked component is somebody's library, and gets nothing of what its handler is given: no function
-//! that reaches a model or the network, and an environment without anything in it. Clocks, random numbers,
-//! and standard output are there, as are files and sockets, which refuse everybody. A template may inherit what
-//! the handler has where the deployment says so; a sampler never.
+//! that reaches a model or the network, and an environment and a standard input without anything in them.
+//! Clocks, random numbers, and standard output are there, as are files and sockets, which refuse everybody.
+//! What it has in common with the handler, beside the log, is the call: `wasi:cli/exit` ends that, as a trap
+//! does, and so an exit without an error ends a command with success. A template may inherit what the handler has
+//! where the deployment says so; a sampler never.
 //!
-//! The environment is denied under another name: where a linked component asks for
-//! `wasi:cli/environment`, which every standard library does, the component that is made imports
-//! [`DENIED_ENVIRONMENT`]. Other imports of linked ones keep their names, and their versions get the link's
+//! What is denied has another name: where a linked component asks for `wasi:cli/environment`, which every
+//! standard library does, or for `wasi:cli/stdin`, the component that is made imports what stands beside it in
+//! [`DENIED`]. Other imports of linked ones keep their names, and their versions get the link's
 //! name as build metadata (`wasi:io/streams@0.2.6+templating`), which the linker does not look at.
 
 mod compose;
@@ -16,12 +18,13 @@ mod outline;
 #[cfg(test)]
 mod tests;
 
-use crate::linker::DENIED_ENVIRONMENT;
+use crate::denied::DENIED;
+use crate::soundness;
 use crate::validate::{
     PluginError, compatible, compile_component, is_role, no_role, recognise, unknown_imports,
 };
 use bytes::Bytes;
-use compose::{Answer, Part, compose};
+use compose::{Answer, Part, Unfit, compose};
 use outline::Outline;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,7 +38,6 @@ pub(crate) const LINKED: [&str; 2] = [TEMPLATING, SAMPLING];
 /// What a linked component is given only if it inherits; what begins with the first of these, as well.
 const INFERENCE: &str = "corral:inference/";
 const OUTBOUND: [&str; 2] = ["wasi:http/client@0.3.0", "wasi:http/outgoing-handler@0.2.0"];
-const ENVIRONMENT: &str = "wasi:cli/environment";
 
 /// A handler and the components that it is linked with.
 #[derive(Debug)]
@@ -81,11 +83,6 @@ pub(crate) fn part_name(plugin: &str, link: &str) -> String {
 /// What the link of a sampling component of this name is called.
 pub(crate) fn sampling_name(name: &str) -> String {
     format!("sampling.{name}")
-}
-
-/// How `plugin` with all that it is linked with is called in messages.
-pub(crate) fn whole_name(plugin: &str) -> String {
-    format!("{plugin} (with its links)")
 }
 
 /// Where a manifest links what exports `role`.
@@ -178,17 +175,23 @@ pub(crate) fn whole<'a>(
         bytes: &parts.handler,
         imports: own().map(|name| (name.clone(), name.clone())).collect(),
     };
-    let whole = compose(&handler, &answers, &exports).map_err(|error| PluginError::Compose {
+    let unfit = |cause: String| PluginError::Compose {
         plugin: plugin.to_owned(),
-        cause: error.to_string(),
-    })?;
-    if whole.len() > limit {
-        return Err(PluginError::TooLarge {
-            plugin: whole_name(plugin),
-            bytes: whole.len() as u64,
-            limit,
-        });
-    }
+        cause,
+        mismatch: false,
+    };
+    let whole = match compose(&handler, &answers, &exports, limit) {
+        Ok(whole) => whole,
+        Err(Unfit::TooLarge) => {
+            return Err(PluginError::TooLargeTogether {
+                plugin: plugin.to_owned(),
+                limit,
+            });
+        }
+        Err(error) => return Err(unfit(error.to_string())),
+    };
+    // Each part was looked at, but they add up.
+    soundness::check(&whole).map_err(|error| unfit(error.to_string()))?;
     Ok(Cow::Owned(whole))
 }
 
@@ -215,10 +218,18 @@ pub(crate) fn blame(
     let bad = own
         .chain(templating)
         .chain(sampling)
-        .find_map(|(part, bytes)| compile_component(engine, &part, bytes).err());
+        .find_map(|(part, bytes)| {
+            let compiled =
+                recognise(&part, bytes).and_then(|()| compile_component(engine, &part, bytes));
+            compiled.err()
+        });
     match (bad, error) {
         (Some(bad), _) => bad,
-        (None, PluginError::Compile { plugin, cause }) => PluginError::Compose { plugin, cause },
+        (None, PluginError::Compile { plugin, cause }) => PluginError::Compose {
+            plugin,
+            cause,
+            mismatch: true,
+        },
         (None, error) => error,
     }
 }
@@ -256,9 +267,10 @@ impl Link<'_> {
     /// What the whole calls an import of the linked component, so that it is nobody else's.
     fn own_name(&self, import: &str) -> String {
         let (interface, version) = import.split_once('@').unwrap_or((import, "0.0.0"));
-        let interface = match interface == ENVIRONMENT && !self.inherit {
-            true => DENIED_ENVIRONMENT,
-            false => interface,
+        let denied = DENIED.iter().find(|(name, _)| *name == interface);
+        let interface = match denied.filter(|_| !self.inherit) {
+            Some((_, instead)) => instead,
+            None => interface,
         };
         let joint = if version.contains('+') { '.' } else { '+' };
         format!("{interface}@{version}{joint}{}", self.name)

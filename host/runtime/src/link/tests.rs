@@ -3,6 +3,7 @@ use crate::engine::engine;
 use crate::linker::linker;
 use crate::runtime::{Runtime, Source};
 use crate::settings::{self, Links, Settings, Terms};
+use crate::soundness::tests::deep_type;
 use crate::validate::compile;
 use corral_engine::Models;
 
@@ -227,7 +228,7 @@ fn a_handler_and_its_links_fit_or_are_told_why_not() {
         (
             linked(handler(), other("", TEMPLATING), false),
             "does-not-compose",
-            "render",
+            "; build both against one version of corral:plugin",
         ),
         (
             Parts::alone(good()),
@@ -310,7 +311,114 @@ fn what_is_made_of_the_parts_is_no_larger_than_a_component_may_be() {
     let parts = linked(command(0, 0, ""), template("0.2.3", ""), false);
     let (code, text) = refused(&parts, parts.bytes());
     assert_eq!(code, "component-too-large");
-    assert!(text.contains("chat (with its links) has "), "{text}");
+    assert!(
+        text.contains("chat and what it is linked with have more bytes together than the "),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_is_made_of_the_parts_does_not_grow_without_bound() {
+    // One type more than are written again, each of one byte here and of more there.
+    let head = [7, 0xc4, 0x84, 0x3d, 0xc1, 0x84, 0x3d];
+    let types = [&head[..], &[0x7f; 1_000_001]].concat();
+    let handler = [command(0, 0, ""), types].concat();
+    let parts = linked(handler, template("0.2.3", ""), false);
+    let (code, text) = refused(&parts, 64 << 20);
+    assert_eq!(code, "does-not-compose", "{text}");
+    assert!(text.contains("more than 1000000 types"), "{text}");
+    let (code, text) = refused(&parts, 2 << 20);
+    assert_eq!(code, "component-too-large", "{text}");
+}
+
+#[test]
+fn what_a_section_says_of_its_number_is_not_believed() {
+    // Four thousand million instances, none of which is there.
+    let many = [5, 5, 0xff, 0xff, 0xff, 0xff, 0x0f];
+    let handler = [command(0, 0, ""), many.to_vec()].concat();
+    let parts = linked(handler, template("0.2.3", ""), false);
+    let (code, text) = refused(&parts, 1 << 20);
+    assert_eq!(code, "does-not-compose", "{text}");
+    assert!(!text.contains("build both"), "{text}");
+}
+
+/// A template with types so deep.
+fn deep(depth: usize) -> Vec<u8> {
+    [template("0.2.3", ""), deep_type(depth)].concat()
+}
+
+#[test]
+fn parts_are_looked_at_before_they_are_compiled() {
+    let sampler = other("", SAMPLING);
+    let handler = || command(0, 0, "");
+    let nested = |number: usize| {
+        let parts = "(component)".repeat(number);
+        template("0.2.3", &parts)
+    };
+    let sampled_too = || {
+        let mut parts = linked(handler(), other("", TEMPLATING), false);
+        let samplers = [("a", sampler.clone()), ("b", deep(5_000))];
+        parts.sampling = sampled(Vec::new(), &samplers).sampling;
+        parts
+    };
+    for (parts, code, expected) in [
+        (linked(handler(), deep(100), false), "", ""),
+        (
+            linked(handler(), deep(101), false),
+            "does-not-compile",
+            "chat (its link templating) cannot be compiled: component type nesting is too deep",
+        ),
+        (
+            linked(handler(), deep(5_000), false),
+            "does-not-compile",
+            "too deep",
+        ),
+        (
+            Parts::alone(deep(5_000)),
+            "does-not-compile",
+            "the plugin chat cannot be compiled: component type nesting",
+        ),
+        // It is looked at although another one is at fault.
+        (
+            sampled_too(),
+            "does-not-compile",
+            "chat (its link sampling.b) cannot be compiled: component type nesting",
+        ),
+        (
+            linked(handler(), nested(1_000), false),
+            "does-not-compile",
+            "chat (its link templating) cannot be compiled: it consists of more than 1000",
+        ),
+        // With the handler there are too many.
+        (
+            linked(handler(), nested(997), false),
+            "does-not-compose",
+            "it consists of more than 1000 components and modules",
+        ),
+    ] {
+        let (found, text) = refused(&parts, 1 << 20);
+        assert_eq!(found, code, "{text}");
+        assert!(text.contains(expected), "{text}");
+        assert!(!text.contains("build both"), "{text}");
+    }
+}
+
+#[test]
+fn thousands_of_names_are_not_repeated() {
+    let imports = |number: usize| {
+        let one = |i| format!(r#"(import "a:b/c{i}@1.0.0" (instance))"#);
+        Vec::from_iter((0..number).map(one)).concat()
+    };
+    let run = |number| Parts::alone(other(&imports(number), "wasi:cli/run@0.2.0"));
+    let (code, text) = refused(&run(1_000), 1 << 20);
+    assert_eq!(code, "unknown-import");
+    assert!(
+        text.contains("a:b/c14@1.0.0, a:b/c15@1.0.0, … and 984 more. It offers"),
+        "{text}"
+    );
+    let (code, text) = refused(&run(1_001), 1 << 20);
+    assert_eq!(code, "does-not-compile");
+    assert!(text.contains("more than 1000 imports"), "{text}");
 }
 
 /// Resources, aliases between imports, async functions, streams, and the same interface in two versions and
@@ -322,7 +430,8 @@ fn each_part_keeps_its_own_imports() {
             r#"
             (import "wasi:io/error@{version}" (instance $error (export "error" (type (sub resource)))))
             (alias export $error "error" (type $e))
-            (import "wasi:io/streams@{version}" (instance
+            (import "wasi:io/streams@{version}" (instance $streams
+                (export "input-stream" (type (sub resource)))
                 (alias outer 1 $e (type $e'))
                 (export "error" (type $error (eq $e')))
                 (type $stream-error' (variant
@@ -330,7 +439,12 @@ fn each_part_keeps_its_own_imports() {
                 (export "stream-error" (type $stream-error (eq $stream-error')))
                 (export "output-stream" (type $stream (sub resource)))
                 (export "[method]output-stream.{function}" (func (param "self" (borrow $stream))
-                    (result (result (error $stream-error)))))))"#
+                    (result (result (error $stream-error)))))))
+            (alias export $streams "input-stream" (type $input))
+            (import "wasi:cli/stdin@{version}" (instance
+                (alias outer 1 $input (type $i'))
+                (export "input-stream" (type $i (eq $i')))
+                (export "get-stdin" (func (result (own $i))))))"#
         )
     };
     let clock = r#"(import "wasi:clocks/monotonic-clock@0.3.0" (instance

@@ -421,7 +421,9 @@ fn kind(error: &ChangeError) -> (StatusCode, &'static str) {
         ChangeError::Busy => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
         ChangeError::Host => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
         ChangeError::Plugin(error) => match error {
-            PluginError::TooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, error.code()),
+            PluginError::TooLarge { .. } | PluginError::TooLargeTogether { .. } => {
+                (StatusCode::PAYLOAD_TOO_LARGE, error.code())
+            }
             PluginError::Stopped { .. } | PluginError::Unreadable { .. } => {
                 (StatusCode::INTERNAL_SERVER_ERROR, error.code())
             }

@@ -80,12 +80,8 @@ impl Links {
             return refuse("sampling", problem);
         }
         for (name, link) in &self.sampling {
-            let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-            if !(1..=NAME).contains(&name.len()) || !name.chars().all(fits) {
+            if let Err(problem) = check_sampler(name) {
                 let name: String = name.chars().take(NAME).collect();
-                let problem = format!(
-                    "is no name for a sampler; use 1 to {NAME} lower-case letters, digits and '-'"
-                );
                 return refuse(&format!("sampling.{}", name.escape_debug()), problem);
             }
             if link.inherit {
@@ -99,6 +95,20 @@ impl Links {
             None => Ok(()),
         }
     }
+}
+
+/// Whether a sampler may be called so.
+///
+/// # Errors
+/// What is wrong, and what to do; to be read after the name.
+pub fn check_sampler(name: &str) -> Result<(), String> {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if (1..=NAME).contains(&name.len()) && name.chars().all(fits) {
+        return Ok(());
+    }
+    Err(format!(
+        "is no name for a sampler; use 1 to {NAME} lower-case letters, digits and '-'"
+    ))
 }
 
 impl Serialize for Link {

@@ -19,7 +19,7 @@ use super::tally::Standing;
 use crate::routes::Prefix;
 use crate::terms::Terms as CallTerms;
 use bytes::Bytes;
-use corral_runtime::{Limits, Plugin, Terms};
+use corral_runtime::{Limits, Plugin, PluginError, Terms};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -59,11 +59,11 @@ impl Inner {
         let manifest_links = manifest.links.clone();
         let end = Arc::clone(&ended);
         let loading = tokio::spawn(async move {
-            let reader = Arc::clone(&inner);
+            let (reader, called) = (Arc::clone(&inner), name.clone());
             let reading = tokio::task::spawn_blocking(move || {
                 let store = reader.store.as_ref().ok_or(ChangeError::NoStore)?;
                 let all = std::iter::once(component).chain(links);
-                read_all(store, &Vec::from_iter(all))
+                read_all(store, &called, &Vec::from_iter(all))
             });
             let mut read = reading.await.map_err(|_| ChangeError::Host)??.into_iter();
             let bytes = read.next().ok_or(ChangeError::Host)?;
@@ -212,8 +212,8 @@ fn together(component: Digest, links: &[Digest]) -> Digest {
     Digest::of(all.map(Digest::hex).collect::<String>().as_bytes())
 }
 
-/// Components of the store, all of them together no larger than one may be.
-fn read_all(store: &Store, digests: &[Digest]) -> Result<Vec<Bytes>, ChangeError> {
+/// Components of the store, those of the deployment `name`: all of them together no larger than one may be.
+fn read_all(store: &Store, name: &str, digests: &[Digest]) -> Result<Vec<Bytes>, ChangeError> {
     let limit = store.bounds().component_bytes;
     let mut all = Vec::new();
     let mut bytes = 0;
@@ -221,7 +221,13 @@ fn read_all(store: &Store, digests: &[Digest]) -> Result<Vec<Bytes>, ChangeError
         let read = store.read(*digest)?;
         bytes += read.len() as u64;
         if bytes > limit {
-            return Err(StoreError::TooLarge { bytes, limit }.into());
+            return Err(match digests {
+                [_] => StoreError::TooLarge { bytes, limit }.into(),
+                _ => ChangeError::Plugin(PluginError::TooLargeTogether {
+                    plugin: name.to_owned(),
+                    limit: usize::try_from(limit).unwrap_or(usize::MAX),
+                }),
+            });
         }
         all.push(read.into());
     }
@@ -250,8 +256,32 @@ fn linked(links: &Links, mut read: impl Iterator<Item = Bytes>) -> corral_runtim
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::deployments::Bounds;
     use crate::deployments::fixture::{Fixture, manifest};
     use std::sync::mpsc;
+
+    #[test]
+    fn a_sum_that_is_too_large_is_called_a_sum() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let bounds = Bounds {
+            component_bytes: 10,
+            ..Bounds::default()
+        };
+        let store = Store::open(folder.path(), bounds).expect("opens");
+        let digests = [b"1234567", b"abcdefg"].map(|bytes| {
+            let digest = Digest::of(bytes);
+            store.put(digest, bytes).expect("small");
+            digest
+        });
+        assert_eq!(
+            read_all(&store, "a", &digests[..1]).expect("small").len(),
+            1
+        );
+        let error = read_all(&store, "a", &digests).expect_err("large");
+        let expected =
+            "the plugin a and what it is linked with have more bytes together than the 10";
+        assert!(error.to_string().contains(expected), "{error}");
+    }
 
     #[test]
     fn what_ran_over_its_time_is_refused_at_once_until_it_is_through() {

@@ -26,7 +26,7 @@ mod tally;
 pub use bounded::{Seconds, Whole};
 pub(crate) use change::ChangeError;
 pub use digest::{Digest, DigestError};
-pub use links::{Link, Links};
+pub use links::{Link, Links, check_sampler};
 pub use manifest::{Grants, MANIFEST_SCHEMA, Manifest, ManifestError, RequestedLimits};
 pub use name::{Name, NameError};
 pub use revision::{Record, Revision, Share, WEIGHT};
