@@ -33,6 +33,8 @@ pub struct Tool {
     pub name: String,
     /// A JSON schema of the arguments; nothing if they may be any object.
     pub parameters: Option<Value>,
+    /// Whether the arguments have to fit it, also where the model decides.
+    pub strict: bool,
     /// As the template is shown it.
     pub shown: Value,
 }
@@ -115,6 +117,11 @@ impl Tools {
         matches!(self.choice, Choice::Required | Choice::Named(_))
     }
 
+    /// Whether a call of theirs has to fit, where the model decides.
+    pub fn are_strict(&self) -> bool {
+        self.list.iter().any(|tool| tool.strict)
+    }
+
     /// Those that an answer has to be a call of, if it has to be one.
     pub fn callable(&self) -> impl Iterator<Item = &Tool> {
         self.list.iter().filter(|tool| match &self.choice {
@@ -136,8 +143,7 @@ impl Tool {
         }
         let description = fields.text("description")?;
         let schema = fields.object(parameters)?.map(Fields::into_value);
-        // Where a call has to be made, its arguments always fit the schema.
-        fields.choice("strict")?;
+        let strict = fields.flag("strict")?;
         fields.refuse_unknown(&["name", "description", parameters, "strict"])?;
         let mut function = Map::new();
         function.insert("name".to_owned(), name.clone().into());
@@ -150,6 +156,7 @@ impl Tool {
         Ok(Tool {
             name,
             parameters: schema,
+            strict,
             shown: json!({"type": "function", "function": function}),
         })
     }
