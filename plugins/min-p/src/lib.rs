@@ -50,7 +50,7 @@ impl Sampler for MinP {
     }
 
     fn needs(&self) -> Needs {
-        let greedy = self.settings.temperature == 0.0 || self.settings.min_p == 1.0;
+        let greedy = self.settings.temperature == 0.0;
         Needs::candidates(if greedy { 1 } else { MOST })
     }
 

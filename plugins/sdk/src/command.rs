@@ -13,7 +13,7 @@ use crate::Error;
 
 /// A run from the command line.
 ///
-/// ```
+/// ```standalone_crate
 /// use corral_sdk::{Command, Error};
 ///
 /// async fn shout(command: &mut Command) -> Result<(), Error> {

@@ -3,7 +3,7 @@
 //! A plugin is a WebAssembly component that asks the host for a model and decides what to do with it. With
 //! this crate it is an async function:
 //!
-//! ```
+//! ```standalone_crate
 //! use corral_sdk::{Error, Generate, Model, Request, Response};
 //!
 //! async fn complete(mut request: Request) -> Result<Response, Error> {
@@ -28,7 +28,7 @@
 //! - [`Model`], [`Sequence`], [`Generate`] and [`Generation`] are the three heights of `corral:inference`:
 //!   the host runs the loop ([`Sequence::generate`]), the plugin does ([`Sequence::next`]), or it does so
 //!   for many sequences at a time ([`next_many`]).
-//! - [`sampling`] and [`template`] are what such loops and chats need.
+//! - [`mod@sampling`] and [`template`] are what such loops and chats need.
 //! - [`Request`], [`Response`] and [`handler!`] are the plugin's side of HTTP; [`Command`] and
 //!   [`command!`] its command line.
 //! - [`fields`] reads JSON member by member, and names what is wrong.
@@ -70,3 +70,8 @@ pub use sequence::{Sequence, next_many};
 
 /// Index into a model's vocabulary.
 pub type Token = u32;
+
+/// The snippets of the authors' guide compile, and do what it says.
+#[cfg(all(doctest, feature = "jinja"))]
+#[doc = include_str!("../../README.md")]
+struct Guide;

@@ -8,7 +8,7 @@ use wasip3::wit_bindgen::StreamWriter;
 
 use crate::Error;
 
-/// Where the events of a [`Response::events`] go.
+/// Where the events of a [`Response::events`](crate::Response::events) go.
 ///
 /// Each call waits until the client's connection has taken the event. Once the client is gone, each is
 /// [`Error::Cancelled`]: leaving then drops the generation, which cancels it.

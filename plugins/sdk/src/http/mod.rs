@@ -15,7 +15,7 @@ pub use response::Response;
 /// The function takes a [`Request`] and returns a `Result` of a [`Response`] and an error that can become
 /// one, such as [`Error`](crate::Error). A plugin may have one.
 ///
-/// ```
+/// ```standalone_crate
 /// use corral_sdk::{Error, Request, Response};
 ///
 /// async fn echo(mut request: Request) -> Result<Response, Error> {

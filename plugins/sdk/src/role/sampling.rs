@@ -12,7 +12,7 @@ use crate::{Candidate, Statistics, Token};
 ///
 /// A call may take 50 ms of processor time. What ends with an error ends the generation, and no other.
 ///
-/// ```
+/// ```standalone_crate
 /// use corral_sdk::role::{Beginning, Needs, Sampler, Told};
 /// use corral_sdk::{Token, testing::Bench};
 ///

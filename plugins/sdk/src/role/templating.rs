@@ -42,7 +42,7 @@ pub use exported::{Chat as RawChat, ModelFacts as RawFacts, Prompt as RawPrompt}
 ///
 /// The error says what of the chat can't be written, to whoever sent it.
 ///
-/// ```
+/// ```standalone_crate
 /// use corral_sdk::role::{Chat, ModelFacts, Prompt};
 ///
 /// fn render(chat: Chat, _: ModelFacts) -> Result<Prompt, String> {

@@ -1,6 +1,7 @@
 //! A sampling plugin by itself.
 
 use crate::role::{Beginning, Needs, Sampler, Told};
+use crate::sampling::Candidates;
 use crate::testing::engine::statistics;
 use crate::{Candidate, Token};
 
@@ -46,19 +47,21 @@ impl<S: Sampler> Bench<S> {
     /// or says that the host would not take the token.
     pub fn sample(&mut self, tokens: &[(Token, f32)]) -> Result<Token, String> {
         let candidates = tokens.iter();
-        let mut candidates: Vec<_> = candidates
-            .map(|&(token, logit)| Candidate { token, logit })
-            .collect();
-        candidates.sort_by(|one, other| {
-            let falling = other.logit.total_cmp(&one.logit);
-            falling.then(one.token.cmp(&other.token))
-        });
-        let row: Vec<_> = candidates.iter().map(|candidate| candidate.logit).collect();
-        candidates.truncate(self.needs.candidates as usize);
-        let shown: Vec<_> = candidates.iter().map(|candidate| candidate.token).collect();
+        let candidates = candidates.map(|&(token, logit)| Candidate { token, logit });
+        let candidates = Candidates::from(candidates.collect::<Vec<_>>());
+        let row = candidates.list().iter().map(|one| one.logit);
+        let statistics = self
+            .needs
+            .statistics
+            .then(|| statistics(&row.collect::<Vec<_>>()));
+        let candidates = candidates
+            .top_k(self.needs.candidates as usize)
+            .list()
+            .to_vec();
+        let shown: Vec<_> = candidates.iter().map(|one| one.token).collect();
         let token = self.sampler.sample(Told {
             candidates,
-            statistics: self.needs.statistics.then(|| statistics(&row)),
+            statistics,
             since: std::mem::take(&mut self.since),
             position: self.position,
         })?;

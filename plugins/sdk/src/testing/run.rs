@@ -30,7 +30,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Runs a plugin's command line: what it returned, and what it wrote. Within [`Script::run`] use
+/// Runs a plugin's command line: what it returned, and what it wrote. Within a script use
 /// [`Script::run_command`](super::Script::run_command).
 pub fn run_command<E>(
     run: impl AsyncFnOnce(&mut Command) -> Result<(), E>,
