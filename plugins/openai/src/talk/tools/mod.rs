@@ -56,12 +56,7 @@ pub enum Choice {
 impl Tools {
     /// Those of a request to `/v1/chat/completions`.
     pub fn read(fields: &mut Fields) -> Result<Self, Error> {
-        let list = fields.list("tools")?.unwrap_or_default();
-        let choice = fields.take("tool_choice");
-        let parallel = fields.choice("parallel_tool_calls")?.unwrap_or(true);
-        let list = list.into_iter().enumerate();
-        let list = list.map(|(index, tool)| {
-            let mut tool = Fields::of(format!("tools[{index}]"), tool)?;
+        let list = Self::list(fields, |mut tool| {
             let kind = tool.text("type")?;
             let path = tool.path("type");
             if kind.as_deref() != Some("function") {
@@ -71,12 +66,21 @@ impl Tools {
             let function = function.ok_or_else(|| tool.missing("function", "an object"))?;
             tool.refuse_unknown(&["type", "function"])?;
             Tool::read(function, "parameters")
-        });
-        Self::of(
-            list.collect::<Result<_, Error>>()?,
-            read_choice(choice, true)?,
-            parallel,
-        )
+        })?;
+        let choice = read_choice(fields.take("tool_choice"), true)?;
+        let parallel = fields.choice("parallel_tool_calls")?.unwrap_or(true);
+        Self::of(list, choice, parallel)
+    }
+
+    /// The entries of `tools`, each read so.
+    pub fn list(
+        fields: &mut Fields,
+        read: impl Fn(Fields) -> Result<Tool, Error>,
+    ) -> Result<Vec<Tool>, Error> {
+        let list = fields.list("tools")?.unwrap_or_default();
+        let list = list.into_iter().enumerate();
+        list.map(|(index, tool)| read(Fields::of(format!("tools[{index}]"), tool)?))
+            .collect()
     }
 
     /// These; an error if the choice does not fit.
