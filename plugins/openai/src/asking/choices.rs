@@ -58,16 +58,17 @@ struct Voice {
 }
 
 impl Choices {
-    /// Begins all texts of all prompts.
+    /// Begins all texts of all prompts; `member` is where those came from, for errors.
     pub fn begin(
         model: &Model,
+        member: &str,
         prompts: &[Vec<Token>],
         settings: &Settings,
         constraint: Option<&Constraint>,
     ) -> Result<Self, Error> {
         let mut running = Vec::new();
         for prompt in prompts {
-            check(prompt, model)?;
+            check(prompt, model).map_err(|error| error.about(member))?;
             let first = model.empty_sequence()?;
             first.append_tokens(prompt)?;
             let mut sequences = Vec::new();
@@ -241,7 +242,7 @@ mod tests {
         settings: &Settings,
     ) -> Result<(Vec<String>, Usage), Error> {
         let model = Model::first().await?;
-        let mut choices = Choices::begin(&model, prompts, settings, None)?
+        let mut choices = Choices::begin(&model, "prompt", prompts, settings, None)?
             .begun()
             .await?;
         let mut texts = vec![String::new(); choices.len()];

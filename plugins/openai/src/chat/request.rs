@@ -60,15 +60,7 @@ pub struct Request {
 
 pub fn read(mut fields: Fields) -> Result<Request, Error> {
     refuse(&mut fields, &REFUSED)?;
-    ignore(&mut fields, &IGNORED);
-    refuse_other(
-        &mut fields,
-        "store",
-        &[false.into()],
-        "nothing is kept of answers",
-    )?;
-    let tiers = ["auto".into(), "default".into()];
-    refuse_other(&mut fields, "service_tier", &tiers, "there is one tier")?;
+    for_the_operator(&mut fields)?;
     let text = Value::from(vec!["text"]);
     refuse_other(&mut fields, "modalities", &[text], "models here write text")?;
 
@@ -112,6 +104,16 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
         },
         stream,
     })
+}
+
+/// Leaves out what tells the operator of the API something; an error, where that would ask for more than
+/// there is.
+pub fn for_the_operator(fields: &mut Fields) -> Result<(), Error> {
+    ignore(fields, &IGNORED);
+    let kept = "nothing is kept of answers";
+    refuse_other(fields, "store", &[false.into()], kept)?;
+    let tiers = ["auto".into(), "default".into()];
+    refuse_other(fields, "service_tier", &tiers, "there is one tier")
 }
 
 /// An error, if one of these is given.

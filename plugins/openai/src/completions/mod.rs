@@ -21,7 +21,7 @@ pub async fn answer(fields: Fields) -> Result<Response, Error> {
         true => request::written(&request.prompt, &prompts, &model)?,
         false => Vec::new(),
     };
-    let choices = Choices::begin(&model, &prompts, &request.settings, None)?;
+    let choices = Choices::begin(&model, "prompt", &prompts, &request.settings, None)?;
     let told = answer::Told {
         likely: request.settings.logprobs,
         each: request.settings.n as usize,

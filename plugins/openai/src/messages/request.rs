@@ -203,21 +203,18 @@ fn result(block: &mut Fields) -> Result<Value, Error> {
 }
 
 fn tools(fields: &mut Fields) -> Result<Tools, Error> {
-    let list = fields.list("tools")?.unwrap_or_default();
-    let list = list.into_iter().enumerate();
-    let list = list.map(|(index, tool)| {
-        let mut tool = Fields::of(format!("tools[{index}]"), tool)?;
+    let list = Tools::list(fields, |mut tool| {
         ignore(&mut tool, &["cache_control"]);
-        if let Some(kind) = tool.text("type")?
-            && kind != "custom"
-        {
-            let why =
-                format!("tools of the type {kind:?} are not there; there are the client's own");
-            return Err(unsupported(&tool.path("type"), &why));
+        match tool.text("type")?.as_deref() {
+            None | Some("custom") => Tool::read(tool, "input_schema"),
+            Some(other) => {
+                let why = format!(
+                    "tools of the type {other:?} are not there; there are the client's own"
+                );
+                Err(unsupported(&tool.path("type"), &why))
+            }
         }
-        Tool::read(tool, "input_schema")
-    });
-    let list = list.collect::<Result<Vec<_>, Error>>()?;
+    })?;
     let Some(mut choice) = fields.object("tool_choice")? else {
         return Tools::of(list, None, true);
     };

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::input;
 use crate::asking::{Settings, settings};
-use crate::chat::request::{ignore, refuse, refuse_other, schema_format};
+use crate::chat::request::{for_the_operator, refuse, refuse_other, schema_format};
 use crate::error::unsupported;
 use crate::talk::tools::{Tool, read_choice};
 use crate::talk::{Ask, Format, Tools};
@@ -33,14 +33,6 @@ const REFUSED: [(&str, &str); 10] = [
 ];
 
 const KEPT: &str = "nothing is kept of answers; send the whole conversation as `input`";
-
-/// Members that tell the operator of the API something, and change no answer.
-const IGNORED: [&str; 4] = [
-    "user",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-];
 
 const MEMBERS: [&str; 14] = [
     "model",
@@ -68,22 +60,16 @@ pub struct Request {
 }
 
 pub fn read(mut fields: Fields) -> Result<Request, Error> {
+    let mut shown = Map::new();
     refuse(&mut fields, &REFUSED)?;
-    ignore(&mut fields, &IGNORED);
-    refuse_other(
-        &mut fields,
-        "store",
-        &[false.into()],
-        "nothing is kept of answers",
-    )?;
-    refuse_other(
-        &mut fields,
-        "background",
-        &[false.into()],
-        "nothing is kept of answers",
-    )?;
-    let tiers = ["auto".into(), "default".into()];
-    refuse_other(&mut fields, "service_tier", &tiers, "there is one tier")?;
+    for name in ["tools", "tool_choice", "metadata"] {
+        if let Some(value) = fields.peek(name) {
+            shown.insert(name.to_owned(), value.clone());
+        }
+    }
+    for_the_operator(&mut fields)?;
+    let kept = "nothing is kept of answers";
+    refuse_other(&mut fields, "background", &[false.into()], kept)?;
     refuse_other(
         &mut fields,
         "truncation",
@@ -104,13 +90,6 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
         "events are not padded",
     )?;
 
-    let mut shown = Map::new();
-    for name in ["tools", "tool_choice", "metadata"] {
-        if let Some(value) = fields.peek(name) {
-            shown.insert(name.to_owned(), value.clone());
-        }
-    }
-    fields.take("metadata");
     let instructions = fields.text("instructions")?;
     let input = fields.take("input");
     let input = input.ok_or_else(|| fields.missing("input", "a string or a list of items"))?;
@@ -167,23 +146,20 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
 }
 
 fn tools(fields: &mut Fields) -> Result<Tools, Error> {
-    let list = fields.list("tools")?.unwrap_or_default();
+    let list = Tools::list(fields, |mut tool| {
+        let kind = tool.text("type")?;
+        if kind.as_deref() == Some("function") {
+            return Tool::read(tool, "parameters");
+        }
+        let why = format!(
+            "tools of the type {} are not there; there are functions",
+            Value::from(kind)
+        );
+        Err(unsupported(&tool.path("type"), &why))
+    })?;
     let choice = read_choice(fields.take("tool_choice"), false)?;
     let parallel = fields.choice("parallel_tool_calls")?.unwrap_or(true);
-    let list = list.into_iter().enumerate();
-    let list = list.map(|(index, tool)| {
-        let mut tool = Fields::of(format!("tools[{index}]"), tool)?;
-        let kind = tool.text("type")?;
-        if kind.as_deref() != Some("function") {
-            let why = format!(
-                "tools of the type {} are not there; there are functions",
-                Value::from(kind)
-            );
-            return Err(unsupported(&tool.path("type"), &why));
-        }
-        Tool::read(tool, "parameters")
-    });
-    Tools::of(list.collect::<Result<_, Error>>()?, choice, parallel)
+    Tools::of(list, choice, parallel)
 }
 
 /// What the content looks like, and how the client said so.

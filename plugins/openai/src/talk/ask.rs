@@ -69,7 +69,13 @@ impl Ask {
         let (thinks, open) = thinking(&model, &tokens)?;
         let constraint = self.constraint(&model, family, open).await?;
         let prompts = [tokens];
-        let choices = Choices::begin(&model, &prompts, &self.settings, constraint.as_ref())?;
+        let choices = Choices::begin(
+            &model,
+            "messages",
+            &prompts,
+            &self.settings,
+            constraint.as_ref(),
+        )?;
 
         let mut tags = Vec::new();
         if thinks {
@@ -133,6 +139,9 @@ impl Ask {
         let calls = match family {
             Some(family) if self.tools.are_needed() || format.is_some() => {
                 Some(Lark::calls(&self.tools, family, model)?)
+            }
+            Some(family) if self.tools.are_strict() => {
+                Some(Lark::calls(&self.tools, family, model)?.if_any(family, model)?)
             }
             _ => None,
         };

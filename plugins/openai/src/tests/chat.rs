@@ -27,7 +27,7 @@ fn hi(members: Value) -> Value {
 fn calculator(choice: Value) -> Value {
     hi(json!({
         "tools": [{"type": "function", "function": {
-            "name": "calculator", "strict": true,
+            "name": "calculator", "strict": false,
             "parameters": {"type": "object", "properties": {"e": {"type": "string"}}},
         }}],
         "tool_choice": choice,
@@ -253,11 +253,22 @@ fn tools_are_offered_as_the_choice_says() {
         // The script knows no grammar; that it was asked for is what matters.
         assert_eq!((status, &answer["error"]["param"]), (400, &"tools".into()));
         assert!(
-            grammar(&asked).contains("start: tagged"),
+            grammar(&asked).contains("start: \"<tool_call>\" tagged"),
             "{}",
             grammar(&asked)
         );
     }
+    let mut strict = calculator("auto".into());
+    strict["tools"][0]["function"]["strict"] = true.into();
+    let asked = script("Hi");
+    let (status, answer) = post(&asked, PATH, &strict);
+    assert_eq!((status, &answer["error"]["param"]), (400, &"tools".into()));
+    assert!(
+        grammar(&asked).contains("start: (PLAIN | lead tagged"),
+        "{}",
+        grammar(&asked)
+    );
+
     let mut body = calculator("auto".into());
     body["response_format"] = json!({"type": "json_object"});
     let asked = script("Hi");
@@ -267,7 +278,7 @@ fn tools_are_offered_as_the_choice_says() {
         (400, &"response_format".into())
     );
     assert!(
-        grammar(&asked).contains("start: (value | tagged"),
+        grammar(&asked).contains("start: (value | \"<tool_call>\" tagged"),
         "{}",
         grammar(&asked)
     );
@@ -369,6 +380,7 @@ fn what_fails_has_its_status_and_shape() {
         (status, &answer["error"]["code"]),
         (400, &"context_length_exceeded".into())
     );
+    assert_eq!(answer["error"]["param"], "messages");
     let (head, _) = ask(&small, Request::get(PATH));
     assert_eq!((head.status(), head.header("allow")), (405, Some("POST")));
     let (head, text) = ask(&small, Request::post(PATH).with_body("{"));

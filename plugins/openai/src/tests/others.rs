@@ -28,7 +28,7 @@ fn plain(mut items: Value) -> Value {
 
 #[test]
 fn a_response_has_its_items() {
-    let tools = json!([{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": true}]);
+    let tools = json!([{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": false}]);
     let body = json!({
         "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}],
         "instructions": "Be brief.", "tools": tools, "temperature": 0, "metadata": {"a": "b"},

@@ -16,6 +16,8 @@ pub struct Lark {
     rules: String,
     /// What the answer is.
     body: String,
+    /// What of it follows the first tag.
+    free: String,
 }
 
 impl Lark {
@@ -39,20 +41,52 @@ impl Lark {
         }
         rules += &format!("call: {}\n", names.join(" | "));
         let opening = tag(family.opening(), model)?;
-        let body = match family {
+        let (body, free) = match family {
             Family::Hermes => {
                 let closing = tag(family.closing().unwrap_or_default(), model)?;
-                rules += &format!("tagged: {opening} \"\\n\" call \"\\n\" {closing}\n");
-                several("tagged", "\"\\n\"", tools.parallel)
+                rules += &format!("tagged: \"\\n\" call \"\\n\" {closing}\n");
+                let more = format!("\"\\n\" {opening} tagged");
+                let tagged = several("tagged", &more, tools.parallel);
+                (format!("{opening} {tagged}"), tagged)
             }
             Family::Mistral => {
-                let list = several("call", "\", \"", tools.parallel);
-                format!("{opening} \"[\" {list} \"]\"")
+                let list = several("call", "\", \" call", tools.parallel);
+                let list = format!("\"[\" {list} \"]\"");
+                (format!("{opening} {list}"), list)
             }
             // Its templates show one call in an answer.
-            Family::Llama => "call".to_owned(),
+            Family::Llama => ("call".to_owned(), String::new()),
         };
-        Ok(Lark { rules, body })
+        Ok(Lark { rules, body, free })
+    }
+
+    /// The same, or an answer without calls, or both one after the other: what the model likes, but a
+    /// call is always one.
+    pub fn if_any(self, family: Family, model: &Model) -> Result<Self, Error> {
+        let Lark {
+            mut rules, free, ..
+        } = self;
+        let body = match (family, Spelling::of(family.opening(), model)?) {
+            (Family::Llama, _) => {
+                rules += "PLAIN: /([^{](.|\\n)*)?/\n";
+                "(PLAIN | call)".to_owned()
+            }
+            (_, Spelling::Control(token)) => {
+                rules += "PLAIN: /(.|\\n)*/\n";
+                format!("PLAIN (<[{token}]> {free})?")
+            }
+            (_, Spelling::Text) => {
+                let opening = quoted(family.opening());
+                rules += "PLAIN: /(.|\\n)*/\n";
+                rules += &format!("lead[lazy]: /(.|\\n)*/ {opening}\n");
+                format!("(PLAIN | lead {free})")
+            }
+        };
+        Ok(Lark {
+            rules,
+            body,
+            free: String::new(),
+        })
     }
 
     /// An answer that fits a schema.
@@ -60,6 +94,7 @@ impl Lark {
         Lark {
             rules: format!("value: %json {}\n", spaced(schema.clone())),
             body: "value".to_owned(),
+            free: String::new(),
         }
     }
 
@@ -68,12 +103,13 @@ impl Lark {
         Lark {
             rules: self.rules + &other.rules,
             body: format!("({} | {})", self.body, other.body),
+            free: String::new(),
         }
     }
 
     /// Its text; `open` if the answer begins within a thought.
     pub fn text(self, model: &Model, open: bool) -> Result<String, Error> {
-        let Lark { rules, body } = self;
+        let Lark { rules, body, .. } = self;
         let start = match open {
             false => format!("start: {body}\n"),
             true => match Spelling::of(CLOSE, model)? {
@@ -90,10 +126,10 @@ impl Lark {
     }
 }
 
-fn several(what: &str, between: &str, parallel: bool) -> String {
+fn several(one: &str, more: &str, parallel: bool) -> String {
     match parallel {
-        true => format!("{what} ({between} {what})*"),
-        false => what.to_owned(),
+        true => format!("{one} ({more})*"),
+        false => one.to_owned(),
     }
 }
 
@@ -133,6 +169,7 @@ mod tests {
         let tool = |name: &str| Tool {
             name: name.to_owned(),
             parameters: None,
+            strict: true,
             shown: Value::Null,
         };
         Tools {
@@ -165,7 +202,7 @@ mod tests {
         assert_eq!(
             written(Family::Hermes, Choice::Named("g".to_owned()), false, false),
             one(0, "g", "arguments")
-                + "call: call_0\ntagged: \"<tool_call>\" \"\\n\" call \"\\n\" \"</tool_call>\"\nstart: tagged\n"
+                + "call: call_0\ntagged: \"\\n\" call \"\\n\" \"</tool_call>\"\nstart: \"<tool_call>\" tagged\n"
         );
         let both = one(0, "f", "arguments") + &one(1, "g", "arguments") + "call: call_0 | call_1\n";
         assert_eq!(
@@ -177,6 +214,34 @@ mod tests {
             one(0, "f", "parameters")
                 + "call: call_0\nstart: thought \"\\n\\n\"? call\nthought[lazy]: /(.|\\n)*/ \"</think>\"\n"
         );
+    }
+
+    #[test]
+    fn a_call_may_be_left_to_the_model() {
+        for (family, expected) in [
+            (
+                Family::Hermes,
+                "PLAIN: /(.|\\n)*/\nlead[lazy]: /(.|\\n)*/ \"<tool_call>\"\n\
+                 start: (PLAIN | lead tagged (\"\\n\" \"<tool_call>\" tagged)*)\n",
+            ),
+            (
+                Family::Mistral,
+                "PLAIN: /(.|\\n)*/\nstart: PLAIN (<[259]> \"[\" call (\", \" call)* \"]\")?\n",
+            ),
+            (
+                Family::Llama,
+                "PLAIN: /([^{](.|\\n)*)?/\nstart: (PLAIN | call)\n",
+            ),
+        ] {
+            let script = Script::new().control_token("[TOOL_CALLS]");
+            let text = script.run(async {
+                let model = Model::first().await.unwrap();
+                let calls = Lark::calls(&tools(Choice::Auto, true), family, &model).unwrap();
+                let free = calls.if_any(family, &model).unwrap();
+                free.text(&model, false).unwrap()
+            });
+            assert!(text.ends_with(expected), "{text}");
+        }
     }
 
     #[test]

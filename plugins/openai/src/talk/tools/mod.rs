@@ -33,6 +33,8 @@ pub struct Tool {
     pub name: String,
     /// A JSON schema of the arguments; nothing if they may be any object.
     pub parameters: Option<Value>,
+    /// Whether the arguments have to fit it, also where the model decides.
+    pub strict: bool,
     /// As the template is shown it.
     pub shown: Value,
 }
@@ -54,12 +56,7 @@ pub enum Choice {
 impl Tools {
     /// Those of a request to `/v1/chat/completions`.
     pub fn read(fields: &mut Fields) -> Result<Self, Error> {
-        let list = fields.list("tools")?.unwrap_or_default();
-        let choice = fields.take("tool_choice");
-        let parallel = fields.choice("parallel_tool_calls")?.unwrap_or(true);
-        let list = list.into_iter().enumerate();
-        let list = list.map(|(index, tool)| {
-            let mut tool = Fields::of(format!("tools[{index}]"), tool)?;
+        let list = Self::list(fields, |mut tool| {
             let kind = tool.text("type")?;
             let path = tool.path("type");
             if kind.as_deref() != Some("function") {
@@ -69,12 +66,21 @@ impl Tools {
             let function = function.ok_or_else(|| tool.missing("function", "an object"))?;
             tool.refuse_unknown(&["type", "function"])?;
             Tool::read(function, "parameters")
-        });
-        Self::of(
-            list.collect::<Result<_, Error>>()?,
-            read_choice(choice, true)?,
-            parallel,
-        )
+        })?;
+        let choice = read_choice(fields.take("tool_choice"), true)?;
+        let parallel = fields.choice("parallel_tool_calls")?.unwrap_or(true);
+        Self::of(list, choice, parallel)
+    }
+
+    /// The entries of `tools`, each read so.
+    pub fn list(
+        fields: &mut Fields,
+        read: impl Fn(Fields) -> Result<Tool, Error>,
+    ) -> Result<Vec<Tool>, Error> {
+        let list = fields.list("tools")?.unwrap_or_default();
+        let list = list.into_iter().enumerate();
+        list.map(|(index, tool)| read(Fields::of(format!("tools[{index}]"), tool)?))
+            .collect()
     }
 
     /// These; an error if the choice does not fit.
@@ -115,6 +121,11 @@ impl Tools {
         matches!(self.choice, Choice::Required | Choice::Named(_))
     }
 
+    /// Whether a call of theirs has to fit, where the model decides.
+    pub fn are_strict(&self) -> bool {
+        self.list.iter().any(|tool| tool.strict)
+    }
+
     /// Those that an answer has to be a call of, if it has to be one.
     pub fn callable(&self) -> impl Iterator<Item = &Tool> {
         self.list.iter().filter(|tool| match &self.choice {
@@ -136,8 +147,7 @@ impl Tool {
         }
         let description = fields.text("description")?;
         let schema = fields.object(parameters)?.map(Fields::into_value);
-        // Where a call has to be made, its arguments always fit the schema.
-        fields.choice("strict")?;
+        let strict = fields.flag("strict")?;
         fields.refuse_unknown(&["name", "description", parameters, "strict"])?;
         let mut function = Map::new();
         function.insert("name".to_owned(), name.clone().into());
@@ -150,6 +160,7 @@ impl Tool {
         Ok(Tool {
             name,
             parameters: schema,
+            strict,
             shown: json!({"type": "function", "function": function}),
         })
     }
