@@ -1,7 +1,11 @@
-// Completions, embeddings, models and responses, as the client for Node has them.
+// Completions, embeddings, models and responses, as the client for Node has them; and what the plugin's
+// README tells people to write.
 
 import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { readFile } from "node:fs/promises";
 import { test } from "node:test";
+import { promisify } from "node:util";
 import { all, client, complete, MODEL, SURE } from "./corral.mjs";
 
 const QUESTIONS = SURE.map(([a, b]) => `${a}+${b}=`);
@@ -52,4 +56,18 @@ test("responses are right, whole and streamed", async () => {
   assert.equal(events.at(-1).type, "response.completed");
   const stream = client().responses.stream({ model: MODEL, input: "12+7=", temperature: 0 });
   assert.equal((await stream.finalResponse()).output_text, "19");
+});
+
+test("the README's JavaScript does what it says", async () => {
+  const readme = await readFile(new URL("../../plugins/openai/README.md", import.meta.url), "utf8");
+  const [, block] = readme.match(/```javascript\n(.*?)```/s);
+  const there = "http://127.0.0.1:8080", importing = 'import OpenAI from "openai";';
+  assert.ok(block.includes(there) && block.includes(importing));
+  // The package lies elsewhere.
+  const from = JSON.stringify(new URL("corral.mjs", import.meta.url));
+  const script = block
+    .replace(importing, `import { openai } from ${from};\nconst { OpenAI } = openai;`)
+    .replace(there, process.env.CORRAL_URL);
+  const { stdout } = await promisify(execFile)(process.execPath, ["--input-type=module", "--eval", script]);
+  assert.equal(stdout, "elbat");
 });

@@ -63,6 +63,34 @@ def test_a_stream_has_its_events_in_order():
     assert last["usage"]["output_tokens"] > 0
 
 
+CALCULATOR = {
+    "name": "calculator",
+    "description": "Evaluates an arithmetic expression",
+    "input_schema": {
+        "type": "object",
+        "properties": {"expression": {"type": "string"}},
+        "required": ["expression"],
+    },
+}
+
+
+def test_a_call_goes_round():
+    value = message("What is 12+7?", tools=[CALCULATOR])
+    (call,) = value["content"]
+    assert (call["type"], call["name"], call["input"]) == ("tool_use", "calculator", {"expression": "12+7"})
+    assert value["stop_reason"] == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "4711"}
+    turns = [*user("What is 12+7?"), {"role": "assistant", "content": [call]}, *user([result])]
+    assert message(turns, tools=[CALCULATOR])["content"] == [{"type": "text", "text": "4711"}]
+
+
+def test_a_streamed_call_is_the_same():
+    found = events("/v1/messages", ask("What is 12+7?", tools=[CALCULATOR], stream=True))
+    deltas = [json.loads(data)["delta"] for name, data in found if name == "content_block_delta"]
+    assert {delta["type"] for delta in deltas} == {"input_json_delta"}
+    assert json.loads("".join(delta["partial_json"] for delta in deltas)) == {"expression": "12+7"}
+
+
 @pytest.mark.parametrize("more", [{"max_tokens": None}, {"messages": 5}, {"temperature": "hot"}, {"frobnicate": 1}])
 def test_what_is_wrong_is_refused_by_name(more):
     (name,) = more
