@@ -1,9 +1,9 @@
 //! Models of the well-known families, by templates in their style: how their answers are read. (That the
 //! templates are rendered as elsewhere is tested with the SDK, which renders them.)
 
+use corral_sdk::Model;
 use corral_sdk::template::Chat;
 use corral_sdk::testing::Script;
-use corral_sdk::Model;
 use serde_json::{Value, json};
 
 use super::post;
