@@ -1,9 +1,10 @@
 //! `/v1/responses` and `/v1/messages`.
 
 use corral_sdk::testing::Script;
+use corral_sdk::{Error, Request};
 use serde_json::{Value, json};
 
-use super::{TEMPLATE, events, post};
+use super::{TEMPLATE, ask, events, post};
 
 const CALL: &str = "So.<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>";
 
@@ -95,7 +96,74 @@ fn a_response_has_its_items() {
         assert!(of("delta").all(|event| event["item_id"] == *id));
         let item = &last["response"]["output"][done["output_index"].as_u64().unwrap() as usize];
         assert_eq!(item["id"], *id);
+        assert_eq!(put_together(&events), last["response"]["output"]);
     }
+}
+
+/// The items of a stream as OpenAI's client for Node puts them together: a piece needs the item and the
+/// part that it goes on with.
+fn put_together(events: &[Value]) -> Value {
+    let mut items: Vec<Value> = Vec::new();
+    for event in events {
+        let kind = event["type"].as_str().unwrap();
+        let at = event["output_index"].as_u64().unwrap_or_default() as usize;
+        let part = event["content_index"].as_u64().unwrap_or_default() as usize;
+        match kind {
+            "response.output_item.added" => {
+                assert_eq!(at, items.len());
+                items.push(event["item"].clone());
+            }
+            "response.content_part.added" => {
+                let parts = items[at]["content"].as_array_mut().unwrap();
+                assert_eq!(part, parts.len());
+                parts.push(event["part"].clone());
+            }
+            "response.content_part.done" => assert_eq!(items[at]["content"][part], event["part"]),
+            "response.output_item.done" => {
+                items[at]["status"] = event["item"]["status"].clone();
+                assert_eq!(items[at], event["item"]);
+            }
+            _ if kind.ends_with(".delta") => {
+                let text = match kind {
+                    "response.function_call_arguments.delta" => &mut items[at]["arguments"],
+                    _ => &mut items[at]["content"][part]["text"],
+                };
+                let more = event["delta"].as_str().unwrap();
+                *text = (text.as_str().unwrap().to_owned() + more).into();
+            }
+            _ => {}
+        }
+    }
+    items.into()
+}
+
+#[test]
+fn an_error_in_a_response_has_a_name_and_a_number() {
+    let broken = Script::new().chat_template(TEMPLATE).breaks_off(
+        "assistant\n",
+        "Hel",
+        Error::ContextFull {
+            needed: 9,
+            limit: 8,
+        },
+    );
+    let body = json!({"input": "Hi", "stream": true});
+    let (_, text) = ask(&broken, Request::post("/v1/responses").with_json(&body));
+    let count = text.split_terminator("\n\n").count();
+    let last = text.split_terminator("\n\n").last().unwrap();
+    let data = last.strip_prefix("event: error\ndata: ").unwrap();
+    let data: Value = serde_json::from_str(data).unwrap();
+    assert_eq!(
+        data,
+        json!({
+            "type": "error",
+            "sequence_number": count - 1,
+            "code": "context_length_exceeded",
+            "message": data["message"],
+            "param": null,
+        })
+    );
+    assert!(data["message"].as_str().unwrap().contains('9'), "{data}");
 }
 
 #[test]
