@@ -37,6 +37,13 @@ fn one(mut fields: Fields) -> Result<Value, Error> {
     }
     let content = content(&mut fields, &role)?;
     let refusal = fields.text("refusal")?;
+    let refusal = refusal.filter(|refusal| !refusal.is_empty());
+    if refusal.is_some() && (role != "assistant" || content.is_some()) {
+        return Err(unsupported(
+            &fields.path("refusal"),
+            "but in messages of the assistant, instead of `content`",
+        ));
+    }
     let calls = fields.list("tool_calls")?;
     let calls = calls.filter(|calls| !calls.is_empty());
 
@@ -186,6 +193,8 @@ mod tests {
             ]}),
             json!({"role": "tool", "tool_call_id": "1", "content": "x"}),
             json!({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "tool_calls": []}),
+            json!({"role": "assistant", "content": null, "refusal": "no"}),
+            json!({"role": "assistant", "content": "", "refusal": ""}),
         ];
         assert_eq!(
             Value::from(read(messages).unwrap()),
@@ -197,6 +206,8 @@ mod tests {
                 ]},
                 {"role": "tool", "content": "x", "tool_call_id": "1"},
                 {"role": "assistant", "content": "no"},
+                {"role": "assistant", "content": "no"},
+                {"role": "assistant", "content": ""},
             ])
         );
     }
@@ -231,6 +242,16 @@ mod tests {
             (
                 json!({"role": "user", "content": "x", "tool_calls": [call]}),
                 "messages[0].tool_calls",
+                "of the assistant",
+            ),
+            (
+                json!({"role": "assistant", "content": "x", "refusal": "no"}),
+                "messages[0].refusal",
+                "instead of `content`",
+            ),
+            (
+                json!({"role": "user", "refusal": "no"}),
+                "messages[0].refusal",
                 "of the assistant",
             ),
             (

@@ -119,7 +119,7 @@ pub fn for_the_operator(fields: &mut Fields) -> Result<(), Error> {
 /// An error, if one of these is given.
 pub fn refuse(fields: &mut Fields, refused: &[(&str, &str)]) -> Result<(), Error> {
     match refused.iter().find(|(name, _)| fields.take(name).is_some()) {
-        Some((name, why)) => Err(unsupported(name, why)),
+        Some((name, why)) => Err(unsupported(&fields.path(name), why)),
         None => Ok(()),
     }
 }
@@ -148,6 +148,10 @@ pub fn ignore(fields: &mut Fields, names: &[&str]) {
 
 fn response_format(mut fields: Fields) -> Result<Format, Error> {
     let kind = fields.text("type")?;
+    if kind.as_deref() != Some("json_schema") {
+        let why = "without the type `json_schema`";
+        refuse(&mut fields, &[("json_schema", why)])?;
+    }
     let format = match kind.as_deref() {
         Some("text") => Format::Text,
         Some("json_object") => Format::JsonObject,
@@ -278,6 +282,11 @@ mod tests {
                 json!({"response_format": {"type": "json_schema", "json_schema": {}}}),
                 "response_format.json_schema.schema",
                 "not given",
+            ),
+            (
+                json!({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}),
+                "response_format.json_schema",
+                "the type `json_schema`",
             ),
             (
                 json!({"tools": [{"type": "custom"}]}),

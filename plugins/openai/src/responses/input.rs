@@ -125,12 +125,16 @@ impl Conversation {
             let why = "nobody here can read it";
             return Err(unsupported(&item.path("encrypted_content"), why));
         }
-        item.take("summary");
-        let content = item.take("content").unwrap_or_else(|| json!([]));
-        let thought = text(&item.path("content"), content, &["reasoning_text"])?;
+        let mut thoughts: Vec<_> = self.thought.take().into_iter().collect();
+        for (member, kind) in [("summary", "summary_text"), ("content", "reasoning_text")] {
+            if let Some(thought) = item.take(member) {
+                thoughts.push(text(&item.path(member), thought, &[kind])?);
+            }
+        }
         item.refuse_unknown(&["type", "summary", "content"])?;
+        thoughts.retain(|thought| !thought.is_empty());
         self.goes_on = false;
-        self.thought = Some(thought).filter(|thought| !thought.is_empty());
+        self.thought = (!thoughts.is_empty()).then(|| thoughts.join("\n\n"));
         Ok(())
     }
 
@@ -194,6 +198,32 @@ mod tests {
         );
         let alone = json!([{"role": "user", "content": "Hi"}]);
         assert_eq!(Value::from(read("Hi".into()).unwrap()), alone);
+    }
+
+    #[test]
+    fn summaries_are_thoughts() {
+        let summary = json!([{"type": "summary_text", "text": "In short."}]);
+        let content = json!([{"type": "reasoning_text", "text": "At length."}]);
+        for (thoughts, expected) in [
+            (json!([{"summary": summary}]), "In short."),
+            (
+                json!([{"summary": summary, "content": content}]),
+                "In short.\n\nAt length.",
+            ),
+            (
+                json!([{"content": content}, {"summary": []}, {"summary": summary}]),
+                "At length.\n\nIn short.",
+            ),
+        ] {
+            let mut items = thoughts.as_array().cloned().unwrap();
+            for item in &mut items {
+                item["type"] = "reasoning".into();
+            }
+            items.push(json!({"role": "assistant", "content": "2"}));
+            let expected =
+                json!([{"role": "assistant", "content": "2", "reasoning_content": expected}]);
+            assert_eq!(Value::from(read(items.into()).unwrap()), expected);
+        }
     }
 
     #[test]

@@ -311,6 +311,8 @@ fn results_of_tools_come_before_what_is_said_with_them() {
         {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "add", "input": {}}]},
         {"role": "user", "content": [
             {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "2"}]},
+            {"type": "tool_result", "tool_use_id": "b", "is_error": true, "content": "no such tool"},
+            {"type": "tool_result", "tool_use_id": "c", "is_error": true},
             {"type": "text", "text": "So?"},
         ]},
     ]}));
@@ -319,13 +321,19 @@ fn results_of_tools_come_before_what_is_said_with_them() {
     assert_eq!(status, 200);
     let prompt = &script.generations()[0].after;
     assert!(
-        prompt.contains("tool\n2<|im_end|>\n<|im_start|>user\nSo?<|im_end|>"),
+        prompt.contains(
+            "tool\n2<|im_end|>\n<|im_start|>tool\nError: no such tool<|im_end|>\n\
+             <|im_start|>tool\nError:<|im_end|>\n<|im_start|>user\nSo?<|im_end|>"
+        ),
         "{prompt}"
     );
 }
 
 #[test]
 fn what_a_message_can_not_have_is_told_in_its_apis_words() {
+    let user = json!({"role": "user", "content": "Hi"});
+    let said =
+        |content: Value| json!({"messages": [{"role": "assistant", "content": content}, user]});
     for (members, detail) in [
         (json!({"max_tokens": null}), "`max_tokens` is not given"),
         (
@@ -335,6 +343,41 @@ fn what_a_message_can_not_have_is_told_in_its_apis_words() {
         (
             json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}),
             "`tools[0].type`",
+        ),
+        (json!({"messages": []}), "`messages` is empty"),
+        (
+            json!({"messages": [user, {"role": "assistant", "content": "So"}]}),
+            "`messages[1]` is not supported",
+        ),
+        (said(json!("")), "`messages[0].content` says nothing"),
+        (said(json!([])), "`messages[0].content` says nothing"),
+        (
+            said(json!([{"type": "thinking", "thinking": "hm", "signature": "x"}])),
+            "`messages[0].content` says nothing",
+        ),
+        (
+            said(json!([{"type": "text", "text": "x", "id": "y"}])),
+            "`messages[0].content[0].id` is not known",
+        ),
+        (
+            said(json!([{"type": "tool_use", "id": "a", "name": "add", "text": "x"}])),
+            "`messages[0].content[0].text` is not known",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": []}]}),
+            "`messages[0].content` says nothing",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "text": "2"}]}]}),
+            "`messages[0].content[0].text` is not known",
+        ),
+        (
+            json!({"tools": [{"name": "add"}], "tool_choice": {"type": "any", "name": "add"}}),
+            "`tool_choice.name`",
+        ),
+        (
+            json!({"tools": [{"name": "add"}], "tool_choice": {"type": "auto", "name": "add"}}),
+            "`tool_choice.name`",
         ),
         (json!({"mcp_servers": []}), "`mcp_servers`"),
         (json!({"seed": 1}), "`seed` is not known"),
