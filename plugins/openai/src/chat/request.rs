@@ -3,12 +3,12 @@
 use corral_sdk::Error;
 use corral_sdk::fields::{Fields, out_of_range};
 use corral_sdk::template::Chat;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::messages;
 use crate::asking::{Settings, settings};
 use crate::error::unsupported;
-use crate::talk::{Ask, Format, Tools};
+use crate::talk::{Arguments, Ask, Format, Tools};
 
 /// As many likeliest tokens as the host tells.
 const LOGPROBS_LIMIT: u8 = 20;
@@ -72,16 +72,8 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
         Some(format) => response_format(format)?,
         None => Format::Text,
     };
-    let mut arguments = match fields
-        .object("chat_template_kwargs")?
-        .map(Fields::into_value)
-    {
-        Some(Value::Object(arguments)) => arguments,
-        _ => Map::new(),
-    };
-    if let Some(effort) = fields.text("reasoning_effort")? {
-        arguments.insert("reasoning_effort".to_owned(), effort.into());
-    }
+    let effort = fields.text("reasoning_effort")?;
+    let arguments = Arguments::read(&mut fields, effort.as_deref(), "reasoning_effort")?;
     let mut settings = Settings::read(&mut fields)?;
     settings.max_tokens = length(&mut fields)?;
     settings.logprobs = logprobs(&mut fields)?;
@@ -90,13 +82,13 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
 
     let chat = Chat {
         messages: messages::read(messages)?,
-        arguments,
         ..Chat::default()
     };
     Ok(Request {
         ask: Ask {
             model,
             chat,
+            arguments,
             tools,
             format,
             settings,
@@ -337,8 +329,5 @@ mod tests {
         ] {
             assert!(with(members.clone()).is_ok(), "{members}");
         }
-        let request = with(json!({"reasoning_effort": "low", "chat_template_kwargs": {"a": 1}}));
-        let arguments = Value::Object(request.unwrap().ask.chat.arguments);
-        assert_eq!(arguments, json!({"a": 1, "reasoning_effort": "low"}));
     }
 }

@@ -10,7 +10,7 @@ use crate::chat::messages::{call, text};
 use crate::chat::request::{ignore, refuse, refuse_other};
 use crate::error::unsupported;
 use crate::talk::tools::{Choice, Tool};
-use crate::talk::{Ask, Format, Tools};
+use crate::talk::{Argument, Arguments, Ask, Format, Tools};
 
 /// Members of the API that can't be honoured, and why.
 const REFUSED: [(&str, &str); 4] = [
@@ -88,9 +88,9 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
             model,
             chat: Chat {
                 messages,
-                arguments,
                 ..Chat::default()
             },
+            arguments,
             tools,
             format: Format::Text,
             settings,
@@ -267,8 +267,8 @@ fn tools(fields: &mut Fields) -> Result<Tools, Error> {
 }
 
 /// What templates are told of whether to think.
-fn thinking(fields: &mut Fields) -> Result<Map<String, Value>, Error> {
-    let mut arguments = Map::new();
+fn thinking(fields: &mut Fields) -> Result<Arguments, Error> {
+    let mut arguments = Arguments::default();
     if let Some(mut thinking) = fields.object("thinking")? {
         let kind = thinking.text("type")?;
         if kind.as_deref() != Some("disabled") {
@@ -276,7 +276,11 @@ fn thinking(fields: &mut Fields) -> Result<Map<String, Value>, Error> {
             return Err(unsupported("thinking", why));
         }
         thinking.refuse_unknown(&["type"])?;
-        arguments.insert("enable_thinking".to_owned(), false.into());
+        arguments.0.push(Argument {
+            name: "enable_thinking".to_owned(),
+            value: false.into(),
+            member: "thinking".to_owned(),
+        });
     }
     Ok(arguments)
 }

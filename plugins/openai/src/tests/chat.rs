@@ -389,6 +389,30 @@ fn what_fails_has_its_status_and_shape() {
 }
 
 #[test]
+fn what_the_template_knows_nothing_of_is_named() {
+    let named = json!([{"role": "user", "name": "Ada", "content": "Hi"}]);
+    for (members, member) in [
+        (json!({"reasoning_effort": "low"}), "reasoning_effort"),
+        (
+            json!({"chat_template_kwargs": {"mood": 1}}),
+            "chat_template_kwargs.mood",
+        ),
+        (
+            json!({"chat_template_kwargs": {"bos_token": "x"}}),
+            "chat_template_kwargs.bos_token",
+        ),
+        (json!({"messages": named}), "messages[0].name"),
+    ] {
+        let (status, answer) = post(&script("Hi"), PATH, &hi(members.clone()));
+        assert_eq!(
+            (status, &answer["error"]["param"]),
+            (400, &member.into()),
+            "{members}"
+        );
+    }
+}
+
+#[test]
 fn an_error_in_a_stream_is_its_last_event() {
     let script =
         Script::new()

@@ -196,7 +196,15 @@ fn what_a_response_can_not_have_is_named() {
             json!({"reasoning": {"summary": "auto"}}),
             "reasoning.summary",
         ),
-        (json!({"reasoning": {"effort": "low"}}), "reasoning_effort"),
+        (json!({"reasoning": {"effort": "low"}}), "reasoning.effort"),
+        (
+            json!({"chat_template_kwargs": {"enable_thinking": false}}),
+            "chat_template_kwargs.enable_thinking",
+        ),
+        (
+            json!({"chat_template_kwargs": {"messages": []}}),
+            "chat_template_kwargs.messages",
+        ),
         (json!({"messages": []}), "messages"),
         (json!({"nope": []}), "nope"),
     ] {
@@ -379,6 +387,10 @@ fn what_a_message_can_not_have_is_told_in_its_apis_words() {
             json!({"tools": [{"name": "add"}], "tool_choice": {"type": "auto", "name": "add"}}),
             "`tool_choice.name`",
         ),
+        (
+            json!({"thinking": {"type": "disabled"}}),
+            "`thinking` is not supported here: the chat template",
+        ),
         (json!({"mcp_servers": []}), "`mcp_servers`"),
         (json!({"seed": 1}), "`seed` is not known"),
         (
@@ -392,4 +404,16 @@ fn what_a_message_can_not_have_is_told_in_its_apis_words() {
         let told = answer["error"]["message"].as_str().unwrap();
         assert!(told.contains(detail), "{told}");
     }
+}
+
+#[test]
+fn a_template_that_can_be_told_not_to_think_is() {
+    let template =
+        format!("{TEMPLATE}{{% if enable_thinking is false %}}<think></think>{{% endif %}}");
+    let body = message(json!({"thinking": {"type": "disabled"}}));
+    let script = Script::new()
+        .chat_template(&template)
+        .answers("<think></think>", "Hi");
+    let (status, answer) = post(&script, "/v1/messages", &body);
+    assert_eq!((status, &answer["content"][0]["text"]), (200, &"Hi".into()));
 }
