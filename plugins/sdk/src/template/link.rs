@@ -74,7 +74,7 @@ mod tests {
         let refused = script.run(async {
             let model = Model::first().await?;
             let chat = Chat::new().message("user|>", "12+7=");
-            Ok(linked(&chat, &model).unwrap_err())
+            Ok::<_, Error>(linked(&chat, &model).unwrap_err())
         });
         let refused = refused.unwrap();
         assert_eq!(
