@@ -19,6 +19,10 @@ pub struct Calls {
     taken: String,
     /// Calls so far.
     count: usize,
+    /// Whether one of them is complete.
+    complete: bool,
+    /// Whether something was said that is not told.
+    dropped: bool,
 }
 
 #[derive(Debug)]
@@ -47,6 +51,8 @@ impl Calls {
             held: String::new(),
             taken: String::new(),
             count: 0,
+            complete: false,
+            dropped: false,
         }
     }
 
@@ -60,7 +66,15 @@ impl Calls {
             held: String::new(),
             taken: String::new(),
             count: 0,
+            complete: false,
+            dropped: false,
         }
+    }
+
+    /// Whether the model goes on after the one call that is told.
+    pub fn is_over(&self) -> bool {
+        let another = matches!(self.state, State::Before | State::Within(_));
+        self.dropped || !self.parallel && self.complete && another
     }
 
     /// Goes on by a piece.
@@ -96,6 +110,8 @@ impl Calls {
                 || self.count == 1 && !matches!(part, Part::Content(_))
             {
                 push(parts, part);
+            } else {
+                self.dropped |= part != Part::Content(String::new());
             }
         }
     }
@@ -215,6 +231,7 @@ impl Calls {
                 Step::Done => {
                     self.held.drain(..used);
                     self.taken.clear();
+                    self.complete = true;
                     self.state = State::After;
                     return true;
                 }
@@ -226,6 +243,7 @@ impl Calls {
                         Some(Family::Llama) => State::Plain,
                         _ => State::Content,
                     };
+                    self.complete |= told;
                     match told {
                         true => self.taken.clear(),
                         false => self.unread(&raw, parts),
@@ -401,6 +419,30 @@ mod tests {
         let [f, none] = call("f", "{}");
         let rest = content(", {\"nam\": 1}]");
         check(Family::Mistral, true, text, &[f, none, rest]);
+    }
+
+    #[test]
+    fn after_the_one_call_that_is_told_it_is_over() {
+        let hermes = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>\n";
+        let llama = "{\"name\": \"f\", \"parameters\": {}}";
+        let mistral = "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}";
+        for (family, text, over) in [
+            (Family::Hermes, hermes.to_owned(), false),
+            (Family::Hermes, format!("{hermes}<tool_call>"), true),
+            (Family::Hermes, format!("{hermes}Done"), true),
+            (Family::Llama, llama.to_owned(), false),
+            (Family::Llama, format!("{llama};"), true),
+            (Family::Llama, format!("{llama} x"), true),
+            (Family::Mistral, format!("{mistral}]"), false),
+            (Family::Mistral, format!("{mistral},"), true),
+        ] {
+            for parallel in [true, false] {
+                let mut calls = Calls::new(family, vec!["f".to_owned()], parallel);
+                let mut parts = Vec::new();
+                calls.hear(&text, &mut parts);
+                assert_eq!(calls.is_over(), over && !parallel, "{text}");
+            }
+        }
     }
 
     #[test]
