@@ -67,8 +67,16 @@ fn one(mut fields: Fields) -> Result<Value, Error> {
         message.insert("tool_calls".to_owned(), calls.collect::<Result<_, _>>()?);
     }
     // Templates know these by their names, or not at all.
-    for name in ["name", "tool_call_id", "reasoning_content"] {
+    for (name, of) in [
+        ("name", None),
+        ("tool_call_id", Some("tool")),
+        ("reasoning_content", Some("assistant")),
+    ] {
         if let Some(text) = fields.text(name)? {
+            if let Some(of) = of.filter(|of| *of != role) {
+                let why = format!("but in messages of the role {of:?}");
+                return Err(unsupported(&fields.path(name), &why));
+            }
             message.insert(name.to_owned(), text.into());
         }
     }
@@ -243,6 +251,16 @@ mod tests {
                 json!({"role": "user", "content": "x", "tool_calls": [call]}),
                 "messages[0].tool_calls",
                 "of the assistant",
+            ),
+            (
+                json!({"role": "user", "content": "x", "tool_call_id": "1"}),
+                "messages[0].tool_call_id",
+                "of the role \"tool\"",
+            ),
+            (
+                json!({"role": "user", "content": "x", "reasoning_content": "hm"}),
+                "messages[0].reasoning_content",
+                "of the role \"assistant\"",
             ),
             (
                 json!({"role": "assistant", "content": "x", "refusal": "no"}),
