@@ -23,7 +23,7 @@ impl From<Failure> for Response {
     }
 }
 
-/// The body of an error's answer, and the data of the event that ends a stream.
+/// The body of an error's answer, and the data of the event that ends a stream of the other APIs.
 pub fn body(dialect: Dialect, error: &Error) -> Value {
     match dialect {
         Dialect::OpenAi => json!({"error": {
@@ -37,6 +37,16 @@ pub fn body(dialect: Dialect, error: &Error) -> Value {
             "message": error.to_string(),
         }}),
     }
+}
+
+/// The event that ends a stream of the Responses API, without its number.
+pub fn event(error: &Error) -> Value {
+    json!({
+        "type": "error",
+        "code": openai_code(error),
+        "message": error.to_string(),
+        "param": error.member(),
+    })
 }
 
 /// The same names as the host's own errors have in this format.

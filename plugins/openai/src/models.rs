@@ -3,9 +3,35 @@
 use corral_sdk::{Error, Model, Response};
 use serde_json::{Value, json};
 
-/// The model that a path below `/v1/models/` names.
-pub fn named(path: &str) -> Option<&str> {
-    path.strip_prefix("/v1/models/")
+/// The model that a path below `/v1/models/` names. Clients write `/` and the like as `%2F`, or as it is.
+pub fn named(path: &str) -> Option<String> {
+    path.strip_prefix("/v1/models/").map(decoded)
+}
+
+/// A path without percent-encoding; what is none stays as it is.
+fn decoded(path: &str) -> String {
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        rest = after;
+        bytes.push(match (first, after) {
+            (b'%', &[high, low, ..]) => match (digit(high), digit(low)) {
+                (Some(high), Some(low)) => {
+                    rest = &after[2..];
+                    high << 4 | low
+                }
+                _ => first,
+            },
+            _ => first,
+        });
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// What a hexadecimal digit stands for.
+fn digit(letter: u8) -> Option<u8> {
+    let digit = char::from(letter).to_digit(16)?;
+    u8::try_from(digit).ok()
 }
 
 /// All of them, the default one first.

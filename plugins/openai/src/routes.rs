@@ -10,8 +10,8 @@ use crate::{chat, completions, embeddings, messages, models, responses, tokenize
 const BODY_LIMIT: usize = 8 << 20;
 
 pub async fn handle(request: Request) -> Result<Response, Failure> {
-    let dialect = match request.path() {
-        "/v1/messages" => Dialect::Anthropic,
+    let dialect = match request.path().strip_prefix("/v1/messages") {
+        Some(below) if below.is_empty() || below.starts_with('/') => Dialect::Anthropic,
         _ => Dialect::OpenAi,
     };
     let answered = answer(request.with_limit(BODY_LIMIT)).await;
@@ -22,7 +22,7 @@ async fn answer(mut request: Request) -> Result<Response, Error> {
     let path = request.path().to_owned();
     if let Some(name) = models::named(&path) {
         request.expect_method("GET")?;
-        return models::show(name);
+        return models::show(&name);
     }
     match path.as_str() {
         "/v1/chat/completions" => chat::answer(body(&mut request).await?).await,

@@ -8,7 +8,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
 
-use corral_sdk::{Constraint, Error, Generation, Model, Outcome, Token};
+use corral_sdk::{Constraint, Error, Finish, Generation, Model, Outcome, Token};
 
 use super::likely::{Likely, Waiting};
 use super::{Settings, Usage};
@@ -36,8 +36,10 @@ pub struct Choices {
     outcomes: Vec<Option<Outcome>>,
     /// Texts of each prompt.
     each: usize,
-    /// Tokens of all prompts.
-    prompt_tokens: u32,
+    /// Tokens of each text so far.
+    generated: Vec<u32>,
+    /// Tokens of each prompt.
+    prompts: Vec<u32>,
     /// Where to look first, so that nobody waits for a quicker one for ever.
     turn: usize,
     /// A piece that was read already.
@@ -84,7 +86,7 @@ impl Choices {
                 });
             }
             sequences.insert(0, first);
-            let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+            let length = length_of(prompt);
             for (at, sequence) in (0..).zip(sequences) {
                 let how = settings.how(model, length, at, constraint)?;
                 let voice = Voice {
@@ -96,13 +98,15 @@ impl Choices {
                 running.push(Some(voice.step()));
             }
         }
-        let tokens: usize = prompts.iter().map(Vec::len).sum();
+        let lengths = prompts.iter().map(|prompt| length_of(prompt));
+        let texts = running.len();
         Ok(Choices {
             model: model.clone(),
-            outcomes: vec![None; running.len()],
+            outcomes: vec![None; texts],
             running,
             each: settings.n as usize,
-            prompt_tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
+            generated: vec![0; texts],
+            prompts: lengths.collect(),
             turn: 0,
             first: None,
         })
@@ -121,7 +125,8 @@ impl Choices {
 
     /// Tokens of all prompts.
     pub fn prompt_tokens(&self) -> u32 {
-        self.prompt_tokens
+        let all = self.prompts.iter();
+        all.fold(0, |sum, &length| sum.saturating_add(length))
     }
 
     /// Number of texts.
@@ -155,7 +160,24 @@ impl Choices {
         self.turn = (piece.index + 1) % count;
         self.running[piece.index] = voice.map(Voice::step);
         self.outcomes[piece.index] = piece.end;
+        self.generated[piece.index] += length_of(&piece.tokens);
         Ok(Some(piece))
+    }
+
+    /// Ends a text of which no more is wanted. What was cached of its prompt is not known then.
+    pub fn end(&mut self, index: usize) -> Outcome {
+        self.running[index] = None;
+        let outcome = Outcome {
+            finish: Finish::End,
+            prompt_tokens: self.prompts[index / self.each],
+            cached_tokens: 0,
+            generated_tokens: self.generated[index],
+            queue_time: 0,
+            prefill_time: 0,
+            decode_time: 0,
+        };
+        self.outcomes[index] = Some(outcome);
+        outcome
     }
 
     /// What it all took, once all have ended.
@@ -200,10 +222,15 @@ impl Voice {
     }
 }
 
+/// How many tokens there are.
+fn length_of(tokens: &[Token]) -> u32 {
+    u32::try_from(tokens.len()).unwrap_or(u32::MAX)
+}
+
 /// A prompt has at least one token, and leaves room for one more.
 fn check(prompt: &[Token], model: &Model) -> Result<(), Error> {
     let limit = model.info().context;
-    let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+    let length = length_of(prompt);
     if length == 0 {
         return Err(Error::bad_request(
             "empty-prompt",
@@ -227,7 +254,6 @@ fn check(prompt: &[Token], model: &Model) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use corral_sdk::Finish;
     use corral_sdk::testing::{Call, Script};
 
     fn prompts(texts: &[&str]) -> Vec<Vec<Token>> {

@@ -221,7 +221,8 @@ pub fn check_number_of_texts(prompts: usize, n: u32) -> Result<(), Error> {
     let text = format!(
         "{prompts} prompts with {n} texts each are {count} texts; a request may ask for {TEXT_LIMIT}"
     );
-    Err(Error::bad_request("out-of-range", text).about("n"))
+    let member = if n == 1 { "prompt" } else { "n" };
+    Err(Error::bad_request("out-of-range", text).about(member))
 }
 
 /// An object from tokens' numbers, as text, to what is added to their logits.

@@ -37,6 +37,13 @@ fn one(mut fields: Fields) -> Result<Value, Error> {
     }
     let content = content(&mut fields, &role)?;
     let refusal = fields.text("refusal")?;
+    let refusal = refusal.filter(|refusal| !refusal.is_empty());
+    if refusal.is_some() && (role != "assistant" || content.is_some()) {
+        return Err(unsupported(
+            &fields.path("refusal"),
+            "but in messages of the assistant, instead of `content`",
+        ));
+    }
     let calls = fields.list("tool_calls")?;
     let calls = calls.filter(|calls| !calls.is_empty());
 
@@ -60,8 +67,16 @@ fn one(mut fields: Fields) -> Result<Value, Error> {
         message.insert("tool_calls".to_owned(), calls.collect::<Result<_, _>>()?);
     }
     // Templates know these by their names, or not at all.
-    for name in ["name", "tool_call_id", "reasoning_content"] {
+    for (name, of) in [
+        ("name", None),
+        ("tool_call_id", Some("tool")),
+        ("reasoning_content", Some("assistant")),
+    ] {
         if let Some(text) = fields.text(name)? {
+            if let Some(of) = of.filter(|of| *of != role) {
+                let why = format!("but in messages of the role {of:?}");
+                return Err(unsupported(&fields.path(name), &why));
+            }
             message.insert(name.to_owned(), text.into());
         }
     }
@@ -186,6 +201,8 @@ mod tests {
             ]}),
             json!({"role": "tool", "tool_call_id": "1", "content": "x"}),
             json!({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "tool_calls": []}),
+            json!({"role": "assistant", "content": null, "refusal": "no"}),
+            json!({"role": "assistant", "content": "", "refusal": ""}),
         ];
         assert_eq!(
             Value::from(read(messages).unwrap()),
@@ -197,6 +214,8 @@ mod tests {
                 ]},
                 {"role": "tool", "content": "x", "tool_call_id": "1"},
                 {"role": "assistant", "content": "no"},
+                {"role": "assistant", "content": "no"},
+                {"role": "assistant", "content": ""},
             ])
         );
     }
@@ -231,6 +250,26 @@ mod tests {
             (
                 json!({"role": "user", "content": "x", "tool_calls": [call]}),
                 "messages[0].tool_calls",
+                "of the assistant",
+            ),
+            (
+                json!({"role": "user", "content": "x", "tool_call_id": "1"}),
+                "messages[0].tool_call_id",
+                "of the role \"tool\"",
+            ),
+            (
+                json!({"role": "user", "content": "x", "reasoning_content": "hm"}),
+                "messages[0].reasoning_content",
+                "of the role \"assistant\"",
+            ),
+            (
+                json!({"role": "assistant", "content": "x", "refusal": "no"}),
+                "messages[0].refusal",
+                "instead of `content`",
+            ),
+            (
+                json!({"role": "user", "refusal": "no"}),
+                "messages[0].refusal",
                 "of the assistant",
             ),
             (

@@ -3,12 +3,12 @@
 use corral_sdk::Error;
 use corral_sdk::fields::{Fields, out_of_range};
 use corral_sdk::template::Chat;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::messages;
 use crate::asking::{Settings, settings};
 use crate::error::unsupported;
-use crate::talk::{Ask, Format, Tools};
+use crate::talk::{Arguments, Ask, Format, Tools};
 
 /// As many likeliest tokens as the host tells.
 const LOGPROBS_LIMIT: u8 = 20;
@@ -72,16 +72,8 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
         Some(format) => response_format(format)?,
         None => Format::Text,
     };
-    let mut arguments = match fields
-        .object("chat_template_kwargs")?
-        .map(Fields::into_value)
-    {
-        Some(Value::Object(arguments)) => arguments,
-        _ => Map::new(),
-    };
-    if let Some(effort) = fields.text("reasoning_effort")? {
-        arguments.insert("reasoning_effort".to_owned(), effort.into());
-    }
+    let effort = fields.text("reasoning_effort")?;
+    let arguments = Arguments::read(&mut fields, effort.as_deref(), "reasoning_effort")?;
     let mut settings = Settings::read(&mut fields)?;
     settings.max_tokens = length(&mut fields)?;
     settings.logprobs = logprobs(&mut fields)?;
@@ -90,13 +82,13 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
 
     let chat = Chat {
         messages: messages::read(messages)?,
-        arguments,
         ..Chat::default()
     };
     Ok(Request {
         ask: Ask {
             model,
             chat,
+            arguments,
             tools,
             format,
             settings,
@@ -119,7 +111,7 @@ pub fn for_the_operator(fields: &mut Fields) -> Result<(), Error> {
 /// An error, if one of these is given.
 pub fn refuse(fields: &mut Fields, refused: &[(&str, &str)]) -> Result<(), Error> {
     match refused.iter().find(|(name, _)| fields.take(name).is_some()) {
-        Some((name, why)) => Err(unsupported(name, why)),
+        Some((name, why)) => Err(unsupported(&fields.path(name), why)),
         None => Ok(()),
     }
 }
@@ -148,6 +140,10 @@ pub fn ignore(fields: &mut Fields, names: &[&str]) {
 
 fn response_format(mut fields: Fields) -> Result<Format, Error> {
     let kind = fields.text("type")?;
+    if kind.as_deref() != Some("json_schema") {
+        let why = "without the type `json_schema`";
+        refuse(&mut fields, &[("json_schema", why)])?;
+    }
     let format = match kind.as_deref() {
         Some("text") => Format::Text,
         Some("json_object") => Format::JsonObject,
@@ -280,6 +276,11 @@ mod tests {
                 "not given",
             ),
             (
+                json!({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}),
+                "response_format.json_schema",
+                "the type `json_schema`",
+            ),
+            (
                 json!({"tools": [{"type": "custom"}]}),
                 "tools[0].type",
                 "function",
@@ -328,8 +329,5 @@ mod tests {
         ] {
             assert!(with(members.clone()).is_ok(), "{members}");
         }
-        let request = with(json!({"reasoning_effort": "low", "chat_template_kwargs": {"a": 1}}));
-        let arguments = Value::Object(request.unwrap().ask.chat.arguments);
-        assert_eq!(arguments, json!({"a": 1, "reasoning_effort": "low"}));
     }
 }

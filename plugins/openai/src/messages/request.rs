@@ -10,7 +10,7 @@ use crate::chat::messages::{call, text};
 use crate::chat::request::{ignore, refuse, refuse_other};
 use crate::error::unsupported;
 use crate::talk::tools::{Choice, Tool};
-use crate::talk::{Ask, Format, Tools};
+use crate::talk::{Argument, Arguments, Ask, Format, Tools};
 
 /// Members of the API that can't be honoured, and why.
 const REFUSED: [(&str, &str); 4] = [
@@ -58,6 +58,7 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
     }
     let said = fields.list("messages")?;
     let said = said.ok_or_else(|| fields.missing("messages", "a list of messages"))?;
+    check_last(&said)?;
     for (index, message) in said.into_iter().enumerate() {
         add(
             Fields::of(format!("messages[{index}]"), message)?,
@@ -87,9 +88,9 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
             model,
             chat: Chat {
                 messages,
-                arguments,
                 ..Chat::default()
             },
+            arguments,
             tools,
             format: Format::Text,
             settings,
@@ -97,6 +98,22 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
         },
         stream,
     })
+}
+
+/// There is something to answer.
+fn check_last(said: &[Value]) -> Result<(), Error> {
+    match said.split_last() {
+        None => {
+            let text = "`messages` is empty; expected at least one message";
+            Err(Error::bad_request("empty-prompt", text).about("messages"))
+        }
+        Some((last, before)) if last["role"] == "assistant" => {
+            let why =
+                "an answer is not begun by the client; expected the user's message as the last";
+            Err(unsupported(&format!("messages[{}]", before.len()), why))
+        }
+        Some(_) => Ok(()),
+    }
 }
 
 /// Adds a message, and before it the results of tools that it brings.
@@ -119,6 +136,7 @@ fn add(mut fields: Fields, messages: &mut Vec<Value>) -> Result<(), Error> {
     };
     let path = fields.path("content");
     let blocks = match content {
+        Value::String(text) if text.is_empty() => return Err(silent(&path)),
         Value::String(text) => {
             messages.push(json!({"role": role, "content": text}));
             return Ok(());
@@ -126,29 +144,36 @@ fn add(mut fields: Fields, messages: &mut Vec<Value>) -> Result<(), Error> {
         Value::Array(blocks) => blocks,
         other => return Err(wrong_type(&path, "a string or a list of blocks", &other)),
     };
-    let (mut said, mut thought, mut calls) = (None::<String>, String::new(), Vec::new());
+    let (mut said, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
+    let mut results = 0;
     for (index, block) in blocks.into_iter().enumerate() {
         let mut block = Fields::of(format!("{path}[{index}]"), block)?;
         // A mark for caches, which find what they have by themselves here.
         ignore(&mut block, &["cache_control", "citations"]);
         let kind = block.text("type")?;
-        match (role, kind.as_deref()) {
+        let known: &[&str] = match (role, kind.as_deref()) {
             (_, Some("text")) => {
-                let text = needed(&mut block, "text")?;
-                *said.get_or_insert_default() += &text;
+                said += &needed(&mut block, "text")?;
+                &["type", "text"]
             }
-            ("user", Some("tool_result")) => messages.push(result(&mut block)?),
+            ("user", Some("tool_result")) => {
+                messages.push(result(&mut block)?);
+                results += 1;
+                &["type", "tool_use_id", "content", "is_error"]
+            }
             ("assistant", Some("tool_use")) => {
                 let (id, name) = (needed(&mut block, "id")?, needed(&mut block, "name")?);
                 let input = block
                     .object("input")?
                     .map_or_else(|| json!({}), Fields::into_value);
                 calls.push(call(Some(id), &name, input));
+                &["type", "id", "name", "input"]
             }
             ("assistant", Some("thinking")) => {
                 thought += &needed(&mut block, "thinking")?;
                 // Nothing is signed here.
                 block.text("signature")?;
+                &["type", "thinking", "signature"]
             }
             _ => {
                 let why = format!(
@@ -157,24 +182,18 @@ fn add(mut fields: Fields, messages: &mut Vec<Value>) -> Result<(), Error> {
                 );
                 return Err(unsupported(&block.path("type"), &why));
             }
-        }
-        block.refuse_unknown(&[
-            "type",
-            "text",
-            "tool_use_id",
-            "content",
-            "is_error",
-            "id",
-            "name",
-            "input",
-        ])?;
+        };
+        block.refuse_unknown(known)?;
+    }
+    if said.is_empty() && calls.is_empty() {
+        return match results {
+            0 => Err(silent(&path)),
+            _ => Ok(()),
+        };
     }
     let mut message = Map::new();
     message.insert("role".to_owned(), role.into());
-    if said.is_none() && calls.is_empty() {
-        // Results of tools alone.
-        return Ok(());
-    }
+    let said = Some(said).filter(|said| !said.is_empty());
     message.insert("content".to_owned(), said.into());
     if !thought.is_empty() {
         message.insert("reasoning_content".to_owned(), thought.into());
@@ -186,19 +205,29 @@ fn add(mut fields: Fields, messages: &mut Vec<Value>) -> Result<(), Error> {
     Ok(())
 }
 
+/// The problem that a message says nothing, thoughts left aside.
+fn silent(path: &str) -> Error {
+    let text =
+        format!("`{path}` says nothing; expected a text, or calls of tools or their results");
+    Error::bad_request("empty-message", text).about(path)
+}
+
 fn needed(block: &mut Fields, name: &str) -> Result<String, Error> {
     let text = block.text(name)?;
     text.ok_or_else(|| block.missing(name, "a string"))
 }
 
-/// What a tool answered; that it failed is said in its own words, as templates have no other place.
+/// What a tool answered; that it failed stands before it, as templates have no other place for it.
 fn result(block: &mut Fields) -> Result<Value, Error> {
     let id = needed(block, "tool_use_id")?;
-    block.flag("is_error")?;
-    let content = match block.take("content") {
+    let failed = block.flag("is_error")?;
+    let mut content = match block.take("content") {
         None => String::new(),
         Some(content) => text(&block.path("content"), content, &["text"])?,
     };
+    if failed {
+        content = format!("Error: {content}").trim_end().to_owned();
+    }
     Ok(json!({"role": "tool", "tool_call_id": id, "content": content}))
 }
 
@@ -220,6 +249,9 @@ fn tools(fields: &mut Fields) -> Result<Tools, Error> {
     };
     let kind = choice.text("type")?;
     let parallel = !choice.flag("disable_parallel_tool_use")?;
+    if kind.as_deref() != Some("tool") {
+        refuse(&mut choice, &[("name", "without the type `tool`")])?;
+    }
     let chosen = match kind.as_deref() {
         Some("auto") => Choice::Auto,
         Some("any") => Choice::Required,
@@ -235,8 +267,8 @@ fn tools(fields: &mut Fields) -> Result<Tools, Error> {
 }
 
 /// What templates are told of whether to think.
-fn thinking(fields: &mut Fields) -> Result<Map<String, Value>, Error> {
-    let mut arguments = Map::new();
+fn thinking(fields: &mut Fields) -> Result<Arguments, Error> {
+    let mut arguments = Arguments::default();
     if let Some(mut thinking) = fields.object("thinking")? {
         let kind = thinking.text("type")?;
         if kind.as_deref() != Some("disabled") {
@@ -244,7 +276,11 @@ fn thinking(fields: &mut Fields) -> Result<Map<String, Value>, Error> {
             return Err(unsupported("thinking", why));
         }
         thinking.refuse_unknown(&["type"])?;
-        arguments.insert("enable_thinking".to_owned(), false.into());
+        arguments.0.push(Argument {
+            name: "enable_thinking".to_owned(),
+            value: false.into(),
+            member: "thinking".to_owned(),
+        });
     }
     Ok(arguments)
 }

@@ -5,9 +5,8 @@ use serde_json::{Map, Value, json};
 
 use super::items::Items;
 use crate::asking::Usage;
-use crate::error::Dialect;
+use crate::error::event;
 use crate::identity::{now, unique};
-use crate::sse;
 use crate::talk::{Answers, Finish};
 
 /// What is known of an answer before it begins.
@@ -93,9 +92,12 @@ pub async fn whole(mut answers: Answers, head: Head) -> Result<Response, Error> 
 
 /// Tells it as it comes.
 pub fn stream(answers: Answers, head: Head) -> Response {
-    sse::answer(Dialect::OpenAi, async move |events| {
-        let numbered = &mut Numbered { events, next: 0 };
-        tell(answers, head, numbered).await
+    Response::events(async move |events| {
+        let mut events = Numbered { events, next: 0 };
+        match tell(answers, head, &mut events).await {
+            Ok(()) => Ok(()),
+            Err(error) => events.send(event(&error)).await,
+        }
     })
 }
 

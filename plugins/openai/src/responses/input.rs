@@ -22,6 +22,7 @@ pub fn read(input: Value) -> Result<Vec<Value>, Error> {
     for (index, item) in items.into_iter().enumerate() {
         conversation.add(Fields::of(format!("input[{index}]"), item)?)?;
     }
+    conversation.nothing_is_only_thought()?;
     let messages = conversation.messages.into_iter();
     Ok(messages.map(Value::Object).collect())
 }
@@ -29,8 +30,8 @@ pub fn read(input: Value) -> Result<Vec<Value>, Error> {
 #[derive(Default)]
 struct Conversation {
     messages: Vec<Map<String, Value>>,
-    /// What the assistant thought before what it says next.
-    thought: Option<String>,
+    /// What the assistant thought before what it says next, and where that stands.
+    thought: Option<(String, String)>,
     /// Whether the last message is the assistant's, and goes on with what it says next.
     goes_on: bool,
 }
@@ -84,6 +85,7 @@ impl Conversation {
                     .insert("content".to_owned(), content.into());
             }
             _ => {
+                self.nothing_is_only_thought()?;
                 self.other([("role", role), ("content", content)]);
             }
         }
@@ -115,6 +117,7 @@ impl Conversation {
         let output = output.ok_or_else(|| item.missing("output", "a string or a list"))?;
         let output = text(&item.path("output"), output, &["input_text"])?;
         item.refuse_unknown(&["type", "call_id", "output"])?;
+        self.nothing_is_only_thought()?;
         let message = self.other([("role", "tool".to_owned()), ("content", output)]);
         message.insert("tool_call_id".to_owned(), id.into());
         Ok(())
@@ -125,13 +128,30 @@ impl Conversation {
             let why = "nobody here can read it";
             return Err(unsupported(&item.path("encrypted_content"), why));
         }
-        item.take("summary");
-        let content = item.take("content").unwrap_or_else(|| json!([]));
-        let thought = text(&item.path("content"), content, &["reasoning_text"])?;
+        let path = item.path("content");
+        let earlier = self.thought.take().map(|(_, thought)| thought);
+        let mut thoughts: Vec<_> = earlier.into_iter().collect();
+        for (member, kind) in [("summary", "summary_text"), ("content", "reasoning_text")] {
+            if let Some(thought) = item.take(member) {
+                thoughts.push(text(&item.path(member), thought, &[kind])?);
+            }
+        }
         item.refuse_unknown(&["type", "summary", "content"])?;
+        thoughts.retain(|thought| !thought.is_empty());
         self.goes_on = false;
-        self.thought = Some(thought).filter(|thought| !thought.is_empty());
+        self.thought = (!thoughts.is_empty()).then(|| (path, thoughts.join("\n\n")));
         Ok(())
+    }
+
+    /// An error, where the assistant thought and then said nothing: no message has that thought.
+    fn nothing_is_only_thought(&self) -> Result<(), Error> {
+        match &self.thought {
+            None => Ok(()),
+            Some((path, _)) => {
+                let why = "without an answer or a call of the assistant after it";
+                Err(unsupported(path, why))
+            }
+        }
     }
 
     fn other(&mut self, members: [(&str, String); 2]) -> &mut Map<String, Value> {
@@ -156,7 +176,7 @@ impl Conversation {
         self.goes_on = true;
         let thought = self.thought.take();
         let message = self.push([("role", "assistant".into()), ("content", Value::Null)]);
-        if let Some(thought) = thought {
+        if let Some((_, thought)) = thought {
             message.insert("reasoning_content".to_owned(), thought.into());
         }
         message
@@ -197,6 +217,32 @@ mod tests {
     }
 
     #[test]
+    fn summaries_are_thoughts() {
+        let summary = json!([{"type": "summary_text", "text": "In short."}]);
+        let content = json!([{"type": "reasoning_text", "text": "At length."}]);
+        for (thoughts, expected) in [
+            (json!([{"summary": summary}]), "In short."),
+            (
+                json!([{"summary": summary, "content": content}]),
+                "In short.\n\nAt length.",
+            ),
+            (
+                json!([{"content": content}, {"summary": []}, {"summary": summary}]),
+                "At length.\n\nIn short.",
+            ),
+        ] {
+            let mut items = thoughts.as_array().cloned().unwrap();
+            for item in &mut items {
+                item["type"] = "reasoning".into();
+            }
+            items.push(json!({"role": "assistant", "content": "2"}));
+            let expected =
+                json!([{"role": "assistant", "content": "2", "reasoning_content": expected}]);
+            assert_eq!(Value::from(read(items.into()).unwrap()), expected);
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (input, member) in [
             (json!(1), "input"),
@@ -214,6 +260,18 @@ mod tests {
             (
                 json!([{"type": "function_call", "call_id": "x", "name": "f"}]),
                 "input[0].arguments",
+            ),
+            (
+                json!([{"type": "reasoning", "content": "hm"}, {"role": "user", "content": "Hi"}]),
+                "input[0].content",
+            ),
+            (
+                json!([{"type": "reasoning", "content": "hm"}, {"type": "function_call_output", "call_id": "x", "output": "2"}]),
+                "input[0].content",
+            ),
+            (
+                json!([{"role": "user", "content": "Hi"}, {"type": "reasoning", "content": "hm"}]),
+                "input[1].content",
             ),
             (
                 json!([{"type": "reasoning", "encrypted_content": "x"}]),

@@ -85,8 +85,8 @@ impl Items {
             "output_index": index,
             "item": open.item("in_progress", false),
         }));
-        if let Kind::Message = open.kind {
-            events.push(open.content("response.content_part.added", index));
+        if let Some(part) = open.part() {
+            events.push(open.content("response.content_part.added", index, &part));
         }
         self.open = Some(open);
     }
@@ -104,8 +104,8 @@ impl Items {
         };
         done[member] = open.text.as_str().into();
         events.push(done);
-        if let Kind::Message = open.kind {
-            events.push(open.content("response.content_part.done", index));
+        if let Some(part) = open.part() {
+            events.push(open.content("response.content_part.done", index, &part));
         }
         let item = open.item(status, true);
         events.push(json!({
@@ -149,43 +149,45 @@ impl Open {
         event
     }
 
-    /// An event about the one part of a message.
-    fn content(&self, kind: &str, index: usize) -> Value {
+    /// An event about the one part of a message or a thought.
+    fn content(&self, kind: &str, index: usize, part: &Value) -> Value {
         json!({
             "type": kind,
             "item_id": self.id,
             "output_index": index,
             "content_index": 0,
-            "part": self.output_text(),
+            "part": part,
         })
     }
 
-    fn output_text(&self) -> Value {
-        json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []})
+    /// What an item consists of; a call has no parts.
+    fn part(&self) -> Option<Value> {
+        match self.kind {
+            Kind::Reasoning => Some(json!({"type": "reasoning_text", "text": self.text})),
+            Kind::Message => Some(
+                json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}),
+            ),
+            Kind::Call { .. } => None,
+        }
     }
 
     fn item(&self, status: &str, whole: bool) -> Value {
+        let parts: Vec<_> = self.part().into_iter().filter(|_| whole).collect();
         match &self.kind {
-            Kind::Reasoning => {
-                let text = json!({"type": "reasoning_text", "text": self.text});
-                json!({
-                    "id": self.id,
-                    "type": "reasoning",
-                    "status": status,
-                    "summary": [],
-                    "content": whole.then_some(text).into_iter().collect::<Vec<_>>(),
-                })
-            }
-            Kind::Message => {
-                let text = whole.then(|| self.output_text());
-                json!({
-                    "id": self.id,
-                    "type": "message",
-                    "status": status,
-                    "role": "assistant",
-                    "content": text.into_iter().collect::<Vec<_>>(),
-                })
-            }
+            Kind::Reasoning => json!({
+                "id": self.id,
+                "type": "reasoning",
+                "status": status,
+                "summary": [],
+                "content": parts,
+            }),
+            Kind::Message => json!({
+                "id": self.id,
+                "type": "message",
+                "status": status,
+                "role": "assistant",
+                "content": parts,
+            }),
             Kind::Call { id, name } => json!({
                 "id": self.id,
                 "type": "function_call",

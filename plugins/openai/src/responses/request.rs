@@ -10,7 +10,7 @@ use crate::asking::{Settings, settings};
 use crate::chat::request::{for_the_operator, refuse, refuse_other, schema_format};
 use crate::error::unsupported;
 use crate::talk::tools::{Tool, read_choice};
-use crate::talk::{Ask, Format, Tools};
+use crate::talk::{Arguments, Ask, Format, Tools};
 
 /// Members of the API that can't be honoured, and why.
 const REFUSED: [(&str, &str); 10] = [
@@ -95,17 +95,8 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
     let input = input.ok_or_else(|| fields.missing("input", "a string or a list of items"))?;
     let tools = tools(&mut fields)?;
     let (format, format_shown) = text(&mut fields)?;
-    let mut arguments = match fields
-        .object("chat_template_kwargs")?
-        .map(Fields::into_value)
-    {
-        Some(Value::Object(arguments)) => arguments,
-        _ => Map::new(),
-    };
     let effort = reasoning(&mut fields)?;
-    if let Some(effort) = &effort {
-        arguments.insert("reasoning_effort".to_owned(), effort.as_str().into());
-    }
+    let arguments = Arguments::read(&mut fields, effort.as_deref(), "reasoning.effort")?;
     let mut settings = Settings::read(&mut fields)?;
     settings.max_tokens = fields.integer("max_output_tokens", 1..=u32::MAX)?;
     let stream = fields.flag("stream")?;
@@ -132,9 +123,9 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
             model,
             chat: Chat {
                 messages,
-                arguments,
                 ..Chat::default()
             },
+            arguments,
             tools,
             format,
             settings,

@@ -109,7 +109,7 @@ impl Answers {
 
     /// What one of them says next; nothing when all have ended.
     pub async fn next(&mut self) -> Result<Option<Said>, Error> {
-        let Some(piece) = self.choices.next().await? else {
+        let Some(mut piece) = self.choices.next().await? else {
             return Ok(None);
         };
         let index = piece.index;
@@ -117,6 +117,9 @@ impl Answers {
         heard.text += piece.text.len();
         heard.tokens.extend(&piece.tokens);
         let mut parts = hearing.hear(self.choices.model(), &piece.tokens, piece.text)?;
+        if piece.end.is_none() && hearing.calls.is_over() {
+            piece.end = Some(self.choices.end(index));
+        }
         if piece.end.is_some() {
             hearing
                 .end()

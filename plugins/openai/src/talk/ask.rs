@@ -5,13 +5,13 @@ use corral_sdk::{Constraint, Error, Grammar, Model, Token};
 use serde_json::{Value, json};
 
 use super::answers::Answers;
+use super::arguments::Arguments;
 use super::hearing::Hearing;
 use super::markers::Markers;
 use super::prompt;
 use super::reasoning::{CLOSE, OPEN, Reasoning};
 use super::tools::{Calls, Family, Lark, Tools};
 use crate::asking::{Choices, Settings};
-use crate::error::unsupported;
 use crate::models;
 
 /// A chat, and how to answer it.
@@ -21,6 +21,8 @@ pub struct Ask {
     pub model: Option<String>,
     /// The messages as templates have them, without the tools.
     pub chat: Chat,
+    /// What else the template is told.
+    pub arguments: Arguments,
     pub tools: Tools,
     pub format: Format,
     pub settings: Settings,
@@ -64,8 +66,10 @@ impl Ask {
                 .map(|tool| tool.shown.clone())
                 .collect();
         }
-        self.name_speakers(&model)?;
+        self.chat.arguments = std::mem::take(&mut self.arguments).for_template(&model)?;
+        self.name_speakers(&model);
         let tokens = prompt::tokens(&self.chat, &model)?;
+        prompt::check_names(&self.chat, &tokens, &model)?;
         let (thinks, open) = thinking(&model, &tokens)?;
         let constraint = self.constraint(&model, family, open).await?;
         let prompts = [tokens];
@@ -106,9 +110,8 @@ impl Ask {
         Ok(Answers::new(choices, hearing.collect(), family))
     }
 
-    /// OpenAI's newer name for the system, for templates that do not know it; and how much to think,
-    /// where the template can be told.
-    fn name_speakers(&mut self, model: &Model) -> Result<(), Error> {
+    /// OpenAI's newer name for the system, for templates that do not know it.
+    fn name_speakers(&mut self, model: &Model) {
         let template = model.info().chat_template.as_deref().unwrap_or_default();
         if !template.contains("developer") {
             for message in &mut self.chat.messages {
@@ -117,16 +120,6 @@ impl Ask {
                 }
             }
         }
-        if self.chat.arguments.contains_key("reasoning_effort")
-            && !template.contains("reasoning_effort")
-        {
-            let why = format!(
-                "the chat template of the model {} does not know it",
-                model.name()
-            );
-            return Err(unsupported("reasoning_effort", &why));
-        }
-        Ok(())
     }
 
     async fn constraint(

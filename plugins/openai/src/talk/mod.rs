@@ -4,6 +4,7 @@
 //! that is told at once is the same parts put together, so both ways of telling it say the same.
 
 mod answers;
+mod arguments;
 mod ask;
 mod hearing;
 mod markers;
@@ -12,6 +13,7 @@ mod reasoning;
 pub mod tools;
 
 pub use answers::{Answer, Answers, Finish, Said};
+pub use arguments::{Argument, Arguments};
 pub use ask::{Ask, Format};
 pub use tools::Tools;
 

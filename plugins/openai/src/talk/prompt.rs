@@ -5,6 +5,7 @@ use corral_sdk::{Error, Model, Token};
 use serde_json::Value;
 
 use super::reasoning::OPEN;
+use crate::error::unsupported;
 
 /// So many tokens at the end of a prompt may have the tag that begins a thought, with what follows it.
 const TAIL: usize = 16;
@@ -26,6 +27,32 @@ pub fn tokens(chat: &Chat, model: &Model) -> Result<Vec<Token>, Error> {
         None if error.status() == 400 => error.about("messages"),
         _ => error,
     })
+}
+
+/// An error, where a message has the name of who speaks and the template shows none: what it makes of the
+/// chat, which are these tokens, is the same without. A tool needs none, as its call has it.
+pub fn check_names(chat: &Chat, tokens: &[Token], model: &Model) -> Result<(), Error> {
+    for role in ["system", "developer", "user", "assistant"] {
+        let named = |message: &Value| message["role"] == role && message.get("name").is_some();
+        let Some(index) = chat.messages.iter().position(named) else {
+            continue;
+        };
+        let mut other = chat.clone();
+        for message in other.messages.iter_mut().filter(|message| named(message)) {
+            if let Some(members) = message.as_object_mut() {
+                members.remove("name");
+            }
+        }
+        // Where it can't be written without, names are asked for.
+        if self::tokens(&other, model).is_ok_and(|other| other == tokens) {
+            let why = format!(
+                "the chat template of the model {} shows none of the {role}",
+                model.name()
+            );
+            return Err(unsupported(&format!("messages[{index}].name"), &why));
+        }
+    }
+    Ok(())
 }
 
 /// Whether there were any.
@@ -83,6 +110,38 @@ mod tests {
         let script = Script::new().chat_template("{{ raise_exception('no') }}");
         let error = script.run(async { tokens(&chat, &Model::first().await?) });
         assert_eq!(error.unwrap_err().member(), Some("messages"));
+    }
+
+    #[test]
+    fn names_that_are_not_shown_are_refused() {
+        let message = |role: &str, name: &str| json!({"role": role, "name": name, "content": "x"});
+        let chat = Chat {
+            messages: vec![
+                message("tool", "add"),
+                json!({"role": "user", "content": "x"}),
+                message("user", "Ada"),
+                message("assistant", "Bob"),
+            ],
+            ..Chat::default()
+        };
+        let name = "{% if m.name is defined %}{{ m.name }}{% endif %}";
+        for (shown, member) in [
+            (String::new(), Some("messages[2].name")),
+            (name.to_owned(), None),
+            (
+                format!("{{% if m.role == 'user' %}}{name}{{% endif %}}"),
+                Some("messages[3].name"),
+            ),
+        ] {
+            let template =
+                format!("{{% for m in messages %}}{{{{ m.content }}}}{shown}{{% endfor %}}");
+            let checked = Script::new().chat_template(&template).run(async {
+                let model = Model::first().await?;
+                check_names(&chat, &tokens(&chat, &model)?, &model)
+            });
+            let error = checked.err();
+            assert_eq!(error.as_ref().and_then(Error::member), member, "{shown}");
+        }
     }
 
     #[test]

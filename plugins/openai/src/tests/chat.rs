@@ -234,6 +234,46 @@ fn a_call_is_read_and_its_result_goes_back() {
 }
 
 #[test]
+fn one_call_is_enough_where_no_more_are_wanted() {
+    let call = |number: u32| {
+        format!(
+            "<tool_call>{{\"name\": \"calculator\", \"arguments\": {{\"e\": \"{number}\"}}}}</tool_call>"
+        )
+    };
+    let mut body = calculator("auto".into());
+    body["parallel_tool_calls"] = false.into();
+    let once = call(1);
+    let length = once.len() as u64;
+    for (says, generated) in [
+        (once.clone(), length + 1),
+        (once.clone() + &call(2), length + "<tool_call>".len() as u64),
+        (once + "\nSo it is.", length + "\nS".len() as u64),
+    ] {
+        let script = script(&says);
+        let (_, answer) = post(&script, PATH, &body);
+        let told = at_once(&answer, 0);
+        assert_eq!(
+            told["calls"],
+            json!([{"name": "calculator", "arguments": "{\"e\": \"1\"}"}])
+        );
+        assert_eq!(
+            (&told["finish"], &told["content"]),
+            (&"tool_calls".into(), &"".into())
+        );
+        assert_eq!(answer["usage"]["completion_tokens"], generated, "{says}");
+        let cancelled = script.calls().contains(&Call::Cancelled);
+        assert_eq!(cancelled, generated != length + 1, "{says}");
+        let usage = &answer["usage"];
+        assert_eq!(
+            usage["total_tokens"].as_u64(),
+            usage["prompt_tokens"]
+                .as_u64()
+                .map(|tokens| tokens + generated)
+        );
+    }
+}
+
+#[test]
 fn tools_are_offered_as_the_choice_says() {
     let none = script("Hi");
     let (_, answer) = post(&none, PATH, &calculator("none".into()));
@@ -386,6 +426,30 @@ fn what_fails_has_its_status_and_shape() {
     let (head, text) = ask(&small, Request::post(PATH).with_body("{"));
     assert_eq!(head.status(), 400);
     assert!(text.contains("\"code\":\"invalid-json\""), "{text}");
+}
+
+#[test]
+fn what_the_template_knows_nothing_of_is_named() {
+    let named = json!([{"role": "user", "name": "Ada", "content": "Hi"}]);
+    for (members, member) in [
+        (json!({"reasoning_effort": "low"}), "reasoning_effort"),
+        (
+            json!({"chat_template_kwargs": {"mood": 1}}),
+            "chat_template_kwargs.mood",
+        ),
+        (
+            json!({"chat_template_kwargs": {"bos_token": "x"}}),
+            "chat_template_kwargs.bos_token",
+        ),
+        (json!({"messages": named}), "messages[0].name"),
+    ] {
+        let (status, answer) = post(&script("Hi"), PATH, &hi(members.clone()));
+        assert_eq!(
+            (status, &answer["error"]["param"]),
+            (400, &member.into()),
+            "{members}"
+        );
+    }
 }
 
 #[test]

@@ -100,7 +100,9 @@ fn probabilities_are_lists_side_by_side() {
 
 #[test]
 fn too_many_texts_are_refused() {
-    let body = json!({"prompt": vec!["abc"; 65], "n": 2});
-    let (status, answer) = post(&script(), PATH, &body);
-    assert_eq!((status, &answer["error"]["param"]), (400, &"n".into()));
+    for (prompts, n, member) in [(65, 2, "n"), (129, 1, "prompt")] {
+        let body = json!({"prompt": vec!["abc"; prompts], "n": n});
+        let (status, answer) = post(&script(), PATH, &body);
+        assert_eq!((status, &answer["error"]["param"]), (400, &member.into()));
+    }
 }

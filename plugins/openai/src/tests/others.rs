@@ -1,9 +1,10 @@
 //! `/v1/responses` and `/v1/messages`.
 
 use corral_sdk::testing::Script;
+use corral_sdk::{Error, Request};
 use serde_json::{Value, json};
 
-use super::{TEMPLATE, events, post};
+use super::{TEMPLATE, ask, events, post};
 
 const CALL: &str = "So.<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>";
 
@@ -95,7 +96,74 @@ fn a_response_has_its_items() {
         assert!(of("delta").all(|event| event["item_id"] == *id));
         let item = &last["response"]["output"][done["output_index"].as_u64().unwrap() as usize];
         assert_eq!(item["id"], *id);
+        assert_eq!(put_together(&events), last["response"]["output"]);
     }
+}
+
+/// The items of a stream as OpenAI's client for Node puts them together: a piece needs the item and the
+/// part that it goes on with.
+fn put_together(events: &[Value]) -> Value {
+    let mut items: Vec<Value> = Vec::new();
+    for event in events {
+        let kind = event["type"].as_str().unwrap();
+        let at = event["output_index"].as_u64().unwrap_or_default() as usize;
+        let part = event["content_index"].as_u64().unwrap_or_default() as usize;
+        match kind {
+            "response.output_item.added" => {
+                assert_eq!(at, items.len());
+                items.push(event["item"].clone());
+            }
+            "response.content_part.added" => {
+                let parts = items[at]["content"].as_array_mut().unwrap();
+                assert_eq!(part, parts.len());
+                parts.push(event["part"].clone());
+            }
+            "response.content_part.done" => assert_eq!(items[at]["content"][part], event["part"]),
+            "response.output_item.done" => {
+                items[at]["status"] = event["item"]["status"].clone();
+                assert_eq!(items[at], event["item"]);
+            }
+            _ if kind.ends_with(".delta") => {
+                let text = match kind {
+                    "response.function_call_arguments.delta" => &mut items[at]["arguments"],
+                    _ => &mut items[at]["content"][part]["text"],
+                };
+                let more = event["delta"].as_str().unwrap();
+                *text = (text.as_str().unwrap().to_owned() + more).into();
+            }
+            _ => {}
+        }
+    }
+    items.into()
+}
+
+#[test]
+fn an_error_in_a_response_has_a_name_and_a_number() {
+    let broken = Script::new().chat_template(TEMPLATE).breaks_off(
+        "assistant\n",
+        "Hel",
+        Error::ContextFull {
+            needed: 9,
+            limit: 8,
+        },
+    );
+    let body = json!({"input": "Hi", "stream": true});
+    let (_, text) = ask(&broken, Request::post("/v1/responses").with_json(&body));
+    let count = text.split_terminator("\n\n").count();
+    let last = text.split_terminator("\n\n").last().unwrap();
+    let data = last.strip_prefix("event: error\ndata: ").unwrap();
+    let data: Value = serde_json::from_str(data).unwrap();
+    assert_eq!(
+        data,
+        json!({
+            "type": "error",
+            "sequence_number": count - 1,
+            "code": "context_length_exceeded",
+            "message": data["message"],
+            "param": null,
+        })
+    );
+    assert!(data["message"].as_str().unwrap().contains('9'), "{data}");
 }
 
 #[test]
@@ -128,7 +196,15 @@ fn what_a_response_can_not_have_is_named() {
             json!({"reasoning": {"summary": "auto"}}),
             "reasoning.summary",
         ),
-        (json!({"reasoning": {"effort": "low"}}), "reasoning_effort"),
+        (json!({"reasoning": {"effort": "low"}}), "reasoning.effort"),
+        (
+            json!({"chat_template_kwargs": {"enable_thinking": false}}),
+            "chat_template_kwargs.enable_thinking",
+        ),
+        (
+            json!({"chat_template_kwargs": {"messages": []}}),
+            "chat_template_kwargs.messages",
+        ),
         (json!({"messages": []}), "messages"),
         (json!({"nope": []}), "nope"),
     ] {
@@ -243,6 +319,8 @@ fn results_of_tools_come_before_what_is_said_with_them() {
         {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "add", "input": {}}]},
         {"role": "user", "content": [
             {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "2"}]},
+            {"type": "tool_result", "tool_use_id": "b", "is_error": true, "content": "no such tool"},
+            {"type": "tool_result", "tool_use_id": "c", "is_error": true},
             {"type": "text", "text": "So?"},
         ]},
     ]}));
@@ -251,13 +329,19 @@ fn results_of_tools_come_before_what_is_said_with_them() {
     assert_eq!(status, 200);
     let prompt = &script.generations()[0].after;
     assert!(
-        prompt.contains("tool\n2<|im_end|>\n<|im_start|>user\nSo?<|im_end|>"),
+        prompt.contains(
+            "tool\n2<|im_end|>\n<|im_start|>tool\nError: no such tool<|im_end|>\n\
+             <|im_start|>tool\nError:<|im_end|>\n<|im_start|>user\nSo?<|im_end|>"
+        ),
         "{prompt}"
     );
 }
 
 #[test]
 fn what_a_message_can_not_have_is_told_in_its_apis_words() {
+    let user = json!({"role": "user", "content": "Hi"});
+    let said =
+        |content: Value| json!({"messages": [{"role": "assistant", "content": content}, user]});
     for (members, detail) in [
         (json!({"max_tokens": null}), "`max_tokens` is not given"),
         (
@@ -267,6 +351,45 @@ fn what_a_message_can_not_have_is_told_in_its_apis_words() {
         (
             json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}),
             "`tools[0].type`",
+        ),
+        (json!({"messages": []}), "`messages` is empty"),
+        (
+            json!({"messages": [user, {"role": "assistant", "content": "So"}]}),
+            "`messages[1]` is not supported",
+        ),
+        (said(json!("")), "`messages[0].content` says nothing"),
+        (said(json!([])), "`messages[0].content` says nothing"),
+        (
+            said(json!([{"type": "thinking", "thinking": "hm", "signature": "x"}])),
+            "`messages[0].content` says nothing",
+        ),
+        (
+            said(json!([{"type": "text", "text": "x", "id": "y"}])),
+            "`messages[0].content[0].id` is not known",
+        ),
+        (
+            said(json!([{"type": "tool_use", "id": "a", "name": "add", "text": "x"}])),
+            "`messages[0].content[0].text` is not known",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": []}]}),
+            "`messages[0].content` says nothing",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "text": "2"}]}]}),
+            "`messages[0].content[0].text` is not known",
+        ),
+        (
+            json!({"tools": [{"name": "add"}], "tool_choice": {"type": "any", "name": "add"}}),
+            "`tool_choice.name`",
+        ),
+        (
+            json!({"tools": [{"name": "add"}], "tool_choice": {"type": "auto", "name": "add"}}),
+            "`tool_choice.name`",
+        ),
+        (
+            json!({"thinking": {"type": "disabled"}}),
+            "`thinking` is not supported here: the chat template",
         ),
         (json!({"mcp_servers": []}), "`mcp_servers`"),
         (json!({"seed": 1}), "`seed` is not known"),
@@ -281,4 +404,16 @@ fn what_a_message_can_not_have_is_told_in_its_apis_words() {
         let told = answer["error"]["message"].as_str().unwrap();
         assert!(told.contains(detail), "{told}");
     }
+}
+
+#[test]
+fn a_template_that_can_be_told_not_to_think_is() {
+    let template =
+        format!("{TEMPLATE}{{% if enable_thinking is false %}}<think></think>{{% endif %}}");
+    let body = message(json!({"thinking": {"type": "disabled"}}));
+    let script = Script::new()
+        .chat_template(&template)
+        .answers("<think></think>", "Hi");
+    let (status, answer) = post(&script, "/v1/messages", &body);
+    assert_eq!((status, &answer["content"][0]["text"]), (200, &"Hi".into()));
 }

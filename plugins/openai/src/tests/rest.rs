@@ -27,6 +27,35 @@ fn models_are_listed() {
 }
 
 #[test]
+fn a_model_may_have_any_name() {
+    let script = Script::new().info(|info| info.name = "org/é%2 +:7b".to_owned());
+    for (path, status) in [
+        ("org%2F%C3%a9%252%20+:7b", 200),
+        ("org/%c3%A9%2%20+%3a7b", 200),
+        ("org%252F%C3%a9%252%20+:7b", 404),
+        ("%", 404),
+        ("%ff", 404),
+    ] {
+        let (head, text) = ask(&script, Request::get(&format!("/v1/models/{path}")));
+        assert_eq!(head.status(), status, "{path}: {text}");
+    }
+}
+
+#[test]
+fn errors_below_messages_are_told_as_there() {
+    for (path, anthropic) in [
+        ("/v1/messages", true),
+        ("/v1/messages/count_tokens", true),
+        ("/v1/messages/batches/x", true),
+        ("/v1/messagesx", false),
+    ] {
+        let (status, answer) = get(path);
+        assert_eq!(status, if path == "/v1/messages" { 405 } else { 404 });
+        assert_eq!(answer["type"] == "error", anthropic, "{path}");
+    }
+}
+
+#[test]
 fn what_is_not_there_is_404() {
     for path in ["/v1", "/v1/chat", "/v1/images/generations", "/tokenize/x"] {
         let (status, answer) = get(path);

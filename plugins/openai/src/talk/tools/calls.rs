@@ -15,8 +15,14 @@ pub struct Calls {
     state: State,
     /// What can't be told yet.
     held: String,
+    /// What was taken for the beginning of a call, and of the white space before it, until it is one.
+    taken: String,
     /// Calls so far.
     count: usize,
+    /// Whether one of them is complete.
+    complete: bool,
+    /// Whether something was said that is not told.
+    dropped: bool,
 }
 
 #[derive(Debug)]
@@ -43,7 +49,10 @@ impl Calls {
             parallel,
             state: State::Beginning,
             held: String::new(),
+            taken: String::new(),
             count: 0,
+            complete: false,
+            dropped: false,
         }
     }
 
@@ -55,8 +64,17 @@ impl Calls {
             parallel: true,
             state: State::Plain,
             held: String::new(),
+            taken: String::new(),
             count: 0,
+            complete: false,
+            dropped: false,
         }
+    }
+
+    /// Whether the model goes on after the one call that is told.
+    pub fn is_over(&self) -> bool {
+        let another = matches!(self.state, State::Before | State::Within(_));
+        self.dropped || !self.parallel && self.complete && another
     }
 
     /// Goes on by a piece.
@@ -74,7 +92,10 @@ impl Calls {
             // The white space around calls is none of the content.
             State::Content if self.count > 0 => held.trim_end().to_owned(),
             State::Beginning | State::Content | State::Plain => held,
-            State::Within(scanner) if !scanner.is_told() => self.unread(scanner.raw()),
+            State::Within(scanner) if !scanner.is_told() => {
+                std::mem::take(&mut self.taken) + scanner.raw()
+            }
+            State::Before if !self.taken.is_empty() => std::mem::take(&mut self.taken) + &held,
             State::Before | State::Within(_) | State::After => String::new(),
         };
         self.keep(vec![Part::Content(left)], parts);
@@ -89,18 +110,21 @@ impl Calls {
                 || self.count == 1 && !matches!(part, Part::Content(_))
             {
                 push(parts, part);
+            } else {
+                self.dropped |= part != Part::Content(String::new());
             }
         }
     }
 
-    /// What was taken for a call and is none.
-    fn unread(&self, raw: &str) -> String {
-        match self.family {
-            Some(family @ (Family::Hermes | Family::Mistral)) => {
-                format!("{}{raw}", family.opening())
-            }
-            _ => raw.to_owned(),
-        }
+    /// Takes the first bytes of what is held for the beginning of a call.
+    fn take(&mut self, until: usize) {
+        self.taken.extend(self.held.drain(..until));
+    }
+
+    /// Tells what was taken for a call and is none.
+    fn unread(&mut self, raw: &str, parts: &mut Vec<Part>) {
+        let taken = std::mem::take(&mut self.taken);
+        push(parts, Part::Content(taken + raw));
     }
 
     /// One thing at a time; false when it takes more to go on.
@@ -135,13 +159,14 @@ impl Calls {
         if trimmed.is_empty() || trimmed != opening && opening.starts_with(trimmed) {
             return false;
         }
-        let call = trimmed.strip_prefix(opening).unwrap_or(trimmed).to_owned();
+        let call = trimmed.strip_prefix(opening).unwrap_or(trimmed);
         if call.trim_start().is_empty() {
             return false;
         }
+        let before = self.held.len() - call.len();
         match call.trim_start().starts_with('{') {
             true => {
-                self.held = call;
+                self.take(before);
                 self.state = State::Before;
             }
             false => self.state = State::Plain,
@@ -152,10 +177,9 @@ impl Calls {
     fn looks_for(&mut self, family: Family, parts: &mut Vec<Part>) -> bool {
         let opening = family.opening();
         if let Some((content, rest)) = self.held.split_once(opening) {
-            let rest = rest.to_owned();
-            let length = content.trim_end().len();
+            let (length, rest) = (content.trim_end().len(), rest.len());
             self.content(length, parts);
-            self.held = rest;
+            self.take(self.held.len() - rest);
             self.state = State::Before;
             return true;
         }
@@ -171,23 +195,24 @@ impl Calls {
         };
         let skip = |letter: char| letter.is_whitespace() || between.contains(&letter);
         let rest = self.held.trim_start_matches(skip);
+        let skipped = self.held.len() - rest.len();
         match rest.chars().next() {
             None => false,
             Some('{') => {
-                self.held = rest.to_owned();
+                self.take(skipped);
                 let known = (family == Family::Llama).then(|| self.names.clone());
                 self.state = State::Within(Box::new(Scanner::new(known)));
                 true
             }
             Some(']') if family == Family::Mistral => {
                 self.held = rest[1..].to_owned();
+                self.taken.clear();
                 self.state = State::Content;
                 true
             }
             Some(_) => {
-                let held = std::mem::take(&mut self.held);
-                let text = self.unread(&held);
-                push(parts, Part::Content(text));
+                self.take(skipped);
+                self.unread("", parts);
                 self.state = State::Content;
                 true
             }
@@ -205,6 +230,8 @@ impl Calls {
                 Step::On => {}
                 Step::Done => {
                     self.held.drain(..used);
+                    self.taken.clear();
+                    self.complete = true;
                     self.state = State::After;
                     return true;
                 }
@@ -216,8 +243,10 @@ impl Calls {
                         Some(Family::Llama) => State::Plain,
                         _ => State::Content,
                     };
-                    if !told {
-                        push(parts, Part::Content(self.unread(&raw)));
+                    self.complete |= told;
+                    match told {
+                        true => self.taken.clear(),
+                        false => self.unread(&raw, parts),
                     }
                     return true;
                 }
@@ -307,11 +336,22 @@ mod tests {
         );
         check(Family::Hermes, true, "a <tool", &[content("a <tool")]);
         let none = "<tool_call>\n{\"nam\": 1}\n</tool_call>";
+        check(Family::Hermes, true, none, &[content(none)]);
+        for none in [
+            " a \n\n<tool_call>\n {\"nam\": 1} b",
+            "a\n<tool_call>\n f(1)",
+            "<tool_call>\n",
+            "a <tool_call>\n{\"name\": ",
+        ] {
+            check(Family::Hermes, true, none, &[content(none)]);
+        }
+        let again = format!("<tool_call> f <tool_call>f {one}");
+        let [f2, a2] = call("f", "{\"a\": 1}");
         check(
             Family::Hermes,
             true,
-            none,
-            &[content("<tool_call>{\"nam\": 1}\n</tool_call>")],
+            &again,
+            &[content("<tool_call> f <tool_call>f"), f2, a2],
         );
         check(
             Family::Hermes,
@@ -357,6 +397,9 @@ mod tests {
             "{\"name\": \"Ada\", \"age\": 36}",
             "{\"city\": {}}; {\"name\": \"f\", \"parameters\": {}}",
             "<|pyth",
+            " <|python_tag|> {\"city\": 1}",
+            "\n{\"name\": \"Ada\"} ",
+            " {\"name",
         ] {
             check(Family::Llama, true, text, &[content(text)]);
         }
@@ -369,6 +412,37 @@ mod tests {
         check(Family::Mistral, true, text, &[f.clone(), a.clone(), g, b]);
         check(Family::Mistral, false, text, &[f, a]);
         check(Family::Mistral, true, "[1] [TOOL", &[content("[1] [TOOL")]);
+        let none = "a [TOOL_CALLS] [{\"nam\": 1}] b";
+        check(Family::Mistral, true, none, &[content(none)]);
+        check(Family::Mistral, true, "[TOOL_CALLS] []", &[]);
+        let text = "[TOOL_CALLS][{\"name\": \"f\"}, {\"nam\": 1}]";
+        let [f, none] = call("f", "{}");
+        let rest = content(", {\"nam\": 1}]");
+        check(Family::Mistral, true, text, &[f, none, rest]);
+    }
+
+    #[test]
+    fn after_the_one_call_that_is_told_it_is_over() {
+        let hermes = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>\n";
+        let llama = "{\"name\": \"f\", \"parameters\": {}}";
+        let mistral = "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}";
+        for (family, text, over) in [
+            (Family::Hermes, hermes.to_owned(), false),
+            (Family::Hermes, format!("{hermes}<tool_call>"), true),
+            (Family::Hermes, format!("{hermes}Done"), true),
+            (Family::Llama, llama.to_owned(), false),
+            (Family::Llama, format!("{llama};"), true),
+            (Family::Llama, format!("{llama} x"), true),
+            (Family::Mistral, format!("{mistral}]"), false),
+            (Family::Mistral, format!("{mistral},"), true),
+        ] {
+            for parallel in [true, false] {
+                let mut calls = Calls::new(family, vec!["f".to_owned()], parallel);
+                let mut parts = Vec::new();
+                calls.hear(&text, &mut parts);
+                assert_eq!(calls.is_over(), over && !parallel, "{text}");
+            }
+        }
     }
 
     #[test]

@@ -45,6 +45,8 @@ pub struct Scanner {
     name: Option<String>,
     /// Arguments that were read before the name was.
     arguments: Option<String>,
+    /// Whether arguments were read, by whichever of their names; others after them count for nothing.
+    complete: bool,
     told: bool,
     /// Names of which it has to be one, and then it has to have arguments too.
     known: Option<Vec<String>>,
@@ -63,6 +65,7 @@ impl Scanner {
             escaped: false,
             name: None,
             arguments: None,
+            complete: false,
             told: false,
             known,
         }
@@ -151,7 +154,8 @@ impl Scanner {
             }
             _ => {}
         }
-        if self.name.is_some() && is_arguments(&self.key) && self.token.starts_with('{') {
+        let told = self.name.is_some() && is_arguments(&self.key) && !self.complete;
+        if told && self.token.starts_with('{') {
             self.tell(parts);
             push(parts, Part::Arguments(letter.to_string()));
         }
@@ -180,7 +184,11 @@ impl Scanner {
                 self.tell(parts);
                 push(parts, Part::Arguments(arguments));
             }
-        } else if is_arguments(&self.key) && !self.told {
+        } else if is_arguments(&self.key) && !self.complete {
+            self.complete = true;
+            if self.told {
+                return Step::On;
+            }
             let arguments = match self.token.as_str() {
                 "null" => "{}".to_owned(),
                 // Some models write the object as a string.
@@ -266,6 +274,18 @@ mod tests {
             (r#"{"name": "f", "arguments": null}"#, "{}"),
             (r#"{"name": "f", "arguments": null }"#, "{}"),
             (r#"{"name": "f"}"#, "{}"),
+            (
+                r#"{"name": "f", "arguments": {"a": 1}, "parameters": {"b": 2}}"#,
+                r#"{"a": 1}"#,
+            ),
+            (
+                r#"{"parameters": {"b": 2}, "arguments": {"a": 1}, "name": "f"}"#,
+                r#"{"b": 2}"#,
+            ),
+            (
+                r#"{"arguments": {"a": 1}, "name": "f", "parameters": {"b": 2}}"#,
+                r#"{"a": 1}"#,
+            ),
             ("{\"name\":\"f\",\n\"arguments\":{}\n}", "{}"),
         ] {
             assert_eq!(
