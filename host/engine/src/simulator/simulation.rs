@@ -360,6 +360,7 @@ impl Simulation {
         for &(key, expired) in &step.expired {
             self.end(key, End::Expired(expired));
         }
+        self.check_awaited();
         self.do_memory(&step.memory);
         let relocated = step.memory.iter().any(|m| matches!(m, Memory::Relocate(_)));
         for key in &step.admitted {
