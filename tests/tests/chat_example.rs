@@ -86,7 +86,7 @@ fn what_is_wrong_is_told_in_the_words_of_who_knows() {
             "tao",
         ),
         (json!({"sampler": "none"}), "min-p"),
-        (json!({"max_tokens": 0}), "max_tokens"),
+        (json!({"max_tokens": 0}), "max-tokens"),
     ];
     for (mut body, expected) in wrong {
         body["messages"] = json!([{"role": "user", "content": "1+1="}]);
