@@ -123,7 +123,7 @@ fn who_has_no_good_key_is_told_so_in_the_format_of_the_route() {
         assert!(challenge.starts_with("Bearer "), "{challenge}");
     }
     ask(&corral, "/misbehave/ok", Some(&good), "").problem(403, "key-not-granted");
-    assert_eq!(ask(&corral, "/hello", None, "").status, 200);
+    assert_eq!(ask(&corral, "/hello", None, "1+1=").status, 200);
     assert_eq!(ask(&corral, "/healthz", None, "").status, 200);
     ask(&corral, "/nowhere", None, "").problem(404, "no-route");
     let openai = ask(&corral, "/classic", Some(&wrong), "");
@@ -364,7 +364,7 @@ fn a_route_has_a_quota_for_all_its_clients() {
     ];
     let corral = Corral::start_with(&arguments);
     for _ in 0..5 {
-        assert_eq!(corral.get("/hello").status, 200);
+        assert_eq!(corral.post("/hello", "1+1=").status, 200);
     }
     let refused = corral.get("/hello");
     assert_eq!(refused.status, 429, "{refused:?}");
