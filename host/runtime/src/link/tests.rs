@@ -406,7 +406,7 @@ fn parts_are_looked_at_before_they_are_compiled() {
 #[test]
 fn thousands_of_names_are_not_repeated() {
     let imports = |number: usize| {
-        let one = |i| format!(r#"(import "a:b/c{i}@1.0.0" (instance))"#);
+        let one = |i| format!(r#"(import "a:b/c{i}@1.0.0" (instance (export "f" (func))))"#);
         Vec::from_iter((0..number).map(one)).concat()
     };
     let run = |number| Parts::alone(other(&imports(number), "wasi:cli/run@0.2.0"));
