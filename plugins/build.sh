@@ -21,6 +21,8 @@ die() { say "$*"; exit 1; }
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 cd "$(dirname "$0")/.."
+# shellcheck source=../host/apt.sh
+source host/apt.sh
 # Not the folder in which the host keeps compiled plugins: wasmtime clears that of what it does not
 # know.
 cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}/build
@@ -68,18 +70,9 @@ debian_lacks() {
 }
 
 debian_compiler_works() {
-  local lacks sudo=
-  lacks=$(debian_lacks)
-  [ -n "$lacks" ] || return 0
-  if ! command -v apt-get >/dev/null; then return 1; fi
-  if [ "$(id -u)" != 0 ]; then
-    sudo -n true 2>/dev/null || return 1
-    sudo="sudo -n"
-  fi
-  say "apt-get install $debian_packages (at most 10 min)"
+  [ -n "$(debian_lacks)" ] || return 0
   # shellcheck disable=SC2086
-  timeout 600 $sudo sh -c "apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install \
-    -qq -y --no-install-recommends $debian_packages" >&2 || return 1
+  apt_install $debian_packages || return 1
   [ -z "$(debian_lacks)" ]
 }
 

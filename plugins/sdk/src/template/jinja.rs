@@ -137,14 +137,25 @@ struct Separated<'a> {
     key: &'a str,
 }
 
+impl Separated<'_> {
+    /// What stands before an item.
+    fn before(
+        &self,
+        writer: &mut (impl ?Sized + std::io::Write),
+        first: bool,
+    ) -> std::io::Result<()> {
+        let separator = if first { "" } else { self.item };
+        writer.write_all(separator.as_bytes())
+    }
+}
+
 impl Formatter for Separated<'_> {
     fn begin_array_value<W: ?Sized + std::io::Write>(
         &mut self,
         writer: &mut W,
         first: bool,
     ) -> std::io::Result<()> {
-        let separator = if first { "" } else { self.item };
-        writer.write_all(separator.as_bytes())
+        self.before(writer, first)
     }
 
     fn begin_object_key<W: ?Sized + std::io::Write>(
@@ -152,8 +163,7 @@ impl Formatter for Separated<'_> {
         writer: &mut W,
         first: bool,
     ) -> std::io::Result<()> {
-        let separator = if first { "" } else { self.item };
-        writer.write_all(separator.as_bytes())
+        self.before(writer, first)
     }
 
     fn begin_object_value<W: ?Sized + std::io::Write>(
