@@ -332,7 +332,7 @@ impl<B: Backend> Worker<B> {
         let sequence = Sequence {
             prompt: length,
             generated: 0,
-            chain: Chain::new(options.samplers.clone(), seed),
+            chain: Chain::new(options.samplers.clone(), seed).after(length as usize),
             follows: None,
             asking,
             text: Assembler::new(options.stop.clone()),

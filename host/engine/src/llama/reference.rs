@@ -173,13 +173,15 @@ fn link(
                 threshold,
             } => sys::llama_sampler_init_xtc(*probability, *threshold, 1, seed),
             Sampler::Dry(_) => dry(sampler, text),
-            Sampler::Penalties(set) => sys::llama_sampler_init_penalties(
-                vocabulary,
-                signed(set.last),
-                set.repeat,
-                set.frequency,
-                set.presence,
-            ),
+            Sampler::Penalties(set) | Sampler::AnswerPenalties(set) => {
+                sys::llama_sampler_init_penalties(
+                    vocabulary,
+                    signed(set.last),
+                    set.repeat,
+                    set.frequency,
+                    set.presence,
+                )
+            }
             Sampler::Mirostat { tau, eta } => sys::llama_sampler_init_mirostat_v2(seed, *tau, *eta),
             Sampler::LogitBias(biases) => {
                 let biases: Vec<_> = biases

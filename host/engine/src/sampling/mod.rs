@@ -54,6 +54,8 @@ pub struct Scratch {
 pub struct Chain {
     samplers: Vec<Sampler>,
     rng: ChaCha8Rng,
+    /// How much of the history was there before the first token drawn.
+    prompt: usize,
     /// Mirostat's limit of surprise, and what it was before the last token.
     mu: f32,
     mu_before: f32,
@@ -70,9 +72,17 @@ impl Chain {
         Self {
             samplers,
             rng: ChaCha8Rng::seed_from_u64(seed),
+            prompt: 0,
             mu,
             mu_before: mu,
         }
+    }
+
+    /// The chain of a generation before which there are `prompt` tokens; without this there are none.
+    #[must_use]
+    pub fn after(mut self, prompt: usize) -> Self {
+        self.prompt = prompt;
+        self
     }
 
     /// Draws a token from a row of logits, one for each token of the vocabulary. `history` is the
@@ -117,6 +127,7 @@ impl Chain {
             return left.best().map(|candidate| candidate.token);
         }
         self.mu_before = self.mu;
+        let answer = history.get(self.prompt..).unwrap_or_default();
         let Self {
             samplers, rng, mu, ..
         } = self;
@@ -127,7 +138,11 @@ impl Chain {
                 *mu -= eta * links::mirostat_error(&left, kept, token, *tau)?;
                 return Some(token);
             }
-            apply(sampler, &mut left, history, &mut tools, rng);
+            let looked_at = match sampler {
+                Sampler::AnswerPenalties(_) => answer,
+                _ => history,
+            };
+            apply(sampler, &mut left, looked_at, &mut tools, rng);
         }
         left.draw(rng.random())
     }
@@ -159,7 +174,9 @@ fn apply(
             threshold,
         } => links::xtc(left, marks, *probability, *threshold, || rng.random()),
         Sampler::Dry(dry) => dry.apply(history, left, marks, tools.lengths),
-        Sampler::Penalties(set) => links::penalties(left, marks, history, set),
+        Sampler::Penalties(set) | Sampler::AnswerPenalties(set) => {
+            links::penalties(left, marks, history, set);
+        }
         Sampler::LogitBias(biases) => links::logit_bias(left, marks, biases),
         Sampler::Mirostat { .. } => unreachable!("mirostat draws"),
     }

@@ -58,6 +58,8 @@ pub enum Sampler {
     Dry(Dry),
     /// Makes tokens that stand among the last ones less likely.
     Penalties(Penalties),
+    /// The same over the tokens of this generation alone, whatever stood before it.
+    AnswerPenalties(Penalties),
     /// Keeps tokens whose surprise (-log2 p) is at most a limit, then draws, so it must come
     /// last. The limit starts at 2 tau and moves by eta times what the drawn token's surprise was
     /// too low (mirostat 2, Basu et al., 2021).
@@ -165,7 +167,7 @@ impl Sampler {
                 look_back("DRY's range", dry.range)?;
                 look_back("DRY's allowed length", dry.allowed_length)
             }
-            Self::Penalties(penalties) => {
+            Self::Penalties(penalties) | Self::AnswerPenalties(penalties) => {
                 look_back("the penalties' range", penalties.last)?;
                 expect(
                     penalties.repeat.is_finite() && penalties.repeat > 0.0,

@@ -63,6 +63,16 @@ impl Options {
     }
 }
 
+/// A guest's settings of penalties as the engine has them.
+fn penalties(settings: &guest::Penalties) -> Penalties {
+    Penalties {
+        last: settings.last,
+        repeat: settings.repeat,
+        frequency: settings.frequency,
+        presence: settings.presence,
+    }
+}
+
 impl Host for State {}
 
 impl State {
@@ -204,13 +214,15 @@ impl HostOptions for State {
     }
 
     fn penalties(&mut self, options: Resource<Options>, settings: guest::Penalties) -> Answer<()> {
-        let sampler = Sampler::Penalties(Penalties {
-            last: settings.last,
-            repeat: settings.repeat,
-            frequency: settings.frequency,
-            presence: settings.presence,
-        });
-        self.sampler(&options, sampler)
+        self.sampler(&options, Sampler::Penalties(penalties(&settings)))
+    }
+
+    fn answer_penalties(
+        &mut self,
+        options: Resource<Options>,
+        settings: guest::Penalties,
+    ) -> Answer<()> {
+        self.sampler(&options, Sampler::AnswerPenalties(penalties(&settings)))
     }
 
     fn logit_bias(&mut self, options: Resource<Options>, biases: Vec<(Token, f32)>) -> Answer<()> {

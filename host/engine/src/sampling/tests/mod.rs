@@ -210,6 +210,27 @@ fn penalties_look_back_over_the_last_tokens_and_act_on_a_greedy_choice() {
 }
 
 #[test]
+fn penalties_of_the_answer_spare_the_prompt() {
+    let row = [2.0, 1.9, -1.0, 0.0];
+    let Sampler::Penalties(set) = penalties(1.0, 0.5, 0.0) else {
+        unreachable!()
+    };
+    let chain = Chain::new(
+        vec![Sampler::AnswerPenalties(set), Sampler::Temperature(0.0)],
+        1,
+    );
+    let drawn = |prompt, history: &[Token]| {
+        let mut chain = chain.clone().after(prompt);
+        chain.sample(&row, history, &mut Scratch::default())
+    };
+    assert_eq!(drawn(0, &[0, 0]), Some(1));
+    assert_eq!(drawn(2, &[0, 0]), Some(0));
+    assert_eq!(drawn(2, &[1, 1, 0]), Some(1));
+    // Of four tokens back, the prompt's do not count either.
+    assert_eq!(drawn(2, &[0, 0, 1]), Some(0));
+}
+
+#[test]
 fn dry_charges_what_would_continue_a_repetition() {
     let row = [0.0; 8];
     let charged = |sampler: Sampler, history: &[Token]| -> Vec<(Token, f32)> {
