@@ -97,6 +97,15 @@ fn penalties_and_dry_look_back_over_the_prompt_too() {
     let different: HashSet<_> = tokens.iter().chain(&before).collect();
     // The prompt has one token twice.
     assert_eq!(different.len(), 60 + 3, "{tokens:?}");
+    let penalties = json!({"last": 100, "presence": 1000});
+    let tokens = ask(json!([{"answer_penalties": penalties}, {"temperature": 0}]));
+    let different: HashSet<_> = tokens.iter().collect();
+    assert_eq!(different.len(), 60, "{tokens:?}");
+    let said = |token: u64| before.contains(&token);
+    assert!(
+        tokens.iter().copied().any(said),
+        "the prompt's count no more: {tokens:?}"
+    );
     let dry = json!({"multiplier": 1000, "allowed_length": 1, "base": 1, "breakers": []});
     let tokens = all(ask(json!([{"dry": dry}, {"temperature": 0}])));
     assert_eq!(pairs(&tokens).len(), tokens.len() - 1, "{tokens:?}");

@@ -9,7 +9,7 @@ use crate::answer::{Finish, LikelyToken, Piece, Report, TokenLogprobs};
 use crate::grammar::Grammar;
 use crate::prompt;
 use crate::request::{Request, Settings};
-use crate::sampling::Sampler;
+use crate::sampling::{self, Sampler};
 
 /// A running generation. Dropping it cancels.
 pub struct Generation {
@@ -199,13 +199,19 @@ fn add(how: Generate, link: &Sampler) -> Generate {
             range: dry.range,
             breakers: dry.breakers.clone(),
         }),
-        Sampler::Penalties(penalties) => how.penalties(Penalties {
-            last: penalties.last,
-            repeat: penalties.repeat,
-            frequency: penalties.frequency,
-            presence: penalties.presence,
-        }),
+        Sampler::Penalties(settings) => how.penalties(penalties(settings)),
+        Sampler::AnswerPenalties(settings) => how.answer_penalties(penalties(settings)),
         Sampler::LogitBias(biases) => how.logit_bias(biases),
         Sampler::Mirostat { tau, eta } => how.mirostat(*tau, *eta),
+    }
+}
+
+/// The settings as the host takes them.
+fn penalties(settings: &sampling::Penalties) -> Penalties {
+    Penalties {
+        last: settings.last,
+        repeat: settings.repeat,
+        frequency: settings.frequency,
+        presence: settings.presence,
     }
 }

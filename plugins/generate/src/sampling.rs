@@ -18,7 +18,7 @@ const LOOK_BACK_LIMIT: u32 = 65_536;
 /// What bans a token in a `logit_bias`: JSON has no infinity.
 const BANNED: &str = "-inf";
 
-const LINKS: [&str; 12] = [
+const LINKS: [&str; 13] = [
     "temperature",
     "top_k",
     "top_p",
@@ -29,6 +29,7 @@ const LINKS: [&str; 12] = [
     "xtc",
     "dry",
     "penalties",
+    "answer_penalties",
     "logit_bias",
     "mirostat",
 ];
@@ -53,6 +54,7 @@ pub enum Sampler {
     },
     Dry(Dry),
     Penalties(Penalties),
+    AnswerPenalties(Penalties),
     /// Tokens and what is added to their logits; minus infinity bans one.
     LogitBias(Vec<(u32, f32)>),
     Mirostat {
@@ -181,15 +183,8 @@ fn link_of_members(name: &str, mut members: Fields) -> Result<Sampler, Error> {
             }
         }
         "dry" => Sampler::Dry(dry(&mut members)?),
-        "penalties" => {
-            members.refuse_unknown(&["last", "repeat", "frequency", "presence"])?;
-            Sampler::Penalties(Penalties {
-                last: members.integer("last", 0..=LOOK_BACK_LIMIT)?.unwrap_or(64),
-                repeat: members.number("repeat", &POSITIVE)?.unwrap_or(1.0),
-                frequency: members.number("frequency", &FINITE)?.unwrap_or(0.0),
-                presence: members.number("presence", &FINITE)?.unwrap_or(0.0),
-            })
-        }
+        "penalties" => Sampler::Penalties(penalties(&mut members)?),
+        "answer_penalties" => Sampler::AnswerPenalties(penalties(&mut members)?),
         // Mirostat: `link` knows no other name.
         _ => {
             members.refuse_unknown(&["tau", "eta"])?;
@@ -198,6 +193,16 @@ fn link_of_members(name: &str, mut members: Fields) -> Result<Sampler, Error> {
                 eta: members.needed_number("eta", &NOT_NEGATIVE)?,
             }
         }
+    })
+}
+
+fn penalties(members: &mut Fields) -> Result<Penalties, Error> {
+    members.refuse_unknown(&["last", "repeat", "frequency", "presence"])?;
+    Ok(Penalties {
+        last: members.integer("last", 0..=LOOK_BACK_LIMIT)?.unwrap_or(64),
+        repeat: members.number("repeat", &POSITIVE)?.unwrap_or(1.0),
+        frequency: members.number("frequency", &FINITE)?.unwrap_or(0.0),
+        presence: members.number("presence", &FINITE)?.unwrap_or(0.0),
     })
 }
 

@@ -28,6 +28,7 @@ fn every_link_is_read_in_the_order_given() {
     let samplers = json!([
         {"logit_bias": [[65, 1.5], [66, "-inf"]]},
         {"penalties": {"last": 10, "repeat": 1.5, "frequency": 0.25, "presence": -0.5}},
+        {"answer_penalties": {"presence": 0.5}},
         {"dry": {"multiplier": 0.5, "base": 2, "allowed_length": 3, "range": 9, "breakers": ["x"]}},
         {"temperature": 0.5},
         {"top_k": 40},
@@ -49,6 +50,12 @@ fn every_link_is_read_in_the_order_given() {
                 repeat: 1.5,
                 frequency: 0.25,
                 presence: -0.5,
+            }),
+            Sampler::AnswerPenalties(Penalties {
+                last: 64,
+                repeat: 1.0,
+                frequency: 0.0,
+                presence: 0.5,
             }),
             Sampler::Dry(Dry {
                 multiplier: 0.5,
