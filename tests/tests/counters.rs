@@ -172,9 +172,10 @@ fn a_streamed_token_costs_no_more_than_it_did() {
     at_most("wake-ups of the engine", wake_ups, 4.0 * streams);
     // There may be text without a token at the end, which was held back until then.
     at_most("chunks", chunks, tokens + streams);
-    // When the plugin asks, and when it was woken; the end is asked for as well.
+    // wasmtime looks when the plugin asks, once more as it begins to wait, and when it was woken. The end is
+    // asked for like a chunk.
     let looks = count("deployment_looks");
-    at_most("looks for a chunk", looks, 2.0 * chunks + 8.0 * streams);
+    at_most("looks for a chunk", looks, 3.0 * chunks + 8.0 * streams);
     // To open the model, to read the prompt and to begin: none of them for a token.
     let calls = count("deployment_host_calls");
     at_most("host calls", calls, 64.0 * streams);
