@@ -134,6 +134,63 @@ fn errors_leave_nothing_behind() {
     corral.check_alive();
 }
 
+/// What streams cost, counted: where a machine is shared, times say nothing. However threads are scheduled,
+/// no count is larger than here: who reads late gets several tokens at once.
+#[test]
+fn a_streamed_token_costs_no_more_than_it_did() {
+    const STREAMS: usize = 8;
+    const TOKENS: usize = 200;
+    let corral = Corral::start();
+    // Whatever is made for the first request is there then.
+    corral.check_alive();
+    let before = corral.settled();
+    std::thread::scope(|scope| {
+        for sum in some_sums(STREAMS) {
+            let corral = &corral;
+            scope.spawn(move || {
+                let stream = corral.generate_stream(&sum.long_request(TOKENS));
+                let (_, report) = stream.texts();
+                assert_eq!(report["tokens"], TOKENS, "{report}");
+            });
+        }
+    });
+    let after = corral.settled();
+    let count = |name: &str| after.grown(&format!("corral_{name}_total"), &before);
+    let (streams, tokens) = (STREAMS as f64, (STREAMS * TOKENS) as f64);
+    let chunks = count("deployment_chunks");
+    let mut broken = Vec::new();
+    let mut at_most = |what: &str, counted: f64, most: f64| {
+        println!("{counted} {what} for {tokens} tokens, at most {most}");
+        if counted > most {
+            broken.push(format!("{counted} {what}, more than {most}"));
+        }
+    };
+    // The first token of each comes with the last one of its prompt.
+    at_most("rows that generate", count("engine_decode_rows"), tokens);
+    // Its thread sleeps where there is nothing to do, and not between two tokens.
+    let wake_ups = count("engine_wake_ups");
+    at_most("wake-ups of the engine", wake_ups, 4.0 * streams);
+    // There may be text without a token at the end, which was held back until then.
+    at_most("chunks", chunks, tokens + streams);
+    // wasmtime looks when the plugin asks, once more as it begins to wait, and when it was woken. The end is
+    // asked for like a chunk.
+    let looks = count("deployment_looks");
+    at_most("looks for a chunk", looks, 3.0 * chunks + 8.0 * streams);
+    // To open the model, to read the prompt and to begin: none of them for a token.
+    let calls = count("deployment_host_calls");
+    at_most("host calls", calls, 64.0 * streams);
+    // An event for each chunk, then the report and the end.
+    let frames = count("deployment_frames");
+    at_most("frames", frames, chunks + 4.0 * streams);
+    // What is around a text has 19 bytes; a token has one as a rule, and some are escaped.
+    let bytes = count("deployment_sent_bytes");
+    at_most("bytes", bytes, 28.0 * tokens + 512.0 * streams);
+    assert!(broken.is_empty(), "{broken:#?}");
+    // None of them says nothing.
+    assert!(chunks >= streams && looks >= chunks && calls >= streams);
+    assert!(frames >= 3.0 * streams && bytes >= tokens);
+}
+
 #[test]
 fn with_nothing_to_do_nothing_wakes_up() {
     let corral = Corral::start();

@@ -33,7 +33,7 @@ pub mod scheduler;
 mod sequence;
 pub mod simulator;
 mod store;
-mod text;
+pub mod text;
 mod view;
 mod worker;
 

@@ -60,6 +60,11 @@ impl Account {
         self.0.tally.gauges()
     }
 
+    /// What went between its plugins and the host.
+    pub fn counts(&self) -> [Metric; 5] {
+        self.0.tally.counts()
+    }
+
     /// How often each of its bounds stopped a call, also in the midst of an answer.
     pub fn tripped(&self) -> impl Iterator<Item = (Bound, u64)> {
         self.0.tally.tripped()

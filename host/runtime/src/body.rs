@@ -172,6 +172,7 @@ impl FromPlugin {
                 match room.checked_sub(bytes) {
                     Some(left) => {
                         *room = left;
+                        self.call.sent(bytes);
                         Some(Ok(frame))
                     }
                     None => {

@@ -108,6 +108,11 @@ impl Handle {
         self.verdict.fail(failure)
     }
 
+    /// A frame of the answer, of so many bytes, is on its way.
+    pub(crate) fn sent(&self, bytes: u64) {
+        self.verdict.tally.sent(bytes);
+    }
+
     /// Lets the call go on, for the rest of its time, when this is dropped.
     pub(crate) fn let_finish(&mut self) {
         self.stop = false;

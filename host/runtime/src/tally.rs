@@ -1,5 +1,5 @@
-//! What is counted of one deployment, over all its revisions: its calls now, and which of its limits
-//! stopped how many.
+//! What is counted of one deployment, over all its revisions: its calls now, which of its limits
+//! stopped how many, and what goes between its plugins and the host.
 
 use corral_engine::{Error, Kind, Metric};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,6 +68,11 @@ pub(crate) struct Tally {
     running: AtomicU64,
     waiting: AtomicU64,
     tripped: [AtomicU64; Bound::ALL.len()],
+    host_calls: AtomicU64,
+    looks: AtomicU64,
+    chunks: AtomicU64,
+    frames: AtomicU64,
+    bytes: AtomicU64,
 }
 
 impl Tally {
@@ -96,6 +101,27 @@ impl Tally {
         self.tripped[bound as usize].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// A plugin called a function of `corral:inference`; one that waits may say so several times.
+    pub(crate) fn called(&self) {
+        self.host_calls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It was looked for the next chunk of a generation: a plugin asks, or was woken for it.
+    pub(crate) fn looked(&self) {
+        self.looks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// There was one.
+    pub(crate) fn read(&self) {
+        self.chunks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A frame of an answer went to its client.
+    pub(crate) fn sent(&self, bytes: u64) {
+        self.frames.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Takes note of what an engine said at once about a sequence that may have so many positions in its
     /// model: where it says fewer, it means the deployment's share.
     pub(crate) fn begun<T>(&self, result: Result<T, Error>, context: u32) -> Result<T, Error> {
@@ -121,14 +147,7 @@ impl Tally {
 
     /// How many calls there are now.
     pub(crate) fn gauges(&self) -> [Metric; 2] {
-        let gauge = |name, help, value: &AtomicU64| Metric {
-            name,
-            help,
-            kind: Kind::Gauge,
-            labels: Vec::new(),
-            #[allow(clippy::cast_precision_loss)]
-            value: value.load(Ordering::Relaxed) as f64,
-        };
+        let gauge = |name, help, value| metric(name, help, Kind::Gauge, value);
         [
             gauge(
                 "corral_deployment_running",
@@ -141,6 +160,49 @@ impl Tally {
                 &self.waiting,
             ),
         ]
+    }
+
+    /// What went between its plugins and the host. Tests hold it against the tokens that came of it.
+    pub(crate) fn counts(&self) -> [Metric; 5] {
+        let count = |name, help, value| metric(name, help, Kind::Counter, value);
+        [
+            count(
+                "corral_deployment_host_calls_total",
+                "Calls of corral:inference by plugins; one that waits may count several times; by deployment.",
+                &self.host_calls,
+            ),
+            count(
+                "corral_deployment_looks_total",
+                "Times that it was looked for more of a generation: its plugin asked, or was woken for it; by deployment.",
+                &self.looks,
+            ),
+            count(
+                "corral_deployment_chunks_total",
+                "Pieces of generations that plugins read, each of a token or several, by deployment.",
+                &self.chunks,
+            ),
+            count(
+                "corral_deployment_frames_total",
+                "Pieces of answers that plugins sent, by deployment.",
+                &self.frames,
+            ),
+            count(
+                "corral_deployment_sent_bytes_total",
+                "Bytes of answers that plugins sent, by deployment.",
+                &self.bytes,
+            ),
+        ]
+    }
+}
+
+fn metric(name: &'static str, help: &'static str, kind: Kind, value: &AtomicU64) -> Metric {
+    Metric {
+        name,
+        help,
+        kind,
+        labels: Vec::new(),
+        #[allow(clippy::cast_precision_loss)]
+        value: value.load(Ordering::Relaxed) as f64,
     }
 }
 
@@ -157,6 +219,17 @@ mod tests {
         }
         let expected = Bound::ALL.into_iter().zip(0..);
         assert!(tally.tripped().eq(expected));
+    }
+
+    #[test]
+    fn what_goes_to_and_fro_is_counted_apart() {
+        let tally = Tally::default();
+        tally.called();
+        (0..2).for_each(|_| tally.looked());
+        (0..3).for_each(|_| tally.read());
+        (0..4).for_each(|_| tally.sent(10));
+        let counts = tally.counts().map(|metric| metric.value);
+        assert_eq!(counts, [1.0, 2.0, 3.0, 4.0, 40.0]);
     }
 
     #[test]

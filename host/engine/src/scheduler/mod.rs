@@ -39,7 +39,7 @@ mod rotation;
 mod rows;
 mod running;
 pub mod speculation;
-mod tree;
+pub mod tree;
 mod view;
 mod words;
 

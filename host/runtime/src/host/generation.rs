@@ -101,6 +101,7 @@ impl Inner {
 
     /// The next chunk, or none at the end.
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
+        self.tally.looked();
         if let Some(chunk) = self.ready.take() {
             return Poll::Ready(Some(chunk));
         }
@@ -109,6 +110,7 @@ impl Inner {
         };
         match ready!(generation.poll_next(cx)) {
             Some(chunk) => {
+                self.tally.read();
                 if let Some(text) = &self.text {
                     lock(text).generated(&chunk.tokens);
                 }

@@ -78,7 +78,13 @@ pub struct Model(Engine);
 
 /// Links `corral:inference`.
 pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    bindings::ImportsBlocking::add_to_linker::<_, HasSelf<_>>(linker, |state| state)
+    bindings::ImportsBlocking::add_to_linker::<_, HasSelf<State>>(linker, called)
+}
+
+/// What a host function works on: each call asks for it once, and those that wait may do so again.
+fn called(state: &mut State) -> &mut State {
+    state.tally.called();
+    state
 }
 
 /// Takes one of `HANDLES` for a `what`.

@@ -94,8 +94,9 @@ impl Standing {
                 *count as f64,
             );
         }
-        for gauge in self.account.gauges() {
-            families.metric(&gauge, &[("deployment", name)]);
+        let gauges = self.account.gauges().into_iter();
+        for metric in gauges.chain(self.account.counts()) {
+            families.metric(&metric, &[("deployment", name)]);
         }
         let bounds = self.account.tripped();
         let bounds = bounds.map(|(bound, count)| (bound.name(), count));

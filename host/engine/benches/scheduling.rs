@@ -1,0 +1,186 @@
+//! What planning a step takes, and what taking note of its result does, beside the step itself: the
+//! scheduler alone, where so many sequences generate, and where others wait for one of their ids.
+//!
+//! `cargo bench -p corral-engine --bench scheduling`
+
+use corral_engine::Token;
+use corral_engine::scheduler::prefill::Prefill;
+use corral_engine::scheduler::{
+    Key, Limits, Priority, Progress, Request, Reuse, Scheduler, Scope, Step, StepResult, Tenant,
+    Time, Watch,
+};
+use divan::{AllocProfiler, Bencher};
+use std::cell::RefCell;
+use std::time::Duration;
+
+#[global_allocator]
+static ALLOCATOR: AllocProfiler = AllocProfiler::system();
+
+fn main() {
+    divan::main();
+}
+
+/// How many generate, and how many wait.
+type Size = (u16, usize);
+
+const SIZES: [Size; 8] = [
+    (1, 0),
+    (8, 0),
+    (64, 0),
+    (512, 0),
+    (1, 1000),
+    (8, 1000),
+    (64, 1000),
+    (512, 1000),
+];
+
+const PROMPT: u32 = 64;
+/// Tokens that each sequence generates before all begin anew.
+const LENGTH: u32 = 192;
+/// As many as the engine has unless it is told otherwise.
+const CELLS: u32 = 16_384;
+/// Among whom those that wait are shared out.
+const TENANTS: u64 = 16;
+/// What a step takes.
+const STEP: Duration = Duration::from_millis(20);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A scheduler in which everybody who can generates.
+struct House {
+    size: Size,
+    scheduler: Scheduler,
+    now: Time,
+    /// What was planned.
+    step: Step,
+    sampled: Vec<(Key, Token)>,
+    /// Steps until sequences come to their end.
+    left: u32,
+}
+
+impl House {
+    fn new(size: Size) -> Self {
+        let (running, waiting) = (u32::from(size.0), size.1);
+        let limits = Limits {
+            seq_ids: size.0,
+            // More than they fill, so that nobody has to make room.
+            cells: CELLS.max(running * 2 * (PROMPT + LENGTH)),
+            // All prompts are read in one step.
+            step_tokens: running * PROMPT,
+            queue: 2048,
+            tenant_queue: 2048,
+            prefill: Prefill::default(),
+            reuse: Reuse::Any,
+            spill: true,
+            drafts: 8,
+        };
+        let mut house = Self {
+            size,
+            scheduler: Scheduler::new(limits),
+            now: Time::ZERO,
+            step: Step::default(),
+            sampled: Vec::new(),
+            left: LENGTH - 4,
+        };
+        (0..u64::from(running)).for_each(|number| house.enqueue(number));
+        house.plan();
+        house.answer();
+        house.plan();
+        assert_eq!(house.step.shape.rows, running, "all of them generate");
+        house.answer();
+        (1000..1000 + waiting as u64).for_each(|number| house.enqueue(number));
+        house
+    }
+
+    fn enqueue(&mut self, number: u64) {
+        let first = number as Token * PROMPT;
+        let tenant = (number % TENANTS) as u32;
+        let request = Request {
+            key: Key(number),
+            tenant: Tenant(tenant),
+            scope: Scope(tenant.into()),
+            priority: Priority::default(),
+            tokens: (first..first + PROMPT).collect(),
+            max_tokens: LENGTH,
+            arrived: self.now,
+            queue_until: Some(self.now + HOUR),
+            deadline: None,
+            share: None,
+            claim: Watch::default(),
+            goes_on: None,
+            progress: Progress::default(),
+        };
+        let taken = self.scheduler.enqueue(self.now, request);
+        assert_eq!(taken, Ok(()), "there is room in the queue");
+    }
+
+    fn plan(&mut self) {
+        self.now += STEP;
+        self.step = self.scheduler.plan(self.now);
+    }
+
+    /// Finds a token for each row that wants one.
+    fn sample(&mut self) {
+        let rows = self.step.rows.iter().filter(|row| row.output);
+        self.sampled.clear();
+        self.sampled.extend(rows.map(|row| (row.key, 7)));
+    }
+
+    fn apply(&mut self) {
+        if self.step.rows.is_empty() {
+            return;
+        }
+        let given_up = self.scheduler.applied(StepResult::Decoded {
+            sampled: &self.sampled,
+            ended: &[],
+            asked: &[],
+            took: STEP,
+        });
+        assert_eq!(given_up, None, "nothing failed");
+    }
+
+    /// Brings what was planned to its end.
+    fn answer(&mut self) {
+        self.sample();
+        self.apply();
+        self.step = Step::default();
+    }
+
+    /// Makes sure that there is another step in which everybody generates.
+    fn go_on(&mut self) {
+        match self.left.checked_sub(1) {
+            Some(left) => self.left = left,
+            None => *self = Self::new(self.size),
+        }
+    }
+}
+
+#[divan::bench(args = SIZES, sample_count = 1000, sample_size = 1)]
+fn plan(bencher: Bencher, size: Size) {
+    let house = RefCell::new(House::new(size));
+    bencher
+        .with_inputs(|| {
+            let mut house = house.borrow_mut();
+            house.answer();
+            house.go_on();
+        })
+        .bench_local_values(|()| house.borrow_mut().plan());
+}
+
+#[divan::bench(args = SIZES, sample_count = 1000, sample_size = 1)]
+fn applied(bencher: Bencher, size: Size) {
+    let house = RefCell::new(House::new(size));
+    bencher
+        .with_inputs(|| {
+            let mut house = house.borrow_mut();
+            house.go_on();
+            house.plan();
+            house.sample();
+        })
+        .bench_local_values(|()| house.borrow_mut().apply());
+}
+
+/// The twin of `plan`: what a list of its rows takes that says no more than whose each is.
+#[divan::bench(args = [1, 8, 64, 512])]
+fn floor(bencher: Bencher, rows: u64) {
+    bencher.bench_local(|| (0..rows).map(Key).collect::<Vec<_>>());
+}

@@ -1,0 +1,155 @@
+//! What a token costs the engine, counted: where a machine is shared, times say nothing. Eight sequences
+//! generate at once over the demo model, each of which is read by a thread.
+//!
+//! The only test of its binary, since its allocator counts what all threads do. What llama.cpp allocates
+//! does not go through it.
+
+use corral_engine::{Caller, Config, Engine, Generation, Options};
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use std::alloc::System;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::Duration;
+use support::{check_empty, demo_model, metric};
+
+mod support;
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const SEQUENCES: u32 = 8;
+/// What each generates, in one round and in another: what requests cost is the same in both.
+const TOKENS: [u32; 2] = [100, 500];
+
+/// Allocations of a token, those of the step that it was generated in and of its reader included.
+const MOST_ALLOCATIONS: f64 = 12.0;
+/// Steps beside one for each token of a sequence.
+const MOST_OTHER_STEPS: f64 = 4.0;
+/// Times that the engine's thread wakes up in a round: all that it is sent is there when it first looks.
+const MOST_WAKE_UPS: f64 = 2.0;
+
+/// What a round took.
+#[derive(Debug)]
+struct Cost {
+    allocations: u32,
+    steps: f64,
+    rows: f64,
+    wake_ups: f64,
+}
+
+/// A thread that reads, and how often it was woken.
+struct Reader {
+    thread: Thread,
+    woken: AtomicU64,
+}
+
+impl Wake for Reader {
+    fn wake(self: Arc<Self>) {
+        self.woken.fetch_add(1, Ordering::Relaxed);
+        self.thread.unpark();
+    }
+}
+
+/// Reads a generation to its end, and checks that each time its reader was woken there was something.
+fn read(mut generation: Generation, tokens: u32) {
+    let reader = Arc::new(Reader {
+        thread: std::thread::current(),
+        woken: AtomicU64::new(0),
+    });
+    let waker = Waker::from(Arc::clone(&reader));
+    let mut context = Context::from_waker(&waker);
+    let (mut chunks, mut read) = (0, 0);
+    loop {
+        match generation.poll_next(&mut context) {
+            Poll::Ready(Some(chunk)) => {
+                chunks += 1;
+                read += chunk.tokens.len();
+            }
+            Poll::Ready(None) => break,
+            Poll::Pending => std::thread::park_timeout(Duration::from_secs(10)),
+        }
+    }
+    let outcome = generation.outcome().expect("it was read to its end");
+    assert_eq!(outcome.unwrap().generated_tokens, tokens);
+    assert_eq!(read, tokens as usize);
+    let woken = reader.woken.load(Ordering::Relaxed);
+    assert!(
+        woken <= chunks + 1,
+        "woken {woken} times for {chunks} chunks"
+    );
+}
+
+/// All sequences at once, each with so many tokens.
+fn round(engine: &Engine, tokens: u32) -> Cost {
+    let numbers =
+        || ["steps_total", "rows_total", "wake_ups_total"].map(|name| metric(engine, name));
+    let before = numbers();
+    let options = Options {
+        max_tokens: tokens,
+        ignore_end: true,
+        ..Options::default()
+    };
+    let allocated = ALLOCATOR.stats();
+    // The engine's thread waits until all are there, so that they begin in the same step.
+    let (open, gate) = sync_channel::<()>(1);
+    engine
+        .view(move |_| {
+            let _ = gate.recv();
+        })
+        .unwrap();
+    std::thread::scope(|scope| {
+        for number in 0..SEQUENCES {
+            let prompt = engine
+                .tokenize(&format!("{number}+{number}="), true)
+                .unwrap();
+            let generation = engine
+                .generate(prompt, options.clone(), Caller::default())
+                .unwrap();
+            scope.spawn(move || read(generation, tokens));
+        }
+        open.send(()).unwrap();
+    });
+    let allocated = {
+        let after = ALLOCATOR.stats();
+        let new = after.allocations - allocated.allocations;
+        new + after.reallocations - allocated.reallocations
+    };
+    let after = numbers();
+    check_empty(engine);
+    Cost {
+        allocations: u32::try_from(allocated).unwrap(),
+        steps: after[0] - before[0],
+        rows: after[1] - before[1],
+        wake_ups: after[2] - before[2],
+    }
+}
+
+#[test]
+fn a_token_costs_no_more_than_it_did() {
+    let mut config = Config::new("tiny", demo_model());
+    config.threads = Some(1);
+    let engine = Engine::load(config).unwrap();
+    // What grows with its first use has grown then.
+    round(&engine, TOKENS[1]);
+    let costs = TOKENS.map(|tokens| round(&engine, tokens));
+    println!("{costs:#?}");
+    for (tokens, cost) in TOKENS.into_iter().zip(&costs) {
+        let tokens = f64::from(tokens);
+        assert!(cost.steps <= tokens + MOST_OTHER_STEPS, "{cost:?}");
+        assert_eq!(cost.rows, tokens * f64::from(SEQUENCES), "{cost:?}");
+        assert!(cost.wake_ups <= MOST_WAKE_UPS, "{cost:?}");
+    }
+    let [few, many] = costs.map(|cost| f64::from(cost.allocations));
+    let tokens = SEQUENCES * (TOKENS[1] - TOKENS[0]);
+    let each = (many - few) / f64::from(tokens);
+    println!("{each} allocations a token");
+    assert!(
+        each <= MOST_ALLOCATIONS,
+        "{each} allocations a token, at most {MOST_ALLOCATIONS}"
+    );
+    // What counts nothing would find nothing: each token is a step's, and a step has a list of rows.
+    assert!(each > 1.0 / f64::from(SEQUENCES), "{each}");
+}
