@@ -21,6 +21,10 @@ const VERSION: u32 = 1;
 const DEVIATION: f32 = 0.02;
 /// llama.cpp's type of a file that is F16 but for its norms.
 const FILE_TYPE_F16: u32 = 1;
+/// At the end of the name of the file with the weights as they were drawn.
+const WEIGHTS: &str = ".weights";
+/// And of the file that the quantiser writes.
+const PART: &str = ".part";
 
 /// What a model is made by.
 #[derive(Clone, Debug)]
@@ -50,6 +54,13 @@ impl Recipe {
     /// Whether the file was made by this recipe. Not so for one that can't be read.
     pub fn made(&self, path: &Path) -> bool {
         metadata(path, KEYS).is_ok_and(|found| found == self.marks())
+    }
+
+    /// The files that lie beside `path` while it is made: for those who end the process meanwhile.
+    pub fn beside(path: &Path) -> [PathBuf; 3] {
+        let weights = beside(path, WEIGHTS);
+        // As the writer calls it until it is whole.
+        [beside(&weights, ".part"), weights, beside(path, PART)]
     }
 
     /// What a file made by it says of itself.
@@ -83,11 +94,7 @@ impl Recipe {
             plan.writer.set(&key, value)?;
         }
         let is_quantised = self.quant != Quant::F16;
-        let weights = if is_quantised {
-            Temporary(beside(path, ".weights"))
-        } else {
-            Temporary(beside(path, ".part"))
-        };
+        let weights = Temporary(beside(path, WEIGHTS));
         let bytes = plan.writer.bytes();
         let quantised = if is_quantised {
             bytes / 16 * self.quant.bits()
@@ -109,7 +116,7 @@ impl Recipe {
             watch(Stage::Writing, done, all);
         })?;
         let whole = if is_quantised {
-            let part = Temporary(beside(path, ".part"));
+            let part = Temporary(beside(path, PART));
             let watch = move |done, all| watch(Stage::Quantising, done, all);
             quantise(&weights.0, &part.0, self.quant, Box::new(watch))?;
             part
