@@ -22,7 +22,7 @@ pub struct Watching(());
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        WATCH.take();
+        WATCH.set(None);
     }
 }
 

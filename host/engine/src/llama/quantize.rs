@@ -7,6 +7,9 @@ use llama_cpp_sys_2 as sys;
 use std::ffi::CString;
 use std::path::Path;
 
+/// Bytes of rows that are in memory at once; by default llama.cpp takes up to 8 GiB.
+const BUFFER: usize = 256 << 20;
+
 /// What a file's weights are made to, named as in llama.cpp's tools. Norms stay F32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named as everywhere else")]
@@ -80,6 +83,7 @@ pub(crate) fn quantise(
     let mut params = unsafe { sys::llama_model_quantize_default_params() };
     params.nthread = i32::try_from(cores).unwrap_or(1);
     params.ftype = quant.ftype();
+    params.max_buf_size = BUFFER;
     log::take_last_error();
     let watching = log::watch(watch);
     // SAFETY: both paths are NUL-terminated and, as `params`, outlive the call; all pointers of

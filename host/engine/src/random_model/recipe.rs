@@ -10,9 +10,6 @@ use rand_chacha::ChaCha8Rng;
 use std::f32::consts::TAU;
 use std::path::{Path, PathBuf};
 
-#[cfg(test)]
-mod tests;
-
 /// What the keys begin with that say how a file was made.
 const KEYS: &str = "corral.random.";
 /// Changes whenever the same recipe gives another file, the vocabulary included.
@@ -185,3 +182,6 @@ impl Normal {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,9 +13,6 @@ use rand_chacha::ChaCha8Rng;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-#[cfg(test)]
-mod tests;
-
 const LICENCE: &str = include_str!("../../../../LICENSE");
 const WORDS: &str = include_str!("words.txt");
 /// ChatML, with tools.
@@ -339,3 +336,6 @@ fn first_piece(text: &[u8]) -> usize {
         None => (space - 1).max(1),
     }
 }
+
+#[cfg(test)]
+mod tests;
