@@ -24,13 +24,12 @@ fn write(arguments: &[String]) -> Result<(), String> {
         "hybrid" => Shape::Hybrid,
         "sliding-window" => Shape::SlidingWindow,
         "qwen3" => Shape::Qwen3(Qwen3::tiny()),
-        "qwen3-0.6b" => Shape::Qwen3(Qwen3::qwen3_0_6b()),
         "bert" => Shape::Bert { ranks: false },
         "bert-ranker" => Shape::Bert { ranks: true },
         other => {
             return Err(format!(
-                "no shape is called {other}; give mamba, hybrid, sliding-window, qwen3, \
-                 qwen3-0.6b, bert or bert-ranker"
+                "no shape is called {other}; give mamba, hybrid, sliding-window, qwen3, bert or \
+                 bert-ranker"
             ));
         }
     };

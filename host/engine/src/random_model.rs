@@ -2,14 +2,16 @@
 //!
 //! They say nothing sensible, but what they say depends on all that they read, so that tests see
 //! how each kind of memory behaves ([`Shape::Mamba`], [`Shape::Hybrid`], [`Shape::SlidingWindow`])
-//! how encoders see ([`Shape::Bert`]) and benchmarks have a model of the size they want
-//! ([`Shape::Qwen3`]). The vocabulary and its
-//! tokenizer are those of another file. The same seed gives the same file.
+//! how encoders see ([`Shape::Bert`]) with the vocabulary of another file ([`write_random`]); and
+//! benchmarks have a model of the size they want, with a vocabulary of its own, quantised by
+//! llama.cpp ([`Recipe`]). The same seed gives the same file.
 //!
 //! Names and dimensions are what llama.cpp's loaders ask for (`src/models/*.cpp`,
 //! `src/llama-arch.cpp`).
 
 pub use crate::llama::gguf::{GgufError, Weights};
+pub use crate::llama::quantize::Quant;
+pub use recipe::{Recipe, Stage};
 
 use crate::llama::gguf::{Tensor, Value, Writer, metadata};
 use rand::{RngExt, SeedableRng};
@@ -17,6 +19,8 @@ use rand_chacha::ChaCha8Rng;
 use std::path::Path;
 
 mod bert;
+mod recipe;
+mod vocabulary;
 
 /// Positions that a token sees in the layers of [`Shape::SlidingWindow`] that have a window: itself
 /// and those just before it.
@@ -80,9 +84,6 @@ pub struct Qwen3 {
     pub context: u32,
     /// Base of the rotary embedding.
     pub rope_base: f32,
-    /// Tokens of the vocabulary; those that the given one has not are unused. `None` for exactly
-    /// the given one.
-    pub vocabulary: Option<u32>,
     /// How the matrices are stored.
     pub matrices: Weights,
     /// How the embedding is stored, which is the output matrix too.
@@ -101,13 +102,12 @@ impl Qwen3 {
             head_size: 16,
             context: 4096,
             rope_base: 10_000.0,
-            vocabulary: None,
             matrices: Weights::F16,
             embedding: Weights::F16,
         }
     }
 
-    /// The sizes of Qwen3-0.6B, stored in 4 bits with an embedding of 6, close to Q4_K_M.
+    /// The sizes of Qwen3-0.6B.
     pub fn qwen3_0_6b() -> Self {
         Self {
             layers: 28,
@@ -118,9 +118,8 @@ impl Qwen3 {
             head_size: 128,
             context: 40_960,
             rope_base: 1_000_000.0,
-            vocabulary: Some(151_936),
-            matrices: Weights::Q4K,
-            embedding: Weights::Q6K,
+            matrices: Weights::F16,
+            embedding: Weights::F16,
         }
     }
 }
@@ -133,78 +132,15 @@ pub fn write_random(
     path: &Path,
     seed: u64,
 ) -> Result<(), GgufError> {
-    let mut tokenizer = metadata(vocabulary, "tokenizer.")?;
-    if let Shape::Qwen3(Qwen3 {
-        vocabulary: Some(tokens),
-        ..
-    }) = shape
-    {
-        extend(&mut tokenizer, *tokens as usize)?;
-    }
-    let tokens = tokenizer.iter().find_map(|(key, value)| match value {
-        Value::Texts(tokens) if key == TOKENS => Some(tokens.len() as u64),
-        _ => None,
-    });
-    let tokens = tokens.ok_or_else(|| GgufError::Read {
+    let tokenizer = metadata(vocabulary, "tokenizer.")?;
+    let plan = Plan::new(shape, tokenizer)?.ok_or_else(|| GgufError::Read {
         path: vocabulary.to_owned(),
         cause: format!("it has no {TOKENS}"),
     })?;
-    let mut plan = Plan {
-        writer: Writer::new()
-            .ok_or_else(|| GgufError::Invalid("there is no memory for the file's head".into()))?,
-        fillings: Vec::new(),
-        architecture: match shape {
-            Shape::Mamba => "mamba",
-            Shape::Hybrid => "jamba",
-            Shape::SlidingWindow => "gemma3",
-            Shape::Qwen3(_) => "qwen3",
-            Shape::Bert { .. } => "bert",
-        },
-    };
-    plan.writer.set("general.architecture", plan.architecture)?;
-    plan.writer.set("general.name", "Random weights")?;
-    for (key, value) in tokenizer {
-        plan.writer.set(&key, value)?;
-    }
-    match shape {
-        Shape::Mamba => mamba(&mut plan, tokens)?,
-        Shape::Hybrid => hybrid(&mut plan, tokens)?,
-        Shape::SlidingWindow => sliding_window(&mut plan, tokens)?,
-        Shape::Qwen3(sizes) => qwen3(&mut plan, sizes, tokens)?,
-        Shape::Bert { ranks } => bert::bert(&mut plan, tokens, *ranks)?,
-    }
     plan.write(path, seed)
 }
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
-const TOKEN_TYPES: &str = "tokenizer.ggml.token_type";
-/// llama.cpp's type of a token that no text gives.
-const UNUSED: i32 = 5;
-
-/// Adds unused tokens to a vocabulary until it has `size`.
-fn extend(tokenizer: &mut [(String, Value)], size: usize) -> Result<(), GgufError> {
-    for (key, value) in tokenizer {
-        match value {
-            Value::Texts(tokens) if key == TOKENS => {
-                if tokens.len() > size {
-                    return Err(GgufError::Invalid(format!(
-                        "the given vocabulary has {} tokens already, more than {size}",
-                        tokens.len()
-                    )));
-                }
-                tokens.extend((tokens.len()..size).map(|token| format!("[unused {token}]")));
-            }
-            Value::I32s(types) if key == TOKEN_TYPES => {
-                types.extend(std::iter::repeat_n(
-                    UNUSED,
-                    size.saturating_sub(types.len()),
-                ));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
 
 /// What the weights of a tensor are drawn from.
 #[derive(Clone, Copy)]
@@ -230,6 +166,43 @@ struct Plan {
 }
 
 impl Plan {
+    /// A model of `shape` with a vocabulary. `None` if `tokenizer` has no tokens.
+    fn new(shape: &Shape, tokenizer: Vec<(String, Value)>) -> Result<Option<Self>, GgufError> {
+        let tokens = tokenizer.iter().find_map(|(key, value)| match value {
+            Value::Texts(tokens) if key == TOKENS => Some(tokens.len() as u64),
+            _ => None,
+        });
+        let Some(tokens) = tokens else {
+            return Ok(None);
+        };
+        let mut plan = Plan {
+            writer: Writer::new().ok_or_else(|| {
+                GgufError::Invalid("there is no memory for the file's head".into())
+            })?,
+            fillings: Vec::new(),
+            architecture: match shape {
+                Shape::Mamba => "mamba",
+                Shape::Hybrid => "jamba",
+                Shape::SlidingWindow => "gemma3",
+                Shape::Qwen3(_) => "qwen3",
+                Shape::Bert { .. } => "bert",
+            },
+        };
+        plan.writer.set("general.architecture", plan.architecture)?;
+        plan.writer.set("general.name", "Random weights")?;
+        for (key, value) in tokenizer {
+            plan.writer.set(&key, value)?;
+        }
+        match shape {
+            Shape::Mamba => mamba(&mut plan, tokens)?,
+            Shape::Hybrid => hybrid(&mut plan, tokens)?,
+            Shape::SlidingWindow => sliding_window(&mut plan, tokens)?,
+            Shape::Qwen3(sizes) => qwen3(&mut plan, sizes, tokens)?,
+            Shape::Bert { ranks } => bert::bert(&mut plan, tokens, *ranks)?,
+        }
+        Ok(Some(plan))
+    }
+
     /// Sets a key of the architecture.
     fn set(&mut self, key: &str, value: impl Into<Value>) -> Result<(), GgufError> {
         self.writer
@@ -352,12 +325,9 @@ impl Plan {
 
     fn write(self, path: &Path, seed: u64) -> Result<(), GgufError> {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
-        let mut picks = ChaCha8Rng::seed_from_u64(seed.wrapping_add(1));
-        self.writer.write_mixed(
-            path,
-            |number, tensor, weights| fill(tensor, self.fillings[number], &mut random, weights),
-            |below| picks.random_range(0..below),
-        )
+        self.writer.write(path, |number, tensor, weights| {
+            fill(tensor, self.fillings[number], &mut random, weights);
+        })
     }
 }
 

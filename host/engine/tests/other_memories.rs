@@ -1,8 +1,9 @@
 //! The engine over models of other memory kinds, with random weights: what they say has no sense,
 //! but each says the same whoever is beside it.
 
-use corral_engine::random_model::{Qwen3, Shape, write_random};
+use corral_engine::random_model::{Quant, Qwen3, Recipe, Shape, write_random};
 use corral_engine::{Caller, Config, Engine, Error, Generation, Options, Sequence};
+use std::path::Path;
 use support::{check_empty, demo_model, read};
 
 mod support;
@@ -11,10 +12,15 @@ fn engine(shape: &Shape, name: &str) -> Engine {
     let file = format!("corral-random-{name}-{}.gguf", std::process::id());
     let file = std::env::temp_dir().join(file);
     write_random(shape, &demo_model(), &file, 7).expect("the model is written");
-    let mut config = Config::new(name, &file);
+    load(name, &file)
+}
+
+/// Loads a file and removes it.
+fn load(name: &str, file: &Path) -> Engine {
+    let mut config = Config::new(name, file);
     config.threads = Some(1);
     let engine = Engine::load(config).expect("the model loads");
-    std::fs::remove_file(&file).expect("it can be removed");
+    std::fs::remove_file(file).expect("it can be removed");
     engine
 }
 
@@ -131,20 +137,25 @@ fn a_plain_model_generates_alone_and_beside_others() {
     check(&Shape::Qwen3(Qwen3::tiny()), "qwen3", true);
 }
 
-/// A larger vocabulary and quantised weights, as the benchmark's model has them.
+/// As the benchmark's model: with a vocabulary of its own, quantised by llama.cpp.
 #[test]
-fn a_plain_model_may_have_more_tokens_and_quantised_weights() {
-    use corral_engine::random_model::Weights;
-    let sizes = Qwen3 {
-        width: 256,
-        head_size: 64,
-        feed_forward: 512,
-        vocabulary: Some(1000),
-        matrices: Weights::Q4K,
-        embedding: Weights::Q6K,
-        ..Qwen3::tiny()
+fn a_model_made_by_a_recipe_generates() {
+    let recipe = Recipe {
+        name: "test",
+        shape: Qwen3 {
+            width: 256,
+            head_size: 64,
+            feed_forward: 512,
+            ..Qwen3::tiny()
+        },
+        tokens: 1000,
+        quant: Quant::Q4Km,
+        seed: 7,
     };
-    let engine = engine(&Shape::Qwen3(sizes), "quantised");
+    let file = format!("corral-recipe-{}.gguf", std::process::id());
+    let file = std::env::temp_dir().join(file);
+    recipe.write(&file, |_, _, _| {}).expect("it is made");
+    let engine = load("recipe", &file);
     assert_eq!(engine.info().vocabulary, 1000);
     assert_eq!(finish(start(&engine, "a")), finish(start(&engine, "a")));
 }

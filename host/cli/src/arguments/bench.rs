@@ -94,24 +94,40 @@ pub(crate) struct ModelBench {
     /// Its layers and their sizes.
     #[arg(long, value_enum, default_value_t = ModelShape::Qwen3_0_6b)]
     pub(crate) shape: ModelShape,
-    /// The GGUF file whose vocabulary it gets; what the shape has more of stays unused.
-    #[arg(long, value_name = "FILE", default_value = "models/tiny/tiny.gguf")]
-    pub(crate) vocabulary: PathBuf,
-    /// Write it also if the file is there.
+    /// What llama.cpp quantises its weights to.
+    #[arg(long, value_enum, default_value_t = ModelQuant::Q4Km)]
+    pub(crate) quant: ModelQuant,
+    /// Make it also where another file is, or the same.
     #[arg(long)]
     pub(crate) force: bool,
-    /// Where it is written.
+    /// Where it is made; nothing is done if it is there as asked for.
     #[arg(value_name = "OUT.gguf")]
     pub(crate) out: PathBuf,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum ModelShape {
-    /// Those of Qwen3-0.6B: 28 layers, width 1024, 151,936 tokens; 4 bits a weight.
+    /// Those of Qwen3-0.6B: 28 layers, width 1024, 151,936 tokens.
     #[value(name = "qwen3-0.6b")]
     Qwen3_0_6b,
-    /// Two layers of width 64.
+    /// Two layers of width 64, 4096 tokens.
     Tiny,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum ModelQuant {
+    #[value(name = "f16")]
+    F16,
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[value(name = "q6_k")]
+    Q6K,
+    #[value(name = "q5_k_m")]
+    Q5Km,
+    #[value(name = "q4_k_m")]
+    Q4Km,
+    #[value(name = "q4_0")]
+    Q4_0,
 }
 
 #[derive(Args, Debug)]

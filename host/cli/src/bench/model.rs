@@ -1,29 +1,73 @@
 //! `corral bench model`: a model to measure with where none can be fetched.
 //!
 //! Its weights are random, so it says nothing sensible, but it is as large and as slow as a real one of
-//! its shape.
+//! its shape, and it reads text as words and parts of words. It is made once: the file says how.
 
-use crate::arguments::{ModelBench, ModelShape};
+use crate::arguments::{ModelBench, ModelQuant, ModelShape};
 use crate::complaint::Complaint;
-use corral_engine::random_model::{Qwen3, Shape, write_random};
+use crate::house;
+use corral_engine::random_model::{Quant, Qwen3, Recipe, Stage};
+use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Instant;
 
 /// What the weights follow from, so that everyone measures with the same file.
 const SEED: u64 = 1;
 
-/// Writes the model, unless the file is there.
+/// Makes the model, unless it is there.
 pub(super) fn write(arguments: &ModelBench) -> Result<(), Complaint> {
     let out = &arguments.out;
-    if out.exists() && !arguments.force {
-        println!("{} is there already; --force writes it anew", out.display());
-        return Ok(());
+    let recipe = recipe(arguments);
+    if !arguments.force {
+        if recipe.made(out) {
+            println!("{} is there already; --force makes it anew", out.display());
+            return Ok(());
+        }
+        // A link that leads nowhere is something too.
+        if out.symlink_metadata().is_ok() {
+            return Err(Complaint::Failed(
+                format!(
+                    "{} is there and something else than is asked for; name another file, or put this one in \
+                     its place with --force",
+                    out.display()
+                )
+                .into(),
+            ));
+        }
     }
-    let shape = match arguments.shape {
-        ModelShape::Qwen3_0_6b => Qwen3::qwen3_0_6b(),
-        ModelShape::Tiny => Qwen3::tiny(),
-    };
     let began = Instant::now();
-    write_random(&Shape::Qwen3(shape), &arguments.vocabulary, out, SEED)?;
+    let bar = bar();
+    let watched = bar.clone();
+    let watch = move |stage, done, all| {
+        if watched.length() != Some(all) {
+            watched.set_length(all);
+            watched.reset_eta();
+            watched.set_message(match stage {
+                Stage::Writing => "writing weights",
+                Stage::Quantising => "quantising",
+            });
+        }
+        watched.set_position(done);
+    };
+    let path = out.clone();
+    let runtime = house::tokio_runtime(1)?;
+    let made = runtime.block_on(async {
+        tokio::select! {
+            made = tokio::task::spawn_blocking(move || recipe.write(&path, watch)) => Some(made),
+            _ = tokio::signal::ctrl_c() => None,
+        }
+    });
+    bar.finish_and_clear();
+    let Some(made) = made else {
+        // llama.cpp can't be stopped: it goes with the process, and what it writes goes before.
+        runtime.shutdown_background();
+        for file in Recipe::beside(out) {
+            let _ = std::fs::remove_file(file);
+        }
+        return Err(Complaint::Failed(
+            format!("stopped; {} was not made", out.display()).into(),
+        ));
+    };
+    made??;
     println!(
         "{}: {} MB in {:.1} s",
         out.display(),
@@ -31,4 +75,79 @@ pub(super) fn write(arguments: &ModelBench) -> Result<(), Complaint> {
         began.elapsed().as_secs_f64()
     );
     Ok(())
+}
+
+fn recipe(arguments: &ModelBench) -> Recipe {
+    let (name, shape, tokens) = match arguments.shape {
+        ModelShape::Qwen3_0_6b => ("qwen3-0.6b", Qwen3::qwen3_0_6b(), 151_936),
+        ModelShape::Tiny => ("tiny", Qwen3::tiny(), 4096),
+    };
+    Recipe {
+        name,
+        shape,
+        tokens,
+        quant: match arguments.quant {
+            ModelQuant::F16 => Quant::F16,
+            ModelQuant::Q8_0 => Quant::Q8_0,
+            ModelQuant::Q6K => Quant::Q6K,
+            ModelQuant::Q5Km => Quant::Q5Km,
+            ModelQuant::Q4Km => Quant::Q4Km,
+            ModelQuant::Q4_0 => Quant::Q4_0,
+        },
+        seed: SEED,
+    }
+}
+
+/// A bar on a terminal; elsewhere nothing is seen of it.
+fn bar() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{msg} {bar:30} {percent}% {eta}") {
+        bar.set_style(style);
+    }
+    bar.set_message("making a vocabulary");
+    bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::{Path, PathBuf};
+
+    fn made(out: &Path, quant: ModelQuant, force: bool) -> Result<(), Complaint> {
+        write(&ModelBench {
+            shape: ModelShape::Tiny,
+            quant,
+            force,
+            out: out.to_owned(),
+        })
+    }
+
+    /// A path in the temporary folder, and what lies there goes in the end.
+    struct Place(PathBuf);
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_model_is_made_once_and_put_in_place_of_another_only_by_force() {
+        let name = format!("corral-bench-model-{}.gguf", std::process::id());
+        let place = Place(std::env::temp_dir().join(name));
+        let out = &place.0;
+        made(out, ModelQuant::Q8_0, false).unwrap();
+        let bytes = std::fs::read(out).unwrap();
+        let first = out.metadata().unwrap().modified().unwrap();
+        made(out, ModelQuant::Q8_0, false).unwrap();
+        assert_eq!(out.metadata().unwrap().modified().unwrap(), first);
+        let refused = made(out, ModelQuant::Q4Km, false).unwrap_err();
+        assert!(refused.text(false).contains("--force"));
+        assert!(std::fs::read(out).unwrap() == bytes);
+        made(out, ModelQuant::Q4Km, true).unwrap();
+        assert!(std::fs::read(out).unwrap() != bytes);
+        std::fs::write(out, "notes").unwrap();
+        assert!(made(out, ModelQuant::Q4Km, false).is_err());
+        assert_eq!(std::fs::read_to_string(out).unwrap(), "notes");
+    }
 }

@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 
 mod metadata;
 
-pub(super) use metadata::{TensorInfo, tensors};
+pub(crate) use metadata::{TensorInfo, size, tensors};
 pub use metadata::{Value, metadata, metadata_where};
 
 /// Bytes that the data of each tensor is aligned to: the format's default.
@@ -25,8 +25,6 @@ const ALIGNMENT_KEY: &str = "general.alignment";
 const NAME_BYTES: usize = 64;
 /// Weights that are made, quantised and written at once.
 const CHUNK: usize = 1 << 20;
-/// Weights of a tensor that [`Writer::write_mixed`] asks for; the rest is put together from them.
-const POOL: usize = 1 << 16;
 
 /// Why a file was not read or written.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +45,28 @@ pub enum GgufError {
         /// What the operating system said.
         cause: std::io::Error,
     },
+    /// There is too little room for the file.
+    #[error(
+        "cannot write {path}: with the weights it is made of it needs {needed} MB, and {free} MB \
+         are free there; make room or name another folder",
+        path = path.display(), needed = needed.div_ceil(1_000_000), free = free / 1_000_000
+    )]
+    Space {
+        /// The file as it was named.
+        path: PathBuf,
+        /// Bytes that it needs at most, those of what lies beside it meanwhile included.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// llama.cpp can't quantise the weights.
+    #[error("cannot quantise to {path}: {cause}", path = path.display())]
+    Quantise {
+        /// The file that was to be made.
+        path: PathBuf,
+        /// What llama.cpp said.
+        cause: String,
+    },
     /// What was to be written is not possible in GGUF; says what and why.
     #[error("{0}")]
     Invalid(String),
@@ -58,12 +78,7 @@ pub enum GgufError {
 pub enum Weights {
     F32,
     F16,
-    Bf16,
-    Q8_0,
-    Q4_0,
     Q4K,
-    Q5K,
-    Q6K,
 }
 
 impl Weights {
@@ -71,12 +86,7 @@ impl Weights {
         match self {
             Self::F32 => sys::GGML_TYPE_F32,
             Self::F16 => sys::GGML_TYPE_F16,
-            Self::Bf16 => sys::GGML_TYPE_BF16,
-            Self::Q8_0 => sys::GGML_TYPE_Q8_0,
-            Self::Q4_0 => sys::GGML_TYPE_Q4_0,
             Self::Q4K => sys::GGML_TYPE_Q4_K,
-            Self::Q5K => sys::GGML_TYPE_Q5_K,
-            Self::Q6K => sys::GGML_TYPE_Q6_K,
         }
     }
 
@@ -101,22 +111,12 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Weights that stay together when rows are put together from others.
-    fn mixed(&self) -> usize {
-        // Types without blocks have blocks of one weight, which would take long.
-        let block = usize::try_from(self.weights.block()).unwrap_or(1);
-        if self.row.is_multiple_of(32) {
-            block.max(32)
-        } else {
-            block
-        }
-    }
-
-    /// Bytes that those take.
-    fn mixed_bytes(&self) -> usize {
-        let weights = i64::try_from(self.mixed()).unwrap_or(1);
-        // SAFETY: computes from constants of the type; the weights fill their blocks.
-        unsafe { sys::ggml_row_size(self.weights.ggml(), weights) }
+    /// Bytes that it takes in a file, without what aligns the next.
+    fn bytes(&self) -> u64 {
+        let row = i64::try_from(self.row).unwrap_or(i64::MAX);
+        // SAFETY: computes from constants of the type; rows fill their blocks (`Writer::tensor`).
+        let row = unsafe { sys::ggml_row_size(self.weights.ggml(), row) };
+        row as u64 * self.rows as u64
     }
 }
 
@@ -278,6 +278,17 @@ impl Writer {
         Ok(())
     }
 
+    /// Bytes that the tensors take, about: without the head of the file and what aligns them.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.iter().map(Tensor::bytes).sum()
+    }
+
+    /// Number of weights in all tensors.
+    pub fn weights(&self) -> u64 {
+        let weights = |tensor: &Tensor| tensor.row as u64 * tensor.rows as u64;
+        self.tensors.iter().map(weights).sum()
+    }
+
     /// Writes the file. `fill` is asked for the weights of one tensor after another, in the order
     /// in which they were added and with its number in it, some whole rows at a time. The file
     /// appears when it is whole: until then it has `.part` at the end of its name.
@@ -286,33 +297,9 @@ impl Writer {
         path: &Path,
         mut fill: impl FnMut(usize, &Tensor, &mut [f32]),
     ) -> Result<(), GgufError> {
-        self.write_whole(path, &mut fill, None)
-    }
-
-    /// Writes the file as [`Writer::write`] does, but asks `fill` for the first rows of a large
-    /// tensor only, and puts the others together from their quantised blocks: `pick` chooses one
-    /// below the number it is given. For random weights, where the search for the best way to
-    /// quantise each takes minutes and gains nothing.
-    pub fn write_mixed(
-        self,
-        path: &Path,
-        mut fill: impl FnMut(usize, &Tensor, &mut [f32]),
-        mut pick: impl FnMut(usize) -> usize,
-    ) -> Result<(), GgufError> {
-        self.write_whole(path, &mut fill, Some(&mut pick))
-    }
-
-    fn write_whole(
-        self,
-        path: &Path,
-        fill: &mut Fill<'_>,
-        pick: Option<&mut Pick<'_>>,
-    ) -> Result<(), GgufError> {
-        let mut part = path.as_os_str().to_owned();
-        part.push(".part");
-        let part = PathBuf::from(part);
+        let part = beside(path, ".part");
         let written = self
-            .write_part(&part, fill, pick)
+            .write_part(&part, &mut fill)
             .and_then(|()| std::fs::rename(&part, path));
         written.map_err(|cause| {
             // It may not be there at all; the first error is the one to tell.
@@ -324,12 +311,7 @@ impl Writer {
         })
     }
 
-    fn write_part(
-        &self,
-        part: &Path,
-        fill: &mut Fill<'_>,
-        mut pick: Option<&mut Pick<'_>>,
-    ) -> std::io::Result<()> {
+    fn write_part(&self, part: &Path, fill: &mut Fill<'_>) -> std::io::Result<()> {
         let mut file = BufWriter::new(File::create(part)?);
         // SAFETY: the context is alive.
         let size = unsafe { sys::gguf_get_meta_size(self.context.0.as_ptr()) };
@@ -337,9 +319,8 @@ impl Writer {
         // SAFETY: the context is alive and unchanged since it gave the size, which the buffer has.
         unsafe { sys::gguf_get_meta_data(self.context.0.as_ptr(), head.as_mut_ptr().cast()) };
         file.write_all(&head)?;
-        let at_once = if pick.is_some() { POOL } else { CHUNK };
         for (number, tensor) in self.tensors.iter().enumerate() {
-            let most = (at_once / tensor.row).clamp(1, tensor.rows);
+            let most = (CHUNK / tensor.row).clamp(1, tensor.rows);
             let mut weights = vec![0.0; most * tensor.row];
             let mut bytes = Vec::new();
             let mut written = 0;
@@ -352,15 +333,6 @@ impl Writer {
                 file.write_all(&bytes)?;
                 written += bytes.len();
                 start += rows;
-                if let Some(pick) = pick.as_mut() {
-                    let block = tensor.mixed_bytes();
-                    for _ in 0..(tensor.rows - start) * tensor.row / tensor.mixed() {
-                        let place = pick(bytes.len() / block).min(bytes.len() / block - 1) * block;
-                        file.write_all(&bytes[place..place + block])?;
-                        written += block;
-                    }
-                    start = tensor.rows;
-                }
             }
             file.write_all(&[0; ALIGNMENT][..written.next_multiple_of(ALIGNMENT) - written])?;
         }
@@ -370,7 +342,13 @@ impl Writer {
 }
 
 type Fill<'a> = dyn FnMut(usize, &Tensor, &mut [f32]) + 'a;
-type Pick<'a> = dyn FnMut(usize) -> usize + 'a;
+
+/// The path with more at its end, in the same folder.
+pub(crate) fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    PathBuf::from(name)
+}
 
 /// Stores whole rows of `weights` as the tensor wants them.
 fn quantise(tensor: &Tensor, weights: &[f32], bytes: &mut Vec<u8>) {

@@ -10,6 +10,20 @@ thread_local! {
     static LAST_ERROR: RefCell<Option<String>> = const { RefCell::new(None) };
     /// Bytes of the buffers that llama.cpp said on this thread it had made.
     static BUFFERS: Cell<u64> = const { Cell::new(0) };
+    /// Who is told how far llama.cpp's quantiser is on this thread.
+    static WATCH: RefCell<Option<Watch>> = const { RefCell::new(None) };
+}
+
+/// Is told how many tensors are quantised, and of how many.
+pub type Watch = Box<dyn FnMut(u64, u64)>;
+
+/// Until this is dropped, somebody is told.
+pub struct Watching(());
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        WATCH.set(None);
+    }
 }
 
 /// What stands before the size of a buffer, in MiB, in the lines about weights, cells, recurrent
@@ -35,6 +49,20 @@ pub fn take_last_error() -> Option<String> {
 /// Bytes of all buffers made on this thread since the last call.
 pub fn take_buffers() -> u64 {
     BUFFERS.take()
+}
+
+/// Tells `watch` of each tensor that llama.cpp begins to quantise on this thread: it says so in
+/// its log alone. `watch` must not call llama.cpp.
+pub fn watch(watch: Watch) -> Watching {
+    WATCH.set(Some(watch));
+    Watching(())
+}
+
+/// The numbers at the beginning of a line like "[   2/ 310] token_embd.weight - [...".
+fn numbered(line: &str) -> Option<(u64, u64)> {
+    let (numbers, _) = line.strip_prefix('[')?.split_once(']')?;
+    let (number, all) = numbers.split_once('/')?;
+    Some((number.trim().parse().ok()?, all.trim().parse().ok()?))
 }
 
 /// The bytes that a line says a buffer has.
@@ -76,6 +104,13 @@ unsafe extern "C" fn on_log(
             if let Some(bytes) = buffer(text) {
                 BUFFERS.set(BUFFERS.get().saturating_add(bytes));
             }
+            if let Some((number @ 1.., all)) = numbered(text) {
+                WATCH.with_borrow_mut(|watch| {
+                    if let Some(watch) = watch {
+                        watch(number - 1, all);
+                    }
+                });
+            }
             tracing::trace!(target: "llama", "{text}");
         }
     }
@@ -83,7 +118,17 @@ unsafe extern "C" fn on_log(
 
 #[cfg(test)]
 mod tests {
-    use super::buffer;
+    use super::{buffer, numbered};
+
+    #[test]
+    fn numbers_of_tensors_are_read() {
+        let line =
+            "[   2/ 310] token_embd.weight  - [  1024, 151936,     1,     1], type =    f16,";
+        assert_eq!(numbered(line), Some((2, 310)));
+        for line in ["", "2/310", "[2] a", "[a/b] c", "size = 2/3"] {
+            assert_eq!(numbered(line), None, "{line}");
+        }
+    }
 
     #[test]
     fn sizes_of_buffers_are_read() {

@@ -17,6 +17,7 @@ mod log;
 #[cfg(test)]
 mod memories;
 mod model;
+pub mod quantize;
 #[cfg(any(test, feature = "reference"))]
 pub mod reference;
 mod threads;

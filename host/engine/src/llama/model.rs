@@ -39,11 +39,7 @@ impl Model {
     /// Loads a GGUF file, without adapters. Blocks for as long as the disk takes, or until `progress` is told to stop.
     pub fn load(path: &Path, progress: &Progress) -> Result<Self, LoadError> {
         check_magic(path)?;
-        log::quiet_logs();
-        static BACKEND: Once = Once::new();
-        // SAFETY: called once per process, before any other use of the library.
-        BACKEND.call_once(|| unsafe { sys::llama_backend_init() });
-
+        start_backend();
         let damaged = |cause: String| LoadError::Damaged {
             path: path.to_owned(),
             cause,
@@ -275,6 +271,14 @@ impl Model {
             buffer.resize(length.unsigned_abs() as usize, 0);
         }
     }
+}
+
+/// Makes llama.cpp ready, once per process.
+pub(super) fn start_backend() {
+    static BACKEND: Once = Once::new();
+    log::quiet_logs();
+    // SAFETY: called once per process, before anything is loaded or quantised.
+    BACKEND.call_once(|| unsafe { sys::llama_backend_init() });
 }
 
 /// What llama.cpp calls while it loads; false makes it give up.

@@ -123,6 +123,24 @@ pub fn tensors(path: &Path) -> Result<Vec<TensorInfo>, GgufError> {
     Ok((0..count).map(info).collect())
 }
 
+/// Bytes that a file has at least if all its tensors are in it.
+pub fn size(path: &Path) -> Result<u64, GgufError> {
+    let context = open(path)?;
+    let gguf = context.0.as_ptr();
+    // SAFETY: the context is alive.
+    let (data, count) = unsafe {
+        (
+            sys::gguf_get_data_offset(gguf),
+            sys::gguf_get_n_tensors(gguf),
+        )
+    };
+    let end = |id| {
+        // SAFETY: the context is alive and `id` below the number of tensors.
+        unsafe { sys::gguf_get_tensor_offset(gguf, id) + sys::gguf_get_tensor_size(gguf, id) }
+    };
+    Ok((data + (0..count).map(end).max().unwrap_or(0)) as u64)
+}
+
 /// Reads the head of a file.
 fn open(path: &Path) -> Result<Context, GgufError> {
     log::quiet_logs();

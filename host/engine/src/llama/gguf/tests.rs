@@ -99,28 +99,3 @@ fn rows_are_asked_for_once_and_in_order_and_each_tensor_is_aligned() {
     let last = &bytes[data + 4_800_000 - 4..][..4];
     assert_eq!(f32::from_le_bytes(last.try_into().unwrap()), 1_199_999.0);
 }
-#[test]
-fn a_mixed_tensor_is_whole_and_made_of_blocks_of_its_first_rows() {
-    let mut writer = Writer::new().unwrap();
-    // Three pools of weights, and less than one.
-    writer.tensor("a", Weights::F32, &[64, 3000]).unwrap();
-    writer.tensor("b", Weights::Q4K, &[256, 2]).unwrap();
-    let path = temporary("mixed");
-    let mut asked = 0;
-    let fill = |_, _: &Tensor, weights: &mut [f32]| {
-        asked += weights.len();
-        for (index, weight) in weights.iter_mut().enumerate() {
-            *weight = index as f32;
-        }
-    };
-    writer.write_mixed(&path, fill, |below| below / 2).unwrap();
-    let bytes = std::fs::read(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
-    assert_eq!(asked, POOL + 512);
-    let (a, b) = (3000 * 64 * 4, 2 * 144);
-    let data = bytes.len() - a - b;
-    assert_eq!(data % ALIGNMENT, 0);
-    // The block in the middle of the pool begins with weight number POOL / 2.
-    let last = &bytes[data + a - 32 * 4..][..4];
-    assert_eq!(f32::from_le_bytes(last.try_into().unwrap()), 32768.0);
-}
