@@ -1,8 +1,14 @@
 //! What `corral bench` takes.
 
-use super::whole;
+use super::{Url, seconds, whole};
+use crate::complaint::Complaint;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
+use std::time::Duration;
+
+/// Most tokens that the answers of a run of `corral bench load` have together, as far as that was asked for:
+/// the time of each is kept.
+const MOST_TOKENS: u64 = 50_000_000;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
@@ -15,6 +21,13 @@ pub(crate) enum Bench {
     /// How far reading long prompts stretches the time between two tokens of those who generate:
     /// with the step-time budget, and beside it as servers do that fill each step with prompts.
     Gap(GapBench),
+    /// Requests a second and their latency, by the number of connections, of a plugin that answers without a
+    /// model; and beside it those of another server, somebody's who started it.
+    Http(HttpBench),
+    /// Tokens a second, and the times to the first one and between them, of any endpoint of OpenAI's API, by
+    /// clients that wait for their answers or by requests that come at a rate. Several endpoints take turns
+    /// and are compared.
+    Load(LoadBench),
     /// Writes a model with random weights to measure with: as large and as slow as a real one.
     Model(ModelBench),
     /// Time to the first token of prompts whose beginning another request has computed, beside that of
@@ -24,6 +37,16 @@ pub(crate) enum Bench {
     /// connections: each from 1 to the number of cores, at most 4, and beside them what `corral serve`
     /// takes by itself.
     Threads(ThreadsBench),
+}
+
+impl Bench {
+    /// What can be known to be wrong without touching a file.
+    pub(super) fn check(&self) -> Result<(), Complaint> {
+        match self {
+            Bench::Load(load) => load.check(),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// What all benches ask.
@@ -87,6 +110,158 @@ pub(crate) struct GapBench {
     /// Compute threads; by default one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct HttpBench {
+    /// A component that answers without a model.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plugin: PathBuf,
+    /// The path that is asked for.
+    #[arg(long, value_name = "PATH", default_value = "/", value_parser = path)]
+    pub(crate) path: String,
+    /// A server that has the same component, http://HOST:PORT, to be measured in turns with Corral's.
+    #[arg(long, value_name = "URL")]
+    pub(crate) vs: Option<Url>,
+    /// Connections at once; each sends its next request when it has its answer.
+    #[arg(
+        long,
+        value_name = "N,N",
+        value_delimiter = ',',
+        default_values_t = [1_u64, 8, 64],
+        value_parser = whole(1..=256)
+    )]
+    pub(crate) connections: Vec<u64>,
+    /// Requests of each turn.
+    #[arg(long, value_name = "N", default_value_t = 5000, value_parser = whole(1..=1_000_000))]
+    pub(crate) requests: u64,
+    /// Threads of Corral's that turn connections and plugins; by default as many as 'corral serve' has.
+    #[arg(long, value_name = "N", value_parser = whole(1..=1024))]
+    pub(crate) workers: Option<u64>,
+    /// Rounds; each measures all that is compared.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000))]
+    pub(crate) rounds: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct LoadBench {
+    /// The endpoints, http://HOST:PORT or http://HOST:PORT/v1; others are compared with the first.
+    #[arg(value_name = "URL", required = true, num_args = 1..=8)]
+    pub(crate) urls: Vec<Url>,
+    /// Clients; each sends its next request when it has its answer.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 8,
+        value_parser = whole(1..=4096),
+        conflicts_with = "rate"
+    )]
+    pub(crate) concurrency: u64,
+    /// In place of such clients: requests that come at random times, so many a second on average, whether the
+    /// server keeps up or not. Times count from when they were to be sent.
+    #[arg(long, value_name = "R", value_parser = rate)]
+    pub(crate) rate: Option<f64>,
+    /// With --rate: requests that may be under way; those that come then are not sent, and counted as refused
+    /// by the client. 256 unless it is said.
+    #[arg(long, value_name = "N", requires = "rate", value_parser = whole(1..=16_384))]
+    pub(crate) under_way: Option<u64>,
+    /// Requests of each round.
+    #[arg(long, value_name = "N", default_value_t = 40, value_parser = whole(1..=1_000_000))]
+    pub(crate) requests: u64,
+    /// Words of each prompt, about as many tokens for most models. They differ from request to request.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 32,
+        value_parser = whole(1..=200_000),
+        conflicts_with = "prompt_file"
+    )]
+    pub(crate) prompt: u64,
+    /// A text file in place of such prompts: each line is one, and they are taken in turn.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// Tokens that each answer has.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = whole(1..=100_000))]
+    pub(crate) generate: u64,
+    /// Draw the words and tokens of each request, from half of what is said to one and a half.
+    #[arg(long)]
+    pub(crate) mixed: bool,
+    /// Ask /v1/chat/completions, and not /v1/completions.
+    #[arg(long)]
+    pub(crate) chat: bool,
+    /// Ask for whole answers, and not for streams.
+    #[arg(long)]
+    pub(crate) no_stream: bool,
+    /// Leave `ignore_eos` away, which some servers don't know: answers may end by themselves then.
+    #[arg(long)]
+    pub(crate) no_ignore_eos: bool,
+    /// The name of the model; left away unless it is said. One for all URLs, or given again for each.
+    #[arg(long = "model", value_name = "NAME")]
+    pub(crate) models: Vec<String>,
+    /// The API key. One for all URLs, or given again for each.
+    #[arg(long = "key", value_name = "KEY")]
+    pub(crate) keys: Vec<String>,
+    /// How long an answer is waited for, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
+    pub(crate) timeout: Duration,
+    /// Rounds, in which the URLs take turns: 5 for several of them, 1 for one, unless it is said.
+    #[arg(long, value_name = "N", value_parser = whole(1..=1000))]
+    pub(crate) rounds: Option<u64>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl LoadBench {
+    fn check(&self) -> Result<(), Complaint> {
+        for (option, count) in [("--model", self.models.len()), ("--key", self.keys.len())] {
+            if count > 1 && count != self.urls.len() {
+                return Err(Complaint::Usage(format!(
+                    "{option} is given {count} times, for {} URLs; give it once, or once for each of them",
+                    self.urls.len()
+                )));
+            }
+        }
+        let answers = self.requests.saturating_mul(self.rounds());
+        let tokens = answers.saturating_mul(self.urls.len() as u64 * self.generate);
+        if tokens > MOST_TOKENS {
+            return Err(Complaint::Usage(format!(
+                "the answers would have {tokens} tokens, and at most {MOST_TOKENS} are measured; \
+                 give less for --requests, --generate or --rounds"
+            )));
+        }
+        Ok(())
+    }
+
+    /// How often each URL has its turn.
+    pub(crate) fn rounds(&self) -> u64 {
+        let usual = if self.urls.len() > 1 { 5 } else { 1 };
+        self.rounds.unwrap_or(usual)
+    }
+}
+
+/// One of the values that were given once, or once for each URL.
+pub(crate) fn for_url(values: &[String], url: usize) -> Option<&str> {
+    values.get(url).or(values.first()).map(String::as_str)
+}
+
+/// How many requests come in a second.
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse::<f64>().ok();
+    let rate = rate.filter(|rate| (0.001..=1e6).contains(rate));
+    rate.ok_or_else(|| "it is no rate; write requests a second, e.g. 10 or 0.5".to_owned())
+}
+
+/// A path, with a query if need be.
+fn path(text: &str) -> Result<String, String> {
+    let path = text.parse::<http::uri::PathAndQuery>();
+    match path {
+        Ok(path) if text.starts_with('/') => Ok(path.to_string()),
+        _ => Err("it is no path; write one that begins with '/'".to_owned()),
+    }
 }
 
 #[derive(Args, Debug)]

@@ -5,15 +5,17 @@ mod links;
 mod models;
 mod plugins;
 mod serve;
+mod url;
 
 pub(crate) use bench::{
-    Bench, BoundaryBench, DeployBench, GapBench, ModelBench, ModelQuant, ModelShape, PrefixBench,
-    ThreadsBench,
+    Bench, BoundaryBench, DeployBench, GapBench, HttpBench, LoadBench, ModelBench, ModelQuant,
+    ModelShape, PrefixBench, ThreadsBench, for_url,
 };
 pub(crate) use links::{ADVICE, LinkArgument, twice};
 pub(crate) use models::{ModelArgument, Models};
 pub(crate) use plugins::{PluginLimits, Run};
 pub(crate) use serve::{PriorityArgument, Serve};
+pub(crate) use url::Url;
 
 use crate::complaint::Complaint;
 use crate::deploy::DeployCommand;
@@ -107,9 +109,8 @@ impl CommandLine {
         match &self.command {
             Command::Serve(serve) => serve.check(),
             Command::Run(run) => run.check(),
-            Command::Top(_) | Command::Keys(_) | Command::Bench(_) | Command::Deployments(_) => {
-                Ok(())
-            }
+            Command::Bench(bench) => bench.check(),
+            Command::Top(_) | Command::Keys(_) | Command::Deployments(_) => Ok(()),
         }
     }
 }
@@ -284,6 +285,31 @@ mod tests {
                 "--link names templating twice",
             ),
             ("corral top --admin https://a", "write http://HOST:PORT"),
+            ("corral bench load", "<URL>"),
+            ("corral bench load a", "write http://HOST:PORT"),
+            ("corral bench load https://a", "without TLS"),
+            (
+                "corral bench load http://a --rate 0",
+                "write requests a second",
+            ),
+            (
+                "corral bench load http://a --rate 1 --concurrency 2",
+                "cannot be used with",
+            ),
+            ("corral bench load http://a --under-way 2", "--rate <R>"),
+            (
+                "corral bench load http://a http://b http://c --key x --key y",
+                "--key is given 2 times, for 3 URLs",
+            ),
+            (
+                "corral bench load http://a --requests 1000000 --generate 1000",
+                "1000000000 tokens",
+            ),
+            ("corral bench http --plugin a --path b", "begins with '/'"),
+            (
+                "corral bench http --plugin a --connections 1,0",
+                "0 is not in",
+            ),
             ("corral top --admin a", "write http://HOST:PORT"),
             ("corral top --admin http://a:1/b", "write http://HOST:PORT"),
         ] {

@@ -19,7 +19,6 @@ pub(super) const ROUTE: &str = "/generate";
 /// Starts a server on a free port.
 pub(super) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Complaint> {
     let models = Models::loaded(vec![engine.clone()]);
-    let runtime = house::runtime(None, &models)?;
     let limits = corral_runtime::Limits {
         // Nobody is cut off by it: a large model takes minutes.
         time: Duration::from_secs(86_400),
@@ -27,9 +26,20 @@ pub(super) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Comp
         share_prefixes: true,
         ..corral_runtime::Limits::default()
     };
-    let plugin = house::load_plugin(&runtime, ROUTE, plugin, limits.clone()).await?;
+    serve(models, ROUTE, plugin, limits).await
+}
+
+/// Starts a server on a free port that has one plugin, at `route`.
+pub(super) async fn serve(
+    models: Models,
+    route: &str,
+    plugin: &Path,
+    limits: corral_runtime::Limits,
+) -> Result<Server, Complaint> {
+    let runtime = house::runtime(None, &models)?;
+    let plugin = house::load_plugin(&runtime, route, plugin, limits.clone()).await?;
     let deployments = Deployments::new(runtime.clone(), None, limits, Access::Open);
-    deployments.add_fixed(ROUTE.parse()?, plugin, Terms::default())?;
+    deployments.add_fixed(route.parse()?, plugin, Terms::default())?;
     open(models, runtime, deployments, None).await
 }
 

@@ -4,10 +4,13 @@
 //! as a ratio.
 
 mod boundary;
+mod connection;
 mod deploy;
+mod endpoint;
 mod gap;
 mod http;
 mod load;
+mod loopback;
 mod model;
 mod prefix;
 mod table;
@@ -30,6 +33,10 @@ pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
         Bench::Gap(arguments) => {
             house::tokio_runtime(house::workers(None))?.block_on(gap::measure(arguments))?;
         }
+        Bench::Http(arguments) => loopback::measure(arguments)?,
+        Bench::Load(arguments) => {
+            house::tokio_runtime(house::workers(None))?.block_on(endpoint::measure(arguments))?;
+        }
         Bench::Model(arguments) => model::write(arguments)?,
         Bench::Prefix(arguments) => {
             house::tokio_runtime(house::workers(None))?.block_on(prefix::measure(arguments))?;
@@ -49,6 +56,22 @@ fn quantile(values: &mut [f64], part: f64) -> f64 {
     )]
     let index = (part * values.len().saturating_sub(1) as f64).round() as usize;
     values.get(index).copied().unwrap_or(0.0)
+}
+
+/// A count to reckon with.
+#[allow(clippy::cast_precision_loss)]
+fn float(count: u64) -> f64 {
+    count as f64
+}
+
+/// One thread that stands for all clients, apart from the server's.
+fn clients() -> Result<tokio::runtime::Runtime, Complaint> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Complaint::telling(
+            "the clients' thread could not be set up",
+        ))
 }
 
 /// The middle one of some values.

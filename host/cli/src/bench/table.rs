@@ -19,6 +19,10 @@ pub(super) enum Unit {
 
 impl Unit {
     fn text(self, value: &Value) -> String {
+        // Not every row has every value.
+        if value.is_null() {
+            return "-".to_owned();
+        }
         let number = value.as_f64().unwrap_or(0.0);
         match self {
             Unit::Plain => value
@@ -86,10 +90,12 @@ mod tests {
         let rows = [
             json!({"way": "slot order", "gap_s": 0.0125, "share": 0.5, "n": 1}),
             json!({"way": "other", "gap_s": 1, "share": 1, "n": 12}),
+            json!({"way": "none"}),
         ];
         let expected = "       way      gap    share   n\n\
                         slot order    12.50   50.0 %   1\n     \
-                        other  1000.00  100.0 %  12\n";
+                        other  1000.00  100.0 %  12\n      \
+                        none        -        -   -\n";
         assert_eq!(table(&columns, &rows), expected);
     }
 }

@@ -7,7 +7,7 @@
 
 use super::load::{check_room, config, generate, metric, prompt};
 use super::table::{Column, Unit, tell};
-use super::{http, median, quantile};
+use super::{clients, http, median, quantile};
 use crate::arguments::ThreadsBench;
 use crate::complaint::Complaint;
 use crate::house;
@@ -64,12 +64,7 @@ pub(super) fn measure(arguments: &ThreadsBench) -> Result<(), Complaint> {
     if !settings.contains(&default) {
         settings.push(default);
     }
-    let clients = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Complaint::telling(
-            "the clients' thread could not be set up",
-        ))?;
+    let clients = clients()?;
     let mut rows = rows(arguments, &settings)?;
     for round in 0..=arguments.measuring.rounds {
         // Large models take minutes: say that it goes on.
