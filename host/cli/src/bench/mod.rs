@@ -10,6 +10,7 @@ mod http;
 mod load;
 mod model;
 mod prefix;
+mod stages;
 mod table;
 mod threads;
 
@@ -34,6 +35,7 @@ pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
         Bench::Prefix(arguments) => {
             house::tokio_runtime(house::workers(None))?.block_on(prefix::measure(arguments))?;
         }
+        Bench::Stages(arguments) => stages::measure(arguments)?,
         Bench::Threads(arguments) => threads::measure(arguments)?,
     }
     Ok(ExitCode::SUCCESS)
