@@ -373,7 +373,7 @@ fn every_stage_answers_all_requests_and_is_measured_beside_a_raw_loop() {
     let openai = artefacts::plugin("openai");
     let folder = openai.parent().expect("a folder of plugins");
     let scratch = scratch_folder();
-    let chart = scratch.path().join("stages.svg");
+    let chart = scratch.join("stages.svg");
     let ended = stages(&[
         "--json".into(),
         "--plugins".into(),
@@ -408,7 +408,7 @@ fn stages_that_need_plugins_say_so_and_the_others_do_without() {
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("give --plugins"), "{ended:?}");
     let empty = scratch_folder();
-    let ended = stages(&["--plugins".into(), empty.path().into()]);
+    let ended = stages(&["--plugins".into(), empty.into()]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("measure.wasm"), "{ended:?}");
 }
