@@ -193,8 +193,9 @@ impl Engine {
         caller: Caller,
     ) -> Result<Vec<Generation>, Error> {
         let one = |prompt| self.submission(prompt, options.clone(), caller, Watch::default(), None);
-        let all: Vec<_> = prompts.into_iter().map(one).collect::<Result<_, _>>()?;
-        let (submissions, generations) = all.into_iter().unzip();
+        let all: Result<Vec<(Submission, Generation)>, Error> =
+            prompts.into_iter().map(one).collect();
+        let (submissions, generations) = all?.into_iter().unzip();
         self.order(Command::SubmitAll(submissions))?;
         Ok(generations)
     }

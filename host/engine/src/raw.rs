@@ -29,11 +29,6 @@ impl Raw {
         self.context.step_tokens()
     }
 
-    /// KV cells that all sequences share.
-    pub fn cells(&self) -> u32 {
-        self.context.cells()
-    }
-
     /// Computes a step of 1 to [`Raw::step_tokens`] tokens, the positions of a sequence in order and
     /// without gaps, and waits until its logits are there. Nobody reads them.
     ///

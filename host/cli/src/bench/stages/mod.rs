@@ -146,7 +146,6 @@ impl Bench {
         let (engine, raw) = loaded?;
         let others = prompt + (longest - generate);
         check_room(engine.info().context, "--generate", generate, others)?;
-        check_cells(raw.cells(), cells)?;
         let prompts = prompts(&engine, requests, number(prompt))?;
         let workers = crate::house::tokio_runtime(crate::house::workers(None))?;
         let house = match &arguments.plugins {
@@ -308,20 +307,6 @@ impl Bench {
     }
 }
 
-/// Refuses what would have to wait for cells.
-fn check_cells(cells: u32, needed: u64) -> Result<(), Complaint> {
-    if needed <= u64::from(cells) {
-        return Ok(());
-    }
-    Err(Complaint::Failed(
-        format!(
-            "these requests need {needed} cells at once, and the context has {cells}; \
-             give --concurrency, --prompt or --generate less"
-        )
-        .into(),
-    ))
-}
-
 fn number(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
@@ -357,14 +342,5 @@ mod tests {
             assert_eq!(told[key], number, "{key}");
         }
         assert_eq!(told["stages"], json!([{"stage": 0}]));
-    }
-
-    #[test]
-    fn requests_that_would_wait_for_cells_are_refused() {
-        assert!(check_cells(100, 100).is_ok());
-        let Err(Complaint::Failed(error)) = check_cells(100, 101) else {
-            panic!("there are too few");
-        };
-        assert!(error.to_string().contains("need 101 cells"), "{error}");
     }
 }
