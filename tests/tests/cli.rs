@@ -356,6 +356,63 @@ fn benches_print_one_json_object() {
     }
 }
 
+/// `corral bench stages` with the demo model, small and in one round.
+fn stages(arguments: &[OsString]) -> Ended {
+    let mut line: Vec<_> = ["bench", "stages", "--rounds", "1", "--threads", "1"]
+        .map(OsString::from)
+        .into();
+    line.extend(["--requests", "5", "--concurrency", "2"].map(OsString::from));
+    line.extend(["--prompt", "8", "--generate", "4", "--model"].map(OsString::from));
+    line.push(artefacts::model().into());
+    line.extend_from_slice(arguments);
+    run(line)
+}
+
+#[test]
+fn every_stage_answers_all_requests_and_is_measured_beside_a_raw_loop() {
+    let openai = artefacts::plugin("openai");
+    let folder = openai.parent().expect("a folder of plugins");
+    let scratch = scratch_folder();
+    let chart = scratch.join("stages.svg");
+    let ended = stages(&[
+        "--json".into(),
+        "--plugins".into(),
+        folder.into(),
+        "--chart".into(),
+        chart.clone().into(),
+    ]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let found: Value = serde_json::from_str(&ended.stdout).expect("JSON on stdout");
+    assert_eq!(found["bench"], "stages", "{found}");
+    assert_eq!(found["requests"], 5, "{found}");
+    let stages = found["stages"].as_array().expect("stages");
+    let numbers: Vec<_> = stages.iter().map(|one| one["stage"].as_u64()).collect();
+    assert_eq!(numbers, (0..10).map(Some).collect::<Vec<_>>());
+    assert_eq!(stages[0]["ratio"], 1.0, "{found}");
+    for stage in stages {
+        for key in ["tok_s", "ratio", "ratio_min", "ratio_max"] {
+            assert!(stage[key].as_f64() > Some(0.0), "{key} in {stage}");
+        }
+        assert!(stage.get("cpu_us_per_token").is_some(), "{stage}");
+    }
+    let chart = std::fs::read_to_string(chart).expect("a chart");
+    assert!(chart.contains("SSE over TCP"), "{chart}");
+}
+
+#[test]
+fn stages_that_need_plugins_say_so_and_the_others_do_without() {
+    let ended = stages(&["--stages".into(), "0,3".into()]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains("scheduler, out of step"), "{ended:?}");
+    let ended = stages(&["--stages".into(), "7".into()]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("give --plugins"), "{ended:?}");
+    let empty = scratch_folder();
+    let ended = stages(&["--plugins".into(), empty.into()]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("measure.wasm"), "{ended:?}");
+}
+
 #[test]
 fn deploys_are_measured_to_their_first_answer() {
     let found = bench("deploy");

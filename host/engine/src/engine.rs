@@ -6,7 +6,7 @@ use crate::chooser::Desk;
 use crate::constraint::{Constraints, Grammar};
 use crate::delivery::mailbox;
 use crate::embedding::Embedder;
-use crate::llama::Model;
+use crate::llama::{ContextSettings, Model};
 use crate::look;
 use crate::metrics::{Counters, Metric, add, get};
 use crate::places::{Place, Places};
@@ -15,7 +15,7 @@ use crate::scheduler::{AdapterId, Claim, Tenant, Watch};
 use crate::store::snapshot::Snapshots;
 use crate::view::View;
 use crate::worker::{Command, Submission, Vocabulary, Wants};
-use crate::{Caller, Constraint, Error, Generation, ModelInfo, Options, Token};
+use crate::{Caller, Constraint, Error, Generation, LoadError, ModelInfo, Options, Raw, Token};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -45,6 +45,8 @@ struct Inner {
     places: Places,
     counters: Arc<Counters>,
     desk: Arc<Desk>,
+    /// What the context was made with.
+    settings: ContextSettings,
     /// Cells that all sequences share.
     cells: u32,
     /// Bytes of weights and context.
@@ -172,11 +174,41 @@ impl Engine {
     pub fn generate_claimed(
         &self,
         prompt: Vec<Token>,
-        mut options: Options,
+        options: Options,
         caller: Caller,
         claim: Watch,
         goes_on: Option<Claim>,
     ) -> Result<Generation, Error> {
+        let (submission, generation) = self.submission(prompt, options, caller, claim, goes_on)?;
+        self.order(Command::Submit(Box::new(submission)))?;
+        Ok(generation)
+    }
+
+    /// [`Engine::generate`] after each of several prompts, which no step comes between: where there is room
+    /// they begin in the same one. If one of them is refused, all are.
+    pub fn generate_together(
+        &self,
+        prompts: Vec<Vec<Token>>,
+        options: &Options,
+        caller: Caller,
+    ) -> Result<Vec<Generation>, Error> {
+        let one = |prompt| self.submission(prompt, options.clone(), caller, Watch::default(), None);
+        let all: Result<Vec<(Submission, Generation)>, Error> =
+            prompts.into_iter().map(one).collect();
+        let (submissions, generations) = all?.into_iter().unzip();
+        self.order(Command::SubmitAll(submissions))?;
+        Ok(generations)
+    }
+
+    /// Checks what is asked, and makes of it what the thread takes.
+    fn submission(
+        &self,
+        prompt: Vec<Token>,
+        mut options: Options,
+        caller: Caller,
+        claim: Watch,
+        goes_on: Option<Claim>,
+    ) -> Result<(Submission, Generation), Error> {
         let context = self.0.info.context;
         self.check_generates()?;
         options.check(self.0.info.vocabulary as usize)?;
@@ -211,8 +243,14 @@ impl Engine {
             place,
             wants: Wants::Tokens { options, delivery },
         };
-        self.order(Command::Submit(Box::new(submission)))?;
-        Ok(generation)
+        Ok((submission, generation))
+    }
+
+    /// Another context of the same weights, sizes and number of compute threads, without an engine over it: to
+    /// measure beside. It takes as much memory for its cells again; its compute threads are the children of
+    /// the calling thread.
+    pub fn raw(&self) -> Result<Raw, LoadError> {
+        Raw::new(self.0.model.model.clone(), self.0.settings)
     }
 
     /// A place for a sequence, among those that run or wait.

@@ -44,6 +44,9 @@ pub struct Options {
     pub logprobs: Option<u8>,
     /// Who chooses the tokens, in place of `samplers`, which then are empty; and nothing is guessed.
     pub chooser: Option<Arc<dyn Choosers>>,
+    /// Take this token each time, and don't look at what the model says: to measure what sampling takes.
+    /// Without samplers, a chooser, a constraint or `logprobs`.
+    pub fixed: Option<Token>,
 }
 
 impl Options {
@@ -90,6 +93,18 @@ impl Options {
                 return invalid(format!(
                     "who chooses the tokens wants {wanted} candidates; it must be 1 to {MAX_CANDIDATES}"
                 ));
+            }
+        }
+        if let Some(token) = self.fixed {
+            if token as usize >= vocabulary {
+                return invalid(format!(
+                    "token {token} was to be taken each time; the vocabulary has those under {vocabulary}"
+                ));
+            }
+            let sampled = !self.samplers.is_empty() || self.chooser.is_some();
+            if sampled || self.constraint.is_some() || self.logprobs.is_some() {
+                let both = "tokens are fixed or follow from what the model says, not both";
+                return invalid(both.into());
             }
         }
         sampling::check(&self.samplers, vocabulary)

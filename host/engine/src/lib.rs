@@ -25,8 +25,10 @@ mod lookup;
 mod metrics;
 mod models;
 mod places;
+mod processor;
 mod progress;
 pub mod random_model;
+mod raw;
 mod reply;
 pub mod sampling;
 pub mod scheduler;
@@ -61,6 +63,7 @@ pub use models::{
     machine_memory,
 };
 pub use progress::Progress;
+pub use raw::Raw;
 pub use reply::Reply;
 pub use sampling::{Sampler, TokenLogprobs};
 pub use scheduler::prefill::Prefill;

@@ -200,6 +200,8 @@ counters! {
     decode_nanos: Counter = "corral_engine_decode_seconds_total" / 1e9,
     /// Seconds inside llama_decode.
     step_nanos: Counter = "corral_engine_step_seconds_total" / 1e9,
+    /// Seconds of processor time that the engine's thread itself took inside llama_decode; the other compute threads' come on top.
+    step_processor_nanos: Counter = "corral_engine_step_processor_seconds_total" / 1e9,
     /// Seconds spent sampling and delivering tokens.
     sample_nanos: Counter = "corral_engine_sample_seconds_total" / 1e9,
     /// Seconds that what was generated lay until its reader took it.

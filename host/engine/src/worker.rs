@@ -8,6 +8,7 @@ use crate::delivery::Sender;
 use crate::generation::Caller;
 use crate::lookup::Lookup;
 use crate::metrics::{Counters, add, add_time};
+use crate::processor;
 use crate::sampling::{Chain, Scratch};
 use crate::scheduler::{
     AdapterId, Claim, Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler,
@@ -417,11 +418,13 @@ impl<B: Backend> Worker<B> {
             return relocated || self.aside.wanted() > wanted;
         }
         self.gather(&step.rows);
-        let before = Instant::now();
+        let (before, spent) = (Instant::now(), processor::of_thread());
         let adapted = self.backend.adapt(step.adapter);
         let decoded = adapted.and_then(|()| self.backend.decode(&self.inputs));
         let after = Instant::now();
         add_time(&self.counters.step_nanos, after - before);
+        let spent = processor::of_thread().saturating_sub(spent);
+        add_time(&self.counters.step_processor_nanos, spent);
         match decoded {
             Ok(()) => {
                 self.count(step);

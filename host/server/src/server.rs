@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use tokio::io::DuplexStream;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
@@ -245,6 +246,13 @@ impl Server {
         self.shared.public
     }
 
+    /// The other end of a new connection to the public listener through memory: as over a socket, but that
+    /// the system is not in its way, and nothing is encrypted. `None` if there are as many connections as there
+    /// may be.
+    pub fn connect(&self) -> Option<DuplexStream> {
+        self.public.connect()
+    }
+
     /// Where the admin listener is, as clients of it are told: `http://HOST:PORT` with its real port,
     /// `https://HOST:PORT` if other machines can reach it and there is a certificate, or `unix:PATH`.
     pub fn admin_address(&self) -> &str {
@@ -321,6 +329,26 @@ mod tests {
         let request =
             format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         exchange(address, &request).await
+    }
+
+    #[tokio::test]
+    async fn a_connection_through_memory_is_served_like_any_other() {
+        let server = start(Limits {
+            connections: 1,
+            ..Limits::default()
+        })
+        .await;
+        let mut stream = server.connect().expect("there is a place");
+        assert!(server.connect().is_none(), "for one");
+        let request = "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.expect("sent");
+        let mut answer = String::new();
+        let reading = stream.read_to_string(&mut answer);
+        tokio::time::timeout(Duration::from_secs(20), reading)
+            .await
+            .expect("closed in time")
+            .expect("read");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
 
     #[tokio::test]

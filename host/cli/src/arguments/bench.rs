@@ -33,6 +33,9 @@ pub(crate) enum Bench {
     /// Time to the first token of prompts whose beginning another request has computed, beside that of
     /// a sequence that is gone on with; and the time of a fork.
     Prefix(PrefixBench),
+    /// Requests through ever more of Corral, from llama.cpp alone to events over TCP: tokens a second beside a raw
+    /// loop, and processor time for each token.
+    Stages(StagesBench),
     /// Tokens per second by the numbers of compute threads and of workers, which run plugins and
     /// connections: each from 1 to the number of cores, at most 4, and beside them what `corral serve`
     /// takes by itself.
@@ -318,6 +321,41 @@ pub(crate) struct PrefixBench {
     /// The plugin `generate`: it is asked through HTTP too, by a server in this process.
     #[arg(long, value_name = "FILE")]
     pub(crate) plugin: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StagesBench {
+    #[command(flatten)]
+    pub(crate) measuring: Measuring,
+    /// Requests of each stage in a round.
+    #[arg(long, value_name = "N", default_value_t = 40, value_parser = whole(1..=3000))]
+    pub(crate) requests: u64,
+    /// Requests at once.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=64))]
+    pub(crate) concurrency: u64,
+    /// Tokens of each prompt.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = whole(4..=2000))]
+    pub(crate) prompt: u64,
+    /// Tokens that each generates.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = whole(2..=2000))]
+    pub(crate) generate: u64,
+    /// Stages by their numbers, and stage 0 in any case; by default all, or 0 to 3 without plugins.
+    #[arg(
+        long,
+        value_name = "N,N",
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u8).range(0..=9)
+    )]
+    pub(crate) stages: Vec<u8>,
+    /// A folder with measure.wasm, generate.wasm and openai.wasm: what stages 4 to 9 need.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) plugins: Option<PathBuf>,
+    /// Compute threads; by default one for each core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+    /// Draw a chart of the ratios, too.
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) chart: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

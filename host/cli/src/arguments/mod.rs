@@ -9,7 +9,7 @@ mod url;
 
 pub(crate) use bench::{
     Bench, BoundaryBench, DeployBench, GapBench, HttpBench, LoadBench, ModelBench, ModelQuant,
-    ModelShape, PrefixBench, ThreadsBench, for_url,
+    ModelShape, PrefixBench, StagesBench, ThreadsBench, for_url,
 };
 pub(crate) use links::{ADVICE, LinkArgument, twice};
 pub(crate) use models::{ModelArgument, Models};

@@ -160,7 +160,12 @@ async fn at_once(plugin: &Plugin, way: &str, streams: u64, count: u64) -> Result
 }
 
 /// Lets the plugin do something `count` times.
-async fn ask(plugin: &Plugin, way: &str, count: u64, prompt: String) -> Result<(), Complaint> {
+pub(super) async fn ask(
+    plugin: &Plugin,
+    way: &str,
+    count: u64,
+    prompt: String,
+) -> Result<(), Complaint> {
     let request = http::Request::post(format!("/measure/{way}?count={count}"))
         .body(prompt)
         .map_err(Complaint::telling("no request could be made"))?;

@@ -13,6 +13,7 @@ mod load;
 mod loopback;
 mod model;
 mod prefix;
+mod stages;
 mod table;
 mod threads;
 
@@ -41,6 +42,7 @@ pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
         Bench::Prefix(arguments) => {
             house::tokio_runtime(house::workers(None))?.block_on(prefix::measure(arguments))?;
         }
+        Bench::Stages(arguments) => stages::measure(arguments)?,
         Bench::Threads(arguments) => threads::measure(arguments)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -14,6 +14,8 @@ pub(super) enum Unit {
     Thousandths,
     Milliseconds,
     Microseconds,
+    /// As it is, where it is known.
+    Tenths,
     Percent,
 }
 
@@ -32,6 +34,7 @@ impl Unit {
             Unit::Ratio => format!("{number:.2}"),
             Unit::Thousandths => format!("{number:.3}"),
             Unit::Milliseconds => format!("{:.2}", 1e3 * number),
+            Unit::Tenths => format!("{number:.1}"),
             Unit::Microseconds => format!("{:.1}", 1e6 * number),
             Unit::Percent => format!("{:.1} %", 100.0 * number),
         }
@@ -86,16 +89,17 @@ mod tests {
             ("gap", "gap_s", Unit::Milliseconds),
             ("share", "share", Unit::Percent),
             ("n", "n", Unit::Plain),
+            ("cost", "cost_us", Unit::Tenths),
         ];
         let rows = [
-            json!({"way": "slot order", "gap_s": 0.0125, "share": 0.5, "n": 1}),
+            json!({"way": "slot order", "gap_s": 0.0125, "share": 0.5, "n": 1, "cost_us": 2.26}),
             json!({"way": "other", "gap_s": 1, "share": 1, "n": 12}),
             json!({"way": "none"}),
         ];
-        let expected = "       way      gap    share   n\n\
-                        slot order    12.50   50.0 %   1\n     \
-                        other  1000.00  100.0 %  12\n      \
-                        none        -        -   -\n";
+        let expected = "       way      gap    share   n  cost\n\
+                        slot order    12.50   50.0 %   1   2.3\n     \
+                        other  1000.00  100.0 %  12     -\n      \
+                        none        -        -   -     -\n";
         assert_eq!(table(&columns, &rows), expected);
     }
 }

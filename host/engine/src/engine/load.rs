@@ -153,6 +153,7 @@ impl Engine {
             places,
             counters,
             desk,
+            settings,
             cells: limits.cells,
             memory: buffers,
             thread: Mutex::new(Some(thread)),

@@ -98,12 +98,13 @@ impl Sequence {
             tools.history.extend_from_slice(&gained.tokens);
             tools.history.as_slice()
         };
-        let token = match &mut self.follows {
-            Some(follows) => {
+        let token = match (&mut self.follows, self.options.fixed) {
+            (Some(follows), _) => {
                 let chain = &mut self.chain;
                 follows.sample(chain, row, history, tools.scratch, tools.grammars)?
             }
-            None => self
+            (None, Some(fixed)) => fixed,
+            (None, None) => self
                 .chain
                 .sample(row, history, tools.scratch)
                 .ok_or_else(nothing_sampled)?,

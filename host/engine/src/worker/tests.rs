@@ -272,6 +272,14 @@ fn a_generation_ends_at_its_end_token_its_stop_string_or_its_limit() {
         (Finish::Length, "01")
     );
 
+    let fixed = Options {
+        fixed: Some(7),
+        ..limit(3)
+    };
+    let (chunk, outcome) = read(bench.submit(vec![1], fixed));
+    assert_eq!(chunk.tokens, [7, 7, 7], "whatever the model says");
+    assert_eq!(outcome.unwrap().finish, Finish::Length);
+
     let stop = Options {
         stop: vec!["45".into()],
         ..limit(20)

@@ -256,6 +256,7 @@ async fn prepare(stream: Accepted, setup: &Setup) -> Result<Ready, NotReady> {
         (Accepted::Tcp(stream), None) => Wire::Tcp(StallLimit::new(stream, limits.stall_time)),
         // It does not leave the machine.
         (Accepted::Unix(stream), _) => Wire::Unix(StallLimit::new(stream, limits.stall_time)),
+        (Accepted::Memory(stream), _) => Wire::Memory(StallLimit::new(stream, limits.stall_time)),
     };
     let (is_http2, stream) = timeout(limits.head_time, sniff(wire))
         .await

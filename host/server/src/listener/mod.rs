@@ -26,7 +26,9 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{DuplexStream, duplex};
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinHandle;
 
@@ -43,6 +45,10 @@ const LAST_MOMENT: Duration = Duration::from_secs(1);
 const BACKLOG: Duration = Duration::from_millis(10);
 /// How long the backlog is emptied at most.
 const EMPTYING: Duration = Duration::from_millis(200);
+
+/// Bytes that may be under way in each direction of a connection through memory: as many as the system
+/// has for a socket, or so.
+const MEMORY: usize = 64 << 10;
 
 /// What clients may make the server hold on to.
 #[derive(Clone, Debug)]
@@ -149,13 +155,16 @@ pub(crate) struct Setup {
 }
 
 /// A listener that accepts.
-#[derive(Debug)]
 pub(crate) struct Listener {
     phase: watch::Sender<Phase>,
     places: Arc<Semaphore>,
     connections: u32,
     accepting: JoinHandle<()>,
+    connect: Connect,
 }
+
+/// Serves a connection that comes through memory, if there is a place for it.
+type Connect = Box<dyn Fn() -> Option<DuplexStream> + Send + Sync>;
 
 impl Listener {
     /// Starts to accept on `socket` and to answer with `answer`.
@@ -170,12 +179,15 @@ impl Listener {
             .clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
         let places = Arc::new(Semaphore::new(connections));
         let (phase, seen) = watch::channel(Phase::Serving);
+        let addresses = limits.connections_per_address.map(Addresses::new);
+        let setup = Arc::new(setup);
+        let connect = connect(&places, &seen, &setup, &answer);
         let accept = Accept {
             socket,
             places: places.clone(),
-            addresses: limits.connections_per_address.map(Addresses::new),
+            addresses,
             phase: seen,
-            setup: Arc::new(setup),
+            setup,
             answer,
         };
         Listener {
@@ -184,7 +196,14 @@ impl Listener {
             // Clamped above.
             connections: connections as u32,
             accepting: tokio::spawn(accept.run()),
+            connect,
         }
+    }
+
+    /// The other end of a new connection of this process, which no socket is in the way of. `None` if the
+    /// listener has as many connections as it may.
+    pub(crate) fn connect(&self) -> Option<DuplexStream> {
+        (self.connect)()
     }
 
     /// Stops accepting, lets what runs end while `until` has not come, and cuts off the rest.
@@ -287,6 +306,38 @@ where
             drop::<(_, Option<Address>, _)>((counted, address, place));
         });
     }
+}
+
+/// What [`Listener::connect`] does, on the tokio runtime that this is called in.
+fn connect<H, F>(
+    places: &Arc<Semaphore>,
+    phase: &watch::Receiver<Phase>,
+    setup: &Arc<Setup>,
+    answer: &H,
+) -> Connect
+where
+    H: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Observed>> + Send + 'static,
+{
+    let (places, phase) = (places.clone(), phase.clone());
+    let (setup, answer) = (setup.clone(), answer.clone());
+    let tokio = Handle::current();
+    Box::new(move || {
+        let place = places.clone().try_acquire_owned().ok()?;
+        let (client, stream) = duplex(MEMORY);
+        let counted = setup.traffic.as_ref().map(Traffic::connection);
+        let connection = Connection {
+            peer: Peer::Process,
+            setup: setup.clone(),
+            phase: phase.clone(),
+            answer: answer.clone(),
+        };
+        tokio.spawn(async move {
+            connection.serve(Accepted::Memory(stream)).await;
+            drop((counted, place));
+        });
+        Some(client)
+    })
 }
 
 /// The next connection, once there is a place for it.

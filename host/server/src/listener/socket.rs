@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tokio::io::DuplexStream;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixSocket, UnixStream};
 use tokio::time::timeout;
 
@@ -30,13 +31,15 @@ pub(crate) enum Socket {
 pub(super) enum Accepted {
     Tcp(TcpStream),
     Unix(UnixStream),
+    /// Of this process.
+    Memory(DuplexStream),
 }
 
 /// Who is at its other end.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Peer {
     Address(SocketAddr),
-    /// A process of this machine.
+    /// A process of this machine, or this one.
     Process,
 }
 

@@ -4,7 +4,7 @@ use crate::stall::StallLimit;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::server::TlsStream;
 
@@ -13,6 +13,7 @@ use tokio_rustls::server::TlsStream;
 pub(super) enum Wire {
     Tcp(StallLimit<TcpStream>),
     Unix(StallLimit<UnixStream>),
+    Memory(StallLimit<DuplexStream>),
     /// Boxed: it is large.
     Tls(Box<TlsStream<StallLimit<TcpStream>>>),
 }
@@ -26,6 +27,7 @@ impl Wire {
         match self.get_mut() {
             Wire::Tcp(stream) => Pin::new(stream),
             Wire::Unix(stream) => Pin::new(stream),
+            Wire::Memory(stream) => Pin::new(stream),
             Wire::Tls(stream) => Pin::new(stream),
         }
     }
@@ -62,6 +64,7 @@ impl AsyncWrite for Wire {
         match self {
             Wire::Tcp(stream) => stream.is_write_vectored(),
             Wire::Unix(stream) => stream.is_write_vectored(),
+            Wire::Memory(stream) => stream.is_write_vectored(),
             Wire::Tls(stream) => stream.is_write_vectored(),
         }
     }

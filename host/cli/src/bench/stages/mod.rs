@@ -1,0 +1,346 @@
+//! `corral bench stages`: what each layer between llama.cpp and a client costs.
+//!
+//! The same requests go through ever more of Corral: stage 0 is llama.cpp alone, the last one events over TCP.
+//! In each round every stage has its turn, and a stage's ratio is its speed by that of the raw loop in the same
+//! round. Stages in which requests stay in step have stage 0 for that; those of stage 3 are of different
+//! lengths, and a raw loop that takes the same ones in the same way is measured before it.
+//!
+//! Processor time is what the process took beside llama.cpp: without compute threads, without what the engine's
+//! thread spends inside of llama_decode, and without the threads that stand for clients.
+
+mod chart;
+mod clients;
+mod engine;
+mod events;
+mod house;
+mod http;
+mod plugins;
+mod processor;
+mod prompts;
+mod raw;
+mod replay;
+mod report;
+mod stage;
+
+use self::http::Questions;
+use super::load::{check_room, config, metric};
+use super::table::tell;
+use crate::arguments::StagesBench;
+use crate::complaint::Complaint;
+use clients::{Client, ask_all};
+use corral_engine::{Engine, LoadError, Raw};
+use house::House;
+use processor::{CLIENTS, COMPUTE, Done, Took, in_thread, timed};
+use prompts::{Prompt, prompts};
+use replay::{Length, Replay, uneven};
+use report::{COLUMNS, Found, rows};
+use serde_json::{Value, json};
+use stage::{ARRIVALS, RAW, Stage, chosen};
+use std::sync::Arc;
+use tokio::runtime::Runtime;
+
+/// Measures and prints.
+pub(super) fn measure(arguments: &StagesBench) -> Result<(), Complaint> {
+    let stages = chosen(&arguments.stages, arguments.plugins.is_some())?;
+    let mut bench = Bench::set_up(arguments, &stages)?;
+    let mut found: Vec<_> = stages
+        .iter()
+        .map(|&stage| Found {
+            stage,
+            turns: Vec::new(),
+            twins: Vec::new(),
+        })
+        .collect();
+    let rounds = arguments.measuring.rounds;
+    for round in 0..=rounds {
+        // Large models take minutes: say that it goes on.
+        eprintln!("round {round} of {rounds}");
+        bench.round(&mut found, round > 0)?;
+    }
+    bench.shut_down();
+    tell_all(arguments, &rows(&found))
+}
+
+fn tell_all(arguments: &StagesBench, rows: &[Value]) -> Result<(), Complaint> {
+    let measuring = &arguments.measuring;
+    let model = measuring.model.file_name().unwrap_or_default();
+    let model = model.to_string_lossy();
+    let title = format!(
+        "{model}: {} requests, {} at once, {} tokens in, {} out, greedy; medians of {} rounds",
+        arguments.requests,
+        arguments.concurrency,
+        arguments.prompt,
+        arguments.generate,
+        measuring.rounds
+    );
+    if measuring.json {
+        println!("{}", report(arguments, &model, rows));
+    } else {
+        tell(false, Value::Null, &title, &COLUMNS, rows);
+    }
+    if let Some(file) = &arguments.chart {
+        let drawn = chart::svg(&title, rows).map_err(Complaint::Failed)?;
+        let failed = format!(
+            "{} could not be written; give --chart a file in a folder that is there",
+            file.display()
+        );
+        std::fs::write(file, drawn).map_err(Complaint::telling(&failed))?;
+    }
+    Ok(())
+}
+
+/// What programs are told.
+fn report(arguments: &StagesBench, model: &str, rows: &[Value]) -> Value {
+    json!({
+        "bench": "stages",
+        "model": model,
+        "requests": arguments.requests,
+        "concurrency": arguments.concurrency,
+        "prompt": arguments.prompt,
+        "generate": arguments.generate,
+        "rounds": arguments.measuring.rounds,
+        "stages": rows,
+    })
+}
+
+/// What all stages have in common.
+struct Bench {
+    engine: Engine,
+    /// Beside it, for stage 0 and the twin of stage 3.
+    raw: Raw,
+    prompts: Arc<[Prompt]>,
+    /// Tokens that each request generates, and those of each in stage 3.
+    generate: u32,
+    uneven: Arc<[u32]>,
+    /// Requests at once.
+    at_once: usize,
+    /// Threads that run plugins and connections, and one that stands for all clients.
+    workers: Runtime,
+    clients: Runtime,
+    house: Option<House>,
+}
+
+impl Bench {
+    fn set_up(arguments: &StagesBench, stages: &[Stage]) -> Result<Self, Complaint> {
+        let (prompt, generate) = (arguments.prompt, arguments.generate);
+        let (requests, at_once) = (number(arguments.requests), number(arguments.concurrency));
+        let out = u32::try_from(generate).unwrap_or(u32::MAX);
+        let uneven = uneven(out, requests);
+        // The longest of stage 3 have half as much again.
+        let has_arrivals = stages.iter().any(|stage| stage.number == ARRIVALS);
+        let longest = match has_arrivals {
+            true => generate + generate / 2 + 1,
+            false => generate,
+        };
+        let cells = arguments.concurrency * (prompt + longest);
+        let mut config = config(&arguments.measuring.model, arguments.threads, cells);
+        // A loop of a plugin's goes on with what is there. What a request leaves is dropped when it has ended:
+        // attention then runs over no more cells than in the raw loops.
+        config.prefix_cache = true;
+        // Compute threads are called like the thread that makes them.
+        let loaded = in_thread(COMPUTE, || -> Result<_, LoadError> {
+            let engine = Engine::load(config)?;
+            let raw = engine.raw()?;
+            Ok((engine, raw))
+        })?;
+        let (engine, raw) = loaded?;
+        let others = prompt + (longest - generate);
+        check_room(engine.info().context, "--generate", generate, others)?;
+        let prompts = prompts(&engine, requests, number(prompt))?;
+        let workers = crate::house::tokio_runtime(crate::house::workers(None))?;
+        let house = match &arguments.plugins {
+            Some(folder) => Some(workers.block_on(House::open(&engine, folder, stages))?),
+            None => None,
+        };
+        let clients = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name(CLIENTS)
+            .enable_all()
+            .build()
+            .map_err(Complaint::telling(
+                "the clients' thread could not be set up",
+            ))?;
+        Ok(Self {
+            engine,
+            raw,
+            prompts: prompts.into(),
+            generate: out,
+            uneven: uneven.into(),
+            at_once,
+            workers,
+            clients,
+            house,
+        })
+    }
+
+    /// Each stage once; it is taken note of if it `counts`.
+    fn round(&mut self, found: &mut [Found], counts: bool) -> Result<(), Complaint> {
+        let mut raw = None;
+        for one in found {
+            let (took, twin) = match (one.stage.number, raw) {
+                (RAW, _) | (_, None) => {
+                    let took = self.even_loop()?;
+                    raw = Some(took);
+                    (took, took)
+                }
+                (ARRIVALS, _) => {
+                    let twin = self.uneven_loop()?;
+                    (self.stage(one.stage)?, twin)
+                }
+                (_, Some(raw)) => (self.stage(one.stage)?, raw),
+            };
+            if counts {
+                one.turns.push(took);
+                one.twins.push(twin);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stage 0.
+    fn even_loop(&mut self) -> Result<Took, Complaint> {
+        let generate = vec![self.generate; self.prompts.len()];
+        self.raw_loop(&generate, true)
+    }
+
+    /// The twin of stage 3.
+    fn uneven_loop(&mut self) -> Result<Took, Complaint> {
+        let generate = self.uneven.clone();
+        self.raw_loop(&generate, false)
+    }
+
+    fn raw_loop(&mut self, generate: &[u32], in_step: bool) -> Result<Took, Complaint> {
+        let length = |(prompt, &generate): (&Prompt, &u32)| Length {
+            prompt: u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX),
+            generate,
+        };
+        let requests = self.prompts.iter().zip(generate).map(length).collect();
+        let replay = Replay::new(requests, self.at_once, self.raw.step_tokens(), in_step);
+        raw::measure(&mut self.raw, replay, &self.prompts)
+    }
+
+    /// A stage above stage 0.
+    fn stage(&self, stage: Stage) -> Result<Took, Complaint> {
+        let tokens = u64::from(self.generate);
+        match stage.number {
+            1 | 2 => {
+                let fixed = (stage.number == 1).then(|| engine::silent(&self.engine));
+                let (engine, prompts) = (self.engine.clone(), self.prompts.clone());
+                let at_once = self.at_once;
+                self.timed(async move {
+                    engine::in_step(&engine, &prompts, at_once, tokens, fixed).await
+                })
+            }
+            ARRIVALS => self.timed_clients(self.each(|| engine::Uneven {
+                engine: self.engine.clone(),
+                prompts: self.prompts.clone(),
+                generate: self.uneven.clone(),
+            })),
+            4..=6 => {
+                let plugin = self.house()?.measure()?;
+                let way = match stage.number {
+                    4 => "generate",
+                    5 => "top",
+                    _ => "logits",
+                };
+                self.timed_clients(self.each(|| plugins::Calls {
+                    engine: self.engine.clone(),
+                    plugin: plugin.clone(),
+                    workers: self.workers.handle().clone(),
+                    way,
+                    prompts: self.prompts.clone(),
+                    tokens,
+                }))
+            }
+            _ => {
+                let (over_tcp, streams) = (stage.number > 7, stage.number > 8);
+                let questions = Questions {
+                    engine: self.engine.clone(),
+                    prompts: self.prompts.clone(),
+                    tokens,
+                };
+                let server = self.house()?.server();
+                let clients = http::clients(server, self.at_once, over_tcp, streams, &questions);
+                self.timed_clients(self.clients.block_on(clients)?)
+            }
+        }
+    }
+
+    fn house(&self) -> Result<&House, Complaint> {
+        let missing = || Complaint::Usage("this stage needs --plugins FOLDER".to_owned());
+        self.house.as_ref().ok_or_else(missing)
+    }
+
+    /// One for each request at once.
+    fn each<C>(&self, client: impl Fn() -> C) -> Vec<C> {
+        (0..self.at_once).map(|_| client()).collect()
+    }
+
+    fn timed_clients<C: Client>(&self, clients: Vec<C>) -> Result<Took, Complaint> {
+        self.timed(ask_all(clients, self.prompts.len()))
+    }
+
+    /// Measures what clients do on their thread until they have their tokens.
+    fn timed(
+        &self,
+        load: impl Future<Output = Result<u64, Complaint>> + Send + 'static,
+    ) -> Result<Took, Complaint> {
+        let decoding = || {
+            let name = "corral_engine_step_processor_seconds_total";
+            metric(&self.engine, name)
+        };
+        timed(|| -> Result<Done, Complaint> {
+            let before = decoding();
+            // Not on this thread, which is none of theirs.
+            let all = self.clients.spawn(load);
+            let answered = self.clients.block_on(all);
+            let tokens = answered.map_err(Complaint::telling("the clients crashed"))??;
+            Ok((tokens, decoding() - before))
+        })
+    }
+
+    fn shut_down(self) {
+        self.clients.shutdown_background();
+        self.workers.shutdown_background();
+        drop(self.raw);
+        self.engine.shutdown();
+    }
+}
+
+fn number(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: StagesBench,
+    }
+
+    #[test]
+    fn programs_are_told_what_was_measured_and_each_stage() {
+        let line = ["corral", "--model", "a/model.gguf", "--stages", "0,2"];
+        let arguments = Line::try_parse_from(line)
+            .expect("it makes sense")
+            .arguments;
+        assert_eq!(arguments.stages, [0, 2]);
+        let rows = [json!({"stage": 0})];
+        let told = report(&arguments, "model.gguf", &rows);
+        assert_eq!(told["model"], "model.gguf");
+        for (key, number) in [
+            ("requests", 40),
+            ("concurrency", 8),
+            ("prompt", 32),
+            ("generate", 50),
+            ("rounds", 5),
+        ] {
+            assert_eq!(told[key], number, "{key}");
+        }
+        assert_eq!(told["stages"], json!([{"stage": 0}]));
+    }
+}

@@ -1,0 +1,134 @@
+//! From what each round took to what is told of each stage.
+
+use super::super::table::{Column, Unit};
+use super::super::{median, quantile};
+use super::processor::Took;
+use super::stage::Stage;
+use serde_json::{Value, json};
+
+/// A stage and what was found, round by round.
+pub(super) struct Found {
+    pub(super) stage: Stage,
+    pub(super) turns: Vec<Took>,
+    /// The raw loop that it is measured beside, in the same rounds.
+    pub(super) twins: Vec<Took>,
+}
+
+pub(super) const COLUMNS: [Column; 8] = [
+    ("stage", "stage", Unit::Plain),
+    ("what", "name", Unit::Plain),
+    ("tok/s", "tok_s", Unit::Whole),
+    ("ratio to raw", "ratio", Unit::Thousandths),
+    ("least", "ratio_min", Unit::Thousandths),
+    ("most", "ratio_max", Unit::Thousandths),
+    ("µs CPU a token", "cpu_us_per_token", Unit::Tenths),
+    ("added", "cpu_us_added", Unit::Tenths),
+];
+
+/// Each stage in a row: ratios are taken round by round, and so is what it adds to the one below it.
+pub(super) fn rows(found: &[Found]) -> Vec<Value> {
+    let below = |one: &Found| {
+        let below = one.stage.below?;
+        found.iter().find(|other| other.stage.number == below)
+    };
+    found.iter().map(|one| row(one, below(one))).collect()
+}
+
+fn row(one: &Found, below: Option<&Found>) -> Value {
+    let pairs = one.turns.iter().zip(&one.twins);
+    let mut ratios: Vec<_> = pairs.map(|(own, twin)| speed(own) / speed(twin)).collect();
+    let added = below.and_then(|below| {
+        let pairs = one.turns.iter().zip(&below.turns);
+        median_of(pairs.map(|(own, below)| Some(micros(own)? - micros(below)?)))
+    });
+    json!({
+        "stage": one.stage.number,
+        "name": one.stage.name,
+        "tok_s": median(one.turns.iter().map(speed)),
+        "raw_tok_s": median(one.twins.iter().map(speed)),
+        "ratio": quantile(&mut ratios, 0.5),
+        "ratio_min": quantile(&mut ratios, 0.0),
+        "ratio_max": quantile(&mut ratios, 1.0),
+        "cpu_us_per_token": median_of(one.turns.iter().map(micros)),
+        "cpu_us_added": added,
+    })
+}
+
+/// Tokens a second.
+#[allow(clippy::cast_precision_loss)]
+fn speed(took: &Took) -> f64 {
+    took.tokens as f64 / took.seconds
+}
+
+/// Microseconds of processor time a token.
+#[allow(clippy::cast_precision_loss)]
+fn micros(took: &Took) -> Option<f64> {
+    Some(1e6 * took.processor? / took.tokens.max(1) as f64)
+}
+
+/// None where one of them is missing.
+fn median_of(values: impl Iterator<Item = Option<f64>>) -> Option<f64> {
+    let values: Vec<f64> = values.collect::<Option<_>>()?;
+    (!values.is_empty()).then(|| median(values.into_iter()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::stage::STAGES;
+    use super::*;
+
+    fn took(seconds: f64, processor: Option<f64>) -> Took {
+        Took {
+            tokens: 100,
+            seconds,
+            processor,
+        }
+    }
+
+    #[test]
+    fn ratios_are_taken_round_by_round() {
+        // The machine got slower from round to round, and the stage has four fifths of the raw loop's speed.
+        let raw: Vec<_> = [1.0, 2.0, 8.0].map(|s| took(s, Some(1e-3))).to_vec();
+        let turns: Vec<_> = [1.25, 2.5, 10.0].map(|s| took(s, Some(3e-3))).to_vec();
+        let found = [
+            Found {
+                stage: STAGES[0],
+                turns: raw.clone(),
+                twins: raw.clone(),
+            },
+            Found {
+                stage: STAGES[1],
+                turns,
+                twins: raw,
+            },
+        ];
+        let rows = rows(&found);
+        for key in ["ratio", "ratio_min", "ratio_max"] {
+            assert_eq!(rows[0][key], 1.0, "{key}");
+            let ratio = rows[1][key].as_f64().expect(key);
+            assert!((ratio - 0.8).abs() < 1e-9, "{key} {ratio}");
+        }
+        assert_eq!(rows[1]["tok_s"], 40.0);
+        assert_eq!(rows[1]["raw_tok_s"], 50.0);
+        let micros = |row: usize, key: &str| rows[row][key].as_f64();
+        assert!(micros(0, "cpu_us_per_token").is_some_and(|time| (time - 10.0).abs() < 1e-6));
+        assert!(micros(1, "cpu_us_per_token").is_some_and(|time| (time - 30.0).abs() < 1e-6));
+        assert!(micros(1, "cpu_us_added").is_some_and(|time| (time - 20.0).abs() < 1e-6));
+        assert!(rows[0]["cpu_us_added"].is_null(), "nothing is below it");
+    }
+
+    #[test]
+    fn every_column_has_its_member_and_what_is_not_known_is_null() {
+        let found = [Found {
+            stage: STAGES[4],
+            turns: vec![took(1.0, None)],
+            twins: vec![took(1.0, None)],
+        }];
+        let rows = rows(&found);
+        for (_, key, _) in COLUMNS {
+            assert!(rows[0].get(key).is_some(), "{key}");
+        }
+        assert!(rows[0]["cpu_us_per_token"].is_null());
+        assert_eq!(rows[0]["name"], STAGES[4].name);
+    }
+}

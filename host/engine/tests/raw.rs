@@ -1,0 +1,70 @@
+//! What an engine is measured beside: a raw context of the same weights, and prompts that begin in step.
+
+use corral_engine::scheduler::SeqId;
+use corral_engine::{Caller, Config, Engine, Input, Options};
+use support::{demo_model, metric, read, settle};
+
+mod support;
+
+fn engine() -> Engine {
+    let mut config = Config::new("tiny", demo_model());
+    config.threads = Some(1);
+    config.prefix_cache = false;
+    Engine::load(config).expect("the demo model loads")
+}
+
+#[test]
+fn a_raw_context_computes_what_it_is_given_beside_the_engine() {
+    let engine = engine();
+    let mut raw = engine.raw().expect("there is memory for another one");
+    let input = |seq, position| Input {
+        token: 5,
+        position,
+        seq: SeqId(seq),
+        output: position == 2,
+    };
+    for _ in 0..3 {
+        let prompts: Vec<_> = (0..4)
+            .flat_map(|seq| (0..3).map(move |position| input(seq, position)))
+            .collect();
+        raw.decode(&prompts).expect("it has room");
+        (0..4).for_each(|seq| raw.clear(SeqId(seq)));
+    }
+    let spent = raw.decode_time();
+    assert!(!spent.is_zero());
+    let unknown = input(u16::MAX, 0);
+    raw.decode(&[unknown]).expect_err("there is no such id");
+    raw.decode(&[]).expect_err("nothing to compute");
+    assert_eq!(metric(&engine, "tokens_decoded_total"), 0.0);
+}
+
+#[test]
+fn prompts_that_are_asked_together_begin_in_one_step() {
+    let engine = engine();
+    let prompts = (0..6).map(|n| vec![10 + n; 7]).collect();
+    let options = Options {
+        max_tokens: 4,
+        ignore_end: true,
+        fixed: Some(20),
+        ..Options::default()
+    };
+    let all = engine
+        .generate_together(prompts, &options, Caller::default())
+        .expect("there is room for all");
+    for generation in all {
+        let (chunk, outcome) = read(generation);
+        assert_eq!(chunk.tokens, [20; 4]);
+        outcome.expect("it was read");
+    }
+    settle(&engine);
+    assert_eq!(metric(&engine, "steps_total"), 4.0);
+    assert_eq!(metric(&engine, "tokens_decoded_total"), 6.0 * (7.0 + 3.0));
+    let (time, processor) = (
+        metric(&engine, "step_seconds_total"),
+        metric(&engine, "step_processor_seconds_total"),
+    );
+    assert!(time > 0.0 && processor > 0.0);
+    let both = vec![vec![10], Vec::new()];
+    let refused = engine.generate_together(both, &options, Caller::default());
+    assert!(refused.is_err(), "one of them is empty");
+}
