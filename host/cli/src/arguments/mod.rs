@@ -7,7 +7,8 @@ mod plugins;
 mod serve;
 
 pub(crate) use bench::{
-    Bench, BoundaryBench, DeployBench, GapBench, ModelBench, ModelShape, PrefixBench, ThreadsBench,
+    Bench, BoundaryBench, DeployBench, FlatBench, GapBench, ModelBench, ModelShape, PrefixBench,
+    SimBench, ThreadsBench,
 };
 pub(crate) use links::{ADVICE, LinkArgument, twice};
 pub(crate) use models::{ModelArgument, Models};

@@ -5,11 +5,13 @@
 
 mod boundary;
 mod deploy;
+mod flat;
 mod gap;
 mod http;
 mod load;
 mod model;
 mod prefix;
+mod sim;
 mod table;
 mod threads;
 
@@ -27,6 +29,9 @@ pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
         Bench::Deploy(arguments) => {
             house::tokio_runtime(house::workers(None))?.block_on(deploy::measure(arguments))?;
         }
+        Bench::Flat(arguments) => {
+            house::tokio_runtime(house::workers(None))?.block_on(flat::measure(arguments))?;
+        }
         Bench::Gap(arguments) => {
             house::tokio_runtime(house::workers(None))?.block_on(gap::measure(arguments))?;
         }
@@ -34,6 +39,7 @@ pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
         Bench::Prefix(arguments) => {
             house::tokio_runtime(house::workers(None))?.block_on(prefix::measure(arguments))?;
         }
+        Bench::Sim(arguments) => sim::measure(arguments)?,
         Bench::Threads(arguments) => threads::measure(arguments)?,
     }
     Ok(ExitCode::SUCCESS)
