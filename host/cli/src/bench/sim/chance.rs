@@ -64,12 +64,10 @@ pub(super) struct Lengths {
 }
 
 impl Lengths {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub fn draw(&self, random: &mut Random) -> u32 {
         let length = self.median * (self.spread * random.normal()).exp();
-        let length = length.clamp(f64::from(self.least), f64::from(self.most));
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let length = length as u32;
-        length
+        length.clamp(f64::from(self.least), f64::from(self.most)) as u32
     }
 }
 
