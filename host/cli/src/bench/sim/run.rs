@@ -349,7 +349,7 @@ impl Host {
         Ok(())
     }
 
-    /// Plans and computes one step. False if there was nothing to compute.
+    /// Plans and computes one step. False if there is nothing to compute before something happens.
     fn step(&mut self) -> Result<bool, Complaint> {
         self.bring_back();
         let began = Instant::now();
@@ -366,10 +366,12 @@ impl Host {
             self.hits(if all { Bound::Ids } else { Bound::Cells });
         }
         let relocated = step.memory.iter().any(|m| matches!(m, Memory::Relocate(_)));
+        let lost = self.scheduler.tally().lost;
         self.do_memory(&step.memory);
         if step.rows.is_empty() {
             self.see_to_memory();
-            return Ok(relocated);
+            // Who waited for what was lost can get on now.
+            return Ok(relocated || self.scheduler.tally().lost > lost);
         }
         self.check(&step)?;
         let inputs = self.inputs(&step)?;
