@@ -8,8 +8,8 @@ mod serve;
 mod url;
 
 pub(crate) use bench::{
-    Bench, BoundaryBench, DeployBench, GapBench, HttpBench, LoadBench, ModelBench, ModelQuant,
-    ModelShape, PrefixBench, StagesBench, ThreadsBench, for_url,
+    Bench, BoundaryBench, DeployBench, FlatBench, GapBench, HttpBench, LoadBench, ModelBench,
+    ModelQuant, ModelShape, PrefixBench, SimBench, StagesBench, ThreadsBench, for_url,
 };
 pub(crate) use links::{ADVICE, LinkArgument, twice};
 pub(crate) use models::{ModelArgument, Models};

@@ -7,6 +7,7 @@ mod boundary;
 mod connection;
 mod deploy;
 mod endpoint;
+mod flat;
 mod gap;
 mod http;
 mod load;
@@ -14,6 +15,7 @@ mod loopback;
 mod model;
 mod prefix;
 mod stages;
+mod sim;
 mod table;
 mod threads;
 
@@ -31,6 +33,9 @@ pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
         Bench::Deploy(arguments) => {
             house::tokio_runtime(house::workers(None))?.block_on(deploy::measure(arguments))?;
         }
+        Bench::Flat(arguments) => {
+            house::tokio_runtime(house::workers(None))?.block_on(flat::measure(arguments))?;
+        }
         Bench::Gap(arguments) => {
             house::tokio_runtime(house::workers(None))?.block_on(gap::measure(arguments))?;
         }
@@ -43,6 +48,7 @@ pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
             house::tokio_runtime(house::workers(None))?.block_on(prefix::measure(arguments))?;
         }
         Bench::Stages(arguments) => stages::measure(arguments)?,
+        Bench::Sim(arguments) => sim::measure(arguments)?,
         Bench::Threads(arguments) => threads::measure(arguments)?,
     }
     Ok(ExitCode::SUCCESS)

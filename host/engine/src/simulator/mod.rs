@@ -157,6 +157,15 @@ impl Simulator {
         self
     }
 
+    /// A saved state as [`Backend::save`] writes it, of a sequence that was computed elsewhere.
+    pub fn state_of(tokens: &[Token], adapter: AdapterId) -> Vec<u8> {
+        let length = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        let mut state = MARK.to_vec();
+        state.extend((length | u32::from(adapter.0) << 24).to_le_bytes());
+        state.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+        state
+    }
+
     /// How long the last step took, failed or not.
     pub fn took(&self) -> Duration {
         self.took
@@ -220,13 +229,15 @@ impl Simulator {
     }
 
     fn seconds(&self, step: &[Input]) -> f64 {
+        // Of each sequence, its tokens and those after which logits are wanted.
+        let mut mates: BTreeMap<SeqId, (u32, u32)> = BTreeMap::new();
+        for input in step {
+            let (all, outputs) = mates.entry(input.seq).or_default();
+            *all += 1;
+            *outputs += u32::from(input.output);
+        }
         let alone = |input: &&Input| {
-            let mates = step.iter().filter(|other| other.seq == input.seq);
-            let (mut all, mut outputs) = (0, 0);
-            for mate in mates {
-                all += 1;
-                outputs += u32::from(mate.output);
-            }
+            let (all, outputs) = mates.get(&input.seq).copied().unwrap_or_default();
             input.output && (all == 1 || outputs > 1)
         };
         let reach = self.taken.last().map_or(0, |highest| *highest as usize + 1);
@@ -347,10 +358,7 @@ impl Backend for Simulator {
 
     fn save(&mut self, seq: SeqId, limit: usize) -> Result<Vec<u8>, SaveError> {
         let fails = self.state_fails();
-        let mut state = MARK.to_vec();
-        let adapter = u32::from(self.adapter_of(seq).0);
-        state.extend((self.length(seq) | adapter << 24).to_le_bytes());
-        state.extend(self.held(seq).iter().flat_map(|token| token.to_le_bytes()));
+        let state = Self::state_of(self.held(seq), self.adapter_of(seq));
         let bytes = state.len();
         if bytes > limit {
             return Err(SaveError::TooLarge { bytes, limit });
