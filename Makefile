@@ -1,13 +1,14 @@
 # Two commands do everything on a fresh machine, set-up included:
 #   make run     builds, and serves the demo model (or MODEL=FILE) with the plugins deployed
 #   make test    checks format and lints, builds, and runs every test
-# Also: make build, make plugins, make lint, make model (trains the demo model again, in about an
+# Also: make build, make plugins, make lint, make bench (measures all that is promised, in less than an
+# hour on two cores; VS=URL of a peer for HTTP: see BENCHMARKS.md), make model (trains the demo model again, in about an
 # hour on two cores; stopped and started again it goes on where it was).
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run test build plugins lint model
+.PHONY: help run test build plugins lint bench model
 
 # Build products stay outside the checkout, so that a second clone builds quickly. Native code fits
 # the processor and compiler that it was built with: the folder is named after both.
@@ -60,6 +61,10 @@ test: lint plugins
 	@cargo test --manifest-path plugins/componentize/Cargo.toml
 	@CORRAL_CLIENTS=$$(tests/clients/setup.sh); export CORRAL_CLIENTS; \
 	  $(SETUP); cargo test $(CARGO_FLAGS)
+
+bench: plugins
+	@"$(CORRAL_BIN)" bench model "$(CACHE)/qwen3-0.6b.gguf"
+	@"$(CORRAL_BIN)" bench all --model "$(CACHE)/qwen3-0.6b.gguf" --plugins "$(CORRAL_PLUGINS)" $(if $(VS),--vs $(VS))
 
 model:
 	@python3 -m venv "$(CACHE)/python"

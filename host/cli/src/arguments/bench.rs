@@ -12,6 +12,8 @@ const MOST_TOKENS: u64 = 50_000_000;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
+    /// Every bench, one after the other, and each target with its figure: takes most of an hour on two cores.
+    All(AllBench),
     /// What the way between the engine and a plugin costs: tokens by the host's loop beside those of loops in
     /// the plugin and of a sampling plugin, whole rows of logits, calls of the host, and new instances.
     Boundary(BoundaryBench),
@@ -68,6 +70,25 @@ pub(crate) struct Measuring {
     /// Rounds; each measures all that is compared.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000))]
     pub(crate) rounds: u64,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct AllBench {
+    /// What `corral bench model` wrote.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) model: PathBuf,
+    /// The demo model.
+    #[arg(long, value_name = "FILE", default_value = "models/tiny/tiny.gguf")]
+    pub(crate) small: PathBuf,
+    /// The folder with the components that `make plugins` builds.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) plugins: PathBuf,
+    /// A server that has classic.wasm, http://HOST:PORT, to compare HTTP with: see BENCHMARKS.md.
+    #[arg(long, value_name = "URL")]
+    pub(crate) vs: Option<Url>,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

@@ -8,8 +8,8 @@ mod serve;
 mod url;
 
 pub(crate) use bench::{
-    Bench, BoundaryBench, DeployBench, FlatBench, GapBench, HttpBench, LoadBench, ModelBench,
-    ModelQuant, ModelShape, PrefixBench, SimBench, StagesBench, ThreadsBench, for_url,
+    AllBench, Bench, BoundaryBench, DeployBench, FlatBench, GapBench, HttpBench, LoadBench,
+    ModelBench, ModelQuant, ModelShape, PrefixBench, SimBench, StagesBench, ThreadsBench, for_url,
 };
 pub(crate) use links::{ADVICE, LinkArgument, twice};
 pub(crate) use models::{ModelArgument, Models};

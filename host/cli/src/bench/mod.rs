@@ -3,6 +3,7 @@
 //! Machines are shared and noisy, so what is compared is measured in one run, turn by turn, and told
 //! as a ratio.
 
+mod all;
 mod boundary;
 mod connection;
 mod deploy;
@@ -14,8 +15,8 @@ mod load;
 mod loopback;
 mod model;
 mod prefix;
-mod stages;
 mod sim;
+mod stages;
 mod table;
 mod threads;
 
@@ -27,6 +28,7 @@ use std::process::ExitCode;
 /// Measures, and prints what was found.
 pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
     match what {
+        Bench::All(arguments) => all::measure(arguments)?,
         Bench::Boundary(arguments) => {
             house::tokio_runtime(house::workers(None))?.block_on(boundary::measure(arguments))?;
         }

@@ -1,0 +1,394 @@
+//! The benches in their order, with the sizes that two cores can do in an hour, and what each is to show.
+//!
+//! The targets stand in BENCHMARKS.md, with what they mean.
+
+use super::targets::{Bound, Target, row};
+use crate::arguments::AllBench;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// One bench.
+pub(super) struct Part {
+    /// What stands after `corral bench`, but for `--json`.
+    pub(super) words: Vec<String>,
+    /// For so long it may run.
+    pub(super) limit: Duration,
+    pub(super) targets: Vec<Target>,
+}
+
+/// The files that all parts together need.
+pub(super) fn files(arguments: &AllBench) -> Vec<PathBuf> {
+    let plugins = ["classic", "generate", "measure", "min-p", "openai"];
+    let plugins = plugins.map(|name| plugin(&arguments.plugins, name));
+    let models = [arguments.model.clone(), arguments.small.clone()];
+    models.into_iter().chain(plugins).collect()
+}
+
+/// All parts.
+pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
+    let (model, small) = (&arguments.model, &arguments.small);
+    let plugins = &arguments.plugins;
+    let generate = plugin(plugins, "generate");
+    let mut http = words("http").file("--plugin", &plugin(plugins, "classic"));
+    if let Some(peer) = &arguments.vs {
+        http = http.value("--vs", &peer.to_string());
+    }
+    vec![
+        stages(model, plugins, [8, 8, 32, 32])
+            .part(15)
+            .targets(of_eight()),
+        stages(model, plugins, [1, 1, 32, 32])
+            .numbers("--stages", "0,8,9")
+            .part(5)
+            .targets(of_one()),
+        stages(model, plugins, [1, 1, 512, 128])
+            .numbers("--stages", "0,8")
+            .rounds(2)
+            .part(8)
+            .targets(of_long()),
+        stages(small, plugins, [40, 8, 32, 50])
+            .part(5)
+            .targets(of_overhead()),
+        words("gap")
+            .file("--model", model)
+            .number("--prompts", 3)
+            .rounds(2)
+            .part(15)
+            .targets(of_gap()),
+        words("boundary")
+            .file("--model", model)
+            .file("--plugin", &plugin(plugins, "measure"))
+            .file("--sampler", &plugin(plugins, "min-p"))
+            .number("--generate", 24)
+            .rounds(3)
+            .part(10)
+            .targets(of_boundary()),
+        words("flat")
+            .file("--model", small)
+            .file("--plugin", &generate)
+            .part(5)
+            .targets(of_flat()),
+        words("prefix")
+            .file("--model", small)
+            .file("--plugin", &generate)
+            .part(8)
+            .targets(of_prefix()),
+        words("deploy")
+            .file("--model", small)
+            .file("--plugin", &generate)
+            .part(5)
+            .targets(of_deploy()),
+        http.part(3).targets(of_http()),
+        words("sim").part(8).targets(of_sim()),
+    ]
+}
+
+/// What is asked of a bench, word by word.
+struct Words(Vec<String>);
+
+fn words(bench: &str) -> Words {
+    Words(vec![bench.to_owned()])
+}
+
+/// `corral bench stages`: so many requests, at once, tokens in and tokens out.
+fn stages(model: &Path, plugins: &Path, sizes: [u64; 4]) -> Words {
+    let [requests, concurrency, prompt, generate] = sizes;
+    words("stages")
+        .file("--model", model)
+        .file("--plugins", plugins)
+        .number("--requests", requests)
+        .number("--concurrency", concurrency)
+        .number("--prompt", prompt)
+        .number("--generate", generate)
+}
+
+impl Words {
+    fn value(mut self, option: &str, value: &str) -> Self {
+        self.0.extend([option.to_owned(), value.to_owned()]);
+        self
+    }
+
+    fn file(self, option: &str, file: &Path) -> Self {
+        self.value(option, &file.to_string_lossy())
+    }
+
+    fn number(self, option: &str, number: u64) -> Self {
+        self.value(option, &number.to_string())
+    }
+
+    fn numbers(self, option: &str, numbers: &str) -> Self {
+        self.value(option, numbers)
+    }
+
+    fn rounds(self, rounds: u64) -> Self {
+        self.number("--rounds", rounds)
+    }
+
+    /// A part of so many minutes at most.
+    fn part(self, minutes: u64) -> Part {
+        Part {
+            words: self.0,
+            limit: Duration::from_secs(60 * minutes),
+            targets: Vec::new(),
+        }
+    }
+}
+
+impl Part {
+    fn targets(mut self, targets: Vec<Target>) -> Self {
+        self.targets = targets;
+        self
+    }
+}
+
+fn plugin(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.wasm"))
+}
+
+/// A ratio of stage `N`.
+fn stage<const N: u64>(found: &Value) -> Option<f64> {
+    of_stage(found, N, "ratio")
+}
+
+fn of_stage(found: &Value, number: u64, field: &str) -> Option<f64> {
+    let stages = found["stages"].as_array()?;
+    stages.iter().find(|stage| stage["stage"] == number)?[field].as_f64()
+}
+
+fn least(what: &'static str, bound: f64, find: fn(&Value) -> Option<f64>) -> Target {
+    Target::new(what, Bound::AtLeast(bound), 1.0, find)
+}
+
+fn most(what: &'static str, bound: f64, scale: f64, find: fn(&Value) -> Option<f64>) -> Target {
+    Target::new(what, Bound::AtMost(bound), scale, find)
+}
+
+fn of_eight() -> Vec<Target> {
+    vec![
+        least(
+            "0.6b, 8 at once: engine without sampling / raw loop",
+            0.97,
+            stage::<1>,
+        ),
+        least(
+            "0.6b, 8 at once: with sampling and text / raw loop",
+            0.97,
+            stage::<2>,
+        ),
+        least(
+            "0.6b, out of step / a raw loop with the same arrivals",
+            0.97,
+            stage::<3>,
+        ),
+        least(
+            "0.6b, 8 at once: plugin, host's loop / raw loop",
+            0.97,
+            stage::<4>,
+        ),
+        least(
+            "0.6b, 8 at once: plugin's loop, top 64 / raw loop",
+            0.97,
+            stage::<5>,
+        ),
+        least(
+            "0.6b, 8 at once: plugin's loop, full logits / raw loop",
+            0.93,
+            stage::<6>,
+        ),
+        least(
+            "0.6b, 8 at once: HTTP in process / raw loop",
+            0.97,
+            stage::<7>,
+        ),
+        least(
+            "0.6b, 8 at once: HTTP over TCP / raw loop",
+            0.97,
+            stage::<8>,
+        ),
+        least(
+            "0.6b, 8 at once: SSE of OpenAI's API / raw loop",
+            0.97,
+            stage::<9>,
+        ),
+    ]
+}
+
+fn of_one() -> Vec<Target> {
+    vec![
+        least(
+            "0.6b, one stream: HTTP over TCP / raw loop",
+            0.97,
+            stage::<8>,
+        ),
+        least(
+            "0.6b, one stream: SSE of OpenAI's API / raw loop",
+            0.97,
+            stage::<9>,
+        ),
+    ]
+}
+
+fn of_long() -> Vec<Target> {
+    vec![least(
+        "0.6b, one stream, 512 in, 128 out: HTTP / raw loop",
+        0.97,
+        stage::<8>,
+    )]
+}
+
+fn of_overhead() -> Vec<Target> {
+    vec![most(
+        "demo model, 8 at once: µs of CPU a token, SSE less raw loop",
+        25.0,
+        1.0,
+        |found| {
+            let of = |number| of_stage(found, number, "cpu_us_per_token");
+            Some(of(9)? - of(0)?)
+        },
+    )]
+}
+
+fn of_gap() -> Vec<Target> {
+    fn budgeted(found: &Value, field: &str) -> Option<f64> {
+        row(found, &[("prefill", json!("budgeted"))], field)
+    }
+    vec![
+        most(
+            "0.6b, gap while long prompts come: p99 / decode step",
+            2.0,
+            1.0,
+            |found| budgeted(found, "p99_ratio"),
+        ),
+        most("... rows left out of a step", 0.0, 1.0, |found| {
+            budgeted(found, "skipped_rows")
+        }),
+        most(
+            "... prompt tokens read / allowed by the budget",
+            1.0,
+            1.0,
+            |found| {
+                Some(
+                    budgeted(found, "mixed_prefill_tokens")?
+                        / budgeted(found, "mixed_budget_tokens")?,
+                )
+            },
+        ),
+    ]
+}
+
+fn of_boundary() -> Vec<Target> {
+    fn of(found: &Value, way: &str, streams: u64, field: &str) -> Option<f64> {
+        row(
+            found,
+            &[("way", json!(way)), ("streams", json!(streams))],
+            field,
+        )
+    }
+    const TOP: &str = "next: the 64 likeliest";
+    const LOGITS: &str = "next: whole rows of logits";
+    vec![
+        least(
+            "0.6b, one sequence: plugin's loop, top 64 / generate",
+            0.98,
+            |found| of(found, TOP, 1, "ratio"),
+        ),
+        least(
+            "0.6b, 8 at once: plugin's loop, top 64 / generate",
+            0.98,
+            |found| of(found, TOP, 8, "ratio"),
+        ),
+        most(
+            "0.6b: µs a token of full logits over top 64",
+            200.0,
+            1e6,
+            |found| of(found, LOGITS, 1, "over_next_s"),
+        ),
+        most(
+            "µs of a new instance, on average (target: median)",
+            25.0,
+            1e6,
+            |found| found["times"]["instance_mean_s"].as_f64(),
+        ),
+    ]
+}
+
+fn of_flat() -> Vec<Target> {
+    vec![
+        most(
+            "1,000 one-token requests: growth, part of the median",
+            0.05,
+            1.0,
+            |found| row(found, &[("asked_over", json!("engine"))], "growth"),
+        ),
+        most("... through HTTP", 0.05, 1.0, |found| {
+            row(found, &[("asked_over", json!("HTTP"))], "growth")
+        }),
+    ]
+}
+
+fn of_prefix() -> Vec<Target> {
+    fn cached(found: &Value, over: &str) -> Option<f64> {
+        let keys = [("beginning", json!("cached")), ("asked_over", json!(over))];
+        row(found, &keys, "ratio_to_held")
+    }
+    vec![
+        most(
+            "prefix of 2,048 cached: first token / uncached tail",
+            1.05,
+            1.0,
+            |found| cached(found, "engine"),
+        ),
+        most("... through HTTP", 1.05, 1.0, |found| cached(found, "HTTP")),
+        most("µs of a fork of 2,048 tokens, p99", 100.0, 1e6, |found| {
+            found["fork"]["p99_s"].as_f64()
+        }),
+        most("... tokens decoded for it", 0.0, 1.0, |found| {
+            found["fork"]["tokens_decoded"].as_f64()
+        }),
+    ]
+}
+
+fn of_deploy() -> Vec<Target> {
+    fn first(found: &Value, component: &str) -> Option<f64> {
+        row(found, &[("component", json!(component))], "first_answer_s")
+    }
+    vec![
+        most("deploy of 1 MB to first answer, s", 1.0, 1.0, |found| {
+            first(found, "new")
+        }),
+        most(
+            "... ms, its compiled code in the cache",
+            50.0,
+            1e3,
+            |found| first(found, "kept, compiled"),
+        ),
+    ]
+}
+
+fn of_http() -> Vec<Target> {
+    fn ours(found: &Value, field: &str) -> Option<f64> {
+        let keys = [("connections", json!(8)), ("server", json!("corral"))];
+        row(found, &keys, field)
+    }
+    vec![
+        Target::new(
+            "HTTP without a model, 8 connections, requests/s",
+            Bound::None,
+            1.0,
+            |found| ours(found, "requests_per_second"),
+        ),
+        least("... / the peer given by --vs", 1.0, |found| {
+            ours(found, "ratio")
+        }),
+    ]
+}
+
+fn of_sim() -> Vec<Target> {
+    vec![Target::new(
+        "sim: requests a second that one host holds",
+        Bound::None,
+        1.0,
+        |found| found["fleet"]["held_rate"].as_f64(),
+    )]
+}
