@@ -17,6 +17,7 @@ mod routes;
 mod sse;
 mod talk;
 mod tokenize;
+mod written;
 
 #[cfg(test)]
 mod tests;
