@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::models;
 use crate::tokenize::read_tokens;
-use crate::written::List;
+use crate::written::{self, List};
 
 /// As many inputs as the host takes in a call.
 const INPUT_LIMIT: usize = 2048;
@@ -46,7 +46,7 @@ pub async fn answer(mut fields: Fields) -> Result<Response, Error> {
         index,
         embedding: encode(vector),
     };
-    Ok(Response::json(&Answer {
+    written::answer(&Answer {
         object: "list",
         data: List(|| vectors.iter().map(Vec::as_slice).enumerate().map(entry)),
         model: model.name(),
@@ -54,7 +54,7 @@ pub async fn answer(mut fields: Fields) -> Result<Response, Error> {
             prompt_tokens: tokens,
             total_tokens: tokens,
         },
-    }))
+    })
 }
 
 /// Written vector by vector, since they are large.

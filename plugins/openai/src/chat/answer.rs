@@ -10,17 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::asking::{Likely, Token};
 use crate::identity::{now, unique};
 use crate::talk::{Answer, Answers, Finish};
-use crate::written::List;
-
-#[derive(Serialize)]
-struct Whole<'a> {
-    id: String,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    choices: Vec<Choice>,
-    usage: Value,
-}
+use crate::written::{self, List, Whole};
 
 #[derive(Serialize)]
 struct Choice {
@@ -34,14 +24,14 @@ struct Choice {
 pub async fn whole(answers: &mut Answers, likely: bool) -> Result<Response, Error> {
     let all = answers.whole().await?.into_iter().enumerate();
     let choices = all.map(|(index, answer)| choice(index, answer, likely));
-    Ok(Response::json(&Whole {
+    written::answer(&Whole {
         id: unique("chatcmpl-"),
         object: "chat.completion",
         created: now(),
         model: answers.model().name(),
         choices: choices.collect(),
         usage: answers.usage()?.to_json(),
-    }))
+    })
 }
 
 fn choice(index: usize, answer: Answer, likely: bool) -> Choice {

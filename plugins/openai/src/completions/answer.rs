@@ -3,12 +3,11 @@
 use corral_sdk::{Error, Finish, Response};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
-use serde_json::Value;
 
 use super::scores::Echo;
 use crate::asking::{Choices, Likely};
 use crate::identity::{now, unique};
-use crate::written::{List, Members};
+use crate::written::{self, List, Members, Whole};
 
 /// How texts are told.
 pub struct Told {
@@ -53,16 +52,6 @@ impl Told {
     }
 }
 
-#[derive(Serialize)]
-struct Whole<'a> {
-    id: String,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    choices: Vec<Choice<'a>>,
-    usage: Value,
-}
-
 /// A text or a piece of one.
 #[derive(Serialize)]
 pub struct Choice<'a> {
@@ -92,14 +81,14 @@ pub async fn whole(mut choices: Choices, told: &Told) -> Result<Response, Error>
         let beginning = echo.map_or(&[][..], |echo| &echo.likely);
         told.choice(at, &texts[at], beginning, &likely[at], finish[at])
     });
-    Ok(Response::json(&Whole {
+    written::answer(&Whole {
         id: unique("cmpl-"),
         object: "text_completion",
         created: now(),
         model: choices.model().name(),
         choices: all.collect(),
         usage: choices.usage().to_json(),
-    }))
+    })
 }
 
 /// How likely the tokens of a text were, in the shape of this older API: lists side by side. Written token
