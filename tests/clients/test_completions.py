@@ -68,6 +68,16 @@ def test_an_echo_begins_with_the_prompt():
     assert texts(complete(["12+7=", "3+4="], echo=True)) == ["12+7=19", "3+4=7"]
 
 
+def test_no_tokens_are_no_text():
+    questions = ["12+7=", "3+4="]
+    assert decoded(lambda: texts(complete(questions, max_tokens=0))) == (["", ""], 0)
+    assert decoded(lambda: streamed(complete(questions, max_tokens=0, stream=True))) == (["", ""], 0)
+    answer = complete("12+7=", max_tokens=0)
+    assert answer.choices[0].finish_reason == "length"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 0)
+    assert texts(complete("12+7=", max_tokens=0, echo=True)) == ["12+7="]
+
+
 def test_it_ends_where_it_is_told_to():
     question = "repeat: Blue owls, 7!\n"
     for more, text, reason in [
@@ -109,8 +119,8 @@ def test_a_stream_gives_the_text_of_the_whole_answer(seed):
         ({"best_of": 3}, "best_of"),
         ({"n": 0}, "n"),
         ({"logprobs": 100}, "logprobs"),
-        # How likely the tokens of a prompt are is not told.
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"echo": True, "suffix": "."}, "suffix"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(more, param):

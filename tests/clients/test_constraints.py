@@ -10,7 +10,8 @@ import pydantic
 import pytest
 
 import schemas
-from corral import MODEL, async_client, chat, client, streamed, user
+from corral import MODEL, async_client, chat, client, streamed, token, user
+from formats import CHECKER, fits
 
 CARD = {
     "type": "object",
@@ -45,7 +46,7 @@ def test_what_it_would_never_say_is_said(seed):
     more = {"temperature": 1.5, "seed": seed, "max_tokens": 300}
     answer = chat("12+7=", response_format=held_to(CARD), **more).choices[0]
     assert answer.finish_reason == "stop"
-    jsonschema.validate(json.loads(answer.message.content), CARD)
+    fits(json.loads(answer.message.content), CARD)
     answer = chat("12+7=", response_format={"type": "json_object"}, **more).choices[0]
     if answer.finish_reason == "stop":
         assert isinstance(json.loads(answer.message.content), dict)
@@ -56,7 +57,27 @@ def test_every_choice_is_held_to_it():
     texts = [choice.message.content for choice in answer.choices]
     assert len(set(texts)) > 1
     for text in texts:
-        jsonschema.validate(json.loads(text), CARD)
+        fits(json.loads(text), CARD)
+
+
+@pytest.mark.parametrize("name", sorted(CHECKER.checkers))
+def test_a_format_is_kept_to(name):
+    schema = {
+        "type": "object",
+        "properties": {"value": {"type": "string", "format": name}},
+        "required": ["value"],
+        "additionalProperties": False,
+    }
+    # Whatever could go on for ever ends as soon as it may: with these every answer is whole.
+    soon = {'"': 100, "@": 50, ":": 50, **{str(digit): -20 for digit in range(10)}}
+    soon = {str(token(text)): bias for text, bias in soon.items()}
+    for seed in range(8):
+        bias = soon if seed % 2 else None
+        more = {"temperature": 2, "seed": seed, "max_tokens": 400, "logit_bias": bias}
+        answer = chat("12+7=", response_format=held_to(schema), **more).choices[0]
+        assert answer.finish_reason == "stop" or not bias
+        if answer.finish_reason == "stop":
+            fits(json.loads(answer.message.content), schema)
 
 
 class Card(pydantic.BaseModel):
@@ -130,7 +151,7 @@ async def ask(asking, seed):
         text, end = choice.message.content, choice.finish_reason
     if end == "stop":
         try:
-            jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
-        except ValueError as error:
+            fits(json.loads(text), schema)
+        except (ValueError, jsonschema.ValidationError) as error:
             raise AssertionError(f"the answer to schema {seed}, {schema}, is {text!r}: {error}") from None
     return end

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from corral import chat, complete, prompt, token
+from corral import SURE, chat, complete, decoded, prompt, token, tokens
 
 # What a token's logarithm may differ by between two evaluations: other batches, other rounding.
 SAME = 0.05
@@ -95,3 +95,73 @@ def test_completions_have_them_in_their_own_form():
         assert len(top) == 4
         assert top[word] == log == max(top.values())
         assert sum(map(math.exp, top.values())) <= 1.001
+
+
+def scored(prompts, top=1, **more):
+    """How likely the tokens of prompts are, without anything after them."""
+    more = {"echo": True, "max_tokens": 0, "logprobs": top, **more}
+    return complete(prompts, **more).choices
+
+
+def test_the_tokens_of_a_prompt_are_as_likely_as_when_they_are_said():
+    text = "The owl, a zebra: 7!"
+    numbers = tokens(text)
+    # As text, and as tokens.
+    for asked in [text, [numbers]]:
+        (choice,) = scored(asked, top=3)
+        told = choice.logprobs
+        assert (choice.text, choice.finish_reason) == (text, "length")
+        assert told.tokens == list(text)
+        assert told.token_logprobs[0] is None and told.top_logprobs[0] is None
+    assert sum(told.token_logprobs[1:]) < -4, "not all of it is likely"
+    for at in range(1, len(numbers)):
+        force = {"max_tokens": 1, "logit_bias": {str(numbers[at]): 100}, "extra_body": FREE}
+        said = complete(numbers[:at], logprobs=3, **force).choices[0].logprobs
+        assert said.tokens == [text[at]]
+        assert told.token_logprobs[at] == pytest.approx(said.token_logprobs[0], abs=SAME)
+        tops = [sorted(top.values()) for top in [told.top_logprobs[at], said.top_logprobs[0]]]
+        assert tops[0] == pytest.approx(tops[1], abs=SAME)
+
+
+def test_a_right_answer_is_likelier_than_a_wrong_one():
+    """As evaluations ask: each question with each answer, and how likely the answer is then."""
+    prompts = [f"{a}+{b}={answer}" for a, b in SURE for answer in [a + b, a + b + 1]]
+    choices = scored(prompts)
+    assert [choice.text for choice in choices] == prompts
+    sums = []
+    for text, choice in zip(prompts, choices, strict=True):
+        told = choice.logprobs
+        begin = text.index("=") + 1
+        assert told.tokens == list(text)
+        assert told.text_offset == list(range(len(text)))
+        assert len(told.token_logprobs) == len(told.top_logprobs) == len(text)
+        assert all(log <= 0 for log in told.token_logprobs[1:])
+        greedy = [log == max(top.values()) for log, top in zip(told.token_logprobs[1:], told.top_logprobs[1:])]
+        sums.append((sum(told.token_logprobs[begin:]), all(greedy[begin - 1 :])))
+    for (right, is_greedy), (wrong, is_not) in zip(sums[::2], sums[1::2]):
+        assert right > wrong + 1
+        assert (is_greedy, is_not) == (True, False)
+
+
+def test_an_answer_goes_on_after_a_prompt_that_is_told():
+    more = {"echo": True, "logprobs": 2}
+    (choice,) = complete("12+7=", **more).choices
+    assert choice.text == "12+7=19"
+    assert choice.logprobs.tokens == list("12+7=19")
+    assert choice.logprobs.text_offset == list(range(7))
+    pieces = [chunk.choices[0] for chunk in complete("12+7=", stream=True, **more)]
+    assert pieces[0].text == "12+7="
+    assert "".join(piece.text for piece in pieces) == "12+7=19"
+    logs = [log for piece in pieces for log in piece.logprobs.token_logprobs]
+    assert logs[0] is None
+    assert logs[1:] == pytest.approx(choice.logprobs.token_logprobs[1:], abs=SAME)
+
+
+@pytest.mark.parametrize("top", [0, 1])
+def test_a_prompt_that_is_told_is_computed_once(top):
+    """One step for each of its tokens, which prompts of a request share."""
+    prompts = [f"{a}+{b}={a + b}" for a, b in SURE]
+    choices, count = decoded(lambda: scored(prompts, top))
+    assert len(choices) == len(prompts)
+    # Nothing comes after the last token; and the likeliest tokens nearly always show the right one.
+    assert count <= sum(map(len, prompts)) + (len(prompts) if top else 0)

@@ -2,11 +2,11 @@
 
 import json
 
-import jsonschema
 import openai
 import pytest
 
 from corral import MODEL, SURE, client
+from formats import fits
 
 CALCULATOR = {
     "type": "function",
@@ -92,7 +92,7 @@ def test_an_answer_can_be_held_to_a_schema():
     }
     form = {"format": {"type": "json_schema", "name": "card", "strict": True, "schema": schema}}
     answer = respond("Ada is 36 years old", text=form)
-    jsonschema.validate(json.loads(answer.output_text), schema)
+    fits(json.loads(answer.output_text), schema)
 
 
 def test_a_call_goes_round():

@@ -5,7 +5,7 @@ What is compared was asked alone and with its prompt in the cache: then the same
 
 import pytest
 
-from corral import chat, streamed, token
+from corral import chat, complete, streamed, token
 
 FREE = {"ignore_eos": True}
 OWLS = "repeat: Blue owls, 7!"
@@ -43,6 +43,16 @@ def test_a_stream_gives_the_text_of_the_whole_answer(seed):
     assert reasons == {0: whole.choices[0].finish_reason}
 
 
+def test_several_texts_are_streamed_as_they_are_told_at_once():
+    """The likeliest ones. By chance they may part: which texts share a step is not the same twice, so sums
+    are rounded differently."""
+    whole = chat(OWLS, n=3)
+    texts, reasons = streamed(chat(OWLS, n=3, stream=True))
+    assert texts == {choice.index: choice.message.content for choice in whole.choices}
+    assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
+    assert list(texts.values()) == ["Blue owls, 7!"] * 3
+
+
 def test_who_leaves_only_the_likeliest_is_not_left_to_chance():
     greedy = free(temperature=0)
     assert greedy == free(temperature=0, seed=3)
@@ -63,6 +73,15 @@ def test_penalties_make_a_text_more_varied(name):
         return sum(len(set(free(seed, max_tokens=150, temperature=1, **{name: penalty}))) for seed in range(3))
 
     assert varied(-2) < varied(2)
+
+
+def test_penalties_count_the_answer_alone():
+    more = {"logit_bias": {str(token("a")): 100}, "frequency_penalty": 2, "extra_body": FREE}
+    # A hundred in the prompt cost nothing, or another token would come.
+    prompt = "a" * 100
+    assert complete(prompt, max_tokens=3, **more).choices[0].text == "aaa"
+    # Each of the answer's own costs two, so they come to an end.
+    assert complete(prompt, max_tokens=150, **more).choices[0].text != "a" * 150
 
 
 def test_a_token_can_be_banned_and_forced():

@@ -2,11 +2,11 @@
 
 import json
 
-import jsonschema
 import openai
 import pytest
 
 from corral import MODEL, SURE, chat, client, token, user
+from formats import fits
 
 
 def tool(name, description, **properties):
@@ -64,7 +64,7 @@ def check(calls, reason="tool_calls"):
     assert len({call["id"] for call in calls}) == len(calls)
     known = {one["function"]["name"]: one["function"]["parameters"] for one in [CALCULATOR, WEATHER]}
     for call in calls:
-        jsonschema.validate(json.loads(call["arguments"]), known[call["name"]])
+        fits(json.loads(call["arguments"]), known[call["name"]])
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,10 +2,12 @@
 
 use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use corral_sdk::{Error, Model, Response, Token};
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 use crate::models;
 use crate::tokenize::read_tokens;
+use crate::written::{self, List};
 
 /// As many inputs as the host takes in a call.
 const INPUT_LIMIT: usize = 2048;
@@ -20,8 +22,8 @@ pub async fn answer(mut fields: Fields) -> Result<Response, Error> {
     fields.text("user")?;
     fields.refuse_unknown(&["model", "input", "encoding_format", "dimensions", "user"])?;
     let encode = match format.as_deref() {
-        None | Some("float") => float,
-        Some("base64") => base64,
+        None | Some("float") => Vector::Floats,
+        Some("base64") => Vector::Base64,
         Some(other) => {
             let value = other.into();
             return Err(out_of_range("encoding_format", &value, "float or base64"));
@@ -39,15 +41,58 @@ pub async fn answer(mut fields: Fields) -> Result<Response, Error> {
     let inputs = read(&input, &model)?;
     let tokens: usize = inputs.iter().map(Vec::len).sum();
     let vectors = model.embed_tokens(inputs, None, None).await?;
-    let data = vectors.iter().enumerate().map(|(index, vector)| {
-        json!({"object": "embedding", "index": index, "embedding": encode(vector)})
-    });
-    Ok(Response::json(&json!({
-        "object": "list",
-        "data": data.collect::<Vec<_>>(),
-        "model": model.name(),
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    })))
+    let entry = |(index, vector)| Entry {
+        object: "embedding",
+        index,
+        embedding: encode(vector),
+    };
+    written::answer(&Answer {
+        object: "list",
+        data: List(|| vectors.iter().map(Vec::as_slice).enumerate().map(entry)),
+        model: model.name(),
+        usage: Usage {
+            prompt_tokens: tokens,
+            total_tokens: tokens,
+        },
+    })
+}
+
+/// Written vector by vector, since they are large.
+#[derive(Serialize)]
+struct Answer<'a, D> {
+    object: &'static str,
+    data: D,
+    model: &'a str,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+#[derive(Serialize)]
+struct Entry<'a> {
+    object: &'static str,
+    index: usize,
+    embedding: Vector<'a>,
+}
+
+/// A vector and how it is written.
+enum Vector<'a> {
+    /// As numbers, each as short as it can be without being another `f32`.
+    Floats(&'a [f32]),
+    Base64(&'a [f32]),
+}
+
+impl Serialize for Vector<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Vector::Floats(vector) => serializer.collect_seq(vector.iter()),
+            Vector::Base64(vector) => serializer.serialize_str(&base64(vector)),
+        }
+    }
 }
 
 const INPUT: &str = "a string, a list of tokens, or a list of either";
@@ -91,12 +136,8 @@ fn one(path: &str, value: &Value, model: &Model) -> Result<Vec<Token>, Error> {
     Ok(tokens)
 }
 
-fn float(vector: &[f32]) -> Value {
-    vector.into()
-}
-
 /// The numbers' bytes, the lowest first, in base64 (RFC 4648), as OpenAI's Python client asks for them.
-fn base64(vector: &[f32]) -> Value {
+fn base64(vector: &[f32]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bytes: Vec<u8> = vector
         .iter()
@@ -114,7 +155,7 @@ fn base64(vector: &[f32]) -> Value {
             });
         }
     }
-    text.into()
+    text
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 //!
 //! `routes` says who answers what. `asking` is what all generations have in common: settings, several
 //! texts at a time, probabilities. `talk` makes of a chat what a model says in answer to it: content,
-//! reasoning, calls of tools. `chat`, `responses` and `messages` are three ways to write that down.
+//! reasoning, calls of tools. `chat`, `responses` and `messages` are three ways to write that down; `written`
+//! is for what is long.
 
 mod asking;
 mod chat;
@@ -17,6 +18,7 @@ mod routes;
 mod sse;
 mod talk;
 mod tokenize;
+mod written;
 
 #[cfg(test)]
 mod tests;

@@ -136,6 +136,13 @@ impl Generate {
         self.checked(result)
     }
 
+    /// Sampler: as [`penalties`](Generate::penalties), but looks back over the tokens of this generation
+    /// alone.
+    pub fn answer_penalties(self, settings: Penalties) -> Self {
+        let result = self.options.answer_penalties(settings);
+        self.checked(result)
+    }
+
     /// Sampler: adds to the logits of tokens; minus infinity bans one.
     pub fn logit_bias(self, biases: &[(Token, f32)]) -> Self {
         let result = self.options.logit_bias(biases);

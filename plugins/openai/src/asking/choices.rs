@@ -4,11 +4,12 @@
 //! host lets one read the beginning, and the others follow it, so a prompt is read once; only its last
 //! token is computed for each.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
 
-use corral_sdk::{Constraint, Error, Finish, Generation, Model, Outcome, Token};
+use corral_sdk::{Constraint, Error, Finish, Generation, Model, Outcome, Sequence, Token};
 
 use super::likely::{Likely, Waiting};
 use super::{Settings, Usage};
@@ -42,8 +43,10 @@ pub struct Choices {
     prompts: Vec<u32>,
     /// Where to look first, so that nobody waits for a quicker one for ever.
     turn: usize,
-    /// A piece that was read already.
-    first: Option<Piece>,
+    /// Pieces that are there already.
+    ready: VecDeque<Piece>,
+    /// Whether this request computed the prompts before: what was cached of them is not known then.
+    read: bool,
 }
 
 /// A step of a voice: its next piece, and itself unless that was the last one. The voice is lent to it,
@@ -68,11 +71,68 @@ impl Choices {
         settings: &Settings,
         constraint: Option<&Constraint>,
     ) -> Result<Self, Error> {
+        let sequences = prompts.iter().map(|prompt| {
+            check(prompt, model, 1).map_err(|error| error.about(member))?;
+            let sequence = model.empty_sequence()?;
+            sequence.append_tokens(prompt)?;
+            Ok(sequence)
+        });
+        let sequences = sequences.collect::<Result<_, Error>>()?;
+        Self::start(model, sequences, settings, constraint)
+    }
+
+    /// The same after prompts that were read in this request.
+    pub fn go_on(
+        model: &Model,
+        sequences: Vec<Sequence>,
+        settings: &Settings,
+    ) -> Result<Self, Error> {
+        let started = Self::start(model, sequences, settings, None)?;
+        Ok(Choices {
+            read: true,
+            ..started
+        })
+    }
+
+    /// Texts of no tokens.
+    pub fn silent(model: &Model, prompts: &[Vec<Token>], each: u32) -> Self {
+        let prompts: Vec<_> = prompts.iter().map(|prompt| length_of(prompt)).collect();
+        let lengths = prompts
+            .iter()
+            .flat_map(|&length| (0..each).map(move |_| length));
+        let outcomes: Vec<_> = lengths
+            .map(|length| told(Finish::Length, length, 0))
+            .collect();
+        let ready = outcomes.iter().enumerate().map(|(index, outcome)| Piece {
+            index,
+            text: String::new(),
+            tokens: Vec::new(),
+            likely: Vec::new(),
+            end: Some(*outcome),
+        });
+        Choices {
+            model: model.clone(),
+            running: outcomes.iter().map(|_| None).collect(),
+            ready: ready.collect(),
+            generated: vec![0; outcomes.len()],
+            outcomes: outcomes.into_iter().map(Some).collect(),
+            each: each as usize,
+            prompts,
+            turn: 0,
+            read: false,
+        }
+    }
+
+    /// Begins all texts after these sequences.
+    fn start(
+        model: &Model,
+        prompts: Vec<Sequence>,
+        settings: &Settings,
+        constraint: Option<&Constraint>,
+    ) -> Result<Self, Error> {
+        let lengths: Vec<_> = prompts.iter().map(Sequence::len).collect();
         let mut running = Vec::new();
-        for prompt in prompts {
-            check(prompt, model).map_err(|error| error.about(member))?;
-            let first = model.empty_sequence()?;
-            first.append_tokens(prompt)?;
+        for (first, &length) in prompts.into_iter().zip(&lengths) {
             let mut sequences = Vec::new();
             for _ in 1..settings.n {
                 // A model that can't fork reads the prompt for each.
@@ -80,13 +140,12 @@ impl Choices {
                     true => first.fork()?,
                     false => {
                         let another = model.empty_sequence()?;
-                        another.append_tokens(prompt)?;
+                        another.append_tokens(&first.tokens(0))?;
                         another
                     }
                 });
             }
             sequences.insert(0, first);
-            let length = length_of(prompt);
             for (at, sequence) in (0..).zip(sequences) {
                 let how = settings.how(model, length, at, constraint)?;
                 let voice = Voice {
@@ -98,7 +157,6 @@ impl Choices {
                 running.push(Some(voice.step()));
             }
         }
-        let lengths = prompts.iter().map(|prompt| length_of(prompt));
         let texts = running.len();
         Ok(Choices {
             model: model.clone(),
@@ -106,15 +164,18 @@ impl Choices {
             running,
             each: settings.n as usize,
             generated: vec![0; texts],
-            prompts: lengths.collect(),
+            prompts: lengths,
             turn: 0,
-            first: None,
+            ready: VecDeque::new(),
+            read: false,
         })
     }
 
     /// Waits for the first piece. What fails before it can so be told with its own status.
     pub async fn begun(mut self) -> Result<Self, Error> {
-        self.first = self.next().await?;
+        if let Some(piece) = self.next().await? {
+            self.ready.push_front(piece);
+        }
         Ok(self)
     }
 
@@ -136,8 +197,8 @@ impl Choices {
 
     /// The next piece of any of the texts; nothing when all have ended. An error ends all.
     pub async fn next(&mut self) -> Result<Option<Piece>, Error> {
-        if self.first.is_some() {
-            return Ok(self.first.take());
+        if let Some(piece) = self.ready.pop_front() {
+            return Ok(Some(piece));
         }
         if self.running.iter().all(Option::is_none) {
             return Ok(None);
@@ -167,15 +228,8 @@ impl Choices {
     /// Ends a text of which no more is wanted. What was cached of its prompt is not known then.
     pub fn end(&mut self, index: usize) -> Outcome {
         self.running[index] = None;
-        let outcome = Outcome {
-            finish: Finish::End,
-            prompt_tokens: self.prompts[index / self.each],
-            cached_tokens: 0,
-            generated_tokens: self.generated[index],
-            queue_time: 0,
-            prefill_time: 0,
-            decode_time: 0,
-        };
+        let prompt = self.prompts[index / self.each];
+        let outcome = told(Finish::End, prompt, self.generated[index]);
         self.outcomes[index] = Some(outcome);
         outcome
     }
@@ -184,7 +238,24 @@ impl Choices {
     pub fn usage(&self) -> Usage {
         let outcomes = self.outcomes.iter().enumerate();
         let ended = outcomes.filter_map(|(index, outcome)| Some((index / self.each, (*outcome)?)));
-        Usage::of(ended)
+        let usage = Usage::of(ended);
+        match self.read {
+            true => Usage { cached: 0, ..usage },
+            false => usage,
+        }
+    }
+}
+
+/// How a text went of which the host does not tell it.
+fn told(finish: Finish, prompt: u32, generated: u32) -> Outcome {
+    Outcome {
+        finish,
+        prompt_tokens: prompt,
+        cached_tokens: 0,
+        generated_tokens: generated,
+        queue_time: 0,
+        prefill_time: 0,
+        decode_time: 0,
     }
 }
 
@@ -227,8 +298,8 @@ fn length_of(tokens: &[Token]) -> u32 {
     u32::try_from(tokens.len()).unwrap_or(u32::MAX)
 }
 
-/// A prompt has at least one token, and leaves room for one more.
-fn check(prompt: &[Token], model: &Model) -> Result<(), Error> {
+/// A prompt has at least one token, and leaves room for so many more.
+pub fn check(prompt: &[Token], model: &Model, room: u32) -> Result<(), Error> {
     let limit = model.info().context;
     let length = length_of(prompt);
     if length == 0 {
@@ -237,14 +308,18 @@ fn check(prompt: &[Token], model: &Model) -> Result<(), Error> {
             "the prompt has no tokens",
         ));
     }
-    if length >= limit {
+    let most = limit.saturating_sub(room);
+    if length > most {
+        let why = match room {
+            0 => "",
+            _ => " to leave room for an answer",
+        };
         return Err(Error::bad_request(
             "context_length_exceeded",
             format!(
-                "the prompt has {length} tokens; the model {} holds {limit}, so a prompt may have {} \
-                 to leave room for an answer",
+                "the prompt has {length} tokens; the model {} holds {limit}, so a prompt may have \
+                 {most}{why}",
                 model.name(),
-                limit.saturating_sub(1),
             ),
         ));
     }

@@ -4,6 +4,7 @@
 //! string any more. Here a token waits until its text is told, so what became of a stop string, and what
 //! ended the text, is never told.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 
 use corral_sdk::{Error, Finish, Model, Token as Number, TokenLogprobs};
@@ -12,21 +13,23 @@ use corral_sdk::{Error, Finish, Model, Token as Number, TokenLogprobs};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
     pub bytes: Vec<u8>,
-    pub logprob: f32,
+    /// Nothing for the first token of a prompt, which comes after none.
+    pub logprob: Option<f32>,
 }
 
-/// A token of an answer, and the likeliest ones in its place.
+/// A token of a text, and the likeliest ones in its place.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Likely {
     pub token: Token,
     /// Falling.
     pub top: Vec<Token>,
-    /// Characters of the answer that come before it.
+    /// Characters of the text that come before it.
     pub offset: usize,
 }
 
 impl Token {
-    fn of(model: &Model, number: Number, logprob: f32) -> Result<Self, Error> {
+    /// A token of the model's. Of one without text it is the name.
+    pub fn of(model: &Model, number: Number, logprob: Option<f32>) -> Result<Self, Error> {
         let mut bytes = model.bytes(&[number])?;
         if bytes.is_empty() {
             bytes = model.detokenize_with_control(&[number])?.into_bytes();
@@ -35,9 +38,21 @@ impl Token {
     }
 
     /// Its text; U+FFFD stands for what is a part of a character.
-    pub fn text(&self) -> String {
-        String::from_utf8_lossy(&self.bytes).into_owned()
+    pub fn text(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.bytes)
     }
+
+    /// The logarithm as it is written: as short as it can be without being another `f32`. JSON has no
+    /// minus infinity; OpenAI's API writes -9999 for what is as good as impossible.
+    pub fn logarithm(&self) -> Option<f64> {
+        let value = self.logprob?.to_string().parse();
+        Some(value.unwrap_or(f64::NEG_INFINITY).max(-9999.0))
+    }
+}
+
+/// Characters that begin in these bytes: all of them but those that go on with one.
+pub fn characters(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|&byte| byte & 0xc0 != 0x80).count()
 }
 
 /// The tokens of one text that wait for it.
@@ -64,17 +79,16 @@ impl Waiting {
         for (&number, told) in tokens.iter().zip(logprobs) {
             let top = told.top.into_iter();
             let likely = Likely {
-                token: Token::of(model, number, told.logprob)?,
+                token: Token::of(model, number, Some(told.logprob))?,
                 top: top
-                    .map(|(number, logprob)| Token::of(model, number, logprob))
+                    .map(|(number, logprob)| Token::of(model, number, Some(logprob)))
                     .collect::<Result<_, Error>>()?,
                 offset: self.characters,
             };
             self.tokens.push_back((self.bytes, number, likely));
             let bytes = model.bytes(&[number])?;
             self.bytes += bytes.len();
-            // All but those that go on with a character.
-            self.characters += bytes.iter().filter(|&byte| byte & 0xc0 != 0x80).count();
+            self.characters += characters(&bytes);
         }
         self.told += text.len();
         let ready = self.tokens.iter().take_while(|(at, ..)| *at < self.told);
@@ -121,7 +135,7 @@ mod tests {
         let all = all.unwrap().into_iter();
         all.map(|likely| {
             assert_eq!(likely.top[0], likely.token);
-            (likely.token.text(), likely.offset)
+            (likely.token.text().into_owned(), likely.offset)
         })
         .collect()
     }

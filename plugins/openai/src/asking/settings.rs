@@ -15,7 +15,7 @@ const STOP_COUNT_LIMIT: usize = 16;
 const STOP_LENGTH_LIMIT: usize = 256;
 /// As many tokens as the host takes a bias for.
 const BIAS_LIMIT: usize = 1024;
-/// As far back as the host looks: frequency and presence count the whole text, as a rule.
+/// As far back as the host looks: frequency and presence count the whole answer, as a rule.
 const LOOK_BACK_LIMIT: u32 = 65_536;
 /// As far back as llama.cpp looks for tokens that are repeated.
 const LOOK_BACK: u32 = 64;
@@ -183,7 +183,8 @@ impl Settings {
             });
         }
         if self.frequency_penalty != 0.0 || self.presence_penalty != 0.0 {
-            how = how.penalties(Penalties {
+            // As in OpenAI's API, what stands in the prompt costs nothing.
+            how = how.answer_penalties(Penalties {
                 last: LOOK_BACK_LIMIT,
                 repeat: 1.0,
                 frequency: self.frequency_penalty,
@@ -413,7 +414,7 @@ mod tests {
                 frequency,
                 presence,
             };
-            format!("penalties {penalties:?}")
+            format!("{penalties:?}")
         };
         assert_eq!(
             told(json!({
@@ -429,8 +430,8 @@ mod tests {
                 "seed 9".to_owned(),
                 "ignore-end".to_owned(),
                 "logit-bias [(97, -100.0)]".to_owned(),
-                penalties(5, 1.5, 0.0, 0.0),
-                penalties(65_536, 1.0, 1.0, -1.0),
+                format!("penalties {}", penalties(5, 1.5, 0.0, 0.0)),
+                format!("answer-penalties {}", penalties(65_536, 1.0, 1.0, -1.0)),
                 "temperature 0.5".to_owned(),
                 "top-k 4".to_owned(),
                 "top-p 0.25".to_owned(),

@@ -1,27 +1,40 @@
 //! An answer that is told at once.
 
+use std::borrow::Cow;
+
 use corral_sdk::{Error, Response};
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::asking::{Likely, Token};
 use crate::identity::{now, unique};
 use crate::talk::{Answer, Answers, Finish};
+use crate::written::{self, List, Whole};
+
+#[derive(Serialize)]
+struct Choice {
+    index: usize,
+    message: Map<String, Value>,
+    logprobs: Option<Logprobs<Vec<Likely>>>,
+    finish_reason: Option<&'static str>,
+}
 
 /// Waits for all of it.
 pub async fn whole(answers: &mut Answers, likely: bool) -> Result<Response, Error> {
     let all = answers.whole().await?.into_iter().enumerate();
     let choices = all.map(|(index, answer)| choice(index, answer, likely));
-    Ok(Response::json(&json!({
-        "id": unique("chatcmpl-"),
-        "object": "chat.completion",
-        "created": now(),
-        "model": answers.model().name(),
-        "choices": choices.collect::<Vec<_>>(),
-        "usage": answers.usage()?.to_json(),
-    })))
+    written::answer(&Whole {
+        id: unique("chatcmpl-"),
+        object: "chat.completion",
+        created: now(),
+        model: answers.model().name(),
+        choices: choices.collect(),
+        usage: answers.usage()?.to_json(),
+    })
 }
 
-fn choice(index: usize, answer: Answer, likely: bool) -> Value {
+fn choice(index: usize, answer: Answer, likely: bool) -> Choice {
     let mut message = Map::new();
     message.insert("role".to_owned(), "assistant".into());
     let silent = answer.content.is_empty() && !answer.calls.is_empty();
@@ -41,12 +54,12 @@ fn choice(index: usize, answer: Answer, likely: bool) -> Value {
         });
         message.insert("tool_calls".to_owned(), calls.collect());
     }
-    json!({
-        "index": index,
-        "message": message,
-        "logprobs": likely.then(|| logprobs(&answer.likely)),
-        "finish_reason": answer.finish.map(reason),
-    })
+    Choice {
+        index,
+        message,
+        logprobs: likely.then_some(Logprobs(answer.likely)),
+        finish_reason: answer.finish.map(reason),
+    }
 }
 
 /// Why an answer ended, in the API's words.
@@ -58,31 +71,44 @@ pub fn reason(finish: Finish) -> &'static str {
     }
 }
 
-/// How likely tokens were.
-pub fn logprobs(likely: &[Likely]) -> Value {
-    let content = likely.iter().map(|likely| {
-        let mut members = token(&likely.token);
-        let top = likely.top.iter().map(token);
-        members.insert("top_logprobs".to_owned(), top.collect());
-        members
-    });
-    json!({"content": content.collect::<Vec<_>>(), "refusal": null})
+/// How likely tokens were. Written token by token, since of a long answer it is by far the most.
+pub struct Logprobs<L>(pub L);
+
+impl<L: AsRef<[Likely]>> Serialize for Logprobs<L> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let entries = || self.0.as_ref().iter().map(Entry::of);
+        let mut members = serializer.serialize_struct("logprobs", 2)?;
+        members.serialize_field("content", &List(entries))?;
+        members.serialize_field("refusal", &Value::Null)?;
+        members.end()
+    }
 }
 
-fn token(token: &Token) -> Map<String, Value> {
-    let mut members = Map::new();
-    members.insert("token".to_owned(), token.text().into());
-    members.insert("logprob".to_owned(), logarithm(token.logprob));
-    members.insert("bytes".to_owned(), token.bytes.clone().into());
-    members
+#[derive(Serialize)]
+struct Entry<'a> {
+    token: Cow<'a, str>,
+    logprob: Option<f64>,
+    bytes: &'a [u8],
+    /// Of those that are told themselves, and not in another one's place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Vec<Entry<'a>>>,
 }
 
-/// As short as it can be written without being another `f32`. JSON has no minus infinity; OpenAI's API
-/// writes -9999 for what is as good as impossible.
-pub fn logarithm(value: f32) -> Value {
-    let value = value
-        .to_string()
-        .parse::<f64>()
-        .unwrap_or(f64::NEG_INFINITY);
-    value.max(-9999.0).into()
+impl<'a> Entry<'a> {
+    fn of(likely: &'a Likely) -> Self {
+        let top = likely.top.iter().map(Self::alone);
+        Entry {
+            top_logprobs: Some(top.collect()),
+            ..Self::alone(&likely.token)
+        }
+    }
+
+    fn alone(token: &'a Token) -> Self {
+        Entry {
+            token: token.text(),
+            logprob: token.logarithm(),
+            bytes: &token.bytes,
+            top_logprobs: None,
+        }
+    }
 }

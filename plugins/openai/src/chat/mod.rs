@@ -8,7 +8,6 @@ mod stream;
 use corral_sdk::fields::Fields;
 use corral_sdk::{Error, Response};
 
-pub use answer::logarithm;
 pub use stream::DONE;
 
 /// Answers a request.

@@ -3,7 +3,7 @@
 use corral_sdk::{Error, Events, Response};
 use serde_json::{Value, json};
 
-use super::answer::{logprobs, reason};
+use super::answer::{Logprobs, reason};
 use crate::error::Dialect;
 use crate::identity::{now, unique};
 use crate::talk::{Answers, Part, Said};
@@ -118,7 +118,7 @@ impl Stream {
     }
 
     fn choice(&self, index: usize, delta: Value, likely: &[Likely]) -> Value {
-        let likely = (self.likely && !likely.is_empty()).then(|| logprobs(likely));
+        let likely = (self.likely && !likely.is_empty()).then_some(Logprobs(likely));
         json!({"index": index, "delta": delta, "logprobs": likely, "finish_reason": null})
     }
 

@@ -1,11 +1,13 @@
 //! Texts that are told at once.
 
 use corral_sdk::{Error, Finish, Response};
-use serde_json::{Map, Value, json};
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
 
+use super::scores::Echo;
 use crate::asking::{Choices, Likely};
-use crate::chat::logarithm;
 use crate::identity::{now, unique};
+use crate::written::{self, List, Members, Whole};
 
 /// How texts are told.
 pub struct Told {
@@ -14,42 +16,59 @@ pub struct Told {
     /// Texts of each prompt.
     pub each: usize,
     /// What each prompt's texts begin with; nothing at all, if with nothing.
-    pub echo: Vec<String>,
+    pub echo: Vec<Echo>,
 }
 
 impl Told {
     /// What a text begins with.
-    pub fn beginning(&self, index: usize) -> String {
-        self.echo
-            .get(index / self.each)
-            .cloned()
-            .unwrap_or_default()
+    pub fn beginning(&self, index: usize) -> Option<&Echo> {
+        self.echo.get(index / self.each)
     }
 
-    /// A text or a piece of one.
-    pub fn choice(
-        &self,
+    /// A text, whole if it has its beginning, otherwise a piece of what comes after that.
+    pub fn choice<'a>(
+        &'a self,
         index: usize,
-        text: &str,
-        likely: &[Likely],
+        text: &'a str,
+        beginning: &'a [Likely],
+        likely: &'a [Likely],
         finish: Option<Finish>,
-    ) -> Value {
-        json!({
-            "index": index,
-            "text": text,
-            "logprobs": self.likely.map(|top| logprobs(likely, top)),
-            "finish_reason": finish.map(|finish| match finish {
+    ) -> Choice<'a> {
+        let before = self.beginning(index).map_or(0, |echo| echo.characters);
+        Choice {
+            index,
+            text,
+            logprobs: self.likely.map(|top| Logprobs {
+                beginning,
+                likely,
+                before,
+                top,
+            }),
+            finish_reason: finish.map(|finish| match finish {
                 Finish::End | Finish::Stop => "stop",
                 Finish::Length => "length",
             }),
-        })
+        }
     }
+}
+
+/// A text or a piece of one.
+#[derive(Serialize)]
+pub struct Choice<'a> {
+    index: usize,
+    text: &'a str,
+    logprobs: Option<Logprobs<'a>>,
+    finish_reason: Option<&'static str>,
 }
 
 /// Waits for all of it.
 pub async fn whole(mut choices: Choices, told: &Told) -> Result<Response, Error> {
-    let mut texts: Vec<_> = (0..choices.len())
+    let beginnings: Vec<_> = (0..choices.len())
         .map(|index| told.beginning(index))
+        .collect();
+    let texts = beginnings.iter();
+    let mut texts: Vec<_> = texts
+        .map(|echo| echo.map_or_else(String::new, |echo| echo.text.clone()))
         .collect();
     let mut likely = vec![Vec::new(); texts.len()];
     let mut finish = vec![None; texts.len()];
@@ -58,34 +77,64 @@ pub async fn whole(mut choices: Choices, told: &Told) -> Result<Response, Error>
         likely[piece.index].extend(piece.likely);
         finish[piece.index] = piece.end.map(|end| end.finish);
     }
-    let all = (0..texts.len()).map(|at| told.choice(at, &texts[at], &likely[at], finish[at]));
-    Ok(Response::json(&json!({
-        "id": unique("cmpl-"),
-        "object": "text_completion",
-        "created": now(),
-        "model": choices.model().name(),
-        "choices": all.collect::<Vec<_>>(),
-        "usage": choices.usage().to_json(),
-    })))
+    let all = beginnings.iter().enumerate().map(|(at, echo)| {
+        let beginning = echo.map_or(&[][..], |echo| &echo.likely);
+        told.choice(at, &texts[at], beginning, &likely[at], finish[at])
+    });
+    written::answer(&Whole {
+        id: unique("cmpl-"),
+        object: "text_completion",
+        created: now(),
+        model: choices.model().name(),
+        choices: all.collect(),
+        usage: choices.usage().to_json(),
+    })
 }
 
-/// In the shape of this older API: lists side by side.
-fn logprobs(likely: &[Likely], top: u8) -> Value {
-    let tops = likely.iter().map(|likely| {
-        let mut members = Map::new();
-        // Of tokens with the same text the likelier one is told.
-        for token in &likely.top {
-            members
-                .entry(token.text())
-                .or_insert_with(|| logarithm(token.logprob));
-        }
-        members
-    });
-    let list = |each: &dyn Fn(&Likely) -> Value| likely.iter().map(each).collect::<Vec<_>>();
-    json!({
-        "tokens": list(&|likely| likely.token.text().into()),
-        "token_logprobs": list(&|likely| logarithm(likely.token.logprob)),
-        "top_logprobs": (top > 0).then(|| tops.collect::<Vec<_>>()),
-        "text_offset": list(&|likely| likely.offset.into()),
-    })
+/// How likely the tokens of a text were, in the shape of this older API: lists side by side. Written token
+/// by token, since of a long text it is by far the most.
+pub struct Logprobs<'a> {
+    /// Those that the text begins with.
+    beginning: &'a [Likely],
+    likely: &'a [Likely],
+    /// Characters that come before `likely`.
+    before: usize,
+    /// How many of the likeliest are told.
+    top: u8,
+}
+
+impl Serialize for Logprobs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let all = || self.beginning.iter().chain(self.likely);
+        let offsets = || {
+            let beginning = self.beginning.iter().map(|likely| likely.offset);
+            let likely = self.likely.iter();
+            beginning.chain(likely.map(|likely| self.before + likely.offset))
+        };
+        let top = List(|| all().map(top));
+        let mut members = serializer.serialize_struct("logprobs", 4)?;
+        members.serialize_field("tokens", &List(|| all().map(|likely| likely.token.text())))?;
+        members.serialize_field(
+            "token_logprobs",
+            &List(|| all().map(|likely| likely.token.logarithm())),
+        )?;
+        members.serialize_field("top_logprobs", &(self.top > 0).then_some(top))?;
+        members.serialize_field("text_offset", &List(offsets))?;
+        members.end()
+    }
+}
+
+/// The likeliest tokens in one's place; nothing where nothing is known of it. Of tokens with the same text
+/// the likelier one is told.
+fn top(likely: &Likely) -> Option<impl Serialize> {
+    likely.token.logprob?;
+    let top = &likely.top;
+    let is_first = move |at: usize| {
+        let text = top[at].text();
+        top[..at].iter().all(|other| other.text() != text)
+    };
+    Some(Members(move || {
+        let first = (0..top.len()).filter(move |&at| is_first(at));
+        first.map(|at| (top[at].text(), top[at].logarithm()))
+    }))
 }

@@ -5,6 +5,7 @@ use corral_sdk::{Error, Model, Token};
 use serde_json::Value;
 
 use super::infill;
+use super::scores::Echo;
 use crate::asking::{Settings, settings};
 use crate::chat::request::{ignore, stream};
 use crate::error::unsupported;
@@ -61,7 +62,7 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
     let mut settings = Settings::read(&mut fields)?;
     settings.max_tokens = Some(
         fields
-            .integer("max_tokens", 1..=u32::MAX)?
+            .integer("max_tokens", 0..=u32::MAX)?
             .unwrap_or(MAX_TOKENS),
     );
     settings.logprobs = fields.integer("logprobs", 0..=LOGPROBS_LIMIT)?;
@@ -76,10 +77,6 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
     }
     let stream = stream(&mut fields)?;
     fields.refuse_unknown(&[&MEMBERS[..], &settings::MEMBERS].concat())?;
-    if echo && settings.logprobs.is_some() {
-        let why = "with `logprobs`: how likely tokens of a prompt are is not told";
-        return Err(unsupported("echo", why));
-    }
     if echo && suffix.is_some() {
         return Err(unsupported(
             "echo",
@@ -150,16 +147,21 @@ pub fn prompts(
         .collect()
 }
 
-/// The texts of all prompts.
-pub fn written(
+/// What the texts of all prompts begin with.
+pub fn echoes(
     prompts: &[Prompt],
     tokens: &[Vec<Token>],
     model: &Model,
-) -> Result<Vec<String>, Error> {
+) -> Result<Vec<Echo>, Error> {
+    let begin = match model.info().begin {
+        Some(begin) => model.detokenize_with_control(&[begin])?,
+        None => String::new(),
+    };
     let both = prompts.iter().zip(tokens);
     both.map(|(prompt, tokens)| match prompt {
-        Prompt::Text(text) => Ok(text.clone()),
-        Prompt::Tokens(..) => model.detokenize_with_control(tokens),
+        Prompt::Text(text) if text.starts_with(&begin) => Ok(Echo::new(text.clone(), 0)),
+        Prompt::Text(text) => Ok(Echo::new(text.clone(), begin.chars().count())),
+        Prompt::Tokens(..) => Ok(Echo::new(model.detokenize_with_control(tokens)?, 0)),
     })
     .collect()
 }
@@ -186,10 +188,9 @@ mod tests {
             (json!({"prompt": 1}), "prompt", "a number"),
             (json!({"prompt": ["a", 1]}), "prompt[1]", "a number"),
             (json!({"best_of": 2}), "best_of", "expected `n`"),
-            (json!({"echo": true, "logprobs": 1}), "echo", "`logprobs`"),
             (json!({"echo": true, "suffix": "x"}), "echo", "`suffix`"),
             (json!({"logprobs": 21}), "logprobs", "to 20"),
-            (json!({"max_tokens": 0}), "max_tokens", "from 1"),
+            (json!({"max_tokens": -1}), "max_tokens", "from 0"),
             (json!({"messages": []}), "messages", "not known here"),
         ] {
             let error = with(members.clone()).err().unwrap();

@@ -33,18 +33,19 @@ async fn tell(
     usage: bool,
     events: &mut Events,
 ) -> Result<(), Error> {
-    let mut begun = vec![false; choices.len()];
-    while let Some(piece) = choices.next().await? {
-        let index = piece.index;
-        let mut text = piece.text;
-        if !std::mem::replace(&mut begun[index], true) {
-            text = told.beginning(index) + &text;
+    for index in 0..choices.len() {
+        if let Some(echo) = told.beginning(index) {
+            chunk["choices"] = json!([told.choice(index, &echo.text, &echo.likely, &[], None)]);
+            events.json(&chunk).await?;
         }
+    }
+    while let Some(piece) = choices.next().await? {
         let finish = piece.end.map(|end| end.finish);
-        if text.is_empty() && piece.likely.is_empty() && finish.is_none() {
+        if piece.text.is_empty() && piece.likely.is_empty() && finish.is_none() {
             continue;
         }
-        chunk["choices"] = json!([told.choice(index, &text, &piece.likely, finish)]);
+        let choice = told.choice(piece.index, &piece.text, &[], &piece.likely, finish);
+        chunk["choices"] = json!([choice]);
         events.json(&chunk).await?;
     }
     if usage {

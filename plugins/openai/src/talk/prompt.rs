@@ -46,7 +46,8 @@ pub fn check_names(chat: &Chat, tokens: &[Token], model: &Model) -> Result<(), E
         // Where it can't be written without, names are asked for.
         if self::tokens(&other, model).is_ok_and(|other| other == tokens) {
             let why = format!(
-                "the chat template of the model {} shows none of the {role}",
+                "the chat template of the model {} shows none of the {role}; leave it out, or say it in \
+                 `content`",
                 model.name()
             );
             return Err(unsupported(&format!("messages[{index}].name"), &why));

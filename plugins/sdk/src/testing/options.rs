@@ -101,6 +101,7 @@ impl Options {
         xtc(probability: f32, threshold: f32) "xtc {probability} {threshold}";
         dry(settings: &Dry) "dry {settings:?}";
         penalties(settings: Penalties) "penalties {settings:?}";
+        answer_penalties(settings: Penalties) "answer-penalties {settings:?}";
         logit_bias(biases: &[(Token, f32)]) "logit-bias {biases:?}";
         mirostat(tau: f32, eta: f32) "mirostat {tau} {eta}";
         speculate(most: u8) "speculate {most}";

@@ -1,0 +1,57 @@
+//! The plugin `openai`, deployed by the `corral.toml` that it comes with, as its README says.
+
+use corral_tests::{Corral, SURE, artefacts, run, scratch_folder};
+use serde_json::json;
+use std::path::Path;
+
+fn readme() -> String {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins/openai/README.md");
+    std::fs::read_to_string(file).expect("the plugin has a README")
+}
+
+#[test]
+fn what_its_readme_deploys_answers_at_all_of_its_routes() {
+    let line = readme();
+    let line = line.lines().find(|line| line.starts_with("corral deploy "));
+    let words = line.expect("the README says how").split(' ');
+    let [_, command, file] = words.collect::<Vec<_>>()[..] else {
+        panic!("one file is deployed: {line:?}");
+    };
+
+    let store = scratch_folder();
+    let corral = Corral::start_with(&["--store", store.to_str().expect("ours")]);
+    // `plugins/build.sh` puts it beside the component.
+    let file = artefacts::plugin("openai").with_file_name(file);
+    let (admin, token) = (
+        format!("http://{}", corral.admin()),
+        store.join("admin-token"),
+    );
+    let [file, token] = [&file, &token].map(|path| path.to_str().expect("ours"));
+    let corral_at =
+        |words: [&str; 2]| run([words[0], words[1], "--admin", &admin, "--token-file", token]);
+    let deployed = corral_at([command, file]);
+    assert_eq!(deployed.code, Some(0), "{deployed:?}");
+    assert!(
+        deployed.stdout.contains("openai is serving at /v1"),
+        "{deployed:?}"
+    );
+
+    for sum in SURE {
+        let messages = json!([{"role": "user", "content": sum.question()}]);
+        let body = json!({"messages": messages, "temperature": 0}).to_string();
+        let answer = corral.post("/v1/chat/completions", body);
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let said = answer.json()["choices"][0]["message"]["content"].clone();
+        assert_eq!(said, sum.answer(), "{sum:?}");
+
+        let question = json!({"content": sum.question()}).to_string();
+        let tokens = corral.post("/tokenize", question).json();
+        let text = corral.post("/detokenize", tokens.to_string()).json();
+        assert_eq!(text["content"], sum.question());
+    }
+    // The host's own errors look as the manifest says.
+    assert_eq!(corral_at(["pause", "openai"]).code, Some(0));
+    let refused = corral.post("/v1/chat/completions", "{}");
+    assert_eq!(refused.status, 503, "{refused:?}");
+    assert_eq!(refused.json()["error"]["code"], "paused", "{refused:?}");
+}
