@@ -13,10 +13,11 @@
 use super::ceiling::Ceiling;
 use super::cost::{CostModel, Shape};
 
-/// Sizes of a step's share of prompts.
-pub const LADDER: [u32; 13] = [8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
+/// Sizes of a step's share of prompts. The smallest one fills the tile of four rows that CPUs compute after
+/// eight generating rows; where the machine scatters, each tile more would stretch too many steps too far.
+pub const LADDER: [u32; 14] = [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
 /// What is tried before anything is known of the machine: a place on the ladder.
-pub const UNKNOWN: usize = 2;
+pub const UNKNOWN: usize = 3;
 /// One step of so many tries the next larger size.
 const PROBE: u32 = 128;
 /// What the latest step counts for, in the mean and in the scatter.

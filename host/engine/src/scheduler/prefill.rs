@@ -126,7 +126,7 @@ mod tests {
         let cost = fitted();
         let top = Experience::daring();
         let budget = |cost, room| Prefill::Budgeted { gap: 1.0 }.budget(cost, &top, 8, 256, room);
-        assert_eq!((budget(&cost, 504), budget(&cost, 3)), (8, 3));
+        assert_eq!((budget(&cost, 504), budget(&cost, 3)), (4, 3));
         assert_eq!(budget(&CostModel::default(), 504), 16);
     }
 

@@ -100,7 +100,11 @@ impl Tally {
         };
         let (tokens, requests) = (speed(0), speed(1));
         let ratios = first.map(|first| self.ratios(first));
-        let failures: BTreeMap<_, _> = self.failures.iter().map(|(key, told)| (key, told.0));
+        let failures: BTreeMap<_, _> = self
+            .failures
+            .iter()
+            .map(|(key, told)| (key, told.0))
+            .collect();
         json!({
             "url": url,
             "done": self.done,

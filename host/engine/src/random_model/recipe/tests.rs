@@ -120,7 +120,7 @@ fn one_is_told_of_all_weights_and_then_of_each_tensor() {
         })
         .unwrap();
     let told = told.take();
-    let (writing, quantising): (Vec<_>, Vec<_>) =
+    let (writing, quantising): (Vec<&_>, Vec<&_>) =
         told.iter().partition(|told| told.0 == Stage::Writing);
     assert!(told.is_sorted_by_key(|told| told.0 == Stage::Quantising));
     let weights = writing[0].2;
