@@ -201,7 +201,7 @@ impl Listener {
     }
 
     /// The other end of a new connection of this process, which no socket is in the way of. `None` if the
-    /// listener has as many connections as it may.
+    /// listener has as many connections as it may, the place that it holds for who comes next among them.
     pub(crate) fn connect(&self) -> Option<DuplexStream> {
         (self.connect)()
     }
