@@ -120,7 +120,7 @@ def test_a_stream_gives_the_text_of_the_whole_answer(seed):
         ({"n": 0}, "n"),
         ({"logprobs": 100}, "logprobs"),
         ({"max_tokens": -1}, "max_tokens"),
-        ({"echo": True, "suffix": "."}, "suffix"),
+        ({"echo": True, "suffix": "."}, "echo"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(more, param):
