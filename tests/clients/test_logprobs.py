@@ -11,6 +11,9 @@ SAME = 0.05
 
 FREE = {"ignore_eos": True}
 
+# What the demo model ends its texts with.
+ENDS = ["<|endoftext|>", "<|im_end|>"]
+
 
 def check(entry, top):
     """Checks a token's entry, of which the first `top` alternatives were asked for."""
@@ -92,6 +95,7 @@ def test_completions_have_them_in_their_own_form():
     assert logprobs.text_offset == [0, 1]
     for log, word, top in zip(logprobs.token_logprobs, logprobs.tokens, logprobs.top_logprobs):
         assert math.isfinite(log) and log <= 1e-4
+        # The word is one of them; otherwise it would be told as the fifth.
         assert len(top) == 4
         assert top[word] == log == max(top.values())
         assert sum(map(math.exp, top.values())) <= 1.001
@@ -119,7 +123,8 @@ def test_the_tokens_of_a_prompt_are_as_likely_as_when_they_are_said():
         said = complete(numbers[:at], logprobs=3, **force).choices[0].logprobs
         assert said.tokens == [text[at]]
         assert told.token_logprobs[at] == pytest.approx(said.token_logprobs[0], abs=SAME)
-        tops = [sorted(top.values()) for top in [told.top_logprobs[at], said.top_logprobs[0]]]
+        # The likeliest three, without the token itself if it is not one of them.
+        tops = [sorted(top.values())[-3:] for top in [told.top_logprobs[at], said.top_logprobs[0]]]
         assert tops[0] == pytest.approx(tops[1], abs=SAME)
 
 
@@ -147,14 +152,29 @@ def test_an_answer_goes_on_after_a_prompt_that_is_told():
     more = {"echo": True, "logprobs": 2}
     (choice,) = complete("12+7=", **more).choices
     assert choice.text == "12+7=19"
-    assert choice.logprobs.tokens == list("12+7=19")
-    assert choice.logprobs.text_offset == list(range(7))
+    # What ended it has an entry too, though it is no text.
+    assert choice.logprobs.tokens[:-1] == list("12+7=19")
+    assert choice.logprobs.tokens[-1] in ENDS
+    assert choice.logprobs.text_offset == list(range(8))
     pieces = [chunk.choices[0] for chunk in complete("12+7=", stream=True, **more)]
     assert pieces[0].text == "12+7="
     assert "".join(piece.text for piece in pieces) == "12+7=19"
     logs = [log for piece in pieces for log in piece.logprobs.token_logprobs]
     assert logs[0] is None
     assert logs[1:] == pytest.approx(choice.logprobs.token_logprobs[1:], abs=SAME)
+
+
+def test_one_entry_follows_a_prompt_even_if_the_text_ends_there():
+    """As lm-eval asks: it takes all entries but the last one for those of the prompt."""
+    prompts = [f"{a}+{b}={a + b}" for a, b in SURE]
+    choices = scored(prompts, max_tokens=1)
+    for text, choice in zip(prompts, choices, strict=True):
+        assert (choice.text, choice.finish_reason) == (text, "stop")
+        told = choice.logprobs
+        assert len(told.token_logprobs) == len(tokens(text)) + 1
+        assert told.tokens[:-1] == list(text) and told.tokens[-1] in ENDS
+        assert told.text_offset == list(range(len(text) + 1))
+        assert math.isfinite(told.token_logprobs[-1])
 
 
 @pytest.mark.parametrize("top", [0, 1])
@@ -165,3 +185,5 @@ def test_a_prompt_that_is_told_is_computed_once(top):
     assert len(choices) == len(prompts)
     # Nothing comes after the last token; and the likeliest tokens nearly always show the right one.
     assert count <= sum(map(len, prompts)) + (len(prompts) if top else 0)
+    # Some have a beginning in common.
+    assert count >= sum(map(len, prompts)) - 4 * len(prompts)

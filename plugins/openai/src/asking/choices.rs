@@ -78,16 +78,17 @@ impl Choices {
             Ok(sequence)
         });
         let sequences = sequences.collect::<Result<_, Error>>()?;
-        Self::start(model, sequences, settings, constraint)
+        Self::start(model, sequences, settings, constraint, false)
     }
 
-    /// The same after prompts that were read in this request.
+    /// The same after prompts that were read in this request. If probabilities are told, then also of the
+    /// token that ends a text.
     pub fn go_on(
         model: &Model,
         sequences: Vec<Sequence>,
         settings: &Settings,
     ) -> Result<Self, Error> {
-        let started = Self::start(model, sequences, settings, None)?;
+        let started = Self::start(model, sequences, settings, None, true)?;
         Ok(Choices {
             read: true,
             ..started
@@ -123,12 +124,13 @@ impl Choices {
         }
     }
 
-    /// Begins all texts after these sequences.
+    /// Begins all texts after these sequences; `ends` if the tokens that end them are told too.
     fn start(
         model: &Model,
         prompts: Vec<Sequence>,
         settings: &Settings,
         constraint: Option<&Constraint>,
+        ends: bool,
     ) -> Result<Self, Error> {
         let lengths: Vec<_> = prompts.iter().map(Sequence::len).collect();
         let mut running = Vec::new();
@@ -152,7 +154,10 @@ impl Choices {
                     index: running.len(),
                     generation: sequence.generate(&how)?,
                     model: model.clone(),
-                    waiting: settings.logprobs.map(|_| Waiting::default()),
+                    waiting: settings.logprobs.map(|_| match ends {
+                        true => Waiting::with_end(),
+                        false => Waiting::default(),
+                    }),
                 };
                 running.push(Some(voice.step()));
             }

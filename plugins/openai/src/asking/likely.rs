@@ -1,8 +1,8 @@
 //! How likely tokens were, token by token beside the text that they became.
 //!
 //! The host tells a token as soon as it has it, and its text when that can't be the beginning of a stop
-//! string any more. Here a token waits until its text is told, so what became of a stop string, and what
-//! ended the text, is never told.
+//! string any more. Here a token waits until its text is told, so what became of a stop string is never
+//! told, and the token that ended the text only to whoever asks for it.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -65,9 +65,20 @@ pub struct Waiting {
     characters: usize,
     /// Bytes of the text so far.
     told: usize,
+    /// Whether the token that ends the text is told too.
+    ends: bool,
 }
 
 impl Waiting {
+    /// The same with the token that ends the text, under its name and where the text ends. Whoever reads
+    /// how likely a prompt was counts on an entry for each token that came after it.
+    pub fn with_end() -> Self {
+        Waiting {
+            ends: true,
+            ..Waiting::default()
+        }
+    }
+
     /// Takes a piece of the generation, and gives the tokens whose text has been told by now.
     pub fn piece(
         &mut self,
@@ -105,8 +116,8 @@ impl Waiting {
         let mut rest: Vec<_> = self.tokens.drain(..).collect();
         match finish {
             Finish::Stop => rest.clear(),
-            Finish::End => rest.retain(|(_, number, _)| !model.ends(*number)),
-            Finish::Length => {}
+            Finish::End if !self.ends => rest.retain(|(_, number, _)| !model.ends(*number)),
+            Finish::End | Finish::Length => {}
         }
         rest.into_iter().map(|(.., likely)| likely).collect()
     }
@@ -119,13 +130,21 @@ mod tests {
     use corral_sdk::{Generate, Generation};
 
     fn told(answer: &str, how: impl FnOnce() -> Generate) -> Vec<(String, usize)> {
+        told_by(Waiting::default(), answer, how)
+    }
+
+    fn told_by(
+        mut waiting: Waiting,
+        answer: &str,
+        how: impl FnOnce() -> Generate,
+    ) -> Vec<(String, usize)> {
         let script = Script::new().answers("a", answer);
         let all = script.run(async {
             let model = Model::first().await?;
             let sequence = model.sequence()?;
             sequence.append("a")?;
             let mut generation: Generation = sequence.generate(&how().logprobs(1))?;
-            let (mut waiting, mut all) = (Waiting::default(), Vec::new());
+            let mut all = Vec::new();
             while let Some(chunk) = generation.next().await {
                 all.extend(waiting.piece(&model, &chunk.tokens, chunk.logprobs, &chunk.text)?);
             }
@@ -140,12 +159,13 @@ mod tests {
         .collect()
     }
 
+    fn of(tokens: &[(&str, usize)]) -> Vec<(String, usize)> {
+        let tokens = tokens.iter();
+        tokens.map(|(text, at)| ((*text).to_owned(), *at)).collect()
+    }
+
     #[test]
     fn tokens_are_those_of_the_text() {
-        let of = |tokens: &[(&str, usize)]| -> Vec<(String, usize)> {
-            let tokens = tokens.iter();
-            tokens.map(|(text, at)| ((*text).to_owned(), *at)).collect()
-        };
         // Neither what ends a text nor what stops it is told.
         assert_eq!(told("xy", || Generate::new(9)), of(&[("x", 0), ("y", 1)]));
         assert_eq!(told("xyz", || Generate::new(9).stop("yz")), of(&[("x", 0)]));
@@ -159,5 +179,16 @@ mod tests {
             told("éx", || Generate::new(9)),
             of(&[("\u{fffd}", 0), ("\u{fffd}", 1), ("x", 1)])
         );
+    }
+
+    #[test]
+    fn what_ends_a_text_is_told_where_it_is_asked_for() {
+        let told = |answer, how: fn() -> Generate| told_by(Waiting::with_end(), answer, how);
+        let end = "<|im_end|>";
+        assert_eq!(told("", || Generate::new(1)), of(&[(end, 0)]));
+        assert_eq!(told("é", || Generate::new(9))[2..], of(&[(end, 1)]));
+        assert_eq!(told("xy", || Generate::new(1)), of(&[("x", 0)]));
+        // A stop string is no token that ends a text.
+        assert_eq!(told("xyz", || Generate::new(9).stop("yz")), of(&[("x", 0)]));
     }
 }

@@ -5,7 +5,7 @@ use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
 use super::scores::Echo;
-use crate::asking::{Choices, Likely};
+use crate::asking::{Choices, Likely, Token};
 use crate::identity::{now, unique};
 use crate::written::{self, List, Members, Whole};
 
@@ -124,17 +124,17 @@ impl Serialize for Logprobs<'_> {
     }
 }
 
-/// The likeliest tokens in one's place; nothing where nothing is known of it. Of tokens with the same text
-/// the likelier one is told.
+/// The likeliest tokens in one's place, and itself after them if it is not among them; nothing where nothing
+/// is known of it. Of tokens with the same text the likelier one is told.
 fn top(likely: &Likely) -> Option<impl Serialize> {
     likely.token.logprob?;
-    let top = &likely.top;
-    let is_first = move |at: usize| {
-        let text = top[at].text();
-        top[..at].iter().all(|other| other.text() != text)
+    let is_first = |at: usize, token: &Token| {
+        let text = token.text();
+        likely.top[..at].iter().all(|other| other.text() != text)
     };
     Some(Members(move || {
-        let first = (0..top.len()).filter(move |&at| is_first(at));
-        first.map(|at| (top[at].text(), top[at].logarithm()))
+        let all = likely.top.iter().chain([&likely.token]).enumerate();
+        let first = all.filter(move |(at, token)| is_first(*at, token));
+        first.map(|(_, token)| (token.text(), token.logarithm()))
     }))
 }

@@ -31,6 +31,7 @@ pub async fn answer(fields: Fields) -> Result<Response, Error> {
     if request.echo
         && let Some(top) = settings.logprobs
     {
+        scores::check(&prompts, top).map_err(|error| error.about("prompt"))?;
         let scored = scores::read(&model, &prompts, top, says).await?;
         for (echo, scored) in echo.iter_mut().zip(scored) {
             echo.tell(scored.likely);

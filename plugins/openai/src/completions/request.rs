@@ -153,15 +153,10 @@ pub fn echoes(
     tokens: &[Vec<Token>],
     model: &Model,
 ) -> Result<Vec<Echo>, Error> {
-    let begin = match model.info().begin {
-        Some(begin) => model.detokenize_with_control(&[begin])?,
-        None => String::new(),
-    };
     let both = prompts.iter().zip(tokens);
     both.map(|(prompt, tokens)| match prompt {
-        Prompt::Text(text) if text.starts_with(&begin) => Ok(Echo::new(text.clone(), 0)),
-        Prompt::Text(text) => Ok(Echo::new(text.clone(), begin.chars().count())),
-        Prompt::Tokens(..) => Ok(Echo::new(model.detokenize_with_control(tokens)?, 0)),
+        Prompt::Text(text) => Ok(Echo::new(text.clone())),
+        Prompt::Tokens(..) => Ok(Echo::new(model.detokenize_with_control(tokens)?)),
     })
     .collect()
 }

@@ -8,38 +8,45 @@ use corral_sdk::{Distribution, Error, Look, Model, Sequence, Token as Number, ne
 
 use crate::asking::{Likely, Token, characters};
 
-/// Prompts that are read side by side: some of the ids that the host has, so that others have some too.
-const SIDE_BY_SIDE: usize = 32;
+/// Prompts that are read side by side: some of the ids that the host has, so that others have some too. They
+/// are of together no more tokens than the model's context, so that they don't push each other out of memory.
+const SIDE_BY_SIDE: usize = 16;
 /// Of how many of the likeliest tokens the host tells, where any are wanted. A token that is not among them
 /// is asked for by its name, for which the token before it is computed again; so they are more than wanted.
 const SHOWN: u32 = 128;
+/// The same of a model that can't fork, which computes all tokens again: as many as there are to be had.
+const SHOWN_AT_ONCE: u32 = 4096;
+/// Tokens that a request may be told of, those in their places included: all of them stay in memory until
+/// they are written.
+const TOLD_LIMIT: usize = 600_000;
 
 /// A prompt, as a text begins with it.
 pub struct Echo {
     pub text: String,
     /// Characters of the text.
     pub characters: usize,
-    /// Characters of the prompt's first token that the text does not have: of one that the model wants
-    /// there.
-    unwritten: usize,
     /// Its tokens, if their probabilities are told.
     pub likely: Vec<Likely>,
 }
 
 impl Echo {
-    pub fn new(text: String, unwritten: usize) -> Self {
+    pub fn new(text: String) -> Self {
         Echo {
             characters: text.chars().count(),
             text,
-            unwritten,
             likely: Vec::new(),
         }
     }
 
-    /// With the prompt's tokens.
+    /// With the prompt's tokens. They may have characters at the beginning that the text has not: of a
+    /// token that the model wants there, or of a space that it puts before a text.
     pub fn tell(&mut self, mut likely: Vec<Likely>) {
+        let end = likely
+            .last()
+            .map_or(0, |last| last.offset + characters(&last.token.bytes));
+        let unwritten = end.saturating_sub(self.characters);
         for one in &mut likely {
-            one.offset = one.offset.saturating_sub(self.unwritten);
+            one.offset = one.offset.saturating_sub(unwritten);
         }
         self.likely = likely;
     }
@@ -53,6 +60,20 @@ pub struct Scored {
     pub sequence: Option<Sequence>,
 }
 
+/// Whether prompts can be told, with so many of the likeliest tokens in each place.
+pub fn check(prompts: &[Vec<Number>], top: u8) -> Result<(), Error> {
+    let tokens: usize = prompts.iter().map(Vec::len).sum();
+    let most = TOLD_LIMIT / (usize::from(top) + 1);
+    if tokens <= most {
+        return Ok(());
+    }
+    let text = format!(
+        "the prompts have {tokens} tokens; with `echo` and `logprobs` of {top} those of a request may have {most} \
+         together, so ask for fewer at a time"
+    );
+    Err(Error::bad_request("out-of-range", text))
+}
+
 /// Reads prompts, of which none is empty, and tells of each token how likely it was after those before it,
 /// with so many of the likeliest in its place. Of the first one nothing is known. Sequences that are not to
 /// be kept are dropped as soon as they were read, since each lies in somebody's way.
@@ -62,14 +83,10 @@ pub async fn read(
     top: u8,
     keep: bool,
 ) -> Result<Vec<Scored>, Error> {
-    let mut waiting = prompts.iter().enumerate();
-    let (mut reading, mut read) = (Vec::new(), Vec::new());
+    let context = model.info().context as usize;
+    let mut waiting = prompts.iter().enumerate().peekable();
+    let (mut reading, mut read) = (Vec::<Reading>::new(), Vec::new());
     loop {
-        while reading.len() < SIDE_BY_SIDE
-            && let Some((index, prompt)) = waiting.next()
-        {
-            reading.push(Reading::begin(model, index, prompt)?);
-        }
         let (over, rest): (Vec<_>, Vec<_>) = reading.into_iter().partition(Reading::is_over);
         read.extend(over.into_iter().map(|one| Scored {
             index: one.index,
@@ -77,12 +94,22 @@ pub async fn read(
             sequence: keep.then_some(one.sequence),
         }));
         reading = rest;
-        if reading.is_empty() && waiting.len() == 0 {
+        let mut tokens: usize = reading.iter().map(|one| one.prompt.len()).sum();
+        while reading.len() < SIDE_BY_SIDE
+            && let Some((index, prompt)) = waiting
+                .next_if(|(_, prompt)| reading.is_empty() || tokens + prompt.len() <= context)
+        {
+            tokens += prompt.len();
+            reading.push(Reading::begin(model, index, prompt)?);
+        }
+        if reading.is_empty() {
             break;
         }
-        let asks = reading.iter().map(|one| (&one.sequence, one.look(top)));
-        let told = next_many(asks).await;
-        for (one, told) in reading.iter_mut().zip(told) {
+        // One of a single token is over as soon as it begins.
+        let asks = reading.iter().filter(|one| !one.is_over());
+        let told = next_many(asks.map(|one| (&one.sequence, one.look(top)))).await;
+        let asked = reading.iter_mut().filter(|one| !one.is_over());
+        for (one, told) in asked.zip(told) {
             one.hear(&told?, top)?;
         }
     }
@@ -132,7 +159,8 @@ impl<'a> Reading<'a> {
     /// What to ask for.
     fn look(&self, top: u8) -> Look<'static> {
         let look = match (top, &self.top) {
-            (1.., None) => Look::top(SHOWN),
+            (1.., None) if self.sequence.model().info().can_fork => Look::top(SHOWN),
+            (1.., None) => Look::top(SHOWN_AT_ONCE),
             _ => Look::only(Vec::from_iter(self.next())),
         };
         look.with_statistics()
@@ -182,5 +210,53 @@ impl<'a> Reading<'a> {
         self.characters += characters(&token.bytes);
         self.likely.push(Likely { token, top, offset });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_are_those_of_the_text_whatever_comes_before_it() {
+        for (text, tokens, expected) in [
+            ("ab c", &["ab", " c"][..], &[0, 2][..]),
+            // What SentencePiece makes of it: a token that begins a text, and a space before it.
+            ("ab c", &["<s>", " ab", " c"], &[0, 0, 2]),
+            ("\u{e9}b", &[" \u{e9}", "b"], &[0, 1]),
+            ("", &["<s>"], &[0]),
+            ("", &[], &[]),
+        ] {
+            let mut offset = 0;
+            let likely = tokens.iter().map(|token| {
+                let bytes = token.as_bytes().to_vec();
+                let before = offset;
+                offset += characters(&bytes);
+                let (logprob, top) = (None, Vec::new());
+                Likely {
+                    token: Token { bytes, logprob },
+                    top,
+                    offset: before,
+                }
+            });
+            let likely = likely.collect();
+            let mut echo = Echo::new(text.to_owned());
+            echo.tell(likely);
+            let offsets: Vec<_> = echo.likely.iter().map(|one| one.offset).collect();
+            assert_eq!(offsets, expected, "{text:?} as {tokens:?}");
+        }
+    }
+
+    #[test]
+    fn what_would_not_fit_into_memory_is_refused() {
+        for (top, most) in [(0, 600_000), (1, 300_000), (20, 28_571)] {
+            let mut prompts = [vec![0; most - 1], vec![0]];
+            assert_eq!(check(&prompts, top), Ok(()));
+            prompts[1].push(0);
+            let error = check(&prompts, top).unwrap_err();
+            assert_eq!((error.status(), error.code()), (400, "out-of-range"));
+            let expected = format!("may have {most} together");
+            assert!(error.to_string().contains(&expected), "{error}");
+        }
     }
 }

@@ -146,8 +146,10 @@ fn a_prompt_is_told_with_its_probabilities() {
     near(&logs[2], -30.0 - all(3.0, 2.0));
     near(&top[2]["y"], 2.0 - all(3.0, 2.0));
     near(&logs[3], 0.0);
-    for place in 1..4 {
-        assert_eq!(top[place].as_object().unwrap().len(), 2);
+    // The token itself is told too, if it is not among them.
+    assert_eq!(top[2]["\u{fffd}"], logs[2]);
+    for (place, count) in [(1, 2), (2, 3), (3, 2)] {
+        assert_eq!(top[place].as_object().unwrap().len(), count);
     }
     assert_eq!(looks(&script), 4);
     assert_eq!(script.generations(), []);
@@ -162,6 +164,98 @@ fn a_prompt_is_told_with_its_probabilities() {
     assert_eq!(choice["logprobs"]["token_logprobs"], *logs);
     assert_eq!(choice["logprobs"]["top_logprobs"], Value::Null);
     assert_eq!(looks(&script), 3);
+}
+
+#[test]
+fn a_model_that_can_not_fork_shows_more_at_once() {
+    let body = json!({"prompt": "abé", "echo": true, "logprobs": 2, "max_tokens": 0});
+    let script = known().info(|info| info.can_fork = false);
+    let (_, answer) = post(&script, PATH, &body);
+    let (_, forking) = post(&known(), PATH, &body);
+    assert_eq!(
+        answer["choices"][0]["logprobs"],
+        forking["choices"][0]["logprobs"]
+    );
+    assert_eq!(looks(&script), 3);
+}
+
+/// As evaluations read it: the prompt's entries are all but the last one.
+#[test]
+fn a_token_that_ends_the_text_is_told_after_a_prompt_that_is() {
+    let script = || Script::new().next("a", &[("b", 1.0)]).answers("ab", "");
+    let body = json!({"prompt": "ab", "echo": true, "logprobs": 1, "max_tokens": 1});
+    let (_, answer) = post(&script(), PATH, &body);
+    let choice = &answer["choices"][0];
+    assert_eq!(
+        (&choice["text"], &choice["finish_reason"]),
+        (&"ab".into(), &"stop".into())
+    );
+    let told = &choice["logprobs"];
+    assert_eq!(told["tokens"], json!(["a", "b", "<|im_end|>"]));
+    assert_eq!(told["text_offset"], json!([0, 1, 2]));
+    assert_eq!(
+        told["top_logprobs"][2]["<|im_end|>"],
+        told["token_logprobs"][2]
+    );
+    told_in_pieces(&script(), &body, told);
+    // Of an answer alone it is not.
+    let mut alone = body;
+    alone["echo"] = false.into();
+    let (_, answer) = post(&script(), PATH, &alone);
+    assert_eq!(answer["choices"][0]["logprobs"]["tokens"], json!([]));
+}
+
+/// The texts that looks came after.
+fn looked(script: Script, prompts: &[&str]) -> Vec<String> {
+    let script = script
+        .next("a", &[("b", 1.0)])
+        .next("ab", &[("c", 1.0)])
+        .next("abc", &[("d", 1.0)]);
+    let body = json!({"prompt": prompts, "echo": true, "logprobs": 0, "max_tokens": 0});
+    let (status, answer) = post(&script, PATH, &body);
+    assert_eq!(status, 200, "{answer}");
+    let calls = script.calls().into_iter();
+    calls
+        .filter_map(|call| match call {
+            Call::Next(after) => Some(after),
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn prompts_are_read_side_by_side_as_far_as_they_fit() {
+    let prompts = ["abcd", "ab", "ab"];
+    let room = |positions| looked(Script::new().context(positions), &prompts);
+    assert_eq!(room(8), ["a", "a", "a", "ab", "abc"]);
+    // The third one comes when the second one has been read.
+    assert_eq!(room(6), ["a", "a", "ab", "a", "abc"]);
+    // At first there is room for the long one alone.
+    assert_eq!(room(5), ["a", "ab", "abc", "a", "a"]);
+    let of = |a, ab| [vec!["a"; a], vec!["ab"; ab]].concat();
+    assert_eq!(
+        looked(Script::new(), &["abc"; 17]),
+        [of(16, 16), of(1, 1)].concat()
+    );
+    // Those of one token are over as soon as they begin.
+    assert_eq!(looked(Script::new(), &["a"; 40]), of(0, 0));
+}
+
+#[test]
+fn more_than_can_be_told_is_refused_before_anything_is_read() {
+    let prompts = vec!["a".repeat(4000); 8];
+    let mut body = json!({"prompt": prompts, "echo": true, "logprobs": 20, "max_tokens": 1});
+    for stream in [false, true] {
+        body["stream"] = stream.into();
+        let script = script();
+        let (status, answer) = post(&script, PATH, &body);
+        assert_eq!(
+            (status, &answer["error"]["param"]),
+            (400, &"prompt".into()),
+            "{answer}"
+        );
+        assert_eq!(looks(&script), 0);
+    }
 }
 
 #[test]
