@@ -1,6 +1,6 @@
 //! How tokens leave the engine thread: a mailbox per sequence.
 //!
-//! The engine adds what it generated and wakes the reader; the reader takes all that is there. So a
+//! The engine adds what it generated and says who is to be woken for it ([`Bell`](crate::bell::Bell)); the reader takes all that is there. So a
 //! slow reader holds up nobody and gets fewer, larger chunks, a mailbox holds at most what the
 //! generation's limit of tokens allows, and no lock is held for longer than it takes to append.
 
@@ -46,35 +46,31 @@ impl Mailbox {
 pub struct Sender(Arc<Mailbox>);
 
 impl Sender {
-    /// Adds a token, how likely it was if that was asked, and the text that became ready with it.
-    pub fn push(&self, token: Token, logprobs: Option<TokenLogprobs>, text: &str) {
+    /// Adds a token, how likely it was if that was asked, and the text that became ready with it. Who waits
+    /// for it is to be woken by the caller.
+    #[must_use]
+    pub fn push(&self, token: Token, logprobs: Option<TokenLogprobs>, text: &str) -> Option<Waker> {
         let mut state = self.0.lock();
         state.chunk.tokens.push(token);
         state.chunk.logprobs.extend(logprobs);
         state.chunk.text.push_str(text);
         state.unread.get_or_insert_with(Instant::now);
-        wake(state);
+        state.waker.take()
     }
 
-    /// Adds the text that was held back, and ends the generation.
-    pub fn finish(self, text: &str, result: Result<Outcome, Error>) {
+    /// Adds the text that was held back, and ends the generation. Who waits for it is to be woken by the
+    /// caller.
+    #[must_use]
+    pub fn finish(self, text: &str, result: Result<Outcome, Error>) -> Option<Waker> {
         let mut state = self.0.lock();
         state.chunk.text.push_str(text);
         state.done = Some(result);
-        wake(state);
+        state.waker.take()
     }
 
     /// Whether the reader went away.
     pub fn is_abandoned(&self) -> bool {
         self.0.gone.load(Ordering::Relaxed)
-    }
-}
-
-fn wake(mut state: MutexGuard<'_, State>) {
-    let waker = state.waker.take();
-    drop(state);
-    if let Some(waker) = waker {
-        waker.wake();
     }
 }
 
@@ -84,7 +80,10 @@ impl Drop for Sender {
         if state.done.is_none() {
             let died = "the engine thread ended before the generation did";
             state.done = Some(Err(Error::Failed(died.into())));
-            wake(state);
+            if let Some(waker) = state.waker.take() {
+                drop(state);
+                waker.wake();
+            }
         }
     }
 }
@@ -172,8 +171,8 @@ mod tests {
     fn a_slow_reader_gets_everything_at_once_and_in_order() {
         let (sender, mut generation) = mailbox();
         assert!(poll(&mut generation).is_pending());
-        sender.push(1, None, "a");
-        sender.push(2, None, "b");
+        assert!(sender.push(1, None, "a").is_some());
+        assert!(sender.push(2, None, "b").is_none(), "nobody is woken twice");
         let chunk = Chunk {
             tokens: vec![1, 2],
             logprobs: Vec::new(),

@@ -11,6 +11,7 @@
 #![warn(missing_docs)]
 
 mod backend;
+mod bell;
 mod chooser;
 mod config;
 pub mod constraint;

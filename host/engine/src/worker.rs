@@ -3,6 +3,7 @@
 
 use crate::Token;
 use crate::backend::{Backend, Input};
+use crate::bell::Bell;
 use crate::chooser::Desk;
 use crate::delivery::Sender;
 use crate::generation::Caller;
@@ -133,6 +134,7 @@ pub struct Worker<B> {
     text: String,
     draft: Vec<Token>,
     history: Vec<Token>,
+    bell: Bell,
 }
 
 impl<B: Backend> Worker<B> {
@@ -163,6 +165,7 @@ impl<B: Backend> Worker<B> {
             text: String::new(),
             draft: Vec::new(),
             history: Vec::new(),
+            bell: Bell::default(),
         }
     }
 
@@ -206,6 +209,7 @@ impl<B: Backend> Worker<B> {
     /// Takes in what was sent. Waits, unless there was work to do at the last look: until something
     /// is sent or a sequence's time is over. False at the end.
     fn listen(&mut self, works: bool) -> bool {
+        self.bell.ring();
         if !works {
             if self.scheduler.is_idle() {
                 self.check_empty();
@@ -378,7 +382,7 @@ impl<B: Backend> Worker<B> {
         } = sequence;
         // Before the caller knows: it may come again at once.
         drop(place);
-        delivery.finish("", Err(error));
+        self.bell.add(delivery.finish("", Err(error)));
     }
 
     /// Adds a sequence's times to their sums.
@@ -417,6 +421,8 @@ impl<B: Backend> Worker<B> {
             let relocated = step.memory.iter().any(|m| matches!(m, Memory::Relocate(_)));
             return relocated || self.aside.wanted() > wanted;
         }
+        // Whoever was told something before this step does not wait for it.
+        self.bell.ring();
         self.gather(&step.rows);
         let (before, spent) = (Instant::now(), processor::of_thread());
         let adapted = self.backend.adapt(step.adapter);

@@ -97,7 +97,7 @@ fn round(engine: &Engine, tokens: u32) -> Cost {
     let (open, gate) = sync_channel::<()>(1);
     engine
         .view(move |_| {
-            let _ = gate.recv();
+            let _ = gate.recv_timeout(Duration::from_secs(20));
         })
         .unwrap();
     std::thread::scope(|scope| {

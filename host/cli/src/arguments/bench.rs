@@ -6,8 +6,8 @@ use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Most tokens that the answers of a run of `corral bench load` have together, as far as that was asked for:
-/// the time of each is kept.
+/// Most tokens that the answers of a run of `corral bench load` have together, as far as that was asked for,
+/// and most requests of `corral bench http`: the time of each is kept.
 const MOST_TOKENS: u64 = 50_000_000;
 
 #[derive(Debug, Subcommand)]
@@ -56,6 +56,7 @@ impl Bench {
     pub(super) fn check(&self) -> Result<(), Complaint> {
         match self {
             Bench::Load(load) => load.check(),
+            Bench::Http(http) => http.check(),
             _ => Ok(()),
         }
     }
@@ -269,6 +270,25 @@ pub(crate) struct LoadBench {
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl HttpBench {
+    fn check(&self) -> Result<(), Complaint> {
+        let turns = self.rounds.saturating_mul(self.connections.len() as u64);
+        let times = self.requests.saturating_mul(turns);
+        if times > MOST_TOKENS {
+            return Err(Complaint::Usage(format!(
+                "{times} requests would be measured, and at most {MOST_TOKENS} are; \
+                 give less for --requests, --connections or --rounds"
+            )));
+        }
+        let twice = |(at, count): (usize, &u64)| self.connections[..at].contains(count);
+        if self.connections.iter().enumerate().any(twice) {
+            let text = "--connections names a number twice; give each once";
+            return Err(Complaint::Usage(text.into()));
+        }
+        Ok(())
+    }
 }
 
 impl LoadBench {

@@ -50,6 +50,11 @@ impl Connection {
         }
     }
 
+    /// Whether it was used before, and may be again.
+    pub(super) fn is_open(&self) -> bool {
+        self.sender.is_some()
+    }
+
     /// Sends a request, which has its `Host`; returns the answer as soon as its head is there. Its body has to
     /// be read to its end before the next request, or the connection be closed.
     pub(super) async fn send(

@@ -197,18 +197,21 @@ impl Row {
         let ask = move |mut connection: Connection, _: u64| {
             let asked = Arc::clone(&asked);
             async move {
+                // The first request of a connection makes it, which is not what is measured.
+                let is_open = connection.is_open();
                 let began = Instant::now();
                 let answer = asked.get(&mut connection).await;
-                (connection, answer.map(|_| began.elapsed().as_secs_f64()))
+                let took = answer.map(|_| is_open.then(|| began.elapsed().as_secs_f64()));
+                (connection, took)
             }
         };
         let (spent, began) = (server_seconds(), Instant::now());
         let times = closed(&self.asked.url, self.connections, 0..requests, ask).await?;
         let (spent, seconds) = (server_seconds() - spent, began.elapsed().as_secs_f64());
-        let mut times = times.into_iter().collect::<Result<Vec<f64>, Complaint>>()?;
+        let times = times.into_iter().collect::<Result<Vec<_>, Complaint>>()?;
         if counts {
             self.speeds.push(float(requests) / seconds);
-            self.times.append(&mut times);
+            self.times.extend(times.into_iter().flatten());
             if self.asked.own {
                 self.cpu.push(spent / float(requests));
             }

@@ -34,10 +34,10 @@ impl Looking {
     }
 
     /// Its place is given back before the caller knows: it may come again at once.
-    fn answer(self, answer: Result<Distribution, Error>) {
+    fn fail(self, error: Error) {
         let Self { reply, place, .. } = self;
         drop(place);
-        reply.finish(answer);
+        reply.finish(Err(error));
     }
 }
 
@@ -61,7 +61,7 @@ impl<B: Backend> Worker<B> {
         add(counter(&self.counters), 1);
         add(&self.counters.abandoned_tokens, look.computed);
         self.count_times(&look.times(Instant::now()));
-        look.answer(Err(error));
+        look.fail(error);
         None
     }
 
@@ -101,6 +101,8 @@ impl<B: Backend> Worker<B> {
         add(&counters.looked_tokens, u64::from(new));
         add(&counters.recomputed_tokens, u64::from(recomputed));
         self.count_times(&look.times(now));
-        look.answer(Ok(shown));
+        let Looking { reply, place, .. } = look;
+        drop(place);
+        self.bell.answer(reply, shown);
     }
 }

@@ -13,6 +13,7 @@ use super::{Sequence, Vocabulary, Worker};
 use crate::Error;
 use crate::Token;
 use crate::backend::Backend;
+use crate::bell::Bell;
 use crate::generation::{Finish, Outcome};
 use crate::metrics::add;
 use crate::sampling::{Scratch, TokenLogprobs, logprobs};
@@ -51,6 +52,8 @@ pub(super) struct Tools<'a> {
     words: &'a dyn Vocabulary,
     scratch: &'a mut Scratch,
     text: &'a mut String,
+    /// By which readers are woken.
+    bell: &'a mut Bell,
     /// Memory for a sequence's tokens together with those it gains.
     history: &'a mut Vec<Token>,
     pub grammars: &'a mut GrammarTime,
@@ -164,7 +167,8 @@ impl Sequence {
         let text = &mut *tools.text;
         text.clear();
         let stopped = self.text.push(tools.words.piece(token), text);
-        self.delivery.push(token, told, text);
+        let reader = self.delivery.push(token, told, text);
+        tools.bell.add(reader);
         if stopped {
             Some(Finish::Stop)
         } else if !self.options.ignore_end && tools.words.ends_generation(token) {
@@ -197,6 +201,7 @@ impl<B: Backend> Worker<B> {
         let mut grammars = GrammarTime::among(rows.iter().filter(follows).count());
         let mut index = 0;
         for row in rows {
+            self.bell.ring_if_due();
             let certain = row.certain() - row.from;
             let last = index + certain as usize - 1;
             index += row.tokens() as usize;
@@ -221,6 +226,7 @@ impl<B: Backend> Worker<B> {
                 words: &*self.vocabulary,
                 scratch: &mut self.scratch,
                 text: &mut self.text,
+                bell: &mut self.bell,
                 history: &mut self.history,
                 grammars: &mut grammars,
             };
@@ -252,6 +258,7 @@ impl<B: Backend> Worker<B> {
                 self.finish(row.key, finish, uncomputed, now);
             }
         }
+        self.bell.ring();
         sampled.grammars = grammars.took;
         sampled
     }
@@ -266,6 +273,7 @@ impl<B: Backend> Worker<B> {
             words: &*self.vocabulary,
             scratch: &mut self.scratch,
             text: &mut self.text,
+            bell: &mut self.bell,
             history: &mut self.history,
             grammars,
         };
@@ -324,6 +332,6 @@ impl<B: Backend> Worker<B> {
         text.finish(&mut self.text);
         // Before the caller knows: it may come again at once.
         drop(place);
-        delivery.finish(&self.text, Ok(outcome));
+        self.bell.add(delivery.finish(&self.text, Ok(outcome)));
     }
 }

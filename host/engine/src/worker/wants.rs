@@ -38,7 +38,11 @@ impl Wants {
     /// Says why it is not computed.
     pub(super) fn refuse(self, error: Error) {
         match self {
-            Self::Tokens { delivery, .. } => delivery.finish("", Err(error)),
+            Self::Tokens { delivery, .. } => {
+                if let Some(reader) = delivery.finish("", Err(error)) {
+                    reader.wake();
+                }
+            }
             Self::Distribution { reply, .. } => reply.finish(Err(error)),
         }
     }

@@ -61,15 +61,28 @@ pub(super) fn measure(arguments: &AllBench) -> Result<(), Complaint> {
         println!("{}", targets::table(&figures));
         println!("{minutes:.0} min in all");
     }
-    Ok(())
+    let failed = found.iter().filter(|one| !one["problem"].is_null()).count();
+    if failed == 0 {
+        return Ok(());
+    }
+    let text = format!("{failed} of {} benches gave no figures", found.len());
+    Err(Complaint::Failed(text.into()))
 }
 
 /// Runs one bench to its end, or for as long as it may take; what it printed, or what went wrong.
 fn run(corral: &Path, part: &Part) -> Result<Value, String> {
-    let mut bench = Command::new(corral)
-        .arg("bench")
-        .args(&part.words)
-        .arg("--json")
+    // What it leaves if it has to be stopped goes with this folder.
+    let folder = std::env::temp_dir().join(format!("corral-bench-all-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut command = Command::new(corral);
+    let command = command.arg("bench").args(&part.words).arg("--json");
+    let found = output_of(command.env("TMPDIR", &folder), part);
+    std::fs::remove_dir_all(&folder).ok();
+    found
+}
+
+fn output_of(command: &mut Command, part: &Part) -> Result<Value, String> {
+    let mut bench = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -95,7 +108,11 @@ fn run(corral: &Path, part: &Part) -> Result<Value, String> {
                 let minutes = part.limit.as_secs() / 60;
                 return Err(format!("it was stopped after {minutes} min"));
             }
-            Err(error) => return Err(format!("nothing is known of its end: {error}")),
+            Err(error) => {
+                bench.kill().ok();
+                bench.wait().ok();
+                return Err(format!("nothing is known of its end: {error}"));
+            }
         }
     };
     let text = reader.join().unwrap_or_default();
@@ -109,41 +126,52 @@ fn run(corral: &Path, part: &Part) -> Result<Value, String> {
 #[cfg(all(test, unix))]
 mod tests {
     use super::{Part, run};
-    use std::os::unix::fs::PermissionsExt;
-    use std::path::PathBuf;
+    use std::path::Path;
     use std::time::Duration;
 
-    /// A program that stands for a bench, and a part that runs it.
-    fn part(name: &str, script: &str, limit: Duration) -> (PathBuf, Part) {
-        let file = std::env::temp_dir().join(format!("corral-{name}-{}", std::process::id()));
-        std::fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o700)).unwrap();
+    /// What `/bin/NAME bench WORDS --json` does.
+    fn ran(name: &str, words: &[&str], limit: Duration) -> Result<serde_json::Value, String> {
         let part = Part {
-            words: vec![name.to_owned()],
+            words: words.iter().copied().map(str::to_owned).collect(),
             limit,
             targets: Vec::new(),
         };
-        (file, part)
+        run(&Path::new("/bin").join(name), &part)
     }
 
     #[test]
     fn what_a_bench_prints_last_is_its_object() {
         let minute = Duration::from_secs(60);
-        let (file, good) = part("good", "echo words; echo '{\"a\": 1}'", minute);
-        assert_eq!(run(&file, &good).unwrap()["a"], 1);
-        std::fs::remove_file(file).unwrap();
-        let (file, bad) = part("bad", "echo '{}'; exit 3", minute);
-        assert!(run(&file, &bad).unwrap_err().contains('3'));
-        std::fs::remove_file(file).unwrap();
-        let (file, empty) = part("empty", "true", minute);
-        assert!(run(&file, &empty).unwrap_err().contains("no object"));
+        let none = ran("echo", &["words"], minute).unwrap_err();
+        assert!(none.contains("no object"), "{none}");
+        let failed = ran("false", &[], minute).unwrap_err();
+        assert!(failed.contains("ended with"), "{failed}");
+        let file = std::env::temp_dir().join(format!("corral-bench-{}", std::process::id()));
+        std::fs::write(&file, "echo words\necho '{\"a\": 1}'\n").unwrap();
+        // `sh -c` takes what comes after the script as its arguments: `bench` is a file here.
+        let script = format!(". {}", file.display());
+        let part = Part {
+            words: Vec::new(),
+            limit: minute,
+            targets: Vec::new(),
+        };
+        let found = super::output_of(
+            std::process::Command::new("/bin/sh").args(["-c", &script]),
+            &part,
+        );
+        assert_eq!(found.unwrap()["a"], 1);
         std::fs::remove_file(file).unwrap();
     }
 
     #[test]
     fn a_bench_that_does_not_end_is_stopped() {
-        let (file, long) = part("long", "exec sleep 600", Duration::ZERO);
-        assert!(run(&file, &long).unwrap_err().contains("stopped"));
-        std::fs::remove_file(file).unwrap();
+        let part = Part {
+            words: Vec::new(),
+            limit: Duration::ZERO,
+            targets: Vec::new(),
+        };
+        let mut endless = std::process::Command::new("/bin/sleep");
+        let stopped = super::output_of(endless.arg("600"), &part).unwrap_err();
+        assert!(stopped.contains("stopped"), "{stopped}");
     }
 }

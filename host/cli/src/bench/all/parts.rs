@@ -35,16 +35,17 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
         http = http.value("--vs", &peer.to_string());
     }
     vec![
-        stages(model, plugins, [8, 8, 32, 32])
-            .part(15)
+        stages(model, plugins, [24, 8, 32, 32])
+            .rounds(3)
+            .part(25)
             .targets(of_eight()),
-        stages(model, plugins, [1, 1, 32, 32])
+        stages(model, plugins, [4, 1, 32, 32])
             .numbers("--stages", "0,8,9")
             .part(5)
             .targets(of_one()),
         stages(model, plugins, [1, 1, 512, 128])
             .numbers("--stages", "0,8")
-            .rounds(2)
+            .rounds(3)
             .part(8)
             .targets(of_long()),
         stages(small, plugins, [40, 8, 32, 50])
@@ -242,10 +243,7 @@ fn of_overhead() -> Vec<Target> {
         "demo model, 8 at once: µs of CPU a token, SSE less raw loop",
         25.0,
         1.0,
-        |found| {
-            let of = |number| of_stage(found, number, "cpu_us_per_token");
-            Some(of(9)? - of(0)?)
-        },
+        |found| of_stage(found, 9, "cpu_us_over_raw"),
     )]
 }
 

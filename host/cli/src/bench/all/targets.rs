@@ -165,9 +165,9 @@ mod tests {
         let none = Target::new("time, ms", Bound::AtMost(2.0), 1e3, find).figure(&Value::Null);
         assert_eq!(none.met(), None);
         assert_eq!(none.json()["figure"], Value::Null);
-        let expected = "        what      target           figure\n\
-                        MISSED  time, ms  at most 1.9        2.00\n        \
-                        time, ms  at most 2  not measured";
+        let expected = "        what      target             figure\n\
+                        MISSED  time, ms  at most 1.9          2.00\n        \
+                        time, ms  at most 2    not measured";
         assert_eq!(table(&[figure(Bound::AtMost(1.9)), none]), expected);
     }
 

@@ -79,15 +79,20 @@ pub(super) async fn measure(arguments: &LoadBench) -> Result<(), Complaint> {
     let rounds = arguments.rounds();
     // Who begins finds the machine as the round before left it: each in its turn.
     let mut order: Vec<_> = (0..targets.len()).collect();
-    for number in 0..rounds {
+    // The first of several is there to warm up.
+    let idle = u64::from(rounds > 1);
+    for number in 0..rounds + idle {
         if rounds > 1 {
-            eprintln!("round {} of {rounds}", number + 1);
+            eprintln!("round {number} of {rounds}");
         }
         for &at in &order {
             let (target, tally) = &mut targets[at];
             let first = number * arguments.requests;
             let numbers = first..first + arguments.requests;
-            tally.add(round(target, pace, numbers, SEED + number).await?);
+            let found = round(target, pace, numbers, SEED + number).await?;
+            if number >= idle {
+                tally.add(found);
+            }
         }
         order.rotate_left(1);
     }

@@ -41,6 +41,8 @@ fn row(one: &Found, below: Option<&Found>) -> Value {
         let pairs = one.turns.iter().zip(&below.turns);
         median_of(pairs.map(|(own, below)| Some(micros(own)? - micros(below)?)))
     });
+    let pairs = one.turns.iter().zip(&one.twins);
+    let over_raw = median_of(pairs.map(|(own, twin)| Some(micros(own)? - micros(twin)?)));
     json!({
         "stage": one.stage.number,
         "name": one.stage.name,
@@ -51,6 +53,7 @@ fn row(one: &Found, below: Option<&Found>) -> Value {
         "ratio_max": quantile(&mut ratios, 1.0),
         "cpu_us_per_token": median_of(one.turns.iter().map(micros)),
         "cpu_us_added": added,
+        "cpu_us_over_raw": over_raw,
     })
 }
 

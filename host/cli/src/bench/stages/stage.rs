@@ -31,6 +31,9 @@ const fn stage(
 pub(super) const RAW: u8 = 0;
 /// The stage with requests of different lengths.
 pub(super) const ARRIVALS: u8 = 3;
+/// Before these, stage 0 is measured anew.
+pub(super) const AGAIN: u8 = 4;
+pub(super) const AGAIN_TOO: u8 = 7;
 
 pub(super) const STAGES: [Stage; 10] = [
     stage(RAW, "raw llama_decode", None, None),
