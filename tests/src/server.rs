@@ -176,6 +176,19 @@ impl Corral {
         self.stderr.lock().expect("no panic while held").clone()
     }
 
+    /// What it wrote to standard error once this is in it: another thread reads that, a little later.
+    pub fn wait_for_stderr(&self, text: &str) -> String {
+        let started = Instant::now();
+        loop {
+            let written = self.stderr();
+            if written.contains(text) {
+                return written;
+            }
+            assert!(started.elapsed() < PATIENCE, "no {text:?} in {written}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// `GET` on the public listener.
     pub fn get(&self, path: &str) -> Answer {
         self.get_from(&self.public, path)

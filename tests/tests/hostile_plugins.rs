@@ -159,11 +159,11 @@ fn what_a_plugin_writes_is_logged_with_its_name() {
     let corral = Corral::start();
     assert_eq!(corral.post("/misbehave/log", "").body, "ok");
     corral.settled();
-    let stderr = corral.stderr();
     for line in [
         "a line on the standard output",
         "a line on the standard error",
     ] {
+        let stderr = corral.wait_for_stderr(line);
         let logged = stderr.lines().find(|logged| logged.contains(line));
         let logged = logged.unwrap_or_else(|| panic!("{line:?} is not in {stderr}"));
         assert!(logged.contains("/misbehave"), "{logged}");

@@ -66,8 +66,7 @@ fn tell(corral: &Corral, method: &str, path: &str) -> (u16, Value) {
 #[test]
 fn the_first_is_there_and_the_others_come_when_they_are_asked_for() {
     let corral = start(&["second", "never"], &[]);
-    let stderr = corral.stderr();
-    assert!(stderr.contains("model tiny is loaded"), "{stderr}");
+    let stderr = corral.wait_for_stderr("model tiny is loaded");
     assert!(!stderr.contains("second"), "{stderr}");
     let all = corral.get_admin("/models").json();
     let states: Vec<_> = all["models"].as_array().expect("a list").iter().collect();
@@ -232,11 +231,7 @@ fn a_broken_file_fails_its_requests_until_there_is_a_good_one() {
     let file = folder.join("broken.gguf");
     let bad = named("bad", &file);
     let mut corral = start(&[], &["--model", &bad]);
-    let noted = corral.stderr();
-    assert!(
-        noted.contains("model bad can't be used as it is"),
-        "{noted}"
-    );
+    corral.wait_for_stderr("model bad can't be used as it is");
     let whole = std::fs::read(artefacts::model()).expect("the model can be read");
     let request = r#"{"model": "bad", "prompt": "1+1="}"#;
     for (bytes, expected) in [
@@ -260,7 +255,7 @@ fn a_broken_file_fails_its_requests_until_there_is_a_good_one() {
         assert_eq!(told["state"], "failed", "{told}");
         let error = told["error"].as_str().expect("why");
         assert!(error.contains(expected), "{told}");
-        assert!(corral.stderr().contains(error), "the log says it too");
+        corral.wait_for_stderr(error);
         let (code, problem) = tell(&corral, "PUT", "/models/bad");
         assert_eq!(
             (code, &problem["code"]),

@@ -121,11 +121,7 @@ fn a_second_signal_hurries() {
     let mut stream = corral.post_stream("/misbehave/drip", "");
     assert_eq!(stream.line().expect("it drips").as_deref(), Some("drip"));
     corral.signal("TERM");
-    let started = Instant::now();
-    while !corral.stderr().contains("a second signal") {
-        assert!(started.elapsed() < PATIENCE, "no note");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    corral.wait_for_stderr("a second signal");
     // From when it says so it is heard.
     corral.signal("TERM");
     let status = corral.wait(PATIENCE);

@@ -138,11 +138,7 @@ fn an_admin_listener_that_other_machines_can_reach_has_the_certificate_too() {
 
     let corral = Corral::start_with(&everywhere);
     assert!(corral.admin().starts_with("0.0.0.0:"));
-    let begun = Instant::now();
-    while !corral.stderr().contains("nothing is encrypted there") {
-        assert!(begun.elapsed() < PATIENCE, "{}", corral.stderr());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    corral.wait_for_stderr("nothing is encrypted there");
 }
 
 #[test]
