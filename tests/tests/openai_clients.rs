@@ -21,6 +21,37 @@ struct Servers {
     narrow: Corral,
     /// Has one call at a time, and nobody waits.
     busy: Corral,
+    /// Has the demo model with a template that lets it think.
+    thinking: Corral,
+}
+
+/// A chat template for thoughts: the prompt has the first tag, and `</think>` comes from the model.
+const THINKING: &str = "\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is not defined or enable_thinking %}
+        {{- '<think>\\n' }}
+    {%- endif %}
+{%- endif %}
+";
+
+/// The demo model with that template in place of its own, which is longer.
+fn thinking_model() -> PathBuf {
+    let read = |file: &Path| std::fs::read(file).expect("readable");
+    let model = artefacts::model();
+    let own = read(&model.with_file_name("chat_template.jinja"));
+    let mut model = read(&model);
+    let rest = own.len() - THINKING.len() - "{#</think>#}".len();
+    let template = format!("{THINKING}{{#</think>{}#}}", " ".repeat(rest));
+    let place = model.windows(own.len()).position(|at| at == own);
+    let place = place.expect("the demo model has its template");
+    model[place..][..own.len()].copy_from_slice(template.as_bytes());
+    let file = scratch_folder().join("thinking.gguf");
+    std::fs::write(&file, model).expect("written");
+    file
 }
 
 fn start(arguments: &[&str]) -> Corral {
@@ -45,6 +76,8 @@ impl Servers {
             assert_eq!(ended.code, Some(0), "{ended:?}");
             ended.stdout.trim().to_owned()
         });
+        let thinking = format!("thinking={}", thinking_model().display());
+        let thinking = thinking.as_str();
         let narrow = ["--sequences=1", "--queue-time=0.2", "--body-limit=64"];
         Servers {
             open: start(&[]),
@@ -52,6 +85,7 @@ impl Servers {
             keys,
             narrow: start(&narrow),
             busy: start(&["--calls", "1", "--queue", "0"]),
+            thinking: start(&["--model", thinking]),
         }
     }
 
@@ -64,6 +98,7 @@ impl Servers {
             ("CORRAL_KEYED_URL", &self.keyed),
             ("CORRAL_NARROW_URL", &self.narrow),
             ("CORRAL_BUSY_URL", &self.busy),
+            ("CORRAL_THINKING_URL", &self.thinking),
         ];
         for (variable, corral) in servers {
             command.env(variable, format!("http://{}", corral.public()));

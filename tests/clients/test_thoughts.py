@@ -1,0 +1,53 @@
+"""Thoughts apart from what is said, by a model whose template lets it think."""
+
+from corral import client, user
+
+SUM = user("12+7=")
+
+
+def ask(thinks, **more):
+    """A greedy answer of the demo model, which never ends a thought: it was not taught to have any."""
+    template = {"chat_template_kwargs": {"enable_thinking": thinks}}
+    return client("CORRAL_THINKING_URL").chat.completions.create(
+        model="thinking", messages=SUM, temperature=0, max_tokens=12, extra_body=template, **more
+    )
+
+
+def joined(chunks, name):
+    """What the deltas of a stream say by this name."""
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    return "".join(getattr(delta, name, None) or "" for delta in deltas)
+
+
+def test_thoughts_are_told_apart():
+    (choice,) = ask(True).choices
+    assert choice.message.reasoning_content
+    assert not choice.message.content
+    assert choice.finish_reason == "length"
+
+
+def test_thoughts_are_streamed_apart():
+    whole = ask(True).choices[0].message.reasoning_content
+    chunks = list(ask(True, stream=True, stream_options={"include_usage": True}))
+    assert joined(chunks, "reasoning_content") == whole
+    assert joined(chunks, "content") == ""
+    assert sum("reasoning_content" in str(chunk) for chunk in chunks) > 1, "as they come"
+    assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == 12
+
+
+def test_who_is_told_not_to_think_does_not():
+    (choice,) = ask(False).choices
+    assert getattr(choice.message, "reasoning_content", None) is None
+    assert choice.message.content == "19"
+    chunks = list(ask(False, stream=True))
+    assert (joined(chunks, "content"), joined(chunks, "reasoning_content")) == ("19", "")
+
+
+def test_responses_tell_them_as_an_item():
+    answer = client("CORRAL_THINKING_URL").responses.create(
+        model="thinking", input="12+7=", temperature=0, max_output_tokens=12
+    )
+    kinds = [item.type for item in answer.output]
+    assert kinds[0] == "reasoning", kinds
+    assert answer.output_text == ""
+    assert answer.status == "incomplete"
