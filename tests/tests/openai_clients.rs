@@ -21,7 +21,7 @@ struct Servers {
     narrow: Corral,
     /// Has one call at a time, and nobody waits.
     busy: Corral,
-    /// Has the demo model with a template that lets it think.
+    /// Has the demo model with a template that lets it think, and with tokens for a text between two others.
     thinking: Corral,
 }
 
@@ -38,17 +38,42 @@ const THINKING: &str = "\
 {%- endif %}
 ";
 
-/// The demo model with that template in place of its own, which is longer.
+/// Control tokens of the demo model, and what they are called in the model that thinks: those for a text
+/// between two others.
+const RENAMED: [(&str, &str); 3] = [
+    ("</tool_call>", "<fim_prefix>"),
+    ("<tool_response>", "<fim_suffix>"),
+    ("</tool_response>", "<fim_middle>"),
+];
+
+/// A text as a model's file has it: its length, then its bytes.
+fn in_file(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+/// Puts one text in place of another, which a file has once.
+fn replace(file: &mut Vec<u8>, old: &[u8], new: Vec<u8>) {
+    let place = file.windows(old.len()).position(|at| at == old);
+    let place = place.expect("the demo model has it");
+    file.splice(place..place + old.len(), new);
+}
+
+/// The demo model with that template and those names. The template fills what its own one took, so all
+/// behind it stays where it was.
 fn thinking_model() -> PathBuf {
-    let read = |file: &Path| std::fs::read(file).expect("readable");
-    let model = artefacts::model();
-    let own = read(&model.with_file_name("chat_template.jinja"));
-    let mut model = read(&model);
-    let rest = own.len() - THINKING.len() - "{#</think>#}".len();
+    let file = artefacts::model();
+    let mut model = std::fs::read(&file).expect("readable");
+    let length = model.len();
+    let own = file.with_file_name("chat_template.jinja");
+    let own = std::fs::read_to_string(own).expect("readable");
+    for (old, new) in RENAMED {
+        replace(&mut model, &in_file(old), in_file(new));
+    }
+    let gained = length - model.len();
+    let rest = own.len() + gained - THINKING.len() - "{#</think>#}".len();
     let template = format!("{THINKING}{{#</think>{}#}}", " ".repeat(rest));
-    let place = model.windows(own.len()).position(|at| at == own);
-    let place = place.expect("the demo model has its template");
-    model[place..][..own.len()].copy_from_slice(template.as_bytes());
+    replace(&mut model, &in_file(&own), in_file(&template));
+    assert_eq!(model.len(), length);
     let file = scratch_folder().join("thinking.gguf");
     std::fs::write(&file, model).expect("written");
     file
