@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine, set-up included:
 #   make run     builds, and serves the demo model (or MODEL=FILE) with the plugins deployed
 #   make test    checks format and lints, builds, and runs every test
-# Also: make build, make plugins, make lint; make bench (measures all that is promised, in less than an
+# Also: make build, make plugins, make lint; make bench (measures all that is promised, in about an
 # hour on two cores; VS=URL of a peer for HTTP, see BENCHMARKS.md); make model (trains the demo model
 # again, in about an hour on two cores; stopped and started again it goes on where it was).
 
