@@ -20,6 +20,8 @@ pub const LADDER: [u32; 14] = [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 
 pub const UNKNOWN: usize = 3;
 /// One step of so many tries the next larger size.
 const PROBE: u32 = 128;
+/// What the latest step counts for in the number of rows that steps usually have.
+const LATEST_ROWS: f64 = 1.0 / 64.0;
 /// What the latest step counts for, in the mean and in the scatter.
 const LATEST: f64 = 0.05;
 const LATEST_SCATTER: f64 = 0.02;
@@ -85,6 +87,9 @@ pub struct Experience {
     /// tells the mean, and a few steps that are held up move that.
     plain: f64,
     plain_seen: u32,
+    /// Rows that generate in a step, as a rule.
+    rows: f64,
+    rows_seen: u32,
     ceiling: Ceiling,
     /// Steps since one tried the next larger size.
     since_probe: u32,
@@ -96,6 +101,8 @@ impl Default for Experience {
             sizes: [Known::default(); LADDER.len()],
             plain: 0.0,
             plain_seen: 0,
+            rows: 0.0,
+            rows_seen: 0,
             ceiling: Ceiling::new(UNKNOWN, LADDER.len()),
             since_probe: 0,
         }
@@ -106,6 +113,11 @@ impl Experience {
     /// A step was computed in so many seconds; `gap` is how much longer than its rows alone it should
     /// at most have been. `cost` has not seen it yet.
     pub fn observe(&mut self, gap: f64, cost: &CostModel, shape: Shape, seconds: f64) {
+        if shape.rows > 0 {
+            self.rows_seen = self.rows_seen.saturating_add(1);
+            let rows = f64::from(shape.rows);
+            follow(&mut self.rows, rows, LATEST_ROWS, self.rows_seen);
+        }
         if shape.rows == 0 || !cost.is_fitted() || !seconds.is_finite() || seconds <= 0.0 {
             return;
         }
@@ -135,9 +147,18 @@ impl Experience {
         self.ceiling.tried(place, kept);
     }
 
-    /// Seconds that the generating rows of a step usually take by themselves.
+    /// Seconds that the generating rows of a step usually take by themselves; of a step with fewer rows
+    /// than there are as a rule, those that so many take. Whoever generates is used to waiting that long:
+    /// where many requests come at once, the first that was read would else hold up all the others, whose
+    /// prompts were dealt out beside it in the smallest pieces.
     fn alone(&self, cost: &CostModel, shape: Shape) -> f64 {
-        let alone = Shape { drafts: 0, ..shape };
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let usual = self.rows.round() as u32;
+        let alone = Shape {
+            drafts: 0,
+            rows: shape.rows.max(usual),
+            ..shape
+        };
         self.bare(cost, alone)
     }
 
@@ -197,7 +218,7 @@ impl Experience {
         self.sizes[place].margin()
     }
 
-    /// The largest size with which nearly all steps stay within `gap` times the time of their
+    /// The largest size with which nearly all steps stay within `gap` times the usual time of
     /// generating rows alone; the smallest if none does. Now and then the next larger one.
     pub fn fitting(&self, gap: f64, cost: &CostModel, rows: u32, n_kv: u32) -> u32 {
         let shape = Shape {
@@ -206,10 +227,9 @@ impl Experience {
             n_kv,
             ..Shape::default()
         };
-        let alone = self.alone(cost, shape);
-        let fits = |&place: &usize| {
-            (alone + self.adds(place, cost, n_kv)) * self.margin(place) <= gap * alone
-        };
+        let (bare, longest) = (self.bare(cost, shape), gap * self.alone(cost, shape));
+        let fits =
+            |&place: &usize| (bare + self.adds(place, cost, n_kv)) * self.margin(place) <= longest;
         let best = (0..=self.ceiling.place()).rev().find(fits).unwrap_or(0);
         let probe = usize::from(self.since_probe >= PROBE);
         LADDER[(best + probe).min(LADDER.len() - 1)]
@@ -276,6 +296,37 @@ mod tests {
         // Every tenth step takes 1.9 times as long: even the smallest size then passes 2.
         let (experience, cost, sizes) = learnt(|number| if number % 10 == 4 { 1.9 } else { 1.0 });
         assert!(experience.fitting(2.0, &cost, 8, 256) <= 12, "{sizes:?}");
+    }
+
+    #[test]
+    fn fewer_rows_than_usual_wait_as_long_as_they_are_used_to() {
+        // Eight rows take 16 ms and one takes 9; each prompt token adds half a millisecond.
+        let step = |rows, prefill| 0.008 + 0.001 * f64::from(rows) + 5e-4 * f64::from(prefill);
+        let (mut experience, mut cost) = (Experience::daring(), CostModel::default());
+        let mut fitting = |rows: u32, steps: u32| {
+            for number in 0..steps {
+                let prefill = [0, 4, 8, 16][(number % 4) as usize];
+                let shape = Shape {
+                    rows,
+                    prefill,
+                    n_kv: 256,
+                    ..Shape::default()
+                };
+                let seconds = step(rows, prefill);
+                experience.observe(2.0, &cost, shape, seconds);
+                cost.observe(shape, seconds);
+            }
+            experience.fitting(2.0, &cost, 1, 256)
+        };
+        // Within 18 ms, of which nearly all of the scatter is kept free.
+        let alone = fitting(1, 400);
+        // Within 32 ms.
+        let among_many = fitting(8, 400);
+        assert!(alone <= 12, "{alone}");
+        assert!((24..=32).contains(&among_many), "{among_many}");
+        // A while later it is alone for good.
+        let again = fitting(1, 600);
+        assert!(again <= 12, "{again}");
     }
 
     #[test]

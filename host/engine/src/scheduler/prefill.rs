@@ -2,7 +2,7 @@
 //!
 //! Reading a prompt makes a step longer, and everyone who generates waits for it. So a step with
 //! generating rows takes only as many prompt tokens as keep nearly every step within `gap` times the
-//! usual time of the same step without them, as [`experience`](super::experience) tells. The number
+//! usual time of a step without them, as [`experience`](super::experience) tells. The number
 //! comes from a ladder of fixed sizes: equal steps let the backend use its computation graph again.
 //! Without generating rows there is nobody to hold up, and a step is filled.
 
@@ -12,8 +12,8 @@ use super::experience::{Experience, LADDER, UNKNOWN};
 /// How prompts are read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Prefill {
-    /// As many tokens as keep a step within `gap` times the time of its generating rows alone; at
-    /// least the smallest chunk, so that prompts always get on.
+    /// As many tokens as keep a step within `gap` times the time of its generating rows alone, or of as
+    /// many as there usually are; at least the smallest chunk, so that prompts always get on.
     Budgeted {
         /// At least 1.
         gap: f64,

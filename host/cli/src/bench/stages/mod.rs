@@ -291,17 +291,25 @@ impl Bench {
         &self,
         load: impl Future<Output = Result<u64, Complaint>> + Send + 'static,
     ) -> Result<Took, Complaint> {
-        let decoding = || {
-            let name = "corral_engine_step_processor_seconds_total";
-            metric(&self.engine, name)
+        let read = || {
+            let decoding = "corral_engine_step_processor_seconds_total";
+            let steps = metric(&self.engine, "corral_engine_steps_total");
+            (metric(&self.engine, decoding), steps)
         };
         timed(|| -> Result<Done, Complaint> {
-            let before = decoding();
+            let before = read();
             // Not on this thread, which is none of theirs.
             let all = self.clients.spawn(load);
             let answered = self.clients.block_on(all);
             let tokens = answered.map_err(Complaint::telling("the clients crashed"))??;
-            Ok((tokens, decoding() - before))
+            let after = read();
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            let steps = (after.1 - before.1) as u64;
+            Ok(Done {
+                tokens,
+                steps,
+                decoding: after.0 - before.0,
+            })
         })
     }
 

@@ -22,27 +22,36 @@ const SETTLE: Duration = Duration::from_millis(50);
 pub(super) struct Took {
     /// Tokens that were generated.
     pub(super) tokens: u64,
+    /// Calls of `llama_decode`.
+    pub(super) steps: u64,
     pub(super) seconds: f64,
     /// Seconds of processor time beside llama.cpp and clients; none where the system does not tell.
     pub(super) processor: Option<f64>,
 }
 
-/// What a load has done: tokens, and seconds of processor time that the thread that calls llama.cpp spent
-/// in there.
-pub(super) type Done = (u64, f64);
+/// What a load has done.
+pub(super) struct Done {
+    /// Tokens that were generated.
+    pub(super) tokens: u64,
+    /// Calls of `llama_decode`.
+    pub(super) steps: u64,
+    /// Seconds of processor time that the thread that calls llama.cpp spent in there.
+    pub(super) decoding: f64,
+}
 
 /// Measures a load.
 pub(super) fn timed(load: impl FnOnce() -> Result<Done, Complaint>) -> Result<Took, Complaint> {
     let before = Spent::settled();
     let began = Instant::now();
-    let (tokens, decoding) = load()?;
+    let done = load()?;
     let seconds = began.elapsed().as_secs_f64();
     let spent = before.zip(Spent::settled());
     Ok(Took {
-        tokens,
+        tokens: done.tokens,
+        steps: done.steps,
         seconds,
         // Clocks of different kinds differ a little.
-        processor: spent.map(|(before, after)| (after.beside(before) - decoding).max(0.0)),
+        processor: spent.map(|(before, after)| (after.beside(before) - done.decoding).max(0.0)),
     })
 }
 

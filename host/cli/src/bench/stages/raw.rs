@@ -21,7 +21,7 @@ pub(super) fn measure(
 }
 
 fn run(raw: &mut Raw, mut replay: Replay, prompts: &[Prompt]) -> Result<Done, Complaint> {
-    let (mut tokens, before) = (0, raw.decode_time());
+    let (mut tokens, mut steps, before) = (0, 0, raw.decode_time());
     let mut inputs = Vec::new();
     while let Some(step) = replay.step() {
         inputs.clear();
@@ -34,11 +34,16 @@ fn run(raw: &mut Raw, mut replay: Replay, prompts: &[Prompt]) -> Result<Done, Co
             tokens += u64::from(row.output);
         }
         raw.decode(&inputs)?;
+        steps += 1;
         for &slot in &step.ended {
             raw.clear(sequence(slot));
         }
     }
-    Ok((tokens, (raw.decode_time() - before).as_secs_f64()))
+    Ok(Done {
+        tokens,
+        steps,
+        decoding: (raw.decode_time() - before).as_secs_f64(),
+    })
 }
 
 /// What a row gives to llama.cpp. What comes after the prompt is its first token, over and over.

@@ -14,13 +14,14 @@ pub(super) struct Found {
     pub(super) twins: Vec<Took>,
 }
 
-pub(super) const COLUMNS: [Column; 8] = [
+pub(super) const COLUMNS: [Column; 9] = [
     ("stage", "stage", Unit::Plain),
     ("what", "name", Unit::Plain),
     ("tok/s", "tok_s", Unit::Whole),
     ("ratio to raw", "ratio", Unit::Thousandths),
     ("least", "ratio_min", Unit::Thousandths),
     ("most", "ratio_max", Unit::Thousandths),
+    ("tokens a step", "tok_step", Unit::Tenths),
     ("µs CPU a token", "cpu_us_per_token", Unit::Tenths),
     ("added", "cpu_us_added", Unit::Tenths),
 ];
@@ -51,6 +52,7 @@ fn row(one: &Found, below: Option<&Found>) -> Value {
         "ratio": quantile(&mut ratios, 0.5),
         "ratio_min": quantile(&mut ratios, 0.0),
         "ratio_max": quantile(&mut ratios, 1.0),
+        "tok_step": median(one.turns.iter().map(together)),
         "cpu_us_per_token": median_of(one.turns.iter().map(micros)),
         "cpu_us_added": added,
         "cpu_us_over_raw": over_raw,
@@ -61,6 +63,12 @@ fn row(one: &Found, below: Option<&Found>) -> Value {
 #[allow(clippy::cast_precision_loss)]
 fn speed(took: &Took) -> f64 {
     took.tokens as f64 / took.seconds
+}
+
+/// Generated tokens by steps, of which some read prompts alone.
+#[allow(clippy::cast_precision_loss)]
+fn together(took: &Took) -> f64 {
+    took.tokens as f64 / took.steps.max(1) as f64
 }
 
 /// Microseconds of processor time a token.
@@ -83,6 +91,7 @@ mod tests {
     fn took(seconds: f64, processor: Option<f64>) -> Took {
         Took {
             tokens: 100,
+            steps: 20,
             seconds,
             processor,
         }
@@ -113,6 +122,7 @@ mod tests {
         }
         assert_eq!(rows[1]["tok_s"], 40.0);
         assert_eq!(rows[1]["raw_tok_s"], 50.0);
+        assert_eq!(rows[1]["tok_step"], 5.0);
         let micros = |row: usize, key: &str| rows[row][key].as_f64();
         assert!(micros(0, "cpu_us_per_token").is_some_and(|time| (time - 10.0).abs() < 1e-6));
         assert!(micros(1, "cpu_us_per_token").is_some_and(|time| (time - 30.0).abs() < 1e-6));
