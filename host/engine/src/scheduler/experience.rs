@@ -20,8 +20,8 @@ pub const LADDER: [u32; 14] = [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 
 pub const UNKNOWN: usize = 3;
 /// One step of so many tries the next larger size.
 const PROBE: u32 = 128;
-/// What the latest step counts for in the number of rows that steps usually have.
-const LATEST_ROWS: f64 = 1.0 / 64.0;
+/// What the latest step counts for in the number of sequences that usually run.
+const LATEST_RUNS: f64 = 1.0 / 64.0;
 /// What the latest step counts for, in the mean and in the scatter.
 const LATEST: f64 = 0.05;
 const LATEST_SCATTER: f64 = 0.02;
@@ -87,9 +87,9 @@ pub struct Experience {
     /// tells the mean, and a few steps that are held up move that.
     plain: f64,
     plain_seen: u32,
-    /// Rows that generate in a step, as a rule.
-    rows: f64,
-    rows_seen: u32,
+    /// Sequences that run, as a rule: those that read too, since they are about to generate.
+    runs: f64,
+    runs_seen: u32,
     ceiling: Ceiling,
     /// Steps since one tried the next larger size.
     since_probe: u32,
@@ -101,8 +101,8 @@ impl Default for Experience {
             sizes: [Known::default(); LADDER.len()],
             plain: 0.0,
             plain_seen: 0,
-            rows: 0.0,
-            rows_seen: 0,
+            runs: 0.0,
+            runs_seen: 0,
             ceiling: Ceiling::new(UNKNOWN, LADDER.len()),
             since_probe: 0,
         }
@@ -110,14 +110,20 @@ impl Default for Experience {
 }
 
 impl Experience {
+    /// So many sequences ran while a step was computed.
+    pub fn ran(&mut self, count: u32) {
+        self.runs_seen = self.runs_seen.saturating_add(1);
+        follow(
+            &mut self.runs,
+            f64::from(count),
+            LATEST_RUNS,
+            self.runs_seen,
+        );
+    }
+
     /// A step was computed in so many seconds; `gap` is how much longer than its rows alone it should
     /// at most have been. `cost` has not seen it yet.
     pub fn observe(&mut self, gap: f64, cost: &CostModel, shape: Shape, seconds: f64) {
-        if shape.rows > 0 {
-            self.rows_seen = self.rows_seen.saturating_add(1);
-            let rows = f64::from(shape.rows);
-            follow(&mut self.rows, rows, LATEST_ROWS, self.rows_seen);
-        }
         if shape.rows == 0 || !cost.is_fitted() || !seconds.is_finite() || seconds <= 0.0 {
             return;
         }
@@ -147,13 +153,14 @@ impl Experience {
         self.ceiling.tried(place, kept);
     }
 
-    /// Seconds that the generating rows of a step usually take by themselves; of a step with fewer rows
-    /// than there are as a rule, those that so many take. Whoever generates is used to waiting that long:
-    /// where many requests come at once, the first that was read would else hold up all the others, whose
-    /// prompts were dealt out beside it in the smallest pieces.
+    /// Seconds that a step without prompts usually takes: with the rows that generate, or with as many as
+    /// there are sequences as a rule, if that is more. That is what a sequence waits for its token among so
+    /// many, and what is promised rests on it. Rested it on the rows of the step alone, then the first of
+    /// many that come at once would have all others read in the smallest pieces beside it; few would
+    /// generate at a time, the machine would be half idle, and it would never come right again.
     fn alone(&self, cost: &CostModel, shape: Shape) -> f64 {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let usual = self.rows.round() as u32;
+        let usual = self.runs as u32;
         let alone = Shape {
             drafts: 0,
             rows: shape.rows.max(usual),
@@ -299,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_rows_than_usual_wait_as_long_as_they_are_used_to() {
+    fn one_row_among_many_sequences_waits_as_long_as_many_rows_do() {
         // Eight rows take 16 ms and one takes 9; each prompt token adds half a millisecond.
         let step = |rows, prefill| 0.008 + 0.001 * f64::from(rows) + 5e-4 * f64::from(prefill);
         let (mut experience, mut cost) = (Experience::daring(), CostModel::default());
@@ -313,6 +320,7 @@ mod tests {
                     ..Shape::default()
                 };
                 let seconds = step(rows, prefill);
+                experience.ran(rows);
                 experience.observe(2.0, &cost, shape, seconds);
                 cost.observe(shape, seconds);
             }
@@ -324,7 +332,7 @@ mod tests {
         let among_many = fitting(8, 400);
         assert!(alone <= 12, "{alone}");
         assert!((24..=32).contains(&among_many), "{among_many}");
-        // A while later it is alone for good.
+        // A while later it is alone.
         let again = fitting(1, 600);
         assert!(again <= 12, "{again}");
     }

@@ -315,6 +315,8 @@ impl Scheduler {
             }
         } else {
             if let Some(gap) = self.limits.prefill.gap() {
+                let running = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
+                self.experience.ran(running);
                 self.experience
                     .observe(gap, &self.cost, self.shape, seconds);
             }

@@ -13,7 +13,7 @@ use super::experience::{Experience, LADDER, UNKNOWN};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Prefill {
     /// As many tokens as keep a step within `gap` times the time of its generating rows alone, or of as
-    /// many as there usually are; at least the smallest chunk, so that prompts always get on.
+    /// many rows as sequences usually run; at least the smallest chunk, so that prompts always get on.
     Budgeted {
         /// At least 1.
         gap: f64,
