@@ -135,7 +135,7 @@ fn errors_leave_nothing_behind() {
 }
 
 /// What streams cost, counted: where a machine is shared, times say nothing. However threads are scheduled,
-/// no count is larger than here: who reads late gets several tokens at once.
+/// no count but that of polls is larger than here: who reads late gets several tokens at once.
 #[test]
 fn a_streamed_token_costs_no_more_than_it_did() {
     const STREAMS: usize = 8;
@@ -176,6 +176,10 @@ fn a_streamed_token_costs_no_more_than_it_did() {
     // asked for like a chunk.
     let looks = count("deployment_looks");
     at_most("looks for a chunk", looks, 3.0 * chunks + 8.0 * streams);
+    // A call is woken once for each chunk, and finds it. The one count that scheduling adds to: a call is woken
+    // once more where its connection had not taken the event before, which is rare.
+    let polls = count("deployment_polls");
+    at_most("polls of calls", polls, 1.5 * chunks + 24.0 * streams);
     // To open the model, to read the prompt and to begin: none of them for a token.
     let calls = count("deployment_host_calls");
     at_most("host calls", calls, 64.0 * streams);
@@ -187,7 +191,7 @@ fn a_streamed_token_costs_no_more_than_it_did() {
     at_most("bytes", bytes, 28.0 * tokens + 512.0 * streams);
     assert!(broken.is_empty(), "{broken:#?}");
     // None of them says nothing.
-    assert!(chunks >= streams && looks >= chunks && calls >= streams);
+    assert!(chunks >= streams && looks >= chunks && calls >= streams && polls >= streams);
     assert!(frames >= 3.0 * streams && bytes >= tokens);
 }
 

@@ -1,13 +1,14 @@
 //! What planning a step takes, and what taking note of its result does, beside the step itself: the
-//! scheduler alone, where so many sequences generate, and where others wait for one of their ids.
+//! scheduler alone, where so many sequences generate, and where others wait for one of their ids; and what
+//! planning takes where ids and cells are full and so many chats are kept.
 //!
 //! `cargo bench -p corral-engine --bench scheduling`
 
 use corral_engine::Token;
 use corral_engine::scheduler::prefill::Prefill;
 use corral_engine::scheduler::{
-    Key, Limits, Priority, Progress, Request, Reuse, Scheduler, Scope, Step, StepResult, Tenant,
-    Time, Watch,
+    Claim, Key, Layout, Limits, Priority, Progress, Request, Reuse, Scheduler, Scope, Step,
+    StepResult, Tenant, Time, Watch,
 };
 use divan::{AllocProfiler, Bencher};
 use std::cell::RefCell;
@@ -39,6 +40,7 @@ const PROMPT: u32 = 64;
 const LENGTH: u32 = 192;
 /// As many as the engine has unless it is told otherwise.
 const CELLS: u32 = 16_384;
+const IDS: u16 = 64;
 /// Among whom those that wait are shared out.
 const TENANTS: u64 = 16;
 /// What a step takes.
@@ -177,6 +179,124 @@ fn applied(bencher: Bencher, size: Size) {
             house.sample();
         })
         .bench_local_values(|()| house.borrow_mut().apply());
+}
+
+/// A scheduler that keeps so many chats which were put aside. All its ids and cells are taken by chats that
+/// were spoken to last, and each newcomer needs those of one of them.
+struct Attic {
+    scheduler: Scheduler,
+    now: Time,
+    /// One for each chat.
+    claims: Vec<Claim>,
+    /// What was planned.
+    step: Step,
+}
+
+impl Attic {
+    fn new(kept: u32) -> Self {
+        let limits = Limits {
+            seq_ids: IDS,
+            cells: u32::from(IDS) * PROMPT,
+            step_tokens: 512,
+            queue: 16,
+            tenant_queue: 16,
+            prefill: Prefill::default(),
+            reuse: Reuse::Any,
+            spill: true,
+            drafts: 8,
+        };
+        let mut attic = Self {
+            scheduler: Scheduler::new(limits),
+            now: Time::ZERO,
+            claims: Vec::new(),
+            step: Step::default(),
+        };
+        for _ in 0..kept {
+            let request = attic.chat();
+            let layout = Layout::new(std::iter::once(0..PROMPT).collect());
+            let layout = layout.expect("each position is there once");
+            let Request {
+                scope,
+                tokens,
+                claim,
+                ..
+            } = request;
+            attic.scheduler.adopt(scope, tokens, layout, claim);
+        }
+        while attic.scheduler.cells().free() > 0 {
+            attic.enqueue();
+            attic.plan();
+            attic.answer();
+        }
+        attic
+    }
+
+    /// A chat of its own.
+    fn chat(&mut self) -> Request {
+        let number = self.claims.len() as u64;
+        let claim = Claim::default();
+        let first = number as Token * PROMPT;
+        let tenant = (number % TENANTS) as u32;
+        let request = Request {
+            key: Key(number),
+            tenant: Tenant(tenant),
+            scope: Scope(tenant.into()),
+            priority: Priority::default(),
+            tokens: (first..first + PROMPT).collect(),
+            max_tokens: 1,
+            arrived: self.now,
+            queue_until: None,
+            deadline: None,
+            share: None,
+            claim: claim.watch(),
+            goes_on: None,
+            progress: Progress::default(),
+        };
+        self.claims.push(claim);
+        request
+    }
+
+    fn enqueue(&mut self) {
+        let request = self.chat();
+        let taken = self.scheduler.enqueue(self.now, request);
+        assert_eq!(taken, Ok(()), "nobody waits");
+    }
+
+    fn plan(&mut self) {
+        self.now += STEP;
+        self.step = self.scheduler.plan(self.now);
+    }
+
+    /// Whoever was read ends.
+    fn answer(&mut self) {
+        let step = std::mem::take(&mut self.step);
+        let rows = step.rows.iter().filter(|row| row.output);
+        let ended: Vec<_> = rows.map(|row| row.key).collect();
+        let sampled: Vec<_> = ended.iter().map(|key| (*key, 7)).collect();
+        if step.rows.is_empty() {
+            return;
+        }
+        let given_up = self.scheduler.applied(StepResult::Decoded {
+            sampled: &sampled,
+            ended: &ended,
+            asked: &[],
+            took: STEP,
+        });
+        assert_eq!(given_up, None, "nothing failed");
+    }
+}
+
+/// One newcomer, who is taken up with the id and the cells of another one.
+#[divan::bench(args = [0, 1000, 10_000], sample_count = 1000, sample_size = 1)]
+fn plan_with_kept(bencher: Bencher, kept: u32) {
+    let attic = RefCell::new(Attic::new(kept));
+    bencher
+        .with_inputs(|| {
+            let mut attic = attic.borrow_mut();
+            attic.answer();
+            attic.enqueue();
+        })
+        .bench_local_values(|()| attic.borrow_mut().plan());
 }
 
 /// The twin of `plan`: what a list of its rows takes that says no more than whose each is.

@@ -61,7 +61,7 @@ impl Account {
     }
 
     /// What went between its plugins and the host.
-    pub fn counts(&self) -> [Metric; 5] {
+    pub fn counts(&self) -> [Metric; 6] {
         self.0.tally.counts()
     }
 

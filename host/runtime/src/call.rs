@@ -12,7 +12,7 @@ use crate::metrics::{Counters, Ending};
 use crate::plugin::Plugin;
 use crate::settings::Limits;
 use crate::state::State;
-use crate::store::store;
+use crate::store::{keep_company, store};
 use crate::tally::Tally;
 use crate::ticker::Ticking;
 use futures_channel::oneshot;
@@ -173,6 +173,10 @@ impl Live {
         work: impl Future<Output = wasmtime::Result<R>>,
     ) -> Result<R, Failure> {
         let mut work = pin!(work);
+        let counted = pin!(poll_fn(|cx| {
+            self.verdict.tally.polled();
+            work.as_mut().poll(cx)
+        }));
         let _panics = Panics(&self.verdict);
         let (time, deadline) = self.time;
         let cpu = self.limits.cpu;
@@ -180,7 +184,7 @@ impl Live {
         // A sampling plugin may use it up while the handler sleeps.
         let spent =
             |cx: &mut Context<'_>| self.meter.used() > cpu || found.as_mut().poll(cx).is_ready();
-        let result = match within(&self.meter, spent, deadline, work.as_mut()).await {
+        let result = match within(&self.meter, spent, deadline, counted).await {
             Ok(done) => {
                 done.map_err(|error| Failure::from_wasmtime(&error, &self.meter, &self.limits))
             }
@@ -236,6 +240,7 @@ pub(crate) async fn serve(
     let work = async {
         let proxy = pre.instantiate_async(&mut store).await?;
         live.started(began);
+        keep_company(&mut store)?;
         store
             .run_concurrent(async |accessor| {
                 let prepared = accessor.with(|mut access| {

@@ -68,6 +68,7 @@ pub(crate) struct Tally {
     running: AtomicU64,
     waiting: AtomicU64,
     tripped: [AtomicU64; Bound::ALL.len()],
+    polls: AtomicU64,
     host_calls: AtomicU64,
     looks: AtomicU64,
     chunks: AtomicU64,
@@ -99,6 +100,11 @@ impl Tally {
     /// A call, or a generation, was stopped by `bound`.
     pub(crate) fn trip(&self, bound: Bound) {
         self.tripped[bound as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A call was polled: it began, or something woke it.
+    pub(crate) fn polled(&self) {
+        self.polls.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A plugin called a function of `corral:inference`; one that waits may say so several times.
@@ -163,9 +169,14 @@ impl Tally {
     }
 
     /// What went between its plugins and the host. Tests hold it against the tokens that came of it.
-    pub(crate) fn counts(&self) -> [Metric; 5] {
+    pub(crate) fn counts(&self) -> [Metric; 6] {
         let count = |name, help, value| metric(name, help, Kind::Counter, value);
         [
+            count(
+                "corral_deployment_polls_total",
+                "Times that calls of plugins were woken to go on, by deployment.",
+                &self.polls,
+            ),
             count(
                 "corral_deployment_host_calls_total",
                 "Calls of corral:inference by plugins; one that waits may count several times; by deployment.",
@@ -224,12 +235,13 @@ mod tests {
     #[test]
     fn what_goes_to_and_fro_is_counted_apart() {
         let tally = Tally::default();
+        (0..7).for_each(|_| tally.polled());
         tally.called();
         (0..2).for_each(|_| tally.looked());
         (0..3).for_each(|_| tally.read());
         (0..4).for_each(|_| tally.sent(10));
         let counts = tally.counts().map(|metric| metric.value);
-        assert_eq!(counts, [1.0, 2.0, 3.0, 4.0, 40.0]);
+        assert_eq!(counts, [7.0, 1.0, 2.0, 3.0, 4.0, 40.0]);
     }
 
     #[test]

@@ -5,6 +5,11 @@
 //! one that was spilled holds none. Whether it is an idle sequence says its claim: as long as that
 //! is held the entry is put aside under pressure and not dropped. Sequences that run stand in the
 //! same [`Tree`] under what they came with, so that others can share with them too.
+//!
+//! There may be very many entries, most of which were put aside. What is done at each step looks at
+//! those in the cells alone, of which there are no more than ids: they stand in order of their last
+//! use, those that nobody claims apart from the others. A claim that was let go never comes back, so
+//! an entry changes sides once, when it is looked who let go ([`Cache::settle`]).
 
 use super::cells::Layout;
 use super::tree::Tree;
@@ -74,9 +79,16 @@ impl Entry {
 #[derive(Clone, Debug, Default)]
 pub struct Cache {
     entries: BTreeMap<EntryId, Entry>,
+    /// Those in the cells that nobody claims, by when they were of use, which is never the same.
+    loose: BTreeMap<u64, EntryId>,
+    /// The others in the cells: somebody claimed them when that was last looked at.
+    claimed: BTreeMap<u64, EntryId>,
     tree: Tree<Holder>,
     last: u64,
     clock: u64,
+    /// Entries that were looked at, for tests.
+    #[cfg(test)]
+    visits: std::cell::Cell<u64>,
 }
 
 impl Cache {
@@ -103,6 +115,9 @@ impl Cache {
         let id = EntryId(self.last);
         self.tree.insert(scope, &tokens, Holder::Entry(id));
         let used = self.clock;
+        if let Place::Cells(_) = place {
+            self.side(claim.is_held()).insert(used, id);
+        }
         let entry = Entry {
             scope,
             tokens,
@@ -114,9 +129,18 @@ impl Cache {
         id
     }
 
+    /// Where entries in the cells stand that somebody claims, or those that nobody does.
+    fn side(&mut self, claimed: bool) -> &mut BTreeMap<u64, EntryId> {
+        match claimed {
+            true => &mut self.claimed,
+            false => &mut self.loose,
+        }
+    }
+
     /// Keeps it no longer.
     pub(super) fn remove(&mut self, id: EntryId) -> Option<Entry> {
         let entry = self.entries.remove(&id)?;
+        self.leaves_cells(entry.used);
         let there = self
             .tree
             .remove(entry.scope, &entry.tokens, Holder::Entry(id));
@@ -128,15 +152,51 @@ impl Cache {
     pub(super) fn spilled(&mut self, id: EntryId, layout: Layout) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.place = Place::Spilled(layout);
+            let used = entry.used;
+            self.leaves_cells(used);
         }
+    }
+
+    /// Who was of use then is in the cells no longer, if it was. True if it was claimed.
+    fn leaves_cells(&mut self, used: u64) -> bool {
+        self.loose.remove(&used).is_none() && self.claimed.remove(&used).is_some()
     }
 
     /// It was of use.
     pub(super) fn touch(&mut self, id: EntryId) {
         self.clock += 1;
-        if let Some(entry) = self.entries.get_mut(&id) {
-            entry.used = self.clock;
+        let now = self.clock;
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return;
+        };
+        let before = std::mem::replace(&mut entry.used, now);
+        if entry.seq().is_some() {
+            let claimed = self.leaves_cells(before);
+            self.side(claimed).insert(now, id);
         }
+    }
+
+    /// Takes note of claims to entries in the cells that were let go.
+    pub(super) fn settle(&mut self) {
+        let let_go = |&(_, &id): &(&u64, &EntryId)| !self.looked(id).is_some_and(Entry::is_claimed);
+        let let_go = self.claimed.iter().filter(let_go);
+        let let_go: Vec<_> = let_go.map(|(used, id)| (*used, *id)).collect();
+        for (used, id) in let_go {
+            self.claimed.remove(&used);
+            self.loose.insert(used, id);
+        }
+    }
+
+    /// One of them, of many that are looked at.
+    fn looked(&self, id: EntryId) -> Option<&Entry> {
+        self.visited();
+        self.get(id)
+    }
+
+    /// Counts an entry that is looked at, for tests.
+    fn visited(&self) {
+        #[cfg(test)]
+        self.visits.set(self.visits.get() + 1);
     }
 
     /// A sequence begins to run.
@@ -158,15 +218,44 @@ impl Cache {
             .collect()
     }
 
-    /// The entry in the cells that was of no use for longest, of those that `suits`.
-    pub(super) fn oldest(&self, suits: impl Fn(EntryId, &Entry, SeqId) -> bool) -> Option<EntryId> {
-        let in_cells = self.entries.iter().filter(|&(id, entry)| {
-            let suits = |seq| suits(*id, entry, seq);
-            entry.seq().is_some_and(suits)
-        });
-        in_cells
-            .min_by_key(|(_, entry)| entry.used)
-            .map(|(id, _)| *id)
+    /// The entry in the cells that was of no use for longest, of those that `suits`: of those that
+    /// somebody claims, or of those that nobody does, as of the last [`Cache::settle`].
+    pub(super) fn oldest(
+        &self,
+        claimed: bool,
+        suits: impl Fn(EntryId, SeqId) -> bool,
+    ) -> Option<EntryId> {
+        let side = if claimed { &self.claimed } else { &self.loose };
+        let suits = |id: EntryId| {
+            let seq = self.looked(id).and_then(Entry::seq);
+            seq.is_some_and(|seq| suits(id, seq))
+        };
+        side.values().copied().find(|id| suits(*id))
+    }
+
+    /// Those in the cells, with their ids.
+    pub(super) fn in_cells(&self) -> impl Iterator<Item = (EntryId, SeqId)> {
+        let both = self.loose.values().chain(self.claimed.values());
+        both.filter_map(move |id| Some((*id, self.get(*id)?.seq()?)))
+    }
+
+    /// The entry that has the cells of this id.
+    pub(super) fn with_cells_of(&self, seq: SeqId) -> Option<EntryId> {
+        let found = self.in_cells().find(|(_, other)| *other == seq);
+        found.map(|(id, _)| id)
+    }
+
+    /// Up to so many entries from this one on, in the order in which they were kept.
+    pub(super) fn some_from(
+        &self,
+        first: EntryId,
+        most: usize,
+    ) -> impl Iterator<Item = (EntryId, &Entry)> {
+        let entries = self.entries.range(first..).take(most);
+        entries.map(move |(id, entry)| {
+            self.visited();
+            (*id, entry)
+        })
     }
 
     /// Entries that nobody claims and that are no more than a beginning of `tokens`.
@@ -192,5 +281,26 @@ impl Cache {
             Holder::Running(_) => false,
         };
         self.tree.continues(scope, tokens, resident)
+    }
+
+    /// Entries that were looked at so far, where many could have been.
+    #[cfg(test)]
+    pub(super) fn visits(&self) -> u64 {
+        self.visits.get()
+    }
+
+    /// Each entry in the cells stands in the order once and on its side, and nothing else does.
+    #[cfg(test)]
+    pub(super) fn check(&self) {
+        let in_cells = self.entries.iter().filter(|(_, e)| e.seq().is_some());
+        let mut expected: Vec<_> = in_cells.map(|(id, entry)| (entry.used, *id)).collect();
+        let both = self.loose.iter().chain(&self.claimed);
+        let mut ordered: Vec<_> = both.map(|(used, id)| (*used, *id)).collect();
+        expected.sort_unstable();
+        ordered.sort_unstable();
+        assert_eq!(ordered, expected, "the order of those in the cells");
+        for id in self.loose.values() {
+            assert!(!self.entries[id].is_claimed(), "{id:?} is claimed");
+        }
     }
 }

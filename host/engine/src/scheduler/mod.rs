@@ -103,6 +103,8 @@ pub struct Scheduler {
     /// Sequences that were admitted.
     admissions: u64,
     swept: Time,
+    /// Where the round of the sweep that is under way goes on.
+    sweeping: Option<EntryId>,
     /// Steps that had gone well when it was last looked who is placed high.
     looked: u64,
     tally: Tally,
@@ -136,6 +138,7 @@ impl Scheduler {
             awaited: None,
             admissions: 0,
             swept: Time::ZERO,
+            sweeping: None,
             looked: 0,
             tally: Tally::default(),
             planned: Vec::new(),

@@ -59,11 +59,7 @@ impl Scheduler {
             running.starts_at(0);
             return;
         }
-        let entry = self
-            .cache
-            .entries()
-            .find(|(_, entry)| entry.seq() == Some(seq));
-        if let Some((id, _)) = entry {
+        if let Some(id) = self.cache.with_cells_of(seq) {
             self.drop_entry(id);
         }
     }

@@ -4,7 +4,8 @@
 //! Language Models", 2024): each tenant has a counter of the work done for it, and the one with the
 //! lowest counter goes next. A tenant that comes back from doing nothing is lifted to the lowest
 //! counter of the others, so idling earns no credit; and one that was ahead when it went idle stays
-//! ahead until the others have caught up, so leaving pays no debt.
+//! ahead until the others have caught up, so leaving pays no debt. Those that are idle and ahead stand
+//! apart, in order of their counters: there may be many, and nobody looks at them but who comes back.
 //!
 //! Within a tenant the earliest deadline goes first. A request without one is taken to have
 //! [`PATIENCE`], so that a stream of urgent ones passes it for so long and no longer.
@@ -41,8 +42,12 @@ impl Share {
 /// Requests that wait, and what each tenant has had.
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
-    /// Ordered, so that equal counters are always resolved in the same way.
+    /// Of those that have something to do. Ordered, so that equal counters are always resolved in the
+    /// same way.
     shares: BTreeMap<Tenant, Share>,
+    /// The counters of those that have nothing to do and were ahead, and the same in their order.
+    resting: HashMap<Tenant, u64>,
+    ahead: BTreeSet<(u64, Tenant)>,
     waiting: HashMap<Key, Request>,
 }
 
@@ -73,16 +78,22 @@ impl Queue {
 
     /// What a tenant has had; the lower, the sooner it is served.
     pub fn counter(&self, tenant: Tenant) -> u64 {
-        self.shares.get(&tenant).map_or(0, |share| share.counter)
+        let active = self.shares.get(&tenant).map(|share| share.counter);
+        let resting = || self.resting.get(&tenant).copied();
+        active.or_else(resting).unwrap_or(0)
     }
 
     /// Puts a request in its place.
     pub fn push(&mut self, request: Request) {
-        let lowest = self.lowest();
-        let share = self.shares.entry(request.tenant).or_default();
-        if !share.is_active() {
-            share.counter = share.counter.max(lowest);
-        }
+        let tenant = request.tenant;
+        let counter = match self.shares.contains_key(&tenant) {
+            true => 0,
+            false => self.wakes(tenant),
+        };
+        let share = self.shares.entry(tenant).or_insert_with(|| Share {
+            counter,
+            ..Share::default()
+        });
         share.waiting.insert(place(&request));
         self.waiting.insert(request.key, request);
     }
@@ -146,7 +157,7 @@ impl Queue {
         if let Some(share) = self.shares.get_mut(&request.tenant) {
             share.waiting.remove(&place(&request));
         }
-        self.forget();
+        self.rest(request.tenant);
         Some(request)
     }
 
@@ -162,27 +173,49 @@ impl Queue {
         if let Some(share) = self.shares.get_mut(&tenant) {
             share.running = share.running.saturating_sub(1);
         }
-        self.forget();
+        self.rest(tenant);
     }
 
     /// The lowest counter of those that have something to do; 0 if nobody has.
     fn lowest(&self) -> u64 {
-        let active = self.shares.values().filter(|share| share.is_active());
-        active.map(|share| share.counter).min().unwrap_or(0)
+        let counters = self.shares.values().map(|share| share.counter);
+        counters.min().unwrap_or(0)
     }
 
-    /// Drops tenants that do nothing and are owed nothing: without others all start anew.
-    fn forget(&mut self) {
-        let lowest = self.lowest();
-        let busy = self.shares.values().any(Share::is_active);
-        self.shares
-            .retain(|_, share| share.is_active() || (busy && share.counter > lowest));
+    /// The counter of one that had nothing to do until now: no lower than the others'.
+    fn wakes(&mut self, tenant: Tenant) -> u64 {
+        let before = self.resting.remove(&tenant);
+        if let Some(before) = before {
+            self.ahead.remove(&(before, tenant));
+        }
+        before.unwrap_or(0).max(self.lowest())
+    }
+
+    /// Something of a tenant is over. If that was all it rests; and those that rest are forgotten when
+    /// they are owed nothing: without others all start anew.
+    fn rest(&mut self, tenant: Tenant) {
+        let idle = self.shares.get(&tenant).is_some_and(|s| !s.is_active());
+        if idle && let Some(share) = self.shares.remove(&tenant) {
+            self.resting.insert(tenant, share.counter);
+            self.ahead.insert((share.counter, tenant));
+        }
+        let lowest = match self.shares.is_empty() {
+            true => u64::MAX,
+            false => self.lowest(),
+        };
+        while let Some(&(counter, tenant)) = self.ahead.first() {
+            if counter > lowest {
+                break;
+            }
+            self.ahead.pop_first();
+            self.resting.remove(&tenant);
+        }
     }
 
     /// Tenants that are remembered.
     #[cfg(test)]
     pub fn tenants(&self) -> usize {
-        self.shares.len()
+        self.shares.len() + self.resting.len()
     }
 }
 
@@ -270,5 +303,34 @@ mod tests {
             queue.ended(Tenant(tenant));
         }
         assert_eq!(queue.tenants(), 0);
+    }
+
+    #[test]
+    fn those_that_rest_are_remembered_until_the_others_have_caught_up() {
+        let mut queue = Queue::default();
+        for tenant in 1..=4 {
+            queue.push(request(u64::from(tenant), tenant, 0, None));
+        }
+        drain(&mut queue);
+        for (tenant, tokens) in [(2, 5), (3, 20), (4, 5)] {
+            (0..tokens).for_each(|_| queue.generated(Tenant(tenant)));
+            queue.ended(Tenant(tenant));
+        }
+        assert_eq!(queue.tenants(), 4);
+        assert_eq!(queue.counter(Tenant(3)), 50);
+        // The one that did not rest gets as far as two of them.
+        (0..5).for_each(|_| queue.generated(Tenant(1)));
+        queue.push(request(9, 1, 0, None));
+        queue.remove(Key(9));
+        assert_eq!(queue.tenants(), 2);
+        assert_eq!(
+            (queue.counter(Tenant(2)), queue.counter(Tenant(3))),
+            (0, 50)
+        );
+        // Back again, and counted once.
+        queue.push(request(10, 3, 0, None));
+        assert_eq!((queue.tenants(), queue.counter(Tenant(3))), (2, 50));
+        queue.ended(Tenant(1));
+        assert_eq!(queue.tenants(), 1);
     }
 }

@@ -45,10 +45,11 @@ impl Scheduler {
     /// An id for a newcomer, but not that of `spared`.
     pub(super) fn lend_id(&mut self, spared: Option<EntryId>) -> Option<SeqId> {
         if self.free.is_empty() {
-            let others = |id, _: &Entry, _: SeqId| Some(id) != spared;
-            let unclaimed = |id, entry: &Entry, _: SeqId| Some(id) != spared && !entry.is_claimed();
-            let oldest = self.cache.oldest(unclaimed);
-            self.put_aside(oldest.or_else(|| self.cache.oldest(others))?);
+            self.cache.settle();
+            let others = |id: EntryId, _: SeqId| Some(id) != spared;
+            let unclaimed = self.cache.oldest(false, others);
+            let oldest = unclaimed.or_else(|| self.cache.oldest(true, others));
+            self.put_aside(oldest?);
         }
         self.free.pop()
     }
@@ -80,15 +81,18 @@ impl Scheduler {
 
     /// Sees to it that so many cells are free, as far as it can be done with what does not run.
     pub(super) fn make_room(&mut self, cells: u32) -> bool {
+        if self.cells.free() < cells {
+            self.cache.settle();
+        }
         while self.cells.free() < cells {
-            let gives = |seq| self.cells.freed_by_clearing(seq) > 0;
-            let unclaimed = |_, entry: &Entry, seq| !entry.is_claimed() && gives(seq);
-            let oldest = self.cache.oldest(unclaimed);
+            let gives = |_: EntryId, seq: SeqId| self.cells.freed_by_clearing(seq) > 0;
+            let any = |_: EntryId, _: SeqId| true;
+            let oldest = self.cache.oldest(false, gives);
             // Several may hold the same cells, and none of them gives any by itself.
             let oldest = oldest
-                .or_else(|| self.cache.oldest(|_, _, seq| gives(seq)))
-                .or_else(|| self.cache.oldest(|_, entry, _| !entry.is_claimed()))
-                .or_else(|| self.cache.oldest(|_, _, _| true));
+                .or_else(|| self.cache.oldest(true, gives))
+                .or_else(|| self.cache.oldest(false, any))
+                .or_else(|| self.cache.oldest(true, any));
             let Some(id) = oldest else {
                 return false;
             };
@@ -278,11 +282,7 @@ impl Scheduler {
 
     /// What was borrowed is not needed any more.
     pub fn unborrow(&mut self, seq: SeqId) {
-        let kept = self
-            .cache
-            .entries()
-            .any(|(_, entry)| entry.seq() == Some(seq));
-        if !kept {
+        if self.cache.with_cells_of(seq).is_none() {
             self.release(seq);
         }
     }
@@ -373,34 +373,49 @@ impl Scheduler {
 
     /// Keeps nothing any longer that nobody claims.
     pub fn clear_cache(&mut self) {
-        self.sweep(true);
+        self.sweep_all();
     }
 
-    /// Drops what was put aside and that nobody claims any more, or waits for; and with `all` what is in the
-    /// cells, too.
-    fn sweep(&mut self, all: bool) {
+    /// Drops all that nobody claims, unless somebody waits for it.
+    fn sweep_all(&mut self) {
         let unclaimed = self
             .cache
             .entries()
             .filter(|(_, entry)| !entry.is_claimed());
-        let dropped = unclaimed.filter(|(id, entry)| match entry.place {
-            Place::Cells(_) => all,
-            Place::Spilled(_) => !self.is_fetched(*id),
-        });
+        let dropped = unclaimed.filter(|(id, _)| !self.is_fetched(*id));
         let dropped: Vec<_> = dropped.map(|(id, _)| id).collect();
         for id in dropped {
             self.drop_entry(id);
         }
     }
 
-    /// When it was last looked whether claims were let go.
+    /// Drops what was put aside and that nobody claims any more, or waits for. Looks at some entries
+    /// each time, so that no step pays for all that is kept, and goes round once a second at most.
     pub(super) fn sweep_now_and_then(&mut self, now: Time) {
-        if now.saturating_sub(self.swept) >= SWEEP {
+        let due = now.saturating_sub(self.swept) >= SWEEP;
+        let Some(first) = self.sweeping.or(due.then_some(EntryId(0))) else {
+            return;
+        };
+        if self.sweeping.is_none() {
             self.swept = now;
-            self.sweep(false);
+        }
+        let (mut next, mut dropped) = (None, Vec::new());
+        for (place, (id, entry)) in self.cache.some_from(first, SWEPT).enumerate() {
+            if place + 1 == SWEPT {
+                next = Some(EntryId(id.0 + 1));
+            }
+            let aside = entry.seq().is_none() && !entry.is_claimed();
+            if aside && !self.is_fetched(id) {
+                dropped.push(id);
+            }
+        }
+        self.sweeping = next;
+        for id in dropped {
+            self.drop_entry(id);
         }
     }
 }
 
-/// How often is looked whether claims were let go.
+/// How often is looked whether claims were let go, and at how many entries in one step.
 const SWEEP: Time = Time::from_secs(1);
+pub(super) const SWEPT: usize = 128;

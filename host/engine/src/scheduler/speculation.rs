@@ -15,10 +15,9 @@
 //! a few are tried now and then.
 
 use super::Scheduler;
-use super::cache::Entry;
 use super::ceiling::Ceiling;
 use super::cost::Shape;
-use super::words::{Key, Row, SeqId, Step};
+use super::words::{EntryId, Key, Row, SeqId, Step};
 use crate::Token;
 
 /// Most drafts in a step: up to a ceiling on this ladder.
@@ -241,10 +240,13 @@ impl Scheduler {
     /// How many of so many cells are to be had for drafts, beside those for `tokens`: what is free or
     /// is kept and nobody claims.
     fn spare_cells(&mut self, tokens: u32, wanted: u32) -> u32 {
-        while self.cells.free() < tokens.saturating_add(wanted) {
-            let gives = |seq: SeqId| self.cells.freed_by_clearing(seq) > 0;
-            let unclaimed = |_, entry: &Entry, seq| !entry.is_claimed() && gives(seq);
-            let Some(id) = self.cache.oldest(unclaimed) else {
+        let all = tokens.saturating_add(wanted);
+        if self.cells.free() < all {
+            self.cache.settle();
+        }
+        while self.cells.free() < all {
+            let gives = |_: EntryId, seq: SeqId| self.cells.freed_by_clearing(seq) > 0;
+            let Some(id) = self.cache.oldest(false, gives) else {
                 break;
             };
             self.put_aside(id);

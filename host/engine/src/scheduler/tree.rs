@@ -125,11 +125,20 @@ impl<H: Copy + Eq> Tree<H> {
             .collect()
     }
 
-    /// Whether a holder's path begins with `path`.
+    /// Whether a holder's path begins with `path`, of which there is at least one token.
     pub fn continues(&self, scope: Scope, path: &[Token], which: impl Fn(H) -> bool) -> bool {
-        let nearest = self.nearest(scope, path, usize::MAX);
-        let mut whole = nearest.iter().filter(|(_, shared)| *shared == path.len());
-        whole.any(|(holder, _)| which(*holder))
+        let Some((node, depth)) = self.walk(scope, path).pop().filter(|_| !path.is_empty()) else {
+            return false;
+        };
+        let rest = &path[depth..];
+        let first = match rest.first() {
+            None => Some(node),
+            Some(token) => {
+                let child = self.nodes[node].children.get(token).copied();
+                child.filter(|&child| self.nodes[child].edge.starts_with(rest))
+            }
+        };
+        first.is_some_and(|first| self.below(first, None).any(which))
     }
 
     /// Nodes from the root on whose paths `path` begins with, with their depths in tokens.
@@ -163,17 +172,33 @@ impl<H: Copy + Eq> Tree<H> {
         most: usize,
         found: &mut Vec<(H, usize)>,
     ) {
-        let mut open = vec![node];
-        while let Some(node) = open.pop() {
-            for &holder in &self.nodes[node].holders {
-                if found.len() >= most {
-                    return;
+        let room = most.saturating_sub(found.len());
+        let holders = self.below(node, without).take(room);
+        found.extend(holders.map(|holder| (holder, shared)));
+    }
+
+    /// The holders at a node and then those below it, but not at or below `without`. A node is looked
+    /// at when it is its turn: where texts part there may be very many.
+    fn below(&self, node: Index, without: Option<Index>) -> impl Iterator<Item = H> {
+        let mut here = self.nodes[node].holders.iter();
+        let mut open = vec![self.nodes[node].children.values()];
+        std::iter::from_fn(move || {
+            loop {
+                if let Some(&holder) = here.next() {
+                    return Some(holder);
                 }
-                found.push((holder, shared));
+                match open.last_mut()?.next() {
+                    Some(&child) if Some(child) == without => {}
+                    Some(&child) => {
+                        here = self.nodes[child].holders.iter();
+                        open.push(self.nodes[child].children.values());
+                    }
+                    None => {
+                        open.pop();
+                    }
+                }
             }
-            let children = self.nodes[node].children.values().rev();
-            open.extend(children.filter(|&&child| Some(child) != without));
-        }
+        })
     }
 
     fn add(&mut self, edge: Vec<Token>, parent: Option<Index>) -> Index {

@@ -99,6 +99,18 @@ impl Scheduler {
         })
     }
 
+    /// The ids that what stayed has. Unlike [`Scheduler::entries`] it does not go through all that was put
+    /// aside.
+    pub fn ids_kept(&self) -> impl Iterator<Item = SeqId> {
+        self.cache.in_cells().map(|(_, seq)| seq)
+    }
+
+    /// Checks the order in which entries give way.
+    #[cfg(test)]
+    pub(crate) fn check_cache(&self) {
+        self.cache.check();
+    }
+
     /// What was done about memory so far.
     pub fn tally(&self) -> Tally {
         Tally {

@@ -69,7 +69,7 @@ impl<B: Backend> Worker<B> {
 
     /// With nothing running, no id may hold a cell but those of entries: asks the backend itself.
     pub(super) fn check_empty(&mut self) {
-        let kept: HashSet<_> = self.scheduler.entries().filter_map(|e| e.seq).collect();
+        let kept: HashSet<_> = self.scheduler.ids_kept().collect();
         let ids = (0..self.limits.seq_ids).map(SeqId);
         let nobodys = ids.filter(|id| !kept.contains(id));
         let left: u64 = nobodys.map(|id| u64::from(self.backend.length(id))).sum();

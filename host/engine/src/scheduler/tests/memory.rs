@@ -308,3 +308,86 @@ fn a_longer_sequence_does_not_stand_for_a_shorter_one_where_there_are_no_parts()
         assert_eq!(lengths, kept, "{reuse:?}");
     }
 }
+
+/// A host keeps thousands of chats, nearly all of which were put aside.
+#[test]
+fn no_step_looks_at_all_that_is_kept() {
+    const KEPT: u64 = 5000;
+    let looked_at = crate::scheduler::room::SWEPT as u64;
+    let mut scheduler = Scheduler::new(LIMITS);
+    let old: Vec<_> = (0..KEPT).map(|_| Claim::default()).collect();
+    for (number, claim) in (1000..).zip(&old) {
+        let layout = Layout::new(std::iter::once(0..20).collect()).unwrap();
+        let text = request(number, 20, 1).tokens;
+        scheduler.adopt(Scope(0), text, layout, claim.watch());
+    }
+    let new: Vec<_> = (0..50).map(|_| Claim::default()).collect();
+    let mut most = 0_u64;
+    let mut plan = |scheduler: &mut Scheduler, second| {
+        let before = scheduler.cache.visits();
+        let step = scheduler.plan(Duration::from_secs(second));
+        scheduler.check_cache();
+        most = most.max(scheduler.cache.visits() - before);
+        step
+    };
+    for (key, claim) in (1..).zip(&new) {
+        let newcomer = Request {
+            claim: claim.watch(),
+            ..request(key, 20, 1)
+        };
+        scheduler.enqueue(Time::ZERO, newcomer).unwrap();
+        let ended = [Key(key)];
+        for (from, count) in [(0, 0), (16, 1)] {
+            let step = plan(&mut scheduler, key);
+            assert_eq!((step.rows.len(), step.rows[0].from), (1, from));
+            computed(&mut scheduler, &step, &ended[..count]);
+        }
+    }
+    // Each had to make room for the next one but three, and has been kept.
+    assert_eq!(scheduler.tally().spilled, 46);
+    assert_eq!(scheduler.entries().count() as u64, KEPT + 50);
+    // What is let go is gone after a while all the same.
+    drop(old);
+    let rounds = 2 * (KEPT / looked_at + 2);
+    for second in 100..100 + rounds {
+        plan(&mut scheduler, second);
+    }
+    assert_eq!(scheduler.entries().count(), 50);
+    assert!(most >= looked_at, "it is swept");
+    let ids = u64::from(LIMITS.seq_ids);
+    assert!(most <= looked_at + 16 * ids, "{most} of {KEPT} in a step");
+}
+
+/// Who was of use last gives way last, and who is claimed after all that nobody claims.
+#[test]
+fn the_least_recently_used_gives_way_first_and_claims_count_when_they_are_held() {
+    let mut scheduler = Scheduler::new(ROOMY);
+    let mut claims: Vec<_> = (0..4).map(|_| Some(Claim::default())).collect();
+    for (key, claim) in (1..).zip(&claims) {
+        let watch = claim.as_ref().map(Claim::watch).unwrap_or_default();
+        let kept = Request {
+            claim: watch,
+            ..request(key, 16, 1)
+        };
+        scheduler.enqueue(Time::ZERO, kept).unwrap();
+        let step = scheduler.plan(Time::ZERO);
+        computed(&mut scheduler, &step, &[Key(key)]);
+    }
+    let kept = |scheduler: &Scheduler| -> Vec<u64> {
+        let in_cells = scheduler.entries().filter(|entry| entry.seq.is_some());
+        in_cells.map(|entry| entry.entry.0).collect()
+    };
+    assert_eq!(kept(&scheduler), [1, 2, 3, 4]);
+    // The third was let go, and the first is of use once more.
+    claims[2] = None;
+    scheduler.cache.touch(EntryId(1));
+    let mut gone = Vec::new();
+    for _ in 0..4 {
+        let before = kept(&scheduler);
+        assert!(scheduler.lend_id(None).is_some());
+        let after = kept(&scheduler);
+        gone.extend(before.into_iter().filter(|id| !after.contains(id)));
+        scheduler.check_cache();
+    }
+    assert_eq!(gone, [3, 2, 4, 1]);
+}

@@ -130,6 +130,8 @@ impl Simulation {
             assert!(held.insert(seq), "{seq:?} has two holders");
         }
         assert_eq!(held.len(), self.scheduler.ids_used());
+        #[cfg(test)]
+        self.scheduler.check_cache();
         assert!(cells.pinned() <= cells.used());
         if self.limits.reuse == Reuse::Off {
             assert_eq!(self.scheduler.entries().count(), 0);
