@@ -1,9 +1,9 @@
 //! `corral bench stages`: what each layer between llama.cpp and a client costs.
 //!
 //! The same requests go through ever more of Corral: stage 0 is llama.cpp alone, the last one events over TCP.
-//! In each round every stage has its turn, and a stage's ratio is its speed by that of the raw loop in the same
-//! round. Stages in which requests stay in step have stage 0 for that; those of stage 3 are of different
-//! lengths, and a raw loop that takes the same ones in the same way is measured before it.
+//! In each round every stage has its turn, and a stage's ratio is its speed by that of its raw loop in the same
+//! round. Stages in which requests stay in step have stage 0 for that. From stage 3 on clients ask, each of them
+//! again as soon as it was answered, and so others ask a raw loop.
 //!
 //! Processor time is what the process took beside llama.cpp: without compute threads, without what the engine's
 //! thread spends inside of llama_decode, and without the threads that stand for clients.
@@ -175,25 +175,33 @@ impl Bench {
 
     /// Each stage once; it is taken note of if it `counts`.
     fn round(&mut self, found: &mut [Found], counts: bool) -> Result<(), Complaint> {
-        let mut raw = None;
+        let (mut in_step, mut asked) = (None, None);
         for one in found {
-            let (took, twin) = match (one.stage.number, raw) {
-                (RAW, _) | (_, None) => {
-                    let took = self.even_loop()?;
-                    raw = Some(took);
+            let (took, twin) = match one.stage.number {
+                RAW => {
+                    let took = self.in_step()?;
+                    in_step = Some(took);
                     (took, took)
                 }
-                (AGAIN | AGAIN_TOO, _) => {
-                    // Not a minute later than its twin, on a machine that others use too.
-                    let twin = self.even_loop()?;
-                    raw = Some(twin);
+                number if number < ARRIVALS => {
+                    let twin = match in_step {
+                        Some(twin) => twin,
+                        None => *in_step.insert(self.in_step()?),
+                    };
                     (self.stage(one.stage)?, twin)
                 }
-                (ARRIVALS, _) => {
-                    let twin = self.uneven_loop()?;
+                ARRIVALS => {
+                    let twin = self.asked(&self.uneven.clone())?;
                     (self.stage(one.stage)?, twin)
                 }
-                (_, Some(raw)) => (self.stage(one.stage)?, raw),
+                number => {
+                    let twin = match asked {
+                        // Not a minute later than its twin, on a machine that others use too.
+                        Some(twin) if ![AGAIN, AGAIN_TOO].contains(&number) => twin,
+                        _ => *asked.insert(self.asked(&self.even())?),
+                    };
+                    (self.stage(one.stage)?, twin)
+                }
             };
             if counts {
                 one.turns.push(took);
@@ -203,26 +211,31 @@ impl Bench {
         Ok(())
     }
 
+    /// As many tokens for each request.
+    fn even(&self) -> Arc<[u32]> {
+        vec![self.generate; self.prompts.len()].into()
+    }
+
     /// Stage 0.
-    fn even_loop(&mut self) -> Result<Took, Complaint> {
-        let generate = vec![self.generate; self.prompts.len()];
-        self.raw_loop(&generate, true)
+    fn in_step(&mut self) -> Result<Took, Complaint> {
+        let replay = self.replay(&self.even(), true);
+        raw::measure(&mut self.raw, replay, &self.prompts)
     }
 
-    /// The twin of stage 3.
-    fn uneven_loop(&mut self) -> Result<Took, Complaint> {
-        let generate = self.uneven.clone();
-        self.raw_loop(&generate, false)
+    /// The raw loop that clients ask.
+    fn asked(&mut self, generate: &Arc<[u32]>) -> Result<Took, Complaint> {
+        let replay = self.replay(generate, false);
+        let clients = (&self.clients, self.at_once);
+        raw::measure_clients(&mut self.raw, replay, &self.prompts, clients, generate)
     }
 
-    fn raw_loop(&mut self, generate: &[u32], in_step: bool) -> Result<Took, Complaint> {
+    fn replay(&self, generate: &[u32], in_step: bool) -> Replay {
         let length = |(prompt, &generate): (&Prompt, &u32)| Length {
             prompt: u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX),
             generate,
         };
         let requests = self.prompts.iter().zip(generate).map(length).collect();
-        let replay = Replay::new(requests, self.at_once, self.raw.step_tokens(), in_step);
-        raw::measure(&mut self.raw, replay, &self.prompts)
+        Replay::new(requests, self.at_once, self.raw.step_tokens(), in_step)
     }
 
     /// A stage above stage 0.

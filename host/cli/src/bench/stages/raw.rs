@@ -1,29 +1,108 @@
 //! The raw loops: what a [`Replay`] plans, given to llama.cpp as it stands. A token that is always the same
 //! follows each prompt, as in llama.cpp's own benches: what the model says is nobody's business there.
+//!
+//! In one all requests are there from the start, and are taken in step. In the other one they come from as many
+//! clients as ask the stages above, which ask again as soon as they were answered.
 
+use super::clients::{Client, ask_all};
 use super::processor::{Done, Took, in_thread, timed};
 use super::prompts::Prompt;
 use super::replay::{Replay, Row};
 use crate::complaint::Complaint;
 use corral_engine::scheduler::SeqId;
 use corral_engine::{Input, Raw};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, oneshot};
 
 /// The name of the thread that calls llama.cpp here.
 const CALLER: &str = "bench-raw";
 
-/// Measures all of the steps of `replay`. The context is empty before and after.
+/// Measures all of the steps of `replay`, all of whose requests are there. The context is empty before and after.
 pub(super) fn measure(
     raw: &mut Raw,
     replay: Replay,
     prompts: &[Prompt],
 ) -> Result<Took, Complaint> {
-    in_thread(CALLER, || timed(|| run(raw, replay, prompts)))?
+    let mut numbers = 0..prompts.len();
+    let all = || run(raw, replay, prompts, |_| numbers.next(), |_| ());
+    in_thread(CALLER, || timed(all))?
 }
 
-fn run(raw: &mut Raw, mut replay: Replay, prompts: &[Prompt]) -> Result<Done, Complaint> {
+/// Who asks the loop: the number of a request, and where the end of its answer is told.
+type Asked = (usize, oneshot::Sender<()>);
+
+/// A client of the loop. It gets its answer as a whole.
+struct Asks {
+    to: mpsc::Sender<Asked>,
+    /// Tokens of each answer.
+    generate: Arc<[u32]>,
+}
+
+impl Client for Asks {
+    async fn ask(&mut self, number: usize) -> Result<u64, Complaint> {
+        let (tell, told) = oneshot::channel();
+        let gone = || Complaint::Failed("the raw loop ended before its clients".into());
+        self.to.send((number, tell)).await.map_err(|_| gone())?;
+        told.await.map_err(|_| gone())?;
+        Ok(self.generate.get(number).copied().map_or(0, u64::from))
+    }
+}
+
+/// Measures the loop with `at_once` clients, which run in `clients`.
+pub(super) fn measure_clients(
+    raw: &mut Raw,
+    replay: Replay,
+    prompts: &[Prompt],
+    (clients, at_once): (&Runtime, usize),
+    generate: &Arc<[u32]>,
+) -> Result<Took, Complaint> {
+    let (to, mut asked) = mpsc::channel(at_once);
+    let client = |to: &mpsc::Sender<Asked>| Asks {
+        to: to.clone(),
+        generate: generate.clone(),
+    };
+    let asking: Vec<_> = (0..at_once).map(|_| client(&to)).collect();
+    // The loop ends with the last client.
+    drop(to);
+    let all = || -> Result<Done, Complaint> {
+        let answered = clients.spawn(ask_all(asking, prompts.len()));
+        let waiting = RefCell::new(BTreeMap::new());
+        let next = |idle: bool| {
+            let asked = match idle {
+                true => asked.blocking_recv(),
+                false => asked.try_recv().ok(),
+            };
+            let (number, tell) = asked?;
+            waiting.borrow_mut().insert(number, tell);
+            Some(number)
+        };
+        let ended = |number: usize| {
+            let told: Option<oneshot::Sender<()>> = waiting.borrow_mut().remove(&number);
+            // One who does not wait any more has said why.
+            let _ = told.map(|told| told.send(()));
+        };
+        let done = run(raw, replay, prompts, next, ended)?;
+        let answered = clients.block_on(answered);
+        answered.map_err(Complaint::telling("the clients crashed"))??;
+        Ok(done)
+    };
+    in_thread(CALLER, || timed(all))?
+}
+
+/// Computes steps until nobody comes any more. What `ended` is told are the numbers of requests.
+fn run(
+    raw: &mut Raw,
+    mut replay: Replay,
+    prompts: &[Prompt],
+    mut next: impl FnMut(bool) -> Option<usize>,
+    mut ended: impl FnMut(usize),
+) -> Result<Done, Complaint> {
     let (mut tokens, mut steps, before) = (0, 0, raw.decode_time());
     let mut inputs = Vec::new();
-    while let Some(step) = replay.step() {
+    while let Some(step) = replay.step(&mut next) {
         inputs.clear();
         for row in &step.rows {
             let prompt = prompts.get(row.request);
@@ -35,8 +114,9 @@ fn run(raw: &mut Raw, mut replay: Replay, prompts: &[Prompt]) -> Result<Done, Co
         }
         raw.decode(&inputs)?;
         steps += 1;
-        for &slot in &step.ended {
+        for &(slot, request) in &step.ended {
             raw.clear(sequence(slot));
+            ended(request);
         }
     }
     Ok(Done {

@@ -1,9 +1,9 @@
 //! A raw loop's plan: which tokens of which requests it gives to each `llama_decode`.
 //!
-//! As many requests as there are slots are under way. A slot that gets free takes the next request in the
-//! step after, and its prompt is read whole as far as there is room, in the order of the slots, beside those
-//! that generate: what a client does that asks again as soon as it was answered, without a scheduler between.
-//! With requests of one length all slots stay in step: they read together, generate together and end together.
+//! As many requests as there are slots are under way at most. A slot that is free takes the next request that
+//! has come, and its prompt is read whole as far as there is room, in the order of the slots, beside those that
+//! generate: what is left of a server without a scheduler. Where all requests are there from the start and have
+//! one length, all slots stay in step: they read together, generate together and end together.
 
 /// How long a request is, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,15 +29,13 @@ pub(super) struct Row {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) rows: Vec<Row>,
-    /// Slots whose requests end with it.
-    pub(super) ended: Vec<usize>,
+    /// Slots whose requests end with it, and these requests.
+    pub(super) ended: Vec<(usize, usize)>,
 }
 
 /// All steps, one after the other.
 pub(super) struct Replay {
     requests: Vec<Length>,
-    /// How many of them have begun.
-    begun: usize,
     slots: Vec<Option<Running>>,
     step_tokens: u32,
     /// Whether nobody generates while others still read.
@@ -62,26 +60,27 @@ impl Replay {
     ) -> Self {
         Self {
             requests,
-            begun: 0,
             slots: (0..slots).map(|_| None).collect(),
             step_tokens,
             in_step,
         }
     }
 
-    /// The next step; none when all requests have ended.
-    pub(super) fn step(&mut self) -> Option<Step> {
-        for slot in &mut self.slots {
-            if slot.is_none()
-                && let Some(length) = self.requests.get(self.begun)
-            {
-                *slot = Some(Running {
-                    request: self.begun,
-                    computed: 0,
-                    left: length.generate,
-                });
-                self.begun += 1;
-            }
+    /// The next step; none when nobody runs and nobody comes. `next` tells which request has come and was not
+    /// told before, if one has; it may wait for one where it is told that nobody runs.
+    pub(super) fn step(&mut self, mut next: impl FnMut(bool) -> Option<usize>) -> Option<Step> {
+        let mut idle = self.slots.iter().all(Option::is_none);
+        for slot in self.slots.iter_mut().filter(|slot| slot.is_none()) {
+            let Some(request) = next(idle) else {
+                break;
+            };
+            let generate = self.requests.get(request)?.generate;
+            *slot = Some(Running {
+                request,
+                computed: 0,
+                left: generate,
+            });
+            idle = false;
         }
         let mut step = Step::default();
         let mut room = self.step_tokens;
@@ -114,7 +113,7 @@ impl Replay {
                 running.computed += tokens;
                 running.left -= u32::from(output);
                 if running.left == 0 {
-                    step.ended.push(slot);
+                    step.ended.push((slot, running.request));
                     *place = None;
                 }
             }
@@ -142,8 +141,10 @@ pub(super) fn uneven(generate: u32, requests: usize) -> Vec<u32> {
 mod tests {
     use super::*;
 
+    /// The steps where all requests are there from the start.
     fn all(mut replay: Replay) -> Vec<Step> {
-        std::iter::from_fn(|| replay.step()).collect()
+        let mut numbers = 0..replay.requests.len();
+        std::iter::from_fn(|| replay.step(|_| numbers.next())).collect()
     }
 
     fn lengths(prompt: u32, generate: &[u32]) -> Vec<Length> {
@@ -195,8 +196,27 @@ mod tests {
         let mut shapes = shape(&steps);
         shapes.iter_mut().for_each(|step| step.sort_unstable());
         assert_eq!(shapes, expected);
-        assert_eq!(steps[0].ended, [0]);
+        assert_eq!(steps[0].ended, [(0, 0)]);
         assert_eq!(steps[2].ended.len(), 2);
+    }
+
+    #[test]
+    fn who_comes_later_joins_and_only_where_nobody_runs_is_anyone_waited_for() {
+        let mut replay = Replay::new(lengths(4, &[2; 3]), 2, 512, false);
+        let mut waited = Vec::new();
+        let mut step = |come: Option<usize>| {
+            let mut come = come.into_iter();
+            let step = replay.step(|idle| {
+                waited.push(idle);
+                come.next()
+            });
+            step.map(|step| shape(&[step]).concat())
+        };
+        assert_eq!(step(Some(0)), Some(vec![(0, 4)]));
+        assert_eq!(step(Some(2)), Some(vec![(0, 1), (2, 4)]));
+        assert_eq!(step(None), Some(vec![(2, 1)]));
+        assert_eq!(step(None), None);
+        assert_eq!(waited, [true, false, false, false, true]);
     }
 
     #[test]

@@ -29,9 +29,9 @@ const fn stage(
 
 /// The stage that stands at the bottom of all.
 pub(super) const RAW: u8 = 0;
-/// The stage with requests of different lengths.
+/// The stage with requests of different lengths, from which on clients ask.
 pub(super) const ARRIVALS: u8 = 3;
-/// Before these, stage 0 is measured anew.
+/// Before these, the raw loop that clients ask is measured.
 pub(super) const AGAIN: u8 = 4;
 pub(super) const AGAIN_TOO: u8 = 7;
 
