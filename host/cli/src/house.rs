@@ -44,6 +44,11 @@ pub(crate) fn tokio_runtime(workers: usize) -> Result<tokio::runtime::Runtime, C
 
 /// The models of the command line, none of them loaded.
 pub(crate) fn models(models: &Models) -> Result<corral_engine::Models, Complaint> {
+    models.offloading.backends.load()?;
+    // Also of models that are loaded later: what is wrong with the command line is told now.
+    for ModelArgument { name, .. } in &models.models {
+        models.offloading.of(name).devices.check()?;
+    }
     let snapshots = models.memory.snapshots()?;
     let config = |(place, ModelArgument { name, file }): (usize, &ModelArgument)| {
         let mut config = Config::new(name, file);
@@ -52,6 +57,7 @@ pub(crate) fn models(models: &Models) -> Result<corral_engine::Models, Complaint
         config.cells = models.cells;
         config.threads = models.threads;
         config.sequences = models.sequences.unwrap_or(config.sequences);
+        config.offload = models.offloading.of(name);
         models.memory.apply(&mut config, snapshots.as_ref());
         config
     };
@@ -70,7 +76,11 @@ pub(crate) async fn preload(
     let first = models.residence.preload.count(models.models.len());
     for (index, ModelArgument { name, file }) in models.models.iter().enumerate() {
         if index < first {
-            tell(format!("loading model {name} from {}", file.display()));
+            let sizes = sizes(loaded, name).await;
+            tell(format!(
+                "loading model {name} from {}{sizes}",
+                file.display()
+            ));
             load(loaded, name, &tell).await?;
             continue;
         }
@@ -84,6 +94,29 @@ pub(crate) async fn preload(
         }
     }
     Ok(())
+}
+
+/// What a model's file says that it takes, to stand behind its name; nothing where the file says nothing:
+/// then the load says what is wrong with it.
+async fn sizes(models: &corral_engine::Models, name: &str) -> String {
+    let (models, name) = (models.clone(), name.to_owned());
+    // Reads the head of the file: not on a thread that turns connections.
+    let expected = tokio::task::spawn_blocking(move || models.expected(&name)).await;
+    let Ok(Ok(Some(expected))) = expected else {
+        return String::new();
+    };
+    format!(
+        ": {} of weights, {} for {} KV cells of {}",
+        mebibytes(expected.weights),
+        mebibytes(expected.cell_bytes),
+        expected.cells,
+        expected.kv
+    )
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
 /// Loads one model, telling how far it is when that takes long.
@@ -108,8 +141,16 @@ async fn load(
         }
     };
     let info = lease.info();
+    let on_devices = match info.offloaded_layers {
+        0 => String::new(),
+        layers => format!(
+            ", {layers} of {} layers on {}",
+            info.layers,
+            info.devices.join(", ")
+        ),
+    };
     tell(format!(
-        "model {name} is loaded: {} tokens of vocabulary, {} of context, {:.1} s",
+        "model {name} is loaded: {} tokens of vocabulary, {} of context{on_devices}, {:.1} s",
         info.vocabulary,
         info.context,
         started.elapsed().as_secs_f64()

@@ -9,11 +9,13 @@ mod arguments;
 mod bench;
 mod complaint;
 mod deploy;
+mod doctor;
 mod front;
 mod house;
 mod keys;
 mod logs;
 mod memory;
+mod offload;
 mod residence;
 mod run;
 mod serve;
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         Command::Top(arguments) => top::top(&arguments),
         Command::Keys(command) => keys::keys(&command),
         Command::Bench(arguments) => bench::bench(&arguments),
+        Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Deployments(command) => deploy::run(&command),
     };
     ended.unwrap_or_else(|complaint: Complaint| complaint.tell(verbose))

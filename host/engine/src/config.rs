@@ -1,6 +1,7 @@
 //! What to load, how large to make it, and what is known of it afterwards.
 
 use crate::embedding::EmbeddingConfig;
+use crate::offload::Offload;
 use crate::scheduler::prefill::Prefill;
 use crate::store::snapshot::Snapshots;
 use crate::{LoadError, Token};
@@ -53,6 +54,9 @@ pub struct Config {
     pub adapters: Vec<(String, PathBuf)>,
     /// How embeddings are computed.
     pub embedding: EmbeddingConfig,
+    /// Where it is computed, and how its cells are stored; by default as much of it on GPUs as finds room
+    /// there, and 16 bits.
+    pub offload: Offload,
 }
 
 impl Config {
@@ -73,6 +77,7 @@ impl Config {
             snapshots: None,
             adapters: Vec::new(),
             embedding: EmbeddingConfig::default(),
+            offload: Offload::default(),
         }
     }
 
@@ -122,4 +127,10 @@ pub struct ModelInfo {
     pub adapters: Vec<String>,
     /// Whether it generates text: not where it is an encoder, which is good for embeddings alone.
     pub can_generate: bool,
+    /// Its layers, the output counted as one.
+    pub layers: u32,
+    /// How many of them, the last ones, are on devices.
+    pub offloaded_layers: u32,
+    /// The names of the devices that share these; none where the processor does everything.
+    pub devices: Vec<String>,
 }

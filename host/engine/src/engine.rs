@@ -1,6 +1,7 @@
 //! A loaded model with its engine thread, as everyone else sees it.
 
 mod load;
+mod place;
 
 use crate::chooser::Desk;
 use crate::constraint::{Constraints, Grammar};
@@ -9,6 +10,7 @@ use crate::embedding::Embedder;
 use crate::llama::{ContextSettings, Model};
 use crate::look;
 use crate::metrics::{Counters, Metric, add, get};
+use crate::offload::KvType;
 use crate::places::{Place, Places};
 use crate::sampling::Breakers;
 use crate::scheduler::{AdapterId, Claim, Tenant, Watch};
@@ -49,8 +51,10 @@ struct Inner {
     settings: ContextSettings,
     /// Cells that all sequences share.
     cells: u32,
-    /// Bytes of weights and context.
+    /// Bytes of weights and context in the machine's memory.
     memory: u64,
+    /// Bytes of them on devices with a memory of their own, by the devices' names.
+    device_memory: Vec<(String, u64)>,
     thread: Mutex<Option<JoinHandle<()>>>,
     embedder: Embedder,
 }
@@ -84,10 +88,20 @@ impl Engine {
         &self.0.info
     }
 
-    /// Bytes of the weights and the context, as llama.cpp gave them out. States that are put aside come
-    /// on top.
+    /// Bytes of the weights and the context in the machine's memory, as llama.cpp gave them out. States that
+    /// are put aside come on top.
     pub fn memory(&self) -> u64 {
         self.0.memory
+    }
+
+    /// Bytes of the weights and the context on devices with a memory of their own, by the devices' names.
+    pub fn device_memory(&self) -> &[(String, u64)] {
+        &self.0.device_memory
+    }
+
+    /// How the cells are stored.
+    pub(crate) fn kv(&self) -> KvType {
+        self.0.settings.kv
     }
 
     /// Whether both are handles to the same.

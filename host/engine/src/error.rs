@@ -113,6 +113,29 @@ pub enum LoadError {
         /// The last error that llama.cpp logged.
         cause: String,
     },
+    /// The layers that were to be offloaded find no room on their devices.
+    #[error(
+        "{layers} of {all} layers of {path} find no room on {devices}: with their cells they take some {} MiB \
+         there, and {} MiB are free ({cause}); offload fewer, give fewer cells, store them as q8_0, or let it \
+         be found out how many there is room for: auto",
+        needed.div_ceil(1 << 20), free >> 20, path = path.display()
+    )]
+    DeviceMemory {
+        /// The file as it was named.
+        path: PathBuf,
+        /// Layers that were to be offloaded.
+        layers: u32,
+        /// Layers that the model has, the output counted as one.
+        all: u32,
+        /// Names of the devices.
+        devices: String,
+        /// Bytes that it is expected to take there.
+        needed: u64,
+        /// Bytes that were free there.
+        free: u64,
+        /// The last error that llama.cpp logged.
+        cause: String,
+    },
     /// It takes more memory than all models together may have.
     #[error(
         "the model {name} takes some {} MiB, but all models together may have {} MiB; allow more, or give it fewer cells",
@@ -132,16 +155,57 @@ pub enum LoadError {
 }
 
 impl LoadError {
+    /// What llama.cpp said, where it was that there is no memory, as far as its words tell: of the machine
+    /// or a device, for weights, adapters or the context.
+    pub(crate) fn no_memory(&self) -> Option<&str> {
+        let (Self::Damaged { cause, .. }
+        | Self::Context { cause, .. }
+        | Self::Adapter { cause, .. }) = self
+        else {
+            return None;
+        };
+        let said = cause.to_lowercase();
+        let about_memory = ["alloc", "out of memory", "outof"];
+        let is = about_memory.iter().any(|word| said.contains(word));
+        is.then_some(cause.as_str())
+    }
+
     /// The same in words for people who have no business knowing in which folder the file is.
     pub fn without_folder(&self) -> String {
         let (Self::Unreadable { path, .. }
         | Self::NotGguf { path }
         | Self::Damaged { path, .. }
+        | Self::DeviceMemory { path, .. }
         | Self::Unsuitable { path, .. }) = self
         else {
             return self.to_string();
         };
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         self.to_string().replace(&path.display().to_string(), &name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::LoadError;
+
+    #[test]
+    fn want_of_memory_is_told_from_other_failures() {
+        let context = |cause: &str| LoadError::Context {
+            cells: 1,
+            cause: cause.to_owned(),
+        };
+        for said in [
+            "alloc_tensor_range: failed to allocate CUDA0 buffer of size 12",
+            "allocating 1.00 MiB on device 0: cudaMalloc failed: out of memory",
+            "vk::Device::allocateMemory: ErrorOutOfDeviceMemory",
+        ] {
+            assert_eq!(context(said).no_memory(), Some(said));
+        }
+        assert_eq!(
+            context("failed to initialize CUDA0 backend").no_memory(),
+            None
+        );
+        assert_eq!(LoadError::Cancelled.no_memory(), None);
     }
 }

@@ -25,6 +25,7 @@ mod look;
 mod lookup;
 mod metrics;
 mod models;
+mod offload;
 mod places;
 mod processor;
 mod progress;
@@ -34,6 +35,7 @@ mod reply;
 pub mod sampling;
 pub mod scheduler;
 mod sequence;
+mod shape;
 pub mod simulator;
 mod store;
 pub mod text;
@@ -56,13 +58,17 @@ pub use generation::{
 };
 #[cfg(feature = "reference")]
 pub use llama::reference;
-pub use llama::{gguf, quiet_logs};
+pub use llama::{
+    BackendFile, BackendStatus, Device, DeviceKind, backends, built_with, default_backends,
+    devices, gguf, load_backends, quiet_logs,
+};
 pub use look::{Distribution, Look, MAX_CANDIDATES, Show, Statistics};
 pub use metrics::{Kind, Metric};
 pub use models::{
-    Lease, ModelState, ModelStatus, Models, OpenError, Opening, Settings as ModelSettings,
-    machine_memory,
+    Expected, Lease, ModelState, ModelStatus, Models, OpenError, Opening,
+    Settings as ModelSettings, machine_memory,
 };
+pub use offload::{Devices, KvType, Layers, Offload};
 pub use progress::Progress;
 pub use raw::Raw;
 pub use reply::Reply;

@@ -8,6 +8,7 @@
 
 use crate::engine::Engine;
 use crate::look::{Distribution, Look};
+use crate::offload::KvType;
 use crate::reply::{Reply, reply};
 use crate::scheduler::{AdapterId, Claim, Layout, Scope};
 use crate::store::snapshot::{Contents, Origin};
@@ -18,6 +19,14 @@ use std::time::Instant;
 
 /// What a state depends on beside the model file; to be changed with any of it.
 const STATE_FORMAT: &[u8] = b"llama-cpp-sys-2 0.1.161, unified f16 cache, flash attention";
+
+/// What a state depends on beside [`STATE_FORMAT`]: nothing more, where the cells are as they are by default.
+fn stored_as(kv: KvType) -> &'static [u8] {
+    match kv {
+        KvType::F16 => b"",
+        KvType::Q8_0 => b", but q8_0",
+    }
+}
 
 /// A text and a claim on its state.
 #[derive(Clone)]
@@ -250,13 +259,19 @@ impl Sequence {
     }
 
     fn origin(&self) -> Result<Origin, Error> {
-        // FNV-1a: tells versions apart, no more.
-        let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         Ok(Origin {
             model: self.engine.digest()?,
-            layout: STATE_FORMAT.iter().fold(0xcbf2_9ce4_8422_2325, mix),
+            layout: layout(self.engine.kv()),
         })
     }
+}
+
+/// A fingerprint of what a state depends on beside the model file.
+fn layout(kv: KvType) -> u64 {
+    // FNV-1a: tells versions apart, no more.
+    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    let format = STATE_FORMAT.iter().chain(stored_as(kv));
+    format.fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
 fn nowhere() -> Error {
@@ -339,6 +354,11 @@ mod tests {
         let version = format.split([' ', ',']).nth(1).unwrap();
         let pinned = format!("llama-cpp-sys-2 = {{ version = \"={version}\"");
         assert!(manifest.contains(&pinned), "{pinned} is not in Cargo.toml");
+    }
+
+    #[test]
+    fn a_state_is_of_no_use_to_cells_of_another_type() {
+        assert_ne!(layout(KvType::F16), layout(KvType::Q8_0));
     }
 
     #[test]

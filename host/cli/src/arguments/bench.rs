@@ -2,6 +2,7 @@
 
 use super::{Url, seconds, whole};
 use crate::complaint::Complaint;
+use crate::offload::Offloading;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -55,10 +56,28 @@ impl Bench {
     /// What can be known to be wrong without touching a file.
     pub(super) fn check(&self) -> Result<(), Complaint> {
         match self {
-            Bench::Load(load) => load.check(),
+            Bench::All(all) => one_model(&all.offloading),
+            Bench::Boundary(boundary) => one_model(&boundary.measuring.offloading),
+            Bench::Deploy(deploy) => one_model(&deploy.measuring.offloading),
+            Bench::Flat(flat) => one_model(&flat.offloading),
+            Bench::Gap(gap) => one_model(&gap.measuring.offloading),
             Bench::Http(http) => http.check(),
-            _ => Ok(()),
+            Bench::Load(load) => load.check(),
+            Bench::Prefix(prefix) => one_model(&prefix.measuring.offloading),
+            Bench::Stages(stages) => one_model(&stages.measuring.offloading),
+            Bench::Threads(threads) => one_model(&threads.measuring.offloading),
+            Bench::Model(_) | Bench::Sim(_) => Ok(()),
         }
+    }
+}
+
+/// A bench has no names for models.
+fn one_model(offloading: &Offloading) -> Result<(), Complaint> {
+    match offloading.models().first() {
+        None => Ok(()),
+        Some((option, model)) => Err(Complaint::Usage(format!(
+            "{option} names a model, and a bench has one alone; leave '{model}=' away"
+        ))),
     }
 }
 
@@ -71,6 +90,8 @@ pub(crate) struct Measuring {
     /// Rounds; each measures all that is compared.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000))]
     pub(crate) rounds: u64,
+    #[command(flatten)]
+    pub(crate) offloading: Offloading,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
@@ -90,6 +111,8 @@ pub(crate) struct AllBench {
     /// A server that has classic.wasm, http://HOST:PORT, to compare HTTP with: see BENCHMARKS.md.
     #[arg(long, value_name = "URL")]
     pub(crate) vs: Option<Url>,
+    #[command(flatten)]
+    pub(crate) offloading: Offloading,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
@@ -146,6 +169,8 @@ pub(crate) struct FlatBench {
     /// The plugin `generate`: it is asked through HTTP too, by a server in this process.
     #[arg(long, value_name = "FILE")]
     pub(crate) plugin: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) offloading: Offloading,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

@@ -19,6 +19,7 @@ pub(crate) use url::Url;
 
 use crate::complaint::Complaint;
 use crate::deploy::DeployCommand;
+use crate::doctor::Doctor;
 use crate::keys::KeysCommand;
 use crate::top::Top;
 use clap::error::ErrorKind;
@@ -51,6 +52,8 @@ pub(crate) enum Command {
     /// Measure.
     #[command(subcommand)]
     Bench(Bench),
+    /// Show what this program can compute on: the devices that it finds, and why others are not used.
+    Doctor(Doctor),
     #[command(flatten)]
     Deployments(DeployCommand),
 }
@@ -65,6 +68,7 @@ impl Command {
             | Command::Top(_)
             | Command::Keys(_)
             | Command::Bench(_)
+            | Command::Doctor(_)
             | Command::Deployments(_) => "error",
         }
     }
@@ -110,7 +114,9 @@ impl CommandLine {
             Command::Serve(serve) => serve.check(),
             Command::Run(run) => run.check(),
             Command::Bench(bench) => bench.check(),
-            Command::Top(_) | Command::Keys(_) | Command::Deployments(_) => Ok(()),
+            Command::Top(_) | Command::Keys(_) | Command::Doctor(_) | Command::Deployments(_) => {
+                Ok(())
+            }
         }
     }
 }
@@ -273,6 +279,26 @@ mod tests {
                 "leave one of them away",
             ),
             ("corral serve --model x.gguf --context 0", "'--context <N>'"),
+            (
+                "corral serve --model x.gguf --gpu-layers x",
+                "write auto, or how many",
+            ),
+            (
+                "corral serve --model x.gguf --kv-type q4_0",
+                "write f16 or q8_0",
+            ),
+            (
+                "corral serve --model x.gguf --device a,a",
+                "'a' is named twice",
+            ),
+            (
+                "corral serve --model x.gguf --device y=cpu",
+                "--device names the model 'y', which no --model has",
+            ),
+            (
+                "corral bench gap --model x.gguf --kv-type y=f16",
+                "leave 'y=' away",
+            ),
             ("corral serve --model x.gguf --grace soon", "write seconds"),
             ("corral serve --model x.gguf --grace -1", "'-1'"),
             ("corral run --model x.gguf", "<PLUGIN.wasm>"),

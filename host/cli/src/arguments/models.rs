@@ -3,6 +3,7 @@
 use super::whole;
 use crate::complaint::Complaint;
 use crate::memory::Memory;
+use crate::offload::Offloading;
 use crate::residence::Residence;
 use clap::Args;
 use std::collections::HashSet;
@@ -34,6 +35,8 @@ pub(crate) struct Models {
     pub(crate) memory: Memory,
     #[command(flatten)]
     pub(crate) residence: Residence,
+    #[command(flatten)]
+    pub(crate) offloading: Offloading,
     /// Threads that compute, for each model; by default one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
@@ -67,7 +70,8 @@ impl Models {
                 )));
             }
         }
-        Ok(())
+        let known = |model: &str| self.models.iter().any(|one| one.name == model);
+        self.offloading.check(known)
     }
 
     /// Names and files of the adapters of the model with this place in the order given.

@@ -85,7 +85,9 @@ pub(super) async fn measure(arguments: &DeployBench) -> Result<(), Complaint> {
         arguments.plugin.display()
     )))?;
     let folder = Scratch::new(arguments.folder.as_deref())?;
-    let engine = Engine::load(config(&arguments.measuring.model, None, 0))?;
+    let measuring = &arguments.measuring;
+    let config = config(&measuring.model, &measuring.offloading, None, 0)?;
+    let engine = Engine::load(config)?;
     let bench = Bench::start(&engine, &folder.0).await?;
     let mut all = Vec::new();
     for round in 0..=rounds {

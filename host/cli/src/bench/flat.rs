@@ -64,7 +64,8 @@ const COLUMNS: [Column; 12] = [
 /// Measures and prints.
 pub(super) async fn measure(arguments: &FlatBench) -> Result<(), Complaint> {
     let cells = arguments.high + SURVIVOR + 2 * (arguments.prompt + 2);
-    let mut config = config(&arguments.model, arguments.threads, cells);
+    let (model, offloading) = (&arguments.model, &arguments.offloading);
+    let mut config = config(model, offloading, arguments.threads, cells)?;
     // As hosts do it: what stays of the requests before is what could make one slow.
     config.prefix_cache = true;
     let engine = Engine::load(config)?;

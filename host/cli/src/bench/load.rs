@@ -1,20 +1,28 @@
 //! Work for an engine, and when its tokens came.
 
 use crate::complaint::Complaint;
+use crate::offload::Offloading;
 use corral_engine::{Caller, Config, Engine, Error, Options, Token};
 use std::path::Path;
 use std::time::Instant;
 
 /// How to load a model: `threads` compute, and there are `cells`, or more if the model's context is
-/// longer, so that nothing that is measured waits for room.
-pub(super) fn config(file: &Path, threads: Option<u32>, cells: u64) -> Config {
+/// longer, so that nothing that is measured waits for room. Loads the backends that are asked for.
+pub(super) fn config(
+    file: &Path,
+    offloading: &Offloading,
+    threads: Option<u32>,
+    cells: u64,
+) -> Result<Config, Complaint> {
+    offloading.backends.load()?;
     let mut config = Config::new("bench", file);
+    config.offload = offloading.of("bench");
     config.threads = threads;
     let cells = u32::try_from(cells).unwrap_or(u32::MAX);
     config.cells = Some(cells.max(8192));
     // What is measured is computed each time.
     config.prefix_cache = false;
-    config
+    Ok(config)
 }
 
 /// Refuses what the context does not hold: it would be cut short, and something else be measured.

@@ -104,7 +104,8 @@ fn rows(arguments: &ThreadsBench, settings: &[(usize, usize)]) -> Result<Vec<Row
             Some(row) => row.engine.clone(),
             None => {
                 let compute = u32::try_from(threads).ok();
-                let config = config(&arguments.measuring.model, compute, cells);
+                let measuring = &arguments.measuring;
+                let config = config(&measuring.model, &measuring.offloading, compute, cells)?;
                 let engine = Engine::load(config)?;
                 let context = engine.info().context;
                 check_room(context, "--generate", arguments.generate, PROMPT)?;

@@ -31,6 +31,7 @@ pub use pooling::Pooling;
 
 use crate::llama::{ContextSettings, EmbeddingContext, EmbeddingSettings, EmbeddingTraits, Model};
 use crate::metrics::{Counters, add, get};
+use crate::offload::KvType;
 use crate::{Caller, Engine, Error, LoadError, Token};
 use packing::Sizes;
 use places::{Load, Places, TENANT_SHARE};
@@ -224,6 +225,8 @@ impl Embedder {
                     step_tokens: sizes.step_tokens,
                     seq_ids: SEQ_IDS,
                     threads,
+                    // Without flash attention there are no other cells.
+                    kv: KvType::F16,
                 },
                 ranks,
                 flash_attention: whole && longest > LONGEST,

@@ -1,17 +1,17 @@
-//! How a model becomes an engine: weights, adapters, context, and the threads.
+//! How a model becomes an engine: what `place.rs` put into memory, and the threads.
 
+use super::place::{self, Placed};
 use super::{Adapter, Engine, Inner, ModelWords};
 use crate::LoadError;
 use crate::chooser::Desk;
-use crate::config::{Config, DEFAULT_CELLS, ModelInfo, SEQ_IDS, STEP_TOKENS};
+use crate::config::{Config, ModelInfo};
 use crate::constraint::Constraints;
 use crate::embedding::Embedder;
 use crate::generation::MAX_DRAFTS;
-use crate::llama::{ContextSettings, LlamaContext, Model, take_buffers};
 use crate::metrics::Counters;
 use crate::places::Places;
 use crate::progress::Progress;
-use crate::scheduler::{AdapterId, Limits, Reuse};
+use crate::scheduler::{Limits, Reuse};
 use crate::store::spill::{Budgets, Spill};
 use crate::worker::{Aside, Command, Worker};
 use std::path::PathBuf;
@@ -32,35 +32,13 @@ impl Engine {
     /// [`Engine::load`] which says how far it is, and stops when it is told to:
     /// [`LoadError::Cancelled`].
     pub fn load_watched(config: Config, progress: &Progress) -> Result<Self, LoadError> {
-        take_buffers();
-        let mut model = Model::load(&config.path, progress)?;
-        load_adapters(&mut model, &config.adapters)?;
-        let model = Arc::new(model);
-        let context = config.context_for(model.trained_context().max(1))?;
-        let cells = config.cells.unwrap_or(DEFAULT_CELLS.max(context));
-        if cells < context {
-            return Err(LoadError::Config(format!(
-                "{cells} cells can't hold one sequence of {context} positions; \
-                 give at least as many cells as the context is long"
-            )));
-        }
-        if !(1..=SEQ_IDS).contains(&config.sequences) {
-            return Err(LoadError::Config(format!(
-                "{} sequences at once were asked for; give a number from 1 to {SEQ_IDS}",
-                config.sequences
-            )));
-        }
-        let threads = config.threads.unwrap_or_else(|| {
-            std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1))
-        });
-        let settings = ContextSettings {
-            cells,
-            step_tokens: STEP_TOKENS,
-            seq_ids: config.sequences,
-            threads,
-        };
-        let backend = LlamaContext::new(model.clone(), settings)?;
-        let buffers = take_buffers();
+        let Placed {
+            model,
+            backend,
+            settings,
+            context,
+            buffers,
+        } = place::place(&config, progress)?;
         let limits = Limits {
             seq_ids: config.sequences,
             cells: backend.cells(),
@@ -93,7 +71,19 @@ impl Engine {
             can_truncate: model.can_truncate(),
             adapters: config.adapters.iter().map(|a| a.0.clone()).collect(),
             can_generate: backend.has_memory(),
+            layers: model.layers(),
+            offloaded_layers: model.placement().layers,
+            devices: model.placement().devices.clone(),
         };
+        if info.offloaded_layers > 0 {
+            tracing::info!(
+                model = info.name,
+                layers = info.layers,
+                offloaded = info.offloaded_layers,
+                devices = info.devices.join(", "),
+                "offloaded layers"
+            );
+        }
         let adapter = |(_, path)| Adapter {
             path,
             digest: OnceLock::new(),
@@ -104,7 +94,7 @@ impl Engine {
             &model,
             memory,
             context,
-            threads,
+            settings.threads,
             &config.embedding,
             &counters,
         )?;
@@ -155,38 +145,12 @@ impl Engine {
             desk,
             settings,
             cells: limits.cells,
-            memory: buffers,
+            memory: buffers.here,
+            device_memory: buffers.apart,
             thread: Mutex::new(Some(thread)),
             embedder,
         })))
     }
-}
-
-fn load_adapters(model: &mut Model, adapters: &[(String, PathBuf)]) -> Result<(), LoadError> {
-    let most = usize::from(AdapterId::MOST);
-    if adapters.len() > most {
-        return Err(LoadError::Config(format!(
-            "{} adapters were given; a model may have at most {most}",
-            adapters.len()
-        )));
-    }
-    for (index, (name, path)) in adapters.iter().enumerate() {
-        let refused = |cause: &str| LoadError::Adapter {
-            name: name.clone(),
-            path: path.clone(),
-            cause: cause.to_owned(),
-        };
-        if name.is_empty() {
-            return Err(refused("its name is empty; give it one"));
-        }
-        if adapters[..index].iter().any(|(other, _)| other == name) {
-            return Err(refused(
-                "another one has this name; give one of them another",
-            ));
-        }
-        model.load_adapter(name, path)?;
-    }
-    Ok(())
 }
 
 /// Makes the engine's thread look for what is at hand. Weak, so that the thread ends with the last of

@@ -6,6 +6,7 @@ use super::model::Model;
 use super::threads::ThreadPool;
 use crate::backend::{DecodeError, Input};
 use crate::error::LoadError;
+use crate::offload::KvType;
 use crate::scheduler::SeqId;
 use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
@@ -22,6 +23,8 @@ pub struct ContextSettings {
     pub seq_ids: u16,
     /// Compute threads.
     pub threads: u32,
+    /// How the cells are stored; but for 16 bits, with flash attention alone.
+    pub kv: KvType,
 }
 
 /// A context. Belongs to one thread; it may be moved there after it was made.
@@ -79,6 +82,14 @@ impl Handle {
         params.flash_attn_type = sys::LLAMA_FLASH_ATTN_TYPE_ENABLED;
         params.kv_unified = true;
         params.no_perf = true;
+        let kv = match settings.kv {
+            KvType::F16 => sys::GGML_TYPE_F16,
+            KvType::Q8_0 => sys::GGML_TYPE_Q8_0,
+        };
+        (params.type_k, params.type_v) = (kv, kv);
+        // Cells lie with their layers. Without devices nothing is to be computed on any.
+        let offloads = model.placement().layers > 0;
+        (params.offload_kqv, params.op_offload) = (offloads, offloads);
         set(&mut params);
         log::take_last_error();
         let pool = ThreadPool::new(settings.threads)

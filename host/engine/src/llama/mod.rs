@@ -9,6 +9,7 @@
 mod adapters;
 mod batch;
 mod context;
+mod device;
 mod dictionary;
 mod embeddings;
 pub mod gguf;
@@ -20,10 +21,15 @@ mod model;
 pub mod quantize;
 #[cfg(any(test, feature = "reference"))]
 pub mod reference;
+mod registry;
 mod threads;
 
 pub use context::LlamaContext;
+pub use device::{Device, DeviceKind, devices};
 pub use embeddings::{EmbeddingContext, EmbeddingSettings, EmbeddingTraits};
 pub use handle::ContextSettings;
 pub use log::{quiet_logs, take_buffers};
 pub use model::{Model, check_magic};
+pub use registry::{
+    BackendFile, BackendStatus, backends, built_with, default_backends, load_backends,
+};

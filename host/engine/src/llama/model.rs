@@ -1,8 +1,9 @@
 //! A loaded model and its vocabulary.
 
-use super::{adapters, log};
+use super::{adapters, device, log, registry};
 use crate::Token;
 use crate::error::LoadError;
+use crate::offload::Placement;
 use crate::progress::Progress;
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -10,7 +11,6 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::Once;
 
 /// The weights and the vocabulary of a model file. Read-only once loaded.
 pub struct Model {
@@ -18,6 +18,7 @@ pub struct Model {
     vocab: NonNull<sys::llama_vocab>,
     size: usize,
     pieces: Pieces,
+    placement: Placement,
     pub(super) adapters: adapters::Loaded,
 }
 
@@ -36,10 +37,21 @@ impl Drop for Model {
 }
 
 impl Model {
-    /// Loads a GGUF file, without adapters. Blocks for as long as the disk takes, or until `progress` is told to stop.
+    /// [`Model::load_placed`] for the processor alone.
+    #[cfg(test)]
     pub fn load(path: &Path, progress: &Progress) -> Result<Self, LoadError> {
+        Self::load_placed(path, Placement::default(), progress)
+    }
+
+    /// Loads a GGUF file, without adapters, with as many of its layers on devices as `placement` says, of
+    /// devices that are there. Blocks for as long as the disk takes, or until `progress` is told to stop.
+    pub fn load_placed(
+        path: &Path,
+        placement: Placement,
+        progress: &Progress,
+    ) -> Result<Self, LoadError> {
         check_magic(path)?;
-        start_backend();
+        registry::start()?;
         let damaged = |cause: String| LoadError::Damaged {
             path: path.to_owned(),
             cause,
@@ -53,13 +65,23 @@ impl Model {
                     path.display()
                 ))
             })?;
+        // A list without any is not the same as no list, which stands for all that there are.
+        let mut list: Vec<_> = placement
+            .devices
+            .iter()
+            .map(|name| device::pointer(name).ok_or_else(|| gone(name)))
+            .collect::<Result<_, _>>()?;
+        list.push(std::ptr::null_mut());
         // SAFETY: no arguments, a plain struct out.
         let mut params = unsafe { sys::llama_model_default_params() };
+        params.devices = list.as_mut_ptr();
+        params.n_gpu_layers = i32::try_from(placement.layers).unwrap_or(i32::MAX);
         params.progress_callback = Some(on_progress);
         params.progress_callback_user_data = std::ptr::from_ref(progress).cast_mut().cast();
         log::take_last_error();
-        // SAFETY: `file` is NUL-terminated and outlives the call, and so does `progress`, which
-        // llama.cpp keeps no longer; all other pointers of `params` are null.
+        // SAFETY: `file` is NUL-terminated and outlives the call, and so do `progress` and the list of
+        // devices, which ends with null; llama.cpp looks at neither any more afterwards. All other
+        // pointers of `params` are null.
         let model = unsafe { sys::llama_model_load_from_file(file.as_ptr(), params) };
         let model = NonNull::new(model).ok_or_else(|| {
             if progress.is_stopped() {
@@ -81,6 +103,7 @@ impl Model {
             vocab,
             size: usize::try_from(size).unwrap_or(0),
             pieces: Pieces::default(),
+            placement,
             adapters: Vec::new(),
         };
         let unsuitable = |cause: &str| LoadError::Unsuitable {
@@ -107,6 +130,21 @@ impl Model {
     #[cfg(any(test, feature = "reference"))]
     pub(super) fn vocabulary_pointer(&self) -> *const sys::llama_vocab {
         self.vocab.as_ptr()
+    }
+
+    /// What of it is on devices.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Its layers, the output counted as one.
+    pub fn layers(&self) -> u32 {
+        // SAFETY: the model is alive.
+        let layers = unsafe {
+            sys::llama_model_n_layer(self.as_ptr())
+                .saturating_add(sys::llama_model_n_layer_nextn(self.as_ptr()))
+        };
+        u32::try_from(layers).unwrap_or(0).saturating_add(1)
     }
 
     /// Number of tokens in the vocabulary.
@@ -273,12 +311,10 @@ impl Model {
     }
 }
 
-/// Makes llama.cpp ready, once per process.
-pub(super) fn start_backend() {
-    static BACKEND: Once = Once::new();
-    log::quiet_logs();
-    // SAFETY: called once per process, before anything is loaded or quantised.
-    BACKEND.call_once(|| unsafe { sys::llama_backend_init() });
+fn gone(device: &str) -> LoadError {
+    LoadError::Config(format!(
+        "there is no device {device}; `corral doctor` says which there are"
+    ))
 }
 
 /// What llama.cpp calls while it loads; false makes it give up.

@@ -2,7 +2,7 @@
 
 use super::gguf::{self, GgufError};
 use super::log::{self, Watch};
-use super::model;
+use super::registry;
 use llama_cpp_sys_2 as sys;
 use std::ffi::CString;
 use std::path::Path;
@@ -67,11 +67,11 @@ pub(crate) fn quantise(
     quant: Quant,
     watch: Watch,
 ) -> Result<(), GgufError> {
-    model::start_backend();
     let failed = |cause: String| GgufError::Quantise {
         path: to.to_owned(),
         cause,
     };
+    registry::start().map_err(|error| failed(error.to_string()))?;
     let named = |path: &Path| {
         path.to_str()
             .and_then(|text| CString::new(text).ok())

@@ -2,8 +2,13 @@
 //!
 //! Without an attached pool, llama.cpp built without OpenMP makes and joins threads at each graph.
 
+use super::device::processor_function;
 use llama_cpp_sys_2 as sys;
+use std::ffi::c_void;
 use std::ptr::NonNull;
+
+type New = unsafe extern "C" fn(*mut sys::ggml_threadpool_params) -> *mut sys::ggml_threadpool;
+type Free = unsafe extern "C" fn(*mut sys::ggml_threadpool);
 
 /// How long workers spin for the next graph before they sleep (ggml's scale of 0 to 100). Low: on
 /// few cores a spinning worker takes time from those who deliver what was computed; one unit spins
@@ -14,6 +19,7 @@ const POLL: u32 = 1;
 pub struct ThreadPool {
     pool: NonNull<sys::ggml_threadpool>,
     threads: u32,
+    free: Free,
 }
 
 // SAFETY: the pool is only touched through the context that it is attached to, by the thread that
@@ -21,17 +27,28 @@ pub struct ThreadPool {
 unsafe impl Send for ThreadPool {}
 
 impl ThreadPool {
-    /// Starts a pool of `threads` threads, the calling one included. `None` if it can't be made.
+    /// Starts a pool of `threads` threads, the calling one included. `None` if it can't be made. Only once
+    /// the backends were started.
     pub fn new(threads: u32) -> Option<Self> {
         let count = i32::try_from(threads.max(1)).ok()?;
+        let new = processor_function(c"ggml_threadpool_new");
+        let free = processor_function(c"ggml_threadpool_free");
+        // SAFETY: what stands under these names are functions of these types (ggml-cpu.h), or null.
+        let (new, free) = unsafe {
+            (
+                std::mem::transmute::<*mut c_void, Option<New>>(new)?,
+                std::mem::transmute::<*mut c_void, Option<Free>>(free)?,
+            )
+        };
         // SAFETY: plain values in, a plain struct out.
         let mut params = unsafe { sys::ggml_threadpool_params_default(count) };
         params.poll = POLL;
         // SAFETY: `params` is initialised and outlives the call, which copies it.
-        let pool = unsafe { sys::ggml_threadpool_new(&raw mut params) };
+        let pool = unsafe { new(&raw mut params) };
         Some(Self {
             pool: NonNull::new(pool)?,
             threads,
+            free,
         })
     }
 
@@ -50,6 +67,6 @@ impl Drop for ThreadPool {
     fn drop(&mut self) {
         // SAFETY: made by `ggml_threadpool_new`, freed once, and no context uses it any more: the
         // context detaches and is freed before its pool.
-        unsafe { sys::ggml_threadpool_free(self.pool.as_ptr()) };
+        unsafe { (self.free)(self.pool.as_ptr()) };
     }
 }

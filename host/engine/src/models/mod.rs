@@ -18,6 +18,7 @@ mod machine;
 mod residency;
 mod status;
 
+pub use file::Expected;
 pub use lease::{Lease, Opening};
 pub use machine::machine_memory;
 pub use status::{ModelState, ModelStatus};
@@ -197,7 +198,8 @@ impl Models {
         }
     }
 
-    /// Looks at a model's file without loading it: the bytes that it is expected to take. The error is
+    /// Looks at a model's file without loading it: the bytes of the machine's memory that it is expected to
+    /// take. The error is
     /// what the load would say, as far as a look can tell. Reads the head of the file: blocks.
     pub fn look(&self, name: &str) -> Result<u64, OpenError> {
         let model = self.find(Some(name))?;
@@ -211,6 +213,18 @@ impl Models {
             return Ok(held);
         };
         file::expected_bytes(&config).map_err(|cause| OpenError::NotLoaded {
+            name: name.to_owned(),
+            cause: Arc::new(cause),
+        })
+    }
+
+    /// What a model's file says that it takes for weights and cells, without loading it; none of one that was
+    /// loaded by somebody else. The error is what the load would say. Reads the head of the file: blocks.
+    pub fn expected(&self, name: &str) -> Result<Option<Expected>, OpenError> {
+        let model = self.find(Some(name))?;
+        let config = self.0.0.lock().slots[model].config.clone();
+        let expected = config.map(|config| file::expected(&config)).transpose();
+        expected.map_err(|cause| OpenError::NotLoaded {
             name: name.to_owned(),
             cause: Arc::new(cause),
         })

@@ -2,6 +2,7 @@
 
 use super::residency::State;
 use super::{Inner, Models, Slot};
+use crate::engine::Engine;
 use crate::metrics::{Counters, Kind, Metric};
 use std::time::Duration;
 
@@ -49,7 +50,8 @@ pub struct ModelStatus {
     pub name: String,
     /// Where it is.
     pub state: ModelState,
-    /// Bytes of weights and context that it holds; while it is loaded, that it is expected to hold.
+    /// Bytes of weights and context that it holds in the machine's memory; while it is loaded, that it is
+    /// expected to hold.
     pub memory: u64,
     /// Calls that use it.
     pub leases: usize,
@@ -147,6 +149,7 @@ impl Models {
                 let engine = slot.engine.as_ref().map(|engine| engine.metrics());
                 let mut metrics = slot.totals.with(engine);
                 metrics.extend(own(&slot.totals, &status));
+                metrics.extend(slot.engine.iter().flat_map(on_devices));
                 (status.name, metrics)
             })
             .collect()
@@ -165,6 +168,20 @@ fn state(inner: &Inner, slot: &Slot, model: usize, now: Duration) -> ModelState 
             again: again.saturating_sub(now),
         },
     }
+}
+
+/// Of one that is loaded: what of it is on devices.
+fn on_devices(engine: &Engine) -> Vec<Metric> {
+    let memory = engine.device_memory().iter();
+    #[allow(clippy::cast_precision_loss)]
+    let metrics = memory.map(|(device, bytes)| Metric {
+        name: "corral_model_device_memory_bytes",
+        help: "Bytes of weights and context that the model holds on a device with a memory of its own.",
+        kind: Kind::Gauge,
+        labels: vec![("device", device.clone())],
+        value: *bytes as f64,
+    });
+    metrics.collect()
 }
 
 fn own(totals: &Totals, status: &ModelStatus) -> Vec<Metric> {

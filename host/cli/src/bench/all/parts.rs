@@ -34,7 +34,7 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
     if let Some(peer) = &arguments.vs {
         http = http.value("--vs", &peer.to_string());
     }
-    vec![
+    let mut parts = vec![
         stages(model, plugins, [24, 8, 32, 32])
             .rounds(3)
             .part(25)
@@ -82,7 +82,13 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
             .targets(of_deploy()),
         http.part(3).targets(of_http()),
         words("sim").part(8).targets(of_sim()),
-    ]
+    ];
+    let offloading = arguments.offloading.words();
+    let has_model = |part: &&mut Part| part.words.iter().any(|word| word == "--model");
+    for part in parts.iter_mut().filter(has_model) {
+        part.words.extend_from_slice(&offloading);
+    }
+    parts
 }
 
 /// What is asked of a bench, word by word.

@@ -10,6 +10,7 @@ use crate::Token;
 use crate::backend::{Backend, DecodeError, Input, SaveError};
 use crate::llama::ContextSettings;
 use crate::llama::Model;
+use crate::offload::KvType;
 use crate::progress::Progress;
 use crate::scheduler::SeqId;
 use crate::scheduler::cells::{Cells, Layout};
@@ -318,6 +319,7 @@ fn context(model: &Arc<Model>, cells: u32) -> LlamaContext {
         step_tokens: STEP_TOKENS,
         seq_ids: IDS,
         threads: 1,
+        kv: KvType::F16,
     };
     LlamaContext::new(model.clone(), settings).expect("the context is made")
 }

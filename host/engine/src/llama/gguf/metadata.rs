@@ -95,6 +95,8 @@ pub struct TensorInfo {
     /// Whether it is of a type that llama.cpp multiplies with whatever the shape: F32, F16, BF16 or
     /// Q8_0.
     pub is_plain: bool,
+    /// Bytes of its weights.
+    pub bytes: u64,
 }
 
 /// The tensors of a file, in its order.
@@ -117,6 +119,7 @@ pub fn tensors(path: &Path) -> Result<Vec<TensorInfo>, GgufError> {
                 name: text(sys::gguf_get_tensor_name(gguf, id)),
                 dimensions: *sys::gguf_get_tensor_ne(gguf, id).cast::<[i64; 4]>(),
                 is_plain: PLAIN.contains(&sys::gguf_get_tensor_type(gguf, id)),
+                bytes: sys::gguf_get_tensor_size(gguf, id) as u64,
             }
         }
     };

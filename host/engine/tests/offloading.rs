@@ -1,0 +1,185 @@
+//! Where a model is computed and how its cells are stored, over llama.cpp and the demo model: cells of
+//! 8 bits give the right sums, also after they were put aside, and what names no device is refused.
+
+use corral_engine::{
+    Caller, Config, Devices, EmbedOptions, Engine, Error, KvType, Layers, LoadError, Options,
+    Sequence, SnapshotLimits, Snapshots, Tenant, load_backends,
+};
+use std::path::Path;
+use std::sync::Arc;
+use support::{check_empty, demo_model, metric, read, settle, view, wait};
+
+mod support;
+
+/// Sums that the model gets right after other text too.
+const SURE: [(u32, u32); 5] = [(12, 7), (20, 22), (3, 4), (31, 27), (45, 54)];
+
+/// On the processor, so that it is the same on any machine.
+fn config(kv: KvType) -> Config {
+    let mut config = Config::new("tiny", demo_model());
+    config.threads = Some(1);
+    config.offload.devices = Devices::Cpu;
+    config.offload.kv = kv;
+    config
+}
+
+fn limit(max_tokens: u32) -> Options {
+    Options {
+        max_tokens,
+        ..Options::default()
+    }
+}
+
+fn refused(config: Config) -> String {
+    match Engine::load(config) {
+        Err(error @ LoadError::Config(_)) => error.to_string(),
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("it loads"),
+    }
+}
+
+#[test]
+fn the_processor_alone_has_all_layers() {
+    let engine = Engine::load(config(KvType::F16)).unwrap();
+    let info = engine.info();
+    // Four, and the output.
+    assert_eq!((info.layers, info.offloaded_layers), (5, 0));
+    assert!(info.devices.is_empty() && engine.device_memory().is_empty());
+}
+
+#[test]
+fn cells_of_8_bits_take_less_and_the_sums_are_right() {
+    let large = Engine::load(config(KvType::F16)).unwrap();
+    let (memory, cells) = (large.memory(), 16_384 * 4 * 2 * 128);
+    drop(large);
+    let engine = Engine::load(config(KvType::Q8_0)).unwrap();
+    let less = memory - engine.memory();
+    // 34 bytes for 32 numbers and not 64; what is computed with may differ by a little.
+    let expected = cells * 2 - cells / 32 * 34;
+    assert!(
+        less > expected / 10 * 9 && less < expected / 10 * 11,
+        "{less} of {expected}"
+    );
+    let running: Vec<_> = SURE
+        .iter()
+        .map(|(a, b)| {
+            let line = "The quiet owl looks at the river and the stone. ";
+            let text = format!("{}\n{a}+{b}=", line.repeat(2));
+            let prompt = engine.tokenize(&text, true).unwrap();
+            engine
+                .generate(prompt, limit(8), Caller::default())
+                .unwrap()
+        })
+        .collect();
+    for ((a, b), generation) in SURE.iter().zip(running) {
+        let (chunk, outcome) = read(generation);
+        outcome.unwrap();
+        assert_eq!(chunk.text, (a + b).to_string());
+    }
+    // Vectors have cells of their own, which stay as they are.
+    let text = engine.tokenize("a text", true).unwrap();
+    let embedding = engine.embed(vec![text], EmbedOptions::default(), Caller::default());
+    assert!(wait(embedding.unwrap()).is_ok());
+    check_empty(&engine);
+}
+
+/// As with 16 bits: whose cells others need is put aside and comes back.
+#[test]
+fn states_of_8_bits_leave_the_cells_and_come_back() {
+    let mut config = config(KvType::Q8_0);
+    (config.context, config.cells) = (Some(512), Some(512));
+    config.sequences = 2;
+    let engine = Engine::load(config).unwrap();
+    let mut idle = Vec::new();
+    for ((a, b), tenant) in SURE.iter().zip(0..) {
+        let caller = Caller {
+            tenant: Tenant(tenant),
+            ..Caller::default()
+        };
+        let mut sequence = Sequence::new(engine.clone(), caller);
+        let text = format!("{}\n{a}+{b}=", "The cat sleeps. ".repeat(15));
+        let tokens = engine.tokenize(&text, true).unwrap();
+        sequence.append(&tokens).unwrap();
+        let (chunk, _) = read(sequence.generate(limit(8)).unwrap());
+        assert_eq!(chunk.text, (a + b).to_string());
+        idle.push(sequence);
+    }
+    settle(&engine);
+    assert!(view(&engine).spilled_ram > 0);
+    for (sequence, (a, b)) in idle.iter_mut().zip(SURE) {
+        let (chunk, outcome) = read(sequence.generate(limit(8)).unwrap());
+        let outcome = outcome.unwrap();
+        assert_eq!(chunk.text, (a + b).to_string());
+        assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);
+    }
+    assert!(metric(&engine, "sequences_restored_total") > 0.0);
+    drop(idle);
+    check_empty(&engine);
+}
+
+#[test]
+fn a_snapshot_is_of_use_to_cells_of_its_type_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let limits = SnapshotLimits {
+        snapshot_bytes: 1 << 24,
+        tenant_bytes: 1 << 26,
+        tenant_count: 9,
+    };
+    let engine = |kv| {
+        let mut config = config(kv);
+        config.snapshots = Some(Arc::new(Snapshots::new(folder.path(), limits).unwrap()));
+        Engine::load(config).unwrap()
+    };
+    let first = engine(KvType::Q8_0);
+    let mut sequence = Sequence::new(first.clone(), Caller::default());
+    let text = format!("{}\n12+7=", "The cat sleeps. ".repeat(15));
+    let tokens = first.tokenize(&text, true).unwrap();
+    sequence.append(&tokens).unwrap();
+    let (chunk, _) = read(sequence.generate(limit(8)).unwrap());
+    assert_eq!(chunk.text, "19");
+    settle(&first);
+    sequence.snapshot("someone", "cat").unwrap();
+    first.shutdown();
+    drop((sequence, first));
+
+    let other = engine(KvType::F16);
+    let restored = Sequence::restore(other.clone(), Caller::default(), "someone", "cat");
+    match restored {
+        Err(Error::Snapshot(text)) => assert!(text.contains("other cache settings"), "{text}"),
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("a state of 8 bits was taken for one of 16"),
+    }
+    other.shutdown();
+    drop(other);
+
+    let same = engine(KvType::Q8_0);
+    let restored = Sequence::restore(same.clone(), Caller::default(), "someone", "cat");
+    let mut sequence = restored.unwrap();
+    let (chunk, outcome) = read(sequence.generate(limit(8)).unwrap());
+    let outcome = outcome.unwrap();
+    assert_eq!(chunk.text, "19");
+    assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);
+    drop(sequence);
+    check_empty(&same);
+}
+
+#[test]
+fn devices_that_are_not_there_are_refused_with_those_that_are() {
+    let mut nonsense = config(KvType::F16);
+    nonsense.offload.devices = Devices::Named(vec!["nonsense".to_owned()]);
+    assert!(nonsense.offload.devices.check().is_err());
+    let text = refused(nonsense);
+    assert!(
+        text.contains("\"nonsense\"") && text.contains("CPU"),
+        "{text}"
+    );
+    let mut nobody = config(KvType::F16);
+    nobody.offload.layers = Layers::Exactly(3);
+    let text = refused(nobody);
+    assert!(
+        text.contains("3 layers") && text.contains("corral doctor"),
+        "{text}"
+    );
+    let missing = load_backends(Path::new("no/such/folder"));
+    assert!(matches!(missing, Err(LoadError::Config(_))));
+}

@@ -1,0 +1,140 @@
+//! What there is to compute on: `corral doctor`, and the options that say where models are computed and how
+//! their cells are stored.
+
+use corral_tests::{Corral, Ended, SURE, artefacts, run, scratch_folder};
+use serde_json::Value;
+use std::ffi::OsString;
+
+fn doctor(arguments: &[&str]) -> Ended {
+    run(["doctor"].iter().chain(arguments))
+}
+
+/// What `corral serve` with these arguments complains about.
+fn complaint(arguments: &[&str]) -> (Option<i32>, String) {
+    let mut line: Vec<OsString> = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+        .map(OsString::from)
+        .into();
+    line.extend(["--model".into(), artefacts::model().into()]);
+    line.extend(arguments.iter().map(OsString::from));
+    let ended = run(line);
+    assert_eq!(ended.stdout, "", "{ended:?}");
+    let last = ended.stderr.lines().last().unwrap_or_default().to_owned();
+    (ended.code, last)
+}
+
+#[test]
+fn people_see_the_processor_and_why_others_are_not_used() {
+    let ended = doctor(&[]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(ended.stderr, "", "{ended:?}");
+    let lines: Vec<_> = ended.stdout.lines().collect();
+    let version = format!("corral {}, built ", env!("CARGO_PKG_VERSION"));
+    assert!(lines[0].starts_with(&version), "{ended:?}");
+    let begins = |start: &str| lines.iter().find(|line| line.starts_with(start));
+    let processor = begins("  CPU ").expect("a device");
+    assert!(processor.contains(" cpu ") && processor.contains(" MiB free"));
+    for backend in ["  CUDA ", "  ROCm ", "  Vulkan ", "  MTL "] {
+        let line = begins(backend).expect(backend);
+        let name = backend.trim();
+        // Where the machine and the binary have it, its devices stand there.
+        assert!(
+            line.contains("not used: ") || line.contains(&format!("{name}0")),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn programs_read_an_object() {
+    let ended = doctor(&["--json"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let found: Value = serde_json::from_str(&ended.stdout).expect("JSON");
+    assert_eq!(found["version"], env!("CARGO_PKG_VERSION"));
+    let devices = found["devices"].as_array().expect("a list");
+    let processor = devices.iter().find(|device| device["kind"] == "cpu");
+    let processor = processor.expect("there is one");
+    assert_eq!(processor["name"], "CPU");
+    assert_eq!(processor["backend"], "CPU");
+    let total = processor["total_bytes"].as_u64().expect("a number");
+    assert!(total >= processor["free_bytes"].as_u64().expect("a number") && total > 1 << 20);
+    for backend in found["backends"].as_array().expect("a list") {
+        let is_used = backend["devices"] != Value::Array(Vec::new());
+        assert_eq!(is_used, backend["problem"].is_null(), "{backend}");
+    }
+    let built_with = found["built_with"].as_array().expect("a list");
+    let is_built_with = |feature: &str| built_with.iter().any(|built| built == feature);
+    if !is_built_with("dynamic-backends") {
+        assert!(found["backends_folder"].is_null(), "{found}");
+        let backends = found["backends"].as_array().expect("a list");
+        let cuda = backends.iter().find(|backend| backend["name"] == "CUDA");
+        let problem = cuda.expect("it is known")["problem"].as_str();
+        if !is_built_with("cuda") {
+            let problem = problem.expect("it is not there");
+            assert!(problem.contains("--features cuda"), "{problem}");
+        }
+    }
+}
+
+#[test]
+fn a_folder_of_backends_that_is_not_there_is_an_error() {
+    let missing = scratch_folder().join("missing");
+    let missing = missing.to_str().expect("a name");
+    let ended = doctor(&["--backends", missing]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert_eq!(ended.stdout, "");
+    for said in ["corral: ", missing, "can't be read"] {
+        assert!(ended.stderr.contains(said), "{said}: {ended:?}");
+    }
+    assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+    let (code, text) = complaint(&["--backends", missing]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("can't be read"), "{text}");
+}
+
+#[test]
+fn what_is_no_device_or_number_or_type_is_refused_with_what_is() {
+    let (code, text) = complaint(&["--device", "nonsense"]);
+    assert_eq!(code, Some(1), "{text}");
+    for said in ["\"nonsense\"", "CPU", "corral doctor"] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    for (arguments, said) in [
+        (["--gpu-layers", "x"], "write auto, or how many"),
+        (["--kv-type", "q4_0"], "write f16 or q8_0"),
+        (["--device", "a,a"], "named twice"),
+        (["--device", "other=cpu"], "'other', which no --model has"),
+    ] {
+        let (code, text) = complaint(&arguments);
+        assert_eq!(code, Some(2), "{text}");
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    let (code, text) = complaint(&["--device", "cpu", "--gpu-layers", "4"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(
+        text.contains("4 layers") && text.contains("processor"),
+        "{text}"
+    );
+}
+
+#[test]
+fn cells_of_8_bits_take_about_half_and_the_sums_are_right() {
+    let started = |kv: &str, told: &str| {
+        let corral = Corral::start_with(&["--device", "cpu", "--kv-type", kv]);
+        let stderr = corral.wait_for_stderr("model tiny is loaded");
+        assert!(stderr.contains(told), "{told}: {stderr}");
+        // All of it is with the processor, and there is nothing to say of others.
+        assert!(!stderr.contains("layers on"), "{stderr}");
+        corral
+    };
+    let memory = |corral: &Corral| corral.metrics().get("corral_model_memory_bytes");
+    let large = started("f16", "32.0 MiB for 16384 KV cells of f16");
+    let small = started("tiny=q8_0", "17.0 MiB for 16384 KV cells of q8_0");
+    let less = memory(&large) - memory(&small);
+    assert!(less > 12e6, "{less}");
+    for sum in SURE {
+        assert_eq!(small.text(&sum.question_in(100)), sum.answer());
+        assert_eq!(small.text(&sum.question()), sum.answer());
+    }
+    let metrics = small.metrics().samples("corral_model_device_memory_bytes");
+    assert!(metrics.is_empty(), "{metrics:?}");
+}
