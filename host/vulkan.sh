@@ -56,5 +56,7 @@ echo "export VK_DRIVER_FILES='$driver' VK_ICD_FILENAMES='$driver'"
 echo "export GGML_VK_VISIBLE_DEVICES=0"
 # The name that llama.cpp gives to that device.
 echo "export CORRAL_TEST_DEVICE=Vulkan0"
+# A step takes many times as long as on the processor itself.
+echo "export CORRAL_TEST_SUMS=300"
 # Shaders are compiled for the processor when they are first used: once, and not in each test's process.
 echo "export MESA_SHADER_CACHE_DIR='${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}/shaders'"
