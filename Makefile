@@ -37,6 +37,7 @@ DEVICE_TESTS ?= offload real_model looking sequences
 DEVICE_FLAGS := --release --workspace --features corral-engine/vulkan $(addprefix --test ,$(DEVICE_TESTS))
 
 BACKENDS ?=
+TESTS ?=
 DIR ?= $(CARGO_TARGET_DIR)/dist
 
 help:
@@ -47,7 +48,7 @@ build:
 
 # Not of native code, and with libraries beside it: see the script.
 dist:
-	@$(SETUP); host/dist.sh "$(DIR)" "$(BACKENDS)"
+	@$(SETUP); host/dist.sh "$(DIR)" "$(BACKENDS)" "$(TESTS)"
 
 plugins: build
 	@plugins/build.sh "$(CORRAL_PLUGINS)"
