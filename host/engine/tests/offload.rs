@@ -134,7 +134,9 @@ fn the_whole_model_is_where_it_was_to_be() {
     assert!(there.iter().any(|one| one.kind == DeviceKind::Cpu));
     let Some(device) = device() else {
         let engine = exercise(|config| config.offload.devices = Devices::Cpu);
+        assert_eq!(engine.info().layers, LAYERS);
         assert_eq!(engine.info().offloaded_layers, 0);
+        assert!(engine.info().devices.is_empty());
         return;
     };
     let found = there.iter().find(|one| one.name == device);
@@ -148,7 +150,9 @@ fn the_whole_model_is_where_it_was_to_be() {
         "{found:?}"
     );
     let engine = exercise(|_| {});
+    assert_eq!(engine.info().layers, LAYERS);
     assert_eq!(engine.info().offloaded_layers, LAYERS);
+    assert_eq!(engine.info().devices, [device]);
 }
 
 #[test]
