@@ -4,11 +4,13 @@
 # Also: make build, make plugins, make lint; make bench (measures all that is promised, in about an
 # hour on two cores; VS=URL of a peer for HTTP, see BENCHMARKS.md); make model (trains the demo model
 # again, in about an hour on two cores; stopped and started again it goes on where it was).
+# FEATURES=cuda with any of them builds a GPU backend in (or vulkan, rocm, metal; their compilers have to
+# be there). make dist builds a binary for other machines, with BACKENDS="vulkan cuda" as it may be.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run test build plugins lint bench model
+.PHONY: help run test test-device build dist plugins lint bench model
 
 # Build products stay outside the checkout, so that a second clone builds quickly. Native code fits
 # the processor and compiler that it was built with: the folder is named after both.
@@ -27,13 +29,26 @@ export CORRAL_PLUGINS := $(CARGO_TARGET_DIR)/plugins
 SETUP := eval "$$(host/setup.sh)"
 # Always the whole workspace: cargo's features depend on which crates are built together, and
 # another choice would build wasmtime a second time.
-CARGO_FLAGS := --release --workspace
+FEATURES ?=
+CARGO_FLAGS := --release --workspace $(addprefix --features corral-cli/,$(FEATURES))
+
+# The engine's tests that run a second time, on a device; none to leave that out.
+DEVICE_TESTS ?= offload real_model looking sequences
+DEVICE_FLAGS := --release --workspace --features corral-engine/vulkan $(addprefix --test ,$(DEVICE_TESTS))
+
+BACKENDS ?=
+TESTS ?=
+DIR ?= $(CARGO_TARGET_DIR)/dist
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
 
 build:
 	@$(SETUP); cargo build $(CARGO_FLAGS)
+
+# Not of native code, and with libraries beside it: see the script.
+dist:
+	@$(SETUP); host/dist.sh "$(DIR)" "$(BACKENDS)" "$(TESTS)"
 
 plugins: build
 	@plugins/build.sh "$(CORRAL_PLUGINS)"
@@ -61,6 +76,16 @@ test: lint plugins
 	@cargo test --manifest-path plugins/componentize/Cargo.toml
 	@CORRAL_CLIENTS=$$(tests/clients/setup.sh); export CORRAL_CLIENTS; \
 	  $(SETUP); cargo test $(CARGO_FLAGS)
+	@[ -z "$(DEVICE_TESTS)" ] || $(MAKE) --no-print-directory test-device
+
+# What a GPU needs of us, without one: Vulkan on the processor. Only llama.cpp and the engine are built a second
+# time for it, beside the others and as parts of the tests, so neither takes the other's place. Built without the
+# device's variables: the build of llama.cpp takes those that begin with GGML_ as its own, and would run again when
+# they change. One test at a time, since a device has its own threads; and never without end.
+test-device:
+	@host/vulkan.sh >/dev/null; $(SETUP); cargo test $(DEVICE_FLAGS) --no-run
+	@device=$$(host/vulkan.sh); $(SETUP); eval "$$device"; \
+	  timeout 1800 cargo test $(DEVICE_FLAGS) -- --test-threads 1
 
 bench: plugins
 	@"$(CORRAL_BIN)" bench model "$(CACHE)/qwen3-0.6b.gguf"

@@ -99,6 +99,12 @@ impl Corral {
                 command.args([option, value]);
             }
         }
+        // As the tests of the engine: on that device, where one is named.
+        if let Ok(device) = std::env::var("CORRAL_TEST_DEVICE")
+            && !arguments.contains(&"--device")
+        {
+            command.args(["--device", &device]);
+        }
         for (route, plugin) in plugins {
             command
                 .arg("--plugin")

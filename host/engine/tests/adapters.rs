@@ -23,8 +23,7 @@ fn plus_one() -> PathBuf {
 }
 
 fn config(adapters: &[&str]) -> Config {
-    let mut config = Config::new("tiny", demo_model());
-    config.threads = Some(1);
+    let mut config = support::config();
     let adapters = adapters.iter().map(|name| ((*name).into(), plus_one()));
     config.adapters = adapters.collect();
     config

@@ -2,11 +2,11 @@
 
 use corral_engine::sampling::Penalties;
 use corral_engine::{
-    Caller, Chunk, Config, Engine, Error, Finish, Generation, Grammar, Options, Outcome, Sampler,
+    Caller, Chunk, Engine, Error, Finish, Generation, Grammar, Options, Outcome, Sampler,
 };
 use schemas::{schema, validate};
 use std::collections::VecDeque;
-use support::{check_empty, demo_model, metric, read, settle, wait};
+use support::{check_empty, metric, read, settle, wait};
 
 #[path = "support/schemas.rs"]
 mod schemas;
@@ -16,9 +16,7 @@ mod support;
 const AT_ONCE: usize = 32;
 
 fn engine() -> Engine {
-    let mut config = Config::new("tiny", demo_model());
-    config.threads = Some(1);
-    Engine::load(config).expect("the demo model loads")
+    Engine::load(support::config()).expect("the demo model loads")
 }
 
 fn begin(engine: &Engine, prompt: &str, options: Options) -> Generation {

@@ -5,13 +5,12 @@ use corral_engine::{
     Caller, Config, Distribution, Engine, Error, Look, MAX_CANDIDATES, Options, Sequence, Show,
     Token,
 };
-use support::{check_empty, demo_model, metric, read, settle, view, wait};
+use support::{check_empty, metric, read, settle, view, wait};
 
 mod support;
 
 fn engine(change: impl FnOnce(&mut Config)) -> Engine {
-    let mut config = Config::new("tiny", demo_model());
-    config.threads = Some(1);
+    let mut config = support::config();
     change(&mut config);
     Engine::load(config).unwrap()
 }

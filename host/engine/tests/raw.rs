@@ -1,14 +1,13 @@
 //! What an engine is measured beside: a raw context of the same weights, and prompts that begin in step.
 
 use corral_engine::scheduler::SeqId;
-use corral_engine::{Caller, Config, Engine, Input, Options};
-use support::{demo_model, metric, read, settle};
+use corral_engine::{Caller, Engine, Input, Options};
+use support::{metric, read, settle};
 
 mod support;
 
 fn engine() -> Engine {
-    let mut config = Config::new("tiny", demo_model());
-    config.threads = Some(1);
+    let mut config = support::config();
     config.prefix_cache = false;
     Engine::load(config).expect("the demo model loads")
 }

@@ -7,9 +7,7 @@ use support::{demo_model, metric, read, settle, wait};
 mod support;
 
 fn engine() -> Engine {
-    let mut config = Config::new("tiny", demo_model());
-    config.threads = Some(1);
-    Engine::load(config).expect("the demo model loads")
+    Engine::load(support::config()).expect("the demo model loads")
 }
 
 fn answer(engine: &Engine, prompt: &str, options: Options) -> (String, Result<Outcome, Error>) {

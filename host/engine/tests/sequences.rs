@@ -2,21 +2,22 @@
 //! aside, brought back, preempted, cancelled, written down or lost, the sums are right.
 
 use corral_engine::{
-    Caller, Config, Engine, Error, Options, Priority, Sequence, SnapshotLimits, Snapshots, Tenant,
-    Token,
+    Caller, Engine, Error, Options, Priority, Sequence, SnapshotLimits, Snapshots, Tenant, Token,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use support::{check_empty, check_identity, demo_model, metric, read, settle, view, wait};
+use support::{check_empty, check_identity, config, metric, read, settle, view, wait};
 
 mod support;
 
 /// How many ask at once, and how many sums all of them ask in each of two lives of the engine.
 const ASKING: u32 = 64;
 const SUMS: u32 = 1000;
+/// In the environment: how many sums in place of those, where a step takes long.
+const FEWER: &str = "CORRAL_TEST_SUMS";
 /// Sums that are asked after other text, where the model gets them right alone.
 const SUMS_AFTER: [(u32, u32); 8] = [
     (12, 7),
@@ -32,12 +33,6 @@ const SUMS_AFTER: [(u32, u32); 8] = [
 const SURE: [(u32, u32); 5] = [(12, 7), (20, 22), (3, 4), (31, 27), (45, 54)];
 /// The other text: four beginnings, so that they are shared by many and not by all.
 const LENGTHS: [usize; 4] = [32, 100, 47, 100];
-
-fn config() -> Config {
-    let mut config = Config::new("tiny", demo_model());
-    config.threads = Some(1);
-    config
-}
 
 fn limit(max_tokens: u32) -> Options {
     Options {
@@ -79,6 +74,13 @@ fn right_alone() -> Vec<Vec<(u32, u32)>> {
     let found: Vec<_> = (0..LENGTHS.len()).map(of).collect();
     assert!(found.iter().all(|sums| sums.len() >= 3), "{found:?}");
     found
+}
+
+fn sums() -> u32 {
+    match std::env::var(FEWER) {
+        Ok(fewer) => fewer.parse().expect("a number"),
+        Err(_) => SUMS,
+    }
 }
 
 /// Someone who asks sums, in many ways.
@@ -248,6 +250,7 @@ fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
         Snapshots::new(folder.join("snapshots"), limits).unwrap(),
     ));
     let engine = Engine::load(config).unwrap();
+    let sums = sums();
     let asked = AtomicU32::new(0);
     std::thread::scope(|scope| {
         for number in 0..ASKING {
@@ -271,30 +274,34 @@ fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
                     asker.restore(&name);
                 }
                 let mut kept = None;
-                while asked.load(Ordering::Relaxed) < SUMS {
+                while asked.load(Ordering::Relaxed) < sums {
                     asker.act(&mut kept, &name);
                 }
             });
         }
     });
-    assert!(asked.load(Ordering::Relaxed) >= SUMS);
+    assert!(asked.load(Ordering::Relaxed) >= sums);
     settle(&engine);
     check_identity(&engine);
-    for what in [
-        "cached_tokens",
-        "recomputed_tokens",
-        "abandoned_tokens",
-        "prefixes_evicted",
-        "sequences_spilled",
-        "sequences_restored",
-        "sequences_preempted",
-        "spill_written_bytes",
-        "spill_read_bytes",
-        "sequences_cancelled",
+    // The first ones happen soon, the others surely among many sums.
+    for (what, soon) in [
+        ("cached_tokens", true),
+        ("sequences_spilled", true),
+        ("sequences_restored", true),
+        ("sequences_cancelled", true),
+        ("recomputed_tokens", false),
+        ("abandoned_tokens", false),
+        ("prefixes_evicted", false),
+        ("sequences_preempted", false),
+        ("spill_written_bytes", false),
+        ("spill_read_bytes", false),
     ] {
         let count = metric(&engine, &format!("{what}_total"));
         println!("life {life}: {what} {count}");
-        assert!(count > 0.0, "{what} did not happen");
+        assert!(
+            count > 0.0 || (!soon && sums < SUMS),
+            "{what} did not happen"
+        );
     }
     for what in ["sequences_failed", "sequences_expired", "sequences_refused"] {
         assert_eq!(metric(&engine, &format!("{what}_total")), 0.0, "{what}");

@@ -2,10 +2,10 @@
 //! steps, and of what was guessed wrongly nothing stays.
 
 use corral_engine::{
-    Caller, Config, Engine, Error, Finish, MAX_DRAFTS, Options, Outcome, Priority, Sampler,
+    Caller, Engine, Error, Finish, MAX_DRAFTS, Options, Outcome, Priority, Sampler,
 };
 use std::time::{Duration, Instant};
-use support::{check_empty, demo_model, metric, read, settle, wait};
+use support::{check_empty, metric, read, settle, wait};
 
 mod support;
 
@@ -24,9 +24,7 @@ const QUESTIONS: [&str; 10] = [
 ];
 
 fn engine() -> Engine {
-    let mut config = Config::new("tiny", demo_model());
-    config.threads = Some(1);
-    Engine::load(config).expect("the demo model loads")
+    Engine::load(support::config()).expect("the demo model loads")
 }
 
 fn options(max_tokens: u32, speculate: u8) -> Options {
@@ -144,8 +142,7 @@ fn a_seed_draws_the_same_text() {
 
 #[test]
 fn under_pressure_for_cells_the_answers_are_the_same() {
-    let mut config = Config::new("tiny", demo_model());
-    config.threads = Some(1);
+    let mut config = support::config();
     config.context = Some(256);
     config.cells = Some(512);
     let engine = Engine::load(config).unwrap();

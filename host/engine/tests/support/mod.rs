@@ -1,16 +1,57 @@
 //! What the tests of the engine share. Not all of them use all of it.
 #![allow(dead_code)]
 
-use corral_engine::{Chunk, Engine, Error, Generation, Outcome, View};
-use std::path::PathBuf;
-use std::sync::Arc;
+use corral_engine::{
+    Chunk, Config, Devices, Engine, Error, Generation, Layers, Offload, Outcome, View,
+};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Once};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-/// The demo model.
+/// In the environment: the device that the tests run on, such as `Vulkan0`. Without it they run on what
+/// the engine takes by itself: where no GPU backend is built in, that is the processor.
+const DEVICE: &str = "CORRAL_TEST_DEVICE";
+/// In the environment: the folder of backends, for tests that were built with `dynamic-backends`.
+const BACKENDS: &str = "CORRAL_TEST_BACKENDS";
+/// In the environment: the demo model, where tests run on another machine than that which built them.
+const MODEL: &str = "CORRAL_MODEL";
+
+fn said(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+/// The demo model. Each test that loads one begins here, so what has to be there before that is then.
 pub fn demo_model() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf")
+    static LOADED: Once = Once::new();
+    LOADED.call_once(|| {
+        if let Some(folder) = said(BACKENDS) {
+            corral_engine::load_backends(Path::new(&folder)).expect("the backends are loaded");
+        }
+    });
+    let here = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
+    said(MODEL).map_or_else(here, PathBuf::from)
+}
+
+/// The device that the tests are to run on, if they were told.
+pub fn device() -> Option<String> {
+    said(DEVICE)
+}
+
+/// How to load the demo model: with one compute thread, and whole on the device that the tests run on.
+pub fn config() -> Config {
+    let mut config = Config::new("tiny", demo_model());
+    config.threads = Some(1);
+    if let Some(device) = device() {
+        config.offload = Offload {
+            devices: Devices::Named(vec![device]),
+            // All of them: it has fewer.
+            layers: Layers::Exactly(99),
+            ..Offload::default()
+        };
+    }
+    config
 }
 
 /// Waits for a future on this thread.

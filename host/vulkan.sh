@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Finds, or installs where apt-get can, a Vulkan device that every machine has and what llama.cpp's Vulkan backend is
+# built with: Mesa's lavapipe, which computes on the processor, the loader with its headers, SPIR-V's headers, and
+# glslc. Prints the environment of tests on that device as `export` lines; everything else goes to stderr. Quick when
+# all is there.
+set -euo pipefail
+
+readonly packages="mesa-vulkan-drivers libvulkan-dev spirv-headers glslc"
+
+say() { echo "host/vulkan.sh: $*" >&2; }
+# shellcheck source=apt.sh
+source "$(dirname "$0")/apt.sh"
+
+# The first of some files that is there.
+first() {
+  local file
+  for file in "$@"; do
+    if [ -f "$file" ]; then
+      echo "$file"
+      return 0
+    fi
+  done
+  return 1
+}
+
+# The file that tells the loader of lavapipe, in the folders that it reads.
+lavapipe() {
+  first /usr/share/vulkan/icd.d/lvp_icd*.json /usr/local/share/vulkan/icd.d/lvp_icd*.json \
+    /etc/vulkan/icd.d/lvp_icd*.json
+}
+
+# Names what is missing, or nothing.
+lacks() {
+  local root=${VULKAN_SDK:-/usr}
+  lavapipe >/dev/null || echo "lavapipe (lvp_icd.*.json)"
+  first {"$root",/usr,/usr/local}/include/vulkan/vulkan.hpp >/dev/null || echo "vulkan/vulkan.hpp"
+  first {"$root",/usr,/usr/local}/{share,lib,lib/*}/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake >/dev/null ||
+    echo "SPIRV-HeadersConfig.cmake"
+  command -v glslc >/dev/null || echo "glslc"
+}
+
+# shellcheck disable=SC2086
+[ -z "$(lacks)" ] || apt_install $packages || true
+missing=$(lacks)
+if [ -n "$missing" ]; then
+  say "missing: $(paste -sd, <<<"$missing" | sed 's/,/, /g'). On Debian: apt-get install $packages." \
+    "To leave the tests on a Vulkan device out: make test DEVICE_TESTS="
+  exit 1
+fi
+
+# The loader is told of lavapipe alone, and by both names that loaders know this by. Otherwise device 0 would be a
+# GPU where there is one: the tests would run on another device on each machine, and take it from whoever works on it.
+driver=$(lavapipe)
+echo "export VK_DRIVER_FILES='$driver' VK_ICD_FILENAMES='$driver'"
+# llama.cpp leaves out devices that are no GPUs, unless they are asked for by their number.
+echo "export GGML_VK_VISIBLE_DEVICES=0"
+# The name that llama.cpp gives to that device.
+echo "export CORRAL_TEST_DEVICE=Vulkan0"
+# A step takes many times as long as on the processor itself.
+echo "export CORRAL_TEST_SUMS=300"
+# Shaders are compiled for the processor when they are first used: once, and not in each test's process.
+echo "export MESA_SHADER_CACHE_DIR='${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}/shaders'"
