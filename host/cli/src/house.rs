@@ -52,6 +52,7 @@ pub(crate) fn models(models: &Models) -> Result<corral_engine::Models, Complaint
         config.cells = models.cells;
         config.threads = models.threads;
         config.sequences = models.sequences.unwrap_or(config.sequences);
+        config.device_sampling = models.device_sampling;
         models.memory.apply(&mut config, snapshots.as_ref());
         config
     };

@@ -224,6 +224,7 @@ impl Embedder {
                     step_tokens: sizes.step_tokens,
                     seq_ids: SEQ_IDS,
                     threads,
+                    device_top: None,
                 },
                 ranks,
                 flash_attention: whole && longest > LONGEST,

@@ -7,7 +7,7 @@ use crate::config::{Config, DEFAULT_CELLS, ModelInfo, SEQ_IDS, STEP_TOKENS};
 use crate::constraint::Constraints;
 use crate::embedding::Embedder;
 use crate::generation::MAX_DRAFTS;
-use crate::llama::{ContextSettings, LlamaContext, Model, take_buffers};
+use crate::llama::{ContextSettings, DeviceTop, LlamaContext, Model, take_buffers};
 use crate::metrics::Counters;
 use crate::places::Places;
 use crate::progress::Progress;
@@ -53,16 +53,20 @@ impl Engine {
         let threads = config.threads.unwrap_or_else(|| {
             std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1))
         });
+        let device_top = device_top(&config, &model, cells);
         let settings = ContextSettings {
             cells,
             step_tokens: STEP_TOKENS,
-            seq_ids: config.sequences,
+            seq_ids: config.sequences + device_top.map_or(0, |top| top.ids),
             threads,
+            device_top,
         };
         let backend = LlamaContext::new(model.clone(), settings)?;
+        let top_ids = backend.device_top().map_or(0, |top| top.ids);
         let buffers = take_buffers();
         let limits = Limits {
-            seq_ids: config.sequences,
+            seq_ids: config.sequences + top_ids,
+            top_ids,
             cells: backend.cells(),
             step_tokens: backend.step_tokens(),
             queue: config.queue,
@@ -153,13 +157,27 @@ impl Engine {
             places,
             counters,
             desk,
-            settings,
+            settings: settings.without_top(),
             cells: limits.cells,
             memory: buffers,
             thread: Mutex::new(Some(thread)),
             embedder,
         })))
     }
+}
+
+/// For which ids the likeliest tokens are selected where the logits are: for as many as may run, beside
+/// those that may run anyway, so that each sequence finds an id of either kind.
+fn device_top(config: &Config, model: &Model, cells: u32) -> Option<DeviceTop> {
+    // Recurrent and hybrid models have a state for each id, and outputs that have to be put in order.
+    let on_gpu = model.output_on_device() && model.can_fork();
+    let vocabulary = u32::try_from(model.vocabulary_size()).unwrap_or(u32::MAX);
+    let k = config.device_sampling.top_k(on_gpu, vocabulary)?;
+    // llama.cpp ends the process if there are more ids than cells.
+    let room = cells.saturating_sub(u32::from(config.sequences));
+    let ids = u32::from(config.sequences).min(room);
+    let ids = u16::try_from(ids).ok().filter(|ids| *ids > 0)?;
+    Some(DeviceTop { k, ids })
 }
 
 fn load_adapters(model: &mut Model, adapters: &[(String, PathBuf)]) -> Result<(), LoadError> {

@@ -8,6 +8,7 @@
 
 mod adapters;
 mod batch;
+mod chains;
 mod context;
 mod dictionary;
 mod embeddings;
@@ -22,6 +23,7 @@ pub mod quantize;
 pub mod reference;
 mod threads;
 
+pub use chains::DeviceTop;
 pub use context::LlamaContext;
 pub use embeddings::{EmbeddingContext, EmbeddingSettings, EmbeddingTraits};
 pub use handle::ContextSettings;

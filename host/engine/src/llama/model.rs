@@ -18,6 +18,8 @@ pub struct Model {
     vocab: NonNull<sys::llama_vocab>,
     size: usize,
     pieces: Pieces,
+    /// Layers that may lie on a GPU, the output's first; less than 0 for all.
+    gpu_layers: i32,
     pub(super) adapters: adapters::Loaded,
 }
 
@@ -81,6 +83,7 @@ impl Model {
             vocab,
             size: usize::try_from(size).unwrap_or(0),
             pieces: Pieces::default(),
+            gpu_layers: params.n_gpu_layers,
             adapters: Vec::new(),
         };
         let unsuitable = |cause: &str| LoadError::Unsuitable {
@@ -118,6 +121,12 @@ impl Model {
     pub fn trained_context(&self) -> u32 {
         // SAFETY: the model is alive.
         u32::try_from(unsafe { sys::llama_model_n_ctx_train(self.as_ptr()) }).unwrap_or(0)
+    }
+
+    /// Whether logits are computed on a GPU: the output is the first layer that llama.cpp puts there.
+    pub fn output_on_device(&self) -> bool {
+        // SAFETY: no arguments.
+        self.gpu_layers != 0 && unsafe { sys::llama_supports_gpu_offload() }
     }
 
     /// Length of an embedding.

@@ -1,6 +1,6 @@
 //! What can be known of a model's file before it is loaded: that it is one, and what it will take.
 
-use crate::config::{Config, STEP_TOKENS};
+use crate::config::{Config, DeviceSampling, STEP_TOKENS};
 use crate::error::LoadError;
 use crate::llama::check_magic;
 use crate::llama::gguf::{GgufError, Value, metadata_where};
@@ -86,7 +86,13 @@ pub fn expected_bytes(config: &Config) -> Result<u64, LoadError> {
         .saturating_mul(4 * u64::from(config.sequences));
     let vocabulary = found.vocabulary;
     let step = u64::from(STEP_TOKENS);
-    let output = vocabulary.saturating_mul(4 * (step + u64::from(config.sequences)));
+    let ids = u64::from(config.sequences);
+    let rows_of_logits = match config.device_sampling {
+        // Twice the ids, with probabilities and candidates for each, and the logits once more in a step.
+        DeviceSampling::On { .. } => 2 * step + 4 * 2 * ids,
+        DeviceSampling::Auto | DeviceSampling::Off => step + ids,
+    };
+    let output = vocabulary.saturating_mul(4 * rows_of_logits);
     let attention = heads.saturating_mul(length(".attention.key_length"));
     let row_of_a_step = found
         .most(".feed_forward_length")

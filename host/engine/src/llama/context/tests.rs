@@ -19,6 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 mod drafts;
+mod tops;
 
 const IDS: u16 = 8;
 const STEP_TOKENS: u32 = 64;
@@ -318,6 +319,7 @@ fn context(model: &Arc<Model>, cells: u32) -> LlamaContext {
         step_tokens: STEP_TOKENS,
         seq_ids: IDS,
         threads: 1,
+        device_top: None,
     };
     LlamaContext::new(model.clone(), settings).expect("the context is made")
 }
