@@ -95,8 +95,9 @@ impl Scheduler {
     /// The entry that was of no use for longest under an id that suits, one that nobody claims if there is
     /// any.
     fn oldest(&self, spared: Option<EntryId>, suits: impl Fn(SeqId) -> bool) -> Option<EntryId> {
-        let may = |id, seq| Some(id) != spared && suits(seq);
-        let unclaimed = |id, entry: &Entry, seq| may(id, seq) && !entry.is_claimed();
+        let may = |id: EntryId, seq: SeqId| Some(id) != spared && suits(seq);
+        let unclaimed =
+            |id: EntryId, entry: &Entry, seq: SeqId| may(id, seq) && !entry.is_claimed();
         let oldest = self.cache.oldest(unclaimed);
         oldest.or_else(|| self.cache.oldest(|id, _, seq| may(id, seq)))
     }
