@@ -7,7 +7,7 @@
 use corral_engine::Token;
 use corral_engine::scheduler::prefill::Prefill;
 use corral_engine::scheduler::{
-    Claim, Key, Layout, Limits, Priority, Progress, Request, Reuse, Scheduler, Scope, Step,
+    Claim, Key, Layout, Limits, Priority, Progress, Request, Reuse, Rows, Scheduler, Scope, Step,
     StepResult, Tenant, Time, Watch,
 };
 use divan::{AllocProfiler, Bencher};
@@ -64,6 +64,7 @@ impl House {
         let (running, waiting) = (u32::from(size.0), size.1);
         let limits = Limits {
             seq_ids: size.0,
+            top_ids: 0,
             // More than they fill, so that nobody has to make room.
             cells: CELLS.max(running * 2 * (PROMPT + LENGTH)),
             // All prompts are read in one step.
@@ -109,6 +110,7 @@ impl House {
             share: None,
             claim: Watch::default(),
             goes_on: None,
+            rows: Rows::Whole,
             progress: Progress::default(),
         };
         let taken = self.scheduler.enqueue(self.now, request);
@@ -135,6 +137,7 @@ impl House {
             sampled: &self.sampled,
             ended: &[],
             asked: &[],
+            unsettled: &[],
             took: STEP,
         });
         assert_eq!(given_up, None, "nothing failed");

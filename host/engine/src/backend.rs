@@ -1,6 +1,7 @@
 //! What the engine thread needs of a thing that decodes: llama.cpp, or a simulator.
 
 use crate::Token;
+use crate::sampling::Logits;
 use crate::scheduler::{AdapterId, SeqId};
 
 /// One token of a step.
@@ -14,6 +15,15 @@ pub struct Input {
     pub seq: SeqId,
     /// Whether logits are wanted after it.
     pub output: bool,
+}
+
+/// Bytes of logits that a step brought from where it was computed to where they are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Of the highest logits, with the tokens whose they are.
+    pub top: u64,
+    /// Of whole rows.
+    pub whole: u64,
 }
 
 /// Why a step was not decoded. The state is as before the call: the backend computes a step whole
@@ -66,8 +76,26 @@ pub trait Backend {
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError>;
 
     /// The logits after input number `index` of the last step, one for each token of the
-    /// vocabulary. `None` if that input was no output.
+    /// vocabulary. `None` if that input was no output, or only its highest logits were computed for
+    /// the caller.
     fn logits(&self, index: usize) -> Option<&[f32]>;
+
+    /// What there is of the logits after input number `index` of the last step: the highest ones for the
+    /// first [`Limits::top_ids`](crate::scheduler::Limits::top_ids) ids, all of them for the others. `None`
+    /// if that input was no output.
+    fn output(&self, index: usize) -> Option<Logits<'_>> {
+        self.logits(index).map(Logits::Whole)
+    }
+
+    /// How many the highest ones are, if there are ids for which only those are given.
+    fn top_k(&self) -> Option<u32> {
+        None
+    }
+
+    /// What the last step that went well copied for its outputs.
+    fn copied(&self) -> Copied {
+        Copied::default()
+    }
 
     /// Frees the cells of a sequence, except those it shares.
     fn clear(&mut self, seq: SeqId);

@@ -22,6 +22,39 @@ const DEFAULT_QUEUE: usize = 1024;
 /// Bytes of memory for the states of idle and preempted sequences, unless the caller says otherwise.
 const DEFAULT_SPILL: u64 = 1 << 30;
 
+/// Logits that are copied of a row whose others stay on the device, unless the caller says otherwise: twice
+/// what a plugin that samples wants as a rule, and what the usual chains cut to.
+const DEFAULT_TOP: u32 = 128;
+
+/// Whether the likeliest tokens are selected where the logits are computed, so that no more than those are
+/// copied for sequences that need no more. What is generated is the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceSampling {
+    /// Where the logits are computed on a GPU, by a model that can fork.
+    Auto,
+    /// Never: what it saves depends on how quickly a backend selects, which was not measured yet.
+    #[default]
+    Off,
+    /// Wherever it can be done: so many, at least 2. A model that has no more tokens copies all logits.
+    On {
+        /// How many.
+        k: u32,
+    },
+}
+
+impl DeviceSampling {
+    /// How many are to be selected; none if all logits are to be copied. `on_gpu` is whether they are on a
+    /// GPU and the model can fork.
+    pub(crate) fn top_k(self, on_gpu: bool, vocabulary: u32) -> Option<u32> {
+        let k = match self {
+            Self::Auto if on_gpu => DEFAULT_TOP,
+            Self::Auto | Self::Off => return None,
+            Self::On { k } => k,
+        };
+        (2..vocabulary).contains(&k).then_some(k)
+    }
+}
+
 /// What to load, and how large to make it.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -43,6 +76,8 @@ pub struct Config {
     pub prefill: Prefill,
     /// Whether what was computed is kept for those that begin alike or go on.
     pub prefix_cache: bool,
+    /// Where the likeliest tokens are selected.
+    pub device_sampling: DeviceSampling,
     /// Bytes of memory for the states of sequences that had to leave the cells; by default 1 GiB. With
     /// 0 they are computed again.
     pub spill_ram: u64,
@@ -72,6 +107,7 @@ impl Config {
             sequences: SEQ_IDS,
             prefill: Prefill::default(),
             prefix_cache: true,
+            device_sampling: DeviceSampling::default(),
             spill_ram: DEFAULT_SPILL,
             spill_disk: None,
             snapshots: None,
@@ -133,4 +169,22 @@ pub struct ModelInfo {
     pub offloaded_layers: u32,
     /// The names of the devices that share these; none where the processor does everything.
     pub devices: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_likeliest_are_selected_on_a_gpu_or_where_it_is_said() {
+        let on = |k| DeviceSampling::On { k };
+        assert_eq!(DeviceSampling::Auto.top_k(true, 1000), Some(DEFAULT_TOP));
+        assert_eq!(DeviceSampling::Auto.top_k(false, 1000), None);
+        assert_eq!(DeviceSampling::Auto.top_k(true, DEFAULT_TOP), None);
+        assert_eq!(DeviceSampling::Off.top_k(true, 1000), None);
+        assert_eq!(on(64).top_k(false, 1000), Some(64));
+        for (k, vocabulary) in [(1, 1000), (64, 64), (64, 10)] {
+            assert_eq!(on(k).top_k(true, vocabulary), None, "{k} of {vocabulary}");
+        }
+    }
 }

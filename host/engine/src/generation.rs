@@ -50,6 +50,23 @@ pub struct Options {
 }
 
 impl Options {
+    /// Whether the tokens follow, as a rule, from the `k` highest logits of each row alone.
+    pub(crate) fn follows_from_top(&self, k: u32) -> bool {
+        // How likely a token is needs the whole row, and guesses need several rows of a step.
+        if self.logprobs.is_some() || self.speculate > 0 {
+            return false;
+        }
+        match &self.chooser {
+            // What a grammar allows is seldom among the likeliest alone.
+            Some(_) if self.constraint.is_some() => false,
+            Some(choosers) => {
+                let wanted = choosers.wanted();
+                !wanted.statistics && wanted.candidates < k
+            }
+            None => sampling::follows_from_top(&self.samplers, k, self.max_tokens),
+        }
+    }
+
     /// Whether everything is within its range; `vocabulary` is the number of tokens.
     pub(crate) fn check(&self, vocabulary: usize) -> Result<(), Error> {
         let invalid = |text: String| Err(Error::Invalid(text));

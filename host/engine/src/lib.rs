@@ -42,9 +42,9 @@ pub mod text;
 mod view;
 mod worker;
 
-pub use backend::{Backend, DecodeError, Input, SaveError};
+pub use backend::{Backend, Copied, DecodeError, Input, SaveError};
 pub use chooser::{Choice, Chooser, Choosers, Desk, Shown, Wanted};
-pub use config::{Config, ModelInfo};
+pub use config::{Config, DeviceSampling, ModelInfo};
 pub use constraint::{Constraint, Constraints, Dictionary, Grammar, Matcher};
 pub use delivery::Generation;
 pub use embedding::{

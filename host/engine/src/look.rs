@@ -3,7 +3,7 @@
 //! Of a row of logits, which may have 150,000 numbers, as much leaves the engine's thread as was
 //! asked for, in one copy.
 
-use crate::sampling::{self, Scratch};
+use crate::sampling::{self, Scratch, Top, Unsettled};
 use crate::{Error, Token};
 
 /// Most candidates of [`Show::Top`], and most tokens of [`Show::Only`]: who wants more asks for the
@@ -62,6 +62,36 @@ impl Look {
             Show::Only(tokens) => check_tokens(tokens, vocabulary),
             Show::Top(_) | Show::Logits => Ok(()),
         }
+    }
+
+    /// Whether it shows nothing, as a rule, that does not follow from the `k` highest logits of a row.
+    pub(crate) fn follows_from_top(&self, k: u32) -> bool {
+        // What a mask allows is seldom among the likeliest alone.
+        let plain = !self.statistics && self.among.is_none();
+        matches!(self.show, Show::Top(count) if plain && count < k)
+    }
+
+    /// What [`Look::at`] shows, from the highest logits alone.
+    pub(crate) fn at_top(
+        &self,
+        top: Top<'_>,
+        position: u32,
+        scratch: &mut Scratch,
+    ) -> Result<Distribution, Unsettled> {
+        let Show::Top(count) = self.show else {
+            return Err(Unsettled);
+        };
+        let candidates = top.first(self.among.as_deref(), count as usize, scratch)?;
+        // Whether there is nothing at all to show is said of the whole row.
+        if self.statistics || (candidates.is_empty() && count > 0) {
+            return Err(Unsettled);
+        }
+        Ok(Distribution {
+            candidates,
+            logits: Vec::new(),
+            statistics: None,
+            position,
+        })
     }
 
     /// What it shows of a row, after `position` tokens. [`Error::Failed`] if the row is of no use.
@@ -176,6 +206,45 @@ mod tests {
         assert_eq!((only.logits.len(), only.position), (0, 7));
         let row = shown(&Look::new(Show::Logits));
         assert_eq!((row.logits.as_slice(), row.candidates.len()), (&ROW[..], 0));
+    }
+
+    #[test]
+    fn the_likeliest_alone_show_the_same_or_nothing() {
+        let top = Top {
+            tokens: &[4, 3, 1],
+            logits: &[3.0, 2.0, 3.0],
+            vocabulary: ROW.len(),
+        };
+        let at_top = |look: &Look| look.at_top(top, 7, &mut Scratch::default());
+        let look = |count| Look::new(Show::Top(count));
+        assert_eq!(at_top(&look(2)), Ok(shown(&look(2))));
+        assert_eq!(at_top(&look(3)), Err(Unsettled));
+        let follows: Vec<_> = (1..5)
+            .map(|count| look(count).follows_from_top(3))
+            .collect();
+        assert_eq!(follows, [true, true, false, false]);
+        let statistics = Look {
+            statistics: true,
+            ..look(1)
+        };
+        let masked = Look {
+            among: Some(vec![0b1000]),
+            ..look(1)
+        };
+        for other in [
+            statistics,
+            Look::new(Show::Logits),
+            Look::new(Show::Only(vec![4])),
+        ] {
+            assert!(!other.follows_from_top(3));
+            assert_eq!(at_top(&other), Err(Unsettled));
+        }
+        assert!(!masked.follows_from_top(3));
+        assert_eq!(
+            at_top(&masked),
+            Ok(shown(&masked)),
+            "one is allowed, and was seen"
+        );
     }
 
     #[test]

@@ -41,7 +41,11 @@ pub struct Metric {
 
 macro_rules! counters {
     (
-        $($(#[doc = $help:literal])+ $field:ident: $kind:ident = $name:literal $(/ $scale:literal)?,)*
+        $(
+            $(#[doc = $help:literal])+
+            $field:ident: $kind:ident = $name:literal
+                $(/ $scale:literal)? $({$label:literal = $text:literal})?,
+        )*
         histograms:
         $($(#[doc = $note:literal])+ $distribution:ident = $family:literal in $bounds:ident,)*
     ) => {
@@ -68,7 +72,7 @@ macro_rules! counters {
                     name: $name,
                     help: concat!($($help),+).trim_ascii(),
                     kind: Kind::$kind,
-                    labels: Vec::new(),
+                    labels: vec![$(($label, $text.to_owned()))?],
                     #[allow(clippy::cast_precision_loss)]
                     value: self.$field.load(Ordering::Relaxed) as f64 $(/ $scale)?,
                 },)*];
@@ -114,6 +118,12 @@ counters! {
     mixed_prefill_tokens: Counter = "corral_engine_mixed_prefill_tokens_total",
     /// Prompt tokens that the step-time budget allowed in those steps.
     mixed_budget_tokens: Counter = "corral_engine_mixed_budget_tokens_total",
+    /// Bytes of logits that steps copied for sampling: the likeliest candidates alone, or whole rows.
+    top_bytes: Counter = "corral_engine_output_bytes_total" {"rows" = "top"},
+    /// Bytes of logits that steps copied for sampling: the likeliest candidates alone, or whole rows.
+    whole_bytes: Counter = "corral_engine_output_bytes_total" {"rows" = "whole"},
+    /// Rows of which the likeliest candidates did not tell enough, so that the last token was computed again.
+    unsettled: Counter = "corral_engine_rows_unsettled_total",
     /// Tokens given to llama_decode.
     tokens_decoded: Counter = "corral_engine_tokens_decoded_total",
     /// Prompt tokens of the sequences that finished.

@@ -126,9 +126,13 @@ impl Shape {
         self.sizes.vocabulary.saturating_mul(4 * step)
     }
 
-    /// Bytes of the rows of logits that a context keeps.
-    pub fn kept_logits(&self, sequences: u16) -> u64 {
-        let rows = u64::from(sequences);
+    /// Bytes of the rows of logits that a context keeps; where the likeliest tokens are selected on the device,
+    /// of twice the ids, with probabilities and candidates for each, and of the logits once more in a step.
+    pub fn kept_logits(&self, sequences: u16, selects: bool) -> u64 {
+        let rows = match selects {
+            true => u64::from(STEP_TOKENS) + 4 * 2 * u64::from(sequences),
+            false => u64::from(sequences),
+        };
         self.sizes.vocabulary.saturating_mul(4 * rows)
     }
 

@@ -119,6 +119,8 @@ pub struct Worker<B> {
     backend: B,
     scheduler: Scheduler,
     limits: Limits,
+    /// How many logits there are of a row where there are not all.
+    top_k: Option<u32>,
     sequences: HashMap<Key, Sequence>,
     looks: HashMap<Key, Looking>,
     next_key: u64,
@@ -148,6 +150,7 @@ impl<B: Backend> Worker<B> {
         desk: Arc<Desk>,
     ) -> Self {
         Self {
+            top_k: backend.top_k().filter(|_| limits.top_ids > 0),
             backend,
             scheduler: Scheduler::new(limits),
             limits,
@@ -300,6 +303,7 @@ impl<B: Backend> Worker<B> {
             share: caller.share.map(|share| share.of(self.limits.cells)),
             claim,
             goes_on,
+            rows: wants.rows(self.top_k),
             progress: Progress::default(),
         };
         let now = self.time(Instant::now());
@@ -445,6 +449,7 @@ impl<B: Backend> Worker<B> {
                     sampled: &sampled.tokens,
                     ended: &sampled.ended,
                     asked: &sampled.asked,
+                    unsettled: &sampled.unsettled,
                     took,
                 });
                 for &key in &sampled.broken {

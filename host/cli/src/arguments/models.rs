@@ -6,6 +6,7 @@ use crate::memory::Memory;
 use crate::offload::Offloading;
 use crate::residence::Residence;
 use clap::Args;
+use corral_engine::DeviceSampling;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -31,6 +32,11 @@ pub(crate) struct Models {
     /// Sequences of a model that run at once, at most 64; others wait for their turn.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) sequences: Option<u16>,
+    /// Select the likeliest tokens where they are computed, and copy no more than those for whoever needs
+    /// no more: 'auto' does it on GPUs, a number says how many and does it anywhere. What is generated is
+    /// the same.
+    #[arg(long, value_name = "auto|off|K", default_value = "off", value_parser = device_sampling)]
+    pub(crate) device_sampling: DeviceSampling,
     #[command(flatten)]
     pub(crate) memory: Memory,
     #[command(flatten)]
@@ -84,6 +90,15 @@ impl Models {
         let own = self.adapters.iter().filter(own);
         own.map(|adapter| (adapter.name.clone(), adapter.file.clone()))
             .collect()
+    }
+}
+
+fn device_sampling(text: &str) -> Result<DeviceSampling, String> {
+    match (text, text.parse::<u32>()) {
+        ("auto", _) => Ok(DeviceSampling::Auto),
+        ("off", _) => Ok(DeviceSampling::Off),
+        (_, Ok(k @ 2..=65_536)) => Ok(DeviceSampling::On { k }),
+        _ => Err("write auto, off or a number from 2 to 65536".to_owned()),
     }
 }
 
@@ -189,6 +204,29 @@ mod tests {
             let line = format!("corral serve --model a=1 --adapter {wrong}");
             let complaint = parse(&line).expect_err(wrong);
             assert!(complaint.contains(said), "{wrong}: {complaint}");
+        }
+    }
+
+    #[test]
+    fn what_the_device_selects_is_a_number_or_left_to_the_engine() {
+        let of = |option: &str| {
+            let line = format!("corral serve --model a{option}");
+            parse(&line).map(|line| match line.command {
+                Command::Serve(serve) => serve.models.device_sampling,
+                other => panic!("it says serve: {other:?}"),
+            })
+        };
+        assert_eq!(of(""), Ok(DeviceSampling::Off));
+        assert_eq!(of(" --device-sampling auto"), Ok(DeviceSampling::Auto));
+        assert_eq!(of(" --device-sampling off"), Ok(DeviceSampling::Off));
+        let on = DeviceSampling::On { k: 64 };
+        assert_eq!(of(" --device-sampling 64"), Ok(on));
+        for wrong in ["1", "65537", "on", "-3"] {
+            let complaint = of(&format!(" --device-sampling={wrong}")).expect_err(wrong);
+            assert!(
+                complaint.contains("write auto, off or a number"),
+                "{complaint}"
+            );
         }
     }
 

@@ -227,6 +227,7 @@ impl Embedder {
                     threads,
                     // Without flash attention there are no other cells.
                     kv: KvType::F16,
+                    device_top: None,
                 },
                 ranks,
                 flash_attention: whole && longest > LONGEST,

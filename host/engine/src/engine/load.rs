@@ -39,8 +39,10 @@ impl Engine {
             context,
             buffers,
         } = place::place(&config, progress)?;
+        let top_ids = backend.device_top().map_or(0, |top| top.ids);
         let limits = Limits {
-            seq_ids: config.sequences,
+            seq_ids: config.sequences + top_ids,
+            top_ids,
             cells: backend.cells(),
             step_tokens: backend.step_tokens(),
             queue: config.queue,
@@ -143,7 +145,7 @@ impl Engine {
             places,
             counters,
             desk,
-            settings,
+            settings: settings.without_top(),
             cells: limits.cells,
             memory: buffers.here,
             device_memory: buffers.apart,

@@ -5,7 +5,7 @@
 
 use crate::LoadError;
 use crate::config::{Config, DEFAULT_CELLS, SEQ_IDS, STEP_TOKENS};
-use crate::llama::{ContextSettings, LlamaContext, Model, check_magic, take_buffers};
+use crate::llama::{ContextSettings, DeviceTop, LlamaContext, Model, check_magic, take_buffers};
 use crate::offload::{Placement, Plan};
 use crate::progress::Progress;
 use crate::scheduler::AdapterId;
@@ -86,12 +86,14 @@ fn attempt(
     let threads = config.threads.unwrap_or_else(|| {
         std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1))
     });
+    let device_top = device_top(config, &model, cells);
     let settings = ContextSettings {
         cells,
         step_tokens: STEP_TOKENS,
-        seq_ids: config.sequences,
+        seq_ids: config.sequences + device_top.map_or(0, |top| top.ids),
         threads,
         kv: config.offload.kv,
+        device_top,
     };
     let backend = LlamaContext::new(model.clone(), settings)?;
     let apart = plan.apart_from_here();
@@ -102,6 +104,20 @@ fn attempt(
         settings,
         context,
     })
+}
+
+/// For which ids the likeliest tokens are selected where the logits are: for as many as may run, beside
+/// those that may run anyway, so that each sequence finds an id of either kind.
+fn device_top(config: &Config, model: &Model, cells: u32) -> Option<DeviceTop> {
+    // Recurrent and hybrid models have a state for each id, and outputs that have to be put in order.
+    let on_device = model.output_on_device() && model.can_fork();
+    let vocabulary = u32::try_from(model.vocabulary_size()).unwrap_or(u32::MAX);
+    let k = config.device_sampling.top_k(on_device, vocabulary)?;
+    // llama.cpp ends the process if there are more ids than cells.
+    let room = cells.saturating_sub(u32::from(config.sequences));
+    let ids = u32::from(config.sequences).min(room);
+    let ids = u16::try_from(ids).ok().filter(|ids| *ids > 0)?;
+    Some(DeviceTop { k, ids })
 }
 
 impl Buffers {

@@ -1,9 +1,12 @@
 //! A llama.cpp context with unified KV and flash attention, as a [`Backend`].
 
+use super::chains::DeviceTop;
 use super::handle::{ContextSettings, Handle};
 use super::model::Model;
-use crate::backend::{Backend, DecodeError, Input, SaveError};
+use crate::Token;
+use crate::backend::{Backend, Copied, DecodeError, Input, SaveError};
 use crate::error::LoadError;
+use crate::sampling::{Logits, Top};
 use crate::scheduler::{AdapterId, SeqId};
 use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
@@ -13,12 +16,21 @@ use std::sync::Arc;
 pub struct LlamaContext {
     handle: Handle,
     adapter: AdapterId,
+    device_top: Option<DeviceTop>,
+    copied: Copied,
 }
 
 impl LlamaContext {
-    /// Makes a context for `model`.
-    pub fn new(model: Arc<Model>, settings: ContextSettings) -> Result<Self, LoadError> {
-        let handle = Handle::new(model, settings, |_| ())?;
+    /// Makes a context for `model`. Where the device can't select the highest logits it is one
+    /// [without](ContextSettings::without_top) ids for them.
+    pub fn new(model: Arc<Model>, mut settings: ContextSettings) -> Result<Self, LoadError> {
+        let mut handle = Handle::new(model.clone(), settings, |_| ())?;
+        if handle.has_idle_chains() {
+            tracing::warn!("the device can't select the likeliest tokens; all logits are copied");
+            settings = settings.without_top();
+            drop(handle);
+            handle = Handle::new(model, settings, |_| ())?;
+        }
         tracing::debug!(
             threads = handle.threads(),
             cells = settings.cells,
@@ -27,7 +39,39 @@ impl LlamaContext {
         Ok(Self {
             handle,
             adapter: AdapterId::NONE,
+            device_top: settings.device_top,
+            copied: Copied::default(),
         })
+    }
+
+    /// The ids for which only the highest logits are copied.
+    pub fn device_top(&self) -> Option<DeviceTop> {
+        self.device_top
+    }
+
+    /// How many candidates llama.cpp has for an output; 0 where it has a row.
+    fn candidates(&self, index: i32) -> u32 {
+        match self.device_top {
+            // SAFETY: the context is alive; the answer is 0 for an index without output.
+            Some(_) => unsafe {
+                sys::llama_get_sampled_candidates_count_ith(self.handle.as_ptr(), index)
+            },
+            None => 0,
+        }
+    }
+
+    /// What a step copies: see [`super::chains`].
+    fn bytes_of(&self, step: &[Input]) -> Copied {
+        let (k, ids) = self.device_top.map_or((0, 0), |top| (top.k, top.ids));
+        let outputs = || step.iter().filter(|input| input.output);
+        let all = outputs().count() as u64;
+        let top = outputs().filter(|input| input.seq.0 < ids).count() as u64;
+        let row = 4 * self.handle.vocabulary() as u64;
+        Copied {
+            // A logit and a token.
+            top: top * u64::from(k) * 8,
+            whole: if top < all { all * row } else { 0 },
+        }
     }
 
     /// Cells that the context has: llama.cpp rounds up what it was asked for.
@@ -89,17 +133,56 @@ impl Backend for LlamaContext {
     }
 
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
-        self.handle.decode(step)
+        self.handle.decode(step)?;
+        self.copied = self.bytes_of(step);
+        Ok(())
     }
 
     fn logits(&self, index: usize) -> Option<&[f32]> {
         let index = i32::try_from(index).ok()?;
+        if self.candidates(index) > 0 {
+            // What llama.cpp would answer has as many numbers as there are candidates.
+            return None;
+        }
         // SAFETY: the context is alive; the call answers null for an index without output, and
         // else one f32 for each token of the vocabulary, until the next step.
         unsafe {
             let row = sys::llama_get_logits_ith(self.handle.as_ptr(), index);
             self.handle.numbers(row, self.handle.vocabulary())
         }
+    }
+
+    fn output(&self, index: usize) -> Option<Logits<'_>> {
+        let place = i32::try_from(index).ok()?;
+        let count = self.candidates(place);
+        if count == 0 {
+            return self.logits(index).map(Logits::Whole);
+        }
+        let context = self.handle.as_ptr();
+        // SAFETY: the context is alive; both point to `count` numbers that stay until the next step, which
+        // needs `&mut self`. Tokens are indices of the row, so none is negative.
+        unsafe {
+            let tokens = sys::llama_get_sampled_candidates_ith(context, place);
+            let logits = sys::llama_get_sampled_logits_ith(context, place);
+            let as_many = sys::llama_get_sampled_logits_count_ith(context, place) == count;
+            if !as_many || tokens.is_null() {
+                return None;
+            }
+            let count = count as usize;
+            Some(Logits::Top(Top {
+                tokens: std::slice::from_raw_parts(tokens.cast::<Token>(), count),
+                logits: self.handle.numbers(logits, count)?,
+                vocabulary: self.handle.vocabulary(),
+            }))
+        }
+    }
+
+    fn top_k(&self) -> Option<u32> {
+        self.device_top.map(|top| top.k)
+    }
+
+    fn copied(&self) -> Copied {
+        self.copied
     }
 
     fn clear(&mut self, seq: SeqId) {

@@ -1,6 +1,7 @@
 //! A llama.cpp context with what it needs as long as it lives: model, compute threads, a batch.
 
 use super::batch::Batch;
+use super::chains::{Chains, DeviceTop};
 use super::log;
 use super::model::Model;
 use super::threads::ThreadPool;
@@ -25,12 +26,15 @@ pub struct ContextSettings {
     pub threads: u32,
     /// How the cells are stored; but for 16 bits, with flash attention alone.
     pub kv: KvType,
+    /// The ids for which only the highest logits are copied.
+    pub device_top: Option<DeviceTop>,
 }
 
 /// A context. Belongs to one thread; it may be moved there after it was made.
 pub(super) struct Handle {
-    // Field order is drop order: the context goes before the pool and the model it uses.
+    // Field order is drop order: the context goes before the chains, the pool and the model it uses.
     context: Context,
+    chains: Option<Chains>,
     batch: Batch,
     seq_ids: u16,
     vocabulary: usize,
@@ -91,11 +95,17 @@ impl Handle {
         let offloads = model.placement().layers > 0;
         (params.offload_kqv, params.op_offload) = (offloads, offloads);
         set(&mut params);
+        let no_memory = || failed(Some("there is no memory for samplers".into()));
+        let chains = settings.device_top.map(Chains::new);
+        let mut chains = chains.map(|made| made.ok_or_else(no_memory)).transpose()?;
+        if let Some(chains) = &mut chains {
+            chains.tell(&mut params);
+        }
         log::take_last_error();
         let pool = ThreadPool::new(settings.threads)
             .ok_or_else(|| failed(Some("compute threads could not be started".into())))?;
         // SAFETY: the model is alive and outlives the context (`model`); `params` holds no
-        // pointers but null ones.
+        // pointers but null ones and those of `chains`, which outlive it too.
         let context = unsafe { sys::llama_init_from_model(model.as_ptr(), params) };
         let context = Context(NonNull::new(context).ok_or_else(|| failed(log::take_last_error()))?);
         // SAFETY: both live as long as this value, the context being dropped first.
@@ -104,6 +114,7 @@ impl Handle {
         }
         Ok(Self {
             context,
+            chains,
             batch: Batch::new(settings.step_tokens as usize),
             seq_ids: settings.seq_ids,
             vocabulary: model.vocabulary_size(),
@@ -121,6 +132,11 @@ impl Handle {
     pub fn memory(&self) -> sys::llama_memory_t {
         // SAFETY: the context is alive.
         unsafe { sys::llama_get_memory(self.as_ptr()) }
+    }
+
+    /// Whether it has chains that have no effect, but to take time.
+    pub fn has_idle_chains(&self) -> bool {
+        self.chains.as_ref().is_some_and(|chains| !chains.work())
     }
 
     /// The model.

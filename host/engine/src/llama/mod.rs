@@ -8,6 +8,7 @@
 
 mod adapters;
 mod batch;
+mod chains;
 mod context;
 mod device;
 mod dictionary;
@@ -24,6 +25,7 @@ pub mod reference;
 mod registry;
 mod threads;
 
+pub use chains::DeviceTop;
 pub use context::LlamaContext;
 pub use device::{Device, DeviceKind, devices};
 pub use embeddings::{EmbeddingContext, EmbeddingSettings, EmbeddingTraits};

@@ -158,6 +158,11 @@ impl Model {
         u32::try_from(unsafe { sys::llama_model_n_ctx_train(self.as_ptr()) }).unwrap_or(0)
     }
 
+    /// Whether logits are computed on a device: the output is the first layer that is offloaded.
+    pub fn output_on_device(&self) -> bool {
+        self.placement.layers > 0
+    }
+
     /// Length of an embedding.
     pub fn embedding_length(&self) -> u32 {
         // SAFETY: the model is alive.

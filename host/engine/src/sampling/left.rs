@@ -65,6 +65,35 @@ impl<'a> Left<'a> {
         (left, Tools { marks, lengths })
     }
 
+    /// What the scratch's list holds already, of a row with so many tokens.
+    pub fn listed(vocabulary: usize, scratch: &'a mut Scratch) -> (Self, Tools<'a>) {
+        let Scratch {
+            list,
+            spare,
+            marks,
+            lengths,
+            ..
+        } = scratch;
+        marks.fit(vocabulary);
+        let left = Self {
+            whole: None,
+            list,
+            spare,
+            counted: vocabulary,
+        };
+        (left, Tools { marks, lengths })
+    }
+
+    /// The list, once there is one.
+    pub fn list(&mut self) -> &mut Vec<Candidate> {
+        self.list
+    }
+
+    /// So many count as candidates from now on, see [`Left::counted`].
+    pub fn count_as(&mut self, counted: usize) {
+        self.counted = counted;
+    }
+
     /// Number of candidates as llama.cpp counts them: those that were given a logit of minus
     /// infinity, but not left out, still count. Dynamic temperature is measured against it.
     pub fn counted(&self) -> usize {
@@ -137,13 +166,15 @@ impl<'a> Left<'a> {
         self.list.extend(best);
     }
 
-    /// Leaves the `count` most likely tokens.
+    /// Leaves the `count` most likely tokens, in their order: who knows no more of the row than those
+    /// ([`Top`](super::Top)) has the same list.
     pub fn keep_top(&mut self, count: usize) {
         if let Some(whole) = &mut self.whole {
             let least = whole.reached_by(count);
             self.list_from(least);
         }
         list::keep_first(self.list, count, falling);
+        self.list.sort_unstable_by(falling);
         self.counted = self.counted.min(count);
     }
 

@@ -1,5 +1,6 @@
-//! Candidates as a list, once a link has left out most of the vocabulary. In no order: nothing
-//! below needs one, and selecting is cheaper than sorting. All logits are finite.
+//! Candidates as a list, once a link has left out most of the vocabulary. In any order: nothing
+//! below needs one, and selecting is cheaper than sorting; but what is drawn depends on it. All logits
+//! are finite.
 
 use super::exp::{bound, exp};
 use super::whole::Moments;

@@ -12,8 +12,12 @@
 //! bias after its top-k leaves a list out of order that later samplers take as sorted.
 //!
 //! [`logprobs`], [`top`] and [`statistics`] read a row as the model gave it.
+//!
+//! Where only the highest logits of a row came from the device ([`Top`]), a chain draws what it would
+//! draw from the whole row, or says that it can't.
 
 mod breakers;
+mod device;
 mod dry;
 mod exp;
 mod left;
@@ -27,6 +31,7 @@ mod tests;
 mod whole;
 
 pub use breakers::{Breakers, MAX_BREAKER_BYTES, MAX_BREAKERS, MAX_SEQUENCES, MAX_TAIL};
+pub use device::{Logits, Top, Unsettled, follows_from_top};
 pub use dry::Dry;
 pub use logprobs::{MAX_TOP_LOGPROBS, TokenLogprobs, logprobs, statistics, top};
 pub use sampler::{MAX_BIASES, MAX_LINKS, MAX_RANGE, Penalties, Sampler, check};
@@ -45,6 +50,14 @@ pub struct Scratch {
     spare: Vec<list::Candidate>,
     marks: marks::Marks,
     lengths: dry::Lengths,
+}
+
+/// What a chain knows at one moment beside its history: see [`Chain::mark`].
+#[derive(Clone, Debug)]
+pub struct Mark {
+    rng: ChaCha8Rng,
+    mu: f32,
+    mu_before: f32,
 }
 
 /// A sequence's sampling chain with its own random numbers: the same logits, histories and seed
@@ -94,7 +107,8 @@ impl Chain {
         history: &[Token],
         scratch: &mut Scratch,
     ) -> Option<Token> {
-        self.sample_from(row, history, None, scratch)
+        let drawn = self.sample_of(Logits::Whole(row), history, None, scratch);
+        drawn.unwrap_or_default()
     }
 
     /// As [`Chain::sample`], but only tokens whose bit in `allowed` is set: the lowest bit of the
@@ -107,7 +121,51 @@ impl Chain {
         allowed: &[u32],
         scratch: &mut Scratch,
     ) -> Option<Token> {
-        self.sample_from(row, history, Some(allowed), scratch)
+        let drawn = self.sample_of(Logits::Whole(row), history, Some(allowed), scratch);
+        drawn.unwrap_or_default()
+    }
+
+    /// As [`Chain::sample`] or, with a mask, [`Chain::sample_allowed`], from what there is of a row. If the
+    /// highest logits do not tell what the whole row does, nothing was drawn and the chain is as before.
+    /// With a whole row it never fails.
+    pub fn sample_of(
+        &mut self,
+        logits: Logits<'_>,
+        history: &[Token],
+        allowed: Option<&[u32]>,
+        scratch: &mut Scratch,
+    ) -> Result<Option<Token>, Unsettled> {
+        let answer = history.get(self.prompt..).unwrap_or_default();
+        let (mut left, mut tools, done) = match logits {
+            Logits::Whole(row) => {
+                let (left, tools) = Left::new(row, allowed, scratch);
+                (left, tools, 0)
+            }
+            Logits::Top(top) => {
+                device::cut(top, &self.samplers, (history, answer), allowed, scratch)?
+            }
+        };
+        if self.samplers.is_empty() {
+            return Ok(left.best().map(|candidate| candidate.token));
+        }
+        Ok(self.go_on(done, &mut left, &mut tools, (history, answer)))
+    }
+
+    /// What it knows now, to come back to: what is drawn in vain uses up random numbers.
+    pub fn mark(&self) -> Mark {
+        Mark {
+            rng: self.rng.clone(),
+            mu: self.mu,
+            mu_before: self.mu_before,
+        }
+    }
+
+    /// Forgets all that was drawn since the mark.
+    pub fn rewind(&mut self, mark: Mark) {
+        let Mark { rng, mu, mu_before } = mark;
+        self.rng = rng;
+        self.mu = mu;
+        self.mu_before = mu_before;
     }
 
     /// Says that the last token drawn was not taken: mirostat forgets what it learnt from it.
@@ -115,34 +173,30 @@ impl Chain {
         self.mu = self.mu_before;
     }
 
-    fn sample_from(
+    /// Applies the links but for those that are done, and draws from what is left.
+    fn go_on(
         &mut self,
-        row: &[f32],
-        history: &[Token],
-        allowed: Option<&[u32]>,
-        scratch: &mut Scratch,
+        done: usize,
+        left: &mut Left<'_>,
+        tools: &mut left::Tools<'_>,
+        (history, answer): (&[Token], &[Token]),
     ) -> Option<Token> {
-        let (mut left, mut tools) = Left::new(row, allowed, scratch);
-        if self.samplers.is_empty() {
-            return left.best().map(|candidate| candidate.token);
-        }
         self.mu_before = self.mu;
-        let answer = history.get(self.prompt..).unwrap_or_default();
         let Self {
             samplers, rng, mu, ..
         } = self;
-        for sampler in samplers.iter() {
+        for sampler in samplers.iter().skip(done) {
             if let Sampler::Mirostat { tau, eta } = sampler {
-                let kept = links::mirostat_keep(&mut left, *mu)?;
+                let kept = links::mirostat_keep(left, *mu)?;
                 let token = left.draw(rng.random())?;
-                *mu -= eta * links::mirostat_error(&left, kept, token, *tau)?;
+                *mu -= eta * links::mirostat_error(left, kept, token, *tau)?;
                 return Some(token);
             }
             let looked_at = match sampler {
                 Sampler::AnswerPenalties(_) => answer,
                 _ => history,
             };
-            apply(sampler, &mut left, looked_at, &mut tools, rng);
+            apply(sampler, left, looked_at, tools, rng);
         }
         left.draw(rng.random())
     }

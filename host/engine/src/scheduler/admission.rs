@@ -8,7 +8,9 @@
 
 use super::cache::{Entry, Holder, Place};
 use super::running::{Running, Wait};
-use super::words::{CellShare, EntryId, Key, Memory, Priority, Request, Reuse, SeqId, length};
+use super::words::{
+    CellShare, EntryId, Key, Memory, Priority, Request, Reuse, Rows, SeqId, length,
+};
 use super::{Scheduler, Time};
 use std::collections::BTreeSet;
 
@@ -53,6 +55,11 @@ enum Start {
         entry: EntryId,
         length: u32,
     },
+    /// The same, but under another id, of the kind that is needed.
+    Move {
+        entry: EntryId,
+        length: u32,
+    },
     Share {
         entry: Option<EntryId>,
         from: SeqId,
@@ -74,6 +81,7 @@ impl Start {
         match self {
             Self::Fresh => 0,
             Self::TakeOver { length, .. }
+            | Self::Move { length, .. }
             | Self::Share { length, .. }
             | Self::Follow { length, .. }
             | Self::Fetch { length, .. } => length,
@@ -98,7 +106,7 @@ impl Scheduler {
     pub(super) fn admit(&mut self, now: Time) -> Vec<Key> {
         let mut admitted = Vec::new();
         while let Some(next) = self.next() {
-            let (key, priority) = (next.key, next.priority);
+            let (key, priority, rows) = (next.key, next.priority, next.rows);
             let start = self.start(next, u64::MAX);
             let reserved = self.reserve(next);
             let fits = self.running.is_empty() || self.fits(next, start, reserved);
@@ -109,7 +117,7 @@ impl Scheduler {
                 }
                 break;
             }
-            let Some((seq, start)) = self.lend(start) else {
+            let Some((seq, start)) = self.lend(start, rows) else {
                 if self.preempt_below(priority) {
                     continue;
                 }
@@ -174,7 +182,7 @@ impl Scheduler {
             Start::Fresh | Start::Fetch { .. } => reserved,
             // The leader's promise is for both.
             Start::Follow { length, .. } => reserved - length,
-            Start::TakeOver { entry, length } => {
+            Start::TakeOver { entry, length } | Start::Move { entry, length } => {
                 let seq = self.cache.get(entry).and_then(|entry| entry.seq());
                 let taken = seq.map_or(0, |seq| self.cells.unpinned(seq, length));
                 reserved - length + taken
@@ -278,18 +286,24 @@ impl Scheduler {
         }
     }
 
-    /// An id for a sequence that starts like that. What is in the way makes room for it, but what
-    /// it starts from only at last.
-    fn lend(&mut self, start: Start) -> Option<(SeqId, Start)> {
+    /// An id for a sequence that starts like that, if not as many run as may. What is in the way makes
+    /// room for it, but what it starts from only at last.
+    fn lend(&mut self, start: Start, rows: Rows) -> Option<(SeqId, Start)> {
+        if self.running.len() >= usize::from(self.limits.running()) {
+            return None;
+        }
         let source = match start {
-            Start::TakeOver { entry, .. } => {
+            Start::TakeOver { entry, length } => {
                 let seq = self.cache.get(entry)?.seq()?;
-                return Some((seq, start));
+                return match self.better_id(seq, rows, entry) {
+                    Some(other) => Some((other, Start::Move { entry, length })),
+                    None => self.may_have(seq, rows).then_some((seq, start)),
+                };
             }
             Start::Share { entry, .. } => entry,
             _ => None,
         };
-        if let Some(seq) = self.lend_id(source) {
+        if let Some(seq) = self.lend_id(rows, source) {
             return Some((seq, start));
         }
         let (entry, length) = match start {
@@ -301,7 +315,8 @@ impl Scheduler {
             _ => return None,
         };
         let seq = self.cache.get(entry)?.seq()?;
-        Some((seq, Start::TakeOver { entry, length }))
+        let taken = self.may_have(seq, rows);
+        taken.then_some((seq, Start::TakeOver { entry, length }))
     }
 
     fn begin(&mut self, request: Request, seq: SeqId, start: Start, reserved: u32) {
@@ -325,6 +340,19 @@ impl Scheduler {
                 self.cells.pin(seq);
                 self.truncate(seq, length);
                 running.starts_at(length);
+            }
+            Start::Move { entry, length } => {
+                running.request.goes_on = None;
+                self.cells.pin(seq);
+                if let Some(from) = self.cache.get(entry).and_then(Entry::seq) {
+                    self.share(from, seq, length);
+                }
+                running.starts_at(length);
+                if self.cache.get(entry).is_some_and(Entry::is_claimed) {
+                    self.cache.touch(entry);
+                } else {
+                    self.drop_entry(entry);
+                }
             }
             Start::Share {
                 entry,
@@ -378,7 +406,7 @@ impl Scheduler {
                 None => self.start(&running.request, admission),
             };
             let from = match start {
-                Start::TakeOver { entry, length } => {
+                Start::TakeOver { entry, length } | Start::Move { entry, length } => {
                     let seq = self.cache.get(entry).and_then(|entry| entry.seq());
                     seq.map(|seq| (seq, length))
                 }

@@ -162,6 +162,13 @@ impl Cache {
         self.loose.remove(&used).is_none() && self.claimed.remove(&used).is_some()
     }
 
+    /// It lies under this id now.
+    pub(super) fn moved(&mut self, id: EntryId, seq: SeqId) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.place = Place::Cells(seq);
+        }
+    }
+
     /// It was of use.
     pub(super) fn touch(&mut self, id: EntryId) {
         self.clock += 1;

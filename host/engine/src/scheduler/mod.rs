@@ -16,7 +16,8 @@
 //! a clock of its own.
 //!
 //! Invariants, tested with random workloads on the simulator: every id is either free or held by
-//! exactly one sequence or entry; a sequence's tokens are computed in order, each once but after a
+//! exactly one sequence or entry, and who needs all logits runs on one that gives them ([`ids`]); a
+//! sequence's tokens are computed in order, each once but after a
 //! preemption; no generating row is left out of a step but after a failure, or since it is the turn of
 //! another adapter ([`rotation`]); of drafts that were wrong nothing stays; every request ends exactly
 //! once, and none fails for another's sake.
@@ -29,6 +30,7 @@ mod choices;
 mod cohort;
 pub mod cost;
 mod experience;
+mod ids;
 mod pace;
 mod placement;
 pub mod prefill;
@@ -62,7 +64,7 @@ use std::time::Duration;
 pub use view::{EntryView, SequenceView, Tally};
 pub use words::{
     AdapterId, CellShare, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Progress,
-    Refused, Request, Reuse, Row, Scope, SeqId, Step, StepResult, Tenant, Watch,
+    Refused, Request, Reuse, Row, Rows, Scope, SeqId, Step, StepResult, Tenant, Watch,
 };
 
 /// A moment: the time since some start that never changes.
@@ -115,7 +117,8 @@ pub struct Scheduler {
 impl Scheduler {
     /// A scheduler with nothing to do.
     pub fn new(mut limits: Limits) -> Self {
-        limits.step_tokens = limits.step_tokens.max(u32::from(limits.seq_ids));
+        limits.top_ids = limits.top_ids.min(limits.seq_ids.saturating_sub(1));
+        limits.step_tokens = limits.step_tokens.max(u32::from(limits.running()));
         Self {
             limits,
             queue: Queue::default(),
@@ -245,6 +248,7 @@ impl Scheduler {
                 sampled,
                 ended,
                 asked,
+                unsettled,
                 took,
             } => {
                 self.learn(&planned, took.as_secs_f64());
@@ -276,6 +280,7 @@ impl Scheduler {
                     }
                 }
                 self.ask(asked, took);
+                self.look_again(unsettled);
                 self.recover(&planned);
                 None
             }

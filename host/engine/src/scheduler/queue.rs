@@ -237,6 +237,7 @@ mod tests {
             share: None,
             claim: Default::default(),
             goes_on: None,
+            rows: super::super::Rows::Whole,
             progress: Default::default(),
         }
     }

@@ -11,7 +11,7 @@ use super::cache::{Entry, Holder, Place};
 use super::cells::Layout;
 use super::cost::Shape;
 use super::running::{Running, Wait};
-use super::words::{Claim, EntryId, Key, Memory, Reuse, Scope, SeqId, Watch};
+use super::words::{Claim, EntryId, Key, Memory, Reuse, Rows, Scope, SeqId, Watch};
 use super::{Scheduler, Time};
 use crate::Token;
 
@@ -29,29 +29,6 @@ impl Scheduler {
             self.cells.truncate(seq, length);
             self.memory.push(Memory::Truncate { seq, length });
         }
-    }
-
-    /// An id gets back what nobody holds any more.
-    pub(super) fn release(&mut self, seq: SeqId) {
-        self.cells.unpin(seq);
-        if self.cells.held_by(seq) > 0 {
-            self.cells.clear(seq);
-        }
-        self.memory.push(Memory::Clear(seq));
-        let place = self.free.partition_point(|other| *other > seq);
-        self.free.insert(place, seq);
-    }
-
-    /// An id for a newcomer, but not that of `spared`.
-    pub(super) fn lend_id(&mut self, spared: Option<EntryId>) -> Option<SeqId> {
-        if self.free.is_empty() {
-            self.cache.settle();
-            let others = |id: EntryId, _: SeqId| Some(id) != spared;
-            let unclaimed = self.cache.oldest(false, others);
-            let oldest = unclaimed.or_else(|| self.cache.oldest(true, others));
-            self.put_aside(oldest?);
-        }
-        self.free.pop()
     }
 
     /// Takes an entry out of the cells: spilled if it is claimed, else dropped.
@@ -275,7 +252,7 @@ impl Scheduler {
         if self.cache.get(id).is_some_and(|entry| whole(shared, entry)) {
             return Some((from, shared));
         }
-        let seq = self.lend_id(Some(id))?;
+        let seq = self.lend_id(Rows::Top, Some(id))?;
         self.share(from, seq, shared);
         Some((seq, shared))
     }

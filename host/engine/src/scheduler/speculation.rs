@@ -17,7 +17,7 @@
 use super::Scheduler;
 use super::ceiling::Ceiling;
 use super::cost::Shape;
-use super::words::{EntryId, Key, Row, SeqId, Step};
+use super::words::{EntryId, Key, Row, Rows, SeqId, Step};
 use crate::Token;
 
 /// Most drafts in a step: up to a ceiling on this ladder.
@@ -166,7 +166,9 @@ impl Scheduler {
             let most = u32::try_from(guess.draft.len())
                 .unwrap_or(u32::MAX)
                 .min(left);
-            let can = planned.output && running.generates() && most > 0;
+            // There the backend gives logits after one position only.
+            let one = self.limits.rows_of(planned.seq) == Rows::Top;
+            let can = planned.output && running.generates() && most > 0 && !one;
             let chance = guess.chance();
             can.then_some(Wish {
                 row,

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 mod gaps;
 mod guests;
+mod ids;
 mod memory;
 mod shares;
 mod speculation;
@@ -14,6 +15,7 @@ mod workloads;
 
 const LIMITS: Limits = Limits {
     seq_ids: 4,
+    top_ids: 0,
     cells: 100,
     step_tokens: 16,
     queue: 8,
@@ -38,6 +40,7 @@ fn request(key: u64, prompt: u32, max_tokens: u32) -> Request {
         share: None,
         claim: Watch::default(),
         goes_on: None,
+        rows: Rows::Whole,
         progress: Progress::default(),
     }
 }
@@ -56,6 +59,7 @@ fn computed(scheduler: &mut Scheduler, step: &Step, ended: &[Key]) {
         sampled: &sampled,
         ended,
         asked: &[],
+        unsettled: &[],
         took: Duration::from_millis(1),
     };
     assert_eq!(scheduler.applied(result), None);

@@ -23,6 +23,8 @@ pub struct Tally {
     pub relocated: u64,
     /// Changes from one adapter to another.
     pub adapter_changes: u64,
+    /// Rows of which the highest logits did not tell enough.
+    pub unsettled: u64,
 }
 
 /// A sequence that runs.

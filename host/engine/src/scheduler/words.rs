@@ -116,14 +116,27 @@ pub enum Reuse {
     Any,
 }
 
+/// How much of the logits after its tokens a request needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rows {
+    /// The highest are enough, as a rule.
+    Top,
+    /// All of them.
+    #[default]
+    Whole,
+}
+
 /// The sizes that bound every step, and how prompts are read.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Sequence ids that the backend has.
     pub seq_ids: u16,
+    /// For so many of them, the first ones, the backend gives the highest logits only, and after one
+    /// position of a step. As many sequences run at once as there are others.
+    pub top_ids: u16,
     /// KV cells that all sequences share.
     pub cells: u32,
-    /// Most tokens in a step; at least one for each id.
+    /// Most tokens in a step; at least one for each sequence that runs.
     pub step_tokens: u32,
     /// Most sequences that wait.
     pub queue: usize,
@@ -138,6 +151,21 @@ pub struct Limits {
     /// Most drafts in a row; 0 where a sequence can't be truncated, since it could not be rid of
     /// those that turn out wrong.
     pub drafts: u32,
+}
+
+impl Limits {
+    /// Most sequences that run at once.
+    pub fn running(&self) -> u16 {
+        self.seq_ids.saturating_sub(self.top_ids)
+    }
+
+    /// What the backend gives for an id.
+    pub fn rows_of(&self, seq: SeqId) -> Rows {
+        match seq.0 < self.top_ids {
+            true => Rows::Top,
+            false => Rows::Whole,
+        }
+    }
 }
 
 /// What is asked for.
@@ -167,6 +195,8 @@ pub struct Request {
     pub claim: Watch,
     /// Keeps what it goes on with from being given up, until it has begun.
     pub goes_on: Option<Claim>,
+    /// What it needs to see of logits.
+    pub rows: Rows,
     /// What it had before it was preempted. The default for a new one.
     pub progress: Progress,
 }
@@ -360,6 +390,9 @@ pub enum StepResult<'a> {
         /// Rows with output whose next token is chosen elsewhere: each waits until it is
         /// [told](super::Scheduler::chosen).
         asked: &'a [Key],
+        /// Rows with output of which the highest logits did not tell enough: their last token is computed
+        /// again, where all logits are seen.
+        unsettled: &'a [Key],
         /// How long it took.
         took: Duration,
     },

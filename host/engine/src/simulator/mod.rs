@@ -4,7 +4,7 @@
 //! sequence was computed whole, once and in order. It is strict where llama.cpp ends the process or
 //! silently computes nonsense: unknown ids, gaps in positions, steps that are too large, a row whose
 //! state was computed with another adapter, and sharing or loading into an id that holds something
-//! are panics here.
+//! are panics here. Like llama.cpp it gives the highest logits in place of all for some ids, if told so.
 //!
 //! [`simulation`] drives the scheduler over it, with arrivals, cancellations and faults, and checks
 //! every invariant at every step.
@@ -13,6 +13,7 @@ pub mod simulation;
 
 use crate::Token;
 use crate::backend::{Backend, DecodeError, Input, SaveError};
+use crate::sampling::{Logits, Top};
 use crate::scheduler::{AdapterId, SeqId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -102,6 +103,10 @@ pub struct Simulator {
     taken: BTreeSet<u32>,
     /// For each input of the last step, the token that is predicted after it.
     predicted: Vec<Option<Token>>,
+    /// For so many ids, the first ones, only so many of the highest logits are given.
+    top: (u16, u32),
+    /// Those of the inputs of the last step for which they are.
+    tops: BTreeMap<usize, (Vec<Token>, Vec<f32>)>,
     /// One peak in the middle: a window of it is the logits of any token.
     peak: Vec<f32>,
     took: Duration,
@@ -137,6 +142,8 @@ impl Simulator {
             free: (0..size.cells).collect(),
             taken: BTreeSet::new(),
             predicted: Vec::new(),
+            top: (0, 0),
+            tops: BTreeMap::new(),
             peak,
             took: Duration::ZERO,
         }
@@ -154,6 +161,14 @@ impl Simulator {
     #[must_use]
     pub fn without_parts(mut self) -> Self {
         self.can_truncate = false;
+        self
+    }
+
+    /// Gives only the `k` highest logits for so many ids, the first ones, and one row of each in a step:
+    /// more are a panic. All but the highest one are equal.
+    #[must_use]
+    pub fn with_top(mut self, ids: u16, k: u32) -> Self {
+        self.top = (ids, k.min(self.size.vocabulary));
         self
     }
 
@@ -207,6 +222,22 @@ impl Simulator {
                 self.push(input.seq, input.token);
             }
         }
+    }
+
+    /// The highest logits where this token is predicted, the highest of all in the middle.
+    fn highest(&self, token: Token) -> (Vec<Token>, Vec<f32>) {
+        let count = self.top.1;
+        let tokens = (0..count).map(|i| (token + count / 2 + i + 1) % self.size.vocabulary);
+        let tokens: Vec<_> = tokens
+            .enumerate()
+            .map(|(place, other)| match place {
+                place if place == count as usize / 2 => token,
+                _ => other,
+            })
+            .collect();
+        let logit = |&other: &Token| if other == token { 10.0 } else { 0.0 };
+        let logits = tokens.iter().map(logit).collect();
+        (tokens, logits)
     }
 
     /// Whether this save or load fails.
@@ -297,14 +328,22 @@ impl Backend for Simulator {
             return Err(DecodeError::Failed(-3));
         }
         self.predicted.clear();
-        for input in step {
+        self.tops.clear();
+        let mut given = BTreeSet::new();
+        for (index, input) in step.iter().enumerate() {
             let length = self.held(input.seq).len();
             assert_eq!(length, input.position as usize, "positions without gaps");
             let of = self.adapter_of(input.seq);
             assert!(length == 0 || of == self.adapter, "a state of {of:?}");
             self.push(input.seq, input.token);
             let next = (input.token + 1 + u32::from(self.adapter.0)) % self.size.vocabulary;
-            self.predicted.push(input.output.then_some(next));
+            let top = input.output && input.seq.0 < self.top.0;
+            if top {
+                assert!(given.insert(input.seq), "two outputs of {:?}", input.seq);
+                let highest = self.highest(next);
+                self.tops.insert(index, highest);
+            }
+            self.predicted.push((input.output && !top).then_some(next));
         }
         Ok(())
     }
@@ -313,6 +352,21 @@ impl Backend for Simulator {
         let token = (*self.predicted.get(index)?)? as usize;
         let vocabulary = self.size.vocabulary as usize;
         self.peak.get(vocabulary - 1 - token..)?.get(..vocabulary)
+    }
+
+    fn output(&self, index: usize) -> Option<Logits<'_>> {
+        let Some((tokens, logits)) = self.tops.get(&index) else {
+            return self.logits(index).map(Logits::Whole);
+        };
+        Some(Logits::Top(Top {
+            tokens,
+            logits,
+            vocabulary: self.size.vocabulary as usize,
+        }))
+    }
+
+    fn top_k(&self) -> Option<u32> {
+        (self.top.0 > 0).then_some(self.top.1)
     }
 
     fn clear(&mut self, seq: SeqId) {

@@ -40,10 +40,15 @@ struct Alive {
     off_turn: u32,
     /// Its next token is being chosen.
     asked: bool,
+    /// The highest logits were not enough.
+    unsettled: bool,
 }
 
 /// Steps after which a simulation that has not ended is taken to be stuck.
 const STUCK: u64 = 2_000_000;
+
+/// Logits that the simulator gives where it does not give all.
+const CANDIDATES: u32 = 4;
 
 /// A scheduler, a simulator, and a clock.
 #[derive(Debug)]
@@ -84,12 +89,13 @@ impl Simulation {
             step_tokens: limits.step_tokens,
             vocabulary: POISON + 1,
         };
+        let backend = Simulator::new(size, machine, faults).with_top(limits.top_ids, CANDIDATES);
         Self {
             limits,
             scheduler: Scheduler::new(limits),
             backend: match limits.reuse {
-                Reuse::Whole => Simulator::new(size, machine, faults).without_parts(),
-                Reuse::Any | Reuse::Off => Simulator::new(size, machine, faults),
+                Reuse::Whole => backend.without_parts(),
+                Reuse::Any | Reuse::Off => backend,
             },
             now: Time::ZERO,
             arrivals: Vec::new(),
@@ -220,6 +226,7 @@ impl Simulation {
             goes_on: arrival
                 .goes_on
                 .and_then(|(earlier, _)| self.claims.get(&earlier).cloned()),
+            rows: arrival.rows,
             progress: Default::default(),
         };
         if let Some((earlier, _)) = arrival.goes_on {
@@ -246,6 +253,7 @@ impl Simulation {
             passed_by: 0,
             off_turn: 0,
             asked: false,
+            unsettled: false,
         };
         self.alive.insert(key, alive);
         if let Err(refused) = self.scheduler.enqueue(self.now, request) {
@@ -397,11 +405,13 @@ impl Simulation {
                 sampled,
                 ended,
                 asked,
+                unsettled,
             } = self.computed(&step.rows);
             let result = StepResult::Decoded {
                 sampled: &sampled,
                 ended: &ended,
                 asked: &asked,
+                unsettled: &unsettled,
                 took,
             };
             assert_eq!(self.scheduler.applied(result), None);

@@ -1,12 +1,12 @@
 //! Sequences whose tokens somebody else chooses (see [`crate::chooser`]).
 
 use super::follows::GrammarTime;
-use super::sample::{Gained, Sampled, nothing_sampled};
+use super::sample::{Gained, Sampled, Short, nothing_sampled};
 use super::{Sequence, Worker};
 use crate::backend::Backend;
 use crate::chooser::{Chooser, Choosers, Desk, Shown, Wanted};
 use crate::metrics::{add, add_time};
-use crate::sampling::{self, Scratch, TokenLogprobs};
+use crate::sampling::{self, Logits, Scratch, TokenLogprobs};
 use crate::scheduler::{Key, Row};
 use crate::{Error, Token};
 use std::sync::Arc;
@@ -84,12 +84,12 @@ impl Sequence {
     /// Shows what may come next to whoever chooses it.
     fn ask(
         &mut self,
-        row: &[f32],
+        logits: Logits<'_>,
         position: u32,
         desk: (&Arc<Desk>, Key),
         scratch: &mut Scratch,
         time: &mut GrammarTime,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Short> {
         let Some(asking) = &mut self.asking else {
             return Ok(());
         };
@@ -98,20 +98,27 @@ impl Sequence {
             None => None,
         };
         let count = asking.wanted.candidates as usize;
-        let candidates = sampling::top(row, among, count, scratch);
+        let (candidates, whole) = match logits {
+            Logits::Whole(row) => (sampling::top(row, among, count, scratch), Some(row)),
+            Logits::Top(top) => (top.first(among, count, scratch)?, None),
+        };
         let Some(&(likeliest, _)) = candidates.first() else {
-            return Err(nothing_sampled());
+            return Err(nothing_sampled().into());
         };
-        let statistics = match asking.wanted.statistics {
-            true => Some(sampling::statistics(row, scratch).ok_or_else(nothing_sampled)?),
-            false => None,
+        let statistics = match (asking.wanted.statistics, whole) {
+            (true, Some(row)) => {
+                Some(sampling::statistics(row, scratch).ok_or_else(nothing_sampled)?)
+            }
+            (true, None) => return Err(Short::Unsettled),
+            (false, _) => None,
         };
-        let likely = match self.options.logprobs {
-            Some(top) => {
+        let likely = match (self.options.logprobs, whole) {
+            (Some(top), Some(row)) => {
                 let top = usize::from(top);
                 Some(sampling::logprobs(row, likeliest, top, scratch)?)
             }
-            None => None,
+            (Some(_), None) => return Err(Short::Unsettled),
+            (None, _) => None,
         };
         asking.question = Some(Question {
             asked: Instant::now(),
@@ -155,14 +162,21 @@ impl<B: Backend> Worker<B> {
         // What had to give way and was read again meanwhile is not asked again.
         if !sequence.is_asked() {
             let desk = (&self.desk, row.key);
-            let asked = match self.backend.logits(last) {
+            let asked = match self.backend.output(last) {
                 Some(logits) => sequence.ask(logits, row.to, desk, &mut self.scratch, time),
-                None => Err(nothing_sampled()),
+                None => Err(nothing_sampled().into()),
             };
-            if let Err(error) = asked {
-                self.fail(row.key, error);
-                sampled.broken.push(row.key);
-                return;
+            match asked {
+                Ok(()) => {}
+                Err(Short::Unsettled) => {
+                    sampled.unsettled.push(row.key);
+                    return;
+                }
+                Err(Short::Failed(error)) => {
+                    self.fail(row.key, error);
+                    sampled.broken.push(row.key);
+                    return;
+                }
             }
             add(&self.counters.questions, 1);
         }

@@ -4,8 +4,9 @@
 //! not is sampled again among those that are. Everyone waits meanwhile, so the time that a sequence's
 //! grammar may take has a bound: some at once, and a little for each token, the less the more follow one.
 
+use super::sample::Short;
 use crate::constraint::Matcher;
-use crate::sampling::{Chain, Scratch};
+use crate::sampling::{Chain, Logits, Scratch};
 use crate::{Error, Token};
 use std::time::{Duration, Instant};
 
@@ -49,17 +50,19 @@ impl Follows {
         }
     }
 
-    /// Draws a token that the grammar allows, and goes on by it.
+    /// Draws a token that the grammar allows, and goes on by it. If it is not known which one, nothing was
+    /// drawn.
     pub fn sample(
         &mut self,
         chain: &mut Chain,
-        row: &[f32],
+        logits: Logits<'_>,
         history: &[Token],
         scratch: &mut Scratch,
         time: &mut GrammarTime,
-    ) -> Result<Token, Error> {
+    ) -> Result<Token, Short> {
         let began = Instant::now();
-        let mut token = chain.sample(row, history, scratch);
+        let before = chain.mark();
+        let mut token = chain.sample_of(logits, history, None, scratch)?;
         let allowed = match token {
             Some(token) => self.matcher.allows(token)?,
             None => false,
@@ -68,7 +71,15 @@ impl Follows {
             if token.is_some() {
                 chain.reject();
             }
-            token = chain.sample_allowed(row, history, self.matcher.mask()?, scratch);
+            let mask = self.matcher.mask()?;
+            token = match chain.sample_of(logits, history, Some(mask), scratch) {
+                Ok(token) => token,
+                Err(unsettled) => {
+                    chain.rewind(before);
+                    self.spend(began, 0, time)?;
+                    return Err(unsettled.into());
+                }
+            };
         }
         let token = token.ok_or_else(|| {
             Error::Invalid(

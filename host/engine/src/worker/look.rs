@@ -1,13 +1,14 @@
 //! Sequences that end with the distribution after their last token: who samples comes back with
 //! another one.
 
-use super::sample::Sampled;
+use super::sample::{Sampled, Short};
 use super::{Times, Worker};
 use crate::Error;
 use crate::backend::Backend;
 use crate::look::{Distribution, Look};
 use crate::metrics::{Counters, add};
 use crate::reply::Sender;
+use crate::sampling::Logits;
 use crate::scheduler::{Key, Row};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -74,15 +75,21 @@ impl<B: Backend> Worker<B> {
         if !row.output {
             return;
         }
-        let logits = self.backend.logits(last).ok_or_else(|| {
-            Error::Failed("the step has no logits where they were asked for".into())
-        });
-        match logits.and_then(|logits| look.look.at(logits, row.to, &mut self.scratch)) {
+        let (look, scratch) = (&look.look, &mut self.scratch);
+        let shown = match self.backend.output(last) {
+            Some(Logits::Whole(logits)) => look.at(logits, row.to, scratch).map_err(Short::from),
+            Some(Logits::Top(top)) => look.at_top(top, row.to, scratch).map_err(Short::from),
+            None => Err(Short::Failed(Error::Failed(
+                "the step has no logits where they were asked for".into(),
+            ))),
+        };
+        match shown {
             Ok(shown) => {
                 self.show(row, shown, now);
                 sampled.ended.push(row.key);
             }
-            Err(error) => {
+            Err(Short::Unsettled) => sampled.unsettled.push(row.key),
+            Err(Short::Failed(error)) => {
                 self.fail(row.key, error);
                 sampled.broken.push(row.key);
             }

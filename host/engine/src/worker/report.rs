@@ -26,6 +26,9 @@ impl<B: Backend> Worker<B> {
             add(&counters.mixed_prefill_tokens, u64::from(shape.prefill));
             add(&counters.mixed_budget_tokens, u64::from(step.budget));
         }
+        let copied = self.backend.copied();
+        add(&counters.top_bytes, copied.top);
+        add(&counters.whole_bytes, copied.whole);
         counters.step_rows.observe(step.rows.len() as f64);
         counters.step_prefill.observe(f64::from(shape.prefill));
         set(&counters.n_kv, u64::from(shape.n_kv));
@@ -57,6 +60,7 @@ impl<B: Backend> Worker<B> {
         set(&counters.preempted, tally.preempted);
         set(&counters.relocated, tally.relocated);
         set(&counters.adapter_changes, tally.adapter_changes);
+        set(&counters.unsettled, tally.unsettled);
         let change = Duration::from_secs_f64(scheduler.change_seconds());
         set_time(&counters.adapter_change_nanos, change);
         self.aside.report(counters);

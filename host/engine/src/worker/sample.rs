@@ -7,6 +7,9 @@
 //! would have generated without, with one draw of its random numbers for each token.
 //!
 //! Where a grammar leaves no choice, tokens follow without being sampled.
+//!
+//! Of some rows only the highest logits are there. If they do not tell which token comes, nothing of it is
+//! sampled: the scheduler has the last token computed again where all logits are seen.
 
 use super::follows::GrammarTime;
 use super::{Sequence, Vocabulary, Worker};
@@ -16,7 +19,7 @@ use crate::backend::Backend;
 use crate::bell::Bell;
 use crate::generation::{Finish, Outcome};
 use crate::metrics::add;
-use crate::sampling::{Scratch, TokenLogprobs, logprobs};
+use crate::sampling::{Logits, Scratch, TokenLogprobs, Unsettled, logprobs};
 use crate::scheduler::speculation::accepted;
 use crate::scheduler::{Key, Row};
 use std::time::{Duration, Instant};
@@ -30,6 +33,8 @@ pub(super) struct Sampled {
     pub ended: Vec<Key>,
     /// Whose next token is chosen elsewhere.
     pub asked: Vec<Key>,
+    /// Of which the highest logits did not tell enough.
+    pub unsettled: Vec<Key>,
     /// For whom nothing could be sampled.
     pub broken: Vec<Key>,
     /// The part of the time that grammars took.
@@ -44,7 +49,27 @@ pub(super) struct Gained {
     /// It wants no further token.
     pub finish: Option<Finish>,
     /// Why nothing could be sampled after the last of the tokens.
-    failed: Option<Error>,
+    failed: Option<Short>,
+}
+
+/// Why nothing came of a row.
+pub(super) enum Short {
+    /// The highest logits, which are all that there is of it, do not tell what the whole row does.
+    Unsettled,
+    /// The sequence fails.
+    Failed(Error),
+}
+
+impl From<Unsettled> for Short {
+    fn from(_: Unsettled) -> Self {
+        Self::Unsettled
+    }
+}
+
+impl From<Error> for Short {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
 }
 
 /// What a row is sampled with.
@@ -66,7 +91,7 @@ impl Sequence {
         &mut self,
         tokens: &[Token],
         draft: &[Token],
-        logits: impl Fn(usize) -> Option<&'a [f32]>,
+        logits: impl Fn(usize) -> Option<Logits<'a>>,
         tools: &mut Tools<'_>,
     ) -> Gained {
         let mut gained = Gained::default();
@@ -74,11 +99,11 @@ impl Sequence {
         // them in one round, the next one begins after all of it, or there is none.
         while gained.finish.is_none() && draft.get(..gained.tokens.len()) == Some(&gained.tokens) {
             let Some(row) = logits(gained.tokens.len()) else {
-                gained.failed = Some(nothing_sampled());
+                gained.failed = Some(Short::Failed(nothing_sampled()));
                 break;
             };
-            if let Err(error) = self.gain_one(tokens, row, tools, &mut gained) {
-                gained.failed = Some(error);
+            if let Err(short) = self.gain_one(tokens, row, tools, &mut gained) {
+                gained.failed = Some(short);
                 break;
             }
         }
@@ -89,10 +114,18 @@ impl Sequence {
     fn gain_one(
         &mut self,
         tokens: &[Token],
-        row: &[f32],
+        row: Logits<'_>,
         tools: &mut Tools<'_>,
         gained: &mut Gained,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Short> {
+        let whole = match row {
+            Logits::Whole(row) => Some(row),
+            Logits::Top(_) => None,
+        };
+        // Before anything is drawn.
+        if self.options.logprobs.is_some() && whole.is_none() {
+            return Err(Short::Unsettled);
+        }
         let history = if gained.tokens.is_empty() {
             tokens
         } else {
@@ -109,14 +142,14 @@ impl Sequence {
             (None, Some(fixed)) => fixed,
             (None, None) => self
                 .chain
-                .sample(row, history, tools.scratch)
+                .sample_of(row, history, None, tools.scratch)?
                 .ok_or_else(nothing_sampled)?,
         };
-        let told = match self.options.logprobs {
-            Some(top) => Some(logprobs(row, token, usize::from(top), tools.scratch)?),
-            None => None,
+        let told = match (self.options.logprobs, whole) {
+            (Some(top), Some(row)) => Some(logprobs(row, token, usize::from(top), tools.scratch)?),
+            _ => None,
         };
-        self.settle(token, told, tools, gained)
+        Ok(self.settle(token, told, tools, gained)?)
     }
 
     /// Delivers a token that was sampled, and those that are certain to follow it.
@@ -221,7 +254,7 @@ impl<B: Backend> Worker<B> {
                 continue;
             }
             let draft = self.scheduler.draft(row);
-            let logits = |drafts| self.backend.logits(last + drafts);
+            let logits = |drafts| self.backend.output(last + drafts);
             let mut tools = Tools {
                 words: &*self.vocabulary,
                 scratch: &mut self.scratch,
@@ -249,13 +282,18 @@ impl<B: Backend> Worker<B> {
             }
             let tokens = gained.tokens.iter().map(|&token| (row.key, token));
             sampled.tokens.extend(tokens);
-            if let Some(error) = gained.failed {
-                self.fail(row.key, error);
-                sampled.broken.push(row.key);
-            } else if let Some(finish) = gained.finish {
-                sampled.ended.push(row.key);
-                let uncomputed = gained.tokens.len() as u64 - right;
-                self.finish(row.key, finish, uncomputed, now);
+            match (gained.failed, gained.finish) {
+                (Some(Short::Failed(error)), _) => {
+                    self.fail(row.key, error);
+                    sampled.broken.push(row.key);
+                }
+                (Some(Short::Unsettled), _) => sampled.unsettled.push(row.key),
+                (None, Some(finish)) => {
+                    sampled.ended.push(row.key);
+                    let uncomputed = gained.tokens.len() as u64 - right;
+                    self.finish(row.key, finish, uncomputed, now);
+                }
+                (None, None) => {}
             }
         }
         self.bell.ring();

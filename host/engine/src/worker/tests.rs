@@ -7,6 +7,7 @@ use crate::delivery::mailbox;
 use crate::generation::{Finish, Outcome};
 use crate::look::{Distribution, Look, Show};
 use crate::reply::{self, Reply};
+use crate::sampling::Logits;
 use crate::scheduler::prefill::Prefill;
 use crate::scheduler::{Reuse, SeqId};
 use crate::simulator::{Machine, POISON, Simulator, Size};
@@ -20,10 +21,13 @@ use std::time::Duration;
 mod choices;
 mod looks;
 mod speculation;
+mod tops;
 
 const VOCABULARY: u32 = 1000;
 /// Ends a generation.
 const END: Token = 999;
+/// Highest logits, where there are those alone.
+const TOP: u32 = 8;
 
 /// A simulator whose steps take real time.
 struct Slow(Simulator, Duration);
@@ -40,6 +44,14 @@ impl Backend for Slow {
 
     fn logits(&self, index: usize) -> Option<&[f32]> {
         self.0.logits(index)
+    }
+
+    fn output(&self, index: usize) -> Option<Logits<'_>> {
+        self.0.output(index)
+    }
+
+    fn top_k(&self) -> Option<u32> {
+        self.0.top_k()
     }
 
     fn clear(&mut self, seq: SeqId) {
@@ -104,14 +116,36 @@ impl Bench {
         Self::with(step, commands, inbox, spill)
     }
 
+    /// One with so many ids more, for which there are the highest logits alone.
+    fn with_top(top_ids: u16) -> Self {
+        let budgets = Budgets {
+            ram: 1 << 20,
+            disk: None,
+        };
+        let (commands, inbox) = sync_channel(256);
+        let spill = Spill::new(budgets, Box::new(|| {})).unwrap();
+        Self::of(Duration::ZERO, commands, inbox, spill, top_ids)
+    }
+
     fn with(
         step: Duration,
         commands: std::sync::mpsc::SyncSender<Command>,
         inbox: Receiver<Command>,
         spill: Spill,
     ) -> Self {
+        Self::of(step, commands, inbox, spill, 0)
+    }
+
+    fn of(
+        step: Duration,
+        commands: std::sync::mpsc::SyncSender<Command>,
+        inbox: Receiver<Command>,
+        spill: Spill,
+        top_ids: u16,
+    ) -> Self {
         let limits = Limits {
-            seq_ids: 4,
+            seq_ids: 4 + top_ids,
+            top_ids,
             cells: 256,
             step_tokens: 16,
             queue: 64,
@@ -128,6 +162,7 @@ impl Bench {
             vocabulary: VOCABULARY,
         };
         let simulator = Simulator::new(size, Machine::default(), Default::default());
+        let simulator = simulator.with_top(top_ids, TOP);
         let counters = Arc::new(Counters::default());
         let aside = Aside::new(spill, 1 << 20);
         let commands = Arc::new(commands);

@@ -3,6 +3,7 @@
 use super::choose::Asking;
 use crate::delivery::Sender;
 use crate::look::{Distribution, Look};
+use crate::scheduler::Rows;
 use crate::{Error, Options, Token, reply};
 
 /// What a sequence is computed for.
@@ -22,6 +23,18 @@ impl Wants {
         match self {
             Self::Tokens { options, .. } => options.max_tokens,
             Self::Distribution { .. } => 0,
+        }
+    }
+
+    /// What has to be seen of logits, where for some ids there are the `top_k` highest alone.
+    pub(super) fn rows(&self, top_k: Option<u32>) -> Rows {
+        let suffice = top_k.is_some_and(|k| match self {
+            Self::Tokens { options, .. } => options.follows_from_top(k),
+            Self::Distribution { look, .. } => look.follows_from_top(k),
+        });
+        match suffice {
+            true => Rows::Top,
+            false => Rows::Whole,
         }
     }
 

@@ -19,7 +19,7 @@ use crate::complaint::Complaint;
 use aside::Wanted;
 use corral_engine::scheduler::{
     AdapterId, Claim, Expired, Key, Layout, Limits, Memory, Priority, Progress, Refused, Request,
-    Reuse, Scheduler, Scope, Step, StepResult, Time,
+    Reuse, Rows, Scheduler, Scope, Step, StepResult, Time,
 };
 use corral_engine::simulator::{Fault, Machine, POISON, Simulator, Size};
 use corral_engine::{Backend, Input, Prefill};
@@ -141,6 +141,7 @@ impl Host {
         let mut random = Random::new(!setup.seed);
         let limits = Limits {
             seq_ids: setup.ids,
+            top_ids: 0,
             cells: setup.cells,
             step_tokens: STEP_TOKENS.max(u32::from(setup.ids)),
             queue: setup.queue,
@@ -259,6 +260,7 @@ impl Host {
             share: None,
             claim: claim.as_ref().map(Claim::watch).unwrap_or_default(),
             goes_on: before.clone(),
+            rows: Rows::Whole,
             progress: Progress::default(),
         };
         let leaves = arrival.leaves.map(|after| arrival.at + after);
@@ -467,6 +469,7 @@ impl Host {
             sampled: &sampled,
             ended: &ended,
             asked: &[],
+            unsettled: &[],
             took,
         };
         let began = Instant::now();

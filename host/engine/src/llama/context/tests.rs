@@ -20,6 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 mod drafts;
+mod tops;
 
 const IDS: u16 = 8;
 const STEP_TOKENS: u32 = 64;
@@ -320,6 +321,7 @@ fn context(model: &Arc<Model>, cells: u32) -> LlamaContext {
         seq_ids: IDS,
         threads: 1,
         kv: KvType::F16,
+        device_top: None,
     };
     LlamaContext::new(model.clone(), settings).expect("the context is made")
 }

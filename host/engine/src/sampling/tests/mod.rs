@@ -2,6 +2,7 @@
 
 mod against_llama;
 mod breakers;
+mod device;
 mod statistics;
 
 use super::*;

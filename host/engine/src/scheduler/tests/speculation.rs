@@ -19,6 +19,7 @@ fn gained(scheduler: &mut Scheduler, tokens: &[(u64, Token)], ended: &[Key]) {
         sampled: &sampled,
         ended,
         asked: &[],
+        unsettled: &[],
         took: Duration::from_millis(1),
     };
     assert_eq!(scheduler.applied(result), None);

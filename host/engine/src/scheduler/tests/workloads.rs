@@ -25,6 +25,10 @@ fn arrival() -> impl Strategy<Value = Arrival> {
             proptest::option::weighted(0.3, (0..2u32, 40..300u32)),
             (0..12u32, 0..6_000u64),
             proptest::option::weighted(0.2, 0..9_000u64),
+            (
+                prop_oneof![Just(Rows::Top), Just(Rows::Whole)],
+                proptest::option::weighted(0.3, 0..20u32),
+            ),
         ),
     )
         .prop_map(
@@ -35,7 +39,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                 poisoned,
                 family,
                 goes_on,
-                (drafts, forced, share, (returns, thinks), asks),
+                (drafts, forced, share, (returns, thinks), asks, (rows, unsettled)),
             )| {
                 let (patience, time, leaves) = times;
                 Arrival {
@@ -58,6 +62,8 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                     share: share.map(|(group, cells)| CellShare { group, cells }),
                     comes_back: (returns, Duration::from_micros(thinks)),
                     asks: asks.map(Duration::from_micros),
+                    rows,
+                    unsettled,
                 }
             },
         )
@@ -87,9 +93,11 @@ fn limits() -> impl Strategy<Value = Limits> {
         6 => Just(Reuse::Any),
     ];
     let memory = (reuse, proptest::bool::weighted(0.8), 0..17u32);
-    (1..9u16, 60..400u32, 9..64u32, 1..20usize, prefill, memory).prop_map(
-        |(seq_ids, cells, step_tokens, queue, prefill, (reuse, spill, drafts))| Limits {
-            seq_ids,
+    let ids = (1..9u16, prop_oneof![1 => Just(0), 2 => 1..9u16]);
+    (ids, 60..400u32, 9..64u32, 1..20usize, prefill, memory).prop_map(
+        |((whole, top_ids), cells, step_tokens, queue, prefill, (reuse, spill, drafts))| Limits {
+            seq_ids: whole + top_ids,
+            top_ids,
             cells,
             step_tokens,
             queue,

@@ -2,7 +2,7 @@
 
 use super::Simulation;
 use crate::backend::Backend;
-use crate::scheduler::{Key, Memory, Reuse, SeqId, Step};
+use crate::scheduler::{Key, Memory, Reuse, Rows, SeqId, Step};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -37,7 +37,16 @@ impl Simulation {
                 row.output || row.drafts == 0,
                 "drafts follow what is certain"
             );
+            let alive = &self.alive[&row.key];
+            let whole = alive.unsettled || self.arrivals[alive.index].rows == Rows::Whole;
+            let top = self.limits.rows_of(row.seq) == Rows::Top;
+            assert!(
+                !top || (!whole && row.drafts == 0),
+                "an id of the wrong kind"
+            );
         }
+        let most = usize::from(self.limits.running());
+        assert!(self.scheduler.running() <= most, "too many run");
         let paused = self
             .scheduler
             .paused_until()

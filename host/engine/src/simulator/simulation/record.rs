@@ -1,6 +1,6 @@
 //! What comes to a simulation, and what it tells afterwards.
 
-use crate::scheduler::{AdapterId, CellShare, Expired, Priority, Refused, Tenant, Time};
+use crate::scheduler::{AdapterId, CellShare, Expired, Priority, Refused, Rows, Tenant, Time};
 use std::time::Duration;
 
 /// A request that comes, and what becomes of it if nobody interferes.
@@ -43,6 +43,10 @@ pub struct Arrival {
     pub comes_back: (u32, Duration),
     /// Its tokens are chosen elsewhere, which takes up to so long for each.
     pub asks: Option<Duration>,
+    /// What it needs to see of logits.
+    pub rows: Rows,
+    /// Where the highest are enough: they no longer are once it has generated so many tokens.
+    pub unsettled: Option<u32>,
 }
 
 /// How a request ended.

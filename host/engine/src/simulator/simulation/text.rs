@@ -3,7 +3,7 @@
 use super::{Alive, Arrival, End, Simulation};
 use crate::Token;
 use crate::scheduler::speculation::accepted;
-use crate::scheduler::{Key, Row, Time};
+use crate::scheduler::{Key, Row, Rows, Time};
 use crate::simulator::POISON;
 
 impl Simulation {
@@ -31,6 +31,7 @@ impl Simulation {
     /// What came of a step that was computed.
     pub(super) fn computed(&mut self, rows: &[Row]) -> Computed {
         let (mut sampled, mut ended, mut asked) = (Vec::new(), Vec::new(), Vec::new());
+        let mut unsettled = Vec::new();
         for row in rows {
             let draft = self.scheduler.draft(row).to_vec();
             let alive = self.alive.get_mut(&row.key).expect("checked before");
@@ -39,6 +40,14 @@ impl Simulation {
                 continue;
             }
             let arrival = &self.arrivals[alive.index];
+            let said = u32::try_from(alive.tokens.len()).unwrap();
+            let tells_little = arrival.unsettled.is_some_and(|from| said >= from);
+            let top = self.limits.rows_of(row.seq) == Rows::Top;
+            if top && tells_little && !alive.asked {
+                assert!(!std::mem::replace(&mut alive.unsettled, true), "once");
+                unsettled.push(row.key);
+                continue;
+            }
             if let Some(most) = arrival.asks.filter(|_| arrival.max_tokens > 0) {
                 // What is read again after a preemption is not asked again.
                 if !std::mem::replace(&mut alive.asked, true) {
@@ -77,6 +86,7 @@ impl Simulation {
             sampled,
             ended,
             asked,
+            unsettled,
         }
     }
 
@@ -140,6 +150,8 @@ pub(super) struct Computed {
     pub ended: Vec<Key>,
     /// Whose next token is chosen elsewhere.
     pub asked: Vec<Key>,
+    /// Of which the highest logits are not enough.
+    pub unsettled: Vec<Key>,
 }
 
 impl Arrival {

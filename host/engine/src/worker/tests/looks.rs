@@ -85,7 +85,7 @@ fn looks_that_go_wrong_or_are_dropped_end_alone() {
 }
 
 /// Waits for an answer without a runtime.
-fn wait_for<T>(mut reply: Reply<T>) -> Result<T, Error> {
+pub(super) fn wait_for<T>(mut reply: Reply<T>) -> Result<T, Error> {
     loop {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         match Pin::new(&mut reply).poll(&mut Context::from_waker(&waker)) {

@@ -1,0 +1,383 @@
+//! Likeliest tokens that are selected where the logits are computed, here by the CPU: what is generated and
+//! shown is the same, to the last bit, and a few bytes are copied for each token in place of a row.
+
+use corral_engine::random_model::{Quant, Qwen3, Recipe};
+use corral_engine::sampling::Penalties;
+use corral_engine::{
+    Caller, Config, DeviceSampling, Distribution, Engine, Grammar, Look, Options, Sampler,
+    Sequence, Show, Token,
+};
+use std::path::Path;
+use support::{check_empty, demo_model, metric, read, settle, wait};
+
+mod support;
+
+const PROMPTS: [&str; 5] = [
+    "12+7=",
+    "repeat: Blue owls, 7!\n",
+    "The quiet owl looks at the river and the stone.\n",
+    "reverse: table\n",
+    "Ada is 36 years old\n",
+];
+
+/// Sums that the model gets right after other text.
+const SURE: [(u32, u32); 5] = [(12, 7), (20, 22), (3, 4), (31, 27), (45, 54)];
+
+/// An engine that selects so many, or none.
+fn engine(k: Option<u32>, change: impl FnOnce(&mut Config)) -> Engine {
+    let mut config = Config::new("tiny", demo_model());
+    config.threads = Some(1);
+    config.device_sampling = k.map_or(DeviceSampling::Off, |k| DeviceSampling::On { k });
+    change(&mut config);
+    Engine::load(config).expect("the demo model loads")
+}
+
+/// One without and one with it, which do the same as long as they are asked the same.
+fn twins(k: u32) -> [Engine; 2] {
+    [None, Some(k)].map(|k| engine(k, |_| {}))
+}
+
+fn generate(engine: &Engine, prompt: &str, options: Options) -> (Vec<Token>, String) {
+    let tokens = engine.tokenize(prompt, true).unwrap();
+    let generation = engine.generate(tokens, options, Caller::default());
+    let (chunk, outcome) = read(generation.expect("it is taken"));
+    outcome.expect("it is answered");
+    (chunk.tokens, chunk.text)
+}
+
+/// Bytes that were copied of candidates, and of whole rows.
+fn copied(engine: &Engine) -> (f64, f64) {
+    settle(engine);
+    let metrics = engine.metrics();
+    let of = |rows: &str| {
+        let mut metrics = metrics.iter();
+        let found = metrics.find(|metric| {
+            let name = metric.name == "corral_engine_output_bytes_total";
+            name && metric.labels == [("rows", rows.to_owned())]
+        });
+        found.expect("it is listed").value
+    };
+    (of("top"), of("whole"))
+}
+
+/// Chains of which the 32 likeliest tokens tell everything.
+fn chains() -> Vec<Vec<Sampler>> {
+    let penalties = |last| {
+        Sampler::Penalties(Penalties {
+            last,
+            repeat: 1.3,
+            frequency: 0.0,
+            presence: 0.2,
+        })
+    };
+    let xtc = Sampler::Xtc {
+        probability: 0.5,
+        threshold: 0.1,
+    };
+    vec![
+        vec![],
+        vec![Sampler::Temperature(0.0)],
+        vec![Sampler::TopK(10), Sampler::Temperature(1.5)],
+        vec![
+            Sampler::Temperature(2.0),
+            Sampler::TopK(20),
+            Sampler::TopP(0.95),
+        ],
+        vec![
+            Sampler::TopK(20),
+            Sampler::MinP(0.02),
+            xtc,
+            Sampler::Temperature(1.2),
+        ],
+        vec![Sampler::TopK(5), Sampler::Mirostat { tau: 3.0, eta: 0.2 }],
+        vec![penalties(8), Sampler::TopK(12), Sampler::Typical(0.9)],
+        vec![
+            Sampler::LogitBias(vec![(40, -3.0), (41, f32::NEG_INFINITY)]),
+            Sampler::TopK(9),
+        ],
+    ]
+}
+
+#[test]
+fn a_seed_gives_the_same_tokens_with_and_without() {
+    let [without, with] = twins(32);
+    for (number, samplers) in (0..).zip(chains()) {
+        for (seed, prompt) in (100 * number..).zip(PROMPTS) {
+            let options = Options {
+                max_tokens: 30,
+                samplers: samplers.clone(),
+                seed: Some(seed),
+                ignore_end: true,
+                ..Options::default()
+            };
+            let expected = generate(&without, prompt, options.clone());
+            let found = generate(&with, prompt, options);
+            assert_eq!(found, expected, "{samplers:?} after {prompt:?}");
+        }
+    }
+    settle(&with);
+    assert_eq!(metric(&with, "rows_unsettled_total"), 0.0);
+    // No whole row was copied for any of it.
+    let tokens = 30.0 * (chains().len() * PROMPTS.len()) as f64;
+    assert_eq!(copied(&with), (tokens * 8.0 * 32.0, 0.0));
+    let row = 4.0 * f64::from(with.info().vocabulary);
+    assert_eq!(copied(&without), (0.0, tokens * row));
+    check_empty(&with);
+}
+
+fn sequence(engine: &Engine, text: &str) -> Sequence {
+    let mut sequence = Sequence::new(engine.clone(), Caller::default());
+    let tokens = engine.tokenize(text, true).unwrap();
+    sequence.append(&tokens).unwrap();
+    sequence
+}
+
+fn look(sequence: &mut Sequence, show: Show, statistics: bool) -> Distribution {
+    let look = Look {
+        statistics,
+        ..Look::new(show)
+    };
+    wait(sequence.next(look).unwrap()).unwrap()
+}
+
+#[test]
+fn looks_show_the_same_bit_for_bit_whatever_they_want_in_turn() {
+    let [without, with] = twins(16);
+    for prompt in PROMPTS {
+        let mut twins = [&without, &with].map(|engine| sequence(engine, prompt));
+        for turn in 0..12 {
+            let (show, statistics) = match turn % 4 {
+                0 | 1 => (Show::Top(8), false),
+                2 => (Show::Logits, false),
+                _ => (Show::Top(8), true),
+            };
+            let [expected, found] = twins
+                .each_mut()
+                .map(|sequence| look(sequence, show.clone(), statistics));
+            assert_eq!(found, expected, "turn {turn} after {prompt:?}");
+            let next = match expected.candidates.first() {
+                Some((token, _)) => *token,
+                None => 40,
+            };
+            for sequence in &mut twins {
+                sequence.append(&[next]).unwrap();
+            }
+        }
+    }
+    settle(&with);
+    assert_eq!(metric(&with, "rows_unsettled_total"), 0.0);
+    for engine in [&without, &with] {
+        let decoded = metric(engine, "tokens_decoded_total");
+        let looked = metric(engine, "looked_tokens_total");
+        assert_eq!(
+            decoded, looked,
+            "to change its id costs a sequence no token"
+        );
+        check_empty(engine);
+    }
+    let (top, whole) = copied(&with);
+    assert_eq!(top, 5.0 * 6.0 * 8.0 * 16.0);
+    assert_eq!(whole, 5.0 * 6.0 * 4.0 * f64::from(with.info().vocabulary));
+}
+
+#[test]
+fn a_grammar_that_wants_what_is_not_likely_gets_it_from_the_whole_row() {
+    let [without, with] = twins(2);
+    for (pattern, prompt) in [
+        ("[0-9]{1,3}", "45+54="),
+        ("(zebra|quartz)", "12+7="),
+        ("~[x-z]{3}~", "reverse: table\n"),
+    ] {
+        let [expected, found] = [&without, &with].map(|engine| {
+            let grammar = Grammar::Regex(pattern.into());
+            let options = Options {
+                max_tokens: 12,
+                constraint: Some(engine.compile(&grammar).expect("it is right")),
+                ..Options::default()
+            };
+            generate(engine, prompt, options)
+        });
+        assert_eq!(found, expected, "{pattern}");
+    }
+    settle(&with);
+    let unsettled = metric(&with, "rows_unsettled_total");
+    assert!(
+        (1.0..=3.0).contains(&unsettled),
+        "{unsettled}: once for each at most"
+    );
+    let (top, whole) = copied(&with);
+    assert!(top > 0.0 && whole > 0.0, "{top} and {whole}");
+    check_empty(&with);
+}
+
+/// Everybody at once, with fewer ids than they are: who wants what, the sums are right.
+#[test]
+fn many_of_both_kinds_beside_each_other_are_right() {
+    let engine = engine(Some(16), |config| {
+        config.sequences = 5;
+        config.context = Some(512);
+        config.cells = Some(1024);
+    });
+    let digits = engine.compile(&Grammar::Regex("[0-9]{1,3}".into()));
+    let digits = digits.expect("it is right");
+    let greedy = Options {
+        max_tokens: 8,
+        ..Options::default()
+    };
+    let ways = [
+        greedy.clone(),
+        Options {
+            samplers: vec![Sampler::TopK(12), Sampler::Temperature(0.0)],
+            ..greedy.clone()
+        },
+        Options {
+            logprobs: Some(3),
+            ..greedy.clone()
+        },
+        Options {
+            speculate: 8,
+            ..greedy.clone()
+        },
+        Options {
+            constraint: Some(digits),
+            ..greedy.clone()
+        },
+        Options {
+            samplers: vec![Sampler::TopP(0.01), Sampler::Temperature(0.5)],
+            ..greedy
+        },
+    ];
+    let line = "The old fox looks at the stone. ".chars().cycle();
+    let story = line.take(47).collect::<String>() + "\n";
+    std::thread::scope(|scope| {
+        for asker in 0..24_u32 {
+            let (engine, ways, story) = (&engine, &ways, story.as_str());
+            scope.spawn(move || {
+                for round in 0..6_u32 {
+                    let (before, (a, b)) = match round % 2 {
+                        0 => ("", (3 * asker % 50, 7 * round + asker % 5)),
+                        _ => (story, SURE[(asker + round) as usize % SURE.len()]),
+                    };
+                    let text = &format!("{before}{a}+{b}=");
+                    let expected = (a + b).to_string();
+                    // By the engine's loop one way after the other on one text, cut back each time.
+                    let mut own = sequence(engine, text);
+                    let length = own.tokens().len();
+                    for turn in 0..2 {
+                        let way = &ways[(asker + round + turn) as usize % ways.len()];
+                        let (chunk, outcome) = read(own.generate(way.clone()).unwrap());
+                        outcome.expect("it is answered");
+                        assert_eq!(chunk.text, expected, "{text:?} {way:?}");
+                        own.append(&chunk.tokens).unwrap();
+                        own.truncate(length).unwrap();
+                    }
+                    // By a loop of its own.
+                    let mut fork = own.fork();
+                    let mut said = Vec::new();
+                    for turn in 0..4 {
+                        let show = match (asker + turn) % 3 {
+                            0 => Show::Logits,
+                            _ => Show::Top(4),
+                        };
+                        let shown = look(&mut fork, show, false);
+                        let best = |best: Option<(Token, f32)>, next: (Token, f32)| match best {
+                            Some((_, logit)) if logit >= next.1 => best,
+                            _ => Some(next),
+                        };
+                        let all = (0..).zip(shown.logits).chain(shown.candidates);
+                        let (token, _) = all.fold(None, best).expect("something is shown");
+                        if engine.info().end_of_generation.contains(&token) {
+                            break;
+                        }
+                        said.push(token);
+                        fork.append(&[token]).unwrap();
+                    }
+                    let said = engine.detokenize(&said, false).unwrap();
+                    assert_eq!(String::from_utf8_lossy(&said), expected, "{text:?}");
+                }
+            });
+        }
+    });
+    check_empty(&engine);
+    let (top, whole) = copied(&engine);
+    assert!(top > 0.0 && whole > 0.0, "{top} and {whole}");
+    assert_eq!(metric(&engine, "sequences_failed_total"), 0.0);
+}
+
+fn load(file: &Path, device_sampling: DeviceSampling) -> Engine {
+    let mut config = Config::new("random", file);
+    config.threads = Some(1);
+    config.device_sampling = device_sampling;
+    Engine::load(config).expect("the model loads")
+}
+
+/// Prints a row of the table in BENCHMARKS.md: for each token 8 k bytes in place of 4 for each token of the
+/// vocabulary.
+#[test]
+fn bytes_for_each_token_do_not_grow_with_the_vocabulary() {
+    const K: u32 = 64;
+    const TOKENS: u32 = 20;
+    let recipe = Recipe {
+        name: "test",
+        shape: Qwen3 {
+            width: 256,
+            head_size: 64,
+            feed_forward: 512,
+            ..Qwen3::tiny()
+        },
+        tokens: 6000,
+        quant: Quant::Q4Km,
+        seed: 9,
+    };
+    let file = format!("corral-device-top-{}.gguf", std::process::id());
+    let file = std::env::temp_dir().join(file);
+    recipe.write(&file, |_, _, _| {}).expect("it is made");
+    let demo = demo_model();
+    for path in [demo.as_path(), file.as_path()] {
+        let options = Options {
+            max_tokens: TOKENS,
+            ignore_end: true,
+            samplers: vec![Sampler::TopK(40), Sampler::Temperature(0.8)],
+            seed: Some(1),
+            ..Options::default()
+        };
+        let engines = [
+            load(path, DeviceSampling::Off),
+            load(path, DeviceSampling::On { k: K }),
+        ];
+        let said = engines.each_ref().map(|engine| {
+            let prompt = engine.tokenize("a", true).unwrap();
+            let generation = engine.generate(prompt, options.clone(), Caller::default());
+            read(generation.unwrap()).0.tokens
+        });
+        assert_eq!(said[0], said[1]);
+        let each = engines.each_ref().map(|engine| {
+            let (top, whole) = copied(engine);
+            (top + whole) / f64::from(TOKENS)
+        });
+        let vocabulary = engines[0].info().vocabulary;
+        println!(
+            "{vocabulary} tokens: {} bytes without, {} with",
+            each[0], each[1]
+        );
+        assert_eq!(each, [4.0 * f64::from(vocabulary), 8.0 * f64::from(K)]);
+        for engine in &engines {
+            check_empty(engine);
+        }
+    }
+    std::fs::remove_file(&file).expect("it can be removed");
+}
+
+/// More are asked for than there are: nothing is selected, and nothing goes wrong.
+#[test]
+fn a_model_with_few_tokens_copies_whole_rows() {
+    let engine = engine(Some(60_000), |_| {});
+    let options = Options {
+        max_tokens: 8,
+        ..Options::default()
+    };
+    assert_eq!(generate(&engine, "12+7=", options).1, "19");
+    let (top, whole) = copied(&engine);
+    assert!(top == 0.0 && whole > 0.0);
+    check_empty(&engine);
+}
