@@ -40,6 +40,10 @@ pub(crate) fn store(engine: &Engine, state: State) -> Store<State> {
 /// that streams tokens waits for one thing at a time, which is every one: so each token had a second poll that
 /// found nothing, for which tokio woke another worker, since the first one had more to do. With a future
 /// beside it that is polled once and never again, they are never all.
+///
+/// A guest that waits for nothing that could come is not found out by this, nor is it without: `run_concurrent`
+/// leaves it to its deadline. A plain call of a function does find that out, where nothing else is in the store, so
+/// a store of such calls is to be given no company.
 pub(crate) fn keep_company(store: &mut Store<State>) -> wasmtime::Result<()> {
     // It goes with the store.
     store.spawn(Company).map(drop)

@@ -9,6 +9,9 @@
 //! which is too much rather than too little. So now and then a step tries the next larger size all the
 //! same: rarely enough that it does not count among a hundred gaps. And a size is taken only after
 //! the one below it kept its time, and not right after it did not.
+//!
+//! What nearly all steps with prompts stay within is a multiple of what as many rows take as sequences run
+//! as a rule, if that is more than the step has: those that read are about to generate.
 
 use super::ceiling::Ceiling;
 use super::cost::{CostModel, Shape};
@@ -22,6 +25,9 @@ pub const UNKNOWN: usize = 3;
 const PROBE: u32 = 128;
 /// What the latest step counts for in the number of sequences that usually run.
 const LATEST_RUNS: f64 = 1.0 / 64.0;
+/// So many times as many rows as were ever computed together may be taken for usual. What more of them take
+/// is a guess: as long as few generate, the cost model can't tell rows from what every step takes.
+const AHEAD: u32 = 4;
 /// What the latest step counts for, in the mean and in the scatter.
 const LATEST: f64 = 0.05;
 const LATEST_SCATTER: f64 = 0.02;
@@ -90,6 +96,8 @@ pub struct Experience {
     /// Sequences that run, as a rule: those that read too, since they are about to generate.
     runs: f64,
     runs_seen: u32,
+    /// Most rows that were computed in a step.
+    most_rows: u32,
     ceiling: Ceiling,
     /// Steps since one tried the next larger size.
     since_probe: u32,
@@ -103,6 +111,7 @@ impl Default for Experience {
             plain_seen: 0,
             runs: 0.0,
             runs_seen: 0,
+            most_rows: 0,
             ceiling: Ceiling::new(UNKNOWN, LADDER.len()),
             since_probe: 0,
         }
@@ -121,12 +130,13 @@ impl Experience {
         );
     }
 
-    /// A step was computed in so many seconds; `gap` is how much longer than its rows alone it should
-    /// at most have been. `cost` has not seen it yet.
+    /// A step was computed in so many seconds; `gap` is how much longer it should at most have been than
+    /// one without prompts usually is. `cost` has not seen it yet.
     pub fn observe(&mut self, gap: f64, cost: &CostModel, shape: Shape, seconds: f64) {
         if shape.rows == 0 || !cost.is_fitted() || !seconds.is_finite() || seconds <= 0.0 {
             return;
         }
+        self.most_rows = self.most_rows.max(shape.rows);
         if shape.prefill == 0 {
             self.plain_seen = self.plain_seen.saturating_add(1);
             let expected = cost.predict(shape);
@@ -149,23 +159,30 @@ impl Experience {
         }
         // At the end of the count this step was the probe.
         self.since_probe = (self.since_probe + 1) % (PROBE + 1);
-        let kept = self.keeps(gap, cost, shape, seconds);
+        let kept = seconds <= gap * self.among_all(cost, shape);
         self.ceiling.tried(place, kept);
     }
 
     /// Seconds that a step without prompts usually takes: with the rows that generate, or with as many as
     /// there are sequences as a rule, if that is more. That is what a sequence waits for its token among so
-    /// many, and what is promised rests on it. Rested it on the rows of the step alone, then the first of
-    /// many that come at once would have all others read in the smallest pieces beside it; few would
-    /// generate at a time, the machine would be half idle, and it would never come right again.
-    fn alone(&self, cost: &CostModel, shape: Shape) -> f64 {
+    /// many, and what is promised of steps with prompts rests on it. If it rested on the rows of the step
+    /// alone, then the first of many that come at once would have all others read in the smallest pieces
+    /// beside it; few would generate at a time, the machine would be half idle, and it would never come right
+    /// again.
+    fn among_all(&self, cost: &CostModel, shape: Shape) -> f64 {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let usual = self.runs as u32;
-        let alone = Shape {
-            drafts: 0,
+        let usual = usual.min(self.most_rows.saturating_mul(AHEAD));
+        let all = Shape {
             rows: shape.rows.max(usual),
             ..shape
         };
+        self.alone(cost, all)
+    }
+
+    /// Seconds that the generating rows of a step usually take by themselves.
+    fn alone(&self, cost: &CostModel, shape: Shape) -> f64 {
+        let alone = Shape { drafts: 0, ..shape };
         self.bare(cost, alone)
     }
 
@@ -225,8 +242,8 @@ impl Experience {
         self.sizes[place].margin()
     }
 
-    /// The largest size with which nearly all steps stay within `gap` times the usual time of
-    /// generating rows alone; the smallest if none does. Now and then the next larger one.
+    /// The largest size with which nearly all steps stay within `gap` times the usual time of one without
+    /// prompts; the smallest if none does. Now and then the next larger one.
     pub fn fitting(&self, gap: f64, cost: &CostModel, rows: u32, n_kv: u32) -> u32 {
         let shape = Shape {
             rows,
@@ -234,7 +251,7 @@ impl Experience {
             n_kv,
             ..Shape::default()
         };
-        let (bare, longest) = (self.bare(cost, shape), gap * self.alone(cost, shape));
+        let (bare, longest) = (self.bare(cost, shape), gap * self.among_all(cost, shape));
         let fits =
             |&place: &usize| (bare + self.adds(place, cost, n_kv)) * self.margin(place) <= longest;
         let best = (0..=self.ceiling.place()).rev().find(fits).unwrap_or(0);
@@ -335,6 +352,27 @@ mod tests {
         // A while later it is alone.
         let again = fitting(1, 600);
         assert!(again <= 12, "{again}");
+    }
+
+    #[test]
+    fn many_sequences_do_not_make_up_for_rows_that_were_never_computed() {
+        // A row takes 1 ms and a step 8 more, but only steps of two rows were seen.
+        let (mut experience, mut cost) = (Experience::daring(), CostModel::default());
+        for number in 0..400_u32 {
+            let shape = Shape {
+                rows: 2,
+                prefill: [0, 4, 8, 16][(number % 4) as usize],
+                n_kv: 256,
+                ..Shape::default()
+            };
+            let seconds = 0.010 + 5e-4 * f64::from(shape.prefill);
+            experience.ran(64);
+            experience.observe(2.0, &cost, shape, seconds);
+            cost.observe(shape, seconds);
+        }
+        // Eight rows take 40 ms at most. If 64 were believed, the prompts would fill any step.
+        let budget = experience.fitting(2.0, &cost, 2, 256);
+        assert!(budget <= 128, "{budget}");
     }
 
     #[test]

@@ -9,8 +9,8 @@
 //!
 //! Drafts come last. They get cells that are free or that nobody claims, and nobody gives way or waits
 //! for them. They get time as long as a step with them is expected to bring more tokens a second than
-//! one without, and to take no longer than the [`prefill`](super::prefill) target. How often a
-//! sequence's drafts were right tells what is to be expected of them; so where they are wrong, or where
+//! one without, and to take no longer than the [`prefill`](super::prefill) target allows its own rows.
+//! How often a sequence's drafts were right tells what is to be expected of them; so where they are wrong, or where
 //! many rows make each token dear, there are none. What they cost is seen only in steps that have some:
 //! a few are tried now and then.
 

@@ -389,6 +389,7 @@ impl Simulation {
         let took = self.backend.took();
         self.now += took;
         self.steps.push(Taken {
+            running: self.scheduler.running(),
             rows: step.shape.rows,
             drafts: step.shape.drafts,
             prefill: step.shape.prefill,

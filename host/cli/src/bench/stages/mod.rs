@@ -106,7 +106,7 @@ fn report(arguments: &StagesBench, model: &str, rows: &[Value]) -> Value {
 /// What all stages have in common.
 struct Bench {
     engine: Engine,
-    /// Beside it, for stage 0 and the twin of stage 3.
+    /// Beside it, for the raw loops.
     raw: Raw,
     prompts: Arc<[Prompt]>,
     /// Tokens that each request generates, and those of each in stage 3.

@@ -34,7 +34,8 @@ fn gaps(prefill: Prefill) -> (Duration, Duration) {
     (longest, plain.max().unwrap())
 }
 
-/// Of the steps in which some generate and others read: the times over that of the rows alone.
+/// Of the steps in which some generate and others read: the times over that of the rows alone, or of as many
+/// as sequences ran as a rule, if that is more.
 fn stretched(arrivals: Vec<Arrival>, machine: Machine) -> Vec<f64> {
     let limits = Limits {
         seq_ids: 64,
@@ -46,16 +47,17 @@ fn stretched(arrivals: Vec<Arrival>, machine: Machine) -> Vec<f64> {
     };
     let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
     simulation.run(arrivals);
-    let mixed = simulation
-        .steps
-        .iter()
-        .filter(|step| step.rows > 0 && step.prefill > 0);
-    let mut ratios: Vec<_> = mixed
-        .map(|step| {
-            let alone = machine.fixed + machine.row * f64::from(step.rows);
-            step.took.as_secs_f64() / alone
-        })
-        .collect();
+    let (mut usual, mut seen, mut ratios) = (0.0_f64, 0.0_f64, Vec::new());
+    for step in &simulation.steps {
+        if step.rows > 0 && step.prefill > 0 {
+            let rows = f64::from(step.rows).max(usual.floor());
+            let alone = machine.fixed + machine.row * rows;
+            ratios.push(step.took.as_secs_f64() / alone);
+        }
+        // A mean of the last 64 steps or so, and of all at first.
+        seen = (seen + 1.0).min(64.0);
+        usual += (step.running as f64 - usual) / seen;
+    }
     ratios.sort_by(f64::total_cmp);
     ratios
 }

@@ -90,6 +90,8 @@ pub struct Record {
 /// A step that was taken.
 #[derive(Clone, Copy, Debug)]
 pub struct Taken {
+    /// Sequences that ran.
+    pub running: usize,
     /// Generating rows.
     pub rows: u32,
     /// Drafts in them.
