@@ -21,8 +21,10 @@ use super::cost::{CostModel, Shape};
 pub const LADDER: [u32; 14] = [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
 /// What is tried before anything is known of the machine: a place on the ladder.
 pub const UNKNOWN: usize = 3;
-/// One step of so many tries the next larger size.
+/// One step of so many tries the next larger size, if that is expected to fit on the average; of so many more,
+/// whatever is expected.
 const PROBE: u32 = 128;
+const PROBE_ALL: u32 = 1024;
 /// What the latest step counts for in the number of sequences that usually run.
 const LATEST_RUNS: f64 = 1.0 / 64.0;
 /// So many times as many rows as were ever computed together may be taken for usual. What more of them take
@@ -54,9 +56,10 @@ fn follow(mean: &mut f64, value: f64, latest: f64, seen: u32) {
 /// What is known of a size.
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// Seconds that it adds to a step. It grows with the cells that attention runs over, slowly enough to
-    /// be followed.
+    /// Seconds that it adds to a step, and the cells that attention ran over then. It grows with these, as the
+    /// cost model says.
     adds: f64,
+    n_kv: f64,
     /// Variance of the logarithm of the time over the expected one.
     variance: f64,
     seen: u32,
@@ -66,6 +69,7 @@ impl Default for Known {
     fn default() -> Self {
         Self {
             adds: 0.0,
+            n_kv: 0.0,
             variance: SCATTER * SCATTER,
             seen: 0,
         }
@@ -73,9 +77,10 @@ impl Default for Known {
 }
 
 impl Known {
-    fn observe(&mut self, adds: f64, off: f64) {
+    fn observe(&mut self, adds: f64, n_kv: u32, off: f64) {
         self.seen = self.seen.saturating_add(1);
         follow(&mut self.adds, adds, LATEST, self.seen);
+        follow(&mut self.n_kv, f64::from(n_kv), LATEST, self.seen);
         self.variance += LATEST_SCATTER * (off * off - self.variance);
     }
 
@@ -151,14 +156,18 @@ impl Experience {
         if LADDER.get(place) != Some(&shape.prefill) {
             return;
         }
+        let was_probe = place > self.best(gap, cost, shape);
         let bare = self.bare(cost, shape);
         let expected = bare + self.adds(place, cost, shape.n_kv);
         if expected > 0.0 {
             let seconds = seconds.min(OUTLIER * expected);
-            self.sizes[place].observe((seconds - bare).max(0.0), (seconds / expected).ln());
+            let adds = (seconds - bare).max(0.0);
+            self.sizes[place].observe(adds, shape.n_kv, (seconds / expected).ln());
         }
-        // At the end of the count this step was the probe.
-        self.since_probe = (self.since_probe + 1) % (PROBE + 1);
+        self.since_probe = match was_probe {
+            true => 0,
+            false => (self.since_probe + 1) % (PROBE_ALL + 1),
+        };
         let kept = seconds <= gap * self.among_all(cost, shape);
         self.ceiling.tried(place, kept);
     }
@@ -221,7 +230,12 @@ impl Experience {
     /// Seconds that a size adds.
     fn adds(&self, place: usize, cost: &CostModel, n_kv: u32) -> f64 {
         let known = |place: &usize| self.sizes[*place].seen >= ENOUGH;
-        let of = |other: usize| self.sizes[other].adds;
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let of = |other: usize| {
+            let (known, tokens) = (&self.sizes[other], LADDER[other]);
+            let then = cost.prompts(tokens, known.n_kv as u32);
+            (known.adds + cost.prompts(tokens, n_kv) - then).max(0.0)
+        };
         if known(&place) {
             return of(place);
         }
@@ -251,12 +265,21 @@ impl Experience {
             n_kv,
             ..Shape::default()
         };
+        let best = self.best(gap, cost, shape);
+        let next = (best + 1).min(LADDER.len() - 1);
+        let seconds = self.bare(cost, shape) + self.adds(next, cost, n_kv);
+        let fits = seconds <= gap * self.among_all(cost, shape);
+        let probes = self.since_probe >= if fits { PROBE } else { PROBE_ALL };
+        LADDER[if probes { next } else { best }]
+    }
+
+    /// The place of the largest size of which nearly all steps fit, whatever prompts `shape` has.
+    fn best(&self, gap: f64, cost: &CostModel, shape: Shape) -> usize {
         let (bare, longest) = (self.bare(cost, shape), gap * self.among_all(cost, shape));
-        let fits =
-            |&place: &usize| (bare + self.adds(place, cost, n_kv)) * self.margin(place) <= longest;
-        let best = (0..=self.ceiling.place()).rev().find(fits).unwrap_or(0);
-        let probe = usize::from(self.since_probe >= PROBE);
-        LADDER[(best + probe).min(LADDER.len() - 1)]
+        let fits = |&place: &usize| {
+            (bare + self.adds(place, cost, shape.n_kv)) * self.margin(place) <= longest
+        };
+        (0..=self.ceiling.place()).rev().find(fits).unwrap_or(0)
     }
 }
 
