@@ -23,7 +23,7 @@ pub const LADDER: [u32; 14] = [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 
 pub const UNKNOWN: usize = 3;
 /// One step of so many tries the next larger size, if that is expected to fit on the average; of so many more,
 /// whatever is expected.
-const PROBE: u32 = 128;
+const PROBE: u32 = 256;
 const PROBE_ALL: u32 = 1024;
 /// What the latest step counts for in the number of sequences that usually run.
 const LATEST_RUNS: f64 = 1.0 / 64.0;
