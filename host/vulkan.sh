@@ -23,10 +23,15 @@ first() {
   return 1
 }
 
-# The file that tells the loader of lavapipe, in the folders that it reads.
+# The file that tells the loader of lavapipe, in the folders that it reads: that of this kind of processor, where
+# there are several.
 lavapipe() {
-  first /usr/share/vulkan/icd.d/lvp_icd*.json /usr/local/share/vulkan/icd.d/lvp_icd*.json \
-    /etc/vulkan/icd.d/lvp_icd*.json
+  local name
+  for name in "lvp_icd.$(uname -m).json" 'lvp_icd*.json'; do
+    # shellcheck disable=SC2086
+    first {/usr/share,/usr/local/share,/etc}/vulkan/icd.d/$name && return
+  done
+  return 1
 }
 
 # Names what is missing, or nothing.

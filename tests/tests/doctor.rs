@@ -14,7 +14,7 @@ fn complaint(arguments: &[&str]) -> (Option<i32>, String) {
     let mut line: Vec<OsString> = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
         .map(OsString::from)
         .into();
-    line.extend(["--model".into(), artefacts::model().into()]);
+    line.extend([OsString::from("--model"), artefacts::model().into()]);
     line.extend(arguments.iter().map(OsString::from));
     let ended = run(line);
     assert_eq!(ended.stdout, "", "{ended:?}");

@@ -37,7 +37,7 @@ pub enum Devices {
     Auto,
     /// The processor alone.
     Cpu,
-    /// Those of these names, whatever they are.
+    /// The GPUs of these names, integrated ones too; each once.
     Named(Vec<String>),
 }
 
@@ -186,6 +186,17 @@ fn named(names: &[String], there: &[Device]) -> Result<Vec<Device>, String> {
     };
     let chosen: Result<Vec<_>, _> = names.iter().map(known).collect();
     let chosen: Vec<Device> = chosen?.into_iter().flatten().collect();
+    // llama.cpp would give it two parts of a model, reckoned with all of its memory each.
+    let twice = |(index, one): &(usize, &Device)| {
+        let mut before = chosen[..*index].iter();
+        before.any(|other| other.name == one.name)
+    };
+    if let Some((_, device)) = chosen.iter().enumerate().find(twice) {
+        return Err(format!(
+            "the device '{}' is named twice; name it once",
+            device.name
+        ));
+    }
     if chosen.len() > MOST_DEVICES {
         return Err(format!(
             "{} devices were named; a model may have {MOST_DEVICES}",
@@ -348,6 +359,9 @@ mod tests {
             ["Vulkan1", "Vulkan0"]
         );
         assert!(named("cpu").unwrap().is_empty());
+        let twice = Devices::Named(vec!["Vulkan0".to_owned(), "vulkan0".to_owned()]);
+        let error = choose(&twice, &here).unwrap_err();
+        assert!(error.contains("'Vulkan0' is named twice"), "{error}");
         let error = named("nonsense").unwrap_err();
         assert!(error.contains("there are Vulkan0, Vulkan1, CPU"), "{error}");
         let alone = choose(

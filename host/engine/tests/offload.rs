@@ -12,6 +12,8 @@ mod support;
 
 /// The demo model's four layers, and its output, which counts as one.
 const LAYERS: u32 = 5;
+/// Less than its weights and 512 cells have together, 3 MiB, and more than either.
+const WHOLE: u64 = 5 << 19;
 /// Sums that it gets right after other text too.
 const SURE: [(u32, u32); 5] = [(12, 7), (20, 22), (3, 4), (31, 27), (45, 54)];
 
@@ -38,6 +40,13 @@ fn answer(generation: Generation) -> String {
     let (chunk, outcome) = read(generation);
     outcome.expect("it is answered");
     chunk.text
+}
+
+/// Bytes of weights, cells and what is computed with on a device that is no part of the machine's memory.
+fn on_device(engine: &Engine, device: &str) -> u64 {
+    let mut memory = engine.device_memory().iter();
+    let found = memory.find(|(name, _)| name == device);
+    found.map_or(0, |(_, bytes)| *bytes)
 }
 
 /// Many sums at once.
@@ -152,6 +161,11 @@ fn the_whole_model_is_where_it_was_to_be() {
     let engine = exercise(|_| {});
     assert_eq!(engine.info().layers, LAYERS);
     assert_eq!(engine.info().offloaded_layers, LAYERS);
+    // That is what was asked for; this is what llama.cpp says it took there.
+    if found.kind == DeviceKind::Gpu {
+        let taken = on_device(&engine, &device);
+        assert!(taken > WHOLE, "{taken} bytes on {device}");
+    }
     assert_eq!(engine.info().devices, [device]);
 }
 
@@ -163,6 +177,9 @@ fn a_part_of_it_can_be_offloaded() {
     for layers in [0, 1, 3] {
         let engine = exercise(|config| config.offload.layers = Layers::Exactly(layers));
         assert_eq!(engine.info().offloaded_layers, layers);
+        if layers == 0 {
+            assert!(engine.device_memory().is_empty());
+        }
     }
     let engine = load(|config| config.offload.layers = Layers::Auto);
     assert_eq!(engine.info().offloaded_layers, LAYERS, "there is room");

@@ -199,8 +199,8 @@ impl Models {
     }
 
     /// Looks at a model's file without loading it: the bytes of the machine's memory that it is expected to
-    /// take. The error is
-    /// what the load would say, as far as a look can tell. Reads the head of the file: blocks.
+    /// take. The error is what the load would say, as far as a look can tell. Reads the head of the file:
+    /// blocks.
     pub fn look(&self, name: &str) -> Result<u64, OpenError> {
         let model = self.find(Some(name))?;
         let inner = self.0.0.lock();

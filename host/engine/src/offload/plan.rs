@@ -75,8 +75,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Leaves out devices in whose place the others would take more: each that shares a model gets some of
-    /// it, also where there is no room.
+    /// Leaves out devices that get nothing, and those in whose place the others would take more: one that gets
+    /// some of a model gets it also where there is no room.
     fn leave_out_full_ones(&mut self) {
         let Some(needs) = &self.needs else {
             return;
@@ -87,7 +87,9 @@ impl Plan {
             let least = least.unwrap_or(0);
             let mut others = free.clone();
             others.remove(least);
-            if needs.fitting(&others) <= needs.fitting(&free) {
+            let fitting = needs.fitting(&free);
+            let gets_some = needs.on(fitting, &free)[least] > 0;
+            if gets_some && needs.fitting(&others) <= fitting {
                 return;
             }
             self.devices.remove(least);
@@ -332,6 +334,8 @@ mod tests {
         };
         assert_eq!(needs().fitting(&[100 * MIB, 4000 * MIB]), 0);
         assert_eq!(left(&[100, 4000]), ["CUDA1"]);
+        // They would get none of it.
+        assert_eq!(needs().fitting(&[4000 * MIB, 100 * MIB, 50 * MIB]), 10);
         assert_eq!(left(&[4000, 100, 50]), ["CUDA0"]);
         // Neither could take all of it.
         assert_eq!(left(&[1000, 1000]), ["CUDA0", "CUDA1"]);

@@ -14,6 +14,7 @@ fn with_chains(model: &Arc<Model>, device_top: Option<DeviceTop>) -> LlamaContex
         step_tokens: STEP_TOKENS,
         seq_ids: IDS,
         threads: 1,
+        kv: KvType::F16,
         device_top,
     };
     LlamaContext::new(model.clone(), settings).expect("the context is made")
