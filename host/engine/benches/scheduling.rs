@@ -199,6 +199,7 @@ impl Attic {
     fn new(kept: u32) -> Self {
         let limits = Limits {
             seq_ids: IDS,
+            top_ids: 0,
             cells: u32::from(IDS) * PROMPT,
             step_tokens: 512,
             queue: 16,
@@ -253,6 +254,7 @@ impl Attic {
             share: None,
             claim: claim.watch(),
             goes_on: None,
+            rows: Rows::Whole,
             progress: Progress::default(),
         };
         self.claims.push(claim);
@@ -283,6 +285,7 @@ impl Attic {
             sampled: &sampled,
             ended: &ended,
             asked: &[],
+            unsettled: &[],
             took: STEP,
         });
         assert_eq!(given_up, None, "nothing failed");

@@ -434,7 +434,7 @@ mod tests {
 
     #[test]
     fn heads_that_do_not_fill_blocks_are_refused_before_llama_does() {
-        let of = |length| Shape {
+        let of = |length: u32| Shape {
             path: PathBuf::from("x.gguf"),
             sizes: Metadata::new(vec![
                 (ARCHITECTURE.to_owned(), Value::from("x")),

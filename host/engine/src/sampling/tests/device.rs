@@ -190,7 +190,7 @@ fn chains_qualify_whose_cut_comes_first() {
     let follows = |samplers: &[Sampler]| follows_from_top(samplers, 64, 20);
     for good in [
         &[][..],
-        &[cold.clone()],
+        std::slice::from_ref(&cold),
         &[Sampler::TopK(40), Sampler::TopP(0.9), warm.clone()],
         &[warm.clone(), Sampler::TopK(63)],
         &[Sampler::TopP(1.0), Sampler::TopK(0), Sampler::TopK(5)],

@@ -384,7 +384,7 @@ fn the_least_recently_used_gives_way_first_and_claims_count_when_they_are_held()
     let mut gone = Vec::new();
     for _ in 0..4 {
         let before = kept(&scheduler);
-        assert!(scheduler.lend_id(None).is_some());
+        assert!(scheduler.lend_id(Rows::Whole, None).is_some());
         let after = kept(&scheduler);
         gone.extend(before.into_iter().filter(|id| !after.contains(id)));
         scheduler.check_cache();
