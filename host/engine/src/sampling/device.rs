@@ -265,7 +265,10 @@ pub(super) fn cut<'a>(
                 let border = divide(left.list(), border, divisor)?;
                 keep_from(left.list(), border, ratio)?;
                 let counted = left.list().len();
-                left.count_as(counted);
+                // Of a row without a most likely token the link leaves all as it is.
+                if counted > 0 {
+                    left.count_as(counted);
+                }
                 return Ok((left, tools, place + 1));
             }
             _ => return Err(Unsettled),

@@ -164,7 +164,8 @@ fn what_qualifies_is_settled_where_no_logits_are_equal() {
         let mut chain = Chain::new(samplers.clone(), round).after(1);
         let seen = Logits::Top(selected.top());
         let drawn = chain.sample_of(seen, &history, None, &mut scratch);
-        assert!(matches!(drawn, Ok(Some(_))), "{samplers:?} of {k}");
+        // Of no token at all where what the cut left is forbidden after it.
+        assert!(drawn.is_ok(), "{samplers:?} of {k}");
     }
     assert!(qualified > 1_000, "{qualified}");
 }

@@ -59,7 +59,10 @@ fn everybody_gets_an_id_of_its_kind_and_no_more_run_than_may() {
 
 #[test]
 fn without_two_kinds_nobody_is_asked_for_one() {
-    let mut scheduler = Scheduler::new(LIMITS);
+    let mut scheduler = Scheduler::new(Limits {
+        cells: 400,
+        ..LIMITS
+    });
     for key in 1..=4 {
         scheduler.enqueue(Time::ZERO, of(key, Rows::Top)).unwrap();
     }
