@@ -43,6 +43,15 @@ pub enum DeviceSampling {
 }
 
 impl DeviceSampling {
+    /// Whether memory is to be expected for it, where the logits are on a device or not.
+    pub(crate) fn is_expected(self, on_device: bool) -> bool {
+        match self {
+            Self::Auto => on_device,
+            Self::Off => false,
+            Self::On { .. } => true,
+        }
+    }
+
     /// How many are to be selected; none if all logits are to be copied. `on_gpu` is whether they are on a
     /// GPU and the model can fork.
     pub(crate) fn top_k(self, on_gpu: bool, vocabulary: u32) -> Option<u32> {
