@@ -25,6 +25,9 @@ const DEFAULT_SPILL: u64 = 1 << 30;
 /// Logits that are copied of a row whose others stay on the device, unless the caller says otherwise: twice
 /// what a plugin that samples wants as a rule, and what the usual chains cut to.
 const DEFAULT_TOP: u32 = 128;
+/// Most of them. llama.cpp tries a selection among 131,072 logits first, whatever the model has, and ends the
+/// process if more are to be selected.
+const MOST_TOP: u32 = 1 << 16;
 
 /// Whether the likeliest tokens are selected where the logits are computed, so that no more than those are
 /// copied for sequences that need no more. What is generated is the same.
@@ -35,7 +38,8 @@ pub enum DeviceSampling {
     /// Never: what it saves depends on how quickly a backend selects, which was not measured yet.
     #[default]
     Off,
-    /// Wherever it can be done: so many, at least 2. A model that has no more tokens copies all logits.
+    /// Wherever it can be done: so many, from 2 to 65,536. With other numbers, and by a model that has no more
+    /// tokens, all logits are copied.
     On {
         /// How many.
         k: u32,
@@ -43,6 +47,15 @@ pub enum DeviceSampling {
 }
 
 impl DeviceSampling {
+    /// Whether memory is to be expected for it, where the logits are on a device or not.
+    pub(crate) fn is_expected(self, on_device: bool) -> bool {
+        match self {
+            Self::Auto => on_device,
+            Self::Off => false,
+            Self::On { .. } => true,
+        }
+    }
+
     /// How many are to be selected; none if all logits are to be copied. `on_gpu` is whether they are on a
     /// GPU and the model can fork.
     pub(crate) fn top_k(self, on_gpu: bool, vocabulary: u32) -> Option<u32> {
@@ -51,7 +64,7 @@ impl DeviceSampling {
             Self::Auto | Self::Off => return None,
             Self::On { k } => k,
         };
-        (2..vocabulary).contains(&k).then_some(k)
+        (2..vocabulary.min(MOST_TOP + 1)).contains(&k).then_some(k)
     }
 }
 
@@ -183,7 +196,8 @@ mod tests {
         assert_eq!(DeviceSampling::Auto.top_k(true, DEFAULT_TOP), None);
         assert_eq!(DeviceSampling::Off.top_k(true, 1000), None);
         assert_eq!(on(64).top_k(false, 1000), Some(64));
-        for (k, vocabulary) in [(1, 1000), (64, 64), (64, 10)] {
+        assert_eq!(on(MOST_TOP).top_k(false, 300_000), Some(MOST_TOP));
+        for (k, vocabulary) in [(1, 1000), (64, 64), (64, 10), (MOST_TOP + 1, 300_000)] {
             assert_eq!(on(k).top_k(true, vocabulary), None, "{k} of {vocabulary}");
         }
     }

@@ -132,7 +132,7 @@ counters! {
     generated_tokens: Counter = "corral_engine_generated_tokens_total",
     /// Prompt tokens of the sequences that finished that were in the prefix cache and not computed.
     cached_tokens: Counter = "corral_engine_cached_tokens_total",
-    /// Tokens of the sequences that finished that were computed again: after a preemption, or since their state was lost.
+    /// Tokens of the sequences that finished that were computed again: after a preemption, since their state was lost, or to see all logits.
     recomputed_tokens: Counter = "corral_engine_recomputed_tokens_total",
     /// Tokens of the sequences that finished that were certain at their end and not computed, beside the last one of each.
     uncomputed_tokens: Counter = "corral_engine_uncomputed_tokens_total",

@@ -120,17 +120,19 @@ impl Shape {
         self.layer_states(sequences).saturating_mul(layers)
     }
 
-    /// Bytes of a row of logits for each token of a full step, in f32.
-    pub fn logits(&self) -> u64 {
+    /// Bytes of a row of logits for each token of a full step, in f32; twice where the likeliest tokens are
+    /// selected on the device.
+    pub fn logits(&self, selects: bool) -> u64 {
         let step = u64::from(STEP_TOKENS);
-        self.sizes.vocabulary.saturating_mul(4 * step)
+        let times = if selects { 2 } else { 1 };
+        self.sizes.vocabulary.saturating_mul(4 * step * times)
     }
 
     /// Bytes of the rows of logits that a context keeps; where the likeliest tokens are selected on the device,
-    /// of twice the ids, with probabilities and candidates for each, and of the logits once more in a step.
+    /// of twice the ids, with logits, probabilities and candidates of those selected for each.
     pub fn kept_logits(&self, sequences: u16, selects: bool) -> u64 {
         let rows = match selects {
-            true => u64::from(STEP_TOKENS) + 4 * 2 * u64::from(sequences),
+            true => 4 * 2 * u64::from(sequences),
             false => u64::from(sequences),
         };
         self.sizes.vocabulary.saturating_mul(4 * rows)

@@ -86,6 +86,7 @@ fn attempt(
     let threads = config.threads.unwrap_or_else(|| {
         std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1))
     });
+    let mut places = take_buffers();
     let device_top = device_top(config, &model, cells);
     let settings = ContextSettings {
         cells,
@@ -96,9 +97,10 @@ fn attempt(
         device_top,
     };
     let backend = LlamaContext::new(model.clone(), settings)?;
+    places.extend(take_buffers());
     let apart = plan.apart_from_here();
     Ok(Placed {
-        buffers: Buffers::of(take_buffers(), model.placement(), &apart),
+        buffers: Buffers::of(places, model.placement(), &apart),
         model,
         backend,
         settings,

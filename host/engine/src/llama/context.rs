@@ -2,6 +2,7 @@
 
 use super::chains::DeviceTop;
 use super::handle::{ContextSettings, Handle};
+use super::log;
 use super::model::Model;
 use crate::Token;
 use crate::backend::{Backend, Copied, DecodeError, Input, SaveError};
@@ -22,13 +23,15 @@ pub struct LlamaContext {
 
 impl LlamaContext {
     /// Makes a context for `model`. Where the device can't select the highest logits it is one
-    /// [without](ContextSettings::without_top) ids for them.
+    /// [without](ContextSettings::without_top) ids for them. What was logged of buffers before may be forgotten.
     pub fn new(model: Arc<Model>, mut settings: ContextSettings) -> Result<Self, LoadError> {
         let mut handle = Handle::new(model.clone(), settings, |_| ())?;
         if handle.has_idle_chains() {
             tracing::warn!("the device can't select the likeliest tokens; all logits are copied");
             settings = settings.without_top();
             drop(handle);
+            // What it had is free again.
+            log::take_buffers();
             handle = Handle::new(model, settings, |_| ())?;
         }
         tracing::debug!(

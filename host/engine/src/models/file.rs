@@ -1,6 +1,6 @@
 //! What can be known of a model's file before it is loaded: that it is one, and what it will take.
 
-use crate::config::{Config, DeviceSampling};
+use crate::config::Config;
 use crate::error::LoadError;
 use crate::offload::{KvType, Plan};
 use crate::shape::Shape;
@@ -63,13 +63,15 @@ fn expected_of(config: &Config, shape: &Shape) -> Expected {
 pub fn expected_bytes(config: &Config) -> Result<u64, LoadError> {
     let shape = Shape::read(&config.path)?;
     let expected = expected_of(config, &shape);
-    let selects = matches!(config.device_sampling, DeviceSampling::On { .. });
+    let plan = Plan::of(config, &shape)?;
+    let on_device = plan.tries().first().is_some_and(|layers| *layers > 0);
+    let selects = config.device_sampling.is_expected(on_device);
     let all = expected
         .weights
         .saturating_add(expected.cell_bytes)
         .saturating_add(shape.states(config.sequences))
-        .saturating_add(shape.logits())
+        .saturating_add(shape.logits(selects))
         .saturating_add(shape.kept_logits(config.sequences, selects))
         .saturating_add(shape.step(expected.cells));
-    Ok(all.saturating_sub(Plan::of(config, &shape)?.apart()))
+    Ok(all.saturating_sub(plan.apart()))
 }

@@ -185,9 +185,10 @@ impl Needs {
             bytes.saturating_add(cells).saturating_add(state)
         });
         let step = shape.step(cells);
+        let selects = config.device_sampling.is_expected(true);
         Ok(Self {
             layers: layers.collect(),
-            output: weights.output.saturating_add(shape.logits()),
+            output: weights.output.saturating_add(shape.logits(selects)),
             // Several devices compute different steps at once, each in buffers of its own.
             step: if devices > 1 {
                 step.saturating_mul(2)

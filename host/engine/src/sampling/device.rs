@@ -22,14 +22,14 @@
 //! - one temperature over 0. Dividing keeps the order but can make two logits equal; so the border is
 //!   divided, too, and who does not stay above it is not known any more.
 //!
-//! Cuts are the most likely token (an empty chain, or a temperature of 0), the `k` most likely ones, and
-//! min-p, where its threshold is above the border. The list that they leave has the same tokens with the
+//! Cuts are the most likely token (an empty chain, or a temperature of 0), the `k` most likely ones, if they
+//! are no more than [`MOST_SORTED`], and min-p, where its threshold is above the border. The list that they leave has the same tokens with the
 //! same logits in the same order as that which [`Left`] leaves of the whole row ([`Left::keep_top`] sorts
 //! it for that), counted in the same way. So each sum after it, and each draw, is the same, since no
 //! random number was drawn before.
 //!
-//! Whether it will suffice is told before ([`follows_from_top`]): but for ties at the border, masks and
-//! min-p, what it lets pass is always settled, since no more tokens are cut off or lowered than are above
+//! Whether it will suffice is told before ([`follows_from_top`]): but for ties at the border, temperatures
+//! that make more logits equal to it or infinite, masks and min-p, what it lets pass is always settled, since no more tokens are cut off or lowered than are above
 //! the border.
 //!
 //! A row that holds NaN, which no sound model computes, is never settled if one is seen. The device may
@@ -38,7 +38,7 @@
 use super::Scratch;
 use super::left::{Left, Tools};
 use super::links;
-use super::list::{self, Candidate, falling};
+use super::list::{self, Candidate, MOST_SORTED, falling};
 use super::sampler::Sampler;
 use super::whole::clamp_divisor;
 use crate::Token;
@@ -170,6 +170,8 @@ impl Part {
                 ..
             } if *range <= 0.0 => temperature(*value),
             Sampler::TopK(0) => Self::Nothing,
+            // In which order the whole row leaves them is not known here.
+            Sampler::TopK(count) if *count > MOST_SORTED => Self::Reads,
             Sampler::TopK(count) => Self::Cuts(Cut::Most(*count)),
             Sampler::MinP(ratio) if *ratio > 0.0 => Self::Cuts(Cut::From(*ratio)),
             Sampler::MinP(_) => Self::Nothing,

@@ -3,7 +3,7 @@
 
 use super::Scratch;
 use super::dry::Lengths;
-use super::list::{self, Candidate, falling};
+use super::list::{self, Candidate, MOST_SORTED, falling};
 use super::marks::Marks;
 use super::whole::{Moments, Whole, clamp_divisor};
 use crate::Token;
@@ -166,15 +166,17 @@ impl<'a> Left<'a> {
         self.list.extend(best);
     }
 
-    /// Leaves the `count` most likely tokens, in their order: who knows no more of the row than those
-    /// ([`Top`](super::Top)) has the same list.
+    /// Leaves the `count` most likely tokens; up to [`MOST_SORTED`] in their order: who knows no more of the
+    /// row than those ([`Top`](super::Top)) has the same list.
     pub fn keep_top(&mut self, count: usize) {
         if let Some(whole) = &mut self.whole {
             let least = whole.reached_by(count);
             self.list_from(least);
         }
         list::keep_first(self.list, count, falling);
-        self.list.sort_unstable_by(falling);
+        if count <= MOST_SORTED as usize {
+            self.list.sort_unstable_by(falling);
+        }
         self.counted = self.counted.min(count);
     }
 

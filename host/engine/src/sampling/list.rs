@@ -7,6 +7,10 @@ use super::whole::Moments;
 use crate::Token;
 use std::cmp::Ordering;
 
+/// Of no more than so many the most likely are put in order: a row must not take longer than a step, however
+/// many a caller wants to keep.
+pub const MOST_SORTED: u32 = 1024;
+
 /// A token that may still be drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {

@@ -71,6 +71,7 @@ impl Scheduler {
         if let Some(seq) = self.take_free(kind) {
             return Some(seq);
         }
+        self.cache.settle();
         let limits = self.limits;
         let changes = self.oldest(spared, |seq| limits.rows_of(seq) == kind)?;
         if self.free.is_empty() {
@@ -92,13 +93,8 @@ impl Scheduler {
     }
 
     /// The entry that was of no use for longest under an id that suits, one that nobody claims if there is
-    /// any.
-    fn oldest(
-        &mut self,
-        spared: Option<EntryId>,
-        suits: impl Fn(SeqId) -> bool,
-    ) -> Option<EntryId> {
-        self.cache.settle();
+    /// any, as of the last [`Cache::settle`](super::cache::Cache::settle).
+    fn oldest(&self, spared: Option<EntryId>, suits: impl Fn(SeqId) -> bool) -> Option<EntryId> {
         let may = |id: EntryId, seq: SeqId| Some(id) != spared && suits(seq);
         let unclaimed = self.cache.oldest(false, may);
         unclaimed.or_else(|| self.cache.oldest(true, may))

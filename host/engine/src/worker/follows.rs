@@ -61,7 +61,8 @@ impl Follows {
         time: &mut GrammarTime,
     ) -> Result<Token, Short> {
         let began = Instant::now();
-        let before = chain.mark();
+        // A whole row always tells.
+        let before = matches!(logits, Logits::Top(_)).then(|| chain.mark());
         let mut token = chain.sample_of(logits, history, None, scratch)?;
         let allowed = match token {
             Some(token) => self.matcher.allows(token)?,
@@ -75,7 +76,9 @@ impl Follows {
             token = match chain.sample_of(logits, history, Some(mask), scratch) {
                 Ok(token) => token,
                 Err(unsettled) => {
-                    chain.rewind(before);
+                    if let Some(before) = before {
+                        chain.rewind(before);
+                    }
                     self.spend(began, 0, time)?;
                     return Err(unsettled.into());
                 }

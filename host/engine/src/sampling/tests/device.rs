@@ -220,6 +220,9 @@ fn chains_qualify_whose_cut_comes_first() {
         assert!(!follows(bad), "{bad:?}");
     }
     assert!(!follows_from_top(&[], 1, 20), "one may be equal to others");
+    let most = list::MOST_SORTED;
+    let many = |count| follows_from_top(&[Sampler::TopK(count)], 9999, 20);
+    assert!(many(most) && !many(most + 1), "no more are sorted");
 }
 
 #[test]
