@@ -207,34 +207,6 @@ fn two_engines_share_a_device() {
 }
 
 #[test]
-fn adapted_and_plain_rows_stay_apart() {
-    let engine = load(|config| {
-        let adapter = demo_model().with_file_name("plus-one.gguf");
-        config.adapters = vec![("plus-one".into(), adapter)];
-    });
-    let ask = |(a, b): (u32, u32), adapted: bool| {
-        let options = Options {
-            adapter: adapted.then(|| "plus-one".to_owned()),
-            ..limit(8)
-        };
-        start(&engine, &format!("{a}+{b}="), options)
-    };
-    let both = || SURE.into_iter().flat_map(|sum| [(sum, false), (sum, true)]);
-    let alone: Vec<_> = both()
-        .map(|(sum, adapted)| answer(ask(sum, adapted)))
-        .collect();
-    let right = both()
-        .zip(&alone)
-        .filter(|(((a, b), adapted), said)| **said == (a + b + u32::from(*adapted)).to_string());
-    // The adapter is not quite sure of itself.
-    assert!(right.count() >= 9, "{alone:?}");
-    let running: Vec<_> = both().map(|(sum, adapted)| ask(sum, adapted)).collect();
-    let together: Vec<_> = running.into_iter().map(answer).collect();
-    assert_eq!(together, alone);
-    check_empty(&engine);
-}
-
-#[test]
 fn guessed_tokens_change_no_answer() {
     let engine = load(|_| {});
     for prompt in [
