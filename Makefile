@@ -27,10 +27,14 @@ export CORRAL_BIN := $(CARGO_TARGET_DIR)/release/corral
 export CORRAL_PLUGINS := $(CARGO_TARGET_DIR)/plugins
 
 SETUP := eval "$$(host/setup.sh)"
+VULKAN := build=$$(host/vulkan.sh build); eval "$$build"
 # Always the whole workspace: cargo's features depend on which crates are built together, and
 # another choice would build wasmtime a second time.
 FEATURES ?=
 CARGO_FLAGS := --release --workspace $(addprefix --features corral-cli/,$(FEATURES))
+ifneq ($(filter vulkan,$(FEATURES) $(BACKENDS)),)
+SETUP := $(SETUP); $(VULKAN)
+endif
 
 # The engine's tests that run a second time, on a device; none to leave that out. Others that can (real_model,
 # looking, sequences) take a quarter of an hour each on a device that is a processor.
@@ -84,7 +88,7 @@ test: lint plugins
 # device's variables: the build of llama.cpp takes those that begin with GGML_ as its own, and would run again when
 # they change. One test at a time, since a device has its own threads; and never without end.
 test-device:
-	@host/vulkan.sh >/dev/null; $(SETUP); cargo test $(DEVICE_FLAGS) --no-run
+	@$(SETUP); $(VULKAN); cargo test $(DEVICE_FLAGS) --no-run
 	@device=$$(host/vulkan.sh); $(SETUP); eval "$$device"; \
 	  timeout 1800 cargo test $(DEVICE_FLAGS) -- --test-threads 1
 

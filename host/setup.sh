@@ -68,5 +68,3 @@ fi
 suffix=$(clang_suffix)
 echo "export CC=clang$suffix CXX=clang++$suffix"
 echo "export LIBCLANG_PATH='$(libclang_folder "clang$suffix")'"
-# Headers that the system's may be too old for; they stand before it.
-echo "export CPLUS_INCLUDE_PATH='$(cd "$(dirname "$0")/include" && pwd)${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}'"

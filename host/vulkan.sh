@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Finds, or installs where apt-get can, a Vulkan device that every machine has and what llama.cpp's Vulkan backend is
 # built with: Mesa's lavapipe, which computes on the processor, the loader with its headers, SPIR-V's headers, and
-# glslc. Prints the environment of tests on that device as `export` lines; everything else goes to stderr. Quick when
-# all is there.
+# glslc. Prints the environment of tests on that device as `export` lines, or with the word `build` that of building
+# alone; everything else goes to stderr. Quick when all is there.
 set -euo pipefail
 
 readonly packages="mesa-vulkan-drivers libvulkan-dev spirv-headers glslc"
@@ -53,6 +53,15 @@ if [ -n "$missing" ]; then
   exit 1
 fi
 
+# A header that Debian 12's is too old for stands before it. At a place that is the same for every clone: where it
+# changes, what is written in C++ is built anew.
+cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
+mkdir -p "$cache/include/vulkan"
+header=$(dirname "$0")/include/vulkan/vulkan.hpp
+cmp -s "$header" "$cache/include/vulkan/vulkan.hpp" || cp "$header" "$cache/include/vulkan/vulkan.hpp"
+echo "export CPLUS_INCLUDE_PATH='$cache/include'"
+[ "${1:-}" != build ] || exit 0
+
 # The loader is told of lavapipe alone, and by both names that loaders know this by. Otherwise device 0 would be a
 # GPU where there is one: the tests would run on another device on each machine, and take it from whoever works on it.
 driver=$(lavapipe)
@@ -64,4 +73,4 @@ echo "export CORRAL_TEST_DEVICE=Vulkan0"
 # A step takes many times as long as on the processor itself.
 echo "export CORRAL_TEST_SUMS=300"
 # Shaders are compiled for the processor when they are first used: once, and not in each test's process.
-echo "export MESA_SHADER_CACHE_DIR='${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}/shaders'"
+echo "export MESA_SHADER_CACHE_DIR='$cache/shaders'"
