@@ -54,7 +54,7 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
         words("gap")
             .file("--model", model)
             .number("--prompts", 3)
-            .rounds(2)
+            .rounds(3)
             .part(15)
             .targets(of_gap()),
         words("boundary")
