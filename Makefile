@@ -1,8 +1,8 @@
 # Two commands do everything on a fresh machine, set-up included:
 #   make run     builds, and serves the demo model (or MODEL=FILE) with the plugins deployed
 #   make test    checks format and lints, builds, and runs every test
-# Also: make build, make plugins, make lint; make bench (measures all that is promised, in about an
-# hour on two cores; VS=URL of a peer for HTTP, see BENCHMARKS.md); make model (trains the demo model
+# Also: make build, make plugins, make lint; make bench (measures all that is promised, in about half
+# an hour on two cores; VS=URL of a peer for HTTP, see BENCHMARKS.md); make model (trains the demo model
 # again, in about an hour on two cores; stopped and started again it goes on where it was).
 # FEATURES=cuda with any of them builds a GPU backend in (or vulkan, rocm, metal; their compilers have to
 # be there). make dist builds a binary for other machines, with BACKENDS="vulkan cuda" as it may be.
