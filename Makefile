@@ -37,7 +37,7 @@ SETUP := $(SETUP); $(VULKAN)
 endif
 
 # The engine's tests that run a second time, on a device; none to leave that out. Others that can (real_model,
-# looking, sequences) take a quarter of an hour each on a device that is a processor.
+# looking, sequences) are too slow on a device that is a processor: one test takes minutes.
 DEVICE_TESTS ?= offload
 DEVICE_FLAGS := --release --workspace --features corral-engine/vulkan $(addprefix --test ,$(DEVICE_TESTS))
 

@@ -1,14 +1,13 @@
 //! Likeliest tokens that are selected where the logits are computed, here by the CPU: what is generated and
 //! shown is the same, to the last bit, and a few bytes are copied for each token in place of a row.
 
-use corral_engine::random_model::{Quant, Qwen3, Recipe};
 use corral_engine::sampling::Penalties;
 use corral_engine::{
     Caller, Config, DeviceSampling, Distribution, Engine, Grammar, Look, Options, Sampler,
     Sequence, Show, Token,
 };
 use std::path::Path;
-use support::{check_empty, demo_model, metric, read, settle, wait};
+use support::{SURE, check_empty, demo_model, made_model, metric, read, settle, wait};
 
 mod support;
 
@@ -19,9 +18,6 @@ const PROMPTS: [&str; 5] = [
     "reverse: table\n",
     "Ada is 36 years old\n",
 ];
-
-/// Sums that the model gets right after other text.
-const SURE: [(u32, u32); 5] = [(12, 7), (20, 22), (3, 4), (31, 27), (45, 54)];
 
 /// An engine that selects so many, or none.
 fn engine(k: Option<u32>, change: impl FnOnce(&mut Config)) -> Engine {
@@ -317,21 +313,7 @@ fn load(file: &Path, device_sampling: DeviceSampling) -> Engine {
 fn bytes_for_each_token_do_not_grow_with_the_vocabulary() {
     const K: u32 = 64;
     const TOKENS: u32 = 20;
-    let recipe = Recipe {
-        name: "test",
-        shape: Qwen3 {
-            width: 256,
-            head_size: 64,
-            feed_forward: 512,
-            ..Qwen3::tiny()
-        },
-        tokens: 6000,
-        quant: Quant::Q4Km,
-        seed: 9,
-    };
-    let file = format!("corral-device-top-{}.gguf", std::process::id());
-    let file = std::env::temp_dir().join(file);
-    recipe.write(&file, |_, _, _| {}).expect("it is made");
+    let file = made_model("device-top", 6000, 9);
     let demo = demo_model();
     for path in [demo.as_path(), file.as_path()] {
         let options = Options {

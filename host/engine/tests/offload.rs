@@ -4,9 +4,12 @@
 
 use corral_engine::{
     Caller, Config, DeviceKind, Devices, EmbedOptions, Engine, Generation, KvType, Layers, Options,
-    Sequence, Tenant, devices,
+    Sequence, devices,
 };
-use support::{check_empty, demo_model, device, metric, read, settle, view, wait};
+use support::{
+    SURE, check_empty, check_idle_sums, demo_model, device, idle_sums, metric, read, settle, view,
+    wait,
+};
 
 mod support;
 
@@ -14,8 +17,6 @@ mod support;
 const LAYERS: u32 = 5;
 /// Less than its weights and 512 cells have together, 3 MiB, and more than either.
 const WHOLE: u64 = 5 << 19;
-/// Sums that it gets right after other text too.
-const SURE: [(u32, u32); 5] = [(12, 7), (20, 22), (3, 4), (31, 27), (45, 54)];
 
 fn load(change: impl FnOnce(&mut Config)) -> Engine {
     let mut config = support::config();
@@ -91,32 +92,10 @@ fn check_forks(engine: &Engine) {
 /// More sequences than there is room for: their states leave the cells and come back as they were.
 fn check_states(engine: &Engine) {
     let restored = metric(engine, "sequences_restored_total");
-    let mut idle: Vec<_> = SURE
-        .iter()
-        .zip(10..)
-        .map(|((a, b), tenant)| {
-            let caller = Caller {
-                tenant: Tenant(tenant),
-                ..Caller::default()
-            };
-            let mut sequence = Sequence::new(engine.clone(), caller);
-            let text = format!("{}\n{a}+{b}=", "The cat sleeps. ".repeat(15));
-            sequence
-                .append(&engine.tokenize(&text, true).unwrap())
-                .unwrap();
-            let said = answer(sequence.generate(limit(8)).unwrap());
-            assert_eq!(said, (a + b).to_string());
-            sequence
-        })
-        .collect();
+    let mut idle = idle_sums(engine);
     settle(engine);
     assert!(view(engine).spilled_ram > 0, "all of them found room");
-    for (sequence, (a, b)) in idle.iter_mut().zip(SURE) {
-        let (chunk, outcome) = read(sequence.generate(limit(8)).unwrap());
-        assert_eq!(chunk.text, (a + b).to_string());
-        let outcome = outcome.expect("it is answered");
-        assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);
-    }
+    check_idle_sums(&mut idle);
     assert!(metric(engine, "sequences_restored_total") > restored);
 }
 

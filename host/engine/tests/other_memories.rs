@@ -1,10 +1,10 @@
 //! The engine over models of other memory kinds, with random weights: what they say has no sense,
 //! but each says the same whoever is beside it.
 
-use corral_engine::random_model::{Quant, Qwen3, Recipe, Shape, write_random};
+use corral_engine::random_model::{Qwen3, Shape, write_random};
 use corral_engine::{Caller, Config, Engine, Error, Generation, Options, Sequence};
 use std::path::Path;
-use support::{check_empty, demo_model, read};
+use support::{check_empty, demo_model, made_model, read};
 
 mod support;
 
@@ -140,21 +140,7 @@ fn a_plain_model_generates_alone_and_beside_others() {
 /// As the benchmark's model: with a vocabulary of its own, quantised by llama.cpp.
 #[test]
 fn a_model_made_by_a_recipe_generates() {
-    let recipe = Recipe {
-        name: "test",
-        shape: Qwen3 {
-            width: 256,
-            head_size: 64,
-            feed_forward: 512,
-            ..Qwen3::tiny()
-        },
-        tokens: 1000,
-        quant: Quant::Q4Km,
-        seed: 7,
-    };
-    let file = format!("corral-recipe-{}.gguf", std::process::id());
-    let file = std::env::temp_dir().join(file);
-    recipe.write(&file, |_, _, _| {}).expect("it is made");
+    let file = made_model("recipe", 1000, 7);
     let engine = load("recipe", &file);
     assert_eq!(engine.info().vocabulary, 1000);
     assert_eq!(finish(start(&engine, "a")), finish(start(&engine, "a")));

@@ -9,7 +9,10 @@ use rand_chacha::ChaCha8Rng;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use support::{check_empty, check_identity, config, metric, read, settle, view, wait};
+use support::{
+    SURE, check_empty, check_identity, check_idle_sums, config, idle_sums, metric, read, settle,
+    view, wait,
+};
 
 mod support;
 
@@ -29,8 +32,6 @@ const SUMS_AFTER: [(u32, u32); 8] = [
     (33, 44),
     (50, 26),
 ];
-/// Sums that it gets right after every text that is used here.
-const SURE: [(u32, u32); 5] = [(12, 7), (20, 22), (3, 4), (31, 27), (45, 54)];
 /// The other text: four beginnings, so that they are shared by many and not by all.
 const LENGTHS: [usize; 4] = [32, 100, 47, 100];
 
@@ -425,37 +426,13 @@ fn idle_sequences_leave_the_cells_and_come_back() {
     config.cells = Some(512);
     config.sequences = 2;
     let engine = Engine::load(config).unwrap();
-    let mut idle: Vec<_> = SURE
-        .iter()
-        .zip(0..)
-        .map(|((a, b), tenant)| {
-            // Each its own, so that none finds what it wants with another one.
-            let caller = Caller {
-                tenant: Tenant(tenant),
-                ..Caller::default()
-            };
-            let mut sequence = Sequence::new(engine.clone(), caller);
-            let text = format!("{}\n{a}+{b}=", "The cat sleeps. ".repeat(15));
-            sequence
-                .append(&engine.tokenize(&text, true).unwrap())
-                .unwrap();
-            let (chunk, outcome) = read(sequence.generate(limit(8)).unwrap());
-            outcome.unwrap();
-            assert_eq!(chunk.text, (a + b).to_string());
-            sequence
-        })
-        .collect();
+    let mut idle = idle_sums(&engine);
     settle(&engine);
     let seen = view(&engine);
     let spilled = seen.entries.iter().filter(|entry| entry.seq.is_none());
     assert!(spilled.count() >= 3, "{seen:?}");
     assert!(seen.entries.iter().all(|entry| entry.claimed) && seen.spilled_ram > 0);
-    for (sequence, (a, b)) in idle.iter_mut().zip(SURE) {
-        let (chunk, outcome) = read(sequence.generate(limit(8)).unwrap());
-        let outcome = outcome.unwrap();
-        assert_eq!(chunk.text, (a + b).to_string());
-        assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);
-    }
+    check_idle_sums(&mut idle);
     drop(idle);
     check_empty(&engine);
 }

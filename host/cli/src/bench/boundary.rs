@@ -56,7 +56,7 @@ pub(super) async fn measure(arguments: &BoundaryBench) -> Result<(), Complaint> 
     let (rounds, count) = (arguments.measuring.rounds, arguments.generate);
     let cells = arguments.streams * (PROMPT + count);
     let measuring = &arguments.measuring;
-    let mut config = config(&measuring.model, &measuring.offloading, None, cells)?;
+    let mut config = config(measuring, None, cells)?;
     // A loop goes on with what is there. So does a prompt of the round before, in every way.
     config.prefix_cache = true;
     let engine = Engine::load(config)?;

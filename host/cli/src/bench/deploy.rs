@@ -86,7 +86,7 @@ pub(super) async fn measure(arguments: &DeployBench) -> Result<(), Complaint> {
     )))?;
     let folder = Scratch::new(arguments.folder.as_deref())?;
     let measuring = &arguments.measuring;
-    let config = config(&measuring.model, &measuring.offloading, None, 0)?;
+    let config = config(measuring, None, 0)?;
     let engine = Engine::load(config)?;
     let bench = Bench::start(&engine, &folder.0).await?;
     let mut all = Vec::new();

@@ -9,7 +9,7 @@
 //! Then the same once more beside an idle sequence that lies in high cells: attention runs over all cells
 //! below it, unless the engine moves it down.
 
-use super::load::{check_room, config, prompt};
+use super::load::{check_room, config_of, prompt};
 use super::table::{Column, Unit, tell};
 use super::{http, median, quantile};
 use crate::arguments::FlatBench;
@@ -65,7 +65,7 @@ const COLUMNS: [Column; 12] = [
 pub(super) async fn measure(arguments: &FlatBench) -> Result<(), Complaint> {
     let cells = arguments.high + SURVIVOR + 2 * (arguments.prompt + 2);
     let (model, offloading) = (&arguments.model, &arguments.offloading);
-    let mut config = config(model, offloading, arguments.threads, cells)?;
+    let mut config = config_of(model, offloading, arguments.threads, cells)?;
     // As hosts do it: what stays of the requests before is what could make one slow.
     config.prefix_cache = true;
     let engine = Engine::load(config)?;

@@ -65,13 +65,7 @@ pub(super) async fn measure(arguments: &GapBench) -> Result<(), Complaint> {
         ("slot order", Prefill::SlotOrder),
     ] {
         let cells = arguments.streams * (SHORT + BACKGROUND) + arguments.length + SHORT + ALONE;
-        let measuring = &arguments.measuring;
-        let mut config = config(
-            &measuring.model,
-            &measuring.offloading,
-            arguments.threads,
-            cells,
-        )?;
+        let mut config = config(&arguments.measuring, arguments.threads, cells)?;
         config.prefill = prefill;
         let engine = Engine::load(config)?;
         // The engine cuts the others down to what the context leaves them.

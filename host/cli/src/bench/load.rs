@@ -1,14 +1,24 @@
 //! Work for an engine, and when its tokens came.
 
+use crate::arguments::Measuring;
 use crate::complaint::Complaint;
 use crate::offload::Offloading;
 use corral_engine::{Caller, Config, Engine, Error, Options, Token};
 use std::path::Path;
 use std::time::Instant;
 
-/// How to load a model: `threads` compute, and there are `cells`, or more if the model's context is
-/// longer, so that nothing that is measured waits for room. Loads the backends that are asked for.
+/// How to load the model that is measured: `threads` compute, and there are `cells`, or more if the model's context
+/// is longer, so that nothing that is measured waits for room. Loads the backends that are asked for.
 pub(super) fn config(
+    measuring: &Measuring,
+    threads: Option<u32>,
+    cells: u64,
+) -> Result<Config, Complaint> {
+    config_of(&measuring.model, &measuring.offloading, threads, cells)
+}
+
+/// [`config`] of a file.
+pub(super) fn config_of(
     file: &Path,
     offloading: &Offloading,
     threads: Option<u32>,

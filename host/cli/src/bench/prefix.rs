@@ -133,13 +133,7 @@ const COLUMNS: [Column; 15] = [
 pub(super) async fn measure(arguments: &PrefixBench) -> Result<(), Complaint> {
     let (length, rounds) = (arguments.length, arguments.measuring.rounds);
     let cells = 2 * (length + TAIL + 1);
-    let measuring = &arguments.measuring;
-    let mut config = config(
-        &measuring.model,
-        &measuring.offloading,
-        arguments.threads,
-        cells,
-    )?;
+    let mut config = config(&arguments.measuring, arguments.threads, cells)?;
     config.prefix_cache = true;
     let engine = Engine::load(config)?;
     check_room(engine.info().context, "--length", length, TAIL + 1)?;

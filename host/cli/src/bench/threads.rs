@@ -105,7 +105,7 @@ fn rows(arguments: &ThreadsBench, settings: &[(usize, usize)]) -> Result<Vec<Row
             None => {
                 let compute = u32::try_from(threads).ok();
                 let measuring = &arguments.measuring;
-                let config = config(&measuring.model, &measuring.offloading, compute, cells)?;
+                let config = config(measuring, compute, cells)?;
                 let engine = Engine::load(config)?;
                 let context = engine.info().context;
                 check_room(context, "--generate", arguments.generate, PROMPT)?;

@@ -1,8 +1,10 @@
 //! What the tests of the engine share. Not all of them use all of it.
 #![allow(dead_code)]
 
+use corral_engine::random_model::{Quant, Qwen3, Recipe};
 use corral_engine::{
-    Chunk, Config, Devices, Engine, Error, Generation, Layers, Offload, Outcome, View,
+    Caller, Chunk, Config, Devices, Engine, Error, Generation, Layers, Offload, Options, Outcome,
+    Sequence, Tenant, View,
 };
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
@@ -17,6 +19,9 @@ const DEVICE: &str = "CORRAL_TEST_DEVICE";
 const BACKENDS: &str = "CORRAL_TEST_BACKENDS";
 /// In the environment: the demo model, where tests run on another machine than that which built them.
 const MODEL: &str = "CORRAL_MODEL";
+
+/// Sums that the demo model gets right after other text too.
+pub const SURE: [(u32, u32); 5] = [(12, 7), (20, 22), (3, 4), (31, 27), (45, 54)];
 
 fn said(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
@@ -133,4 +138,61 @@ pub fn check_empty(engine: &Engine) {
     assert_eq!((view.spilled_ram, view.spilled_disk), (0, 0));
     assert_eq!(metric(engine, "cells_leaked"), 0.0);
     check_identity(engine);
+}
+
+/// A sequence for each of [`SURE`] that was asked it after some text and is idle now. Each is another tenant's, so
+/// that none finds what it wants with another one.
+pub fn idle_sums(engine: &Engine) -> Vec<Sequence> {
+    let ask = |((a, b), tenant): ((u32, u32), _)| {
+        let caller = Caller {
+            tenant: Tenant(tenant),
+            ..Caller::default()
+        };
+        let mut sequence = Sequence::new(engine.clone(), caller);
+        let text = format!("{}\n{a}+{b}=", "The cat sleeps. ".repeat(15));
+        let tokens = engine.tokenize(&text, true).unwrap();
+        sequence.append(&tokens).unwrap();
+        answer_again(&mut sequence, a + b);
+        sequence
+    };
+    SURE.into_iter().zip(10..).map(ask).collect()
+}
+
+/// Asks such a sequence once more, for the `sum` of its numbers.
+pub fn answer_again(sequence: &mut Sequence, sum: u32) -> Outcome {
+    let options = Options {
+        max_tokens: 8,
+        ..Options::default()
+    };
+    let (chunk, outcome) = read(sequence.generate(options).unwrap());
+    assert_eq!(chunk.text, sum.to_string());
+    outcome.expect("it is answered")
+}
+
+/// All of them go on with what they had: nothing but the last token is computed.
+pub fn check_idle_sums(idle: &mut [Sequence]) {
+    for (sequence, (a, b)) in idle.iter_mut().zip(SURE) {
+        let outcome = answer_again(sequence, a + b);
+        assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);
+    }
+}
+
+/// A small model of random weights with so many tokens, in a file that the test removes.
+pub fn made_model(name: &str, tokens: u32, seed: u64) -> PathBuf {
+    let recipe = Recipe {
+        name: "test",
+        shape: Qwen3 {
+            width: 256,
+            head_size: 64,
+            feed_forward: 512,
+            ..Qwen3::tiny()
+        },
+        tokens,
+        quant: Quant::Q4Km,
+        seed,
+    };
+    let file = format!("corral-{name}-{}.gguf", std::process::id());
+    let file = std::env::temp_dir().join(file);
+    recipe.write(&file, |_, _, _| {}).expect("it is made");
+    file
 }

@@ -133,13 +133,7 @@ impl Bench {
             false => generate,
         };
         let cells = arguments.concurrency * (prompt + longest);
-        let measuring = &arguments.measuring;
-        let mut config = config(
-            &measuring.model,
-            &measuring.offloading,
-            arguments.threads,
-            cells,
-        )?;
+        let mut config = config(&arguments.measuring, arguments.threads, cells)?;
         // A loop of a plugin's goes on with what is there. What a request leaves is dropped when it has ended:
         // attention then runs over no more cells than in the raw loops.
         config.prefix_cache = true;
