@@ -26,8 +26,14 @@ pub(super) struct Outgoing {
     body: Option<Observed>,
     ending: Option<Ending>,
     outbox: Option<Arc<Outbox>>,
+    failed: Failed,
     _running: Running,
 }
+
+/// How the body failed, until hyper is told. hyper drops what it has not written yet as soon as it hears of
+/// that, the answer's head too, so it hears of it a poll later: in between it writes what came before.
+#[derive(Debug, Default)]
+struct Failed(Option<Failure>);
 
 /// What is needed to end a stream of events.
 struct Ending {
@@ -61,6 +67,7 @@ impl Outgoing {
             body: Some(body),
             ending,
             outbox: outbox(),
+            failed: Failed::default(),
             _running: running,
         })
     }
@@ -72,6 +79,9 @@ impl Body for Outgoing {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled {
         let this = &mut *self;
+        if let Some(failure) = this.failed.0.take() {
+            return Poll::Ready(Some(Err(failure)));
+        }
         if let Some(outbox) = &this.outbox {
             outbox.set_full(false);
         }
@@ -97,7 +107,7 @@ impl Body for Outgoing {
                 ending.between.passed(data);
             }
         }
-        polled
+        this.failed.put_off(polled, cx)
     }
 
     fn is_end_stream(&self) -> bool {
@@ -110,6 +120,19 @@ impl Body for Outgoing {
             Some(body) if self.ending.is_none() => body.size_hint(),
             Some(_) => SizeHint::default(),
             None => SizeHint::with_exact(0),
+        }
+    }
+}
+
+impl Failed {
+    fn put_off(&mut self, polled: Polled, cx: &mut Context<'_>) -> Polled {
+        match polled {
+            Poll::Ready(Some(Err(failure))) => {
+                self.0 = Some(failure);
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            polled => polled,
         }
     }
 }
@@ -214,6 +237,23 @@ mod tests {
         assert_eq!(frame.data_ref().expect("data"), "data: x");
         _phase.send_replace(Phase::Ending);
         assert!(body.frame().await.is_none(), "in the midst of an event");
+    }
+
+    #[tokio::test]
+    async fn what_came_before_a_failure_is_written_before_hyper_hears_of_it() {
+        let mut failed = Failed::default();
+        let mut polls = Vec::new();
+        let error = poll_fn(|cx| {
+            let polled = match failed.0.take() {
+                Some(failure) => Poll::Ready(Some(Err(failure))),
+                None => failed.put_off(Poll::Ready(Some(Err(Failure::Internal))), cx),
+            };
+            polls.push(polled.is_pending());
+            polled
+        });
+        let failure = error.await.expect("one").expect_err("it failed");
+        assert!(matches!(failure, Failure::Internal));
+        assert_eq!(polls, [true, false]);
     }
 
     #[tokio::test]
