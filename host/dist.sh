@@ -12,8 +12,15 @@
 # BACKENDS, in one argument: vulkan, cuda, rocm, metal; their compilers and libraries have to be here. TESTS, too:
 # names of test binaries of the host workspace.
 #
+# What begins with CMAKE_ or GGML_ in the environment is told to llama.cpp's CMake. For cuda that is
+# CMAKE_CUDA_ARCHITECTURES: with 90-real, code for one kind of GPU (of capability 9.0), for which two processors need
+# some forty minutes; without, for seven kinds, in several times that. CUDACXX and CUDAToolkit_ROOT say which nvcc and
+# which toolkit to take, if not those in the PATH. Nothing of CUDA's is copied: where Corral runs, libcudart and
+# libcublas are the system's, in LD_LIBRARY_PATH, or put beside corral. Where they or the driver are missing, it runs
+# without that backend.
+#
 # Expects the environment that host/setup.sh prints. Builds in $CARGO_TARGET_DIR/dist-build, in a folder for each
-# choice of backends: what is built for this processor alone is not touched.
+# choice of backends and of such settings: what is built for this processor alone is not touched.
 set -euo pipefail
 
 say() { echo "host/dist.sh: $*" >&2; }
@@ -43,12 +50,15 @@ for backend in "${backends[@]}"; do
   name+=-$backend
   features+=,corral-cli/$backend
 done
+# llama.cpp is configured once in a folder, and goes by what was said then.
+settings=$(env | grep -E '^(CMAKE_|GGML_|CUDA)' | grep -v '^CMAKE_BUILD_PARALLEL_LEVEL=' | LC_ALL=C sort || true)
+[ -z "$settings" ] || name+=-$(cksum <<<"$settings" | cut -d' ' -f1)
 target=${CARGO_TARGET_DIR:-$PWD/target}/dist-build/$name
 mkdir -p "$target"
 
-# The build of llama-cpp-sys-2 links libraries into these two folders and does not replace those of an earlier one:
+# The build of llama-cpp-sys-2 links libraries into these folders and does not replace those of an earlier one:
 # it stops at them. Nothing uses them there.
-for folder in "$target/release" "$target/release/deps"; do
+for folder in "$target/release" "$target/release/deps" "$target/release/examples"; do
   rm -f "$folder"/libllama.{so,dylib} "$folder"/libggml*.{so,dylib}
 done
 

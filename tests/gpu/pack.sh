@@ -2,9 +2,11 @@
 # Packs what a machine with an NVIDIA GPU needs to build the CUDA backend, to test Corral on it and to measure,
 # where there is no network: see README.md.
 #
-#   tests/gpu/pack.sh ARCHIVE.tar.gz [--with-cmake]
+#   tests/gpu/pack.sh ARCHIVE.tar.gz [--with-cmake | --with-cuda KINDS]
 #
-# --with-cmake packs CMake too, for machines that have none.
+# --with-cmake  packs CMake too, for machines that have none
+# --with-cuda   builds the CUDA backend here, where no GPU has to be but nvcc, for KINDS of GPU such as 90-real; it is
+#               written to ARCHIVE-cuda.tar.gz, which is unpacked over the other one
 set -euo pipefail
 
 # Of the engine, and of the whole program: those whose sums show a wrong cell.
@@ -15,11 +17,15 @@ readonly most=$((60 << 20))
 say() { echo "tests/gpu/pack.sh: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-case $# in
-  1) ;;
-  2) [ "$2" = --with-cmake ] || die "expected --with-cmake, and not '$2'" ;;
-  *) die "expected the archive to write, NAME.tar.gz, and perhaps --with-cmake" ;;
+readonly usage="expected the archive to write, NAME.tar.gz, and perhaps --with-cmake, or --with-cuda KINDS"
+cmake='' kinds=''
+case $#:${2:-}:${3:+kinds} in
+  1::) ;;
+  2:--with-cmake:) cmake=yes ;;
+  3:--with-cuda:kinds) kinds=$3 ;;
+  *) die "$usage" ;;
 esac
+[[ $1 = *.tar.gz ]] || die "$usage"
 mkdir -p "$(dirname "$1")"
 archive=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 cd "$(dirname "$0")/../.."
@@ -51,7 +57,7 @@ find "$ggml/src" -maxdepth 1 -type f -exec cp {} "$pack/ggml/src/" \;
 cp -R "$ggml/src/ggml-cuda" "$pack/ggml/src/"
 cp "$ggml/../LICENSE" "$pack/ggml/"
 
-if [ $# -eq 2 ]; then
+if [ -n "$cmake" ]; then
   # In a Python package that is CMake itself, for any Linux of this kind of processor.
   python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
     --platform "manylinux2014_$(uname -m)" --platform "manylinux_2_17_$(uname -m)" -d "$stage/wheel" 'cmake==3.31.*'
@@ -62,7 +68,19 @@ if [ $# -eq 2 ]; then
   chmod +x "$pack/cmake/bin/cmake"
 fi
 
-tar -C "$stage" -czf "$archive" corral-gpu
-size=$(stat -c %s "$archive")
-[ "$size" -le "$most" ] || die "$archive has $((size >> 20)) MiB; no more than $((most >> 20)) can be carried"
-say "$archive: $((size >> 20)) MiB"
+# write ARCHIVE WHAT…: of what lies in the stage.
+write() {
+  local size
+  tar -C "$stage" -czf "$@"
+  size=$(stat -c %s "$1")
+  [ "$size" -le "$most" ] || die "$1 has $((size >> 20)) MiB; no more than $((most >> 20)) can be carried"
+  say "$1: $((size >> 20)) MiB"
+}
+
+write "$archive" corral-gpu
+if [ -n "$kinds" ]; then
+  # In a folder that is kept: stopped and started again it goes on.
+  build=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}/$(basename "$(dirname "$crate")")-cuda-${kinds//;/-}
+  CMAKE_CUDA_ARCHITECTURES=$kinds tests/gpu/cuda.sh "$ggml" "$build" "$pack/dist/backends"
+  write "${archive%.tar.gz}-cuda.tar.gz" corral-gpu/dist/backends/libggml-cuda.so
+fi

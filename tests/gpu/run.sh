@@ -46,7 +46,7 @@ readonly spare=15 least=30
 python=$(command -v python3 || true)
 export PATH=$PATH:${python:+$(dirname "$python"):}$here/cmake/bin
 export TMPDIR=$work/tmp
-export here work device model=$work/qwen3-0.6b.gguf
+export here work device model=$work/qwen3-0.6b.gguf backend=$here/dist/backends/libggml-cuda.so
 # Where the tests look, those of the engine and those of the whole program.
 export CORRAL_BIN=$here/dist/corral CORRAL_PLUGINS=$here/plugins CORRAL_MODEL=$here/model/tiny.gguf
 export CORRAL_TEST_DEVICE=$device CORRAL_TEST_BACKENDS=$here/dist/backends
@@ -55,19 +55,29 @@ export CORRAL_TEST_DEVICE=$device CORRAL_TEST_BACKENDS=$here/dist/backends
 
 # What this machine is, and whether what was built elsewhere runs here.
 look() {
-  local program missing=()
+  local program missing=() programs=(nvidia-smi cmake)
+  [ ! -e "$backend" ] || programs=(nvidia-smi)
   paste -sd' ' version
   uname -srm
   ldd --version 2>&1 | sed -n 1p
   sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | sed -n 1p
   echo "$(nproc) processors, $(awk '/^MemTotal/ { print int($2 / 1048576) }' /proc/meminfo) GiB"
-  for program in nvidia-smi cmake; do
+  for program in "${programs[@]}"; do
     command -v "$program" >/dev/null || missing+=("$program")
   done
   [ ${#missing[@]} -eq 0 ] || { echo "missing: ${missing[*]}" >&2; return 1; }
   nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader
-  cmake --version | sed -n 1p
+  [ -e "$backend" ] || cmake --version | sed -n 1p
   "$here/dist/corral" --version
+}
+
+# The CUDA backend, where it did not come with the pack.
+build() {
+  if [ -e "$backend" ]; then
+    echo "$backend was built elsewhere"
+  else
+    "$here/cuda.sh" "$here/ggml" "$work/cuda" "$here/dist/backends"
+  fi
 }
 
 # That the program itself sees the GPU.
@@ -91,7 +101,22 @@ stages() {
     --concurrency "$at_once" --requests "$requests" --rounds 5 --json
 }
 
-export -f look doctor run_test stages
+export -f look build doctor run_test stages
+
+# A backend that was built elsewhere knows no folder of this machine: where CUDA's libraries are not the system's, they
+# are looked for, and the loader is told. What one of them needs lies beside it.
+find_libraries() {
+  local name file
+  for name in $(ldd "$backend" 2>/dev/null | awk '/not found/ && !/libggml/ { print $1 }'); do
+    file=$(find /usr /opt "$HOME" -name "$name" -not -path '*/stubs/*' -print -quit 2>/dev/null || true)
+    if [ -n "$file" ]; then
+      say "takes $name from $(dirname "$file")"
+      export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$(dirname "$file")
+    else
+      say "$name, which the CUDA backend needs, is not on this machine"
+    fi
+  done
+}
 
 # ---- step after step ----
 
@@ -232,7 +257,8 @@ report() {
 }
 
 needed look look
-needed build "$here/cuda.sh" "$here/ggml" "$work/cuda" "$here/dist/backends"
+needed build build
+find_libraries
 needed doctor doctor
 for test in dist/tests/*; do
   step "test-${test##*/}" run_test "${test##*/}"
