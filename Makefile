@@ -4,13 +4,16 @@
 # Also: make build, make plugins, make lint; make bench (measures all that is promised, in about half
 # an hour on two cores; VS=URL of a peer for HTTP, see BENCHMARKS.md); make model (trains the demo model
 # again, in about an hour on two cores; stopped and started again it goes on where it was).
+#   make microbench      times what stands on the way of a token, each alone (BENCHES="text events", FILTER=REGEX)
+#   make instructions    counts the instructions of the same with valgrind, and fails if they have become more than
+#                        is written down (WRITE=1 writes them down, JSON=1 prints them for programs)
 # FEATURES=cuda with any of them builds a GPU backend in (or vulkan, rocm, metal; their compilers have to
 # be there). make dist builds a binary for other machines, with BACKENDS="vulkan cuda" as it may be.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run test test-device build dist plugins lint bench model
+.PHONY: help run test test-device build dist plugins lint bench microbench instructions model
 
 # Build products stay outside the checkout, so that a second clone builds quickly. Native code fits
 # the processor and compiler that it was built with: the folder is named after both.
@@ -31,7 +34,8 @@ VULKAN := build=$$(host/vulkan.sh build); eval "$$build"
 # Always the whole workspace: cargo's features depend on which crates are built together, and
 # another choice would build wasmtime a second time.
 FEATURES ?=
-CARGO_FLAGS := --release --workspace $(addprefix --features corral-cli/,$(FEATURES))
+MEMBERS := --workspace $(addprefix --features corral-cli/,$(FEATURES))
+CARGO_FLAGS := --release $(MEMBERS)
 ifneq ($(filter vulkan,$(FEATURES) $(BACKENDS)),)
 SETUP := $(SETUP); $(VULKAN)
 endif
@@ -40,6 +44,12 @@ endif
 # looking, sequences) are too slow on a device that is a processor: one test takes minutes.
 DEVICE_TESTS ?= offload
 DEVICE_FLAGS := --release --workspace --features corral-engine/vulkan $(addprefix --test ,$(DEVICE_TESTS))
+
+# What make microbench times; a bench of the plugins' workspace is among them.
+BENCHES ?= scheduling prefixes sampling constraints text events
+HOST_BENCHES := $(filter-out events,$(BENCHES))
+FILTER ?=
+BENCH_ARGUMENTS := $(if $(FILTER),-- '$(FILTER)')
 
 BACKENDS ?=
 TESTS ?=
@@ -95,6 +105,16 @@ test-device:
 bench: plugins
 	@"$(CORRAL_BIN)" bench model "$(CACHE)/qwen3-0.6b.gguf"
 	@"$(CORRAL_BIN)" bench all --model "$(CACHE)/qwen3-0.6b.gguf" --plugins "$(CORRAL_PLUGINS)" $(if $(VS),--vs $(VS))
+
+# With llama.cpp's own samplers, for the bench of ours.
+microbench:
+	@[ -z "$(HOST_BENCHES)" ] || { $(SETUP); \
+	  cargo bench $(MEMBERS) --features corral-engine/reference $(addprefix --bench ,$(HOST_BENCHES)) $(BENCH_ARGUMENTS); }
+	@[ -z "$(filter events,$(BENCHES))" ] || \
+	  cargo bench --manifest-path plugins/Cargo.toml -p corral-sdk --bench events $(BENCH_ARGUMENTS)
+
+instructions:
+	@$(SETUP); host/instructions.sh $(if $(JSON),--json) $(if $(WRITE),--write)
 
 model:
 	@python3 -m venv "$(CACHE)/python"

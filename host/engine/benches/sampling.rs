@@ -1,68 +1,23 @@
 //! A token from a row of 151,936 logits, ours beside llama.cpp's samplers on the same row. Theirs
 //! work on a list of all candidates, which is written out for each row, as its server does.
 //!
-//! `cargo bench -p corral-engine --features reference --bench sampling`
+//! `make microbench BENCHES=sampling`
 
-use corral_engine::Token;
+#[path = "support/sampling.rs"]
+mod support;
+
 use corral_engine::reference::Reference;
-use corral_engine::sampling::{Chain, Dry, Penalties, Sampler, Scratch, logprobs, top};
+use corral_engine::sampling::{Sampler, Scratch, logprobs, top};
 use divan::Bencher;
-use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
-use std::sync::Arc;
-
-const VOCABULARY: usize = 151_936;
-/// Rows in turn, so that no branch learns one by heart.
-const ROWS: usize = 8;
-/// What penalties and DRY look back over.
-const HISTORY: usize = 512;
+use support::{ROWS, Turns, VOCABULARY, full, history, mask, rows, usual};
 
 fn main() {
     divan::main();
 }
 
-/// Logits as a model gives them: a wide hill of unlikely tokens and a few dozen likely ones.
-fn rows() -> Vec<Vec<f32>> {
-    let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let mut row = || {
-        let mut row: Vec<f32> = (0..VOCABULARY)
-            .map(|_| (0..4).map(|_| rng.random_range(-2.5..2.5_f32)).sum())
-            .collect();
-        for _ in 0..60 {
-            row[rng.random_range(0..VOCABULARY)] = rng.random_range(8.0..20.0);
-        }
-        row
-    };
-    (0..ROWS).map(|_| row()).collect()
-}
-
-fn history() -> Vec<Token> {
-    let mut rng = ChaCha8Rng::seed_from_u64(2);
-    (0..HISTORY).map(|_| rng.random_range(0..200)).collect()
-}
-
-fn mask(allowed: usize) -> Vec<u32> {
-    let mut rng = ChaCha8Rng::seed_from_u64(3);
-    let mut mask = vec![0; VOCABULARY.div_ceil(32)];
-    for _ in 0..allowed {
-        let token = rng.random_range(0..VOCABULARY);
-        mask[token / 32] |= 1 << (token % 32);
-    }
-    mask
-}
-
 fn ours(bencher: Bencher, chain: Vec<Sampler>, allowed: Option<&[u32]>) {
-    let (rows, history) = (rows(), history());
-    let mut chain = Chain::new(chain, 1);
-    let mut scratch = Scratch::default();
-    let mut turn = 0;
-    bencher.bench_local(|| {
-        turn = (turn + 1) % ROWS;
-        match allowed {
-            Some(allowed) => chain.sample_allowed(&rows[turn], &history, allowed, &mut scratch),
-            None => chain.sample(&rows[turn], &history, &mut scratch),
-        }
-    });
+    let mut turns = Turns::new(chain);
+    bencher.bench_local(|| turns.sample(allowed));
 }
 
 fn theirs(bencher: Bencher, mut chain: Reference, allowed: Option<&[u32]>) {
@@ -77,42 +32,6 @@ fn theirs(bencher: Bencher, mut chain: Reference, allowed: Option<&[u32]>) {
 
 fn reference(chain: &[Sampler]) -> Reference {
     Reference::new(chain, VOCABULARY, 1, None).drawing(1)
-}
-
-fn usual() -> Vec<Sampler> {
-    vec![
-        Sampler::TopK(40),
-        Sampler::TopP(0.95),
-        Sampler::Temperature(0.8),
-    ]
-}
-
-fn full() -> Vec<Sampler> {
-    vec![
-        Sampler::Penalties(Penalties {
-            last: 64,
-            repeat: 1.1,
-            frequency: 0.1,
-            presence: 0.1,
-        }),
-        Sampler::Dry(Dry {
-            multiplier: 0.8,
-            base: 1.75,
-            allowed_length: 2,
-            range: 512,
-            breakers: Arc::default(),
-        }),
-        Sampler::TopNSigma(2.0),
-        Sampler::TopK(40),
-        Sampler::Typical(0.95),
-        Sampler::TopP(0.95),
-        Sampler::MinP(0.05),
-        Sampler::Xtc {
-            probability: 0.5,
-            threshold: 0.1,
-        },
-        Sampler::Temperature(0.8),
-    ]
 }
 
 mod greedy {

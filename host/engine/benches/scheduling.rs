@@ -2,17 +2,15 @@
 //! scheduler alone, where so many sequences generate, and where others wait for one of their ids; and what
 //! planning takes where ids and cells are full and so many chats are kept.
 //!
-//! `cargo bench -p corral-engine --bench scheduling`
+//! `make microbench BENCHES=scheduling`
 
-use corral_engine::Token;
-use corral_engine::scheduler::prefill::Prefill;
-use corral_engine::scheduler::{
-    Claim, Key, Layout, Limits, Priority, Progress, Request, Reuse, Rows, Scheduler, Scope, Step,
-    StepResult, Tenant, Time, Watch,
-};
+#[path = "support/scheduling.rs"]
+mod support;
+
+use corral_engine::scheduler::Key;
 use divan::{AllocProfiler, Bencher};
 use std::cell::RefCell;
-use std::time::Duration;
+use support::{Attic, House, Size};
 
 #[global_allocator]
 static ALLOCATOR: AllocProfiler = AllocProfiler::system();
@@ -20,9 +18,6 @@ static ALLOCATOR: AllocProfiler = AllocProfiler::system();
 fn main() {
     divan::main();
 }
-
-/// How many generate, and how many wait.
-type Size = (u16, usize);
 
 const SIZES: [Size; 8] = [
     (1, 0),
@@ -34,130 +29,6 @@ const SIZES: [Size; 8] = [
     (64, 1000),
     (512, 1000),
 ];
-
-const PROMPT: u32 = 64;
-/// Tokens that each sequence generates before all begin anew.
-const LENGTH: u32 = 192;
-/// As many as the engine has unless it is told otherwise.
-const CELLS: u32 = 16_384;
-const IDS: u16 = 64;
-/// Among whom those that wait are shared out.
-const TENANTS: u64 = 16;
-/// What a step takes.
-const STEP: Duration = Duration::from_millis(20);
-const HOUR: Duration = Duration::from_secs(3600);
-
-/// A scheduler in which everybody who can generates.
-struct House {
-    size: Size,
-    scheduler: Scheduler,
-    now: Time,
-    /// What was planned.
-    step: Step,
-    sampled: Vec<(Key, Token)>,
-    /// Steps until sequences come to their end.
-    left: u32,
-}
-
-impl House {
-    fn new(size: Size) -> Self {
-        let (running, waiting) = (u32::from(size.0), size.1);
-        let limits = Limits {
-            seq_ids: size.0,
-            top_ids: 0,
-            // More than they fill, so that nobody has to make room.
-            cells: CELLS.max(running * 2 * (PROMPT + LENGTH)),
-            // All prompts are read in one step.
-            step_tokens: running * PROMPT,
-            queue: 2048,
-            tenant_queue: 2048,
-            prefill: Prefill::default(),
-            reuse: Reuse::Any,
-            spill: true,
-            drafts: 8,
-        };
-        let mut house = Self {
-            size,
-            scheduler: Scheduler::new(limits),
-            now: Time::ZERO,
-            step: Step::default(),
-            sampled: Vec::new(),
-            left: LENGTH - 4,
-        };
-        (0..u64::from(running)).for_each(|number| house.enqueue(number));
-        house.plan();
-        house.answer();
-        house.plan();
-        assert_eq!(house.step.shape.rows, running, "all of them generate");
-        house.answer();
-        (1000..1000 + waiting as u64).for_each(|number| house.enqueue(number));
-        house
-    }
-
-    fn enqueue(&mut self, number: u64) {
-        let first = number as Token * PROMPT;
-        let tenant = (number % TENANTS) as u32;
-        let request = Request {
-            key: Key(number),
-            tenant: Tenant(tenant),
-            scope: Scope(tenant.into()),
-            priority: Priority::default(),
-            tokens: (first..first + PROMPT).collect(),
-            max_tokens: LENGTH,
-            arrived: self.now,
-            queue_until: Some(self.now + HOUR),
-            deadline: None,
-            share: None,
-            claim: Watch::default(),
-            goes_on: None,
-            rows: Rows::Whole,
-            progress: Progress::default(),
-        };
-        let taken = self.scheduler.enqueue(self.now, request);
-        assert_eq!(taken, Ok(()), "there is room in the queue");
-    }
-
-    fn plan(&mut self) {
-        self.now += STEP;
-        self.step = self.scheduler.plan(self.now);
-    }
-
-    /// Finds a token for each row that wants one.
-    fn sample(&mut self) {
-        let rows = self.step.rows.iter().filter(|row| row.output);
-        self.sampled.clear();
-        self.sampled.extend(rows.map(|row| (row.key, 7)));
-    }
-
-    fn apply(&mut self) {
-        if self.step.rows.is_empty() {
-            return;
-        }
-        let given_up = self.scheduler.applied(StepResult::Decoded {
-            sampled: &self.sampled,
-            ended: &[],
-            asked: &[],
-            unsettled: &[],
-            took: STEP,
-        });
-        assert_eq!(given_up, None, "nothing failed");
-    }
-
-    /// Brings what was planned to its end.
-    fn answer(&mut self) {
-        self.sample();
-        self.apply();
-        self.step = Step::default();
-    }
-
-    /// Makes sure that there is another step in which everybody generates.
-    fn go_on(&mut self) {
-        match self.left.checked_sub(1) {
-            Some(left) => self.left = left,
-            None => *self = Self::new(self.size),
-        }
-    }
-}
 
 #[divan::bench(args = SIZES, sample_count = 1000, sample_size = 1)]
 fn plan(bencher: Bencher, size: Size) {
@@ -182,114 +53,6 @@ fn applied(bencher: Bencher, size: Size) {
             house.sample();
         })
         .bench_local_values(|()| house.borrow_mut().apply());
-}
-
-/// A scheduler that keeps so many chats which were put aside. All its ids and cells are taken by chats that
-/// were spoken to last, and each newcomer needs those of one of them.
-struct Attic {
-    scheduler: Scheduler,
-    now: Time,
-    /// One for each chat.
-    claims: Vec<Claim>,
-    /// What was planned.
-    step: Step,
-}
-
-impl Attic {
-    fn new(kept: u32) -> Self {
-        let limits = Limits {
-            seq_ids: IDS,
-            top_ids: 0,
-            cells: u32::from(IDS) * PROMPT,
-            step_tokens: 512,
-            queue: 16,
-            tenant_queue: 16,
-            prefill: Prefill::default(),
-            reuse: Reuse::Any,
-            spill: true,
-            drafts: 8,
-        };
-        let mut attic = Self {
-            scheduler: Scheduler::new(limits),
-            now: Time::ZERO,
-            claims: Vec::new(),
-            step: Step::default(),
-        };
-        for _ in 0..kept {
-            let request = attic.chat();
-            let layout = Layout::new(std::iter::once(0..PROMPT).collect());
-            let layout = layout.expect("each position is there once");
-            let Request {
-                scope,
-                tokens,
-                claim,
-                ..
-            } = request;
-            attic.scheduler.adopt(scope, tokens, layout, claim);
-        }
-        while attic.scheduler.cells().free() > 0 {
-            attic.enqueue();
-            attic.plan();
-            attic.answer();
-        }
-        attic
-    }
-
-    /// A chat of its own.
-    fn chat(&mut self) -> Request {
-        let number = self.claims.len() as u64;
-        let claim = Claim::default();
-        let first = number as Token * PROMPT;
-        let tenant = (number % TENANTS) as u32;
-        let request = Request {
-            key: Key(number),
-            tenant: Tenant(tenant),
-            scope: Scope(tenant.into()),
-            priority: Priority::default(),
-            tokens: (first..first + PROMPT).collect(),
-            max_tokens: 1,
-            arrived: self.now,
-            queue_until: None,
-            deadline: None,
-            share: None,
-            claim: claim.watch(),
-            goes_on: None,
-            rows: Rows::Whole,
-            progress: Progress::default(),
-        };
-        self.claims.push(claim);
-        request
-    }
-
-    fn enqueue(&mut self) {
-        let request = self.chat();
-        let taken = self.scheduler.enqueue(self.now, request);
-        assert_eq!(taken, Ok(()), "nobody waits");
-    }
-
-    fn plan(&mut self) {
-        self.now += STEP;
-        self.step = self.scheduler.plan(self.now);
-    }
-
-    /// Whoever was read ends.
-    fn answer(&mut self) {
-        let step = std::mem::take(&mut self.step);
-        let rows = step.rows.iter().filter(|row| row.output);
-        let ended: Vec<_> = rows.map(|row| row.key).collect();
-        let sampled: Vec<_> = ended.iter().map(|key| (*key, 7)).collect();
-        if step.rows.is_empty() {
-            return;
-        }
-        let given_up = self.scheduler.applied(StepResult::Decoded {
-            sampled: &sampled,
-            ended: &ended,
-            asked: &[],
-            unsettled: &[],
-            took: STEP,
-        });
-        assert_eq!(given_up, None, "nothing failed");
-    }
 }
 
 /// One newcomer, who is taken up with the id and the cells of another one.

@@ -1,11 +1,14 @@
 //! From the bytes of a thousand tokens to text that can be shown: whole characters, without what may
 //! become a stop string. Divided by a thousand it is what a token costs.
 //!
-//! `cargo bench -p corral-engine --bench text`
+//! `make microbench BENCHES=text`
 
-use corral_engine::text::Assembler;
+#[path = "support/text.rs"]
+mod support;
+
 use divan::counter::ItemsCount;
 use divan::{AllocProfiler, Bencher, black_box};
+use support::{TOKENS, bytes, show, stops, words};
 
 #[global_allocator]
 static ALLOCATOR: AllocProfiler = AllocProfiler::system();
@@ -14,44 +17,8 @@ fn main() {
     divan::main();
 }
 
-const TOKENS: usize = 1000;
 /// Stop strings, none of which comes.
 const STOPS: [usize; 4] = [0, 1, 4, 16];
-
-/// Tokens as a vocabulary of words has them.
-fn words() -> Vec<Vec<u8>> {
-    let line = "The quiet owl looks at the river and the stone.\n";
-    let words = line.split_inclusive(' ').cycle().take(TOKENS);
-    words.map(|word| word.as_bytes().to_vec()).collect()
-}
-
-/// Tokens of one byte each, of characters that have two to four.
-fn bytes() -> Vec<Vec<u8>> {
-    let bytes = "\u{e9}\u{6f22}\u{1f600}".bytes().cycle().take(TOKENS);
-    bytes.map(|byte| vec![byte]).collect()
-}
-
-/// Stop strings that the words begin like again and again.
-fn stops(count: usize) -> Vec<String> {
-    let stop = |number| format!("the river and the {number}");
-    (0..count).map(stop).collect()
-}
-
-/// Bytes of the text that is shown.
-fn show(pieces: &[Vec<u8>], stops: Vec<String>) -> usize {
-    let mut assembler = Assembler::new(stops);
-    let (mut shown, mut out) = (0, String::new());
-    for piece in pieces {
-        out.clear();
-        if assembler.push(piece, &mut out) {
-            return shown;
-        }
-        shown += out.len();
-    }
-    out.clear();
-    assembler.finish(&mut out);
-    shown + out.len()
-}
 
 fn bench(bencher: Bencher, pieces: &[Vec<u8>], count: usize) {
     let stops = stops(count);
@@ -82,7 +49,7 @@ fn floor(bencher: Bencher) {
         for piece in black_box(&pieces) {
             out.clear();
             out.extend_from_slice(piece);
-            shown += out.len();
+            shown += black_box(&out).len();
         }
         shown
     });

@@ -1,14 +1,15 @@
 //! What server-sent events cost a plugin, but for the stream that takes them: a thousand of them, written
 //! to memory. Native code, not WebAssembly: what counts is the ratio to the floor, and the allocations.
 //!
-//! `cargo bench --manifest-path plugins/Cargo.toml -p corral-sdk --bench events`
+//! `make microbench BENCHES=events`
 
-use corral_sdk::Response;
-use corral_sdk::testing::block_on;
+#[path = "support/events.rs"]
+mod support;
+
 use divan::counter::ItemsCount;
 use divan::{AllocProfiler, Bencher, black_box};
-use serde_json::{Value, json};
 use std::rc::Rc;
+use support::{EVENTS, LINES, TOKEN, chunk};
 
 #[global_allocator]
 static ALLOCATOR: AllocProfiler = AllocProfiler::system();
@@ -17,60 +18,27 @@ fn main() {
     divan::main();
 }
 
-const EVENTS: usize = 1000;
-/// An event of `generate`.
-const TOKEN: &str = r#"{"text":" river"}"#;
-/// Each line gets a beginning of its own.
-const LINES: &str = "The quiet owl\nlooks at the river\r\nand the stone.\n";
-
-/// What a client of OpenAI's API gets for a token.
-fn chunk() -> Value {
-    json!({
-        "id": "chatcmpl-0123456789abcdef", "object": "chat.completion.chunk", "created": 1_700_000_000,
-        "model": "tiny", "choices": [{"index": 0, "delta": {"content": " river"}, "finish_reason": null}],
-    })
-}
-
 #[divan::bench(args = ["a token", "lines"])]
 fn data(bencher: Bencher, what: &str) {
     let text = if what == "lines" { LINES } else { TOKEN };
-    bencher.counter(ItemsCount::new(EVENTS)).bench_local(|| {
-        let response = Response::events(async move |events| {
-            for _ in 0..EVENTS {
-                events.data(text).await?;
-            }
-            Ok(())
-        });
-        block_on(response.read())
-    });
+    bencher
+        .counter(ItemsCount::new(EVENTS))
+        .bench_local(|| support::data(black_box(text)));
 }
 
 #[divan::bench]
 fn named(bencher: Bencher) {
-    bencher.counter(ItemsCount::new(EVENTS)).bench_local(|| {
-        let response = Response::events(async |events| {
-            for _ in 0..EVENTS {
-                events.named("content_block_delta", TOKEN).await?;
-            }
-            Ok(())
-        });
-        block_on(response.read())
-    });
+    bencher
+        .counter(ItemsCount::new(EVENTS))
+        .bench_local(support::named);
 }
 
 #[divan::bench]
 fn json(bencher: Bencher) {
     let chunk = Rc::new(chunk());
-    bencher.counter(ItemsCount::new(EVENTS)).bench_local(|| {
-        let chunk = Rc::clone(&chunk);
-        let response = Response::events(async move |events| {
-            for _ in 0..EVENTS {
-                events.json(&*chunk).await?;
-            }
-            Ok(())
-        });
-        block_on(response.read())
-    });
+    bencher
+        .counter(ItemsCount::new(EVENTS))
+        .bench_local(|| support::json(black_box(&chunk)));
 }
 
 /// The twin of `data`: the same bytes, copied to the same kind of memory.

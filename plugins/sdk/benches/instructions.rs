@@ -1,0 +1,49 @@
+//! The plugin's hot path, to have its instructions counted: `make instructions`. Native code, not WebAssembly.
+
+// One harness for both workspaces.
+#[path = "../../../host/engine/benches/support/counted.rs"]
+mod counted;
+#[path = "support/events.rs"]
+mod events;
+
+use counted::{Path, done};
+use events::{EVENTS, LINES, TOKEN};
+use std::hint::black_box;
+use std::rc::Rc;
+
+const PATHS: &[Path] = &[
+    Path {
+        name: "sse-data",
+        operations: 10_000,
+        run: |count, with| times(count, with, || events::data(black_box(TOKEN))),
+    },
+    Path {
+        name: "sse-data-of-three-lines",
+        operations: 10_000,
+        run: |count, with| times(count, with, || events::data(black_box(LINES))),
+    },
+    Path {
+        name: "sse-named",
+        operations: 10_000,
+        run: |count, with| times(count, with, events::named),
+    },
+    Path {
+        name: "sse-json",
+        operations: 10_000,
+        run: |count, with| {
+            let chunk = Rc::new(events::chunk());
+            times(count, with, || events::json(black_box(&chunk)));
+        },
+    },
+];
+
+fn main() {
+    counted::main(PATHS);
+}
+
+/// Writes so many events.
+fn times(count: u32, with: bool, write: impl Fn() -> Vec<u8>) {
+    for _ in 0..done(count, with) as usize / EVENTS {
+        black_box(write());
+    }
+}
