@@ -23,6 +23,7 @@
 //! once, and none fails for another's sake.
 
 mod admission;
+mod ahead;
 pub mod cache;
 mod ceiling;
 pub mod cells;
@@ -46,6 +47,7 @@ mod view;
 mod words;
 
 use admission::Usual;
+use ahead::Ahead;
 use cache::Cache;
 use cells::Cells;
 pub use cells::Layout;
@@ -63,8 +65,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 pub use view::{EntryView, SequenceView, Tally};
 pub use words::{
-    AdapterId, CellShare, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Progress,
-    Refused, Request, Reuse, Row, Rows, Scope, SeqId, Step, StepResult, Tenant, Watch,
+    AdapterId, CellShare, Claim, EntryId, Expired, Key, Limits, Memory, Overlap, Priority,
+    Progress, Refused, Request, Reuse, Row, Rows, Scope, SeqId, Step, StepResult, Tenant, Watch,
 };
 
 /// A moment: the time since some start that never changes.
@@ -112,6 +114,7 @@ pub struct Scheduler {
     tally: Tally,
     planned: Vec<Row>,
     shape: Shape,
+    ahead: Ahead,
 }
 
 impl Scheduler {
@@ -146,6 +149,7 @@ impl Scheduler {
             tally: Tally::default(),
             planned: Vec::new(),
             shape: Shape::default(),
+            ahead: Ahead::default(),
         }
     }
 
@@ -178,7 +182,7 @@ impl Scheduler {
     /// Takes a sequence out, wherever it is; its cells are freed before the next step, unless others
     /// wait for what it reads or somebody means to go on with it.
     pub fn cancel(&mut self, key: Key) {
-        debug_assert!(self.planned.is_empty(), "cancel between plan and applied");
+        debug_assert!(self.is_between(), "cancel between plan and applied");
         match self.queue.remove(key) {
             Some(request) => self.forget_timers(&request),
             None => {
@@ -203,7 +207,7 @@ impl Scheduler {
     /// The next step. It has no rows if there is nothing to compute. Every step with rows must be
     /// answered by [`Scheduler::applied`].
     pub fn plan(&mut self, now: Time) -> Step {
-        debug_assert!(self.planned.is_empty(), "plan before applied");
+        debug_assert!(self.is_between(), "plan before applied");
         self.sweep_now_and_then(now);
         self.cohort.begin(now);
         let due = self.due(now);
@@ -216,7 +220,9 @@ impl Scheduler {
             .recovery
             .paused_until()
             .is_some_and(|until| now < until);
-        let mut step = if self.await_cohort(now) || paused || self.relocate() {
+        let mut step = if self.await_cohort(now) {
+            self.meanwhile(now).unwrap_or_default()
+        } else if paused || self.relocate() {
             Step::default()
         } else {
             self.rows()
@@ -226,6 +232,7 @@ impl Scheduler {
         step.shape.n_kv = self.cells.n_kv();
         self.planned.clone_from(&step.rows);
         self.shape = step.shape;
+        self.ahead.precedes(&step);
         Step {
             expired,
             memory: self.take_memory(),
@@ -284,16 +291,19 @@ impl Scheduler {
                 self.recover(&planned);
                 None
             }
-            StepResult::Failed { now } => {
-                self.rotation.failed();
-                self.cells.undo(placements(&planned));
-                self.drop_drafts(&planned);
-                self.start_anew(&planned);
-                let key = self.fail(&planned, now)?;
-                self.give_up(key);
-                Some(key)
-            }
+            StepResult::Failed { now } => self.failed(&planned, now),
         }
+    }
+
+    /// Nothing of these rows was computed.
+    fn failed(&mut self, planned: &[Row], now: Time) -> Option<Key> {
+        self.rotation.failed();
+        self.cells.undo(placements(planned));
+        self.drop_drafts(planned);
+        self.start_anew(planned);
+        let key = self.fail(planned, now)?;
+        self.give_up(key);
+        Some(key)
     }
 
     /// A memory that can't go back is spoiled by a step that failed half-way: what it computes runs
@@ -314,8 +324,14 @@ impl Scheduler {
     }
 
     /// A step took so long. One that began with a change of adapters tells what that costs, and
-    /// nothing of rows.
+    /// nothing of rows. What ran ahead of it, and may have gone on when it began, is counted as a part of it:
+    /// nothing else tells how long that takes.
     fn learn(&mut self, planned: &[Row], seconds: f64) {
+        let Some(ahead) = self.ahead.told() else {
+            self.rotation.stepped(seconds);
+            return;
+        };
+        self.shape.prefill += ahead;
         if self.rotation.is_changing() {
             if self.cost.is_fitted() {
                 let more = seconds - self.cost.predict(self.shape);
@@ -332,6 +348,11 @@ impl Scheduler {
             self.cost.observe(self.shape, seconds);
         }
         self.rotation.stepped(seconds);
+    }
+
+    /// Whether no step is planned that was not answered.
+    fn is_between(&self) -> bool {
+        self.planned.is_empty() && !self.ahead.is_planned()
     }
 
     /// Whether there is nothing to do until something is enqueued.
