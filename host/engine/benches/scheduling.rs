@@ -7,8 +7,8 @@
 use corral_engine::Token;
 use corral_engine::scheduler::prefill::Prefill;
 use corral_engine::scheduler::{
-    Claim, Key, Layout, Limits, Priority, Progress, Request, Reuse, Rows, Scheduler, Scope, Step,
-    StepResult, Tenant, Time, Watch,
+    Claim, Key, Layout, Limits, Overlap, Priority, Progress, Request, Reuse, Rows, Scheduler,
+    Scope, Step, StepResult, Tenant, Time, Watch,
 };
 use divan::{AllocProfiler, Bencher};
 use std::cell::RefCell;
@@ -75,6 +75,7 @@ impl House {
             reuse: Reuse::Any,
             spill: true,
             drafts: 8,
+            overlap: Overlap::Off,
         };
         let mut house = Self {
             size,
@@ -208,6 +209,7 @@ impl Attic {
             reuse: Reuse::Any,
             spill: true,
             drafts: 8,
+            overlap: Overlap::Off,
         };
         let mut attic = Self {
             scheduler: Scheduler::new(limits),

@@ -12,6 +12,9 @@
 //! a [`cost`] model; which [`cells`] they fill is mirrored. Where there is time to spare, a row may go
 //! on with tokens that are guessed ([`speculation`]).
 //!
+//! Where prompts wait and nothing else can be computed, a part of them is read [`ahead`] of the next step, and
+//! counts against its budget.
+//!
 //! Time comes in as an argument, counted from any start; so a simulator can drive all this with
 //! a clock of its own.
 //!

@@ -24,6 +24,7 @@ const LIMITS: Limits = Limits {
     reuse: Reuse::Any,
     spill: true,
     drafts: 8,
+    overlap: Overlap::Off,
 };
 
 fn request(key: u64, prompt: u32, max_tokens: u32) -> Request {

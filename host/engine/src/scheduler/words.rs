@@ -127,7 +127,7 @@ pub enum Rows {
 }
 
 /// Whether prompts are read while nothing else can be computed: while rows are sampled, and while callers
-/// that sample themselves are waited for. See [`ahead`](super::Scheduler::plan_ahead).
+/// that sample themselves are waited for. See [`plan_ahead`](super::Scheduler::plan_ahead).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overlap {
     /// Where it is expected to save time.
