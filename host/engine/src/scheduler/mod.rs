@@ -33,7 +33,7 @@ pub mod cells;
 mod choices;
 mod cohort;
 pub mod cost;
-mod experience;
+pub(crate) mod experience;
 mod ids;
 mod pace;
 mod placement;
