@@ -172,17 +172,20 @@ fn where_sampling_takes_no_time_nothing_runs_ahead_unless_it_must() {
     for (overlap, runs) in [(Overlap::Auto, false), (Overlap::On, true)] {
         let limits = Limits {
             cells: 1000,
+            queue: 16,
+            tenant_queue: 16,
             overlap,
             ..LIMITS
         };
-        let arrival = Arrival {
+        // They end one after the other, so that some read while others generate.
+        let arrival = |i| Arrival {
             prompt: 90,
-            max_tokens: 30,
-            ends_after: 30,
+            max_tokens: 10 + 7 * i,
+            ends_after: 10 + 7 * i,
             ..Arrival::default()
         };
         let mut simulation = Simulation::new(limits, Machine::default(), BTreeMap::new());
-        simulation.run(vec![arrival; 8]);
+        simulation.run((0..8).map(arrival).collect());
         assert_eq!(simulation.ahead.1 > 0, runs, "{overlap:?}");
     }
 }
