@@ -23,7 +23,7 @@ fn with_chains(model: &Arc<Model>, device_top: Option<DeviceTop>) -> LlamaContex
 /// So many tokens of an id, from this position on. After the last one there is an output, if there is to be one.
 fn part(id: u16, from: u32, count: u32, output: bool) -> Vec<Input> {
     let input = |position| Input {
-        token: 20 + position * 7 % 200 + u32::from(id),
+        token: 20 + position * 7 % 60 + u32::from(id),
         position,
         seq: SeqId(id),
         output: output && position + 1 == from + count,
