@@ -22,7 +22,7 @@ use super::cost::Shape;
 use super::experience::LADDER;
 use super::rows::placements;
 use super::running::Running;
-use super::words::{Key, Overlap, Row, Step, length};
+use super::words::{Overlap, Row, Step, length};
 use super::{Scheduler, Time};
 use std::time::Duration;
 
@@ -106,9 +106,9 @@ impl Scheduler {
         Some(step)
     }
 
-    /// Takes note of how what was planned ahead went: since when it is known that nothing was computed, if that
-    /// is so. Returns a sequence that is given up for that, as [`Scheduler::applied`] does.
-    pub fn applied_ahead(&mut self, failed: Option<Time>) -> Option<Key> {
+    /// Takes note of whether what was planned ahead was computed. If not, it is tried again in steps like any
+    /// other after a failure, which tell who is to blame.
+    pub fn applied_ahead(&mut self, success: bool) {
         debug_assert!(self.planned.is_empty(), "applied_ahead before applied");
         let mut rows = std::mem::take(&mut self.ahead.planned);
         // The cells of one that is gone went with it.
@@ -118,20 +118,20 @@ impl Scheduler {
                 .iter()
                 .any(|r| (r.key(), r.seq) == (row.key, row.seq))
         });
-        if let Some(now) = failed {
-            return if rows.is_empty() {
-                None
-            } else {
-                self.failed(&rows, now)
-            };
+        let tokens: u32 = rows.iter().map(Row::tokens).sum();
+        if !success {
+            self.rotation.failed();
+            self.cells.undo(placements(&rows));
+            self.start_anew(&rows);
+            self.recovery.halve(tokens);
+            return;
         }
+        self.ahead.tokens += tokens;
         for row in &rows {
-            self.ahead.tokens += row.tokens();
             if let Some(running) = self.find(row.key) {
                 running.gets_on(row.to);
             }
         }
-        None
     }
 
     /// What is computed while those who could get on wait for others that sample themselves, if it is done by

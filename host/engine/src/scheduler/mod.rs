@@ -294,19 +294,16 @@ impl Scheduler {
                 self.recover(&planned);
                 None
             }
-            StepResult::Failed { now } => self.failed(&planned, now),
+            StepResult::Failed { now } => {
+                self.rotation.failed();
+                self.cells.undo(placements(&planned));
+                self.drop_drafts(&planned);
+                self.start_anew(&planned);
+                let key = self.fail(&planned, now)?;
+                self.give_up(key);
+                Some(key)
+            }
         }
-    }
-
-    /// Nothing of these rows was computed.
-    fn failed(&mut self, planned: &[Row], now: Time) -> Option<Key> {
-        self.rotation.failed();
-        self.cells.undo(placements(planned));
-        self.drop_drafts(planned);
-        self.start_anew(planned);
-        let key = self.fail(planned, now)?;
-        self.give_up(key);
-        Some(key)
     }
 
     /// A memory that can't go back is spoiled by a step that failed half-way: what it computes runs

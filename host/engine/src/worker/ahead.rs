@@ -5,7 +5,6 @@
 //! step, as the rest is.
 
 use super::Worker;
-use crate::Error;
 use crate::backend::{Backend, DecodeError};
 use crate::metrics::add;
 use crate::scheduler::Step;
@@ -73,24 +72,20 @@ impl<B: Backend> Worker<B> {
             took,
         } = begun;
         self.pastime.owed = took;
-        let Err(error) = decoded else {
-            for row in &step.rows {
-                let tokens = u64::from(row.tokens());
-                if let Some(sequence) = self.sequences.get_mut(&row.key) {
-                    sequence.computed += tokens;
-                } else if let Some(look) = self.looks.get_mut(&row.key) {
-                    look.computed += tokens;
-                }
-            }
-            self.scheduler.applied_ahead(None);
+        self.scheduler.applied_ahead(decoded.is_ok());
+        if let Err(error) = decoded {
+            let tokens = step.shape.prefill;
+            tracing::warn!(%error, tokens, "a step that was to run ahead failed");
+            add(&self.counters.failed_steps, 1);
             return;
-        };
-        let tokens: u32 = step.rows.iter().map(|row| row.tokens()).sum();
-        tracing::warn!(%error, tokens, "a step that was to run ahead failed");
-        add(&self.counters.failed_steps, 1);
-        let now = self.time(Instant::now());
-        if let Some(key) = self.scheduler.applied_ahead(Some(now)) {
-            self.fail(key, Error::Failed(error.to_string()));
+        }
+        for row in &step.rows {
+            let tokens = u64::from(row.tokens());
+            if let Some(sequence) = self.sequences.get_mut(&row.key) {
+                sequence.computed += tokens;
+            } else if let Some(look) = self.looks.get_mut(&row.key) {
+                look.computed += tokens;
+            }
         }
     }
 }

@@ -40,7 +40,7 @@ fn half_of_the_budget_runs_ahead_and_no_prompt_comes_to_its_end_there() {
         assert!(ahead.meanwhile && ahead.memory.is_empty());
         assert_eq!(ahead.rows.len(), 1);
         computed(&mut scheduler, &step, &[]);
-        assert_eq!(scheduler.applied_ahead(None), None);
+        scheduler.applied_ahead(true);
         let before = ahead.shape.prefill;
         seen.push((span(&step), span(&ahead)));
         step = scheduler.plan(Time::ZERO);
@@ -87,7 +87,7 @@ fn what_failed_ahead_is_undone_and_read_again_in_smaller_parts() {
     let ahead = scheduler.plan_ahead(Duration::ZERO).expect("half of it");
     let seq = ahead.rows[0].seq;
     computed(&mut scheduler, &step, &[]);
-    assert_eq!(scheduler.applied_ahead(Some(Time::ZERO)), None);
+    scheduler.applied_ahead(false);
     assert_eq!(scheduler.cells().held_by(seq), 16);
     assert!(scheduler.is_recovering());
     let step = scheduler.plan(Time::ZERO);
@@ -104,7 +104,7 @@ fn nothing_stays_of_one_that_leaves_after_it_ran_ahead() {
     let used = scheduler.cells().used();
     assert_eq!(used, 5 + 16 + ahead.shape.prefill);
     computed(&mut scheduler, &step, &[]);
-    scheduler.applied_ahead(None);
+    scheduler.applied_ahead(true);
     scheduler.give_up(Key(2));
     let step = scheduler.plan(Time::ZERO);
     assert_eq!(step.memory, [Memory::Clear(ahead.rows[0].seq)]);

@@ -1,6 +1,6 @@
 //! What the simulation computes while rows are sampled.
 
-use super::{End, Simulation};
+use super::Simulation;
 use crate::backend::Backend;
 use crate::scheduler::Step;
 use crate::scheduler::experience::LADDER;
@@ -20,10 +20,8 @@ impl Simulation {
 
     /// What was begun is taken note of, after the step whose rows were sampled.
     pub(super) fn finish_ahead(&mut self, step: &Step, success: bool) {
+        self.scheduler.applied_ahead(success);
         if !success {
-            if let Some(key) = self.scheduler.applied_ahead(Some(self.now)) {
-                self.end(key, End::GivenUp);
-            }
             return;
         }
         for row in &step.rows {
@@ -31,7 +29,6 @@ impl Simulation {
             alive.submitted += row.tokens();
         }
         self.ahead.1 += step.shape.prefill;
-        assert_eq!(self.scheduler.applied_ahead(None), None);
     }
 
     /// What must hold of what runs ahead: parts of prompts that are being read, without their ends, and no
