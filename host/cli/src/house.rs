@@ -59,6 +59,7 @@ pub(crate) fn models(models: &Models) -> Result<corral_engine::Models, Complaint
         config.sequences = models.sequences.unwrap_or(config.sequences);
         config.offload = models.offloading.of(name);
         config.device_sampling = models.device_sampling;
+        config.overlap = models.overlap;
         models.memory.apply(&mut config, snapshots.as_ref());
         config
     };

@@ -75,6 +75,24 @@ pub trait Backend {
     /// tokens, positions of a sequence in order and without gaps.
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError>;
 
+    /// Waits until the last step is computed, where [`Backend::decode`] only begins it.
+    fn wait(&mut self) {}
+
+    /// Whether [`Backend::decode_ahead`] can follow the last step.
+    fn can_go_ahead(&self) -> bool {
+        false
+    }
+
+    /// Computes a step without outputs, or begins it and does not wait: what comes next does. Until then
+    /// [`Backend::output`] tells of the step before, as it did. Only where [`Backend::can_go_ahead`] says so,
+    /// and after [`Backend::wait`].
+    ///
+    /// Fails as [`Backend::decode`] does, and at once: what was begun comes to its end.
+    fn decode_ahead(&mut self, step: &[Input]) -> Result<(), DecodeError> {
+        let _ = step;
+        Err(DecodeError::Failed(-1))
+    }
+
     /// The logits after input number `index` of the last step, one for each token of the
     /// vocabulary. `None` if that input was no output, or only its highest logits were computed for
     /// the caller.
@@ -92,7 +110,7 @@ pub trait Backend {
         None
     }
 
-    /// What the last step that went well copied for its outputs.
+    /// What the last step that went well copied for its outputs; nothing, if it was one ahead.
     fn copied(&self) -> Copied {
         Copied::default()
     }

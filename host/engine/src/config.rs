@@ -2,6 +2,7 @@
 
 use crate::embedding::EmbeddingConfig;
 use crate::offload::Offload;
+use crate::scheduler::Overlap;
 use crate::scheduler::prefill::Prefill;
 use crate::store::snapshot::Snapshots;
 use crate::{LoadError, Token};
@@ -91,6 +92,9 @@ pub struct Config {
     pub prefix_cache: bool,
     /// Where the likeliest tokens are selected.
     pub device_sampling: DeviceSampling,
+    /// Whether prompts are read while rows are sampled and callers that sample themselves are waited for. With
+    /// [`Overlap::Auto`] where all layers are on devices: a processor that samples can't compute at the same time.
+    pub overlap: Overlap,
     /// Bytes of memory for the states of sequences that had to leave the cells; by default 1 GiB. With
     /// 0 they are computed again.
     pub spill_ram: u64,
@@ -121,6 +125,7 @@ impl Config {
             prefill: Prefill::default(),
             prefix_cache: true,
             device_sampling: DeviceSampling::default(),
+            overlap: Overlap::default(),
             spill_ram: DEFAULT_SPILL,
             spill_disk: None,
             snapshots: None,

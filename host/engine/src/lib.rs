@@ -74,7 +74,7 @@ pub use raw::Raw;
 pub use reply::Reply;
 pub use sampling::{Sampler, TokenLogprobs};
 pub use scheduler::prefill::Prefill;
-pub use scheduler::{AdapterId, Claim, Priority, Tenant, Watch};
+pub use scheduler::{AdapterId, Claim, Overlap, Priority, Tenant, Watch};
 pub use sequence::Sequence;
 pub use store::snapshot::{
     Entry as SnapshotEntry, Error as SnapshotError, Limits as SnapshotLimits, Snapshots,

@@ -114,10 +114,14 @@ counters! {
     adapter_change_nanos: Gauge = "corral_engine_adapter_change_seconds" / 1e9,
     /// Steps in which some generated and others read prompts.
     mixed_steps: Counter = "corral_engine_mixed_steps_total",
-    /// Prompt tokens read in those steps.
+    /// Prompt tokens read in those steps and ahead of them.
     mixed_prefill_tokens: Counter = "corral_engine_mixed_prefill_tokens_total",
     /// Prompt tokens that the step-time budget allowed in those steps.
     mixed_budget_tokens: Counter = "corral_engine_mixed_budget_tokens_total",
+    /// Steps that read prompts alone while rows were sampled, or while callers that sample themselves were waited for.
+    ahead_steps: Counter = "corral_engine_ahead_steps_total",
+    /// Prompt tokens read in those steps.
+    ahead_tokens: Counter = "corral_engine_ahead_tokens_total",
     /// Bytes of logits that steps copied for sampling: the likeliest candidates alone, or whole rows.
     top_bytes: Counter = "corral_engine_output_bytes_total" {"rows" = "top"},
     /// Bytes of logits that steps copied for sampling: the likeliest candidates alone, or whole rows.
@@ -208,7 +212,7 @@ counters! {
     prefill_nanos: Counter = "corral_engine_prefill_seconds_total" / 1e9,
     /// Seconds from the first token to the end, over all sequences.
     decode_nanos: Counter = "corral_engine_decode_seconds_total" / 1e9,
-    /// Seconds inside llama_decode.
+    /// Seconds inside llama_decode, and until a device is done.
     step_nanos: Counter = "corral_engine_step_seconds_total" / 1e9,
     /// Seconds of processor time that the engine's thread itself took inside llama_decode; the other compute threads' come on top.
     step_processor_nanos: Counter = "corral_engine_step_processor_seconds_total" / 1e9,
@@ -247,7 +251,7 @@ counters! {
     /// Seconds computing steps of the embedding context.
     embed_step_nanos: Counter = "corral_engine_embedding_step_seconds_total" / 1e9,
     histograms:
-    /// Seconds of a step: computation, sampling and delivery.
+    /// Seconds of a step: computation, sampling and delivery. Not of one that runs while rows are sampled.
     step_duration = "corral_engine_step_duration_seconds" in SECONDS,
     /// Seconds between two tokens of a sequence; those that come at once count as one.
     gap_seconds = "corral_engine_token_gap_seconds" in SECONDS,

@@ -131,6 +131,7 @@ pub struct Worker<B> {
     counters: Arc<Counters>,
     aside: Aside,
     desk: Arc<Desk>,
+    pastime: Pastime,
     inputs: Vec<Input>,
     scratch: Scratch,
     text: String,
@@ -163,6 +164,7 @@ impl<B: Backend> Worker<B> {
             counters,
             aside,
             desk,
+            pastime: Pastime::default(),
             inputs: Vec::with_capacity(limits.step_tokens as usize),
             scratch: Scratch::default(),
             text: String::new(),
@@ -431,20 +433,29 @@ impl<B: Backend> Worker<B> {
         let (before, spent) = (Instant::now(), processor::of_thread());
         let adapted = self.backend.adapt(step.adapter);
         let decoded = adapted.and_then(|()| self.backend.decode(&self.inputs));
+        if decoded.is_ok() {
+            self.backend.wait();
+        }
         let after = Instant::now();
         add_time(&self.counters.step_nanos, after - before);
         let spent = processor::of_thread().saturating_sub(spent);
         add_time(&self.counters.step_processor_nanos, spent);
+        let owed = self.pastime.settle();
         match decoded {
             Ok(()) => {
                 self.count(step);
+                let ahead = self.begin_ahead();
+                let before = Instant::now();
                 let sampled = self.sample(&step.rows, after);
-                add_time(&self.counters.sample_nanos, after.elapsed());
+                let sampling = before.elapsed();
+                self.pastime.sampled(sampling);
+                add_time(&self.counters.sample_nanos, sampling);
                 // What everyone waits for is the whole round, not the computation alone.
                 let round = now.elapsed();
                 self.counters.step_duration.observe(round.as_secs_f64());
-                // What grammars took tells nothing of what rows cost.
-                let took = round.saturating_sub(sampled.grammars);
+                // What grammars took tells nothing of what rows cost; what went ahead counts with what is next.
+                let begun = ahead.as_ref().map_or(Duration::ZERO, |ahead| ahead.took);
+                let took = (round + owed).saturating_sub(sampled.grammars + begun);
                 self.scheduler.applied(StepResult::Decoded {
                     sampled: &sampled.tokens,
                     ended: &sampled.ended,
@@ -452,6 +463,9 @@ impl<B: Backend> Worker<B> {
                     unsettled: &sampled.unsettled,
                     took,
                 });
+                if let Some(ahead) = ahead {
+                    self.finish_ahead(ahead);
+                }
                 for &key in &sampled.broken {
                     self.scheduler.give_up(key);
                 }
@@ -529,6 +543,7 @@ fn refusal(refused: Refused, limits: Limits) -> Error {
     }
 }
 
+mod ahead;
 mod aside;
 mod choose;
 mod follows;
@@ -537,6 +552,7 @@ mod report;
 mod sample;
 mod wants;
 
+use ahead::Pastime;
 use choose::Asking;
 use follows::Follows;
 use look::Looking;

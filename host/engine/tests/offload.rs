@@ -3,8 +3,8 @@
 //! that the sums stay right, whatever happens to sequences whose cells are there too.
 
 use corral_engine::{
-    Caller, Config, DeviceKind, Devices, EmbedOptions, Engine, Generation, KvType, Layers, Options,
-    Sequence, devices,
+    Caller, Config, DeviceKind, DeviceSampling, Devices, EmbedOptions, Engine, Generation, KvType,
+    Layers, Options, Overlap, Sequence, devices,
 };
 use support::{
     SURE, check_empty, check_idle_sums, demo_model, device, idle_sums, metric, read, settle, view,
@@ -205,6 +205,50 @@ fn guessed_tokens_change_no_answer() {
     settle(&engine);
     assert!(metric(&engine, "accepted_drafts_total") > 0.0);
     check_empty(&engine);
+}
+
+/// More than a step holds: while the first answers are sampled, a part of the others' prompts is read.
+#[test]
+fn prompts_are_read_while_others_are_answered() {
+    for device_sampling in [DeviceSampling::Off, DeviceSampling::On { k: 32 }] {
+        let engine = load(|config| {
+            config.overlap = Overlap::On;
+            config.device_sampling = device_sampling;
+            // Each reads the whole of its prompt, though all begin alike.
+            config.prefix_cache = false;
+        });
+        let asked: Vec<_> = SURE.into_iter().cycle().take(20).collect();
+        let story = "The cat sleeps. ".repeat(15);
+        let prompt = |(a, b): &(u32, u32)| {
+            let tokens = engine.tokenize(&format!("{story}\n{a}+{b}="), true);
+            tokens.unwrap()
+        };
+        let prompts: Vec<_> = asked.iter().map(prompt).collect();
+        let tokens: usize = prompts.iter().map(Vec::len).sum();
+        assert!(tokens > 512, "a step holds all {tokens} of them");
+        let running = engine.generate_together(prompts, &limit(8), Caller::default());
+        for ((a, b), generation) in asked.iter().zip(running.expect("they are taken")) {
+            assert_eq!(answer(generation), (a + b).to_string(), "{a}+{b}");
+        }
+        settle(&engine);
+        assert!(metric(&engine, "ahead_steps_total") > 0.0);
+        assert!(metric(&engine, "ahead_tokens_total") > 0.0);
+        assert_eq!(metric(&engine, "skipped_rows_total"), 0.0);
+        assert_eq!(metric(&engine, "failed_steps_total"), 0.0);
+        check_empty(&engine);
+    }
+}
+
+/// Without being told it does so on devices alone.
+#[test]
+fn a_processor_reads_nothing_ahead() {
+    let engine = load(|config| {
+        config.offload.devices = Devices::Cpu;
+        config.offload.layers = Layers::Auto;
+    });
+    check_together(&engine);
+    settle(&engine);
+    assert_eq!(metric(&engine, "ahead_steps_total"), 0.0);
 }
 
 #[test]

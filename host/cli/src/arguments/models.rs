@@ -6,7 +6,7 @@ use crate::memory::Memory;
 use crate::offload::Offloading;
 use crate::residence::Residence;
 use clap::Args;
-use corral_engine::DeviceSampling;
+use corral_engine::{DeviceSampling, Overlap};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -37,6 +37,10 @@ pub(crate) struct Models {
     /// the same.
     #[arg(long, value_name = "auto|off|K", default_value = "off", value_parser = device_sampling)]
     pub(crate) device_sampling: DeviceSampling,
+    /// Read prompts while tokens are sampled and while plugins that sample themselves think: 'auto' does it
+    /// where a device computes all layers and it is expected to save time. What is generated is the same.
+    #[arg(long, value_name = "auto|off", default_value = "auto", value_parser = overlap)]
+    pub(crate) overlap: Overlap,
     #[command(flatten)]
     pub(crate) memory: Memory,
     #[command(flatten)]
@@ -99,6 +103,14 @@ fn device_sampling(text: &str) -> Result<DeviceSampling, String> {
         ("off", _) => Ok(DeviceSampling::Off),
         (_, Ok(k @ 2..=65_536)) => Ok(DeviceSampling::On { k }),
         _ => Err("write auto, off or a number from 2 to 65536".to_owned()),
+    }
+}
+
+fn overlap(text: &str) -> Result<Overlap, String> {
+    match text {
+        "auto" => Ok(Overlap::Auto),
+        "off" => Ok(Overlap::Off),
+        _ => Err("write auto or off".to_owned()),
     }
 }
 
@@ -228,6 +240,22 @@ mod tests {
                 "{complaint}"
             );
         }
+    }
+
+    #[test]
+    fn whether_prompts_are_read_ahead_is_left_to_the_engine_or_never() {
+        let of = |option: &str| {
+            let line = format!("corral serve --model a{option}");
+            parse(&line).map(|line| match line.command {
+                Command::Serve(serve) => serve.models.overlap,
+                other => panic!("it says serve: {other:?}"),
+            })
+        };
+        assert_eq!(of(""), Ok(Overlap::Auto));
+        assert_eq!(of(" --overlap auto"), Ok(Overlap::Auto));
+        assert_eq!(of(" --overlap off"), Ok(Overlap::Off));
+        let complaint = of(" --overlap on").expect_err("for tests alone");
+        assert!(complaint.contains("write auto or off"), "{complaint}");
     }
 
     #[test]

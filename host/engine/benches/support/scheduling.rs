@@ -4,8 +4,8 @@
 use corral_engine::Token;
 use corral_engine::scheduler::prefill::Prefill;
 use corral_engine::scheduler::{
-    Claim, Key, Layout, Limits, Priority, Progress, Request, Reuse, Rows, Scheduler, Scope, Step,
-    StepResult, Tenant, Time, Watch,
+    Claim, Key, Layout, Limits, Overlap, Priority, Progress, Request, Reuse, Rows, Scheduler,
+    Scope, Step, StepResult, Tenant, Time, Watch,
 };
 use std::time::Duration;
 
@@ -52,6 +52,7 @@ impl House {
             reuse: Reuse::Any,
             spill: true,
             drafts: 8,
+            overlap: Overlap::Off,
         };
         let mut house = Self {
             size,
@@ -175,6 +176,7 @@ impl Attic {
             reuse: Reuse::Any,
             spill: true,
             drafts: 8,
+            overlap: Overlap::Off,
         };
         let mut attic = Self {
             scheduler: Scheduler::new(limits),

@@ -11,7 +11,7 @@ use crate::generation::MAX_DRAFTS;
 use crate::metrics::Counters;
 use crate::places::Places;
 use crate::progress::Progress;
-use crate::scheduler::{Limits, Reuse};
+use crate::scheduler::{Limits, Overlap, Reuse};
 use crate::store::spill::{Budgets, Spill};
 use crate::worker::{Aside, Command, Worker};
 use std::path::PathBuf;
@@ -58,6 +58,10 @@ impl Engine {
                 MAX_DRAFTS.into()
             } else {
                 0
+            },
+            overlap: match config.overlap {
+                Overlap::Auto if model.placement().layers < model.layers() => Overlap::Off,
+                chosen => chosen,
             },
         };
         let ends = model.end_of_generation();

@@ -1,5 +1,6 @@
 //! A llama.cpp context with unified KV and flash attention, as a [`Backend`].
 
+use super::ahead::Kept;
 use super::chains::DeviceTop;
 use super::handle::{ContextSettings, Handle};
 use super::log;
@@ -19,6 +20,10 @@ pub struct LlamaContext {
     adapter: AdapterId,
     device_top: Option<DeviceTop>,
     copied: Copied,
+    /// Inputs of the last step with outputs, in rising order.
+    outputs: Vec<usize>,
+    /// What it left for them, while a step that went ahead may be computed.
+    kept: Vec<(usize, Kept)>,
 }
 
 impl LlamaContext {
@@ -44,7 +49,22 @@ impl LlamaContext {
             adapter: AdapterId::NONE,
             device_top: settings.device_top,
             copied: Copied::default(),
+            outputs: Vec::new(),
+            kept: Vec::new(),
         })
+    }
+
+    /// What is kept of the last step with outputs. `None` if nothing went ahead since.
+    fn kept(&self, index: usize) -> Option<Option<Logits<'_>>> {
+        if self.kept.is_empty() {
+            return None;
+        }
+        let place = self.kept.binary_search_by_key(&index, |(index, _)| *index);
+        let kept = place.ok().map(|place| &self.kept[place].1);
+        // SAFETY: the context is alive. Since these were taken it computed steps without outputs only
+        // (`decode_ahead`), after one with few enough (`can_go_ahead`); the next one with outputs needs `&mut self`
+        // and empties the list.
+        Some(kept.map(|kept| unsafe { kept.get() }))
     }
 
     /// The ids for which only the highest logits are copied.
@@ -136,12 +156,46 @@ impl Backend for LlamaContext {
     }
 
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
+        self.kept.clear();
+        self.outputs.clear();
         self.handle.decode(step)?;
         self.copied = self.bytes_of(step);
+        let outputs = step.iter().enumerate().filter(|(_, input)| input.output);
+        self.outputs.extend(outputs.map(|(index, _)| index));
+        Ok(())
+    }
+
+    fn wait(&mut self) {
+        self.handle.synchronize();
+    }
+
+    /// See [`super::ahead`].
+    fn can_go_ahead(&self) -> bool {
+        (1..=usize::from(self.handle.seq_ids())).contains(&self.outputs.len())
+    }
+
+    fn decode_ahead(&mut self, step: &[Input]) -> Result<(), DecodeError> {
+        if !self.can_go_ahead() || step.iter().any(|input| input.output) {
+            return Err(DecodeError::Failed(-1));
+        }
+        if self.kept.is_empty() {
+            let mut kept = std::mem::take(&mut self.kept);
+            let outputs = self.outputs.iter();
+            kept.extend(outputs.filter_map(|&index| Some((index, Kept::of(self.output(index)?)))));
+            self.kept = kept;
+        }
+        self.handle.decode(step)?;
+        self.copied = Copied::default();
         Ok(())
     }
 
     fn logits(&self, index: usize) -> Option<&[f32]> {
+        if let Some(kept) = self.kept(index) {
+            return match kept {
+                Some(Logits::Whole(logits)) => Some(logits),
+                _ => None,
+            };
+        }
         let index = i32::try_from(index).ok()?;
         if self.candidates(index) > 0 {
             // What llama.cpp would answer has as many numbers as there are candidates.
@@ -156,6 +210,9 @@ impl Backend for LlamaContext {
     }
 
     fn output(&self, index: usize) -> Option<Logits<'_>> {
+        if let Some(kept) = self.kept(index) {
+            return kept;
+        }
         let place = i32::try_from(index).ok()?;
         let count = self.candidates(place);
         if count == 0 {

@@ -161,6 +161,17 @@ impl Handle {
         unsafe { sys::llama_n_batch(self.as_ptr()) }
     }
 
+    /// Number of sequence ids.
+    pub fn seq_ids(&self) -> u16 {
+        self.seq_ids
+    }
+
+    /// Waits until what was begun is computed.
+    pub fn synchronize(&mut self) {
+        // SAFETY: the context is alive, and nobody else uses it (`&mut self`).
+        unsafe { sys::llama_synchronize(self.as_ptr()) };
+    }
+
     /// The id as llama.cpp wants it, if the context has it: llama.cpp ends the process on others.
     pub fn known(&self, seq: SeqId) -> Option<i32> {
         (seq.0 < self.seq_ids).then_some(i32::from(seq.0))

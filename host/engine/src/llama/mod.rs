@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod adapters;
+mod ahead;
 mod batch;
 mod chains;
 mod context;

@@ -29,7 +29,7 @@ impl Scheduler {
     /// What comes next in a sequence: the token that was chosen and those that are certain to follow it;
     /// and whether it wants no further one. Not between [`Scheduler::plan`] and [`Scheduler::applied`].
     pub fn chosen(&mut self, now: Time, key: Key, tokens: &[Token], ended: bool) {
-        debug_assert!(self.planned.is_empty(), "chosen between plan and applied");
+        debug_assert!(self.is_between(), "chosen between plan and applied");
         let running = self.running.iter_mut().find(|r| r.key() == key);
         let runs = running.is_some();
         let request = match running {

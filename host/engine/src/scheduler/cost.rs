@@ -80,6 +80,11 @@ impl CostModel {
         }) - self.coefficients[0]
     }
 
+    /// Seconds that every step is expected to take, whatever is in it.
+    pub fn fixed(&self) -> f64 {
+        self.coefficients[0]
+    }
+
     /// Takes note of how long a step took, in seconds.
     pub fn observe(&mut self, shape: Shape, seconds: f64) {
         if !seconds.is_finite() || seconds <= 0.0 {

@@ -12,6 +12,9 @@
 //! a [`cost`] model; which [`cells`] they fill is mirrored. Where there is time to spare, a row may go
 //! on with tokens that are guessed ([`speculation`]).
 //!
+//! Where prompts wait and nothing else can be computed, a part of them is read [`ahead`] of the next step, and
+//! counts against its budget.
+//!
 //! Time comes in as an argument, counted from any start; so a simulator can drive all this with
 //! a clock of its own.
 //!
@@ -23,13 +26,14 @@
 //! once, and none fails for another's sake.
 
 mod admission;
+mod ahead;
 pub mod cache;
 mod ceiling;
 pub mod cells;
 mod choices;
 mod cohort;
 pub mod cost;
-mod experience;
+pub(crate) mod experience;
 mod ids;
 mod pace;
 mod placement;
@@ -46,6 +50,7 @@ mod view;
 mod words;
 
 use admission::Usual;
+use ahead::Ahead;
 use cache::Cache;
 use cells::Cells;
 pub use cells::Layout;
@@ -63,8 +68,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 pub use view::{EntryView, SequenceView, Tally};
 pub use words::{
-    AdapterId, CellShare, Claim, EntryId, Expired, Key, Limits, Memory, Priority, Progress,
-    Refused, Request, Reuse, Row, Rows, Scope, SeqId, Step, StepResult, Tenant, Watch,
+    AdapterId, CellShare, Claim, EntryId, Expired, Key, Limits, Memory, Overlap, Priority,
+    Progress, Refused, Request, Reuse, Row, Rows, Scope, SeqId, Step, StepResult, Tenant, Watch,
 };
 
 /// A moment: the time since some start that never changes.
@@ -112,6 +117,7 @@ pub struct Scheduler {
     tally: Tally,
     planned: Vec<Row>,
     shape: Shape,
+    ahead: Ahead,
 }
 
 impl Scheduler {
@@ -146,6 +152,7 @@ impl Scheduler {
             tally: Tally::default(),
             planned: Vec::new(),
             shape: Shape::default(),
+            ahead: Ahead::default(),
         }
     }
 
@@ -178,7 +185,7 @@ impl Scheduler {
     /// Takes a sequence out, wherever it is; its cells are freed before the next step, unless others
     /// wait for what it reads or somebody means to go on with it.
     pub fn cancel(&mut self, key: Key) {
-        debug_assert!(self.planned.is_empty(), "cancel between plan and applied");
+        debug_assert!(self.is_between(), "cancel between plan and applied");
         match self.queue.remove(key) {
             Some(request) => self.forget_timers(&request),
             None => {
@@ -203,7 +210,7 @@ impl Scheduler {
     /// The next step. It has no rows if there is nothing to compute. Every step with rows must be
     /// answered by [`Scheduler::applied`].
     pub fn plan(&mut self, now: Time) -> Step {
-        debug_assert!(self.planned.is_empty(), "plan before applied");
+        debug_assert!(self.is_between(), "plan before applied");
         self.sweep_now_and_then(now);
         self.cohort.begin(now);
         let due = self.due(now);
@@ -216,7 +223,9 @@ impl Scheduler {
             .recovery
             .paused_until()
             .is_some_and(|until| now < until);
-        let mut step = if self.await_cohort(now) || paused || self.relocate() {
+        let mut step = if self.await_cohort(now) {
+            self.meanwhile(now).unwrap_or_default()
+        } else if paused || self.relocate() {
             Step::default()
         } else {
             self.rows()
@@ -226,6 +235,7 @@ impl Scheduler {
         step.shape.n_kv = self.cells.n_kv();
         self.planned.clone_from(&step.rows);
         self.shape = step.shape;
+        self.ahead.precedes(&step);
         Step {
             expired,
             memory: self.take_memory(),
@@ -314,8 +324,14 @@ impl Scheduler {
     }
 
     /// A step took so long. One that began with a change of adapters tells what that costs, and
-    /// nothing of rows.
+    /// nothing of rows. What ran ahead of it, and may have gone on when it began, is counted as a part of it:
+    /// nothing else tells how long that takes.
     fn learn(&mut self, planned: &[Row], seconds: f64) {
+        let Some(ahead) = self.ahead.told() else {
+            self.rotation.stepped(seconds);
+            return;
+        };
+        self.shape.prefill += ahead;
         if self.rotation.is_changing() {
             if self.cost.is_fitted() {
                 let more = seconds - self.cost.predict(self.shape);
@@ -332,6 +348,11 @@ impl Scheduler {
             self.cost.observe(self.shape, seconds);
         }
         self.rotation.stepped(seconds);
+    }
+
+    /// Whether no step is planned that was not answered.
+    fn is_between(&self) -> bool {
+        self.planned.is_empty() && !self.ahead.is_planned()
     }
 
     /// Whether there is nothing to do until something is enqueued.

@@ -97,6 +97,11 @@ impl Recovery {
         self.most
     }
 
+    /// So many tokens failed together: half of them is tried next.
+    pub fn halve(&mut self, tokens: u32) {
+        self.most = (tokens / 2).max(1);
+    }
+
     /// Until when nothing is computed.
     pub fn paused_until(&self) -> Option<Time> {
         self.pause.map(|(until, _)| until)
@@ -123,7 +128,7 @@ impl Scheduler {
         let recovery = &mut self.recovery;
         let tokens: u32 = planned.iter().map(Row::tokens).sum();
         if tokens > 1 {
-            recovery.most = tokens / 2;
+            recovery.halve(tokens);
             // A memory that can't go back starts anew: it will not come to the same place with
             // fewer tokens, so who stands alone is to blame however many it has.
             let alone = self.limits.reuse == Reuse::Whole && planned.len() == 1;

@@ -94,6 +94,11 @@ impl Rotation {
         self.changing |= changes;
     }
 
+    /// Which one computed the last step, or is to compute it.
+    pub fn current(&self) -> AdapterId {
+        self.current
+    }
+
     /// Whether the step that was planned last is longer by a change.
     pub fn is_changing(&self) -> bool {
         self.changing

@@ -8,7 +8,7 @@ use super::prefill::Prefill;
 use super::queue;
 use super::rotation::Ready;
 use super::running::{Running, Wait};
-use super::words::{AdapterId, Row, SeqId, Step};
+use super::words::{AdapterId, Overlap, Row, SeqId, Step};
 
 impl Scheduler {
     /// The rows of a step, for which there is room in the cells.
@@ -27,18 +27,10 @@ impl Scheduler {
         // Those whose turn it is not wait for the step as well.
         let waiting = self.all_generating().saturating_add(self.soon_generating());
         let n_kv = self.cells.n_kv();
-        let budget = policy.budget(&self.cost, &self.experience, waiting, n_kv, room);
+        let allowed = policy.budget(&self.cost, &self.experience, waiting, n_kv, room);
+        let budget = self.ahead.left_of(allowed);
         let budget = budget.min(self.room_for_prompts(adapter, count, budget));
-        let reading = self.running.iter().filter(|running| running.reads());
-        let mut prompts: Vec<_> = reading.filter(|r| r.adapter() == adapter).collect();
-        if policy != Prefill::SlotOrder {
-            prompts.sort_by_key(|running| {
-                let request = &running.request;
-                let had = self.queue.counter(request.tenant);
-                let priority = std::cmp::Reverse(request.priority);
-                (priority, had, queue::due(request), request.key)
-            });
-        }
+        let prompts = self.prompts(adapter);
         let pending: Vec<_> = prompts.iter().map(|running| running.pending()).collect();
         // Half of the budget is for prompts if they want it, so that they get on whatever is certain.
         let for_prompts = pending.iter().sum::<u32>().min(budget.div_ceil(2));
@@ -54,9 +46,28 @@ impl Scheduler {
         for (running, share) in prompts.iter().zip(shares).filter(|(_, share)| *share > 0) {
             rows.push(running.row(share));
         }
-        let mut step = self.shaped(adapter, rows, count, budget);
+        let ahead = self.ahead.tokens();
+        let mut step = Step {
+            ahead,
+            ..self.shaped(adapter, rows, count, allowed.min(budget + ahead))
+        };
         self.speculate(&mut step);
         step
+    }
+
+    /// An adapter's sequences that read, in the order of their turns.
+    pub(super) fn prompts(&self, adapter: AdapterId) -> Vec<&Running> {
+        let reading = self.running.iter().filter(|running| running.reads());
+        let mut prompts: Vec<_> = reading.filter(|r| r.adapter() == adapter).collect();
+        if self.limits.prefill != Prefill::SlotOrder {
+            prompts.sort_by_key(|running| {
+                let request = &running.request;
+                let had = self.queue.counter(request.tenant);
+                let priority = std::cmp::Reverse(request.priority);
+                (priority, had, queue::due(request), request.key)
+            });
+        }
+        prompts
     }
 
     /// Whose turn it is. There is room for each of its sequences that generate, or where none does for
@@ -107,13 +118,13 @@ impl Scheduler {
     }
 
     /// Sequences that generate.
-    fn all_generating(&self) -> u32 {
+    pub(super) fn all_generating(&self) -> u32 {
         let generating = self.running.iter().filter(|running| running.generates());
         u32::try_from(generating.count()).unwrap_or(u32::MAX)
     }
 
     /// Sequences whose next token is being chosen and will be there soon: they wait for the step too.
-    fn soon_generating(&self) -> u32 {
+    pub(super) fn soon_generating(&self) -> u32 {
         let chosen = |running: &&Running| running.wait == Wait::Chosen;
         let soon = self.running.iter().filter(chosen);
         let soon = soon.filter(|running| !running.request.progress.late);
@@ -124,11 +135,17 @@ impl Scheduler {
     /// generate; as many as are wanted of `budget` if what does not run can make way.
     fn room_for_prompts(&mut self, adapter: AdapterId, count: u32, budget: u32) -> u32 {
         let own = self.running.iter().filter(|r| r.adapter() == adapter);
-        let wanted = budget.min(own.map(Running::readable).sum());
+        let readable: u32 = own.map(Running::readable).sum();
+        let wanted = budget.min(readable);
         if wanted == 0 {
             return budget;
         }
-        self.make_room(count.saturating_add(wanted));
+        // What runs ahead of the next step makes no room for itself.
+        let more = match self.limits.overlap {
+            Overlap::Off => 0,
+            Overlap::Auto | Overlap::On => (readable - wanted).min(budget),
+        };
+        self.make_room(count.saturating_add(wanted).saturating_add(more));
         let room = self.cells.free().saturating_sub(count);
         if room >= wanted { budget } else { room }
     }

@@ -101,7 +101,7 @@ impl Scheduler {
     /// compute some of it, from the first one on, or nothing. It is forgotten as soon as the sequence
     /// gains a token.
     pub fn propose(&mut self, key: Key, draft: &[Token]) {
-        debug_assert!(self.planned.is_empty(), "propose between plan and applied");
+        debug_assert!(self.is_between(), "propose between plan and applied");
         let most = draft.len().min(self.limits.drafts as usize);
         if let Some(running) = self.find(key).filter(|running| running.generates()) {
             running.guess.draft.clear();
@@ -127,8 +127,13 @@ impl Scheduler {
         }
         let tokens: u32 = step.rows.iter().map(Row::tokens).sum();
         let room = self.limits.step_tokens.saturating_sub(tokens);
-        let alone = step.shape.rows == 1 && step.shape.prefill == 0 && step.off_turn == 0;
-        let wanted = self.choose(step.shape, &mut wishes, room, alone);
+        // What ran ahead may go on when the step begins.
+        let shape = Shape {
+            prefill: step.shape.prefill + step.ahead,
+            ..step.shape
+        };
+        let alone = shape.rows == 1 && shape.prefill == 0 && step.off_turn == 0;
+        let wanted = self.choose(shape, &mut wishes, room, alone);
         let cells = self.spare_cells(tokens, wanted);
         let mut drafts = wanted;
         // The least likely ones stay behind.

@@ -5,6 +5,7 @@ use crate::simulator::simulation::{Arrival, End, Record, Simulation, Taken};
 use crate::simulator::{Fault, Machine};
 use std::collections::BTreeMap;
 
+mod ahead;
 mod gaps;
 mod guests;
 mod ids;
@@ -24,6 +25,7 @@ const LIMITS: Limits = Limits {
     reuse: Reuse::Any,
     spill: true,
     drafts: 8,
+    overlap: Overlap::Off,
 };
 
 fn request(key: u64, prompt: u32, max_tokens: u32) -> Request {
@@ -249,7 +251,16 @@ fn an_outage_is_survived_and_a_dead_device_says_so() {
 
 fn simulation(limits: Limits, faults: &[(u64, Fault)]) -> Simulation {
     let faults = faults.iter().copied().collect();
-    Simulation::new(limits, Machine::default(), faults)
+    let machine = Machine {
+        // Now less than what every step takes, now more.
+        sample: if limits.overlap == Overlap::Off {
+            0.0
+        } else {
+            0.010
+        },
+        ..Machine::default()
+    };
+    Simulation::new(limits, machine, faults)
 }
 
 fn waited(record: &Record, arrival: &Arrival) -> Duration {

@@ -126,6 +126,19 @@ pub enum Rows {
     Whole,
 }
 
+/// Whether prompts are read while nothing else can be computed: while rows are sampled, and while callers
+/// that sample themselves are waited for. See [`plan_ahead`](super::Scheduler::plan_ahead).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overlap {
+    /// Where it is expected to save time.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Wherever it can be done, whether it saves time or not: for tests.
+    On,
+}
+
 /// The sizes that bound every step, and how prompts are read.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -151,6 +164,9 @@ pub struct Limits {
     /// Most drafts in a row; 0 where a sequence can't be truncated, since it could not be rid of
     /// those that turn out wrong.
     pub drafts: u32,
+    /// Whether prompts are read ahead. Anything but [`Overlap::Off`] is for a backend that computes by
+    /// itself while the caller does something else.
+    pub overlap: Overlap,
 }
 
 impl Limits {
@@ -367,8 +383,12 @@ pub struct Step {
     /// Generating rows, and drafts behind them; prompt tokens, and others that
     /// are certain beside the first of a generating row; and the cells that attention will run over.
     pub shape: Shape,
-    /// Prompt tokens that the budget allowed.
+    /// Prompt tokens that the budget allowed, those that ran ahead included.
     pub budget: u32,
+    /// Prompt tokens that ran ahead of this step and count against its budget.
+    pub ahead: u32,
+    /// It has nothing but parts of prompts, without output, and runs while nothing else can be computed.
+    pub meanwhile: bool,
     /// Generating sequences of the step's adapter that are not in it: only after a failure.
     pub skipped: u32,
     /// Generating sequences of other adapters, whose turn it is not.

@@ -39,7 +39,8 @@ pub struct Size {
 
 /// How long steps take, in seconds: `fixed + row * rows + prefill * tokens of prompts +
 /// attention * tokens * cells up to the highest used one`, and `change` more after a change of
-/// adapters. A draft counts as a row.
+/// adapters. A draft counts as a row. After each step its outputs are sampled, which takes `sample` for each
+/// of them; meanwhile what runs ahead is computed.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
     /// Of every step.
@@ -52,6 +53,8 @@ pub struct Machine {
     pub attention: f64,
     /// Of a change from one adapter to another.
     pub change: f64,
+    /// To sample after each row with output.
+    pub sample: f64,
     /// By what part steps take longer or shorter than this, at random.
     pub noise: f64,
 }
@@ -65,6 +68,7 @@ impl Default for Machine {
             prefill: 0.0025,
             attention: 1e-8,
             change: 0.010,
+            sample: 0.0,
             noise: 0.0,
         }
     }
@@ -259,6 +263,43 @@ impl Simulator {
         (whole && known).then_some((tokens, AdapterId(adapter)))
     }
 
+    /// Puts a step into cells, and says how long that took.
+    fn compute(&mut self, step: &[Input]) -> Result<(), DecodeError> {
+        assert!(!step.is_empty() && step.len() <= self.size.step_tokens as usize);
+        let fault = self.faults.get(&self.steps).copied();
+        self.steps += 1;
+        let mut seconds = self.seconds(step);
+        self.changed = false;
+        seconds *= 1.0 + self.machine.noise * scatter(self.steps);
+        if let Some(Fault::Slow(times)) = fault {
+            seconds *= times;
+        }
+        self.took = Duration::from_secs_f64(seconds);
+        if self.used() + step.len() > self.size.cells as usize {
+            return Err(DecodeError::NoRoom);
+        }
+        match fault {
+            Some(Fault::Code(1)) => return Err(DecodeError::NoRoom),
+            Some(Fault::Code(code)) => {
+                self.leave_a_part(step);
+                return Err(DecodeError::Failed(code));
+            }
+            Some(Fault::Slow(_)) | None => {}
+        }
+        if step.iter().any(|input| input.token == POISON) {
+            self.leave_a_part(step);
+            return Err(DecodeError::Failed(-3));
+        }
+        for input in step {
+            let length = self.held(input.seq).len();
+            assert_eq!(length, input.position as usize, "positions without gaps");
+            let of = self.adapter_of(input.seq);
+            assert!(length == 0 || of == self.adapter, "a state of {of:?}");
+            self.push(input.seq, input.token);
+        }
+        Ok(())
+    }
+
     fn seconds(&self, step: &[Input]) -> f64 {
         // Of each sequence, its tokens and those after which logits are wanted.
         let mut mates: BTreeMap<SeqId, (u32, u32)> = BTreeMap::new();
@@ -302,40 +343,11 @@ impl Backend for Simulator {
     }
 
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
-        assert!(!step.is_empty() && step.len() <= self.size.step_tokens as usize);
-        let fault = self.faults.get(&self.steps).copied();
-        self.steps += 1;
-        let mut seconds = self.seconds(step);
-        self.changed = false;
-        seconds *= 1.0 + self.machine.noise * scatter(self.steps);
-        if let Some(Fault::Slow(times)) = fault {
-            seconds *= times;
-        }
-        self.took = Duration::from_secs_f64(seconds);
-        if self.used() + step.len() > self.size.cells as usize {
-            return Err(DecodeError::NoRoom);
-        }
-        match fault {
-            Some(Fault::Code(1)) => return Err(DecodeError::NoRoom),
-            Some(Fault::Code(code)) => {
-                self.leave_a_part(step);
-                return Err(DecodeError::Failed(code));
-            }
-            Some(Fault::Slow(_)) | None => {}
-        }
-        if step.iter().any(|input| input.token == POISON) {
-            self.leave_a_part(step);
-            return Err(DecodeError::Failed(-3));
-        }
+        self.compute(step)?;
         self.predicted.clear();
         self.tops.clear();
         let mut given = BTreeSet::new();
         for (index, input) in step.iter().enumerate() {
-            let length = self.held(input.seq).len();
-            assert_eq!(length, input.position as usize, "positions without gaps");
-            let of = self.adapter_of(input.seq);
-            assert!(length == 0 || of == self.adapter, "a state of {of:?}");
-            self.push(input.seq, input.token);
             let next = (input.token + 1 + u32::from(self.adapter.0)) % self.size.vocabulary;
             let top = input.output && input.seq.0 < self.top.0;
             if top {
@@ -346,6 +358,17 @@ impl Backend for Simulator {
             self.predicted.push((input.output && !top).then_some(next));
         }
         Ok(())
+    }
+
+    fn can_go_ahead(&self) -> bool {
+        true
+    }
+
+    /// In virtual time it only begins: it is for the caller to add [`Simulator::took`] where something waits
+    /// for it.
+    fn decode_ahead(&mut self, step: &[Input]) -> Result<(), DecodeError> {
+        assert!(!step.iter().any(|input| input.output), "outputs ahead");
+        self.compute(step)
     }
 
     fn logits(&self, index: usize) -> Option<&[f32]> {

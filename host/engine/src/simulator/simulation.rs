@@ -1,6 +1,7 @@
 //! The scheduler over the simulator, in virtual time: what the engine's thread does, with every
 //! invariant checked at every step. A broken one panics.
 
+mod ahead;
 mod aside;
 mod check;
 mod record;
@@ -56,7 +57,10 @@ pub struct Simulation {
     limits: Limits,
     scheduler: Scheduler,
     backend: Simulator,
+    machine: Machine,
     now: Time,
+    /// Until when what ran ahead is computed.
+    busy: Time,
     arrivals: Vec<Arrival>,
     alive: HashMap<Key, Alive>,
     records: Vec<Option<Record>>,
@@ -76,8 +80,10 @@ pub struct Simulation {
     chosen: Vec<(Time, usize)>,
     /// Time in which nothing was computed, for the sake of those that were expected back.
     pub awaited: Duration,
-    /// The steps in their order.
+    /// The steps in their order, but for those that ran while rows were sampled.
     pub steps: Vec<Taken>,
+    /// Those that did, and the tokens that they computed.
+    pub ahead: (u32, u32),
 }
 
 impl Simulation {
@@ -97,7 +103,9 @@ impl Simulation {
                 Reuse::Whole => backend.without_parts(),
                 Reuse::Any | Reuse::Off => backend,
             },
+            machine,
             now: Time::ZERO,
+            busy: Time::ZERO,
             arrivals: Vec::new(),
             alive: HashMap::new(),
             records: Vec::new(),
@@ -111,6 +119,7 @@ impl Simulation {
             chosen: Vec::new(),
             awaited: Duration::ZERO,
             steps: Vec::new(),
+            ahead: (0, 0),
         }
     }
 
@@ -368,7 +377,7 @@ impl Simulation {
         for &(key, expired) in &step.expired {
             self.end(key, End::Expired(expired));
         }
-        self.check_awaited();
+        self.check_awaited(&step);
         self.do_memory(&step.memory);
         let relocated = step.memory.iter().any(|m| matches!(m, Memory::Relocate(_)));
         for key in &step.admitted {
@@ -386,13 +395,24 @@ impl Simulation {
         let inputs = self.inputs(&step.rows);
         let adapted = self.backend.adapt(step.adapter);
         let decoded = adapted.and_then(|()| self.backend.decode(&inputs));
-        let took = self.backend.took();
-        self.now += took;
+        let began = self.now;
+        // It begins when what ran ahead is computed.
+        self.now = self.now.max(self.busy) + self.backend.took();
+        let mut ahead = None;
+        if decoded.is_ok() {
+            let outputs = inputs.iter().filter(|input| input.output).count();
+            let sampling = Duration::from_secs_f64(self.machine.sample * outputs as f64);
+            ahead = self.begin_ahead(sampling);
+            self.now += sampling;
+        }
+        let took = self.now - began;
         self.steps.push(Taken {
             running: self.scheduler.running(),
             rows: step.shape.rows,
             drafts: step.shape.drafts,
             prefill: step.shape.prefill,
+            ahead: step.ahead,
+            meanwhile: step.meanwhile,
             failed: decoded.is_err(),
             adapter: step.adapter,
             took,
@@ -416,6 +436,9 @@ impl Simulation {
                 took,
             };
             assert_eq!(self.scheduler.applied(result), None);
+            if let Some((step, success)) = ahead {
+                self.finish_ahead(&step, success);
+            }
         }
         let pending = self.scheduler.take_memory();
         self.do_memory(&pending);

@@ -21,9 +21,14 @@ impl<B: Backend> Worker<B> {
         add(&counters.tokens_decoded, self.inputs.len() as u64);
         add(&counters.skipped_rows, u64::from(step.skipped));
         add(&counters.off_turn_rows, u64::from(step.off_turn));
-        if shape.rows > 0 && shape.prefill > 0 {
+        if step.meanwhile {
+            add(&counters.ahead_steps, 1);
+            add(&counters.ahead_tokens, u64::from(shape.prefill));
+        }
+        let prefill = shape.prefill + step.ahead;
+        if shape.rows > 0 && prefill > 0 {
             add(&counters.mixed_steps, 1);
-            add(&counters.mixed_prefill_tokens, u64::from(shape.prefill));
+            add(&counters.mixed_prefill_tokens, u64::from(prefill));
             add(&counters.mixed_budget_tokens, u64::from(step.budget));
         }
         let copied = self.backend.copied();

@@ -9,15 +9,18 @@ use crate::look::{Distribution, Look, Show};
 use crate::reply::{self, Reply};
 use crate::sampling::Logits;
 use crate::scheduler::prefill::Prefill;
-use crate::scheduler::{Reuse, SeqId};
-use crate::simulator::{Machine, POISON, Simulator, Size};
+use crate::scheduler::{Overlap, Reuse, SeqId};
+use crate::simulator::{Fault, Machine, POISON, Simulator, Size};
 use crate::store::spill::{Budgets, Spill};
 use crate::{Chunk, Generation, Tenant};
+use std::collections::BTreeMap;
 use std::pin::Pin;
+use std::sync::Mutex;
 use std::sync::mpsc::sync_channel;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+mod ahead;
 mod choices;
 mod looks;
 mod speculation;
@@ -29,8 +32,25 @@ const END: Token = 999;
 /// Highest logits, where there are those alone.
 const TOP: u32 = 8;
 
-/// A simulator whose steps take real time.
-struct Slow(Simulator, Duration);
+/// What a backend was asked, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Call {
+    /// To compute so many inputs, of which these have outputs.
+    Decode(usize, Vec<usize>),
+    /// To compute so many ahead.
+    Ahead(usize),
+    /// For the output of this input.
+    Output(usize),
+}
+
+/// A simulator whose steps take real time, and which remembers what it was asked.
+struct Slow(Simulator, Duration, Arc<Mutex<Vec<Call>>>);
+
+impl Slow {
+    fn asked(&self, call: Call) {
+        self.2.lock().unwrap().push(call);
+    }
+}
 
 impl Backend for Slow {
     fn adapt(&mut self, adapter: AdapterId) -> Result<(), DecodeError> {
@@ -39,7 +59,19 @@ impl Backend for Slow {
 
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
         std::thread::sleep(self.1);
+        let outputs = step.iter().enumerate().filter(|(_, input)| input.output);
+        let outputs = outputs.map(|(index, _)| index).collect();
+        self.asked(Call::Decode(step.len(), outputs));
         self.0.decode(step)
+    }
+
+    fn can_go_ahead(&self) -> bool {
+        self.0.can_go_ahead()
+    }
+
+    fn decode_ahead(&mut self, step: &[Input]) -> Result<(), DecodeError> {
+        self.asked(Call::Ahead(step.len()));
+        self.0.decode_ahead(step)
     }
 
     fn logits(&self, index: usize) -> Option<&[f32]> {
@@ -47,6 +79,7 @@ impl Backend for Slow {
     }
 
     fn output(&self, index: usize) -> Option<Logits<'_>> {
+        self.asked(Call::Output(index));
         self.0.output(index)
     }
 
@@ -97,6 +130,7 @@ struct Bench {
     commands: Arc<std::sync::mpsc::SyncSender<Command>>,
     counters: Arc<Counters>,
     desk: Arc<Desk>,
+    calls: Arc<Mutex<Vec<Call>>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -124,7 +158,25 @@ impl Bench {
         };
         let (commands, inbox) = sync_channel(256);
         let spill = Spill::new(budgets, Box::new(|| {})).unwrap();
-        Self::of(Duration::ZERO, commands, inbox, spill, top_ids)
+        let faults = BTreeMap::new();
+        Self::of(
+            Duration::ZERO,
+            commands,
+            inbox,
+            spill,
+            (top_ids, Overlap::Off, faults),
+        )
+    }
+
+    /// One that reads prompts ahead wherever it can, and whose steps fail so, by their numbers from 0.
+    fn ahead(step: Duration, faults: BTreeMap<u64, Fault>) -> Self {
+        let budgets = Budgets {
+            ram: 1 << 20,
+            disk: None,
+        };
+        let (commands, inbox) = sync_channel(256);
+        let spill = Spill::new(budgets, Box::new(|| {})).unwrap();
+        Self::of(step, commands, inbox, spill, (0, Overlap::On, faults))
     }
 
     fn with(
@@ -133,7 +185,8 @@ impl Bench {
         inbox: Receiver<Command>,
         spill: Spill,
     ) -> Self {
-        Self::of(step, commands, inbox, spill, 0)
+        let faults = BTreeMap::new();
+        Self::of(step, commands, inbox, spill, (0, Overlap::Off, faults))
     }
 
     fn of(
@@ -141,7 +194,7 @@ impl Bench {
         commands: std::sync::mpsc::SyncSender<Command>,
         inbox: Receiver<Command>,
         spill: Spill,
-        top_ids: u16,
+        (top_ids, overlap, faults): (u16, Overlap, BTreeMap<u64, Fault>),
     ) -> Self {
         let limits = Limits {
             seq_ids: 4 + top_ids,
@@ -154,6 +207,7 @@ impl Bench {
             reuse: Reuse::Any,
             spill: true,
             drafts: 16,
+            overlap,
         };
         let size = Size {
             seq_ids: limits.seq_ids,
@@ -161,9 +215,10 @@ impl Bench {
             step_tokens: limits.step_tokens,
             vocabulary: VOCABULARY,
         };
-        let simulator = Simulator::new(size, Machine::default(), Default::default());
+        let simulator = Simulator::new(size, Machine::default(), faults);
         let simulator = simulator.with_top(top_ids, TOP);
         let counters = Arc::new(Counters::default());
+        let calls = Arc::new(Mutex::new(Vec::new()));
         let aside = Aside::new(spill, 1 << 20);
         let commands = Arc::new(commands);
         let waiting = Arc::downgrade(&commands);
@@ -173,7 +228,7 @@ impl Bench {
             }
         }));
         let worker = Worker::new(
-            Slow(simulator, step),
+            Slow(simulator, step, calls.clone()),
             limits,
             Arc::new(Digits),
             inbox,
@@ -186,6 +241,7 @@ impl Bench {
             commands,
             counters,
             desk,
+            calls,
             thread,
         }
     }
@@ -195,6 +251,19 @@ impl Bench {
     }
 
     fn submit_for(&self, caller: Caller, prompt: Vec<Token>, options: Options) -> Generation {
+        let (submission, generation) = self.submission(caller, prompt, options);
+        self.commands
+            .send(Command::Submit(Box::new(submission)))
+            .unwrap();
+        generation
+    }
+
+    fn submission(
+        &self,
+        caller: Caller,
+        prompt: Vec<Token>,
+        options: Options,
+    ) -> (Submission, Generation) {
         let (delivery, generation) = mailbox(self.counters.clone(), self.desk.clone());
         // Adapters are named by their numbers here.
         let number = options.adapter.as_deref().map(str::parse);
@@ -209,10 +278,7 @@ impl Bench {
             place: crate::places::Place::uncounted(),
             wants: Wants::Tokens { options, delivery },
         };
-        self.commands
-            .send(Command::Submit(Box::new(submission)))
-            .unwrap();
-        generation
+        (submission, generation)
     }
 
     /// Closes the channel and waits until the thread has ended by itself.

@@ -18,8 +18,8 @@ use super::workload::{Arrival, LONGEST, MOST_ANSWER, Text, Workload};
 use crate::complaint::Complaint;
 use aside::Wanted;
 use corral_engine::scheduler::{
-    AdapterId, Claim, Expired, Key, Layout, Limits, Memory, Priority, Progress, Refused, Request,
-    Reuse, Rows, Scheduler, Scope, Step, StepResult, Time,
+    AdapterId, Claim, Expired, Key, Layout, Limits, Memory, Overlap, Priority, Progress, Refused,
+    Request, Reuse, Rows, Scheduler, Scope, Step, StepResult, Time,
 };
 use corral_engine::simulator::{Fault, Machine, POISON, Simulator, Size};
 use corral_engine::{Backend, Input, Prefill};
@@ -150,6 +150,7 @@ impl Host {
             reuse: Reuse::Any,
             spill: setup.spill > 0,
             drafts: 0,
+            overlap: Overlap::Off,
         };
         let size = Size {
             seq_ids: limits.seq_ids,
@@ -165,6 +166,7 @@ impl Host {
             prefill: times * usual.prefill,
             attention: times * usual.attention,
             change: times * usual.change,
+            sample: 0.0,
             noise: NOISE,
         };
         let mut every = || 1 + random.below(2 * setup.faults);

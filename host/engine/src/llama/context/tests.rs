@@ -19,6 +19,7 @@ use rand_chacha::ChaCha8Rng;
 use std::path::Path;
 use std::sync::Arc;
 
+mod ahead;
 mod drafts;
 mod tops;
 

@@ -80,6 +80,7 @@ fn the_target_is_kept_from_the_first_step_whatever_came_before() {
         prefill: 2e-5,
         attention: 0.0,
         change: 0.0,
+        sample: 0.0,
         noise: 0.15,
     };
     let slow = Machine {

@@ -92,20 +92,25 @@ fn limits() -> impl Strategy<Value = Limits> {
         1 => Just(Reuse::Whole),
         6 => Just(Reuse::Any),
     ];
-    let memory = (reuse, proptest::bool::weighted(0.8), 0..17u32);
+    let overlap = prop_oneof![Just(Overlap::Off), Just(Overlap::Auto), Just(Overlap::On)];
+    let memory = (reuse, proptest::bool::weighted(0.8), 0..17u32, overlap);
     let ids = (1..9u16, prop_oneof![1 => Just(0), 2 => 1..9u16]);
     (ids, 60..400u32, 9..64u32, 1..20usize, prefill, memory).prop_map(
-        |((whole, top_ids), cells, step_tokens, queue, prefill, (reuse, spill, drafts))| Limits {
-            seq_ids: whole + top_ids,
-            top_ids,
-            cells,
-            step_tokens,
-            queue,
-            tenant_queue: queue.div_ceil(2),
-            prefill,
-            reuse,
-            spill,
-            drafts: if reuse == Reuse::Whole { 0 } else { drafts },
+        |((whole, top_ids), cells, step_tokens, queue, prefill, memory)| {
+            let (reuse, spill, drafts, overlap) = memory;
+            Limits {
+                seq_ids: whole + top_ids,
+                top_ids,
+                cells,
+                step_tokens,
+                queue,
+                tenant_queue: queue.div_ceil(2),
+                prefill,
+                reuse,
+                spill,
+                drafts: if reuse == Reuse::Whole { 0 } else { drafts },
+                overlap,
+            }
         },
     )
 }

@@ -2,6 +2,7 @@
 
 use super::Simulation;
 use crate::backend::Backend;
+use crate::scheduler::experience::LADDER;
 use crate::scheduler::{Key, Memory, Reuse, Rows, SeqId, Step};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,8 +17,16 @@ impl Simulation {
         assert!(tokens <= self.limits.step_tokens);
         let shape = step.shape;
         assert_eq!(tokens, shape.rows + shape.drafts + shape.prefill);
-        assert!(step.shape.prefill <= step.budget, "prompts within budget");
-        if !step.rows.is_empty() {
+        // The smallest chunk is always allowed.
+        let prompts = match shape.prefill > LADDER[0] {
+            true => shape.prefill + step.ahead,
+            false => shape.prefill,
+        };
+        assert!(prompts <= step.budget, "prompts within budget");
+        if step.meanwhile {
+            let outputs = step.rows.iter().filter(|row| row.output).count();
+            assert_eq!((shape.rows, outputs, step.skipped), (0, 0, 0));
+        } else if !step.rows.is_empty() {
             let generating = self
                 .scheduler
                 .sequences()
@@ -68,15 +77,17 @@ impl Simulation {
 
     /// Nobody who could get on waits for those that sample themselves. To be asked before anything is done
     /// about memory: where that fails, somebody may be ready who was not when the step was planned.
-    pub(super) fn check_awaited(&self) {
+    pub(super) fn check_awaited(&self, step: &Step) {
         let awaited = self.scheduler.awaited();
-        if let Some(until) = awaited {
+        if awaited.is_some() || step.meanwhile {
             let others = self.scheduler.sequences().filter(|sequence| {
                 let waits = matches!(sequence.state, "follows" | "fetches" | "asks");
                 let arrival = &self.arrivals[self.alive[&sequence.key].index];
                 !waits && arrival.max_tokens > 0 && arrival.asks.is_none()
             });
             assert_eq!(others.count(), 0, "who generates waits for nobody");
+        }
+        if let Some(until) = awaited {
             assert!(until > self.now && until - self.now <= Duration::from_millis(2));
         }
     }
@@ -84,7 +95,7 @@ impl Simulation {
     /// A step is of one adapter, and who generates waits for its own turn no longer than it should:
     /// two rounds of the other adapters, or one where all are equally urgent.
     pub(super) fn check_turns(&mut self, step: &Step) {
-        if step.rows.is_empty() {
+        if step.rows.is_empty() || step.meanwhile {
             return;
         }
         for row in &step.rows {

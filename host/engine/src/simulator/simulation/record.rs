@@ -98,10 +98,14 @@ pub struct Taken {
     pub drafts: u32,
     /// Prompt tokens.
     pub prefill: u32,
+    /// Prompt tokens that ran ahead of it.
+    pub ahead: u32,
+    /// Whether it ran while those who could get on waited for others.
+    pub meanwhile: bool,
     /// Whether nothing came of it.
     pub failed: bool,
     /// With what it was computed.
     pub adapter: AdapterId,
-    /// How long it took.
+    /// How long it took, with the sampling of its rows and what was left of those ahead of it.
     pub took: Duration,
 }
