@@ -178,7 +178,7 @@ fn where_sampling_takes_no_time_nothing_runs_ahead_unless_it_must() {
             ..LIMITS
         };
         // They end one after the other, so that some read while others generate.
-        let arrival = |i| Arrival {
+        let arrival = |i: u32| Arrival {
             prompt: 90,
             max_tokens: 10 + 7 * i,
             ends_after: 10 + 7 * i,
