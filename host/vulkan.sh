@@ -68,6 +68,9 @@ driver=$(lavapipe)
 echo "export VK_DRIVER_FILES='$driver' VK_ICD_FILENAMES='$driver'"
 # llama.cpp leaves out devices that are no GPUs, unless they are asked for by their number.
 echo "export GGML_VK_VISIBLE_DEVICES=0"
+# With the kernels that do several operations at once, the process ends where a few rows generate beside prompts that
+# are read (Mesa 22.3, llama.cpp as of llama-cpp-sys-2 0.1.161): its memory was overwritten. Without them it was not.
+echo "export GGML_VK_DISABLE_FUSION=1"
 # The name that llama.cpp gives to that device.
 echo "export CORRAL_TEST_DEVICE=Vulkan0"
 # A step takes many times as long as on the processor itself.

@@ -207,7 +207,7 @@ fn guessed_tokens_change_no_answer() {
     check_empty(&engine);
 }
 
-/// More than a step holds: while the first answers are sampled, a part of the others' prompts is read.
+/// Prompts come while others generate: while those are sampled, a part of the prompts is read.
 #[test]
 fn prompts_are_read_while_others_are_answered() {
     for device_sampling in [DeviceSampling::Off, DeviceSampling::On { k: 32 }] {
@@ -217,19 +217,24 @@ fn prompts_are_read_while_others_are_answered() {
             // Each reads the whole of its prompt, though all begin alike.
             config.prefix_cache = false;
         });
-        let asked: Vec<_> = SURE.into_iter().cycle().take(20).collect();
-        let story = "The cat sleeps. ".repeat(15);
-        let prompt = |(a, b): &(u32, u32)| {
-            let tokens = engine.tokenize(&format!("{story}\n{a}+{b}="), true);
-            tokens.unwrap()
+        let endless = Options {
+            ignore_end: true,
+            ..limit(200)
         };
-        let prompts: Vec<_> = asked.iter().map(prompt).collect();
-        let tokens: usize = prompts.iter().map(Vec::len).sum();
-        assert!(tokens > 512, "a step holds all {tokens} of them");
-        let running = engine.generate_together(prompts, &limit(8), Caller::default());
-        for ((a, b), generation) in asked.iter().zip(running.expect("they are taken")) {
-            assert_eq!(answer(generation), (a + b).to_string(), "{a}+{b}");
+        let others = [(); 2].map(|()| {
+            let mut generation = start(&engine, "1+1=", endless.clone());
+            wait(generation.next()).expect("it generates");
+            generation
+        });
+        let story = "The cat sleeps. ".repeat(4);
+        let running = SURE.map(|(a, b)| {
+            let generation = start(&engine, &format!("{story}\n{a}+{b}="), limit(8));
+            (a + b, generation)
+        });
+        for (sum, generation) in running {
+            assert_eq!(answer(generation), sum.to_string());
         }
+        drop(others);
         settle(&engine);
         assert!(metric(&engine, "ahead_steps_total") > 0.0);
         assert!(metric(&engine, "ahead_tokens_total") > 0.0);

@@ -451,6 +451,10 @@ pub(crate) struct StagesBench {
     /// Compute threads; by default one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
+    /// Read each prompt as soon as it comes, however long those that generate wait for it: what the bound on
+    /// their wait costs is the difference.
+    #[arg(long)]
+    pub(crate) slot_order: bool,
     /// Draw a chart of the ratios, too.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) chart: Option<PathBuf>,

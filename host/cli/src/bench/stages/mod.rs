@@ -28,7 +28,7 @@ use super::table::tell;
 use crate::arguments::StagesBench;
 use crate::complaint::Complaint;
 use clients::{Client, ask_all};
-use corral_engine::{Engine, LoadError, Raw};
+use corral_engine::{Engine, LoadError, Prefill, Raw};
 use house::House;
 use processor::{CLIENTS, COMPUTE, Done, Took, in_thread, timed};
 use prompts::{Prompt, prompts};
@@ -99,6 +99,7 @@ fn report(arguments: &StagesBench, model: &str, rows: &[Value]) -> Value {
         "prompt": arguments.prompt,
         "generate": arguments.generate,
         "rounds": arguments.measuring.rounds,
+        "slot_order": arguments.slot_order,
         "stages": rows,
     })
 }
@@ -137,6 +138,9 @@ impl Bench {
         // A loop of a plugin's goes on with what is there. What a request leaves is dropped when it has ended:
         // attention then runs over no more cells than in the raw loops.
         config.prefix_cache = true;
+        if arguments.slot_order {
+            config.prefill = Prefill::SlotOrder;
+        }
         // Compute threads are called like the thread that makes them.
         let loaded = in_thread(COMPUTE, || -> Result<_, LoadError> {
             let engine = Engine::load(config)?;
