@@ -2,9 +2,9 @@
 //!
 //! A few sequences generate without end. Long and short prompts come, one after the other, and every
 //! gap between two tokens of the generating sequences is taken. Before and after each prompt there is a
-//! pause, in which they are alone: the median gap of its two pauses is the decode step that a prompt's
-//! gaps are compared with, since steps get longer as the sequences do. Both ways of reading prompts are
-//! measured in each round.
+//! pause, in which they are alone: its median gap is the decode step. Steps get longer as the sequences do, so a gap
+//! while a prompt is read is compared with the decode step of its time, between that of the pause before and that of
+//! the pause after. Both ways of reading prompts are measured in each round.
 
 use super::load::{check_room, config, generate, metric, prompt};
 use super::table::{Column, Unit, tell};
@@ -197,42 +197,36 @@ fn ratios(spans: &[(Instant, Instant)], times: &[Vec<Instant>]) -> Gaps {
         .flat_map(|of_one| of_one.windows(2))
         .map(|pair| (pair[0], pair[1]))
         .collect();
-    let seconds = |&(from, to): &(Instant, Instant)| (to - from).as_secs_f64();
-    let inside: Vec<Vec<f64>> = spans
-        .iter()
-        .enumerate()
-        .map(|(number, &(begin, end))| {
-            let is_pause = number % 2 == 0;
-            let belongs = |&&(from, to): &&(Instant, Instant)| {
-                if is_pause {
-                    from >= begin && to <= end
-                } else {
-                    to > begin && from < end
-                }
-            };
-            gaps.iter().filter(belongs).map(seconds).collect()
-        })
-        .collect();
+    let seconds = |(from, to): (Instant, Instant)| (to - from).as_secs_f64();
     let (mut alone, mut mixed) = (Vec::new(), Vec::new());
-    for (number, gaps) in inside.iter().enumerate() {
-        let around: Vec<f64> = if number % 2 == 0 {
-            gaps.clone()
-        } else {
-            [number - 1, number + 1]
-                .iter()
-                .filter_map(|&pause| inside.get(pause))
-                .flatten()
-                .copied()
-                .collect()
-        };
-        let step = median(around.into_iter());
+    let mut steps = Vec::new();
+    for &(begin, end) in spans.iter().step_by(2) {
+        let inside = gaps
+            .iter()
+            .filter(|&&(from, to)| from >= begin && to <= end);
+        let inside: Vec<_> = inside.map(|&gap| seconds(gap)).collect();
+        let step = median(inside.iter().copied());
+        steps.push(step);
         if step > 0.0 {
-            let of = gaps.iter().map(|&gap| (gap, gap / step));
-            if number % 2 == 0 {
-                alone.extend(of);
-            } else {
-                mixed.extend(of);
-            }
+            alone.extend(inside.into_iter().map(|gap| (gap, gap / step)));
+        }
+    }
+    let prompts = spans.iter().skip(1).step_by(2);
+    for (&(begin, end), around) in prompts.zip(steps.windows(2)) {
+        // A pause may have been too short for a gap.
+        let [before, after] = match *around {
+            [before, after] if before > 0.0 && after > 0.0 => [before, after],
+            [before, after] => [before.max(after); 2],
+            _ => continue,
+        };
+        if before <= 0.0 {
+            continue;
+        }
+        for &(from, to) in gaps.iter().filter(|&&(from, to)| to > begin && from < end) {
+            let middle = from + (to - from) / 2;
+            let passed = seconds((begin, middle.clamp(begin, end)));
+            let step = before + (after - before) * passed / seconds((begin, end)).max(1e-9);
+            mixed.push((seconds((from, to)), seconds((from, to)) / step));
         }
     }
     (alone, mixed)
@@ -285,16 +279,30 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn a_prompts_gaps_are_compared_with_the_pauses_around_it() {
+    fn a_prompts_gaps_are_compared_with_the_decode_step_of_their_time() {
         let start = Instant::now();
         let at = |millis: u64| start + Duration::from_millis(millis);
-        // Steps of 10 ms, then one of 30 while a prompt is read, then steps of 20.
-        let times: Vec<_> = [0, 10, 20, 30, 40, 70, 90, 110, 130].map(at).to_vec();
-        let spans = [(at(0), at(41)), (at(41), at(69)), (at(69), at(130))];
+        // Steps of 10 ms, then two of 30 while a prompt is read, then steps of 20.
+        let times: Vec<_> = [0, 10, 20, 30, 40, 70, 100, 120, 140, 160].map(at).to_vec();
+        let spans = [(at(0), at(40)), (at(40), at(100)), (at(100), at(160))];
         let (alone, mixed) = ratios(&spans, &[times]);
         assert_eq!(alone.len(), 4 + 3);
         assert!(alone.iter().all(|(_, ratio)| (ratio - 1.0).abs() < 1e-6));
-        // Of 10, 10, 10, 10, 20, 20, 20 the middle one is 10.
+        // At 55 ms a decode step takes 12.5, and at 85 it takes 17.5.
+        let expected = [30.0 / 12.5, 30.0 / 17.5];
+        assert_eq!(mixed.len(), expected.len());
+        for ((_, ratio), expected) in mixed.iter().zip(expected) {
+            assert!((ratio - expected).abs() < 1e-6, "{mixed:?}");
+        }
+    }
+
+    #[test]
+    fn a_pause_without_a_gap_is_made_up_for_by_the_other() {
+        let start = Instant::now();
+        let at = |millis: u64| start + Duration::from_millis(millis);
+        let times: Vec<_> = [0, 10, 20, 50].map(at).to_vec();
+        let spans = [(at(0), at(20)), (at(20), at(50)), (at(50), at(51))];
+        let (_, mixed) = ratios(&spans, &[times]);
         assert_eq!(mixed.len(), 1);
         assert!((mixed[0].1 - 3.0).abs() < 1e-6);
     }
