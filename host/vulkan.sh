@@ -68,8 +68,9 @@ driver=$(lavapipe)
 echo "export VK_DRIVER_FILES='$driver' VK_ICD_FILENAMES='$driver'"
 # llama.cpp leaves out devices that are no GPUs, unless they are asked for by their number.
 echo "export GGML_VK_VISIBLE_DEVICES=0"
-# With the kernels that do several operations at once, the process ends where a few rows generate beside prompts that
-# are read (Mesa 22.3, llama.cpp as of llama-cpp-sys-2 0.1.161): its memory was overwritten. Without them it was not.
+# lavapipe of Mesa 22.3 goes on using buffers that were freed (it is well when what it frees is kept). With the kernels
+# that do several operations at once, the process then ends where a few rows generate beside prompts that are read;
+# without them that was not seen, but for adapters, which no test uses there.
 echo "export GGML_VK_DISABLE_FUSION=1"
 # The name that llama.cpp gives to that device.
 echo "export CORRAL_TEST_DEVICE=Vulkan0"

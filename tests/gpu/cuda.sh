@@ -59,7 +59,8 @@ fi
 # Against the driver only its stand-in is linked; where the toolkit has none, the driver itself, or it is done without.
 if ! compgen -G "$toolkit/lib64/stubs/libcuda.so" >/dev/null &&
   ! compgen -G "$toolkit/targets/*/lib/stubs/libcuda.so" >/dev/null; then
-  driver=$(ldconfig -p 2>/dev/null | sed -n 's/^.*libcuda\.so\.1 .*=> //p' | sed -n 1p)
+  # Those who are not root may not have its folder among theirs.
+  driver=$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | sed -n 's/^.*libcuda\.so\.1 .*=> //p' | sed -n 1p) || true
   if [ -n "$driver" ]; then
     flags+=("-DCUDA_cuda_driver_LIBRARY=$driver")
   else

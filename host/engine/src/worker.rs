@@ -448,14 +448,17 @@ impl<B: Backend> Worker<B> {
                 let before = Instant::now();
                 let sampled = self.sample(&step.rows, after);
                 let sampling = before.elapsed();
-                self.pastime.sampled(sampling);
+                if step.rows.iter().any(|row| row.output) {
+                    self.pastime.sampled(sampling);
+                }
                 add_time(&self.counters.sample_nanos, sampling);
-                // What everyone waits for is the whole round, not the computation alone.
-                let round = now.elapsed();
-                self.counters.step_duration.observe(round.as_secs_f64());
-                // What grammars took tells nothing of what rows cost; what went ahead counts with what is next.
+                // What everyone waits for is the whole round, not the computation alone; what went ahead counts with
+                // what is next.
                 let begun = ahead.as_ref().map_or(Duration::ZERO, |ahead| ahead.took);
-                let took = (round + owed).saturating_sub(sampled.grammars + begun);
+                let round = now.elapsed().saturating_sub(begun);
+                self.counters.step_duration.observe(round.as_secs_f64());
+                // What grammars took tells nothing of what rows cost.
+                let took = (round + owed).saturating_sub(sampled.grammars);
                 self.scheduler.applied(StepResult::Decoded {
                     sampled: &sampled.tokens,
                     ended: &sampled.ended,

@@ -90,25 +90,26 @@ pub(super) async fn measure(arguments: &BoundaryBench) -> Result<(), Complaint> 
     }
     let rows: Vec<_> = ways.iter().map(|way| report(way, &ways, count)).collect();
     let call = call(&plugin).await?;
-    let mut requests = requests(&plugin).await?;
-    let start = starts(&runtime);
+    let (mut requests, mut starts) = requests(&plugin, &runtime).await?;
     let vocabulary = engine.info().vocabulary;
     engine.shutdown();
     let times = json!({
         "call_s": call,
         "request_p50_s": quantile(&mut requests, 0.5),
         "request_p99_s": quantile(&mut requests, 0.99),
-        "instance_mean_s": start,
+        "instance_p50_s": quantile(&mut starts, 0.5),
+        "instance_p99_s": quantile(&mut starts, 0.99),
     });
     let micros = |key: &str| 1e6 * times[key].as_f64().unwrap_or(0.0);
     let title = format!(
         "{count} tokens each, greedy, {vocabulary} tokens of vocabulary; medians of {rounds} rounds\n\
          a call of the host: {:.2} µs; a request that does nothing, in this process: {:.0} µs \
-         (p99 {:.0}), of which a new instance takes {:.0} on average",
+         (p99 {:.0}), of which a new instance takes {:.0} (p99 {:.0})",
         micros("call_s"),
         micros("request_p50_s"),
         micros("request_p99_s"),
-        micros("instance_mean_s"),
+        micros("instance_p50_s"),
+        micros("instance_p99_s"),
     );
     let mut setup = json!({
         "bench": "boundary",
@@ -202,26 +203,25 @@ async fn call(plugin: &Plugin) -> Result<f64, Complaint> {
     Ok(median(times.into_iter()))
 }
 
-/// Seconds of each of many requests in which nothing is done.
-async fn requests(plugin: &Plugin) -> Result<Vec<f64>, Complaint> {
-    let mut times = Vec::new();
+/// Seconds of each of many requests in which nothing is done, one after the other, and of each one's new instance.
+async fn requests(plugin: &Plugin, runtime: &Runtime) -> Result<(Vec<f64>, Vec<f64>), Complaint> {
+    let (mut times, mut starts) = (Vec::new(), Vec::new());
     for _ in 0..STARTS {
-        let began = Instant::now();
+        let (before, began) = (starting(runtime), Instant::now());
         ask(plugin, "none", 1, String::new()).await?;
         times.push(began.elapsed().as_secs_f64());
+        starts.push(starting(runtime) - before);
     }
-    Ok(times)
+    Ok((times, starts))
 }
 
-/// Seconds that a new instance took on average.
-fn starts(runtime: &Runtime) -> f64 {
+/// Seconds that all instances took to start until now.
+fn starting(runtime: &Runtime) -> f64 {
     let counters = runtime.counters();
-    let value = |name: &str| {
-        let metric = counters.iter().find(|metric| metric.name == name);
-        metric.map_or(0.0, |metric| metric.value)
-    };
-    let started = value("corral_plugin_instances_started_total");
-    value("corral_plugin_instance_start_seconds_total") / started.max(1.0)
+    let found = counters
+        .iter()
+        .find(|metric| metric.name == "corral_plugin_instance_start_seconds_total");
+    found.map_or(0.0, |metric| metric.value)
 }
 
 /// A way beside the host's loop and the plugin's, with as many sequences at once.

@@ -88,7 +88,11 @@ impl Scheduler {
         debug_assert!(!self.ahead.is_planned(), "plan_ahead before applied_ahead");
         let pays = match self.limits.overlap {
             Overlap::Off => false,
-            Overlap::Auto => self.cost.is_fitted() && rest.as_secs_f64() > self.cost.fixed(),
+            // What was not seen apart from the rest is no reason.
+            Overlap::Auto => {
+                let fixed = self.cost.fixed();
+                self.cost.is_fitted() && fixed > 0.0 && rest.as_secs_f64() > fixed
+            }
             Overlap::On => true,
         };
         let outputs = self.planned.iter().filter(|row| row.output).count();
@@ -123,7 +127,11 @@ impl Scheduler {
             self.rotation.failed();
             self.cells.undo(placements(&rows));
             self.start_anew(&rows);
-            self.recovery.halve(tokens);
+            // Half of what the next step would have had with it: those who generate were not part of it, and
+            // all of them go on.
+            let generating = self.all_generating();
+            self.recovery
+                .halve(tokens.saturating_add(generating.saturating_mul(2)));
             return;
         }
         self.ahead.tokens += tokens;

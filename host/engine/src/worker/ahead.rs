@@ -6,7 +6,7 @@
 
 use super::Worker;
 use crate::backend::{Backend, DecodeError};
-use crate::metrics::add;
+use crate::metrics::{add, add_time};
 use crate::scheduler::Step;
 use std::time::{Duration, Instant};
 
@@ -54,6 +54,7 @@ impl<B: Backend> Worker<B> {
         let before = Instant::now();
         let decoded = self.backend.decode_ahead(&self.inputs);
         let took = before.elapsed();
+        add_time(&self.counters.step_nanos, took);
         if decoded.is_ok() {
             self.count(&step);
         }

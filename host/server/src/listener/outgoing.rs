@@ -31,7 +31,8 @@ pub(super) struct Outgoing {
 }
 
 /// How the body failed, until hyper is told. hyper drops what it has not written yet as soon as it hears of
-/// that, the answer's head too, so it hears of it a poll later: in between it writes what came before.
+/// that, the answer's head too, so it hears of it a poll later: in between it writes what came before, as far as the
+/// connection takes it.
 #[derive(Debug, Default)]
 struct Failed(Option<Failure>);
 
@@ -111,7 +112,7 @@ impl Body for Outgoing {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(Body::is_end_stream)
+        self.failed.0.is_none() && self.body.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
