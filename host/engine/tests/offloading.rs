@@ -3,16 +3,15 @@
 
 use corral_engine::{
     Caller, Config, Devices, EmbedOptions, Engine, Error, KvType, Layers, LoadError, Options,
-    Sequence, SnapshotLimits, Snapshots, Tenant, load_backends,
+    Sequence, SnapshotLimits, Snapshots, load_backends,
 };
 use std::path::Path;
 use std::sync::Arc;
-use support::{check_empty, demo_model, metric, read, settle, view, wait};
+use support::{
+    SURE, check_empty, check_idle_sums, demo_model, idle_sums, metric, read, settle, view, wait,
+};
 
 mod support;
-
-/// Sums that the model gets right after other text too.
-const SURE: [(u32, u32); 5] = [(12, 7), (20, 22), (3, 4), (31, 27), (45, 54)];
 
 /// On the processor, so that it is the same on any machine.
 fn config(kv: KvType) -> Config {
@@ -90,28 +89,10 @@ fn states_of_8_bits_leave_the_cells_and_come_back() {
     (config.context, config.cells) = (Some(512), Some(512));
     config.sequences = 2;
     let engine = Engine::load(config).unwrap();
-    let mut idle = Vec::new();
-    for ((a, b), tenant) in SURE.iter().zip(0..) {
-        let caller = Caller {
-            tenant: Tenant(tenant),
-            ..Caller::default()
-        };
-        let mut sequence = Sequence::new(engine.clone(), caller);
-        let text = format!("{}\n{a}+{b}=", "The cat sleeps. ".repeat(15));
-        let tokens = engine.tokenize(&text, true).unwrap();
-        sequence.append(&tokens).unwrap();
-        let (chunk, _) = read(sequence.generate(limit(8)).unwrap());
-        assert_eq!(chunk.text, (a + b).to_string());
-        idle.push(sequence);
-    }
+    let mut idle = idle_sums(&engine);
     settle(&engine);
     assert!(view(&engine).spilled_ram > 0);
-    for (sequence, (a, b)) in idle.iter_mut().zip(SURE) {
-        let (chunk, outcome) = read(sequence.generate(limit(8)).unwrap());
-        let outcome = outcome.unwrap();
-        assert_eq!(chunk.text, (a + b).to_string());
-        assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);
-    }
+    check_idle_sums(&mut idle);
     assert!(metric(&engine, "sequences_restored_total") > 0.0);
     drop(idle);
     check_empty(&engine);

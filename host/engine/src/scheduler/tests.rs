@@ -47,6 +47,17 @@ fn request(key: u64, prompt: u32, max_tokens: u32) -> Request {
     }
 }
 
+/// One that comes after so many milliseconds, and generates so many tokens.
+fn arrival(at: u64, prompt: u32, tokens: u32) -> Arrival {
+    Arrival {
+        at: Duration::from_millis(at),
+        prompt,
+        max_tokens: tokens,
+        ends_after: tokens,
+        ..Arrival::default()
+    }
+}
+
 fn enqueue(scheduler: &mut Scheduler, key: u64, prompt: u32, max_tokens: u32) {
     scheduler
         .enqueue(Time::ZERO, request(key, prompt, max_tokens))

@@ -79,10 +79,30 @@ impl Body for Outgoing {
     type Error = Failure;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled {
-        let this = &mut *self;
-        if let Some(failure) = this.failed.0.take() {
-            return Poll::Ready(Some(Err(failure)));
+        let mut failed = std::mem::take(&mut self.failed);
+        let polled = failed.poll(cx, |cx| self.poll_body(cx));
+        self.failed = failed;
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.failed.0.is_none() && self.body.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.body {
+            // With a farewell it may become longer than its own hint.
+            Some(body) if self.ending.is_none() => body.size_hint(),
+            Some(_) => SizeHint::default(),
+            None => SizeHint::with_exact(0),
         }
+    }
+}
+
+impl Outgoing {
+    /// What comes next, with nothing put off.
+    fn poll_body(&mut self, cx: &mut Context<'_>) -> Polled {
+        let this = self;
         if let Some(outbox) = &this.outbox {
             outbox.set_full(false);
         }
@@ -108,26 +128,21 @@ impl Body for Outgoing {
                 ending.between.passed(data);
             }
         }
-        this.failed.put_off(polled, cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.failed.0.is_none() && self.body.as_ref().is_none_or(Body::is_end_stream)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match &self.body {
-            // With a farewell it may become longer than its own hint.
-            Some(body) if self.ending.is_none() => body.size_hint(),
-            Some(_) => SizeHint::default(),
-            None => SizeHint::with_exact(0),
-        }
+        polled
     }
 }
 
 impl Failed {
-    fn put_off(&mut self, polled: Polled, cx: &mut Context<'_>) -> Polled {
-        match polled {
+    /// What `body` gives, or has given before.
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        body: impl FnOnce(&mut Context<'_>) -> Polled,
+    ) -> Polled {
+        if let Some(failure) = self.0.take() {
+            return Poll::Ready(Some(Err(failure)));
+        }
+        match body(cx) {
             Poll::Ready(Some(Err(failure))) => {
                 self.0 = Some(failure);
                 cx.waker().wake_by_ref();
@@ -245,10 +260,7 @@ mod tests {
         let mut failed = Failed::default();
         let mut polls = Vec::new();
         let error = poll_fn(|cx| {
-            let polled = match failed.0.take() {
-                Some(failure) => Poll::Ready(Some(Err(failure))),
-                None => failed.put_off(Poll::Ready(Some(Err(Failure::Internal))), cx),
-            };
+            let polled = failed.poll(cx, |_| Poll::Ready(Some(Err(Failure::Internal))));
             polls.push(polled.is_pending());
             polled
         });

@@ -8,8 +8,7 @@
 use super::LlamaContext;
 use crate::Token;
 use crate::backend::{Backend, DecodeError, Input, SaveError};
-use crate::llama::ContextSettings;
-use crate::llama::Model;
+use crate::llama::{ContextSettings, DeviceTop, Model};
 use crate::offload::KvType;
 use crate::progress::Progress;
 use crate::scheduler::SeqId;
@@ -29,6 +28,23 @@ const STEP_TOKENS: u32 = 64;
 fn model() -> Arc<Model> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
     Arc::new(Model::load(&file, &Progress::default()).expect("the demo model loads"))
+}
+
+/// Logits of a row that come through a chain.
+const K: u32 = 8;
+/// The first two ids have a chain, where there are any.
+const TOP_IDS: u16 = 2;
+
+fn with_chains(model: &Arc<Model>, device_top: Option<DeviceTop>) -> LlamaContext {
+    let settings = ContextSettings {
+        cells: 256,
+        step_tokens: STEP_TOKENS,
+        seq_ids: IDS,
+        threads: 1,
+        kv: KvType::F16,
+        device_top,
+    };
+    LlamaContext::new(model.clone(), settings).expect("the context is made")
 }
 
 /// Takes a saved state apart.

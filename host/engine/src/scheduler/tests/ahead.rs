@@ -131,15 +131,8 @@ fn busy(overlap: Overlap) -> (Simulation, Time, Duration, Duration) {
         sample: 0.001,
         ..Machine::default()
     };
-    let of = |at, prompt, tokens| Arrival {
-        at: Duration::from_millis(at),
-        prompt,
-        max_tokens: tokens,
-        ends_after: tokens,
-        ..Arrival::default()
-    };
-    let mut arrivals = vec![of(0, 32, 400); 8];
-    arrivals.extend((0..60).map(|i| of(500 + 50 * i, 600, 4)));
+    let mut arrivals = vec![arrival(0, 32, 400); 8];
+    arrivals.extend((0..60).map(|i| arrival(500 + 50 * i, 600, 4)));
     let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
     let records = simulation.run(arrivals);
     assert!(records.iter().all(|record| record.end == End::Finished));

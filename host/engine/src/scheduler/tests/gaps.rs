@@ -13,15 +13,8 @@ fn gaps(prefill: Prefill) -> (Duration, Duration) {
         prefill,
         ..LIMITS
     };
-    let of = |at, prompt, tokens| Arrival {
-        at: Duration::from_millis(at),
-        prompt,
-        max_tokens: tokens,
-        ends_after: tokens,
-        ..Arrival::default()
-    };
-    let mut arrivals = vec![of(0, 32, 400); 8];
-    arrivals.extend((0..20).map(|i| of(2_000 + 1_500 * i, [600, 32][(i % 2) as usize], 50)));
+    let mut arrivals = vec![arrival(0, 32, 400); 8];
+    arrivals.extend((0..20).map(|i| arrival(2_000 + 1_500 * i, [600, 32][(i % 2) as usize], 50)));
     let mut simulation = simulation(limits, &[]);
     let records = simulation.run(arrivals);
     let gap = |record: &Record| {

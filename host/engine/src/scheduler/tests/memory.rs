@@ -13,19 +13,12 @@ fn a_survivor_that_lies_high_is_moved_where_that_pays() {
         reuse: Reuse::Any,
         ..LIMITS
     };
-    let of = |at, prompt, tokens| Arrival {
-        at: Duration::from_millis(at),
-        prompt,
-        max_tokens: tokens,
-        ends_after: tokens,
-        ..Arrival::default()
-    };
     // The first one goes away when it has been read, and leaves a gap below the second.
     let first = Arrival {
         leaves: Some(Duration::from_secs(60)),
-        ..of(0, 6000, 2000)
+        ..arrival(0, 6000, 2000)
     };
-    let arrivals = vec![first, of(1, 8, 2000)];
+    let arrivals = vec![first, arrival(1, 8, 2000)];
     for (attention, moved) in [(1e-6, true), (0.0, false)] {
         let machine = Machine {
             attention,

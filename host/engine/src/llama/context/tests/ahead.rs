@@ -1,24 +1,7 @@
 //! What a step left, while another one without outputs is computed: see `llama/ahead.rs`.
 
 use super::*;
-use crate::llama::DeviceTop;
 use crate::sampling::Logits;
-
-const K: u32 = 8;
-/// The first two ids have a chain, where there are any.
-const TOP_IDS: u16 = 2;
-
-fn with_chains(model: &Arc<Model>, device_top: Option<DeviceTop>) -> LlamaContext {
-    let settings = ContextSettings {
-        cells: 256,
-        step_tokens: STEP_TOKENS,
-        seq_ids: IDS,
-        threads: 1,
-        kv: KvType::F16,
-        device_top,
-    };
-    LlamaContext::new(model.clone(), settings).expect("the context is made")
-}
 
 /// So many tokens of an id, from this position on. After the last one there is an output, if there is to be one.
 fn part(id: u16, from: u32, count: u32, output: bool) -> Vec<Input> {

@@ -1,24 +1,7 @@
 //! What llama.cpp gives for ids with a chain, beside what it gives without: see `llama/chains.rs`.
 
 use super::*;
-use crate::llama::DeviceTop;
 use crate::sampling::{Logits, Scratch, Top, top};
-
-const K: u32 = 8;
-/// The first two ids have a chain.
-const TOP_IDS: u16 = 2;
-
-fn with_chains(model: &Arc<Model>, device_top: Option<DeviceTop>) -> LlamaContext {
-    let settings = ContextSettings {
-        cells: 256,
-        step_tokens: STEP_TOKENS,
-        seq_ids: IDS,
-        threads: 1,
-        kv: KvType::F16,
-        device_top,
-    };
-    LlamaContext::new(model.clone(), settings).expect("the context is made")
-}
 
 /// Some tokens of each of these sequences, with an output after the last of each.
 fn step(model: &Model, context: &LlamaContext, ids: &[u16], seed: u64) -> Vec<Input> {
