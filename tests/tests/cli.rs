@@ -390,7 +390,14 @@ fn every_stage_answers_all_requests_and_is_measured_beside_a_raw_loop() {
     assert_eq!(numbers, (0..10).map(Some).collect::<Vec<_>>());
     assert_eq!(stages[0]["ratio"], 1.0, "{found}");
     for stage in stages {
-        for key in ["tok_s", "ratio", "ratio_min", "ratio_max", "tok_step"] {
+        for key in [
+            "tok_s",
+            "ratio",
+            "ratio_min",
+            "ratio_max",
+            "tok_step",
+            "raw_tok_step",
+        ] {
             assert!(stage[key].as_f64() > Some(0.0), "{key} in {stage}");
         }
         assert!(stage.get("cpu_us_per_token").is_some(), "{stage}");

@@ -11,7 +11,7 @@ use crate::generation::MAX_DRAFTS;
 use crate::metrics::Counters;
 use crate::places::Places;
 use crate::progress::Progress;
-use crate::scheduler::{Limits, Overlap, Reuse};
+use crate::scheduler::{Limits, Reuse};
 use crate::store::spill::{Budgets, Spill};
 use crate::worker::{Aside, Command, Worker};
 use std::path::PathBuf;
@@ -59,10 +59,7 @@ impl Engine {
             } else {
                 0
             },
-            overlap: match config.overlap {
-                Overlap::Auto if model.placement().layers < model.layers() => Overlap::Off,
-                chosen => chosen,
-            },
+            overlap: config.overlap.of(model.placement().layers < model.layers()),
         };
         let ends = model.end_of_generation();
         let info = ModelInfo {

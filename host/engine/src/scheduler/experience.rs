@@ -16,13 +16,17 @@
 use super::ceiling::Ceiling;
 use super::cost::{CostModel, Shape};
 
-/// Sizes of a step's share of prompts. The smallest one fills the tile of four rows that CPUs compute after
-/// eight generating rows; where the machine scatters, each tile more would stretch too many steps too far.
+/// Sizes of a step's share of prompts, beside what [fills](fill) the tile of its generating rows. The smallest
+/// one is a tile; where the machine scatters, each tile more would stretch too many steps too far.
 pub const LADDER: [u32; 14] = [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
+/// Rows that a CPU multiplies together. llama.cpp's kernels for its repacked quantised weights take a step's
+/// tokens by fours, and each of those that are left by itself, which takes nearly as long as four.
+const TILE: u32 = 4;
 /// What is tried before anything is known of the machine: a place on the ladder.
 pub const UNKNOWN: usize = 3;
-/// One step of so many tries the next larger size, if that is expected to fit on the average; of so many more,
-/// whatever is expected.
+/// One step of so many tries the next larger size, if most steps of it are expected to fit; of so many more, if
+/// it is on the average; and of so many, whatever is expected.
+const PROBE_LIKELY: u32 = 64;
 const PROBE: u32 = 512;
 const PROBE_ALL: u32 = 2048;
 /// What the latest step counts for in the number of sequences that usually run.
@@ -37,12 +41,23 @@ const LATEST_SCATTER: f64 = 0.02;
 const ENOUGH: u32 = 3;
 /// Standard deviations above the mean within which nearly all steps are. Were they normal, 2.3 would hold 99 of
 /// 100; but what holds a step up on a shared machine makes the tail longer.
-const NEARLY_ALL: f64 = 3.0;
+const NEARLY_ALL: f64 = 2.5;
 /// Scatter of a size before it was seen, and the least that is believed.
 const SCATTER: f64 = 0.08;
 /// A step that took this much longer than expected was held up by something else, and counts as if it
 /// had taken so much.
 const OUTLIER: f64 = 4.0;
+
+/// Prompt tokens that a step with so many generating rows has for next to nothing: those that make its rows
+/// whole tiles. On a GPU, which computes larger ones, they are as good as any.
+pub fn fill(rows: u32) -> u32 {
+    rows.next_multiple_of(TILE) - rows
+}
+
+/// A step's prompt tokens without those that fill its rows' tile.
+fn size(shape: Shape) -> u32 {
+    shape.prefill.saturating_sub(fill(shape.rows))
+}
 
 /// The smallest place on the ladder that holds so many tokens.
 fn place(tokens: u32) -> usize {
@@ -85,9 +100,9 @@ impl Known {
         self.variance += LATEST_SCATTER * (off * off - self.variance);
     }
 
-    /// By how much nearly all steps stay below the expected time, as a factor.
-    fn margin(&self) -> f64 {
-        (NEARLY_ALL * self.variance.sqrt().max(SCATTER)).exp()
+    /// By how much steps stay below the expected time, as a factor: those within so many standard deviations.
+    fn margin(&self, deviations: f64) -> f64 {
+        (deviations * self.variance.sqrt().max(SCATTER)).exp()
     }
 }
 
@@ -152,9 +167,10 @@ impl Experience {
             }
             return;
         }
-        let place = place(shape.prefill);
+        let size = size(shape);
+        let place = place(size);
         // The last share of a prompt is what is left of it: of no fixed size.
-        if LADDER.get(place) != Some(&shape.prefill) {
+        if LADDER.get(place) != Some(&size) {
             return;
         }
         let was_probe = place > self.best(gap, cost, shape);
@@ -165,12 +181,20 @@ impl Experience {
             let adds = (seconds - bare).max(0.0);
             self.sizes[place].observe(adds, shape.n_kv, (seconds / expected).ln());
         }
-        self.since_probe = match was_probe {
+        let kept = seconds <= gap * self.among_all(cost, shape);
+        // One that did not keep its time is not tried again at once.
+        self.since_probe = match was_probe || !kept {
             true => 0,
             false => (self.since_probe + 1) % (PROBE_ALL + 1),
         };
-        let kept = seconds <= gap * self.among_all(cost, shape);
         self.ceiling.tried(place, kept);
+    }
+
+    /// A step was computed whose time tells nothing. If it tried a size, the next ones do not.
+    pub fn unseen(&mut self) {
+        if self.since_probe >= PROBE_LIKELY {
+            self.since_probe = 0;
+        }
     }
 
     /// Seconds that a step without prompts usually takes: with the rows that generate, or with as many as
@@ -207,7 +231,7 @@ impl Experience {
 
     /// Seconds that a step is expected to take.
     pub fn expected(&self, cost: &CostModel, shape: Shape) -> f64 {
-        let prompts = match shape.prefill {
+        let prompts = match size(shape) {
             0 => 0.0,
             tokens => {
                 let place = place(tokens).min(LADDER.len() - 1);
@@ -220,7 +244,7 @@ impl Experience {
     /// Seconds that a step may be expected to take for its rows' drafts, so that nearly all such steps
     /// stay within `gap` times the time of the rows alone.
     pub fn longest(&self, gap: f64, cost: &CostModel, shape: Shape) -> f64 {
-        gap * self.alone(cost, shape) / Known::default().margin()
+        gap * self.alone(cost, shape) / Known::default().margin(NEARLY_ALL)
     }
 
     /// Whether a step stayed within `gap` times the usual time of its rows alone.
@@ -228,7 +252,7 @@ impl Experience {
         seconds <= gap * self.alone(cost, shape)
     }
 
-    /// Seconds that a size adds.
+    /// Seconds that a size adds: no more than a larger one was seen to.
     fn adds(&self, place: usize, cost: &CostModel, n_kv: u32) -> f64 {
         let known = |place: &usize| self.sizes[*place].seen >= ENOUGH;
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -237,28 +261,24 @@ impl Experience {
             let then = cost.prompts(tokens, known.n_kv as u32);
             (known.adds + cost.prompts(tokens, n_kv) - then).max(0.0)
         };
-        if known(&place) {
-            return of(place);
-        }
-        let in_proportion = match (0..place).rev().find(known) {
+        let own = match (0..=place).rev().find(known) {
             Some(below) => of(below) * f64::from(LADDER[place]) / f64::from(LADDER[below]),
             None => cost.prompts(LADDER[place], n_kv),
         };
-        match (place + 1..LADDER.len()).find(known) {
-            Some(above) => in_proportion.min(of(above)),
-            None => in_proportion,
-        }
+        let larger = (place + 1..LADDER.len()).filter(known).map(of);
+        larger.fold(own, f64::min)
     }
 
-    /// How far steps of a size scatter; of one not seen, as the next smaller one that was.
-    fn margin(&self, place: usize) -> f64 {
+    /// How far so many standard deviations of steps of a size go; of one not seen, as the next smaller one that
+    /// was.
+    fn margin(&self, place: usize, deviations: f64) -> f64 {
         let seen = |place: &usize| self.sizes[*place].seen >= ENOUGH;
         let place = (0..=place).rev().find(seen).unwrap_or(place);
-        self.sizes[place].margin()
+        self.sizes[place].margin(deviations)
     }
 
-    /// The largest size with which nearly all steps stay within `gap` times the usual time of one without
-    /// prompts; the smallest if none does. Now and then the next larger one.
+    /// The largest size with which, beside what fills the rows' tile, nearly all steps stay within `gap` times the
+    /// usual time of one without prompts; the smallest if none does. Now and then the next larger one.
     pub fn fitting(&self, gap: f64, cost: &CostModel, rows: u32, n_kv: u32) -> u32 {
         let shape = Shape {
             rows,
@@ -269,16 +289,22 @@ impl Experience {
         let best = self.best(gap, cost, shape);
         let next = (best + 1).min(LADDER.len() - 1);
         let seconds = self.bare(cost, shape) + self.adds(next, cost, n_kv);
-        let fits = seconds <= gap * self.among_all(cost, shape);
-        let probes = self.since_probe >= if fits { PROBE } else { PROBE_ALL };
-        LADDER[if probes { next } else { best }]
+        let longest = gap * self.among_all(cost, shape);
+        let rest = if seconds * self.margin(next, 1.0) <= longest {
+            PROBE_LIKELY
+        } else if seconds <= longest {
+            PROBE
+        } else {
+            PROBE_ALL
+        };
+        LADDER[if self.since_probe >= rest { next } else { best }]
     }
 
     /// The place of the largest size of which nearly all steps fit, whatever prompts `shape` has.
     fn best(&self, gap: f64, cost: &CostModel, shape: Shape) -> usize {
         let (bare, longest) = (self.bare(cost, shape), gap * self.among_all(cost, shape));
         let fits = |&place: &usize| {
-            (bare + self.adds(place, cost, shape.n_kv)) * self.margin(place) <= longest
+            (bare + self.adds(place, cost, shape.n_kv)) * self.margin(place, NEARLY_ALL) <= longest
         };
         (0..=self.ceiling.place()).rev().find(fits).unwrap_or(0)
     }
@@ -397,6 +423,41 @@ mod tests {
         // Eight rows take 40 ms at most. If 64 were believed, the prompts would fill any step.
         let budget = experience.fitting(2.0, &cost, 2, 256);
         assert!(budget <= 128, "{budget}");
+    }
+
+    #[test]
+    fn what_fills_the_rows_tile_is_no_part_of_a_size() {
+        assert_eq!([1, 4, 6, 7, 8].map(fill), [3, 0, 2, 1, 0]);
+        // Tiles of four take 10 ms each, whatever is in them.
+        let seconds = |rows: u32, prefill: u32| 0.010 * f64::from((rows + prefill).div_ceil(4));
+        let (mut experience, mut cost) = (Experience::default(), CostModel::default());
+        for number in 0..4_000_u32 {
+            let rows = 5 + number % 4;
+            let prefill = match number < 16 || number % 2 == 0 {
+                true => 0,
+                false => experience.fitting(2.0, &cost, rows, 256) + fill(rows),
+            };
+            let shape = Shape {
+                rows,
+                prefill,
+                n_kv: 256,
+                ..Shape::default()
+            };
+            let seconds = seconds(rows, prefill);
+            experience.ran(8);
+            experience.observe(2.0, &cost, shape, seconds);
+            cost.observe(shape, seconds);
+        }
+        // Two tiles may become three, and are far from five.
+        for rows in 5..=8 {
+            let shape = Shape {
+                rows,
+                n_kv: 256,
+                ..Shape::default()
+            };
+            assert_eq!(experience.best(2.0, &cost, shape), 0, "{rows} rows");
+        }
+        assert!((experience.adds(0, &cost, 256) - 0.010).abs() < 0.002);
     }
 
     #[test]

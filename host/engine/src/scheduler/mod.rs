@@ -328,6 +328,7 @@ impl Scheduler {
     /// nothing else tells how long that takes.
     fn learn(&mut self, planned: &[Row], seconds: f64) {
         let Some(ahead) = self.ahead.told() else {
+            self.experience.unseen();
             self.rotation.stepped(seconds);
             return;
         };

@@ -7,7 +7,7 @@
 //! Without generating rows there is nobody to hold up, and a step is filled.
 
 use super::cost::CostModel;
-use super::experience::{Experience, LADDER, UNKNOWN};
+use super::experience::{Experience, LADDER, UNKNOWN, fill};
 
 /// How prompts are read.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,6 +56,11 @@ impl Prefill {
             LADDER[UNKNOWN]
         };
         chunk.min(room)
+    }
+
+    /// Prompt tokens beside the budget that fill the tile of a step's generating rows.
+    pub fn fill(self, rows: u32) -> u32 {
+        self.gap().map_or(0, |_| fill(rows))
     }
 
     /// What it makes of the time of generating rows at most; `None` if a step may take as long as it
@@ -128,6 +133,12 @@ mod tests {
         let budget = |cost, room| Prefill::Budgeted { gap: 1.0 }.budget(cost, &top, 8, 256, room);
         assert_eq!((budget(&cost, 504), budget(&cost, 3)), (4, 3));
         assert_eq!(budget(&CostModel::default(), 504), 16);
+    }
+
+    #[test]
+    fn only_where_there_is_a_budget_rows_are_filled_up() {
+        assert_eq!([5, 8].map(|rows| Prefill::default().fill(rows)), [3, 0]);
+        assert_eq!(Prefill::SlotOrder.fill(5), 0);
     }
 
     #[test]

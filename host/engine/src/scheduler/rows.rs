@@ -28,6 +28,7 @@ impl Scheduler {
         let waiting = self.all_generating().saturating_add(self.soon_generating());
         let n_kv = self.cells.n_kv();
         let allowed = policy.budget(&self.cost, &self.experience, waiting, n_kv, room);
+        let allowed = (allowed + policy.fill(count)).min(room);
         let budget = self.ahead.left_of(allowed);
         let budget = budget.min(self.room_for_prompts(adapter, count, budget));
         let prompts = self.prompts(adapter);

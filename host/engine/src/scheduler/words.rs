@@ -139,6 +139,17 @@ pub enum Overlap {
     On,
 }
 
+impl Overlap {
+    /// What becomes of it for a model of which the processor computes a part: that can't compute at the time at
+    /// which it samples.
+    pub fn of(self, with_processor: bool) -> Self {
+        match self {
+            Self::Auto if with_processor => Self::Off,
+            asked => asked,
+        }
+    }
+}
+
 /// The sizes that bound every step, and how prompts are read.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {

@@ -14,7 +14,7 @@ pub(super) struct Found {
     pub(super) twins: Vec<Took>,
 }
 
-pub(super) const COLUMNS: [Column; 9] = [
+pub(super) const COLUMNS: [Column; 10] = [
     ("stage", "stage", Unit::Plain),
     ("what", "name", Unit::Plain),
     ("tok/s", "tok_s", Unit::Whole),
@@ -22,6 +22,7 @@ pub(super) const COLUMNS: [Column; 9] = [
     ("least", "ratio_min", Unit::Thousandths),
     ("most", "ratio_max", Unit::Thousandths),
     ("tokens a step", "tok_step", Unit::Tenths),
+    ("raw", "raw_tok_step", Unit::Tenths),
     ("µs CPU a token", "cpu_us_per_token", Unit::Tenths),
     ("added", "cpu_us_added", Unit::Tenths),
 ];
@@ -53,6 +54,7 @@ fn row(one: &Found, below: Option<&Found>) -> Value {
         "ratio_min": quantile(&mut ratios, 0.0),
         "ratio_max": quantile(&mut ratios, 1.0),
         "tok_step": median(one.turns.iter().map(together)),
+        "raw_tok_step": median(one.twins.iter().map(together)),
         "cpu_us_per_token": median_of(one.turns.iter().map(micros)),
         "cpu_us_added": added,
         "cpu_us_over_raw": over_raw,
@@ -123,6 +125,7 @@ mod tests {
         assert_eq!(rows[1]["tok_s"], 40.0);
         assert_eq!(rows[1]["raw_tok_s"], 50.0);
         assert_eq!(rows[1]["tok_step"], 5.0);
+        assert_eq!(rows[1]["raw_tok_step"], 5.0);
         let micros = |row: usize, key: &str| rows[row][key].as_f64();
         assert!(micros(0, "cpu_us_per_token").is_some_and(|time| (time - 10.0).abs() < 1e-6));
         assert!(micros(1, "cpu_us_per_token").is_some_and(|time| (time - 30.0).abs() < 1e-6));

@@ -77,6 +77,9 @@ fn nothing_stays_of_one_that_goes_away_while_it_is_read_ahead() {
         .commands
         .send(Command::SubmitAll(vec![short, long]))
         .unwrap();
+    while value(&bench.counters.ahead_steps) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     drop(read_on);
     let (chunk, _) = read(told);
     assert_eq!(chunk.tokens, (2..22).collect::<Vec<_>>());
