@@ -1,5 +1,9 @@
 //! What `corral bench` takes.
 
+mod step;
+
+pub(crate) use step::StepBench;
+
 use super::{Url, seconds, whole};
 use crate::complaint::Complaint;
 use crate::offload::Offloading;
@@ -46,6 +50,9 @@ pub(crate) enum Bench {
     /// Requests through ever more of Corral, from llama.cpp alone to events over TCP: tokens a second beside a raw
     /// loop, and processor time for each token.
     Stages(StagesBench),
+    /// How long one llama_decode takes, by how many rows generate and how many prompt tokens are read beside
+    /// them: steps that no scheduler plans.
+    Step(StepBench),
     /// Tokens per second by the numbers of compute threads and of workers, which run plugins and
     /// connections: each from 1 to the number of cores, at most 4, and beside them what `corral serve`
     /// takes by itself.
@@ -65,6 +72,10 @@ impl Bench {
             Bench::Load(load) => load.check(),
             Bench::Prefix(prefix) => one_model(&prefix.measuring.offloading),
             Bench::Stages(stages) => one_model(&stages.measuring.offloading),
+            Bench::Step(step) => {
+                one_model(&step.measuring.offloading)?;
+                step.check()
+            }
             Bench::Threads(threads) => one_model(&threads.measuring.offloading),
             Bench::Model(_) | Bench::Sim(_) => Ok(()),
         }

@@ -9,7 +9,7 @@ mod url;
 
 pub(crate) use bench::{
     AllBench, Bench, BoundaryBench, DeployBench, FlatBench, GapBench, HttpBench, LoadBench,
-    Measuring, ModelBench, ModelQuant, ModelShape, PrefixBench, SimBench, StagesBench,
+    Measuring, ModelBench, ModelQuant, ModelShape, PrefixBench, SimBench, StagesBench, StepBench,
     ThreadsBench, for_url,
 };
 pub(crate) use links::{ADVICE, LinkArgument, twice};

@@ -17,6 +17,7 @@ mod model;
 mod prefix;
 mod sim;
 mod stages;
+mod step;
 mod table;
 mod threads;
 
@@ -51,6 +52,7 @@ pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
         }
         Bench::Stages(arguments) => stages::measure(arguments)?,
         Bench::Sim(arguments) => sim::measure(arguments)?,
+        Bench::Step(arguments) => step::measure(arguments)?,
         Bench::Threads(arguments) => threads::measure(arguments)?,
     }
     Ok(ExitCode::SUCCESS)
