@@ -52,10 +52,12 @@ flags=''
 # Builds a package's program; prints where it is. llama.cpp without optimization, since that is quicker; and without
 # debug information: valgrind 3.19 reads it at every start, and gives up where a newer compiler wrote it.
 program() {
-  env -u CARGO_ENCODED_RUSTFLAGS RUSTFLAGS="$flags" CARGO_TARGET_DIR="$target" \
-    CARGO_PROFILE_RELEASE_STRIP=debuginfo LLAMA_LIB_PROFILE=Debug \
+  local built
+  env -u CARGO_ENCODED_RUSTFLAGS RUSTFLAGS="$flags" CARGO_TARGET_DIR="$target" LLAMA_LIB_PROFILE=Debug \
     cargo bench "$@" --bench instructions --no-run --message-format=json-render-diagnostics >"$target/messages" || return 1
-  sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' "$target/messages" | grep .
+  built=$(sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' "$target/messages" | grep .) || return 1
+  strip -S -o "$built-stripped" "$built" || return 1
+  echo "$built-stripped"
 }
 
 # Instructions of a whole run.
