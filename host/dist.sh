@@ -14,7 +14,7 @@
 #
 # What begins with CMAKE_ or GGML_ in the environment is told to llama.cpp's CMake. For cuda that is
 # CMAKE_CUDA_ARCHITECTURES: with 90-real, code for one kind of GPU (of capability 9.0), for which two processors need
-# some forty minutes; without, for seven kinds, in several times that. CUDACXX and CUDAToolkit_ROOT say which nvcc and
+# about an hour; without, for seven kinds, in several times that. CUDACXX and CUDAToolkit_ROOT say which nvcc and
 # which toolkit to take, if not those in the PATH. Nothing of CUDA's is copied: where Corral runs, libcudart and
 # libcublas are the system's, in LD_LIBRARY_PATH, or put beside corral. Where they or the driver are missing, it runs
 # without that backend.

@@ -116,7 +116,7 @@ counters! {
     mixed_steps: Counter = "corral_engine_mixed_steps_total",
     /// Prompt tokens read in those steps and ahead of them.
     mixed_prefill_tokens: Counter = "corral_engine_mixed_prefill_tokens_total",
-    /// Prompt tokens that the step-time budget allowed in those steps.
+    /// Prompt tokens that the step-time budget allowed in those steps, with those that fill a tile.
     mixed_budget_tokens: Counter = "corral_engine_mixed_budget_tokens_total",
     /// Steps that read prompts alone while rows were sampled, or while callers that sample themselves were waited for.
     ahead_steps: Counter = "corral_engine_ahead_steps_total",

@@ -17,7 +17,8 @@ const MOST_TOKENS: u64 = 50_000_000;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
-    /// Every bench, one after the other, and each target with its figure: takes most of an hour on two cores.
+    /// The benches that have a target, one after the other, and each target with its figure: takes half an hour on
+    /// two cores.
     All(AllBench),
     /// What the way between the engine and a plugin costs: tokens by the host's loop beside those of loops in
     /// the plugin and of a sampling plugin, whole rows of logits, calls of the host, and new instances.
@@ -43,6 +44,7 @@ pub(crate) enum Bench {
     Model(ModelBench),
     /// Time to the first token of prompts whose beginning another request has computed, beside that of
     /// a sequence that is gone on with; and the time of a fork.
+    #[command(visible_alias = "fork")]
     Prefix(PrefixBench),
     /// The scheduler without a model, in virtual time: thousands of sequences, at rates that double until
     /// something breaks; and how unevenly many hosts are loaded, on paper.

@@ -43,11 +43,12 @@ struct Round {
     p50: f64,
     p99: f64,
     longest: f64,
-    /// From a long prompt to its first token, in seconds.
-    first: f64,
+    /// From prompts to their first tokens, in seconds: of long ones, and of short ones.
+    first: Vec<f64>,
+    first_of_short: Vec<f64>,
 }
 
-const COLUMNS: [Column; 7] = [
+const COLUMNS: [Column; 8] = [
     ("prefill", "prefill", Unit::Plain),
     ("decode step", "decode_step_s", Unit::Milliseconds),
     ("its p99/step", "decode_p99_ratio", Unit::Ratio),
@@ -55,6 +56,7 @@ const COLUMNS: [Column; 7] = [
     ("p99/step", "p99_ratio", Unit::Ratio),
     ("longest/step", "max_ratio", Unit::Ratio),
     ("first token", "first_token_s", Unit::Milliseconds),
+    ("of short", "short_first_token_s", Unit::Milliseconds),
 ];
 
 /// Measures and prints.
@@ -130,7 +132,7 @@ impl Way {
         let times = generate(&self.engine, pilot, ALONE).await?;
         let steps = u32::try_from(times.len().max(1)).unwrap_or(1);
         let pause = (began.elapsed() / steps) * PAUSE;
-        let (mut spans, mut first) = (Vec::new(), Vec::new());
+        let (mut spans, mut first, mut first_of_short) = (Vec::new(), Vec::new(), Vec::new());
         let before = Instant::now();
         tokio::time::sleep(pause).await;
         spans.push((before, Instant::now()));
@@ -142,8 +144,10 @@ impl Way {
             };
             let sent = Instant::now();
             let times = generate(&self.engine, prompt(&self.engine, number, length), AFTER).await?;
-            if let Some(&time) = times.first().filter(|_| length != SHORT) {
-                first.push((time - sent).as_secs_f64());
+            let told = times.first().map(|&time| (time - sent).as_secs_f64());
+            match length == SHORT {
+                true => first_of_short.extend(told),
+                false => first.extend(told),
             }
             let read = Instant::now();
             spans.push((sent, read));
@@ -164,13 +168,18 @@ impl Way {
             p50: quantile(&mut mixed, 0.5),
             p99: quantile(&mut mixed, 0.99),
             longest: quantile(&mut mixed, 1.0),
-            first: quantile(&mut first, 0.5),
+            first,
+            first_of_short,
         })
     }
 
     fn report(&self) -> Value {
         let of = |value: fn(&Round) -> f64| median(self.rounds.iter().map(value));
         let count = |name| metric(&self.engine, name);
+        let of_times =
+            |times: &mut Vec<f64>, part| (!times.is_empty()).then(|| quantile(times, part));
+        let mut first = self.all(|round| &round.first);
+        let mut short = self.all(|round| &round.first_of_short);
         json!({
             "prefill": self.name,
             "decode_step_s": of(|round| round.decode),
@@ -178,11 +187,21 @@ impl Way {
             "p50_ratio": of(|round| round.p50),
             "p99_ratio": of(|round| round.p99),
             "max_ratio": of(|round| round.longest),
-            "first_token_s": of(|round| round.first),
+            "first_token_s": of_times(&mut first, 0.5),
+            "first_token_p99_s": of_times(&mut first, 0.99),
+            "first_token_max_s": of_times(&mut first, 1.0),
+            "short_first_token_s": of_times(&mut short, 0.5),
+            "short_first_token_p99_s": of_times(&mut short, 0.99),
+            "short_first_token_max_s": of_times(&mut short, 1.0),
             "skipped_rows": count("corral_engine_skipped_rows_total"),
             "mixed_prefill_tokens": count("corral_engine_mixed_prefill_tokens_total"),
             "mixed_budget_tokens": count("corral_engine_mixed_budget_tokens_total"),
         })
+    }
+
+    /// Times of all rounds.
+    fn all(&self, of: fn(&Round) -> &Vec<f64>) -> Vec<f64> {
+        self.rounds.iter().flat_map(of).copied().collect()
     }
 }
 

@@ -51,7 +51,8 @@ impl Ahead {
         self.tokens
     }
 
-    /// What is left of a budget. The smallest chunk always is, so that prompts come to their ends.
+    /// What is left of a budget. The smallest chunk always is, so that prompts come to their ends; such a step may
+    /// fill no tile, and then nothing is learnt from it.
     pub fn left_of(&self, budget: u32) -> u32 {
         let least = LADDER[0].min(budget);
         budget.saturating_sub(self.tokens).max(least)

@@ -3,7 +3,8 @@
 //! Reading a prompt makes a step longer, and everyone who generates waits for it. So a step with
 //! generating rows takes only as many prompt tokens as keep nearly every step within `gap` times the
 //! usual time of a step without them, as [`experience`](super::experience) tells. The number
-//! comes from a ladder of fixed sizes: equal steps let the backend use its computation graph again.
+//! comes from a ladder of fixed sizes: equal steps let the backend use its computation graph again. What
+//! makes the generating rows whole tiles comes on top, since it costs next to nothing.
 //! Without generating rows there is nobody to hold up, and a step is filled.
 
 use super::cost::CostModel;
@@ -13,7 +14,8 @@ use super::experience::{Experience, LADDER, UNKNOWN, fill};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Prefill {
     /// As many tokens as keep a step within `gap` times the time of its generating rows alone, or of as
-    /// many rows as sequences usually run; at least the smallest chunk, so that prompts always get on.
+    /// many rows as sequences usually run; at least the smallest chunk, so that prompts always get on. With
+    /// what [fills](Self::fill) the rows' tile.
     Budgeted {
         /// At least 1.
         gap: f64,
@@ -58,7 +60,7 @@ impl Prefill {
         chunk.min(room)
     }
 
-    /// Prompt tokens beside the budget that fill the tile of a step's generating rows.
+    /// Prompt tokens that fill the tile of a step's generating rows, to be added to what [`Self::budget`] says.
     pub fn fill(self, rows: u32) -> u32 {
         self.gap().map_or(0, |_| fill(rows))
     }

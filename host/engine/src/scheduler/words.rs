@@ -394,7 +394,8 @@ pub struct Step {
     /// Generating rows, and drafts behind them; prompt tokens, and others that
     /// are certain beside the first of a generating row; and the cells that attention will run over.
     pub shape: Shape,
-    /// Prompt tokens that the budget allowed, those that ran ahead included.
+    /// Prompt tokens that the budget allowed: with those that fill the tile of the generating rows, and those that
+    /// ran ahead.
     pub budget: u32,
     /// Prompt tokens that ran ahead of this step and count against its budget.
     pub ahead: u32,

@@ -22,7 +22,7 @@ pub(super) const COLUMNS: [Column; 10] = [
     ("least", "ratio_min", Unit::Thousandths),
     ("most", "ratio_max", Unit::Thousandths),
     ("tokens a step", "tok_step", Unit::Tenths),
-    ("raw", "raw_tok_step", Unit::Tenths),
+    ("raw's", "raw_tok_step", Unit::Tenths),
     ("µs CPU a token", "cpu_us_per_token", Unit::Tenths),
     ("added", "cpu_us_added", Unit::Tenths),
 ];
