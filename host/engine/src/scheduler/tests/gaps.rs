@@ -98,7 +98,7 @@ fn the_target_is_kept_from_the_first_step_whatever_came_before() {
     }
 }
 
-/// One step in more than a hundred tries a larger size than is known to keep the target.
+/// One step in more than sixty tries a larger size than is known to keep the target.
 #[test]
 fn a_long_prompt_stretches_the_gap_of_others_by_little_more_than_the_target() {
     let (longest, plain) = gaps(Prefill::Budgeted { gap: 2.0 });
