@@ -8,6 +8,7 @@
 #![warn(missing_docs)]
 
 pub mod artefacts;
+pub mod benches;
 mod client;
 mod command_line;
 pub mod deployments;

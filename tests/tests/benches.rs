@@ -1,39 +1,28 @@
 //! `corral bench` with the demo model, small and in one round: what it tells programs.
 
+use corral_tests::benches::{
+    WithFile, bench, check_members, check_positive, check_refused, check_rising, count, measure,
+    model, number, plugin, rows, text,
+};
 use corral_tests::{Ended, artefacts, run, scratch_folder};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::ffi::OsString;
 
 /// What a bench finds in one round, with the plugin where it takes one.
-fn bench(arguments: &str) -> Value {
-    let mut line = vec![OsString::from("bench")];
-    line.extend(arguments.split(' ').map(OsString::from));
-    line.extend(["--rounds", "1", "--json", "--model"].map(OsString::from));
-    line.push(artefacts::model().into());
-    if !["gap", "step"]
-        .iter()
-        .any(|name| arguments.starts_with(name))
-    {
-        line.extend(["--plugin".into(), artefacts::plugin("generate").into()]);
+fn one_round(words: &str) -> Value {
+    let mut files = vec![model()];
+    if !["gap", "step"].iter().any(|name| words.starts_with(name)) {
+        files.push(plugin("generate"));
     }
-    let ended = run(line);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let found: Value = serde_json::from_str(&ended.stdout).expect("JSON on stdout");
-    let name = found["bench"].as_str().expect("its name");
-    assert!(arguments.starts_with(name), "{found}");
-    found
-}
-
-fn rows(found: &Value) -> &[Value] {
-    found["rows"].as_array().expect("rows")
+    measure(&format!("{words} --rounds 1"), &files)
 }
 
 #[test]
 fn benches_print_one_json_object() {
-    let gap = bench("gap --streams 1 --prompts 2 --length 33 --threads 1");
+    let gap = one_round("gap --streams 1 --prompts 2 --length 33 --threads 1");
     let names: Vec<_> = rows(&gap).iter().map(|row| &row["prefill"]).collect();
     assert_eq!(names, ["budgeted", "slot order"]);
-    let threads = bench("threads --streams 1 --generate 2");
+    let threads = one_round("threads --streams 1 --generate 2");
     let threads = rows(&threads);
     // What `corral serve` takes by itself is always there, both ways.
     for read_from in ["engine", "HTTP"] {
@@ -45,22 +34,19 @@ fn benches_print_one_json_object() {
 
 #[test]
 fn each_step_is_measured_beside_its_rows_alone() {
-    let found = bench("step --rows 1,2 --prompt 0,4 --cells 8 --threads 1");
+    let found = one_round("step --rows 1,2 --prompt 0,4 --cells 8 --threads 1");
     assert_eq!(found["cells"], 8, "{found}");
     assert_eq!(found["rounds"], 1, "{found}");
     let model = artefacts::model();
     let name = model.file_name().and_then(|name| name.to_str());
     assert_eq!(found["model"].as_str(), name, "{found}");
-    let count = |row: &Value, key: &str| row[key].as_u64().expect("a number");
     let steps: Vec<_> = rows(&found)
         .iter()
         .map(|row| (count(row, "prompt"), count(row, "rows")))
         .collect();
     assert_eq!(steps, [(0, 1), (0, 2), (4, 1), (4, 2)]);
     for row in rows(&found) {
-        for key in ["median_s", "least_s", "ratio_to_alone"] {
-            assert!(row[key].as_f64() > Some(0.0), "{key} in {row}");
-        }
+        check_positive(row, &["median_s", "least_s", "ratio_to_alone"]);
         if row["prompt"] == 0 {
             assert_eq!(row["ratio_to_alone"], 1.0, "{row}");
         }
@@ -69,14 +55,9 @@ fn each_step_is_measured_beside_its_rows_alone() {
 
 #[test]
 fn a_step_of_more_tokens_than_one_may_have_is_refused() {
-    let mut line = ["bench", "step", "--rows", "8", "--prompt", "511"]
-        .map(OsString::from)
-        .to_vec();
-    line.extend(["--model".into(), artefacts::model().into()]);
-    let ended = run(line);
-    assert_eq!(ended.code, Some(2), "{ended:?}");
+    let ended = bench("step --rows 8 --prompt 511", &[model()]);
     let expected = "a step of 519 tokens, and one has at most 512";
-    assert!(ended.stderr.contains(expected), "{ended:?}");
+    check_refused(&ended, 2, &[expected]);
 }
 
 /// `corral bench stages` with the demo model, small and in one round.
@@ -145,7 +126,7 @@ fn stages_that_need_plugins_say_so_and_the_others_do_without() {
 
 #[test]
 fn deploys_are_measured_to_their_first_answer() {
-    let found = bench("deploy");
+    let found = one_round("deploy");
     assert!(found["component_bytes"].as_u64() > Some(100_000), "{found}");
     let components: Vec<_> = rows(&found).iter().map(|row| &row["component"]).collect();
     assert_eq!(components, ["new", "kept, compiled", "uploaded, compiled"]);
@@ -159,7 +140,7 @@ fn deploys_are_measured_to_their_first_answer() {
 
 #[test]
 fn a_shared_prefix_is_computed_once() {
-    let found = bench("prefix --length 100 --threads 1");
+    let found = one_round("prefix --length 100 --threads 1");
     for (beginning, asked_over, counts) in [
         // Prompt tokens, those in the cache, and those given to llama_decode.
         ("tail alone", "engine", (32, 0, 32)),
@@ -191,4 +172,125 @@ fn a_shared_prefix_is_computed_once() {
     assert_eq!(found["fork"]["forks"], 1000, "{found}");
     assert_eq!(found["fork"]["tokens_decoded"], 0, "{found}");
     assert!(found["fork"]["p99_s"].as_f64() > Some(0.0), "{found}");
+}
+
+#[test]
+fn requests_in_a_row_are_timed_in_the_engine_and_over_http() {
+    let files = [model(), plugin("generate")];
+    let found = measure(
+        "flat --requests 20 --prompt 8 --high 256 --threads 1",
+        &files,
+    );
+    check_members(&found, &json!({"requests": 20, "prompt": 8, "high": 256}));
+    let series: Vec<_> = rows(&found)
+        .iter()
+        .map(|row| (text(row, "asked_over"), text(row, "beside")))
+        .collect();
+    let expected = [
+        ("engine", "nothing"),
+        ("HTTP", "nothing"),
+        ("engine", "a high one"),
+        ("HTTP", "a high one"),
+    ];
+    assert_eq!(series, expected);
+    for row in rows(&found) {
+        assert_eq!(row["requests"], 20, "{row}");
+        check_positive(row, &["service_s"]);
+        check_rising(row, &["service_s", "whole_s"]);
+        assert!(number(row, "queue_s") >= 0.0, "{row}");
+        // Times may fall, too.
+        for slope in ["growth", "growth_of_least"] {
+            number(row, slope);
+        }
+        for counted in ["cached_tokens", "n_kv_before", "n_kv_after", "relocated"] {
+            count(row, counted);
+        }
+    }
+    // Prompts this short are not kept, and nobody lies high.
+    let alone = json!({"cached_tokens": 0, "relocated": 0});
+    check_members(&rows(&found)[0], &alone);
+    assert!(count(&rows(&found)[2], "n_kv_before") >= 256, "{found}");
+}
+
+#[test]
+fn requests_in_a_row_need_no_plugin_and_room_for_what_lies_high() {
+    let found = measure("flat --requests 10 --high 256 --threads 1", &[model()]);
+    let series = rows(&found).iter().map(|row| text(row, "asked_over"));
+    assert_eq!(series.collect::<Vec<_>>(), ["engine", "engine"]);
+    // The quickest of ten is one alone, and has no slope.
+    assert!(rows(&found).iter().all(|row| row["growth_of_least"] == 0.0));
+
+    let ended = bench("flat --requests 10 --high 5000 --threads 1", &[model()]);
+    let expected = [
+        "--high 5000 needs a context of 5001, and the model's has 4096",
+        "give --high 4095 or less",
+    ];
+    check_refused(&ended, 1, &expected);
+    let other = [model(), plugin("classic")];
+    let ended = bench("flat --requests 10 --high 256 --threads 1", &other);
+    check_refused(&ended, 1, &["the plugin gave no token; is it 'generate'?"]);
+    let ended = bench("flat --requests 9", &[model()]);
+    check_refused(&ended, 2, &["--requests", "9 is not in 10..=4000"]);
+}
+
+fn sampler(name: &str) -> WithFile<'static> {
+    ("--sampler", artefacts::plugin(name))
+}
+
+#[test]
+fn every_way_of_the_boundary_is_measured_beside_the_hosts_loop() {
+    let files = [model(), plugin("measure"), sampler("min-p")];
+    let found = measure("boundary --rounds 1 --streams 2 --generate 2", &files);
+    let setup = json!({"generate": 2, "rounds": 1, "vocabulary": 264});
+    check_members(&found, &setup);
+    const GENERATE: &str = "generate: the host's loop";
+    const TOP: &str = "next: the 64 likeliest";
+    let names = [
+        GENERATE,
+        "generate with a sampling plugin",
+        TOP,
+        "next: whole rows of logits",
+    ];
+    let ways = rows(&found)
+        .iter()
+        .map(|row| (count(row, "streams"), text(row, "way")));
+    let expected = [1_u64, 2].map(|streams| names.map(|name| (streams, name)));
+    assert_eq!(ways.collect::<Vec<_>>(), expected.concat());
+    for row in rows(&found) {
+        check_positive(row, &["tokens_per_second", "ratio"]);
+        // Of one round.
+        assert_eq!(row["ratio_min"], row["ratio"], "{row}");
+        assert_eq!(row["ratio_max"], row["ratio"], "{row}");
+        number(row, "over_next_s");
+        match text(row, "way") {
+            GENERATE => assert_eq!(row["ratio"], 1.0, "{row}"),
+            TOP => assert_eq!(row["over_next_s"], 0.0, "{row}"),
+            _ => {}
+        }
+    }
+    let times = &found["times"];
+    check_positive(times, &["call_s", "instance_p50_s"]);
+    // An instance is made within its request.
+    check_rising(times, &["instance_p50_s", "request_p50_s", "request_p99_s"]);
+    check_rising(
+        times,
+        &["instance_p50_s", "instance_p99_s", "request_p99_s"],
+    );
+}
+
+#[test]
+fn the_boundary_says_which_plugin_it_needs() {
+    let words = "boundary --rounds 1 --streams 1 --generate 2";
+    let other = [model(), plugin("generate"), sampler("min-p")];
+    let expected = "the plugin did not do 'generate' 2 times; is it 'measure'?";
+    check_refused(&bench(words, &other), 1, &[expected]);
+    let other = [model(), plugin("measure"), sampler("measure")];
+    let expected = ["link sampling.sampler", "exports no corral:plugin/sampling"];
+    check_refused(&bench(words, &other), 1, &expected);
+    let missing = ("--plugin", scratch_folder().join("missing.wasm"));
+    let other = [model(), missing, sampler("min-p")];
+    let expected = ["cannot read the plugin", "missing.wasm"];
+    check_refused(&bench(words, &other), 1, &expected);
+    let without = [model(), plugin("measure")];
+    check_refused(&bench(words, &without), 2, &["--sampler <FILE>"]);
 }
