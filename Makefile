@@ -105,7 +105,8 @@ test-device:
 
 bench: plugins
 	@"$(CORRAL_BIN)" bench model "$(CACHE)/qwen3-0.6b.gguf"
-	@"$(CORRAL_BIN)" bench all --model "$(CACHE)/qwen3-0.6b.gguf" --plugins "$(CORRAL_PLUGINS)" $(if $(VS),--vs $(VS))
+	@"$(CORRAL_BIN)" bench model --shape wide "$(CACHE)/wide.gguf"
+	@"$(CORRAL_BIN)" bench all --model "$(CACHE)/qwen3-0.6b.gguf" --wide "$(CACHE)/wide.gguf" --plugins "$(CORRAL_PLUGINS)" $(if $(VS),--vs $(VS))
 
 # With llama.cpp's own samplers, for the bench of ours.
 microbench:

@@ -118,6 +118,9 @@ pub(crate) struct AllBench {
     /// The demo model.
     #[arg(long, value_name = "FILE", default_value = "models/tiny/tiny.gguf")]
     pub(crate) small: PathBuf,
+    /// What `corral bench model --shape wide` wrote.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) wide: PathBuf,
     /// The folder with the components that `make plugins` builds.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) plugins: PathBuf,
@@ -401,6 +404,8 @@ pub(crate) enum ModelShape {
     Qwen3_0_6b,
     /// Two layers of width 64, 4096 tokens.
     Tiny,
+    /// Two layers of width 64, 151,936 tokens: short steps with long rows of logits.
+    Wide,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]

@@ -81,6 +81,7 @@ fn recipe(arguments: &ModelBench) -> Recipe {
     let (name, shape, tokens) = match arguments.shape {
         ModelShape::Qwen3_0_6b => ("qwen3-0.6b", Qwen3::qwen3_0_6b(), 151_936),
         ModelShape::Tiny => ("tiny", Qwen3::tiny(), 4096),
+        ModelShape::Wide => ("wide", Qwen3::tiny(), 151_936),
     };
     Recipe {
         name,

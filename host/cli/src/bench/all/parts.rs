@@ -21,8 +21,8 @@ pub(super) struct Part {
 pub(super) fn files(arguments: &AllBench) -> Vec<PathBuf> {
     let plugins = ["classic", "generate", "measure", "min-p", "openai"];
     let plugins = plugins.map(|name| plugin(&arguments.plugins, name));
-    let models = [arguments.model.clone(), arguments.small.clone()];
-    models.into_iter().chain(plugins).collect()
+    let models = [&arguments.model, &arguments.small, &arguments.wide];
+    models.into_iter().cloned().chain(plugins).collect()
 }
 
 /// All parts.
@@ -65,6 +65,13 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
             .rounds(3)
             .part(10)
             .targets(of_boundary()),
+        words("boundary")
+            .file("--model", &arguments.wide)
+            .file("--plugin", &plugin(plugins, "measure"))
+            .file("--sampler", &plugin(plugins, "min-p"))
+            .number("--generate", 256)
+            .part(5)
+            .targets(of_rows()),
         words("flat")
             .file("--model", small)
             .file("--plugin", &generate)
@@ -290,7 +297,6 @@ fn of_boundary() -> Vec<Target> {
         )
     }
     const TOP: &str = "next: the 64 likeliest";
-    const LOGITS: &str = "next: whole rows of logits";
     vec![
         least(
             "0.6b, one sequence: plugin's loop, top 64 / generate",
@@ -302,18 +308,30 @@ fn of_boundary() -> Vec<Target> {
             0.98,
             |found| of(found, TOP, 8, "ratio"),
         ),
-        most(
-            "0.6b: µs a token of full logits over top 64",
-            200.0,
-            1e6,
-            |found| of(found, LOGITS, 1, "over_next_s"),
-        ),
         most("µs of a new instance, median", 25.0, 1e6, |found| {
             found["times"]["instance_p50_s"].as_f64()
         }),
         most("... p99", 150.0, 1e6, |found| {
             found["times"]["instance_p99_s"].as_f64()
         }),
+    ]
+}
+
+/// The step of a model that computes next to nothing is short enough for the rest to be seen.
+fn of_rows() -> Vec<Target> {
+    fn over(found: &Value, streams: u64) -> Option<f64> {
+        const LOGITS: &str = "next: whole rows of logits";
+        let keys = [("way", json!(LOGITS)), ("streams", json!(streams))];
+        row(found, &keys, "over_next_s")
+    }
+    vec![
+        most(
+            "151,936 tokens: µs a token of full logits over top 64",
+            200.0,
+            1e6,
+            |found| over(found, 1),
+        ),
+        most("... 8 at once", 200.0, 1e6, |found| over(found, 8)),
     ]
 }
 
