@@ -7,9 +7,8 @@
 //!
 //! What a size adds that was not tried is taken from the next smaller one that was, in proportion,
 //! which is too much rather than too little. So now and then a step tries the next larger size all the
-//! same: the rarer, the less likely it fits, so that what does not counts little among a hundred gaps. No size is
-//! taken to add more than a larger one was seen to. And one is taken only after the one below it kept its time, and
-//! not right after it did not.
+//! same: the rarer, the less likely it fits, so that what does not counts little among a hundred gaps. And one is
+//! taken only after the one below it kept its time, and not right after it did not.
 //!
 //! What nearly all steps with prompts stay within is a multiple of what as many rows take as sequences run
 //! as a rule, if that is more than the step has: those that read are about to generate.
@@ -121,8 +120,9 @@ pub struct Experience {
     /// Most rows that were computed in a step.
     most_rows: u32,
     ceiling: Ceiling,
-    /// Steps since one tried the next larger size.
+    /// Steps with prompts since one was to try the next larger size, and since one took too long.
     since_probe: u32,
+    since_miss: u32,
 }
 
 impl Default for Experience {
@@ -136,6 +136,7 @@ impl Default for Experience {
             most_rows: 0,
             ceiling: Ceiling::new(UNKNOWN, LADDER.len()),
             since_probe: 0,
+            since_miss: 0,
         }
     }
 }
@@ -174,7 +175,6 @@ impl Experience {
         if LADDER.get(place) != Some(&size) {
             return;
         }
-        let was_probe = place > self.best(gap, cost, shape);
         let bare = self.bare(cost, shape);
         let expected = bare + self.adds(place, cost, shape.n_kv);
         if expected > 0.0 {
@@ -183,19 +183,25 @@ impl Experience {
             self.sizes[place].observe(adds, shape.n_kv, (seconds / expected).ln());
         }
         let kept = seconds <= gap * self.among_all(cost, shape);
-        // One that did not keep its time is not tried again at once.
-        self.since_probe = match was_probe || !kept {
-            true => 0,
-            false => (self.since_probe + 1) % (PROBE_ALL + 1),
+        self.since_miss = match kept {
+            true => self.since_miss.saturating_add(1),
+            false => 0,
         };
         self.ceiling.tried(place, kept);
     }
 
-    /// A step was computed whose time tells nothing. If it tried a size, the next ones do not.
-    pub fn unseen(&mut self) {
-        if self.since_probe >= PROBE_LIKELY {
-            self.since_probe = 0;
+    /// A step is planned whose prompts may have what [`fitting`](Self::fitting) says. If it tries a size, the next
+    /// ones do not, whatever becomes of it: there may be less left of the prompts, or the step may tell nothing.
+    pub fn plans(&mut self, gap: f64, cost: &CostModel, rows: u32, n_kv: u32) {
+        if rows == 0 || !cost.is_fitted() {
+            return;
         }
+        let shape = Self::bare_shape(rows, n_kv);
+        let best = self.best(gap, cost, shape);
+        self.since_probe = match self.tries(best, gap, cost, shape) {
+            true => 0,
+            false => self.since_probe.saturating_add(1),
+        };
     }
 
     /// Seconds that a step without prompts usually takes: with the rows that generate, or with as many as
@@ -253,21 +259,17 @@ impl Experience {
         seconds <= gap * self.alone(cost, shape)
     }
 
-    /// Seconds that a size adds: no more than a larger one was seen to.
+    /// Seconds that a size adds.
     fn adds(&self, place: usize, cost: &CostModel, n_kv: u32) -> f64 {
         let known = |place: &usize| self.sizes[*place].seen >= ENOUGH;
+        let Some(below) = (0..=place).rev().find(known) else {
+            return cost.prompts(LADDER[place], n_kv);
+        };
+        let (known, tokens) = (&self.sizes[below], LADDER[below]);
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let of = |other: usize| {
-            let (known, tokens) = (&self.sizes[other], LADDER[other]);
-            let then = cost.prompts(tokens, known.n_kv as u32);
-            (known.adds + cost.prompts(tokens, n_kv) - then).max(0.0)
-        };
-        let own = match (0..=place).rev().find(known) {
-            Some(below) => of(below) * f64::from(LADDER[place]) / f64::from(LADDER[below]),
-            None => cost.prompts(LADDER[place], n_kv),
-        };
-        let larger = (place + 1..LADDER.len()).filter(known).map(of);
-        larger.fold(own, f64::min)
+        let then = cost.prompts(tokens, known.n_kv as u32);
+        let now = cost.prompts(tokens, n_kv);
+        (known.adds + now - then).max(0.0) * f64::from(LADDER[place]) / f64::from(tokens)
     }
 
     /// How far so many standard deviations of steps of a size go; of one not seen, as the next smaller one that
@@ -281,15 +283,19 @@ impl Experience {
     /// The largest size with which, beside what fills the rows' tile, nearly all steps stay within `gap` times the
     /// usual time of one without prompts; the smallest if none does. Now and then the next larger one.
     pub fn fitting(&self, gap: f64, cost: &CostModel, rows: u32, n_kv: u32) -> u32 {
-        let shape = Shape {
-            rows,
-            prefill: 0,
-            n_kv,
-            ..Shape::default()
-        };
+        let shape = Self::bare_shape(rows, n_kv);
         let best = self.best(gap, cost, shape);
-        let next = (best + 1).min(LADDER.len() - 1);
-        let seconds = self.bare(cost, shape) + self.adds(next, cost, n_kv);
+        let tries = usize::from(self.tries(best, gap, cost, shape));
+        LADDER[(best + tries).min(LADDER.len() - 1)]
+    }
+
+    /// Whether the next step is to try the size above the `best` one.
+    fn tries(&self, best: usize, gap: f64, cost: &CostModel, shape: Shape) -> bool {
+        let next = best + 1;
+        if next >= LADDER.len() || self.since_miss < PROBE_LIKELY {
+            return false;
+        }
+        let seconds = self.bare(cost, shape) + self.adds(next, cost, shape.n_kv);
         let longest = gap * self.among_all(cost, shape);
         let rest = if seconds * self.margin(next, 1.0) <= longest {
             PROBE_LIKELY
@@ -298,7 +304,16 @@ impl Experience {
         } else {
             PROBE_ALL
         };
-        LADDER[if self.since_probe >= rest { next } else { best }]
+        self.since_probe >= rest
+    }
+
+    /// A step of so many generating rows, and no prompts.
+    fn bare_shape(rows: u32, n_kv: u32) -> Shape {
+        Shape {
+            rows,
+            n_kv,
+            ..Shape::default()
+        }
     }
 
     /// The place of the largest size of which nearly all steps fit, whatever prompts `shape` has.
@@ -346,6 +361,9 @@ mod tests {
                 budget
             };
             sizes.push(prefill);
+            if prefill > 0 {
+                experience.plans(2.0, &cost, 8, 256);
+            }
             let shape = Shape {
                 rows: 8,
                 prefill,
@@ -439,6 +457,9 @@ mod tests {
                 true => 0,
                 false => experience.fitting(2.0, &cost, rows, 256) + fill(rows),
             };
+            if prefill > 0 {
+                experience.plans(2.0, &cost, rows, 256);
+            }
             let shape = Shape {
                 rows,
                 prefill,

@@ -316,7 +316,9 @@ impl Scheduler {
             if let Some(running) = self.find(row.key) {
                 running.stops();
                 running.starts_at(0);
-                running.failed_at = Some(row.from);
+                // Never before where it failed last: there it was read well, and who fails beside it while it
+                // reads that again would excuse it for ever.
+                running.failed_at = running.failed_at.max(Some(row.from));
                 self.cells.clear(row.seq);
                 self.memory.push(Memory::Clear(row.seq));
             }
@@ -328,7 +330,6 @@ impl Scheduler {
     /// nothing else tells how long that takes.
     fn learn(&mut self, planned: &[Row], seconds: f64) {
         let Some(ahead) = self.ahead.told() else {
-            self.experience.unseen();
             self.rotation.stepped(seconds);
             return;
         };

@@ -6,7 +6,8 @@
 //! longer.
 //!
 //! A memory that can't go back starts anew after a failure. There those that were in the step read
-//! again what they had read together, and then pass the place where it failed one by one.
+//! again what they had read together, and then pass the place where it failed one by one. Who fails on the way
+//! there, where it was before, is not to blame.
 
 use super::running::Running;
 use super::words::{Key, Reuse, Row};
@@ -22,41 +23,34 @@ const OUTAGE: Duration = Duration::from_secs(3);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
 /// How often a sequence failed alone since it last got on; failures in one outage count once.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Strikes {
     count: u8,
-    /// When that began.
-    since: Time,
+    /// When the first failure was after which nothing went well.
+    since: Option<Time>,
     /// How many steps had gone well at the last time.
     before: u64,
 }
 
 impl Strikes {
-    pub fn new(now: Time) -> Self {
-        Self {
-            count: 0,
-            since: now,
-            before: 0,
-        }
-    }
-
     pub fn reset(&mut self) {
-        self.count = 0;
+        *self = Self::default();
     }
 
-    /// Another one, after so many steps that went well. True if it is one too many, where so many
-    /// adapters take turns: a sequence that is in every third step only takes three times as long to
-    /// get on, and meets as many more faults of the moment until then.
-    fn add(&mut self, now: Time, succeeded: u64, adapters: u8) -> bool {
-        if self.count == 0 {
-            self.since = now;
-        }
-        if self.count == 0 || succeeded > self.before {
-            self.count = self.count.saturating_add(1);
-            self.before = succeeded;
-        }
+    /// Another one, after so many steps that went well; one that is `excused` counts for an outage only. True if
+    /// it is one too many, where so many adapters take turns: a sequence that is in every third step only takes
+    /// three times as long to get on, and meets as many more faults of the moment until then.
+    fn add(&mut self, now: Time, succeeded: u64, adapters: u8, excused: bool) -> bool {
+        let since = match self.since {
+            Some(since) if succeeded == self.before => since,
+            _ => {
+                self.count = self.count.saturating_add(u8::from(!excused));
+                self.before = succeeded;
+                *self.since.insert(now)
+            }
+        };
         let most = MOST.saturating_mul(adapters);
-        self.count >= most || now.saturating_sub(self.since) >= OUTAGE * u32::from(adapters)
+        self.count >= most || now.saturating_sub(since) >= OUTAGE * u32::from(adapters)
     }
 }
 
@@ -135,23 +129,25 @@ impl Scheduler {
             return planned
                 .first()
                 .filter(|_| alone)
-                .and_then(|row| self.strike(row.key, now));
+                .and_then(|row| self.strike(row, now));
         }
         let pause = recovery.pause.map_or(PAUSES.0, |(_, last)| 2 * last);
         let pause = pause.min(PAUSES.1);
         recovery.pause = Some((now + pause, pause));
-        self.strike(planned.first()?.key, now)
+        self.strike(planned.first()?, now)
     }
 
     /// A sequence failed alone. Returns it if it is given up for that.
-    fn strike(&mut self, key: Key, now: Time) -> Option<Key> {
-        let index = self.running.iter().position(|r| r.key() == key)?;
+    fn strike(&mut self, row: &Row, now: Time) -> Option<Key> {
+        let index = self.running.iter().position(|r| r.key() == row.key)?;
         let adapters: BTreeSet<_> = self.running.iter().map(Running::adapter).collect();
         let adapters = u8::try_from(adapters.len()).unwrap_or(u8::MAX);
         // To the end: the next one is tried alone, which tells whether it is this one's fault.
         let mut running = self.running.remove(index);
-        let over = running.strikes.add(now, self.recovery.succeeded, adapters);
+        let excused = running.failed_at.is_some_and(|at| row.to <= at);
+        let succeeded = self.recovery.succeeded;
+        let over = running.strikes.add(now, succeeded, adapters, excused);
         self.running.push(running);
-        over.then_some(key)
+        over.then_some(row.key)
     }
 }

@@ -52,6 +52,11 @@ impl Scheduler {
             ahead,
             ..self.shaped(adapter, rows, count, allowed.min(budget + ahead))
         };
+        if step.shape.prefill > 0
+            && let Some(gap) = policy.gap()
+        {
+            self.experience.plans(gap, &self.cost, waiting, n_kv);
+        }
         self.speculate(&mut step);
         step
     }

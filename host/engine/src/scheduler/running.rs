@@ -1,7 +1,7 @@
 //! A sequence that holds an id.
 
 use super::words::{AdapterId, EntryId, Key, Progress, Request, Row, SeqId, length};
-use super::{Time, recovery::Strikes, speculation::Guess};
+use super::{recovery::Strikes, speculation::Guess};
 use crate::Token;
 
 /// Tokens that may be certain and not computed beside the one that was sampled, for a sequence that
@@ -180,7 +180,7 @@ impl Request {
             reserved,
             wait: Wait::None,
             admission,
-            strikes: Strikes::new(Time::ZERO),
+            strikes: Strikes::default(),
             failed_at: None,
             guess: Guess::default(),
             asks: false,

@@ -227,7 +227,8 @@ impl Simulator {
         let mut seconds = self.seconds(step);
         self.changed = false;
         seconds *= 1.0 + self.machine.noise * scatter(self.steps);
-        if let Some(Fault::Slow(times)) = fault {
+        let poisoned = step.iter().any(|input| input.token == POISON);
+        if let Some(Fault::Slow(times)) = fault.filter(|_| !poisoned) {
             seconds *= times;
         }
         self.took = Duration::from_secs_f64(seconds);
@@ -242,7 +243,7 @@ impl Simulator {
             }
             Some(Fault::Slow(_)) | None => {}
         }
-        if step.iter().any(|input| input.token == POISON) {
+        if poisoned {
             self.leave_a_part(step);
             return Err(DecodeError::Failed(-3));
         }

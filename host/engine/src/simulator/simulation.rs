@@ -46,7 +46,7 @@ struct Alive {
 }
 
 /// Steps after which a simulation that has not ended is taken to be stuck.
-const STUCK: u64 = 2_000_000;
+const STUCK: u64 = 100_000;
 
 /// Logits that the simulator gives where it does not give all.
 const CANDIDATES: u32 = 4;

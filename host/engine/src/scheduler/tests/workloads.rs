@@ -2,6 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 
 fn arrival() -> impl Strategy<Value = Arrival> {
     let sometimes = |range: std::ops::Range<u64>| {
@@ -115,6 +116,26 @@ fn limits() -> impl Strategy<Value = Limits> {
     )
 }
 
+/// Limits near the least that there can be.
+fn tight_limits() -> impl Strategy<Value = Limits> {
+    let least = (1..3u16, 0..2u16, 60..80u32, 9..12u32, 1..3usize);
+    (limits(), least).prop_map(
+        |(limits, (whole, top_ids, cells, step_tokens, queue))| Limits {
+            seq_ids: whole + top_ids,
+            top_ids,
+            cells,
+            step_tokens,
+            queue,
+            tenant_queue: queue.div_ceil(2),
+            prefill: match limits.prefill {
+                Prefill::Budgeted { gap } if gap < 2.5 => Prefill::Budgeted { gap: 1.0 },
+                prefill => prefill,
+            },
+            ..limits
+        },
+    )
+}
+
 /// What must be true of a request from the outside; the simulation itself checks every step.
 fn judge(limits: &Limits, arrival: &Arrival, record: &Record) -> Result<(), TestCaseError> {
     let needed = record.prompt + arrival.max_tokens.saturating_sub(1);
@@ -147,6 +168,24 @@ fn judge(limits: &Limits, arrival: &Arrival, record: &Record) -> Result<(), Test
     Ok(())
 }
 
+/// Simulates one workload and judges each of its requests.
+fn end_and_leave_nothing(
+    limits: Limits,
+    arrivals: &[Arrival],
+    faults: &[(u64, Fault)],
+    store_fails: Option<u64>,
+    state_faults: BTreeSet<u64>,
+) -> Result<(), TestCaseError> {
+    let mut simulation = simulation(limits, faults)
+        .with_failing_store(store_fails)
+        .with_state_faults(state_faults);
+    let records = simulation.run(arrivals.to_vec());
+    for (arrival, record) in arrivals.iter().zip(&records) {
+        judge(&limits, arrival, record)?;
+    }
+    Ok(())
+}
+
 /// Random workloads that are tried of each kind.
 const CASES: u32 = 20_000;
 
@@ -163,13 +202,19 @@ proptest! {
         store_fails in proptest::option::weighted(0.3, 1..9u64),
         state_faults in proptest::collection::btree_set(0..40u64, 0..6),
     ) {
-        let mut simulation = simulation(limits, &faults)
-            .with_failing_store(store_fails)
-            .with_state_faults(state_faults);
-        let records = simulation.run(arrivals.clone());
-        for (arrival, record) in arrivals.iter().zip(&records) {
-            judge(&limits, arrival, record)?;
-        }
+        end_and_leave_nothing(limits, &arrivals, &faults, store_fails, state_faults)?;
+    }
+
+    /// The same where there is the least of everything, so that all stand in each other's way.
+    #[test]
+    fn random_workloads_end_where_there_is_hardly_room(
+        limits in tight_limits(),
+        arrivals in proptest::collection::vec(arrival(), 1..12),
+        faults in faults(),
+        store_fails in proptest::option::weighted(0.3, 1..4u64),
+        state_faults in proptest::collection::btree_set(0..10u64, 0..6),
+    ) {
+        end_and_leave_nothing(limits, &arrivals, &faults, store_fails, state_faults)?;
     }
 
     /// Among equals nobody starves: those of one tenant are served as they came, and while one is
