@@ -120,7 +120,8 @@ pub struct Experience {
     /// Most rows that were computed in a step.
     most_rows: u32,
     ceiling: Ceiling,
-    /// Steps with prompts since one was to try the next larger size, and since one took too long.
+    /// Steps with prompts since one was to try the next larger size, and those whose time told something since
+    /// one took too long.
     since_probe: u32,
     since_miss: u32,
 }
@@ -171,8 +172,16 @@ impl Experience {
         }
         let size = size(shape);
         let place = place(size);
-        // The last share of a prompt is what is left of it: of no fixed size.
+        let kept = seconds <= gap * self.among_all(cost, shape);
+        self.since_miss = match kept {
+            true => self.since_miss.saturating_add(1),
+            false => 0,
+        };
+        // The last share of a prompt is what is left of it: of no fixed size. The next larger one takes no less.
         if LADDER.get(place) != Some(&size) {
+            if !kept && size > 0 {
+                self.ceiling.tried(place, false);
+            }
             return;
         }
         let bare = self.bare(cost, shape);
@@ -182,11 +191,6 @@ impl Experience {
             let adds = (seconds - bare).max(0.0);
             self.sizes[place].observe(adds, shape.n_kv, (seconds / expected).ln());
         }
-        let kept = seconds <= gap * self.among_all(cost, shape);
-        self.since_miss = match kept {
-            true => self.since_miss.saturating_add(1),
-            false => 0,
-        };
         self.ceiling.tried(place, kept);
     }
 
@@ -382,6 +386,40 @@ mod tests {
         let (experience, cost, _) = learnt(|_| 1.0);
         // 14.6 ms are well within 20; the 52 of the next place are not.
         assert_eq!(experience.fitting(2.0, &cost, 8, 256), 64);
+    }
+
+    #[test]
+    fn larger_sizes_are_tried_now_and_then_whatever_is_left_of_a_prompt() {
+        for left in [u32::MAX, 11] {
+            let (mut experience, mut cost) = (Experience::default(), CostModel::default());
+            let (mut reading, mut tried) = (0, 0);
+            for number in 0..9_000 {
+                let mut shape = Experience::bare_shape(8, 256);
+                if number >= 16 && number % 3 > 0 {
+                    let budget = experience.fitting(2.0, &cost, 8, 256);
+                    shape.prefill = budget.min(left);
+                    reading += 1;
+                    tried += u32::from(budget > LADDER[experience.best(2.0, &cost, shape)]);
+                    experience.plans(2.0, &cost, 8, 256);
+                }
+                let seconds = step(shape.prefill);
+                experience.observe(2.0, &cost, shape, seconds);
+                cost.observe(shape, seconds);
+            }
+            let most = reading / PROBE_LIKELY;
+            assert!((1..=most).contains(&tried), "{tried}, {left} left");
+        }
+    }
+
+    #[test]
+    fn what_is_left_of_a_prompt_tells_of_the_size_above_it() {
+        let (mut experience, cost, _) = learnt(|_| 1.0);
+        let shape = Shape {
+            prefill: 50,
+            ..Experience::bare_shape(8, 256)
+        };
+        experience.observe(2.0, &cost, shape, 0.021);
+        assert_eq!(experience.fitting(2.0, &cost, 8, 256), 48);
     }
 
     #[test]

@@ -7,7 +7,8 @@
 //!
 //! A memory that can't go back starts anew after a failure. There those that were in the step read
 //! again what they had read together, and then pass the place where it failed one by one. Who fails on the way
-//! there, where it was before, is not to blame.
+//! there, where it was before, is not to blame, unless it never gets there: after a few failures of several
+//! together each reads alone.
 
 use super::running::Running;
 use super::words::{Key, Reuse, Row};
@@ -17,8 +18,13 @@ use std::time::Duration;
 
 /// How often a sequence may fail alone, with one token, while others get on, before it is given up.
 const MOST: u8 = 3;
-/// How long a sequence may fail alone before it is given up, if nothing else gets on either.
+/// How often it may fail alone where it was before: a device that fails all steps above some size, or every other
+/// one, never lets it come back to its place.
+const MOST_EXCUSED: u8 = 16;
+/// How long a sequence may fail alone, [`MOST`] times at least, before it is given up, if nothing else gets on either.
 const OUTAGE: Duration = Duration::from_secs(3);
+/// How often several may fail together, before all is well again, where they start anew.
+const MOST_TOGETHER: u8 = 8;
 /// Shortest and longest pause after a failure with one token.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
@@ -26,8 +32,11 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_m
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Strikes {
     count: u8,
-    /// When the first failure was after which nothing went well.
+    /// How often it did where it had been before.
+    excused: u8,
+    /// When the first failure was after which nothing went well, and how many there were.
     since: Option<Time>,
+    failures: u8,
     /// How many steps had gone well at the last time.
     before: u64,
 }
@@ -37,20 +46,27 @@ impl Strikes {
         *self = Self::default();
     }
 
-    /// Another one, after so many steps that went well; one that is `excused` counts for an outage only. True if
-    /// it is one too many, where so many adapters take turns: a sequence that is in every third step only takes
-    /// three times as long to get on, and meets as many more faults of the moment until then.
+    /// Another one, after so many steps that went well; one that is `excused` was where the sequence had been
+    /// before. True if it is one too many, where so many adapters take turns: a sequence that is in every third step
+    /// only takes three times as long to get on, and meets as many more faults of the moment until then.
     fn add(&mut self, now: Time, succeeded: u64, adapters: u8, excused: bool) -> bool {
         let since = match self.since {
             Some(since) if succeeded == self.before => since,
             _ => {
-                self.count = self.count.saturating_add(u8::from(!excused));
-                self.before = succeeded;
+                let counted = match excused {
+                    true => &mut self.excused,
+                    false => &mut self.count,
+                };
+                *counted = counted.saturating_add(1);
+                (self.before, self.failures) = (succeeded, 0);
                 *self.since.insert(now)
             }
         };
-        let most = MOST.saturating_mul(adapters);
-        self.count >= most || now.saturating_sub(since) >= OUTAGE * u32::from(adapters)
+        self.failures = self.failures.saturating_add(1);
+        let lasts = now.saturating_sub(since) >= OUTAGE * u32::from(adapters);
+        self.count >= MOST.saturating_mul(adapters)
+            || self.excused >= MOST_EXCUSED.saturating_mul(adapters)
+            || (lasts && self.failures >= MOST)
     }
 }
 
@@ -63,6 +79,8 @@ pub(super) struct Recovery {
     most: u32,
     /// Steps that went well.
     succeeded: u64,
+    /// Steps of several sequences that failed since all was well.
+    together: u8,
     /// Nothing is computed until then, and how long the pause is.
     pause: Option<(Time, Duration)>,
 }
@@ -73,6 +91,7 @@ impl Recovery {
             limit,
             most: limit,
             succeeded: 0,
+            together: 0,
             pause: None,
         }
     }
@@ -89,6 +108,11 @@ impl Recovery {
 
     pub fn most(&self) -> u32 {
         self.most
+    }
+
+    /// Whether several failed together so often that each is to be tried alone, where all start anew.
+    pub fn one_by_one(&self) -> bool {
+        self.together >= MOST_TOGETHER
     }
 
     /// So many tokens failed together: half of them is tried next.
@@ -114,6 +138,8 @@ impl Scheduler {
             // Let those be tried next that were left out, then try more at once.
             self.running
                 .sort_by_key(|running| planned.iter().any(|row| row.key == running.key()));
+        } else {
+            recovery.together = 0;
         }
     }
 
@@ -123,6 +149,9 @@ impl Scheduler {
         let tokens: u32 = planned.iter().map(Row::tokens).sum();
         if tokens > 1 {
             recovery.halve(tokens);
+            recovery.together = recovery
+                .together
+                .saturating_add(u8::from(planned.len() > 1));
             // A memory that can't go back starts anew: it will not come to the same place with
             // fewer tokens, so who stands alone is to blame however many it has.
             let alone = self.limits.reuse == Reuse::Whole && planned.len() == 1;

@@ -36,8 +36,8 @@ pub(super) struct Running {
     /// Rises with each admission.
     pub admission: u64,
     pub strikes: Strikes,
-    /// Where it failed, in a memory that can't go back, and has not got past since. It is alone in
-    /// the step that tries again.
+    /// The furthest place where it failed, in a memory that can't go back, and has not got past since. It is
+    /// alone in the step that tries again.
     pub failed_at: Option<u32>,
     /// What may come after its tokens.
     pub guess: Guess,

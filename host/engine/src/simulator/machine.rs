@@ -43,7 +43,7 @@ pub enum Fault {
     /// It fails with a return code of llama_decode: 1, 2, -2 or -3. Nothing of it stays, unless the
     /// memory can't part a sequence: then the first half of it does, but for code 1.
     Code(i32),
-    /// It takes so many times as long, if it does not fail for what is in it.
+    /// It takes so many times as long.
     Slow(f64),
 }
 

@@ -227,8 +227,7 @@ impl Simulator {
         let mut seconds = self.seconds(step);
         self.changed = false;
         seconds *= 1.0 + self.machine.noise * scatter(self.steps);
-        let poisoned = step.iter().any(|input| input.token == POISON);
-        if let Some(Fault::Slow(times)) = fault.filter(|_| !poisoned) {
+        if let Some(Fault::Slow(times)) = fault {
             seconds *= times;
         }
         self.took = Duration::from_secs_f64(seconds);
@@ -243,7 +242,7 @@ impl Simulator {
             }
             Some(Fault::Slow(_)) | None => {}
         }
-        if poisoned {
+        if step.iter().any(|input| input.token == POISON) {
             self.leave_a_part(step);
             return Err(DecodeError::Failed(-3));
         }

@@ -67,6 +67,36 @@ fn an_outage_is_survived_and_a_dead_device_says_so() {
     assert_eq!(outage(100_000), [End::GivenUp; 6]);
 }
 
+/// A device that is half dead fails what is asked of it too, also where a memory can't go back and a sequence
+/// never gets to the place where it failed first.
+#[test]
+fn a_device_that_goes_on_failing_keeps_nobody_for_ever() {
+    let limits = Limits {
+        cells: 2000,
+        step_tokens: 64,
+        reuse: Reuse::Whole,
+        drafts: 0,
+        ..LIMITS
+    };
+    let long = Arrival {
+        prompt: 400,
+        max_tokens: 10,
+        ends_after: 10,
+        ..Arrival::default()
+    };
+    for every in [2, 3, 4] {
+        let failing = (5..60_000).step_by(every);
+        let faults: Vec<_> = failing.map(|step| (step, Fault::Code(-2))).collect();
+        let mut simulation = simulation(limits, &faults);
+        // So many steps in a row as a prompt takes never go well.
+        let records = simulation.run(vec![long.clone(); 3]);
+        let ends = records.iter().map(|record| record.end);
+        assert_eq!(ends.collect::<Vec<_>>(), [End::GivenUp; 3], "every {every}");
+        let steps = simulation.steps.len();
+        assert!(steps < 1_000, "{steps} steps, every {every}");
+    }
+}
+
 /// Where a memory can't go back, all that were in a step that failed read again from the start, and pass the
 /// place one by one. There several bad ones must not excuse each other.
 #[test]

@@ -98,6 +98,41 @@ fn the_target_is_kept_from_the_first_step_whatever_came_before() {
     }
 }
 
+/// So a prompt whose parts are of no fixed size does not have every step try one.
+#[test]
+fn larger_sizes_are_tried_now_and_then_whatever_prompts_come() {
+    for length in [11, 23, 600] {
+        let limits = Limits {
+            seq_ids: 16,
+            cells: 65_536,
+            step_tokens: 512,
+            queue: 4_000,
+            tenant_queue: 4_000,
+            ..LIMITS
+        };
+        let mut arrivals = vec![arrival(0, 32, 4_000); 8];
+        let prompts = 30_000 / length;
+        arrivals
+            .extend((0..prompts).map(|i| arrival(2_000 + u64::from(i * length) * 8, length, 1)));
+        let mut simulation = simulation(limits, &[]);
+        simulation.run(arrivals);
+        let reading = simulation.steps.iter().filter(|step| step.rows == 8);
+        let sizes: Vec<_> = reading
+            .map(|step| step.prefill)
+            .filter(|&n| n > 0)
+            .collect();
+        // 72 ms without prompts: 16 tokens more take 112, and 24 take 132, which steps that scatter may not keep.
+        let tried = sizes.iter().filter(|&&size| size > 16).count();
+        let most = sizes.len() / 60;
+        assert!(
+            tried > 0 || length == 11,
+            "{length}: none of {}",
+            sizes.len()
+        );
+        assert!(tried <= most, "{length}: {tried} of {}", sizes.len());
+    }
+}
+
 /// One step in more than sixty tries a larger size than is known to keep the target.
 #[test]
 fn a_long_prompt_stretches_the_gap_of_others_by_little_more_than_the_target() {
