@@ -3,7 +3,7 @@
 #   make test    checks format and lints, builds, and runs every test
 # Also: make build, make plugins, make lint; make test-device (the part of make test that runs on a device);
 # make bench (measures all that is promised, in about half an hour on two cores; VS=URL of a peer for HTTP,
-# see BENCHMARKS.md); make model (trains the demo model
+# LLAMA=URL of llama.cpp's server for tokens a second, see BENCHMARKS.md); make model (trains the demo model
 # again, in about an hour on two cores; stopped and started again it goes on where it was).
 #   make microbench      times what stands on the way of a token, each alone (BENCHES="text events", FILTER=REGEX)
 #   make instructions    counts the instructions of the same with valgrind, and fails if they have become more than
@@ -106,7 +106,7 @@ test-device:
 bench: plugins
 	@"$(CORRAL_BIN)" bench model "$(CACHE)/qwen3-0.6b.gguf"
 	@"$(CORRAL_BIN)" bench model --shape wide "$(CACHE)/wide.gguf"
-	@"$(CORRAL_BIN)" bench all --model "$(CACHE)/qwen3-0.6b.gguf" --wide "$(CACHE)/wide.gguf" --plugins "$(CORRAL_PLUGINS)" $(if $(VS),--vs $(VS))
+	@"$(CORRAL_BIN)" bench all --model "$(CACHE)/qwen3-0.6b.gguf" --wide "$(CACHE)/wide.gguf" --plugins "$(CORRAL_PLUGINS)" $(if $(VS),--vs $(VS)) $(if $(LLAMA),--vs-openai $(LLAMA))
 
 # With llama.cpp's own samplers, for the bench of ours.
 microbench:

@@ -127,6 +127,9 @@ pub(crate) struct AllBench {
     /// A server that has classic.wasm, http://HOST:PORT, to compare HTTP with: see BENCHMARKS.md.
     #[arg(long, value_name = "URL")]
     pub(crate) vs: Option<Url>,
+    /// A server with OpenAI's API and the same model file, http://HOST:PORT, to compare tokens a second with.
+    #[arg(long, value_name = "URL")]
+    pub(crate) vs_openai: Option<Url>,
     #[command(flatten)]
     pub(crate) offloading: Offloading,
     /// Print one JSON object.

@@ -4,12 +4,15 @@
 //! another; it prints its object here, and a bench that fails or takes too long costs its own figures only.
 
 mod parts;
+mod peer;
+mod server;
 mod targets;
 
 use crate::arguments::AllBench;
 use crate::complaint::Complaint;
-use parts::Part;
+use parts::{Part, Way};
 use serde_json::{Value, json};
+use server::Server;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -35,6 +38,14 @@ pub(super) fn measure(arguments: &AllBench) -> Result<(), Complaint> {
     let began = Instant::now();
     let (mut found, mut figures) = (Vec::new(), Vec::new());
     for part in parts::all(arguments) {
+        if matches!(part.way, Way::Not) {
+            figures.extend(
+                part.targets
+                    .iter()
+                    .map(|target| target.figure(&Value::Null)),
+            );
+            continue;
+        }
         eprintln!(
             "{:.0} min: corral bench {}",
             began.elapsed().as_secs_f64() / 60.0,
@@ -74,11 +85,28 @@ fn run(corral: &Path, part: &Part) -> Result<Value, String> {
     // What it leaves if it has to be stopped goes with this folder.
     let folder = std::env::temp_dir().join(format!("corral-bench-all-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let mut command = Command::new(corral);
-    let command = command.arg("bench").args(&part.words).arg("--json");
-    let found = output_of(command.env("TMPDIR", &folder), part);
+    let found = run_within(&folder, corral, part);
     std::fs::remove_dir_all(&folder).ok();
     found
+}
+
+/// [`run`] with a folder for temporary files.
+fn run_within(folder: &Path, corral: &Path, part: &Part) -> Result<Value, String> {
+    let mut words = part.words.clone();
+    // It is stopped at the end of this function, whatever becomes of the bench.
+    let server = match &part.way {
+        Way::Against(serve) => {
+            let mut command = server::command(corral, serve, folder);
+            Some(Server::start(&mut command, server::PATIENCE)?)
+        }
+        Way::Alone | Way::Not => None,
+    };
+    if let Some(server) = &server {
+        words = peer::urls(words, server.url());
+    }
+    let mut command = Command::new(corral);
+    let command = command.arg("bench").args(&words).arg("--json");
+    output_of(command.env("TMPDIR", folder), part)
 }
 
 fn output_of(command: &mut Command, part: &Part) -> Result<Value, String> {
@@ -125,7 +153,7 @@ fn output_of(command: &mut Command, part: &Part) -> Result<Value, String> {
 
 #[cfg(all(test, unix))]
 mod tests {
-    use super::{Part, run};
+    use super::{Part, Way, run};
     use std::path::Path;
     use std::time::Duration;
 
@@ -134,6 +162,7 @@ mod tests {
         let part = Part {
             words: words.iter().copied().map(str::to_owned).collect(),
             limit,
+            way: Way::Alone,
             targets: Vec::new(),
         };
         run(&Path::new("/bin").join(name), &part)
@@ -149,6 +178,7 @@ mod tests {
         let part = Part {
             words: Vec::new(),
             limit: minute,
+            way: Way::Alone,
             targets: Vec::new(),
         };
         let mut shell = std::process::Command::new("/bin/sh");
@@ -161,6 +191,7 @@ mod tests {
         let part = Part {
             words: Vec::new(),
             limit: Duration::ZERO,
+            way: Way::Alone,
             targets: Vec::new(),
         };
         let mut endless = std::process::Command::new("/bin/sleep");

@@ -2,6 +2,7 @@
 //!
 //! The targets stand in BENCHMARKS.md, with what they mean.
 
+use super::peer;
 use super::targets::{Bound, Target, row};
 use crate::arguments::AllBench;
 use serde_json::{Value, json};
@@ -14,7 +15,19 @@ pub(super) struct Part {
     pub(super) words: Vec<String>,
     /// For so long it may run.
     pub(super) limit: Duration,
+    pub(super) way: Way,
     pub(super) targets: Vec<Target>,
+}
+
+/// How a bench is run.
+pub(super) enum Way {
+    /// By itself.
+    Alone,
+    /// Against `corral serve` with these words, which is there for as long as the bench runs; its URL comes
+    /// after the peer's.
+    Against(Vec<String>),
+    /// Not at all: there is nobody to compare with.
+    Not,
 }
 
 /// The files that all parts together need.
@@ -90,6 +103,7 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
         http.part(3).targets(of_http()),
         words("sim").part(8).targets(of_sim()),
     ];
+    parts.extend(peer::parts(arguments));
     let offloading = arguments.offloading.words();
     let has_model = |part: &&mut Part| part.words.iter().any(|word| word == "--model");
     for part in parts.iter_mut().filter(has_model) {
@@ -144,6 +158,7 @@ impl Words {
         Part {
             words: self.0,
             limit: Duration::from_secs(60 * minutes),
+            way: Way::Alone,
             targets: Vec::new(),
         }
     }
@@ -156,7 +171,8 @@ impl Part {
     }
 }
 
-fn plugin(folder: &Path, name: &str) -> PathBuf {
+/// The file of the component `name`.
+pub(super) fn plugin(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.wasm"))
 }
 
