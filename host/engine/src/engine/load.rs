@@ -49,7 +49,8 @@ impl Engine {
             tenant_queue: config.queue.div_ceil(TENANT_SHARE),
             prefill: config.prefill,
             reuse: match (config.prefix_cache, model.can_truncate()) {
-                (false, _) => Reuse::Off,
+                (false, true) => Reuse::Off,
+                (false, false) => Reuse::OffWhole,
                 (true, false) => Reuse::Whole,
                 (true, true) => Reuse::Any,
             },

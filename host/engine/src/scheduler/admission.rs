@@ -201,7 +201,7 @@ impl Scheduler {
     /// those that were admitted before `admission`, so no two wait for each other.
     fn start(&self, request: &Request, admission: u64) -> Start {
         let whole = match self.limits.reuse {
-            Reuse::Off => return Start::Fresh,
+            Reuse::Off | Reuse::OffWhole => return Start::Fresh,
             Reuse::Whole => true,
             Reuse::Any => false,
         };

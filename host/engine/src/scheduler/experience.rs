@@ -177,9 +177,10 @@ impl Experience {
             true => self.since_miss.saturating_add(1),
             false => 0,
         };
-        // The last share of a prompt is what is left of it: of no fixed size. The next larger one takes no less.
+        // The last share of a prompt is what is left of it: of no fixed size. The next larger one takes no less; but
+        // one below the smallest tells nothing.
         if LADDER.get(place) != Some(&size) {
-            if !kept && size > 0 {
+            if !kept && size > LADDER[0] {
                 self.ceiling.tried(place, false);
             }
             return;

@@ -309,7 +309,7 @@ impl Scheduler {
     /// A memory that can't go back is spoiled by a step that failed half-way: what it computes runs
     /// in several parts, and those that went well stay. So whoever was in the step starts anew.
     fn start_anew(&mut self, planned: &[Row]) {
-        if self.limits.reuse != Reuse::Whole {
+        if !self.limits.reuse.starts_anew() {
             return;
         }
         for row in planned {

@@ -11,7 +11,7 @@
 //! together each reads alone.
 
 use super::running::Running;
-use super::words::{Key, Reuse, Row};
+use super::words::{Key, Row};
 use super::{Scheduler, Time};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const MOST: u8 = 3;
 /// How often it may fail alone where it was before: a device that fails all steps above some size, or every other
 /// one, never lets it come back to its place.
 const MOST_EXCUSED: u8 = 16;
-/// How long a sequence may fail alone, [`MOST`] times at least, before it is given up, if nothing else gets on either.
+/// How long a sequence may fail alone before it is given up, if nothing else gets on either in [`MOST`] steps at least.
 const OUTAGE: Duration = Duration::from_secs(3);
 /// How often several may fail together, before all is well again, where they start anew.
 const MOST_TOGETHER: u8 = 8;
@@ -34,9 +34,8 @@ pub(super) struct Strikes {
     count: u8,
     /// How often it did where it had been before.
     excused: u8,
-    /// When the first failure was after which nothing went well, and how many there were.
+    /// When the first failure was after which nothing went well.
     since: Option<Time>,
-    failures: u8,
     /// How many steps had gone well at the last time.
     before: u64,
 }
@@ -46,27 +45,26 @@ impl Strikes {
         *self = Self::default();
     }
 
-    /// Another one, after so many steps that went well; one that is `excused` was where the sequence had been
-    /// before. True if it is one too many, where so many adapters take turns: a sequence that is in every third step
-    /// only takes three times as long to get on, and meets as many more faults of the moment until then.
-    fn add(&mut self, now: Time, succeeded: u64, adapters: u8, excused: bool) -> bool {
+    /// Another one; one that is `excused` was where the sequence had been before. True if it is one too many, where
+    /// so many adapters take turns: a sequence that is in every third step only takes three times as long to get on,
+    /// and meets as many more faults of the moment until then.
+    fn add(&mut self, now: Time, recovery: &Recovery, adapters: u8, excused: bool) -> bool {
         let since = match self.since {
-            Some(since) if succeeded == self.before => since,
+            Some(since) if recovery.succeeded == self.before => since,
             _ => {
                 let counted = match excused {
                     true => &mut self.excused,
                     false => &mut self.count,
                 };
                 *counted = counted.saturating_add(1);
-                (self.before, self.failures) = (succeeded, 0);
+                self.before = recovery.succeeded;
                 *self.since.insert(now)
             }
         };
-        self.failures = self.failures.saturating_add(1);
         let lasts = now.saturating_sub(since) >= OUTAGE * u32::from(adapters);
         self.count >= MOST.saturating_mul(adapters)
             || self.excused >= MOST_EXCUSED.saturating_mul(adapters)
-            || (lasts && self.failures >= MOST)
+            || (lasts && recovery.failed >= MOST)
     }
 }
 
@@ -79,6 +77,8 @@ pub(super) struct Recovery {
     most: u32,
     /// Steps that went well.
     succeeded: u64,
+    /// Steps that failed since the last one that went well.
+    failed: u8,
     /// Steps of several sequences that failed since all was well.
     together: u8,
     /// Nothing is computed until then, and how long the pause is.
@@ -91,6 +91,7 @@ impl Recovery {
             limit,
             most: limit,
             succeeded: 0,
+            failed: 0,
             together: 0,
             pause: None,
         }
@@ -132,6 +133,7 @@ impl Scheduler {
         let goes_on = self.is_recovering();
         let recovery = &mut self.recovery;
         recovery.succeeded += 1;
+        recovery.failed = 0;
         recovery.pause = None;
         if goes_on {
             recovery.most = recovery.most.saturating_mul(2).min(recovery.limit);
@@ -146,6 +148,7 @@ impl Scheduler {
     /// A step failed. Returns who is given up.
     pub(super) fn fail(&mut self, planned: &[Row], now: Time) -> Option<Key> {
         let recovery = &mut self.recovery;
+        recovery.failed = recovery.failed.saturating_add(1);
         let tokens: u32 = planned.iter().map(Row::tokens).sum();
         if tokens > 1 {
             recovery.halve(tokens);
@@ -154,7 +157,7 @@ impl Scheduler {
                 .saturating_add(u8::from(planned.len() > 1));
             // A memory that can't go back starts anew: it will not come to the same place with
             // fewer tokens, so who stands alone is to blame however many it has.
-            let alone = self.limits.reuse == Reuse::Whole && planned.len() == 1;
+            let alone = self.limits.reuse.starts_anew() && planned.len() == 1;
             return planned
                 .first()
                 .filter(|_| alone)
@@ -174,8 +177,8 @@ impl Scheduler {
         // To the end: the next one is tried alone, which tells whether it is this one's fault.
         let mut running = self.running.remove(index);
         let excused = running.failed_at.is_some_and(|at| row.to <= at);
-        let succeeded = self.recovery.succeeded;
-        let over = running.strikes.add(now, succeeded, adapters, excused);
+        let strikes = &mut running.strikes;
+        let over = strikes.add(now, &self.recovery, adapters, excused);
         self.running.push(running);
         over.then_some(row.key)
     }

@@ -111,7 +111,7 @@ impl Scheduler {
             ..
         } = running;
         request.progress.preempted += 1;
-        if swap && computed > 0 && self.limits.reuse != Reuse::Off {
+        if swap && computed > 0 && !self.limits.reuse.is_off() {
             let claim = Claim::default();
             let tokens = request.tokens[..computed as usize].to_vec();
             let place = Place::Cells(seq);
@@ -174,7 +174,7 @@ impl Scheduler {
         let wanted = (claimed && !tokens.is_empty()) || tokens.len() >= LEAST_KEPT;
         let parts = self.limits.reuse == Reuse::Any;
         let useless = !claimed && self.cache.covers(scope, &tokens, parts);
-        if self.limits.reuse == Reuse::Off || !wanted || useless {
+        if self.limits.reuse.is_off() || !wanted || useless {
             self.release(seq);
             return;
         }

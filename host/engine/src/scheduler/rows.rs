@@ -8,7 +8,7 @@ use super::prefill::Prefill;
 use super::queue;
 use super::rotation::Ready;
 use super::running::{Running, Wait};
-use super::words::{AdapterId, Overlap, Reuse, Row, SeqId, Step};
+use super::words::{AdapterId, Overlap, Row, SeqId, Step};
 
 impl Scheduler {
     /// The rows of a step, for which there is room in the cells.
@@ -167,7 +167,7 @@ impl Scheduler {
         }
         self.make_room(self.recovery.most());
         let most = self.recovery.most().min(self.cells.free());
-        let one_by_one = self.limits.reuse == Reuse::Whole && self.recovery.one_by_one();
+        let one_by_one = self.limits.reuse.starts_anew() && self.recovery.one_by_one();
         let (mut left, mut generating) = (most, 0);
         let mut rows = Vec::new();
         let ready = self.running.iter().filter(|running| running.is_ready());

@@ -110,10 +110,25 @@ impl Watch {
 pub enum Reuse {
     /// Nothing is kept.
     Off,
+    /// Nothing is kept of a memory that has no past to go back to.
+    OffWhole,
     /// A sequence only as it is: recurrent state and sliding windows have no past to go back to.
     Whole,
     /// Any beginning of a sequence.
     Any,
+}
+
+impl Reuse {
+    /// Whether nothing is kept.
+    pub fn is_off(self) -> bool {
+        matches!(self, Self::Off | Self::OffWhole)
+    }
+
+    /// Whether the memory has no past to go back to, so that after a failure in the midst of a step a sequence has
+    /// to be read again from its start.
+    pub fn starts_anew(self) -> bool {
+        matches!(self, Self::Whole | Self::OffWhole)
+    }
 }
 
 /// How much of the logits after its tokens a request needs.

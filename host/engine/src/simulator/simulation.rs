@@ -11,8 +11,8 @@ use super::{Fault, Machine, POISON, Simulator, Size};
 use crate::Token;
 use crate::backend::{Backend, Input};
 use crate::scheduler::{
-    Claim, EntryId, Key, Limits, Memory, Refused, Request, Reuse, Row, Scheduler, Scope,
-    StepResult, Tally, Time,
+    Claim, EntryId, Key, Limits, Memory, Refused, Request, Row, Scheduler, Scope, StepResult,
+    Tally, Time,
 };
 use aside::Wanted;
 pub use record::{Arrival, End, Record, Taken};
@@ -99,9 +99,9 @@ impl Simulation {
         Self {
             limits,
             scheduler: Scheduler::new(limits),
-            backend: match limits.reuse {
-                Reuse::Whole => backend.without_parts(),
-                Reuse::Any | Reuse::Off => backend,
+            backend: match limits.reuse.starts_anew() {
+                true => backend.without_parts(),
+                false => backend,
             },
             machine,
             now: Time::ZERO,

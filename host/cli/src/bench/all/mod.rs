@@ -93,7 +93,7 @@ fn run(corral: &Path, part: &Part) -> Result<Value, String> {
 /// [`run`] with a folder for temporary files.
 fn run_within(folder: &Path, corral: &Path, part: &Part) -> Result<Value, String> {
     let mut words = part.words.clone();
-    // It is stopped at the end of this function, whatever becomes of the bench.
+    // It is stopped at the end of this function, whatever becomes of the bench; but not where this process is killed.
     let server = match &part.way {
         Way::Against(serve) => {
             let mut command = server::command(corral, serve, folder);

@@ -36,7 +36,7 @@ pub(super) fn parts(arguments: &AllBench) -> Vec<Part> {
         words.extend(arguments.vs_openai.iter().map(ToString::to_string));
         words.extend(options.split_whitespace().map(str::to_owned));
         let way = match arguments.vs_openai {
-            // A server for each part: none finds what was cached for another one.
+            // A server for each part: ours finds nothing that was cached for another one. The peer may.
             Some(_) => Way::Against(serve(arguments)),
             None => Way::Not,
         };

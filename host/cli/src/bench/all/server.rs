@@ -31,7 +31,7 @@ pub(super) fn command(corral: &Path, words: &[String], folder: &Path) -> Command
     command
 }
 
-/// A running server; it is stopped when this is dropped.
+/// A running server; it is stopped when this is dropped. Where this process is killed by a signal it is not.
 #[derive(Debug)]
 pub(super) struct Server {
     child: Child,

@@ -65,6 +65,20 @@ fn an_outage_is_survived_and_a_dead_device_says_so() {
     };
     assert_eq!(outage(15), [End::Finished; 6]);
     assert_eq!(outage(100_000), [End::GivenUp; 6]);
+    // However many there are, it takes little more than one round of them after the outage has lasted long enough.
+    let limits = Limits {
+        seq_ids: 64,
+        cells: 8192,
+        queue: 64,
+        tenant_queue: 64,
+        ..LIMITS
+    };
+    let faults = (3..100_000).map(|step| (step, Fault::Code(-2))).collect();
+    let mut simulation = Simulation::new(limits, fast, faults);
+    let ends = simulation.run(vec![arrival.clone(); 64]);
+    assert!(ends.iter().all(|record| record.end == End::GivenUp));
+    let failed = simulation.steps.iter().filter(|step| step.failed).count();
+    assert!(failed <= 3 * 64, "{failed} steps failed for 64 sequences");
 }
 
 /// A device that is half dead fails what is asked of it too, also where a memory can't go back and a sequence
@@ -74,7 +88,7 @@ fn a_device_that_goes_on_failing_keeps_nobody_for_ever() {
     let limits = Limits {
         cells: 2000,
         step_tokens: 64,
-        reuse: Reuse::Whole,
+        reuse: Reuse::OffWhole,
         drafts: 0,
         ..LIMITS
     };

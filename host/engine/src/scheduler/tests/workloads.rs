@@ -90,6 +90,7 @@ fn limits() -> impl Strategy<Value = Limits> {
     ];
     let reuse = prop_oneof![
         1 => Just(Reuse::Off),
+        1 => Just(Reuse::OffWhole),
         1 => Just(Reuse::Whole),
         6 => Just(Reuse::Any),
     ];
@@ -109,7 +110,7 @@ fn limits() -> impl Strategy<Value = Limits> {
                 prefill,
                 reuse,
                 spill,
-                drafts: if reuse == Reuse::Whole { 0 } else { drafts },
+                drafts: if reuse.starts_anew() { 0 } else { drafts },
                 overlap,
             }
         },

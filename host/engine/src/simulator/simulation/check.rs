@@ -3,7 +3,7 @@
 use super::Simulation;
 use crate::backend::Backend;
 use crate::scheduler::experience::LADDER;
-use crate::scheduler::{Key, Memory, Reuse, Rows, SeqId, Step};
+use crate::scheduler::{Key, Memory, Rows, SeqId, Step};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -153,7 +153,7 @@ impl Simulation {
         #[cfg(test)]
         self.scheduler.check_cache();
         assert!(cells.pinned() <= cells.used());
-        if self.limits.reuse == Reuse::Off {
+        if self.limits.reuse.is_off() {
             assert_eq!(self.scheduler.entries().count(), 0);
         }
     }
