@@ -69,6 +69,7 @@ fn an_outage_is_survived_and_a_dead_device_says_so() {
     let limits = Limits {
         seq_ids: 64,
         cells: 8192,
+        step_tokens: 64,
         queue: 64,
         tenant_queue: 64,
         ..LIMITS
