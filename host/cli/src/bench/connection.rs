@@ -64,15 +64,17 @@ impl Connection {
         if let Some(mut sender) = self.sender.take()
             && sender.ready().await.is_ok()
         {
+            let again = request.clone();
             let sent = sender.try_send_request(request).await;
             match sent {
                 Ok(answer) => {
                     self.sender = Some(sender);
                     return Ok(answer);
                 }
-                // The server closed it meanwhile: what was not sent goes over a new one.
+                // The server closed it meanwhile: what was not sent, or sent to nobody, goes over a new one.
                 Err(mut error) => match error.take_message() {
                     Some(unsent) => request = unsent,
+                    None if error.error().is_incomplete_message() => request = again,
                     None => return Err(Trouble::Lost(error.into_error())),
                 },
             }
