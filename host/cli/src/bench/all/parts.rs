@@ -207,7 +207,7 @@ fn of_eight() -> Vec<Target> {
             stage::<2>,
         ),
         least(
-            "0.6b, out of step / a raw loop with the same arrivals",
+            "0.6b, out of step / a raw loop that such clients ask",
             0.97,
             stage::<3>,
         ),

@@ -253,6 +253,31 @@ async fn what_can_not_be_measured_is_said() {
     assert!(target(&url, "").look().await.is_ok());
 }
 
+/// The server closes a connection that was kept just as the next request comes over it.
+#[tokio::test]
+async fn what_was_sent_to_nobody_is_sent_again_over_a_new_connection() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let url = url(listener.local_addr().expect("bound"));
+    let server = tokio::spawn(async move {
+        let answer = chunks(&[TOKEN, DONE]);
+        let (mut first, _) = listener.accept().await.expect("a client");
+        request(&mut first).await.expect("a request");
+        first.write_all(answer.as_bytes()).await.expect("it reads");
+        request(&mut first).await.expect("the next one");
+        drop(first);
+        let (mut second, _) = listener.accept().await.expect("a new connection");
+        request(&mut second).await.expect("the same again");
+        second.write_all(answer.as_bytes()).await.expect("it reads");
+    });
+    let target = target(&url, "");
+    let mut connection = crate::bench::connection::Connection::new(&url);
+    for number in 0..2 {
+        let outcome = target.ask(&mut connection, number, None).await;
+        outcome.answer.expect("a whole answer");
+    }
+    server.await.expect("all came");
+}
+
 /// All ten requests come at once. The server answers none of them before the last has come.
 #[tokio::test]
 async fn in_the_open_loop_no_more_are_under_way_than_may_be() {
