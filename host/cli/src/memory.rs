@@ -21,7 +21,11 @@ pub(crate) struct Memory {
     /// are computed again.
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(0..=1 << 24))]
     pub(crate) spill_memory: u64,
-    /// A folder for those that find no room in that memory. What a process put there is removed when it ends, or when the next one starts.
+    /// Memory for the states of prefixes that nobody runs, for each model: they leave the KV cells when they make
+    /// steps longer there by more than it takes to move them. With 0 they are dropped instead.
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(0..=1 << 24))]
+    pub(crate) prefix_memory: u64,
+    /// A folder for those sequences that find no room in their memory. What a process put there is removed when it ends, or when the next one starts.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) spill_folder: Option<PathBuf>,
     /// Most that is put into that folder, for each model.
@@ -68,6 +72,7 @@ impl Memory {
         config.snapshots = snapshots.cloned();
         config.prefix_cache = !self.no_prefix_cache;
         config.spill_ram = self.spill_memory << 20;
+        config.prefix_ram = self.prefix_memory << 20;
         config.spill_disk = self
             .spill_folder
             .clone()

@@ -22,6 +22,8 @@ pub(crate) const DEFAULT_CELLS: u32 = 16_384;
 const DEFAULT_QUEUE: usize = 1024;
 /// Bytes of memory for the states of idle and preempted sequences, unless the caller says otherwise.
 const DEFAULT_SPILL: u64 = 1 << 30;
+/// Bytes for the states of prefixes that nobody claims.
+const DEFAULT_PREFIXES: u64 = 1 << 30;
 
 /// Logits that are copied of a row whose others stay on the device, unless the caller says otherwise: twice
 /// what a plugin that samples wants as a rule, and what the usual chains cut to.
@@ -98,6 +100,9 @@ pub struct Config {
     /// Bytes of memory for the states of sequences that had to leave the cells; by default 1 GiB. With
     /// 0 they are computed again.
     pub spill_ram: u64,
+    /// Bytes of memory for the states of prefixes that nobody runs and that cost more in the cells than it takes to
+    /// move them; by default 1 GiB. With 0 they are dropped.
+    pub prefix_ram: u64,
     /// A folder and how many bytes of files in it, for states that find no room in memory.
     pub spill_disk: Option<(PathBuf, u64)>,
     /// Where named snapshots of sequences are kept.
@@ -127,6 +132,7 @@ impl Config {
             device_sampling: DeviceSampling::default(),
             overlap: Overlap::default(),
             spill_ram: DEFAULT_SPILL,
+            prefix_ram: DEFAULT_PREFIXES,
             spill_disk: None,
             snapshots: None,
             adapters: Vec::new(),

@@ -23,6 +23,8 @@ pub struct View {
     pub spilled_ram: u64,
     /// Bytes of states put aside on disk.
     pub spilled_disk: u64,
+    /// Bytes of the states of prefixes put aside.
+    pub prefixes_ram: u64,
     /// Sequences that run, in order of admission.
     pub sequences: Vec<SequenceView>,
     /// What stayed of sequences that ended: the prefix cache and idle sequences.

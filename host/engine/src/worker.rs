@@ -404,7 +404,9 @@ impl<B: Backend> Worker<B> {
             self.expire(key, expired);
         }
         let wanted = self.aside.wanted();
+        let moving = Instant::now();
         self.do_memory(&step.memory);
+        let moving = moving.elapsed();
         for key in &step.admitted {
             if let Some(look) = self.looks.get_mut(key) {
                 look.admitted.get_or_insert(now);
@@ -457,8 +459,9 @@ impl<B: Backend> Worker<B> {
                 let begun = ahead.as_ref().map_or(Duration::ZERO, |ahead| ahead.took);
                 let round = now.elapsed().saturating_sub(begun);
                 self.counters.step_duration.observe(round.as_secs_f64());
-                // What grammars took tells nothing of what rows cost.
-                let took = (round + owed).saturating_sub(sampled.grammars);
+                // What grammars took, and what was moved, tells nothing of what rows cost.
+                let others = sampled.grammars + moving;
+                let took = (round + owed).saturating_sub(others);
                 self.scheduler.applied(StepResult::Decoded {
                     sampled: &sampled.tokens,
                     ended: &sampled.ended,

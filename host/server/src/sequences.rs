@@ -174,9 +174,11 @@ impl Routes {
             "ids": {"all": view.ids, "used": view.ids_used},
             "waiting": view.waiting,
             "spilled_bytes": {"memory": view.spilled_ram, "disk": view.spilled_disk},
+            "prefix_bytes": view.prefixes_ram,
             "tally": {
                 "evicted": tally.evicted,
                 "spilled": tally.spilled,
+                "prefixes": tally.prefixes,
                 "restored": tally.restored,
                 "lost": tally.lost,
                 "preempted": tally.preempted,
@@ -234,6 +236,7 @@ mod tests {
             waiting: 1,
             spilled_ram: 5,
             spilled_disk: 6,
+            prefixes_ram: 7,
             sequences: vec![SequenceView {
                 key: Key(9),
                 tenant: Tenant(1),

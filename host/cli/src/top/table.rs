@@ -80,8 +80,8 @@ fn summary(model: &Value) -> String {
     format!(
         "{}: {} running, {} waiting, {} kept with {tokens} tokens\n\
          cells: {} of {} used, {} by those that run; attention over {}\n\
-         ids: {} of {} used; aside: {} in memory, {} on disk\n\
-         so far: {} spilled, {} restored, {} lost, {} evicted, {} preempted\n",
+         ids: {} of {} used; aside: {} in memory, {} on disk; {} of prefixes\n\
+         so far: {} spilled, {} prefixes put aside, {} restored, {} lost, {} evicted, {} preempted\n",
         show("/model"),
         list(model, "/sequences").len(),
         show("/waiting"),
@@ -94,7 +94,9 @@ fn summary(model: &Value) -> String {
         show("/ids/all"),
         megabytes("/spilled_bytes/memory"),
         megabytes("/spilled_bytes/disk"),
+        megabytes("/prefix_bytes"),
         show("/tally/spilled"),
+        show("/tally/prefixes"),
         show("/tally/restored"),
         show("/tally/lost"),
         show("/tally/evicted"),
@@ -179,6 +181,7 @@ mod tests {
             "cells": {"all": 100, "used": 12},
             "waiting": 3,
             "spilled_bytes": {"memory": 3 << 19},
+            "prefix_bytes": 5 << 20,
             "sequences": [{"key": 7, "route": "/chat", "priority": 10, "adapter": 1, "id": 0, "state": "reads",
                 "prompt": 1234, "cached": 0, "computed": 512, "generated": 0}],
             "kept": kept,
@@ -196,8 +199,8 @@ mod tests {
                 "",
                 "ti?ny: 1 running, 3 waiting, 3 kept with 30 tokens",
                 "cells: 12 of 100 used, - by those that run; attention over -",
-                "ids: - of - used; aside: 1.5 MiB in memory, 0.0 MiB on disk",
-                "so far: - spilled, - restored, - lost, - evicted, - preempted",
+                "ids: - of - used; aside: 1.5 MiB in memory, 0.0 MiB on disk; 5.0 MiB of prefixes",
+                "so far: - spilled, - prefixes put aside, - restored, - lost, - evicted, - preempted",
                 "",
                 "KEY  ROUTE  PRIORITY  ADAPTER  ID  STATE  PROMPT  CACHED  COMPUTED  GENERATED",
                 "  7  /chat        10        1   0  reads    1234       0       512          0",

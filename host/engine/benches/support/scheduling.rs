@@ -51,6 +51,7 @@ impl House {
             prefill: Prefill::default(),
             reuse: Reuse::Any,
             spill: true,
+            prefixes: false,
             drafts: 8,
             overlap: Overlap::Off,
         };
@@ -175,6 +176,7 @@ impl Attic {
             prefill: Prefill::default(),
             reuse: Reuse::Any,
             spill: true,
+            prefixes: false,
             drafts: 8,
             overlap: Overlap::Off,
         };

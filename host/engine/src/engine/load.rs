@@ -55,6 +55,7 @@ impl Engine {
                 (true, true) => Reuse::Any,
             },
             spill: config.spill_ram > 0,
+            prefixes: config.prefix_ram > 0,
             drafts: if model.can_truncate() {
                 MAX_DRAFTS.into()
             } else {
@@ -111,13 +112,15 @@ impl Engine {
         // So a sequence that has a place always finds room, beside some who look or clear.
         let (commands, inbox) = sync_channel(places.limit + OTHERS);
         let commands = Arc::new(commands);
+        let waker = || waker(Arc::downgrade(&commands));
         let aside = aside(
+            config.prefix_ram,
             config.spill_ram,
             config.spill_disk,
-            Arc::downgrade(&commands),
+            waker,
         )?;
         let vocabulary = words.clone();
-        let desk = Desk::new(waker(Arc::downgrade(&commands)));
+        let desk = Desk::new(waker());
         let counted = counters.clone();
         let worker = Worker::new(
             backend,
@@ -168,25 +171,29 @@ fn waker(commands: Weak<SyncSender<Command>>) -> Box<dyn Fn() + Send + Sync> {
     })
 }
 
-/// Where the states of sequences go that have to leave the cells.
+/// Where the states of prefixes and sequences go that have to leave the cells.
 fn aside(
+    prefixes: u64,
     ram: u64,
     disk: Option<(PathBuf, u64)>,
-    commands: Weak<SyncSender<Command>>,
+    waker: impl Fn() -> Box<dyn Fn() + Send + Sync>,
 ) -> Result<Aside, LoadError> {
-    if ram == 0 {
-        return Ok(Aside::default());
-    }
     let folder = disk.as_ref().map(|(folder, _)| folder.clone());
-    let spill = Spill::new(Budgets { ram, disk }, waker(commands)).map_err(|error| {
-        let folder = folder.unwrap_or_default();
-        LoadError::Config(format!(
-            "sequences can't be put aside in {}: {error}; give a folder that can be written",
-            folder.display()
-        ))
-    })?;
-    Ok(Aside::new(
-        spill,
-        usize::try_from(ram).unwrap_or(usize::MAX),
-    ))
+    let spill = |ram, disk| {
+        Spill::new(Budgets { ram, disk }, waker()).map_err(|error| {
+            let folder = folder.clone().unwrap_or_default();
+            LoadError::Config(format!(
+                "sequences can't be put aside in {}: {error}; give a folder that can be written",
+                folder.display()
+            ))
+        })
+    };
+    let mut aside = Aside::new();
+    if prefixes > 0 {
+        aside = aside.with_prefixes(spill(prefixes, None)?, prefixes);
+    }
+    if ram > 0 {
+        aside = aside.with_spill(spill(ram, disk)?, ram);
+    }
+    Ok(aside)
 }

@@ -48,7 +48,7 @@ impl Usual {
 
 /// Where a request's first tokens come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Start {
+pub(super) enum Start {
     Fresh,
     /// An entry that nobody else needs becomes the sequence.
     TakeOver {
@@ -77,7 +77,7 @@ enum Start {
 
 impl Start {
     /// How many tokens are there already, or will be.
-    fn length(self) -> u32 {
+    pub(super) fn length(self) -> u32 {
         match self {
             Self::Fresh => 0,
             Self::TakeOver { length, .. }
@@ -91,7 +91,7 @@ impl Start {
 
 impl Scheduler {
     /// Whose turn it is: who had it when there was no room, unless a more urgent one came.
-    fn next(&self) -> Option<&Request> {
+    pub(super) fn next(&self) -> Option<&Request> {
         let first = self.queue.first(|request| self.keeps_to_share(request))?;
         let held = self.turn.and_then(|key| self.queue.get(key));
         let held = held.filter(|held| self.keeps_to_share(held));
@@ -199,7 +199,7 @@ impl Scheduler {
     /// The longest beginning that there is of a request, or will be soon. It is never all of it: the
     /// last token is always computed, since what is predicted after it is not kept. It follows only
     /// those that were admitted before `admission`, so no two wait for each other.
-    fn start(&self, request: &Request, admission: u64) -> Start {
+    pub(super) fn start(&self, request: &Request, admission: u64) -> Start {
         let whole = match self.limits.reuse {
             Reuse::Off | Reuse::OffWhole => return Start::Fresh,
             Reuse::Whole => true,
@@ -209,7 +209,7 @@ impl Scheduler {
         let own = request.goes_on.as_ref();
         let (mut best, mut worth) = (Start::Fresh, LEAST_SHARED);
         let mut leader = None;
-        // Those that share more come first; of equals the first one that is as good.
+        // What is in the cells comes first, and of that what shares more; of equals the first one that is as good.
         for (holder, shared) in self.cache.nearest(request.scope, &request.tokens) {
             let shared = shared.min(most);
             match holder {
@@ -223,7 +223,8 @@ impl Scheduler {
                     }
                     match entry.place {
                         Place::Spilled(_) => {
-                            if shared >= worth + WORTH_WAITING {
+                            let more = (shared + 1).saturating_sub(worth);
+                            if more > WORTH_WAITING && self.fetching_pays(id, more) {
                                 (best, worth) = (
                                     Start::Fetch {
                                         entry: id,

@@ -17,8 +17,10 @@ use super::words::{Claim, EntryId, Key, Scope, SeqId, Watch, length};
 use crate::Token;
 use std::collections::BTreeMap;
 
-/// Candidates that are looked at for one request.
+/// Candidates that are looked at for one request: in the cells, and put aside, of so many that share the most.
 const CANDIDATES: usize = 32;
+const ASIDE: usize = 8;
+const LOOKED: usize = 256;
 
 /// Who has a text that begins like another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +50,10 @@ pub struct Entry {
     claim: Watch,
     /// When it was of use; rises.
     used: u64,
+    /// What a cell had cost until then, in all: see [`Cache::charge`].
+    since: f64,
+    /// Put aside though nobody claims it.
+    prefix: bool,
 }
 
 impl Entry {
@@ -64,6 +70,11 @@ impl Entry {
     /// Whether somebody else means to go on with it than who has `own`.
     pub(super) fn is_claimed_beside(&self, own: Option<&Claim>) -> bool {
         self.claim.is_held_beside(own)
+    }
+
+    /// Whether it was put aside though nobody claims it: others may begin like it.
+    pub(super) fn is_prefix(&self) -> bool {
+        self.prefix
     }
 
     /// The id whose cells it has.
@@ -86,6 +97,8 @@ pub struct Cache {
     tree: Tree<Holder>,
     last: u64,
     clock: u64,
+    /// Seconds by which a used cell has made steps longer, over all of them.
+    charged: f64,
     /// Entries that were looked at, for tests.
     #[cfg(test)]
     visits: std::cell::Cell<u64>,
@@ -124,6 +137,8 @@ impl Cache {
             place,
             claim,
             used,
+            since: self.charged,
+            prefix: false,
         };
         self.entries.insert(id, entry);
         id
@@ -157,6 +172,28 @@ impl Cache {
         }
     }
 
+    /// The same of one that nobody claims.
+    pub(super) fn spilled_as_prefix(&mut self, id: EntryId, layout: Layout) {
+        self.spilled(id, layout);
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.prefix = true;
+        }
+    }
+
+    /// Each used cell made a step longer by so many seconds.
+    pub(super) fn charge(&mut self, seconds: f64) {
+        self.charged += seconds;
+    }
+
+    /// Those in the cells that nobody claims, as of the last [`Cache::settle`], with their ids and the seconds
+    /// that each of their cells has cost since they were of use: the longest ago first.
+    pub(super) fn charges(&self) -> impl Iterator<Item = (EntryId, SeqId, f64)> {
+        self.loose.values().filter_map(|&id| {
+            let entry = self.looked(id)?;
+            Some((id, entry.seq()?, self.charged - entry.since))
+        })
+    }
+
     /// Who was of use then is in the cells no longer, if it was. True if it was claimed.
     fn leaves_cells(&mut self, used: u64) -> bool {
         self.loose.remove(&used).is_none() && self.claimed.remove(&used).is_some()
@@ -177,6 +214,7 @@ impl Cache {
             return;
         };
         let before = std::mem::replace(&mut entry.used, now);
+        entry.since = self.charged;
         if entry.seq().is_some() {
             let claimed = self.leaves_cells(before);
             self.side(claimed).insert(now, id);
@@ -191,6 +229,10 @@ impl Cache {
         for (used, id) in let_go {
             self.claimed.remove(&used);
             self.loose.insert(used, id);
+            // What it cost until now was for its owner.
+            if let Some(entry) = self.entries.get_mut(&id) {
+                entry.since = self.charged;
+            }
         }
     }
 
@@ -217,12 +259,21 @@ impl Cache {
         debug_assert!(there, "{key:?} is in the tree");
     }
 
-    /// Who begins like this, with the number of tokens that are the same; the most first.
+    /// Who begins like this, with the number of tokens that are the same: first those whose state is in the cells,
+    /// then those whose state was put aside; of either those first that share the most.
     pub(super) fn nearest(&self, scope: Scope, tokens: &[Token]) -> Vec<(Holder, u32)> {
-        let found = self.tree.nearest(scope, tokens, CANDIDATES).into_iter();
-        found
-            .map(|(holder, shared)| (holder, u32::try_from(shared).unwrap_or(u32::MAX)))
-            .collect()
+        let found = self.tree.nearest(scope, tokens, LOOKED).into_iter();
+        let found =
+            found.map(|(holder, shared)| (holder, u32::try_from(shared).unwrap_or(u32::MAX)));
+        let (mut nearest, mut aside): (Vec<_>, Vec<_>) =
+            found.partition(|(holder, _)| match holder {
+                Holder::Entry(id) => self.get(*id).is_some_and(|entry| entry.seq().is_some()),
+                Holder::Running(_) => true,
+            });
+        nearest.truncate(CANDIDATES);
+        aside.truncate(ASIDE);
+        nearest.append(&mut aside);
+        nearest
     }
 
     /// The entry in the cells that was of no use for longest, of those that `suits`: of those that
@@ -288,6 +339,15 @@ impl Cache {
             Holder::Running(_) => false,
         };
         self.tree.continues(scope, tokens, resident)
+    }
+
+    /// Whether an entry that was put aside begins with all of `tokens`.
+    pub(super) fn covers_aside(&self, scope: Scope, tokens: &[Token]) -> bool {
+        let aside = |holder| match holder {
+            Holder::Entry(id) => self.get(id).is_some_and(|entry| entry.seq().is_none()),
+            Holder::Running(_) => false,
+        };
+        self.tree.continues(scope, tokens, aside)
     }
 
     /// Entries that were looked at so far, where many could have been.

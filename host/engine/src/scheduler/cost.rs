@@ -85,6 +85,11 @@ impl CostModel {
         self.coefficients[0]
     }
 
+    /// Seconds by which each used cell is expected to make a step of so many tokens longer.
+    pub fn cell(&self, tokens: u32) -> f64 {
+        self.coefficients[3] * f64::from(tokens) / 1e6
+    }
+
     /// Takes note of how long a step took, in seconds.
     pub fn observe(&mut self, shape: Shape, seconds: f64) {
         if !seconds.is_finite() || seconds <= 0.0 {

@@ -154,6 +154,13 @@ impl Experience {
         );
     }
 
+    /// Sequences that run at once, as a rule.
+    pub fn usual(&self) -> u32 {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let usual = self.runs.round() as u32;
+        usual
+    }
+
     /// A step was computed in so many seconds; `gap` is how much longer it should at most have been than
     /// one without prompts usually is. `cost` has not seen it yet.
     pub fn observe(&mut self, gap: f64, cost: &CostModel, shape: Shape, seconds: f64) {

@@ -34,12 +34,14 @@ mod choices;
 mod cohort;
 pub mod cost;
 pub(crate) mod experience;
+mod gathering;
 mod ids;
 mod pace;
 mod placement;
 pub mod prefill;
 pub mod queue;
 mod recovery;
+mod rent;
 mod room;
 mod rotation;
 mod rows;
@@ -105,7 +107,9 @@ pub struct Scheduler {
     rotation: Rotation,
     speculation: Speculation,
     cohort: Cohort,
-    /// Until when the step that was planned last waits for some of them.
+    /// Until when those that came first wait for others.
+    gathers: Option<Time>,
+    /// Until when the step that was planned last waits, for those that sample themselves or that are on their way.
     awaited: Option<Time>,
     /// Sequences that were admitted.
     admissions: u64,
@@ -144,6 +148,7 @@ impl Scheduler {
             rotation: Rotation::default(),
             speculation: Speculation::default(),
             cohort: Cohort::default(),
+            gathers: None,
             awaited: None,
             admissions: 0,
             swept: Time::ZERO,
@@ -183,14 +188,16 @@ impl Scheduler {
     }
 
     /// Takes a sequence out, wherever it is; its cells are freed before the next step, unless others
-    /// wait for what it reads or somebody means to go on with it.
+    /// wait for what it reads, somebody means to go on with it, or a prefix was brought back for it, of which
+    /// there may be no other copy.
     pub fn cancel(&mut self, key: Key) {
         debug_assert!(self.is_between(), "cancel between plan and applied");
         match self.queue.remove(key) {
             Some(request) => self.forget_timers(&request),
             None => {
                 if let Some(running) = self.end(key) {
-                    if running.request.claim.is_held() || self.is_followed(key) {
+                    let wanted = running.request.claim.is_held() || running.fetched;
+                    if wanted || self.is_followed(key) {
                         self.keep(running);
                     } else {
                         self.discard(running);
@@ -216,7 +223,11 @@ impl Scheduler {
         let due = self.due(now);
         let mut expired = self.expire_deadlines(now, &due);
         self.keep_shares();
-        let admitted = self.admit(now);
+        let gathers = self.gather(now, &due);
+        let admitted = match gathers {
+            Some(_) => Vec::new(),
+            None => self.admit(now),
+        };
         // Only now: whoever's place is free does not go away for want of one.
         expired.extend(self.expire_waiting(now, &due));
         let paused = self
@@ -225,11 +236,15 @@ impl Scheduler {
             .is_some_and(|until| now < until);
         let mut step = if self.await_cohort(now) {
             self.meanwhile(now).unwrap_or_default()
+        } else if gathers.is_some() {
+            self.awaited = gathers;
+            Step::default()
         } else if paused || self.relocate() {
             Step::default()
         } else {
             self.rows()
         };
+        self.collect_rent(step.shape);
         let placed = self.cells.place(placements(&step.rows));
         debug_assert!(placed, "there was room made for the rows");
         step.shape.n_kv = self.cells.n_kv();
@@ -376,8 +391,8 @@ impl Scheduler {
         timers.chain(self.awaited).min()
     }
 
-    /// Whether the step that was planned last waits for those that sample what comes next themselves, and
-    /// until when.
+    /// Whether the step that was planned last waits for those that sample what comes next themselves, or for others
+    /// to begin with, and until when.
     pub fn awaited(&self) -> Option<Time> {
         self.awaited
     }

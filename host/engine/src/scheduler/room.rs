@@ -1,9 +1,9 @@
 //! Ids and cells under pressure: what is given up for whom.
 //!
-//! In this order: prefixes that nobody claims are dropped, the least recently used first; idle
-//! sequences are put aside, in the same order; and where those that run need the room themselves,
-//! the least important of them gives way: of the lowest priority the one that came last. It goes
-//! back into the queue with what it has generated, and its state is put aside, or computed again,
+//! In this order: prefixes that nobody claims are dropped, the least recently used first (those that cost more than
+//! they are worth went before, see [`rent`](super::rent)); idle sequences are put aside, in the same order; and where
+//! those that run need the room themselves, the least important of them gives way: of the lowest priority the one that
+//! came last. It goes back into the queue with what it has generated, and its state is put aside, or computed again,
 //! whichever is expected to take less time. So nothing that was admitted is ever lost for another's
 //! sake, and the most important sequence always gets on.
 
@@ -12,7 +12,7 @@ use super::cells::Layout;
 use super::cost::Shape;
 use super::running::{Running, Wait};
 use super::words::{Claim, EntryId, Key, Memory, Reuse, Rows, Scope, SeqId, Watch};
-use super::{Scheduler, Time};
+use super::{STATE_SECONDS, Scheduler, Time};
 use crate::Token;
 
 /// A sequence of fewer tokens is not kept, unless it is claimed: it is as quickly computed.
@@ -54,6 +54,15 @@ impl Scheduler {
         self.cache.spilled(id, layout);
         self.memory.push(Memory::Spill { entry: id, seq });
         self.tally.spilled += 1;
+    }
+
+    /// Takes a prefix that nobody claims out of the cells, and puts it aside.
+    pub(super) fn spill_prefix(&mut self, id: EntryId, seq: SeqId) {
+        let layout = self.cells.layout(seq);
+        self.cache.spilled_as_prefix(id, layout);
+        self.memory.push(Memory::Spill { entry: id, seq });
+        self.tally.prefixes += 1;
+        self.release(seq);
     }
 
     /// Sees to it that so many cells are free, as far as it can be done with what does not run.
@@ -130,6 +139,11 @@ impl Scheduler {
         self.queue.ended(tenant);
     }
 
+    /// Seconds to take the state of so many tokens out of the cells, or to bring it back.
+    pub(super) fn moving(&self, tokens: u32) -> f64 {
+        self.state_seconds * f64::from(tokens)
+    }
+
     /// Whether so many tokens are sooner put aside and brought back than computed again.
     fn is_swap_quicker(&self, tokens: u32) -> bool {
         let chunk = tokens.min(self.limits.step_tokens);
@@ -141,15 +155,23 @@ impl Scheduler {
         };
         let steps = f64::from(tokens) / f64::from(chunk.max(1));
         let compute = self.cost.predict(shape) * steps;
-        !self.cost.is_fitted() || 2.0 * self.state_seconds * f64::from(tokens) < compute
+        !self.cost.is_fitted() || 2.0 * self.moving(tokens) < compute
     }
 
     /// Moving the state of so many tokens out of the cells or into them took so long.
     pub fn observe_state(&mut self, tokens: u32, seconds: f64) {
         if tokens > 0 && seconds.is_finite() {
             let newest = seconds / f64::from(tokens);
-            self.state_seconds += 0.2 * (newest - self.state_seconds);
+            // Of a few tokens it is mostly what any move takes.
+            let weight = 0.2 * (f64::from(tokens) / 64.0).min(1.0);
+            self.state_seconds += weight * (newest - self.state_seconds);
         }
+    }
+
+    /// A prefix was dropped, perhaps since it takes long to move. Where none is moved any more, nobody sees when that
+    /// gets better; so it is forgotten, little by little.
+    pub(super) fn forget_state_seconds(&mut self) {
+        self.state_seconds += 0.02 * (STATE_SECONDS - self.state_seconds);
     }
 
     /// A sequence that runs no longer is no longer shared from.
@@ -212,9 +234,17 @@ impl Scheduler {
             .get(id)
             .is_some_and(|entry| entry.seq().is_none())
         {
-            self.tally.lost += 1;
+            match self.is_prefix(id) {
+                true => self.tally.evicted += 1,
+                false => self.tally.lost += 1,
+            }
             self.drop_entry(id);
         }
+    }
+
+    /// Whether what was put aside under this name is a prefix that nobody claims.
+    pub fn is_prefix(&self, id: EntryId) -> bool {
+        self.cache.get(id).is_some_and(Entry::is_prefix)
     }
 
     /// Whether a sequence waits for what was put aside under this name.
@@ -286,11 +316,18 @@ impl Scheduler {
             return None;
         }
         let room = self.cache.get(id).map(|entry| entry.length());
+        // Nothing is taken out for what finds no room anyhow.
+        let room = room.filter(|room| *room <= self.most_free());
         if room.is_some_and(|room| self.make_room(room)) {
             return Some(seq);
         }
         self.find(key)?.starts_at(0);
         None
+    }
+
+    /// Cells that can be free: all but those of sequences that run.
+    pub(super) fn most_free(&self) -> u32 {
+        self.limits.cells.saturating_sub(self.cells.pinned())
     }
 
     /// Whether what a sequence waited for is back in its cells. True if the copy is still needed.
@@ -301,6 +338,7 @@ impl Scheduler {
         let Place::Spilled(layout) = entry.place.clone() else {
             return false;
         };
+        let prefix = entry.is_prefix();
         let wait = self.find(key).map(|running| running.wait);
         let Some(Wait::Fetches { entry, length }) = wait else {
             return self.is_needed(id);
@@ -317,13 +355,16 @@ impl Scheduler {
         };
         let seq = running.seq;
         running.starts_at(length);
+        // Of a prefix the rest may be somebody's beginning, too.
+        let part = prefix && length < layout.length();
+        running.fetched = prefix && !part;
         self.tally.restored += 1;
         let mirrored = self.cells.restore(seq, &layout);
         debug_assert!(mirrored, "the backend had room for it");
         self.truncate(seq, length);
         self.cache.touch(id);
         self.refer(id, key, length);
-        let needed = self.is_needed(id);
+        let needed = part || self.is_needed(id);
         if !needed {
             self.cache.remove(id);
         }
@@ -366,7 +407,7 @@ impl Scheduler {
         }
     }
 
-    /// Drops what was put aside and that nobody claims any more, or waits for. Looks at some entries
+    /// Drops what was put aside for somebody who claims it no longer, unless one waits for it. Looks at some entries
     /// each time, so that no step pays for all that is kept, and goes round once a second at most.
     pub(super) fn sweep_now_and_then(&mut self, now: Time) {
         let due = now.saturating_sub(self.swept) >= SWEEP;
@@ -382,7 +423,7 @@ impl Scheduler {
                 next = Some(EntryId(id.0 + 1));
             }
             let aside = entry.seq().is_none() && !entry.is_claimed();
-            if aside && !self.is_fetched(id) {
+            if aside && !entry.is_prefix() && !self.is_fetched(id) {
                 dropped.push(id);
             }
         }

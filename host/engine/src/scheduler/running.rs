@@ -43,6 +43,8 @@ pub(super) struct Running {
     pub guess: Guess,
     /// Its tokens are chosen elsewhere.
     pub asks: bool,
+    /// What it began with is a prefix that was put aside, and brought back for it: there is no other copy.
+    pub fetched: bool,
 }
 
 impl Running {
@@ -184,6 +186,7 @@ impl Request {
             failed_at: None,
             guess: Guess::default(),
             asks: false,
+            fetched: false,
         }
     }
 }

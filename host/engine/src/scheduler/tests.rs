@@ -8,9 +8,11 @@ use std::collections::BTreeMap;
 mod ahead;
 mod failures;
 mod gaps;
+mod gathering;
 mod guests;
 mod ids;
 mod memory;
+mod rent;
 mod shares;
 mod speculation;
 mod workloads;
@@ -25,6 +27,7 @@ const LIMITS: Limits = Limits {
     prefill: Prefill::Budgeted { gap: 2.0 },
     reuse: Reuse::Any,
     spill: true,
+    prefixes: false,
     drafts: 8,
     overlap: Overlap::Off,
 };
@@ -197,8 +200,15 @@ fn nobody_waits_beyond_its_time_nor_runs_beyond_its_deadline() {
 }
 
 fn simulation(limits: Limits, faults: &[(u64, Fault)]) -> Simulation {
-    let faults = faults.iter().copied().collect();
-    let machine = Machine {
+    simulation_on(machine(&limits), limits, faults)
+}
+
+fn simulation_on(machine: Machine, limits: Limits, faults: &[(u64, Fault)]) -> Simulation {
+    Simulation::new(limits, machine, faults.iter().copied().collect())
+}
+
+fn machine(limits: &Limits) -> Machine {
+    Machine {
         // Now less than what every step takes, now more.
         sample: if limits.overlap == Overlap::Off {
             0.0
@@ -206,8 +216,7 @@ fn simulation(limits: Limits, faults: &[(u64, Fault)]) -> Simulation {
             0.010
         },
         ..Machine::default()
-    };
-    Simulation::new(limits, machine, faults)
+    }
 }
 
 fn waited(record: &Record, arrival: &Arrival) -> Duration {

@@ -9,11 +9,13 @@ use super::words::{AdapterId, EntryId, Key, Priority, Progress, Scope, SeqId, Te
 /// What was done about memory so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Entries of the prefix cache dropped to make room.
+    /// Entries of the prefix cache dropped to make room, or since it cost more to keep them than to compute them.
     pub evicted: u64,
     /// Sequences put aside.
     pub spilled: u64,
-    /// Sequences brought back.
+    /// Prefixes that nobody claims, put aside.
+    pub prefixes: u64,
+    /// Sequences and prefixes brought back.
     pub restored: u64,
     /// Sequences that were put aside and could not be brought back.
     pub lost: u64,

@@ -187,6 +187,8 @@ pub struct Limits {
     pub reuse: Reuse,
     /// Whether the state of sequences can be put aside and brought back.
     pub spill: bool,
+    /// Whether that of prefixes can that nobody claims.
+    pub prefixes: bool,
     /// Most drafts in a row; 0 where a sequence can't be truncated, since it could not be rid of
     /// those that turn out wrong.
     pub drafts: u32,
@@ -356,7 +358,8 @@ pub enum Memory {
         /// How many stay.
         length: u32,
     },
-    /// Put a copy of an id's state aside. If that can't be done, say so by
+    /// Put a copy of an id's state aside: with the prefixes if it
+    /// [is one](super::Scheduler::is_prefix). If that can't be done, say so by
     /// [`Scheduler::lost`](super::Scheduler::lost).
     Spill {
         /// Under which name.

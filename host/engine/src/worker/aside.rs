@@ -4,7 +4,7 @@ use super::Worker;
 use crate::Token;
 use crate::backend::Backend;
 use crate::metrics::{Counters, set};
-use crate::scheduler::{EntryId, Key, Layout, Memory, Scope, Watch};
+use crate::scheduler::{EntryId, Key, Layout, Memory, Scope, SeqId, Watch};
 use crate::store::spill::{Fetched, Spill};
 use crate::view::View;
 use std::time::Instant;
@@ -15,21 +15,59 @@ const RELOCATED: usize = 1 << 28;
 /// States that were put aside, and who waits for one.
 #[derive(Default)]
 pub struct Aside {
-    /// None if nothing is put aside.
-    spill: Option<Spill>,
-    /// The largest state that is taken, in bytes.
-    most: usize,
+    /// Those of sequences that somebody goes on with. None if none are put aside.
+    spill: Option<Store>,
+    /// Those of prefixes that nobody claims, apart, so that these never push out the others.
+    prefixes: Option<Store>,
     wanted: Vec<(EntryId, Key)>,
 }
 
+/// Where states are.
+struct Store {
+    spill: Spill,
+    /// The largest state that is taken, in bytes.
+    most: usize,
+}
+
+impl Store {
+    /// One that takes states of at most so many bytes.
+    fn new(spill: Spill, most: u64) -> Self {
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        Self { spill, most }
+    }
+}
+
 impl Aside {
-    /// One that keeps states of at most so many bytes.
-    pub fn new(spill: Spill, most: usize) -> Self {
-        Self {
-            spill: Some(spill),
-            most,
-            wanted: Vec::new(),
+    /// Nothing is put aside.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Keeps states of sequences, each of at most so many bytes.
+    #[must_use]
+    pub fn with_spill(mut self, spill: Spill, most: u64) -> Self {
+        self.spill = Some(Store::new(spill, most));
+        self
+    }
+
+    /// Keeps states of prefixes, each of at most so many bytes.
+    #[must_use]
+    pub fn with_prefixes(mut self, spill: Spill, most: u64) -> Self {
+        self.prefixes = Some(Store::new(spill, most));
+        self
+    }
+
+    /// Where a prefix goes, or a sequence.
+    fn store(&mut self, prefix: bool) -> Option<&mut Store> {
+        match prefix {
+            true => self.prefixes.as_mut(),
+            false => self.spill.as_mut(),
         }
+    }
+
+    fn stores(&mut self) -> impl Iterator<Item = &mut Spill> {
+        let both = self.spill.iter_mut().chain(&mut self.prefixes);
+        both.map(|store| &mut store.spill)
     }
 
     /// How many wait.
@@ -39,7 +77,10 @@ impl Aside {
 
     /// Tells how much is put aside.
     pub fn report(&self, counters: &Counters) {
-        if let Some(spill) = &self.spill {
+        if let Some(prefixes) = &self.prefixes {
+            set(&counters.prefix_ram_bytes, prefixes.spill.ram_bytes());
+        }
+        if let Some(Store { spill, .. }) = &self.spill {
             set(&counters.spill_ram_bytes, spill.ram_bytes());
             set(&counters.spill_disk_bytes, spill.disk_bytes());
             let counts = spill.counts();
@@ -97,19 +138,11 @@ impl<B: Backend> Worker<B> {
                 Memory::Share { from, to, length } => self.backend.share(from, to, length),
                 Memory::Truncate { seq, length } => self.backend.truncate(seq, length),
                 Memory::Spill { entry, seq } => {
-                    let before = Instant::now();
-                    let saved = self.backend.save(seq, self.aside.most);
-                    let took = before.elapsed().as_secs_f64();
-                    self.scheduler.observe_state(self.backend.length(seq), took);
-                    let kept = match (saved, &mut self.aside.spill) {
-                        (Ok(state), Some(spill)) => {
-                            spill.put(entry.0, state).map_err(|error| error.to_string())
-                        }
-                        (Ok(_), None) => Err("nothing is put aside".into()),
-                        (Err(error), _) => Err(error.to_string()),
-                    };
-                    if let Err(error) = kept {
-                        tracing::debug!(%error, "a sequence is computed again when it is needed");
+                    if let Err(error) = self.put_aside(entry, seq) {
+                        tracing::debug!(
+                            error,
+                            "what can't be put aside is computed again when it is needed"
+                        );
                         self.scheduler.lost(entry);
                     }
                 }
@@ -124,29 +157,47 @@ impl<B: Backend> Worker<B> {
                     }
                 }
                 Memory::Forget(entry) => {
-                    if let Some(spill) = &mut self.aside.spill {
-                        spill.forget(entry.0);
+                    // Nobody knows any more what it was.
+                    for store in self.aside.stores() {
+                        store.forget(entry.0);
                     }
                 }
             }
         }
     }
 
+    /// Puts a copy of an id's state aside, or says why it can't be.
+    fn put_aside(&mut self, entry: EntryId, seq: SeqId) -> Result<(), String> {
+        if !self.scheduler.has_entry(entry) {
+            return Err("nobody knows of it any more".into());
+        }
+        let prefix = self.scheduler.is_prefix(entry);
+        let store = self.aside.store(prefix).ok_or("nothing is put aside")?;
+        let before = Instant::now();
+        let state = self.backend.save(seq, store.most);
+        let state = state.map_err(|error| error.to_string())?;
+        let took = before.elapsed().as_secs_f64();
+        self.scheduler.observe_state(self.backend.length(seq), took);
+        let kept = store.spill.put(entry.0, state);
+        kept.map_err(|error| error.to_string())
+    }
+
     /// Brings back what was put aside and somebody waits for, as far as it is at hand.
     pub(super) fn bring_back(&mut self) {
-        let Some(spill) = &mut self.aside.spill else {
-            return;
-        };
-        spill.poll();
-        for id in spill.take_lost() {
-            self.scheduler.lost(EntryId(id));
+        for store in self.aside.stores() {
+            store.poll();
+            for id in store.take_lost() {
+                self.scheduler.lost(EntryId(id));
+            }
         }
         let mut left = Vec::new();
         for (entry, key) in std::mem::take(&mut self.aside.wanted) {
-            let Some(spill) = &mut self.aside.spill else {
-                return;
+            let prefix = self.scheduler.is_prefix(entry);
+            let fetched = match self.aside.store(prefix) {
+                Some(store) => store.spill.fetch(entry.0),
+                None => Fetched::Gone,
             };
-            match spill.fetch(entry.0) {
+            match fetched {
                 Fetched::Coming if self.scheduler.fetches(key, entry) => {
                     self.aside.wanted.push((entry, key));
                 }
@@ -158,8 +209,8 @@ impl<B: Backend> Worker<B> {
         // Only what nobody else waits for: it would not be told when it is at hand.
         for entry in left {
             let wanted = self.aside.wanted.iter().any(|(other, _)| *other == entry);
-            if let Some(spill) = self.aside.spill.as_mut().filter(|_| !wanted) {
-                spill.release(entry.0);
+            for store in self.aside.stores().filter(|_| !wanted) {
+                store.release(entry.0);
             }
         }
         self.see_to_memory();
@@ -177,17 +228,24 @@ impl<B: Backend> Worker<B> {
                 self.scheduler.restored(key, entry, success)
             }
         };
-        let Some(spill) = self.aside.spill.as_mut().filter(|_| keep) else {
-            return;
-        };
-        if spill.put(entry.0, state).is_err() {
+        if keep {
+            self.put_back(entry, state);
+        }
+    }
+
+    /// Keeps a state that was put aside, or comes from outside.
+    fn put_back(&mut self, entry: EntryId, state: Vec<u8>) {
+        let store = self.aside.store(self.scheduler.is_prefix(entry));
+        let kept = store.is_some_and(|store| store.spill.put(entry.0, state).is_ok());
+        if !kept {
             self.scheduler.lost(entry);
         }
     }
 
     /// What goes on.
     pub(super) fn view(&self) -> View {
-        let spill = self.aside.spill.as_ref();
+        let spill = self.aside.spill.as_ref().map(|store| &store.spill);
+        let prefixes = self.aside.prefixes.as_ref();
         View {
             cells: self.limits.cells,
             cells_pinned: self.scheduler.cells().pinned(),
@@ -198,6 +256,7 @@ impl<B: Backend> Worker<B> {
             waiting: self.scheduler.waiting(),
             spilled_ram: spill.map_or(0, Spill::ram_bytes),
             spilled_disk: spill.map_or(0, Spill::disk_bytes),
+            prefixes_ram: prefixes.map_or(0, |store| store.spill.ram_bytes()),
             sequences: self.scheduler.sequences().collect(),
             entries: self.scheduler.entries().collect(),
             tally: self.scheduler.tally(),
@@ -226,9 +285,9 @@ impl<B: Backend> Worker<B> {
 
     /// Takes in a state that was saved: from now on it is one that was put aside.
     pub(super) fn adopt(&mut self, adoption: Adoption) {
-        let Some(spill) = &mut self.aside.spill else {
+        if self.aside.spill.is_none() {
             return;
-        };
+        }
         let Adoption {
             scope,
             tokens,
@@ -237,8 +296,6 @@ impl<B: Backend> Worker<B> {
             claim,
         } = adoption;
         let entry = self.scheduler.adopt(scope, tokens, layout, claim);
-        if spill.put(entry.0, state).is_err() {
-            self.scheduler.lost(entry);
-        }
+        self.put_back(entry, state);
     }
 }

@@ -60,6 +60,7 @@ impl<B: Backend> Worker<B> {
         let tally = scheduler.tally();
         set(&counters.evicted, tally.evicted);
         set(&counters.spilled, tally.spilled);
+        set(&counters.prefixes, tally.prefixes);
         set(&counters.restored, tally.restored);
         set(&counters.lost, tally.lost);
         set(&counters.preempted, tally.preempted);

@@ -207,6 +207,7 @@ impl Bench {
             prefill: Prefill::default(),
             reuse: Reuse::Any,
             spill: true,
+            prefixes: false,
             drafts: 16,
             overlap,
         };
@@ -220,7 +221,7 @@ impl Bench {
         let simulator = simulator.with_top(top_ids, TOP);
         let counters = Arc::new(Counters::default());
         let calls = Arc::new(Mutex::new(Vec::new()));
-        let aside = Aside::new(spill, 1 << 20);
+        let aside = Aside::new().with_spill(spill, 1 << 20);
         let commands = Arc::new(commands);
         let waiting = Arc::downgrade(&commands);
         let desk = Desk::new(Box::new(move || {

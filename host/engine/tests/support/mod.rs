@@ -135,7 +135,10 @@ pub fn check_empty(engine: &Engine) {
         "{view:?}"
     );
     assert_eq!((view.cells_used, view.ids_used), (0, 0));
-    assert_eq!((view.spilled_ram, view.spilled_disk), (0, 0));
+    assert_eq!(
+        (view.spilled_ram, view.spilled_disk, view.prefixes_ram),
+        (0, 0, 0)
+    );
     assert_eq!(metric(engine, "cells_leaked"), 0.0);
     check_identity(engine);
 }

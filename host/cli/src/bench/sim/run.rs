@@ -149,6 +149,7 @@ impl Host {
             prefill: Prefill::default(),
             reuse: Reuse::Any,
             spill: setup.spill > 0,
+            prefixes: false,
             drafts: 0,
             overlap: Overlap::Off,
         };
@@ -365,7 +366,8 @@ impl Host {
         for key in &step.admitted {
             self.admitted(*key)?;
         }
-        if self.scheduler.waiting() > 0 && !self.scheduler.is_recovering() {
+        let gathers = self.scheduler.awaited().is_some();
+        if self.scheduler.waiting() > 0 && !gathers && !self.scheduler.is_recovering() {
             let all = self.scheduler.running() >= usize::from(self.setup.ids);
             self.hits(if all { Bound::Ids } else { Bound::Cells });
         }

@@ -95,11 +95,13 @@ fn limits() -> impl Strategy<Value = Limits> {
         6 => Just(Reuse::Any),
     ];
     let overlap = prop_oneof![Just(Overlap::Off), Just(Overlap::Auto), Just(Overlap::On)];
-    let memory = (reuse, proptest::bool::weighted(0.8), 0..17u32, overlap);
+    let aside = (proptest::bool::weighted(0.8), proptest::bool::weighted(0.8));
+    let memory = (reuse, aside, 0..17u32, overlap);
     let ids = (1..9u16, prop_oneof![1 => Just(0), 2 => 1..9u16]);
-    (ids, 60..400u32, 9..64u32, 1..20usize, prefill, memory).prop_map(
+    let cells = prop_oneof![3 => 60..400u32, 1 => 400..1_200u32];
+    (ids, cells, 9..64u32, 1..20usize, prefill, memory).prop_map(
         |((whole, top_ids), cells, step_tokens, queue, prefill, memory)| {
-            let (reuse, spill, drafts, overlap) = memory;
+            let (reuse, (spill, prefixes), drafts, overlap) = memory;
             Limits {
                 seq_ids: whole + top_ids,
                 top_ids,
@@ -110,11 +112,18 @@ fn limits() -> impl Strategy<Value = Limits> {
                 prefill,
                 reuse,
                 spill,
+                prefixes,
                 drafts: if reuse.starts_anew() { 0 } else { drafts },
                 overlap,
             }
         },
     )
+}
+
+/// Seconds of a token for each cell that attention runs over: hardly any, or so many that prefixes soon cost more
+/// than to move them, or to compute them again.
+fn attention() -> impl Strategy<Value = f64> {
+    prop_oneof![Just(1e-8), Just(1e-6), Just(1e-5)]
 }
 
 /// Limits near the least that there can be.
@@ -173,11 +182,15 @@ fn judge(limits: &Limits, arrival: &Arrival, record: &Record) -> Result<(), Test
 fn end_and_leave_nothing(
     limits: Limits,
     arrivals: &[Arrival],
-    faults: &[(u64, Fault)],
+    (faults, attention): (&[(u64, Fault)], f64),
     store_fails: Option<u64>,
     state_faults: BTreeSet<u64>,
 ) -> Result<(), TestCaseError> {
-    let mut simulation = simulation(limits, faults)
+    let machine = Machine {
+        attention,
+        ..machine(&limits)
+    };
+    let mut simulation = simulation_on(machine, limits, faults)
         .with_failing_store(store_fails)
         .with_state_faults(state_faults);
     let records = simulation.run(arrivals.to_vec());
@@ -199,11 +212,11 @@ proptest! {
     fn random_workloads_end_and_leave_nothing(
         limits in limits(),
         arrivals in proptest::collection::vec(arrival(), 1..40),
-        faults in faults(),
+        (faults, attention) in (faults(), attention()),
         store_fails in proptest::option::weighted(0.3, 1..9u64),
         state_faults in proptest::collection::btree_set(0..40u64, 0..6),
     ) {
-        end_and_leave_nothing(limits, &arrivals, &faults, store_fails, state_faults)?;
+        end_and_leave_nothing(limits, &arrivals, (&faults, attention), store_fails, state_faults)?;
     }
 
     /// The same where there is the least of everything, so that all stand in each other's way.
@@ -211,11 +224,11 @@ proptest! {
     fn random_workloads_end_where_there_is_hardly_room(
         limits in tight_limits(),
         arrivals in proptest::collection::vec(arrival(), 1..12),
-        faults in faults(),
+        (faults, attention) in (faults(), attention()),
         store_fails in proptest::option::weighted(0.3, 1..4u64),
         state_faults in proptest::collection::btree_set(0..10u64, 0..6),
     ) {
-        end_and_leave_nothing(limits, &arrivals, &faults, store_fails, state_faults)?;
+        end_and_leave_nothing(limits, &arrivals, (&faults, attention), store_fails, state_faults)?;
     }
 
     /// Among equals nobody starves: those of one tenant are served as they came, and while one is
