@@ -184,11 +184,11 @@ counters! {
     cells_reserved: Gauge = "corral_engine_cells_reserved",
     /// Cells that llama.cpp still holds for sequence ids that nobody has, as llama.cpp itself said when the engine last went idle; anything but 0 is a bug.
     cells_leaked: Gauge = "corral_engine_cells_leaked",
-    /// Entries of the prefix cache dropped: to make room, or since it cost more to keep them than to compute them again.
+    /// Entries of the prefix cache dropped: to make room in the cells or in the memory for prefixes, or since it cost more to keep them than to compute them again.
     evicted: Counter = "corral_engine_prefixes_evicted_total",
     /// Sequences put aside to make room.
     spilled: Counter = "corral_engine_sequences_spilled_total",
-    /// Entries of the prefix cache put aside, since they made steps longer in the cells or had to make room.
+    /// Entries of the prefix cache put aside, since they made steps longer in the cells.
     prefixes: Counter = "corral_engine_prefixes_put_aside_total",
     /// Sequences and prefixes brought back after they were put aside.
     restored: Counter = "corral_engine_sequences_restored_total",
@@ -204,7 +204,7 @@ counters! {
     spill_read: Counter = "corral_engine_spill_read_bytes_total",
     /// Bytes of the states of prefixes put aside.
     prefix_ram_bytes: Gauge = "corral_engine_prefix_ram_bytes",
-    /// Bytes of states put aside in memory.
+    /// Bytes of the states of sequences put aside in memory.
     spill_ram_bytes: Gauge = "corral_engine_spill_ram_bytes",
     /// Bytes of states put aside on disk.
     spill_disk_bytes: Gauge = "corral_engine_spill_disk_bytes",

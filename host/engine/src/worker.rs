@@ -37,6 +37,9 @@ pub enum Command {
     View(Box<dyn FnOnce(View) + Send>),
     /// Keep nothing that nobody means to go on with.
     ClearCache,
+    /// Move all prefixes that nobody claims out of the cells.
+    #[cfg(test)]
+    MovePrefixes,
     /// Copy the state of a text, as far as there is one.
     Save(Box<SaveOrder>),
     /// Take in a state that was saved.
@@ -270,6 +273,12 @@ impl<B: Backend> Worker<B> {
                 self.see_to_memory();
                 self.report(&Step::default());
             }
+            #[cfg(test)]
+            Command::MovePrefixes => {
+                self.scheduler.move_prefixes();
+                self.see_to_memory();
+                self.report(&Step::default());
+            }
             Command::Save(order) => self.save(*order),
             Command::Adopt(adoption) => self.adopt(*adoption),
         }
@@ -404,6 +413,11 @@ impl<B: Backend> Worker<B> {
             self.expire(key, expired);
         }
         let wanted = self.aside.wanted();
+        let moves = |memory: &Memory| matches!(memory, Memory::Spill { .. } | Memory::Relocate(_));
+        if step.memory.iter().any(moves) {
+            // What ran ahead counts as computed, and not as moved.
+            self.backend.wait();
+        }
         let moving = Instant::now();
         self.do_memory(&step.memory);
         let moving = moving.elapsed();

@@ -17,9 +17,9 @@ use super::words::{Claim, EntryId, Key, Scope, SeqId, Watch, length};
 use crate::Token;
 use std::collections::BTreeMap;
 
-/// Candidates that are looked at for one request: in the cells, and put aside, of so many that share the most.
+/// Candidates that are looked at for one request: so many in the cells, and as many that were put aside.
 const CANDIDATES: usize = 32;
-const ASIDE: usize = 8;
+/// They are taken from so many that share the most.
 const LOOKED: usize = 256;
 
 /// Who has a text that begins like another one.
@@ -271,7 +271,7 @@ impl Cache {
                 Holder::Running(_) => true,
             });
         nearest.truncate(CANDIDATES);
-        aside.truncate(ASIDE);
+        aside.truncate(CANDIDATES);
         nearest.append(&mut aside);
         nearest
     }
@@ -341,10 +341,11 @@ impl Cache {
         self.tree.continues(scope, tokens, resident)
     }
 
-    /// Whether an entry that was put aside begins with all of `tokens`.
+    /// Whether an entry that was put aside, and stays, begins with all of `tokens`.
     pub(super) fn covers_aside(&self, scope: Scope, tokens: &[Token]) -> bool {
+        let stays = |entry: &Entry| entry.seq().is_none() && (entry.prefix || entry.is_claimed());
         let aside = |holder| match holder {
-            Holder::Entry(id) => self.get(id).is_some_and(|entry| entry.seq().is_none()),
+            Holder::Entry(id) => self.get(id).is_some_and(stays),
             Holder::Running(_) => false,
         };
         self.tree.continues(scope, tokens, aside)

@@ -98,6 +98,8 @@ pub struct Scheduler {
     usual: Usual,
     /// Seconds to move the state of a token out of the cells or into them.
     state_seconds: f64,
+    /// Tokens of the longest prefix that can be put aside, as far as is known.
+    longest_prefix: u32,
     /// When something expires. Entries of those that ended before are passed over.
     timers: BTreeSet<(Time, Key)>,
     /// Whose turn it was when there was no room.
@@ -141,6 +143,7 @@ impl Scheduler {
             pace: Pace::default(),
             usual: Usual::default(),
             state_seconds: STATE_SECONDS,
+            longest_prefix: u32::MAX,
             timers: BTreeSet::new(),
             turn: None,
             experience: Experience::default(),

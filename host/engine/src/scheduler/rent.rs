@@ -17,25 +17,20 @@
 use super::Scheduler;
 use super::cache::Entry;
 use super::cost::Shape;
-use super::words::{EntryId, Reuse};
+use super::words::{EntryId, Reuse, SeqId};
 
 /// Rent, in times of what it costs to be rid of a prefix, at which that is done before a step that reads prompts, too.
 const PATIENCE: f64 = 2.0;
 /// Attention never runs over fewer cells.
 const FEWEST: u32 = 256;
 
-/// What becomes of a prefix, and what that costs in seconds.
+/// What becomes of a prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    Move(f64),
-    Drop(f64),
-}
-
-impl Way {
-    fn seconds(&self) -> f64 {
-        match *self {
-            Self::Move(seconds) | Self::Drop(seconds) => seconds,
-        }
-    }
+    Move,
+    Drop,
+    /// The same, since it takes too long to move it.
+    DropDear,
 }
 
 impl Scheduler {
@@ -55,12 +50,12 @@ impl Scheduler {
         let Some((id, way)) = self.overdue(patience) else {
             return;
         };
-        match (way, self.cache.get(id).and_then(Entry::seq)) {
-            (Way::Move(_), Some(seq)) => self.spill_prefix(id, seq),
-            _ => {
-                self.forget_state_seconds();
-                self.put_aside(id);
-            }
+        if way == Way::DropDear {
+            self.forget_state_seconds();
+        }
+        match self.cache.get(id).and_then(Entry::seq) {
+            Some(seq) if way == Way::Move => self.spill_prefix(id, seq),
+            _ => self.put_aside(id),
         }
     }
 
@@ -68,34 +63,39 @@ impl Scheduler {
     fn overdue(&self, patience: f64) -> Option<(EntryId, Way)> {
         // None goes for less, by cell.
         let least = self.cost.prompts(1, self.cells.n_kv());
-        let least = patience * least.min(2.0 * self.moving(1));
+        let least = patience * least.min(self.moving(1));
         let charges = self.cache.charges();
         let mut charges = charges.filter(|(_, _, each)| *each > 0.0 && *each >= least);
         charges.find_map(|(id, seq, each)| {
             let rent = each * f64::from(self.cells.freed_by_clearing(seq));
-            let way = self.way(id);
-            let due = rent > 0.0 && rent >= patience * way.seconds();
+            let (way, seconds) = self.way(id, seq)?;
+            let due = rent > 0.0 && rent >= patience * seconds;
             due.then_some((id, way))
         })
     }
 
-    /// How to be rid of an entry in the cells that nobody claims. What mostly lies in cells that others hold is not
-    /// moved: its copy would be one more of all that it shares with them.
-    fn way(&self, id: EntryId) -> Way {
-        let entry = self.cache.get(id);
-        let Some((entry, seq)) = entry.and_then(|entry| Some((entry, entry.seq()?))) else {
-            return Way::Drop(0.0);
-        };
+    /// How to be rid of an entry in the cells that nobody claims, and what that costs in seconds. What mostly lies in cells
+    /// that others hold is not moved: its copy would be one more of all that it shares with them.
+    fn way(&self, id: EntryId, seq: SeqId) -> Option<(Way, f64)> {
+        let entry = self.cache.get(id)?;
         let (all, alone) = (entry.length(), self.cells.freed_by_clearing(seq));
         let anew = self.cost.prompts(alone, self.cells.n_kv());
-        let there_and_back = 2.0 * self.moving(all);
-        let moves = self.limits.prefixes
-            && 2 * alone > all
-            && there_and_back < anew
-            && !self.cache.covers_aside(entry.scope, &entry.tokens);
-        match moves {
-            true => Way::Move(there_and_back),
-            false => Way::Drop(anew),
+        let once = self.moving(all);
+        if self.cache.covers_aside(entry.scope, &entry.tokens) {
+            return Some((Way::Drop, anew.min(once)));
+        }
+        let can = self.limits.prefixes && 2 * alone > all && all <= self.longest_prefix;
+        Some(match can {
+            true if 2.0 * once < anew => (Way::Move, 2.0 * once),
+            true => (Way::DropDear, anew),
+            false => (Way::Drop, anew),
+        })
+    }
+
+    /// There is no room for a prefix of that length outside of the cells.
+    pub fn is_too_long(&mut self, id: EntryId) {
+        if let Some(entry) = self.cache.get(id) {
+            self.longest_prefix = self.longest_prefix.min(entry.length().saturating_sub(1));
         }
     }
 
@@ -105,7 +105,20 @@ impl Scheduler {
         let Some(entry) = self.cache.get(id).filter(|entry| entry.is_prefix()) else {
             return true;
         };
-        let pays = self.moving(entry.length()) < self.cost.prompts(tokens, self.cells.n_kv());
+        let anew = self.cost.prompts(tokens, self.cells.n_kv());
+        let pays = !self.cost.is_fitted() || self.moving(entry.length()) < anew;
         pays && entry.length() <= self.most_free()
+    }
+}
+
+#[cfg(test)]
+impl Scheduler {
+    /// Moves all of them, whatever they have paid.
+    pub fn move_prefixes(&mut self) {
+        self.cache.settle();
+        let all: Vec<_> = self.cache.charges().map(|(id, seq, _)| (id, seq)).collect();
+        for (id, seq) in all {
+            self.spill_prefix(id, seq);
+        }
     }
 }

@@ -311,13 +311,21 @@ impl Scheduler {
     /// is to be done first, and [`Scheduler::restored`] said afterwards.
     pub fn restore(&mut self, key: Key, id: EntryId) -> Option<SeqId> {
         let running = self.find(key)?;
-        let seq = running.seq;
-        if !matches!(running.wait, Wait::Fetches { entry, .. } if entry == id) {
+        let (seq, wait) = (running.seq, running.wait);
+        let Wait::Fetches { entry, length } = wait else {
+            return None;
+        };
+        if entry != id {
             return None;
         }
         let room = self.cache.get(id).map(|entry| entry.length());
-        // Nothing is taken out for what finds no room anyhow.
-        let room = room.filter(|room| *room <= self.most_free());
+        // Nothing is taken out for what finds no room anyhow, or of which a part is wanted.
+        let part = self.is_prefix(id) && Some(length) < room;
+        let most = match part {
+            true => self.cells.free(),
+            false => self.most_free(),
+        };
+        let room = room.filter(|room| *room <= most);
         if room.is_some_and(|room| self.make_room(room)) {
             return Some(seq);
         }

@@ -9,7 +9,8 @@ use super::words::{AdapterId, EntryId, Key, Priority, Progress, Scope, SeqId, Te
 /// What was done about memory so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Entries of the prefix cache dropped to make room, or since it cost more to keep them than to compute them.
+    /// Entries of the prefix cache dropped: to make room in the cells or where prefixes are put aside, or since it cost
+    /// more to keep them than to compute them.
     pub evicted: u64,
     /// Sequences put aside.
     pub spilled: u64,

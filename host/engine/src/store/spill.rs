@@ -1,4 +1,4 @@
-//! States of idle sequences, kept in memory and, past a budget, in files.
+//! States of idle sequences, or of prefixes, kept in memory and, past a budget, in files.
 //!
 //! [`Spill`] is used by one thread and never waits for a disk: one background thread does that.
 //! What holds at every moment, whatever the disk does:

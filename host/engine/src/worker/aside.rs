@@ -2,7 +2,7 @@
 
 use super::Worker;
 use crate::Token;
-use crate::backend::Backend;
+use crate::backend::{Backend, SaveError};
 use crate::metrics::{Counters, set};
 use crate::scheduler::{EntryId, Key, Layout, Memory, Scope, SeqId, Watch};
 use crate::store::spill::{Fetched, Spill};
@@ -175,6 +175,9 @@ impl<B: Backend> Worker<B> {
         let store = self.aside.store(prefix).ok_or("nothing is put aside")?;
         let before = Instant::now();
         let state = self.backend.save(seq, store.most);
+        if prefix && matches!(state, Err(SaveError::TooLarge { .. })) {
+            self.scheduler.is_too_long(entry);
+        }
         let state = state.map_err(|error| error.to_string())?;
         let took = before.elapsed().as_secs_f64();
         self.scheduler.observe_state(self.backend.length(seq), took);

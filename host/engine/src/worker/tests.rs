@@ -23,6 +23,7 @@ use std::time::Duration;
 mod ahead;
 mod choices;
 mod looks;
+mod prefixes;
 mod speculation;
 mod states;
 mod tops;
@@ -32,6 +33,8 @@ const VOCABULARY: u32 = 1000;
 const END: Token = 999;
 /// Highest logits, where there are those alone.
 const TOP: u32 = 8;
+/// Bytes for prefixes: four for each token, and eight.
+const PREFIXES: u64 = 600;
 
 /// What a backend was asked, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,7 +210,7 @@ impl Bench {
             prefill: Prefill::default(),
             reuse: Reuse::Any,
             spill: true,
-            prefixes: false,
+            prefixes: true,
             drafts: 16,
             overlap,
         };
@@ -221,7 +224,13 @@ impl Bench {
         let simulator = simulator.with_top(top_ids, TOP);
         let counters = Arc::new(Counters::default());
         let calls = Arc::new(Mutex::new(Vec::new()));
+        let budgets = Budgets {
+            ram: PREFIXES,
+            disk: None,
+        };
+        let prefixes = Spill::new(budgets, Box::new(|| {})).unwrap();
         let aside = Aside::new().with_spill(spill, 1 << 20);
+        let aside = aside.with_prefixes(prefixes, PREFIXES);
         let commands = Arc::new(commands);
         let waiting = Arc::downgrade(&commands);
         let desk = Desk::new(Box::new(move || {
