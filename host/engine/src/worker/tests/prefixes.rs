@@ -26,10 +26,10 @@ fn prefixes_have_memory_of_their_own_and_come_back_from_there() {
     move_all(&bench);
     passes(&bench, 0, 70);
     // There is none for this one, nor ever will be.
-    passes(&bench, 500, 680);
+    passes(&bench, 700, 880);
     move_all(&bench);
     // What was lost is noticed by then.
-    passes(&bench, 700, 704);
+    passes(&bench, 900, 904);
     let counters = bench.end();
     assert_eq!(value(&counters.prefixes), 5);
     assert_eq!(value(&counters.restored), 1);
