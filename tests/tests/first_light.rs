@@ -174,7 +174,8 @@ fn a_question_is_answered_wherever_it_stands_in_the_context() {
 
 #[test]
 fn a_stream_joins_to_the_text_of_the_whole_answer() {
-    let corral = Corral::start();
+    // Where a text's tokens lie in the cells decides close choices, and 300 of nonsense have some: so nothing is left there.
+    let corral = Corral::start_with(&["--no-prefix-cache"]);
     for request in [
         json!({"prompt": "1+1="}),
         json!({"prompt": "repeat: Blue owls, 7!\n"}),
