@@ -8,8 +8,8 @@
 //!
 //! Nobody knows whether a prefix will be of use once more. So it stays until its rent since it was last of use comes
 //! to what it would cost to be rid of it: to move it out of the cells and back, or to compute it again where that is
-//! less, or where it lies in cells that others hold anyhow. Then it goes. Whatever comes, that costs at most
-//! twice as much as to have known (the ski-rental problem's rule).
+//! less, or where it lies in cells that others hold anyhow. Then it goes. As far as the model of costs holds,
+//! that costs at most twice as much as to have known (the ski-rental problem's rule).
 //!
 //! Moving makes everyone wait for a moment. So it is done before a step that reads no prompts, unless none comes for
 //! as long again, and for one prefix at a time.
