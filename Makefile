@@ -47,7 +47,7 @@ DEVICE_TESTS ?= offload
 DEVICE_FLAGS := --release --workspace --features corral-engine/vulkan $(addprefix --test ,$(DEVICE_TESTS))
 
 # What make microbench times; a bench of the plugins' workspace is among them.
-BENCHES ?= scheduling prefixes sampling constraints text events
+BENCHES ?= attention scheduling prefixes sampling constraints text events
 HOST_BENCHES := $(filter-out events,$(BENCHES))
 FILTER ?=
 BENCH_ARGUMENTS := $(if $(FILTER),-- '$(FILTER)')

@@ -26,10 +26,13 @@ export function user(content) {
   return [{ role: "user", content }];
 }
 
+/** The server that keeps no prefixes: what it is asked for alone it computes the same each time, to the last bit. */
+export const FORGETFUL = "CORRAL_FORGETFUL_URL";
+
 /** The answer to one message, or to a list of them, by default the likeliest one. */
-export function chat(content, more = {}) {
+export function chat(content, more = {}, which = "CORRAL_URL") {
   const messages = typeof content === "string" ? user(content) : content;
-  return client().chat.completions.create({ model: MODEL, messages, temperature: 0, ...more });
+  return client(which).chat.completions.create({ model: MODEL, messages, temperature: 0, ...more });
 }
 
 /** What follows a prompt, by default the likeliest. */

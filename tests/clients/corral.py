@@ -58,17 +58,22 @@ def user(content):
     return [{"role": "user", "content": content}]
 
 
-def chat(content, **more):
+FORGETFUL = "CORRAL_FORGETFUL_URL"
+"""The server that keeps no prefixes. Where a text lies in the cells makes sums round differently, and a close choice may
+fall otherwise; there each text that is asked for alone lies where the one before lay, so what is compared is the same."""
+
+
+def chat(content, which="CORRAL_URL", **more):
     """The answer to one message, or to a list of them, by default the likeliest one."""
     messages = user(content) if isinstance(content, str) else content
     more = {"temperature": 0, **more}
-    return client().chat.completions.create(model=MODEL, messages=messages, **more)
+    return client(which).chat.completions.create(model=MODEL, messages=messages, **more)
 
 
-def complete(prompt, **more):
+def complete(prompt, which="CORRAL_URL", **more):
     """What follows a prompt, by default the likeliest."""
     more = {"temperature": 0, **more}
-    return client().completions.create(model=MODEL, prompt=prompt, **more)
+    return client(which).completions.create(model=MODEL, prompt=prompt, **more)
 
 
 def streamed(chunks):

@@ -70,15 +70,20 @@ impl Corral {
             ("/misbehave", "misbehave"),
             ("/classic", "classic"),
         ];
-        Self::launch(&[&own, routes].concat(), arguments)
+        Self::launch(&[&own, routes].concat(), arguments, &[])
+    }
+
+    /// The same with further variables of the environment.
+    pub fn start_where(variables: &[(&str, &str)]) -> Self {
+        Self::launch(&[("/generate", "generate")], &[], variables)
     }
 
     /// Starts one that is there soon: without plugins, and with the model left to who first asks for it.
     pub fn start_bare(arguments: &[&str]) -> Self {
-        Self::launch(&[], &[&["--preload", "none"], arguments].concat())
+        Self::launch(&[], &[&["--preload", "none"], arguments].concat(), &[])
     }
 
-    fn launch(plugins: &[(&str, &str)], arguments: &[&str]) -> Self {
+    fn launch(plugins: &[(&str, &str)], arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(artefacts::binary());
         command
             .arg("serve")
@@ -113,6 +118,7 @@ impl Corral {
         command
             .args(arguments)
             .env_remove("RUST_LOG")
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());

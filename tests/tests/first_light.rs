@@ -281,7 +281,8 @@ fn a_context_is_filled_to_its_last_position() {
 
 #[test]
 fn the_same_seed_draws_the_same_text() {
-    let corral = Corral::start();
+    // Sums round by where a text lies, and a close choice falls by that: so each lies where the last one did.
+    let corral = Corral::start_with(&["--no-prefix-cache"]);
     let ask = |seed: Option<u64>| {
         let mut request = json!({
             "prompt": "1+1=", "max_tokens": 60, "ignore_end": true, "temperature": 4.0,

@@ -21,6 +21,8 @@ struct Servers {
     narrow: Corral,
     /// Has one call at a time, and nobody waits.
     busy: Corral,
+    /// Keeps no prefixes: who asks it alone the same twice has the same computed, to the last bit.
+    forgetful: Corral,
     /// Has the demo model with a template that lets it think, and with tokens for a text between two others.
     thinking: Corral,
 }
@@ -110,6 +112,7 @@ impl Servers {
             keys,
             narrow: start(&narrow),
             busy: start(&["--calls", "1", "--queue", "0"]),
+            forgetful: start(&["--no-prefix-cache"]),
             thinking: start(&["--model", thinking]),
         }
     }
@@ -123,6 +126,7 @@ impl Servers {
             ("CORRAL_KEYED_URL", &self.keyed),
             ("CORRAL_NARROW_URL", &self.narrow),
             ("CORRAL_BUSY_URL", &self.busy),
+            ("CORRAL_FORGETFUL_URL", &self.forgetful),
             ("CORRAL_THINKING_URL", &self.thinking),
         ];
         for (variable, corral) in servers {

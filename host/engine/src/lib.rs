@@ -5,7 +5,8 @@
 //! that wants one, and puts tokens and text into the mailbox of each sequence. Nothing else ever
 //! touches the context, and no lock is held across a decode.
 //!
-//! This crate knows neither WASM nor HTTP. Unsafe code stands in [`llama`] alone.
+//! This crate knows neither WASM nor HTTP. Unsafe code stands in [`llama`] alone, and in the crate
+//! below it that computes attention.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]

@@ -8,6 +8,8 @@
 
 mod adapters;
 mod ahead;
+#[cfg(own_attention)]
+mod attention;
 mod batch;
 mod chains;
 mod context;

@@ -137,6 +137,8 @@ pub(super) fn start() -> Result<(), LoadError> {
             // SAFETY: once per process, before anything is loaded or quantised. It looks for backends
             // by itself only where there is none.
             unsafe { sys::llama_backend_init() };
+            #[cfg(own_attention)]
+            super::attention::install()?;
         }
         state.started = true;
     }

@@ -113,6 +113,11 @@ pub fn backends() -> Result<Vec<BackendStatus>, LoadError> {
             });
         }
     }
+    #[cfg(own_attention)]
+    if super::super::attention::is_installed() {
+        let processor = all.iter_mut().filter(|backend| backend.name == "CPU");
+        processor.for_each(|cpu| cpu.features.push("CORRAL_ATTENTION".to_owned()));
+    }
     Ok(all)
 }
 

@@ -1,0 +1,70 @@
+// Puts Corral's attention before that of ggml's processor backend.
+//
+// ggml asks its "extra buffer types" for each operation whether they compute it, before it does so itself. That is
+// meant for other layouts of weights; here is one without buffers that answers for one operation alone. What is not
+// taken ggml computes as ever.
+//
+// These are ggml's internal declarations (ggml-cpu/traits.h and ggml-backend-impl.h), as of the version that
+// Cargo.lock has; they are written down again, since its headers are not at hand.
+
+#include <cstddef>
+#include <vector>
+
+struct ggml_backend_device;
+struct ggml_compute_params;
+struct ggml_tensor;
+
+struct ggml_backend_buffer_type {
+    void * functions[8];
+    ggml_backend_device * device;
+    void * context;
+};
+
+extern "C" ggml_backend_device * ggml_backend_buft_get_device(ggml_backend_buffer_type * type);
+std::vector<ggml_backend_buffer_type *> & ggml_backend_cpu_get_extra_buffer_types();
+
+namespace ggml::cpu {
+class tensor_traits {
+  public:
+    virtual ~tensor_traits();
+    virtual bool work_size(int threads, const ggml_tensor * op, size_t & size) = 0;
+    virtual bool compute_forward(ggml_compute_params * params, ggml_tensor * op) = 0;
+};
+
+class extra_buffer_type {
+  public:
+    virtual ~extra_buffer_type();
+    virtual bool supports_op(ggml_backend_device * device, const ggml_tensor * op) = 0;
+    virtual tensor_traits * get_tensor_traits(const ggml_tensor * op) = 0;
+};
+} // namespace ggml::cpu
+
+using Compute = bool (*)(const ggml_compute_params * params, ggml_tensor * op);
+
+namespace {
+class Attention final : public ggml::cpu::tensor_traits, public ggml::cpu::extra_buffer_type {
+    Compute compute;
+
+  public:
+    explicit Attention(Compute compute) : compute(compute) {}
+
+    // What ggml plans for its own is enough, and is needed where it is not taken.
+    bool work_size(int, const ggml_tensor *, size_t &) override { return false; }
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override { return compute(params, op); }
+    // No tensor ever lies in it.
+    bool supports_op(ggml_backend_device *, const ggml_tensor *) override { return false; }
+    ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor *) override { return this; }
+};
+} // namespace
+
+// To be called once, before anything is computed. False if ggml's declarations are others.
+extern "C" bool corral_attention_install(ggml_backend_device * processor, Compute compute) {
+    auto * type = new ggml_backend_buffer_type{{}, processor, nullptr};
+    if (ggml_backend_buft_get_device(type) != processor) {
+        delete type;
+        return false;
+    }
+    type->context = static_cast<ggml::cpu::extra_buffer_type *>(new Attention(compute));
+    ggml_backend_cpu_get_extra_buffer_types().push_back(type);
+    return true;
+}

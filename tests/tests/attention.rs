@@ -1,0 +1,75 @@
+//! Attention on the processor, by Corral and by llama.cpp: both know the same.
+
+use corral_tests::{Corral, SURE, run};
+use serde_json::{Value, json};
+use std::process::Command;
+
+const OWN: [(&str, &str); 1] = [("CORRAL_ATTENTION", "own")];
+const LLAMA: [(&str, &str); 1] = [("CORRAL_ATTENTION", "llama.cpp")];
+
+/// Whether this build has an attention of its own, as `corral doctor` says.
+fn has_own() -> bool {
+    let ended = run(["doctor"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    ended.stdout.contains("CORRAL_ATTENTION")
+}
+
+/// How likely each token of an answer was: the likeliest ones, token by token.
+fn likely(corral: &Corral, prompt: &str) -> Vec<(u64, f64)> {
+    let answer = corral.generate(&json!({
+        "prompt": prompt, "max_tokens": 24, "ignore_end": true, "logprobs": 1, "temperature": 0,
+    }));
+    let entry = |entry: &Value| {
+        let token = entry["token"].as_u64().expect("a token");
+        (token, entry["logprob"].as_f64().expect("a number"))
+    };
+    let entries = answer["logprobs"].as_array().expect("asked for");
+    entries.iter().map(entry).collect()
+}
+
+#[test]
+fn it_knows_what_llama_cpp_knows() {
+    let [own, other] = [OWN, LLAMA].map(|variables| Corral::start_where(&variables));
+    let long = "The owl and the fox walked home. ".repeat(20);
+    let mut largest = 0.0_f64;
+    for prompt in ["12+7=", "The owl", "repeat: Blue owls, 7!\n", &long] {
+        let pairs = likely(&own, prompt).into_iter().zip(likely(&other, prompt));
+        // What follows a choice that falls otherwise is another text.
+        let pairs: Vec<_> = pairs.take_while(|(own, other)| own.0 == other.0).collect();
+        assert!(!pairs.is_empty(), "{prompt}: not even the first token");
+        for ((_, own), (_, other)) in pairs {
+            assert!((own - other).abs() < 0.02, "{prompt}: {own} and {other}");
+            largest = largest.max((own - other).abs());
+        }
+    }
+    // To the last bit they are not the same: so each was computed by its own.
+    assert_eq!(largest > 0.0, has_own(), "{largest}");
+    for corral in [own, other] {
+        for sum in SURE {
+            assert_eq!(corral.text(&sum.question()), sum.answer());
+        }
+        corral.settled();
+    }
+}
+
+#[test]
+fn doctor_tells_whose_it_is_and_what_else_it_may_be() {
+    let doctor = |value: &str| {
+        let mut command = Command::new(corral_tests::artefacts::binary());
+        let output = command
+            .arg("doctor")
+            .env("CORRAL_ATTENTION", value)
+            .output();
+        output.expect("the binary starts")
+    };
+    let output = doctor("llama.cpp");
+    assert!(output.status.success(), "{output:?}");
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("CORRAL_ATTENTION"));
+    if has_own() {
+        let output = doctor("mine");
+        assert!(!output.status.success(), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        let expected = "CORRAL_ATTENTION is mine, and may be `own`, for Corral's attention on the processor, or `llama.cpp`";
+        assert!(said.contains(expected), "{said}");
+    }
+}
