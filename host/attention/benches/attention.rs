@@ -48,7 +48,7 @@ mod here {
                 for (tokens, tile) in tiles.iter() {
                     queries.clear();
                     for group in 0..GROUPS {
-                        for (token, at) in tokens.clone().enumerate() {
+                        for (token, at) in (0..).zip(tokens.clone()) {
                             queries.extend((0..EACH).map(|head| {
                                 let place = ((at * GROUPS + group) * EACH + head) * LENGTH;
                                 Query {

@@ -48,16 +48,16 @@ pub struct Query {
     /// Where what was found goes, as long as a value.
     pub result: *mut f32,
     /// Which token of the tile it is.
-    pub token: usize,
+    pub token: u32,
 }
 
 /// A cell of a tile that does not count for one of its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gap {
     /// Its place among the tile's cells.
-    pub place: usize,
+    pub place: u32,
     /// The token.
-    pub token: usize,
+    pub token: u32,
 }
 
 /// Tokens that are computed together, since mostly the same cells count for them.
@@ -124,7 +124,7 @@ pub unsafe fn attend(
             .collect();
         let counts = |place: &usize| {
             missing
-                .binary_search_by_key(place, |gap| gap.place)
+                .binary_search_by_key(place, |gap| gap.place as usize)
                 .is_err()
         };
         let cells: Vec<_> = (0..tile.cells.len())
@@ -159,7 +159,7 @@ unsafe fn attend_all(
     let mut blocks = tile.cells.chunks(BLOCK).peekable();
     let mut first = 0;
     while let Some(cells) = blocks.next() {
-        let own = gaps.partition_point(|gap| gap.place < first + BLOCK);
+        let own = gaps.partition_point(|gap| (gap.place as usize) < first + BLOCK);
         let (here, later) = gaps.split_at(own);
         gaps = later;
         let groups = queries.len() / each;
@@ -203,7 +203,14 @@ unsafe fn attend_all(
     }
     for (place, query) in queries.iter().enumerate() {
         let weights = sums.weights[place];
-        let share = if weights == 0.0 { 0.0 } else { 1.0 / weights };
+        let share = if weights == 0.0 {
+            // No cell counts; or some do, and none has a score.
+            let gaps = tile.gaps.iter().filter(|gap| gap.token == query.token);
+            let none = gaps.count() == tile.cells.len();
+            if none { 0.0 } else { f32::NAN }
+        } else {
+            1.0 / weights
+        };
         // SAFETY: the caller says that there is room for a value.
         let result = unsafe { std::slice::from_raw_parts_mut(query.result, values.length) };
         for (result, sum) in result.iter_mut().zip(&sums.values[place * values.length..]) {
@@ -289,7 +296,7 @@ impl Block<'_> {
         for gap in self.gaps {
             for (query, scores) in queries.iter().zip(&mut scores) {
                 if query.token == gap.token {
-                    scores[gap.place - self.first] = f32::NEG_INFINITY;
+                    scores[gap.place as usize - self.first] = f32::NEG_INFINITY;
                 }
             }
         }

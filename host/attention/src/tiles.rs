@@ -28,6 +28,11 @@ struct Ends {
     gaps: usize,
 }
 
+/// There are never more than that.
+fn number(of: usize) -> u32 {
+    u32::try_from(of).unwrap_or(u32::MAX)
+}
+
 fn ones(words: impl Iterator<Item = u64>) -> usize {
     words.map(|word| word.count_ones() as usize).sum()
 }
@@ -97,18 +102,19 @@ impl Tiles {
     fn close(&mut self, counts: &[u64], words: usize) {
         let first = self.cells.len();
         for (word, &any) in self.any.iter().enumerate() {
+            let alike = counts.chunks(words).all(|own| own[word] == any);
             let mut left = any;
             while left != 0 {
                 let bit = left.trailing_zeros();
                 left &= left - 1;
-                let place = self.cells.len() - first;
-                for (token, own) in counts.chunks(words).enumerate() {
-                    if own[word] >> bit & 1 == 0 {
-                        self.gaps.push(Gap { place, token });
-                    }
+                let place = number(self.cells.len() - first);
+                self.cells.push(64 * number(word) + bit);
+                if !alike {
+                    let without = (0..).zip(counts.chunks(words));
+                    let without = without.filter(|(_, own)| own[word] >> bit & 1 == 0);
+                    let gaps = without.map(|(token, _)| Gap { place, token });
+                    self.gaps.extend(gaps);
                 }
-                self.cells
-                    .push(64 * u32::try_from(word).unwrap_or(u32::MAX) + bit);
             }
         }
     }

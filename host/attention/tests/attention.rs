@@ -110,7 +110,7 @@ impl Case {
             assert!((1..=most.max(1)).contains(&tokens.len()));
             let mut queries = Vec::new();
             for group in 0..self.groups {
-                for (token, at) in tokens.clone().enumerate() {
+                for (token, at) in (0..).zip(tokens.clone()) {
                     for head in group * self.each..(group + 1) * self.each {
                         let place = at * heads + head;
                         queries.push(Query {
@@ -301,6 +301,17 @@ fn who_has_no_cells_gets_zeroes() {
     case.counts[1].fill(false);
     let found = case.found(&case.numbers(), 8);
     assert!(found[4 * 64..8 * 64].iter().all(|&number| number == 0.0));
+}
+
+#[test]
+fn cells_that_count_and_have_no_score_give_no_number() {
+    let case = text(3, 0);
+    let mut numbers = case.numbers();
+    // The product with it is minus infinity.
+    numbers.queries.fill(-1.0);
+    numbers.keys[..2 * 64].fill(0x7c00);
+    let found = case.found(&numbers, 8);
+    assert!(found[..4 * 64].iter().all(|number| number.is_nan()));
 }
 
 #[test]

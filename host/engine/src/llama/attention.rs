@@ -3,12 +3,12 @@
 //! All sequences share one cache, and each token of a step comes with a mask that says which cells are its own.
 //! ggml's attention looks at the mask of every cell once for each head of each layer, so what others keep in the cache
 //! makes every token dearer; and it sums the values in halves, one head and one cell after the other. Here the mask is
-//! looked at once for each layer, sixteen cells at a time; only cells that count are touched, once for all heads that
-//! share them; and sums are floats.
+//! looked at once for each layer and thread, sixteen cells at a time; only cells that count are touched, once for all
+//! heads that share them; and sums are floats.
 //!
-//! It takes what sequences that generate and short parts of prompts need: fewer tokens than ggml computes with its
-//! tiles. All else stays ggml's: other types than halves, biases by distance, soft caps, sinks, and steps of few tokens
-//! for many threads. Which it is follows from the operation alone, so all threads decide alike.
+//! What is not plain stays ggml's: other types than halves, biases by distance, soft caps, sinks, heads that are longer
+//! than 256 or no multiple of 16, and where one token's heads that share keys would be more than two threads' work. Which
+//! it is follows from the operation and its masks alone, so all threads decide alike.
 
 use super::device;
 use crate::LoadError;
@@ -34,10 +34,15 @@ struct Params {
     reference: bool,
 }
 
+type Extra = unsafe extern "C" fn(sys::ggml_backend_dev_t) -> *mut sys::ggml_backend_buffer_type_t;
 type Compute = unsafe extern "C" fn(*const Params, *mut sys::ggml_tensor) -> bool;
 
 unsafe extern "C" {
-    fn corral_attention_install(processor: sys::ggml_backend_dev_t, compute: Compute) -> bool;
+    fn corral_attention_install(
+        processor: sys::ggml_backend_dev_t,
+        extra: Extra,
+        compute: Compute,
+    ) -> bool;
 }
 
 /// Whose attention it is: `own`, or `llama.cpp`.
@@ -61,8 +66,13 @@ pub(super) fn install() -> Result<(), LoadError> {
     let Some(processor) = device::pointer("CPU") else {
         return Ok(());
     };
-    // SAFETY: the device lives as long as the process, and the function has the type that is called.
-    let installed = unsafe { corral_attention_install(processor, compute) };
+    let extra = device::processor_function(c"ggml_backend_dev_get_extra_bufts");
+    // SAFETY: what stands under this name is a function of this type (ggml-backend.h), or null.
+    let extra = unsafe { std::mem::transmute::<*mut c_void, Option<Extra>>(extra) };
+    let installed = extra.is_some_and(|extra| {
+        // SAFETY: the device lives as long as the process, and both functions have the types that are called.
+        unsafe { corral_attention_install(processor, extra, compute) }
+    });
     if !installed {
         tracing::warn!("attention is left to llama.cpp: its interface is another one");
     }
@@ -160,8 +170,7 @@ impl<'a> Attention<'a> {
             && query.nb[0] == 4
             && fits(keys)
             && fits(values);
-        // ggml shares the cells out where there are fewer heads than threads.
-        let enough = tokens * keys.ne[2] >= 2 * i64::from(threads);
+        let enough = 2 * tokens * keys.ne[2] >= i64::from(threads);
         (plain && types && shapes && enough).then_some(Self {
             query,
             keys,
@@ -172,7 +181,7 @@ impl<'a> Attention<'a> {
         })
     }
 
-    /// This thread's part. False if the mask is none of that kind, for all threads alike.
+    /// This thread's part. False, for all threads alike, if a mask is none of that kind, or if work can't be shared out.
     ///
     /// # Safety
     /// As for [`compute`].
@@ -187,7 +196,7 @@ impl<'a> Attention<'a> {
                 std::slice::from_raw_parts(row.cast::<u16>(), cells)
             }
         });
-        // No thread is to be left without any.
+        // As many tiles as give each thread two of their groups, where there are so many.
         let most = tokens * groups / (2 * threads);
         let Room {
             tiles,
@@ -203,6 +212,14 @@ impl<'a> Attention<'a> {
             .map(|(tokens, tile)| cost(&tokens, &tile))
             .sum();
         let all = groups * all;
+        // One group of a tile is one thread's; ggml would share its cells or heads out.
+        let largest = tiles
+            .iter()
+            .map(|(tokens, tile)| cost(&tokens, &tile))
+            .max();
+        if largest.is_none_or(|largest| largest * threads > 2 * all) {
+            return false;
+        }
         let own = all * thread / threads..all * (thread + 1) / threads;
         let mut before = 0;
         for (tokens, tile) in tiles.iter() {
@@ -241,7 +258,7 @@ impl<'a> Attention<'a> {
         let (keys, values) = (rows(self.keys), rows(self.values));
         queries.clear();
         for group in groups {
-            for (place, token) in tokens.clone().enumerate() {
+            for (place, token) in (0..).zip(tokens.clone()) {
                 queries.extend((group * each..(group + 1) * each).map(|head| {
                     // SAFETY: there are such a token and head; results are in ggml's order for this operation:
                     // values, heads, tokens.
@@ -264,5 +281,125 @@ impl<'a> Attention<'a> {
         let each = each * tokens.len();
         // SAFETY: all were taken from tensors of these shapes.
         unsafe { attend(queries, each, keys, values, tile, self.scale, sums) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::MaybeUninit;
+
+    const LENGTH: usize = 32;
+
+    /// A tensor of these sizes, one row behind the other.
+    fn tensor<T>(kind: sys::ggml_type, sizes: [usize; 4], data: &mut [T]) -> sys::ggml_tensor {
+        // SAFETY: null pointers and zeroes are a tensor.
+        let mut tensor: sys::ggml_tensor = unsafe { MaybeUninit::zeroed().assume_init() };
+        tensor.type_ = kind;
+        tensor.nb[0] = size_of::<T>();
+        for (place, size) in sizes.into_iter().enumerate() {
+            tensor.ne[place] = i64::try_from(size).expect("small");
+            if place > 0 {
+                tensor.nb[place] = tensor.nb[place - 1] * sizes[place - 1];
+            }
+        }
+        assert_eq!(tensor.nb[3] * sizes[3], size_of_val(data));
+        tensor.data = data.as_mut_ptr().cast();
+        tensor
+    }
+
+    /// How many heads of tokens each of so many threads computes, where the tokens have so many cells, one's behind the
+    /// other's. Nothing if it is not for here.
+    fn shares(cells: &[usize], groups: usize, each: usize, threads: usize) -> Option<Vec<usize>> {
+        let (tokens, heads, all) = (cells.len(), groups * each, cells.iter().sum());
+        let mut query = vec![0.5_f32; tokens * heads * LENGTH];
+        // Halves that are one, for keys and values.
+        let mut keys = vec![0x3c00_u16; all * groups * LENGTH];
+        let mut mask = vec![0xfc00_u16; tokens * all];
+        let mut first = 0;
+        for (token, &number) in cells.iter().enumerate() {
+            mask[token * all + first..][..number].fill(0);
+            first += number;
+        }
+        let mut result = vec![f32::NAN; tokens * heads * LENGTH];
+        let place = result.as_mut_ptr();
+        let mut sources = [
+            tensor(sys::GGML_TYPE_F32, [LENGTH, tokens, heads, 1], &mut query),
+            tensor(sys::GGML_TYPE_F16, [LENGTH, all, groups, 1], &mut keys),
+            tensor(sys::GGML_TYPE_F16, [all, tokens, 1, 1], &mut mask),
+        ];
+        let mut operation = tensor(sys::GGML_TYPE_F32, [LENGTH, heads, tokens, 1], &mut result);
+        operation.op = sys::GGML_OP_FLASH_ATTN_EXT;
+        operation.op_params[0] = 1.0_f32.to_bits().cast_signed();
+        let [query, keys, mask] = sources.each_mut().map(std::ptr::from_mut);
+        operation.src[..4].copy_from_slice(&[query, keys, keys, mask]);
+        let mut before = 0;
+        let shares = (0..threads).map(|thread| {
+            let params = Params {
+                thread: c_int::try_from(thread).expect("few"),
+                threads: c_int::try_from(threads).expect("few"),
+                work_size: 0,
+                work: std::ptr::null_mut(),
+                pool: std::ptr::null_mut(),
+                reference: false,
+            };
+            // SAFETY: the tensors are of the shapes that the operation asks for, and alive.
+            if !unsafe { compute(&raw const params, &raw mut operation) } {
+                return None;
+            }
+            // SAFETY: alive, and no thread is at work.
+            let results = unsafe { std::slice::from_raw_parts_mut(place, tokens * heads * LENGTH) };
+            let near = |number: &f32| (number - 1.0).abs() < 1e-4;
+            let mut done = 0;
+            for number in results.iter_mut().filter(|number| near(number)) {
+                *number = 2.0;
+                done += 1;
+            }
+            // What was computed by another thread too would be one again.
+            before += done;
+            let marked = results.iter().filter(|&&number| number == 2.0).count();
+            assert_eq!(marked, before, "nothing is computed twice");
+            Some(done / LENGTH)
+        });
+        let shares: Vec<_> = shares.collect();
+        if shares.contains(&None) {
+            assert!(shares.iter().all(Option::is_none), "threads decide alike");
+            return None;
+        }
+        let shares: Vec<_> = shares.into_iter().flatten().collect();
+        let computed = shares.iter().sum::<usize>();
+        assert_eq!(computed, tokens * heads, "all is computed");
+        Some(shares)
+    }
+
+    #[test]
+    fn threads_share_all_of_it_and_do_nothing_twice() {
+        let mut here = 0;
+        for threads in 1..=9 {
+            for groups in [1, 2, 8] {
+                for each in [1, 3, 4] {
+                    for cells in [
+                        &[40][..],
+                        &[40; 8],
+                        &[1, 200, 3, 50, 7],
+                        &[100; 33],
+                        &[3; 64],
+                    ] {
+                        here += usize::from(shares(cells, groups, each, threads).is_some());
+                    }
+                }
+            }
+        }
+        assert!(here > 250, "{here}");
+    }
+
+    #[test]
+    fn as_much_is_for_each_thread() {
+        assert_eq!(shares(&[100; 8], 8, 2, 2), Some(vec![64, 64]));
+        assert_eq!(shares(&[100], 8, 2, 2), Some(vec![8, 8]));
+        assert_eq!(shares(&[100], 8, 2, 8), Some(vec![2; 8]));
+        // What one thread would have for itself while others wait is ggml's.
+        assert_eq!(shares(&[1000, 10, 10, 10], 1, 8, 4), None);
+        assert_eq!(shares(&[1000], 1, 8, 4), None);
     }
 }

@@ -1,4 +1,4 @@
-//! The llama.cpp layer: the only place with unsafe code.
+//! The llama.cpp layer: the only place with unsafe code, beside the attention that it hands numbers to.
 //!
 //! [`Model`] is immutable after loading and shared between threads (llama.cpp's vocabulary and
 //! weights are read-only); [`LlamaContext`] belongs to the engine thread, [`EmbeddingContext`] to
