@@ -74,8 +74,8 @@ impl Corral {
     }
 
     /// The same with further variables of the environment.
-    pub fn start_where(variables: &[(&str, &str)]) -> Self {
-        Self::launch(&[("/generate", "generate")], &[], variables)
+    pub fn start_where(variables: &[(&str, &str)], arguments: &[&str]) -> Self {
+        Self::launch(&[("/generate", "generate")], arguments, variables)
     }
 
     /// Starts one that is there soon: without plugins, and with the model left to who first asks for it.

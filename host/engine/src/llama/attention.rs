@@ -7,7 +7,7 @@
 //! heads that share them; and sums are floats.
 //!
 //! What is not plain stays ggml's: other types than halves, biases by distance, soft caps, sinks, heads that are longer
-//! than 256 or no multiple of 16, and where one token's heads that share keys would be more than two threads' work. Which
+//! than 256 or no multiple of 16, and where one token's heads that share keys would be more than two threads' part. Which
 //! it is follows from the operation and its masks alone, so all threads decide alike.
 
 use super::device;
@@ -189,37 +189,36 @@ impl<'a> Attention<'a> {
         let (tokens, groups) = (count(self.query.ne[1]), count(self.keys.ne[2]));
         let (thread, threads) = (params.thread as usize, params.threads as usize);
         let cells = count(self.keys.ne[1]);
-        let masks = (0..tokens).map(|token| {
-            // SAFETY: the mask has a row for each token, as long as there are cells.
-            unsafe {
-                let row = self.mask.data.byte_add(token * self.mask.nb[1]);
-                std::slice::from_raw_parts(row.cast::<u16>(), cells)
-            }
-        });
-        // As many tiles as give each thread two of their groups, where there are so many.
-        let most = tokens * groups / (2 * threads);
+        let masks = || {
+            (0..tokens).map(|token| {
+                // SAFETY: the mask has a row for each token, as long as there are cells.
+                unsafe {
+                    let row = self.mask.data.byte_add(token * self.mask.nb[1]);
+                    std::slice::from_raw_parts(row.cast::<u16>(), cells)
+                }
+            })
+        };
         let Room {
             tiles,
             queries,
             sums,
         } = room;
-        if !tiles.find(cells, masks, most) {
-            return false;
-        }
         let cost = |tokens: &Range<usize>, tile: &Tile| tokens.len() * (tile.cells.len() + FIXED);
-        let all: usize = tiles
-            .iter()
-            .map(|(tokens, tile)| cost(&tokens, &tile))
-            .sum();
-        let all = groups * all;
-        // One group of a tile is one thread's; ggml would share its cells or heads out.
-        let largest = tiles
-            .iter()
-            .map(|(tokens, tile)| cost(&tokens, &tile))
-            .max();
-        if largest.is_none_or(|largest| largest * threads > 2 * all) {
-            return false;
-        }
+        // Large tiles are quicker, but one group of a tile is one thread's.
+        let mut most = (tokens * groups / (2 * threads)).max(1);
+        let all = loop {
+            if !tiles.find(cells, masks(), most) {
+                return false;
+            }
+            let costs = || tiles.iter().map(|(tokens, tile)| cost(&tokens, &tile));
+            let all = groups * costs().sum::<usize>();
+            match costs().all(|one| one * threads <= 2 * all) {
+                true => break all,
+                false if most > 1 => most = most.min(tokens) / 2,
+                // ggml shares out cells or heads.
+                false => return false,
+            }
+        };
         let own = all * thread / threads..all * (thread + 1) / threads;
         let mut before = 0;
         for (tokens, tile) in tiles.iter() {
@@ -308,13 +307,25 @@ mod tests {
         tensor
     }
 
-    /// How many heads of tokens each of so many threads computes, where the tokens have so many cells, one's behind the
-    /// other's. Nothing if it is not for here.
-    fn shares(cells: &[usize], groups: usize, each: usize, threads: usize) -> Option<Vec<usize>> {
+    /// Numbers that differ from place to place.
+    fn different(count: usize) -> impl Iterator<Item = usize> {
+        (0..count).map(|place| place.wrapping_mul(0x9e37_79b9) >> 7 & 0xff)
+    }
+
+    /// What each of so many threads computes, where the tokens have so many cells, one's behind the other's: heads of
+    /// tokens by thread, and all results. Nothing if it is not for here.
+    fn computed(
+        cells: &[usize],
+        groups: usize,
+        each: usize,
+        threads: usize,
+    ) -> Option<(Vec<usize>, Vec<f32>)> {
         let (tokens, heads, all) = (cells.len(), groups * each, cells.iter().sum());
-        let mut query = vec![0.5_f32; tokens * heads * LENGTH];
-        // Halves that are one, for keys and values.
-        let mut keys = vec![0x3c00_u16; all * groups * LENGTH];
+        let query = different(tokens * heads * LENGTH).map(|number| number as f32 / 256.0);
+        let mut query: Vec<_> = query.collect();
+        // Halves from 1 to 1.25.
+        let half = |number: usize| 0x3c00 + u16::try_from(number).expect("small");
+        let mut keys: Vec<_> = different(all * groups * LENGTH).map(half).collect();
         let mut mask = vec![0xfc00_u16; tokens * all];
         let mut first = 0;
         for (token, &number) in cells.iter().enumerate() {
@@ -328,12 +339,13 @@ mod tests {
             tensor(sys::GGML_TYPE_F16, [LENGTH, all, groups, 1], &mut keys),
             tensor(sys::GGML_TYPE_F16, [all, tokens, 1, 1], &mut mask),
         ];
-        let mut operation = tensor(sys::GGML_TYPE_F32, [LENGTH, heads, tokens, 1], &mut result);
+        let sizes = [LENGTH, heads, tokens, 1];
+        let mut operation = tensor(sys::GGML_TYPE_F32, sizes, &mut result);
         operation.op = sys::GGML_OP_FLASH_ATTN_EXT;
         operation.op_params[0] = 1.0_f32.to_bits().cast_signed();
         let [query, keys, mask] = sources.each_mut().map(std::ptr::from_mut);
         operation.src[..4].copy_from_slice(&[query, keys, keys, mask]);
-        let mut before = 0;
+        let mut found = vec![f32::NAN; tokens * heads * LENGTH];
         let shares = (0..threads).map(|thread| {
             let params = Params {
                 thread: c_int::try_from(thread).expect("few"),
@@ -348,17 +360,16 @@ mod tests {
                 return None;
             }
             // SAFETY: alive, and no thread is at work.
-            let results = unsafe { std::slice::from_raw_parts_mut(place, tokens * heads * LENGTH) };
-            let near = |number: &f32| (number - 1.0).abs() < 1e-4;
+            let results = unsafe { std::slice::from_raw_parts_mut(place, found.len()) };
             let mut done = 0;
-            for number in results.iter_mut().filter(|number| near(number)) {
-                *number = 2.0;
-                done += 1;
+            for (result, found) in results.iter_mut().zip(&mut found) {
+                let result = std::mem::replace(result, f32::NAN);
+                if !result.is_nan() {
+                    assert!(found.is_nan(), "nothing is computed twice");
+                    *found = result;
+                    done += 1;
+                }
             }
-            // What was computed by another thread too would be one again.
-            before += done;
-            let marked = results.iter().filter(|&&number| number == 2.0).count();
-            assert_eq!(marked, before, "nothing is computed twice");
             Some(done / LENGTH)
         });
         let shares: Vec<_> = shares.collect();
@@ -366,10 +377,15 @@ mod tests {
             assert!(shares.iter().all(Option::is_none), "threads decide alike");
             return None;
         }
-        let shares: Vec<_> = shares.into_iter().flatten().collect();
-        let computed = shares.iter().sum::<usize>();
-        assert_eq!(computed, tokens * heads, "all is computed");
-        Some(shares)
+        assert!(
+            found.iter().all(|number| !number.is_nan()),
+            "all is computed"
+        );
+        Some((shares.into_iter().flatten().collect(), found))
+    }
+
+    fn shares(cells: &[usize], groups: usize, each: usize, threads: usize) -> Option<Vec<usize>> {
+        computed(cells, groups, each, threads).map(|(shares, _)| shares)
     }
 
     #[test]
@@ -385,7 +401,14 @@ mod tests {
                         &[100; 33],
                         &[3; 64],
                     ] {
-                        here += usize::from(shares(cells, groups, each, threads).is_some());
+                        let (_, alone) = computed(cells, groups, each, 1).expect("for one thread");
+                        let Some((_, found)) = computed(cells, groups, each, threads) else {
+                            continue;
+                        };
+                        here += 1;
+                        let pairs = found.iter().zip(&alone);
+                        let near = pairs.map(|(one, other)| (one - other).abs() < 1e-5);
+                        assert!(near.into_iter().all(|near| near), "{threads} threads");
                     }
                 }
             }
@@ -401,5 +424,7 @@ mod tests {
         // What one thread would have for itself while others wait is ggml's.
         assert_eq!(shares(&[1000, 10, 10, 10], 1, 8, 4), None);
         assert_eq!(shares(&[1000], 1, 8, 4), None);
+        // Tiles are smaller where one would be too much: two threads have four tokens of eight each.
+        assert_eq!(shares(&[10; 8], 1, 1, 2), Some(vec![4, 4]));
     }
 }
