@@ -434,15 +434,18 @@ impl Block<'_> {
         }
         let mut from = 0;
         while from < self.values.length {
+            let left = (self.values.length - from) / LANES;
             // SAFETY: the caller's; so many parts are left of each value.
-            from += LANES
-                * unsafe {
-                    match (self.values.length - from) / LANES {
-                        PARTS.. => self.sum_parts::<Q, PARTS, WIDE>(weights, from, wide, summed),
-                        2.. => self.sum_parts::<Q, 2, WIDE>(weights, from, wide, summed),
-                        _ => self.sum_parts::<Q, 1, WIDE>(weights, from, wide, summed),
-                    }
-                };
+            let done = unsafe {
+                if left >= PARTS {
+                    self.sum_parts::<Q, PARTS, WIDE>(weights, from, wide, summed)
+                } else if left >= 2 {
+                    self.sum_parts::<Q, 2, WIDE>(weights, from, wide, summed)
+                } else {
+                    self.sum_parts::<Q, 1, WIDE>(weights, from, wide, summed)
+                }
+            };
+            from += LANES * done;
         }
     }
 
