@@ -2,7 +2,7 @@
 //!
 //! All sequences share one cache, and each token of a step comes with a mask that says which cells are its own.
 //! ggml's attention looks at the mask of every cell once for each head of each layer, so what others keep in the cache
-//! makes every token dearer; and it sums the values in halves, one head and one cell after the other. Here the mask is
+//! makes every token dearer; and below 64 tokens it sums the values in halves, one head and one cell after the other. Here the mask is
 //! looked at once for each layer and thread, sixteen cells at a time; only cells that count are touched, once for all
 //! heads that share them; and sums are floats.
 //!

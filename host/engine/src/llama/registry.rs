@@ -134,11 +134,12 @@ pub(super) fn start() -> Result<(), LoadError> {
         });
         state.said.extend(said);
         if count > 0 {
+            // First, since it may refuse, and the next call begins anew then.
+            #[cfg(own_attention)]
+            super::attention::install()?;
             // SAFETY: once per process, before anything is loaded or quantised. It looks for backends
             // by itself only where there is none.
             unsafe { sys::llama_backend_init() };
-            #[cfg(own_attention)]
-            super::attention::install()?;
         }
         state.started = true;
     }
