@@ -105,6 +105,16 @@ fn every_stage_answers_all_requests_and_is_measured_beside_a_raw_loop() {
             assert!(stage[key].as_f64() > Some(0.0), "{key} in {stage}");
         }
         assert!(stage.get("cpu_us_per_token").is_some(), "{stage}");
+        // From here on clients ask, and the raw loop is given their arrivals too.
+        let asked = stage["stage"].as_u64() >= Some(3);
+        for key in [
+            "same_arrivals_ratio",
+            "answer_p50_ratio",
+            "answer_p99_ratio",
+        ] {
+            let found = stage[key].as_f64().is_some_and(|ratio| ratio > 0.0);
+            assert_eq!(found, asked, "{key} in {stage}");
+        }
     }
     let chart = std::fs::read_to_string(chart).expect("a chart");
     assert!(chart.contains("SSE over TCP"), "{chart}");

@@ -42,7 +42,7 @@ fn every_way_is_right_under_load() {
     let corral = start(&[]);
     at_once(&some_sums(96), |sum| {
         let question = sum.question();
-        for way in ["generate", "outcome", "next"] {
+        for way in ["generate", "outcome", "rest", "next"] {
             assert_eq!(ask(&corral, way, &question), sum.answer(), "{way}");
         }
         let three = [sum, SURE[0], SURE[3]];
@@ -178,7 +178,7 @@ fn who_hangs_up_while_it_blocks_leaves_nothing() {
     // Those that wait for their turn go at once.
     let corral = start(&["--sequences", "1"]);
     let stream = corral.endless("/generate");
-    let waiting: Vec<TcpStream> = ["generate", "outcome", "next", "many"]
+    let waiting: Vec<TcpStream> = ["generate", "outcome", "rest", "next", "many"]
         .map(|way| corral.begin_post(&format!("/blocking/{way}"), "12+7="))
         .into();
     corral.wait_for_queue(waiting.len());
@@ -202,7 +202,7 @@ fn time_ends_while_it_blocks() {
         _ => refused(answer, "Deadline"),
     };
     late(&corral.post("/deployed/endless", "1+1="));
-    for way in ["generate", "outcome", "next", "many"] {
+    for way in ["generate", "outcome", "rest", "next", "many"] {
         let held = corral.endless("/generate");
         late(&corral.post(&format!("/deployed/{way}"), "1+1="));
         drop(held);

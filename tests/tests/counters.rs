@@ -1,6 +1,6 @@
 //! What `/metrics` says adds up, and nothing stays behind.
 
-use corral_tests::{Corral, raw_exchange, some_sums};
+use corral_tests::{Corral, Stream, raw_exchange, some_sums};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -134,10 +134,29 @@ fn errors_leave_nothing_behind() {
     corral.check_alive();
 }
 
-/// What streams cost, counted: where a machine is shared, times say nothing. However threads are scheduled,
+/// What a stream of `/generate` says before it is over.
+fn last_but_one(mut stream: Stream) -> Value {
+    let events: Vec<_> = std::iter::from_fn(|| stream.event()).collect();
+    let (done, events) = events.split_last().expect("there are events");
+    assert_eq!(done, "[DONE]");
+    let report = events.last().expect("a report comes before the end");
+    serde_json::from_str(report).expect("events hold JSON")
+}
+
+/// How eight answers of 200 tokens each come.
+#[derive(Clone, Copy, PartialEq)]
+enum Answers {
+    /// As events, which the host makes of the text.
+    HandedOn,
+    /// As events, which the plugin makes, since they tell how likely tokens were.
+    Streamed,
+    /// Whole.
+    Whole,
+}
+
+/// What answers cost, counted: where a machine is shared, times say nothing. However threads are scheduled,
 /// no count but that of polls is larger than here: who reads late gets several tokens at once.
-#[test]
-fn a_streamed_token_costs_no_more_than_it_did() {
+fn check_costs(answers: Answers) {
     const STREAMS: usize = 8;
     const TOKENS: usize = 200;
     let corral = Corral::start();
@@ -148,8 +167,15 @@ fn a_streamed_token_costs_no_more_than_it_did() {
         for sum in some_sums(STREAMS) {
             let corral = &corral;
             scope.spawn(move || {
-                let stream = corral.generate_stream(&sum.long_request(TOKENS));
-                let (_, report) = stream.texts();
+                let mut request = sum.long_request(TOKENS);
+                if answers == Answers::Streamed {
+                    request["logprobs"] = 0.into();
+                }
+                let report = if answers == Answers::Whole {
+                    corral.post("/generate", request.to_string()).json()
+                } else {
+                    last_but_one(corral.generate_stream(&request))
+                };
                 assert_eq!(report["tokens"], TOKENS, "{report}");
             });
         }
@@ -170,29 +196,61 @@ fn a_streamed_token_costs_no_more_than_it_did() {
     // Its thread sleeps where there is nothing to do, and not between two tokens.
     let wake_ups = count("engine_wake_ups");
     at_most("wake-ups of the engine", wake_ups, 4.0 * streams);
-    // There may be text without a token at the end, which was held back until then.
-    at_most("chunks", chunks, tokens + streams);
-    // wasmtime looks when the plugin asks, once more as it begins to wait, and when it was woken. The end is
-    // asked for like a chunk.
+    // There may be text without a token at the end, which was held back until then. Whole answers are one.
+    let most = match answers {
+        Answers::Whole => streams,
+        _ => tokens + streams,
+    };
+    at_most("chunks", chunks, most);
+    // wasmtime looks when the plugin asks, once more as it begins to wait, and when it was woken; the connection
+    // looks once more after it has written. The end is asked for like a chunk.
     let looks = count("deployment_looks");
     at_most("looks for a chunk", looks, 3.0 * chunks + 8.0 * streams);
-    // A call is woken for each chunk, and when the connection has taken its event: that adds up to two polls, and
-    // here scheduling adds a few.
+    // A call that streams is woken for each chunk, and when the connection has taken its event: that adds up to two
+    // polls, and here scheduling adds a few. Where the host hands the text on, or waits for all of it, none is for a chunk.
     let polls = count("deployment_polls");
-    at_most("polls of calls", polls, 2.25 * chunks + 24.0 * streams);
-    // To open the model, to read the prompt and to begin: none of them for a token.
+    let for_chunks = match answers {
+        Answers::Streamed => 2.25 * chunks,
+        Answers::HandedOn | Answers::Whole => 0.0,
+    };
+    at_most("polls of calls", polls, for_chunks + 24.0 * streams);
+    // To open the model, to read the prompt and to begin: none of them for a token, but to say how likely it was.
     let calls = count("deployment_host_calls");
-    at_most("host calls", calls, 64.0 * streams);
+    let likely = match answers {
+        Answers::Streamed => tokens,
+        Answers::HandedOn | Answers::Whole => 0.0,
+    };
+    at_most("host calls", calls, likely + 64.0 * streams);
     // An event for each chunk, then the report and the end.
     let frames = count("deployment_frames");
     at_most("frames", frames, chunks + 4.0 * streams);
-    // What is around a text has 19 bytes; a token has one as a rule, and some are escaped.
+    // What is around a text has 19 bytes; a token has one as a rule, and some are escaped. How likely a token was takes
+    // less than 100.
     let bytes = count("deployment_sent_bytes");
-    at_most("bytes", bytes, 28.0 * tokens + 512.0 * streams);
+    let each = match answers {
+        Answers::Streamed => 128.0,
+        Answers::HandedOn | Answers::Whole => 28.0,
+    };
+    at_most("bytes", bytes, each * tokens + 512.0 * streams);
     assert!(broken.is_empty(), "{broken:#?}");
     // None of them says nothing.
     assert!(chunks >= streams && looks >= chunks && calls >= streams && polls >= streams);
-    assert!(frames >= 3.0 * streams && bytes >= tokens);
+    assert!(frames >= streams && bytes >= tokens);
+}
+
+#[test]
+fn a_streamed_token_costs_no_more_than_it_did() {
+    check_costs(Answers::Streamed);
+}
+
+#[test]
+fn a_token_that_the_host_hands_on_wakes_no_plugin() {
+    check_costs(Answers::HandedOn);
+}
+
+#[test]
+fn a_whole_answer_wakes_its_plugin_at_the_end() {
+    check_costs(Answers::Whole);
 }
 
 #[test]

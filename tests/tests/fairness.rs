@@ -95,7 +95,7 @@ const TENANTS: usize = 3;
 /// others is its last request at most: so before it has its turn, each tenant is let in once more at
 /// most. As it is short, and the greedy ones are long and end one by one, it is through before the
 /// next of those ends. What passes on the way through the sockets is not the scheduler's doing; but
-/// a greedy request is some 50 steps after the one before it, so there is time for that.
+/// a greedy request is some 200 steps after the one before it, so there is time for that.
 const OVERTAKEN: usize = IDS + TENANTS;
 
 /// Counts itself when it goes, also when its thread panics: nobody shall wait for it in vain.
@@ -125,8 +125,9 @@ fn a_greedy_tenant_holds_the_others_up_by_a_few_requests_only() {
         let holders = corral.hold(IDS);
         for (number, &sum) in greedy.iter().enumerate() {
             let (corral, answered) = (&corral, &answered);
-            // Of many lengths, so that they end one by one.
-            let tokens = 150 + number * 37 % 101;
+            // Of many lengths, so that they end one by one, and long: a client that is held up a moment counts
+            // those that end meanwhile.
+            let tokens = 600 + number * 37 % 101 * 4;
             scope.spawn(move || {
                 let _counted = Counted(answered);
                 corral.check_long("/greedy", sum, tokens);
@@ -184,7 +185,7 @@ fn the_highest_priority_is_next_whoever_waits() {
             let corral = &corral;
             // Long enough to see that none has ended when the high ones have.
             scope.spawn(move || {
-                corral.check_long("/low", sum, 1000);
+                corral.check_long("/low", sum, 3500);
             });
         }
         corral.wait_for_queue(LOW);
@@ -208,8 +209,8 @@ fn the_highest_priority_is_next_whoever_waits() {
 
 #[test]
 fn whose_turn_does_not_come_in_time_is_told_when_to_come_again() {
-    const STREAMED: usize = 2500;
-    let corral = Corral::start_with(&["--sequences", "1", "--queue-time", "0.5"]);
+    const STREAMED: usize = 4000;
+    let corral = Corral::start_with(&["--sequences", "1", "--queue-time", "0.2"]);
     let (sum, other) = (SURE[0], SURE[1]);
     let mut stream = corral.generate_stream(&sum.long_request(STREAMED));
     stream.next_text();

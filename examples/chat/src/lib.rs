@@ -1,5 +1,6 @@
 //! A chat whose prompts and whose samplers are plugins of their own: see `corral.toml` for which.
 
+use corral_sdk::http::Frame;
 use corral_sdk::template::{Chat, linked};
 use corral_sdk::{Error, Finish, Generate, Model, Request, Response};
 use serde::Deserialize;
@@ -45,18 +46,17 @@ async fn chat(mut request: Request) -> Result<Response, Error> {
     let generation = prompt.sequence(&model)?.generate(&how)?;
 
     if asked.stream {
-        let mut generation = generation.begun().await?;
-        return Ok(Response::events(async move |events| {
-            while let Some(chunk) = generation.next().await {
-                if !chunk.text.is_empty() {
-                    events.json(&json!({"text": chunk.text})).await?;
-                }
-            }
-            let outcome = generation.outcome().await?;
-            events
-                .json(&json!({"finish_reason": reason(outcome.finish)}))
-                .await
-        }));
+        let generation = generation.begun().await?;
+        let frame = Frame::json(|text| json!({"text": text}));
+        return Ok(Response::forward(
+            generation,
+            frame,
+            async |outcome, events| {
+                events
+                    .json(&json!({"finish_reason": reason(outcome?.finish)}))
+                    .await
+            },
+        ));
     }
     let (text, outcome) = generation.whole().await?;
     Ok(Response::json(

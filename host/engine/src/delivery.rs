@@ -19,8 +19,20 @@ struct State {
     chunk: Chunk,
     done: Option<Result<Outcome, Error>>,
     waker: Option<Waker>,
+    /// The reader waits for the end alone.
+    whole: bool,
     /// Since when there is something that nobody has read.
     unread: Option<Instant>,
+}
+
+impl State {
+    /// The reader waits.
+    fn waits(&mut self, context: &Context<'_>) {
+        match &mut self.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -54,6 +66,9 @@ impl Sender {
         state.chunk.tokens.push(token);
         state.chunk.logprobs.extend(logprobs);
         state.chunk.text.push_str(text);
+        if state.whole {
+            return None;
+        }
         state.unread.get_or_insert_with(Instant::now);
         state.waker.take()
     }
@@ -127,11 +142,28 @@ impl Generation {
             self.outcome = Some(done);
             return Poll::Ready(None);
         }
-        match &mut state.waker {
-            Some(waker) => waker.clone_from(context.waker()),
-            none => *none = Some(context.waker().clone()),
-        }
+        state.whole = false;
+        state.waits(context);
         Poll::Pending
+    }
+
+    /// The same, but only when the generation has ended: all that is left of it at once. The reader is not woken before.
+    pub fn poll_rest(&mut self, context: &mut Context<'_>) -> Poll<Option<Chunk>> {
+        if self.outcome.is_none() {
+            let mut state = self.mailbox.lock();
+            if state.done.is_none() {
+                state.whole = true;
+                state.unread = None;
+                state.waits(context);
+                return Poll::Pending;
+            }
+        }
+        self.poll_next(context)
+    }
+
+    /// Tokens that became ready and were not read.
+    pub fn unread(&self) -> usize {
+        self.mailbox.lock().chunk.tokens.len()
     }
 
     /// [`Generation::poll_next`] as a future. Nothing is lost if it is dropped while it waits.
@@ -180,6 +212,33 @@ mod tests {
         };
         assert_eq!(poll(&mut generation), Poll::Ready(Some(chunk)));
         assert!(poll(&mut generation).is_pending());
+    }
+
+    #[test]
+    fn who_wants_all_of_it_is_woken_at_the_end_alone() {
+        let (sender, mut generation) = mailbox();
+        let rest = |generation: &mut Generation| {
+            generation.poll_rest(&mut Context::from_waker(Waker::noop()))
+        };
+        assert!(rest(&mut generation).is_pending());
+        assert!(sender.push(1, None, "a").is_none());
+        assert!(rest(&mut generation).is_pending());
+        // It may change its mind.
+        assert!(matches!(poll(&mut generation), Poll::Ready(Some(_))));
+        assert!(poll(&mut generation).is_pending());
+        assert!(sender.push(2, None, "b").is_some());
+        assert!(rest(&mut generation).is_pending());
+        assert!(sender.push(3, None, "c").is_none());
+        assert_eq!(generation.unread(), 2);
+        assert!(sender.finish("d", Err(Error::Deadline)).is_some());
+        let chunk = Chunk {
+            tokens: vec![2, 3],
+            logprobs: Vec::new(),
+            text: "bcd".into(),
+        };
+        assert_eq!(rest(&mut generation), Poll::Ready(Some(chunk)));
+        assert_eq!(rest(&mut generation), Poll::Ready(None));
+        assert_eq!(generation.outcome(), Some(Err(Error::Deadline)));
     }
 
     #[test]

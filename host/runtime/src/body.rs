@@ -42,8 +42,9 @@ impl std::fmt::Debug for Kind {
 }
 
 struct FromPlugin {
-    body: WasiBody,
+    /// Dropped first: who goes away stops the call before the plugin hears that nobody reads.
     call: Handle,
+    body: WasiBody,
     /// What is left of the length that the plugin announced. Who reads by that length drops the
     /// body after its last byte, before the plugin's stream has ended.
     left: Option<u64>,

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Context;
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use wasmtime::{AsContextMut, Engine};
@@ -34,6 +35,8 @@ use wasmtime_wasi_http::handler::{Prepared, ProxyPre, Request, Response};
 pub(crate) struct Verdict {
     failure: OnceLock<Failure>,
     finished: AtomicBool,
+    /// Told when the whole answer was read.
+    answered: Notify,
     counters: Arc<Counters>,
     tally: Arc<Tally>,
 }
@@ -43,6 +46,7 @@ impl Verdict {
         Self {
             failure: OnceLock::new(),
             finished: AtomicBool::new(false),
+            answered: Notify::new(),
             counters,
             tally,
         }
@@ -116,6 +120,7 @@ impl Handle {
     /// Lets the call go on, for the rest of its time, when this is dropped.
     pub(crate) fn let_finish(&mut self) {
         self.stop = false;
+        self.verdict.answered.notify_one();
     }
 }
 
@@ -248,6 +253,13 @@ pub(crate) async fn serve(
                 })?;
                 prepared.run(accessor, pending()).await?;
                 poll_fn(|cx| accessor.poll_no_interesting_tasks(cx)).await;
+                let bodies =
+                    accessor.with(|mut access| std::mem::take(&mut access.data_mut().bodies));
+                // Whatever of them is left when the answer is whole is no part of it.
+                tokio::select! {
+                    () = bodies.ended() => {}
+                    () = live.verdict.answered.notified() => {}
+                }
                 Ok(())
             })
             .await?

@@ -1,6 +1,6 @@
 //! What the host keeps for one instance: the data of its store.
 
-use crate::host::{Handles, Snapshots};
+use crate::host::{Bodies, Handles, Snapshots};
 use crate::limiter::Limiter;
 use crate::meter::Meter;
 use crate::models::Visible;
@@ -51,6 +51,8 @@ pub(crate) struct State {
     pub(crate) origin: Option<Origin>,
     /// Where they go, once there are any.
     outputs: Option<[Output; 2]>,
+    /// Streams of bytes that it was given, and that may be on their way to a client.
+    pub(crate) bodies: Bodies,
     /// Of every model that it has opened, the one that was opened last at the end: they stay in memory until the call ends. Dropped after all
     /// that uses them.
     pub(crate) leases: Vec<Lease>,
@@ -94,6 +96,7 @@ impl State {
             outbound: Outbound,
             origin: None,
             outputs: None,
+            bodies: Bodies::default(),
             leases: Vec::new(),
         }
     }

@@ -112,7 +112,8 @@ impl Tally {
         self.host_calls.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It was looked for the next chunk of a generation: a plugin asks, or was woken for it.
+    /// It was looked for the next chunk of a generation: a plugin asks, or was woken for it; or a connection, where the
+    /// host hands it on.
     pub(crate) fn looked(&self) {
         self.looks.fetch_add(1, Ordering::Relaxed);
     }
@@ -184,12 +185,12 @@ impl Tally {
             ),
             count(
                 "corral_deployment_looks_total",
-                "Times that it was looked for more of a generation: its plugin asked, or was woken for it; by deployment.",
+                "Times that it was looked for more of a generation: its plugin asked, or was woken for it, or the connection that the host hands it on to; by deployment.",
                 &self.looks,
             ),
             count(
                 "corral_deployment_chunks_total",
-                "Pieces of generations that plugins read, each of a token or several, by deployment.",
+                "Pieces of generations that plugins read or the host handed on, each of a token or several, by deployment.",
                 &self.chunks,
             ),
             count(

@@ -16,12 +16,6 @@ impl Piece {
     pub fn is_empty(&self) -> bool {
         self.text.is_empty() && self.logprobs.is_empty()
     }
-
-    /// Adds what follows.
-    pub fn append(&mut self, mut next: Piece) {
-        self.text += &next.text;
-        self.logprobs.append(&mut next.logprobs);
-    }
 }
 
 /// How likely the model found a token that was generated, and the likeliest ones in its place.
@@ -188,9 +182,8 @@ mod tests {
 
     #[test]
     fn probabilities_stand_in_the_answer_and_in_the_events() {
-        let mut whole = text("a");
-        whole.append(Piece {
-            text: "b".to_owned(),
+        let whole = Piece {
+            text: "ab".to_owned(),
             logprobs: vec![
                 TokenLogprobs {
                     token: likely(97, "a", -0.1),
@@ -201,7 +194,7 @@ mod tests {
                     top: vec![],
                 },
             ],
-        });
+        };
         let expected = r#""logprobs":[{"token":97,"text":"a","logprob":-0.1,"top":[{"token":97,"text":"a","logprob":-0.1},{"token":98,"text":"b","logprob":-2.5}]},{"token":1,"text":"<e>","logprob":null,"top":[]}]"#;
         assert_eq!(
             piece_json(&whole),

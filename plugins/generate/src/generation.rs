@@ -1,8 +1,8 @@
 //! A request becomes a generation.
 
 use corral_sdk::{
-    Constraint, Dry, Error, Finish as HostFinish, Generate, Grammar as HostGrammar, Model,
-    Penalties,
+    Chunk, Constraint, Dry, Error, Finish as HostFinish, Generate, Grammar as HostGrammar, Model,
+    Outcome, Penalties,
 };
 
 use crate::answer::{Finish, LikelyToken, Piece, Report, TokenLogprobs};
@@ -14,6 +14,11 @@ use crate::sampling::{self, Sampler};
 /// A running generation. Dropping it cancels.
 pub struct Generation {
     running: corral_sdk::Generation,
+    teller: Teller,
+}
+
+/// Says how a generation went.
+pub struct Teller {
     /// Says what tokens are in text.
     model: Model,
     logprobs: bool,
@@ -39,8 +44,10 @@ impl Generation {
         sequence.append_tokens(&tokens)?;
         Ok(Generation {
             running: sequence.generate(&how)?,
-            model,
-            logprobs: settings.logprobs.is_some(),
+            teller: Teller {
+                model,
+                logprobs: settings.logprobs.is_some(),
+            },
         })
     }
 
@@ -52,9 +59,35 @@ impl Generation {
 
     /// The next piece. Nothing when the generation has ended.
     pub async fn next(&mut self) -> Result<Option<Piece>, Error> {
-        let Some(chunk) = self.running.next().await else {
-            return Ok(None);
-        };
+        match self.running.next().await {
+            Some(chunk) => self.teller.piece(chunk).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// All that is left, as one piece, when the generation has ended.
+    pub async fn rest(&mut self) -> Result<Piece, Error> {
+        self.teller.piece(self.running.rest().await?)
+    }
+
+    /// Whether more is told than text.
+    pub fn tells_likely(&self) -> bool {
+        self.teller.logprobs
+    }
+
+    /// What generates, and who says how it went.
+    pub fn apart(self) -> (corral_sdk::Generation, Teller) {
+        (self.running, self.teller)
+    }
+
+    /// How it went. To be called when there are no more pieces.
+    pub async fn finish(self) -> Result<Report, Error> {
+        Ok(self.teller.report(self.running.outcome().await?))
+    }
+}
+
+impl Teller {
+    fn piece(&self, chunk: Chunk) -> Result<Piece, Error> {
         let each = chunk.tokens.iter().zip(chunk.logprobs);
         let logprobs = each
             .map(|(&token, likely)| {
@@ -67,10 +100,10 @@ impl Generation {
                 })
             })
             .collect::<Result<_, Error>>()?;
-        Ok(Some(Piece {
+        Ok(Piece {
             text: chunk.text,
             logprobs,
-        }))
+        })
     }
 
     fn likely(&self, id: u32, logprob: f32) -> Result<LikelyToken, Error> {
@@ -81,10 +114,9 @@ impl Generation {
         })
     }
 
-    /// How it went. To be called when there are no more pieces.
-    pub async fn finish(self) -> Result<Report, Error> {
-        let outcome = self.running.outcome().await?;
-        Ok(Report {
+    /// How it went.
+    pub fn report(self, outcome: Outcome) -> Report {
+        Report {
             model: self.model.name().to_owned(),
             logprobs: self.logprobs,
             finish: match outcome.finish {
@@ -98,7 +130,7 @@ impl Generation {
             queue_time: outcome.queue_time,
             prefill_time: outcome.prefill_time,
             decode_time: outcome.decode_time,
-        })
+        }
     }
 }
 

@@ -11,7 +11,7 @@ pub(crate) use crate::testing::engine::*;
 mod host {
     pub(crate) use crate::raw::budget::left;
     pub(crate) use crate::raw::constraints::{Constraint, Matcher};
-    pub(crate) use crate::raw::inference::{Look, Options, Sequence, next_many};
+    pub(crate) use crate::raw::inference::{Look, Options, Sequence, collect, frame, next_many};
     pub(crate) use crate::raw::models::{Model, available};
     #[cfg(feature = "linked-templating")]
     pub(crate) use crate::raw::templated::corral::plugin::templating::render;

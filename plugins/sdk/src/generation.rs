@@ -27,7 +27,8 @@ use crate::{Chunk, Error, Outcome};
 /// .unwrap();
 /// ```
 pub struct Generation {
-    chunks: backend::Chunks,
+    /// None once all of it was taken.
+    chunks: Option<backend::Chunks>,
     ending: Ending,
     /// A chunk that was read already.
     first: Option<Chunk>,
@@ -49,7 +50,7 @@ impl Generation {
         sequence: Rc<backend::Sequence>,
     ) -> Self {
         Generation {
-            chunks,
+            chunks: Some(chunks),
             ending: Ending::Ahead(ending),
             first: None,
             ended: false,
@@ -66,7 +67,10 @@ impl Generation {
         if self.ended {
             return None;
         }
-        let chunk = self.chunks.next().await;
+        let chunk = match &mut self.chunks {
+            Some(chunks) => chunks.next().await,
+            None => None,
+        };
         self.ended = chunk.is_none();
         chunk
     }
@@ -81,6 +85,44 @@ impl Generation {
         Ok(self)
     }
 
+    /// Waits for the end: all that is left, as one piece. The plugin is not woken before, so this costs a fraction of
+    /// what reading piece by piece does. [`outcome`](Generation::outcome) says whether it was a good end. Giving up waiting
+    /// cancels the generation.
+    pub async fn rest(&mut self) -> Result<Chunk, Error> {
+        let mut all = self.first.take().unwrap_or_else(|| Chunk {
+            tokens: Vec::new(),
+            text: String::new(),
+            logprobs: Vec::new(),
+        });
+        if let Some(chunks) = self.chunks.take().filter(|_| !self.ended) {
+            self.ended = true;
+            let rest = backend::collect(chunks).await?;
+            all.tokens.extend(rest.tokens);
+            all.text += &rest.text;
+            all.logprobs.extend(rest.logprobs);
+        }
+        Ok(all)
+    }
+
+    /// Whether its last piece was read.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// The text that was read already, and that nobody has taken.
+    pub(crate) fn read(&self) -> &str {
+        self.first.as_ref().map_or("", |chunk| &chunk.text)
+    }
+
+    /// What is to come, and how it goes.
+    pub(crate) fn apart(self) -> (Option<backend::Chunks>, Ahead) {
+        let ahead = Ahead {
+            ending: self.ending,
+            _sequence: self._sequence,
+        };
+        (self.chunks, ahead)
+    }
+
     /// All that is left of the text.
     pub async fn text(self) -> Result<String, Error> {
         Ok(self.whole().await?.0)
@@ -88,16 +130,27 @@ impl Generation {
 
     /// All that is left of the text, and how it went.
     pub async fn whole(mut self) -> Result<(String, Outcome), Error> {
-        let mut text = String::new();
-        while let Some(chunk) = self.next().await {
-            text += &chunk.text;
-        }
+        let text = self.rest().await?.text;
         Ok((text, self.ending.outcome().await?))
     }
 
     /// How it went. Chunks that were not read are read, and lost.
     pub async fn outcome(self) -> Result<Outcome, Error> {
         Ok(self.whole().await?.1)
+    }
+}
+
+/// How a generation goes that is passed on elsewhere.
+pub(crate) struct Ahead {
+    ending: Ending,
+    /// Only kept, as in [`Generation`].
+    _sequence: Rc<backend::Sequence>,
+}
+
+impl Ahead {
+    /// Waits for its end.
+    pub(crate) async fn outcome(self) -> Result<Outcome, Error> {
+        self.ending.outcome().await
     }
 }
 

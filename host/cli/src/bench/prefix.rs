@@ -4,7 +4,9 @@
 //! gone on with, in the prefix cache, where another tenant left it, or nowhere. All begin from the
 //! same cells, and attention runs over as many of them; so what a request that finds its beginning
 //! in the cache takes more than the held sequence, its twin, is the price of looking for it and of
-//! taking it in. The tail alone, in empty cells, is measured for scale, and so is the whole prompt.
+//! taking it in. Over HTTP there is no sequence to hold, so the twin is the held one and what, beside
+//! llama_decode, a prompt as long takes over HTTP of which nothing is cached. The tail alone, in
+//! empty cells, is measured for scale, and so is the whole prompt.
 
 use super::load::{check_room, config, metric};
 use super::table::{Column, Unit, tell};
@@ -18,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Tokens of a tail.
 const TAIL: u64 = 32;
-/// How often a round measures each way, but for the whole prompt, which takes long.
+/// How often a round measures each way, but for the whole prompt without HTTP, which takes long.
 const TURNS: usize = 4;
 /// Forks that are taken the time of.
 const FORKS: usize = 1000;
@@ -94,6 +96,13 @@ struct Asked {
     cached: u64,
     /// Tokens given to llama_decode.
     decoded: u64,
+}
+
+impl Asked {
+    /// What of it was not.
+    fn other(&self) -> f64 {
+        self.first_token - self.compute
+    }
 }
 
 /// The same prompt for those who write tokens, and for those who write text.
@@ -202,11 +211,17 @@ impl Bench {
         let prefix = self.prompt("", self.length)?;
         let through_http = self.server.is_some();
         for _ in 0..TURNS {
-            for way in [Way::Tail, Way::TailHttp] {
+            let all = self.length + TAIL;
+            let ways = [
+                (Way::Tail, TAIL),
+                (Way::TailHttp, TAIL),
+                (Way::WholeHttp, all),
+            ];
+            for (way, length) in ways {
                 if through_http || !way.is_http() {
                     self.warm().await?;
-                    let tail = self.prompt("", TAIL)?;
-                    let asked = self.ask(way, None, &tail).await?;
+                    let prompt = self.prompt("", length)?;
+                    let asked = self.ask(way, None, &prompt).await?;
                     self.note(way, asked, counts);
                 }
             }
@@ -360,14 +375,20 @@ impl Bench {
         } else {
             Way::Tail
         };
-        let (to_held, to_tail) = (self.ratios(row, Way::Held), self.ratios(row, tail));
+        let over_http = if row.way.is_http() {
+            self.other(Way::WholeHttp) - self.other(Way::Held)
+        } else {
+            0.0
+        };
+        let to_held = self.ratios(row, Way::Held, over_http);
+        let to_tail = self.ratios(row, tail, 0.0);
         json!({
             "beginning": row.way.name(),
             "asked_over": if row.way.is_http() { "HTTP" } else { "engine" },
             "requests": row.requests.len(),
             "first_token_s": of(|asked| asked.first_token),
             "compute_s": of(|asked| asked.compute),
-            "other_s": of(|asked| asked.first_token - asked.compute),
+            "other_s": of(Asked::other),
             "ratio_to_held": to_held[0],
             "least_to_held": to_held[1],
             "most_to_held": to_held[2],
@@ -380,15 +401,22 @@ impl Bench {
         })
     }
 
+    /// Seconds of a way's requests that were not inside of llama_decode: the median.
+    fn other(&self, way: Way) -> f64 {
+        let rows = self.rows.iter().filter(|row| row.way == way);
+        let requests = rows.flat_map(|row| &row.requests);
+        median(requests.map(Asked::other))
+    }
+
     /// Median, least and most of how much longer a row's requests took than those of `twin` in the
-    /// same turns.
-    fn ratios(&self, row: &Row, twin: Way) -> [f64; 3] {
+    /// same turns and `more` seconds.
+    fn ratios(&self, row: &Row, twin: Way, more: f64) -> [f64; 3] {
         let twins = self.rows.iter().find(|row| row.way == twin);
         let twins = twins.map_or(&[][..], |row| &row.requests);
-        // The whole prompt has one turn in a round: the others' first.
+        // The whole prompt has another number of turns in a round.
         let step = (twins.len() / row.requests.len().max(1)).max(1);
         let pairs = row.requests.iter().zip(twins.iter().step_by(step));
-        let ratio = |(own, twin): (&Asked, &Asked)| own.first_token / twin.first_token;
+        let ratio = |(own, twin): (&Asked, &Asked)| own.first_token / (twin.first_token + more);
         let mut ratios: Vec<_> = pairs.map(ratio).collect();
         [0.5, 0.0, 1.0].map(|part| quantile(&mut ratios, part))
     }

@@ -40,8 +40,8 @@ pub const ROW_ITEMS: usize = 2_000;
 /// States of one matcher's lexer, of one to two kilobytes each.
 pub const LEXER_STATES: usize = 30_000;
 /// How long one call of a matcher may take: a mask, or going on by a token. The bounds on lexer and
-/// items keep common steps far below; an ambiguous grammar can pass them by. Generous, since it is
-/// measured by the clock on the wall, also on a machine that has much else to do.
+/// items keep common steps far below; an ambiguous grammar can pass them by. Generous, since time goes by where
+/// others have the processor, too.
 pub const STEP_TIME: Duration = Duration::from_millis(250);
 /// Symbols of a grammar once it is taken apart.
 pub const GRAMMAR_SYMBOLS: usize = 500_000;

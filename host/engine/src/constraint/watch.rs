@@ -2,21 +2,26 @@
 //!
 //! `llguidance` bounds the work for a mask by items and lexer fuel, but not all of the work for going
 //! on by a token, which in an ambiguous grammar grows with the square of the text. It asks a flag now
-//! and then whether to give up. One thread sets that flag; it lives as long as there are matchers.
+//! and then whether to give up. One thread sets that flag; it lives as long as there are matchers. It counts
+//! time by how often it has looked, so that no call is ended because the whole machine stood still a while; one
+//! whose thread alone gets no processor for so long is.
 
 use super::limits;
 use llguidance::CancellationHandle;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How often the thread looks.
 const PERIOD: Duration = Duration::from_millis(25);
+/// How often it looks in [`limits::STEP_TIME`].
+const LOOKS: u64 = (limits::STEP_TIME.as_millis() / PERIOD.as_millis()) as u64;
 
 /// Watches over the matchers of a model.
+#[derive(Default)]
 pub struct Watcher {
-    /// Times count from here.
-    origin: Instant,
+    /// How often it has looked.
+    looks: Arc<AtomicU64>,
     state: Mutex<State>,
 }
 
@@ -28,7 +33,7 @@ struct State {
 }
 
 struct Slot {
-    /// When the call that runs has to be over, in milliseconds; 0 if none runs.
+    /// By which look the call that runs has to be over; 0 if none runs.
     until: AtomicU64,
     handle: CancellationHandle,
 }
@@ -36,20 +41,7 @@ struct Slot {
 /// A matcher's place at the watcher's.
 pub struct Watched {
     slot: Arc<Slot>,
-    origin: Instant,
-}
-
-impl Default for Watcher {
-    fn default() -> Self {
-        Self {
-            origin: Instant::now(),
-            state: Mutex::default(),
-        }
-    }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+    looks: Arc<AtomicU64>,
 }
 
 impl Watcher {
@@ -77,14 +69,14 @@ impl Watcher {
         drop(state);
         Watched {
             slot,
-            origin: self.origin,
+            looks: Arc::clone(&self.looks),
         }
     }
 
     fn run(&self) {
         loop {
             std::thread::sleep(PERIOD);
-            let now = millis(self.origin.elapsed());
+            let now = self.looks.fetch_add(1, Ordering::Relaxed) + 1;
             let mut state = self.lock();
             state.slots.retain(|slot| {
                 let Some(slot) = slot.upgrade() else {
@@ -107,7 +99,8 @@ impl Watcher {
 impl Watched {
     /// A call begins.
     pub fn begin(&self) {
-        let until = millis(self.origin.elapsed() + limits::STEP_TIME);
+        // The first look comes at any moment.
+        let until = self.looks.load(Ordering::Relaxed) + LOOKS + 1;
         self.slot.until.store(until, Ordering::Relaxed);
     }
 

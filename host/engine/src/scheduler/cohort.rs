@@ -4,15 +4,18 @@
 //! Who was told what may come next samples, and comes back with one token more. A step that goes
 //! without it takes nearly as long as one with it, so where all that could be computed is of such
 //! callers, a step waits for the others of those that were told lately: at most as long as the step
-//! took that they were told by, and 2 ms. Who came back later than that is not waited for the next
+//! took that they were told by, and 2 ms, or a small part of what it took where that is more. Who came back later than that is not waited for the next
 //! time, until it has been in time once. Whoever generates or reads without such a caller never waits.
 
 use super::Time;
 use super::words::{Claim, Watch};
 use std::time::Duration;
 
-/// How long a step waits at most.
+/// How long a step waits at most after a short step, and for what part of a long one.
 const LONGEST: Duration = Duration::from_millis(2);
+const PART: f64 = 0.04;
+/// How long it waits at most after any.
+const LONGEST_OF_ALL: Duration = Duration::from_millis(10);
 /// Callers that are remembered: more than there are ids.
 const REMEMBERED: usize = 256;
 
@@ -53,7 +56,7 @@ impl Cohort {
         }
         self.0.push(Member {
             claim,
-            patience: took.min(LONGEST),
+            patience: took.min(LONGEST.max(took.mul_f64(PART)).min(LONGEST_OF_ALL)),
             told: None,
             punctual,
         });
@@ -131,6 +134,19 @@ mod tests {
         assert_eq!(round(0, 3, true), (true, false));
         assert_eq!(round(10, 11, false), (false, true));
         assert_eq!(round(20, 21, true), (true, true));
+    }
+
+    #[test]
+    fn after_long_steps_they_are_waited_for_longer() {
+        let claim = Claim::default();
+        let until = |took: u32| {
+            let mut cohort = Cohort::default();
+            cohort.tell(claim.watch(), true, took * MS);
+            cohort.begin(Time::ZERO);
+            cohort.awaits(Time::ZERO)
+        };
+        let waits = [1, 20, 100, 1_000].map(until);
+        assert_eq!(waits, [MS, 2 * MS, 4 * MS, 10 * MS].map(Some));
     }
 
     #[test]

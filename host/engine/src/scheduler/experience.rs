@@ -31,6 +31,10 @@ const PROBE: u32 = 512;
 const PROBE_ALL: u32 = 2048;
 /// What the latest step counts for in the number of sequences that usually run.
 const LATEST_RUNS: f64 = 1.0 / 64.0;
+/// What a smaller number of sequences takes from [`Experience::usual`] in each step; and by how much less than a whole one
+/// counts as one.
+const FEWER: f64 = 1.0 / 256.0;
+const WHOLE: f64 = 0.25;
 /// So many times as many rows as were ever computed together may be taken for usual. What more of them take
 /// is a guess: as long as few generate, the cost model can't tell rows from what every step takes.
 const AHEAD: u32 = 4;
@@ -117,6 +121,8 @@ pub struct Experience {
     /// Sequences that run, as a rule: those that read too, since they are about to generate.
     runs: f64,
     runs_seen: u32,
+    /// Most sequences that ran lately, falling slowly.
+    most_runs: f64,
     /// Most rows that were computed in a step.
     most_rows: u32,
     ceiling: Ceiling,
@@ -134,6 +140,7 @@ impl Default for Experience {
             plain_seen: 0,
             runs: 0.0,
             runs_seen: 0,
+            most_runs: 0.0,
             most_rows: 0,
             ceiling: Ceiling::new(UNKNOWN, LADDER.len()),
             since_probe: 0,
@@ -145,6 +152,8 @@ impl Default for Experience {
 impl Experience {
     /// So many sequences ran while a step was computed.
     pub fn ran(&mut self, count: u32) {
+        let fewer = f64::from(count) - self.most_runs;
+        self.most_runs += fewer.max(fewer * FEWER);
         self.runs_seen = self.runs_seen.saturating_add(1);
         follow(
             &mut self.runs,
@@ -154,10 +163,10 @@ impl Experience {
         );
     }
 
-    /// Sequences that run at once, as a rule.
+    /// Sequences that lately ran at once when there were most of them.
     pub fn usual(&self) -> u32 {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let usual = self.runs.round() as u32;
+        let usual = (self.most_runs - WHOLE).ceil().max(0.0) as u32;
         usual
     }
 
@@ -533,6 +542,20 @@ mod tests {
                 "{rows} rows"
             );
         }
+    }
+
+    #[test]
+    fn most_that_ran_lately_are_usual() {
+        let mut experience = Experience::default();
+        let mut ran = |counts: &[u32]| {
+            counts.iter().for_each(|count| experience.ran(*count));
+            experience.usual()
+        };
+        assert_eq!(ran(&[1]), 1);
+        // The last of a round end one after the other.
+        assert_eq!(ran(&[8, 8, 7, 6, 5, 4, 3, 2, 1]), 8);
+        assert_eq!(ran(&[4; 1_500]), 4);
+        assert_eq!(ran(&[1; 1_500]), 1);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Letting those begin together who come at about the same time.
 //!
-//! Where nothing runs, whoever comes first could be read at once. But where several run as a rule, others are on their
+//! Where nothing runs, whoever comes first could be read at once. But where several ran lately, others are on their
 //! way: those whose answers ended with the same step ask again within moments of each other, and so do the tasks of a
 //! batch. If the first one is read alone, the others are read in small parts beside its tokens, and end one after the
 //! other; it takes nearly as many steps more as there are of them, each with fewer rows. So the first step waits for as
 //! many as usually run: at most for a small part of what reading the first one's prompt takes, which is all that it
-//! costs if nobody comes. Whoever runs never waits, and where one runs at a time as a rule nobody does.
+//! costs if nobody comes. Whoever generates never waits, and where one ran at a time lately nobody does.
 
 use super::cost::Shape;
 use super::words::{Key, length};
@@ -15,6 +15,8 @@ use std::time::Duration;
 /// For what part of the first step's time it waits, and for how long at most.
 const PART: f64 = 0.03;
 pub(super) const LONGEST: Duration = Duration::from_millis(5);
+/// Who looks at what may come next, and has fewer tokens than these to be read before, goes on with what has begun.
+const BEGINS: u32 = 16;
 
 impl Scheduler {
     /// Until when those that are here wait for others, if they do now; the time of these is over.
@@ -41,11 +43,11 @@ impl Scheduler {
     /// For how long.
     fn gathering(&self) -> Option<Duration> {
         let first = self.next().filter(|_| self.cost.is_fitted())?;
-        // Who comes back with one token more, or had to give way, begins nothing.
-        if first.looks() || first.progress.preempted > 0 {
+        let tokens = length(&first.tokens) - self.start(first, u64::MAX).length();
+        // Who comes back with a token more, or had to give way, begins nothing.
+        if (first.looks() && tokens < BEGINS) || first.progress.preempted > 0 {
             return None;
         }
-        let tokens = length(&first.tokens) - self.start(first, u64::MAX).length();
         let shape = Shape {
             prefill: tokens.min(self.limits.step_tokens),
             n_kv: self.cells.n_kv(),

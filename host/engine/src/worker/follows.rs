@@ -6,11 +6,12 @@
 
 use super::sample::Short;
 use crate::constraint::Matcher;
+use crate::processor;
 use crate::sampling::{Chain, Logits, Scratch};
 use crate::{Error, Token};
 use std::time::{Duration, Instant};
 
-/// Time that a grammar may take beside [`PER_TOKEN`].
+/// Time of the processor that a grammar may take beside [`PER_TOKEN`].
 const AT_ONCE: Duration = Duration::from_millis(250);
 /// Time that it may take for each token on average; common ones take a hundredth of it.
 const PER_TOKEN: Duration = Duration::from_millis(10);
@@ -20,8 +21,23 @@ const PER_STEP: Duration = Duration::from_millis(40);
 /// What grammars may take of a step, and took.
 pub struct GrammarTime {
     per_token: Duration,
-    /// What they took so far.
+    /// What they took so far, by the clock.
     pub took: Duration,
+}
+
+/// When work on a grammar began, by the clock and by this thread's time of the processor.
+struct Began {
+    at: Instant,
+    spent: Duration,
+}
+
+impl Began {
+    fn now() -> Self {
+        Self {
+            at: Instant::now(),
+            spent: processor::of_thread(),
+        }
+    }
 }
 
 impl GrammarTime {
@@ -60,7 +76,7 @@ impl Follows {
         scratch: &mut Scratch,
         time: &mut GrammarTime,
     ) -> Result<Token, Short> {
-        let began = Instant::now();
+        let began = Began::now();
         // A whole row always tells.
         let before = matches!(logits, Logits::Top(_)).then(|| chain.mark());
         let mut token = chain.sample_of(logits, history, None, scratch)?;
@@ -96,7 +112,7 @@ impl Follows {
 
     /// The tokens that may come next, as [`Matcher::mask`] tells.
     pub fn mask(&mut self, time: &mut GrammarTime) -> Result<&[u32], Error> {
-        let began = Instant::now();
+        let began = Began::now();
         self.matcher.mask()?;
         self.spend(began, 1, time)?;
         // It is computed once.
@@ -105,14 +121,14 @@ impl Follows {
 
     /// Goes on by a token that was chosen among those.
     pub fn accept(&mut self, token: Token, time: &mut GrammarTime) -> Result<(), Error> {
-        let began = Instant::now();
+        let began = Began::now();
         self.matcher.advance(token)?;
         self.spend(began, 0, time)
     }
 
     /// The tokens that follow without a choice, at most so many. The grammar has gone on by them.
     pub fn forced(&mut self, most: usize, time: &mut GrammarTime) -> Result<Vec<Token>, Error> {
-        let began = Instant::now();
+        let began = Began::now();
         let forced = self.matcher.forced(most)?;
         self.spend(began, forced.len(), time)?;
         Ok(forced)
@@ -124,14 +140,10 @@ impl Follows {
     }
 
     /// So many tokens took the time since `began`.
-    fn spend(
-        &mut self,
-        began: Instant,
-        tokens: usize,
-        time: &mut GrammarTime,
-    ) -> Result<(), Error> {
-        let took = began.elapsed();
-        time.took += took;
+    fn spend(&mut self, began: Began, tokens: usize, time: &mut GrammarTime) -> Result<(), Error> {
+        time.took += began.at.elapsed();
+        // Nobody is refused for what others on the machine do.
+        let took = processor::of_thread().saturating_sub(began.spent);
         let earned = time.per_token * u32::try_from(tokens).unwrap_or(u32::MAX);
         match (self.left + earned).checked_sub(took) {
             Some(left) => {

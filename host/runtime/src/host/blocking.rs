@@ -98,6 +98,10 @@ impl HostGeneration for State {
         Ok(self.table.get(&generation)?.0.next().await)
     }
 
+    async fn rest(&mut self, generation: Resource<Generation>) -> wasmtime::Result<Chunk> {
+        Ok(self.table.get(&generation)?.0.rest().await)
+    }
+
     async fn outcome(&mut self, generation: Resource<Generation>) -> Answer<Outcome> {
         Ok(self.table.get(&generation)?.0.outcome().await)
     }

@@ -2,7 +2,8 @@
 //! the outcome.
 //!
 //! The stream's producer polls the engine's mailbox itself, so no task and no channel stands between
-//! the engine and the guest. Three parties share a [`Run`]: the sequence, the stream and the future.
+//! the engine and the guest (nor the client, where the host puts the text into bytes: `framing.rs`). Three parties
+//! share a [`Run`]: the sequence, the stream and the future.
 //! When one of the first two goes away it takes the generation along, and that cancels it. A guest that
 //! blocks (`blocking.rs`) has neither stream nor future, and reads the chunks one by one.
 
@@ -13,6 +14,7 @@ use crate::quota::Reservation;
 use crate::state::State;
 use crate::tally::Tally;
 use corral_engine::{Error, Generation};
+use std::any::{Any, TypeId};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,7 +23,8 @@ use std::time::Duration;
 use wasmtime::StoreContextMut;
 use wasmtime::component::{Destination, FutureProducer, StreamProducer, StreamResult};
 
-/// Locks what the parties share. All live in one store, so nobody ever waits.
+/// Locks what the parties share. All live in one store, but for a stream on its way to a client, and nobody holds it for
+/// long.
 pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -89,6 +92,7 @@ impl Run {
 
 impl Inner {
     fn end(&mut self, outcome: Result<Outcome, wit::Error>) {
+        self.count_unread();
         self.generation = None;
         self.text = None;
         // What was not needed is given back.
@@ -99,8 +103,15 @@ impl Inner {
         }
     }
 
-    /// The next chunk, or none at the end.
-    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
+    /// Whoever reads no further has used what was generated all the same.
+    fn count_unread(&mut self) {
+        if let (Some(generation), Some(reservation)) = (&self.generation, &mut self.reservation) {
+            reservation.used(generation.unread() as u64);
+        }
+    }
+
+    /// The next chunk, or none at the end; only at the end there is one, if it is to be `whole`.
+    fn poll_chunk(&mut self, cx: &mut Context<'_>, whole: bool) -> Poll<Option<Chunk>> {
         self.tally.looked();
         if let Some(chunk) = self.ready.take() {
             return Poll::Ready(Some(chunk));
@@ -108,7 +119,11 @@ impl Inner {
         let Some(generation) = &mut self.generation else {
             return Poll::Ready(None);
         };
-        match ready!(generation.poll_next(cx)) {
+        let polled = match whole {
+            true => generation.poll_rest(cx),
+            false => generation.poll_next(cx),
+        };
+        match ready!(polled) {
             Some(chunk) => {
                 self.tally.read();
                 if let Some(text) = &self.text {
@@ -139,14 +154,35 @@ impl Inner {
 pub(super) struct Chunks(Run);
 
 impl Chunks {
+    /// The next one; none at the end.
+    pub(super) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
+        lock(&self.0.0).poll_chunk(cx, false)
+    }
+
     /// Waits for the next one; none at the end.
     pub(super) async fn next(&self) -> Option<Chunk> {
-        poll_fn(|cx| lock(&self.0.0).poll_chunk(cx)).await
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// Waits for the end: all that is left.
+    pub(super) async fn rest(&self) -> Chunk {
+        let mut all = Chunk {
+            tokens: Vec::new(),
+            text: String::new(),
+            logprobs: Vec::new(),
+        };
+        let next = || poll_fn(|cx| lock(&self.0.0).poll_chunk(cx, true));
+        while let Some(chunk) = next().await {
+            all.tokens.extend(chunk.tokens);
+            all.text += &chunk.text;
+            all.logprobs.extend(chunk.logprobs);
+        }
+        all
     }
 
     /// Waits for the end, without the chunks until then, and says how it went.
     pub(super) async fn outcome(&self) -> Result<Outcome, wit::Error> {
-        while self.next().await.is_some() {}
+        self.rest().await;
         let outcome = lock(&self.0.0).outcome.clone();
         outcome.unwrap_or(Err(wit::Error::Cancelled))
     }
@@ -164,7 +200,7 @@ impl StreamProducer<State> for Chunks {
         finish: bool,
     ) -> Poll<wasmtime::Result<StreamResult>> {
         let mut inner = lock(&self.0.0);
-        Poll::Ready(Ok(match inner.poll_chunk(cx) {
+        Poll::Ready(Ok(match inner.poll_chunk(cx, false) {
             Poll::Pending if finish => StreamResult::Cancelled,
             Poll::Pending => return Poll::Pending,
             Poll::Ready(None) => StreamResult::Dropped,
@@ -178,6 +214,15 @@ impl StreamProducer<State> for Chunks {
                 StreamResult::Completed
             }
         }))
+    }
+
+    fn try_into(me: Pin<Box<Self>>, wanted: TypeId) -> Result<Box<dyn Any>, Pin<Box<Self>>> {
+        if wanted == TypeId::of::<Self>() {
+            let me: Box<Self> = Pin::into_inner(me);
+            Ok(me)
+        } else {
+            Err(me)
+        }
     }
 }
 

@@ -7,13 +7,13 @@ use super::bindings::corral::inference::inference as guest;
 use super::generation::lock;
 use super::reach::Reach;
 use super::sequence::{Sequence, Shared};
-use super::wit;
+use super::{Answer, framing, wit};
 use crate::quota::Reservation;
 use crate::state::State;
 use crate::tally::Tally;
 use corral_engine::{Distribution, Error, Look, Reply, Show};
 use std::sync::Arc;
-use wasmtime::component::{Accessor, HasSelf, Resource};
+use wasmtime::component::{Access, Accessor, HasSelf, Resource, StreamReader};
 
 /// Sequences that are looked at in one call.
 const ASKS: usize = 256;
@@ -83,6 +83,22 @@ impl guest::HostWithStore<State> for HasSelf<State> {
         asks: Vec<Ask>,
     ) -> wasmtime::Result<Vec<Told>> {
         next_many(store, asks).await
+    }
+
+    async fn collect(
+        store: &Accessor<State, Self>,
+        chunks: StreamReader<guest::Chunk>,
+    ) -> Answer<guest::Chunk> {
+        framing::collect(store, chunks).await
+    }
+
+    fn frame(
+        store: Access<'_, State, Self>,
+        chunks: StreamReader<guest::Chunk>,
+        framing: guest::Framing,
+        rest: StreamReader<u8>,
+    ) -> Answer<StreamReader<u8>> {
+        framing::frame(store, chunks, framing, rest)
     }
 }
 

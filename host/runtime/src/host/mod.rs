@@ -3,6 +3,7 @@
 mod blocking;
 mod budget;
 mod constraints;
+mod framing;
 mod generation;
 mod looking;
 mod models;
@@ -29,6 +30,7 @@ pub(crate) mod bindings {
             "corral:inference/blocking.[drop]generation": trappable,
             "corral:inference/models.[method]model.tokenize": async | trappable,
             "corral:inference/inference.[method]sequence.generate": store | trappable,
+            "corral:inference/inference.frame": store | trappable,
             default: trappable,
         },
         with: {
@@ -45,6 +47,7 @@ pub(crate) mod bindings {
 pub(crate) use bindings::corral::inference::types as wit;
 pub use blocking::Generation;
 pub use constraints::{Constraint, Matcher};
+pub(crate) use framing::Bodies;
 pub use options::Options;
 pub use sequence::Sequence;
 pub(crate) use snapshots::{Snapshots, turns};
@@ -69,6 +72,8 @@ pub(crate) struct Handles {
     tokens: usize,
     /// Cloned for each row of logits that it waits for.
     rows: Arc<()>,
+    /// Cloned for each stream of bytes that it was given of a generation.
+    framings: Arc<()>,
     /// Held by whoever starts a sampling plugin to check its settings.
     check: Arc<tokio::sync::Mutex<()>>,
 }

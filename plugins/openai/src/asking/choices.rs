@@ -32,7 +32,7 @@ pub struct Piece {
 pub struct Choices {
     model: Model,
     /// One for each text; nothing once it has ended.
-    running: Vec<Option<Step>>,
+    running: Vec<Option<Running>>,
     /// How each went.
     outcomes: Vec<Option<Outcome>>,
     /// Texts of each prompt.
@@ -49,9 +49,16 @@ pub struct Choices {
     read: bool,
 }
 
+/// A text in the making.
+enum Running {
+    /// Nobody waits for its next piece.
+    Still(Box<Voice>),
+    Step(Step),
+}
+
 /// A step of a voice: its next piece, and itself unless that was the last one. The voice is lent to it,
 /// since a wait that is given up would lose what it waited for.
-type Step = Pin<Box<dyn Future<Output = Result<(Piece, Option<Voice>), Error>>>>;
+type Step = Pin<Box<dyn Future<Output = Result<(Piece, Option<Box<Voice>>), Error>>>>;
 
 /// One text's generation.
 struct Voice {
@@ -60,6 +67,8 @@ struct Voice {
     model: Model,
     /// If probabilities are told.
     waiting: Option<Waiting>,
+    /// Whether all of it is to be one piece.
+    whole: bool,
 }
 
 impl Choices {
@@ -158,8 +167,9 @@ impl Choices {
                         true => Waiting::with_end(),
                         false => Waiting::default(),
                     }),
+                    whole: false,
                 };
-                running.push(Some(voice.step()));
+                running.push(Some(Running::Still(Box::new(voice))));
             }
         }
         let texts = running.len();
@@ -178,10 +188,49 @@ impl Choices {
 
     /// Waits for the first piece. What fails before it can so be told with its own status.
     pub async fn begun(mut self) -> Result<Self, Error> {
-        if let Some(piece) = self.next().await? {
+        if let Some(mut voice) = self.only() {
+            // It stays where it is, for whoever passes the text on.
+            voice.generation = voice.generation.begun().await?;
+            self.running[0] = Some(Running::Still(voice));
+        } else if let Some(piece) = self.next().await? {
             self.ready.push_front(piece);
         }
         Ok(self)
+    }
+
+    /// Lets each text come as one piece when it has ended, which costs less than piece by piece. Before the first of
+    /// them was waited for.
+    pub fn at_once(&mut self) {
+        for running in self.running.iter_mut().flatten() {
+            if let Running::Still(voice) = running {
+                voice.whole = true;
+            }
+        }
+    }
+
+    /// Takes the only voice, of which nothing is told but its text, if nobody waits for it.
+    fn only(&mut self) -> Option<Box<Voice>> {
+        match &mut self.running[..] {
+            [only @ Some(Running::Still(_))] if self.ready.is_empty() => match only.take() {
+                Some(Running::Still(voice)) if voice.waiting.is_none() => Some(voice),
+                other => {
+                    *only = other;
+                    None
+                }
+            },
+            _ => None,
+        }
+    }
+
+    /// The generation of the only text, for whoever passes the text on without looking at it, and then
+    /// [tells](Self::ended) how it went. Nothing where more is to be told than text.
+    pub fn unseen(&mut self) -> Option<Generation> {
+        Some(self.only()?.generation)
+    }
+
+    /// The only text went like this.
+    pub fn ended(&mut self, outcome: Outcome) {
+        self.outcomes[0] = Some(outcome);
     }
 
     /// The model that speaks.
@@ -212,19 +261,21 @@ impl Choices {
         let (turn, running) = (self.turn, &mut self.running);
         let (piece, voice) = poll_fn(|context| {
             for index in (turn..count).chain(0..turn) {
-                let Some(step) = &mut running[index] else {
-                    continue;
+                let mut step = match running[index].take() {
+                    None => continue,
+                    Some(Running::Still(voice)) => voice.step(),
+                    Some(Running::Step(step)) => step,
                 };
-                if let Poll::Ready(ready) = step.as_mut().poll(context) {
-                    running[index] = None;
-                    return Poll::Ready(ready);
+                match step.as_mut().poll(context) {
+                    Poll::Ready(ready) => return Poll::Ready(ready),
+                    Poll::Pending => running[index] = Some(Running::Step(step)),
                 }
             }
             Poll::Pending
         })
         .await?;
         self.turn = (piece.index + 1) % count;
-        self.running[piece.index] = voice.map(Voice::step);
+        self.running[piece.index] = voice.map(Running::Still);
         self.outcomes[piece.index] = piece.end;
         self.generated[piece.index] += length_of(&piece.tokens);
         Ok(Some(piece))
@@ -265,9 +316,13 @@ fn told(finish: Finish, prompt: u32, generated: u32) -> Outcome {
 }
 
 impl Voice {
-    fn step(mut self) -> Step {
+    fn step(mut self: Box<Self>) -> Step {
         Box::pin(async move {
-            let Some(chunk) = self.generation.next().await else {
+            let chunk = match self.whole {
+                true => Some(self.generation.rest().await?).filter(|rest| !rest.tokens.is_empty()),
+                false => self.generation.next().await,
+            };
+            let Some(chunk) = chunk else {
                 let outcome = self.generation.outcome().await?;
                 let waiting = self.waiting.as_mut();
                 let rest = waiting.map(|waiting| waiting.rest(&self.model, outcome.finish));

@@ -1,12 +1,13 @@
 //! An answer as events.
 
-use corral_sdk::{Error, Events, Response};
+use corral_sdk::http::Frame;
+use corral_sdk::{Error, Events, Outcome, Response};
 use serde_json::{Value, json};
 
 use super::answer::{Logprobs, reason};
 use crate::error::Dialect;
 use crate::identity::{now, unique};
-use crate::talk::{Answers, Part, Said};
+use crate::talk::{Answers, Finish, Part, Said};
 use crate::{asking::Likely, sse};
 
 /// What follows the last event.
@@ -25,7 +26,7 @@ struct Stream {
     begun: Vec<(bool, usize)>,
 }
 
-pub fn answer(answers: Answers, likely: bool, usage: bool) -> Response {
+pub fn answer(mut answers: Answers, likely: bool, usage: bool) -> Response {
     let stream = Stream {
         id: unique("chatcmpl-"),
         created: now(),
@@ -34,9 +35,24 @@ pub fn answer(answers: Answers, likely: bool, usage: bool) -> Response {
         usage,
         begun: vec![(false, 0); answers.len()],
     };
+    if let Some(generation) = answers.unseen() {
+        let of = |delta| stream.chunk(vec![stream.choice(0, delta, &[])]);
+        let frame = Frame::json(|text| of(json!({"content": text}))).first(&of(role()));
+        return sse::forward(
+            Dialect::OpenAi,
+            generation,
+            frame,
+            async move |outcome, events| stream.end(answers, outcome?, events).await,
+        );
+    }
     sse::answer(Dialect::OpenAi, async move |events| {
         stream.tell(answers, events).await
     })
+}
+
+/// What an answer begins with.
+fn role() -> Value {
+    json!({"role": "assistant", "content": "", "refusal": null})
 }
 
 impl Stream {
@@ -44,6 +60,23 @@ impl Stream {
         while let Some(said) = answers.next().await? {
             self.said(said, &answers, events).await?;
         }
+        self.close(&answers, events).await
+    }
+
+    /// What follows the text of an answer that the host passed on.
+    async fn end(
+        self,
+        mut answers: Answers,
+        outcome: Outcome,
+        events: &mut Events,
+    ) -> Result<(), Error> {
+        answers.ended(outcome);
+        self.finish(0, outcome.finish.into(), events).await?;
+        self.close(&answers, events).await
+    }
+
+    /// What follows all answers.
+    async fn close(&self, answers: &Answers, events: &mut Events) -> Result<(), Error> {
         if self.usage {
             let mut last = self.chunk(Vec::new());
             last["usage"] = answers.usage()?.to_json();
@@ -61,8 +94,7 @@ impl Stream {
         let index = said.index;
         if !self.begun[index].0 {
             self.begun[index].0 = true;
-            let role = json!({"role": "assistant", "content": "", "refusal": null});
-            self.delta(index, role, &[], events).await?;
+            self.delta(index, role(), &[], events).await?;
         }
         // They belong to the piece as a whole, and go with the first event of it.
         let mut likely = &said.likely[..];
@@ -76,11 +108,16 @@ impl Stream {
                 .await?;
         }
         if let Some(finish) = said.finish {
-            let mut last = self.choice(index, json!({}), &[]);
-            last["finish_reason"] = reason(finish).into();
-            events.json(&self.chunk(vec![last])).await?;
+            self.finish(index, finish, events).await?;
         }
         Ok(())
+    }
+
+    /// The last event of an answer.
+    async fn finish(&self, index: usize, why: Finish, events: &mut Events) -> Result<(), Error> {
+        let mut last = self.choice(index, json!({}), &[]);
+        last["finish_reason"] = reason(why).into();
+        events.json(&self.chunk(vec![last])).await
     }
 
     fn part(&mut self, index: usize, part: Part, answers: &Answers) -> Value {

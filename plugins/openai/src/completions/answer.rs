@@ -63,6 +63,7 @@ pub struct Choice<'a> {
 
 /// Waits for all of it.
 pub async fn whole(mut choices: Choices, told: &Told) -> Result<Response, Error> {
+    choices.at_once();
     let beginnings: Vec<_> = (0..choices.len())
         .map(|index| told.beginning(index))
         .collect();

@@ -1,6 +1,6 @@
 //! Answers as they come.
 
-use corral_sdk::{Error, Finish as HostFinish, Model, Token};
+use corral_sdk::{Error, Finish as HostFinish, Generation, Model, Outcome, Token};
 
 use super::hearing::Hearing;
 use super::tools::Family;
@@ -49,6 +49,16 @@ pub enum Finish {
     Length,
     /// Tools are called.
     Calls,
+}
+
+impl From<HostFinish> for Finish {
+    fn from(finish: HostFinish) -> Self {
+        match finish {
+            HostFinish::End => Finish::End,
+            HostFinish::Stop => Finish::Stop,
+            HostFinish::Length => Finish::Length,
+        }
+    }
 }
 
 /// A whole answer.
@@ -107,6 +117,20 @@ impl Answers {
             .map_or_else(|| identity::unique("call_"), Family::name_for_call)
     }
 
+    /// The generation of the only answer, for whoever passes its text on without looking at it, and then
+    /// [tells](Self::ended) how it went. Nothing where there is more in the text than content.
+    pub fn unseen(&mut self) -> Option<Generation> {
+        match &self.hearing[..] {
+            [hearing] if hearing.is_plain() => self.choices.unseen(),
+            _ => None,
+        }
+    }
+
+    /// The only answer went like this.
+    pub fn ended(&mut self, outcome: Outcome) {
+        self.choices.ended(outcome);
+    }
+
     /// What one of them says next; nothing when all have ended.
     pub async fn next(&mut self) -> Result<Option<Said>, Error> {
         let Some(mut piece) = self.choices.next().await? else {
@@ -134,10 +158,8 @@ impl Answers {
             }
         }
         let finish = piece.end.map(|outcome| match outcome.finish {
-            HostFinish::Length => Finish::Length,
-            _ if heard.calls => Finish::Calls,
-            HostFinish::End => Finish::End,
-            HostFinish::Stop => Finish::Stop,
+            HostFinish::End | HostFinish::Stop if heard.calls => Finish::Calls,
+            other => other.into(),
         });
         Ok(Some(Said {
             index,
@@ -149,6 +171,10 @@ impl Answers {
 
     /// All answers, whole.
     pub async fn whole(&mut self) -> Result<Vec<Answer>, Error> {
+        // Where calls may come, an answer can be over before the model is.
+        if self.hearing.iter().all(|hearing| hearing.calls.are_none()) {
+            self.choices.at_once();
+        }
         let mut answers = vec![Answer::default(); self.len()];
         while let Some(said) = self.next().await? {
             let answer = &mut answers[said.index];

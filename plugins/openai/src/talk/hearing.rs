@@ -15,6 +15,11 @@ pub struct Hearing {
 }
 
 impl Hearing {
+    /// Whether every piece is content as it stands.
+    pub fn is_plain(&self) -> bool {
+        self.markers.are_none() && self.reasoning.is_over() && self.calls.are_none()
+    }
+
     /// The parts that a piece brings.
     pub fn hear(
         &mut self,

@@ -39,6 +39,11 @@ pub struct Markers {
 }
 
 impl Markers {
+    /// Whether there are none.
+    pub fn are_none(&self) -> bool {
+        self.known.is_empty()
+    }
+
     /// Those of these tags that the model writes as control tokens.
     pub fn of(tags: &[&'static str], model: &Model) -> Result<Self, Error> {
         let mut known = Vec::new();

@@ -53,6 +53,11 @@ impl Reasoning {
         }
     }
 
+    /// Whether all that is to come is speech, as it stands.
+    pub fn is_over(&self) -> bool {
+        self.state == State::Speaking && self.held.is_empty()
+    }
+
     /// Goes on by a piece.
     pub fn hear(&mut self, text: &str) -> Told {
         self.held += text;

@@ -61,13 +61,18 @@ impl Events {
     }
 
     async fn write(&mut self, event: String) -> Result<(), Error> {
-        if !self.gone {
+        self.raw(event.into_bytes()).await
+    }
+
+    /// Sends bytes that are events, or nothing.
+    pub(super) async fn raw(&mut self, bytes: Vec<u8>) -> Result<(), Error> {
+        if !self.gone && !bytes.is_empty() {
             self.gone = match &mut self.to {
-                Writer::Client(writer) => !writer.write_all(event.into_bytes()).await.is_empty(),
+                Writer::Client(writer) => !writer.write_all(bytes).await.is_empty(),
                 Writer::Page(_, 0) => true,
                 Writer::Page(page, most) => {
                     *most -= 1;
-                    page.borrow_mut().extend(event.into_bytes());
+                    page.borrow_mut().extend(bytes);
                     false
                 }
             };

@@ -1,12 +1,14 @@
 //! The plugin's side of HTTP: requests, responses, events, and [`handler!`](crate::handler).
 
 mod events;
+mod forward;
 mod request;
 mod response;
 #[doc(hidden)]
 pub mod serve;
 
 pub use events::Events;
+pub use forward::Frame;
 pub use request::{BODY_LIMIT, Request};
 pub use response::Response;
 

@@ -7,7 +7,8 @@ use std::rc::Rc;
 use serde::Serialize;
 
 use super::Events;
-use crate::Error;
+use super::forward::{Forward, Frame};
+use crate::{Error, Generation, Outcome};
 
 /// An answer.
 ///
@@ -27,6 +28,7 @@ pub struct Response {
 pub(super) enum Body {
     Whole(Vec<u8>),
     Events(Write),
+    Forward(Box<Forward>),
 }
 
 /// Writes a stream of events to its end.
@@ -93,6 +95,44 @@ impl Response {
         response.with_header("cache-control", "no-cache")
     }
 
+    /// 200 with an event for each piece of a generation's text, which the host sends as the text comes: the plugin is
+    /// not asked about it, and streaming costs a fraction of what [`events`](Self::events) does. Then `end` is told how
+    /// the generation went, and sends what is to follow. An error that it returns is told as those of `events` are.
+    ///
+    /// ```
+    /// use corral_sdk::{Generate, Model, Response, http::Frame, testing::Script};
+    /// use serde_json::json;
+    ///
+    /// let script = Script::new().answers("12+7=", "19");
+    /// let body = script.run(async {
+    ///     let sequence = Model::first().await?.sequence()?;
+    ///     sequence.append("12+7=")?;
+    ///     // What fails before the first token is told with its own status.
+    ///     let generation = sequence.generate(&Generate::new(8))?.begun().await?;
+    ///     let frame = Frame::json(|text| json!({"text": text}));
+    ///     let response = Response::forward(generation, frame, async |outcome, events| {
+    ///         events.json(&json!({"tokens": outcome?.generated_tokens})).await
+    ///     });
+    ///     Ok::<_, corral_sdk::Error>(response.read().await)
+    /// });
+    /// let events = "data: {\"text\":\"1\"}\n\ndata: {\"text\":\"9\"}\n\ndata: {\"tokens\":3}\n\n";
+    /// assert_eq!(body.unwrap(), events.as_bytes());
+    /// ```
+    pub fn forward(
+        generation: Generation,
+        frame: Frame,
+        end: impl AsyncFnOnce(Result<Outcome, Error>, &mut Events) -> Result<(), Error> + 'static,
+    ) -> Self {
+        let forward = Forward {
+            generation,
+            frame,
+            end: Box::new(move |outcome, events| Box::pin(end(outcome, events))),
+        };
+        let mut response = Self::bytes("text/event-stream", Vec::new());
+        response.body = Body::Forward(Box::new(forward));
+        response.with_header("cache-control", "no-cache")
+    }
+
     /// With another status.
     pub fn with_status(mut self, status: u16) -> Self {
         self.status = status;
@@ -134,6 +174,11 @@ impl Response {
             Body::Events(write) => {
                 let page = Rc::new(RefCell::new(Vec::new()));
                 write(Events::to_page(&page, most)).await;
+                page.take()
+            }
+            Body::Forward(forward) => {
+                let page = Rc::new(RefCell::new(Vec::new()));
+                forward.write(Events::to_page(&page, most)).await;
                 page.take()
             }
         }

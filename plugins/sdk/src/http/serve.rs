@@ -1,11 +1,14 @@
 //! What [`handler!`](crate::handler) exports.
 
 use wasip3::http::types::{ErrorCode, Fields, Request as HostRequest, Response as HostResponse};
+use wasip3::wit_bindgen::StreamReader;
 use wasip3::{spawn_local, wit_future, wit_stream};
 
+use super::forward::{Forward, ended};
 use super::request::Broken;
 use super::response::Body;
 use super::{Events, Request, Response};
+use crate::{Error, backend};
 
 /// Hands a request to a handler, and its answer to the host.
 pub async fn serve<E: Into<Response>>(
@@ -30,7 +33,8 @@ fn answer(response: Response) -> Result<HostResponse, ErrorCode> {
         mut headers,
         body,
     } = response;
-    let (mut writer, reader) = wit_stream::new();
+    let broken = |what: &str| ErrorCode::InternalError(Some(what.to_owned()));
+    let (mut writer, mut reader) = wit_stream::new();
     match body {
         Body::Whole(bytes) => {
             // 204 has no body, and says no length.
@@ -42,8 +46,12 @@ fn answer(response: Response) -> Result<HostResponse, ErrorCode> {
         Body::Events(write) => {
             spawn_local(write(Events::to_client(writer)));
         }
+        Body::Forward(forward) => {
+            let events = Events::to_client(writer);
+            reader =
+                forwarded(*forward, reader, events).map_err(|error| broken(&error.to_string()))?;
+        }
     }
-    let broken = |what: &str| ErrorCode::InternalError(Some(what.to_owned()));
     let headers = headers.into_iter();
     let headers: Vec<_> = headers
         .map(|(name, value)| (name, value.into_bytes()))
@@ -55,4 +63,27 @@ fn answer(response: Response) -> Result<HostResponse, ErrorCode> {
         .set_status_code(status)
         .map_err(|()| broken("the host refused the status"))?;
     Ok(response)
+}
+
+/// The bytes of a generation, which the host makes, and of what is written to `events` after it.
+fn forwarded(
+    forward: Forward,
+    rest: StreamReader<u8>,
+    events: Events,
+) -> Result<StreamReader<u8>, Error> {
+    let framing = forward.frame.framing(forward.generation.read());
+    let Some(framing) = framing.filter(|_| !forward.generation.has_ended()) else {
+        // There is nothing that the host could pass on.
+        spawn_local(forward.write(events));
+        return Ok(rest);
+    };
+    let Forward {
+        generation, end, ..
+    } = forward;
+    let (Some(chunks), ending) = generation.apart() else {
+        return Err(Error::Failed("the text was taken before".to_owned()));
+    };
+    let bytes = backend::frame(chunks, &framing, rest)?;
+    spawn_local(async move { ended(end, ending.outcome().await, events).await });
+    Ok(bytes)
 }

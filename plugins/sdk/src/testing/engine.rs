@@ -12,9 +12,10 @@ pub(crate) use super::options::Options;
 use super::state::{Call, Generated, State};
 use crate::Token;
 use crate::raw::budget::Remainder;
-use crate::raw::inference::{Chunk, Distribution, Outcome, Statistics, View};
+use crate::raw::inference::{Chunk, Distribution, Framing, Outcome, Statistics, View};
 use crate::raw::models::{ModelInfo, Pooling};
 use crate::raw::types::{ContextLimit, Error};
+use wasip3::wit_bindgen::StreamReader;
 
 thread_local! {
     static SCRIPT: RefCell<Option<Rc<State>>> = const { RefCell::new(None) };
@@ -326,6 +327,29 @@ pub(crate) async fn next_many(
         told.push(sequence.next(look).await);
     }
     told
+}
+
+pub(crate) async fn collect(mut chunks: Chunks) -> Result<Chunk, Error> {
+    let mut all = Chunk {
+        tokens: Vec::new(),
+        text: String::new(),
+        logprobs: Vec::new(),
+    };
+    while let Some(chunk) = chunks.next().await {
+        all.tokens.extend(chunk.tokens);
+        all.text += &chunk.text;
+        all.logprobs.extend(chunk.logprobs);
+    }
+    Ok(all)
+}
+
+/// Here it is [`Forward`](crate::http) that writes.
+pub(crate) fn frame(
+    _: Chunks,
+    _: &Framing,
+    _: StreamReader<u8>,
+) -> Result<StreamReader<u8>, Error> {
+    invalid("a script frames nothing")
 }
 
 pub(super) fn statistics(row: &[f32]) -> Statistics {

@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | `generate` | a prompt | what the host generates, chunk by chunk |
 //! | `outcome` | a prompt | the same, without a look at the chunks |
+//! | `rest` | a prompt | the same, all but the first chunk at once |
 //! | `next` | a prompt | the same by a loop over the likeliest token |
 //! | `many` | prompts, a line each | the same for all of them, by `next-many`, a line each |
 //! | `sampled` | the name of a sampling plugin, its settings and a prompt, a line each | what it makes of it |
@@ -76,6 +77,7 @@ fn ways(which: &str, body: &str) -> Result<String, Error> {
     match which {
         "generate" => ways::generate(body),
         "outcome" => ways::outcome(body),
+        "rest" => ways::rest(body),
         "next" => ways::next(body),
         "many" => ways::many(body),
         "sampled" => ways::sampled(body),

@@ -110,6 +110,21 @@ pub fn outcome(prompt: &str) -> Result<String, Error> {
     opened.text(&sequence, from)
 }
 
+pub fn rest(prompt: &str) -> Result<String, Error> {
+    let opened = Opened::new()?;
+    let sequence = opened.sequence(prompt)?;
+    let generation = Generation::start(&sequence, &Options::new(MOST))?;
+    let first = generation
+        .read()
+        .map(|chunk| chunk.text)
+        .unwrap_or_default();
+    let rest = generation.rest();
+    match (generation.rest().tokens.len(), generation.outcome()?.finish) {
+        (0, Finish::End) => Ok(first + &rest.text),
+        other => Err(Error::Failed(format!("{other:?}"))),
+    }
+}
+
 pub fn next(prompt: &str) -> Result<String, Error> {
     let opened = Opened::new()?;
     opened.greedy(&opened.sequence(prompt)?)

@@ -24,10 +24,20 @@
 //! | `giant` | | appends ten million tokens in a call |
 //! | `forged` | | uses a sequence that it does not have |
 //! | `closed` | | drops a sequence twice |
+//! | `collect` | a prompt | the same as `generate`, all but the first piece by `collect` |
+//! | `frame` | a prompt | the same in bytes that `frame` makes and the guest reads: `<[1][9]>3` |
+//! | `late` | a prompt | the same in JSON, where one piece was read before |
+//! | `dropped` | a prompt | makes such bytes of another text and drops them; then as `generate` |
+//! | `leaked` | a prompt | the same, and forgets them |
+//! | `body` | a prompt | answers with such bytes in JSON: `<["1"]["9"]` |
+//! | `forgotten` | a prompt | the same, with an end that never comes |
+//! | `held` | a prompt | the same, with an end that the guest waits with for ever |
+//! | `broken` | a prompt | the same of a long text, and traps when some of it is there |
 //! | `leave` | a prompt | begins a `next` and drops it; then what comes after the prompt |
 // Not forbid: the bindings are generated, with unsafe code.
 #![deny(unsafe_code)]
 
+mod handed;
 mod loops;
 mod wrong;
 
@@ -37,6 +47,7 @@ use wasip3::http::types::{ErrorCode, Fields, Request, Response};
 use wasip3::{spawn_local, wit_future, wit_stream};
 
 use bindings::corral::inference::types::Error;
+use handed::Wrong;
 
 #[allow(unsafe_code)]
 mod bindings {
@@ -59,6 +70,13 @@ impl wasip3::exports::http::handler::Guest for Loops {
             loops::MOST.store(most.parse().unwrap_or(1), Ordering::Relaxed);
         }
         let body = read(request).await;
+        match path.rsplit('/').next() {
+            Some("body") => return handed::body(&body, Wrong::Nothing).await,
+            Some("held") => return handed::body(&body, Wrong::Held).await,
+            Some("forgotten") => return handed::body(&body, Wrong::Forgotten).await,
+            Some("broken") => return handed::body(&body, Wrong::Trap).await,
+            _ => {}
+        }
         match answer(path.rsplit('/').next().unwrap_or_default(), &body).await {
             Ok(text) => response(200, &text),
             Err(error) => response(400, &format!("{error:?}")),
@@ -82,6 +100,11 @@ async fn answer(which: &str, body: &str) -> Result<String, Error> {
         "forget" => loops::forget(body).await,
         "budget" => loops::budget(body).await,
         "leave" => loops::leave(body).await,
+        "collect" => handed::collected(body).await,
+        "frame" => handed::framed(body, false, 0).await,
+        "late" => handed::framed(body, true, 1).await,
+        "dropped" => handed::dropped(body).await,
+        "leaked" => handed::leaked(body).await,
         "info" => loops::info().await,
         "errors" => wrong::errors().await,
         "bomb" => wrong::bomb().await,

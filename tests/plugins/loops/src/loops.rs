@@ -74,7 +74,7 @@ impl Opened {
     }
 }
 
-fn most() -> u32 {
+pub fn most() -> u32 {
     match MOST.load(Ordering::Relaxed) {
         0 => USUAL,
         most => most,

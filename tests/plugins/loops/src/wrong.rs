@@ -6,10 +6,13 @@ use std::pin::Pin;
 use std::task::Poll;
 
 use crate::bindings::corral::inference::constraints::{Constraint, Grammar, Matcher};
-use crate::bindings::corral::inference::inference::{Look, Options, Sequence, View, next_many};
+use crate::bindings::corral::inference::inference::{
+    Framing, Look, Options, Sequence, View, collect, frame, next_many,
+};
 use crate::bindings::corral::inference::models::Model;
 use crate::bindings::corral::inference::types::Error;
 use crate::loops::{Opened, look};
+use wasip3::wit_stream;
 
 /// Lines of what came of each call.
 #[derive(Default)]
@@ -78,6 +81,26 @@ pub async fn errors() -> Result<String, Error> {
         let again = sequence.generate(&Options::new(1));
         lines.add("generate while it generates", again.map(|_| ()));
     }
+    let chunks = collect(crate::handed::own()).await;
+    lines.add("a stream of its own, collected", chunks.map(|_| ()));
+    let nothing = Framing {
+        first: Vec::new(),
+        before: Vec::new(),
+        after: Vec::new(),
+        json: false,
+    };
+    let bytes = frame(crate::handed::own(), &nothing, wit_stream::new().1);
+    lines.add("a stream of its own, framed", bytes.map(|_| ()));
+    let long = Framing {
+        before: vec![b'x'; 64 << 10],
+        after: vec![b'y'],
+        ..nothing
+    };
+    let sequence = opened.sequence("1+1=")?;
+    let (chunks, _) = sequence.generate(&Options::new(4))?;
+    let bytes = frame(chunks, &long, wit_stream::new().1);
+    lines.add("a long framing", bytes.map(|_| ()));
+
     let sequence = opened.sequence("1+1=")?;
     let asks = [
         (&sequence, look(View::Top(0))),

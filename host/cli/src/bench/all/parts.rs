@@ -50,7 +50,7 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
     let mut parts = vec![
         stages(model, plugins, [24, 8, 32, 32])
             .rounds(3)
-            .part(25)
+            .part(30)
             .targets(of_eight()),
         stages(model, plugins, [4, 1, 32, 32])
             .numbers("--stages", "0,8,9")

@@ -1,9 +1,11 @@
 //! Clients that ask again as soon as they were answered, until all requests were asked.
 
+use super::visits::Visit;
 use crate::complaint::Complaint;
 use corral_engine::Generation;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 use tokio::task::JoinSet;
 
 /// Who asks, one request after the other.
@@ -13,24 +15,48 @@ pub(super) trait Client: Send + 'static {
     fn ask(&mut self, number: usize) -> impl Future<Output = Result<u64, Complaint>> + Send;
 }
 
-/// Lets the clients ask so many requests, each of them the next one that nobody has. Returns the tokens of all.
-pub(super) async fn ask_all<C: Client>(clients: Vec<C>, requests: usize) -> Result<u64, Complaint> {
+/// What clients were answered.
+#[derive(Debug, Default)]
+pub(super) struct Answered {
+    /// Tokens of all answers.
+    pub(super) tokens: u64,
+    /// Each request, in the order of their numbers; none where they are not taken note of.
+    pub(super) visits: Vec<Visit>,
+}
+
+/// Lets the clients ask so many requests, each of them the next one that nobody has.
+pub(super) async fn ask_all<C: Client>(
+    clients: Vec<C>,
+    requests: usize,
+) -> Result<Answered, Complaint> {
     let next = Arc::new(AtomicUsize::new(0));
+    let began = Instant::now();
     let mut all = JoinSet::new();
     for mut client in clients {
         let next = next.clone();
         all.spawn(async move {
-            let mut tokens = 0;
+            let (mut tokens, mut visits) = (0, Vec::new());
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 if number >= requests {
-                    return Ok::<_, Complaint>(tokens);
+                    return Ok::<_, Complaint>((tokens, visits));
                 }
+                let asked = began.elapsed();
                 tokens += client.ask(number).await?;
+                let answered = began.elapsed();
+                visits.push((number, Visit { asked, answered }));
             }
         });
     }
-    sum(all).await
+    let (mut tokens, mut visits) = (0, Vec::new());
+    while let Some(answered) = all.join_next().await {
+        let (more, some) = answered.map_err(Complaint::telling("a client crashed"))??;
+        tokens += more;
+        visits.extend(some);
+    }
+    visits.sort_by_key(|(number, _)| *number);
+    let visits = visits.into_iter().map(|(_, visit)| visit).collect();
+    Ok(Answered { tokens, visits })
 }
 
 /// Reads generations side by side to their ends, each of `expected` tokens.
@@ -42,7 +68,11 @@ pub(super) async fn read_all(
     for generation in generations {
         all.spawn(read(generation, expected));
     }
-    sum(all).await
+    let mut tokens = 0;
+    while let Some(read) = all.join_next().await {
+        tokens += read.map_err(Complaint::telling("a client crashed"))??;
+    }
+    Ok(tokens)
 }
 
 /// Reads a generation of `expected` tokens to its end.
@@ -66,14 +96,6 @@ pub(super) fn exactly(expected: u64, tokens: u64) -> Result<u64, Complaint> {
     Err(Complaint::Failed(error.into()))
 }
 
-async fn sum(mut all: JoinSet<Result<u64, Complaint>>) -> Result<u64, Complaint> {
-    let mut tokens = 0;
-    while let Some(answered) = all.join_next().await {
-        tokens += answered.map_err(Complaint::telling("a client crashed"))??;
-    }
-    Ok(tokens)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,8 +115,13 @@ mod tests {
     async fn every_request_is_asked_once_and_a_short_answer_is_an_error() {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let clients = || (0..3).map(|_| Asks(asked.clone())).collect::<Vec<_>>();
-        let tokens = ask_all(clients(), 7).await.expect("all answered");
-        assert_eq!(tokens, 35);
+        let answered = ask_all(clients(), 7).await.expect("all answered");
+        assert_eq!((answered.tokens, answered.visits.len()), (35, 7));
+        // A client's next request comes after its answer, so the first three came first.
+        let (first, later) = answered.visits.split_at(3);
+        let ended = first.iter().map(|visit| visit.answered).min();
+        assert!(later.iter().all(|visit| Some(visit.asked) >= ended));
+        assert!(answered.visits.iter().all(|v| v.asked <= v.answered));
         let mut numbers = std::mem::take(&mut *asked.lock().expect("not poisoned"));
         numbers.sort_unstable();
         assert_eq!(numbers, (0..7).collect::<Vec<_>>());

@@ -3,7 +3,8 @@
 //! The same requests go through ever more of Corral: stage 0 is llama.cpp alone, the last one events over TCP.
 //! In each round every stage has its turn, and a stage's ratio is its speed by that of its raw loop in the same
 //! round. Stages in which requests stay in step have stage 0 for that. From stage 3 on clients ask, each of them
-//! again as soon as it was answered, and so others ask a raw loop.
+//! again as soon as it was answered, and so others ask a raw loop. At the end of a round the raw loop is given the
+//! arrivals that each of these stages had, for how long the single answers take.
 //!
 //! Processor time is what the process took beside llama.cpp: without compute threads, without what the engine's
 //! thread spends inside of llama_decode, and without the threads that stand for clients.
@@ -21,13 +22,14 @@ mod raw;
 mod replay;
 mod report;
 mod stage;
+mod visits;
 
 use self::http::Questions;
 use super::load::{check_room, config, metric};
 use super::table::tell;
 use crate::arguments::StagesBench;
 use crate::complaint::Complaint;
-use clients::{Client, ask_all};
+use clients::{Answered, Client, ask_all};
 use corral_engine::{Engine, LoadError, Prefill, Raw};
 use house::House;
 use processor::{CLIENTS, COMPUTE, Done, Took, in_thread, timed};
@@ -49,6 +51,7 @@ pub(super) fn measure(arguments: &StagesBench) -> Result<(), Complaint> {
             stage,
             turns: Vec::new(),
             twins: Vec::new(),
+            same_arrivals: Vec::new(),
         })
         .collect();
     let rounds = arguments.measuring.rounds;
@@ -179,18 +182,17 @@ impl Bench {
 
     /// Each stage once; it is taken note of if it `counts`.
     fn round(&mut self, found: &mut [Found], counts: bool) -> Result<(), Complaint> {
-        let (mut in_step, mut asked) = (None, None);
-        for one in found {
+        let (mut in_step, mut asked): (Option<Took>, Option<Took>) = (None, None);
+        for one in found.iter_mut() {
             let (took, twin) = match one.stage.number {
                 RAW => {
                     let took = self.in_step()?;
-                    in_step = Some(took);
-                    (took, took)
+                    (took.clone(), in_step.insert(took).clone())
                 }
                 number if number < ARRIVALS => {
-                    let twin = match in_step {
-                        Some(twin) => twin,
-                        None => *in_step.insert(self.in_step()?),
+                    let twin = match &in_step {
+                        Some(twin) => twin.clone(),
+                        None => in_step.insert(self.in_step()?).clone(),
                     };
                     (self.stage(one.stage)?, twin)
                 }
@@ -199,10 +201,10 @@ impl Bench {
                     (self.stage(one.stage)?, twin)
                 }
                 number => {
-                    let twin = match asked {
+                    let twin = match &asked {
                         // Not a minute later than its twin, on a machine that others use too.
-                        Some(twin) if ![AGAIN, AGAIN_TOO].contains(&number) => twin,
-                        _ => *asked.insert(self.asked(&self.even())?),
+                        Some(twin) if ![AGAIN, AGAIN_TOO].contains(&number) => twin.clone(),
+                        _ => asked.insert(self.asked(&self.even())?).clone(),
                     };
                     (self.stage(one.stage)?, twin)
                 }
@@ -210,6 +212,14 @@ impl Bench {
             if counts {
                 one.turns.push(took);
                 one.twins.push(twin);
+            }
+        }
+        // Last, so that nothing comes between a stage and its twin.
+        let asked = found.iter_mut().filter(|one| one.stage.number >= ARRIVALS);
+        for one in asked.filter(|_| counts) {
+            if let Some(took) = one.turns.last() {
+                let same = self.same_arrivals(one.stage, took)?;
+                one.same_arrivals.push(same);
             }
         }
         Ok(())
@@ -233,6 +243,16 @@ impl Bench {
         raw::measure_clients(&mut self.raw, replay, &self.prompts, clients, generate)
     }
 
+    /// The raw loop, with the arrivals that a stage had.
+    fn same_arrivals(&mut self, stage: Stage, took: &Took) -> Result<Took, Complaint> {
+        let generate = match stage.number {
+            ARRIVALS => self.uneven.clone(),
+            _ => self.even(),
+        };
+        let replay = self.replay(&generate, false);
+        raw::measure_arrivals(&mut self.raw, replay, &self.prompts, &took.visits)
+    }
+
     fn replay(&self, generate: &[u32], in_step: bool) -> Replay {
         let length = |(prompt, &generate): (&Prompt, &u32)| Length {
             prompt: u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX),
@@ -251,7 +271,9 @@ impl Bench {
                 let (engine, prompts) = (self.engine.clone(), self.prompts.clone());
                 let at_once = self.at_once;
                 self.timed(async move {
-                    engine::in_step(&engine, &prompts, at_once, tokens, fixed).await
+                    let tokens = engine::in_step(&engine, &prompts, at_once, tokens, fixed).await?;
+                    let visits = Vec::new();
+                    Ok(Answered { tokens, visits })
                 })
             }
             ARRIVALS => self.timed_clients(self.each(|| engine::Uneven {
@@ -306,7 +328,7 @@ impl Bench {
     /// Measures what clients do on their thread until they have their tokens.
     fn timed(
         &self,
-        load: impl Future<Output = Result<u64, Complaint>> + Send + 'static,
+        load: impl Future<Output = Result<Answered, Complaint>> + Send + 'static,
     ) -> Result<Took, Complaint> {
         let read = || {
             let decoding = "corral_engine_step_processor_seconds_total";
@@ -318,12 +340,12 @@ impl Bench {
             // Not on this thread, which is none of theirs.
             let all = self.clients.spawn(load);
             let answered = self.clients.block_on(all);
-            let tokens = answered.map_err(Complaint::telling("the clients crashed"))??;
+            let answered = answered.map_err(Complaint::telling("the clients crashed"))??;
             let after = read();
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let steps = (after.1 - before.1) as u64;
             Ok(Done {
-                tokens,
+                answered,
                 steps,
                 decoding: after.0 - before.0,
             })

@@ -3,9 +3,12 @@
 //! Compute threads are told from others by their name: ggml names none, so they are called like the thread
 //! that made them. That one is therefore started for it and ends at once.
 
+use super::clients::Answered;
+use super::visits::Visit;
 use crate::complaint::Complaint;
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The name of llama.cpp's compute threads, but for the one that calls it.
@@ -18,7 +21,7 @@ pub(super) const CLIENTS: &str = "bench-client";
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// What a load took.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Took {
     /// Tokens that were generated.
     pub(super) tokens: u64,
@@ -27,12 +30,13 @@ pub(super) struct Took {
     pub(super) seconds: f64,
     /// Seconds of processor time beside llama.cpp and clients; none where the system does not tell.
     pub(super) processor: Option<f64>,
+    /// Each request, where clients ask.
+    pub(super) visits: Arc<[Visit]>,
 }
 
 /// What a load has done.
 pub(super) struct Done {
-    /// Tokens that were generated.
-    pub(super) tokens: u64,
+    pub(super) answered: Answered,
     /// Calls of `llama_decode`.
     pub(super) steps: u64,
     /// Seconds of processor time that the thread that calls llama.cpp spent in there.
@@ -47,11 +51,12 @@ pub(super) fn timed(load: impl FnOnce() -> Result<Done, Complaint>) -> Result<To
     let seconds = began.elapsed().as_secs_f64();
     let spent = before.zip(Spent::settled());
     Ok(Took {
-        tokens: done.tokens,
+        tokens: done.answered.tokens,
         steps: done.steps,
         seconds,
         // Clocks of different kinds differ a little.
         processor: spent.map(|(before, after)| (after.beside(before) - done.decoding).max(0.0)),
+        visits: done.answered.visits.into(),
     })
 }
 

@@ -1,19 +1,22 @@
 //! The raw loops: what a [`Replay`] plans, given to llama.cpp as it stands. A token that is always the same
 //! follows each prompt, as in llama.cpp's own benches: what the model says is nobody's business there.
 //!
-//! In one all requests are there from the start, and are taken in step. In the other one they come from as many
-//! clients as ask the stages above, which ask again as soon as they were answered.
+//! In one all requests are there from the start, and are taken in step. In the next they come from as many
+//! clients as ask the stages above, which ask again as soon as they were answered. In the last one they come when
+//! they came to a stage.
 
-use super::clients::{Client, ask_all};
+use super::clients::{Answered, Client, ask_all};
 use super::processor::{Done, Took, in_thread, timed};
 use super::prompts::Prompt;
 use super::replay::{Replay, Row};
+use super::visits::{Arrivals, Next, Visit};
 use crate::complaint::Complaint;
 use corral_engine::scheduler::SeqId;
 use corral_engine::{Input, Raw};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 
@@ -84,9 +87,46 @@ pub(super) fn measure_clients(
             // One who does not wait any more has said why.
             let _ = told.map(|told| told.send(()));
         };
-        let done = run(raw, replay, prompts, next, ended)?;
+        let mut done = run(raw, replay, prompts, next, ended)?;
         let answered = clients.block_on(answered);
-        answered.map_err(Complaint::telling("the clients crashed"))??;
+        done.answered = answered.map_err(Complaint::telling("the clients crashed"))??;
+        Ok(done)
+    };
+    in_thread(CALLER, || timed(all))?
+}
+
+/// Measures the loop with requests that come when they came to a stage.
+pub(super) fn measure_arrivals(
+    raw: &mut Raw,
+    replay: Replay,
+    prompts: &[Prompt],
+    came: &[Visit],
+) -> Result<Took, Complaint> {
+    let all = || -> Result<Done, Complaint> {
+        let began = Instant::now();
+        let mut arrivals = Arrivals::of(came);
+        let next = |idle: bool| {
+            loop {
+                match arrivals.next(began.elapsed()) {
+                    Next::Here(number) => return Some(number),
+                    Next::In(time) if idle => std::thread::sleep(time),
+                    Next::In(_) | Next::Nobody => return None,
+                }
+            }
+        };
+        let mut answered = vec![None; came.len()];
+        let ended = |number: usize| {
+            if let Some(answered) = answered.get_mut(number) {
+                *answered = Some(began.elapsed());
+            }
+        };
+        let mut done = run(raw, replay, prompts, next, ended)?;
+        let visits = came.iter().zip(answered).map(|(visit, answered)| {
+            let answered = answered?;
+            Some(Visit { answered, ..*visit })
+        });
+        let unanswered = || Complaint::Failed("the raw loop left requests unanswered".into());
+        done.answered.visits = visits.collect::<Option<_>>().ok_or_else(unanswered)?;
         Ok(done)
     };
     in_thread(CALLER, || timed(all))?
@@ -119,8 +159,9 @@ fn run(
             ended(request);
         }
     }
+    let visits = Vec::new();
     Ok(Done {
-        tokens,
+        answered: Answered { tokens, visits },
         steps,
         decoding: (raw.decode_time() - before).as_secs_f64(),
     })

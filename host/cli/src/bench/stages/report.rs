@@ -4,6 +4,7 @@ use super::super::table::{Column, Unit};
 use super::super::{median, quantile};
 use super::processor::Took;
 use super::stage::Stage;
+use super::visits::Visit;
 use serde_json::{Value, json};
 
 /// A stage and what was found, round by round.
@@ -12,9 +13,11 @@ pub(super) struct Found {
     pub(super) turns: Vec<Took>,
     /// The raw loop that it is measured beside, in the same rounds.
     pub(super) twins: Vec<Took>,
+    /// The raw loop with the arrivals of each of the turns, where clients ask.
+    pub(super) same_arrivals: Vec<Took>,
 }
 
-pub(super) const COLUMNS: [Column; 10] = [
+pub(super) const COLUMNS: [Column; 12] = [
     ("stage", "stage", Unit::Plain),
     ("what", "name", Unit::Plain),
     ("tok/s", "tok_s", Unit::Whole),
@@ -25,6 +28,8 @@ pub(super) const COLUMNS: [Column; 10] = [
     ("raw's", "raw_tok_step", Unit::Tenths),
     ("µs CPU a token", "cpu_us_per_token", Unit::Tenths),
     ("added", "cpu_us_added", Unit::Tenths),
+    ("answer p50 / raw's", "answer_p50_ratio", Unit::Thousandths),
+    ("p99 / raw's", "answer_p99_ratio", Unit::Thousandths),
 ];
 
 /// Each stage in a row: ratios are taken round by round, and so is what it adds to the one below it.
@@ -45,6 +50,7 @@ fn row(one: &Found, below: Option<&Found>) -> Value {
     });
     let pairs = one.turns.iter().zip(&one.twins);
     let over_raw = median_of(pairs.map(|(own, twin)| Some(micros(own)? - micros(twin)?)));
+    let answers = |part| same_arrivals_ratio(one, |took| answer_time(took, part));
     json!({
         "stage": one.stage.number,
         "name": one.stage.name,
@@ -58,7 +64,22 @@ fn row(one: &Found, below: Option<&Found>) -> Value {
         "cpu_us_per_token": median_of(one.turns.iter().map(micros)),
         "cpu_us_added": added,
         "cpu_us_over_raw": over_raw,
+        "same_arrivals_ratio": same_arrivals_ratio(one, |took| Some(speed(took))),
+        "answer_p50_ratio": answers(0.5),
+        "answer_p99_ratio": answers(0.99),
     })
+}
+
+/// What a turn has by what the raw loop has with the same arrivals: the median of the rounds.
+fn same_arrivals_ratio(one: &Found, of: impl Fn(&Took) -> Option<f64>) -> Option<f64> {
+    let pairs = one.turns.iter().zip(&one.same_arrivals);
+    median_of(pairs.map(|(own, raw)| Some(of(own)? / of(raw)?)))
+}
+
+/// Seconds within which such a part of the requests was answered.
+fn answer_time(took: &Took, part: f64) -> Option<f64> {
+    let mut times: Vec<_> = took.visits.iter().map(Visit::seconds).collect();
+    (!times.is_empty()).then(|| quantile(&mut times, part))
 }
 
 /// Tokens a second.
@@ -89,6 +110,8 @@ fn median_of(values: impl Iterator<Item = Option<f64>>) -> Option<f64> {
 mod tests {
     use super::super::stage::STAGES;
     use super::*;
+    use std::sync::Arc;
+    use std::time::Duration;
 
     fn took(seconds: f64, processor: Option<f64>) -> Took {
         Took {
@@ -96,6 +119,7 @@ mod tests {
             steps: 20,
             seconds,
             processor,
+            visits: Arc::default(),
         }
     }
 
@@ -109,11 +133,13 @@ mod tests {
                 stage: STAGES[0],
                 turns: raw.clone(),
                 twins: raw.clone(),
+                same_arrivals: Vec::new(),
             },
             Found {
                 stage: STAGES[1],
                 turns,
                 twins: raw,
+                same_arrivals: Vec::new(),
             },
         ];
         let rows = rows(&found);
@@ -134,17 +160,58 @@ mod tests {
     }
 
     #[test]
+    fn the_same_arrivals_are_compared_round_by_round() {
+        let answered = |seconds: f64, times: [u64; 4]| Took {
+            visits: times
+                .map(|time| Visit {
+                    asked: Duration::from_secs(100),
+                    answered: Duration::from_secs(100 + time),
+                })
+                .into(),
+            ..took(seconds, None)
+        };
+        let found = [Found {
+            stage: STAGES[3],
+            turns: vec![
+                answered(2.0, [6, 6, 6, 30]),
+                answered(20.0, [60, 60, 60, 300]),
+            ],
+            twins: vec![took(1.0, None), took(10.0, None)],
+            same_arrivals: vec![
+                answered(1.0, [3, 3, 3, 10]),
+                answered(10.0, [30, 30, 30, 100]),
+            ],
+        }];
+        let rows = rows(&found);
+        for (key, expected) in [
+            ("same_arrivals_ratio", 0.5),
+            ("answer_p50_ratio", 2.0),
+            ("answer_p99_ratio", 3.0),
+        ] {
+            let ratio = rows[0][key].as_f64().expect(key);
+            assert!((ratio - expected).abs() < 1e-9, "{key} {ratio}");
+        }
+    }
+
+    #[test]
     fn every_column_has_its_member_and_what_is_not_known_is_null() {
         let found = [Found {
             stage: STAGES[4],
             turns: vec![took(1.0, None)],
             twins: vec![took(1.0, None)],
+            same_arrivals: Vec::new(),
         }];
         let rows = rows(&found);
         for (_, key, _) in COLUMNS {
             assert!(rows[0].get(key).is_some(), "{key}");
         }
-        assert!(rows[0]["cpu_us_per_token"].is_null());
+        for key in [
+            "cpu_us_per_token",
+            "same_arrivals_ratio",
+            "answer_p50_ratio",
+        ] {
+            assert!(rows[0][key].is_null(), "{key}");
+        }
         assert_eq!(rows[0]["name"], STAGES[4].name);
     }
 }

@@ -11,16 +11,18 @@ const MANY: Limits = Limits {
     ..LIMITS
 };
 
-/// Rounds of so many that come 0.3 ms apart, the next round when all of the last one have ended. Returns
-/// the time that was waited, and the rows of the steps in which any generated, on the average.
-fn rounds(count: u32, times: u32) -> (Duration, f64) {
+/// Rounds of so many that come 0.3 ms apart, the next round when all of the last one have ended; of callers who let
+/// the host generate, or run the loop themselves. Returns the time that was waited, and the rows of the steps in
+/// which any generated, on the average.
+fn rounds(count: u32, times: u32, own_loop: bool) -> (Duration, f64) {
     let mut simulation = Simulation::new(MANY, Machine::default(), BTreeMap::new());
     let arrivals = (0..times).flat_map(|round| {
         (0..count).map(move |number| Arrival {
             at: Duration::from_micros(10_000_000 * u64::from(round) + 300 * u64::from(number)),
             prompt: 32,
-            max_tokens: 40,
+            max_tokens: if own_loop { 0 } else { 40 },
             ends_after: 40,
+            comes_back: (40, Duration::from_micros(100)),
             family: (0, u64::from(count * round + number)),
             ..Arrival::default()
         })
@@ -41,7 +43,7 @@ fn rounds(count: u32, times: u32) -> (Duration, f64) {
 
 #[test]
 fn those_that_come_at_about_the_same_time_begin_in_one_step() {
-    let (waited, rows) = rounds(8, 16);
+    let (waited, rows) = rounds(8, 16, false);
     // All but the first round: before that nobody knew that many would come.
     assert!(rows > 7.5, "{rows}");
     assert!(
@@ -51,8 +53,14 @@ fn those_that_come_at_about_the_same_time_begin_in_one_step() {
 }
 
 #[test]
+fn those_that_run_the_loop_themselves_begin_in_one_step_too() {
+    let (_, rows) = rounds(8, 16, true);
+    assert!(rows > 7.5, "{rows}");
+}
+
+#[test]
 fn one_that_runs_alone_as_a_rule_waits_for_nobody() {
-    assert_eq!(rounds(1, 6).0, Duration::ZERO);
+    assert_eq!(rounds(1, 6, false).0, Duration::ZERO);
 }
 
 #[test]
@@ -98,8 +106,12 @@ fn who_waits_for_others_waits_once_and_not_beyond_its_time() {
     assert_eq!(step.rows.len(), 2);
     computed(&mut scheduler, &step, &[Key(20), Key(21)]);
     teach(&mut scheduler);
-    // Who looks at what may come next does not.
+    // Who looks at what may come next does where that begins something.
     enqueue(&mut scheduler, 22, 100, 0);
+    assert!(scheduler.plan(ms(17)).rows.is_empty());
+    scheduler.cancel(Key(22));
+    assert!(scheduler.plan(ms(17)).rows.is_empty());
+    enqueue(&mut scheduler, 22, 10, 0);
     let step = scheduler.plan(ms(17));
     assert_eq!(step.rows.len(), 1);
     computed(&mut scheduler, &step, &[Key(22)]);

@@ -94,7 +94,8 @@ impl Simulation {
                     assert!(self.scheduler.waiting() > 0, "it waits, but nobody does");
                     Duration::from_millis(5)
                 }
-                _ => Duration::from_millis(2),
+                // A part of a long step.
+                _ => Duration::from_millis(10),
             };
             assert!(until > self.now && until - self.now <= most);
         }

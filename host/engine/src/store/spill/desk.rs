@@ -147,6 +147,11 @@ impl Desk {
         self.work.notify_one();
     }
 
+    #[cfg(test)]
+    pub fn is_stopped(&self) -> bool {
+        self.lock().stopped
+    }
+
     /// The next job, if there is one: for the disk's thread.
     #[cfg(test)]
     pub fn begin(&self) -> Option<Job> {

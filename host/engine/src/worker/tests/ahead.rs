@@ -69,7 +69,7 @@ fn what_fails_ahead_harms_no_row_and_is_read_again() {
 
 #[test]
 fn nothing_stays_of_one_that_goes_away_while_it_is_read_ahead() {
-    let bench = Bench::ahead(Duration::from_millis(2), BTreeMap::new());
+    let bench = Bench::ahead(Duration::from_millis(20), BTreeMap::new());
     let submission = |prompt, most| bench.submission(Caller::default(), prompt, limit(most));
     let (short, told) = submission(vec![1], 20);
     let (long, read_on) = submission((100..200).collect(), 100);

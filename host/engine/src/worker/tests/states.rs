@@ -81,18 +81,20 @@ fn who_no_longer_waits_for_a_state_does_not_send_it_back_from_under_others() {
         };
         let adopt = Command::Adopt(Box::new(adoption));
         bench.commands.send(adopt).unwrap();
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(200));
     }
     let prompt = |last| (0..60).chain([last]).collect::<Vec<Token>>();
     let stays = bench.submit(prompt(300), limit(3));
     let goes = bench.submit(prompt(400), limit(3));
-    let read_begun = || value(&reads) > 0;
-    while !read_begun() {
+    let until = Instant::now() + Duration::from_secs(60);
+    while value(&reads) == 0 {
+        assert!(Instant::now() < until, "nothing is read");
         std::thread::sleep(Duration::from_millis(5));
     }
     drop(goes);
     bench.commands.send(Command::Look).unwrap();
     while value(&bench.counters.cancelled) == 0 {
+        assert!(Instant::now() < until, "nobody is cancelled");
         std::thread::sleep(Duration::from_millis(5));
     }
     std::thread::sleep(Duration::from_millis(50));

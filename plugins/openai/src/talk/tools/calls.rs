@@ -56,6 +56,11 @@ impl Calls {
         }
     }
 
+    /// Whether there can be none, and all is content as it stands.
+    pub fn are_none(&self) -> bool {
+        matches!(self.state, State::Plain) && self.held.is_empty()
+    }
+
     /// For one that was offered none.
     pub fn none() -> Self {
         Calls {

@@ -3,7 +3,7 @@
 use super::super::*;
 use super::bench::{FakeDisk, Fault, KIB, check, state};
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A real folder and thread; what the waker says comes through the channel.
 fn real(base: &std::path::Path, ram: u64, disk: u64) -> (Spill, Receiver<()>) {
@@ -141,8 +141,12 @@ fn a_disk_that_hangs_holds_up_nobody_and_what_is_queued_is_dropped_at_the_end() 
     }
     assert_eq!(spill.take_lost().len(), 1000 - 64);
     assert!(spill.writes.len() > 10, "many are queued");
+    let desk = spill.desk.clone();
     let ender = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(20));
+        let until = Instant::now() + Duration::from_secs(60);
+        while !desk.is_stopped() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         drop(let_go);
     });
     drop(spill);
