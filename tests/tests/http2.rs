@@ -71,7 +71,7 @@ fn both_versions_are_answered_alike() {
 
 #[test]
 fn a_stream_that_is_not_read_is_reset_and_its_neighbours_go_on() {
-    let corral = Corral::start_with(&["--stall-time", "1"]);
+    let corral = Corral::start_with(&["--stall-time", "3"]);
     block_on(async {
         let client = Client::connect(corral.public(), Version::Http2, None);
         let client = client.await.expect("it accepts");
@@ -106,7 +106,7 @@ fn a_stream_that_is_not_read_is_reset_and_its_neighbours_go_on() {
 
 #[test]
 fn an_idle_connection_is_closed_and_a_busy_one_is_not() {
-    let corral = Corral::start_with(&["--head-time", "1"]);
+    let corral = Corral::start_with(&["--head-time", "3"]);
     block_on(async {
         let connect = || Client::connect(corral.public(), Version::Http2, None);
         let (idle, busy) = (connect().await, connect().await);

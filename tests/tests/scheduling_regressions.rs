@@ -297,7 +297,7 @@ fn records_are_left_behind() {
         "--sequences",
         "2",
         "--queue-time",
-        "2",
+        "4",
         "--calls",
         "8",
         "--queue",

@@ -5,6 +5,7 @@
 //! owns the store. Aborting the task drops the store, and with it every sequence of the plugin.
 
 use crate::admission::Pass;
+use crate::again::again;
 use crate::bounds::{Over, within};
 use crate::failure::Failure;
 use crate::meter::Meter;
@@ -12,7 +13,7 @@ use crate::metrics::{Counters, Ending};
 use crate::plugin::Plugin;
 use crate::settings::Limits;
 use crate::state::State;
-use crate::store::{keep_company, store};
+use crate::store::store;
 use crate::tally::Tally;
 use crate::ticker::Ticking;
 use futures_channel::oneshot;
@@ -177,7 +178,8 @@ impl Live {
         &self,
         work: impl Future<Output = wasmtime::Result<R>>,
     ) -> Result<R, Failure> {
-        let mut work = pin!(work);
+        let work = pin!(work);
+        let mut work = pin!(again(work));
         let counted = pin!(poll_fn(|cx| {
             self.verdict.tally.polled();
             work.as_mut().poll(cx)
@@ -245,7 +247,6 @@ pub(crate) async fn serve(
     let work = async {
         let proxy = pre.instantiate_async(&mut store).await?;
         live.started(began);
-        keep_company(&mut store)?;
         store
             .run_concurrent(async |accessor| {
                 let prepared = accessor.with(|mut access| {

@@ -17,6 +17,7 @@
 
 mod account;
 mod admission;
+mod again;
 mod body;
 mod bounds;
 mod call;

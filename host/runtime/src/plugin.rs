@@ -11,7 +11,7 @@ use crate::output::{Origin, Output};
 use crate::runtime::Shared;
 use crate::settings::{Call, Limits, Terms};
 use crate::state::{Grants, State};
-use crate::store::{keep_company, store};
+use crate::store::store;
 use crate::validate::{CliPre, Compiled};
 use bytes::Bytes;
 use corral_engine::{Caller, Priority, Share, Tenant};
@@ -266,7 +266,6 @@ impl Plugin {
                 CliPre::P3(pre) => {
                     let command = pre.instantiate_async(&mut store).await?;
                     live.started(began);
-                    keep_company(&mut store)?;
                     let run = async |accessor: &wasmtime::component::Accessor<State>| {
                         let result = command.wasi_cli_run().call_run(accessor).await?;
                         poll_fn(|cx| accessor.poll_no_interesting_tasks(cx)).await;

@@ -1,11 +1,9 @@
-//! The store of an instance: where its limits hold while guest code runs, and what keeps its polls few.
+//! The store of an instance: where its limits hold while guest code runs.
 
 use crate::settings::{HOSTCALL_BYTES, RESOURCES};
 use crate::state::State;
 use crate::ticker::TICK;
-use std::future::pending;
 use std::sync::Arc;
-use wasmtime::component::{Accessor, AccessorTask};
 use wasmtime::{AsContextMut, Engine, Store, UpdateDeadline};
 
 /// A store in which the limits of `state` hold, and whose guest gives way to others at each epoch.
@@ -30,29 +28,4 @@ pub(crate) fn store(engine: &Engine, state: State) -> Store<State> {
         })
     });
     store
-}
-
-/// Gives a store a task that never does anything, so that a guest which waits for one thing is not polled
-/// twice.
-///
-/// wasmtime keeps all that a store waits for in one `FuturesUnordered`. When that has polled every one of its
-/// futures and none was ready it wakes itself, in case they only gave way, and is polled once more. A guest
-/// that streams tokens waits for one thing at a time, which is every one: so each token had a second poll that
-/// found nothing, for which tokio woke another worker, since the first one had more to do. With a future
-/// beside it that is polled once and never again, they are never all.
-///
-/// A guest that waits for nothing that could come is not found out by this, nor is it without: `run_concurrent`
-/// leaves it to its deadline. A plain call of a function does find that out, where nothing else is in the store, so
-/// a store of such calls is to be given no company.
-pub(crate) fn keep_company(store: &mut Store<State>) -> wasmtime::Result<()> {
-    // It goes with the store.
-    store.spawn(Company).map(drop)
-}
-
-struct Company;
-
-impl AccessorTask<State> for Company {
-    async fn run(self, _: &Accessor<State>) -> wasmtime::Result<()> {
-        pending().await
-    }
 }

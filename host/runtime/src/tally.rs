@@ -102,7 +102,7 @@ impl Tally {
         self.tripped[bound as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A call was polled: it began, or something woke it.
+    /// A call was polled: it began, or something woke it, and not in the midst of a short poll (`again.rs`).
     pub(crate) fn polled(&self) {
         self.polls.fetch_add(1, Ordering::Relaxed);
     }
