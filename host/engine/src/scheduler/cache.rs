@@ -50,8 +50,6 @@ pub struct Entry {
     claim: Watch,
     /// When it was of use; rises.
     used: u64,
-    /// What a cell had cost until then, in all: see [`Cache::charge`].
-    since: f64,
     /// Put aside though nobody claims it.
     prefix: bool,
 }
@@ -90,10 +88,12 @@ impl Entry {
 #[derive(Clone, Debug, Default)]
 pub struct Cache {
     entries: BTreeMap<EntryId, Entry>,
-    /// Those in the cells that nobody claims, by when they were of use, which is never the same.
-    loose: BTreeMap<u64, EntryId>,
-    /// The others in the cells: somebody claimed them when that was last looked at.
-    claimed: BTreeMap<u64, EntryId>,
+    /// Those in the cells that nobody claims, by when they were of use, which is never the same. Each with what
+    /// a cell had cost in all when it last had a use or an owner: see [`Cache::charge`].
+    loose: BTreeMap<u64, (EntryId, f64)>,
+    /// The others in the cells: somebody claimed them when that was last looked at. Each with its claim, which is
+    /// looked at in every step.
+    claimed: BTreeMap<u64, (EntryId, Watch)>,
     tree: Tree<Holder>,
     last: u64,
     clock: u64,
@@ -129,7 +129,7 @@ impl Cache {
         self.tree.insert(scope, &tokens, Holder::Entry(id));
         let used = self.clock;
         if let Place::Cells(_) = place {
-            self.side(claim.is_held()).insert(used, id);
+            self.stands(used, id, claim.is_held().then(|| claim.clone()));
         }
         let entry = Entry {
             scope,
@@ -137,18 +137,21 @@ impl Cache {
             place,
             claim,
             used,
-            since: self.charged,
             prefix: false,
         };
         self.entries.insert(id, entry);
         id
     }
 
-    /// Where entries in the cells stand that somebody claims, or those that nobody does.
-    fn side(&mut self, claimed: bool) -> &mut BTreeMap<u64, EntryId> {
-        match claimed {
-            true => &mut self.claimed,
-            false => &mut self.loose,
+    /// It lies in the cells and is of use at this time: among those that somebody claims, if somebody does.
+    fn stands(&mut self, used: u64, id: EntryId, claim: Option<Watch>) {
+        match claim {
+            Some(claim) => {
+                self.claimed.insert(used, (id, claim));
+            }
+            None => {
+                self.loose.insert(used, (id, self.charged));
+            }
         }
     }
 
@@ -185,18 +188,20 @@ impl Cache {
         self.charged += seconds;
     }
 
-    /// Those in the cells that nobody claims, as of the last [`Cache::settle`], with their ids and the seconds
-    /// that each of their cells has cost since they were of use: the longest ago first.
-    pub(super) fn charges(&self) -> impl Iterator<Item = (EntryId, SeqId, f64)> {
-        self.loose.values().filter_map(|&id| {
-            let entry = self.looked(id)?;
-            Some((id, entry.seq()?, self.charged - entry.since))
+    /// Those in the cells that nobody claims, as of the last [`Cache::settle`], with the seconds that each of
+    /// their cells has cost since they were of use: the longest ago first.
+    pub(super) fn charges(&self) -> impl Iterator<Item = (EntryId, f64)> {
+        self.loose.values().map(|(id, since)| {
+            self.visited();
+            (*id, self.charged - since)
         })
     }
 
-    /// Who was of use then is in the cells no longer, if it was. True if it was claimed.
-    fn leaves_cells(&mut self, used: u64) -> bool {
-        self.loose.remove(&used).is_none() && self.claimed.remove(&used).is_some()
+    /// Who was of use then is in the cells no longer, if it was. Its claim, if it had one.
+    fn leaves_cells(&mut self, used: u64) -> Option<Watch> {
+        let loose = self.loose.remove(&used).is_some();
+        let claimed = (!loose).then(|| self.claimed.remove(&used)).flatten();
+        claimed.map(|(_, claim)| claim)
     }
 
     /// It lies under this id now.
@@ -214,25 +219,25 @@ impl Cache {
             return;
         };
         let before = std::mem::replace(&mut entry.used, now);
-        entry.since = self.charged;
         if entry.seq().is_some() {
-            let claimed = self.leaves_cells(before);
-            self.side(claimed).insert(now, id);
+            let claim = self.leaves_cells(before);
+            self.stands(now, id, claim);
         }
     }
 
     /// Takes note of claims to entries in the cells that were let go.
     pub(super) fn settle(&mut self) {
-        let let_go = |&(_, &id): &(&u64, &EntryId)| !self.looked(id).is_some_and(Entry::is_claimed);
-        let let_go = self.claimed.iter().filter(let_go);
-        let let_go: Vec<_> = let_go.map(|(used, id)| (*used, *id)).collect();
+        let mut let_go = Vec::new();
+        for (used, (id, claim)) in &self.claimed {
+            self.visited();
+            if !claim.is_held() {
+                let_go.push((*used, *id));
+            }
+        }
         for (used, id) in let_go {
             self.claimed.remove(&used);
-            self.loose.insert(used, id);
             // What it cost until now was for its owner.
-            if let Some(entry) = self.entries.get_mut(&id) {
-                entry.since = self.charged;
-            }
+            self.stands(used, id, None);
         }
     }
 
@@ -283,18 +288,21 @@ impl Cache {
         claimed: bool,
         suits: impl Fn(EntryId, SeqId) -> bool,
     ) -> Option<EntryId> {
-        let side = if claimed { &self.claimed } else { &self.loose };
-        let suits = |id: EntryId| {
-            let seq = self.looked(id).and_then(Entry::seq);
-            seq.is_some_and(|seq| suits(id, seq))
+        let suits = |id: &EntryId| {
+            let seq = self.looked(*id).and_then(Entry::seq);
+            seq.is_some_and(|seq| suits(*id, seq))
         };
-        side.values().copied().find(|id| suits(*id))
+        match claimed {
+            true => self.claimed.values().map(|(id, _)| *id).find(suits),
+            false => self.loose.values().map(|(id, _)| *id).find(suits),
+        }
     }
 
     /// Those in the cells, with their ids.
     pub(super) fn in_cells(&self) -> impl Iterator<Item = (EntryId, SeqId)> {
-        let both = self.loose.values().chain(self.claimed.values());
-        both.filter_map(move |id| Some((*id, self.get(*id)?.seq()?)))
+        let loose = self.loose.values().map(|(id, _)| *id);
+        let both = loose.chain(self.claimed.values().map(|(id, _)| *id));
+        both.filter_map(move |id| Some((id, self.get(id)?.seq()?)))
     }
 
     /// The entry that has the cells of this id.
@@ -362,12 +370,13 @@ impl Cache {
     pub(super) fn check(&self) {
         let in_cells = self.entries.iter().filter(|(_, e)| e.seq().is_some());
         let mut expected: Vec<_> = in_cells.map(|(id, entry)| (entry.used, *id)).collect();
-        let both = self.loose.iter().chain(&self.claimed);
-        let mut ordered: Vec<_> = both.map(|(used, id)| (*used, *id)).collect();
+        let loose = self.loose.iter().map(|(used, (id, _))| (*used, *id));
+        let claimed = self.claimed.iter().map(|(used, (id, _))| (*used, *id));
+        let mut ordered: Vec<_> = loose.chain(claimed).collect();
         expected.sort_unstable();
         ordered.sort_unstable();
         assert_eq!(ordered, expected, "the order of those in the cells");
-        for id in self.loose.values() {
+        for (id, _) in self.loose.values() {
             assert!(!self.entries[id].is_claimed(), "{id:?} is claimed");
         }
     }

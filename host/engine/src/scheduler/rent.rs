@@ -65,8 +65,9 @@ impl Scheduler {
         let least = self.cost.prompts(1, self.cells.n_kv());
         let least = patience * least.min(self.moving(1));
         let charges = self.cache.charges();
-        let mut charges = charges.filter(|(_, _, each)| *each > 0.0 && *each >= least);
-        charges.find_map(|(id, seq, each)| {
+        let mut charges = charges.filter(|(_, each)| *each > 0.0 && *each >= least);
+        charges.find_map(|(id, each)| {
+            let seq = self.cache.get(id)?.seq()?;
             let rent = each * f64::from(self.cells.freed_by_clearing(seq));
             let (way, seconds) = self.way(id, seq)?;
             let due = rent > 0.0 && rent >= patience * seconds;
@@ -116,9 +117,10 @@ impl Scheduler {
     /// Moves all of them, whatever they have paid.
     pub fn move_prefixes(&mut self) {
         self.cache.settle();
-        let all: Vec<_> = self.cache.charges().map(|(id, seq, _)| (id, seq)).collect();
-        for (id, seq) in all {
-            self.spill_prefix(id, seq);
+        let all: Vec<_> = self.cache.charges().map(|(id, _)| id).collect();
+        for id in all {
+            let seq = self.cache.get(id).and_then(Entry::seq);
+            self.spill_prefix(id, seq.expect("it is in the cells"));
         }
     }
 }
