@@ -5,6 +5,7 @@
 //! directory, and the model of this checkout, which is where `make` puts them.
 
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 /// The binary `corral`.
 pub fn binary() -> PathBuf {
@@ -28,6 +29,32 @@ pub fn model() -> PathBuf {
     existing("CORRAL_MODEL", || {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny/tiny.gguf")
     })
+}
+
+/// The demo model, but that it says it was trained on sixteen times the context: what holds a place in a server
+/// shall not be at an end before the test is, however fast the machine. What it says beyond its real context makes
+/// no sense.
+pub fn long_model() -> PathBuf {
+    static FILE: LazyLock<PathBuf> = LazyLock::new(write_long_model);
+    FILE.clone()
+}
+
+fn write_long_model() -> PathBuf {
+    const NAME: &[u8] = b"qwen3.context_length";
+    const TYPE_U32: [u8; 4] = 4_u32.to_le_bytes();
+    let mut bytes = std::fs::read(model()).expect("the model can be read");
+    let name = bytes.windows(NAME.len()).position(|some| some == NAME);
+    let kind = name.expect("its context stands in its file") + NAME.len();
+    let value = kind + TYPE_U32.len();
+    assert_eq!(bytes[kind..value], TYPE_U32, "a number of 32 bits");
+    let place = bytes[value..].first_chunk_mut().expect("its value");
+    *place = (16 * u32::from_le_bytes(*place)).to_le_bytes();
+    let file = scratch().join("long.gguf");
+    // Test programs run at once: none may see a part of it.
+    let new = file.with_extension(std::process::id().to_string());
+    std::fs::write(&new, bytes).expect("it can be written");
+    std::fs::rename(&new, &file).expect("it can be renamed");
+    file
 }
 
 /// The demo model's adapter that answers a sum by one more than it is.

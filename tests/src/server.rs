@@ -16,8 +16,11 @@ use std::time::{Duration, Instant};
 /// How long anything may take before a test fails. Far more than it takes: machines are busy.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Tokens of [`Corral::endless`]: nearly a whole context of the demo model.
-pub const ENDLESS: u32 = 4000;
+/// Positions that a sequence may have: enough to go on for many seconds on any machine.
+const CONTEXT: &str = "16384";
+
+/// Tokens of [`Corral::endless`]: nearly a whole context.
+pub const ENDLESS: u32 = 16_000;
 
 /// What has to be zero when nothing runs.
 const GAUGES: [&str; 14] = [
@@ -88,12 +91,13 @@ impl Corral {
         command
             .arg("serve")
             .arg("--model")
-            .arg(argument("tiny", &artefacts::model()))
+            .arg(argument("tiny", &artefacts::long_model()))
             .arg("--cache")
             .arg(artefacts::scratch().join("compiled"));
         for (option, value) in [
             ("--listen", "127.0.0.1:0"),
             ("--admin", "127.0.0.1:0"),
+            ("--context", CONTEXT),
             // The demo model's steps are so small that a second thread does not pay; and where the
             // cores are busy, it makes each step wait until the system lets it run.
             ("--threads", "1"),
@@ -352,7 +356,7 @@ impl Corral {
         stream
     }
 
-    /// A stream that goes on for seconds on any machine, at a route of the plugin `generate`. Its
+    /// A stream that goes on for many seconds on any machine, at a route of the plugin `generate`. Its
     /// sequence runs when this returns; letting go of it hangs up.
     pub fn endless(&self, route: &str) -> Stream {
         let request = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS});

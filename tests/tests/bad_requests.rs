@@ -6,7 +6,7 @@ use std::time::Duration;
 
 #[test]
 fn what_the_plugin_refuses_it_explains() {
-    let corral = Corral::start();
+    let corral = Corral::start_with(&["--context", "4096"]);
     let deep = "[".repeat(100_000);
     let long_stop = "x".repeat(257);
     let object = |value: Value| value.to_string();

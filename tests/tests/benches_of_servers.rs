@@ -309,7 +309,7 @@ fn whole_answers_of_a_chat_have_no_first_token() {
 fn answers_that_fail_are_counted_and_no_answer_at_all_is_an_error() {
     let corral = endpoint();
     // Every other prompt, the first one too, is longer than the context. The look takes the last one.
-    let files = [prompts(&format!("{}\n31+27=\n", "1".repeat(5000)))];
+    let files = [prompts(&format!("{}\n31+27=\n", "1".repeat(17_000)))];
     let line = format!("load {} --concurrency 1 --generate 4", url(&corral));
     let found = measure(&format!("{line} --requests 4"), &files);
     let counts = json!({

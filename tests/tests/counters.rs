@@ -1,6 +1,6 @@
 //! What `/metrics` says adds up, and nothing stays behind.
 
-use corral_tests::{Corral, Stream, raw_exchange, some_sums};
+use corral_tests::{Corral, ENDLESS, Stream, raw_exchange, some_sums};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -61,7 +61,7 @@ fn every_token_is_decoded_once() {
 fn clients_that_go_away_leave_nothing_behind() {
     let corral = Corral::start();
     let endless = json!({
-        "prompt": "1+1=", "ignore_end": true, "max_tokens": 4000, "stream": true,
+        "prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS, "stream": true,
     })
     .to_string();
     let request = format!(
@@ -96,9 +96,12 @@ fn clients_that_go_away_leave_nothing_behind() {
     // Of those that left before the answer, some may have gone before a sequence was there.
     assert!((4.0..=16.0).contains(&cancelled), "{cancelled}");
     assert!(metrics.get("corral_engine_abandoned_tokens_total") > 0.0);
-    // No client waited for 4,000 tokens to come, so neither did the engine compute them all.
+    // No client waited for that many tokens to come, so neither did the engine compute them all.
     let decoded = metrics.get("corral_engine_tokens_decoded_total");
-    assert!(decoded < 16.0 * 3000.0, "{decoded} tokens for nobody");
+    assert!(
+        decoded < 16.0 * 0.75 * f64::from(ENDLESS),
+        "{decoded} tokens for nobody"
+    );
     // Those that had seen the beginning of an answer are counted for certain.
     assert!(metrics.get("corral_http_cut_total") >= 8.0);
 }

@@ -210,7 +210,7 @@ fn the_highest_priority_is_next_whoever_waits() {
 
 #[test]
 fn whose_turn_does_not_come_in_time_is_told_when_to_come_again() {
-    const STREAMED: usize = 4000;
+    const STREAMED: usize = 10_000;
     let corral = Corral::start_with(&["--sequences", "1", "--queue-time", "0.2"]);
     let (sum, other) = (SURE[0], SURE[1]);
     let mut stream = corral.generate_stream(&sum.long_request(STREAMED));

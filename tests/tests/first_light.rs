@@ -263,8 +263,8 @@ fn no_more_than_max_tokens_are_generated() {
 
 #[test]
 fn a_context_is_filled_to_its_last_position() {
-    let corral = Corral::start();
-    // One byte is one token, and the model has 4,096 positions.
+    // One byte is one token.
+    let corral = Corral::start_with(&["--context", "4096"]);
     let ask = |length: usize| {
         let prompt = "a".repeat(length);
         corral.generate(&json!({"prompt": prompt, "ignore_end": true, "max_tokens": 100}))

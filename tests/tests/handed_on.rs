@@ -2,7 +2,7 @@
 //! itself, costs no wake-ups, and ends with its call.
 
 use corral_tests::deployments::deploy_folder;
-use corral_tests::{Corral, SURE, Stream, scratch_folder, some_sums};
+use corral_tests::{Corral, ENDLESS, SURE, Stream, scratch_folder, some_sums};
 use serde_json::json;
 
 const ROUTES: [(&str, &str); 2] = [("/loops", "loops"), ("/v1", "openai")];
@@ -85,7 +85,7 @@ fn a_body_whose_plugin_traps_is_broken_off() {
 fn a_body_that_nobody_reads_any_more_ends_its_generation() {
     let corral = start(&[]);
     let request =
-        json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": 4_000, "stream": true});
+        json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS, "stream": true});
     for (route, members) in [
         ("/generate", json!({})),
         ("/v1/completions", json!({"ignore_eos": true})),

@@ -2,7 +2,7 @@
 //! notice nothing, and nothing is left over.
 
 use corral_tests::roles::{Failed, TEMPLATE, ask, deploy, fail, start};
-use corral_tests::{Answer, Corral};
+use corral_tests::{Answer, Corral, ENDLESS};
 use serde_json::{Value, json};
 use std::net::TcpStream;
 
@@ -18,7 +18,7 @@ fn request(settings: &str) -> Value {
 /// One that goes on for a long time, whose sampler takes its time for each token.
 fn endless() -> Value {
     let mut request = request("slow:10");
-    request["max_tokens"] = json!(4000);
+    request["max_tokens"] = json!(ENDLESS);
     request
 }
 

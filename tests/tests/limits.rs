@@ -108,7 +108,7 @@ fn rows() -> Vec<Row> {
 fn every_limit_trips_alone_and_is_counted_alone() {
     let folder = scratch_folder();
     let store = folder.to_str().expect("ours");
-    let model = artefacts::model();
+    let model = artefacts::long_model();
     let second = format!("second={}", model.to_str().expect("ours"));
     let arguments = ["--store", store, "--model", &second, "--sequences", "1"];
     let corral = Corral::start_with(&arguments);

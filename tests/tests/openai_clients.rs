@@ -88,7 +88,7 @@ fn start(arguments: &[&str]) -> Corral {
     let formats = formats.iter().flat_map(|format| ["--error-format", format]);
     let mut all: Vec<_> = formats.chain(arguments.iter().copied()).collect();
     // What stays of hundreds of answers fills the cells, and attention runs over all of them.
-    all.push("--cells=6144");
+    all.extend(["--cells=6144", "--context", "4096"]);
     Corral::start_with_routes(&plugins, &all)
 }
 

@@ -1,8 +1,9 @@
 //! `corral bench boundary`: what the way between the engine and a plugin costs.
 //!
 //! The plugin `measure` is called in this process, without HTTP. In each round every way is taken, by one
-//! sequence alone and by several at once, so what is compared is measured within a second or so. A way's ratio
-//! is its speed by that of the host's own loop in the same round.
+//! sequence alone and by several at once, so what is compared is measured within a second or so; every second
+//! round takes them from the last to the first, so that a machine that gets slower or faster favours none. A way's
+//! ratio is its speed by that of the host's own loop in the same round.
 
 use super::load::{check_room, config};
 use super::table::{Column, Unit, tell};
@@ -80,6 +81,9 @@ pub(super) async fn measure(arguments: &BoundaryBench) -> Result<(), Complaint> 
     for round in 0..=rounds {
         // Large models take minutes: say that it goes on.
         eprintln!("round {round} of {rounds}");
+        if round > 1 {
+            ways.reverse();
+        }
         for way in &mut ways {
             let began = Instant::now();
             at_once(&plugin, way.name, way.streams, count).await?;
@@ -88,6 +92,12 @@ pub(super) async fn measure(arguments: &BoundaryBench) -> Result<(), Complaint> 
             }
         }
     }
+    ways.sort_by_key(|way| {
+        (
+            way.streams,
+            WAYS.iter().position(|(name, _)| *name == way.name),
+        )
+    });
     let rows: Vec<_> = ways.iter().map(|way| report(way, &ways, count)).collect();
     let call = call(&plugin).await?;
     let (mut requests, mut starts) = requests(&plugin, &runtime).await?;

@@ -48,8 +48,8 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
         http = http.value("--vs", &peer.to_string());
     }
     let mut parts = vec![
-        stages(model, plugins, [24, 8, 32, 32])
-            .rounds(3)
+        stages(model, plugins, [16, 8, 32, 32])
+            .rounds(5)
             .part(30)
             .targets(of_eight()),
         stages(model, plugins, [4, 1, 32, 32])
@@ -74,9 +74,10 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
             .file("--model", model)
             .file("--plugin", &plugin(plugins, "measure"))
             .file("--sampler", &plugin(plugins, "min-p"))
-            .number("--generate", 24)
-            .rounds(3)
-            .part(10)
+            // Many short rounds: a busy host's speed changes within seconds.
+            .number("--generate", 12)
+            .rounds(15)
+            .part(15)
             .targets(of_boundary()),
         words("boundary")
             .file("--model", &arguments.wide)
