@@ -1,7 +1,7 @@
 //! The client's side of HTTP.
 
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
@@ -160,8 +160,10 @@ pub fn raw_exchange(address: &str, bytes: &[u8], finish: bool, silence: Duration
     let mut some = [0; 4096];
     loop {
         match stream.read(&mut some) {
-            Ok(0) | Err(_) => return answer,
-            Ok(count) => answer.extend_from_slice(&some[..count]),
+            Ok(count) if count > 0 => answer.extend_from_slice(&some[..count]),
+            // With a time limit a read is not begun again by itself.
+            Err(error) if error.kind() == ErrorKind::Interrupted => (),
+            _ => return answer,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The way down: nothing new, what runs ends, and then the process.
 
-use corral_tests::{Client, Corral, PATIENCE, Version, block_on, some_sums};
+use corral_tests::{Client, Corral, ENDLESS, PATIENCE, Version, block_on, some_sums};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -204,6 +204,8 @@ fn a_stream_of_events_ends_whole_when_its_time_is_over() {
             let client = Client::connect(&address, version, None).await;
             let mut request = long_request();
             request["stream"] = json!(true);
+            // Its time is over long before it ends.
+            request["max_tokens"] = json!(ENDLESS);
             let client = client.expect("it accepts");
             let answer = client.send("/generate", &[], &request.to_string()).await;
             let mut answer = answer.expect("begun");
