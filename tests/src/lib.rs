@@ -28,6 +28,6 @@ pub use http::{Answer, Stream, raw_exchange};
 pub use metrics::{Distribution, Metrics};
 pub use neighbours::Done;
 pub use random::Random;
-pub use server::{Corral, ENDLESS, PATIENCE};
+pub use server::{Corral, ENDLESS, MANY_CELLS, PATIENCE};
 pub use sums::{SURE, Sum, at_once, some_sums};
 pub use tls::{Identity, Trust};

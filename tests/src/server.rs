@@ -22,6 +22,10 @@ const CONTEXT: &str = "16384";
 /// Tokens of [`Corral::endless`]: nearly a whole context.
 pub const ENDLESS: u32 = 16_000;
 
+/// `--cells` for four of [`Corral::endless`] at once: with fewer they would go on no longer together than one with
+/// the demo model's own context.
+pub const MANY_CELLS: &str = "65536";
+
 /// What has to be zero when nothing runs.
 const GAUGES: [&str; 14] = [
     "corral_engine_sequences_waiting",
@@ -365,7 +369,7 @@ impl Corral {
         stream
     }
 
-    /// Holds this many sequence ids with [`Corral::endless`] streams at `/generate`.
+    /// Holds this many sequence ids with [`Corral::endless`] streams at `/generate`. They want [`MANY_CELLS`].
     pub fn hold(&self, ids: usize) -> Vec<Stream> {
         (0..ids).map(|_| self.endless("/generate")).collect()
     }

@@ -98,10 +98,7 @@ fn clients_that_go_away_leave_nothing_behind() {
     assert!(metrics.get("corral_engine_abandoned_tokens_total") > 0.0);
     // No client waited for that many tokens to come, so neither did the engine compute them all.
     let decoded = metrics.get("corral_engine_tokens_decoded_total");
-    assert!(
-        decoded < 16.0 * 0.75 * f64::from(ENDLESS),
-        "{decoded} tokens for nobody"
-    );
+    assert!(decoded < 16.0 * 3000.0, "{decoded} tokens for nobody");
     // Those that had seen the beginning of an answer are counted for certain.
     assert!(metrics.get("corral_http_cut_total") >= 8.0);
 }

@@ -47,7 +47,7 @@ impl House {
 
 #[test]
 fn routes_models_configuration_and_error_format() {
-    let model = artefacts::model();
+    let model = artefacts::long_model();
     let second = format!("second={}", model.to_str().expect("ours"));
     let house = house(&["--model", &second]);
     let more = json!({

@@ -15,7 +15,7 @@ fn named(name: &str, file: &Path) -> String {
 fn start(names: &[&str], arguments: &[&str]) -> Corral {
     let models: Vec<_> = names
         .iter()
-        .map(|name| named(name, &artefacts::model()))
+        .map(|name| named(name, &artefacts::long_model()))
         .collect();
     let mut line = vec!["--context", "512", "--cells", "512", "--sequences", "8"];
     for model in &models {

@@ -3,7 +3,7 @@
 //! What has to hold is gated on answers and on the engine's counters. Times are printed, and gated
 //! only where a failure shows in nothing else.
 
-use corral_tests::{Corral, ENDLESS, Metrics, SURE, Sum, some_sums};
+use corral_tests::{Corral, ENDLESS, MANY_CELLS, Metrics, SURE, Sum, some_sums};
 use serde_json::json;
 use std::net::TcpStream;
 
@@ -199,7 +199,7 @@ fn batches_shrink_while_others_wait() {
     const IDS: usize = 4;
     const REQUESTS: usize = 40;
     const LONGEST: usize = 150;
-    let corral = Corral::start_with(&["--sequences", "4"]);
+    let corral = Corral::start_with(&["--sequences", "4", "--cells", MANY_CELLS]);
     let metrics = std::thread::scope(|scope| {
         // Hold all ids until everyone waits: from here on no id is free while one does.
         let holders = corral.hold(IDS);
@@ -302,6 +302,8 @@ fn records_are_left_behind() {
         "8",
         "--queue",
         "0",
+        "--cells",
+        MANY_CELLS,
     ]);
     let question = json!({"prompt": "2+2="}).to_string();
     for round in 1..=2 {
@@ -340,7 +342,7 @@ fn records_are_left_behind() {
 fn prompts_of_other_lengths_do_not_fit_the_batch() {
     const STREAMS: usize = 3;
     // The prompts begin alike: without a cache all of them are read.
-    let corral = Corral::start_with(&["--no-prefix-cache"]);
+    let corral = Corral::start_with(&["--no-prefix-cache", "--cells", MANY_CELLS]);
     let streams = corral.hold(STREAMS);
     let alone =
         |metrics: &Metrics| of_one_moment(metrics) && metrics.get(RUNNING) == STREAMS as f64;

@@ -41,7 +41,7 @@ impl Held {
         let (mut read, mut byte) = (Vec::new(), [0]);
         while !read.ends_with(last.as_bytes()) {
             let so_far = String::from_utf8_lossy(&read);
-            assert_eq!(self.0.read(&mut byte).expect(&so_far), 1, "{so_far}");
+            self.0.read_exact(&mut byte).expect(&so_far);
             read.push(byte[0]);
         }
         String::from_utf8(read).expect("text")

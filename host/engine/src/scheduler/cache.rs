@@ -376,6 +376,12 @@ impl Cache {
         expected.sort_unstable();
         ordered.sort_unstable();
         assert_eq!(ordered, expected, "the order of those in the cells");
+        for (id, claim) in self.claimed.values() {
+            assert!(
+                claim.is(&self.entries[id].claim),
+                "{id:?} has its own claim"
+            );
+        }
         for (id, _) in self.loose.values() {
             assert!(!self.entries[id].is_claimed(), "{id:?} is claimed");
         }

@@ -15,7 +15,7 @@
 //! | `kept` | a name | what comes after what was kept |
 //! | `forget` | a name | "ok" |
 //! | `drop` | a prompt | drops a generation midway; then what comes after the prompt |
-//! | `endless` | a prompt | generates nearly a whole context |
+//! | `endless` | a prompt | generates 16,000 tokens |
 //! | `errors` | | a line for each wrong call, with what came of it |
 //!
 //! What fails is answered with 400.

@@ -211,9 +211,9 @@ pub fn forget(name: &str) -> Result<String, Error> {
     Ok("ok".to_owned())
 }
 
-/// Begins what would go on for nearly a whole context.
+/// Begins what would go on for many seconds.
 fn begin(sequence: &Sequence) -> Result<Generation, Error> {
-    let options = Options::new(4000);
+    let options = Options::new(16_000);
     options.ignore_end();
     Generation::start(sequence, &options)
 }

@@ -48,9 +48,9 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
         http = http.value("--vs", &peer.to_string());
     }
     let mut parts = vec![
-        stages(model, plugins, [16, 8, 32, 32])
+        stages(model, plugins, [24, 8, 32, 32])
             .rounds(5)
-            .part(30)
+            .part(40)
             .targets(of_eight()),
         stages(model, plugins, [4, 1, 32, 32])
             .numbers("--stages", "0,8,9")
@@ -74,9 +74,9 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
             .file("--model", model)
             .file("--plugin", &plugin(plugins, "measure"))
             .file("--sampler", &plugin(plugins, "min-p"))
-            // Many short rounds: a busy host's speed changes within seconds.
-            .number("--generate", 12)
-            .rounds(15)
+            // Many rounds: a busy host's speed changes within seconds.
+            .number("--generate", 24)
+            .rounds(12)
             .part(15)
             .targets(of_boundary()),
         words("boundary")
