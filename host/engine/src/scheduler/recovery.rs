@@ -38,6 +38,8 @@ pub(super) struct Strikes {
     since: Option<Time>,
     /// How many steps had gone well at the last time.
     before: u64,
+    /// The most adapters that took turns at one of these times.
+    adapters: u8,
 }
 
 impl Strikes {
@@ -47,7 +49,8 @@ impl Strikes {
 
     /// Another one; one that is `excused` was where the sequence had been before. True if it is one too many, where
     /// so many adapters take turns: a sequence that is in every third step only takes three times as long to get on,
-    /// and meets as many more faults of the moment until then.
+    /// and meets as many more faults of the moment until then. What it met while there were more turns than now counts
+    /// no more for that.
     fn add(&mut self, now: Time, recovery: &Recovery, adapters: u8, excused: bool) -> bool {
         let since = match self.since {
             Some(since) if recovery.succeeded == self.before => since,
@@ -61,6 +64,8 @@ impl Strikes {
                 *self.since.insert(now)
             }
         };
+        self.adapters = self.adapters.max(adapters);
+        let adapters = self.adapters;
         let lasts = now.saturating_sub(since) >= OUTAGE * u32::from(adapters);
         self.count >= MOST.saturating_mul(adapters)
             || self.excused >= MOST_EXCUSED.saturating_mul(adapters)
@@ -181,5 +186,29 @@ impl Scheduler {
         let over = strikes.add(now, &self.recovery, adapters, excused);
         self.running.push(running);
         over.then_some(row.key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many steps it failed in, each after one that went well, when it was given up, if it was.
+    fn given_up(turns: impl IntoIterator<Item = u8>) -> Option<usize> {
+        let (mut strikes, mut recovery) = (Strikes::default(), Recovery::new(8));
+        let mut over = turns.into_iter().map(|adapters| {
+            recovery.succeeded += 1;
+            strikes.add(Time::ZERO, &recovery, adapters, false)
+        });
+        over.position(|over| over).map(|before| before + 1)
+    }
+
+    #[test]
+    fn what_was_met_while_others_took_turns_counts_no_more_when_they_are_gone() {
+        assert_eq!(given_up([1; 20]), Some(3));
+        assert_eq!(given_up([3; 20]), Some(9));
+        assert_eq!(given_up([3, 2, 2, 1]), None);
+        let then_alone = [3, 2, 2].into_iter().chain([1; 20]);
+        assert_eq!(given_up(then_alone), Some(9));
     }
 }
