@@ -2,7 +2,9 @@
 //! same, and while it waits it can be ended like any other.
 
 use corral_tests::deployments::deploy_folder;
-use corral_tests::{Answer, Corral, Metrics, SURE, Sum, at_once, scratch_folder, some_sums};
+use corral_tests::{
+    Answer, Corral, MANY_CELLS, Metrics, SURE, Sum, at_once, scratch_folder, some_sums,
+};
 use std::net::TcpStream;
 
 const ROUTES: [(&str, &str); 2] = [("/blocking", "blocking"), ("/others", "blocking")];
@@ -157,7 +159,7 @@ fn a_generation_that_is_dropped_is_cancelled() {
 #[test]
 fn who_hangs_up_while_it_blocks_leaves_nothing() {
     const GONE: usize = 8;
-    let corral = start(&[]);
+    let corral = start(&["--cells", MANY_CELLS]);
     let before = corral.metrics();
     let calls: Vec<TcpStream> = (0..GONE)
         .map(|_| corral.begin_post("/blocking/endless", "1+1="))

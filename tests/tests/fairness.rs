@@ -116,7 +116,8 @@ fn a_greedy_tenant_holds_the_others_up_by_a_few_requests_only() {
     let found: Vec<String> = (0..3)
         .map_while(|_| overtaken_by_a_greedy_tenant().err())
         .collect();
-    assert!(found.len() < 3, "{found:#?}");
+    println!("wrong in {} of three at most: {found:#?}", found.len());
+    assert!(found.len() < 3, "each time");
 }
 
 /// What is wrong with how the others are held up.

@@ -17,8 +17,8 @@ const MOST_TOKENS: u64 = 50_000_000;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
-    /// The benches that have a target, one after the other, and each target with its figure: takes half an hour on
-    /// two cores.
+    /// The benches that have a target, one after the other, and each target with its figure: takes 40 minutes
+    /// on two cores.
     All(AllBench),
     /// What the way between the engine and a plugin costs: tokens by the host's loop beside those of loops in
     /// the plugin and of a sampling plugin, whole rows of logits, calls of the host, and new instances.

@@ -1,7 +1,7 @@
 //! `corral bench boundary`: what the way between the engine and a plugin costs.
 //!
 //! The plugin `measure` is called in this process, without HTTP. In each round every way is taken, by one
-//! sequence alone and by several at once, so what is compared is measured within a second or so; every second
+//! sequence alone and by several at once, so what is compared is measured within seconds; every second
 //! round takes them from the last to the first, so that a machine that gets slower or faster favours none. A way's
 //! ratio is its speed by that of the host's own loop in the same round.
 

@@ -16,7 +16,8 @@ use super::{Scheduler, Time};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// How often a sequence may fail alone, with one token, while others get on, before it is given up.
+/// How often a sequence may fail alone, with one token, while others get on, before it is given up. This and the next
+/// two are for one adapter, see [`Strikes::add`].
 const MOST: u8 = 3;
 /// How often it may fail alone where it was before: a device that fails all steps above some size, or every other
 /// one, never lets it come back to its place.
@@ -49,8 +50,9 @@ impl Strikes {
 
     /// Another one; one that is `excused` was where the sequence had been before. True if it is one too many, where
     /// so many adapters take turns: a sequence that is in every third step only takes three times as long to get on,
-    /// and meets as many more faults of the moment until then. What it met while there were more turns than now counts
-    /// no more for that.
+    /// and meets as many more faults of the moment until then. So the bound stays
+    /// that of the most turns since it last got on, also when others are gone. How long nothing goes well has to do
+    /// with the turns that there are now.
     fn add(&mut self, now: Time, recovery: &Recovery, adapters: u8, excused: bool) -> bool {
         let since = match self.since {
             Some(since) if recovery.succeeded == self.before => since,
@@ -65,10 +67,9 @@ impl Strikes {
             }
         };
         self.adapters = self.adapters.max(adapters);
-        let adapters = self.adapters;
         let lasts = now.saturating_sub(since) >= OUTAGE * u32::from(adapters);
-        self.count >= MOST.saturating_mul(adapters)
-            || self.excused >= MOST_EXCUSED.saturating_mul(adapters)
+        self.count >= MOST.saturating_mul(self.adapters)
+            || self.excused >= MOST_EXCUSED.saturating_mul(self.adapters)
             || (lasts && recovery.failed >= MOST)
     }
 }
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_met_while_others_took_turns_counts_no_more_when_they_are_gone() {
+    fn what_was_met_while_others_took_turns_is_judged_by_that_when_they_are_gone() {
         assert_eq!(given_up([1; 20]), Some(3));
         assert_eq!(given_up([3; 20]), Some(9));
         assert_eq!(given_up([3, 2, 2, 1]), None);
