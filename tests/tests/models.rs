@@ -1,7 +1,9 @@
 //! Several models by name: they come when they are asked for and go when nobody needs them, and what
 //! is wrong with one is nothing to the others. The same file under several names counts as several.
 
-use corral_tests::{Corral, Metrics, PATIENCE, SURE, artefacts, raw_exchange, run, scratch_folder};
+use corral_tests::{
+    Corral, MANY_CELLS, Metrics, PATIENCE, SURE, artefacts, raw_exchange, run, scratch_folder,
+};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,11 +15,16 @@ fn named(name: &str, file: &Path) -> String {
 
 /// A server with the demo model under these names too, each with few cells, and further arguments.
 fn start(names: &[&str], arguments: &[&str]) -> Corral {
+    start_with_cells(names, ["512", "512"], arguments)
+}
+
+/// [`start`] with a context of its own, and so many cells.
+fn start_with_cells(names: &[&str], [context, cells]: [&str; 2], arguments: &[&str]) -> Corral {
     let models: Vec<_> = names
         .iter()
         .map(|name| named(name, &artefacts::long_model()))
         .collect();
-    let mut line = vec!["--context", "512", "--cells", "512", "--sequences", "8"];
+    let mut line = vec!["--context", context, "--cells", cells, "--sequences", "8"];
     for model in &models {
         line.extend(["--model", model]);
     }
@@ -336,12 +343,15 @@ fn what_is_to_be_there_at_the_start_has_to_be_good() {
 
 #[test]
 fn with_all_models_in_memory_and_calls_that_wait_the_end_is_quick() {
-    let mut corral = start(&["second"], &["--preload", "all", "--grace", "1"]);
+    let arguments = ["--preload", "all", "--grace", "1"];
+    let mut corral = start_with_cells(&["second"], ["16384", MANY_CELLS], &arguments);
     let streams = corral.hold(2);
     let started = Instant::now();
     corral.signal("TERM");
     let status = corral.wait(Duration::from_secs(20));
     assert_eq!(status.code(), Some(0), "{}", corral.stderr());
     assert!(started.elapsed() < Duration::from_secs(15), "it hung");
+    // Both were still under way when their grace was over.
+    assert!(corral.stderr().contains("cut off"), "{}", corral.stderr());
     drop(streams);
 }
