@@ -1,10 +1,11 @@
 # Two commands do everything on a fresh machine, set-up included:
 #   make run     builds, and serves the demo model (or MODEL=FILE) with the plugins deployed
 #   make test    checks format and lints, builds, and runs every test
-# Also: make build, make plugins, make lint; make test-device (the part of make test that runs on a device);
-# make bench (measures all that is promised, in about 40 minutes on two cores; VS=URL of a peer for HTTP,
-# LLAMA=URL of llama.cpp's server for tokens a second, see BENCHMARKS.md); make model (trains the demo model
-# again, in about an hour on two cores; stopped and started again it goes on where it was).
+# Also: make build, make plugins, make lint; make where (tells where build and plugins put what they made);
+# make test-device (the part of make test that runs on a device); make bench (measures all that is promised, in 30
+# to 40 minutes on two cores; VS=URL of a peer for HTTP, LLAMA=URL of llama.cpp's server for tokens a second, see
+# BENCHMARKS.md); make model (trains the demo model again, in about an hour on two cores; stopped and started again
+# it goes on where it was).
 #   make microbench      times what stands on the way of a token, each alone (BENCHES="text events", FILTER=REGEX)
 #   make instructions    counts the instructions of the same with valgrind, and fails if they have become more than
 #                        is written down (WRITE=1 writes them down, JSON=1 prints them for programs)
@@ -14,7 +15,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run test test-device build dist plugins lint bench microbench instructions model
+.PHONY: help run test test-device build dist plugins where lint bench microbench instructions model
 
 # Build products stay outside the checkout, so that a second clone builds quickly. Native code fits
 # the processor and compiler that it was built with: the folder is named after both.
@@ -68,6 +69,10 @@ dist:
 
 plugins: build
 	@plugins/build.sh "$(CORRAL_PLUGINS)"
+
+where:
+	@echo "corral:  $(CORRAL_BIN)"
+	@echo "plugins: $(CORRAL_PLUGINS)"
 
 run: plugins
 	@[ -f "$(MODEL)" ] || { echo "make run: there is no model $(MODEL); give one as MODEL=FILE" >&2; exit 1; }

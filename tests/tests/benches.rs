@@ -33,6 +33,26 @@ fn benches_print_one_json_object() {
 }
 
 #[test]
+fn a_model_to_measure_with_is_made_once_and_told_of() {
+    let file = scratch_folder().join("random.gguf");
+    let model = || {
+        let words = ["bench", "model", "--json", "--shape", "tiny"].map(OsString::from);
+        let ended = run([&words[..], &[file.clone().into()]].concat());
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        serde_json::from_str::<Value>(&ended.stdout).expect("JSON on stdout")
+    };
+    let made = model();
+    assert_eq!(made["bench"], "model", "{made}");
+    assert_eq!(made["model"], "random.gguf", "{made}");
+    let bytes = file.metadata().expect("a model").len();
+    assert_eq!(made["bytes"], bytes, "{made}");
+    check_positive(&made, &["bytes", "made_in_s"]);
+    let again = model();
+    assert_eq!(again["bytes"], bytes, "{again}");
+    assert_eq!(again["made_in_s"], Value::Null, "{again}");
+}
+
+#[test]
 fn each_step_is_measured_beside_its_rows_alone() {
     let found = one_round("step --rows 1,2 --prompt 0,4 --cells 8 --threads 1");
     assert_eq!(found["cells"], 8, "{found}");

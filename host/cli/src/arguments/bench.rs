@@ -17,7 +17,7 @@ const MOST_TOKENS: u64 = 50_000_000;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
-    /// The benches that have a target, one after the other, and each target with its figure: takes 40 minutes
+    /// The benches that have a target, one after the other, and each target with its figure: takes 30 to 40 minutes
     /// on two cores.
     All(AllBench),
     /// What the way between the engine and a plugin costs: tokens by the host's loop beside those of loops in
@@ -395,6 +395,9 @@ pub(crate) struct ModelBench {
     /// Make it also where another file is, or the same.
     #[arg(long)]
     pub(crate) force: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Where it is made; nothing is done if it is there as asked for.
     #[arg(value_name = "OUT.gguf")]
     pub(crate) out: PathBuf,

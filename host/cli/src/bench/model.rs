@@ -8,7 +8,8 @@ use crate::complaint::Complaint;
 use crate::house;
 use corral_engine::random_model::{Quant, Qwen3, Recipe, Stage};
 use indicatif::{ProgressBar, ProgressStyle};
-use std::time::Instant;
+use serde_json::json;
+use std::time::{Duration, Instant};
 
 /// What the weights follow from, so that everyone measures with the same file.
 const SEED: u64 = 1;
@@ -19,7 +20,7 @@ pub(super) fn write(arguments: &ModelBench) -> Result<(), Complaint> {
     let recipe = recipe(arguments);
     if !arguments.force {
         if recipe.made(out) {
-            println!("{} is there already; --force makes it anew", out.display());
+            tell(arguments, None);
             return Ok(());
         }
         // A link that leads nowhere is something too.
@@ -68,13 +69,34 @@ pub(super) fn write(arguments: &ModelBench) -> Result<(), Complaint> {
         ));
     };
     made??;
-    println!(
-        "{}: {} MB in {:.1} s",
-        out.display(),
-        out.metadata().map_or(0, |about| about.len()) / 1_000_000,
-        began.elapsed().as_secs_f64()
-    );
+    tell(arguments, Some(began.elapsed()));
     Ok(())
+}
+
+/// Says what is there, and how long it took unless it was there already.
+fn tell(arguments: &ModelBench, took: Option<Duration>) {
+    let out = &arguments.out;
+    let bytes = out.metadata().map_or(0, |about| about.len());
+    if arguments.json {
+        let name = out.file_name().map(|name| name.to_string_lossy());
+        println!(
+            "{}",
+            json!({
+                "bench": "model", "model": name, "file": out, "bytes": bytes,
+                "made_in_s": took.map(|took| took.as_secs_f64()),
+            })
+        );
+        return;
+    }
+    let out = out.display();
+    match took {
+        None => println!("{out} is there already; --force makes it anew"),
+        Some(took) => println!(
+            "{out}: {} MB in {:.1} s",
+            bytes / 1_000_000,
+            took.as_secs_f64()
+        ),
+    }
 }
 
 fn recipe(arguments: &ModelBench) -> Recipe {
@@ -119,6 +141,7 @@ mod tests {
             shape: ModelShape::Tiny,
             quant,
             force,
+            json: false,
             out: out.to_owned(),
         })
     }

@@ -1,4 +1,4 @@
-//! The benches in their order, with the sizes that two cores can do in an hour, and what each is to show.
+//! The benches in their order, with sizes that two cores do in 30 to 40 minutes, and what each is to show.
 //!
 //! The targets stand in BENCHMARKS.md, with what they mean.
 
