@@ -2,7 +2,7 @@
 
 use corral_tests::benches::{
     WithFile, bench, check_members, check_positive, check_refused, check_rising, count, measure,
-    model, number, plugin, rows, text,
+    model, number, object, plugin, rows, text,
 };
 use corral_tests::{Ended, artefacts, run, scratch_folder};
 use serde_json::{Value, json};
@@ -71,6 +71,19 @@ fn each_step_is_measured_beside_its_rows_alone() {
             assert_eq!(row["ratio_to_alone"], 1.0, "{row}");
         }
     }
+}
+
+#[test]
+fn rounds_that_would_take_too_long_are_left_out_and_it_is_said() {
+    // Nothing is through in a millisecond, and one round is measured all the same.
+    let line = "step --rows 1 --prompt 0 --cells 8 --threads 1 --rounds 7 --within 0.001 --json";
+    let ended = bench(line, &[model()]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(object(line, &ended)["rounds"], 1, "{ended:?}");
+    let said = "the time is spent after 1 of 7 rounds";
+    assert!(ended.stderr.contains(said), "{ended:?}");
+    let refused = bench(&line.replace("0.001", "soon"), &[model()]);
+    check_refused(&refused, 2, &["--within", "write seconds"]);
 }
 
 #[test]

@@ -243,6 +243,11 @@ fn of_one_round_the_ratio_is_that_of_the_speeds() {
     }
     // A single round has none before it.
     assert_eq!(asked(&corral, "/v1"), f64::from(2 * (1 + 4)));
+    // Of five, as usual, one is measured after the one before where there is no time for more.
+    let hasty = line.replace("--rounds 1", "--within 0.001");
+    let found = measure(&hasty, &[prompts(SUMS)]);
+    assert_eq!(found["rounds"], 1, "{found}");
+    assert_eq!(asked(&corral, "/v1"), f64::from(2 * (1 + 4 + 1 + 2 * 4)));
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! What `corral bench` takes.
 
+mod rounds;
 mod step;
 
+pub(crate) use rounds::Rounds;
 pub(crate) use step::StepBench;
 
 use super::{Url, seconds, whole};
@@ -100,9 +102,8 @@ pub(crate) struct Measuring {
     /// A GGUF file.
     #[arg(long, value_name = "FILE")]
     pub(crate) model: PathBuf,
-    /// Rounds; each measures all that is compared.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000))]
-    pub(crate) rounds: u64,
+    #[command(flatten)]
+    pub(crate) rounds: Rounds,
     #[command(flatten)]
     pub(crate) offloading: Offloading,
     /// Print one JSON object.
@@ -239,9 +240,8 @@ pub(crate) struct HttpBench {
     /// Threads of Corral's that turn connections and plugins; by default as many as 'corral serve' has.
     #[arg(long, value_name = "N", value_parser = whole(1..=1024))]
     pub(crate) workers: Option<u64>,
-    /// Rounds; each measures all that is compared.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000))]
-    pub(crate) rounds: u64,
+    #[command(flatten)]
+    pub(crate) rounds: Rounds,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
@@ -310,7 +310,11 @@ pub(crate) struct LoadBench {
     pub(crate) timeout: Duration,
     /// Rounds, in which the URLs take turns: 5 for several of them, 1 for one, unless it is said.
     #[arg(long, value_name = "N", value_parser = whole(1..=1000))]
-    pub(crate) rounds: Option<u64>,
+    rounds: Option<u64>,
+    /// Leave out the rounds that would, by the time of the one before, not be through so long after the first one
+    /// began. One is measured all the same.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    within: Option<Duration>,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
@@ -318,7 +322,10 @@ pub(crate) struct LoadBench {
 
 impl HttpBench {
     fn check(&self) -> Result<(), Complaint> {
-        let turns = self.rounds.saturating_mul(self.connections.len() as u64);
+        let turns = self
+            .rounds
+            .most
+            .saturating_mul(self.connections.len() as u64);
         let times = self.requests.saturating_mul(turns);
         if times > MOST_TOKENS {
             return Err(Complaint::Usage(format!(
@@ -345,7 +352,7 @@ impl LoadBench {
                 )));
             }
         }
-        let answers = self.requests.saturating_mul(self.rounds());
+        let answers = self.requests.saturating_mul(self.rounds().most);
         let tokens = answers.saturating_mul(self.urls.len() as u64 * self.generate);
         if tokens > MOST_TOKENS {
             return Err(Complaint::Usage(format!(
@@ -357,9 +364,12 @@ impl LoadBench {
     }
 
     /// How often each URL has its turn.
-    pub(crate) fn rounds(&self) -> u64 {
+    pub(crate) fn rounds(&self) -> Rounds {
         let usual = if self.urls.len() > 1 { 5 } else { 1 };
-        self.rounds.unwrap_or(usual)
+        Rounds {
+            most: self.rounds.unwrap_or(usual),
+            within: self.within,
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! ratio is its speed by that of the host's own loop in the same round.
 
 use super::load::{check_room, config};
+use super::rounds::Rounds;
 use super::table::{Column, Unit, tell};
 use super::{median, quantile};
 use crate::arguments::BoundaryBench;
@@ -54,7 +55,7 @@ const COLUMNS: [Column; 7] = [
 
 /// Measures and prints.
 pub(super) async fn measure(arguments: &BoundaryBench) -> Result<(), Complaint> {
-    let (rounds, count) = (arguments.measuring.rounds, arguments.generate);
+    let count = arguments.generate;
     let cells = arguments.streams * (PROMPT + count);
     let measuring = &arguments.measuring;
     let mut config = config(measuring, None, cells)?;
@@ -78,9 +79,8 @@ pub(super) async fn measure(arguments: &BoundaryBench) -> Result<(), Complaint> 
             })
         })
         .collect();
-    for round in 0..=rounds {
-        // Large models take minutes: say that it goes on.
-        eprintln!("round {round} of {rounds}");
+    let mut rounds = Rounds::after_one(measuring.rounds);
+    for round in rounds.by_ref() {
         if round > 1 {
             ways.reverse();
         }
@@ -92,6 +92,7 @@ pub(super) async fn measure(arguments: &BoundaryBench) -> Result<(), Complaint> 
             }
         }
     }
+    let rounds = rounds.measured();
     ways.sort_by_key(|way| {
         (
             way.streams,

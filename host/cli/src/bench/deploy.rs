@@ -8,6 +8,7 @@
 
 use super::http::{self, ROUTE};
 use super::load::config;
+use super::rounds::Rounds;
 use super::table::{Column, Unit, tell};
 use super::{median, quantile};
 use crate::arguments::DeployBench;
@@ -78,7 +79,6 @@ const COLUMNS: [Column; 9] = [
 
 /// Measures and prints.
 pub(super) async fn measure(arguments: &DeployBench) -> Result<(), Complaint> {
-    let rounds = arguments.measuring.rounds;
     let read = std::fs::read(&arguments.plugin);
     let component = read.map_err(Complaint::telling(&format!(
         "the component {} cannot be read; name the plugin 'generate'",
@@ -90,8 +90,8 @@ pub(super) async fn measure(arguments: &DeployBench) -> Result<(), Complaint> {
     let engine = Engine::load(config)?;
     let bench = Bench::start(&engine, &folder.0).await?;
     let mut all = Vec::new();
-    for round in 0..=rounds {
-        eprintln!("round {round} of {rounds}");
+    let mut rounds = Rounds::after_one(measuring.rounds);
+    for round in rounds.by_ref() {
         let deployed = bench.round(&component, round).await?;
         // The first one warms up.
         if round > 0 {
@@ -100,7 +100,7 @@ pub(super) async fn measure(arguments: &DeployBench) -> Result<(), Complaint> {
     }
     bench.server.stop(std::future::ready(())).await;
     engine.shutdown();
-    let bytes = component.len();
+    let (bytes, rounds) = (component.len(), rounds.measured());
     let rows = Way::ALL.map(|way| report(way, &all));
     let setup = json!({"bench": "deploy", "component_bytes": bytes, "rounds": rounds});
     let title = format!(

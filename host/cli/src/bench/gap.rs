@@ -7,6 +7,7 @@
 //! the pause after. Both ways of reading prompts are measured in each round.
 
 use super::load::{check_room, config, generate, metric, prompt};
+use super::rounds::Rounds;
 use super::table::{Column, Unit, tell};
 use super::{median, quantile};
 use crate::arguments::GapBench;
@@ -78,13 +79,9 @@ pub(super) async fn measure(arguments: &GapBench) -> Result<(), Complaint> {
             rounds: Vec::new(),
         });
     }
-    for number in 0..=arguments.measuring.rounds {
+    let mut rounds = Rounds::after_one(arguments.measuring.rounds);
+    for number in rounds.by_ref() {
         for way in &mut ways {
-            // Large models take minutes: say that it goes on.
-            eprintln!(
-                "round {number} of {}, {}",
-                arguments.measuring.rounds, way.name
-            );
             let round = way.round(arguments).await?;
             // The first one warms up: the cost model, caches, threads.
             if number > 0 {
@@ -92,6 +89,7 @@ pub(super) async fn measure(arguments: &GapBench) -> Result<(), Complaint> {
             }
         }
     }
+    let rounds = rounds.measured();
     let rows: Vec<_> = ways.iter().map(Way::report).collect();
     for way in ways {
         way.engine.shutdown();
@@ -100,11 +98,11 @@ pub(super) async fn measure(arguments: &GapBench) -> Result<(), Complaint> {
         "bench": "gap",
         "streams": arguments.streams,
         "length": arguments.length,
-        "rounds": arguments.measuring.rounds,
+        "rounds": rounds,
     });
     let title = format!(
-        "{} sequences generate while prompts of {} and {SHORT} tokens come; medians of {} rounds, times in ms",
-        arguments.streams, arguments.length, arguments.measuring.rounds
+        "{} sequences generate while prompts of {} and {SHORT} tokens come; medians of {rounds} rounds, times in ms",
+        arguments.streams, arguments.length
     );
     tell(arguments.measuring.json, setup, &title, &COLUMNS, &rows);
     for row in rows.iter().filter(|_| !arguments.measuring.json) {

@@ -6,6 +6,7 @@
 
 use super::connection::{Connection, closed};
 use super::http::serve;
+use super::rounds::Rounds;
 use super::table::{Column, Unit, tell};
 use super::{clients, float, median, quantile};
 use crate::admin::harmless;
@@ -84,8 +85,8 @@ pub(super) fn measure(arguments: &HttpBench) -> Result<(), Complaint> {
     let mut rows = rows(&arguments.connections, &servers);
     // Who begins finds the machine as the round before left it: each in its turn.
     let mut order: Vec<_> = (0..servers.len()).collect();
-    for round in 0..=arguments.rounds {
-        eprintln!("round {round} of {}", arguments.rounds);
+    let mut rounds = Rounds::after_one(arguments.rounds);
+    for round in rounds.by_ref() {
         for at_once in rows.chunks_mut(servers.len()) {
             for &at in &order {
                 // The first one warms up.
@@ -97,19 +98,20 @@ pub(super) fn measure(arguments: &HttpBench) -> Result<(), Complaint> {
     }
     threads.block_on(server.stop(std::future::ready(())));
     let found: Vec<_> = rows.iter().map(|row| row.report(&rows)).collect();
+    let rounds = rounds.measured();
     let workers = house::workers(arguments.workers);
     let setup = json!({
         "bench": "http",
         "path": arguments.path,
         "requests": arguments.requests,
-        "rounds": arguments.rounds,
+        "rounds": rounds,
         "workers": workers,
         "peer": arguments.vs.as_ref().map(Url::to_string),
     });
     let title = format!(
-        "{} requests for {} in a turn, kept-alive connections over loopback, {workers} workers; medians of {} \
+        "{} requests for {} in a turn, kept-alive connections over loopback, {workers} workers; medians of {rounds} \
          rounds, times of all requests, µs",
-        arguments.requests, arguments.path, arguments.rounds
+        arguments.requests, arguments.path
     );
     // Without a peer there is nothing to compare with.
     let shown = match arguments.vs {

@@ -15,6 +15,7 @@ mod load;
 mod loopback;
 mod model;
 mod prefix;
+mod rounds;
 mod sim;
 mod stages;
 mod step;

@@ -9,6 +9,7 @@
 //! empty cells, is measured for scale, and so is the whole prompt.
 
 use super::load::{check_room, config, metric};
+use super::rounds::Rounds;
 use super::table::{Column, Unit, tell};
 use super::{http, median, quantile};
 use crate::arguments::PrefixBench;
@@ -140,7 +141,7 @@ const COLUMNS: [Column; 15] = [
 
 /// Measures and prints.
 pub(super) async fn measure(arguments: &PrefixBench) -> Result<(), Complaint> {
-    let (length, rounds) = (arguments.length, arguments.measuring.rounds);
+    let length = arguments.length;
     let cells = 2 * (length + TAIL + 1);
     let mut config = config(&arguments.measuring, arguments.threads, cells)?;
     config.prefix_cache = true;
@@ -151,12 +152,12 @@ pub(super) async fn measure(arguments: &PrefixBench) -> Result<(), Complaint> {
         None => None,
     };
     let mut bench = Bench::new(engine, server, length);
-    for round in 0..=rounds {
-        // Large models take minutes: say that it goes on.
-        eprintln!("round {round} of {rounds}");
+    let mut rounds = Rounds::after_one(arguments.measuring.rounds);
+    for round in rounds.by_ref() {
         // The first one warms up.
         bench.round(round > 0).await?;
     }
+    let rounds = rounds.measured();
     let fork = bench.forks().await?;
     let rows: Vec<_> = bench.rows.iter().map(|row| bench.report(row)).collect();
     bench.engine.shutdown();

@@ -7,6 +7,7 @@
 //! each step. A step that reads a prompt is compared with the one of as many rows alone, in the same round.
 
 use super::load::{check_room, config, prompt};
+use super::rounds::Rounds;
 use super::table::{Column, Unit, tell};
 use super::{median, quantile};
 use crate::arguments::StepBench;
@@ -52,9 +53,8 @@ pub(super) fn measure(arguments: &StepBench) -> Result<(), Complaint> {
     let mut raw = set_up(&engine, arguments)?;
     let mut sequences = Sequences::new(&engine, arguments);
     let mut found = steps(arguments);
-    for round in 0..=measuring.rounds {
-        // Large models take minutes: say that it goes on.
-        eprintln!("round {round} of {}", measuring.rounds);
+    let mut rounds = Rounds::after_one(measuring.rounds);
+    for round in rounds.by_ref() {
         begin(&mut raw, &mut sequences)?;
         for one in &mut found {
             let inputs = sequences.step(one.step);
@@ -68,6 +68,7 @@ pub(super) fn measure(arguments: &StepBench) -> Result<(), Complaint> {
             }
         }
     }
+    let rounds = rounds.measured();
     drop(raw);
     engine.shutdown();
     let model = measuring.model.file_name().unwrap_or_default();
@@ -76,12 +77,12 @@ pub(super) fn measure(arguments: &StepBench) -> Result<(), Complaint> {
         "bench": "step",
         "model": model,
         "cells": arguments.cells,
-        "rounds": measuring.rounds,
+        "rounds": rounds,
     });
     let title = format!(
         "{model}: one llama_decode by the rows that generate and the prompt tokens beside them; {} tokens in each \
-         sequence at the beginning of a round; {} rounds, ms; ratios round by round",
-        arguments.cells, measuring.rounds
+         sequence at the beginning of a round; {rounds} rounds, ms; ratios round by round",
+        arguments.cells
     );
     tell(measuring.json, setup, &title, &COLUMNS, &rows(&found));
     Ok(())

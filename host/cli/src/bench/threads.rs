@@ -6,6 +6,7 @@
 //! through HTTP, by one thread more that stands for all clients.
 
 use super::load::{check_room, config, generate, metric, prompt};
+use super::rounds::Rounds;
 use super::table::{Column, Unit, tell};
 use super::{clients, http, median, quantile};
 use crate::arguments::ThreadsBench;
@@ -66,13 +67,13 @@ pub(super) fn measure(arguments: &ThreadsBench) -> Result<(), Complaint> {
     }
     let clients = clients()?;
     let mut rows = rows(arguments, &settings)?;
-    for round in 0..=arguments.measuring.rounds {
-        // Large models take minutes: say that it goes on.
-        eprintln!("round {round} of {}", arguments.measuring.rounds);
+    let mut rounds = Rounds::after_one(arguments.measuring.rounds);
+    for round in rounds.by_ref() {
         for row in &mut rows {
             row.round(arguments, &clients, round > 0)?;
         }
     }
+    let rounds = rounds.measured();
     let found: Vec<_> = rows.iter().map(|row| row.report(&rows, default)).collect();
     for row in rows {
         row.tokio.shutdown_background();
@@ -83,13 +84,13 @@ pub(super) fn measure(arguments: &ThreadsBench) -> Result<(), Complaint> {
         "cores": cores,
         "streams": arguments.streams,
         "generate": arguments.generate,
-        "rounds": arguments.measuring.rounds,
+        "rounds": rounds,
         "default": {"threads": default.0, "workers": default.1},
     });
     let title = format!(
-        "{} sequences, {} tokens each, greedy; medians of {} rounds on {cores} cores; at most {MOST} \
+        "{} sequences, {} tokens each, greedy; medians of {rounds} rounds on {cores} cores; at most {MOST} \
          threads of a kind are tried; default: {} compute, {} workers",
-        arguments.streams, arguments.generate, arguments.measuring.rounds, default.0, default.1
+        arguments.streams, arguments.generate, default.0, default.1
     );
     tell(arguments.measuring.json, setup, &title, &COLUMNS, &found);
     Ok(())

@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(step.prompt, [0, 1, 2, 4, 5, 8, 9, 12, 16, 32]);
         assert_eq!((step.cells, step.threads), (64, None));
         // Others have 5.
-        assert_eq!(step.measuring.rounds, 9);
+        assert_eq!(step.measuring.rounds.most, 9);
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(step.rows, [2, 1]);
         assert_eq!(step.prompt, [0, 4, 3]);
         assert_eq!((step.cells, step.threads), (10, Some(3)));
-        assert_eq!((step.measuring.rounds, step.measuring.json), (2, true));
+        assert_eq!((step.measuring.rounds.most, step.measuring.json), (2, true));
         assert_eq!((step.most_rows(), step.most_prompt()), (2, 4));
         // Six steps, in three of which the second sequence has no row.
         assert_eq!(step.growth(), 6);

@@ -52,7 +52,12 @@ pub(super) fn measure(arguments: &AllBench) -> Result<(), Complaint> {
             part.words.join(" ")
         );
         let (value, problem) = match run(&corral, &part) {
-            Ok(value) => (value, None),
+            Ok(value) => {
+                if let Some(failed) = peer::failed(&value) {
+                    eprintln!("corral bench {}: {failed}", part.words[0]);
+                }
+                (value, None)
+            }
             Err(problem) => {
                 eprintln!("corral bench {}: {problem}", part.words[0]);
                 (Value::Null, Some(problem))

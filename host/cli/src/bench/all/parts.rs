@@ -1,4 +1,5 @@
-//! The benches in their order, with sizes that two cores do in 30 to 40 minutes, and what each is to show.
+//! The benches in their order, with sizes that two cores do in half an hour, and what each is to show. The minutes of
+//! all parts, those of [`peer`] as well, are 55.
 //!
 //! The targets stand in BENCHMARKS.md, with what they mean.
 
@@ -50,25 +51,25 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
     let mut parts = vec![
         stages(model, plugins, [24, 8, 32, 32])
             .rounds(5)
-            .part(40)
+            .through(22)
             .targets(of_eight()),
         stages(model, plugins, [4, 1, 32, 32])
             .numbers("--stages", "0,8,9")
-            .part(5)
+            .through(3)
             .targets(of_one()),
         stages(model, plugins, [1, 1, 512, 128])
             .numbers("--stages", "0,8")
             .rounds(3)
-            .part(8)
+            .through(2)
             .targets(of_long()),
         stages(small, plugins, [40, 8, 32, 50])
-            .part(5)
+            .through(1)
             .targets(of_overhead()),
         words("gap")
             .file("--model", model)
             .number("--prompts", 3)
             .rounds(3)
-            .part(15)
+            .through(5)
             .targets(of_gap()),
         words("boundary")
             .file("--model", model)
@@ -77,32 +78,32 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
             // Many rounds: a busy host's speed changes within seconds.
             .number("--generate", 24)
             .rounds(12)
-            .part(15)
+            .through(4)
             .targets(of_boundary()),
         words("boundary")
             .file("--model", &arguments.wide)
             .file("--plugin", &plugin(plugins, "measure"))
             .file("--sampler", &plugin(plugins, "min-p"))
             .number("--generate", 256)
-            .part(5)
+            .through(1)
             .targets(of_rows()),
         words("flat")
             .file("--model", small)
             .file("--plugin", &generate)
-            .part(5)
+            .whole(5)
             .targets(of_flat()),
         words("prefix")
             .file("--model", small)
             .file("--plugin", &generate)
-            .part(8)
+            .through(2)
             .targets(of_prefix()),
         words("deploy")
             .file("--model", small)
             .file("--plugin", &generate)
-            .part(5)
+            .through(1)
             .targets(of_deploy()),
-        http.part(3).targets(of_http()),
-        words("sim").part(8).targets(of_sim()),
+        http.through(2).targets(of_http()),
+        words("sim").whole(8).targets(of_sim()),
     ];
     parts.extend(peer::parts(arguments));
     let offloading = arguments.offloading.words();
@@ -154,8 +155,8 @@ impl Words {
         self.number("--rounds", rounds)
     }
 
-    /// A part of so many minutes at most.
-    fn part(self, minutes: u64) -> Part {
+    /// A part without rounds, of so many minutes at most.
+    fn whole(self, minutes: u64) -> Part {
         Part {
             words: self.0,
             limit: Duration::from_secs(60 * minutes),
@@ -163,10 +164,24 @@ impl Words {
             targets: Vec::new(),
         }
     }
+
+    /// A part that leaves rounds out to be through in so many minutes.
+    fn through(self, minutes: u64) -> Part {
+        Part::in_rounds(self.0, minutes)
+    }
 }
 
 impl Part {
-    fn targets(mut self, targets: Vec<Target>) -> Self {
+    /// One that leaves rounds out to be through in so many minutes. What it does before them, and the rounds that it needs
+    /// in any case, may take longer: it is stopped after three times as long and two minutes.
+    pub(super) fn in_rounds(words: Vec<String>, minutes: u64) -> Self {
+        let seconds = 60 * minutes;
+        Words(words)
+            .number("--within", seconds)
+            .whole(3 * minutes + 2)
+    }
+
+    pub(super) fn targets(mut self, targets: Vec<Target>) -> Self {
         self.targets = targets;
         self
     }
@@ -430,4 +445,34 @@ fn of_sim() -> Vec<Target> {
         1.0,
         |found| found["fleet"]["held_rate"].as_f64(),
     )]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arguments::{Bench, Command, CommandLine};
+    use clap::Parser;
+
+    #[test]
+    fn all_parts_are_through_within_an_hour() {
+        let line = "corral bench all --model m.gguf --wide w.gguf --plugins p --vs http://a:1 --vs-openai http://b:2";
+        let line = CommandLine::try_parse_from(line.split_whitespace()).expect("a good line");
+        let Command::Bench(Bench::All(arguments)) = line.command else {
+            panic!("it says bench all");
+        };
+        let parts = all(&arguments);
+        let mut seconds = 0;
+        for part in &parts {
+            let line = ["corral", "bench"].into_iter().map(str::to_owned);
+            let line: Vec<_> = line.chain(part.words.clone()).collect();
+            assert!(CommandLine::try_parse_from(&line).is_ok(), "{line:?}");
+            let within = part.words.iter().position(|word| word == "--within");
+            // Those without rounds take seconds.
+            seconds += within.map_or(0, |at| part.words[at + 1].parse::<u64>().unwrap());
+        }
+        assert!(
+            parts.len() > 12 && (1..=55 * 60).contains(&seconds),
+            "{seconds} s"
+        );
+    }
 }

@@ -5,10 +5,9 @@ use super::parts::{Part, Way, plugin};
 use super::targets::{Bound, Target};
 use crate::arguments::AllBench;
 use serde_json::Value;
-use std::time::Duration;
 
-/// For so long each part may run.
-const LIMIT: Duration = Duration::from_secs(15 * 60);
+/// Minutes in which each part is to be through; it leaves rounds out for that.
+const MINUTES: u64 = 4;
 
 /// The options of each part, what is promised, and its bound.
 const PARTS: [(&str, &str, f64); 3] = [
@@ -40,11 +39,10 @@ pub(super) fn parts(arguments: &AllBench) -> Vec<Part> {
             Some(_) => Way::Against(serve(arguments)),
             None => Way::Not,
         };
+        let target = Target::new(what, Bound::AtLeast(bound), 1.0, ratio);
         Part {
-            words,
-            limit: LIMIT,
             way,
-            targets: vec![Target::new(what, Bound::AtLeast(bound), 1.0, ratio)],
+            ..Part::in_rounds(words, MINUTES).targets(vec![target])
         }
     };
     PARTS.into_iter().map(part).collect()
@@ -92,6 +90,19 @@ fn ratio(found: &Value) -> Option<f64> {
     own["ratios"]["tokens_per_second"]["median"].as_f64()
 }
 
+/// What is to be said of requests that failed: there is no ratio then.
+pub(super) fn failed(found: &Value) -> Option<String> {
+    let rows = found["rows"].as_array()?;
+    let failed = |row: &&Value| row["failed"].as_u64().is_some_and(|count| count > 0);
+    let told: Vec<_> = rows
+        .iter()
+        .filter(failed)
+        .map(|row| format!("{} of {}: {}", row["failed"], row["url"], row["failures"]))
+        .collect();
+    (!told.is_empty())
+        .then(|| format!("requests failed, so there is no ratio; {}", told.join("; ")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,9 +133,13 @@ mod tests {
         assert_eq!(
             lines,
             [
-                format!("{both} --requests 40 --concurrency 8 {tokens} --rounds 3"),
-                format!("{both} --requests 48 --concurrency 16 {tokens} --mixed --rounds 2"),
-                format!("{both} --requests 64 --concurrency 32 {tokens} --mixed --rounds 2"),
+                format!("{both} --requests 40 --concurrency 8 {tokens} --rounds 3 --within 240"),
+                format!(
+                    "{both} --requests 48 --concurrency 16 {tokens} --mixed --rounds 2 --within 240"
+                ),
+                format!(
+                    "{both} --requests 64 --concurrency 32 {tokens} --mixed --rounds 2 --within 240"
+                ),
             ]
         );
         for (part, line) in parts.iter().zip(&lines) {
@@ -165,12 +180,18 @@ mod tests {
     fn the_ratio_is_that_of_the_second_and_none_where_requests_failed() {
         let found = |failed: u64| {
             json!({"rows": [
-                {"failed": failed, "ratios": null},
-                {"failed": 0, "ratios": {"tokens_per_second": {"median": 1.2}}},
+                {"url": "http://a:1", "failed": failed, "failures": {"status_500": failed}, "ratios": null},
+                {"url": "http://b:2", "failed": 0, "ratios": {"tokens_per_second": {"median": 1.2}}},
             ]})
         };
         assert_eq!(ratio(&found(0)), Some(1.2));
         assert_eq!(ratio(&found(1)), None);
         assert_eq!(ratio(&Value::Null), None);
+        assert_eq!(failed(&found(0)), None);
+        assert_eq!(failed(&Value::Null), None);
+        let told = failed(&found(1)).expect("one failed");
+        let expected =
+            "requests failed, so there is no ratio; 1 of \"http://a:1\": {\"status_500\":1}";
+        assert_eq!(told, expected);
     }
 }

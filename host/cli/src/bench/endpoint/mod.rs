@@ -17,6 +17,7 @@ mod target;
 mod tests;
 mod work;
 
+use super::rounds::Rounds;
 use super::table::{Column, Unit, tell};
 use crate::admin::harmless;
 use crate::arguments::{LoadBench, for_url};
@@ -76,27 +77,22 @@ pub(super) async fn measure(arguments: &LoadBench) -> Result<(), Complaint> {
         targets.push((Arc::new(target), Tally::default()));
     }
     let pace = pace(arguments);
-    let rounds = arguments.rounds();
     // Who begins finds the machine as the round before left it: each in its turn.
     let mut order: Vec<_> = (0..targets.len()).collect();
-    // The first of several is there to warm up.
-    let idle = u64::from(rounds > 1);
-    for number in 0..rounds + idle {
-        if rounds > 1 {
-            eprintln!("round {number} of {rounds}");
-        }
-        for &at in &order {
-            let (target, tally) = &mut targets[at];
-            let first = number * arguments.requests;
+    let mut rounds = Rounds::of_several(arguments.rounds());
+    for (at, number) in (0..).zip(rounds.by_ref()) {
+        for &turn in &order {
+            let (target, tally) = &mut targets[turn];
+            let first = at * arguments.requests;
             let numbers = first..first + arguments.requests;
-            let found = round(target, pace, numbers, SEED + number).await?;
-            if number >= idle {
+            let found = round(target, pace, numbers, SEED + at).await?;
+            if number > 0 {
                 tally.add(found);
             }
         }
         order.rotate_left(1);
     }
-    tell_all(arguments, &mut targets);
+    tell_all(arguments, rounds.measured(), &mut targets);
     match targets.iter().find(|(_, tally)| tally.done == 0) {
         None => Ok(()),
         Some((target, _)) => {
@@ -121,7 +117,7 @@ fn pace(arguments: &LoadBench) -> Pace {
     }
 }
 
-fn tell_all(arguments: &LoadBench, targets: &mut [(Arc<Target>, Tally)]) {
+fn tell_all(arguments: &LoadBench, rounds: u64, targets: &mut [(Arc<Target>, Tally)]) {
     let mut rows = Vec::new();
     let mut rest = targets.iter_mut();
     if let Some((target, first)) = rest.next() {
@@ -131,7 +127,6 @@ fn tell_all(arguments: &LoadBench, targets: &mut [(Arc<Target>, Tally)]) {
         rows.push(first.report(&target.url.to_string(), None));
         rows.extend(others);
     }
-    let rounds = arguments.rounds();
     if arguments.json {
         let setup = json!({
             "bench": "load",
@@ -147,7 +142,7 @@ fn tell_all(arguments: &LoadBench, targets: &mut [(Arc<Target>, Tally)]) {
         });
         return tell(true, setup, "", &COLUMNS, &rows);
     }
-    tell(false, json!({}), &title(arguments), &COLUMNS, &rows);
+    tell(false, json!({}), &title(arguments, rounds), &COLUMNS, &rows);
     tell(
         false,
         json!({}),
@@ -176,7 +171,7 @@ fn tell_all(arguments: &LoadBench, targets: &mut [(Arc<Target>, Tally)]) {
     }
 }
 
-fn title(arguments: &LoadBench) -> String {
+fn title(arguments: &LoadBench, rounds: u64) -> String {
     let pace = match arguments.rate {
         None => format!("{} at once", arguments.concurrency),
         Some(rate) => format!("{rate} a second"),
@@ -190,10 +185,8 @@ fn title(arguments: &LoadBench) -> String {
         false => "",
     };
     format!(
-        "{} requests, {pace}, of {prompt}, for {} tokens{mixed}; tok/s and requests/s are medians of {} rounds",
-        arguments.requests,
-        arguments.generate,
-        arguments.rounds()
+        "{} requests, {pace}, of {prompt}, for {} tokens{mixed}; tok/s and requests/s are medians of {rounds} rounds",
+        arguments.requests, arguments.generate
     )
 }
 

@@ -26,6 +26,7 @@ mod visits;
 
 use self::http::Questions;
 use super::load::{check_room, config, metric};
+use super::rounds::Rounds;
 use super::table::tell;
 use crate::arguments::StagesBench;
 use crate::complaint::Complaint;
@@ -54,30 +55,24 @@ pub(super) fn measure(arguments: &StagesBench) -> Result<(), Complaint> {
             same_arrivals: Vec::new(),
         })
         .collect();
-    let rounds = arguments.measuring.rounds;
-    for round in 0..=rounds {
-        // Large models take minutes: say that it goes on.
-        eprintln!("round {round} of {rounds}");
+    let mut rounds = Rounds::after_one(arguments.measuring.rounds);
+    for round in rounds.by_ref() {
         bench.round(&mut found, round > 0)?;
     }
     bench.shut_down();
-    tell_all(arguments, &rows(&found))
+    tell_all(arguments, rounds.measured(), &rows(&found))
 }
 
-fn tell_all(arguments: &StagesBench, rows: &[Value]) -> Result<(), Complaint> {
+fn tell_all(arguments: &StagesBench, rounds: u64, rows: &[Value]) -> Result<(), Complaint> {
     let measuring = &arguments.measuring;
     let model = measuring.model.file_name().unwrap_or_default();
     let model = model.to_string_lossy();
     let title = format!(
-        "{model}: {} requests, {} at once, {} tokens in, {} out, greedy; medians of {} rounds",
-        arguments.requests,
-        arguments.concurrency,
-        arguments.prompt,
-        arguments.generate,
-        measuring.rounds
+        "{model}: {} requests, {} at once, {} tokens in, {} out, greedy; medians of {rounds} rounds",
+        arguments.requests, arguments.concurrency, arguments.prompt, arguments.generate
     );
     if measuring.json {
-        println!("{}", report(arguments, &model, rows));
+        println!("{}", report(arguments, &model, rounds, rows));
     } else {
         tell(false, Value::Null, &title, &COLUMNS, rows);
     }
@@ -93,7 +88,7 @@ fn tell_all(arguments: &StagesBench, rows: &[Value]) -> Result<(), Complaint> {
 }
 
 /// What programs are told.
-fn report(arguments: &StagesBench, model: &str, rows: &[Value]) -> Value {
+fn report(arguments: &StagesBench, model: &str, rounds: u64, rows: &[Value]) -> Value {
     json!({
         "bench": "stages",
         "model": model,
@@ -101,7 +96,7 @@ fn report(arguments: &StagesBench, model: &str, rows: &[Value]) -> Value {
         "concurrency": arguments.concurrency,
         "prompt": arguments.prompt,
         "generate": arguments.generate,
-        "rounds": arguments.measuring.rounds,
+        "rounds": rounds,
         "slot_order": arguments.slot_order,
         "stages": rows,
     })
@@ -383,7 +378,7 @@ mod tests {
             .arguments;
         assert_eq!(arguments.stages, [0, 2]);
         let rows = [json!({"stage": 0})];
-        let told = report(&arguments, "model.gguf", &rows);
+        let told = report(&arguments, "model.gguf", 5, &rows);
         assert_eq!(told["model"], "model.gguf");
         for (key, number) in [
             ("requests", 40),
