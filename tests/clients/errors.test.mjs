@@ -84,8 +84,11 @@ test("who goes away frees every sequence", async () => {
   for (const n of [1, 3]) {
     const before = (await metrics())[cancelled];
     const stream = await held("CORRAL_URL", { n });
+    // The first chunk may be there before the engine has begun, or has told that it has.
+    await waitUntil("they run", (now) => now.corral_engine_sequences_running === n);
     stream.controller.abort();
-    const after = await waitUntil("they are gone", (now) => now.corral_engine_sequences_running === 0);
+    const gone = (now) => now.corral_engine_sequences_running === 0 && now[cancelled] - before >= n;
+    const after = await waitUntil("they are gone", gone);
     assert.equal(after[cancelled] - before, n);
   }
 });

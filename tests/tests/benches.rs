@@ -76,7 +76,8 @@ fn each_step_is_measured_beside_its_rows_alone() {
 #[test]
 fn rounds_that_would_take_too_long_are_left_out_and_it_is_said() {
     // Nothing is through in a millisecond, and one round is measured all the same.
-    let line = "step --rows 1 --prompt 0 --cells 8 --threads 1 --rounds 7 --within 0.001 --json";
+    let line =
+        "step --rows 1 --prompt 0,4 --cells 1000 --threads 1 --rounds 7 --within 0.001 --json";
     let ended = bench(line, &[model()]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(object(line, &ended)["rounds"], 1, "{ended:?}");

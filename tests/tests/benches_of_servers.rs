@@ -330,7 +330,10 @@ fn answers_that_fail_are_counted_and_no_answer_at_all_is_an_error() {
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let told = format!("no request to {} was answered", url(&corral));
     assert!(ended.stderr.contains(&told), "{ended:?}");
-    // What there is to tell is told.
+    // What there is to tell is told, and what the server said beside the object.
+    let of = format!("{}: 1 failed: ", url(&corral));
+    let said = ended.stderr.lines().find_map(|line| line.strip_prefix(&of));
+    assert!(said.is_some_and(|said| said.contains("400")), "{ended:?}");
     let counts = json!({
         "done": 0,
         "failed": 1,

@@ -10,6 +10,7 @@ use super::{Url, seconds, whole};
 use crate::complaint::Complaint;
 use crate::offload::Offloading;
 use clap::{Args, Subcommand};
+use rounds::Within;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -19,8 +20,8 @@ const MOST_TOKENS: u64 = 50_000_000;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
-    /// The benches that have a target, one after the other, and each target with its figure: takes 30 to 40 minutes
-    /// on two cores.
+    /// The benches that have a target, one after the other, and each target with its figure: takes about half an hour
+    /// on two cores, ten minutes more with a peer of OpenAI's API, and about an hour where it is slow.
     All(AllBench),
     /// What the way between the engine and a plugin costs: tokens by the host's loop beside those of loops in
     /// the plugin and of a sampling plugin, whole rows of logits, calls of the host, and new instances.
@@ -311,10 +312,8 @@ pub(crate) struct LoadBench {
     /// Rounds, in which the URLs take turns: 5 for several of them, 1 for one, unless it is said.
     #[arg(long, value_name = "N", value_parser = whole(1..=1000))]
     rounds: Option<u64>,
-    /// Leave out the rounds that would, by the time of the one before, not be through so long after the first one
-    /// began. One is measured all the same.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    within: Option<Duration>,
+    #[command(flatten)]
+    within: Within,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,

@@ -8,7 +8,7 @@
 use super::load::{check_room, config};
 use super::rounds::Rounds;
 use super::table::{Column, Unit, tell};
-use super::{median, quantile};
+use super::{median, median_and_ends, quantile};
 use crate::arguments::BoundaryBench;
 use crate::complaint::Complaint;
 use crate::house;
@@ -247,15 +247,16 @@ fn report(way: &Way, all: &[Way], count: u64) -> Value {
     };
     #[allow(clippy::cast_precision_loss)]
     let tokens = (way.streams * count) as f64;
-    let mut ratios: Vec<_> = pairs("generate").map(|(own, other)| other / own).collect();
+    let ratios: Vec<_> = pairs("generate").map(|(own, other)| other / own).collect();
+    let [ratio, least, most] = median_and_ends(&ratios);
     let over = pairs("top").map(|(own, other)| (own - other) / tokens);
     json!({
         "way": way.title,
         "streams": way.streams,
         "tokens_per_second": tokens / median(way.seconds.iter().copied()),
-        "ratio": quantile(&mut ratios, 0.5),
-        "ratio_min": quantile(&mut ratios, 0.0),
-        "ratio_max": quantile(&mut ratios, 1.0),
+        "ratio": ratio,
+        "ratio_min": least,
+        "ratio_max": most,
         "over_next_s": median(over),
     })
 }

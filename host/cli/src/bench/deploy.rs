@@ -10,7 +10,7 @@ use super::http::{self, ROUTE};
 use super::load::config;
 use super::rounds::Rounds;
 use super::table::{Column, Unit, tell};
-use super::{median, quantile};
+use super::{median, median_and_ends};
 use crate::arguments::DeployBench;
 use crate::complaint::Complaint;
 use corral_engine::{Engine, Models};
@@ -115,13 +115,14 @@ fn report(way: Way, all: &[Deployed]) -> Value {
         let of_way = all.iter().filter(move |deployed| deployed.way == way);
         of_way.map(value)
     };
-    let mut whole = Vec::from_iter(of(Deployed::whole));
+    let whole = Vec::from_iter(of(Deployed::whole));
+    let [first_answer, least, most] = median_and_ends(&whole);
     json!({
         "component": way.name(),
         "deploys": whole.len(),
-        "first_answer_s": quantile(&mut whole, 0.5),
-        "least_s": quantile(&mut whole, 0.0),
-        "most_s": quantile(&mut whole, 1.0),
+        "first_answer_s": first_answer,
+        "least_s": least,
+        "most_s": most,
         "upload_s": median(of(|deployed| deployed.upload)),
         "deploy_s": median(of(|deployed| deployed.deploy)),
         "compile_s": median(of(|deployed| deployed.compile)),

@@ -11,7 +11,7 @@
 
 use super::load::{check_room, config_of, prompt};
 use super::table::{Column, Unit, tell};
-use super::{http, median, quantile};
+use super::{http, median};
 use crate::arguments::FlatBench;
 use crate::complaint::Complaint;
 use corral_engine::{Caller, Engine, Error, Generation, Options, Outcome, Sequence, View};
@@ -263,7 +263,7 @@ fn growth(values: &[f64]) -> f64 {
     if slopes.is_empty() || middle <= 0.0 {
         return 0.0;
     }
-    quantile(&mut slopes, 0.5) * values.len() as f64 / middle
+    median(slopes.into_iter()) * values.len() as f64 / middle
 }
 
 #[cfg(test)]

@@ -82,6 +82,7 @@ pub(super) async fn measure(arguments: &GapBench) -> Result<(), Complaint> {
     let mut rounds = Rounds::after_one(arguments.measuring.rounds);
     for number in rounds.by_ref() {
         for way in &mut ways {
+            eprintln!("prompts are read {}", way.name);
             let round = way.round(arguments).await?;
             // The first one warms up: the cost model, caches, threads.
             if number > 0 {

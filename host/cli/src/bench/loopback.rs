@@ -8,7 +8,7 @@ use super::connection::{Connection, closed};
 use super::http::serve;
 use super::rounds::Rounds;
 use super::table::{Column, Unit, tell};
-use super::{clients, float, median, quantile};
+use super::{clients, float, median, median_and_ends, quantile};
 use crate::admin::harmless;
 use crate::arguments::{HttpBench, Url};
 use crate::complaint::Complaint;
@@ -223,14 +223,14 @@ impl Row {
 
     /// Beside the peer's row with as many connections.
     fn report(&self, all: &[Row]) -> Value {
-        let mut speeds = self.speeds.clone();
+        let [speed, least, most] = median_and_ends(&self.speeds);
         let mut times = self.times.clone();
         let mut row = json!({
             "connections": self.connections,
             "server": self.asked.name,
-            "requests_per_second": quantile(&mut speeds, 0.5),
-            "least": quantile(&mut speeds, 0.0),
-            "most": quantile(&mut speeds, 1.0),
+            "requests_per_second": speed,
+            "least": least,
+            "most": most,
             "p50_s": quantile(&mut times, 0.5),
             "p99_s": quantile(&mut times, 0.99),
             "max_s": quantile(&mut times, 1.0),
@@ -243,10 +243,11 @@ impl Row {
             .find(|row| !row.asked.own && row.connections == self.connections);
         if let Some(peer) = peer {
             let pairs = self.speeds.iter().zip(&peer.speeds);
-            let mut ratios: Vec<f64> = pairs.map(|(own, peer)| own / peer).collect();
-            row["ratio"] = quantile(&mut ratios, 0.5).into();
-            row["ratio_least"] = quantile(&mut ratios, 0.0).into();
-            row["ratio_most"] = quantile(&mut ratios, 1.0).into();
+            let ratios: Vec<f64> = pairs.map(|(own, peer)| own / peer).collect();
+            let [ratio, least, most] = median_and_ends(&ratios);
+            row["ratio"] = ratio.into();
+            row["ratio_least"] = least.into();
+            row["ratio_most"] = most.into();
         }
         row
     }

@@ -11,7 +11,7 @@
 use super::load::{check_room, config, metric};
 use super::rounds::Rounds;
 use super::table::{Column, Unit, tell};
-use super::{http, median, quantile};
+use super::{http, median, median_and_ends, quantile};
 use crate::arguments::PrefixBench;
 use crate::complaint::Complaint;
 use corral_engine::{Caller, Engine, Error, Generation, Options, Outcome, Sequence, Tenant, Token};
@@ -418,8 +418,7 @@ impl Bench {
         let step = (twins.len() / row.requests.len().max(1)).max(1);
         let pairs = row.requests.iter().zip(twins.iter().step_by(step));
         let ratio = |(own, twin): (&Asked, &Asked)| own.first_token / (twin.first_token + more);
-        let mut ratios: Vec<_> = pairs.map(ratio).collect();
-        [0.5, 0.0, 1.0].map(|part| quantile(&mut ratios, part))
+        median_and_ends(&pairs.map(ratio).collect::<Vec<_>>())
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::arguments::Rounds as Asked;
 use std::time::{Duration, Instant};
 
-/// The rounds by their numbers, each told on standard error: large models take minutes, and it is to be seen that it
+/// The rounds by their numbers, each told on standard error unless there is but one: large models take minutes, and it is to be seen that it
 /// goes on. One with the number 0 is there to warm up; what it found does not count.
 pub(super) struct Rounds {
     asked: Asked,
@@ -36,7 +36,7 @@ impl Rounds {
         }
     }
 
-    /// How many have begun that count.
+    /// How many have begun that count; after the last one of the loop, how many were measured.
     pub(super) fn measured(&self) -> u64 {
         self.begun.saturating_sub(u64::from(self.warm))
     }
@@ -48,7 +48,13 @@ impl Rounds {
             return None;
         }
         let through = elapsed + elapsed.saturating_sub(self.last);
-        if measured > 0 && self.asked.within.is_some_and(|within| through > within) {
+        if measured > 0
+            && self
+                .asked
+                .within
+                .time
+                .is_some_and(|within| through > within)
+        {
             let most = self.asked.most;
             eprintln!("the time is spent after {measured} of {most} rounds");
             return None;
@@ -80,15 +86,22 @@ mod tests {
     use super::{Asked, Duration, Rounds};
 
     fn asked(most: u64, within: Option<u64>) -> Asked {
-        Asked {
+        let mut asked = Asked {
             most,
-            within: within.map(Duration::from_secs),
-        }
+            within: Default::default(),
+        };
+        asked.within.time = within.map(Duration::from_secs);
+        asked
     }
 
     /// The numbers of rounds that take so many seconds each.
-    fn numbers(mut rounds: Rounds, seconds: u64) -> (Vec<u64>, u64) {
-        let times = (0..).map(|round| Duration::from_secs(round * seconds));
+    fn numbers(rounds: Rounds, seconds: u64) -> (Vec<u64>, u64) {
+        at(rounds, (0..).map(|round| round * seconds))
+    }
+
+    /// The numbers of rounds of which each begins so many seconds after the beginning.
+    fn at(mut rounds: Rounds, starts: impl Iterator<Item = u64>) -> (Vec<u64>, u64) {
+        let times = starts.map(Duration::from_secs);
         let numbers = times.map_while(|time| rounds.next_after(time)).collect();
         (numbers, rounds.measured())
     }
@@ -120,5 +133,9 @@ mod tests {
         assert_eq!(numbers(within(1), 10), (vec![0, 1], 1));
         let several = Rounds::of_several(asked(9, Some(1)));
         assert_eq!(numbers(several, 10), (vec![0, 1], 1));
+        // The round before counts, not the usual one: the third took 10 s, and is followed by none that would end at 22.
+        let third = [0, 1, 2, 12, 22];
+        assert_eq!(at(within(21), third.into_iter()), (vec![0, 1, 2], 2));
+        assert_eq!(at(within(22), third.into_iter()), (vec![0, 1, 2, 3], 3));
     }
 }

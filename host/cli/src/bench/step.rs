@@ -9,7 +9,7 @@
 use super::load::{check_room, config, prompt};
 use super::rounds::Rounds;
 use super::table::{Column, Unit, tell};
-use super::{median, quantile};
+use super::{median, median_and_ends};
 use crate::arguments::StepBench;
 use crate::complaint::Complaint;
 use corral_engine::scheduler::SeqId;
@@ -240,12 +240,12 @@ fn row(one: &Found, alone: Option<&Found>) -> Value {
         let pairs = one.times.iter().zip(&alone.times);
         median(pairs.map(|(own, alone)| own / alone))
     });
-    let mut times = one.times.clone();
+    let [middle, least, _] = median_and_ends(&one.times);
     json!({
         "rows": one.step.rows,
         "prompt": one.step.prompt,
-        "median_s": quantile(&mut times, 0.5),
-        "least_s": quantile(&mut times, 0.0),
+        "median_s": middle,
+        "least_s": least,
         "ratio_to_alone": ratio,
     })
 }

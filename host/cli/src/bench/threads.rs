@@ -8,7 +8,7 @@
 use super::load::{check_room, config, generate, metric, prompt};
 use super::rounds::Rounds;
 use super::table::{Column, Unit, tell};
-use super::{clients, http, median, quantile};
+use super::{clients, http, median, median_and_ends};
 use crate::arguments::ThreadsBench;
 use crate::complaint::Complaint;
 use crate::house;
@@ -197,14 +197,14 @@ impl Row {
             let pairs = self.speeds.iter().zip(&row.speeds);
             pairs.map(|(speed, default)| speed / default)
         });
-        let mut speeds = self.speeds.clone();
+        let [speed, slowest, fastest] = median_and_ends(&self.speeds);
         json!({
             "threads": self.threads,
             "workers": self.workers,
             "read_from": if self.server.is_some() { "HTTP" } else { "engine" },
-            "tokens_per_second": quantile(&mut speeds, 0.5),
-            "slowest": quantile(&mut speeds, 0.0),
-            "fastest": quantile(&mut speeds, 1.0),
+            "tokens_per_second": speed,
+            "slowest": slowest,
+            "fastest": fastest,
             "ratio_to_default": median(ratios),
             "sampling_and_delivery_share": self.sample / (self.step + self.sample),
         })

@@ -45,7 +45,7 @@ impl Model {
 
     /// Loads a GGUF file, without adapters, with as many of its layers on devices as `placement` says, of
     /// devices that are there. Blocks for as long as the disk takes, or until `progress` is told to stop.
-    pub fn load_placed(
+    pub(crate) fn load_placed(
         path: &Path,
         placement: Placement,
         progress: &Progress,
@@ -133,7 +133,7 @@ impl Model {
     }
 
     /// What of it is on devices.
-    pub fn placement(&self) -> &Placement {
+    pub(crate) fn placement(&self) -> &Placement {
         &self.placement
     }
 

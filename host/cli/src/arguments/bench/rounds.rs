@@ -16,8 +16,15 @@ pub(crate) struct Rounds {
         value_parser = whole(1..=1000)
     )]
     pub(crate) most: u64,
-    /// Leave out the rounds that would, by the time of the one before, not be through so long after the first one
-    /// began. One is measured all the same.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub(crate) within: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) within: Within,
+}
+
+/// For how long they go on.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub(crate) struct Within {
+    /// Begin no round that would end later than this after the first one began, the one that warms up included, if it
+    /// takes as long as the one before. One is measured in any case.
+    #[arg(id = "within", long = "within", value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) time: Option<Duration>,
 }

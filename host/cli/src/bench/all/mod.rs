@@ -3,6 +3,7 @@
 //! Each bench is a process of its own, so that none finds the memory, the threads or the caches of
 //! another; it prints its object here, and a bench that fails or takes too long costs its own figures only.
 
+mod part;
 mod parts;
 mod peer;
 mod server;
@@ -10,7 +11,7 @@ mod targets;
 
 use crate::arguments::AllBench;
 use crate::complaint::Complaint;
-use parts::{Part, Way};
+use part::{Part, Time, Way};
 use serde_json::{Value, json};
 use server::Server;
 use std::io::Read;
@@ -36,7 +37,8 @@ pub(super) fn measure(arguments: &AllBench) -> Result<(), Complaint> {
         }
     }
     let began = Instant::now();
-    let (mut found, mut figures) = (Vec::new(), Vec::new());
+    let (mut found, mut figures, mut fewer) = (Vec::new(), Vec::new(), Vec::new());
+    let mut shares = Duration::ZERO;
     for part in parts::all(arguments) {
         if matches!(part.way, Way::Not) {
             figures.extend(
@@ -46,25 +48,29 @@ pub(super) fn measure(arguments: &AllBench) -> Result<(), Complaint> {
             );
             continue;
         }
+        let elapsed = began.elapsed();
+        let time = part.time(shares, elapsed);
+        shares += part.share;
         eprintln!(
             "{:.0} min: corral bench {}",
-            began.elapsed().as_secs_f64() / 60.0,
-            part.words.join(" ")
+            elapsed.as_secs_f64() / 60.0,
+            part.line(time).join(" ")
         );
-        let (value, problem) = match run(&corral, &part) {
-            Ok(value) => {
-                if let Some(failed) = peer::failed(&value) {
-                    eprintln!("corral bench {}: {failed}", part.words[0]);
-                }
-                (value, None)
-            }
+        let (value, problem) = match run(&corral, &part, time) {
+            Ok(value) => (value, None),
             Err(problem) => {
                 eprintln!("corral bench {}: {problem}", part.words[0]);
                 (Value::Null, Some(problem))
             }
         };
         figures.extend(part.targets.iter().map(|target| target.figure(&value)));
-        found.push(json!({"bench": part.words, "problem": problem, "found": value}));
+        fewer.extend(part.fewer(&value));
+        found.push(json!({
+            "bench": part.words,
+            "rounds_asked": part.rounds,
+            "problem": problem,
+            "found": value,
+        }));
     }
     let minutes = began.elapsed().as_secs_f64() / 60.0;
     if arguments.json {
@@ -75,6 +81,9 @@ pub(super) fn measure(arguments: &AllBench) -> Result<(), Complaint> {
         );
     } else {
         println!("{}", targets::table(&figures));
+        for fewer in fewer {
+            println!("for want of time {fewer}");
+        }
         println!("{minutes:.0} min in all");
     }
     let failed = found.iter().filter(|one| !one["problem"].is_null()).count();
@@ -86,18 +95,18 @@ pub(super) fn measure(arguments: &AllBench) -> Result<(), Complaint> {
 }
 
 /// Runs one bench to its end, or for as long as it may take; what it printed, or what went wrong.
-fn run(corral: &Path, part: &Part) -> Result<Value, String> {
+fn run(corral: &Path, part: &Part, time: Time) -> Result<Value, String> {
     // What it leaves if it has to be stopped goes with this folder.
     let folder = std::env::temp_dir().join(format!("corral-bench-all-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let found = run_within(&folder, corral, part);
+    let found = run_in(&folder, corral, part, time);
     std::fs::remove_dir_all(&folder).ok();
     found
 }
 
 /// [`run`] with a folder for temporary files.
-fn run_within(folder: &Path, corral: &Path, part: &Part) -> Result<Value, String> {
-    let mut words = part.words.clone();
+fn run_in(folder: &Path, corral: &Path, part: &Part, time: Time) -> Result<Value, String> {
+    let mut words = part.line(time);
     // It is stopped at the end of this function, whatever becomes of the bench; but not where this process is killed.
     let server = match &part.way {
         Way::Against(serve) => {
@@ -111,10 +120,10 @@ fn run_within(folder: &Path, corral: &Path, part: &Part) -> Result<Value, String
     }
     let mut command = Command::new(corral);
     let command = command.arg("bench").args(&words).arg("--json");
-    output_of(command.env("TMPDIR", folder), part)
+    output_of(command.env("TMPDIR", folder), time.limit)
 }
 
-fn output_of(command: &mut Command, part: &Part) -> Result<Value, String> {
+fn output_of(command: &mut Command, limit: Duration) -> Result<Value, String> {
     let mut bench = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -133,12 +142,12 @@ fn output_of(command: &mut Command, part: &Part) -> Result<Value, String> {
     let status = loop {
         match bench.try_wait() {
             Ok(Some(status)) => break status,
-            Ok(None) if began.elapsed() < part.limit => std::thread::sleep(LOOK),
+            Ok(None) if began.elapsed() < limit => std::thread::sleep(LOOK),
             Ok(None) => {
                 // Fails only if it has just ended.
                 bench.kill().ok();
                 bench.wait().ok();
-                let minutes = part.limit.as_secs() / 60;
+                let minutes = limit.as_secs() / 60;
                 return Err(format!("it was stopped after {minutes} min"));
             }
             Err(error) => {
@@ -158,49 +167,35 @@ fn output_of(command: &mut Command, part: &Part) -> Result<Value, String> {
 
 #[cfg(all(test, unix))]
 mod tests {
-    use super::{Part, Way, run};
+    use super::{Part, run};
     use std::path::Path;
+    use std::process::Command;
     use std::time::Duration;
 
     /// What `/bin/NAME bench WORDS --json` does.
-    fn ran(name: &str, words: &[&str], limit: Duration) -> Result<serde_json::Value, String> {
-        let part = Part {
-            words: words.iter().copied().map(str::to_owned).collect(),
-            limit,
-            way: Way::Alone,
-            targets: Vec::new(),
-        };
-        run(&Path::new("/bin").join(name), &part)
+    fn ran(name: &str, words: &[&str]) -> Result<serde_json::Value, String> {
+        let words = words.iter().copied().map(str::to_owned).collect();
+        let part = Part::whole(words, 1);
+        let time = part.time(Duration::ZERO, Duration::ZERO);
+        run(&Path::new("/bin").join(name), &part, time)
     }
 
     #[test]
     fn what_a_bench_prints_last_is_its_object() {
-        let minute = Duration::from_secs(60);
-        let none = ran("echo", &["words"], minute).unwrap_err();
+        let none = ran("echo", &["words"]).unwrap_err();
         assert!(none.contains("no object"), "{none}");
-        let failed = ran("false", &[], minute).unwrap_err();
+        let failed = ran("false", &[]).unwrap_err();
         assert!(failed.contains("ended with"), "{failed}");
-        let part = Part {
-            words: Vec::new(),
-            limit: minute,
-            way: Way::Alone,
-            targets: Vec::new(),
-        };
-        let mut shell = std::process::Command::new("/bin/sh");
+        let mut shell = Command::new("/bin/sh");
         let talks = shell.args(["-c", "echo words; echo '{\"a\": 1}'"]);
-        assert_eq!(super::output_of(talks, &part).unwrap()["a"], 1);
+        let minute = Duration::from_secs(60);
+        assert_eq!(super::output_of(talks, minute).unwrap()["a"], 1);
     }
 
     #[test]
     fn a_bench_that_does_not_end_is_stopped() {
-        let part = Part {
-            words: Vec::new(),
-            limit: Duration::ZERO,
-            way: Way::Alone,
-            targets: Vec::new(),
-        };
-        let mut endless = std::process::Command::new("/bin/sleep");
-        let stopped = super::output_of(endless.arg("600"), &part).unwrap_err();
+        let mut endless = Command::new("/bin/sleep");
+        let stopped = super::output_of(endless.arg("600"), Duration::ZERO).unwrap_err();
         assert!(stopped.contains("stopped"), "{stopped}");
     }
 }

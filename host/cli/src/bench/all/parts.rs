@@ -1,35 +1,14 @@
-//! The benches in their order, with sizes that two cores do in half an hour, and what each is to show. The minutes of
-//! all parts, those of [`peer`] as well, are 55.
+//! The benches in their order, with sizes that two cores do in half an hour, and what each is to show. The shares of
+//! all parts, those of [`peer`] as well, are less than an hour.
 //!
 //! The targets stand in BENCHMARKS.md, with what they mean.
 
+use super::part::Part;
 use super::peer;
 use super::targets::{Bound, Target, row};
 use crate::arguments::AllBench;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-/// One bench.
-pub(super) struct Part {
-    /// What stands after `corral bench`, but for `--json`.
-    pub(super) words: Vec<String>,
-    /// For so long it may run.
-    pub(super) limit: Duration,
-    pub(super) way: Way,
-    pub(super) targets: Vec<Target>,
-}
-
-/// How a bench is run.
-pub(super) enum Way {
-    /// By itself.
-    Alone,
-    /// Against `corral serve` with these words, which is there for as long as the bench runs; its URL comes
-    /// after the peer's.
-    Against(Vec<String>),
-    /// Not at all: there is nobody to compare with.
-    Not,
-}
 
 /// The files that all parts together need.
 pub(super) fn files(arguments: &AllBench) -> Vec<PathBuf> {
@@ -50,26 +29,23 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
     }
     let mut parts = vec![
         stages(model, plugins, [24, 8, 32, 32])
-            .rounds(5)
-            .through(22)
+            .rounds(5, 22)
             .targets(of_eight()),
         stages(model, plugins, [4, 1, 32, 32])
             .numbers("--stages", "0,8,9")
-            .through(3)
+            .rounds(5, 3)
             .targets(of_one()),
         stages(model, plugins, [1, 1, 512, 128])
             .numbers("--stages", "0,8")
-            .rounds(3)
-            .through(2)
+            .rounds(3, 2)
             .targets(of_long()),
         stages(small, plugins, [40, 8, 32, 50])
-            .through(1)
+            .rounds(5, 1)
             .targets(of_overhead()),
         words("gap")
             .file("--model", model)
             .number("--prompts", 3)
-            .rounds(3)
-            .through(5)
+            .rounds(3, 5)
             .targets(of_gap()),
         words("boundary")
             .file("--model", model)
@@ -77,33 +53,32 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
             .file("--sampler", &plugin(plugins, "min-p"))
             // Many rounds: a busy host's speed changes within seconds.
             .number("--generate", 24)
-            .rounds(12)
-            .through(4)
+            .rounds(12, 4)
             .targets(of_boundary()),
         words("boundary")
             .file("--model", &arguments.wide)
             .file("--plugin", &plugin(plugins, "measure"))
             .file("--sampler", &plugin(plugins, "min-p"))
             .number("--generate", 256)
-            .through(1)
+            .rounds(5, 1)
             .targets(of_rows()),
         words("flat")
             .file("--model", small)
             .file("--plugin", &generate)
-            .whole(5)
+            .whole(1)
             .targets(of_flat()),
         words("prefix")
             .file("--model", small)
             .file("--plugin", &generate)
-            .through(2)
+            .rounds(5, 2)
             .targets(of_prefix()),
         words("deploy")
             .file("--model", small)
             .file("--plugin", &generate)
-            .through(1)
+            .rounds(5, 1)
             .targets(of_deploy()),
-        http.through(2).targets(of_http()),
-        words("sim").whole(8).targets(of_sim()),
+        http.rounds(5, 2).targets(of_http()),
+        words("sim").whole(2).targets(of_sim()),
     ];
     parts.extend(peer::parts(arguments));
     let offloading = arguments.offloading.words();
@@ -151,39 +126,14 @@ impl Words {
         self.value(option, numbers)
     }
 
-    fn rounds(self, rounds: u64) -> Self {
-        self.number("--rounds", rounds)
+    /// A part with so many rounds, and minutes as its share.
+    fn rounds(self, rounds: u64, minutes: u64) -> Part {
+        Part::in_rounds(self.0, rounds, minutes)
     }
 
-    /// A part without rounds, of so many minutes at most.
+    /// A part without rounds, and its share.
     fn whole(self, minutes: u64) -> Part {
-        Part {
-            words: self.0,
-            limit: Duration::from_secs(60 * minutes),
-            way: Way::Alone,
-            targets: Vec::new(),
-        }
-    }
-
-    /// A part that leaves rounds out to be through in so many minutes.
-    fn through(self, minutes: u64) -> Part {
-        Part::in_rounds(self.0, minutes)
-    }
-}
-
-impl Part {
-    /// One that leaves rounds out to be through in so many minutes. What it does before them, and the rounds that it needs
-    /// in any case, may take longer: it is stopped after three times as long and two minutes.
-    pub(super) fn in_rounds(words: Vec<String>, minutes: u64) -> Self {
-        let seconds = 60 * minutes;
-        Words(words)
-            .number("--within", seconds)
-            .whole(3 * minutes + 2)
-    }
-
-    pub(super) fn targets(mut self, targets: Vec<Target>) -> Self {
-        self.targets = targets;
-        self
+        Part::whole(self.0, minutes)
     }
 }
 
@@ -452,27 +402,25 @@ mod tests {
     use super::*;
     use crate::arguments::{Bench, Command, CommandLine};
     use clap::Parser;
+    use std::time::Duration;
 
     #[test]
-    fn all_parts_are_through_within_an_hour() {
+    fn the_shares_of_all_parts_are_less_than_an_hour() {
         let line = "corral bench all --model m.gguf --wide w.gguf --plugins p --vs http://a:1 --vs-openai http://b:2";
         let line = CommandLine::try_parse_from(line.split_whitespace()).expect("a good line");
         let Command::Bench(Bench::All(arguments)) = line.command else {
             panic!("it says bench all");
         };
         let parts = all(&arguments);
-        let mut seconds = 0;
+        let mut shares = Duration::ZERO;
         for part in &parts {
             let line = ["corral", "bench"].into_iter().map(str::to_owned);
-            let line: Vec<_> = line.chain(part.words.clone()).collect();
+            let words = part.line(part.time(shares, shares));
+            let line: Vec<_> = line.chain(words).collect();
             assert!(CommandLine::try_parse_from(&line).is_ok(), "{line:?}");
-            let within = part.words.iter().position(|word| word == "--within");
-            // Those without rounds take seconds.
-            seconds += within.map_or(0, |at| part.words[at + 1].parse::<u64>().unwrap());
+            shares += part.share;
         }
-        assert!(
-            parts.len() > 12 && (1..=55 * 60).contains(&seconds),
-            "{seconds} s"
-        );
+        // BENCHMARKS.md says so.
+        assert_eq!(shares, Duration::from_secs(58 * 60));
     }
 }

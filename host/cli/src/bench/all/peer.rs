@@ -1,28 +1,32 @@
 //! The parts that compare Corral's server with another one that has OpenAI's API and the same model file: the
 //! same client asks both in turns.
 
-use super::parts::{Part, Way, plugin};
+use super::part::{Part, Way};
+use super::parts::plugin;
 use super::targets::{Bound, Target};
 use crate::arguments::AllBench;
 use serde_json::Value;
 
-/// Minutes in which each part is to be through; it leaves rounds out for that.
+/// The share of each part.
 const MINUTES: u64 = 4;
 
-/// The options of each part, what is promised, and its bound.
-const PARTS: [(&str, &str, f64); 3] = [
+/// The options of each part, its rounds, what is promised, and its bound.
+const PARTS: [(&str, u64, &str, f64); 3] = [
     (
-        "--requests 40 --concurrency 8 --prompt 32 --generate 50 --rounds 3",
+        "--requests 40 --concurrency 8 --prompt 32 --generate 50",
+        3,
         "0.6b, 8 at once: tokens a second / the peer of --vs-openai",
         1.05,
     ),
     (
-        "--requests 48 --concurrency 16 --prompt 32 --generate 50 --mixed --rounds 2",
+        "--requests 48 --concurrency 16 --prompt 32 --generate 50 --mixed",
+        2,
         "... 16 at once, mixed lengths",
         1.15,
     ),
     (
-        "--requests 64 --concurrency 32 --prompt 32 --generate 50 --mixed --rounds 2",
+        "--requests 64 --concurrency 32 --prompt 32 --generate 50 --mixed",
+        2,
         "... 32 at once, mixed lengths",
         1.15,
     ),
@@ -30,7 +34,7 @@ const PARTS: [(&str, &str, f64); 3] = [
 
 /// All of them; without a peer none is run.
 pub(super) fn parts(arguments: &AllBench) -> Vec<Part> {
-    let part = |(options, what, bound): (&str, &'static str, f64)| {
+    let part = |(options, rounds, what, bound): (&str, u64, &'static str, f64)| {
         let mut words = vec!["load".to_owned()];
         words.extend(arguments.vs_openai.iter().map(ToString::to_string));
         words.extend(options.split_whitespace().map(str::to_owned));
@@ -42,7 +46,7 @@ pub(super) fn parts(arguments: &AllBench) -> Vec<Part> {
         let target = Target::new(what, Bound::AtLeast(bound), 1.0, ratio);
         Part {
             way,
-            ..Part::in_rounds(words, MINUTES).targets(vec![target])
+            ..Part::in_rounds(words, rounds, MINUTES).targets(vec![target])
         }
     };
     PARTS.into_iter().map(part).collect()
@@ -90,19 +94,6 @@ fn ratio(found: &Value) -> Option<f64> {
     own["ratios"]["tokens_per_second"]["median"].as_f64()
 }
 
-/// What is to be said of requests that failed: there is no ratio then.
-pub(super) fn failed(found: &Value) -> Option<String> {
-    let rows = found["rows"].as_array()?;
-    let failed = |row: &&Value| row["failed"].as_u64().is_some_and(|count| count > 0);
-    let told: Vec<_> = rows
-        .iter()
-        .filter(failed)
-        .map(|row| format!("{} of {}: {}", row["failed"], row["url"], row["failures"]))
-        .collect();
-    (!told.is_empty())
-        .then(|| format!("requests failed, so there is no ratio; {}", told.join("; ")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,13 +124,9 @@ mod tests {
         assert_eq!(
             lines,
             [
-                format!("{both} --requests 40 --concurrency 8 {tokens} --rounds 3 --within 240"),
-                format!(
-                    "{both} --requests 48 --concurrency 16 {tokens} --mixed --rounds 2 --within 240"
-                ),
-                format!(
-                    "{both} --requests 64 --concurrency 32 {tokens} --mixed --rounds 2 --within 240"
-                ),
+                format!("{both} --requests 40 --concurrency 8 {tokens}"),
+                format!("{both} --requests 48 --concurrency 16 {tokens} --mixed"),
+                format!("{both} --requests 64 --concurrency 32 {tokens} --mixed"),
             ]
         );
         for (part, line) in parts.iter().zip(&lines) {
@@ -187,11 +174,5 @@ mod tests {
         assert_eq!(ratio(&found(0)), Some(1.2));
         assert_eq!(ratio(&found(1)), None);
         assert_eq!(ratio(&Value::Null), None);
-        assert_eq!(failed(&found(0)), None);
-        assert_eq!(failed(&Value::Null), None);
-        let told = failed(&found(1)).expect("one failed");
-        let expected =
-            "requests failed, so there is no ratio; 1 of \"http://a:1\": {\"status_500\":1}";
-        assert_eq!(told, expected);
     }
 }

@@ -128,6 +128,7 @@ fn tell_all(arguments: &LoadBench, rounds: u64, targets: &mut [(Arc<Target>, Tal
         rows.extend(others);
     }
     if arguments.json {
+        tell_failures(targets, |line| eprintln!("{line}"));
         let setup = json!({
             "bench": "load",
             "rounds": rounds,
@@ -157,17 +158,26 @@ fn tell_all(arguments: &LoadBench, rounds: u64, targets: &mut [(Arc<Target>, Tal
         );
         tell(false, json!({}), &title, &RATIOS, &ratios(&rows));
     }
-    for (target, tally) in targets {
-        for (count, said) in tally.failures.values() {
-            println!("{}: {count} failed: {}", target.url, harmless(said));
-        }
-    }
+    tell_failures(targets, |line| println!("{line}"));
     for row in rows.iter().filter(|_| arguments.rate.is_some()) {
         let late = 1e3 * row["latest_start_s"].as_f64().unwrap_or(0.0);
         println!(
             "{}: no request was sent more than {late:.1} ms later than intended",
             row["url"].as_str().unwrap_or_default()
         );
+    }
+}
+
+/// A line for each kind of failure of each endpoint.
+fn tell_failures(targets: &[(Arc<Target>, Tally)], line: impl Fn(String)) {
+    for (target, tally) in targets {
+        for (count, said) in tally.failures.values() {
+            line(format!(
+                "{}: {count} failed: {}",
+                target.url,
+                harmless(said)
+            ));
+        }
     }
 }
 

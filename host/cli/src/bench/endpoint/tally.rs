@@ -1,7 +1,7 @@
 //! What an endpoint's rounds come to.
 
 use super::drive::Round;
-use crate::bench::{float, median, quantile};
+use crate::bench::{float, median, median_and_ends, quantile};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -95,8 +95,8 @@ impl Tally {
     /// Beside the endpoint `first`, unless this is that.
     pub(super) fn report(&mut self, url: &str, first: Option<&Tally>) -> Value {
         let speed = |at: usize| {
-            let mut speeds: Vec<_> = self.rounds.iter().filter_map(|round| round[at]).collect();
-            [0.5, 0.0, 1.0].map(|part| quantile(&mut speeds, part))
+            let speeds = self.rounds.iter().filter_map(|round| round[at]);
+            median_and_ends(&speeds.collect::<Vec<_>>())
         };
         let (tokens, requests) = (speed(0), speed(1));
         let ratios = first.map(|first| self.ratios(first));
@@ -157,10 +157,10 @@ impl Tally {
 /// round has both.
 pub(super) fn ratio(own: &[Option<f64>], other: &[Option<f64>]) -> Option<[f64; 3]> {
     let pairs = own.iter().zip(other);
-    let mut ratios: Vec<f64> = pairs
+    let ratios: Vec<f64> = pairs
         .filter_map(|(own, other)| Some((*own)? / other.filter(|other| *other > 0.0)?))
         .collect();
-    (!ratios.is_empty()).then(|| [0.5, 0.0, 1.0].map(|part| quantile(&mut ratios, part)))
+    (!ratios.is_empty()).then(|| median_and_ends(&ratios))
 }
 
 /// How values are spread; null if there are none.
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(report["asked_tokens"], 10);
         assert_eq!(report["tokens_per_second"], 4.0);
         assert_eq!(report["requests_per_second"], 1.0);
-        assert_eq!(report["gap_s"]["p50"], 2.0);
+        assert_eq!(report["gap_s"]["p50"], 1.5);
         assert_eq!(report["whole_s"]["max"], 5.0);
         tally.add(round(vec![answer(None, 1.0)], 1.0));
         let report = tally.report("a", None);
