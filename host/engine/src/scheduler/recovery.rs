@@ -3,7 +3,8 @@
 //! A step that fails is halved until it works; a sequence that fails alone, with one token, several
 //! times, while others do not, is given up, so that a bad one can't take others with it. When all
 //! fail it is the device: nobody is given up for a while, and the pauses between attempts get
-//! longer.
+//! longer. Who fails when another has just failed alone, and nothing went well since, may be met by the same moment
+//! of the device: that counts half, so that nobody who comes after a bad one is taken for bad by a few such moments.
 //!
 //! A memory that can't go back starts anew after a failure. There those that were in the step read
 //! again what they had read together, and then pass the place where it failed one by one. Who fails on the way
@@ -29,10 +30,22 @@ const MOST_TOGETHER: u8 = 8;
 /// Shortest and longest pause after a failure with one token.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
+/// What a sequence's failing alone tells of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blame {
+    /// Nothing yet: it was where it had been before, and had gone well.
+    Excused,
+    /// Little: another one had failed alone, and nothing went well since.
+    Half,
+    /// As much as a single time can.
+    Whole,
+}
+
 /// How often a sequence failed alone since it last got on; failures in one outage count once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Strikes {
-    count: u8,
+    /// In halves.
+    halves: u8,
     /// How often it did where it had been before.
     excused: u8,
     /// When the first failure was after which nothing went well.
@@ -48,27 +61,27 @@ impl Strikes {
         *self = Self::default();
     }
 
-    /// Another one; one that is `excused` was where the sequence had been before. True if it is one too many, where
-    /// so many adapters take turns: a sequence that is in every third step only takes three times as long to get on,
-    /// and meets as many more faults of the moment until then. So the bound stays
-    /// that of the most turns since it last got on, also when others are gone. How long nothing goes well has to do
-    /// with the turns that there are now.
-    fn add(&mut self, now: Time, recovery: &Recovery, adapters: u8, excused: bool) -> bool {
+    /// Another one. True if it is one too many, where so many adapters take turns: a sequence that is in every third
+    /// step only takes three times as long to get on, and meets as many more faults of the moment until then. So the
+    /// bound stays that of the most turns since it last got on, also when others are gone. How long nothing goes well
+    /// has to do with the turns that there are now.
+    fn add(&mut self, now: Time, recovery: &Recovery, adapters: u8, blame: Blame) -> bool {
         let since = match self.since {
             Some(since) if recovery.succeeded == self.before => since,
             _ => {
-                let counted = match excused {
-                    true => &mut self.excused,
-                    false => &mut self.count,
+                let (counted, more) = match blame {
+                    Blame::Excused => (&mut self.excused, 1),
+                    Blame::Half => (&mut self.halves, 1),
+                    Blame::Whole => (&mut self.halves, 2),
                 };
-                *counted = counted.saturating_add(1);
+                *counted = counted.saturating_add(more);
                 self.before = recovery.succeeded;
                 *self.since.insert(now)
             }
         };
         self.adapters = self.adapters.max(adapters);
         let lasts = now.saturating_sub(since) >= OUTAGE * u32::from(adapters);
-        self.count >= MOST.saturating_mul(self.adapters)
+        self.halves >= (2 * MOST).saturating_mul(self.adapters)
             || self.excused >= MOST_EXCUSED.saturating_mul(self.adapters)
             || (lasts && recovery.failed >= MOST)
     }
@@ -85,6 +98,8 @@ pub(super) struct Recovery {
     succeeded: u64,
     /// Steps that failed since the last one that went well.
     failed: u8,
+    /// Whether a sequence failed alone since the last one that went well.
+    struck: bool,
     /// Steps of several sequences that failed since all was well.
     together: u8,
     /// Nothing is computed until then, and how long the pause is.
@@ -98,6 +113,7 @@ impl Recovery {
             most: limit,
             succeeded: 0,
             failed: 0,
+            struck: false,
             together: 0,
             pause: None,
         }
@@ -140,6 +156,7 @@ impl Scheduler {
         let recovery = &mut self.recovery;
         recovery.succeeded += 1;
         recovery.failed = 0;
+        recovery.struck = false;
         recovery.pause = None;
         if goes_on {
             recovery.most = recovery.most.saturating_mul(2).min(recovery.limit);
@@ -182,9 +199,12 @@ impl Scheduler {
         let adapters = u8::try_from(adapters.len()).unwrap_or(u8::MAX);
         // To the end: the next one is tried alone, which tells whether it is this one's fault.
         let mut running = self.running.remove(index);
-        let excused = running.failed_at.is_some_and(|at| row.to <= at);
-        let strikes = &mut running.strikes;
-        let over = strikes.add(now, &self.recovery, adapters, excused);
+        let blame = match std::mem::replace(&mut self.recovery.struck, true) {
+            _ if running.failed_at.is_some_and(|at| row.to <= at) => Blame::Excused,
+            true => Blame::Half,
+            false => Blame::Whole,
+        };
+        let over = running.strikes.add(now, &self.recovery, adapters, blame);
         self.running.push(running);
         over.then_some(row.key)
     }
@@ -194,22 +214,42 @@ impl Scheduler {
 mod tests {
     use super::*;
 
-    /// How many steps it failed in, each after one that went well, when it was given up, if it was.
-    fn given_up(turns: impl IntoIterator<Item = u8>) -> Option<usize> {
+    /// How many steps it failed in, each after one that went well and with so many adapters, when it was given up, if
+    /// it was.
+    fn given_up(failures: impl IntoIterator<Item = (u8, Blame)>) -> Option<usize> {
         let (mut strikes, mut recovery) = (Strikes::default(), Recovery::new(8));
-        let mut over = turns.into_iter().map(|adapters| {
+        let mut over = failures.into_iter().map(|(adapters, blame)| {
             recovery.succeeded += 1;
-            strikes.add(Time::ZERO, &recovery, adapters, false)
+            strikes.add(Time::ZERO, &recovery, adapters, blame)
         });
         over.position(|over| over).map(|before| before + 1)
     }
 
     #[test]
     fn what_was_met_while_others_took_turns_is_judged_by_that_when_they_are_gone() {
-        assert_eq!(given_up([1; 20]), Some(3));
-        assert_eq!(given_up([3; 20]), Some(9));
-        assert_eq!(given_up([3, 2, 2, 1]), None);
-        let then_alone = [3, 2, 2].into_iter().chain([1; 20]);
-        assert_eq!(given_up(then_alone), Some(9));
+        let whole = |turns: &[u8]| given_up(turns.iter().map(|&turns| (turns, Blame::Whole)));
+        assert_eq!(whole(&[1; 20]), Some(3));
+        assert_eq!(whole(&[3; 20]), Some(9));
+        assert_eq!(whole(&[3, 2, 2, 1]), None);
+        assert_eq!(whole(&[[3, 2, 2].as_slice(), &[1; 20]].concat()), Some(9));
+    }
+
+    #[test]
+    fn what_comes_right_after_anothers_failure_counts_half() {
+        use Blame::{Excused, Half, Whole};
+        let alone = |blames: &[Blame]| given_up(blames.iter().map(|&blame| (1, blame)));
+        assert_eq!(alone(&[Half; 20]), Some(6));
+        assert_eq!(alone(&[Half, Whole, Half, Half, Half]), Some(5));
+        assert_eq!(alone(&[Whole, Half, Whole, Half]), Some(4));
+        assert_eq!(alone(&[Whole, Excused, Half, Excused, Whole]), None);
+        assert_eq!(alone(&[Excused; 20]), Some(16));
+    }
+
+    #[test]
+    fn bounds_of_all_adapters_there_can_be_are_within_what_is_counted() {
+        let turns = crate::scheduler::AdapterId::MOST + 1;
+        let most = usize::from(turns) * usize::from(MOST);
+        assert_eq!(given_up([(turns, Blame::Whole); 300]), Some(most));
+        assert_eq!(given_up([(turns, Blame::Half); 300]), Some(2 * most));
     }
 }

@@ -3,6 +3,7 @@
 
 mod ahead;
 mod aside;
+mod blame;
 mod check;
 mod record;
 mod text;
@@ -15,6 +16,7 @@ use crate::scheduler::{
     Tally, Time,
 };
 use aside::Wanted;
+use blame::Blame;
 pub use record::{Arrival, End, Record, Taken};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -63,6 +65,7 @@ pub struct Simulation {
     busy: Time,
     arrivals: Vec<Arrival>,
     alive: HashMap<Key, Alive>,
+    blame: Blame,
     records: Vec<Option<Record>>,
     /// Texts of those that finished.
     texts: HashMap<usize, Vec<Token>>,
@@ -108,6 +111,7 @@ impl Simulation {
             busy: Time::ZERO,
             arrivals: Vec::new(),
             alive: HashMap::new(),
+            blame: Blame::default(),
             records: Vec::new(),
             texts: HashMap::new(),
             claims: HashMap::new(),
@@ -340,6 +344,7 @@ impl Simulation {
             drafts: alive.drafts,
             ended: self.now,
             passed_by: alive.passed_by,
+            blamed: self.blame.forget(key),
         });
     }
 
@@ -417,6 +422,8 @@ impl Simulation {
             adapter: step.adapter,
             took,
         });
+        let anew = self.limits.reuse.starts_anew();
+        self.blame.stepped(&step.rows, decoded.is_err(), anew);
         if decoded.is_err() {
             if let Some(key) = self.scheduler.applied(StepResult::Failed { now: self.now }) {
                 self.end(key, End::GivenUp);

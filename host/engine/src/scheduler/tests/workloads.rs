@@ -163,8 +163,9 @@ fn judge(limits: &Limits, arrival: &Arrival, record: &Record) -> Result<(), Test
             prop_assert_eq!(record.tokens.len(), wanted);
             prop_assert!(!arrival.poisoned);
         }
-        // Only who fails alone is given up: nobody pays for a fault of another or of the moment.
-        End::GivenUp => prop_assert!(arrival.poisoned),
+        // Only who fails alone is given up: nobody pays for a fault of another or of the moment. Who is met by three of
+        // the moment at the same place, while others get on, can't be told from one that is bad.
+        End::GivenUp => prop_assert!(arrival.poisoned || record.blamed >= 6, "{record:?}"),
         End::Left => prop_assert!(arrival.leaves.is_some()),
         End::Expired(Expired::Queue { .. }) => {
             prop_assert!(record.admitted.is_none() && arrival.patience.is_some());

@@ -85,6 +85,8 @@ pub struct Record {
     pub ended: Time,
     /// Requests of other tenants that were admitted while it waited.
     pub passed_by: u32,
+    /// How often it failed alone since it last got on, in halves, as [`Blame`](super::blame::Blame) counts.
+    pub blamed: u32,
 }
 
 /// A step that was taken.
