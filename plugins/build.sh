@@ -12,6 +12,9 @@
 set -euo pipefail
 
 readonly target=wasm32-wasip1
+# As in .cargo/config.toml, which flags in the environment take the place of.
+heap="-C link-arg=--initial-heap=1048576"
+readonly heap
 readonly debian_packages="rustc-web cargo-web rust-web-src wasi-libc lld-19"
 
 say() { echo "plugins/build.sh: $*" >&2; }
@@ -83,7 +86,7 @@ build_with_path_compiler() {
 
 build_with_debian_compiler() {
   clean CARGO_TARGET_DIR="$cache/debian" RUSTC_BOOTSTRAP=1 RUSTC=/usr/bin/rustc \
-    RUSTFLAGS="-C linker=$(wasm_linker) -C link-self-contained=no -L native=/usr/lib/wasm32-wasi" \
+    RUSTFLAGS="-C linker=$(wasm_linker) -C link-self-contained=no -L native=/usr/lib/wasm32-wasi $heap" \
     /usr/bin/cargo build --manifest-path plugins/Cargo.toml --workspace --release \
     --target $target -Zbuild-std=std,panic_abort -Zbuild-std-features=
 }

@@ -123,6 +123,8 @@ fn every_stage_answers_all_requests_and_is_measured_beside_a_raw_loop() {
     let found: Value = serde_json::from_str(&ended.stdout).expect("JSON on stdout");
     assert_eq!(found["bench"], "stages", "{found}");
     assert_eq!(found["requests"], 5, "{found}");
+    let floor = &found["send_us_per_event"];
+    assert!(floor.as_f64() > Some(0.0), "{found}");
     let stages = found["stages"].as_array().expect("stages");
     let numbers: Vec<_> = stages.iter().map(|one| one["stage"].as_u64()).collect();
     assert_eq!(numbers, (0..10).map(Some).collect::<Vec<_>>());

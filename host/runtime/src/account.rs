@@ -61,7 +61,7 @@ impl Account {
     }
 
     /// What went between its plugins and the host.
-    pub fn counts(&self) -> [Metric; 6] {
+    pub fn counts(&self) -> [Metric; 7] {
         self.0.tally.counts()
     }
 

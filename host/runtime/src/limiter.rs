@@ -2,6 +2,7 @@
 
 use crate::meter::Meter;
 use crate::settings::{CORE_INSTANCES, MEMORIES, TABLE_ELEMENTS, TABLES};
+use crate::tally::Tally;
 use std::sync::Arc;
 use wasmtime::ResourceLimiter;
 
@@ -11,15 +12,17 @@ pub(crate) struct Limiter {
     used: usize,
     limit: usize,
     meter: Arc<Meter>,
+    tally: Arc<Tally>,
 }
 
 impl Limiter {
-    /// At most `limit` bytes; a refusal is noted in `meter`.
-    pub(crate) fn new(limit: usize, meter: Arc<Meter>) -> Self {
+    /// At most `limit` bytes; a refusal is noted in `meter`, and that a memory grows in `tally`.
+    pub(crate) fn new(limit: usize, meter: Arc<Meter>, tally: Arc<Tally>) -> Self {
         Self {
             used: 0,
             limit,
             meter,
+            tally,
         }
     }
 }
@@ -35,6 +38,10 @@ impl ResourceLimiter for Limiter {
         if used > self.limit {
             self.meter.refuse_memory();
             return Ok(false);
+        }
+        // Not what it has to begin with.
+        if current > 0 && desired > current {
+            self.tally.grew();
         }
         self.used = used;
         Ok(true)
@@ -69,11 +76,17 @@ mod tests {
     #[test]
     fn memories_share_one_limit() {
         let meter = Arc::new(Meter::default());
-        let mut limiter = Limiter::new(100, Arc::clone(&meter));
+        let tally = Arc::new(Tally::default());
+        let grown = || tally.counts()[6].value;
+        let mut limiter = Limiter::new(100, Arc::clone(&meter), Arc::clone(&tally));
         assert!(limiter.memory_growing(0, 60, None).unwrap());
-        assert!(limiter.memory_growing(0, 40, None).unwrap());
+        assert!(limiter.memory_growing(0, 30, None).unwrap());
+        assert_eq!(grown(), 0.0);
+        assert!(limiter.memory_growing(30, 30, None).unwrap());
+        assert!(limiter.memory_growing(30, 40, None).unwrap());
         assert!(!meter.memory_refused());
         assert!(!limiter.memory_growing(40, 41, None).unwrap());
         assert!(meter.memory_refused());
+        assert_eq!(grown(), 1.0);
     }
 }

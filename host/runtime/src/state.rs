@@ -83,7 +83,7 @@ impl State {
             caller,
             visit,
             limits: Arc::clone(limits),
-            limiter: Limiter::new(limits.memory, Arc::clone(&meter)),
+            limiter: Limiter::new(limits.memory, Arc::clone(&meter), Arc::clone(&tally)),
             meter,
             tally,
             wasi: wasi

@@ -74,6 +74,7 @@ pub(crate) struct Tally {
     chunks: AtomicU64,
     frames: AtomicU64,
     bytes: AtomicU64,
+    growths: AtomicU64,
 }
 
 impl Tally {
@@ -129,6 +130,11 @@ impl Tally {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// A memory of a plugin became larger than it was made.
+    pub(crate) fn grew(&self) {
+        self.growths.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Takes note of what an engine said at once about a sequence that may have so many positions in its
     /// model: where it says fewer, it means the deployment's share.
     pub(crate) fn begun<T>(&self, result: Result<T, Error>, context: u32) -> Result<T, Error> {
@@ -170,7 +176,7 @@ impl Tally {
     }
 
     /// What went between its plugins and the host. Tests hold it against the tokens that came of it.
-    pub(crate) fn counts(&self) -> [Metric; 6] {
+    pub(crate) fn counts(&self) -> [Metric; 7] {
         let count = |name, help, value| metric(name, help, Kind::Counter, value);
         [
             count(
@@ -202,6 +208,11 @@ impl Tally {
                 "corral_deployment_sent_bytes_total",
                 "Bytes of answers that plugins sent, by deployment.",
                 &self.bytes,
+            ),
+            count(
+                "corral_deployment_memory_growths_total",
+                "Times that memories of plugins became larger than they were made, which takes the system's help, by deployment.",
+                &self.growths,
             ),
         ]
     }
@@ -241,8 +252,9 @@ mod tests {
         (0..2).for_each(|_| tally.looked());
         (0..3).for_each(|_| tally.read());
         (0..4).for_each(|_| tally.sent(10));
+        (0..5).for_each(|_| tally.grew());
         let counts = tally.counts().map(|metric| metric.value);
-        assert_eq!(counts, [7.0, 1.0, 2.0, 3.0, 4.0, 40.0]);
+        assert_eq!(counts, [7.0, 1.0, 2.0, 3.0, 4.0, 40.0, 5.0]);
     }
 
     #[test]

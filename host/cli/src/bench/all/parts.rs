@@ -234,12 +234,20 @@ fn of_long() -> Vec<Target> {
 }
 
 fn of_overhead() -> Vec<Target> {
-    vec![most(
-        "demo model, 8 at once: µs of CPU a token, SSE less raw loop",
-        25.0,
-        1.0,
-        |found| of_stage(found, 9, "cpu_us_over_raw"),
-    )]
+    vec![
+        most(
+            "demo model, 8 at once: µs of CPU a token, SSE less raw loop",
+            25.0,
+            1.0,
+            |found| of_stage(found, 9, "cpu_us_over_raw"),
+        ),
+        Target::new(
+            "... of which the system takes to send an event",
+            Bound::None,
+            1.0,
+            |found| found["send_us_per_event"].as_f64(),
+        ),
+    ]
 }
 
 fn of_gap() -> Vec<Target> {

@@ -13,6 +13,7 @@ mod chart;
 mod clients;
 mod engine;
 mod events;
+mod floor;
 mod house;
 mod http;
 mod plugins;
@@ -26,6 +27,7 @@ mod visits;
 
 use self::http::Questions;
 use super::load::{check_room, config, metric};
+use super::median;
 use super::rounds::Rounds;
 use super::table::tell;
 use crate::arguments::StagesBench;
@@ -38,7 +40,7 @@ use prompts::{Prompt, prompts};
 use replay::{Length, Replay, uneven};
 use report::{COLUMNS, Found, rows};
 use serde_json::{Value, json};
-use stage::{AGAIN, AGAIN_TOO, ARRIVALS, RAW, Stage, chosen};
+use stage::{AGAIN, AGAIN_TOO, ARRIVALS, EVENTS, RAW, Stage, chosen};
 use std::sync::Arc;
 use tokio::runtime::Runtime;
 
@@ -56,14 +58,25 @@ pub(super) fn measure(arguments: &StagesBench) -> Result<(), Complaint> {
         })
         .collect();
     let mut rounds = Rounds::after_one(arguments.measuring.rounds);
+    let (streams, mut floors) = (stages.iter().any(|one| one.number == EVENTS), Vec::new());
     for round in rounds.by_ref() {
         bench.round(&mut found, round > 0)?;
+        if streams && round > 0 {
+            floors.push(bench.floor()?);
+        }
     }
     bench.shut_down();
-    tell_all(arguments, rounds.measured(), &rows(&found))
+    let floor = (!floors.is_empty()).then(|| median(floors.into_iter()));
+    tell_all(arguments, rounds.measured(), &rows(&found), floor)
 }
 
-fn tell_all(arguments: &StagesBench, rounds: u64, rows: &[Value]) -> Result<(), Complaint> {
+/// `floor` is what the system takes to send an event, in microseconds; none if no stage sends any.
+fn tell_all(
+    arguments: &StagesBench,
+    rounds: u64,
+    rows: &[Value],
+    floor: Option<f64>,
+) -> Result<(), Complaint> {
     let measuring = &arguments.measuring;
     let model = measuring.model.file_name().unwrap_or_default();
     let model = model.to_string_lossy();
@@ -72,9 +85,15 @@ fn tell_all(arguments: &StagesBench, rounds: u64, rows: &[Value]) -> Result<(), 
         arguments.requests, arguments.concurrency, arguments.prompt, arguments.generate
     );
     if measuring.json {
-        println!("{}", report(arguments, &model, rounds, rows));
+        println!("{}", report(arguments, &model, rounds, rows, floor));
     } else {
         tell(false, Value::Null, &title, &COLUMNS, rows);
+        if let Some(floor) = floor {
+            println!(
+                "of which the system takes {floor:.1} µs to send an event (the raw loop, writing to {} sockets)",
+                arguments.concurrency
+            );
+        }
     }
     if let Some(file) = &arguments.chart {
         let drawn = chart::svg(&title, rows).map_err(Complaint::Failed)?;
@@ -88,7 +107,13 @@ fn tell_all(arguments: &StagesBench, rounds: u64, rows: &[Value]) -> Result<(), 
 }
 
 /// What programs are told.
-fn report(arguments: &StagesBench, model: &str, rounds: u64, rows: &[Value]) -> Value {
+fn report(
+    arguments: &StagesBench,
+    model: &str,
+    rounds: u64,
+    rows: &[Value],
+    floor: Option<f64>,
+) -> Value {
     json!({
         "bench": "stages",
         "model": model,
@@ -98,6 +123,7 @@ fn report(arguments: &StagesBench, model: &str, rounds: u64, rows: &[Value]) -> 
         "generate": arguments.generate,
         "rounds": rounds,
         "slot_order": arguments.slot_order,
+        "send_us_per_event": floor,
         "stages": rows,
     })
 }
@@ -236,6 +262,14 @@ impl Bench {
         let replay = self.replay(generate, false);
         let clients = (&self.clients, self.at_once);
         raw::measure_clients(&mut self.raw, replay, &self.prompts, clients, generate)
+    }
+
+    /// What the system takes to send an event, in microseconds: a part of the requests suffices for that.
+    fn floor(&mut self) -> Result<f64, Complaint> {
+        let generate = vec![self.generate; self.at_once.min(self.prompts.len())];
+        let replay = self.replay(&generate, true);
+        let clients = (&self.clients, self.at_once);
+        floor::measure(&mut self.raw, replay, &self.prompts, clients)
     }
 
     /// The raw loop, with the arrivals that a stage had.
@@ -378,7 +412,8 @@ mod tests {
             .arguments;
         assert_eq!(arguments.stages, [0, 2]);
         let rows = [json!({"stage": 0})];
-        let told = report(&arguments, "model.gguf", 5, &rows);
+        let told = report(&arguments, "model.gguf", 5, &rows, Some(7.5));
+        assert_eq!(told["send_us_per_event"], 7.5);
         assert_eq!(told["model"], "model.gguf");
         for (key, number) in [
             ("requests", 40),

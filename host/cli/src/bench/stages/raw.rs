@@ -8,7 +8,7 @@
 use super::clients::{Answered, Client, ask_all};
 use super::processor::{Done, Took, in_thread, timed};
 use super::prompts::Prompt;
-use super::replay::{Replay, Row};
+use super::replay::{Replay, Row, Step};
 use super::visits::{Arrivals, Next, Visit};
 use crate::complaint::Complaint;
 use corral_engine::scheduler::SeqId;
@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 
 /// The name of the thread that calls llama.cpp here.
-const CALLER: &str = "bench-raw";
+pub(super) const CALLER: &str = "bench-raw";
 
 /// Measures all of the steps of `replay`, all of whose requests are there. The context is empty before and after.
 pub(super) fn measure(
@@ -30,7 +30,7 @@ pub(super) fn measure(
     prompts: &[Prompt],
 ) -> Result<Took, Complaint> {
     let mut numbers = 0..prompts.len();
-    let all = || run(raw, replay, prompts, |_| numbers.next(), |_| ());
+    let all = || run(raw, replay, prompts, |_| numbers.next(), nothing, |_| ());
     in_thread(CALLER, || timed(all))?
 }
 
@@ -87,7 +87,7 @@ pub(super) fn measure_clients(
             // One who does not wait any more has said why.
             let _ = told.map(|told| told.send(()));
         };
-        let mut done = run(raw, replay, prompts, next, ended)?;
+        let mut done = run(raw, replay, prompts, next, nothing, ended)?;
         let answered = clients.block_on(answered);
         done.answered = answered.map_err(Complaint::telling("the clients crashed"))??;
         Ok(done)
@@ -120,7 +120,7 @@ pub(super) fn measure_arrivals(
                 *answered = Some(began.elapsed());
             }
         };
-        let mut done = run(raw, replay, prompts, next, ended)?;
+        let mut done = run(raw, replay, prompts, next, nothing, ended)?;
         let visits = came.iter().zip(answered).map(|(visit, answered)| {
             let answered = answered?;
             Some(Visit { answered, ..*visit })
@@ -132,12 +132,19 @@ pub(super) fn measure_arrivals(
     in_thread(CALLER, || timed(all))?
 }
 
-/// Computes steps until nobody comes any more. What `ended` is told are the numbers of requests.
-fn run(
+/// What is done after a step where nothing is to be done.
+#[allow(clippy::unnecessary_wraps)]
+fn nothing(_: &Step) -> Result<(), Complaint> {
+    Ok(())
+}
+
+/// Computes steps until nobody comes any more. `computed` is told each of them, and `ended` the numbers of requests.
+pub(super) fn run(
     raw: &mut Raw,
     mut replay: Replay,
     prompts: &[Prompt],
     mut next: impl FnMut(bool) -> Option<usize>,
+    mut computed: impl FnMut(&Step) -> Result<(), Complaint>,
     mut ended: impl FnMut(usize),
 ) -> Result<Done, Complaint> {
     let (mut tokens, mut steps, before) = (0, 0, raw.decode_time());
@@ -153,6 +160,7 @@ fn run(
             tokens += u64::from(row.output);
         }
         raw.decode(&inputs)?;
+        computed(&step)?;
         steps += 1;
         for &(slot, request) in &step.ended {
             raw.clear(sequence(slot));

@@ -31,6 +31,8 @@ const fn stage(
 pub(super) const RAW: u8 = 0;
 /// The stage with requests of different lengths, from which on clients ask.
 pub(super) const ARRIVALS: u8 = 3;
+/// The stage that sends events.
+pub(super) const EVENTS: u8 = 9;
 /// Before these, the raw loop that clients ask is measured.
 pub(super) const AGAIN: u8 = 4;
 pub(super) const AGAIN_TOO: u8 = 7;
@@ -45,7 +47,7 @@ pub(super) const STAGES: [Stage; 10] = [
     stage(6, "plugin's loop, full logits", Some(5), Some("measure")),
     stage(7, "HTTP in process", Some(4), Some("generate")),
     stage(8, "HTTP over TCP", Some(7), Some("generate")),
-    stage(9, "SSE over TCP, openai", Some(8), Some("openai")),
+    stage(EVENTS, "SSE over TCP, openai", Some(8), Some("openai")),
 ];
 
 /// Those that are `asked` for, in their order and each once; if none is, all for which there is what they
