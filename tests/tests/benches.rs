@@ -22,6 +22,18 @@ fn benches_print_one_json_object() {
     let gap = one_round("gap --streams 1 --prompts 2 --length 33 --threads 1");
     let names: Vec<_> = rows(&gap).iter().map(|row| &row["prefill"]).collect();
     assert_eq!(names, ["budgeted", "slot order"]);
+    for row in rows(&gap) {
+        check_positive(
+            row,
+            &["decode_step_s", "first_token_s", "short_first_token_s"],
+        );
+        check_rising(row, &["p99_ratio_min", "p99_ratio", "p99_ratio_max"]);
+        check_rising(row, &["p50_s", "p99_s", "max_s"]);
+        check_rising(
+            row,
+            &["first_token_s", "first_token_p99_s", "first_token_max_s"],
+        );
+    }
     let threads = one_round("threads --streams 1 --generate 2");
     let threads = rows(&threads);
     // What `corral serve` takes by itself is always there, both ways.

@@ -132,6 +132,9 @@ pub(crate) struct AllBench {
     /// A server with OpenAI's API and the same model file, http://HOST:PORT, to compare tokens a second with.
     #[arg(long, value_name = "URL")]
     pub(crate) vs_openai: Option<Url>,
+    /// Rounds of each bench at most: 1 for a quick look. [default: 5, and 12 of the boundary]
+    #[arg(long, value_name = "N", value_parser = whole(1..=1000))]
+    pub(crate) rounds: Option<u64>,
     #[command(flatten)]
     pub(crate) offloading: Offloading,
     /// Print one JSON object.
@@ -508,7 +511,7 @@ pub(crate) struct SimBench {
     #[arg(long, value_name = "RATE", value_parser = number)]
     pub(crate) rate: Option<f64>,
     /// Hosts among which the requests of all are split, on paper.
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = whole(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = 30_000, value_parser = whole(1..=100_000))]
     pub(crate) hosts: u64,
     /// Sequences that run at once.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=16_384))]

@@ -9,7 +9,7 @@
 //! Then the same once more beside an idle sequence that lies in high cells: attention runs over all cells
 //! below it, unless the engine moves it down.
 
-use super::load::{check_room, config_of, prompt};
+use super::load::{check_room, config_of, metric, prompt};
 use super::table::{Column, Unit, tell};
 use super::{http, median};
 use crate::arguments::FlatBench;
@@ -17,12 +17,14 @@ use crate::complaint::Complaint;
 use corral_engine::{Caller, Engine, Error, Generation, Options, Outcome, Sequence, View};
 use corral_server::Server;
 use serde_json::{Value, json};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Requests before those that count: the cost model, caches, threads.
 const WARM: u64 = 32;
 /// Requests of which the quickest counts, where the machine's disturbance is left out.
 const BLOCK: usize = 10;
+/// How long it is looked whether the engine's thread sleeps.
+const IDLE: Duration = Duration::from_secs(2);
 /// Tokens of the sequence that lies high.
 const SURVIVOR: u64 = 16;
 
@@ -85,6 +87,7 @@ pub(super) async fn measure(arguments: &FlatBench) -> Result<(), Complaint> {
     let survivor = bench.lie_high(arguments.high).await?;
     all.extend(bench.ways("a high one", arguments.requests).await?);
     drop(survivor);
+    let idle = bench.idle().await?;
     bench.engine.shutdown();
     let rows: Vec<_> = all.iter().map(Series::report).collect();
     let setup = json!({
@@ -92,6 +95,7 @@ pub(super) async fn measure(arguments: &FlatBench) -> Result<(), Complaint> {
         "requests": arguments.requests,
         "prompt": arguments.prompt,
         "high": arguments.high,
+        "idle_wake_ups_per_second": idle,
     });
     let title = format!(
         "{} one-token requests one after the other, prompts of {} digits; medians, ms; slope x N: what the \
@@ -99,6 +103,9 @@ pub(super) async fn measure(arguments: &FlatBench) -> Result<(), Complaint> {
         arguments.requests, arguments.prompt
     );
     tell(arguments.json, setup, &title, &COLUMNS, &rows);
+    if !arguments.json {
+        println!("then, with nothing to do: {idle} wake-ups of the engine's thread a second");
+    }
     Ok(())
 }
 
@@ -167,6 +174,17 @@ impl Bench {
             whole: began.elapsed().as_secs_f64(),
             cached: outcome.cached_tokens.into(),
         })
+    }
+
+    /// Wake-ups of the engine's thread a second where nothing is to be done.
+    async fn idle(&self) -> Result<f64, Complaint> {
+        let wake_ups = || metric(&self.engine, "corral_engine_wake_ups_total");
+        // The end of what was before it.
+        self.look().await?;
+        tokio::time::sleep(IDLE).await;
+        let before = wake_ups();
+        tokio::time::sleep(IDLE).await;
+        Ok((wake_ups() - before) / IDLE.as_secs_f64())
     }
 
     /// A sequence behind `high` cells that held another one and are free now.

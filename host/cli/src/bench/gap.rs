@@ -9,7 +9,7 @@
 use super::load::{check_room, config, generate, metric, prompt};
 use super::rounds::Rounds;
 use super::table::{Column, Unit, tell};
-use super::{median, quantile};
+use super::{median, median_and_ends, quantile};
 use crate::arguments::GapBench;
 use crate::complaint::Complaint;
 use corral_engine::{Caller, Engine, Error, Options, Prefill};
@@ -35,7 +35,7 @@ struct Way {
     rounds: Vec<Round>,
 }
 
-/// Of one round. Gaps are told as multiples of the decode step around them.
+/// Of one round. Gaps are told as multiples of the decode step around them, and their tails in seconds as well.
 struct Round {
     /// The decode step: the median gap without prompts, in seconds.
     decode: f64,
@@ -44,20 +44,28 @@ struct Round {
     p50: f64,
     p99: f64,
     longest: f64,
+    /// The same three, in seconds.
+    seconds: [f64; 3],
     /// From prompts to their first tokens, in seconds: of long ones, and of short ones.
     first: Vec<f64>,
     first_of_short: Vec<f64>,
 }
 
-const COLUMNS: [Column; 8] = [
+const COLUMNS: [Column; 14] = [
     ("prefill", "prefill", Unit::Plain),
     ("decode step", "decode_step_s", Unit::Milliseconds),
     ("its p99/step", "decode_p99_ratio", Unit::Ratio),
     ("p50/step", "p50_ratio", Unit::Ratio),
     ("p99/step", "p99_ratio", Unit::Ratio),
     ("longest/step", "max_ratio", Unit::Ratio),
+    ("p50", "p50_s", Unit::Milliseconds),
+    ("p99", "p99_s", Unit::Milliseconds),
+    ("longest", "max_s", Unit::Milliseconds),
     ("first token", "first_token_s", Unit::Milliseconds),
+    ("its p99", "first_token_p99_s", Unit::Milliseconds),
+    ("longest", "first_token_max_s", Unit::Milliseconds),
     ("of short", "short_first_token_s", Unit::Milliseconds),
+    ("its p99", "short_first_token_p99_s", Unit::Milliseconds),
 ];
 
 /// Measures and prints.
@@ -160,13 +168,14 @@ impl Way {
         }
         let (alone, mixed) = ratios(&spans, &times);
         let (steps, mut alone): (Vec<_>, Vec<_>) = alone.into_iter().unzip();
-        let mut mixed: Vec<_> = mixed.into_iter().map(|(_, ratio)| ratio).collect();
+        let (mut gaps, mut mixed): (Vec<_>, Vec<_>) = mixed.into_iter().unzip();
         Ok(Round {
             decode: median(steps.into_iter()),
             decode_p99: quantile(&mut alone, 0.99),
             p50: quantile(&mut mixed, 0.5),
             p99: quantile(&mut mixed, 0.99),
             longest: quantile(&mut mixed, 1.0),
+            seconds: [0.5, 0.99, 1.0].map(|part| quantile(&mut gaps, part)),
             first,
             first_of_short,
         })
@@ -177,6 +186,8 @@ impl Way {
         let count = |name| metric(&self.engine, name);
         let of_times =
             |times: &mut Vec<f64>, part| (!times.is_empty()).then(|| quantile(times, part));
+        let p99s: Vec<_> = self.rounds.iter().map(|round| round.p99).collect();
+        let [p99, least, most] = median_and_ends(&p99s);
         let mut first = self.all(|round| &round.first);
         let mut short = self.all(|round| &round.first_of_short);
         json!({
@@ -184,8 +195,13 @@ impl Way {
             "decode_step_s": of(|round| round.decode),
             "decode_p99_ratio": of(|round| round.decode_p99),
             "p50_ratio": of(|round| round.p50),
-            "p99_ratio": of(|round| round.p99),
+            "p99_ratio": p99,
+            "p99_ratio_min": least,
+            "p99_ratio_max": most,
             "max_ratio": of(|round| round.longest),
+            "p50_s": of(|round| round.seconds[0]),
+            "p99_s": of(|round| round.seconds[1]),
+            "max_s": of(|round| round.seconds[2]),
             "first_token_s": of_times(&mut first, 0.5),
             "first_token_p99_s": of_times(&mut first, 0.99),
             "first_token_max_s": of_times(&mut first, 1.0),

@@ -75,10 +75,14 @@ pub(super) fn measure(arguments: &AllBench) -> Result<(), Complaint> {
     let minutes = began.elapsed().as_secs_f64() / 60.0;
     if arguments.json {
         let targets: Vec<_> = figures.iter().map(Figure::json).collect();
-        println!(
-            "{}",
-            json!({"minutes": minutes, "targets": targets, "benches": found})
-        );
+        let all = json!({
+            "bench": "all",
+            "model": arguments.model.file_name().unwrap_or_default().to_string_lossy(),
+            "minutes": minutes,
+            "targets": targets,
+            "benches": found,
+        });
+        println!("{all}");
     } else {
         println!("{}", targets::table(&figures));
         for fewer in fewer {

@@ -3,7 +3,7 @@
 //!
 //! The targets stand in BENCHMARKS.md, with what they mean.
 
-use super::part::Part;
+use super::part::{Part, Way};
 use super::peer;
 use super::targets::{Bound, Target, row};
 use crate::arguments::AllBench;
@@ -28,16 +28,13 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
         http = http.value("--vs", &peer.to_string());
     }
     let mut parts = vec![
-        stages(model, plugins, [24, 8, 32, 32])
-            .rounds(5, 22)
-            .targets(of_eight()),
         stages(model, plugins, [4, 1, 32, 32])
             .numbers("--stages", "0,8,9")
             .rounds(5, 3)
             .targets(of_one()),
         stages(model, plugins, [1, 1, 512, 128])
             .numbers("--stages", "0,8")
-            .rounds(3, 2)
+            .rounds(5, 2)
             .targets(of_long()),
         stages(small, plugins, [40, 8, 32, 50])
             .rounds(5, 1)
@@ -45,7 +42,7 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
         words("gap")
             .file("--model", model)
             .number("--prompts", 3)
-            .rounds(3, 5)
+            .rounds(5, 5)
             .targets(of_gap()),
         words("boundary")
             .file("--model", model)
@@ -79,8 +76,18 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
             .targets(of_deploy()),
         http.rounds(5, 2).targets(of_http()),
         words("sim").whole(2).targets(of_sim()),
+        // The longest one last, for it may have what those before it left.
+        stages(model, plugins, [40, 8, 32, 50])
+            .rounds(5, 22)
+            .targets(of_eight()),
     ];
     parts.extend(peer::parts(arguments));
+    parts.push(on_a_gpu(model, plugins));
+    for part in &mut parts {
+        part.rounds = part
+            .rounds
+            .map(|rounds| rounds.min(arguments.rounds.unwrap_or(rounds)));
+    }
     let offloading = arguments.offloading.words();
     let has_model = |part: &&mut Part| part.words.iter().any(|word| word == "--model");
     for part in parts.iter_mut().filter(has_model) {
@@ -142,9 +149,29 @@ pub(super) fn plugin(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.wasm"))
 }
 
+/// What is promised of a GPU. It is measured by `tests/gpu/run.sh`, where there is one.
+fn on_a_gpu(model: &Path, plugins: &Path) -> Part {
+    let what = "GPU, 0.6b, 64 streams: HTTP over TCP / raw loop (tests/gpu)";
+    let words = stages(model, plugins, [320, 64, 32, 50]).numbers("--stages", "0,8");
+    Part {
+        way: Way::Not,
+        ..words
+            .whole(0)
+            .targets(vec![least_of_stage::<8>(what, 0.95)])
+    }
+}
+
 /// A ratio of stage `N`.
 fn stage<const N: u64>(found: &Value) -> Option<f64> {
     of_stage(found, N, "ratio")
+}
+
+/// A bound on the ratio of stage `N`.
+fn least_of_stage<const N: u64>(what: &'static str, bound: f64) -> Target {
+    least(what, bound, stage::<N>).ends(
+        |found| of_stage(found, N, "ratio_min"),
+        |found| of_stage(found, N, "ratio_max"),
+    )
 }
 
 fn of_stage(found: &Value, number: u64, field: &str) -> Option<f64> {
@@ -162,74 +189,32 @@ fn most(what: &'static str, bound: f64, scale: f64, find: fn(&Value) -> Option<f
 
 fn of_eight() -> Vec<Target> {
     vec![
-        least(
-            "0.6b, 8 at once: engine without sampling / raw loop",
-            0.97,
-            stage::<1>,
-        ),
-        least(
-            "0.6b, 8 at once: with sampling and text / raw loop",
-            0.97,
-            stage::<2>,
-        ),
-        least(
-            "0.6b, out of step / a raw loop that such clients ask",
-            0.97,
-            stage::<3>,
-        ),
-        least(
-            "0.6b, 8 at once: plugin, host's loop / raw loop",
-            0.97,
-            stage::<4>,
-        ),
-        least(
-            "0.6b, 8 at once: plugin's loop, top 64 / raw loop",
-            0.97,
-            stage::<5>,
-        ),
-        least(
+        least_of_stage::<1>("0.6b, 8 at once: engine without sampling / raw loop", 0.97),
+        least_of_stage::<2>("0.6b, 8 at once: with sampling and text / raw loop", 0.97),
+        least_of_stage::<3>("0.6b, out of step / a raw loop that such clients ask", 0.97),
+        least_of_stage::<4>("0.6b, 8 at once: plugin, host's loop / raw loop", 0.97),
+        least_of_stage::<5>("0.6b, 8 at once: plugin's loop, top 64 / raw loop", 0.97),
+        least_of_stage::<6>(
             "0.6b, 8 at once: plugin's loop, full logits / raw loop",
             0.93,
-            stage::<6>,
         ),
-        least(
-            "0.6b, 8 at once: HTTP in process / raw loop",
-            0.97,
-            stage::<7>,
-        ),
-        least(
-            "0.6b, 8 at once: HTTP over TCP / raw loop",
-            0.97,
-            stage::<8>,
-        ),
-        least(
-            "0.6b, 8 at once: SSE of OpenAI's API / raw loop",
-            0.97,
-            stage::<9>,
-        ),
+        least_of_stage::<7>("0.6b, 8 at once: HTTP in process / raw loop", 0.97),
+        least_of_stage::<8>("0.6b, 8 at once: HTTP over TCP / raw loop", 0.97),
+        least_of_stage::<9>("0.6b, 8 at once: SSE of OpenAI's API / raw loop", 0.97),
     ]
 }
 
 fn of_one() -> Vec<Target> {
     vec![
-        least(
-            "0.6b, one stream: HTTP over TCP / raw loop",
-            0.97,
-            stage::<8>,
-        ),
-        least(
-            "0.6b, one stream: SSE of OpenAI's API / raw loop",
-            0.97,
-            stage::<9>,
-        ),
+        least_of_stage::<8>("0.6b, one stream: HTTP over TCP / raw loop", 0.97),
+        least_of_stage::<9>("0.6b, one stream: SSE of OpenAI's API / raw loop", 0.97),
     ]
 }
 
 fn of_long() -> Vec<Target> {
-    vec![least(
+    vec![least_of_stage::<8>(
         "0.6b, one stream, 512 in, 128 out: HTTP / raw loop",
         0.97,
-        stage::<8>,
     )]
 }
 
@@ -242,7 +227,7 @@ fn of_overhead() -> Vec<Target> {
             |found| of_stage(found, 9, "cpu_us_over_raw"),
         ),
         Target::new(
-            "... of which the system takes to send an event",
+            "... of which the system takes to send an event, µs",
             Bound::None,
             1.0,
             |found| found["send_us_per_event"].as_f64(),
@@ -260,6 +245,10 @@ fn of_gap() -> Vec<Target> {
             2.0,
             1.0,
             |found| budgeted(found, "p99_ratio"),
+        )
+        .ends(
+            |found| budgeted(found, "p99_ratio_min"),
+            |found| budgeted(found, "p99_ratio_max"),
         ),
         most("... rows left out of a step", 0.0, 1.0, |found| {
             budgeted(found, "skipped_rows")
@@ -292,11 +281,19 @@ fn of_boundary() -> Vec<Target> {
             "0.6b, one sequence: plugin's loop, top 64 / generate",
             0.98,
             |found| of(found, TOP, 1, "ratio"),
+        )
+        .ends(
+            |found| of(found, TOP, 1, "ratio_min"),
+            |found| of(found, TOP, 1, "ratio_max"),
         ),
         least(
             "0.6b, 8 at once: plugin's loop, top 64 / generate",
             0.98,
             |found| of(found, TOP, 8, "ratio"),
+        )
+        .ends(
+            |found| of(found, TOP, 8, "ratio_min"),
+            |found| of(found, TOP, 8, "ratio_max"),
         ),
         most("µs of a new instance, median", 25.0, 1e6, |found| {
             found["times"]["instance_p50_s"].as_f64()
@@ -336,22 +333,38 @@ fn of_flat() -> Vec<Target> {
         most("... through HTTP", 0.05, 1.0, |found| {
             row(found, &[("asked_over", json!("HTTP"))], "growth")
         }),
+        most(
+            "idle server: wake-ups of the engine's thread a second",
+            0.0,
+            1.0,
+            |found| found["idle_wake_ups_per_second"].as_f64(),
+        ),
     ]
 }
 
 fn of_prefix() -> Vec<Target> {
-    fn cached(found: &Value, over: &str) -> Option<f64> {
+    fn cached(found: &Value, over: &str, field: &str) -> Option<f64> {
         let keys = [("beginning", json!("cached")), ("asked_over", json!(over))];
-        row(found, &keys, "ratio_to_held")
+        row(found, &keys, field)
     }
     vec![
         most(
             "prefix of 2,048 cached: first token / uncached tail",
             1.05,
             1.0,
-            |found| cached(found, "engine"),
+            |found| cached(found, "engine", "ratio_to_held"),
+        )
+        .ends(
+            |found| cached(found, "engine", "least_to_held"),
+            |found| cached(found, "engine", "most_to_held"),
         ),
-        most("... through HTTP", 1.05, 1.0, |found| cached(found, "HTTP")),
+        most("... through HTTP", 1.05, 1.0, |found| {
+            cached(found, "HTTP", "ratio_to_held")
+        })
+        .ends(
+            |found| cached(found, "HTTP", "least_to_held"),
+            |found| cached(found, "HTTP", "most_to_held"),
+        ),
         most("µs of a fork of 2,048 tokens, p99", 100.0, 1e6, |found| {
             found["fork"]["p99_s"].as_f64()
         }),
@@ -362,18 +375,27 @@ fn of_prefix() -> Vec<Target> {
 }
 
 fn of_deploy() -> Vec<Target> {
-    fn first(found: &Value, component: &str) -> Option<f64> {
-        row(found, &[("component", json!(component))], "first_answer_s")
+    const KEPT: &str = "kept, compiled";
+    fn first(found: &Value, component: &str, field: &str) -> Option<f64> {
+        row(found, &[("component", json!(component))], field)
     }
     vec![
         most("deploy of 1 MB to first answer, s", 1.0, 1.0, |found| {
-            first(found, "new")
-        }),
+            first(found, "new", "first_answer_s")
+        })
+        .ends(
+            |found| first(found, "new", "least_s"),
+            |found| first(found, "new", "most_s"),
+        ),
         most(
             "... ms, its compiled code in the cache",
             50.0,
             1e3,
-            |found| first(found, "kept, compiled"),
+            |found| first(found, KEPT, "first_answer_s"),
+        )
+        .ends(
+            |found| first(found, KEPT, "least_s"),
+            |found| first(found, KEPT, "most_s"),
         ),
     ]
 }
@@ -392,7 +414,11 @@ fn of_http() -> Vec<Target> {
         ),
         least("... / the peer given by --vs", 1.0, |found| {
             ours(found, "ratio")
-        }),
+        })
+        .ends(
+            |found| ours(found, "ratio_least"),
+            |found| ours(found, "ratio_most"),
+        ),
     ]
 }
 

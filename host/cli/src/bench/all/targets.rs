@@ -18,22 +18,29 @@ pub(super) struct Target {
     bound: Bound,
     /// What seconds and parts are multiplied with for the table.
     scale: f64,
-    find: fn(&Value) -> Option<f64>,
+    find: Find,
+    /// The least and the most of single rounds, where the bench tells them.
+    ends: Option<[Find; 2]>,
 }
 
+/// Where a figure stands in what a bench found.
+pub(super) type Find = fn(&Value) -> Option<f64>;
+
 impl Target {
-    pub(super) fn new(
-        what: &'static str,
-        bound: Bound,
-        scale: f64,
-        find: fn(&Value) -> Option<f64>,
-    ) -> Self {
+    pub(super) fn new(what: &'static str, bound: Bound, scale: f64, find: Find) -> Self {
         Self {
             what,
             bound,
             scale,
             find,
+            ends: None,
         }
+    }
+
+    /// With the least and the most of its rounds.
+    pub(super) fn ends(mut self, least: Find, most: Find) -> Self {
+        self.ends = Some([least, most]);
+        self
     }
 
     /// The figure in what a bench found.
@@ -42,6 +49,10 @@ impl Target {
             what: self.what,
             bound: self.bound,
             value: (self.find)(found).map(|value| value * self.scale),
+            ends: self
+                .ends
+                .map(|ends| ends.map(|find| Some(find(found)? * self.scale)))
+                .and_then(|[least, most]| Some([least?, most?])),
         }
     }
 }
@@ -51,6 +62,8 @@ pub(super) struct Figure {
     what: &'static str,
     bound: Bound,
     value: Option<f64>,
+    /// The least and the most of its rounds.
+    ends: Option<[f64; 2]>,
 }
 
 impl Figure {
@@ -69,6 +82,8 @@ impl Figure {
             "target": self.what,
             "bound": bound(self.bound),
             "figure": self.value,
+            "least": self.ends.map(|[least, _]| least),
+            "most": self.ends.map(|[_, most]| most),
             "met": self.met(),
         })
     }
@@ -89,6 +104,8 @@ pub(super) fn table(figures: &[Figure]) -> String {
         "what".to_owned(),
         "target".into(),
         "figure".into(),
+        "least".into(),
+        "most".into(),
     ]];
     for figure in figures {
         let met = match figure.met() {
@@ -100,24 +117,31 @@ pub(super) fn table(figures: &[Figure]) -> String {
             Some(value) => number(value),
             None => "not measured".into(),
         };
+        let [least, most] = match figure.ends {
+            Some(ends) => ends.map(number),
+            None => [String::new(), String::new()],
+        };
         lines.push([
             met.to_owned(),
             figure.what.to_owned(),
             bound(figure.bound),
             value,
+            least,
+            most,
         ]);
     }
     let width = |column: usize| {
         let cells = lines.iter().map(|line| line[column].chars().count());
         cells.max().unwrap_or(0)
     };
-    let widths = [width(0), width(1), width(2), width(3)];
-    let line = |cells: &[String; 4]| {
-        let [met, what, target, value] = cells;
-        let [first, second, third, fourth] = widths;
-        format!("{met:first$}  {what:second$}  {target:third$}  {value:>fourth$}")
-            .trim_end()
-            .to_owned()
+    let widths = [0, 1, 2, 3, 4, 5].map(width);
+    let line = |cells: &[String; 6]| {
+        let cells = cells.iter().zip(widths).enumerate();
+        let padded = cells.map(|(column, (cell, width))| match column {
+            0..3 => format!("{cell:width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     lines.iter().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -165,10 +189,15 @@ mod tests {
         let none = Target::new("time, ms", Bound::AtMost(2.0), 1e3, find).figure(&Value::Null);
         assert_eq!(none.met(), None);
         assert_eq!(none.json()["figure"], Value::Null);
-        let expected = "        what      target             figure\n\
-                        MISSED  time, ms  at most 1.9          2.00\n        \
+        let expected = "        what      target             figure  least  most\n\
+                        MISSED  time, ms  at most 1.9          2.00   1.00  3.00\n        \
                         time, ms  at most 2    not measured";
-        assert_eq!(table(&[figure(Bound::AtMost(1.9)), none]), expected);
+        let ends = Target::new("time, ms", Bound::AtMost(1.9), 1e3, find)
+            .ends(|_| Some(0.001), |_| Some(0.003))
+            .figure(&found);
+        assert_eq!(ends.json()["least"], 1.0);
+        assert_eq!(ends.json()["most"], 3.0);
+        assert_eq!(table(&[ends, none]), expected);
     }
 
     #[test]
