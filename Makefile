@@ -2,8 +2,8 @@
 #   make run     builds, and serves the demo model (or MODEL=FILE) with the plugins deployed
 #   make test    checks format and lints, builds, and runs every test
 # Also: make build, make plugins, make lint; make where (tells where build and plugins put what they made);
-# make test-device (the part of make test that runs on a device); make bench (measures all that is promised, in about
-# half an hour on two cores and an hour where they are slow; VS=URL of a peer for HTTP, LLAMA=URL of llama.cpp's server
+# make test-device (the part of make test that runs on a device); make bench (measures all that is promised, in less
+# than an hour on two cores; VS=URL of a peer for HTTP, LLAMA=URL of llama.cpp's server
 # for tokens a second, see BENCHMARKS.md); make model (trains the demo model again, in about an hour on two cores; stopped and started again
 # it goes on where it was).
 #   make microbench      times what stands on the way of a token, each alone (BENCHES="text events", FILTER=REGEX)

@@ -12,9 +12,6 @@
 set -euo pipefail
 
 readonly target=wasm32-wasip1
-# As in .cargo/config.toml, which flags in the environment take the place of.
-heap="-C link-arg=--initial-heap=1048576"
-readonly heap
 readonly debian_packages="rustc-web cargo-web rust-web-src wasi-libc lld-19"
 
 say() { echo "plugins/build.sh: $*" >&2; }
@@ -34,6 +31,7 @@ mkdir -p "$cache"
 # What the caller set for native code, or for another compiler, ends here.
 clean() {
   env -u RUSTFLAGS -u CARGO_ENCODED_RUSTFLAGS -u CARGO_BUILD_RUSTFLAGS -u CARGO_BUILD_TARGET \
+    -u CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS \
     -u RUSTC -u RUSTC_WRAPPER -u RUSTC_WORKSPACE_WRAPPER -u CARGO_BUILD_RUSTC \
     -u CC -u CXX -u CFLAGS -u CXXFLAGS -u LDFLAGS -u AR -u LD "$@"
 }
@@ -69,7 +67,8 @@ debian_lacks() {
   [ -x /usr/bin/cargo ] || echo "/usr/bin/cargo"
   [ -d /usr/lib/rustlib/src/rust/library/std ] || echo "the source of std"
   [ -f /usr/lib/wasm32-wasi/libc.a ] || echo "wasi-libc"
-  [ -n "$(wasm_linker)" ] || echo "wasm-ld"
+  # The flags of .cargo/config.toml need one that knows them; those of the compiler's own are added to them.
+  "$(wasm_linker)" --help 2>/dev/null | grep -q -e --initial-heap || echo "wasm-ld of version 18 or later"
 }
 
 debian_compiler_works() {
@@ -86,7 +85,7 @@ build_with_path_compiler() {
 
 build_with_debian_compiler() {
   clean CARGO_TARGET_DIR="$cache/debian" RUSTC_BOOTSTRAP=1 RUSTC=/usr/bin/rustc \
-    RUSTFLAGS="-C linker=$(wasm_linker) -C link-self-contained=no -L native=/usr/lib/wasm32-wasi $heap" \
+    CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS="-C linker=$(wasm_linker) -C link-self-contained=no -L native=/usr/lib/wasm32-wasi" \
     /usr/bin/cargo build --manifest-path plugins/Cargo.toml --workspace --release \
     --target $target -Zbuild-std=std,panic_abort -Zbuild-std-features=
 }

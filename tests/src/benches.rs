@@ -1,9 +1,10 @@
 //! `corral bench`: runs it, and reads what it tells programs.
 
-use crate::{Ended, artefacts, run};
+use crate::{Ended, artefacts, run, run_within};
 use serde_json::Value;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// An option of [`bench`] whose value is a file, and that file.
 pub type WithFile<'a> = (&'a str, PathBuf);
@@ -20,12 +21,21 @@ pub fn plugin(name: &str) -> WithFile<'static> {
 
 /// Runs `corral bench` with these words, which blanks part, and with these files.
 pub fn bench(words: &str, files: &[WithFile<'_>]) -> Ended {
+    run(line(words, files))
+}
+
+/// [`bench`] for what may take so long.
+pub fn bench_within(patience: Duration, words: &str, files: &[WithFile<'_>]) -> Ended {
+    run_within(patience, line(words, files))
+}
+
+fn line(words: &str, files: &[WithFile<'_>]) -> Vec<OsString> {
     let mut line = vec![OsString::from("bench")];
     line.extend(words.split_whitespace().map(OsString::from));
     for (option, file) in files {
         line.extend([OsString::from(*option), OsString::from(file)]);
     }
-    run(line)
+    line
 }
 
 /// What [`bench`] finds with `--json`; it has to succeed.

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How a run ended.
 #[derive(Clone, Debug)]
@@ -21,6 +21,15 @@ pub struct Ended {
 
 /// Runs `corral` with these arguments and waits for its end; panics when it takes too long.
 pub fn run<I, S>(arguments: I) -> Ended
+where
+    I: IntoIterator<Item = S>,
+    S: AsRef<std::ffi::OsStr>,
+{
+    run_within(PATIENCE, arguments)
+}
+
+/// [`run`] for what may take so long.
+pub fn run_within<I, S>(patience: Duration, arguments: I) -> Ended
 where
     I: IntoIterator<Item = S>,
     S: AsRef<std::ffi::OsStr>,
@@ -45,10 +54,10 @@ where
             if let Some(status) = child.try_wait().expect("a child of ours") {
                 break Some(status);
             }
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > patience {
                 break None;
             }
-            std::thread::sleep(std::time::Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(5));
         };
         if status.is_none() {
             child.kill().expect("a child of ours");
@@ -61,7 +70,7 @@ where
         };
         assert!(
             status.is_some(),
-            "still running after {PATIENCE:?}: {ended:?}"
+            "still running after {patience:?}: {ended:?}"
         );
         ended
     })

@@ -23,7 +23,7 @@ mod sums;
 mod tls;
 
 pub use client::{Client, Reply, Rest, Version, block_on};
-pub use command_line::{Ended, run, scratch_folder};
+pub use command_line::{Ended, run, run_within, scratch_folder};
 pub use http::{Answer, Stream, raw_exchange};
 pub use metrics::{Distribution, Metrics};
 pub use neighbours::Done;

@@ -288,6 +288,28 @@ fn a_token_that_a_plugin_reads_wakes_it_once() {
     );
 }
 
+/// The heap that they are linked with does for their requests: see .cargo/config.toml.
+#[test]
+fn memories_of_openai_need_not_grow() {
+    let corral = Corral::start_with_routes(&[("/v1", "openai")], &[]);
+    let growths = || {
+        let metrics = corral.settled();
+        metrics.get("corral_deployment_memory_growths_total")
+    };
+    let before = growths();
+    let text = json!({"prompt": "12+7="});
+    let chat = json!({"messages": [{"role": "user", "content": "12+7="}]});
+    for stream in [false, true] {
+        for (path, request) in [("completions", &text), ("chat/completions", &chat)] {
+            let mut request = request.clone();
+            request["stream"] = stream.into();
+            let answer = corral.post(&format!("/v1/{path}"), request.to_string());
+            assert_eq!(answer.status, 200, "{answer:?}");
+        }
+    }
+    assert_eq!(growths(), before);
+}
+
 #[test]
 fn with_nothing_to_do_nothing_wakes_up() {
     let corral = Corral::start();

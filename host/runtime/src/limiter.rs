@@ -39,7 +39,7 @@ impl ResourceLimiter for Limiter {
             self.meter.refuse_memory();
             return Ok(false);
         }
-        // Not what it has to begin with.
+        // Not what it has to begin with; of a memory that has nothing then, its first growth is taken for that.
         if current > 0 && desired > current {
             self.tally.grew();
         }

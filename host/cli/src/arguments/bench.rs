@@ -20,8 +20,8 @@ const MOST_TOKENS: u64 = 50_000_000;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
-    /// The benches that have a target, one after the other, and each target with its figure: takes about half an hour
-    /// on two cores, ten minutes more with a peer of OpenAI's API, and about an hour where it is slow.
+    /// The benches that have a target, one after the other, and each target with its figure: takes less than an hour on
+    /// two cores, and where those are slow measures fewer rounds.
     All(AllBench),
     /// What the way between the engine and a plugin costs: tokens by the host's loop beside those of loops in
     /// the plugin and of a sampling plugin, whole rows of logits, calls of the host, and new instances.
@@ -132,8 +132,8 @@ pub(crate) struct AllBench {
     /// A server with OpenAI's API and the same model file, http://HOST:PORT, to compare tokens a second with.
     #[arg(long, value_name = "URL")]
     pub(crate) vs_openai: Option<Url>,
-    /// Rounds of each bench at most: 1 for a quick look. [default: 5, and 12 of the boundary]
-    #[arg(long, value_name = "N", value_parser = whole(1..=1000))]
+    /// Rounds of each bench at most: 1 for a quick look. [default: 5, and 12 of the boundary with the larger model]
+    #[arg(long, value_name = "N", value_parser = whole(1..=12))]
     pub(crate) rounds: Option<u64>,
     #[command(flatten)]
     pub(crate) offloading: Offloading,

@@ -62,10 +62,14 @@ const COLUMNS: [Column; 14] = [
     ("p99", "p99_s", Unit::Milliseconds),
     ("longest", "max_s", Unit::Milliseconds),
     ("first token", "first_token_s", Unit::Milliseconds),
-    ("its p99", "first_token_p99_s", Unit::Milliseconds),
-    ("longest", "first_token_max_s", Unit::Milliseconds),
+    ("first token p99", "first_token_p99_s", Unit::Milliseconds),
+    ("latest", "first_token_max_s", Unit::Milliseconds),
     ("of short", "short_first_token_s", Unit::Milliseconds),
-    ("its p99", "short_first_token_p99_s", Unit::Milliseconds),
+    (
+        "of short p99",
+        "short_first_token_p99_s",
+        Unit::Milliseconds,
+    ),
 ];
 
 /// Measures and prints.

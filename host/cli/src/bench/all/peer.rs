@@ -7,8 +7,8 @@ use super::targets::{Bound, Target};
 use crate::arguments::AllBench;
 use serde_json::Value;
 
-/// The share of each part.
-const MINUTES: u64 = 4;
+/// The share of all these parts, in minutes.
+pub(super) const MINUTES: u64 = 12;
 
 /// Rounds of each part.
 const ROUNDS: u64 = 5;
@@ -49,7 +49,7 @@ pub(super) fn parts(arguments: &AllBench) -> Vec<Part> {
         .ends(|found| ratio(found, "least"), |found| ratio(found, "most"));
         Part {
             way,
-            ..Part::in_rounds(words, ROUNDS, MINUTES).targets(vec![target])
+            ..Part::in_rounds(words, ROUNDS, MINUTES / PARTS.len() as u64).targets(vec![target])
         }
     };
     PARTS.into_iter().map(part).collect()

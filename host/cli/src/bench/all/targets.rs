@@ -45,14 +45,18 @@ impl Target {
 
     /// The figure in what a bench found.
     pub(super) fn figure(&self, found: &Value) -> Figure {
+        // Where nothing came of something it is no number.
+        let scaled = |find: Find| {
+            let value = find(found)? * self.scale;
+            value.is_finite().then_some(value)
+        };
         Figure {
             what: self.what,
             bound: self.bound,
-            value: (self.find)(found).map(|value| value * self.scale),
+            value: scaled(self.find),
             ends: self
                 .ends
-                .map(|ends| ends.map(|find| Some(find(found)? * self.scale)))
-                .and_then(|[least, most]| Some([least?, most?])),
+                .and_then(|[least, most]| Some([scaled(least)?, scaled(most)?])),
         }
     }
 }

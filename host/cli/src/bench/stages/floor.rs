@@ -2,7 +2,7 @@
 //!
 //! The raw loop of stage 0 writes an event to a socket for each token that it has computed, by the thread that calls
 //! llama.cpp; so compute threads and clients are in each other's way as they are in stage 9. The clients wait for the
-//! events in the thread that stands for the clients of the stages. What a stream takes more than that is Corral's.
+//! events in the thread that stands for the clients of the stages. What an event of Corral's takes more than that is Corral's.
 
 use super::super::float;
 use super::processor::in_thread;
@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 const EVENT: [u8; 200] = [b'x'; 200];
 
 /// Microseconds of processor time that an event takes: the mean of those of all steps of `replay`, which has as many
-/// `slots` as there are clients, and a request for each. The context of `raw` is empty before and after.
+/// `slots` as there are clients, for the requests of `prompts`. The context of `raw` is empty before and after.
 pub(super) fn measure(
     raw: &mut Raw,
     replay: Replay,
@@ -41,7 +41,7 @@ pub(super) fn measure(
         seconds += of_thread() - before;
         Ok(())
     };
-    let mut numbers = 0..slots.min(prompts.len());
+    let mut numbers = 0..prompts.len();
     let all = || run(raw, replay, prompts, |_| numbers.next(), &mut send, |_| ());
     in_thread(CALLER, all)??;
     Ok(1e6 * seconds / float(events.max(1)))

@@ -17,7 +17,7 @@ pub(super) struct Found {
     pub(super) same_arrivals: Vec<Took>,
 }
 
-pub(super) const COLUMNS: [Column; 12] = [
+pub(super) const COLUMNS: [Column; 13] = [
     ("stage", "stage", Unit::Plain),
     ("what", "name", Unit::Plain),
     ("tok/s", "tok_s", Unit::Whole),
@@ -28,6 +28,7 @@ pub(super) const COLUMNS: [Column; 12] = [
     ("raw's", "raw_tok_step", Unit::Tenths),
     ("µs CPU a token", "cpu_us_per_token", Unit::Tenths),
     ("added", "cpu_us_added", Unit::Tenths),
+    ("same arrivals", "same_arrivals_ratio", Unit::Thousandths),
     ("answer p50 / raw's", "answer_p50_ratio", Unit::Thousandths),
     ("p99 / raw's", "answer_p99_ratio", Unit::Thousandths),
 ];
