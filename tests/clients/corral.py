@@ -229,3 +229,13 @@ def decoded(deed):
     before = settled()[name]
     result = deed()
     return result, settled()[name] - before
+
+
+def in_pieces(stream, count):
+    """What `stream()` gives, once it has more than one piece by `count`. A reader that is held up gets all of a short answer
+    at once; a server that waits for its end would give it so each time."""
+    for _ in range(50):
+        found = stream()
+        if count(found) > 1:
+            return found
+    raise AssertionError(f"fifty streams came in one piece each, the last one as {found}")
