@@ -68,7 +68,7 @@ debian_lacks() {
   [ -d /usr/lib/rustlib/src/rust/library/std ] || echo "the source of std"
   [ -f /usr/lib/wasm32-wasi/libc.a ] || echo "wasi-libc"
   # The flags of .cargo/config.toml need one that knows them; those of the compiler's own are added to them.
-  "$(wasm_linker)" --help 2>/dev/null | grep -q -e --initial-heap || echo "wasm-ld of version 18 or later"
+  "$(wasm_linker)" --help 2>/dev/null | grep -e --initial-heap >/dev/null || echo "wasm-ld of version 18 or later"
 }
 
 debian_compiler_works() {
