@@ -29,10 +29,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # What has to be zero when nothing runs.
 GAUGES = [
-    "corral_engine_sequences_waiting",
-    "corral_engine_sequences_running",
-    "corral_engine_cells_used",
-    "corral_plugin_waiting",
+    "corral_engine_requests_waiting",
+    "corral_engine_requests_running",
+    "corral_engine_kv_cells_used",
+    "corral_plugin_calls_waiting",
     "corral_plugin_instances",
     "corral_http_requests_in_flight",
 ]
@@ -215,7 +215,7 @@ def settled():
 
     def it_is(now):
         nonlocal quiet, before
-        decoded = now["corral_engine_tokens_decoded_total"]
+        decoded = now["corral_engine_computed_tokens_total"]
         same = decoded == before and all(now[gauge] == 0 for gauge in GAUGES)
         quiet, before = (quiet + 1 if same else 0), decoded
         return quiet == 5
@@ -225,7 +225,7 @@ def settled():
 
 def decoded(deed):
     """What `deed` returns, and how many tokens the engine decoded for it."""
-    name = "corral_engine_tokens_decoded_total"
+    name = "corral_engine_computed_tokens_total"
     before = settled()[name]
     result = deed()
     return result, settled()[name] - before

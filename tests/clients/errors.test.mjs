@@ -80,14 +80,14 @@ test("who finds the queue full is told when to come again", async () => {
 });
 
 test("who goes away frees every sequence", async () => {
-  const cancelled = "corral_engine_sequences_cancelled_total";
+  const cancelled = "corral_engine_requests_cancelled_total";
   for (const n of [1, 3]) {
     const before = (await metrics())[cancelled];
     const stream = await held("CORRAL_URL", { n });
     // The first chunk may be there before the engine has begun, or has told that it has.
-    await waitUntil("they run", (now) => now.corral_engine_sequences_running === n);
+    await waitUntil("they run", (now) => now.corral_engine_requests_running === n);
     stream.controller.abort();
-    const gone = (now) => now.corral_engine_sequences_running === 0 && now[cancelled] - before >= n;
+    const gone = (now) => now.corral_engine_requests_running === 0 && now[cancelled] - before >= n;
     const after = await waitUntil("they are gone", gone);
     assert.equal(after[cancelled] - before, n);
   }

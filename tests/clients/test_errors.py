@@ -187,7 +187,7 @@ def test_who_finds_no_place_at_all_is_told_when_to_come_again():
 
 def refused():
     now = metrics("CORRAL_NARROW_ADMIN")
-    return now["corral_engine_sequences_refused_total"] + now["corral_engine_sequences_expired_total"]
+    return now["corral_engine_requests_refused_total"] + now["corral_engine_requests_expired_total"]
 
 
 def test_a_client_that_tries_again_gets_through():

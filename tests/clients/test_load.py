@@ -45,12 +45,12 @@ def gone(stream, count=1):
     before = settled()
     answers = stream()
     next(iter(answers))
-    wait_until("they run", lambda now: now["corral_engine_sequences_running"] == count)
+    wait_until("they run", lambda now: now["corral_engine_requests_running"] == count)
     answers.close()
     now = freed()
     grown = {name: now[name] - before[name] for name in now}
-    assert grown["corral_engine_sequences_cancelled_total"] == count
-    assert grown["corral_engine_sequences_finished_total"] == 0
+    assert grown["corral_engine_requests_cancelled_total"] == count
+    assert grown["corral_engine_requests_finished_total"] == 0
 
 
 ENDLESS = {"stream": True, "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
@@ -75,7 +75,7 @@ def test_who_goes_away_without_an_answer_frees_it_too():
     except Exception as error:
         assert type(error).__name__ == "APITimeoutError"
         now = freed()
-        cancelled = "corral_engine_sequences_cancelled_total"
+        cancelled = "corral_engine_requests_cancelled_total"
         assert now[cancelled] > before[cancelled]
     else:
         raise AssertionError("32,000 tokens in a second")

@@ -118,14 +118,14 @@ impl Metrics {
     pub(crate) fn check_identity(&self) {
         let get = |name: &str| self.get(&format!("corral_engine_{name}_total"));
         assert_eq!(
-            get("tokens_decoded"),
-            get("prompt_tokens") - get("cached_tokens") + get("generated_tokens")
-                - get("sequences_finished")
-                - get("uncomputed_tokens")
-                + get("rejected_drafts")
-                + get("looked_tokens")
+            get("computed_tokens"),
+            get("prompt_tokens") - get("prefix_cache_hits_tokens") + get("generated_tokens")
+                - get("requests_finished")
+                - get("forced_tokens_uncomputed")
+                + get("draft_tokens_rejected")
+                + get("next_token_computed_tokens")
                 + get("recomputed_tokens")
-                + get("abandoned_tokens"),
+                + get("discarded_tokens"),
             "{self:#?}"
         );
     }

@@ -28,20 +28,20 @@ pub const MANY_CELLS: &str = "65536";
 
 /// What has to be zero when nothing runs.
 const GAUGES: [&str; 14] = [
-    "corral_engine_sequences_waiting",
-    "corral_engine_sequences_running",
+    "corral_engine_requests_waiting",
+    "corral_engine_requests_running",
     "corral_engine_sequence_ids_used",
-    "corral_engine_cells_used",
-    "corral_engine_cells_reserved",
-    "corral_engine_cells_leaked",
-    "corral_engine_n_kv",
-    "corral_plugin_waiting",
+    "corral_engine_kv_cells_used",
+    "corral_engine_kv_cells_reserved",
+    "corral_engine_kv_cells_leaked",
+    "corral_engine_attention_cells",
+    "corral_plugin_calls_waiting",
     "corral_plugin_instances",
-    "corral_sampler_instances",
-    "corral_deployment_running",
-    "corral_deployment_waiting",
+    "corral_sampling_plugin_instances",
+    "corral_deployment_calls_running",
+    "corral_deployment_calls_waiting",
     "corral_http_requests_in_flight",
-    "corral_engine_failed_steps_total",
+    "corral_engine_steps_failed_total",
 ];
 
 /// A running `corral serve` with the demo model as `tiny`, and plugins each at the route of its name:
@@ -412,7 +412,7 @@ impl Corral {
     /// The counters as soon as this many sequences wait for their turn.
     pub fn wait_for_queue(&self, waiting: usize) -> Metrics {
         self.wait_until(&format!("{waiting} wait"), |metrics| {
-            metrics.get("corral_engine_sequences_waiting") == waiting as f64
+            metrics.get("corral_engine_requests_waiting") == waiting as f64
         })
     }
 
@@ -427,7 +427,7 @@ impl Corral {
         loop {
             let metrics = self.metrics();
             let left = metrics.not_zero(&GAUGES);
-            let now = metrics.get("corral_engine_tokens_decoded_total");
+            let now = metrics.get("corral_engine_computed_tokens_total");
             quiet = if left.is_empty() && now == decoded {
                 quiet + 1
             } else {

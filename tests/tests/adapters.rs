@@ -33,7 +33,7 @@ fn with_and_without_the_adapter_at_once_all_sums_are_right() {
         }
     });
     let metrics = corral.settled();
-    assert_eq!(metrics.get("corral_engine_sequences_finished_total"), 200.0);
+    assert_eq!(metrics.get("corral_engine_requests_finished_total"), 200.0);
     assert!(metrics.get("corral_engine_adapter_changes_total") > 2.0);
     // They shared steps all the same.
     let rows = metrics.get("corral_engine_rows_total");

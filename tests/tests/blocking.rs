@@ -8,8 +8,8 @@ use corral_tests::{
 use std::net::TcpStream;
 
 const ROUTES: [(&str, &str); 2] = [("/blocking", "blocking"), ("/others", "blocking")];
-const RUNNING: &str = "corral_engine_sequences_running";
-const CANCELLED: &str = "corral_engine_sequences_cancelled_total";
+const RUNNING: &str = "corral_engine_requests_running";
+const CANCELLED: &str = "corral_engine_requests_cancelled_total";
 
 fn start(arguments: &[&str]) -> Corral {
     Corral::start_with_routes(&ROUTES, arguments)
@@ -56,7 +56,7 @@ fn every_way_is_right_under_load() {
     });
     corral.check_alive();
     let metrics = corral.settled();
-    assert!(metrics.get("corral_engine_looks_total") > 0.0);
+    assert!(metrics.get("corral_engine_next_token_requests_total") > 0.0);
 }
 
 /// A loop over blocking calls costs no more tokens than one that awaits.
@@ -67,7 +67,7 @@ fn a_loop_computes_each_token_once() {
         let before = corral.settled();
         assert_eq!(ask(&corral, "next", &sum.question()), sum.answer());
         let after = corral.settled();
-        let decoded = after.grown("corral_engine_tokens_decoded_total", &before);
+        let decoded = after.grown("corral_engine_computed_tokens_total", &before);
         let tokens = sum.question().len() + sum.answer().len();
         assert_eq!(decoded, tokens as f64);
     }
@@ -164,8 +164,7 @@ fn who_hangs_up_while_it_blocks_leaves_nothing() {
     let calls: Vec<TcpStream> = (0..GONE)
         .map(|_| corral.begin_post("/blocking/endless", "1+1="))
         .collect();
-    let ended =
-        |metrics: &Metrics| metrics.grown("corral_engine_sequences_finished_total", &before);
+    let ended = |metrics: &Metrics| metrics.grown("corral_engine_requests_finished_total", &before);
     corral.wait_until("they run", |metrics| {
         metrics.get(RUNNING) == GONE as f64 || ended(metrics) > 0.0
     });

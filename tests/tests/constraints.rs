@@ -220,7 +220,7 @@ fn forty_mixed_requests_beside_sums_that_stay_right() {
     });
     let metrics = corral.settled();
     assert_eq!(
-        metrics.get("corral_engine_sequences_finished_total"),
+        metrics.get("corral_engine_requests_finished_total"),
         3.0 * 40.0
     );
 }

@@ -16,7 +16,7 @@ fn every_token_is_decoded_once() {
     let expected = std::sync::Mutex::new(0.0);
     let ask = |request: &Value| {
         let answer = corral.generate(request);
-        let read = number(&answer, "prompt_tokens") - number(&answer, "cached_tokens");
+        let read = number(&answer, "prompt_tokens") - number(&answer, "prefix_cache_hits_tokens");
         let computed = read + number(&answer, "tokens") - 1.0;
         *expected.lock().expect("no panic while held") += computed;
     };
@@ -44,17 +44,17 @@ fn every_token_is_decoded_once() {
     let metrics = corral.settled();
     let expected = *expected.lock().expect("no panic while held");
     let again = metrics.get("corral_engine_recomputed_tokens_total");
-    let decoded = metrics.get("corral_engine_tokens_decoded_total");
+    let decoded = metrics.get("corral_engine_computed_tokens_total");
     assert_eq!(decoded, expected + again);
     // The long prompts begin alike.
-    assert!(metrics.get("corral_engine_cached_tokens_total") > 3000.0);
-    assert_eq!(metrics.get("corral_engine_sequences_finished_total"), 72.0);
-    assert_eq!(metrics.get("corral_engine_abandoned_tokens_total"), 0.0);
+    assert!(metrics.get("corral_engine_prefix_cache_hits_tokens_total") > 3000.0);
+    assert_eq!(metrics.get("corral_engine_requests_finished_total"), 72.0);
+    assert_eq!(metrics.get("corral_engine_discarded_tokens_total"), 0.0);
     assert_eq!(metrics.get("corral_plugin_calls_total"), 72.0);
-    assert_eq!(metrics.get("corral_plugin_done_total"), 72.0);
-    assert_eq!(metrics.get("corral_plugin_failures_total"), 0.0);
-    assert_eq!(metrics.get("corral_http_answers_total"), 72.0);
-    assert_eq!(metrics.get("corral_http_cut_total"), 0.0);
+    assert_eq!(metrics.get("corral_plugin_calls_completed_total"), 72.0);
+    assert_eq!(metrics.get("corral_plugin_calls_failed_total"), 0.0);
+    assert_eq!(metrics.get("corral_http_responses_total"), 72.0);
+    assert_eq!(metrics.get("corral_http_requests_aborted_total"), 0.0);
 }
 
 #[test]
@@ -92,15 +92,15 @@ fn clients_that_go_away_leave_nothing_behind() {
     });
     corral.check_alive();
     let metrics = corral.settled();
-    let cancelled = metrics.get("corral_engine_sequences_cancelled_total");
+    let cancelled = metrics.get("corral_engine_requests_cancelled_total");
     // Of those that left before the answer, some may have gone before a sequence was there.
     assert!((4.0..=16.0).contains(&cancelled), "{cancelled}");
-    assert!(metrics.get("corral_engine_abandoned_tokens_total") > 0.0);
+    assert!(metrics.get("corral_engine_discarded_tokens_total") > 0.0);
     // No client waited for that many tokens to come, so neither did the engine compute them all.
-    let decoded = metrics.get("corral_engine_tokens_decoded_total");
+    let decoded = metrics.get("corral_engine_computed_tokens_total");
     assert!(decoded < 16.0 * 3000.0, "{decoded} tokens for nobody");
     // Those that had seen the beginning of an answer are counted for certain.
-    assert!(metrics.get("corral_http_cut_total") >= 8.0);
+    assert!(metrics.get("corral_http_requests_aborted_total") >= 8.0);
 }
 
 #[test]
@@ -120,15 +120,15 @@ fn errors_leave_nothing_behind() {
     }
     let metrics = corral.settled();
     // On a busy machine the engine may be done before the plugin has read its first chunk.
-    let cancelled = metrics.get("corral_engine_sequences_cancelled_total");
-    let finished = metrics.get("corral_engine_sequences_finished_total");
+    let cancelled = metrics.get("corral_engine_requests_cancelled_total");
+    let finished = metrics.get("corral_engine_requests_finished_total");
     assert_eq!(cancelled + finished, 20.0);
     assert_eq!(
-        metrics.get_or_zero("corral_plugin_failures_total{code=\"trapped\"}"),
+        metrics.get_or_zero("corral_plugin_calls_failed_total{code=\"trapped\"}"),
         20.0
     );
     assert_eq!(
-        metrics.get_or_zero("corral_http_answers_total{status=\"404\"}"),
+        metrics.get_or_zero("corral_http_responses_total{status=\"404\"}"),
         20.0
     );
     corral.check_alive();
@@ -183,7 +183,7 @@ fn check_costs(answers: Answers) {
     let after = corral.settled();
     let count = |name: &str| after.grown(&format!("corral_{name}_total"), &before);
     let (streams, tokens) = (STREAMS as f64, (STREAMS * TOKENS) as f64);
-    let chunks = count("deployment_chunks");
+    let chunks = count("deployment_generation_chunks");
     let mut broken = Vec::new();
     let mut at_most = |what: &str, counted: f64, most: f64| {
         println!("{counted} {what} for {tokens} tokens, at most {most}");
@@ -194,21 +194,21 @@ fn check_costs(answers: Answers) {
     // The first token of each comes with the last one of its prompt.
     at_most("rows that generate", count("engine_decode_rows"), tokens);
     // Its thread sleeps where there is nothing to do, and not between two tokens.
-    let wake_ups = count("engine_wake_ups");
+    let wake_ups = count("engine_wakeups");
     at_most("wake-ups of the engine", wake_ups, 4.0 * streams);
     // There may be text without a token at the end, which was held back until then. Whole answers are one.
     let most = match answers {
         Answers::Whole => streams,
         _ => tokens + streams,
     };
-    at_most("chunks", chunks, most);
+    at_most("generation_chunks", chunks, most);
     // wasmtime looks when the plugin asks, once more as it begins to wait, and when it was woken; the connection
     // looks once more after it has written. The end is asked for like a chunk.
-    let looks = count("deployment_looks");
+    let looks = count("deployment_generation_polls");
     at_most("looks for a chunk", looks, 3.0 * chunks + 8.0 * streams);
     // A call that streams is woken for each chunk, and when a slower connection has taken its event. What wakes it in the
     // midst of a poll makes none, unless that goes on. Where the host hands the text on, or waits for all of it, none is for a chunk.
-    let polls = count("deployment_polls");
+    let polls = count("deployment_guest_polls");
     let for_chunks = match answers {
         Answers::Streamed => 2.0 * chunks,
         Answers::HandedOn | Answers::Whole => 0.0,
@@ -222,8 +222,8 @@ fn check_costs(answers: Answers) {
     };
     at_most("host calls", calls, likely + 64.0 * streams);
     // An event for each chunk, then the report and the end.
-    let frames = count("deployment_frames");
-    at_most("frames", frames, chunks + 4.0 * streams);
+    let frames = count("deployment_response_frames");
+    at_most("response_frames", frames, chunks + 4.0 * streams);
     // Plugins are built with a heap to begin with, which does for them.
     at_most(
         "growths of memories",
@@ -232,7 +232,7 @@ fn check_costs(answers: Answers) {
     );
     // What is around a text has 19 bytes; a token has one as a rule, and some are escaped. How likely a token was takes
     // less than 100.
-    let bytes = count("deployment_sent_bytes");
+    let bytes = count("deployment_response_bytes");
     let each = match answers {
         Answers::Streamed => 128.0,
         Answers::HandedOn | Answers::Whole => 28.0,
@@ -279,7 +279,7 @@ fn a_token_that_a_plugin_reads_wakes_it_once() {
     });
     let after = corral.settled();
     let count = |name: &str| after.grown(&format!("corral_deployment_{name}_total"), &before);
-    let (polls, chunks) = (count("polls"), count("chunks"));
+    let (polls, chunks) = (count("guest_polls"), count("generation_chunks"));
     println!("{polls} polls for {chunks} chunks");
     assert!(chunks >= CALLS as f64 && polls >= CALLS as f64);
     assert!(
@@ -314,9 +314,9 @@ fn memories_of_openai_need_not_grow() {
 fn with_nothing_to_do_nothing_wakes_up() {
     let corral = Corral::start();
     corral.check_alive();
-    let before = corral.settled().get("corral_engine_wake_ups_total");
+    let before = corral.settled().get("corral_engine_wakeups_total");
     std::thread::sleep(Duration::from_secs(1));
-    let after = corral.settled().get("corral_engine_wake_ups_total");
+    let after = corral.settled().get("corral_engine_wakeups_total");
     assert_eq!(after, before);
 }
 

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PREFILL_TOKENS: &str = "corral_engine_prefill_tokens_total";
 const DECODE_ROWS: &str = "corral_engine_decode_rows_total";
-const ABANDONED_TOKENS: &str = "corral_engine_abandoned_tokens_total";
-const FINISHED: &str = "corral_engine_sequences_finished_total";
-const CANCELLED: &str = "corral_engine_sequences_cancelled_total";
-const EXPIRED: &str = "corral_engine_sequences_expired_total";
-const WAITING: &str = "corral_engine_sequences_waiting";
-const RUNNING: &str = "corral_engine_sequences_running";
+const ABANDONED_TOKENS: &str = "corral_engine_discarded_tokens_total";
+const FINISHED: &str = "corral_engine_requests_finished_total";
+const CANCELLED: &str = "corral_engine_requests_cancelled_total";
+const EXPIRED: &str = "corral_engine_requests_expired_total";
+const WAITING: &str = "corral_engine_requests_waiting";
+const RUNNING: &str = "corral_engine_requests_running";
 const IDS_USED: &str = "corral_engine_sequence_ids_used";
-const CELLS_RESERVED: &str = "corral_engine_cells_reserved";
+const CELLS_RESERVED: &str = "corral_engine_kv_cells_reserved";
 
 /// A question that ends by itself; the answer has to be right.
 fn check_sum(corral: &Corral, route: &str, sum: Sum) -> Value {
@@ -55,16 +55,19 @@ fn prompts_are_read_within_their_budget_and_no_generating_row_is_left_out() {
     }
     let metrics = corral.settled();
     let get = |name: &str| metrics.get(&format!("corral_engine_{name}_total"));
-    assert_eq!(get("skipped_rows"), 0.0);
+    assert_eq!(get("decode_rows_skipped"), 0.0);
     assert!(get("mixed_steps") > 0.0);
-    let (read, budget) = (get("mixed_prefill_tokens"), get("mixed_budget_tokens"));
+    let (read, budget) = (
+        get("mixed_prefill_tokens"),
+        get("mixed_prefill_budget_tokens"),
+    );
     assert!(read <= budget, "{read} prompt tokens, {budget} allowed");
 
     // The distributions say the same as the counters. Two tokens of a sequence have a gap.
-    let gaps = metrics.distribution("corral_engine_token_gap_seconds");
+    let gaps = metrics.distribution("corral_engine_inter_token_latency_seconds");
     assert_eq!(
         gaps.count,
-        get("generated_tokens") - get("sequences_finished")
+        get("generated_tokens") - get("requests_finished")
     );
     let steps = metrics.distribution("corral_engine_step_duration_seconds");
     assert_eq!(steps.count, get("steps"));

@@ -62,7 +62,7 @@ fn what_is_handed_on_is_what_is_generated() {
     });
     corral.check_alive();
     let metrics = corral.settled();
-    assert_eq!(metrics.get("corral_engine_failed_steps_total"), 0.0);
+    assert_eq!(metrics.get("corral_engine_steps_failed_total"), 0.0);
 }
 
 #[test]
@@ -76,9 +76,9 @@ fn a_body_whose_plugin_traps_is_broken_off() {
     }
     corral.check_alive();
     let metrics = corral.settled();
-    let trapped = metrics.get_or_zero("corral_plugin_failures_total{code=\"trapped\"}");
+    let trapped = metrics.get_or_zero("corral_plugin_calls_failed_total{code=\"trapped\"}");
     assert_eq!(trapped, 5.0);
-    assert_eq!(metrics.get("corral_engine_sequences_cancelled_total"), 5.0);
+    assert_eq!(metrics.get("corral_engine_requests_cancelled_total"), 5.0);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_body_that_nobody_reads_any_more_ends_its_generation() {
         drop(stream);
     }
     let metrics = corral.settled();
-    assert_eq!(metrics.get("corral_engine_sequences_cancelled_total"), 2.0);
+    assert_eq!(metrics.get("corral_engine_requests_cancelled_total"), 2.0);
 }
 
 #[test]
@@ -120,6 +120,6 @@ fn a_body_is_cut_at_its_calls_deadline() {
     assert!(read.is_err(), "nobody can tell it from a whole answer");
     corral.check_alive();
     let metrics = corral.settled();
-    let late = metrics.get_or_zero("corral_plugin_failures_total{code=\"deadline\"}");
+    let late = metrics.get_or_zero("corral_plugin_calls_failed_total{code=\"deadline\"}");
     assert_eq!(late, 1.0);
 }

@@ -39,7 +39,7 @@ fn each_wrong_is_its_own_clear_error() {
         ("no-response", 0.0),
         ("internal", 0.0),
     ] {
-        let name = format!("corral_plugin_failures_total{{code=\"{code}\"}}");
+        let name = format!("corral_plugin_calls_failed_total{{code=\"{code}\"}}");
         assert_eq!(metrics.get_or_zero(&name), count, "{code}");
     }
 }
@@ -82,7 +82,7 @@ fn wrong_after_the_head_cuts_the_answer_off() {
         }
     });
     let metrics = corral.settled();
-    assert_eq!(metrics.get("corral_http_cut_total"), 2.0);
+    assert_eq!(metrics.get("corral_http_requests_aborted_total"), 2.0);
 }
 
 #[test]
@@ -130,8 +130,8 @@ fn an_abandoned_generation_is_cancelled() {
     }
     let metrics = corral.settled();
     // On a busy machine the engine may be done before the plugin has read its first chunk.
-    let cancelled = metrics.get("corral_engine_sequences_cancelled_total");
-    let finished = metrics.get("corral_engine_sequences_finished_total");
+    let cancelled = metrics.get("corral_engine_requests_cancelled_total");
+    let finished = metrics.get("corral_engine_requests_finished_total");
     assert_eq!(cancelled + finished, 10.0);
     assert!(cancelled >= 5.0, "{cancelled} of 10 were cancelled");
 }

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use std::net::TcpStream;
 
 const SAMPLED: &str = "/roles/generate?sampler=any";
-const CALLS: &str = "corral_sampler_calls_total";
-const RUNNING: &str = "corral_engine_sequences_running";
-const CANCELLED: &str = "corral_engine_sequences_cancelled_total";
+const CALLS: &str = "corral_sampling_plugin_calls_total";
+const RUNNING: &str = "corral_engine_requests_running";
+const CANCELLED: &str = "corral_engine_requests_cancelled_total";
 
 fn request(settings: &str) -> Value {
     json!({"prompt": "1+1=", "max_tokens": 20, "ignore_end": true, "settings": settings})
@@ -151,10 +151,10 @@ fn each_wrong_of_a_sampler_is_an_error_of_its_own() {
     });
     assert!(asked >= 10, "1+1 was answered {asked} times meanwhile");
     let metrics = corral.settled();
-    let failures = metrics.get("corral_sampler_failures_total");
+    let failures = metrics.get("corral_sampling_plugin_failures_total");
     assert_eq!(failures, choices.len() as f64);
     // The handlers did nothing wrong.
-    for (code, count) in metrics.samples("corral_plugin_failures_total") {
+    for (code, count) in metrics.samples("corral_plugin_calls_failed_total") {
         assert_eq!(count, 0.0, "{code}");
     }
 }
@@ -196,12 +196,12 @@ fn who_hangs_up_while_a_sampler_is_asked_leaves_nothing() {
                 .collect();
             corral.wait_until("all of them are asked", |metrics| {
                 metrics.grown(CALLS, &before) >= 5.0 * GONE as f64
-                    && metrics.get("corral_sampler_instances") == GONE as f64
+                    && metrics.get("corral_sampling_plugin_instances") == GONE as f64
             });
             drop(calls);
             corral.wait_until("they are gone", |metrics| {
                 metrics.grown(CANCELLED, &before) >= GONE as f64
-                    && metrics.get("corral_sampler_instances") == 0.0
+                    && metrics.get("corral_sampling_plugin_instances") == 0.0
             });
         }
     });
@@ -275,7 +275,7 @@ fn who_sleeps_while_its_samplers_compute_ends_with_its_processor_time() {
     assert!(asked > 0);
     let metrics = corral.settled();
     assert_eq!(metrics.get(RUNNING), 0.0);
-    assert_eq!(metrics.get("corral_sampler_instances"), 0.0);
+    assert_eq!(metrics.get("corral_sampling_plugin_instances"), 0.0);
     assert!(metrics.get(CALLS) > 0.0);
 }
 

@@ -177,5 +177,5 @@ fn hundreds_of_swaps_under_load_lose_no_request() {
         metrics.get("corral_plugins_loaded") == 4.0 + 1.0
     });
     let metrics = corral.settled();
-    assert_eq!(metrics.get("corral_plugin_failures_total"), 0.0);
+    assert_eq!(metrics.get("corral_plugin_calls_failed_total"), 0.0);
 }

@@ -36,7 +36,7 @@ fn a_hundred_streams_of_one_connection_are_all_answered() {
     let metrics = corral.settled();
     assert_eq!(metrics.get("corral_http_connections_total"), 1.0);
     assert_eq!(
-        metrics.get("corral_http_answers_total{status=\"200\"}"),
+        metrics.get("corral_http_responses_total{status=\"200\"}"),
         100.0
     );
 }
@@ -98,7 +98,7 @@ fn a_stream_that_is_not_read_is_reset_and_its_neighbours_go_on() {
     });
     let metrics = corral.settled();
     assert_eq!(
-        metrics.get("corral_http_ended_total{reason=\"stalled\"}"),
+        metrics.get("corral_http_terminations_total{reason=\"stalled\"}"),
         1.0
     );
     assert_eq!(metrics.get("corral_http_connections_total"), 1.0);
@@ -115,7 +115,7 @@ fn an_idle_connection_is_closed_and_a_busy_one_is_not() {
         let mut drip = busy.send("/misbehave/drip", &[], "").await.expect("begun");
         let closed = |corral: &Corral| {
             let metrics = corral.metrics();
-            metrics.get("corral_http_ended_total{reason=\"idle\"}")
+            metrics.get("corral_http_terminations_total{reason=\"idle\"}")
         };
         while closed(&corral) == 0.0 {
             drip.piece().await.expect("it goes on").expect("and on");
@@ -143,7 +143,7 @@ fn who_opens_streams_only_to_reset_them_loses_the_connection() {
     });
     let metrics = corral.settled();
     assert_eq!(
-        metrics.get("corral_http_ended_total{reason=\"resets\"}"),
+        metrics.get("corral_http_terminations_total{reason=\"resets\"}"),
         1.0
     );
     corral.check_alive();

@@ -134,7 +134,7 @@ fn who_has_no_good_key_is_told_so_in_the_format_of_the_route() {
     assert_eq!(error["param"], Value::Null);
     let metrics = corral.settled();
     for (reason, count) in [("missing", 3.0), ("wrong", 2.0), ("not-granted", 1.0)] {
-        let name = format!("corral_keys_refused_total{{reason=\"{reason}\"}}");
+        let name = format!("corral_api_key_rejections_total{{reason=\"{reason}\"}}");
         assert_eq!(metrics.get(&name), count, "{reason}");
     }
 }
@@ -341,7 +341,7 @@ fn each_limit_of_a_key_trips_alone() {
         (60.0, 60.0, 80.0)
     );
     assert_eq!(
-        metrics.get("corral_quota_requests"),
+        metrics.get("corral_quota_requests_running"),
         0.0,
         "nobody is left inside"
     );

@@ -236,13 +236,16 @@ fn response(corral: &Corral, route: &str) -> u32 {
 
 fn concurrent(corral: &Corral, route: &str) -> u32 {
     let held = [hold(corral, route), hold(corral, route)];
-    assert_eq!(corral.metrics().get_or_zero(&gauge("running", route)), 2.0);
+    assert_eq!(
+        corral.metrics().get_or_zero(&gauge("calls_running", route)),
+        2.0
+    );
     for _ in 0..3 {
         come_again(&corral.get(&format!("{route}/ok")), 503, "busy");
     }
     drop(held);
     corral.wait_until("the places are free", |metrics| {
-        metrics.get_or_zero(&gauge("running", route)) == 0.0
+        metrics.get_or_zero(&gauge("calls_running", route)) == 0.0
     });
     assert_eq!(corral.get(&format!("{route}/ok")).status, 200);
     3
@@ -254,7 +257,7 @@ fn queue(corral: &Corral, route: &str) -> u32 {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| corral.get(&path));
         corral.wait_until("one waits", |metrics| {
-            metrics.get_or_zero(&gauge("waiting", route)) == 1.0
+            metrics.get_or_zero(&gauge("calls_waiting", route)) == 1.0
         });
         for _ in 0..2 {
             come_again(&corral.get(&path), 503, "busy");
@@ -351,14 +354,14 @@ fn the_pool_is_counted_where_it_stops_somebody() {
     assert!(held.len() > most, "one deployment has not all of it");
     come_again(&corral.get("/other/ok"), 503, "busy");
     let metrics = corral.metrics();
-    let running = |name| metrics.get_or_zero(&gauge("running", name));
+    let running = |name| metrics.get_or_zero(&gauge("calls_running", name));
     assert_eq!(running("/many"), most as f64);
     assert_eq!(running("/many") + running("/more"), instances);
     assert_eq!(metrics.get("corral_plugin_instances"), instances);
     // Who may wait does, and has its turn.
     std::thread::scope(|scope| {
         let sum = scope.spawn(|| corral.check_alive());
-        let waiting = "corral_deployment_waiting{deployment=\"/generate\"}";
+        let waiting = "corral_deployment_calls_waiting{deployment=\"/generate\"}";
         corral.wait_until("it waits", |metrics| metrics.get_or_zero(waiting) == 1.0);
         held.pop();
         sum.join().expect("the right answer");

@@ -57,8 +57,8 @@ fn every_height_says_the_same_token_for_token_under_load() {
     });
     corral.check_alive();
     let metrics = corral.settled();
-    assert!(engine(&metrics, "looks_total") > 0.0);
-    assert_eq!(engine(&metrics, "failed_steps_total"), 0.0);
+    assert!(engine(&metrics, "next_token_requests_total") > 0.0);
+    assert_eq!(engine(&metrics, "steps_failed_total"), 0.0);
 }
 
 /// Without others, so that it is known who computed what.
@@ -72,9 +72,12 @@ fn a_loop_computes_each_token_once() {
     let between = corral.settled();
     let (question, answer) = (sum.question().len() as f64, sum.answer().len() as f64);
     let looks = answer + 1.0;
-    assert_eq!(between.grown("corral_engine_looks_total", &before), looks);
+    assert_eq!(
+        between.grown("corral_engine_next_token_requests_total", &before),
+        looks
+    );
     let each_anew = (0..looks as u32).map(|step| question + f64::from(step));
-    let decoded = between.grown("corral_engine_tokens_decoded_total", &before);
+    let decoded = between.grown("corral_engine_computed_tokens_total", &before);
     assert_eq!(decoded, each_anew.sum::<f64>());
     drop(corral);
 
@@ -84,7 +87,7 @@ fn a_loop_computes_each_token_once() {
         let before = corral.settled();
         assert_eq!(ask(&corral, which, &sum.question()), sum.answer());
         let after = corral.settled();
-        let decoded = after.grown("corral_engine_tokens_decoded_total", &before);
+        let decoded = after.grown("corral_engine_computed_tokens_total", &before);
         let tokens = sum.question().len() + sum.answer().len();
         assert_eq!(decoded, tokens as f64, "{which}");
     }
@@ -96,10 +99,7 @@ fn a_loop_computes_each_token_once() {
     let steps = after.grown("corral_engine_steps_total", &before_many);
     // Four prompts are read in a step at most; then one for each of two or three digits.
     assert!(steps <= 4.0 + 3.0, "{steps} steps");
-    assert_eq!(
-        after.grown("corral_engine_sequences_preempted_total", &before),
-        0.0
-    );
+    assert_eq!(after.grown("corral_engine_preemptions_total", &before), 0.0);
 }
 
 #[test]
@@ -110,8 +110,8 @@ fn forks_share_what_was_computed() {
         let text = sum.question_in(200);
         assert_eq!(ask(&corral, "beam", &text), sum.answer());
         let after = corral.settled();
-        let decoded = after.grown("corral_engine_tokens_decoded_total", &before);
-        let looks = after.grown("corral_engine_looks_total", &before);
+        let decoded = after.grown("corral_engine_computed_tokens_total", &before);
+        let looks = after.grown("corral_engine_next_token_requests_total", &before);
         // The text once at most, and one token for each look after the first.
         assert!(decoded <= 200.0 + looks - 1.0, "{decoded} of {looks} looks");
     }
@@ -128,7 +128,7 @@ fn what_was_cut_is_said_anew() {
     assert_eq!(ask(&corral, "again", &body), answers);
     let after = corral.settled();
     // The story is read once, however often it is gone on with.
-    let decoded = after.grown("corral_engine_tokens_decoded_total", &before);
+    let decoded = after.grown("corral_engine_computed_tokens_total", &before);
     let said = SURE.map(|sum| sum.question().len() + sum.answer().len());
     let new = story.len() + said.iter().sum::<usize>();
     assert!(decoded <= new as f64, "{decoded} of {new}");
@@ -184,7 +184,7 @@ fn what_is_kept_under_a_name_is_there_after_a_restart_and_for_its_deployment_alo
     let before = corral.settled();
     assert_eq!(ask(&corral, "kept", "fox"), sum.answer());
     let after = corral.settled();
-    let decoded = after.grown("corral_engine_tokens_decoded_total", &before);
+    let decoded = after.grown("corral_engine_computed_tokens_total", &before);
     // The last token of the text, and the answer: its state was kept too.
     assert_eq!(decoded, 1.0 + sum.answer().len() as f64);
     assert_eq!(ask(&corral, "forget", "fox"), "ok");

@@ -39,8 +39,9 @@ impl House {
     }
 
     fn refused(&self, name: &str, code: &str) -> f64 {
-        let sample =
-            format!("corral_deployment_refused_total{{deployment=\"{name}\",code=\"{code}\"}}");
+        let sample = format!(
+            "corral_deployment_requests_refused_total{{deployment=\"{name}\",code=\"{code}\"}}"
+        );
         self.corral.metrics().get_or_zero(&sample)
     }
 }
@@ -101,10 +102,10 @@ fn limits_of_memory_time_cpu_request_and_response() {
     let error = flood.bytes(1 << 30).expect_err("it is cut off");
     println!("an answer that is too large: {error}");
     let failures = corral.wait_until("the cut is counted", |metrics| {
-        metrics.get_or_zero("corral_plugin_failures_total{code=\"response-too-large\"}") == 1.0
+        metrics.get_or_zero("corral_plugin_calls_failed_total{code=\"response-too-large\"}") == 1.0
     });
     assert_eq!(
-        failures.get_or_zero("corral_plugin_failures_total{code=\"memory\"}"),
+        failures.get_or_zero("corral_plugin_calls_failed_total{code=\"memory\"}"),
         1.0
     );
     for code in ["memory", "cpu-time", "deadline", "request-too-large"] {
@@ -328,9 +329,14 @@ fn priority_and_shared_prefixes() {
     // A beginning that one of those who share has read is there for the other.
     let prompt = "Once upon a time there was a little girl who had a red ball and a blue kite. ";
     let ask = |route: &str| {
-        let before = corral.metrics().get("corral_engine_cached_tokens_total");
+        let before = corral
+            .metrics()
+            .get("corral_engine_prefix_cache_hits_tokens_total");
         corral.generate_at(route, &json!({"prompt": prompt, "max_tokens": 1}));
-        corral.settled().get("corral_engine_cached_tokens_total") - before
+        corral
+            .settled()
+            .get("corral_engine_prefix_cache_hits_tokens_total")
+            - before
     };
     ask("/high");
     assert_eq!(ask("/alone"), 0.0, "who shares with nobody reads it anew");

@@ -83,7 +83,7 @@ fn what_is_kept_adds_up_and_can_be_dropped() {
     }
     assert_eq!(number(&model["ids"]["used"]), SURE.len() as u64);
     // All begin alike: what they share has its cells once, since it was computed once.
-    let computed = metrics.get("corral_engine_tokens_decoded_total");
+    let computed = metrics.get("corral_engine_computed_tokens_total");
     assert_eq!(number(&model["cells"]["used"]) as f64, computed, "{model}");
     assert!(computed < kept as f64, "nothing is shared: {model}");
     assert_eq!(model["cells"]["pinned"], 0);

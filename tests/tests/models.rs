@@ -96,7 +96,7 @@ fn the_first_is_there_and_the_others_come_when_they_are_asked_for() {
     });
     ask(&corral, "tiny");
     let metrics = corral.settled();
-    let finished = "corral_engine_sequences_finished_total";
+    let finished = "corral_engine_requests_finished_total";
     for (model, loads, answers) in [
         ("tiny", 1.0, 1.0),
         ("second", 1.0, 20.0),
@@ -141,7 +141,7 @@ fn who_is_idle_goes_and_comes_back_and_nobody_who_is_in_use_goes() {
         assert_eq!(loads, unloads);
         assert_eq!(sample(&metrics, "corral_model_memory_bytes", "tiny"), 0.0);
         // What was counted goes on, and adds up over all lives.
-        let now = metrics.get("corral_engine_tokens_decoded_total");
+        let now = metrics.get("corral_engine_computed_tokens_total");
         assert!(now > decoded, "{now} after {decoded}");
         decoded = now;
         corral.settled();

@@ -60,9 +60,9 @@ fn every_way_says_the_same_token_for_token() {
     });
     let after = corral.settled();
     // A sum has one token at least, and the end.
-    let asked = after.grown("corral_sampler_calls_total", &before);
+    let asked = after.grown("corral_sampling_plugin_calls_total", &before);
     assert!(asked >= 2.0 * 101.0, "{asked}");
-    assert_eq!(after.get("corral_sampler_failures_total"), 0.0);
+    assert_eq!(after.get("corral_sampling_plugin_failures_total"), 0.0);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn what_it_is_shown_fits_together_where_cells_are_short() {
             }
         });
         let after = corral.settled();
-        after.grown("corral_engine_sequences_preempted_total", &before) > 0.0
+        after.grown("corral_engine_preemptions_total", &before) > 0.0
     });
     assert!(preempted, "in {ROUNDS} rounds none had to give way");
 }
@@ -224,7 +224,7 @@ fn constraints_stops_limits_and_probabilities_hold() {
                 assert_eq!(answer[member], plain[member], "{settings}: {request}");
             }
             let after = corral.settled();
-            let guessed = after.grown("corral_engine_accepted_drafts_total", &before);
+            let guessed = after.grown("corral_engine_draft_tokens_accepted_total", &before);
             assert_eq!(guessed, 0.0, "{request}");
         }
     }

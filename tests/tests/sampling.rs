@@ -280,7 +280,7 @@ fn guesses_change_no_text_and_save_steps() {
             (answer["text"].clone(), answer["tokens"].clone())
         });
         let after = corral.settled();
-        let grown = ["steps", "accepted_drafts"]
+        let grown = ["steps", "draft_tokens_accepted"]
             .map(|name| after.grown(&format!("corral_engine_{name}_total"), &before));
         (texts, grown)
     };

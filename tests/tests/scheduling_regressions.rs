@@ -12,18 +12,18 @@ const ROWS: &str = "corral_engine_rows_total";
 const DECODE_ROWS: &str = "corral_engine_decode_rows_total";
 const PREFILL_ROWS: &str = "corral_engine_prefill_rows_total";
 const PREFILL_TOKENS: &str = "corral_engine_prefill_tokens_total";
-const SKIPPED_ROWS: &str = "corral_engine_skipped_rows_total";
+const SKIPPED_ROWS: &str = "corral_engine_decode_rows_skipped_total";
 const MIXED_STEPS: &str = "corral_engine_mixed_steps_total";
 const MIXED_PREFILL_TOKENS: &str = "corral_engine_mixed_prefill_tokens_total";
-const TOKENS_DECODED: &str = "corral_engine_tokens_decoded_total";
-const FINISHED: &str = "corral_engine_sequences_finished_total";
-const CANCELLED: &str = "corral_engine_sequences_cancelled_total";
-const EXPIRED: &str = "corral_engine_sequences_expired_total";
-const WAITING: &str = "corral_engine_sequences_waiting";
-const RUNNING: &str = "corral_engine_sequences_running";
+const TOKENS_DECODED: &str = "corral_engine_computed_tokens_total";
+const FINISHED: &str = "corral_engine_requests_finished_total";
+const CANCELLED: &str = "corral_engine_requests_cancelled_total";
+const EXPIRED: &str = "corral_engine_requests_expired_total";
+const WAITING: &str = "corral_engine_requests_waiting";
+const RUNNING: &str = "corral_engine_requests_running";
 const IDS_USED: &str = "corral_engine_sequence_ids_used";
-const CELLS_USED: &str = "corral_engine_cells_used";
-const N_KV: &str = "corral_engine_n_kv";
+const CELLS_USED: &str = "corral_engine_kv_cells_used";
+const N_KV: &str = "corral_engine_attention_cells";
 const INSTANCES: &str = "corral_plugin_instances";
 
 /// Whether the engine counted no step while these numbers were read: the one that is read first and
@@ -107,8 +107,8 @@ fn each_request_is_slower_than_the_last() {
             assert!(value <= most, "request {number}: {gauge} is {value}");
         }
         services.push(
-            grown("corral_engine_prefill_seconds_total")
-                + grown("corral_engine_decode_seconds_total"),
+            grown("corral_engine_request_prefill_time_seconds_total")
+                + grown("corral_engine_request_decode_time_seconds_total"),
         );
         before = now;
     }

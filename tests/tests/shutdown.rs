@@ -180,7 +180,7 @@ fn no_request_on_an_open_connection_is_lost() {
             })
             .collect();
         corral.wait_until("all are at work", |metrics| {
-            metrics.get("corral_engine_sequences_finished_total") >= 5.0 * CLIENTS as f64
+            metrics.get("corral_engine_requests_finished_total") >= 5.0 * CLIENTS as f64
         });
         corral.signal("TERM");
         let mut asked = Vec::new();

@@ -47,7 +47,7 @@ fn five_hundred_half_heads_hold_nobody_up_and_are_closed() {
     });
     let ended = corral
         .metrics()
-        .get("corral_http_ended_total{reason=\"head-time\"}");
+        .get("corral_http_terminations_total{reason=\"head-time\"}");
     assert!(ended >= 250.0, "{ended}");
     corral.settled();
 }
@@ -86,7 +86,7 @@ fn a_client_that_reads_nothing_is_let_go() {
     });
     let metrics = corral.settled();
     assert_eq!(
-        metrics.get("corral_http_ended_total{reason=\"stalled\"}"),
+        metrics.get("corral_http_terminations_total{reason=\"stalled\"}"),
         1.0
     );
     drop(unread);
@@ -112,7 +112,7 @@ fn one_address_has_so_many_connections_and_no_more() {
     // Nobody else's connections are counted: the admin listener's least of all.
     let metrics = corral.metrics();
     assert_eq!(
-        metrics.get("corral_http_ended_total{reason=\"address-full\"}"),
+        metrics.get("corral_http_terminations_total{reason=\"address-full\"}"),
         5.0
     );
     drop(held);

@@ -59,9 +59,9 @@ fn both_versions_are_spoken_and_what_is_no_tls_is_closed() {
     }
     assert!(begun.elapsed() >= Duration::from_secs(6));
     let metrics = corral.settled();
-    let failed = metrics.get("corral_http_ended_total{reason=\"handshake\"}");
+    let failed = metrics.get("corral_http_terminations_total{reason=\"handshake\"}");
     assert_eq!(failed, 5.0, "two strangers, and three that are no TLS");
-    assert!(metrics.get("corral_tls_certificate_ends_seconds") > 1e9);
+    assert!(metrics.get("corral_tls_certificate_expiry_timestamp_seconds") > 1e9);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_new_certificate_is_taken_up_while_old_connections_go_on() {
         // Half a renewal changes nothing, also when a signal asks for it.
         std::fs::write(folder.join("cert.pem"), &new.certificate).expect("written");
         corral.signal("HUP");
-        let failed = "corral_tls_failed_reloads_total";
+        let failed = "corral_tls_reload_failures_total";
         corral.wait_until("it was looked at", |metrics| metrics.get(failed) >= 1.0);
         check_alive(&connect(&old).await.expect("the old one goes on")).await;
         new.write(&folder);

@@ -119,14 +119,14 @@ fn a_mixed_load_gives_no_wrong_answer_on_either_side() {
     });
     settle(&engine);
     check_identity(&engine);
-    assert!(metric(&engine, "sequences_finished_total") >= 400.0);
+    assert!(metric(&engine, "requests_finished_total") >= 400.0);
     assert!(metric(&engine, "adapter_changes_total") > 20.0);
-    assert!(metric(&engine, "off_turn_rows_total") > 0.0);
-    assert!(metric(&engine, "cached_tokens_total") > 0.0);
-    assert!(metric(&engine, "sequences_spilled_total") > 0.0);
-    assert!(metric(&engine, "sequences_restored_total") > 0.0);
-    assert_eq!(metric(&engine, "skipped_rows_total"), 0.0);
-    assert_eq!(metric(&engine, "failed_steps_total"), 0.0);
+    assert!(metric(&engine, "adapter_deferred_rows_total") > 0.0);
+    assert!(metric(&engine, "prefix_cache_hits_tokens_total") > 0.0);
+    assert!(metric(&engine, "swap_outs_total") > 0.0);
+    assert!(metric(&engine, "swap_ins_total") > 0.0);
+    assert_eq!(metric(&engine, "decode_rows_skipped_total"), 0.0);
+    assert_eq!(metric(&engine, "steps_failed_total"), 0.0);
     check_empty(&engine);
 }
 

@@ -171,7 +171,7 @@ fn five_hundred_random_schemas_are_followed() {
         ended >= 400,
         "{ended} ended by themselves, {cut} were cut short"
     );
-    assert_eq!(metric(&engine, "grammars_failed_total"), 0.0);
+    assert_eq!(metric(&engine, "grammar_compilation_failures_total"), 0.0);
     check_empty(&engine);
 }
 

@@ -48,7 +48,7 @@ fn copied(engine: &Engine) -> (f64, f64) {
     let of = |rows: &str| {
         let mut metrics = metrics.iter();
         let found = metrics.find(|metric| {
-            let name = metric.name == "corral_engine_output_bytes_total";
+            let name = metric.name == "corral_engine_logits_copied_bytes_total";
             name && metric.labels == [("rows", rows.to_owned())]
         });
         found.expect("it is listed").value
@@ -112,7 +112,7 @@ fn a_seed_gives_the_same_tokens_with_and_without() {
         }
     }
     settle(&with);
-    assert_eq!(metric(&with, "rows_unsettled_total"), 0.0);
+    assert_eq!(metric(&with, "device_top_k_misses_total"), 0.0);
     // No whole row was copied for any of it.
     let tokens = 30.0 * (chains().len() * PROMPTS.len()) as f64;
     assert_eq!(copied(&with), (tokens * 8.0 * 32.0, 0.0));
@@ -161,10 +161,10 @@ fn looks_show_the_same_bit_for_bit_whatever_they_want_in_turn() {
         }
     }
     settle(&with);
-    assert_eq!(metric(&with, "rows_unsettled_total"), 0.0);
+    assert_eq!(metric(&with, "device_top_k_misses_total"), 0.0);
     for engine in [&without, &with] {
-        let decoded = metric(engine, "tokens_decoded_total");
-        let looked = metric(engine, "looked_tokens_total");
+        let decoded = metric(engine, "computed_tokens_total");
+        let looked = metric(engine, "next_token_computed_tokens_total");
         assert_eq!(
             decoded, looked,
             "to change its id costs a sequence no token"
@@ -196,7 +196,7 @@ fn a_grammar_that_wants_what_is_not_likely_gets_it_from_the_whole_row() {
         assert_eq!(found, expected, "{pattern}");
     }
     settle(&with);
-    let unsettled = metric(&with, "rows_unsettled_total");
+    let unsettled = metric(&with, "device_top_k_misses_total");
     assert!(
         (1.0..=3.0).contains(&unsettled),
         "{unsettled}: once for each at most"
@@ -297,7 +297,7 @@ fn many_of_both_kinds_beside_each_other_are_right() {
     check_empty(&engine);
     let (top, whole) = copied(&engine);
     assert!(top > 0.0 && whole > 0.0, "{top} and {whole}");
-    assert_eq!(metric(&engine, "sequences_failed_total"), 0.0);
+    assert_eq!(metric(&engine, "requests_failed_total"), 0.0);
 }
 
 fn load(file: &Path, device_sampling: DeviceSampling) -> Engine {

@@ -388,7 +388,7 @@ fn a_full_queue_refuses_and_says_when_to_come_back() {
 
 fn settle_embeddings(engine: &Engine) {
     let until = Instant::now() + Duration::from_secs(20);
-    while metric(engine, "embedding_requests_open") > 0.0 {
+    while metric(engine, "embedding_requests_in_flight") > 0.0 {
         assert!(Instant::now() < until, "requests are still open");
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -409,7 +409,7 @@ fn who_goes_away_or_is_late_costs_little_and_leaves_nothing() {
     settle_embeddings(&engine);
     assert_eq!(metric(&engine, "embedding_requests_cancelled_total"), 1.0);
     assert_eq!(metric(&engine, "embedding_requests_expired_total"), 1.0);
-    assert!(metric(&engine, "embedding_tokens_computed_total") < 30.0 * 2048.0);
+    assert!(metric(&engine, "embedding_computed_tokens_total") < 30.0 * 2048.0);
     assert_eq!(embed(&engine, &[vec![1]], EmbedOptions::default()).len(), 1);
 }
 
@@ -419,7 +419,7 @@ fn two_hundred_at_once_get_their_own_vectors_while_sums_stay_right() {
     let wanted: Vec<Vec<f32>> = (0..200)
         .map(|i| embed(&engine, &[fox(i, 1 + i % 90)], EmbedOptions::default()).remove(0))
         .collect();
-    let before = metric(&engine, "embedding_tokens_computed_total");
+    let before = metric(&engine, "embedding_computed_tokens_total");
     let running: Vec<_> = (0..200)
         .map(|i| start(&engine, &[fox(i, 1 + i % 90)], EmbedOptions::default()))
         .collect();
@@ -456,7 +456,7 @@ fn two_hundred_at_once_get_their_own_vectors_while_sums_stay_right() {
     assert_eq!(count("tokens_computed"), count("tokens"));
     assert_eq!(count("tokens_computed") - before, before);
     assert_eq!(count("requests_finished"), 400.0);
-    assert!(metric(&engine, "embedding_wake_ups_total") <= 400.0);
+    assert!(metric(&engine, "embedding_wakeups_total") <= 400.0);
     // Inputs share steps.
     let steps = count("steps");
     let inputs: Vec<_> = (0..200).map(|i| fox(i, 1 + i % 90)).collect();

@@ -76,7 +76,7 @@ fn a_caller_s_loop_is_the_engine_s_token_for_token_under_load() {
         }
     });
     settle(&engine);
-    assert!(metric(&engine, "looks_total") >= 32.0 * 6.0 * 2.0);
+    assert!(metric(&engine, "next_token_requests_total") >= 32.0 * 6.0 * 2.0);
     check_empty(&engine);
 }
 
@@ -88,14 +88,17 @@ fn a_loop_computes_each_token_once() {
     let prompt = own.tokens().len();
     let said = answer(&mut own, &engine);
     settle(&engine);
-    let decoded = metric(&engine, "tokens_decoded_total");
+    let decoded = metric(&engine, "computed_tokens_total");
     assert_eq!(decoded, (prompt + said.len()) as f64);
-    assert_eq!(metric(&engine, "looks_total"), (said.len() + 1) as f64);
+    assert_eq!(
+        metric(&engine, "next_token_requests_total"),
+        (said.len() + 1) as f64
+    );
     // At one place twice: one token more, and the same is told.
     let first = shown(&mut own, Show::Logits);
     let again = shown(&mut own, Show::Logits);
     settle(&engine);
-    assert_eq!(metric(&engine, "tokens_decoded_total"), decoded + 2.0);
+    assert_eq!(metric(&engine, "computed_tokens_total"), decoded + 2.0);
     assert_eq!(first.logits.len(), engine.info().vocabulary as usize);
     let far = first.logits.iter().zip(&again.logits);
     assert!(far.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) < 0.05);
@@ -110,7 +113,7 @@ fn forks_and_cuts_compute_what_is_new() {
     let mut trunk = sequence(&engine, &story);
     shown(&mut trunk, Show::Top(1));
     settle(&engine);
-    let before = metric(&engine, "tokens_decoded_total");
+    let before = metric(&engine, "computed_tokens_total");
     let mut new = 0;
     let mut forks: Vec<_> = ["12+7=", "20+22=", "3+4=", "31+27="]
         .iter()
@@ -134,7 +137,7 @@ fn forks_and_cuts_compute_what_is_new() {
         }
     }
     settle(&engine);
-    let decoded = metric(&engine, "tokens_decoded_total") - before;
+    let decoded = metric(&engine, "computed_tokens_total") - before;
     assert_eq!(decoded, (new + 4 * 2) as f64, "the story is read once");
     // Cut back to the story: it is not read again either.
     let mut cut = forks.remove(0);
@@ -143,9 +146,9 @@ fn forks_and_cuts_compute_what_is_new() {
         .unwrap();
     let said = answer(&mut cut, &engine);
     settle(&engine);
-    let after = metric(&engine, "tokens_decoded_total") - before - decoded;
+    let after = metric(&engine, "computed_tokens_total") - before - decoded;
     assert_eq!(after, (6 + said.len()) as f64);
-    assert_eq!(metric(&engine, "sequences_failed_total"), 0.0);
+    assert_eq!(metric(&engine, "requests_failed_total"), 0.0);
     drop((trunk, forks, cut));
     check_empty(&engine);
 }

@@ -91,12 +91,12 @@ fn check_forks(engine: &Engine) {
 
 /// More sequences than there is room for: their states leave the cells and come back as they were.
 fn check_states(engine: &Engine) {
-    let restored = metric(engine, "sequences_restored_total");
+    let restored = metric(engine, "swap_ins_total");
     let mut idle = idle_sums(engine);
     settle(engine);
     assert!(view(engine).spilled_ram > 0, "all of them found room");
     check_idle_sums(&mut idle);
-    assert!(metric(engine, "sequences_restored_total") > restored);
+    assert!(metric(engine, "swap_ins_total") > restored);
 }
 
 /// All of that, in an engine that has room for two longer sequences.
@@ -110,7 +110,7 @@ fn exercise(change: impl FnOnce(&mut Config)) -> Engine {
     check_together(&engine);
     check_forks(&engine);
     check_states(&engine);
-    assert_eq!(metric(&engine, "failed_steps_total"), 0.0);
+    assert_eq!(metric(&engine, "steps_failed_total"), 0.0);
     check_empty(&engine);
     engine
 }
@@ -203,7 +203,7 @@ fn guessed_tokens_change_no_answer() {
         assert_eq!(said(8), said(0), "{prompt}");
     }
     settle(&engine);
-    assert!(metric(&engine, "accepted_drafts_total") > 0.0);
+    assert!(metric(&engine, "draft_tokens_accepted_total") > 0.0);
     check_empty(&engine);
 }
 
@@ -238,10 +238,10 @@ fn prompts_are_read_while_others_are_answered() {
         }
         drop(others);
         settle(&engine);
-        assert!(metric(&engine, "ahead_steps_total") > 0.0);
-        assert!(metric(&engine, "ahead_tokens_total") > 0.0);
-        assert_eq!(metric(&engine, "skipped_rows_total"), 0.0);
-        assert_eq!(metric(&engine, "failed_steps_total"), 0.0);
+        assert!(metric(&engine, "overlapped_steps_total") > 0.0);
+        assert!(metric(&engine, "overlapped_prefill_tokens_total") > 0.0);
+        assert_eq!(metric(&engine, "decode_rows_skipped_total"), 0.0);
+        assert_eq!(metric(&engine, "steps_failed_total"), 0.0);
         check_empty(&engine);
     }
 }
@@ -255,7 +255,7 @@ fn a_processor_reads_nothing_ahead() {
     });
     check_together(&engine);
     settle(&engine);
-    assert_eq!(metric(&engine, "ahead_steps_total"), 0.0);
+    assert_eq!(metric(&engine, "overlapped_steps_total"), 0.0);
 }
 
 #[test]

@@ -93,7 +93,7 @@ fn states_of_8_bits_leave_the_cells_and_come_back() {
     settle(&engine);
     assert!(view(&engine).spilled_ram > 0);
     check_idle_sums(&mut idle);
-    assert!(metric(&engine, "sequences_restored_total") > 0.0);
+    assert!(metric(&engine, "swap_ins_total") > 0.0);
     drop(idle);
     check_empty(&engine);
 }

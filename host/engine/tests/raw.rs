@@ -34,7 +34,7 @@ fn a_raw_context_computes_what_it_is_given_beside_the_engine() {
     let unknown = input(u16::MAX, 0);
     raw.decode(&[unknown]).expect_err("there is no such id");
     raw.decode(&[]).expect_err("nothing to compute");
-    assert_eq!(metric(&engine, "tokens_decoded_total"), 0.0);
+    assert_eq!(metric(&engine, "computed_tokens_total"), 0.0);
 }
 
 #[test]
@@ -57,10 +57,10 @@ fn prompts_that_are_asked_together_begin_in_one_step() {
     }
     settle(&engine);
     assert_eq!(metric(&engine, "steps_total"), 4.0);
-    assert_eq!(metric(&engine, "tokens_decoded_total"), 6.0 * (7.0 + 3.0));
+    assert_eq!(metric(&engine, "computed_tokens_total"), 6.0 * (7.0 + 3.0));
     let (time, processor) = (
-        metric(&engine, "step_seconds_total"),
-        metric(&engine, "step_processor_seconds_total"),
+        metric(&engine, "compute_seconds_total"),
+        metric(&engine, "compute_cpu_seconds_total"),
     );
     assert!(time > 0.0 && processor > 0.0);
     let both = vec![vec![10], Vec::new()];

@@ -51,11 +51,11 @@ fn sums_are_right_alone_and_beside_each_other_and_every_token_is_decoded_once() 
         tokens += outcome.prompt_tokens - outcome.cached_tokens + outcome.generated_tokens - 1;
     }
     settle(&engine);
-    assert_eq!(metric(&engine, "tokens_decoded_total"), f64::from(tokens));
-    assert_eq!(metric(&engine, "cells_used"), 0.0);
+    assert_eq!(metric(&engine, "computed_tokens_total"), f64::from(tokens));
+    assert_eq!(metric(&engine, "kv_cells_used"), 0.0);
     assert!(metric(&engine, "steps_total") < metric(&engine, "rows_total"));
     engine.shutdown();
-    assert_eq!(metric(&engine, "cells_leaked"), 0.0);
+    assert_eq!(metric(&engine, "kv_cells_leaked"), 0.0);
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn a_reader_that_goes_away_frees_everything() {
         wait(generation.next());
     }
     settle(&engine);
-    assert_eq!(metric(&engine, "sequences_cancelled_total"), 20.0);
+    assert_eq!(metric(&engine, "requests_cancelled_total"), 20.0);
     assert_eq!(answer(&engine, "20+22=", limit(10)).0, "42");
 }
 

@@ -286,16 +286,16 @@ fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
     check_identity(&engine);
     // The first ones happen soon, the others surely among many sums.
     for (what, soon) in [
-        ("cached_tokens", true),
-        ("sequences_spilled", true),
-        ("sequences_restored", true),
-        ("sequences_cancelled", true),
+        ("prefix_cache_hits_tokens", true),
+        ("swap_outs", true),
+        ("swap_ins", true),
+        ("requests_cancelled", true),
         ("recomputed_tokens", false),
-        ("abandoned_tokens", false),
-        ("prefixes_evicted", false),
-        ("sequences_preempted", false),
-        ("spill_written_bytes", false),
-        ("spill_read_bytes", false),
+        ("discarded_tokens", false),
+        ("prefix_cache_evictions", false),
+        ("preemptions", false),
+        ("swap_disk_written_bytes", false),
+        ("swap_disk_read_bytes", false),
     ] {
         let count = metric(&engine, &format!("{what}_total"));
         println!("life {life}: {what} {count}");
@@ -304,7 +304,7 @@ fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
             "{what} did not happen"
         );
     }
-    for what in ["sequences_failed", "sequences_expired", "sequences_refused"] {
+    for what in ["requests_failed", "requests_expired", "requests_refused"] {
         assert_eq!(metric(&engine, &format!("{what}_total")), 0.0, "{what}");
     }
     check_empty(&engine);
@@ -489,9 +489,9 @@ fn a_snapshot_is_gone_on_with_by_the_next_process() {
         (chunk.text.as_str(), outcome.cached_tokens),
         ("19", outcome.prompt_tokens - 1)
     );
-    assert_eq!(metric(&second, "sequences_restored_total"), 1.0);
+    assert_eq!(metric(&second, "swap_ins_total"), 1.0);
     assert_eq!(
-        metric(&second, "tokens_decoded_total"),
+        metric(&second, "computed_tokens_total"),
         f64::from(outcome.generated_tokens)
     );
     drop(sequence);

@@ -56,14 +56,14 @@ fn answers_are_the_same_in_fewer_steps() {
     assert_eq!(expected[6], "19");
     settle(&engine);
     let (steps, tokens) = (count("steps_total"), count("generated_tokens_total"));
-    assert_eq!(count("accepted_drafts_total"), 0.0);
+    assert_eq!(count("draft_tokens_accepted_total"), 0.0);
     for (question, expected) in QUESTIONS.iter().zip(&expected) {
         let (text, _) = answer(&engine, question, options(60, 8));
         assert_eq!(text, *expected, "{question}");
     }
     settle(&engine);
     let with = count("steps_total") - steps;
-    let accepted = count("accepted_drafts_total");
+    let accepted = count("draft_tokens_accepted_total");
     assert_eq!(count("generated_tokens_total"), 2.0 * tokens);
     assert!(accepted > 0.0);
     // Each one that was right saved a step.
@@ -114,7 +114,7 @@ fn a_stop_string_or_the_limit_ends_it_in_the_same_place() {
         assert_eq!(outcome.generated_tokens, end.generated_tokens, "{stop:?}");
         assert_eq!(outcome.finish == Finish::End, stop == "never");
     }
-    assert!(metric(&engine, "accepted_drafts_total") > 0.0);
+    assert!(metric(&engine, "draft_tokens_accepted_total") > 0.0);
     check_empty(&engine);
 }
 
@@ -136,7 +136,7 @@ fn a_seed_draws_the_same_text() {
             assert_eq!(text, expected, "{seed}: {question}");
         }
     }
-    assert!(metric(&engine, "accepted_drafts_total") > 0.0);
+    assert!(metric(&engine, "draft_tokens_accepted_total") > 0.0);
     check_empty(&engine);
 }
 
@@ -176,7 +176,7 @@ fn under_pressure_for_cells_the_answers_are_the_same() {
             }
         }
     }
-    assert!(metric(&engine, "sequences_preempted_total") > 0.0);
+    assert!(metric(&engine, "preemptions_total") > 0.0);
     check_empty(&engine);
 }
 

@@ -85,7 +85,7 @@ fn read(mut generation: Generation, tokens: u32) {
 /// All sequences at once, each with so many tokens.
 fn round(engine: &Engine, tokens: u32) -> Cost {
     let numbers =
-        || ["steps_total", "rows_total", "wake_ups_total"].map(|name| metric(engine, name));
+        || ["steps_total", "rows_total", "wakeups_total"].map(|name| metric(engine, name));
     let before = numbers();
     let options = Options {
         max_tokens: tokens,

@@ -145,19 +145,19 @@ impl Counters {
                 &self.calls,
             ),
             count(
-                "corral_plugin_done_total",
+                "corral_plugin_calls_completed_total",
                 "Calls that ended as the plugin wanted.",
                 &self.done,
             ),
             count(
-                "corral_plugin_cancelled_total",
+                "corral_plugin_calls_cancelled_total",
                 "Calls whose client went away.",
                 &self.cancelled,
             ),
         ];
         for (code, value) in Failure::CODES.iter().zip(&self.failed) {
             let mut metric = count(
-                "corral_plugin_failures_total",
+                "corral_plugin_calls_failed_total",
                 "Calls that failed, by code.",
                 value,
             );
@@ -171,7 +171,7 @@ impl Counters {
                 &self.loaded,
             ),
             gauge(
-                "corral_plugin_waiting",
+                "corral_plugin_calls_waiting",
                 "Calls that wait for a place.",
                 &self.waiting,
             ),
@@ -206,7 +206,7 @@ impl Counters {
                 &self.cpu_nanos,
             ),
             count(
-                "corral_plugin_components_total",
+                "corral_plugin_components_loaded_total",
                 "Components compiled or fetched from the cache.",
                 &self.compiled,
             ),
@@ -221,22 +221,22 @@ impl Counters {
                 &self.log_lines,
             ),
             gauge(
-                "corral_sampler_instances",
+                "corral_sampling_plugin_instances",
                 "Instances of sampling plugins that live.",
                 &self.samplers,
             ),
             count(
-                "corral_sampler_calls_total",
+                "corral_sampling_plugin_calls_total",
                 "Tokens that sampling plugins were asked for.",
                 &self.sampler_calls,
             ),
             seconds(
-                "corral_sampler_seconds_total",
+                "corral_sampling_plugin_seconds_total",
                 "Time from these questions to their answers.",
                 &self.sampler_nanos,
             ),
             count(
-                "corral_sampler_failures_total",
+                "corral_sampling_plugin_failures_total",
                 "Tokens for which there was no valid answer.",
                 &self.sampler_failures,
             ),

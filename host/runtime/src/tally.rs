@@ -163,12 +163,12 @@ impl Tally {
         let gauge = |name, help, value| metric(name, help, Kind::Gauge, value);
         [
             gauge(
-                "corral_deployment_running",
+                "corral_deployment_calls_running",
                 "Calls that have a place, by deployment.",
                 &self.running,
             ),
             gauge(
-                "corral_deployment_waiting",
+                "corral_deployment_calls_waiting",
                 "Calls that wait for a place, by deployment.",
                 &self.waiting,
             ),
@@ -180,7 +180,7 @@ impl Tally {
         let count = |name, help, value| metric(name, help, Kind::Counter, value);
         [
             count(
-                "corral_deployment_polls_total",
+                "corral_deployment_guest_polls_total",
                 "Times that calls of plugins were woken to go on, by deployment.",
                 &self.polls,
             ),
@@ -190,22 +190,22 @@ impl Tally {
                 &self.host_calls,
             ),
             count(
-                "corral_deployment_looks_total",
+                "corral_deployment_generation_polls_total",
                 "Times that it was looked for more of a generation: its plugin asked, or was woken for it, or the connection that the host hands it on to; by deployment.",
                 &self.looks,
             ),
             count(
-                "corral_deployment_chunks_total",
+                "corral_deployment_generation_chunks_total",
                 "Pieces of generations that plugins read or the host handed on, each of a token or several, by deployment.",
                 &self.chunks,
             ),
             count(
-                "corral_deployment_frames_total",
+                "corral_deployment_response_frames_total",
                 "Pieces of answers that plugins sent, by deployment.",
                 &self.frames,
             ),
             count(
-                "corral_deployment_sent_bytes_total",
+                "corral_deployment_response_bytes_total",
                 "Bytes of answers that plugins sent, by deployment.",
                 &self.bytes,
             ),

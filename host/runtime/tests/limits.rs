@@ -32,7 +32,10 @@ async fn failure(bytes: Vec<u8>, limits: Limits) -> Failure {
     let failure = get(&plugin).await.unwrap_err();
     idle(&runtime).await;
     let code = Some(failure.code());
-    assert_eq!(counter(&runtime, "corral_plugin_failures_total", code), 1.0);
+    assert_eq!(
+        counter(&runtime, "corral_plugin_calls_failed_total", code),
+        1.0
+    );
     assert_eq!(counter(&runtime, "corral_plugin_calls_total", None), 1.0);
     failure
 }
@@ -49,7 +52,10 @@ async fn a_good_plugin_answers() {
         assert_eq!(body, "hello");
     }
     idle(&runtime).await;
-    assert_eq!(counter(&runtime, "corral_plugin_done_total", None), 100.0);
+    assert_eq!(
+        counter(&runtime, "corral_plugin_calls_completed_total", None),
+        100.0
+    );
     let starts = counter(&runtime, "corral_plugin_instance_start_seconds_total", None);
     println!("an instance starts in {:.1} µs", starts / 100.0 * 1e6);
 }
@@ -119,10 +125,13 @@ async fn a_loop_does_not_stop_others() {
     assert!(!spinning.is_finished());
     spinning.abort();
     assert!(spinning.await.unwrap_err().is_cancelled());
-    assert_eq!(counter(&runtime, "corral_plugin_done_total", None), 1.0);
+    assert_eq!(
+        counter(&runtime, "corral_plugin_calls_completed_total", None),
+        1.0
+    );
     idle(&runtime).await;
     assert_eq!(
-        counter(&runtime, "corral_plugin_cancelled_total", None),
+        counter(&runtime, "corral_plugin_calls_cancelled_total", None),
         1.0
     );
 }
@@ -172,7 +181,7 @@ async fn a_crash_on_the_way_cuts_the_body_off() {
         assert!(body.frame().await.is_none());
         drop(body);
         idle(&runtime).await;
-        let failures = counter(&runtime, "corral_plugin_failures_total", Some(end));
+        let failures = counter(&runtime, "corral_plugin_calls_failed_total", Some(end));
         assert_eq!(failures, 1.0);
     }
 }
@@ -204,7 +213,7 @@ async fn a_client_that_goes_away_stops_the_plugin() {
     drop(body);
     idle(&runtime).await;
     assert_eq!(
-        counter(&runtime, "corral_plugin_cancelled_total", None),
+        counter(&runtime, "corral_plugin_calls_cancelled_total", None),
         1.0
     );
     // Its place is free again.
@@ -248,7 +257,7 @@ async fn many_calls_share_a_small_pool() {
     }
     idle(&runtime).await;
     assert!(counter(&runtime, "corral_plugin_instances_peak", None) <= 3.0);
-    assert_eq!(counter(&runtime, "corral_plugin_waiting", None), 0.0);
+    assert_eq!(counter(&runtime, "corral_plugin_calls_waiting", None), 0.0);
 }
 
 #[tokio::test]
@@ -300,6 +309,9 @@ async fn a_thousand_calls_leave_nothing() {
         response.into_body().collect().await.unwrap();
     }
     idle(&runtime).await;
-    assert_eq!(counter(&runtime, "corral_plugin_done_total", None), 1000.0);
+    assert_eq!(
+        counter(&runtime, "corral_plugin_calls_completed_total", None),
+        1000.0
+    );
     assert_eq!(counter(&runtime, "corral_plugin_instances_peak", None), 1.0);
 }

@@ -126,7 +126,7 @@ impl Traffic {
             read(&self.in_flight),
         );
         families.sample(
-            "corral_http_cut_total",
+            "corral_http_requests_aborted_total",
             "Requests that ended early: the client went away, or the plugin failed while it answered.",
             Kind::Counter,
             &[],
@@ -134,7 +134,7 @@ impl Traffic {
         );
         for (end, count) in End::ALL.into_iter().zip(&self.ended) {
             families.sample(
-                "corral_http_ended_total",
+                "corral_http_terminations_total",
                 "Connections, and streams of HTTP/2, that the server ended against their client, by reason.",
                 Kind::Counter,
                 &[("reason", end.name())],
@@ -145,7 +145,7 @@ impl Traffic {
             let count = read(count);
             if count > 0.0 {
                 families.sample(
-                    "corral_http_answers_total",
+                    "corral_http_responses_total",
                     "Answers of the public listener by status.",
                     Kind::Counter,
                     &[("status", &status.to_string())],
@@ -208,12 +208,15 @@ mod tests {
         assert_eq!(line("corral_http_requests_in_flight"), "0");
         traffic.answered(http::StatusCode::OK);
         traffic.answered(http::StatusCode::OK);
-        assert_eq!(line("corral_http_answers_total{status=\"200\"}"), "2");
+        assert_eq!(line("corral_http_responses_total{status=\"200\"}"), "2");
         for (at, end) in End::ALL.into_iter().enumerate() {
             assert_eq!(end as usize, at);
         }
         traffic.ended(End::Stalled);
-        assert_eq!(line("corral_http_ended_total{reason=\"stalled\"}"), "1");
+        assert_eq!(
+            line("corral_http_terminations_total{reason=\"stalled\"}"),
+            "1"
+        );
         drop(traffic.connection());
         assert_eq!(line("corral_http_connections"), "0");
         assert_eq!(line("corral_http_connections_total"), "1");

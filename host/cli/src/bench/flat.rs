@@ -179,7 +179,7 @@ impl Bench {
 
     /// Wake-ups of the engine's thread a second where nothing is to be done.
     async fn idle(&self) -> Result<f64, Complaint> {
-        let wake_ups = || metric(&self.engine, "corral_engine_wake_ups_total");
+        let wake_ups = || metric(&self.engine, "corral_engine_wakeups_total");
         // The end of what was before it, which a busy machine is late with.
         self.look().await?;
         let mut before = wake_ups();

@@ -212,9 +212,9 @@ impl Way {
             "short_first_token_s": of_times(&mut short, 0.5),
             "short_first_token_p99_s": of_times(&mut short, 0.99),
             "short_first_token_max_s": of_times(&mut short, 1.0),
-            "skipped_rows": count("corral_engine_skipped_rows_total"),
+            "skipped_rows": count("corral_engine_decode_rows_skipped_total"),
             "mixed_prefill_tokens": count("corral_engine_mixed_prefill_tokens_total"),
-            "mixed_budget_tokens": count("corral_engine_mixed_budget_tokens_total"),
+            "mixed_budget_tokens": count("corral_engine_mixed_prefill_budget_tokens_total"),
         })
     }
 

@@ -28,7 +28,7 @@ const FORKS: usize = 1000;
 /// Between what is set up and what is measured: the engine's thread has gone to sleep by then.
 const REST: Duration = Duration::from_millis(3);
 /// The engine's tokens given to llama_decode.
-const DECODED: &str = "corral_engine_tokens_decoded_total";
+const DECODED: &str = "corral_engine_computed_tokens_total";
 
 /// Two tenants that share prefixes, in the group that plugins share in too.
 const FIRST: Caller = sharing(Tenant(1001));
@@ -269,7 +269,7 @@ impl Bench {
         held: Option<&mut Sequence>,
         prompt: &Prompt,
     ) -> Result<Asked, Complaint> {
-        let computed = || metric(&self.engine, "corral_engine_step_seconds_total");
+        let computed = || metric(&self.engine, "corral_engine_compute_seconds_total");
         let (decoded, compute) = (metric(&self.engine, DECODED), computed());
         let (tokens, began) = (prompt.tokens.clone(), Instant::now());
         let (first, prompt, cached) = match (way, held, &self.server) {

@@ -143,7 +143,7 @@ impl Row {
         counts: bool,
     ) -> Result<(), Complaint> {
         let spent = |name| metric(&self.engine, &format!("corral_engine_{name}_seconds_total"));
-        let (step, sample) = (spent("step"), spent("sample"));
+        let (step, sample) = (spent("compute"), spent("sampling"));
         let (tokens, address) = (
             arguments.generate,
             self.server.as_ref().map(Server::public_address),
@@ -180,7 +180,7 @@ impl Row {
             #[allow(clippy::cast_precision_loss)]
             let tokens = (arguments.streams * tokens) as f64;
             let speed = tokens / began.elapsed().as_secs_f64();
-            let (step, sample) = (spent("step") - step, spent("sample") - sample);
+            let (step, sample) = (spent("compute") - step, spent("sampling") - sample);
             self.speeds.push(speed);
             self.step += step;
             self.sample += sample;

@@ -45,31 +45,31 @@ impl Counts {
         };
         [
             metric(
-                "corral_engine_grammar_hits_total",
+                "corral_engine_grammar_cache_hits_total",
                 "Grammars that were found compiled.",
                 Kind::Counter,
                 self.hits,
             ),
             metric(
-                "corral_engine_grammars_compiled_total",
+                "corral_engine_grammar_compilations_total",
                 "Grammars that were compiled.",
                 Kind::Counter,
                 self.compiled,
             ),
             metric(
-                "corral_engine_grammars_failed_total",
+                "corral_engine_grammar_compilation_failures_total",
                 "Grammars that could not be compiled, or not in time.",
                 Kind::Counter,
                 self.failed,
             ),
             metric(
-                "corral_engine_grammars",
+                "corral_engine_grammar_cache_entries",
                 "Compiled grammars that are kept.",
                 Kind::Gauge,
                 self.cached as u64,
             ),
             metric(
-                "corral_engine_grammar_bytes",
+                "corral_engine_grammar_cache_bytes",
                 "Memory that kept grammars take, as estimated.",
                 Kind::Gauge,
                 self.cached_bytes as u64,

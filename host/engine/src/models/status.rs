@@ -273,8 +273,8 @@ mod tests {
     fn counters_go_on_and_gauges_end() {
         let mut totals = Totals::default();
         let steps = "corral_engine_steps_total";
-        let running = "corral_engine_sequences_running";
-        let gaps = "corral_engine_token_gap_seconds_count";
+        let running = "corral_engine_requests_running";
+        let gaps = "corral_engine_inter_token_latency_seconds_count";
         assert_eq!(value(&totals.with(None), steps), 0.0);
         for life in 1..4 {
             let counters = Counters::default();

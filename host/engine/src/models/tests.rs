@@ -110,11 +110,11 @@ fn the_first_fifty_load_it_once_and_each_gets_its_answer() {
     assert_eq!((b.state, b.leases, b.waiting), (ModelState::Loaded, 0, 0));
     assert_eq!(number(&models, "b", "corral_model_loads_total"), 1.0);
     assert_eq!(
-        number(&models, "b", "corral_engine_sequences_finished_total"),
+        number(&models, "b", "corral_engine_requests_finished_total"),
         50.0
     );
     assert_eq!(
-        number(&models, "a", "corral_engine_sequences_finished_total"),
+        number(&models, "a", "corral_engine_requests_finished_total"),
         0.0
     );
     // The default one is the first.
@@ -171,8 +171,8 @@ fn who_is_idle_leaves_nothing_behind_and_comes_back_when_it_is_asked() {
         for (metric, value) in [
             ("corral_model_loads_total", expected),
             ("corral_model_unloads_total", expected),
-            ("corral_engine_sequences_finished_total", expected),
-            ("corral_engine_cells_used", 0.0),
+            ("corral_engine_requests_finished_total", expected),
+            ("corral_engine_kv_cells_used", 0.0),
         ] {
             assert_eq!(number(&models, "a", metric), value, "{metric}");
         }
@@ -215,7 +215,7 @@ fn requests_that_come_while_it_goes_are_answered_all_the_same() {
         number(&models, "a", "corral_model_unloads_total") > 1.0,
         "nothing was tried"
     );
-    let finished = "corral_engine_sequences_finished_total";
+    let finished = "corral_engine_requests_finished_total";
     let all = number(&models, "a", finished) + number(&models, "b", finished);
     assert_eq!(all, 180.0);
     models.shutdown();

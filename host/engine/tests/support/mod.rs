@@ -106,7 +106,7 @@ pub fn view(engine: &Engine) -> View {
 /// Waits until nothing runs and everything behind the last answer is counted.
 pub fn settle(engine: &Engine) {
     let until = Instant::now() + Duration::from_secs(20);
-    let counted = || metric(engine, "sequence_ids_used") + metric(engine, "sequences_waiting");
+    let counted = || metric(engine, "sequence_ids_used") + metric(engine, "requests_waiting");
     // What was asked before is in the view; the metrics may be from before that.
     let runs = |view: &View| view.waiting > 0 || !view.sequences.is_empty();
     while runs(&view(engine)) || counted() > 0.0 {
@@ -118,14 +118,15 @@ pub fn settle(engine: &Engine) {
 /// Checks that every token was computed once, but for those that were found, lost or left.
 pub fn check_identity(engine: &Engine) {
     let count = |name: &str| metric(engine, &format!("{name}_total"));
-    let expected = count("prompt_tokens") - count("cached_tokens") + count("generated_tokens")
-        - count("sequences_finished")
-        - count("uncomputed_tokens")
-        + count("rejected_drafts")
-        + count("looked_tokens")
+    let expected = count("prompt_tokens") - count("prefix_cache_hits_tokens")
+        + count("generated_tokens")
+        - count("requests_finished")
+        - count("forced_tokens_uncomputed")
+        + count("draft_tokens_rejected")
+        + count("next_token_computed_tokens")
         + count("recomputed_tokens")
-        + count("abandoned_tokens");
-    assert_eq!(count("tokens_decoded"), expected);
+        + count("discarded_tokens");
+    assert_eq!(count("computed_tokens"), expected);
 }
 
 /// Checks that nothing runs, and that nothing stays once nobody claims it.
@@ -142,7 +143,7 @@ pub fn check_empty(engine: &Engine) {
         (view.spilled_ram, view.spilled_disk, view.prefixes_ram),
         (0, 0, 0)
     );
-    assert_eq!(metric(engine, "cells_leaked"), 0.0);
+    assert_eq!(metric(engine, "kv_cells_leaked"), 0.0);
     check_identity(engine);
 }
 

@@ -153,7 +153,7 @@ impl Quota {
                 read(&used.tokens),
             ),
             metric(
-                "corral_quota_requests",
+                "corral_quota_requests_running",
                 "Requests of a quota that run.",
                 Kind::Gauge,
                 labels(),

@@ -115,7 +115,7 @@ impl House {
 
     /// Waits until no instance lives.
     async fn empty(&self) {
-        while self.counter("corral_sampler_instances") > 0.0 {
+        while self.counter("corral_sampling_plugin_instances") > 0.0 {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
@@ -137,9 +137,9 @@ async fn it_chooses_token_after_token_on_the_account_of_the_request() {
         assert_eq!(house.answer().await, (key, Ok(5)));
     }
     assert!(house.meter.used() > before);
-    assert_eq!(house.counter("corral_sampler_calls_total"), 5000.0);
-    assert_eq!(house.counter("corral_sampler_failures_total"), 0.0);
-    assert_eq!(house.counter("corral_sampler_instances"), 1.0);
+    assert_eq!(house.counter("corral_sampling_plugin_calls_total"), 5000.0);
+    assert_eq!(house.counter("corral_sampling_plugin_failures_total"), 0.0);
+    assert_eq!(house.counter("corral_sampling_plugin_instances"), 1.0);
     drop(chooser);
     house.empty().await;
 }
@@ -174,9 +174,9 @@ async fn what_fails_fails_alone_and_says_why() {
             };
             assert!(of == key && text.contains(said), "{code}: {text}");
             // The place is free, although the chooser is still there.
-            assert_eq!(house.counter("corral_sampler_instances"), 0.0);
+            assert_eq!(house.counter("corral_sampling_plugin_instances"), 0.0);
         }
-        assert_eq!(house.counter("corral_sampler_failures_total"), 2.0);
+        assert_eq!(house.counter("corral_sampling_plugin_failures_total"), 2.0);
     }
 }
 
@@ -295,7 +295,7 @@ async fn who_leaves_in_the_midst_of_a_call_frees_the_place() {
     assert!(of == 1 && answer.is_err(), "{of} {answer:?}");
     assert_eq!(house.answer().await, (2, Ok(5)));
     // Nobody answered the first.
-    assert_eq!(house.counter("corral_sampler_calls_total"), 1.0);
+    assert_eq!(house.counter("corral_sampling_plugin_calls_total"), 1.0);
 }
 
 #[tokio::test]

@@ -59,7 +59,7 @@ impl Fixture {
 
     /// How many components were compiled, or taken from a cache.
     pub(super) fn compiled(&self) -> f64 {
-        plugins::counter(&self.runtime, "corral_plugin_components_total", None)
+        plugins::counter(&self.runtime, "corral_plugin_components_loaded_total", None)
     }
 }
 

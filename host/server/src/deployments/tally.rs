@@ -87,7 +87,7 @@ impl Standing {
         let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         for (code, count) in &*refused {
             families.sample(
-                "corral_deployment_refused_total",
+                "corral_deployment_requests_refused_total",
                 "Requests that the host answered with an error of its own, by deployment and code.",
                 Kind::Counter,
                 &[("deployment", name), ("code", code)],

@@ -227,7 +227,7 @@ impl Keys {
             .into_iter()
             .map(|(why, refused)| {
                 count(
-                    "corral_keys_refused_total",
+                    "corral_api_key_rejections_total",
                     "Requests without a key that is good for them, by reason.",
                     vec![("reason", why.to_owned())],
                     refused,
@@ -235,7 +235,7 @@ impl Keys {
             })
             .collect();
         metrics.push(count(
-            "corral_keys_failed_reloads_total",
+            "corral_api_keys_reload_failures_total",
             "Times that the file of keys made no sense when it was read again.",
             Vec::new(),
             &self.counts.failed_reloads,

@@ -161,7 +161,7 @@ impl Tls {
                 count(&self.reloads),
             ),
             metric(
-                "corral_tls_failed_reloads_total",
+                "corral_tls_reload_failures_total",
                 "Times that it could not be used when it was read again, so that the old one went on.",
                 Kind::Counter,
                 count(&self.failed_reloads),
@@ -170,7 +170,7 @@ impl Tls {
         let until = self.pair().validity.map(|validity| validity.until);
         if let Some(until) = until.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok()) {
             metrics.push(metric(
-                "corral_tls_certificate_ends_seconds",
+                "corral_tls_certificate_expiry_timestamp_seconds",
                 "When the certificate ends, in seconds since 1970.",
                 Kind::Gauge,
                 until.as_secs_f64(),

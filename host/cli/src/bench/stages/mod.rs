@@ -358,7 +358,7 @@ impl Bench {
         load: impl Future<Output = Result<Answered, Complaint>> + Send + 'static,
     ) -> Result<Took, Complaint> {
         let read = || {
-            let decoding = "corral_engine_step_processor_seconds_total";
+            let decoding = "corral_engine_compute_cpu_seconds_total";
             let steps = metric(&self.engine, "corral_engine_steps_total");
             (metric(&self.engine, decoding), steps)
         };
