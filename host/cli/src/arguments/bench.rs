@@ -49,9 +49,6 @@ pub(crate) enum Bench {
     /// a sequence that is gone on with; and the time of a fork.
     #[command(visible_alias = "fork")]
     Prefix(PrefixBench),
-    /// The scheduler without a model, in virtual time: thousands of sequences, at rates that double until
-    /// something breaks; and how unevenly many hosts are loaded, on paper.
-    Sim(SimBench),
     /// Requests through ever more of Corral, from llama.cpp alone to events over TCP: tokens a second beside a raw
     /// loop, and processor time for each token.
     Stages(StagesBench),
@@ -82,7 +79,7 @@ impl Bench {
                 step.check()
             }
             Bench::Threads(threads) => one_model(&threads.measuring.offloading),
-            Bench::Model(_) | Bench::Sim(_) => Ok(()),
+            Bench::Model(_) => Ok(()),
         }
     }
 }
@@ -497,47 +494,6 @@ pub(crate) struct StagesBench {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct SimBench {
-    /// Chats that somebody means to go on with; most of them are idle.
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = whole(1..=100_000))]
-    pub(crate) sequences: u64,
-    /// Virtual time at each rate.
-    #[arg(long, value_name = "DAYS", default_value_t = 2.0, value_parser = number)]
-    pub(crate) days: f64,
-    /// Most steps at each rate: one that comes to them ends before its time, and says when.
-    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = whole(100..=100_000_000))]
-    pub(crate) steps: u64,
-    /// Requests a second; by default rates double until something breaks.
-    #[arg(long, value_name = "RATE", value_parser = number)]
-    pub(crate) rate: Option<f64>,
-    /// Hosts among which the requests of all are split, on paper.
-    #[arg(long, value_name = "N", default_value_t = 30_000, value_parser = whole(1..=100_000))]
-    pub(crate) hosts: u64,
-    /// Sequences that run at once.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=16_384))]
-    pub(crate) ids: u16,
-    /// Cells that all of them share.
-    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(4096..=4_194_304))]
-    pub(crate) cells: u32,
-    /// Tenants of a host.
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = whole(1..=1_000_000))]
-    pub(crate) tenants: u64,
-    /// Tokens whose states may be put aside.
-    #[arg(long, value_name = "TOKENS", default_value_t = 8_388_608, value_parser = whole(0..=1_073_741_824))]
-    pub(crate) spill: u64,
-    /// Milliseconds of a step, whatever it computes; what its tokens take is in proportion. 40 are those of a
-    /// model of 0.6 billion weights on two cores.
-    #[arg(long, value_name = "MS", default_value_t = 40.0, value_parser = number)]
-    pub(crate) step_ms: f64,
-    /// What all that is random follows from.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) seed: u64,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Args, Debug)]
 pub(crate) struct ThreadsBench {
     #[command(flatten)]
     pub(crate) measuring: Measuring,
@@ -550,14 +506,6 @@ pub(crate) struct ThreadsBench {
     /// The plugin `generate`: streams are read through HTTP too, from a server in this process.
     #[arg(long, value_name = "FILE")]
     pub(crate) plugin: Option<PathBuf>,
-}
-
-/// A number above 0, with a fraction if need be.
-fn number(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if (0.0001..=1e6).contains(&number) => Ok(number),
-        _ => Err("write a number from 0.0001 to 1000000, e.g. 2 or 0.5".to_owned()),
-    }
 }
 
 #[cfg(test)]
@@ -582,15 +530,5 @@ mod tests {
             let bench = bench(&format!("corral bench {name} --model x.gguf"));
             assert!(matches!(bench, Bench::Gap(_)), "{name}");
         }
-    }
-
-    #[test]
-    fn rates_have_fractions_and_none_is_negative() {
-        let Bench::Sim(sim) = bench("corral bench sim --rate 0.5 --step-ms 8 --ids 128") else {
-            panic!("not sim");
-        };
-        assert_eq!((sim.rate, sim.step_ms, sim.ids), (Some(0.5), 8.0, 128));
-        let error = parse("corral bench sim --rate nan").expect_err("no number");
-        assert!(error.contains("from 0.0001 to 1000000"), "{error}");
     }
 }

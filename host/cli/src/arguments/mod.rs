@@ -9,8 +9,8 @@ mod url;
 
 pub(crate) use bench::{
     AllBench, Bench, BoundaryBench, DeployBench, FlatBench, GapBench, HttpBench, LoadBench,
-    Measuring, ModelBench, ModelQuant, ModelShape, PrefixBench, Rounds, SimBench, StagesBench,
-    StepBench, ThreadsBench, for_url,
+    Measuring, ModelBench, ModelQuant, ModelShape, PrefixBench, Rounds, StagesBench, StepBench,
+    ThreadsBench, for_url,
 };
 pub(crate) use links::{ADVICE, LinkArgument, twice};
 pub(crate) use models::{ModelArgument, Models};

@@ -16,7 +16,6 @@ mod loopback;
 mod model;
 mod prefix;
 mod rounds;
-mod sim;
 mod stages;
 mod step;
 mod table;
@@ -52,7 +51,6 @@ pub(crate) fn bench(what: &Bench) -> Result<ExitCode, Complaint> {
             house::tokio_runtime(house::workers(None))?.block_on(prefix::measure(arguments))?;
         }
         Bench::Stages(arguments) => stages::measure(arguments)?,
-        Bench::Sim(arguments) => sim::measure(arguments)?,
         Bench::Step(arguments) => step::measure(arguments)?,
         Bench::Threads(arguments) => threads::measure(arguments)?,
     }

@@ -75,7 +75,6 @@ pub(super) fn all(arguments: &AllBench) -> Vec<Part> {
             .rounds(5, 1)
             .targets(of_deploy()),
         http.rounds(5, 2).targets(of_http()),
-        words("sim").whole(2).targets(of_sim()),
     ];
     parts.extend(peer::parts(arguments));
     // The longest one last: it may have what those before it left, and the time of a peer that is not there.
@@ -441,15 +440,6 @@ fn of_http() -> Vec<Target> {
     ]
 }
 
-fn of_sim() -> Vec<Target> {
-    vec![Target::new(
-        "sim: requests a second that one host holds",
-        Bound::None,
-        1.0,
-        |found| found["fleet"]["held_rate"].as_f64(),
-    )]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -474,6 +464,6 @@ mod tests {
             shares += part.share;
         }
         // BENCHMARKS.md says so.
-        assert_eq!(shares, Duration::from_secs(58 * 60));
+        assert_eq!(shares, Duration::from_secs(56 * 60));
     }
 }
