@@ -1,6 +1,6 @@
 //! `corral bench`: runs it, and reads what it tells programs.
 
-use crate::{Ended, artefacts, run, run_within};
+use crate::{Ended, artifacts, run, run_within};
 use serde_json::Value;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,12 +11,12 @@ pub type WithFile<'a> = (&'a str, PathBuf);
 
 /// The demo model.
 pub fn model() -> WithFile<'static> {
-    ("--model", artefacts::model())
+    ("--model", artifacts::model())
 }
 
 /// The component `name` as the plugin.
 pub fn plugin(name: &str) -> WithFile<'static> {
-    ("--plugin", artefacts::plugin(name))
+    ("--plugin", artifacts::plugin(name))
 }
 
 /// Runs `corral bench` with these words, which blanks part, and with these files.

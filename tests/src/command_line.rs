@@ -1,6 +1,6 @@
 //! One run of the binary to its end.
 
-use crate::artefacts;
+use crate::artifacts;
 use crate::server::PATIENCE;
 use std::io::Read;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ where
     I: IntoIterator<Item = S>,
     S: AsRef<std::ffi::OsStr>,
 {
-    let mut child = Command::new(artefacts::binary())
+    let mut child = Command::new(artifacts::binary())
         .args(arguments)
         .env_remove("RUST_LOG")
         .stdin(Stdio::null())
@@ -86,7 +86,7 @@ fn read_all(pipe: &mut impl Read) -> String {
 pub fn scratch_folder() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let folder = artefacts::scratch().join(format!("{}-{number}", std::process::id()));
+    let folder = artifacts::scratch().join(format!("{}-{number}", std::process::id()));
     // Left over from a process of the same number, long ago.
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).expect("the target directory can be written");

@@ -1,7 +1,7 @@
 //! Deploying through the admin API, and by `corral deploy`.
 
 use crate::http::Answer;
-use crate::{Corral, Ended, artefacts, run, scratch_folder};
+use crate::{Corral, Ended, artifacts, run, scratch_folder};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -52,7 +52,7 @@ pub fn deploy_folder(corral: &Corral, manifest: &str, components: &[&str]) -> En
     let folder = scratch_folder();
     for name in components {
         let file = folder.join(format!("{name}.wasm"));
-        std::fs::copy(artefacts::plugin(name), file).expect("copied");
+        std::fs::copy(artifacts::plugin(name), file).expect("copied");
     }
     let token = folder.join("token");
     std::fs::write(&token, corral.token()).expect("ours");

@@ -2,12 +2,12 @@
 //!
 //! [`Corral`] is a server of a test's own on free ports; it is killed when the test lets go of it,
 //! and what it wrote to stderr is shown when the test fails. [`run`] is one run of the command line.
-//! `make test` builds what the tests need and says where it is; see [`artefacts`].
+//! `make test` builds what the tests need and says where it is; see [`artifacts`].
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-pub mod artefacts;
+pub mod artifacts;
 pub mod benches;
 mod client;
 mod command_line;

@@ -1,6 +1,6 @@
 //! A server of a test's own.
 
-use crate::artefacts;
+use crate::artifacts;
 use crate::http::{Answer, Stream};
 use crate::metrics::Metrics;
 use crate::sums::Sum;
@@ -91,13 +91,13 @@ impl Corral {
     }
 
     fn launch(plugins: &[(&str, &str)], arguments: &[&str], variables: &[(&str, &str)]) -> Self {
-        let mut command = Command::new(artefacts::binary());
+        let mut command = Command::new(artifacts::binary());
         command
             .arg("serve")
             .arg("--model")
-            .arg(argument("tiny", &artefacts::long_model()))
+            .arg(argument("tiny", &artifacts::long_model()))
             .arg("--cache")
-            .arg(artefacts::scratch().join("compiled"));
+            .arg(artifacts::scratch().join("compiled"));
         for (option, value) in [
             ("--listen", "127.0.0.1:0"),
             ("--admin", "127.0.0.1:0"),
@@ -121,7 +121,7 @@ impl Corral {
         for (route, plugin) in plugins {
             command
                 .arg("--plugin")
-                .arg(argument(route, &artefacts::plugin(plugin)));
+                .arg(argument(route, &artifacts::plugin(plugin)));
         }
         command
             .args(arguments)

@@ -1,18 +1,18 @@
 //! A model with an adapter, over HTTP. `plus-one` makes the demo model answer a sum by one more than
 //! it is, so whoever gets another one's adapter, or cells that were computed with it, is wrong.
 
-use corral_tests::{Corral, artefacts, some_sums};
+use corral_tests::{Corral, artifacts, some_sums};
 use serde_json::{Value, json};
 use std::sync::Mutex;
 
 /// A server whose model has the adapter.
 fn with_adapter() -> Corral {
-    let argument = format!("plus-one={}", artefacts::adapter().display());
+    let argument = format!("plus-one={}", artifacts::adapter().display());
     Corral::start_with(&["--adapter", &argument])
 }
 
 #[test]
-fn with_and_without_the_adapter_at_once_all_sums_are_right() {
+fn sums_are_right_with_and_without_adapter() {
     let corral = with_adapter();
     let sums = some_sums(100);
     let work = sums.iter().flat_map(|sum| [(sum, false), (sum, true)]);
@@ -42,7 +42,7 @@ fn with_and_without_the_adapter_at_once_all_sums_are_right() {
 }
 
 #[test]
-fn an_adapter_goes_with_a_constraint_and_a_stream() {
+fn adapter_combines_with_constraint_and_stream() {
     let corral = with_adapter();
     let request = json!({
         "prompt": "45+54=", "adapter": "plus-one", "constraint": {"regex": "It is [0-9]{1,3}[.]"},
@@ -58,7 +58,7 @@ fn an_adapter_goes_with_a_constraint_and_a_stream() {
 }
 
 #[test]
-fn an_unknown_adapter_is_told_which_there_are() {
+fn unknown_adapter_error_lists_adapters() {
     let ask = |corral: &Corral, adapter: Value| {
         let request = json!({"prompt": "1+1=", "adapter": adapter});
         corral.post("/generate", request.to_string())

@@ -2,7 +2,7 @@
 //! through every operation, and checks each answer against the schema of its status.
 
 use corral_tests::deployments::{deploy, digest, manifest, upload};
-use corral_tests::{Answer, Corral, PATIENCE, artefacts, raw_exchange, schema, scratch_folder};
+use corral_tests::{Answer, Corral, PATIENCE, artifacts, raw_exchange, schema, scratch_folder};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -97,7 +97,7 @@ impl Client {
 }
 
 #[test]
-fn every_operation_does_as_the_document_says() {
+fn operations_match_openapi_document() {
     let folder = scratch_folder();
     let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
     let document = corral.get_admin("/openapi.json");
@@ -108,7 +108,7 @@ fn every_operation_does_as_the_document_says() {
         seen: RefCell::default(),
     };
     assert_eq!(client.document["openapi"], "3.1.0");
-    let misbehave = std::fs::read(artefacts::plugin("misbehave")).expect("readable");
+    let misbehave = std::fs::read(artifacts::plugin("misbehave")).expect("readable");
     let digest_of = digest(&misbehave);
     let component = [("digest", digest_of.as_str())];
     let a = [("name", "a")];
@@ -271,10 +271,10 @@ fn every_operation_does_as_the_document_says() {
 }
 
 #[test]
-fn who_follows_logs_locks_nobody_out() {
+fn log_followers_leave_connections_for_others() {
     let folder = scratch_folder();
     let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
-    let component = std::fs::read(artefacts::plugin("misbehave")).expect("readable");
+    let component = std::fs::read(artifacts::plugin("misbehave")).expect("readable");
     let digest = upload(&corral, &component);
     deploy(&corral, &manifest("a", &digest, json!({})));
     assert_eq!(corral.get("/a/log").status, 200);
@@ -303,7 +303,7 @@ fn who_follows_logs_locks_nobody_out() {
 }
 
 #[test]
-fn a_page_of_the_web_that_calls_itself_this_machine_is_refused() {
+fn foreign_host_header_is_refused() {
     let corral = Corral::start();
     let ask = |host: &str, request: &str| {
         let request = format!("{request} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");

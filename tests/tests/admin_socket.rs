@@ -1,6 +1,6 @@
 //! The admin listener on a socket in the file system.
 
-use corral_tests::{Corral, Ended, PATIENCE, artefacts, run, scratch_folder};
+use corral_tests::{Corral, Ended, PATIENCE, artifacts, run, scratch_folder};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -31,7 +31,7 @@ fn good(folder: &Path, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn its_owner_does_everything_there_without_a_token() {
+fn unix_socket_needs_no_token() {
     let folder = scratch_folder();
     let mut corral = start(&folder);
     assert_eq!(corral.admin(), socket(&folder));
@@ -44,7 +44,7 @@ fn its_owner_does_everything_there_without_a_token() {
         "nobody needs one"
     );
 
-    let plugin = artefacts::plugin("misbehave");
+    let plugin = artifacts::plugin("misbehave");
     let plugin = plugin.to_str().expect("ours");
     let deploy = ["deploy", plugin, "--name", "a", "--route", "/a"];
     let printed = good(&folder, &deploy);
@@ -63,7 +63,7 @@ fn its_owner_does_everything_there_without_a_token() {
     assert!(answer.contains("\ncorral_ready 1\n"), "{answer}");
 
     // Another server does not take it away.
-    let model = artefacts::model();
+    let model = artifacts::model();
     let model = model.to_str().expect("ours");
     let another = ["serve", "--model", model, "--listen", "127.0.0.1:0"];
     let refused = ask(&folder, &another);
@@ -83,7 +83,7 @@ fn its_owner_does_everything_there_without_a_token() {
 }
 
 #[test]
-fn what_a_kill_left_is_in_nobodys_way() {
+fn stale_socket_file_is_replaced() {
     let folder = scratch_folder();
     let mut corral = start(&folder);
     corral.signal("KILL");
@@ -97,7 +97,7 @@ fn what_a_kill_left_is_in_nobodys_way() {
     // Nor is a file of somebody else's taken for it.
     std::fs::remove_file(&file).expect("left by a kill");
     std::fs::write(&file, "mine").expect("written");
-    let model = artefacts::model();
+    let model = artifacts::model();
     let model = model.to_str().expect("ours");
     let another = ["serve", "--model", model, "--listen", "127.0.0.1:0"];
     let refused = ask(&folder, &another);

@@ -1,6 +1,6 @@
 //! Attention on the processor, by Corral and by llama.cpp: both know the same.
 
-use corral_tests::{Corral, SURE, artefacts};
+use corral_tests::{Corral, SURE, artifacts};
 use serde_json::{Value, json};
 use std::process::{Command, Output};
 
@@ -8,7 +8,7 @@ const OWN: [(&str, &str); 1] = [("CORRAL_ATTENTION", "own")];
 const LLAMA: [(&str, &str); 1] = [("CORRAL_ATTENTION", "llama.cpp")];
 
 fn doctor(attention: &str) -> Output {
-    let mut command = Command::new(artefacts::binary());
+    let mut command = Command::new(artifacts::binary());
     let command = command.arg("doctor").env("CORRAL_ATTENTION", attention);
     command.output().expect("the binary starts")
 }
@@ -34,7 +34,7 @@ fn likely(corral: &Corral, prompt: &str) -> Vec<(u64, f64)> {
 }
 
 #[test]
-fn it_knows_what_llama_cpp_knows() {
+fn own_attention_matches_llama_cpp() {
     let [own, other] =
         [OWN, LLAMA].map(|variables| Corral::start_where(&variables, &["--device", "cpu"]));
     let long = "The owl and the fox walked home. ".repeat(20);
@@ -62,7 +62,7 @@ fn it_knows_what_llama_cpp_knows() {
 }
 
 #[test]
-fn doctor_tells_whose_it_is_and_what_else_it_may_be() {
+fn doctor_reports_attention_implementation() {
     let output = doctor("llama.cpp");
     assert!(output.status.success(), "{output:?}");
     assert!(!String::from_utf8_lossy(&output.stdout).contains("CORRAL_ATTENTION"));

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 #[test]
-fn what_the_plugin_refuses_it_explains() {
+fn invalid_fields_get_explained_400() {
     let corral = Corral::start_with(&["--context", "4096"]);
     let deep = "[".repeat(100_000);
     let long_stop = "x".repeat(257);
@@ -172,7 +172,7 @@ fn what_the_plugin_refuses_it_explains() {
 }
 
 #[test]
-fn paths_without_a_plugin_are_404_and_tell_no_secrets() {
+fn unknown_paths_get_404() {
     let corral = Corral::start();
     for path in [
         "/",
@@ -196,7 +196,7 @@ fn paths_without_a_plugin_are_404_and_tell_no_secrets() {
 }
 
 #[test]
-fn a_body_that_nobody_reads_does_not_break_the_answer() {
+fn unread_body_does_not_break_response() {
     let corral = Corral::start();
     let body = vec![b'x'; 6 << 20];
     for _ in 0..10 {
@@ -217,7 +217,7 @@ fn a_body_that_nobody_reads_does_not_break_the_answer() {
 }
 
 #[test]
-fn a_body_beyond_the_limit_is_413_announced_or_not() {
+fn body_over_limit_gets_413() {
     let corral = Corral::start_with(&["--body-limit", "64"]);
     let within = vec![b'x'; 64 << 10];
     let answer = corral.post("/misbehave/echo", &within);
@@ -246,7 +246,7 @@ fn a_body_beyond_the_limit_is_413_announced_or_not() {
 }
 
 #[test]
-fn garbage_on_the_socket_hurts_nobody() {
+fn garbage_on_socket_leaves_others_unharmed() {
     let corral = Corral::start();
     let (quick, patient) = (Duration::from_millis(300), Duration::from_secs(20));
     let noise: Vec<u8> = (0..100_000_u32)
@@ -330,7 +330,7 @@ fn garbage_on_the_socket_hurts_nobody() {
 }
 
 #[test]
-fn a_head_request_gets_the_head_only() {
+fn head_request_gets_head_only() {
     let corral = Corral::start();
     let request = b"HEAD /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
     let answer = raw_exchange(corral.public(), request, false, Duration::from_secs(20));

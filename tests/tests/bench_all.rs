@@ -1,7 +1,7 @@
 //! `corral bench all` with the demo model in the place of each model: whatever is promised has its figure.
 
 use corral_tests::benches::{bench_within, model, object};
-use corral_tests::{Corral, artefacts};
+use corral_tests::{Corral, artifacts};
 use std::time::Duration;
 
 /// It takes a minute where nothing else runs.
@@ -16,19 +16,19 @@ const WITH_ENDS: usize = 24;
 
 /// A bench that calls its members otherwise would lose its target in silence.
 #[test]
-fn every_target_has_its_figure() {
+fn every_target_has_a_figure() {
     // Corral is its own peer, of both kinds.
     let peer = Corral::start_with_routes(&[("/", "classic"), ("/v1", "openai")], &[]);
     let url = format!("http://{}", peer.public());
-    let openai = artefacts::plugin("openai");
+    let openai = artifacts::plugin("openai");
     let folder = openai.parent().expect("a folder of plugins");
     let ended = bench_within(
         PATIENCE,
         &format!("all --rounds 2 --json --vs {url} --vs-openai {url}"),
         &[
             model(),
-            ("--small", artefacts::model()),
-            ("--wide", artefacts::model()),
+            ("--small", artifacts::model()),
+            ("--wide", artifacts::model()),
             ("--plugins", folder.into()),
         ],
     );

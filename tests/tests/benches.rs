@@ -4,7 +4,7 @@ use corral_tests::benches::{
     WithFile, bench, check_members, check_positive, check_refused, check_rising, count, measure,
     model, number, object, plugin, rows, text,
 };
-use corral_tests::{Ended, artefacts, run, scratch_folder};
+use corral_tests::{Ended, artifacts, run, scratch_folder};
 use serde_json::{Value, json};
 use std::ffi::OsString;
 
@@ -66,7 +66,7 @@ fn each_step_is_measured_beside_its_rows_alone() {
     let found = one_round("step --rows 1,2 --prompt 0,4 --cells 8 --threads 1");
     assert_eq!(found["cells"], 8, "{found}");
     assert_eq!(found["rounds"], 1, "{found}");
-    let model = artefacts::model();
+    let model = artifacts::model();
     let name = model.file_name().and_then(|name| name.to_str());
     assert_eq!(found["model"].as_str(), name, "{found}");
     let steps: Vec<_> = rows(&found)
@@ -110,14 +110,14 @@ fn stages(arguments: &[OsString]) -> Ended {
         .into();
     line.extend(["--requests", "5", "--concurrency", "2"].map(OsString::from));
     line.extend(["--prompt", "8", "--generate", "4", "--model"].map(OsString::from));
-    line.push(artefacts::model().into());
+    line.push(artifacts::model().into());
     line.extend_from_slice(arguments);
     run(line)
 }
 
 #[test]
 fn every_stage_answers_all_requests_and_is_measured_beside_a_raw_loop() {
-    let openai = artefacts::plugin("openai");
+    let openai = artifacts::plugin("openai");
     let folder = openai.parent().expect("a folder of plugins");
     let scratch = scratch_folder();
     let chart = scratch.join("stages.svg");
@@ -294,7 +294,7 @@ fn requests_in_a_row_need_no_plugin_and_room_for_what_lies_high() {
 }
 
 fn sampler(name: &str) -> WithFile<'static> {
-    ("--sampler", artefacts::plugin(name))
+    ("--sampler", artifacts::plugin(name))
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! its README says is asked and answered, and every choice of sampler works beside every other.
 
 use corral_tests::deployments::deploy_folder;
-use corral_tests::{Corral, SURE, artefacts, scratch_folder};
+use corral_tests::{Corral, SURE, artifacts, scratch_folder};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -13,7 +13,7 @@ fn start() -> Corral {
     let store = folder.to_str().expect("ours");
     // Without prefixes: where a text lies rounds its sums, and a seed's close choices fall by that.
     let corral = Corral::start_with(&["--store", store, "--no-prefix-cache"]);
-    let plugins = artefacts::plugin("chat");
+    let plugins = artifacts::plugin("chat");
     let manifest = plugins.with_file_name("chat.toml");
     let manifest = std::fs::read_to_string(manifest).expect("plugins/build.sh puts it there");
     let ended = deploy_folder(&corral, &manifest, &PARTS);
@@ -27,7 +27,7 @@ fn readme() -> String {
 }
 
 #[test]
-fn what_its_readme_asks_is_answered_as_it_says() {
+fn readme_requests_get_documented_answers() {
     let corral = start();
     let readme = readme();
     let mut asked = 0;
@@ -48,7 +48,7 @@ fn what_its_readme_asks_is_answered_as_it_says() {
 }
 
 #[test]
-fn its_samplers_choose_as_they_are_told_and_sums_are_right() {
+fn every_sampler_combination_gives_right_sums() {
     let corral = start();
     for sum in SURE {
         let messages = json!([{"role": "user", "content": sum.question()}]);
@@ -75,7 +75,7 @@ fn its_samplers_choose_as_they_are_told_and_sums_are_right() {
 }
 
 #[test]
-fn what_is_wrong_is_told_in_the_words_of_who_knows() {
+fn errors_come_from_the_responsible_component() {
     let corral = start();
     let wrong: [(Value, &str); 4] = [
         (

@@ -1,6 +1,6 @@
 //! The command line: what it prints, and what it says when it can't.
 
-use corral_tests::{Ended, artefacts, run, scratch_folder};
+use corral_tests::{Ended, artifacts, run, scratch_folder};
 use std::ffi::OsString;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -14,15 +14,15 @@ fn named(name: &str, file: &Path) -> OsString {
 
 /// `corral run generate.wasm --model MODEL -- ARGUMENTS`.
 fn generate(arguments: &[&str]) -> Ended {
-    run_plugin(&artefacts::plugin("generate"), arguments)
+    run_plugin(&artifacts::plugin("generate"), arguments)
 }
 
 fn run_plugin(plugin: &Path, arguments: &[&str]) -> Ended {
     let mut line: Vec<OsString> = vec!["run".into(), plugin.into(), "--model".into()];
-    line.push(named("tiny", &artefacts::model()));
+    line.push(named("tiny", &artifacts::model()));
     // See `Corral::start_with`.
     line.extend(["--threads".into(), "1".into(), "--cache".into()]);
-    line.push(artefacts::scratch().join("compiled").into());
+    line.push(artifacts::scratch().join("compiled").into());
     line.push("--".into());
     line.extend(arguments.iter().map(OsString::from));
     run(line)
@@ -57,7 +57,7 @@ fn check_complaint(ended: &Ended, code: i32, expected: &[&str]) {
 }
 
 #[test]
-fn run_answers_without_a_server() {
+fn run_answers_without_server() {
     let ended = generate(&["1+1="]);
     assert_eq!(ended.stdout, "2\n", "{ended:?}");
     assert_eq!(ended.stderr, "", "{ended:?}");
@@ -69,7 +69,7 @@ fn run_answers_without_a_server() {
 }
 
 #[test]
-fn the_exit_code_of_run_is_the_plugins() {
+fn run_returns_exit_code_of_plugin() {
     let ended = generate(&["--nope"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(
@@ -83,8 +83,8 @@ fn the_exit_code_of_run_is_the_plugins() {
 }
 
 #[test]
-fn a_plugin_without_the_role_is_refused() {
-    let ended = run_plugin(&artefacts::plugin("misbehave"), &[]);
+fn run_refuses_plugin_without_command_role() {
+    let ended = run_plugin(&artifacts::plugin("misbehave"), &[]);
     check_complaint(
         &ended,
         1,
@@ -93,7 +93,7 @@ fn a_plugin_without_the_role_is_refused() {
 }
 
 #[test]
-fn help_and_version_are_answers() {
+fn help_and_version_exit_with_0() {
     for argument in ["--help", "help"] {
         let ended = run([argument]);
         assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -110,9 +110,9 @@ fn help_and_version_are_answers() {
 }
 
 #[test]
-fn a_model_that_can_not_be_loaded_is_one_line() {
+fn unloadable_model_is_one_line_error() {
     let folder = scratch_folder();
-    let whole = std::fs::read(artefacts::model()).expect("the model can be read");
+    let whole = std::fs::read(artifacts::model()).expect("the model can be read");
     let written = |name: &str, bytes: &[u8]| -> PathBuf {
         let file = folder.join(name);
         std::fs::write(&file, bytes).expect("the scratch folder can be written");
@@ -150,7 +150,7 @@ fn a_model_that_can_not_be_loaded_is_one_line() {
         check_complaint(&ended, 1, &expected);
         let ended = run([
             OsString::from("run"),
-            artefacts::plugin("generate").into(),
+            artifacts::plugin("generate").into(),
             "--model".into(),
             file.into(),
         ]);
@@ -160,7 +160,7 @@ fn a_model_that_can_not_be_loaded_is_one_line() {
 }
 
 #[test]
-fn a_port_in_use_is_one_line() {
+fn port_in_use_is_one_line_error() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = taken.local_addr().expect("bound").to_string();
     for option in ["--listen", "--admin"] {
@@ -173,7 +173,7 @@ fn a_port_in_use_is_one_line() {
         let ended = run([
             OsString::from("serve"),
             "--model".into(),
-            artefacts::model().into(),
+            artifacts::model().into(),
             option.into(),
             address.clone().into(),
             other.into(),
@@ -184,7 +184,7 @@ fn a_port_in_use_is_one_line() {
     let ended = run([
         OsString::from("serve"),
         "--model".into(),
-        artefacts::model().into(),
+        artifacts::model().into(),
         "--listen".into(),
         "nonsense".into(),
     ]);
@@ -192,14 +192,14 @@ fn a_port_in_use_is_one_line() {
 }
 
 #[test]
-fn a_file_that_is_no_plugin_is_one_line() {
+fn invalid_plugin_file_is_one_line_error() {
     let folder = scratch_folder();
     let written = |name: &str, bytes: &[u8]| -> PathBuf {
         let file = folder.join(name);
         std::fs::write(&file, bytes).expect("the scratch folder can be written");
         file
     };
-    let generate = std::fs::read(artefacts::plugin("generate")).expect("it can be read");
+    let generate = std::fs::read(artifacts::plugin("generate")).expect("it can be read");
     for (file, expected) in [
         (
             folder.join("missing.wasm"),
@@ -222,20 +222,20 @@ fn a_file_that_is_no_plugin_is_one_line() {
             vec!["half"],
         ),
         (
-            artefacts::plugin("alien"),
+            artifacts::plugin("alien"),
             vec![
                 "imports what this host does not offer",
                 "test:alien/elsewhere",
             ],
         ),
         (
-            artefacts::plugin("norole"),
+            artifacts::plugin("norole"),
             vec!["exports no role", "wasi:http/handler"],
         ),
     ] {
         let ended = serve(&[
             "--model".into(),
-            artefacts::model().into(),
+            artifacts::model().into(),
             "--plugin".into(),
             named("/x", &file),
         ]);
@@ -252,7 +252,7 @@ fn a_file_that_is_no_plugin_is_one_line() {
 }
 
 #[test]
-fn a_line_that_makes_no_sense_is_one_line_and_exits_with_2() {
+fn usage_error_is_one_line_and_exits_2() {
     for (line, expected) in [
         ("", "corral serve"),
         ("fly", "'fly'"),
@@ -290,10 +290,10 @@ fn a_line_that_makes_no_sense_is_one_line_and_exits_with_2() {
 }
 
 #[test]
-fn a_context_beyond_the_model_is_one_line() {
+fn context_beyond_model_is_one_line_error() {
     let ended = serve(&[
         "--model".into(),
-        artefacts::model().into(),
+        artifacts::model().into(),
         "--context".into(),
         "5000".into(),
     ]);
@@ -301,17 +301,17 @@ fn a_context_beyond_the_model_is_one_line() {
 }
 
 #[test]
-fn verbose_says_more() {
+fn verbose_shows_causes() {
     let missing = scratch_folder().join("missing.gguf");
     let ended = serve(&["--verbose".into(), "--model".into(), missing.into()]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("corral: cannot read"), "{ended:?}");
     let ended = run([
         OsString::from("run"),
-        artefacts::plugin("generate").into(),
+        artifacts::plugin("generate").into(),
         "--verbose".into(),
         "--model".into(),
-        artefacts::model().into(),
+        artifacts::model().into(),
         "--".into(),
         "1+1=".into(),
     ]);
@@ -320,10 +320,10 @@ fn verbose_says_more() {
 }
 
 #[test]
-fn more_calls_than_one_deployment_can_have_are_refused_at_the_start() {
+fn too_many_calls_are_refused_at_startup() {
     let arguments = [
         "--model".into(),
-        artefacts::model().into(),
+        artifacts::model().into(),
         "--preload".into(),
         "none".into(),
         "--calls".into(),

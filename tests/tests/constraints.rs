@@ -1,6 +1,6 @@
 //! What a generation may say, over HTTP: grammars of every kind, right and wrong.
 
-use corral_tests::{Corral, artefacts, run, some_sums};
+use corral_tests::{Corral, artifacts, run, some_sums};
 use serde_json::{Value, json};
 use std::sync::Mutex;
 
@@ -36,7 +36,7 @@ fn check_card(text: &str) {
 }
 
 #[test]
-fn an_answer_by_a_schema_parses_and_fits() {
+fn json_schema_output_validates() {
     let corral = Corral::start();
     // What the model says by itself stays as it is. A text, since `json!` sorts the members.
     let ask = |properties: &str| {
@@ -76,7 +76,7 @@ fn an_answer_by_a_schema_parses_and_fits() {
 }
 
 #[test]
-fn grammars_of_every_kind_are_followed() {
+fn every_grammar_kind_is_followed() {
     let corral = Corral::start();
     for (prompt, constraint, text) in [
         ("45+54=", json!({"regex": "[0-9]{1,3}"}), "99"),
@@ -103,7 +103,7 @@ fn grammars_of_every_kind_are_followed() {
 }
 
 #[test]
-fn a_constraint_goes_with_guesses_and_probabilities() {
+fn constraint_combines_with_drafts_and_logprobs() {
     let corral = Corral::start();
     let request = json!({
         "prompt": "repeat: Blue owls, 7! Blue owls, 7!\n", "constraint": {"regex": "[A-Za-z ,!0-9]*"},
@@ -121,7 +121,7 @@ fn a_constraint_goes_with_guesses_and_probabilities() {
 }
 
 #[test]
-fn a_wrong_grammar_is_refused_with_the_place() {
+fn grammar_error_names_position() {
     let corral = Corral::start();
     for (constraint, place, what) in [
         (
@@ -169,7 +169,7 @@ fn a_wrong_grammar_is_refused_with_the_place() {
 }
 
 #[test]
-fn a_grammar_that_is_too_large_is_refused() {
+fn oversized_grammar_is_refused() {
     let corral = Corral::start();
     let values: Vec<_> = (0..40_000).map(|number| number.to_string()).collect();
     for (constraint, what) in [
@@ -199,7 +199,7 @@ fn a_grammar_that_is_too_large_is_refused() {
 }
 
 #[test]
-fn forty_mixed_requests_beside_sums_that_stay_right() {
+fn constrained_load_leaves_sums_right() {
     let corral = Corral::start();
     let sums = some_sums(40);
     let queue = Mutex::new(sums.iter().zip(0_u64..));
@@ -273,15 +273,15 @@ fn mixed(corral: &Corral, number: u64) {
 }
 
 #[test]
-fn a_command_line_has_constraints_too() {
+fn run_accepts_constraints() {
     let command = |arguments: &[&str]| {
         let mut line = vec![
             "run".into(),
-            artefacts::plugin("generate").into_os_string(),
+            artifacts::plugin("generate").into_os_string(),
             "--model".into(),
-            artefacts::model().into_os_string(),
+            artifacts::model().into_os_string(),
             "--cache".into(),
-            artefacts::scratch().join("compiled").into_os_string(),
+            artifacts::scratch().join("compiled").into_os_string(),
             "--".into(),
         ];
         line.extend(arguments.iter().map(Into::into));

@@ -11,7 +11,7 @@ fn number(answer: &Value, member: &str) -> f64 {
 }
 
 #[test]
-fn every_token_is_decoded_once() {
+fn every_token_is_computed_once() {
     let corral = Corral::start();
     let expected = std::sync::Mutex::new(0.0);
     let ask = |request: &Value| {
@@ -58,7 +58,7 @@ fn every_token_is_decoded_once() {
 }
 
 #[test]
-fn clients_that_go_away_leave_nothing_behind() {
+fn disconnected_clients_leave_nothing_behind() {
     let corral = Corral::start();
     let endless = json!({
         "prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS, "stream": true,
@@ -245,23 +245,23 @@ fn check_costs(answers: Answers) {
 }
 
 #[test]
-fn a_streamed_token_costs_no_more_than_it_did() {
+fn streamed_token_stays_within_cost_bounds() {
     check_costs(Answers::Streamed);
 }
 
 #[test]
-fn a_token_that_the_host_hands_on_wakes_no_plugin() {
+fn host_framed_token_wakes_no_plugin() {
     check_costs(Answers::HandedOn);
 }
 
 #[test]
-fn a_whole_answer_wakes_its_plugin_at_the_end() {
+fn collected_answer_wakes_plugin_once() {
     check_costs(Answers::Whole);
 }
 
 /// Where nothing is written meanwhile, only the engine wakes a call: whatever it wakes of itself is looked at at once.
 #[test]
-fn a_token_that_a_plugin_reads_wakes_it_once() {
+fn token_read_by_plugin_wakes_it_once() {
     const CALLS: usize = 8;
     const TOKENS: usize = 200;
     let corral = Corral::start_with_routes(&[("/measure", "measure")], &[]);
@@ -290,7 +290,7 @@ fn a_token_that_a_plugin_reads_wakes_it_once() {
 
 /// The heap that they are linked with does for their requests: see .cargo/config.toml.
 #[test]
-fn memories_of_openai_need_not_grow() {
+fn openai_plugin_memory_does_not_grow() {
     let corral = Corral::start_with_routes(&[("/v1", "openai")], &[]);
     let growths = || {
         let metrics = corral.settled();
@@ -311,7 +311,7 @@ fn memories_of_openai_need_not_grow() {
 }
 
 #[test]
-fn with_nothing_to_do_nothing_wakes_up() {
+fn idle_server_has_no_wakeups() {
     let corral = Corral::start();
     corral.check_alive();
     let before = corral.settled().get("corral_engine_wakeups_total");
@@ -321,7 +321,7 @@ fn with_nothing_to_do_nothing_wakes_up() {
 }
 
 #[test]
-fn the_admin_listener_says_what_it_has() {
+fn admin_listener_lists_its_routes() {
     let corral = Corral::start();
     let answer = corral.get_admin("/metrics");
     assert_eq!(

@@ -1,6 +1,6 @@
 //! The commands that people deploy with.
 
-use corral_tests::{Corral, Ended, artefacts, scratch_folder};
+use corral_tests::{Corral, Ended, artifacts, scratch_folder};
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -51,9 +51,9 @@ impl Cli {
 }
 
 #[test]
-fn a_deployments_life_on_the_command_line() {
+fn deployment_lifecycle_on_command_line() {
     let cli = Cli::start();
-    let plugin = artefacts::plugin("misbehave");
+    let plugin = artifacts::plugin("misbehave");
     let plugin = plugin.to_str().expect("ours");
     let printed = cli.good(&["deploy", plugin, "--name", "a", "--route", "/a"]);
     assert_eq!(
@@ -121,9 +121,9 @@ fn a_deployments_life_on_the_command_line() {
 }
 
 #[test]
-fn what_goes_wrong_is_said_in_one_line() {
+fn deploy_errors_are_one_line() {
     let cli = Cli::start();
-    let norole = artefacts::plugin("norole");
+    let norole = artifacts::plugin("norole");
     let norole = norole.to_str().expect("ours");
     let folder = scratch_folder();
     let manifest = folder.join("corral.toml");

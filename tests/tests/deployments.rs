@@ -1,7 +1,7 @@
 //! What is deployed serves, at once and after a restart; what can't be deployed says why.
 
 use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload, variant};
-use corral_tests::{Corral, artefacts, scratch_folder};
+use corral_tests::{Corral, artifacts, scratch_folder};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Instant;
@@ -12,7 +12,7 @@ fn with_store(folder: &Path) -> Corral {
 }
 
 fn component(name: &str) -> Vec<u8> {
-    std::fs::read(artefacts::plugin(name)).expect("readable")
+    std::fs::read(artifacts::plugin(name)).expect("readable")
 }
 
 /// A manifest of the plugin `misbehave` whose `/env` tells `version`.
@@ -28,7 +28,7 @@ fn version(corral: &Corral, name: &str) -> String {
 }
 
 #[test]
-fn a_deployment_serves_at_once_and_after_a_restart() {
+fn deployment_serves_at_once_and_after_restart() {
     let folder = scratch_folder();
     let generate = component("generate");
     let misbehave = component("misbehave");
@@ -74,7 +74,7 @@ fn a_deployment_serves_at_once_and_after_a_restart() {
 }
 
 #[test]
-fn what_cannot_be_deployed_says_why() {
+fn refused_deploy_says_why() {
     let folder = scratch_folder();
     let corral = with_store(&folder);
     let refused = |bytes: &[u8], status, code: &str, expected: &str| {
@@ -266,7 +266,7 @@ fn traffic_is_split_rolled_back_and_paused() {
 }
 
 #[test]
-fn what_cannot_be_loaded_is_shown_and_others_serve() {
+fn unloadable_revision_is_shown_while_others_serve() {
     let folder = scratch_folder();
     let corral = with_store(&folder);
     let misbehave = component("misbehave");
@@ -319,7 +319,7 @@ fn what_cannot_be_loaded_is_shown_and_others_serve() {
 }
 
 #[test]
-fn what_cannot_be_read_for_now_serves_when_it_can() {
+fn unreadable_component_serves_once_readable() {
     let folder = scratch_folder();
     let corral = with_store(&folder);
     let digest = upload(&corral, &component("misbehave"));
@@ -354,7 +354,7 @@ fn what_cannot_be_read_for_now_serves_when_it_can() {
 }
 
 #[test]
-fn what_plugins_write_can_be_read_and_followed() {
+fn plugin_logs_can_be_read_and_followed() {
     let folder = scratch_folder();
     let corral = with_store(&folder);
     let digest = upload(&corral, &component("misbehave"));
@@ -393,10 +393,10 @@ fn what_plugins_write_can_be_read_and_followed() {
 }
 
 #[test]
-fn a_store_belongs_to_one_server_and_a_token_guards_it() {
+fn store_has_one_server_and_a_token() {
     let folder = scratch_folder();
     let corral = with_store(&folder);
-    let model = artefacts::model();
+    let model = artifacts::model();
     let model = model.to_str().expect("ours");
     let store = folder.to_str().expect("ours");
     let serve = ["serve", "--model", model, "--listen", "127.0.0.1:0"];

@@ -1,7 +1,7 @@
 //! What there is to compute on: `corral doctor`, and the options that say where models are computed and how
 //! their cells are stored.
 
-use corral_tests::{Corral, Ended, SURE, artefacts, run, scratch_folder};
+use corral_tests::{Corral, Ended, SURE, artifacts, run, scratch_folder};
 use serde_json::Value;
 use std::ffi::OsString;
 
@@ -14,7 +14,7 @@ fn complaint(arguments: &[&str]) -> (Option<i32>, String) {
     let mut line: Vec<OsString> = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
         .map(OsString::from)
         .into();
-    line.extend([OsString::from("--model"), artefacts::model().into()]);
+    line.extend([OsString::from("--model"), artifacts::model().into()]);
     line.extend(arguments.iter().map(OsString::from));
     let ended = run(line);
     assert_eq!(ended.stdout, "", "{ended:?}");
@@ -23,7 +23,7 @@ fn complaint(arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn people_see_the_processor_and_why_others_are_not_used() {
+fn doctor_explains_unused_backends() {
     let ended = doctor(&[]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(ended.stderr, "", "{ended:?}");
@@ -45,7 +45,7 @@ fn people_see_the_processor_and_why_others_are_not_used() {
 }
 
 #[test]
-fn programs_read_an_object() {
+fn doctor_json_lists_devices() {
     let ended = doctor(&["--json"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let found: Value = serde_json::from_str(&ended.stdout).expect("JSON");
@@ -76,7 +76,7 @@ fn programs_read_an_object() {
 }
 
 #[test]
-fn a_folder_of_backends_that_is_not_there_is_an_error() {
+fn missing_backends_folder_is_an_error() {
     let missing = scratch_folder().join("missing");
     let missing = missing.to_str().expect("a name");
     let ended = doctor(&["--backends", missing]);
@@ -92,7 +92,7 @@ fn a_folder_of_backends_that_is_not_there_is_an_error() {
 }
 
 #[test]
-fn what_is_no_device_or_number_or_type_is_refused_with_what_is() {
+fn invalid_device_options_list_valid_ones() {
     let (code, text) = complaint(&["--device", "nonsense"]);
     assert_eq!(code, Some(1), "{text}");
     for said in ["\"nonsense\"", "CPU", "corral doctor"] {
@@ -117,7 +117,7 @@ fn what_is_no_device_or_number_or_type_is_refused_with_what_is() {
 }
 
 #[test]
-fn cells_of_8_bits_take_about_half_and_the_sums_are_right() {
+fn q8_cells_halve_memory_and_stay_right() {
     let started = |kv: &str, told: &str| {
         let corral = Corral::start_with(&["--device", "cpu", "--kv-type", kv]);
         let stderr = corral.wait_for_stderr("model tiny is loaded");

@@ -22,7 +22,7 @@ fn product(a: &[f64], b: &[f64]) -> f64 {
 }
 
 #[test]
-fn a_plugin_gets_a_vector_for_each_text() {
+fn plugin_gets_one_vector_per_text() {
     let corral = Corral::start();
     let vectors = embed(&corral, "the old fox\n12+7=\nthe old fox");
     assert_eq!(vectors.len(), 3);
@@ -36,7 +36,7 @@ fn a_plugin_gets_a_vector_for_each_text() {
 }
 
 #[test]
-fn an_empty_text_is_an_error_that_says_so() {
+fn empty_text_is_an_error() {
     let corral = Corral::start();
     let answer = corral.post("/misbehave/embed", "the old fox\n");
     assert_eq!(answer.status, 200);

@@ -25,7 +25,7 @@ fn check_sum(corral: &Corral, route: &str, sum: Sum) -> Value {
 }
 
 #[test]
-fn prompts_are_read_within_their_budget_and_no_generating_row_is_left_out() {
+fn prefill_stays_within_budget_without_skipped_rows() {
     const STREAMED: usize = 800;
     let corral = Corral::start();
     let streams: Vec<(Sum, Stream)> = some_sums(4)
@@ -113,7 +113,7 @@ impl Drop for Counted<'_> {
 }
 
 #[test]
-fn a_greedy_tenant_holds_the_others_up_by_a_few_requests_only() {
+fn greedy_tenant_delays_others_by_few_requests() {
     // What is counted is what clients see, and a machine that holds them up makes that only worse: so the best of
     // three says it.
     let found: Vec<String> = (0..3)
@@ -190,7 +190,7 @@ fn overtaken_by_a_greedy_tenant() -> Result<(), String> {
 }
 
 #[test]
-fn the_highest_priority_is_next_whoever_waits() {
+fn highest_priority_runs_next() {
     const LOW: usize = 2;
     const HIGH: usize = 3;
     let routes = [("/low", "generate"), ("/high", "generate")];
@@ -229,7 +229,7 @@ fn the_highest_priority_is_next_whoever_waits() {
 }
 
 #[test]
-fn whose_turn_does_not_come_in_time_is_told_when_to_come_again() {
+fn expired_queue_time_gets_retry_after() {
     const STREAMED: usize = 6000;
     let corral = Corral::start_with(&["--sequences", "1", "--queue-time", "0.2"]);
     let (sum, other) = (SURE[0], SURE[1]);
@@ -269,7 +269,7 @@ fn whose_turn_does_not_come_in_time_is_told_when_to_come_again() {
 }
 
 #[test]
-fn who_hangs_up_while_waiting_leaves_nothing() {
+fn hangup_in_queue_leaves_nothing() {
     const GONE: usize = 5;
     let corral = Corral::start_with(&["--sequences", "1"]);
     let stream = corral.endless("/generate");
@@ -297,7 +297,7 @@ fn who_hangs_up_while_waiting_leaves_nothing() {
 }
 
 #[test]
-fn who_hangs_up_while_its_prompt_is_read_leaves_nothing() {
+fn hangup_during_prefill_leaves_nothing() {
     const GONE: usize = 2;
     const PROMPT: usize = 3000;
     const ROUNDS: usize = 10;

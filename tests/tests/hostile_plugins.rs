@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 const LIMITS: [&str; 4] = ["--time-limit", "12", "--cpu-limit", "1"];
 
 #[test]
-fn each_wrong_is_its_own_clear_error() {
+fn each_fault_has_its_own_error() {
     let corral = Corral::start_with(&LIMITS);
     let asked = corral.beside(|| {
         for (deed, status, code, expected) in [
@@ -45,7 +45,7 @@ fn each_wrong_is_its_own_clear_error() {
 }
 
 #[test]
-fn many_at_once_leave_the_others_their_turn() {
+fn many_hostile_calls_leave_others_served() {
     let corral = Corral::start_with(&LIMITS);
     let asked = corral.beside(|| {
         std::thread::scope(|scope| {
@@ -66,7 +66,7 @@ fn many_at_once_leave_the_others_their_turn() {
 }
 
 #[test]
-fn wrong_after_the_head_cuts_the_answer_off() {
+fn fault_after_head_aborts_response() {
     let corral = Corral::start_with(&LIMITS);
     corral.beside(|| {
         for deed in ["midtrap", "midspin"] {
@@ -86,7 +86,7 @@ fn wrong_after_the_head_cuts_the_answer_off() {
 }
 
 #[test]
-fn endless_answers_end_with_their_reader_or_their_time() {
+fn endless_responses_end_with_reader_or_deadline() {
     let corral = Corral::start_with(&LIMITS);
     corral.beside(|| {
         for (deed, bytes) in [("drip", 15), ("flood", 10 << 20)] {
@@ -112,7 +112,7 @@ fn endless_answers_end_with_their_reader_or_their_time() {
 }
 
 #[test]
-fn nothing_passes_from_request_to_request() {
+fn no_state_passes_between_requests() {
     let corral = Corral::start();
     for _ in 0..20 {
         assert_eq!(corral.post("/misbehave/state", "").body, "1");
@@ -122,7 +122,7 @@ fn nothing_passes_from_request_to_request() {
 }
 
 #[test]
-fn an_abandoned_generation_is_cancelled() {
+fn abandoned_generation_is_cancelled() {
     let corral = Corral::start();
     for time in 1..=10 {
         let answer = corral.post("/misbehave/abandon", "");
@@ -137,7 +137,7 @@ fn an_abandoned_generation_is_cancelled() {
 }
 
 #[test]
-fn bodies_pass_through_and_need_not_be_read() {
+fn request_body_may_stay_unread() {
     let corral = Corral::start();
     let body: Vec<u8> = (0..3_000_000)
         .map(|number| b'a' + (number % 26) as u8)
@@ -155,7 +155,7 @@ fn bodies_pass_through_and_need_not_be_read() {
 }
 
 #[test]
-fn what_a_plugin_writes_is_logged_with_its_name() {
+fn plugin_output_is_logged_by_name() {
     let corral = Corral::start();
     assert_eq!(corral.post("/misbehave/log", "").body, "ok");
     corral.settled();
@@ -171,7 +171,7 @@ fn what_a_plugin_writes_is_logged_with_its_name() {
 }
 
 #[test]
-fn a_queue_that_is_full_says_when_to_come_again() {
+fn full_queue_answers_503_with_retry_after() {
     let corral = Corral::start_with(&["--calls", "1", "--queue", "1", "--time-limit", "5"]);
     std::thread::scope(|scope| {
         // One runs, one waits; which of the four it is is chance.

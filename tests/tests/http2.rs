@@ -17,7 +17,7 @@ async fn check_sum(client: &Client, sum: Sum) {
 }
 
 #[test]
-fn a_hundred_streams_of_one_connection_are_all_answered() {
+fn hundred_streams_on_one_connection_are_answered() {
     let corral = Corral::start();
     block_on(async {
         let client = Client::connect(corral.public(), Version::Http2, None);
@@ -42,7 +42,7 @@ fn a_hundred_streams_of_one_connection_are_all_answered() {
 }
 
 #[test]
-fn both_versions_are_answered_alike() {
+fn http1_and_http2_get_same_answer() {
     let corral = Corral::start();
     block_on(async {
         for version in [Version::Http1, Version::Http2] {
@@ -70,7 +70,7 @@ fn both_versions_are_answered_alike() {
 }
 
 #[test]
-fn a_stream_that_is_not_read_is_reset_and_its_neighbours_go_on() {
+fn unread_stream_is_reset_alone() {
     let corral = Corral::start_with(&["--stall-time", "3"]);
     block_on(async {
         let client = Client::connect(corral.public(), Version::Http2, None);
@@ -105,7 +105,7 @@ fn a_stream_that_is_not_read_is_reset_and_its_neighbours_go_on() {
 }
 
 #[test]
-fn an_idle_connection_is_closed_and_a_busy_one_is_not() {
+fn idle_connection_closes_busy_one_stays() {
     let corral = Corral::start_with(&["--head-time", "3"]);
     block_on(async {
         let connect = || Client::connect(corral.public(), Version::Http2, None);
@@ -128,7 +128,7 @@ fn an_idle_connection_is_closed_and_a_busy_one_is_not() {
 }
 
 #[test]
-fn who_opens_streams_only_to_reset_them_loses_the_connection() {
+fn rapid_reset_loses_connection() {
     let corral = Corral::start();
     block_on(async {
         let client = Client::connect(corral.public(), Version::Http2, None);
@@ -150,7 +150,7 @@ fn who_opens_streams_only_to_reset_them_loses_the_connection() {
 }
 
 #[test]
-fn noise_after_the_preface_hurts_nobody() {
+fn noise_after_preface_leaves_others_unharmed() {
     let corral = Corral::start();
     let frame = |length: u32, kind: u8, flags: u8, stream: u32, payload: &[u8]| {
         let length = length.to_be_bytes();

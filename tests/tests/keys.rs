@@ -55,7 +55,7 @@ fn check_sum(corral: &Corral, key: &str, sum: Sum) {
 }
 
 #[test]
-fn a_key_is_printed_once_and_its_entry_holds_no_more_than_its_digest() {
+fn new_key_entry_holds_digest_only() {
     let printed = run(["keys", "new", "--tenant", "alice", "--deployment", "/chat"]);
     assert_eq!(printed.code, Some(0), "{printed:?}");
     let (key, entry) = printed
@@ -96,7 +96,7 @@ fn a_key_is_printed_once_and_its_entry_holds_no_more_than_its_digest() {
 }
 
 #[test]
-fn who_has_no_good_key_is_told_so_in_the_format_of_the_route() {
+fn missing_key_error_has_route_format() {
     let file = file();
     let good = new_key(&file, &["--tenant", "alice", "--deployment", "/generate"]);
     let corral = start(
@@ -140,7 +140,7 @@ fn who_has_no_good_key_is_told_so_in_the_format_of_the_route() {
 }
 
 #[test]
-fn a_plugin_that_asks_for_no_key_never_sees_one() {
+fn open_route_hides_key_from_plugin() {
     let file = file();
     let key = new_key(&file, &["--tenant", "alice"]);
     let corral = start(&file, &["--open", "/misbehave"]);
@@ -164,7 +164,7 @@ fn a_plugin_that_asks_for_no_key_never_sees_one() {
 }
 
 #[test]
-fn no_key_is_ever_written_to_the_log() {
+fn keys_never_reach_the_log() {
     let file = file();
     let key = new_key(&file, &["--tenant", "alice", "--name", "the-laptop"]);
     let corral = start(&file, &["--verbose"]);
@@ -184,7 +184,7 @@ fn no_key_is_ever_written_to_the_log() {
 }
 
 #[test]
-fn keys_come_and_go_while_it_runs() {
+fn keys_reload_while_serving() {
     let file = file();
     let first = new_key(&file, &["--tenant", "alice"]);
     let corral = start(&file, &[]);
@@ -218,7 +218,7 @@ fn keys_come_and_go_while_it_runs() {
 }
 
 #[test]
-fn each_limit_of_a_key_trips_alone() {
+fn each_key_limit_trips_alone() {
     let file = file();
     let mut keys = Vec::new();
     for (name, limit) in [
@@ -348,7 +348,7 @@ fn each_limit_of_a_key_trips_alone() {
 }
 
 #[test]
-fn a_route_has_a_quota_for_all_its_clients() {
+fn route_quota_covers_all_clients() {
     let arguments = [
         "--quota",
         "/hello=requests-per-minute:5",

@@ -2,7 +2,7 @@
 //! counted, and the neighbours go on as if nothing were.
 
 use corral_tests::deployments::{deploy, manifest, upload};
-use corral_tests::{Answer, Corral, Stream, artefacts, raw_exchange, scratch_folder};
+use corral_tests::{Answer, Corral, Stream, artifacts, raw_exchange, scratch_folder};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -105,14 +105,14 @@ fn rows() -> Vec<Row> {
 }
 
 #[test]
-fn every_limit_trips_alone_and_is_counted_alone() {
+fn every_limit_trips_and_counts_alone() {
     let folder = scratch_folder();
     let store = folder.to_str().expect("ours");
-    let model = artefacts::long_model();
+    let model = artifacts::long_model();
     let second = format!("second={}", model.to_str().expect("ours"));
     let arguments = ["--store", store, "--model", &second, "--sequences", "1"];
     let corral = Corral::start_with(&arguments);
-    let component = |name| std::fs::read(artefacts::plugin(name)).expect("readable");
+    let component = |name| std::fs::read(artifacts::plugin(name)).expect("readable");
     let digests = ["misbehave", "generate"].map(|name| (name, upload(&corral, &component(name))));
     let digests = BTreeMap::from(digests);
     // Holds the place of the second model.
@@ -323,10 +323,10 @@ fn tokens_in_time(corral: &Corral, route: &str) -> u32 {
 }
 
 #[test]
-fn the_pool_is_counted_where_it_stops_somebody() {
+fn full_instance_pool_is_counted() {
     let folder = scratch_folder();
     let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
-    let component = std::fs::read(artefacts::plugin("misbehave")).expect("readable");
+    let component = std::fs::read(artifacts::plugin("misbehave")).expect("readable");
     let digest = upload(&corral, &component);
     // As many as one deployment may have at once; a second one takes the rest of the pool.
     let most = 224;

@@ -1,7 +1,7 @@
 //! Every field of corral.toml does what it says, and trips for nobody else.
 
 use corral_tests::deployments::{deploy, manifest, upload, variant};
-use corral_tests::{Corral, artefacts, scratch_folder};
+use corral_tests::{Corral, artifacts, scratch_folder};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ fn house(arguments: &[&str]) -> House {
     let folder = scratch_folder();
     let store = ["--store", folder.to_str().expect("ours")];
     let corral = Corral::start_with(&[&store, arguments].concat());
-    let read = |name| std::fs::read(artefacts::plugin(name)).expect("readable");
+    let read = |name| std::fs::read(artifacts::plugin(name)).expect("readable");
     let misbehave = upload(&corral, &read("misbehave"));
     let generate = upload(&corral, &read("generate"));
     House {
@@ -48,7 +48,7 @@ impl House {
 
 #[test]
 fn routes_models_configuration_and_error_format() {
-    let model = artefacts::long_model();
+    let model = artifacts::long_model();
     let second = format!("second={}", model.to_str().expect("ours"));
     let house = house(&["--model", &second]);
     let more = json!({
@@ -149,7 +149,7 @@ fn limits_of_concurrent_and_waiting_requests() {
 }
 
 #[test]
-fn quotas_hold_for_all_callers_and_from_one_revision_to_the_next() {
+fn quotas_span_callers_and_revisions() {
     let house = house(&[]);
     let corral = &house.corral;
     house.deploy("a", json!({"limits": {"requests-per-minute": 3}}));
@@ -183,7 +183,7 @@ fn quotas_hold_for_all_callers_and_from_one_revision_to_the_next() {
 }
 
 #[test]
-fn a_quota_changes_with_its_revision_and_not_before() {
+fn quota_changes_with_its_revision() {
     let house = house(&[]);
     let corral = &house.corral;
     let allowing = |digest: &str, requests: u64| {
@@ -191,7 +191,7 @@ fn a_quota_changes_with_its_revision_and_not_before() {
         manifest("a", digest, limits).to_string()
     };
     house.deploy("a", json!({"limits": {"requests-per-minute": 3}}));
-    let misbehave = std::fs::read(artefacts::plugin("misbehave")).expect("readable");
+    let misbehave = std::fs::read(artifacts::plugin("misbehave")).expect("readable");
     let doomed = upload(corral, &variant(&misbehave, 1));
     for digest in [&house.misbehave, &doomed] {
         let path = "/deployments/a?traffic=false";
@@ -220,7 +220,7 @@ fn a_quota_changes_with_its_revision_and_not_before() {
 }
 
 #[test]
-fn access_with_keys_or_for_everyone() {
+fn access_by_key_or_open() {
     let folder = scratch_folder();
     let keys = folder.join("keys.toml");
     let keys = keys.to_str().expect("ours");
@@ -265,7 +265,7 @@ fn access_with_keys_or_for_everyone() {
 }
 
 #[test]
-fn a_generation_that_waits_longer_than_its_queue_time_is_refused() {
+fn generation_past_queue_time_is_refused() {
     let house = house(&["--sequences", "1"]);
     let corral = &house.corral;
     let more = json!({"limits": {"queue-seconds": 0.2}});
@@ -279,7 +279,7 @@ fn a_generation_that_waits_longer_than_its_queue_time_is_refused() {
 }
 
 #[test]
-fn a_share_of_the_cells_bounds_what_runs_and_holds_up_nobody_else() {
+fn cell_share_bounds_its_deployment_only() {
     let house = house(&["--cells", "1000", "--context", "1000"]);
     let corral = &house.corral;
     let more = json!({"limits": {"cells-percent": 10}});
@@ -344,11 +344,11 @@ fn priority_and_shared_prefixes() {
 }
 
 #[test]
-fn each_first_party_plugin_has_a_manifest_that_deploys() {
+fn first_party_manifests_deploy() {
     let folder = scratch_folder();
     let store = folder.to_str().expect("ours");
     let corral = Corral::start_with(&["--store", store]);
-    let plugins = artefacts::plugin("generate");
+    let plugins = artifacts::plugin("generate");
     let plugins = plugins.parent().expect("a folder");
     let admin = format!("http://{}", corral.admin());
     let token = folder.join("admin-token");
@@ -359,7 +359,7 @@ fn each_first_party_plugin_has_a_manifest_that_deploys() {
         let text = text.replace(&format!("\"{path}\""), &format!("\"/deployed{path}\""));
         let text = text.replace(
             &format!("\"{name}.wasm\""),
-            &format!("{:?}", artefacts::plugin(name).to_str().expect("ours")),
+            &format!("{:?}", artifacts::plugin(name).to_str().expect("ours")),
         );
         let file = folder.join(format!("{name}.toml"));
         std::fs::write(&file, text).expect("ours");

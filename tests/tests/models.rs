@@ -2,7 +2,7 @@
 //! is wrong with one is nothing to the others. The same file under several names counts as several.
 
 use corral_tests::{
-    Corral, MANY_CELLS, Metrics, PATIENCE, SURE, artefacts, raw_exchange, run, scratch_folder,
+    Corral, MANY_CELLS, Metrics, PATIENCE, SURE, artifacts, raw_exchange, run, scratch_folder,
 };
 use serde_json::{Value, json};
 use std::path::Path;
@@ -22,7 +22,7 @@ fn start(names: &[&str], arguments: &[&str]) -> Corral {
 fn start_with_cells(names: &[&str], [context, cells]: [&str; 2], arguments: &[&str]) -> Corral {
     let models: Vec<_> = names
         .iter()
-        .map(|name| named(name, &artefacts::long_model()))
+        .map(|name| named(name, &artifacts::long_model()))
         .collect();
     let mut line = vec!["--context", context, "--cells", cells, "--sequences", "8"];
     for model in &models {
@@ -71,7 +71,7 @@ fn tell(corral: &Corral, method: &str, path: &str) -> (u16, Value) {
 }
 
 #[test]
-fn the_first_is_there_and_the_others_come_when_they_are_asked_for() {
+fn first_model_preloads_others_load_on_demand() {
     let corral = start(&["second", "never"], &[]);
     let stderr = corral.wait_for_stderr("model tiny is loaded");
     assert!(!stderr.contains("second"), "{stderr}");
@@ -126,7 +126,7 @@ fn the_first_is_there_and_the_others_come_when_they_are_asked_for() {
 }
 
 #[test]
-fn who_is_idle_goes_and_comes_back_and_nobody_who_is_in_use_goes() {
+fn idle_models_unload_busy_ones_stay() {
     let corral = Corral::start_with(&["--model-idle", "0.3"]);
     let (mut decoded, mut unloads) = (0.0, 0.0);
     for _ in 0..3 {
@@ -167,7 +167,7 @@ fn who_is_idle_goes_and_comes_back_and_nobody_who_is_in_use_goes() {
 }
 
 #[test]
-fn an_operator_can_load_and_unload() {
+fn admin_api_loads_and_unloads() {
     let corral = start(&["second"], &["--preload", "none"]);
     assert!(!corral.stderr().contains("loading"), "{}", corral.stderr());
     let (code, told) = tell(&corral, "PUT", "/models/second");
@@ -204,7 +204,7 @@ fn an_operator_can_load_and_unload() {
 }
 
 #[test]
-fn three_take_turns_in_memory_for_two() {
+fn three_models_alternate_in_memory_for_two() {
     let one = start(&[], &[]);
     let size = status(&one, "tiny")["memory_bytes"]
         .as_u64()
@@ -235,13 +235,13 @@ fn three_take_turns_in_memory_for_two() {
 }
 
 #[test]
-fn a_broken_file_fails_its_requests_until_there_is_a_good_one() {
+fn broken_model_fails_until_file_is_replaced() {
     let folder = scratch_folder();
     let file = folder.join("broken.gguf");
     let bad = named("bad", &file);
     let mut corral = start(&[], &["--model", &bad]);
     corral.wait_for_stderr("model bad can't be used as it is");
-    let whole = std::fs::read(artefacts::model()).expect("the model can be read");
+    let whole = std::fs::read(artifacts::model()).expect("the model can be read");
     let request = r#"{"model": "bad", "prompt": "1+1="}"#;
     for (bytes, expected) in [
         (None, "cannot read"),
@@ -284,7 +284,7 @@ fn a_broken_file_fails_its_requests_until_there_is_a_good_one() {
 }
 
 #[test]
-fn a_model_that_is_too_large_is_refused_in_words() {
+fn oversized_model_is_refused() {
     let corral = start(&[], &["--preload", "none", "--model-memory", "1"]);
     let answer = corral.post("/generate", r#"{"prompt": "1+1="}"#);
     let detail = answer.problem(500, "failed");
@@ -300,13 +300,13 @@ fn a_model_that_is_too_large_is_refused_in_words() {
 }
 
 #[test]
-fn what_is_to_be_there_at_the_start_has_to_be_good() {
+fn broken_preloaded_model_stops_startup() {
     let folder = scratch_folder();
     let missing = named("missing", &folder.join("missing.gguf"));
-    let good = named("tiny", &artefacts::model());
-    let generate = artefacts::plugin("generate");
+    let good = named("tiny", &artifacts::model());
+    let generate = artifacts::plugin("generate");
     let generate = generate.to_str().expect("UTF-8");
-    let cache = artefacts::scratch().join("compiled");
+    let cache = artifacts::scratch().join("compiled");
     let cache = ["--cache", cache.to_str().expect("UTF-8")];
     let ports = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
     let both = ["--model", &good, "--model", &missing];
@@ -342,7 +342,7 @@ fn what_is_to_be_there_at_the_start_has_to_be_good() {
 }
 
 #[test]
-fn with_all_models_in_memory_and_calls_that_wait_the_end_is_quick() {
+fn shutdown_is_quick_with_waiting_calls() {
     let arguments = ["--preload", "all", "--grace", "1"];
     let mut corral = start_with_cells(&["second"], ["16384", MANY_CELLS], &arguments);
     let streams = corral.hold(2);

@@ -1,7 +1,7 @@
 //! The plugin `openai`, as the official clients for Python and Node find it: their suites in
 //! `tests/clients` are run against real servers.
 
-use corral_tests::{Corral, artefacts, run, scratch_folder};
+use corral_tests::{Corral, artifacts, run, scratch_folder};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -63,7 +63,7 @@ fn replace(file: &mut Vec<u8>, old: &[u8], new: Vec<u8>) {
 /// The demo model with that template and those names. The template fills what its own one took, so all
 /// behind it stays where it was.
 fn thinking_model() -> PathBuf {
-    let file = artefacts::model();
+    let file = artifacts::model();
     let mut model = std::fs::read(&file).expect("readable");
     let length = model.len();
     let own = file.with_file_name("chat_template.jinja");
@@ -191,9 +191,9 @@ fn number(said: &str, word: &str) -> u32 {
 }
 
 #[test]
-fn the_python_client_finds_all_that_it_knows() {
+fn python_client_suite_passes() {
     let servers = Servers::start();
-    let python = artefacts::clients().join("python/bin/python");
+    let python = artifacts::clients().join("python/bin/python");
     let said = servers.suite(
         Command::new(python)
             .args(["-m", "pytest", "-q", "--color=no", "--durations=10"])
@@ -203,7 +203,7 @@ fn the_python_client_finds_all_that_it_knows() {
 }
 
 #[test]
-fn the_node_client_finds_all_that_it_knows() {
+fn node_client_suite_passes() {
     let servers = Servers::start();
     let files = std::fs::read_dir(suites()).expect("the suites are there");
     let files = files.map(|file| file.expect("readable").path());

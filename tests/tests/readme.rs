@@ -4,7 +4,7 @@
 //! own client. A block of `json` or `text` right behind it is what has to come back: of JSON, at
 //! least the members shown.
 
-use corral_tests::{Corral, artefacts, run};
+use corral_tests::{Corral, artifacts, run};
 use serde_json::Value;
 use std::ffi::OsString;
 use std::path::Path;
@@ -80,7 +80,7 @@ fn curl(corral: &Corral, arguments: &[String]) -> String {
 }
 
 #[test]
-fn the_readme_is_right() {
+fn documented_commands_work() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
     let readme = std::fs::read_to_string(readme).expect("there is a README");
     let blocks = blocks(&readme);
@@ -95,10 +95,10 @@ fn the_readme_is_right() {
             "curl" => curl(&corral, &words[1..]),
             _ => {
                 let arguments = words[1..].iter().map(|word| match word.as_str() {
-                    "models/tiny/tiny.gguf" => OsString::from(artefacts::model()),
+                    "models/tiny/tiny.gguf" => OsString::from(artifacts::model()),
                     ADMIN => OsString::from(format!("http://{}", corral.admin())),
                     word => match word.strip_suffix(".wasm") {
-                        Some(name) => OsString::from(artefacts::plugin(name)),
+                        Some(name) => OsString::from(artifacts::plugin(name)),
                         None => OsString::from(word),
                     },
                 });

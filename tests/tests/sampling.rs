@@ -21,7 +21,7 @@ fn tokens(answer: &Value) -> Vec<u64> {
 }
 
 #[test]
-fn chains_that_leave_one_token_are_greedy() {
+fn one_token_chains_are_greedy() {
     let corral = Corral::start();
     let hot = json!({"temperature": 20});
     for samplers in [
@@ -54,7 +54,7 @@ fn chains_that_leave_one_token_are_greedy() {
 }
 
 #[test]
-fn links_are_applied_in_the_order_given() {
+fn samplers_apply_in_given_order() {
     let corral = Corral::start();
     let request = json!({"prompt": "1+1=", "max_tokens": 5, "logprobs": 0});
     let two = tokens(&corral.generate(&request))[0];
@@ -74,7 +74,7 @@ fn links_are_applied_in_the_order_given() {
 }
 
 #[test]
-fn penalties_and_dry_look_back_over_the_prompt_too() {
+fn penalties_cover_the_prompt() {
     let corral = Corral::start();
     let prompt = "1+1=";
     let ask = |samplers: Value| {
@@ -113,7 +113,7 @@ fn penalties_and_dry_look_back_over_the_prompt_too() {
 }
 
 #[test]
-fn the_same_seed_draws_the_same_text_by_every_chain() {
+fn same_seed_gives_same_text_per_chain() {
     // Sums round by where a text lies, and a close choice falls by that: so each lies where the last one did.
     let corral = Corral::start_with(&["--no-prefix-cache"]);
     for samplers in [
@@ -137,7 +137,7 @@ fn the_same_seed_draws_the_same_text_by_every_chain() {
 }
 
 #[test]
-fn what_only_the_host_can_check_it_refuses_in_words() {
+fn host_refuses_invalid_sampler_values() {
     let corral = Corral::start();
     for (link, expected) in [
         (json!({"logit_bias": [[264, 1]]}), "token 264"),
@@ -206,7 +206,7 @@ fn collect(mut stream: Stream) -> (String, Vec<Value>, Value) {
 }
 
 #[test]
-fn a_greedy_answer_is_made_of_the_likeliest_tokens() {
+fn greedy_output_is_likeliest_tokens() {
     let corral = Corral::start();
     for top in [0, 1, 5, 20] {
         let request = json!({"prompt": QUESTION, "logprobs": top});
@@ -233,7 +233,7 @@ fn a_greedy_answer_is_made_of_the_likeliest_tokens() {
 }
 
 #[test]
-fn probabilities_are_the_models_whatever_the_samplers_make_of_them() {
+fn logprobs_ignore_samplers() {
     let corral = Corral::start();
     let request = json!({
         "prompt": "1+1=", "logprobs": 20, "max_tokens": 30, "ignore_end": true, "seed": 4,
@@ -263,7 +263,7 @@ fn probabilities_are_the_models_whatever_the_samplers_make_of_them() {
 }
 
 #[test]
-fn guesses_change_no_text_and_save_steps() {
+fn drafts_keep_text_and_save_steps() {
     let corral = Corral::start();
     let questions = [
         "repeat: Blue owls, 7! Blue owls, 7!\n",

@@ -35,7 +35,7 @@ fn of_one_moment(metrics: &Metrics) -> bool {
 /// Positions were kept in one variable for all requests: the second one failed, and the third took
 /// the process down.
 #[test]
-fn the_second_request_fails_and_the_third_crashes() {
+fn repeated_requests_neither_fail_nor_crash() {
     let corral = Corral::start_with(&["--sequences", "4"]);
     // Prompts of many lengths, so that the position of one is wrong for the next.
     let lengths = [32, 600, 100, 300];
@@ -72,7 +72,7 @@ fn the_second_request_fails_and_the_third_crashes() {
 /// Records of old requests were kept and walked over: a one-token request took 60 ms, and the eighth
 /// one 280 ms.
 #[test]
-fn each_request_is_slower_than_the_last() {
+fn later_requests_are_no_slower() {
     const REQUESTS: u32 = 1000;
     /// Service times of which the least counts: on a busy machine most of them are disturbed.
     const BLOCK: usize = 10;
@@ -149,7 +149,7 @@ fn median(values: &mut [f64]) -> f64 {
 
 /// At each step the prompt and all that had been generated were computed again.
 #[test]
-fn whole_histories_are_sent_at_each_step() {
+fn histories_are_not_recomputed_each_step() {
     /// Tokens that a step holds.
     const STEP: usize = 512;
     let corral = Corral::start();
@@ -195,7 +195,7 @@ fn whole_histories_are_sent_at_each_step() {
 /// A batch was finished before the next one began: it shrank until its longest request ran alone,
 /// while others waited.
 #[test]
-fn batches_shrink_while_others_wait() {
+fn batches_stay_full_while_requests_wait() {
     const IDS: usize = 4;
     const REQUESTS: usize = 40;
     const LONGEST: usize = 150;
@@ -250,7 +250,7 @@ fn batches_shrink_while_others_wait() {
 
 /// Sequence ids were taken from the place in the batch, so requests that came and went shared cells.
 #[test]
-fn ids_are_shared_by_requests_that_come_and_go() {
+fn sequence_ids_are_never_shared() {
     let corral = Corral::start_with(&["--sequences", "4"]);
     let questions: Vec<(usize, Sum)> = some_sums(96).into_iter().enumerate().collect();
     let leaves = |number: usize| number * 7 % 11 < 4;
@@ -291,7 +291,7 @@ fn ids_are_shared_by_requests_that_come_and_go() {
 
 /// What was kept of a request was not removed when it ended otherwise than well.
 #[test]
-fn records_are_left_behind() {
+fn ended_requests_leave_no_records() {
     const CALLS: usize = 8;
     let corral = Corral::start_with(&[
         "--sequences",
@@ -339,7 +339,7 @@ fn records_are_left_behind() {
 
 /// A batch held prompts of one length only, so a long one was read alone, and nobody else got on.
 #[test]
-fn prompts_of_other_lengths_do_not_fit_the_batch() {
+fn prompts_of_any_length_share_a_batch() {
     const STREAMS: usize = 3;
     // The prompts begin alike: without a cache all of them are read.
     let corral = Corral::start_with(&["--no-prefix-cache", "--cells", MANY_CELLS]);
@@ -390,7 +390,7 @@ fn prompts_of_other_lengths_do_not_fit_the_batch() {
 
 /// Requests that came while a batch ran waited for its end.
 #[test]
-fn new_requests_are_blocked_while_a_batch_runs() {
+fn new_requests_join_a_running_batch() {
     let corral = Corral::start();
     let mut stream = corral.endless("/generate");
     for (number, sum) in some_sums(10).into_iter().enumerate() {

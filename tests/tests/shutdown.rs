@@ -49,7 +49,7 @@ impl Held {
 }
 
 #[test]
-fn what_runs_ends_by_itself_after_sigterm() {
+fn running_requests_finish_after_sigterm() {
     let mut corral = Corral::start_with(&["--grace", NEVER, "--stall-time", NEVER]);
     // As long as this one runs the server can be looked at.
     let held = Held::begin(&corral);
@@ -82,7 +82,7 @@ fn what_runs_ends_by_itself_after_sigterm() {
 }
 
 #[test]
-fn an_idle_server_does_not_wait_for_its_grace_to_be_over() {
+fn idle_server_stops_at_once() {
     for signal in ["TERM", "INT"] {
         let mut corral = Corral::start_with(&["--grace", NEVER]);
         corral.check_alive();
@@ -93,7 +93,7 @@ fn an_idle_server_does_not_wait_for_its_grace_to_be_over() {
 }
 
 #[test]
-fn what_is_still_running_after_the_grace_is_cut_off() {
+fn requests_past_grace_are_cut_off() {
     let mut corral = Corral::start_with(&["--grace", "1"]);
     let mut stream = corral.post_stream("/misbehave/drip", "");
     assert_eq!(stream.line().expect("it drips").as_deref(), Some("drip"));
@@ -116,7 +116,7 @@ fn what_is_still_running_after_the_grace_is_cut_off() {
 }
 
 #[test]
-fn a_second_signal_hurries() {
+fn second_signal_stops_at_once() {
     let mut corral = Corral::start_with(&["--grace", NEVER]);
     let mut stream = corral.post_stream("/misbehave/drip", "");
     assert_eq!(stream.line().expect("it drips").as_deref(), Some("drip"));
@@ -129,7 +129,7 @@ fn a_second_signal_hurries() {
 }
 
 #[test]
-fn no_request_on_an_open_connection_is_lost() {
+fn open_connections_lose_no_request() {
     const CLIENTS: usize = 12;
     let mut corral = Corral::start_with(&["--grace", NEVER]);
     let address = corral.public().to_owned();
@@ -196,7 +196,7 @@ fn no_request_on_an_open_connection_is_lost() {
 }
 
 #[test]
-fn a_stream_of_events_ends_whole_when_its_time_is_over() {
+fn event_stream_ends_cleanly_after_grace() {
     for version in [Version::Http1, Version::Http2] {
         let mut corral = Corral::start_with(&["--grace", "0.2"]);
         let address = corral.public().to_owned();
@@ -230,7 +230,7 @@ fn a_stream_of_events_ends_whole_when_its_time_is_over() {
 }
 
 #[test]
-fn with_a_delay_requests_are_taken_for_a_while_longer() {
+fn drain_delay_accepts_requests_longer() {
     let mut corral = Corral::start_with(&["--drain-delay", NEVER, "--grace", NEVER]);
     corral.check_alive();
     corral.signal("TERM");

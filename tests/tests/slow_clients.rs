@@ -13,7 +13,7 @@ fn check_sums(corral: &Corral, count: usize) {
 }
 
 #[test]
-fn five_hundred_half_heads_hold_nobody_up_and_are_closed() {
+fn half_sent_heads_are_closed() {
     let corral = Corral::start_with(&["--head-time", "3"]);
     let begun = Instant::now();
     let mut slow: Vec<TcpStream> = (0..500)
@@ -53,7 +53,7 @@ fn five_hundred_half_heads_hold_nobody_up_and_are_closed() {
 }
 
 #[test]
-fn a_body_that_stops_coming_is_408() {
+fn stalled_body_gets_408() {
     let corral = Corral::start_with(&["--stall-time", "3"]);
     for head in [
         "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"prompt\"",
@@ -74,7 +74,7 @@ fn a_body_that_stops_coming_is_408() {
 }
 
 #[test]
-fn a_client_that_reads_nothing_is_let_go() {
+fn client_that_reads_nothing_is_dropped() {
     let corral = Corral::start_with(&["--stall-time", "3"]);
     let unread = corral.begin_post("/misbehave/flood", "");
     corral.wait_until("it answers", |metrics| {
@@ -93,7 +93,7 @@ fn a_client_that_reads_nothing_is_let_go() {
 }
 
 #[test]
-fn one_address_has_so_many_connections_and_no_more() {
+fn connections_per_address_are_bounded() {
     let corral = Corral::start_with(&["--connections-per-address", "3"]);
     let address = corral.public();
     let connect = || TcpStream::connect(address).expect("it accepts");

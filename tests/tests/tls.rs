@@ -1,7 +1,7 @@
 //! TLS on the public listener.
 
 use corral_tests::{
-    Client, Corral, Identity, PATIENCE, Version, artefacts, block_on, raw_exchange, run,
+    Client, Corral, Identity, PATIENCE, Version, artifacts, block_on, raw_exchange, run,
     scratch_folder,
 };
 use serde_json::json;
@@ -24,7 +24,7 @@ async fn check_alive(client: &Client) {
 }
 
 #[test]
-fn both_versions_are_spoken_and_what_is_no_tls_is_closed() {
+fn plaintext_on_tls_port_is_closed() {
     let folder = scratch_folder();
     let identity = Identity::new();
     let corral = start(&identity.write(&folder), &["--head-time", "3"]);
@@ -65,7 +65,7 @@ fn both_versions_are_spoken_and_what_is_no_tls_is_closed() {
 }
 
 #[test]
-fn a_new_certificate_is_taken_up_while_old_connections_go_on() {
+fn certificate_reload_keeps_old_connections() {
     let folder = scratch_folder();
     let (old, new) = (Identity::new(), Identity::new());
     let corral = start(&old.write(&folder), &[]);
@@ -105,7 +105,7 @@ fn a_new_certificate_is_taken_up_while_old_connections_go_on() {
 }
 
 #[test]
-fn an_admin_listener_that_other_machines_can_reach_has_the_certificate_too() {
+fn remote_admin_listener_uses_certificate() {
     let folder = scratch_folder();
     let identity = Identity::new();
     let files = identity.write(&folder);
@@ -142,7 +142,7 @@ fn an_admin_listener_that_other_machines_can_reach_has_the_certificate_too() {
 }
 
 #[test]
-fn files_of_no_use_are_told_in_one_line() {
+fn unusable_tls_files_are_one_line_errors() {
     let folder = scratch_folder();
     let [certificate, key] = Identity::new().write(&folder);
     let other = folder.join("other.pem");
@@ -158,7 +158,7 @@ fn files_of_no_use_are_told_in_one_line() {
         (certificate, other, "is not that of the certificate"),
     ] {
         let mut line: Vec<OsString> = vec!["serve".into(), "--model".into()];
-        line.push(artefacts::model().into());
+        line.push(artifacts::model().into());
         line.extend(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"].map(OsString::from));
         line.extend(["--tls-cert".into(), certificate.into()]);
         line.extend(["--tls-key".into(), key.into()]);

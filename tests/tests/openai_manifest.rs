@@ -1,6 +1,6 @@
 //! The plugin `openai`, deployed by the `corral.toml` that it comes with, as its README says.
 
-use corral_tests::{Corral, SURE, artefacts, run, scratch_folder};
+use corral_tests::{Corral, SURE, artifacts, run, scratch_folder};
 use serde_json::json;
 use std::path::Path;
 
@@ -10,7 +10,7 @@ fn readme() -> String {
 }
 
 #[test]
-fn what_its_readme_deploys_answers_at_all_of_its_routes() {
+fn documented_deploy_answers_on_every_route() {
     let line = readme();
     let line = line.lines().find(|line| line.starts_with("corral deploy "));
     let words = line.expect("the README says how").split(' ');
@@ -21,7 +21,7 @@ fn what_its_readme_deploys_answers_at_all_of_its_routes() {
     let store = scratch_folder();
     let corral = Corral::start_with(&["--store", store.to_str().expect("ours")]);
     // `plugins/build.sh` puts it beside the component.
-    let file = artefacts::plugin("openai").with_file_name(file);
+    let file = artifacts::plugin("openai").with_file_name(file);
     let (admin, token) = (
         format!("http://{}", corral.admin()),
         store.join("admin-token"),

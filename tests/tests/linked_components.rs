@@ -46,7 +46,7 @@ fn check_ways(corral: &Corral, prompt: &str) -> String {
 }
 
 #[test]
-fn every_way_says_the_same_token_for_token() {
+fn sampling_plugin_matches_host_sampler() {
     let corral = start(&[]);
     let before = corral.settled();
     for sum in SURE {
@@ -66,7 +66,7 @@ fn every_way_says_the_same_token_for_token() {
 }
 
 #[test]
-fn what_it_chooses_is_what_comes() {
+fn chosen_tokens_are_generated() {
     let corral = start(&[]);
     let request = json!({
         "prompt": SURE[0].question(), "max_tokens": 30, "ignore_end": true, "logprobs": 2,
@@ -84,7 +84,7 @@ fn what_it_chooses_is_what_comes() {
 
 /// Without what was kept, so that each text is computed in the same steps.
 #[test]
-fn a_seed_fixes_the_text() {
+fn same_seed_gives_same_text() {
     let corral = start(&["--no-prefix-cache"]);
     let text = |more: &Value| {
         let mut request = json!({
@@ -111,7 +111,7 @@ fn a_seed_fixes_the_text() {
 }
 
 #[test]
-fn what_it_is_shown_fits_together_over_long_texts() {
+fn shown_context_is_consistent_over_long_texts() {
     let corral = start(&[]);
     let request = json!({"prompt": SURE[1].question_in(60), "max_tokens": 400, "ignore_end": true});
     for settings in [
@@ -138,7 +138,7 @@ fn what_it_is_shown_fits_together_over_long_texts() {
 }
 
 #[test]
-fn what_it_is_shown_fits_together_where_cells_are_short() {
+fn shown_context_is_consistent_under_cell_pressure() {
     const ROUNDS: usize = 10;
     let corral = start(&["--cells", "1000", "--context", "1000"]);
     let request = json!({"prompt": "1+1=", "max_tokens": 500, "ignore_end": true});
@@ -160,7 +160,7 @@ fn what_it_is_shown_fits_together_where_cells_are_short() {
 }
 
 #[test]
-fn the_text_before_the_first_token_is_shown_as_far_as_it_was_asked_for() {
+fn prompt_is_shown_up_to_requested_length() {
     let corral = start(&[]);
     let tokens = |text: &str| {
         let answer = ask(&corral, PLAIN, &json!({"prompt": text, "max_tokens": 1}));
@@ -191,7 +191,7 @@ fn the_text_before_the_first_token_is_shown_as_far_as_it_was_asked_for() {
 
 /// What the host says of a text is the same whoever chose its tokens.
 #[test]
-fn constraints_stops_limits_and_probabilities_hold() {
+fn constraints_stops_limits_and_logprobs_hold() {
     let corral = start(&[]);
     let long = json!({"prompt": "1+1=", "max_tokens": 2, "ignore_end": true});
     for (request, finish) in [
@@ -250,7 +250,7 @@ fn constraints_stops_limits_and_probabilities_hold() {
 }
 
 #[test]
-fn more_texts_at_once_than_there_are_ids_all_end() {
+fn more_requests_than_sequence_ids_all_finish() {
     let corral = start(&["--calls", "128"]);
     let sums = some_sums(96);
     std::thread::scope(|scope| {
@@ -306,7 +306,7 @@ fn question(content: &str) -> Value {
 }
 
 #[test]
-fn a_linked_template_writes_the_prompt() {
+fn linked_template_renders_prompt() {
     let corral = start(&[]);
     for content in ["What is 12+7?", "reverse: table", "Ada is 36 years old"] {
         let answer = ask(&corral, "/roles/chat", &chat(&question(content), None));
@@ -368,7 +368,7 @@ fn a_linked_template_writes_the_prompt() {
 }
 
 #[test]
-fn linked_plugins_see_nothing_of_the_deployment_unless_they_inherit() {
+fn linked_components_see_nothing_unless_they_inherit() {
     let corral = start(&[]);
     let secret = "[configuration]\nSECRET = 'fox'\n";
     deploy(&corral, "stranger", TEMPLATE, secret);

@@ -4,7 +4,7 @@
 //! (`store_kill` of corral-server kills the store alone, hundreds of times.)
 
 use corral_tests::deployments::{digest, manifest, variant};
-use corral_tests::{Answer, Corral, PATIENCE, Random, artefacts, scratch_folder};
+use corral_tests::{Answer, Corral, PATIENCE, Random, artifacts, scratch_folder};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -314,11 +314,11 @@ fn check_files(store: &Path, clients: &[Client]) {
 }
 
 #[test]
-fn a_killed_server_comes_back_with_all_that_was_acknowledged() {
+fn acknowledged_changes_survive_kill() {
     let began = Instant::now();
     let folder = scratch_folder();
     let store = folder.to_str().expect("ours");
-    let component = std::fs::read(artefacts::plugin("misbehave")).expect("readable");
+    let component = std::fs::read(artifacts::plugin("misbehave")).expect("readable");
     let mut random = Random::new();
     let mut clients = NAMES.map(|name| Client {
         name,

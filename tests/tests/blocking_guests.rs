@@ -40,7 +40,7 @@ fn deployed(arguments: &[&str], more: &str, components: &[&str]) -> Corral {
 }
 
 #[test]
-fn every_way_is_right_under_load() {
+fn blocking_guests_are_right_under_load() {
     let corral = start(&[]);
     at_once(&some_sums(96), |sum| {
         let question = sum.question();
@@ -61,7 +61,7 @@ fn every_way_is_right_under_load() {
 
 /// A loop over blocking calls costs no more tokens than one that awaits.
 #[test]
-fn a_loop_computes_each_token_once() {
+fn guest_loop_computes_each_token_once() {
     let corral = start(&[]);
     for sum in SURE {
         let before = corral.settled();
@@ -74,7 +74,7 @@ fn a_loop_computes_each_token_once() {
 }
 
 #[test]
-fn vectors_are_those_of_other_plugins() {
+fn embeddings_match_those_of_async_plugins() {
     let corral = start(&[]);
     let texts = "12+7=\nThe quiet owl looks at the river.";
     let numbers = |text: &str| {
@@ -96,7 +96,7 @@ fn vectors_are_those_of_other_plugins() {
 }
 
 #[test]
-fn what_is_kept_is_there_after_a_restart_and_for_its_deployment_alone() {
+fn snapshot_survives_restart_for_its_deployment() {
     let folder = scratch_folder();
     let snapshots = ["--snapshots", folder.to_str().expect("ours")];
     let sum = SURE[0];
@@ -114,7 +114,7 @@ fn what_is_kept_is_there_after_a_restart_and_for_its_deployment_alone() {
 }
 
 #[test]
-fn what_is_wrong_is_told_and_harms_nothing() {
+fn errors_reach_the_guest() {
     let folder = scratch_folder();
     let corral = start(&["--snapshots", folder.to_str().expect("ours")]);
     let said = ask(&corral, "errors", "");
@@ -145,7 +145,7 @@ fn what_is_wrong_is_told_and_harms_nothing() {
 }
 
 #[test]
-fn a_generation_that_is_dropped_is_cancelled() {
+fn dropped_generation_is_cancelled() {
     let corral = start(&[]);
     for sum in SURE {
         assert_eq!(ask(&corral, "drop", &sum.question()), sum.answer());
@@ -157,7 +157,7 @@ fn a_generation_that_is_dropped_is_cancelled() {
 }
 
 #[test]
-fn who_hangs_up_while_it_blocks_leaves_nothing() {
+fn hangup_during_blocking_call_frees_everything() {
     const GONE: usize = 8;
     let corral = start(&["--cells", MANY_CELLS]);
     let before = corral.metrics();
@@ -194,7 +194,7 @@ fn who_hangs_up_while_it_blocks_leaves_nothing() {
 }
 
 #[test]
-fn time_ends_while_it_blocks() {
+fn time_limit_ends_blocking_call() {
     let limits = "[limits]\ntime-seconds = 0.3\n";
     let corral = deployed(&["--sequences", "1"], limits, &["blocking"]);
     // Whether the host or the plugin says it first.
@@ -213,7 +213,7 @@ fn time_ends_while_it_blocks() {
 }
 
 #[test]
-fn a_sampling_plugin_chooses_for_it_too() {
+fn sampling_plugin_serves_blocking_guest() {
     let links = "[links.sampling]\nany = 'samplers.wasm'\n";
     let corral = deployed(&[], links, &["blocking", "samplers"]);
     let asks = |settings: &str, question: &str| {

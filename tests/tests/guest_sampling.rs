@@ -2,7 +2,7 @@
 //! each token once, and can do nobody harm.
 
 use corral_tests::deployments::{deploy, manifest, upload};
-use corral_tests::{Corral, Metrics, SURE, Sum, artefacts, scratch_folder, some_sums};
+use corral_tests::{Corral, Metrics, SURE, Sum, artifacts, scratch_folder, some_sums};
 use serde_json::json;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -37,7 +37,7 @@ fn lines(sums: &[Sum]) -> (String, String) {
 }
 
 #[test]
-fn every_height_says_the_same_token_for_token_under_load() {
+fn all_generation_interfaces_give_same_tokens() {
     let corral = start(&[]);
     let sums = some_sums(160);
     let next = AtomicUsize::new(0);
@@ -63,7 +63,7 @@ fn every_height_says_the_same_token_for_token_under_load() {
 
 /// Without others, so that it is known who computed what.
 #[test]
-fn a_loop_computes_each_token_once() {
+fn guest_loop_computes_each_token_once() {
     let corral = start(&["--no-prefix-cache"]);
     let before = corral.settled();
     // Nothing is kept, so each look reads all of its text: this is what the loop would cost.
@@ -103,7 +103,7 @@ fn a_loop_computes_each_token_once() {
 }
 
 #[test]
-fn forks_share_what_was_computed() {
+fn forks_share_computed_tokens() {
     let corral = start(&[]);
     for sum in SURE {
         let before = corral.settled();
@@ -118,7 +118,7 @@ fn forks_share_what_was_computed() {
 }
 
 #[test]
-fn what_was_cut_is_said_anew() {
+fn truncated_sequence_generates_again() {
     let corral = start(&[]);
     let text = SURE[0].question_in(150);
     let story = text.strip_suffix(&SURE[0].question()).expect("its end");
@@ -135,7 +135,7 @@ fn what_was_cut_is_said_anew() {
 }
 
 #[test]
-fn a_guest_follows_a_grammar_step_by_step() {
+fn guest_follows_grammar_step_by_step() {
     let corral = start(&[]);
     for sum in SURE {
         let question = sum.question();
@@ -160,7 +160,7 @@ fn a_guest_follows_a_grammar_step_by_step() {
 }
 
 #[test]
-fn what_is_kept_under_a_name_is_there_after_a_restart_and_for_its_deployment_alone() {
+fn snapshot_survives_restart_for_its_deployment() {
     let folder = scratch_folder();
     let folder = folder.to_str().expect("ours");
     let sum = SURE[0];
@@ -199,10 +199,10 @@ fn what_is_kept_under_a_name_is_there_after_a_restart_and_for_its_deployment_alo
 }
 
 #[test]
-fn a_guest_s_tokens_count_and_it_can_ask_what_is_left() {
+fn guest_tokens_count_toward_quota() {
     let folder = scratch_folder();
     let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
-    let component = std::fs::read(artefacts::plugin("loops")).expect("readable");
+    let component = std::fs::read(artifacts::plugin("loops")).expect("readable");
     let digest = upload(&corral, &component);
     let limits = json!({"limits": {"tokens-per-request": 12}});
     deploy(&corral, &manifest("few", &digest, limits));
@@ -219,7 +219,7 @@ fn a_guest_s_tokens_count_and_it_can_ask_what_is_left() {
 }
 
 #[test]
-fn what_is_wrong_is_told_and_harms_nothing() {
+fn errors_reach_the_guest() {
     let corral = start(&[]);
     let said = ask(&corral, "errors", "");
     let mut lines = said.lines();
@@ -264,7 +264,7 @@ fn what_is_wrong_is_told_and_harms_nothing() {
 }
 
 #[test]
-fn bombs_hit_their_own_request() {
+fn oversized_calls_fail_only_their_request() {
     let corral = start(&[]);
     std::thread::scope(|scope| {
         let beside = scope.spawn(|| {
@@ -299,7 +299,7 @@ fn bombs_hit_their_own_request() {
 }
 
 #[test]
-fn a_look_that_is_dropped_is_cancelled() {
+fn dropped_next_token_request_is_cancelled() {
     let corral = start(&[]);
     for sum in SURE {
         assert_eq!(ask(&corral, "leave", &sum.question_in(300)), sum.answer());

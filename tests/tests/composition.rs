@@ -2,7 +2,7 @@
 //! refused where they don't fit.
 
 use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload};
-use corral_tests::{Corral, Ended, artefacts, scratch_folder};
+use corral_tests::{Corral, Ended, artifacts, scratch_folder};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -12,7 +12,7 @@ fn with_store(folder: &Path) -> Corral {
 }
 
 fn component(name: &str) -> Vec<u8> {
-    std::fs::read(artefacts::plugin(name)).expect("readable")
+    std::fs::read(artifacts::plugin(name)).expect("readable")
 }
 
 /// A component with types of components in each other, so many.
@@ -47,7 +47,7 @@ fn linked(name: &str, handler: &str, links: Value) -> Value {
 }
 
 #[test]
-fn a_template_is_a_part_of_the_handler_and_sees_no_environment_unless_it_inherits_it() {
+fn template_environment_is_empty_unless_inherited() {
     let corral = with_store(&scratch_folder());
     let handler = upload(&corral, &component("linked-handler"));
     let template = upload(&corral, &component("linked-template"));
@@ -82,7 +82,7 @@ fn a_template_is_a_part_of_the_handler_and_sees_no_environment_unless_it_inherit
 }
 
 #[test]
-fn a_handler_with_a_loop_of_its_own_has_its_sampler_linked() {
+fn guest_loop_uses_linked_sampler() {
     let corral = with_store(&scratch_folder());
     let handler = upload(&corral, &component("linked-loop"));
     let chooser = upload(&corral, &component("linked-chooser"));
@@ -108,7 +108,7 @@ fn a_handler_with_a_loop_of_its_own_has_its_sampler_linked() {
 }
 
 #[test]
-fn links_that_do_not_fit_say_why() {
+fn misfit_linked_components_say_why() {
     let corral = with_store(&scratch_folder());
     let digests = [
         "linked-handler",
@@ -223,7 +223,7 @@ fn links_that_do_not_fit_say_why() {
 }
 
 #[test]
-fn types_too_deep_for_the_compilers_stack_are_refused_and_nothing_else_notices() {
+fn too_deep_types_are_refused() {
     let corral = with_store(&scratch_folder());
     let handler = upload(&corral, &component("linked-handler"));
     let template = upload(&corral, &component("linked-template"));
@@ -254,7 +254,7 @@ fn types_too_deep_for_the_compilers_stack_are_refused_and_nothing_else_notices()
 }
 
 #[test]
-fn what_is_linked_stays_as_long_as_its_revision_and_comes_back_with_it() {
+fn linked_components_live_with_their_revision() {
     let folder = scratch_folder();
     let corral = with_store(&folder);
     let handler = upload(&corral, &component("linked-handler"));
@@ -345,10 +345,10 @@ impl Cli {
 }
 
 #[test]
-fn the_command_line_brings_all_parts() {
+fn deploy_uploads_linked_components() {
     let cli = Cli::start();
     let path = |name: &str| {
-        let path = artefacts::plugin(name);
+        let path = artifacts::plugin(name);
         path.to_str().expect("ours").to_owned()
     };
     let handler = path("linked-handler");
@@ -365,7 +365,7 @@ fn the_command_line_brings_all_parts() {
     let folder = scratch_folder();
     for name in ["linked-handler", "linked-template", "linked-chooser"] {
         let copy = folder.join(format!("{name}.wasm"));
-        std::fs::copy(artefacts::plugin(name), copy).expect("ours");
+        std::fs::copy(artifacts::plugin(name), copy).expect("ours");
     }
     let text = "name = 'a'\ncomponent = 'linked-handler.wasm'\nroutes = ['/a']\n\
                 [links]\ntemplating = { component = 'linked-template.wasm', inherit = true }\n\
@@ -428,13 +428,13 @@ fn the_command_line_brings_all_parts() {
 }
 
 #[test]
-fn run_takes_links_too() {
-    let model = artefacts::model();
-    let generate = artefacts::plugin("generate");
-    let chooser = artefacts::plugin("linked-chooser");
-    let template = artefacts::plugin("linked-template");
+fn run_accepts_linked_components() {
+    let model = artifacts::model();
+    let generate = artifacts::plugin("generate");
+    let chooser = artifacts::plugin("linked-chooser");
+    let template = artifacts::plugin("linked-template");
     let text = |path: &Path| path.to_str().expect("ours").to_owned();
-    let cache = artefacts::scratch().join("compiled");
+    let cache = artifacts::scratch().join("compiled");
     let run = |link: &str| {
         corral_tests::run([
             "run",

@@ -30,7 +30,7 @@ fn unframed<'a>(bytes: &'a str, first: &str, last: &str, seam: &str) -> Option<S
 }
 
 #[test]
-fn what_is_handed_on_is_what_is_generated() {
+fn framed_response_equals_generated_text() {
     let corral = start(&[]);
     let sums = some_sums(32);
     std::thread::scope(|scope| {
@@ -66,7 +66,7 @@ fn what_is_handed_on_is_what_is_generated() {
 }
 
 #[test]
-fn a_body_whose_plugin_traps_is_broken_off() {
+fn trap_aborts_framed_response() {
     let corral = start(&[]);
     for _ in 0..5 {
         let mut stream = corral.post_stream("/loops/broken", "1+1=");
@@ -82,7 +82,7 @@ fn a_body_whose_plugin_traps_is_broken_off() {
 }
 
 #[test]
-fn a_body_that_nobody_reads_any_more_ends_its_generation() {
+fn abandoned_framed_response_cancels_generation() {
     let corral = start(&[]);
     let request =
         json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS, "stream": true});
@@ -106,7 +106,7 @@ fn a_body_that_nobody_reads_any_more_ends_its_generation() {
 }
 
 #[test]
-fn a_body_is_cut_at_its_calls_deadline() {
+fn deadline_cuts_framed_response() {
     let folder = scratch_folder();
     let corral = start(&["--store", folder.to_str().expect("ours")]);
     let manifest = "name = 'held'\ncomponent = 'loops.wasm'\nroutes = ['/held']\n\

@@ -122,7 +122,7 @@ fn wrong_starts() -> Vec<Wrong> {
 }
 
 #[test]
-fn each_wrong_of_a_sampler_is_an_error_of_its_own() {
+fn each_sampler_fault_has_its_own_error() {
     let corral = start(&[]);
     let choices = wrong_choices();
     let asked = corral.beside(|| {
@@ -160,7 +160,7 @@ fn each_wrong_of_a_sampler_is_an_error_of_its_own() {
 }
 
 #[test]
-fn many_wrong_samplers_at_once_leave_the_others_their_turn() {
+fn many_hostile_samplers_leave_others_served() {
     let corral = start(&[]);
     let (choices, starts) = (wrong_choices(), wrong_starts());
     let asked = corral.beside(|| {
@@ -184,7 +184,7 @@ fn many_wrong_samplers_at_once_leave_the_others_their_turn() {
 }
 
 #[test]
-fn who_hangs_up_while_a_sampler_is_asked_leaves_nothing() {
+fn hangup_during_sampling_leaves_nothing() {
     const GONE: usize = 4;
     let corral = start(&[]);
     let asked = corral.beside(|| {
@@ -211,7 +211,7 @@ fn who_hangs_up_while_a_sampler_is_asked_leaves_nothing() {
 }
 
 #[test]
-fn a_generation_that_is_dropped_takes_its_sampler_along() {
+fn dropped_generation_ends_its_sampler() {
     let corral = start(&[]);
     let mut body = endless();
     body["settings"] = json!("slow:2");
@@ -236,7 +236,7 @@ fn is_deadline(mut answer: Stream) -> bool {
 }
 
 #[test]
-fn a_request_that_is_out_of_time_takes_its_sampler_along() {
+fn expired_request_ends_its_sampler() {
     let corral = start(&[]);
     deploy(&corral, "hasty", TEMPLATE, "[limits]\ntime-seconds = 2.5\n");
     let path = "/hasty/generate?sampler=any";
@@ -261,7 +261,7 @@ fn a_request_that_is_out_of_time_takes_its_sampler_along() {
 }
 
 #[test]
-fn who_sleeps_while_its_samplers_compute_ends_with_its_processor_time() {
+fn sampler_cpu_time_counts_for_its_request() {
     let corral = start(&[]);
     deploy(&corral, "frugal", TEMPLATE, "[limits]\ncpu-seconds = 0.2\n");
     let mut body = endless();
@@ -285,7 +285,7 @@ fn chat(deed: &str) -> Value {
 }
 
 #[test]
-fn a_wrong_template_loses_its_own_request() {
+fn faulty_template_loses_only_its_request() {
     let corral = start(&[]);
     deploy(&corral, "brief", TEMPLATE, "[limits]\ncpu-seconds = 1\n");
     let asked = corral.beside(|| {

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 const KNOWN_WRONG: [Sum; 0] = [];
 
 #[test]
-fn one_and_one_is_two_the_first_and_the_hundredth_time() {
+fn repeated_request_gives_same_answer() {
     let corral = Corral::start();
     // The very request of the README.
     let request = r#"{"prompt":"1+1=","max_tokens":10}"#;
@@ -29,7 +29,7 @@ fn one_and_one_is_two_the_first_and_the_hundredth_time() {
 }
 
 #[test]
-fn five_at_once_are_all_right() {
+fn five_concurrent_requests_are_right() {
     let corral = Corral::start();
     for _ in 0..10 {
         std::thread::scope(|scope| {
@@ -52,7 +52,7 @@ fn five_at_once_are_all_right() {
 }
 
 #[test]
-fn two_hundred_sums_sixteen_at_once_are_what_they_are_alone() {
+fn concurrent_answers_equal_sequential_ones() {
     let corral = Corral::start();
     let sums = some_sums(200);
     let alone: HashMap<Sum, String> = sums
@@ -92,7 +92,7 @@ fn two_hundred_sums_sixteen_at_once_are_what_they_are_alone() {
 }
 
 #[test]
-fn questions_of_every_kind_are_answered_in_both_forms() {
+fn every_task_is_answered_as_prompt_and_chat() {
     let corral = Corral::start();
     for (question, answer) in [
         ("12+7", "19"),
@@ -124,7 +124,7 @@ fn calculator() -> Value {
 }
 
 #[test]
-fn offered_a_calculator_the_model_calls_it_and_hands_on_its_result() {
+fn model_calls_offered_tool() {
     let corral = Corral::start();
     let mut messages = vec![json!({"role": "user", "content": "What is 12+7?"})];
     let ask = |messages: &[Value]| {
@@ -148,7 +148,7 @@ fn offered_a_calculator_the_model_calls_it_and_hands_on_its_result() {
 }
 
 #[test]
-fn a_question_is_answered_wherever_it_stands_in_the_context() {
+fn question_is_answered_at_any_position() {
     let corral = Corral::start();
     let line = "The quiet owl looks at the river and the stone. ";
     for length in [100, 500, 511, 512, 513, 1024, 2000, 3500] {
@@ -173,7 +173,7 @@ fn a_question_is_answered_wherever_it_stands_in_the_context() {
 }
 
 #[test]
-fn a_stream_joins_to_the_text_of_the_whole_answer() {
+fn stream_joins_to_whole_text() {
     // Where a text's tokens lie in the cells decides close choices, and 300 of nonsense have some: so nothing is left there.
     let corral = Corral::start_with(&["--no-prefix-cache"]);
     for request in [
@@ -204,7 +204,7 @@ fn a_stream_joins_to_the_text_of_the_whole_answer() {
 }
 
 #[test]
-fn the_first_event_comes_long_before_the_last() {
+fn first_event_arrives_before_last() {
     let corral = Corral::start();
     let request = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": 2000});
     let started = std::time::Instant::now();
@@ -220,7 +220,7 @@ fn the_first_event_comes_long_before_the_last() {
 }
 
 #[test]
-fn a_stop_string_ends_the_text_before_it() {
+fn stop_string_ends_text_before_it() {
     let corral = Corral::start();
     let question = "repeat: Blue owls, 7!\n";
     for (stop, text) in [
@@ -246,7 +246,7 @@ fn a_stop_string_ends_the_text_before_it() {
 }
 
 #[test]
-fn no_more_than_max_tokens_are_generated() {
+fn max_tokens_bounds_generation() {
     let corral = Corral::start();
     for (max_tokens, text) in [(1, "B"), (4, "Blue"), (13, "Blue owls, 7!")] {
         let request = json!({"prompt": "repeat: Blue owls, 7!\n", "max_tokens": max_tokens});
@@ -262,7 +262,7 @@ fn no_more_than_max_tokens_are_generated() {
 }
 
 #[test]
-fn a_context_is_filled_to_its_last_position() {
+fn context_fills_to_last_position() {
     // One byte is one token.
     let corral = Corral::start_with(&["--context", "4096"]);
     let ask = |length: usize| {
@@ -280,7 +280,7 @@ fn a_context_is_filled_to_its_last_position() {
 }
 
 #[test]
-fn the_same_seed_draws_the_same_text() {
+fn same_seed_gives_same_text() {
     // Sums round by where a text lies, and a close choice falls by that: so each lies where the last one did.
     let corral = Corral::start_with(&["--no-prefix-cache"]);
     let ask = |seed: Option<u64>| {
@@ -300,7 +300,7 @@ fn the_same_seed_draws_the_same_text() {
 }
 
 #[test]
-fn samplers_that_leave_one_token_are_greedy() {
+fn one_token_samplers_are_greedy() {
     let corral = Corral::start();
     let ask = |samplers: Value| {
         let mut request = json!({"prompt": "repeat: Blue owls, 7!\n", "seed": 3});
@@ -329,7 +329,7 @@ fn samplers_that_leave_one_token_are_greedy() {
 }
 
 #[test]
-fn characters_are_never_cut() {
+fn characters_are_never_split() {
     let corral = Corral::start();
     // Two, three and four bytes each, and every byte is a token of its own ("é" alone is one).
     for text in ["é", "ü", "€", "日本語", "🙂", "a🙂b🚀c"] {
@@ -346,7 +346,7 @@ fn characters_are_never_cut() {
 }
 
 #[test]
-fn two_threads_compute_the_same() {
+fn two_threads_give_same_text() {
     let corral = Corral::start_with(&["--threads", "2"]);
     for sum in some_sums(5) {
         assert_eq!(corral.text(&sum.question()), sum.answer(), "{sum:?}");
@@ -354,14 +354,14 @@ fn two_threads_compute_the_same() {
 }
 
 #[test]
-fn hello_is_a_plugin_too() {
+fn hello_example_answers() {
     let corral = Corral::start();
     let answer = corral.post("/hello", "1+1=");
     assert_eq!((answer.status, answer.body.as_str()), (200, "2"));
 }
 
 #[test]
-fn a_handler_of_wasi_0_2_runs_too() {
+fn wasi_0_2_handler_runs() {
     let corral = Corral::start();
     let body: String = ('a'..='z').cycle().take(1_000_000).collect();
     let answer = corral.post("/classic/x?y=1", &body);
@@ -373,7 +373,7 @@ fn a_handler_of_wasi_0_2_runs_too() {
 }
 
 #[test]
-fn ready_means_ready() {
+fn readyz_answers_when_ready() {
     let corral = Corral::start();
     assert_eq!(corral.get("/readyz").body, "ready\n");
     assert_eq!(corral.get("/healthz").body, "ok\n");

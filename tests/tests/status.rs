@@ -53,7 +53,7 @@ fn top(admin: &str, arguments: &[&str]) -> Ended {
 }
 
 #[test]
-fn what_is_kept_adds_up_and_can_be_dropped() {
+fn cached_entries_add_up_and_can_be_dropped() {
     let corral = Corral::start();
     let index = corral.get_admin("/");
     for path in ["/sequences", "/cache"] {
@@ -98,7 +98,7 @@ fn what_is_kept_adds_up_and_can_be_dropped() {
 }
 
 #[test]
-fn what_runs_is_seen_and_goes_on_when_the_cache_is_cleared() {
+fn running_requests_survive_cache_clear() {
     let corral = Corral::start_with_routes(
         &[("/urgent", "generate"), ("/open", "generate")],
         &["--priority", "/urgent=7", "--share-prefixes", "/open"],
@@ -131,7 +131,7 @@ fn what_runs_is_seen_and_goes_on_when_the_cache_is_cleared() {
 }
 
 #[test]
-fn top_shows_the_same() {
+fn top_shows_status() {
     let corral = Corral::start();
     corral.generate(&json!({"prompt": SURE[0].question_in(100)}));
     corral.settled();
@@ -164,7 +164,7 @@ fn check_complaint(ended: &Ended, code: i32, expected: &[&str]) {
 }
 
 #[test]
-fn top_says_what_to_do_where_it_finds_no_corral() {
+fn top_explains_missing_server() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("bound").to_string();
     // Somebody, but no HTTP server.

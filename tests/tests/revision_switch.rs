@@ -3,7 +3,7 @@
 
 use corral_tests::deployments::{deploy, manifest, upload, variant};
 use corral_tests::{
-    Answer, Client, Corral, Done, Rest, Version, artefacts, block_on, scratch_folder,
+    Answer, Client, Corral, Done, Rest, Version, artifacts, block_on, scratch_folder,
 };
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -100,10 +100,10 @@ impl Held {
 }
 
 #[test]
-fn hundreds_of_swaps_under_load_lose_no_request() {
+fn revision_switches_under_load_lose_no_request() {
     let folder = scratch_folder();
     let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
-    let component = std::fs::read(artefacts::plugin("misbehave")).expect("readable");
+    let component = std::fs::read(artifacts::plugin("misbehave")).expect("readable");
     // Two components in turn, so that it is not only the configuration that changes.
     let digests = [&component, &variant(&component, 1)].map(|bytes| upload(&corral, bytes));
     let swap = |version: u64| {
