@@ -78,7 +78,8 @@ written() {
 row() { [ -n "$json" ] || printf '%-36s %12s %12s  %s\n' "$@"; }
 
 say "building, in $target"
-programs=$(program -p corral-engine)
+programs=$(program -p corral-scheduler)
+programs+=$'\n'$(program -p corral-engine)
 programs+=$'\n'$(program --manifest-path plugins/Cargo.toml -p corral-sdk)
 
 row path instructions written ''

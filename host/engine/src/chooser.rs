@@ -5,8 +5,8 @@
 //! id meanwhile, and has no row in a step until the answer is there.
 
 use crate::look::Statistics;
-use crate::scheduler::Key;
 use crate::{Error, Token};
+use corral_scheduler::Key;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

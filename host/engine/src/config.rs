@@ -2,10 +2,10 @@
 
 use crate::embedding::EmbeddingConfig;
 use crate::offload::Offload;
-use crate::scheduler::Overlap;
-use crate::scheduler::prefill::Prefill;
 use crate::store::snapshot::Snapshots;
 use crate::{LoadError, Token};
+use corral_scheduler::Overlap;
+use corral_scheduler::prefill::Prefill;
 use std::path::PathBuf;
 use std::sync::Arc;
 

@@ -4,8 +4,8 @@ use crate::chooser::Choosers;
 use crate::constraint::Constraint;
 use crate::look::MAX_CANDIDATES;
 use crate::sampling::{self, MAX_TOP_LOGPROBS, Sampler, TokenLogprobs};
-use crate::scheduler::{CellShare, Priority, Scope, Tenant};
 use crate::{Error, Token};
+use corral_scheduler::{CellShare, Priority, Scope, Tenant};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! The engine: everything that touches the model.
 //!
 //! One OS thread per loaded model owns llama.cpp's context. It takes commands from a bounded
-//! channel, asks the [`scheduler`] for the next step, decodes it, samples a token for each row
+//! channel, asks the [scheduler](corral_scheduler) for the next step, decodes it, samples a token for each row
 //! that wants one, and puts tokens and text into the mailbox of each sequence. Nothing else ever
 //! touches the context, and no lock is held across a decode.
 //!
@@ -34,10 +34,8 @@ pub mod random_model;
 mod raw;
 mod reply;
 pub mod sampling;
-pub mod scheduler;
 mod sequence;
 mod shape;
-pub mod simulator;
 mod store;
 pub mod text;
 mod view;
@@ -47,6 +45,10 @@ pub use backend::{Backend, Copied, DecodeError, Input, SaveError};
 pub use chooser::{Choice, Chooser, Choosers, Desk, Shown, Wanted};
 pub use config::{Config, DeviceSampling, ModelInfo};
 pub use constraint::{Constraint, Constraints, Dictionary, Grammar, Matcher};
+pub use corral_scheduler::prefill::Prefill;
+pub use corral_scheduler::{
+    AdapterId, Claim, EntryId, Key, Overlap, Priority, Scope, SeqId, Tenant, Watch,
+};
 pub use delivery::Generation;
 pub use embedding::{
     EmbedOptions, Embedding, EmbeddingConfig, EmbeddingInfo, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS,
@@ -74,8 +76,6 @@ pub use progress::Progress;
 pub use raw::Raw;
 pub use reply::Reply;
 pub use sampling::{Sampler, TokenLogprobs};
-pub use scheduler::prefill::Prefill;
-pub use scheduler::{AdapterId, Claim, Overlap, Priority, Tenant, Watch};
 pub use sequence::Sequence;
 pub use store::snapshot::{
     Entry as SnapshotEntry, Error as SnapshotError, Limits as SnapshotLimits, Snapshots,

@@ -1,6 +1,6 @@
 //! How many sequences may run or wait, in all and for each tenant.
 
-use crate::scheduler::Tenant;
+use corral_scheduler::Tenant;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -5,8 +5,8 @@
 
 use crate::backend::{Backend, DecodeError, Input};
 use crate::llama::{ContextSettings, LlamaContext, Model};
-use crate::scheduler::SeqId;
 use crate::{LoadError, processor};
+use corral_scheduler::SeqId;
 use std::sync::Arc;
 use std::time::Duration;
 

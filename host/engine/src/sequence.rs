@@ -10,10 +10,10 @@ use crate::engine::Engine;
 use crate::look::{Distribution, Look};
 use crate::offload::KvType;
 use crate::reply::{Reply, reply};
-use crate::scheduler::{AdapterId, Claim, Layout, Scope};
 use crate::store::snapshot::{Contents, Origin};
 use crate::worker::{Adoption, Command, SaveOrder, Saved, Submission, Wants};
 use crate::{Caller, Error, Generation, Options, SnapshotError, Token};
+use corral_scheduler::{AdapterId, Claim, Layout, Scope};
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 

@@ -1,6 +1,6 @@
 //! What goes on in an engine at one moment, for people.
 
-pub use crate::scheduler::{EntryView, SequenceView, Tally};
+pub use corral_scheduler::{EntryView, SequenceView, Tally};
 
 /// Everything that holds ids, cells or memory.
 #[derive(Clone, Debug)]

@@ -11,13 +11,13 @@ use crate::lookup::Lookup;
 use crate::metrics::{Counters, add, add_time};
 use crate::processor;
 use crate::sampling::{Chain, Scratch};
-use crate::scheduler::{
-    AdapterId, Claim, Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler,
-    Step, StepResult, Time, Watch,
-};
 use crate::text::Assembler;
 use crate::view::View;
 use crate::{Error, Options};
+use corral_scheduler::{
+    AdapterId, Claim, Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler,
+    Step, StepResult, Time, Watch,
+};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

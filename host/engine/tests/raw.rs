@@ -1,6 +1,6 @@
 //! What an engine is measured beside: a raw context of the same weights, and prompts that begin in step.
 
-use corral_engine::scheduler::SeqId;
+use corral_engine::SeqId;
 use corral_engine::{Caller, Engine, Input, Options};
 use support::{metric, read, settle};
 

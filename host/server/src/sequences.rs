@@ -222,8 +222,8 @@ impl Routes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use corral_engine::scheduler::{EntryId, Key, Scope, SeqId};
     use corral_engine::{AdapterId, Priority, Tally};
+    use corral_engine::{EntryId, Key, Scope, SeqId};
 
     fn view() -> View {
         View {

@@ -12,7 +12,7 @@ use super::table::{Column, Unit, tell};
 use super::{median, median_and_ends};
 use crate::arguments::StepBench;
 use crate::complaint::Complaint;
-use corral_engine::scheduler::SeqId;
+use corral_engine::SeqId;
 use corral_engine::{Engine, Input, Raw, Token};
 use serde_json::{Value, json};
 use std::time::Instant;

@@ -1,7 +1,7 @@
 //! What the embedding thread needs of a thing that computes vectors: llama.cpp, or a test's own.
 
 use crate::backend::{DecodeError, Input};
-use crate::scheduler::SeqId;
+use corral_scheduler::SeqId;
 
 /// Computes a vector for each token of a step, and keeps what causal models remember of sequences.
 pub trait Embeds {

@@ -12,7 +12,7 @@
 
 use super::pooling::Pool;
 use super::turns::Key;
-use crate::scheduler::SeqId;
+use corral_scheduler::SeqId;
 
 /// Longest input that is short.
 pub const SHORT: u32 = 512;

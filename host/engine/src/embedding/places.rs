@@ -1,7 +1,7 @@
 //! How much may wait: requests, their tokens and the numbers of their answers. Each is bounded, and
 //! one tenant may have a quarter of each, so that nobody is refused for another's sake.
 
-use crate::scheduler::Tenant;
+use corral_scheduler::Tenant;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

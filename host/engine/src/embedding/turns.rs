@@ -5,7 +5,7 @@
 //! its inputs, and a tenant with a hundred requests to one with a single request. Who is new begins
 //! where the least served of the others stands: to have been away is worth nothing.
 
-use crate::scheduler::{Priority, Tenant};
+use corral_scheduler::{Priority, Tenant};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 

@@ -8,7 +8,7 @@ use crate::config::{Config, DEFAULT_CELLS, SEQ_IDS, STEP_TOKENS};
 use crate::llama::{ContextSettings, DeviceTop, LlamaContext, Model, check_magic, take_buffers};
 use crate::offload::{Placement, Plan};
 use crate::progress::Progress;
-use crate::scheduler::AdapterId;
+use corral_scheduler::AdapterId;
 use std::path::PathBuf;
 use std::sync::Arc;
 

@@ -8,7 +8,7 @@ use super::gguf::{self, TensorInfo, Value};
 use super::log;
 use super::model::Model;
 use crate::error::LoadError;
-use crate::scheduler::AdapterId;
+use corral_scheduler::AdapterId;
 use llama_cpp_sys_2 as sys;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};

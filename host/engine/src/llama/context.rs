@@ -9,7 +9,7 @@ use crate::Token;
 use crate::backend::{Backend, Copied, DecodeError, Input, SaveError};
 use crate::error::LoadError;
 use crate::sampling::{Logits, Top};
-use crate::scheduler::{AdapterId, SeqId};
+use corral_scheduler::{AdapterId, SeqId};
 use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use super::model::Model;
 use crate::backend::{DecodeError, Input};
 use crate::embedding::{Embeds, Pooling};
 use crate::error::LoadError;
-use crate::scheduler::SeqId;
+use corral_scheduler::SeqId;
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CString, c_char};
 use std::sync::Arc;

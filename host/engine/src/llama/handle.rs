@@ -8,7 +8,7 @@ use super::threads::ThreadPool;
 use crate::backend::{DecodeError, Input};
 use crate::error::LoadError;
 use crate::offload::KvType;
-use crate::scheduler::SeqId;
+use corral_scheduler::SeqId;
 use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use crate::Token;
 use crate::backend::Input;
 use crate::progress::Progress;
 use crate::random_model::{Qwen3, Shape, WINDOW, write_random};
-use crate::scheduler::SeqId;
+use corral_scheduler::SeqId;
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, c_void};
 use std::path::Path;

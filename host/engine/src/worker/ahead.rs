@@ -7,7 +7,7 @@
 use super::Worker;
 use crate::backend::{Backend, DecodeError};
 use crate::metrics::{add, add_time};
-use crate::scheduler::Step;
+use corral_scheduler::Step;
 use std::time::{Duration, Instant};
 
 /// What the latest step counts for in the usual time of sampling.

@@ -4,9 +4,9 @@ use super::Worker;
 use crate::Token;
 use crate::backend::{Backend, SaveError};
 use crate::metrics::{Counters, set};
-use crate::scheduler::{EntryId, Key, Layout, Memory, Scope, SeqId, Watch};
 use crate::store::spill::{Fetched, Spill};
 use crate::view::View;
+use corral_scheduler::{EntryId, Key, Layout, Memory, Scope, SeqId, Watch};
 use std::time::Instant;
 
 /// Largest state that is moved within the cells, in bytes: there is a copy of it for that moment.

@@ -7,8 +7,8 @@ use crate::backend::Backend;
 use crate::chooser::{Chooser, Choosers, Desk, Shown, Wanted};
 use crate::metrics::{add, add_time};
 use crate::sampling::{self, Logits, Scratch, TokenLogprobs};
-use crate::scheduler::{Key, Row};
 use crate::{Error, Token};
+use corral_scheduler::{Key, Row};
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -9,7 +9,7 @@ use crate::look::{Distribution, Look};
 use crate::metrics::{Counters, add};
 use crate::reply::Sender;
 use crate::sampling::Logits;
-use crate::scheduler::{Key, Row};
+use corral_scheduler::{Key, Row};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 

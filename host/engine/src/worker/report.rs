@@ -3,7 +3,7 @@
 use super::Worker;
 use crate::backend::Backend;
 use crate::metrics::{add, set, set_time};
-use crate::scheduler::{SeqId, Step};
+use corral_scheduler::{SeqId, Step};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 

@@ -20,8 +20,8 @@ use crate::bell::Bell;
 use crate::generation::{Finish, Outcome};
 use crate::metrics::add;
 use crate::sampling::{Logits, Scratch, TokenLogprobs, Unsettled, logprobs};
-use crate::scheduler::speculation::accepted;
-use crate::scheduler::{Key, Row};
+use corral_scheduler::speculation::accepted;
+use corral_scheduler::{Key, Row};
 use std::time::{Duration, Instant};
 
 /// What came of a step's rows with output.

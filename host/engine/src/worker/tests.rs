@@ -7,12 +7,12 @@ use crate::delivery::mailbox;
 use crate::generation::{Finish, Outcome};
 use crate::look::{Distribution, Look, Show};
 use crate::reply::{self, Reply};
-use crate::sampling::Logits;
-use crate::scheduler::prefill::Prefill;
-use crate::scheduler::{Overlap, Reuse, SeqId};
-use crate::simulator::{Fault, Machine, POISON, Simulator, Size};
+use crate::sampling::{Logits, Top};
 use crate::store::spill::{Budgets, Spill};
 use crate::{Chunk, Generation, Tenant};
+use corral_scheduler::prefill::Prefill;
+use corral_scheduler::{Overlap, Reuse, SeqId};
+use corral_simulator::{Fault, Machine, Output, POISON, Simulator, Size};
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Mutex;
@@ -51,6 +51,37 @@ enum Call {
 /// A simulator whose steps take real time, and which remembers what it was asked.
 struct Slow(Simulator, Duration, Arc<Mutex<Vec<Call>>>);
 
+/// The inputs of a step as the simulator takes them.
+fn simulated(step: &[Input]) -> Vec<corral_simulator::Input> {
+    let input = |input: &Input| corral_simulator::Input {
+        token: input.token,
+        position: input.position,
+        seq: input.seq,
+        output: input.output,
+    };
+    step.iter().map(input).collect()
+}
+
+impl From<corral_simulator::DecodeError> for DecodeError {
+    fn from(error: corral_simulator::DecodeError) -> Self {
+        match error {
+            corral_simulator::DecodeError::NoRoom => Self::NoRoom,
+            corral_simulator::DecodeError::Failed(code) => Self::Failed(code),
+        }
+    }
+}
+
+impl From<corral_simulator::SaveError> for SaveError {
+    fn from(error: corral_simulator::SaveError) -> Self {
+        match error {
+            corral_simulator::SaveError::TooLarge { bytes, limit } => {
+                Self::TooLarge { bytes, limit }
+            }
+            corral_simulator::SaveError::NoMemory { bytes } => Self::NoMemory { bytes },
+        }
+    }
+}
+
 impl Slow {
     fn asked(&self, call: Call) {
         self.2.lock().unwrap().push(call);
@@ -59,7 +90,7 @@ impl Slow {
 
 impl Backend for Slow {
     fn adapt(&mut self, adapter: AdapterId) -> Result<(), DecodeError> {
-        self.0.adapt(adapter)
+        self.0.adapt(adapter).map_err(Into::into)
     }
 
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
@@ -67,7 +98,7 @@ impl Backend for Slow {
         let outputs = step.iter().enumerate().filter(|(_, input)| input.output);
         let outputs = outputs.map(|(index, _)| index).collect();
         self.asked(Call::Decode(step.len(), outputs));
-        self.0.decode(step)
+        Ok(self.0.decode(&simulated(step))?)
     }
 
     fn can_go_ahead(&self) -> bool {
@@ -76,7 +107,7 @@ impl Backend for Slow {
 
     fn decode_ahead(&mut self, step: &[Input]) -> Result<(), DecodeError> {
         self.asked(Call::Ahead(step.len()));
-        self.0.decode_ahead(step)
+        Ok(self.0.decode_ahead(&simulated(step))?)
     }
 
     fn logits(&self, index: usize) -> Option<&[f32]> {
@@ -85,7 +116,14 @@ impl Backend for Slow {
 
     fn output(&self, index: usize) -> Option<Logits<'_>> {
         self.asked(Call::Output(index));
-        self.0.output(index)
+        Some(match self.0.output(index)? {
+            Output::All(logits) => Logits::Whole(logits),
+            Output::Top { tokens, logits } => Logits::Top(Top {
+                tokens,
+                logits,
+                vocabulary: VOCABULARY as usize,
+            }),
+        })
     }
 
     fn top_k(&self) -> Option<u32> {
@@ -105,7 +143,7 @@ impl Backend for Slow {
     }
 
     fn save(&mut self, seq: SeqId, limit: usize) -> Result<Vec<u8>, SaveError> {
-        self.0.save(seq, limit)
+        Ok(self.0.save(seq, limit)?)
     }
 
     fn load(&mut self, seq: SeqId, state: &[u8]) -> bool {

@@ -3,8 +3,8 @@
 use super::choose::Asking;
 use crate::delivery::Sender;
 use crate::look::{Distribution, Look};
-use crate::scheduler::Rows;
 use crate::{Error, Options, Token, reply};
+use corral_scheduler::Rows;
 
 /// What a sequence is computed for.
 pub enum Wants {

@@ -4,7 +4,7 @@ use crate::host::{Snapshots, turns};
 use crate::linker::linker;
 use crate::models::Visible;
 use crate::settings::Settings;
-use corral_engine::scheduler::Key;
+use corral_engine::Key;
 use corral_engine::{Caller, Chooser, Desk, Models, Shown, Token};
 use std::collections::VecDeque;
 use std::time::Duration;

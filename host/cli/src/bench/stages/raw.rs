@@ -11,7 +11,7 @@ use super::prompts::Prompt;
 use super::replay::{Replay, Row, Step};
 use super::visits::{Arrivals, Next, Visit};
 use crate::complaint::Complaint;
-use corral_engine::scheduler::SeqId;
+use corral_engine::SeqId;
 use corral_engine::{Input, Raw};
 use std::cell::RefCell;
 use std::collections::BTreeMap;

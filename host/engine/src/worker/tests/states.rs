@@ -71,11 +71,11 @@ fn who_no_longer_waits_for_a_state_does_not_send_it_back_from_under_others() {
             })
             .collect();
         simulator.clear(SeqId(0));
-        simulator.decode(&step).unwrap();
+        simulator.decode(&simulated(&step)).unwrap();
         let adoption = Adoption {
             scope: Caller::default().scope(),
             tokens,
-            layout: crate::scheduler::Layout::new(std::iter::once(0..60).collect()).unwrap(),
+            layout: corral_scheduler::Layout::new(std::iter::once(0..60).collect()).unwrap(),
             state: simulator.save(SeqId(0), usize::MAX).unwrap(),
             claim: claim.watch(),
         };

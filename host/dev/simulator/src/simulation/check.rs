@@ -1,0 +1,171 @@
+//! What must hold at every step.
+
+use super::Simulation;
+use corral_scheduler::experience::LADDER;
+use corral_scheduler::{Key, Memory, Rows, SeqId, Step};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Most steps of an adapter's turn while others wait, on machines whose steps take 25 ms or more.
+const TURN: u32 = 8;
+
+impl Simulation {
+    /// What must hold of every step.
+    pub(super) fn check(&self, step: &Step, relocated: bool) {
+        let tokens: u32 = step.rows.iter().map(|row| row.to - row.from).sum();
+        assert!(tokens <= self.limits.step_tokens);
+        let shape = step.shape;
+        assert_eq!(tokens, shape.rows + shape.drafts + shape.prefill);
+        // The smallest chunk is always allowed.
+        let prompts = match shape.prefill > LADDER[0] {
+            true => shape.prefill + step.ahead,
+            false => shape.prefill,
+        };
+        assert!(prompts <= step.budget, "prompts within budget");
+        if step.meanwhile {
+            let outputs = step.rows.iter().filter(|row| row.output).count();
+            assert_eq!((shape.rows, outputs, step.skipped), (0, 0, 0));
+        } else if !step.rows.is_empty() {
+            let generating = self
+                .scheduler
+                .sequences()
+                .filter(|s| s.state == "generates");
+            let generated = step.shape.rows;
+            let in_step = (generated + step.skipped + step.off_turn) as usize;
+            assert_eq!(in_step, generating.count());
+            let excused = self.scheduler.is_recovering();
+            assert!(step.skipped == 0 || excused, "a row was left out");
+        }
+        let drafts: u32 = step.rows.iter().map(|row| row.drafts).sum();
+        assert_eq!(drafts, step.shape.drafts);
+        assert!(drafts == 0 || !self.scheduler.is_recovering());
+        for row in &step.rows {
+            assert!(row.from < row.certain() && row.drafts <= self.limits.drafts);
+            assert!(
+                row.output || row.drafts == 0,
+                "drafts follow what is certain"
+            );
+            let alive = &self.alive[&row.key];
+            let whole = alive.unsettled || self.arrivals[alive.index].rows == Rows::Whole;
+            let top = self.limits.rows_of(row.seq) == Rows::Top;
+            assert!(
+                !top || (!whole && row.drafts == 0),
+                "an id of the wrong kind"
+            );
+        }
+        let most = usize::from(self.limits.running());
+        assert!(self.scheduler.running() <= most, "too many run");
+        let paused = self
+            .scheduler
+            .paused_until()
+            .is_some_and(|until| self.now < until);
+        let awaited = self.scheduler.awaited();
+        if self.scheduler.running() == 0 || paused || relocated || awaited.is_some() {
+            assert!(step.rows.is_empty());
+        } else {
+            let coming = !self.wanted.is_empty();
+            let ready = |state| matches!(state, "generates" | "reads");
+            let nobody = !self.scheduler.sequences().any(|s| ready(s.state));
+            assert!(!step.rows.is_empty() || coming || nobody, "nobody gets on");
+        }
+        let prompts = step.rows.iter().filter(|row| row.to < self.prompt(row.key));
+        for row in prompts {
+            assert!(!row.output, "no token is sampled inside a prompt");
+        }
+    }
+
+    /// Nobody who could get on waits for those that sample themselves. To be asked before anything is done
+    /// about memory: where that fails, somebody may be ready who was not when the step was planned.
+    pub(super) fn check_awaited(&self, step: &Step) {
+        let awaited = self.scheduler.awaited();
+        if awaited.is_some() || step.meanwhile {
+            let others = self.scheduler.sequences().filter(|sequence| {
+                let waits = matches!(sequence.state, "follows" | "fetches" | "asks");
+                let arrival = &self.arrivals[self.alive[&sequence.key].index];
+                !waits && arrival.max_tokens > 0 && arrival.asks.is_none()
+            });
+            assert_eq!(others.count(), 0, "who generates waits for nobody");
+        }
+        if let Some(until) = awaited {
+            let most = match self.scheduler.running() {
+                // Others are on their way.
+                0 => {
+                    assert!(self.scheduler.waiting() > 0, "it waits, but nobody does");
+                    Duration::from_millis(5)
+                }
+                // A part of a long step.
+                _ => Duration::from_millis(10),
+            };
+            assert!(until > self.now && until - self.now <= most);
+        }
+    }
+
+    /// A step is of one adapter, and who generates waits for its own turn no longer than it should:
+    /// two rounds of the other adapters, or one where all are equally urgent.
+    pub(super) fn check_turns(&mut self, step: &Step) {
+        if step.rows.is_empty() || step.meanwhile {
+            return;
+        }
+        for row in &step.rows {
+            let adapter = self.arrivals[self.alive[&row.key].index].adapter;
+            assert_eq!(adapter, step.adapter, "a step of one adapter");
+        }
+        let adapters: BTreeSet<_> = self.arrivals.iter().map(|a| a.adapter).collect();
+        let urgencies: BTreeSet<_> = self.arrivals.iter().map(|a| a.priority).collect();
+        let others = adapters.len() - 1;
+        let rounds = if urgencies.len() > 1 { 2 } else { 1 };
+        let most = u32::try_from(rounds * others).unwrap() * TURN;
+        let excused = self.scheduler.is_recovering();
+        for sequence in self.scheduler.sequences() {
+            let alive = self.alive.get_mut(&sequence.key).expect("it runs");
+            let off_turn = sequence.state == "generates" && sequence.adapter != step.adapter;
+            let more = off_turn && !excused;
+            alive.off_turn = if more { alive.off_turn + 1 } else { 0 };
+            assert!(alive.off_turn <= most, "{:?} waits", sequence.key);
+        }
+    }
+
+    /// Those that share cells keep to their share of them, but for drafts, which give way at once.
+    pub(super) fn check_shares(&self, step: &Step) {
+        let mut held = BTreeMap::new();
+        for sequence in self.scheduler.sequences() {
+            let arrival = &self.arrivals[self.alive[&sequence.key].index];
+            let Some(share) = arrival.share else {
+                continue;
+            };
+            let row = step.rows.iter().find(|row| row.key == sequence.key);
+            let cells = row.map_or(sequence.computed, |row| row.certain());
+            let (all, most) = held.entry(share.group).or_insert((0, 0));
+            *all += cells;
+            *most = share.cells.max(*most);
+        }
+        for (group, (cells, most)) in held {
+            assert!(cells <= most, "group {group} has {cells} cells of {most}");
+        }
+    }
+
+    pub(super) fn check_cells(&self, pending: &[Memory]) {
+        let (cells, backend) = (self.scheduler.cells(), &self.backend);
+        assert_eq!(cells.used() as usize, backend.used(), "after {pending:?}");
+        for id in (0..self.limits.seq_ids).map(SeqId) {
+            let (mirrored, real) = (cells.held_by(id), backend.length(id));
+            assert_eq!(mirrored, real, "the mirror of {id:?}");
+        }
+        let mut held = BTreeSet::new();
+        let running = self.scheduler.sequences().map(|sequence| sequence.seq);
+        let kept = self.scheduler.entries().filter_map(|entry| entry.seq);
+        for seq in running.chain(kept) {
+            assert!(held.insert(seq), "{seq:?} has two holders");
+        }
+        assert_eq!(held.len(), self.scheduler.ids_used());
+        self.scheduler.check_cache();
+        assert!(cells.pinned() <= cells.used());
+        if self.limits.reuse.is_off() {
+            assert_eq!(self.scheduler.entries().count(), 0);
+        }
+    }
+
+    fn prompt(&self, key: Key) -> u32 {
+        self.alive[&key].prompt
+    }
+}

@@ -1,0 +1,36 @@
+//! Trees of texts that begin alike.
+
+use corral_scheduler::Scope;
+use corral_scheduler::Token;
+use corral_scheduler::tree::Tree;
+
+pub const SCOPE: Scope = Scope(1);
+pub const TEXTS: u32 = 64;
+/// Tokens of its own at the end of each.
+pub const TAIL: u32 = 64;
+/// Candidates that admission looks at.
+pub const CANDIDATES: usize = 32;
+
+/// A text that shares so many tokens with all others.
+pub fn text(shared: u32, number: u32) -> Vec<Token> {
+    let own = 100_000 + number * TAIL;
+    (0..shared).chain(own..own + TAIL).collect()
+}
+
+/// A tree of [`TEXTS`] of them, numbered from 0.
+pub fn tree(shared: u32) -> Tree<u32> {
+    let mut tree = Tree::default();
+    (0..TEXTS).for_each(|number| tree.insert(SCOPE, &text(shared, number), number));
+    tree
+}
+
+/// A conversation of 64 turns, each of which is kept, so that the tree is as deep as it gets; and the text of
+/// the next turn.
+pub fn conversation() -> (Tree<u32>, Vec<Token>) {
+    let path: Vec<Token> = (0..(TEXTS + 1) * TAIL).collect();
+    let mut tree = Tree::default();
+    for turn in 1..=TEXTS {
+        tree.insert(SCOPE, &path[..(turn * TAIL) as usize], turn);
+    }
+    (tree, path)
+}

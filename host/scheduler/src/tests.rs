@@ -1,0 +1,197 @@
+//! The scheduler step by step, without a backend.
+
+use super::prefill::Prefill;
+use super::*;
+
+mod ahead;
+mod failures;
+mod gathering;
+mod ids;
+mod memory;
+mod rent;
+mod shares;
+mod speculation;
+
+const LIMITS: Limits = Limits {
+    seq_ids: 4,
+    top_ids: 0,
+    cells: 100,
+    step_tokens: 16,
+    queue: 8,
+    tenant_queue: 6,
+    prefill: Prefill::Budgeted { gap: 2.0 },
+    reuse: Reuse::Any,
+    spill: true,
+    prefixes: false,
+    drafts: 8,
+    overlap: Overlap::Off,
+};
+
+fn request(key: u64, prompt: u32, max_tokens: u32) -> Request {
+    Request {
+        key: Key(key),
+        tenant: Tenant(0),
+        scope: Scope(0),
+        priority: Priority(0),
+        tokens: (0..prompt).map(|i| 1000 * key as Token + i).collect(),
+        max_tokens,
+        arrived: Time::ZERO,
+        queue_until: None,
+        deadline: None,
+        share: None,
+        claim: Watch::default(),
+        goes_on: None,
+        rows: Rows::Whole,
+        progress: Progress::default(),
+    }
+}
+
+fn enqueue(scheduler: &mut Scheduler, key: u64, prompt: u32, max_tokens: u32) {
+    scheduler
+        .enqueue(Time::ZERO, request(key, prompt, max_tokens))
+        .unwrap();
+}
+
+/// The step was computed, and each row with output got a token.
+fn computed(scheduler: &mut Scheduler, step: &Step, ended: &[Key]) {
+    let rows = step.rows.iter().filter(|row| row.output);
+    let sampled: Vec<_> = rows.map(|row| (row.key, 7)).collect();
+    let result = StepResult::Decoded {
+        sampled: &sampled,
+        ended,
+        asked: &[],
+        unsettled: &[],
+        took: Duration::from_millis(1),
+    };
+    assert_eq!(scheduler.applied(result), None);
+}
+
+#[test]
+fn a_prompt_longer_than_a_step_is_read_in_chunks_and_sampled_at_its_end() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    enqueue(&mut scheduler, 1, 40, 3);
+    let spans: Vec<_> = (0..4)
+        .map(|_| {
+            let step = scheduler.plan(Time::ZERO);
+            computed(&mut scheduler, &step, &[]);
+            let row = step.rows[0];
+            (row.from, row.to, row.output)
+        })
+        .collect();
+    let first = [
+        (0, 16, false),
+        (16, 32, false),
+        (32, 40, true),
+        (40, 41, true),
+    ];
+    assert_eq!(spans, first);
+}
+
+#[test]
+fn an_id_is_cleared_before_it_is_lent_again() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    enqueue(&mut scheduler, 1, 1, 1);
+    let step = scheduler.plan(Time::ZERO);
+    let first = step.rows[0].seq;
+    computed(&mut scheduler, &step, &[Key(1)]);
+    assert!(!scheduler.is_idle(), "there is something to clear");
+    enqueue(&mut scheduler, 2, 1, 1);
+    let step = scheduler.plan(Time::ZERO);
+    assert_eq!(step.memory, [Memory::Clear(first)]);
+    assert_eq!(step.rows[0].seq, first);
+}
+
+#[test]
+fn what_can_never_fit_comes_too_late_or_finds_no_place_is_refused_at_once() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    let now = Duration::from_secs(9);
+    let mut enqueue = |request| scheduler.enqueue(now, request);
+    assert_eq!(
+        enqueue(request(0, 100, 2)),
+        Err(Refused::TooLarge {
+            needed: 101,
+            limit: 100
+        })
+    );
+    let late = Request {
+        deadline: Some(Duration::from_secs(8)),
+        ..request(0, 1, 1)
+    };
+    assert_eq!(enqueue(late), Err(Refused::Late));
+    for key in 0..6 {
+        enqueue(request(key, 100, 1)).unwrap();
+    }
+    let retry_after = Duration::from_secs(1);
+    assert_eq!(
+        enqueue(request(6, 1, 1)),
+        Err(Refused::TenantQueueFull { retry_after })
+    );
+    let of_another = |key| Request {
+        tenant: Tenant(1),
+        ..request(key, 1, 1)
+    };
+    enqueue(of_another(6)).unwrap();
+    enqueue(of_another(7)).unwrap();
+    assert_eq!(
+        enqueue(of_another(8)),
+        Err(Refused::QueueFull { retry_after })
+    );
+}
+
+#[test]
+fn nobody_waits_beyond_its_time_nor_runs_beyond_its_deadline() {
+    let mut scheduler = Scheduler::new(Limits {
+        seq_ids: 1,
+        ..LIMITS
+    });
+    let seconds = Duration::from_secs;
+    let running = Request {
+        deadline: Some(seconds(30)),
+        ..request(1, 1, 50)
+    };
+    let impatient = Request {
+        queue_until: Some(seconds(10)),
+        ..request(2, 1, 1)
+    };
+    let late = Request {
+        queue_until: Some(seconds(25)),
+        deadline: Some(seconds(20)),
+        ..request(3, 1, 1)
+    };
+    scheduler.enqueue(Time::ZERO, running).unwrap();
+    let step = scheduler.plan(Time::ZERO);
+    computed(&mut scheduler, &step, &[]);
+    for request in [impatient, late, request(4, 1, 1)] {
+        scheduler.enqueue(Time::ZERO, request).unwrap();
+    }
+    let mut at = |second| {
+        let step = scheduler.plan(seconds(second));
+        let keys: Vec<_> = step.rows.iter().map(|row| row.key.0).collect();
+        let timer = scheduler.next_timer();
+        computed(&mut scheduler, &step, &[]);
+        (step.expired, keys, timer)
+    };
+    assert_eq!(at(9), (vec![], vec![1], Some(seconds(10))));
+    let (expired, ..) = at(10);
+    assert!(matches!(expired[..], [(Key(2), Expired::Queue { .. })]));
+    let (expired, _, timer) = at(21);
+    assert_eq!(
+        (expired, timer),
+        (vec![(Key(3), Expired::Deadline)], Some(seconds(30)))
+    );
+    // Its place goes to the next in the same step.
+    assert_eq!(at(31), (vec![(Key(1), Expired::Deadline)], vec![4], None));
+}
+
+/// Steps can be long: whose time to wait ran out during one, and whose place is free after it, gets it.
+#[test]
+fn a_free_place_is_given_before_the_time_to_wait_is_looked_at() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    let request = Request {
+        queue_until: Some(Duration::from_secs(1)),
+        ..request(1, 1, 1)
+    };
+    scheduler.enqueue(Time::ZERO, request).unwrap();
+    let step = scheduler.plan(Duration::from_secs(2));
+    assert_eq!((step.admitted, step.expired), (vec![Key(1)], vec![]));
+}

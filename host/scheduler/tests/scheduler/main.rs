@@ -1,0 +1,243 @@
+//! The scheduler over the simulated backend, in virtual time.
+
+use corral_scheduler::prefill::Prefill;
+use corral_scheduler::{
+    AdapterId, CellShare, Expired, Limits, Overlap, Priority, Refused, Reuse, Rows, Tenant, Time,
+};
+use corral_simulator::simulation::{Arrival, End, Record, Simulation, Taken};
+use corral_simulator::{Fault, Machine};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+mod ahead;
+mod failures;
+mod gaps;
+mod gathering;
+mod guests;
+mod memory;
+mod rent;
+mod speculation;
+mod workloads;
+
+const LIMITS: Limits = Limits {
+    seq_ids: 4,
+    top_ids: 0,
+    cells: 100,
+    step_tokens: 16,
+    queue: 8,
+    tenant_queue: 6,
+    prefill: Prefill::Budgeted { gap: 2.0 },
+    reuse: Reuse::Any,
+    spill: true,
+    prefixes: false,
+    drafts: 8,
+    overlap: Overlap::Off,
+};
+
+/// One that comes after so many milliseconds, and generates so many tokens.
+fn arrival(at: u64, prompt: u32, tokens: u32) -> Arrival {
+    Arrival {
+        at: Duration::from_millis(at),
+        prompt,
+        max_tokens: tokens,
+        ends_after: tokens,
+        ..Arrival::default()
+    }
+}
+
+fn simulation(limits: Limits, faults: &[(u64, Fault)]) -> Simulation {
+    simulation_on(machine(&limits), limits, faults)
+}
+
+fn simulation_on(machine: Machine, limits: Limits, faults: &[(u64, Fault)]) -> Simulation {
+    Simulation::new(limits, machine, faults.iter().copied().collect())
+}
+
+fn machine(limits: &Limits) -> Machine {
+    Machine {
+        // Now less than what every step takes, now more.
+        sample: if limits.overlap == Overlap::Off {
+            0.0
+        } else {
+            0.010
+        },
+        ..Machine::default()
+    }
+}
+
+fn waited(record: &Record, arrival: &Arrival) -> Duration {
+    record.admitted.expect("it was served") - arrival.at
+}
+
+/// One tenant floods the queue with 50 requests; two others send one after another. Bound: no more
+/// requests of others are taken up before theirs than there are other tenants, so they wait for
+/// about one request's end and never for the flood's.
+#[test]
+fn a_greedy_tenant_delays_the_others_by_no_more_than_their_number() {
+    let limits = Limits {
+        cells: 4096,
+        step_tokens: 512,
+        queue: 64,
+        tenant_queue: 64,
+        ..LIMITS
+    };
+    let of = |tenant, at| Arrival {
+        at: Duration::from_millis(at),
+        tenant: Tenant(tenant),
+        prompt: 32,
+        max_tokens: 40,
+        ends_after: 40,
+        ..Arrival::default()
+    };
+    let mut arrivals = vec![of(0, 0); 50];
+    arrivals.extend((0..12).flat_map(|i| [of(1, 300 + 4000 * i), of(2, 500 + 4000 * i)]));
+    let records = simulation(limits, &[]).run(arrivals.clone());
+    let greedy = &records[..50];
+    let service = greedy
+        .iter()
+        .map(|r| r.ended - r.admitted.unwrap())
+        .max()
+        .unwrap();
+    let others = records.iter().zip(&arrivals).skip(50);
+    for (record, arrival) in others {
+        assert_eq!(record.end, End::Finished);
+        assert!(record.passed_by <= 2, "{record:?}");
+        assert!(waited(record, arrival) <= service, "{record:?} {service:?}");
+    }
+    // And the flood is served too, in what the others leave.
+    assert!(greedy.iter().all(|record| record.end == End::Finished));
+    let last = greedy.iter().map(|record| record.ended).max().unwrap();
+    assert!(last > 8 * service);
+}
+
+#[test]
+fn a_higher_priority_goes_first_and_a_deadline_before_none() {
+    let limits = Limits {
+        seq_ids: 1,
+        ..LIMITS
+    };
+    let of = |at, priority, time: Option<u64>| Arrival {
+        at: Duration::from_millis(at),
+        priority: Priority(priority),
+        time: time.map(Duration::from_secs),
+        prompt: 8,
+        max_tokens: 8,
+        ends_after: 8,
+        ..Arrival::default()
+    };
+    let arrivals = vec![
+        of(0, 0, None),
+        of(10, 0, None),
+        of(20, 0, Some(30)),
+        of(30, 9, None),
+    ];
+    let records = simulation(limits, &[]).run(arrivals);
+    let mut order: Vec<_> = (0..4).collect();
+    order.sort_by_key(|&i: &usize| records[i].admitted);
+    assert_eq!(order, [0, 3, 2, 1]);
+}
+
+/// One request, and then a flood of the same tenant while it runs: the flood is charged for all of it.
+#[test]
+fn a_flood_behind_a_single_request_gets_no_more_than_its_share() {
+    let limits = Limits {
+        seq_ids: 2,
+        cells: 4096,
+        queue: 200,
+        tenant_queue: 200,
+        ..LIMITS
+    };
+    let of = |tenant, at| Arrival {
+        at: Duration::from_millis(at),
+        tenant: Tenant(tenant),
+        prompt: 20,
+        max_tokens: 10,
+        ends_after: 10,
+        ..Arrival::default()
+    };
+    let mut arrivals = vec![of(0, 0); 60];
+    arrivals.push(of(1, 5_000));
+    arrivals.extend(vec![of(1, 5_100); 60]);
+    let records = simulation(limits, &[]).run(arrivals);
+    // From the flood on both have as much to do: they end side by side, not one after the other.
+    let end = |of: &[Record]| of.iter().map(|record| record.ended).max().unwrap();
+    let halfway = records[90].ended;
+    let greedy = records[..60]
+        .iter()
+        .filter(|r| r.ended <= halfway && r.ended > Duration::from_secs(5));
+    let greedy = greedy.count();
+    assert!((20..=40).contains(&greedy), "{greedy} beside 30");
+    assert!(end(&records) >= halfway);
+}
+
+/// A large request whose turn it is waits for room, and nobody slips past it.
+#[test]
+fn whose_turn_it_is_is_not_overtaken() {
+    let of = |tenant, at, prompt| Arrival {
+        at: Duration::from_millis(at),
+        tenant: Tenant(tenant),
+        prompt,
+        max_tokens: 20,
+        ends_after: 20,
+        ..Arrival::default()
+    };
+    // Tenant 0 runs something long, so its counter rises; then its large request comes.
+    let long = Arrival {
+        max_tokens: 60,
+        ends_after: 60,
+        ..of(0, 0, 5)
+    };
+    let mut arrivals = vec![long, of(0, 50, 80)];
+    arrivals.extend((0..6).map(|i| of(1, 60 + 700 * i, 2)));
+    let records = simulation(LIMITS, &[]).run(arrivals);
+    assert!(records[1].passed_by <= 1, "{:?}", records[1]);
+    assert_eq!(records[1].end, End::Finished);
+}
+
+/// A trace that once went wrong is easier to read than a seed: fixed faults at the very start.
+#[test]
+fn a_device_that_fails_at_once_and_recovers_loses_nobody() {
+    let faults: Vec<_> = [(0, -2), (1, 2), (3, 1), (4, -3)]
+        .map(|(at, code)| (at, Fault::Code(code)))
+        .into();
+    let arrival = Arrival {
+        prompt: 30,
+        max_tokens: 10,
+        ends_after: 10,
+        ..Arrival::default()
+    };
+    let mut simulation = simulation(LIMITS, &faults);
+    let records = simulation.run(vec![arrival; 6]);
+    assert!(records.iter().all(|record| record.end == End::Finished));
+    let steps = simulation.steps.iter().filter(|step| !step.failed);
+    let computed: u32 = steps.map(|step| step.rows + step.prefill).sum();
+    assert_eq!(computed, 6 * (30 + 10 - 1));
+}
+
+/// Its prefix is read again and again, and goes well each time; that does not excuse it.
+#[test]
+fn a_prompt_that_fails_is_given_up_where_a_memory_cannot_go_back() {
+    let limits = Limits {
+        reuse: Reuse::Whole,
+        ..LIMITS
+    };
+    let sound = Arrival {
+        prompt: 30,
+        max_tokens: 10,
+        ends_after: 10,
+        ..Arrival::default()
+    };
+    for company in [0, 2] {
+        let mut arrivals = vec![sound.clone(); company];
+        arrivals.push(Arrival {
+            poisoned: true,
+            ..sound.clone()
+        });
+        let mut simulation = simulation(limits, &[]);
+        let records = simulation.run(arrivals);
+        assert_eq!(records[company].end, End::GivenUp);
+        assert!(records[..company].iter().all(|r| r.end == End::Finished));
+        let failed = simulation.steps.iter().filter(|step| step.failed).count();
+        assert!(failed <= 60, "{failed} steps failed for one sequence");
+    }
+}

@@ -1,0 +1,87 @@
+//! Tokens that are guessed, and such as are certain without being sampled.
+
+use super::*;
+
+/// For each token of so many sequences: the drafts that were right, and those that were wrong.
+fn speculated(count: usize, machine: Machine) -> (f64, f64) {
+    let limits = Limits {
+        seq_ids: 64,
+        cells: 65_536,
+        step_tokens: 512,
+        queue: 100,
+        tenant_queue: 100,
+        drafts: 16,
+        ..LIMITS
+    };
+    let arrival = Arrival {
+        prompt: 20,
+        max_tokens: 400,
+        ends_after: 400,
+        drafts: 16,
+        ..Arrival::default()
+    };
+    let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
+    let records = simulation.run(vec![arrival; count]);
+    let (right, wrong) = records.iter().fold((0, 0), |sum, record| {
+        (sum.0 + record.drafts.0, sum.1 + record.drafts.1)
+    });
+    let tokens: usize = records.iter().map(|record| record.tokens.len()).sum();
+    let share = |drafts: u32| f64::from(drafts) / tokens as f64;
+    (share(right), share(wrong))
+}
+
+#[test]
+fn there_are_drafts_where_they_pay() {
+    // A step takes 44 ms alone, and each draft 4 more.
+    let (right, wrong) = speculated(1, Machine::default());
+    assert!(right > 0.4 && wrong < 0.5, "{right} {wrong}");
+    // Where each row costs as much as the whole step, or many share it, next to none are tried.
+    let dear = Machine {
+        fixed: 0.001,
+        row: 0.040,
+        ..Machine::default()
+    };
+    for (count, machine) in [(1, dear), (64, Machine::default())] {
+        let (right, wrong) = speculated(count, machine);
+        assert!(right + wrong < 0.15, "{count}: {right} {wrong}");
+    }
+}
+
+#[test]
+fn steps_with_drafts_keep_the_target() {
+    let limits = Limits {
+        seq_ids: 16,
+        cells: 16_384,
+        step_tokens: 512,
+        queue: 64,
+        tenant_queue: 64,
+        drafts: 16,
+        ..LIMITS
+    };
+    let arrival = Arrival {
+        prompt: 20,
+        max_tokens: 300,
+        ends_after: 300,
+        drafts: 16,
+        ..Arrival::default()
+    };
+    let machine = Machine {
+        noise: 0.15,
+        ..Machine::default()
+    };
+    let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
+    simulation.run(vec![arrival; 6]);
+    let with = simulation
+        .steps
+        .iter()
+        .filter(|s| s.drafts > 0 && s.rows > 1);
+    let ratios = with.map(|step| {
+        let alone = machine.fixed + machine.row * f64::from(step.rows);
+        step.took.as_secs_f64() / alone
+    });
+    let mut ratios: Vec<_> = ratios.collect();
+    ratios.sort_by(f64::total_cmp);
+    assert!(ratios.len() > 50, "{}", ratios.len());
+    let p99 = ratios[ratios.len() * 99 / 100];
+    assert!(p99 <= 2.1, "{p99}");
+}
