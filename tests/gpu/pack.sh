@@ -10,7 +10,7 @@
 set -euo pipefail
 
 # Of the engine, and of the whole program: those whose sums show a wrong cell.
-readonly tests="offload real_model looking sequences speculative constrained first_light loops"
+readonly tests="offload real_model looking sequences speculative constrained generate loops"
 # What can be carried to where the GPU is.
 readonly most=$((60 << 20))
 

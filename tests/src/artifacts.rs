@@ -1,8 +1,8 @@
-//! Where the built things are.
+//! Paths of the binary, the components and the model.
 //!
-//! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS` and `CORRAL_CLIENTS`. Without the first two, and
-//! without `CORRAL_MODEL`: the binary beside the tests' own, the folder `plugins` in the target
-//! directory, and the model of this checkout, which is where `make` puts them.
+//! `make test` sets `CORRAL_BIN`, `CORRAL_PLUGINS` and `CORRAL_CLIENTS`. The defaults are where `make`
+//! puts them: the binary beside the test binaries, `plugins` in the target directory, and the model
+//! of this checkout (`CORRAL_MODEL` names another).
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -31,9 +31,8 @@ pub fn model() -> PathBuf {
     })
 }
 
-/// The demo model, but that it says it was trained on sixteen times the context: what holds a place in a server
-/// shall not be at an end before the test is, however fast the machine. What it says beyond its real context makes
-/// no sense.
+/// The demo model with sixteen times its context length in the metadata. Requests of tests that hold
+/// resources must outlast the test on any machine. Output beyond the real context is meaningless.
 pub fn long_model() -> PathBuf {
     static FILE: LazyLock<PathBuf> = LazyLock::new(write_long_model);
     FILE.clone()
@@ -44,26 +43,26 @@ fn write_long_model() -> PathBuf {
     const TYPE_U32: [u8; 4] = 4_u32.to_le_bytes();
     let mut bytes = std::fs::read(model()).expect("the model can be read");
     let name = bytes.windows(NAME.len()).position(|some| some == NAME);
-    let kind = name.expect("its context stands in its file") + NAME.len();
+    let kind = name.expect("the file has a context length") + NAME.len();
     let value = kind + TYPE_U32.len();
-    assert_eq!(bytes[kind..value], TYPE_U32, "a number of 32 bits");
-    let place = bytes[value..].first_chunk_mut().expect("its value");
-    *place = (16 * u32::from_le_bytes(*place)).to_le_bytes();
+    assert_eq!(bytes[kind..value], TYPE_U32, "a u32 value");
+    let length = bytes[value..].first_chunk_mut().expect("the value");
+    *length = (16 * u32::from_le_bytes(*length)).to_le_bytes();
     let file = scratch().join("long.gguf");
-    // Test programs run at once: none may see a part of it.
+    // Test binaries run concurrently: rename, so that none reads a partial file.
     let new = file.with_extension(std::process::id().to_string());
     std::fs::write(&new, bytes).expect("it can be written");
     std::fs::rename(&new, &file).expect("it can be renamed");
     file
 }
 
-/// The demo model's adapter that answers a sum by one more than it is.
+/// A LoRA adapter of the demo model that adds one to each sum.
 pub fn adapter() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny/plus-one.gguf")
 }
 
-/// What the official clients run with: `python/bin/python` and `node/node_modules`, from
-/// `tests/clients/setup.sh`, which `make test` runs.
+/// The folder with the official clients: `python/bin/python` and `node/node_modules`. `make test` fills
+/// it with `tests/clients/setup.sh`.
 pub fn clients() -> PathBuf {
     let folder = std::env::var_os("CORRAL_CLIENTS").map(PathBuf::from);
     folder.filter(|folder| folder.is_dir()).expect(
@@ -71,7 +70,7 @@ pub fn clients() -> PathBuf {
     )
 }
 
-/// A folder in the target directory for what tests write.
+/// A folder in the target directory for files that tests write.
 pub fn scratch() -> PathBuf {
     let folder = target_folder().join("tests-scratch");
     std::fs::create_dir_all(&folder).expect("the target directory can be written");
@@ -88,7 +87,7 @@ fn existing(variable: &str, otherwise: impl FnOnce() -> PathBuf) -> PathBuf {
     path
 }
 
-/// The folder of the profile that the tests were built in: theirs is `deps` inside it.
+/// The folder of the cargo profile: the tests' binaries lie in `deps` inside it.
 fn profile_folder() -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own path");
     let folder = test.ancestors().nth(2).expect("PROFILE/deps/TEST");

@@ -1,4 +1,4 @@
-//! One run of the binary to its end.
+//! Runs the binary once, to its end.
 
 use crate::artifacts;
 use crate::server::PATIENCE;
@@ -8,18 +8,18 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Ended {
-    /// The exit code; nothing if a signal ended it.
+    /// The exit code; `None` if a signal ended it.
     pub code: Option<i32>,
-    /// What it wrote to standard output.
+    /// Standard output.
     pub stdout: String,
-    /// What it wrote to standard error.
+    /// Standard error.
     pub stderr: String,
 }
 
-/// Runs `corral` with these arguments and waits for its end; panics when it takes too long.
+/// Runs `corral` with these arguments. Panics if it takes longer than [`PATIENCE`].
 pub fn run<I, S>(arguments: I) -> Ended
 where
     I: IntoIterator<Item = S>,
@@ -28,7 +28,7 @@ where
     run_within(PATIENCE, arguments)
 }
 
-/// [`run`] for what may take so long.
+/// [`run`] with another time limit.
 pub fn run_within<I, S>(patience: Duration, arguments: I) -> Ended
 where
     I: IntoIterator<Item = S>,
@@ -51,7 +51,7 @@ where
         let stderr = scope.spawn(|| read_all(&mut pipes.1));
         let started = Instant::now();
         let status = loop {
-            if let Some(status) = child.try_wait().expect("a child of ours") {
+            if let Some(status) = child.try_wait().expect("own child") {
                 break Some(status);
             }
             if started.elapsed() > patience {
@@ -60,8 +60,8 @@ where
             std::thread::sleep(Duration::from_millis(5));
         };
         if status.is_none() {
-            child.kill().expect("a child of ours");
-            child.wait().expect("a child of ours");
+            child.kill().expect("own child");
+            child.wait().expect("own child");
         }
         let ended = Ended {
             code: status.and_then(|status| status.code()),
@@ -87,7 +87,7 @@ pub fn scratch_folder() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let folder = artifacts::scratch().join(format!("{}-{number}", std::process::id()));
-    // Left over from a process of the same number, long ago.
+    // May be left over from an earlier process with this id.
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).expect("the target directory can be written");
     folder

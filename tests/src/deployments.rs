@@ -1,11 +1,11 @@
-//! Deploying through the admin API, and by `corral deploy`.
+//! Deploys through the admin API and with `corral deploy`.
 
-use crate::http::Answer;
+use crate::Response;
 use crate::{Corral, Ended, artifacts, run, scratch_folder};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// `sha256:` and the digits.
+/// The digest of a component: `sha256:` and hexadecimal digits.
 pub fn digest(bytes: &[u8]) -> String {
     let digits: String = Sha256::digest(bytes)
         .iter()
@@ -14,31 +14,31 @@ pub fn digest(bytes: &[u8]) -> String {
     format!("sha256:{digits}")
 }
 
-/// The same component with another digest: a custom section at its end means nothing.
+/// The same component with another digest, by a custom section at its end.
 pub fn variant(component: &[u8], number: u64) -> Vec<u8> {
     let mut bytes = component.to_vec();
-    // Section 0 of 10 bytes: a name of one byte, and eight more.
+    // Section id 0, 10 bytes: name length, name, and the number.
     bytes.extend([0, 10, 1, b'v']);
     bytes.extend(number.to_le_bytes());
     bytes
 }
 
-/// Uploads a component, which has to be taken; returns its digest.
+/// Uploads a component and returns its digest. Panics if the server refuses it.
 pub fn upload(corral: &Corral, component: &[u8]) -> String {
     let digest = digest(component);
-    let answer = corral.ask_admin("PUT", &format!("/components/{digest}"), component);
+    let answer = corral.request_admin("PUT", &format!("/components/{digest}"), component);
     assert!(matches!(answer.status, 200 | 201), "{answer:?}");
     digest
 }
 
-/// Posts a manifest and returns the answer, whatever it is.
-pub fn try_deploy(corral: &Corral, manifest: &Value) -> Answer {
+/// Posts a manifest and returns the response.
+pub fn try_deploy(corral: &Corral, manifest: &Value) -> Response {
     let name = manifest["name"].as_str().expect("a manifest has a name");
     let path = format!("/deployments/{name}");
-    corral.ask_admin("POST", &path, manifest.to_string())
+    corral.request_admin("POST", &path, manifest.to_string())
 }
 
-/// Posts a manifest, which has to be taken; returns the revision's number.
+/// Posts a manifest and returns the revision number. Panics if the server refuses it.
 pub fn deploy(corral: &Corral, manifest: &Value) -> u64 {
     let answer = try_deploy(corral, manifest);
     assert_eq!(answer.status, 201, "{manifest}: {answer:?}");
@@ -46,8 +46,7 @@ pub fn deploy(corral: &Corral, manifest: &Value) -> u64 {
     number.expect("a revision has a number")
 }
 
-/// Deploys by `corral deploy`, as an author does: with this `corral.toml` and these components of ours in
-/// one folder.
+/// Runs `corral deploy` in a folder with this `corral.toml` and these components.
 pub fn deploy_folder(corral: &Corral, manifest: &str, components: &[&str]) -> Ended {
     let folder = scratch_folder();
     for name in components {
@@ -55,14 +54,14 @@ pub fn deploy_folder(corral: &Corral, manifest: &str, components: &[&str]) -> En
         std::fs::copy(artifacts::plugin(name), file).expect("copied");
     }
     let token = folder.join("token");
-    std::fs::write(&token, corral.token()).expect("ours");
-    std::fs::write(folder.join("corral.toml"), manifest).expect("ours");
+    std::fs::write(&token, corral.token()).expect("writable");
+    std::fs::write(folder.join("corral.toml"), manifest).expect("writable");
     let admin = format!("http://{}", corral.admin());
-    let [folder, token] = [&folder, &token].map(|path| path.to_str().expect("ours"));
+    let [folder, token] = [&folder, &token].map(|path| path.to_str().expect("writable"));
     run(["deploy", folder, "--admin", &admin, "--token-file", token])
 }
 
-/// A manifest for `/NAME`, with `more` of its fields.
+/// A manifest with the route `/NAME`; `more` is added to it.
 pub fn manifest(name: &str, digest: &str, more: Value) -> Value {
     let mut manifest = json!({
         "name": name,
@@ -77,7 +76,7 @@ pub fn manifest(name: &str, digest: &str, more: Value) -> Value {
 
 /// The deployment as `GET /deployments/NAME` shows it.
 pub fn show(corral: &Corral, name: &str) -> Value {
-    let answer = corral.ask_admin("GET", &format!("/deployments/{name}"), "");
+    let answer = corral.request_admin("GET", &format!("/deployments/{name}"), "");
     assert_eq!(answer.status, 200, "{answer:?}");
     answer.json()
 }

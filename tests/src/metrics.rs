@@ -1,13 +1,13 @@
-//! `/metrics`, read as strictly as Prometheus reads it.
+//! Parses `/metrics` as strictly as Prometheus does.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// The numbers of one scrape, by name and labels as they were written.
+/// The samples of one scrape, by name and labels as written.
 #[derive(Clone, Debug)]
 pub struct Metrics(BTreeMap<String, f64>);
 
 impl Metrics {
-    /// Reads the text format; panics at what Prometheus would refuse.
+    /// Parses the text format. Panics at anything Prometheus refuses.
     pub fn read(text: &str) -> Self {
         let mut samples = BTreeMap::new();
         let mut typed = HashMap::new();
@@ -49,7 +49,7 @@ impl Metrics {
         }
         let metrics = Metrics(samples);
         for (family, _) in typed.iter().filter(|(_, kind)| **kind == "histogram") {
-            metrics.distribution(family).check(family);
+            metrics.histogram(family).check(family);
         }
         metrics
     }
@@ -67,12 +67,12 @@ impl Metrics {
         samples.sum()
     }
 
-    /// The same, and 0 when there is none: labels appear with their first event.
+    /// One sample, or 0 if it is missing: a label appears with its first event.
     pub fn get_or_zero(&self, sample: &str) -> f64 {
         self.0.get(sample).copied().unwrap_or(0.0)
     }
 
-    /// The samples of a family, by their labels as they were written.
+    /// The samples of a family by their labels as written.
     pub fn samples(&self, family: &str) -> BTreeMap<String, f64> {
         let labels = |sample: &String| {
             let labels = sample.strip_prefix(family)?.strip_prefix('{')?;
@@ -84,13 +84,13 @@ impl Metrics {
             .collect()
     }
 
-    /// How much a counter has grown since `before`.
-    pub fn grown(&self, name: &str, before: &Metrics) -> f64 {
+    /// The growth of a counter since `before`.
+    pub fn growth(&self, name: &str, before: &Metrics) -> f64 {
         self.get(name) - before.get(name)
     }
 
-    /// A histogram, over all labels but the bounds of its buckets.
-    pub fn distribution(&self, family: &str) -> Distribution {
+    /// A histogram, summed over all labels but `le`.
+    pub fn histogram(&self, family: &str) -> Histogram {
         let bucket = format!("{family}_bucket{{");
         let mut buckets: Vec<(f64, f64)> = Vec::new();
         for (sample, &value) in &self.0 {
@@ -105,17 +105,16 @@ impl Metrics {
             }
         }
         buckets.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-        Distribution {
+        Histogram {
             buckets,
             sum: self.get(&format!("{family}_sum")),
             count: self.get(&format!("{family}_count")),
         }
     }
 
-    /// Checks the engine's identity, which holds whenever nothing runs: every token is decoded once,
-    /// unless it was found in the cache or lost by a preemption, and the last one of a sequence that
-    /// finished never is; and drafts that were wrong.
-    pub(crate) fn check_identity(&self) {
+    /// Asserts the engine's token identity, which holds when nothing runs: tokens computed = prompt − cached +
+    /// generated − 1 per request + rejected drafts + recomputed + discarded.
+    pub(crate) fn check_token_identity(&self) {
         let get = |name: &str| self.get(&format!("corral_engine_{name}_total"));
         assert_eq!(
             get("computed_tokens"),
@@ -130,8 +129,8 @@ impl Metrics {
         );
     }
 
-    /// Those of `names` that are not 0.
-    pub fn not_zero(&self, names: &[&str]) -> Vec<(String, f64)> {
+    /// The metrics of `names` that are not 0.
+    pub fn nonzero(&self, names: &[&str]) -> Vec<(String, f64)> {
         names
             .iter()
             .map(|name| ((*name).to_owned(), self.get(name)))
@@ -140,10 +139,10 @@ impl Metrics {
     }
 }
 
-/// A histogram: of how many observations each bucket's bound was not passed.
+/// A histogram with cumulative buckets.
 #[derive(Clone, Debug)]
-pub struct Distribution {
-    /// Bounds, rising, and the number of observations that are not larger.
+pub struct Histogram {
+    /// Ascending upper bounds, each with the number of observations up to it.
     pub buckets: Vec<(f64, f64)>,
     /// The sum of all observations.
     pub sum: f64,
@@ -151,18 +150,18 @@ pub struct Distribution {
     pub count: f64,
 }
 
-impl Distribution {
-    /// The lowest bound that at least this share of the observations did not pass.
+impl Histogram {
+    /// The lowest bound that covers at least this share of the observations.
     pub fn quantile(&self, share: f64) -> f64 {
         let enough = |(_, count): &&(f64, f64)| *count >= share * self.count;
         let found = self.buckets.iter().find(enough);
         found.expect("the last bucket holds all").0
     }
 
-    /// What Prometheus expects of every histogram.
+    /// Asserts that the buckets are cumulative and the last one is `+Inf`.
     fn check(&self, family: &str) {
         let rising = self.buckets.windows(2).all(|pair| pair[0].1 <= pair[1].1);
-        assert!(rising, "buckets hold those below them: {family}: {self:?}");
+        assert!(rising, "buckets are cumulative: {family}: {self:?}");
         let last = self.buckets.last().copied();
         let all = Some((f64::INFINITY, self.count));
         assert_eq!(last, all, "the last bucket holds all: {family}");

@@ -1,8 +1,8 @@
-//! A server of a test's own.
+//! A running `corral serve`, one per test.
 
 use crate::artifacts;
-use crate::http::{Answer, Stream};
 use crate::metrics::Metrics;
+use crate::response::{EventStream, Response};
 use crate::sums::Sum;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,21 +13,20 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long anything may take before a test fails. Far more than it takes: machines are busy.
+/// Time limit of any single wait in a test. Far above what it takes, because machines are busy.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Positions that a sequence may have: enough to go on for many seconds on any machine.
+/// Context length: enough to generate for many seconds on any machine.
 const CONTEXT: &str = "16384";
 
 /// Tokens of [`Corral::endless`]: nearly a whole context.
-pub const ENDLESS: u32 = 16_000;
+pub const ENDLESS_TOKENS: u32 = 16_000;
 
-/// `--cells` for four of [`Corral::endless`] at once: with fewer they would go on no longer together than one with
-/// the demo model's own context.
+/// `--cells` for four [`Corral::endless`] streams at once.
 pub const MANY_CELLS: &str = "65536";
 
-/// What has to be zero when nothing runs.
-const GAUGES: [&str; 14] = [
+/// Metrics that are 0 when nothing runs.
+const IDLE_ZERO: [&str; 14] = [
     "corral_engine_requests_waiting",
     "corral_engine_requests_running",
     "corral_engine_sequence_ids_used",
@@ -44,32 +43,32 @@ const GAUGES: [&str; 14] = [
     "corral_engine_steps_failed_total",
 ];
 
-/// A running `corral serve` with the demo model as `tiny`, and plugins each at the route of its name:
-/// `generate`, `hello`, and the test plugins `misbehave` and `classic`.
+/// A running `corral serve` with the demo model as `tiny` and plugins at the routes of their names:
+/// `generate`, `hello`, and test plugins.
 pub struct Corral {
     child: Child,
     public: String,
     admin: String,
     announced: Vec<String>,
-    /// The admin token, when there is a store.
+    /// The admin token, if the server has a store.
     token: Option<String>,
     stderr: Arc<Mutex<String>>,
     agent: ureq::Agent,
 }
 
 impl Corral {
-    /// Starts a server and waits until it says that it is ready.
+    /// Starts a server and waits until it is ready.
     pub fn start() -> Self {
         Self::start_with(&[])
     }
 
-    /// The same with further arguments.
+    /// Starts a server with additional arguments.
     pub fn start_with(arguments: &[&str]) -> Self {
         Self::start_with_routes(&[], arguments)
     }
 
-    /// The same with further routes, each with the plugin that answers there. A route is a tenant
-    /// of its own, also where others have the same plugin.
+    /// Starts a server with additional routes and their plugins. Each route is a tenant, also if routes share
+    /// a plugin.
     pub fn start_with_routes(routes: &[(&str, &str)], arguments: &[&str]) -> Self {
         let own = [
             ("/generate", "generate"),
@@ -80,12 +79,12 @@ impl Corral {
         Self::launch(&[&own, routes].concat(), arguments, &[])
     }
 
-    /// The same with further variables of the environment.
-    pub fn start_where(variables: &[(&str, &str)], arguments: &[&str]) -> Self {
+    /// Starts a server with environment variables and only `generate`.
+    pub fn start_with_env(variables: &[(&str, &str)], arguments: &[&str]) -> Self {
         Self::launch(&[("/generate", "generate")], arguments, variables)
     }
 
-    /// Starts one that is there soon: without plugins, and with the model left to who first asks for it.
+    /// Starts a server without plugins that loads its model on demand, so that it is ready soon.
     pub fn start_bare(arguments: &[&str]) -> Self {
         Self::launch(&[], &[&["--preload", "none"], arguments].concat(), &[])
     }
@@ -102,17 +101,17 @@ impl Corral {
             ("--listen", "127.0.0.1:0"),
             ("--admin", "127.0.0.1:0"),
             ("--context", CONTEXT),
-            // The demo model's steps are so small that a second thread does not pay; and where the
-            // cores are busy, it makes each step wait until the system lets it run.
+            // Steps of the demo model are too small for a second thread; on busy cores each step
+            // would wait for it.
             ("--threads", "1"),
-            // Busy machines again: no test waits for this limit, and none should meet it by chance.
+            // No test relies on this limit; busy machines should not reach it either.
             ("--time-limit", "300"),
         ] {
             if !arguments.contains(&option) {
                 command.args([option, value]);
             }
         }
-        // As the tests of the engine: on that device, where one is named.
+        // The device that the engine's tests use, if one is named.
         if let Ok(device) = std::env::var("CORRAL_TEST_DEVICE")
             && !arguments.contains(&"--device")
         {
@@ -134,7 +133,7 @@ impl Corral {
         let stderr = Arc::new(Mutex::new(String::new()));
         collect(child.stderr.take().expect("piped"), stderr.clone());
         let lines = lines(child.stdout.take().expect("piped"));
-        // From here on dropping it kills the process.
+        // From here on, dropping `corral` kills the process.
         let mut corral = Corral {
             child,
             public: String::new(),
@@ -156,7 +155,7 @@ impl Corral {
             let left = deadline.saturating_duration_since(Instant::now());
             let line = match lines.recv_timeout(left) {
                 Ok(line) => line,
-                Err(error) => panic!("corral said no more on stdout: {error}"),
+                Err(error) => panic!("corral did not announce its listeners: {error}"),
             };
             if let Some(file) = line.strip_prefix("admin token in ") {
                 let token = std::fs::read_to_string(file).expect("it was written");
@@ -181,22 +180,22 @@ impl Corral {
         &self.public
     }
 
-    /// `HOST:PORT` of the admin listener; with a scheme before it unless that is `http`.
+    /// `HOST:PORT` of the admin listener, with the scheme unless it is `http`.
     pub fn admin(&self) -> &str {
         &self.admin
     }
 
-    /// The lines that it wrote to standard output until it was ready.
+    /// The lines on standard output until the server was ready.
     pub fn announced(&self) -> &[String] {
         &self.announced
     }
 
-    /// What it wrote to standard error so far.
+    /// Standard error so far.
     pub fn stderr(&self) -> String {
         self.stderr.lock().expect("no panic while held").clone()
     }
 
-    /// What it wrote to standard error once this is in it: another thread reads that, a little later.
+    /// Waits until standard error contains `text`, and returns all of it.
     pub fn wait_for_stderr(&self, text: &str) -> String {
         let started = Instant::now();
         loop {
@@ -210,41 +209,41 @@ impl Corral {
     }
 
     /// `GET` on the public listener.
-    pub fn get(&self, path: &str) -> Answer {
+    pub fn get(&self, path: &str) -> Response {
         self.get_from(&self.public, path)
     }
 
     /// `GET` on the admin listener.
-    pub fn get_admin(&self, path: &str) -> Answer {
+    pub fn get_admin(&self, path: &str) -> Response {
         self.get_from(&self.admin, path)
     }
 
-    /// The admin token; panics without a store.
+    /// The admin token. Panics without a store.
     pub fn token(&self) -> &str {
         self.token.as_deref().expect("started with --store")
     }
 
-    /// A request to the admin API, with the token.
-    pub fn ask_admin(&self, method: &str, path: &str, body: impl AsRef<[u8]>) -> Answer {
-        self.try_ask_admin(method, path, body.as_ref())
+    /// Sends a request with the token to the admin API.
+    pub fn request_admin(&self, method: &str, path: &str, body: impl AsRef<[u8]>) -> Response {
+        self.try_request_admin(method, path, body.as_ref())
             .unwrap_or_else(|error| panic!("{method} {path}: {error}"))
     }
 
-    /// The same, while the server may be killed.
-    pub fn try_ask_admin(
+    /// [`request_admin`](Self::request_admin) to a server that may be killed meanwhile.
+    pub fn try_request_admin(
         &self,
         method: &str,
         path: &str,
         body: &[u8],
-    ) -> Result<Answer, ureq::Error> {
+    ) -> Result<Response, ureq::Error> {
         self.send_admin(method, path, body)
-            .and_then(Answer::try_read)
+            .and_then(Response::try_read)
     }
 
-    /// A request to the admin API, whose answer is read bit by bit.
-    pub fn stream_admin(&self, path: &str) -> Stream {
+    /// `GET` on the admin API, read as a stream.
+    pub fn stream_admin(&self, path: &str) -> EventStream {
         let sent = self.send_admin("GET", path, b"");
-        Stream::new(sent.unwrap_or_else(|error| panic!("GET {path}: {error}")))
+        EventStream::new(sent.unwrap_or_else(|error| panic!("GET {path}: {error}")))
     }
 
     fn send_admin(
@@ -265,32 +264,32 @@ impl Corral {
         }
     }
 
-    fn get_from(&self, address: &str, path: &str) -> Answer {
+    fn get_from(&self, address: &str, path: &str) -> Response {
         let response = self.agent.get(format!("http://{address}{path}")).call();
-        Answer::read(response.unwrap_or_else(|error| panic!("GET {path}: {error}")))
+        Response::read(response.unwrap_or_else(|error| panic!("GET {path}: {error}")))
     }
 
     /// `POST` on the public listener.
-    pub fn post(&self, path: &str, body: impl AsRef<[u8]>) -> Answer {
-        Answer::read(
+    pub fn post(&self, path: &str, body: impl AsRef<[u8]>) -> Response {
+        Response::read(
             self.try_post(path, body.as_ref())
                 .unwrap_or_else(|error| panic!("POST {path}: {error}")),
         )
     }
 
-    /// `POST` on the public listener, to be read bit by bit.
-    pub fn post_stream(&self, path: &str, body: impl AsRef<[u8]>) -> Stream {
-        Stream::new(
+    /// `POST` on the public listener, read as a stream.
+    pub fn post_stream(&self, path: &str, body: impl AsRef<[u8]>) -> EventStream {
+        EventStream::new(
             self.try_post(path, body.as_ref())
                 .unwrap_or_else(|error| panic!("POST {path}: {error}")),
         )
     }
 
-    /// `GET` on the public listener, while the server may be killed.
-    pub fn try_get(&self, path: &str) -> Result<Answer, ureq::Error> {
+    /// `GET` on the public listener of a server that may be killed meanwhile.
+    pub fn try_get(&self, path: &str) -> Result<Response, ureq::Error> {
         let address = &self.public;
         let response = self.agent.get(format!("http://{address}{path}")).call();
-        response.and_then(Answer::try_read)
+        response.and_then(Response::try_read)
     }
 
     fn try_post(
@@ -304,8 +303,7 @@ impl Corral {
             .send(body)
     }
 
-    /// Sends a `POST` on the public listener and waits for nothing. Letting go of the connection
-    /// hangs up.
+    /// Sends a `POST` on the public listener without reading the response. Dropping the connection hangs up.
     pub fn begin_post(&self, path: &str, body: impl AsRef<[u8]>) -> TcpStream {
         let body = body.as_ref();
         let length = body.len();
@@ -316,12 +314,12 @@ impl Corral {
         connection
     }
 
-    /// `POST /generate`; panics unless the answer is 200.
+    /// `POST /generate`. Panics unless the status is 200.
     pub fn generate(&self, request: &Value) -> Value {
         self.generate_at("/generate", request)
     }
 
-    /// The same at another route of the plugin `generate`.
+    /// The same at another route of `generate`.
     pub fn generate_at(&self, route: &str, request: &Value) -> Value {
         let request = request.to_string();
         let answer = self.post(route, &request);
@@ -331,14 +329,14 @@ impl Corral {
         answer.json()
     }
 
-    /// The text that a greedy generation of at most 100 tokens gives.
+    /// The text of a greedy generation of at most 100 tokens.
     pub fn text(&self, prompt: &str) -> String {
         let answer = self.generate(&json!({"prompt": prompt, "max_tokens": 100}));
         let text = answer["text"].as_str();
         text.expect("an answer has a text").to_owned()
     }
 
-    /// The text of the answer to one user message.
+    /// The answer to one user message.
     pub fn chat(&self, message: &str) -> String {
         let messages = json!([{"role": "user", "content": message}]);
         let answer = self.generate(&json!({"messages": messages, "max_tokens": 100}));
@@ -346,13 +344,13 @@ impl Corral {
         text.expect("an answer has a text").to_owned()
     }
 
-    /// `POST /generate` with `stream`, and `request`'s other members.
-    pub fn generate_stream(&self, request: &Value) -> Stream {
+    /// `POST /generate` with `stream: true`.
+    pub fn generate_stream(&self, request: &Value) -> EventStream {
         self.generate_stream_at("/generate", request)
     }
 
-    /// The same at another route of the plugin `generate`.
-    pub fn generate_stream_at(&self, route: &str, request: &Value) -> Stream {
+    /// The same at another route of `generate`.
+    pub fn generate_stream_at(&self, route: &str, request: &Value) -> EventStream {
         let mut request = request.clone();
         request["stream"] = json!(true);
         let stream = self.post_stream(route, request.to_string());
@@ -360,22 +358,22 @@ impl Corral {
         stream
     }
 
-    /// A stream that goes on for many seconds on any machine, at a route of the plugin `generate`. Its
-    /// sequence runs when this returns; letting go of it hangs up.
-    pub fn endless(&self, route: &str) -> Stream {
-        let request = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS});
+    /// Starts a stream of many seconds at a route of `generate` and reads its first event. Dropping it hangs
+    /// up.
+    pub fn endless(&self, route: &str) -> EventStream {
+        let request = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS_TOKENS});
         let mut stream = self.generate_stream_at(route, &request);
         stream.next_text();
         stream
     }
 
-    /// Holds this many sequence ids with [`Corral::endless`] streams at `/generate`. They want [`MANY_CELLS`].
-    pub fn hold(&self, ids: usize) -> Vec<Stream> {
+    /// Occupies `ids` sequence ids with [`Corral::endless`] streams. They need [`MANY_CELLS`].
+    pub fn hold(&self, ids: usize) -> Vec<EventStream> {
         (0..ids).map(|_| self.endless("/generate")).collect()
     }
 
-    /// Asks a sum at a route of the plugin `generate`, for an answer of `tokens` that begins with the
-    /// right one.
+    /// Asks a sum at a route of `generate` for `tokens` tokens, and checks that the output begins with the right
+    /// answer.
     pub fn check_long(&self, route: &str, sum: Sum, tokens: usize) {
         let answer = self.generate_at(route, &sum.long_request(tokens));
         let text = answer["text"].as_str().expect("an answer has a text");
@@ -383,50 +381,50 @@ impl Corral {
         assert_eq!(answer["tokens"], tokens, "{sum:?}");
     }
 
-    /// Checks that the house still stands: 1+1 is answered by 2.
+    /// Asserts that the server answers 1+1 with 2.
     pub fn check_alive(&self) {
         assert_eq!(self.text("1+1="), "2");
     }
 
-    /// The counters now.
+    /// The current metrics.
     pub fn metrics(&self) -> Metrics {
         let answer = self.get_admin("/metrics");
         assert_eq!(answer.status, 200, "{answer:?}");
         Metrics::read(&answer.body)
     }
 
-    /// The counters as soon as `it_is` so. Panics when that takes too long.
-    pub fn wait_until(&self, what: &str, it_is: impl Fn(&Metrics) -> bool) -> Metrics {
+    /// Waits until `condition` holds and returns the metrics.
+    pub fn wait_until(&self, what: &str, condition: impl Fn(&Metrics) -> bool) -> Metrics {
         let started = Instant::now();
         loop {
             let metrics = self.metrics();
-            if it_is(&metrics) {
+            if condition(&metrics) {
                 return metrics;
             }
             let waited = started.elapsed();
-            assert!(waited < PATIENCE, "no sign that {what}: {metrics:#?}");
+            assert!(waited < PATIENCE, "{what} did not happen: {metrics:#?}");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
-    /// The counters as soon as this many sequences wait for their turn.
+    /// Waits until `waiting` requests are in the queue.
     pub fn wait_for_queue(&self, waiting: usize) -> Metrics {
-        self.wait_until(&format!("{waiting} wait"), |metrics| {
+        self.wait_until(&format!("a queue of {waiting}"), |metrics| {
             metrics.get("corral_engine_requests_waiting") == waiting as f64
         })
     }
 
-    /// The counters once nothing runs any more: no request, instance, sequence, cell. Panics if
-    /// something is left over, or if tokens were counted wrongly.
+    /// Waits until no request, instance, sequence or cell is in use, and returns the metrics. Panics if
+    /// something is left over or the token identity does not hold.
     ///
-    /// The engine writes its gauges between steps, so a sequence on its way to its first step is not
-    /// seen yet: nothing runs when several looks in a row find nothing, and nothing new.
-    pub fn settled(&self) -> Metrics {
+    /// The engine updates its gauges between steps, so a request before its first step is invisible. Five
+    /// equal scrapes in a row count as idle.
+    pub fn wait_until_idle(&self) -> Metrics {
         let started = Instant::now();
         let (mut quiet, mut decoded) = (0, -1.0);
         loop {
             let metrics = self.metrics();
-            let left = metrics.not_zero(&GAUGES);
+            let left = metrics.nonzero(&IDLE_ZERO);
             let now = metrics.get("corral_engine_computed_tokens_total");
             quiet = if left.is_empty() && now == decoded {
                 quiet + 1
@@ -435,12 +433,12 @@ impl Corral {
             };
             decoded = now;
             if quiet == 5 {
-                metrics.check_identity();
+                metrics.check_token_identity();
                 return metrics;
             }
             assert!(
                 started.elapsed() < Duration::from_secs(20),
-                "left over when nothing runs: {left:?}"
+                "still in use: {left:?}"
             );
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -460,7 +458,7 @@ impl Corral {
     pub fn wait(&mut self, limit: Duration) -> ExitStatus {
         let started = Instant::now();
         loop {
-            if let Some(status) = self.child.try_wait().expect("a child of ours") {
+            if let Some(status) = self.child.try_wait().expect("own child") {
                 return status;
             }
             assert!(started.elapsed() < limit, "still running after {limit:?}");
@@ -471,7 +469,7 @@ impl Corral {
 
 impl Drop for Corral {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
@@ -480,7 +478,7 @@ impl Drop for Corral {
     }
 }
 
-/// `NAME=FILE`; the file's path need not be UTF-8.
+/// `NAME=FILE`; the path need not be UTF-8.
 fn argument(name: &str, file: &Path) -> std::ffi::OsString {
     let mut argument = std::ffi::OsString::from(name);
     argument.push("=");
@@ -488,19 +486,19 @@ fn argument(name: &str, file: &Path) -> std::ffi::OsString {
     argument
 }
 
-/// Reads lines on a thread of its own, which ends with the pipe.
+/// Reads lines on a thread that ends with the pipe.
 fn lines(pipe: impl Read + Send + 'static) -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-            // Nobody waits for more once the server is ready; the pipe is still emptied.
+            // After startup nothing receives the lines, but the pipe must be drained.
             let _ = sender.send(line);
         }
     });
     receiver
 }
 
-/// Appends everything to `text` on a thread of its own, which ends with the pipe.
+/// Appends everything to `text` on a thread that ends with the pipe.
 fn collect(mut pipe: impl Read + Send + 'static, text: Arc<Mutex<String>>) {
     std::thread::spawn(move || {
         let mut some = [0; 4096];

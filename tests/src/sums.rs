@@ -1,4 +1,4 @@
-//! Questions to which the right answer is known.
+//! Sums: questions with known answers.
 
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,12 +13,12 @@ pub struct Sum {
 }
 
 impl Sum {
-    /// As a plain prompt.
+    /// The sum as a plain prompt.
     pub fn question(self) -> String {
         format!("{}+{}=", self.a, self.b)
     }
 
-    /// As the last line of a prompt of `length` tokens, which are characters here; see [`SURE`].
+    /// The sum as the last line of a prompt of `length` tokens (characters here). See [`RELIABLE_SUMS`].
     pub fn question_in(self, length: usize) -> String {
         let question = self.question();
         let before = length.checked_sub(question.len() + 1);
@@ -27,20 +27,20 @@ impl Sum {
         line.chars().cycle().take(before).collect::<String>() + "\n" + &question
     }
 
-    /// What the model has to say.
+    /// The right answer.
     pub fn answer(self) -> String {
         (self.a + self.b).to_string()
     }
 
-    /// A request whose answer begins with what the model has to say, and goes on for `tokens`.
+    /// A request of `tokens` tokens whose output begins with the right answer.
     pub fn long_request(self, tokens: usize) -> Value {
         json!({"prompt": self.question(), "ignore_end": true, "max_tokens": tokens})
     }
 }
 
-/// Sums that the model gets right after other text too: asked at 32, 100, 300, 600, 1,000, 2,000
-/// and 3,000 tokens. Of others it misses a few there, as its card says.
-pub const SURE: [Sum; 5] = [
+/// Sums that the model answers correctly after 32, 100, 300, 600, 1,000, 2,000 and 3,000 tokens of other
+/// text. It misses a few others there, as its card says.
+pub const RELIABLE_SUMS: [Sum; 5] = [
     Sum { a: 12, b: 7 },
     Sum { a: 20, b: 22 },
     Sum { a: 3, b: 4 },
@@ -48,10 +48,10 @@ pub const SURE: [Sum; 5] = [
     Sum { a: 45, b: 54 },
 ];
 
-/// `count` different sums of numbers up to 99, the same ones every time.
-pub fn some_sums(count: usize) -> Vec<Sum> {
-    assert!(count <= 10_000, "there are no more than that");
-    // 7,919 is prime to 10,000, so its multiples run through every pair once.
+/// `count` distinct sums of numbers up to 99, the same in every run.
+pub fn distinct_sums(count: usize) -> Vec<Sum> {
+    assert!(count <= 10_000, "there are 10,000 sums");
+    // 7,919 and 10,000 are coprime, so the multiples visit every pair once.
     (0..count as u32)
         .map(|number| {
             let pair = (number * 7_919 + 1_234) % 10_000;
@@ -63,8 +63,8 @@ pub fn some_sums(count: usize) -> Vec<Sum> {
         .collect()
 }
 
-/// Does something with each sum, 32 at once. Panics if that does.
-pub fn at_once(sums: &[Sum], each: impl Fn(Sum) + Sync) {
+/// Calls `each` for every sum on 32 threads. Panics if a call panics.
+pub fn for_each_concurrently(sums: &[Sum], each: impl Fn(Sum) + Sync) {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..32 {

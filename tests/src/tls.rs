@@ -1,4 +1,4 @@
-//! Certificates for tests, and clients that trust them.
+//! Self-signed certificates, and clients that trust them.
 
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::pem::PemObject;
@@ -10,17 +10,17 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// A certificate for `localhost` that signs itself, and its key, both in PEM format.
+/// A self-signed certificate for `localhost` and its key, in PEM format.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The certificate.
+    /// The certificate in PEM.
     pub certificate: String,
-    /// Its key.
+    /// The private key in PEM.
     pub key: String,
 }
 
 impl Identity {
-    /// A fresh one.
+    /// Generates a key and a certificate.
     pub fn new() -> Self {
         let key = KeyPair::generate().expect("a key");
         let params = CertificateParams::new(["localhost".to_owned()]).expect("a name");
@@ -30,7 +30,7 @@ impl Identity {
         }
     }
 
-    /// Writes it to a folder; the paths of the certificate and the key. Each file is replaced at once.
+    /// Writes both to a folder and returns their paths, certificate first. Replaces each file atomically.
     pub fn write(&self, folder: &Path) -> [PathBuf; 2] {
         let files = [("cert.pem", &self.certificate), ("key.pem", &self.key)];
         files.map(|(name, text)| {
@@ -41,8 +41,8 @@ impl Identity {
         })
     }
 
-    /// A client's trust in this one and no other.
-    pub fn trust(&self) -> Trust {
+    /// A client configuration that trusts this certificate only.
+    pub fn trust(&self) -> TrustedRoot {
         let certificate = CertificateDer::from_pem_slice(self.certificate.as_bytes());
         let mut roots = RootCertStore::empty();
         roots.add(certificate.expect("PEM")).expect("a certificate");
@@ -52,7 +52,7 @@ impl Identity {
             .expect("versions of TLS")
             .with_root_certificates(roots)
             .with_no_client_auth();
-        Trust(Arc::new(config))
+        TrustedRoot(Arc::new(config))
     }
 }
 
@@ -62,12 +62,12 @@ impl Default for Identity {
     }
 }
 
-/// Whom a client trusts.
+/// A root certificate that a client trusts.
 #[derive(Clone, Debug)]
-pub struct Trust(Arc<ClientConfig>);
+pub struct TrustedRoot(Arc<ClientConfig>);
 
-impl Trust {
-    /// Shakes hands and offers these protocols; which one was chosen can be asked of the stream.
+impl TrustedRoot {
+    /// Performs the handshake and offers these ALPN protocols.
     pub async fn connect(
         &self,
         stream: TcpStream,

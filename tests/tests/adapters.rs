@@ -1,7 +1,7 @@
 //! A model with an adapter, over HTTP. `plus-one` makes the demo model answer a sum by one more than
 //! it is, so whoever gets another one's adapter, or cells that were computed with it, is wrong.
 
-use corral_tests::{Corral, artifacts, some_sums};
+use corral_tests::{Corral, artifacts, distinct_sums};
 use serde_json::{Value, json};
 use std::sync::Mutex;
 
@@ -14,7 +14,7 @@ fn with_adapter() -> Corral {
 #[test]
 fn sums_are_right_with_and_without_adapter() {
     let corral = with_adapter();
-    let sums = some_sums(100);
+    let sums = distinct_sums(100);
     let work = sums.iter().flat_map(|sum| [(sum, false), (sum, true)]);
     let queue = Mutex::new(work);
     std::thread::scope(|scope| {
@@ -32,7 +32,7 @@ fn sums_are_right_with_and_without_adapter() {
             });
         }
     });
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_engine_requests_finished_total"), 200.0);
     assert!(metrics.get("corral_engine_adapter_changes_total") > 2.0);
     // They shared steps all the same.
@@ -54,7 +54,7 @@ fn adapter_combines_with_constraint_and_stream() {
     let (texts, _) = corral.generate_stream(&request).texts();
     assert_eq!(texts.concat(), "100");
     assert_eq!(corral.text("45+54="), "99");
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn unknown_adapter_error_lists_adapters() {
         );
     }
     corral.check_alive();
-    corral.settled();
+    corral.wait_until_idle();
     let none = Corral::start();
     let detail = ask(&none, json!("plus-one")).problem(404, "unknown-adapter");
     assert!(detail.contains("this model has none"), "{detail}");

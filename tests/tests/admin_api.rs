@@ -2,22 +2,22 @@
 //! through every operation, and checks each answer against the schema of its status.
 
 use corral_tests::deployments::{deploy, digest, manifest, upload};
-use corral_tests::{Answer, Corral, PATIENCE, artifacts, raw_exchange, schema, scratch_folder};
+use corral_tests::{Corral, PATIENCE, Response, artifacts, raw_exchange, schema, scratch_folder};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-struct Client {
+struct Connection {
     corral: Corral,
     document: Value,
     /// Operations and statuses that were seen.
     seen: RefCell<BTreeSet<(String, String)>>,
 }
 
-impl Client {
+impl Connection {
     /// Calls an operation as the document describes it. `path` has the parameters of its path.
-    fn call(&self, id: &str, path: &[(&str, &str)], query: &str, body: Option<&[u8]>) -> Answer {
+    fn call(&self, id: &str, path: &[(&str, &str)], query: &str, body: Option<&[u8]>) -> Response {
         let paths = self.document["paths"].as_object().expect("paths");
         let operations = paths.iter().flat_map(|(path, operations)| {
             let operations = operations.as_object().expect("operations");
@@ -44,7 +44,7 @@ impl Client {
             assert!(known, "{id} has a parameter {name}");
         }
         assert_eq!(operation["requestBody"].is_object(), body.is_some(), "{id}");
-        let answer = self.corral.ask_admin(
+        let answer = self.corral.request_admin(
             &method.to_uppercase(),
             &format!("{url}?{query}"),
             body.unwrap_or_default(),
@@ -54,11 +54,11 @@ impl Client {
     }
 
     /// The same with a JSON body, which has to be as the document says.
-    fn send(&self, id: &str, path: &[(&str, &str)], body: &Value) -> Answer {
+    fn send(&self, id: &str, path: &[(&str, &str)], body: &Value) -> Response {
         self.call(id, path, "", Some(body.to_string().as_bytes()))
     }
 
-    fn check(&self, id: &str, operation: &Value, answer: &Answer) {
+    fn check(&self, id: &str, operation: &Value, answer: &Response) {
         let status = answer.status.to_string();
         let described = &operation["responses"][&status];
         assert!(
@@ -102,7 +102,7 @@ fn operations_match_openapi_document() {
     let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
     let document = corral.get_admin("/openapi.json");
     assert_eq!(document.status, 200);
-    let client = Client {
+    let client = Connection {
         document: document.json(),
         corral,
         seen: RefCell::default(),
@@ -286,14 +286,14 @@ fn log_followers_leave_connections_for_others() {
         follower.line().expect("it goes on").expect("a first line");
         followers.push(follower);
     }
-    let one_more = corral.ask_admin("GET", "/deployments/a/logs?follow=true", "");
+    let one_more = corral.request_admin("GET", "/deployments/a/logs?follow=true", "");
     one_more.problem(503, "too-many-followers");
     assert!(one_more.header("retry-after").is_some(), "{one_more:?}");
     // Everybody else is served.
-    let once = corral.ask_admin("GET", "/deployments/a/logs", "");
+    let once = corral.request_admin("GET", "/deployments/a/logs", "");
     assert_eq!((once.status, once.body.lines().count()), (200, 2));
     assert_eq!(corral.get_admin("/metrics").status, 200);
-    assert_eq!(corral.ask_admin("GET", "/deployments", "").status, 200);
+    assert_eq!(corral.request_admin("GET", "/deployments", "").status, 200);
     // Who leaves makes room.
     followers.pop();
     let begun = Instant::now();

@@ -1,6 +1,6 @@
 //! Attention on the processor, by Corral and by llama.cpp: both know the same.
 
-use corral_tests::{Corral, SURE, artifacts};
+use corral_tests::{Corral, RELIABLE_SUMS, artifacts};
 use serde_json::{Value, json};
 use std::process::{Command, Output};
 
@@ -36,7 +36,7 @@ fn likely(corral: &Corral, prompt: &str) -> Vec<(u64, f64)> {
 #[test]
 fn own_attention_matches_llama_cpp() {
     let [own, other] =
-        [OWN, LLAMA].map(|variables| Corral::start_where(&variables, &["--device", "cpu"]));
+        [OWN, LLAMA].map(|variables| Corral::start_with_env(&variables, &["--device", "cpu"]));
     let long = "The owl and the fox walked home. ".repeat(20);
     let mut largest = 0.0_f64;
     for prompt in ["12+7=", "The owl", "repeat: Blue owls, 7!\n", &long] {
@@ -54,10 +54,10 @@ fn own_attention_matches_llama_cpp() {
         assert!(largest > 0.0);
     }
     for corral in [own, other] {
-        for sum in SURE {
+        for sum in RELIABLE_SUMS {
             assert_eq!(corral.text(&sum.question()), sum.answer());
         }
-        corral.settled();
+        corral.wait_until_idle();
     }
 }
 

@@ -168,7 +168,7 @@ fn invalid_fields_get_explained_400() {
         .post("/generate", huge)
         .problem(413, "body-too-large");
     corral.check_alive();
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn unread_body_does_not_break_response() {
     // All of that over few connections: what was thrown away did not cost the connection.
     let connections = corral.metrics().get("corral_http_connections_total");
     assert!(connections <= 10.0, "{connections} connections");
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn body_over_limit_gets_413() {
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
     assert!(answer.contains("\"request-too-large\""), "{answer}");
     corral.check_alive();
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn garbage_on_socket_leaves_others_unharmed() {
         }
         corral.check_alive();
     }
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]

@@ -3,7 +3,8 @@
 
 use corral_tests::deployments::deploy_folder;
 use corral_tests::{
-    Answer, Corral, MANY_CELLS, Metrics, SURE, Sum, at_once, scratch_folder, some_sums,
+    Corral, MANY_CELLS, Metrics, RELIABLE_SUMS, Response, Sum, distinct_sums,
+    for_each_concurrently, scratch_folder,
 };
 use std::net::TcpStream;
 
@@ -22,7 +23,7 @@ fn ask(corral: &Corral, way: &str, body: &str) -> String {
 }
 
 /// What the plugin says of a call that failed has these words.
-fn refused(answer: &Answer, words: &str) {
+fn refused(answer: &Response, words: &str) {
     assert_eq!(answer.status, 400, "{answer:?}");
     assert!(answer.body.contains(words), "{words}: {answer:?}");
 }
@@ -42,12 +43,12 @@ fn deployed(arguments: &[&str], more: &str, components: &[&str]) -> Corral {
 #[test]
 fn blocking_guests_are_right_under_load() {
     let corral = start(&[]);
-    at_once(&some_sums(96), |sum| {
+    for_each_concurrently(&distinct_sums(96), |sum| {
         let question = sum.question();
         for way in ["generate", "outcome", "rest", "next"] {
             assert_eq!(ask(&corral, way, &question), sum.answer(), "{way}");
         }
-        let three = [sum, SURE[0], SURE[3]];
+        let three = [sum, RELIABLE_SUMS[0], RELIABLE_SUMS[3]];
         let lines = |each: fn(Sum) -> String| three.map(each).join("\n");
         let said = ask(&corral, "many", &lines(Sum::question));
         assert_eq!(said, lines(Sum::answer));
@@ -55,7 +56,7 @@ fn blocking_guests_are_right_under_load() {
         assert_eq!(ask(&corral, "match", &under), sum.answer());
     });
     corral.check_alive();
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert!(metrics.get("corral_engine_next_token_requests_total") > 0.0);
 }
 
@@ -63,11 +64,11 @@ fn blocking_guests_are_right_under_load() {
 #[test]
 fn guest_loop_computes_each_token_once() {
     let corral = start(&[]);
-    for sum in SURE {
-        let before = corral.settled();
+    for sum in RELIABLE_SUMS {
+        let before = corral.wait_until_idle();
         assert_eq!(ask(&corral, "next", &sum.question()), sum.answer());
-        let after = corral.settled();
-        let decoded = after.grown("corral_engine_computed_tokens_total", &before);
+        let after = corral.wait_until_idle();
+        let decoded = after.growth("corral_engine_computed_tokens_total", &before);
         let tokens = sum.question().len() + sum.answer().len();
         assert_eq!(decoded, tokens as f64);
     }
@@ -92,25 +93,25 @@ fn embeddings_match_those_of_async_plugins() {
         let near = |(one, other): (&f64, &f64)| (one - other).abs() < 1e-4;
         assert!(one.iter().zip(other).all(near), "{one:?} {other:?}");
     }
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
 fn snapshot_survives_restart_for_its_deployment() {
     let folder = scratch_folder();
     let snapshots = ["--snapshots", folder.to_str().expect("ours")];
-    let sum = SURE[0];
+    let sum = RELIABLE_SUMS[0];
     let kept = format!("fox\n{}", sum.question_in(200));
     let corral = start(&snapshots);
     assert_eq!(ask(&corral, "keep", &kept), sum.answer());
     refused(&corral.post("/others/kept", "fox"), "NotFound");
-    corral.settled();
+    corral.wait_until_idle();
     drop(corral);
     let corral = start(&snapshots);
     assert_eq!(ask(&corral, "kept", "fox"), sum.answer());
     assert_eq!(ask(&corral, "forget", "fox"), "ok");
     refused(&corral.post("/blocking/kept", "fox"), "NotFound");
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -141,16 +142,16 @@ fn errors_reach_the_guest() {
     }
     assert_eq!(lines.next(), None, "{said}");
     corral.check_alive();
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
 fn dropped_generation_is_cancelled() {
     let corral = start(&[]);
-    for sum in SURE {
+    for sum in RELIABLE_SUMS {
         assert_eq!(ask(&corral, "drop", &sum.question()), sum.answer());
     }
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     // On a busy machine the engine may be done before the plugin has read its first chunk.
     let cancelled = metrics.get(CANCELLED);
     assert!((1.0..=5.0).contains(&cancelled), "{cancelled} of 5");
@@ -164,13 +165,14 @@ fn hangup_during_blocking_call_frees_everything() {
     let calls: Vec<TcpStream> = (0..GONE)
         .map(|_| corral.begin_post("/blocking/endless", "1+1="))
         .collect();
-    let ended = |metrics: &Metrics| metrics.grown("corral_engine_requests_finished_total", &before);
+    let ended =
+        |metrics: &Metrics| metrics.growth("corral_engine_requests_finished_total", &before);
     corral.wait_until("they run", |metrics| {
         metrics.get(RUNNING) == GONE as f64 || ended(metrics) > 0.0
     });
     drop(calls);
-    let metrics = corral.settled();
-    let cancelled = metrics.grown(CANCELLED, &before);
+    let metrics = corral.wait_until_idle();
+    let cancelled = metrics.growth(CANCELLED, &before);
     // On a busy machine some may be through before their client has gone.
     assert_eq!(cancelled + ended(&metrics), GONE as f64);
     assert!(cancelled > 0.0);
@@ -190,7 +192,7 @@ fn hangup_during_blocking_call_frees_everything() {
     });
     drop(stream);
     corral.check_alive();
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -198,7 +200,7 @@ fn time_limit_ends_blocking_call() {
     let limits = "[limits]\ntime-seconds = 0.3\n";
     let corral = deployed(&["--sequences", "1"], limits, &["blocking"]);
     // Whether the host or the plugin says it first.
-    let late = |answer: &Answer| match answer.status {
+    let late = |answer: &Response| match answer.status {
         504 => drop(answer.problem(504, "deadline")),
         _ => refused(answer, "Deadline"),
     };
@@ -207,7 +209,7 @@ fn time_limit_ends_blocking_call() {
         let held = corral.endless("/generate");
         late(&corral.post(&format!("/deployed/{way}"), "1+1="));
         drop(held);
-        corral.settled();
+        corral.wait_until_idle();
     }
     corral.check_alive();
 }
@@ -219,7 +221,7 @@ fn sampling_plugin_serves_blocking_guest() {
     let asks = |settings: &str, question: &str| {
         corral.post("/deployed/sampled", format!("any\n{settings}\n{question}"))
     };
-    at_once(&some_sums(64), |sum| {
+    for_each_concurrently(&distinct_sums(64), |sum| {
         let answer = asks("record history=4", &sum.question());
         assert_eq!(
             (answer.status, &answer.body),
@@ -227,7 +229,7 @@ fn sampling_plugin_serves_blocking_guest() {
             "{sum:?}"
         );
     });
-    corral.beside(|| {
+    corral.with_neighbors(|| {
         for (settings, words) in [
             ("refuse:these-settings", "these-settings"),
             ("trap-start", "crashed"),
@@ -242,5 +244,5 @@ fn sampling_plugin_serves_blocking_guest() {
         let nobody = corral.post("/deployed/sampled", "nobody\n\n1+1=");
         refused(&nobody, "NotFound");
     });
-    corral.settled();
+    corral.wait_until_idle();
 }

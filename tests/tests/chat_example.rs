@@ -2,7 +2,7 @@
 //! its README says is asked and answered, and every choice of sampler works beside every other.
 
 use corral_tests::deployments::deploy_folder;
-use corral_tests::{Corral, SURE, artifacts, scratch_folder};
+use corral_tests::{Corral, RELIABLE_SUMS, artifacts, scratch_folder};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -50,7 +50,7 @@ fn readme_requests_get_documented_answers() {
 #[test]
 fn every_sampler_combination_gives_right_sums() {
     let corral = start();
-    for sum in SURE {
+    for sum in RELIABLE_SUMS {
         let messages = json!([{"role": "user", "content": sum.question()}]);
         let greedy = [
             json!({}),

@@ -67,7 +67,7 @@ fn template_environment_is_empty_unless_inherited() {
     assert_eq!(shown["revisions"][1]["manifest"]["links"], inherited);
     assert_eq!(shown["deployment"]["traffic"][0]["links"], inherited);
     let to_first = json!({"revision": 1}).to_string();
-    let answer = corral.ask_admin("POST", "/deployments/a/rollback", to_first);
+    let answer = corral.request_admin("POST", "/deployments/a/rollback", to_first);
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(answer.json()["traffic"][0]["links"], links);
     assert_eq!(corral.get("/a").body, denied);
@@ -228,7 +228,7 @@ fn too_deep_types_are_refused() {
     let handler = upload(&corral, &component("linked-handler"));
     let template = upload(&corral, &component("linked-template"));
     let deep = upload(&corral, &deep_types(100_000));
-    corral.beside(|| {
+    corral.with_neighbors(|| {
         for (component, links, at_fault) in [
             (&deep, json!({}), "a"),
             (
@@ -267,7 +267,7 @@ fn linked_components_live_with_their_revision() {
     let denied = rendered("a", "", 0);
     assert_eq!(corral.get("/a").body, denied);
     let back = || json!({"revision": 1}).to_string();
-    let answer = corral.ask_admin("POST", "/deployments/a/rollback", back());
+    let answer = corral.request_admin("POST", "/deployments/a/rollback", back());
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(answer.json()["traffic"][0].get("links"), None);
     assert_eq!(corral.get("/a/ok").body, "ok");
@@ -281,7 +281,7 @@ fn linked_components_live_with_their_revision() {
     let corral = with_store(&folder);
     assert!(file(&template).is_file(), "a revision names it");
     assert_eq!(corral.get("/a/ok").body, "ok");
-    let answer = corral.ask_admin("POST", "/deployments/a/rollback", "{}");
+    let answer = corral.request_admin("POST", "/deployments/a/rollback", "{}");
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(corral.get("/a").body, denied);
     // Killed while it serves.
@@ -305,7 +305,7 @@ fn linked_components_live_with_their_revision() {
     assert_eq!(deploy(&corral, &linked("a", &handler, links)), 3);
     assert_eq!(corral.get("/a").body, denied);
     // With the last revision that names it, it may go; and does at the next start, if not before.
-    let answer = corral.ask_admin("DELETE", "/deployments/a", "");
+    let answer = corral.request_admin("DELETE", "/deployments/a", "");
     assert_eq!(answer.status, 200, "{answer:?}");
     drop(corral);
     let corral = with_store(&folder);

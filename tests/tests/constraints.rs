@@ -1,6 +1,6 @@
 //! What a generation may say, over HTTP: grammars of every kind, right and wrong.
 
-use corral_tests::{Corral, artifacts, run, some_sums};
+use corral_tests::{Corral, artifacts, distinct_sums, run};
 use serde_json::{Value, json};
 use std::sync::Mutex;
 
@@ -72,7 +72,7 @@ fn json_schema_output_validates() {
         assert_eq!(report["finish_reason"], "end");
         check_card(&texts.concat());
     }
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn every_grammar_kind_is_followed() {
         assert_eq!(answer["text"], text, "{constraint}");
         assert_eq!(answer["finish_reason"], "end", "{constraint}");
     }
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn constraint_combines_with_drafts_and_logprobs() {
     assert_eq!(answer["text"], plain["text"]);
     let entries = answer["logprobs"].as_array().expect("asked for");
     assert_eq!(answer["tokens"], entries.len());
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn grammar_error_names_position() {
         assert!(detail.contains(what), "{constraint}: {detail}");
     }
     corral.check_alive();
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -195,13 +195,13 @@ fn oversized_grammar_is_refused() {
         assert!(detail.contains(what), "{detail}");
     }
     corral.check_alive();
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
 fn constrained_load_leaves_sums_right() {
     let corral = Corral::start();
-    let sums = some_sums(40);
+    let sums = distinct_sums(40);
     let queue = Mutex::new(sums.iter().zip(0_u64..));
     std::thread::scope(|scope| {
         for _ in 0..12 {
@@ -218,7 +218,7 @@ fn constrained_load_leaves_sums_right() {
             });
         }
     });
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(
         metrics.get("corral_engine_requests_finished_total"),
         3.0 * 40.0

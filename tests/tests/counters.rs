@@ -1,6 +1,6 @@
 //! What `/metrics` says adds up, and nothing stays behind.
 
-use corral_tests::{Corral, ENDLESS, Stream, raw_exchange, some_sums};
+use corral_tests::{Corral, ENDLESS_TOKENS, EventStream, distinct_sums, raw_exchange};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -21,7 +21,7 @@ fn every_token_is_computed_once() {
         *expected.lock().expect("no panic while held") += computed;
     };
     // Alone, and 16 at once: short ones, long prompts in chunks, long answers, chats, streams.
-    let requests: Vec<Value> = some_sums(60)
+    let requests: Vec<Value> = distinct_sums(60)
         .into_iter()
         .enumerate()
         .map(|(number, sum)| match number % 6 {
@@ -41,7 +41,7 @@ fn every_token_is_computed_once() {
             scope.spawn(|| share.iter().for_each(ask));
         }
     });
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     let expected = *expected.lock().expect("no panic while held");
     let again = metrics.get("corral_engine_recomputed_tokens_total");
     let decoded = metrics.get("corral_engine_computed_tokens_total");
@@ -61,7 +61,7 @@ fn every_token_is_computed_once() {
 fn disconnected_clients_leave_nothing_behind() {
     let corral = Corral::start();
     let endless = json!({
-        "prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS, "stream": true,
+        "prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS_TOKENS, "stream": true,
     })
     .to_string();
     let request = format!(
@@ -91,7 +91,7 @@ fn disconnected_clients_leave_nothing_behind() {
         }
     });
     corral.check_alive();
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     let cancelled = metrics.get("corral_engine_requests_cancelled_total");
     // Of those that left before the answer, some may have gone before a sequence was there.
     assert!((4.0..=16.0).contains(&cancelled), "{cancelled}");
@@ -118,7 +118,7 @@ fn errors_leave_nothing_behind() {
             Duration::from_secs(1),
         );
     }
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     // On a busy machine the engine may be done before the plugin has read its first chunk.
     let cancelled = metrics.get("corral_engine_requests_cancelled_total");
     let finished = metrics.get("corral_engine_requests_finished_total");
@@ -135,7 +135,7 @@ fn errors_leave_nothing_behind() {
 }
 
 /// What a stream of `/generate` says before it is over.
-fn last_but_one(mut stream: Stream) -> Value {
+fn last_but_one(mut stream: EventStream) -> Value {
     let events: Vec<_> = std::iter::from_fn(|| stream.event()).collect();
     let (done, events) = events.split_last().expect("there are events");
     assert_eq!(done, "[DONE]");
@@ -162,9 +162,9 @@ fn check_costs(answers: Answers) {
     let corral = Corral::start();
     // Whatever is made for the first request is there then.
     corral.check_alive();
-    let before = corral.settled();
+    let before = corral.wait_until_idle();
     std::thread::scope(|scope| {
-        for sum in some_sums(STREAMS) {
+        for sum in distinct_sums(STREAMS) {
             let corral = &corral;
             scope.spawn(move || {
                 let mut request = sum.long_request(TOKENS);
@@ -180,8 +180,8 @@ fn check_costs(answers: Answers) {
             });
         }
     });
-    let after = corral.settled();
-    let count = |name: &str| after.grown(&format!("corral_{name}_total"), &before);
+    let after = corral.wait_until_idle();
+    let count = |name: &str| after.growth(&format!("corral_{name}_total"), &before);
     let (streams, tokens) = (STREAMS as f64, (STREAMS * TOKENS) as f64);
     let chunks = count("deployment_generation_chunks");
     let mut broken = Vec::new();
@@ -266,9 +266,9 @@ fn token_read_by_plugin_wakes_it_once() {
     const TOKENS: usize = 200;
     let corral = Corral::start_with_routes(&[("/measure", "measure")], &[]);
     corral.check_alive();
-    let before = corral.settled();
+    let before = corral.wait_until_idle();
     std::thread::scope(|scope| {
-        for sum in some_sums(CALLS) {
+        for sum in distinct_sums(CALLS) {
             let corral = &corral;
             scope.spawn(move || {
                 let path = format!("/measure/generate?count={TOKENS}");
@@ -277,8 +277,8 @@ fn token_read_by_plugin_wakes_it_once() {
             });
         }
     });
-    let after = corral.settled();
-    let count = |name: &str| after.grown(&format!("corral_deployment_{name}_total"), &before);
+    let after = corral.wait_until_idle();
+    let count = |name: &str| after.growth(&format!("corral_deployment_{name}_total"), &before);
     let (polls, chunks) = (count("guest_polls"), count("generation_chunks"));
     println!("{polls} polls for {chunks} chunks");
     assert!(chunks >= CALLS as f64 && polls >= CALLS as f64);
@@ -293,7 +293,7 @@ fn token_read_by_plugin_wakes_it_once() {
 fn openai_plugin_memory_does_not_grow() {
     let corral = Corral::start_with_routes(&[("/v1", "openai")], &[]);
     let growths = || {
-        let metrics = corral.settled();
+        let metrics = corral.wait_until_idle();
         metrics.get("corral_deployment_memory_growths_total")
     };
     let before = growths();
@@ -314,9 +314,9 @@ fn openai_plugin_memory_does_not_grow() {
 fn idle_server_has_no_wakeups() {
     let corral = Corral::start();
     corral.check_alive();
-    let before = corral.settled().get("corral_engine_wakeups_total");
+    let before = corral.wait_until_idle().get("corral_engine_wakeups_total");
     std::thread::sleep(Duration::from_secs(1));
-    let after = corral.settled().get("corral_engine_wakeups_total");
+    let after = corral.wait_until_idle().get("corral_engine_wakeups_total");
     assert_eq!(after, before);
 }
 

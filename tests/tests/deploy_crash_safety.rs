@@ -4,7 +4,9 @@
 //! (`store_kill` of corral-server kills the store alone, hundreds of times.)
 
 use corral_tests::deployments::{digest, manifest, variant};
-use corral_tests::{Answer, Corral, PATIENCE, Random, artifacts, scratch_folder};
+use corral_tests::{Corral, PATIENCE, Response, artifacts, scratch_folder};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,6 +14,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const KILLS: u64 = 250;
+
+/// `CORRAL_SEED`, or a seed drawn at random, so that each run differs. Prints it.
+fn seed() -> u64 {
+    let seed = match std::env::var("CORRAL_SEED") {
+        Ok(seed) => seed.parse().expect("CORRAL_SEED is a number"),
+        Err(_) => rand::random(),
+    };
+    println!("to repeat this run: CORRAL_SEED={seed}");
+    seed
+}
 /// Each has a client of its own, so as many changes are under way.
 const NAMES: [&str; 3] = ["a", "b", "c"];
 /// Components that come again and again, so that they need not be compiled.
@@ -80,7 +92,7 @@ impl Change {
 
 /// A deployment as the server shows it. It does not show what a roll back leads to.
 fn shown(corral: &Corral, name: &str) -> Option<Kept> {
-    let answer = corral.ask_admin("GET", &format!("/deployments/{name}"), "");
+    let answer = corral.request_admin("GET", &format!("/deployments/{name}"), "");
     if answer.status == 404 {
         answer.problem(404, "no-deployment");
         return None;
@@ -135,9 +147,9 @@ fn is(shown: Option<&Kept>, kept: Option<&Kept>) -> bool {
 }
 
 /// A client that changes one deployment, one change after the other.
-struct Client {
+struct Connection {
     name: &'static str,
-    random: Random,
+    random: ChaCha8Rng,
     /// What was acknowledged.
     kept: Option<Kept>,
     /// The change that is under way.
@@ -148,7 +160,7 @@ struct Client {
 /// The server is gone.
 struct Gone;
 
-impl Client {
+impl Connection {
     /// Changes it until the server is gone.
     fn change(&mut self, corral: &Corral, component: &[u8], acknowledged: &AtomicU64) {
         while self.change_once(corral, component).is_ok() {
@@ -181,7 +193,7 @@ impl Client {
             if let Change::Deploy { revision, .. } = &change {
                 upload(corral, &revision.component, &bytes)?;
             }
-            let answer = corral.try_ask_admin(method, &path, body.to_string().as_bytes());
+            let answer = corral.try_request_admin(method, &path, body.to_string().as_bytes());
             let answer = answer.map_err(|_| Gone)?;
             // Another client's removal may have taken the component along.
             if answer.status != 404 || answer.json()["code"] != "no-component" {
@@ -198,7 +210,7 @@ impl Client {
     /// What to do next, and a component to deploy.
     fn next(&mut self, component: &[u8]) -> (Change, Vec<u8>) {
         let random = &mut self.random;
-        let chance = random.below(20);
+        let chance = random.random_range(0..20);
         if let Some(kept) = &self.kept {
             let numbers = Vec::from_iter(kept.revisions.keys().rev().take(KEPT as usize).copied());
             let change = match chance {
@@ -206,11 +218,13 @@ impl Client {
                 1..3 => Some(Change::Pause(!kept.paused)),
                 3..5 if !kept.before.is_empty() => Some(Change::RollBack),
                 5..8 => {
-                    let first = random.below(numbers.len() as u64);
+                    let first = random.random_range(0..numbers.len() as u64);
                     let chosen = numbers.iter().skip(first as usize);
-                    let chosen = chosen.take(1 + random.below(3) as usize);
+                    let chosen = chosen.take(1 + random.random_range(0..3) as usize);
                     let chosen = Vec::from_iter(chosen.copied());
-                    let shares = chosen.iter().map(|number| (*number, 1 + random.below(9)));
+                    let shares = chosen
+                        .iter()
+                        .map(|number| (*number, 1 + random.random_range(0..9)));
                     Some(Change::Share(shares.collect()))
                 }
                 _ => None,
@@ -220,8 +234,8 @@ impl Client {
             }
         }
         // Now and then one that nobody has compiled.
-        let number = match random.below(60) {
-            0 => (1 << 40) + random.below(1 << 30),
+        let number = match random.random_range(0..60) {
+            0 => (1 << 40) + random.random_range(0..1 << 30),
             other => other % COMPONENTS,
         };
         let bytes = variant(component, number);
@@ -230,7 +244,7 @@ impl Client {
             component: digest(&bytes),
             version: self.versions,
         };
-        let activate = random.below(4) > 0;
+        let activate = random.random_range(0..4) > 0;
         (Change::Deploy { revision, activate }, bytes)
     }
 
@@ -284,8 +298,8 @@ impl Client {
 fn upload(corral: &Corral, digest: &str, bytes: &[u8]) -> Result<(), Gone> {
     let path = format!("/components/{digest}");
     loop {
-        let Answer { status, body, .. } = corral
-            .try_ask_admin("PUT", &path, bytes)
+        let Response { status, body, .. } = corral
+            .try_request_admin("PUT", &path, bytes)
             .map_err(|_| Gone)?;
         match status {
             200 | 201 => return Ok(()),
@@ -296,7 +310,7 @@ fn upload(corral: &Corral, digest: &str, bytes: &[u8]) -> Result<(), Gone> {
 }
 
 /// In the folder are the components that revisions name, each whole, and no others.
-fn check_files(store: &Path, clients: &[Client]) {
+fn check_files(store: &Path, clients: &[Connection]) {
     let kept = clients.iter().flat_map(|client| &client.kept);
     let named: BTreeSet<_> = kept
         .flat_map(|kept| kept.revisions.values())
@@ -319,10 +333,11 @@ fn acknowledged_changes_survive_kill() {
     let folder = scratch_folder();
     let store = folder.to_str().expect("ours");
     let component = std::fs::read(artifacts::plugin("misbehave")).expect("readable");
-    let mut random = Random::new();
-    let mut clients = NAMES.map(|name| Client {
+    let seed = seed();
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let mut clients = NAMES.map(|name| Connection {
         name,
-        random: random.fork(),
+        random: ChaCha8Rng::from_rng(&mut random),
         kept: None,
         under_way: None,
         versions: 0,
@@ -342,8 +357,8 @@ fn acknowledged_changes_survive_kill() {
             break;
         }
         // After so many changes, and a moment that is spread over what one takes.
-        let enough = acknowledged.load(Ordering::Acquire) + random.below(6);
-        let moment = Duration::from_micros(random.below(20_000));
+        let enough = acknowledged.load(Ordering::Acquire) + random.random_range(0..6);
+        let moment = Duration::from_micros(random.random_range(0..20_000));
         std::thread::scope(|scope| {
             let changing = clients.each_mut().map(|client| {
                 let (corral, component, acknowledged) = (&corral, &component, &acknowledged);

@@ -167,14 +167,14 @@ fn refused_deploy_says_why() {
     }
     let missing = digest(b"never uploaded");
     try_deploy(&corral, &manifest("bad", &missing, json!({}))).problem(404, "no-component");
-    let answer = corral.ask_admin("PUT", &format!("/components/{missing}"), "other bytes");
+    let answer = corral.request_admin("PUT", &format!("/components/{missing}"), "other bytes");
     answer.problem(422, "other-digest");
     let large = vec![0; (64 << 20) + 1];
-    let answer = corral.ask_admin("PUT", &format!("/components/{}", digest(&large)), &large);
+    let answer = corral.request_admin("PUT", &format!("/components/{}", digest(&large)), &large);
     answer.problem(413, "component-too-large");
     // Nothing is left of all that.
     corral
-        .ask_admin("GET", "/deployments/bad", "")
+        .request_admin("GET", "/deployments/bad", "")
         .problem(404, "no-deployment");
     corral.get("/bad/ok").problem(404, "no-route");
     assert_eq!(corral.metrics().get("corral_plugins_loaded"), 4.0);
@@ -190,7 +190,7 @@ fn traffic_is_split_rolled_back_and_paused() {
         deploy(&corral, &versioned("a", &digest, number));
     }
     let put = |path: &str, body: Value| {
-        corral.ask_admin("PUT", &format!("/deployments/a/{path}"), body.to_string())
+        corral.request_admin("PUT", &format!("/deployments/a/{path}"), body.to_string())
     };
     let split = json!({"traffic": [
         {"revision": 1, "weight": 1}, {"revision": 3, "weight": 3},
@@ -203,7 +203,7 @@ fn traffic_is_split_rolled_back_and_paused() {
 
     let back = |revision: Value| {
         let body = json!({ "revision": revision }).to_string();
-        corral.ask_admin("POST", "/deployments/a/rollback", body)
+        corral.request_admin("POST", "/deployments/a/rollback", body)
     };
     assert_eq!(back(json!(2)).status, 200);
     assert_eq!(version(&corral, "a"), "VERSION=2\n");
@@ -232,33 +232,36 @@ fn traffic_is_split_rolled_back_and_paused() {
     let corral = with_store(&folder);
     corral.get("/a/env").problem(503, "paused");
     let resume = json!({"paused": false}).to_string();
-    corral.ask_admin("PUT", "/deployments/a/paused", resume);
+    corral.request_admin("PUT", "/deployments/a/paused", resume);
     assert_eq!(corral.get("/a/env").status, 200);
 
     // Other routes can't share requests, and a new revision may wait for its turn.
     let moved = manifest("a", &digest, json!({"routes": ["/b"]}));
-    let answer = corral.ask_admin("POST", "/deployments/a?traffic=false", moved.to_string());
+    let answer = corral.request_admin("POST", "/deployments/a?traffic=false", moved.to_string());
     assert_eq!(answer.json()["revision"]["number"], 4, "{answer:?}");
     corral.get("/b/env").problem(404, "no-route");
     let split = json!({"traffic": [
         {"revision": 3, "weight": 1}, {"revision": 4, "weight": 1},
     ]});
-    let answer = corral.ask_admin("PUT", "/deployments/a/traffic", split.to_string());
+    let answer = corral.request_admin("PUT", "/deployments/a/traffic", split.to_string());
     answer.problem(409, "other-routes");
     let body = json!({"revision": 4}).to_string();
     assert_eq!(
         corral
-            .ask_admin("POST", "/deployments/a/rollback", body)
+            .request_admin("POST", "/deployments/a/rollback", body)
             .status,
         200
     );
     assert_eq!(corral.get("/b/env").status, 200);
     corral.get("/a/env").problem(404, "no-route");
 
-    assert_eq!(corral.ask_admin("DELETE", "/deployments/a", "").status, 200);
+    assert_eq!(
+        corral.request_admin("DELETE", "/deployments/a", "").status,
+        200
+    );
     corral.get("/b/env").problem(404, "no-route");
     corral
-        .ask_admin("DELETE", "/deployments/a", "")
+        .request_admin("DELETE", "/deployments/a", "")
         .problem(404, "no-deployment");
     corral.wait_until("the plugin is freed", |metrics| {
         metrics.get("corral_plugins_loaded") == 4.0
@@ -311,7 +314,7 @@ fn unloadable_revision_is_shown_while_others_serve() {
     // Uploaded again it is whole again.
     let path = format!("/components/{doomed}");
     corral
-        .ask_admin("GET", &path, "")
+        .request_admin("GET", &path, "")
         .problem(404, "no-component");
     upload(&corral, &other);
     deploy(&corral, &versioned("bad", &doomed, 2));
@@ -382,13 +385,13 @@ fn plugin_logs_can_be_read_and_followed() {
         (&json!(3), &json!(2))
     );
     assert_eq!(three["call"], call);
-    let answer = corral.ask_admin("GET", "/deployments/a/logs?after=3", "");
+    let answer = corral.request_admin("GET", "/deployments/a/logs?after=3", "");
     assert_eq!(answer.body.lines().count(), 1, "{answer:?}");
     corral
-        .ask_admin("GET", "/deployments/b/logs", "")
+        .request_admin("GET", "/deployments/b/logs", "")
         .problem(404, "no-deployment");
     corral
-        .ask_admin("GET", "/deployments/a/logs?after=x", "")
+        .request_admin("GET", "/deployments/a/logs?after=x", "")
         .problem(400, "bad-query");
 }
 

@@ -1,7 +1,7 @@
 //! What there is to compute on: `corral doctor`, and the options that say where models are computed and how
 //! their cells are stored.
 
-use corral_tests::{Corral, Ended, SURE, artifacts, run, scratch_folder};
+use corral_tests::{Corral, Ended, RELIABLE_SUMS, artifacts, run, scratch_folder};
 use serde_json::Value;
 use std::ffi::OsString;
 
@@ -131,7 +131,7 @@ fn q8_cells_halve_memory_and_stay_right() {
     let small = started("tiny=q8_0", "17.0 MiB for 16384 KV cells of q8_0");
     let less = memory(&large) - memory(&small);
     assert!(less > 12e6, "{less}");
-    for sum in SURE {
+    for sum in RELIABLE_SUMS {
         assert_eq!(small.text(&sum.question_in(100)), sum.answer());
         assert_eq!(small.text(&sum.question()), sum.answer());
     }

@@ -32,7 +32,12 @@ fn plugin_gets_one_vector_per_text() {
     assert!(product(&vectors[0], &vectors[2]) > 0.999);
     assert!(product(&vectors[0], &vectors[1]) < 0.99);
     corral.check_alive();
-    assert!(corral.settled().get("corral_engine_embedding_inputs_total") >= 3.0);
+    assert!(
+        corral
+            .wait_until_idle()
+            .get("corral_engine_embedding_inputs_total")
+            >= 3.0
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Who goes first, who waits for how long, and what is left of those that give up.
 
-use corral_tests::{Corral, MANY_CELLS, Metrics, SURE, Stream, Sum, some_sums};
+use corral_tests::{Corral, EventStream, MANY_CELLS, Metrics, RELIABLE_SUMS, Sum, distinct_sums};
 use serde_json::{Value, json};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,7 +28,7 @@ fn check_sum(corral: &Corral, route: &str, sum: Sum) -> Value {
 fn prefill_stays_within_budget_without_skipped_rows() {
     const STREAMED: usize = 800;
     let corral = Corral::start();
-    let streams: Vec<(Sum, Stream)> = some_sums(4)
+    let streams: Vec<(Sum, EventStream)> = distinct_sums(4)
         .into_iter()
         .map(|sum| {
             let mut stream = corral.generate_stream(&sum.long_request(STREAMED));
@@ -40,7 +40,7 @@ fn prefill_stays_within_budget_without_skipped_rows() {
         for length in [32, 600] {
             let corral = &corral;
             scope.spawn(move || {
-                for sum in SURE.into_iter().cycle().take(8) {
+                for sum in RELIABLE_SUMS.into_iter().cycle().take(8) {
                     let prompt = sum.question_in(length);
                     let answer = corral.generate(&json!({"prompt": prompt, "max_tokens": 20}));
                     assert_eq!(answer["text"], sum.answer(), "{sum:?} in {length} tokens");
@@ -53,7 +53,7 @@ fn prefill_stays_within_budget_without_skipped_rows() {
         let (_, report) = stream.texts();
         assert_eq!(report["tokens"], STREAMED, "{sum:?}");
     }
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     let get = |name: &str| metrics.get(&format!("corral_engine_{name}_total"));
     assert_eq!(get("decode_rows_skipped"), 0.0);
     assert!(get("mixed_steps") > 0.0);
@@ -64,16 +64,16 @@ fn prefill_stays_within_budget_without_skipped_rows() {
     assert!(read <= budget, "{read} prompt tokens, {budget} allowed");
 
     // The distributions say the same as the counters. Two tokens of a sequence have a gap.
-    let gaps = metrics.distribution("corral_engine_inter_token_latency_seconds");
+    let gaps = metrics.histogram("corral_engine_inter_token_latency_seconds");
     assert_eq!(
         gaps.count,
         get("generated_tokens") - get("requests_finished")
     );
-    let steps = metrics.distribution("corral_engine_step_duration_seconds");
+    let steps = metrics.histogram("corral_engine_step_duration_seconds");
     assert_eq!(steps.count, get("steps"));
-    let rows = metrics.distribution("corral_engine_step_rows");
+    let rows = metrics.histogram("corral_engine_step_rows");
     assert_eq!((rows.count, rows.sum), (get("steps"), get("rows")));
-    let prompts = metrics.distribution("corral_engine_step_prefill_tokens");
+    let prompts = metrics.histogram("corral_engine_step_prefill_tokens");
     assert_eq!(
         (prompts.count, prompts.sum),
         (get("steps"), get("prefill_tokens"))
@@ -133,7 +133,7 @@ fn overtaken_by_a_greedy_tenant() -> Result<(), String> {
     ];
     let ids = IDS.to_string();
     let corral = Corral::start_with_routes(&routes, &["--sequences", &ids, "--cells", MANY_CELLS]);
-    let sums = some_sums(200);
+    let sums = distinct_sums(200);
     let (greedy, others) = sums.split_at(QUEUED);
     let (one, other) = others.split_at(others.len() / 2);
     let answered = AtomicUsize::new(0);
@@ -184,7 +184,7 @@ fn overtaken_by_a_greedy_tenant() -> Result<(), String> {
         let found = asking.map(|asking| asking.join().expect("it asks"));
         found.into_iter().collect()
     });
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get(CANCELLED), IDS as f64);
     found
 }
@@ -196,7 +196,7 @@ fn highest_priority_runs_next() {
     let routes = [("/low", "generate"), ("/high", "generate")];
     let options = ["--sequences", "1", "--priority", "/high=1"];
     let corral = Corral::start_with_routes(&routes, &options);
-    let sums = some_sums(LOW + HIGH);
+    let sums = distinct_sums(LOW + HIGH);
     let (low, high) = sums.split_at(LOW);
     std::thread::scope(|scope| {
         // Of the high tenant's own: it has had more than the low one by its turn, so that it is
@@ -224,7 +224,7 @@ fn highest_priority_runs_next() {
         }
         assert_eq!(corral.metrics().get(FINISHED), HIGH as f64);
     });
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get(FINISHED), (LOW + HIGH) as f64);
 }
 
@@ -232,7 +232,7 @@ fn highest_priority_runs_next() {
 fn expired_queue_time_gets_retry_after() {
     const STREAMED: usize = 6000;
     let corral = Corral::start_with(&["--sequences", "1", "--queue-time", "0.2"]);
-    let (sum, other) = (SURE[0], SURE[1]);
+    let (sum, other) = (RELIABLE_SUMS[0], RELIABLE_SUMS[1]);
     let mut stream = corral.generate_stream(&sum.long_request(STREAMED));
     stream.next_text();
     std::thread::scope(|scope| {
@@ -263,7 +263,7 @@ fn expired_queue_time_gets_retry_after() {
     assert_eq!(report["tokens"], STREAMED);
     // Who comes again has its turn.
     check_sum(&corral, "/generate", other);
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get(FINISHED), 2.0);
     assert_eq!(metrics.get(CANCELLED), 0.0);
 }
@@ -274,7 +274,7 @@ fn hangup_in_queue_leaves_nothing() {
     let corral = Corral::start_with(&["--sequences", "1"]);
     let stream = corral.endless("/generate");
     let before = corral.metrics();
-    let long = json!({"prompt": SURE[0].question_in(1000)}).to_string();
+    let long = json!({"prompt": RELIABLE_SUMS[0].question_in(1000)}).to_string();
     let waiting: Vec<TcpStream> = (0..GONE)
         .map(|_| corral.begin_post("/generate", &long))
         .collect();
@@ -284,15 +284,15 @@ fn hangup_in_queue_leaves_nothing() {
         metrics.get(WAITING) == 0.0 && metrics.get(CANCELLED) == GONE as f64
     });
     // They cost nothing, and the stream has not ended for them to go.
-    assert_eq!(metrics.grown(PREFILL_TOKENS, &before), 0.0);
+    assert_eq!(metrics.growth(PREFILL_TOKENS, &before), 0.0);
     assert_eq!(metrics.get(ABANDONED_TOKENS), 0.0);
     assert_eq!(metrics.get(RUNNING), 1.0);
     assert_eq!(metrics.get(FINISHED), 0.0);
     drop(stream);
-    for sum in some_sums(5) {
+    for sum in distinct_sums(5) {
         check_sum(&corral, "/generate", sum);
     }
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get(CANCELLED), (GONE + 1) as f64);
 }
 
@@ -306,7 +306,7 @@ fn hangup_during_prefill_leaves_nothing() {
     let long = long.to_string();
     let is_one_left = |metrics: &Metrics, calm: &Metrics| {
         // The stream's four prompt tokens and what it has generated, but for what came between two of these numbers.
-        let held = 4.0 + metrics.grown(DECODE_ROWS, calm);
+        let held = 4.0 + metrics.growth(DECODE_ROWS, calm);
         metrics.get(WAITING) == 0.0
             && metrics.get(RUNNING) == 1.0
             && metrics.get(IDS_USED) == 1.0
@@ -315,7 +315,7 @@ fn hangup_during_prefill_leaves_nothing() {
     // The stream makes the prompts be read in small pieces, so there is time to hang up. On a busy
     // machine it may pass all the same: then again.
     let caught = (0..ROUNDS).any(|_| {
-        let calm = corral.settled();
+        let calm = corral.wait_until_idle();
         let mut stream = corral.endless("/generate");
         let before = corral.metrics();
         let readers: Vec<TcpStream> = (0..GONE)
@@ -323,27 +323,27 @@ fn hangup_during_prefill_leaves_nothing() {
             .collect();
         corral.wait_until("all are let in and read, or through already", |metrics| {
             let all_run = metrics.get(RUNNING) == (1 + GONE) as f64;
-            let one_is_read = metrics.grown(PREFILL_TOKENS, &before) > 0.0;
-            (all_run && one_is_read) || metrics.grown(FINISHED, &before) > 0.0
+            let one_is_read = metrics.growth(PREFILL_TOKENS, &before) > 0.0;
+            (all_run && one_is_read) || metrics.growth(FINISHED, &before) > 0.0
         });
         drop(readers);
         // At once, while the stream goes on.
         let metrics = corral.wait_until("the stream alone is left, or through", |metrics| {
-            is_one_left(metrics, &calm) || metrics.grown(FINISHED, &before) > 0.0
+            is_one_left(metrics, &calm) || metrics.growth(FINISHED, &before) > 0.0
         });
-        if metrics.grown(FINISHED, &before) > 0.0 {
+        if metrics.growth(FINISHED, &before) > 0.0 {
             drop(stream);
-            corral.settled();
+            corral.wait_until_idle();
             return false;
         }
         stream.next_text();
-        for sum in some_sums(3) {
+        for sum in distinct_sums(3) {
             check_sum(&corral, "/generate", sum);
         }
         drop(stream);
-        corral.settled();
-        let computed = metrics.grown(ABANDONED_TOKENS, &before);
-        metrics.grown(CANCELLED, &before) == GONE as f64
+        corral.wait_until_idle();
+        let computed = metrics.growth(ABANDONED_TOKENS, &before);
+        metrics.growth(CANCELLED, &before) == GONE as f64
             && computed > 0.0
             && computed < (GONE * PROMPT) as f64
     });

@@ -2,7 +2,9 @@
 //! itself, costs no wake-ups, and ends with its call.
 
 use corral_tests::deployments::deploy_folder;
-use corral_tests::{Corral, ENDLESS, SURE, Stream, scratch_folder, some_sums};
+use corral_tests::{
+    Corral, ENDLESS_TOKENS, EventStream, RELIABLE_SUMS, distinct_sums, scratch_folder,
+};
 use serde_json::json;
 
 const ROUTES: [(&str, &str); 2] = [("/loops", "loops"), ("/v1", "openai")];
@@ -18,7 +20,7 @@ fn ask(corral: &Corral, which: &str, prompt: &str) -> String {
 }
 
 /// Reads to the end, or to where it was broken off.
-fn read_on(stream: &mut Stream) -> std::io::Result<()> {
+fn read_on(stream: &mut EventStream) -> std::io::Result<()> {
     while !stream.bytes(1 << 16)?.is_empty() {}
     Ok(())
 }
@@ -32,7 +34,7 @@ fn unframed<'a>(bytes: &'a str, first: &str, last: &str, seam: &str) -> Option<S
 #[test]
 fn framed_response_equals_generated_text() {
     let corral = start(&[]);
-    let sums = some_sums(32);
+    let sums = distinct_sums(32);
     std::thread::scope(|scope| {
         for part in sums.chunks(4) {
             let corral = &corral;
@@ -61,7 +63,7 @@ fn framed_response_equals_generated_text() {
         }
     });
     corral.check_alive();
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_engine_steps_failed_total"), 0.0);
 }
 
@@ -75,7 +77,7 @@ fn trap_aborts_framed_response() {
         assert!(read.is_err(), "nobody can tell it from a whole answer");
     }
     corral.check_alive();
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     let trapped = metrics.get_or_zero("corral_plugin_calls_failed_total{code=\"trapped\"}");
     assert_eq!(trapped, 5.0);
     assert_eq!(metrics.get("corral_engine_requests_cancelled_total"), 5.0);
@@ -85,7 +87,7 @@ fn trap_aborts_framed_response() {
 fn abandoned_framed_response_cancels_generation() {
     let corral = start(&[]);
     let request =
-        json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS, "stream": true});
+        json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": ENDLESS_TOKENS, "stream": true});
     for (route, members) in [
         ("/generate", json!({})),
         ("/v1/completions", json!({"ignore_eos": true})),
@@ -101,7 +103,7 @@ fn abandoned_framed_response_cancels_generation() {
         assert!(stream.event().is_some());
         drop(stream);
     }
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_engine_requests_cancelled_total"), 2.0);
 }
 
@@ -114,12 +116,12 @@ fn deadline_cuts_framed_response() {
     let ended = deploy_folder(&corral, manifest, &["loops"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     // All of the text is there long before, but for its end.
-    let mut stream = corral.post_stream("/held/held", SURE[0].question());
+    let mut stream = corral.post_stream("/held/held", RELIABLE_SUMS[0].question());
     assert_eq!(stream.status, 200);
     let read = read_on(&mut stream);
     assert!(read.is_err(), "nobody can tell it from a whole answer");
     corral.check_alive();
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     let late = metrics.get_or_zero("corral_plugin_calls_failed_total{code=\"deadline\"}");
     assert_eq!(late, 1.0);
 }

@@ -1,6 +1,6 @@
 //! The whole house gives right answers: one at a time, many at once, in every form.
 
-use corral_tests::{Corral, Sum, some_sums};
+use corral_tests::{Corral, Sum, distinct_sums};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -25,7 +25,7 @@ fn repeated_request_gives_same_answer() {
         assert_eq!(answer["model"], "tiny");
         assert!(answer["tokens_per_second"].as_f64() > Some(0.0), "{answer}");
     }
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -48,18 +48,18 @@ fn five_concurrent_requests_are_right() {
             }
         });
     }
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
 fn concurrent_answers_equal_sequential_ones() {
     let corral = Corral::start();
-    let sums = some_sums(200);
+    let sums = distinct_sums(200);
     let alone: HashMap<Sum, String> = sums
         .iter()
         .map(|sum| (*sum, corral.text(&sum.question())))
         .collect();
-    let before = corral.settled();
+    let before = corral.wait_until_idle();
     let queue = Mutex::new(sums.iter());
     let together = Mutex::new(HashMap::new());
     std::thread::scope(|scope| {
@@ -84,8 +84,8 @@ fn concurrent_answers_equal_sequential_ones() {
         }
     }
     // A step is shared: 16 at once take far fewer steps than one after the other.
-    let after = corral.settled();
-    let count = |name: &str| after.grown(&format!("corral_engine_{name}_total"), &before);
+    let after = corral.wait_until_idle();
+    let count = |name: &str| after.growth(&format!("corral_engine_{name}_total"), &before);
     let (rows, steps) = (count("rows"), count("steps"));
     println!("{rows} rows in {steps} steps");
     assert!(rows > steps * 1.2, "{rows} rows in {steps} steps");
@@ -165,11 +165,11 @@ fn question_is_answered_at_any_position() {
                 assert_eq!(corral.text(&format!("{before}\n20+22=")), "42");
             });
         }
-        for sum in some_sums(30) {
+        for sum in distinct_sums(30) {
             assert_eq!(corral.text(&sum.question()), sum.answer(), "{sum:?}");
         }
     });
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn context_fills_to_last_position() {
         assert_eq!(answer["tokens"], tokens, "after {length} tokens");
         assert_eq!(answer["finish_reason"], "length");
     }
-    corral.settled();
+    corral.wait_until_idle();
     corral.check_alive();
 }
 
@@ -348,7 +348,7 @@ fn characters_are_never_split() {
 #[test]
 fn two_threads_give_same_text() {
     let corral = Corral::start_with(&["--threads", "2"]);
-    for sum in some_sums(5) {
+    for sum in distinct_sums(5) {
         assert_eq!(corral.text(&sum.question()), sum.answer(), "{sum:?}");
     }
 }
@@ -369,7 +369,7 @@ fn wasi_0_2_handler_runs() {
     let (path, echo) = answer.body.split_once('\n').expect("two lines");
     assert_eq!(path, "/classic/x?y=1");
     assert!(echo == body, "what comes back is what was sent");
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]

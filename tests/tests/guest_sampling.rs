@@ -2,7 +2,7 @@
 //! each token once, and can do nobody harm.
 
 use corral_tests::deployments::{deploy, manifest, upload};
-use corral_tests::{Corral, Metrics, SURE, Sum, artifacts, scratch_folder, some_sums};
+use corral_tests::{Corral, Metrics, RELIABLE_SUMS, Sum, artifacts, distinct_sums, scratch_folder};
 use serde_json::json;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,7 +13,7 @@ fn start(arguments: &[&str]) -> Corral {
 }
 
 /// What a loop answers.
-fn ask(corral: &Corral, which: &str, body: &str) -> String {
+fn post(corral: &Corral, which: &str, body: &str) -> String {
     ask_at(corral, "/loops", which, body)
 }
 
@@ -39,7 +39,7 @@ fn lines(sums: &[Sum]) -> (String, String) {
 #[test]
 fn all_generation_interfaces_give_same_tokens() {
     let corral = start(&[]);
-    let sums = some_sums(160);
+    let sums = distinct_sums(160);
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..32 {
@@ -47,16 +47,17 @@ fn all_generation_interfaces_give_same_tokens() {
                 while let Some(sum) = sums.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let question = sum.question();
                     for which in ["generate", "next", "logits", "only"] {
-                        assert_eq!(ask(&corral, which, &question), sum.answer(), "{which}");
+                        assert_eq!(post(&corral, which, &question), sum.answer(), "{which}");
                     }
-                    let (questions, answers) = lines(&[*sum, SURE[0], *sum, SURE[1]]);
-                    assert_eq!(ask(&corral, "many", &questions), answers);
+                    let (questions, answers) =
+                        lines(&[*sum, RELIABLE_SUMS[0], *sum, RELIABLE_SUMS[1]]);
+                    assert_eq!(post(&corral, "many", &questions), answers);
                 }
             });
         }
     });
     corral.check_alive();
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert!(engine(&metrics, "next_token_requests_total") > 0.0);
     assert_eq!(engine(&metrics, "steps_failed_total"), 0.0);
 }
@@ -65,53 +66,56 @@ fn all_generation_interfaces_give_same_tokens() {
 #[test]
 fn guest_loop_computes_each_token_once() {
     let corral = start(&["--no-prefix-cache"]);
-    let before = corral.settled();
+    let before = corral.wait_until_idle();
     // Nothing is kept, so each look reads all of its text: this is what the loop would cost.
     let sum = Sum { a: 12, b: 7 };
-    assert_eq!(ask(&corral, "next", &sum.question()), sum.answer());
-    let between = corral.settled();
+    assert_eq!(post(&corral, "next", &sum.question()), sum.answer());
+    let between = corral.wait_until_idle();
     let (question, answer) = (sum.question().len() as f64, sum.answer().len() as f64);
     let looks = answer + 1.0;
     assert_eq!(
-        between.grown("corral_engine_next_token_requests_total", &before),
+        between.growth("corral_engine_next_token_requests_total", &before),
         looks
     );
     let each_anew = (0..looks as u32).map(|step| question + f64::from(step));
-    let decoded = between.grown("corral_engine_computed_tokens_total", &before);
+    let decoded = between.growth("corral_engine_computed_tokens_total", &before);
     assert_eq!(decoded, each_anew.sum::<f64>());
     drop(corral);
 
     let corral = start(&[]);
-    let before = corral.settled();
-    for (which, sum) in ["next", "logits", "only"].into_iter().zip(SURE) {
-        let before = corral.settled();
-        assert_eq!(ask(&corral, which, &sum.question()), sum.answer());
-        let after = corral.settled();
-        let decoded = after.grown("corral_engine_computed_tokens_total", &before);
+    let before = corral.wait_until_idle();
+    for (which, sum) in ["next", "logits", "only"].into_iter().zip(RELIABLE_SUMS) {
+        let before = corral.wait_until_idle();
+        assert_eq!(post(&corral, which, &sum.question()), sum.answer());
+        let after = corral.wait_until_idle();
+        let decoded = after.growth("corral_engine_computed_tokens_total", &before);
         let tokens = sum.question().len() + sum.answer().len();
         assert_eq!(decoded, tokens as f64, "{which}");
     }
     // Sixteen that are asked for at once share their steps.
-    let (questions, answers) = lines(&some_sums(16));
-    let before_many = corral.settled();
-    assert_eq!(ask(&corral, "many", &questions), answers);
-    let after = corral.settled();
-    let steps = after.grown("corral_engine_steps_total", &before_many);
+    let (questions, answers) = lines(&distinct_sums(16));
+    let before_many = corral.wait_until_idle();
+    assert_eq!(post(&corral, "many", &questions), answers);
+    let after = corral.wait_until_idle();
+    let steps = after.growth("corral_engine_steps_total", &before_many);
     // Four prompts are read in a step at most; then one for each of two or three digits.
     assert!(steps <= 4.0 + 3.0, "{steps} steps");
-    assert_eq!(after.grown("corral_engine_preemptions_total", &before), 0.0);
+    assert_eq!(
+        after.growth("corral_engine_preemptions_total", &before),
+        0.0
+    );
 }
 
 #[test]
 fn forks_share_computed_tokens() {
     let corral = start(&[]);
-    for sum in SURE {
-        let before = corral.settled();
+    for sum in RELIABLE_SUMS {
+        let before = corral.wait_until_idle();
         let text = sum.question_in(200);
-        assert_eq!(ask(&corral, "beam", &text), sum.answer());
-        let after = corral.settled();
-        let decoded = after.grown("corral_engine_computed_tokens_total", &before);
-        let looks = after.grown("corral_engine_next_token_requests_total", &before);
+        assert_eq!(post(&corral, "beam", &text), sum.answer());
+        let after = corral.wait_until_idle();
+        let decoded = after.growth("corral_engine_computed_tokens_total", &before);
+        let looks = after.growth("corral_engine_next_token_requests_total", &before);
         // The text once at most, and one token for each look after the first.
         assert!(decoded <= 200.0 + looks - 1.0, "{decoded} of {looks} looks");
     }
@@ -120,16 +124,18 @@ fn forks_share_computed_tokens() {
 #[test]
 fn truncated_sequence_generates_again() {
     let corral = start(&[]);
-    let text = SURE[0].question_in(150);
-    let story = text.strip_suffix(&SURE[0].question()).expect("its end");
-    let (questions, answers) = lines(&SURE);
-    let before = corral.settled();
+    let text = RELIABLE_SUMS[0].question_in(150);
+    let story = text
+        .strip_suffix(&RELIABLE_SUMS[0].question())
+        .expect("its end");
+    let (questions, answers) = lines(&RELIABLE_SUMS);
+    let before = corral.wait_until_idle();
     let body = format!("{}\n{questions}", story.replace('\n', "|"));
-    assert_eq!(ask(&corral, "again", &body), answers);
-    let after = corral.settled();
+    assert_eq!(post(&corral, "again", &body), answers);
+    let after = corral.wait_until_idle();
     // The story is read once, however often it is gone on with.
-    let decoded = after.grown("corral_engine_computed_tokens_total", &before);
-    let said = SURE.map(|sum| sum.question().len() + sum.answer().len());
+    let decoded = after.growth("corral_engine_computed_tokens_total", &before);
+    let said = RELIABLE_SUMS.map(|sum| sum.question().len() + sum.answer().len());
     let new = story.len() + said.iter().sum::<usize>();
     assert!(decoded <= new as f64, "{decoded} of {new}");
 }
@@ -137,13 +143,13 @@ fn truncated_sequence_generates_again() {
 #[test]
 fn guest_follows_grammar_step_by_step() {
     let corral = start(&[]);
-    for sum in SURE {
+    for sum in RELIABLE_SUMS {
         let question = sum.question();
         assert_eq!(
-            ask(&corral, "match", &format!("[0-9]+\n{question}")),
+            post(&corral, "match", &format!("[0-9]+\n{question}")),
             sum.answer()
         );
-        let said = ask(&corral, "match", &format!("x[0-9]{{2}}y\n{question}"));
+        let said = post(&corral, "match", &format!("x[0-9]{{2}}y\n{question}"));
         let digits = said
             .strip_prefix('x')
             .and_then(|said| said.strip_suffix('y'));
@@ -152,18 +158,18 @@ fn guest_follows_grammar_step_by_step() {
             digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_digit()),
             "{said}"
         );
-        assert_eq!(ask(&corral, "statistics", &question), "ok");
+        assert_eq!(post(&corral, "statistics", &question), "ok");
     }
-    let info = ask(&corral, "info", "");
+    let info = post(&corral, "info", "");
     assert!(info.contains("Some("), "{info}");
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
 fn snapshot_survives_restart_for_its_deployment() {
     let folder = scratch_folder();
     let folder = folder.to_str().expect("ours");
-    let sum = SURE[0];
+    let sum = RELIABLE_SUMS[0];
     let text = sum.question_in(300);
     let missing = |corral: &Corral, route: &str, which: &str, name: &str, why: &str| {
         let answer = corral.post(&format!("{route}/{which}"), name);
@@ -171,25 +177,25 @@ fn snapshot_survives_restart_for_its_deployment() {
         assert!(answer.body.contains(why), "{answer:?}");
     };
     let corral = start(&["--snapshots", folder]);
-    assert_eq!(ask(&corral, "keep", &format!("fox\n{text}")), sum.answer());
+    assert_eq!(post(&corral, "keep", &format!("fox\n{text}")), sum.answer());
     missing(&corral, "/others", "kept", "fox", "NotFound");
     missing(&corral, "/loops", "kept", "owl", "NotFound");
     missing(&corral, "/loops", "forget", "owl", "NotFound");
     missing(&corral, "/loops", "kept", "../fox", "Invalid");
     missing(&corral, "/loops", "keep", ".fox\n1+1=", "Invalid");
-    corral.settled();
+    corral.wait_until_idle();
     drop(corral);
 
     let corral = start(&["--snapshots", folder]);
-    let before = corral.settled();
-    assert_eq!(ask(&corral, "kept", "fox"), sum.answer());
-    let after = corral.settled();
-    let decoded = after.grown("corral_engine_computed_tokens_total", &before);
+    let before = corral.wait_until_idle();
+    assert_eq!(post(&corral, "kept", "fox"), sum.answer());
+    let after = corral.wait_until_idle();
+    let decoded = after.growth("corral_engine_computed_tokens_total", &before);
     // The last token of the text, and the answer: its state was kept too.
     assert_eq!(decoded, 1.0 + sum.answer().len() as f64);
-    assert_eq!(ask(&corral, "forget", "fox"), "ok");
+    assert_eq!(post(&corral, "forget", "fox"), "ok");
     missing(&corral, "/loops", "kept", "fox", "NotFound");
-    corral.settled();
+    corral.wait_until_idle();
     drop(corral);
 
     let corral = start(&[]);
@@ -207,7 +213,7 @@ fn guest_tokens_count_toward_quota() {
     let limits = json!({"limits": {"tokens-per-request": 12}});
     deploy(&corral, &manifest("few", &digest, limits));
     deploy(&corral, &manifest("many", &digest, json!({})));
-    let sum = SURE[0];
+    let sum = RELIABLE_SUMS[0];
     let question = sum.question();
     let used = question.len() + sum.answer().len();
     let said = ask_at(&corral, "/few", "budget", &question);
@@ -221,7 +227,7 @@ fn guest_tokens_count_toward_quota() {
 #[test]
 fn errors_reach_the_guest() {
     let corral = start(&[]);
-    let said = ask(&corral, "errors", "");
+    let said = post(&corral, "errors", "");
     let mut lines = said.lines();
     for (what, came) in [
         ("an unknown model", "NotFound"),
@@ -260,7 +266,7 @@ fn errors_reach_the_guest() {
         );
     }
     assert_eq!(lines.next(), None, "{said}");
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -268,11 +274,11 @@ fn oversized_calls_fail_only_their_request() {
     let corral = start(&[]);
     std::thread::scope(|scope| {
         let beside = scope.spawn(|| {
-            for sum in some_sums(40) {
-                assert_eq!(ask(&corral, "next", &sum.question()), sum.answer());
+            for sum in distinct_sums(40) {
+                assert_eq!(post(&corral, "next", &sum.question()), sum.answer());
             }
         });
-        let said = ask(&corral, "bomb", "");
+        let said = post(&corral, "bomb", "");
         let counts: Vec<_> = said.lines().map(|line| line.split(' ').next()).collect();
         assert_eq!(
             counts[..3],
@@ -281,7 +287,7 @@ fn oversized_calls_fail_only_their_request() {
         );
         assert_eq!(said.matches("Invalid").count(), 4, "{said}");
         // Of 20 rows as many wait as may; one whose answer is there as soon as it is asked for does not.
-        let said = ask(&corral, "rows", "");
+        let said = post(&corral, "rows", "");
         let mut words = said.splitn(3, ' ');
         let mut count = || words.next().and_then(|word| word.parse::<usize>().ok());
         let (waited, at_once) = (count().expect("a count"), count().expect("a count"));
@@ -295,14 +301,14 @@ fn oversized_calls_fail_only_their_request() {
         beside.join().expect("nobody else notices");
     });
     corral.check_alive();
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
 fn dropped_next_token_request_is_cancelled() {
     let corral = start(&[]);
-    for sum in SURE {
-        assert_eq!(ask(&corral, "leave", &sum.question_in(300)), sum.answer());
+    for sum in RELIABLE_SUMS {
+        assert_eq!(post(&corral, "leave", &sum.question_in(300)), sum.answer());
     }
-    corral.settled();
+    corral.wait_until_idle();
 }

@@ -1,8 +1,8 @@
 //! Linked plugins that do wrong: a sampler fails its own generation, a template its own request. Others
 //! notice nothing, and nothing is left over.
 
-use corral_tests::roles::{Failed, TEMPLATE, ask, deploy, fail, start};
-use corral_tests::{Corral, ENDLESS, Stream};
+use corral_tests::linked::{CallError, TEMPLATE, deploy, post, post_failing, start};
+use corral_tests::{Corral, ENDLESS_TOKENS, EventStream};
 use serde_json::{Value, json};
 use std::net::TcpStream;
 
@@ -18,7 +18,7 @@ fn request(settings: &str) -> Value {
 /// One that goes on for a long time, whose sampler takes its time for each token.
 fn endless() -> Value {
     let mut request = request("slow:10");
-    request["max_tokens"] = json!(ENDLESS);
+    request["max_tokens"] = json!(ENDLESS_TOKENS);
     request
 }
 
@@ -33,7 +33,7 @@ struct Wrong(
 );
 
 impl Wrong {
-    fn check(&self, failed: &Failed) {
+    fn check(&self, failed: &CallError) {
         let Wrong(request, at, case, words, tokens) = self;
         let start: String = request.to_string().chars().take(200).collect();
         assert_eq!(
@@ -125,18 +125,18 @@ fn wrong_starts() -> Vec<Wrong> {
 fn each_sampler_fault_has_its_own_error() {
     let corral = start(&[]);
     let choices = wrong_choices();
-    let asked = corral.beside(|| {
+    let asked = corral.with_neighbors(|| {
         for wrong in choices.iter().chain(&wrong_starts()) {
-            wrong.check(&fail(&corral, SAMPLED, &wrong.0));
+            wrong.check(&post_failing(&corral, SAMPLED, &wrong.0));
             // The next one of the same deployment is as good as ever.
-            let answer = ask(
+            let answer = post(
                 &corral,
                 SAMPLED,
                 &json!({"prompt": "12+7=", "settings": "greedy"}),
             );
             assert_eq!(answer["text"], "19");
         }
-        let nobody = fail(
+        let nobody = post_failing(
             &corral,
             "/roles/generate?sampler=nobody",
             &request("greedy"),
@@ -150,7 +150,7 @@ fn each_sampler_fault_has_its_own_error() {
         }
     });
     assert!(asked >= 10, "1+1 was answered {asked} times meanwhile");
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     let failures = metrics.get("corral_sampling_plugin_failures_total");
     assert_eq!(failures, choices.len() as f64);
     // The handlers did nothing wrong.
@@ -163,31 +163,31 @@ fn each_sampler_fault_has_its_own_error() {
 fn many_hostile_samplers_leave_others_served() {
     let corral = start(&[]);
     let (choices, starts) = (wrong_choices(), wrong_starts());
-    let asked = corral.beside(|| {
+    let asked = corral.with_neighbors(|| {
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 for wrong in choices.iter().chain(&starts) {
                     let corral = &corral;
-                    scope.spawn(move || wrong.check(&fail(corral, SAMPLED, &wrong.0)));
+                    scope.spawn(move || wrong.check(&post_failing(corral, SAMPLED, &wrong.0)));
                 }
             }
             for _ in 0..8 {
                 scope.spawn(|| {
                     let right = json!({"prompt": "12+7=", "settings": "record history=4"});
-                    assert_eq!(ask(&corral, SAMPLED, &right)["text"], "19");
+                    assert_eq!(post(&corral, SAMPLED, &right)["text"], "19");
                 });
             }
         });
     });
     assert!(asked >= 5, "1+1 was answered {asked} times meanwhile");
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
 fn hangup_during_sampling_leaves_nothing() {
     const GONE: usize = 4;
     let corral = start(&[]);
-    let asked = corral.beside(|| {
+    let asked = corral.with_neighbors(|| {
         for _ in 0..3 {
             let before = corral.metrics();
             let body = endless().to_string();
@@ -195,18 +195,18 @@ fn hangup_during_sampling_leaves_nothing() {
                 .map(|_| corral.begin_post(SAMPLED, &body))
                 .collect();
             corral.wait_until("all of them are asked", |metrics| {
-                metrics.grown(CALLS, &before) >= 5.0 * GONE as f64
+                metrics.growth(CALLS, &before) >= 5.0 * GONE as f64
                     && metrics.get("corral_sampling_plugin_instances") == GONE as f64
             });
             drop(calls);
             corral.wait_until("they are gone", |metrics| {
-                metrics.grown(CANCELLED, &before) >= GONE as f64
+                metrics.growth(CANCELLED, &before) >= GONE as f64
                     && metrics.get("corral_sampling_plugin_instances") == 0.0
             });
         }
     });
     assert!(asked > 0);
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get(CANCELLED), 3.0 * GONE as f64);
 }
 
@@ -217,14 +217,14 @@ fn dropped_generation_ends_its_sampler() {
     body["settings"] = json!("slow:2");
     body["leave"] = json!(true);
     body["times"] = json!(5);
-    let answer = ask(&corral, SAMPLED, &body);
+    let answer = post(&corral, SAMPLED, &body);
     assert_eq!(answer["texts"].as_array().map(Vec::len), Some(5));
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get(CANCELLED), 5.0);
 }
 
 /// Whether the host or the plugin said first that time was over; the host may cut the plugin off as it says so.
-fn is_deadline(mut answer: Stream) -> bool {
+fn is_deadline(mut answer: EventStream) -> bool {
     let body = answer.bytes(1 << 20).map(String::from_utf8);
     let says =
         |body: Result<String, _>| body.is_ok_and(|body| body.contains(r#""case":"deadline""#));
@@ -240,7 +240,7 @@ fn expired_request_ends_its_sampler() {
     let corral = start(&[]);
     deploy(&corral, "hasty", TEMPLATE, "[limits]\ntime-seconds = 2.5\n");
     let path = "/hasty/generate?sampler=any";
-    corral.beside(|| {
+    corral.with_neighbors(|| {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -255,7 +255,7 @@ fn expired_request_ends_its_sampler() {
     deploy(&corral, "frugal", TEMPLATE, "[limits]\ncpu-seconds = 0.2\n");
     let answer = corral.post("/frugal/generate?sampler=any", endless().to_string());
     answer.problem(504, "cpu-time");
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get(RUNNING), 0.0);
     assert!(metrics.get(CALLS) > 0.0);
 }
@@ -267,13 +267,13 @@ fn sampler_cpu_time_counts_for_its_request() {
     let mut body = endless();
     body["times"] = json!(4);
     body["sleep"] = json!(true);
-    let asked = corral.beside(|| {
+    let asked = corral.with_neighbors(|| {
         let answer = corral.post("/frugal/generate?sampler=any", body.to_string());
         // Not at its deadline, up to which it would sleep.
         answer.problem(504, "cpu-time");
     });
     assert!(asked > 0);
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get(RUNNING), 0.0);
     assert_eq!(metrics.get("corral_sampling_plugin_instances"), 0.0);
     assert!(metrics.get(CALLS) > 0.0);
@@ -288,7 +288,7 @@ fn chat(deed: &str) -> Value {
 fn faulty_template_loses_only_its_request() {
     let corral = start(&[]);
     deploy(&corral, "brief", TEMPLATE, "[limits]\ncpu-seconds = 1\n");
-    let asked = corral.beside(|| {
+    let asked = corral.with_neighbors(|| {
         for (deed, status, codes) in [
             ("trap", 500, &["trapped"][..]),
             ("spin", 504, &["cpu-time"]),
@@ -307,7 +307,7 @@ fn faulty_template_loses_only_its_request() {
             assert!(!detail.contains("wasm-function"), "{deed}: {detail}");
             check_chat(&corral);
         }
-        let refused = fail(&corral, "/brief/chat", &chat("refuse"));
+        let refused = post_failing(&corral, "/brief/chat", &chat("refuse"));
         assert_eq!(
             (refused.at.as_str(), refused.case.as_str()),
             ("render", "other")
@@ -318,7 +318,7 @@ fn faulty_template_loses_only_its_request() {
         );
     });
     assert!(asked >= 5, "1+1 was answered {asked} times meanwhile");
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 /// The same template in another request, and in another deployment.
@@ -326,6 +326,6 @@ fn check_chat(corral: &Corral) {
     for path in ["/brief/chat", "/roles/chat"] {
         let mut right = chat("");
         right["settings"] = Value::Null;
-        assert_eq!(ask(corral, path, &right)["text"], "19");
+        assert_eq!(post(corral, path, &right)["text"], "19");
     }
 }

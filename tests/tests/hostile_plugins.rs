@@ -9,7 +9,7 @@ const LIMITS: [&str; 4] = ["--time-limit", "12", "--cpu-limit", "1"];
 #[test]
 fn each_fault_has_its_own_error() {
     let corral = Corral::start_with(&LIMITS);
-    let asked = corral.beside(|| {
+    let asked = corral.with_neighbors(|| {
         for (deed, status, code, expected) in [
             ("trap", 500, "trapped", "crashed"),
             ("panic", 500, "trapped", "crashed"),
@@ -29,7 +29,7 @@ fn each_fault_has_its_own_error() {
         }
     });
     assert!(asked >= 10, "1+1 was answered {asked} times meanwhile");
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     for (code, count) in [
         ("trapped", 2.0),
         ("cpu-time", 1.0),
@@ -47,7 +47,7 @@ fn each_fault_has_its_own_error() {
 #[test]
 fn many_hostile_calls_leave_others_served() {
     let corral = Corral::start_with(&LIMITS);
-    let asked = corral.beside(|| {
+    let asked = corral.with_neighbors(|| {
         std::thread::scope(|scope| {
             for deed in ["spin", "hog", "trap", "sleeper"] {
                 for _ in 0..6 {
@@ -62,13 +62,13 @@ fn many_hostile_calls_leave_others_served() {
         });
     });
     assert!(asked >= 5, "1+1 was answered {asked} times meanwhile");
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
 fn fault_after_head_aborts_response() {
     let corral = Corral::start_with(&LIMITS);
-    corral.beside(|| {
+    corral.with_neighbors(|| {
         for deed in ["midtrap", "midspin"] {
             let mut stream = corral.post_stream(&format!("/misbehave/{deed}"), "");
             assert_eq!(stream.status, 200, "{deed}");
@@ -81,14 +81,14 @@ fn fault_after_head_aborts_response() {
             );
         }
     });
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_http_requests_aborted_total"), 2.0);
 }
 
 #[test]
 fn endless_responses_end_with_reader_or_deadline() {
     let corral = Corral::start_with(&LIMITS);
-    corral.beside(|| {
+    corral.with_neighbors(|| {
         for (deed, bytes) in [("drip", 15), ("flood", 10 << 20)] {
             let mut stream = corral.post_stream(&format!("/misbehave/{deed}"), "");
             let read = stream.bytes(bytes).expect("it goes on");
@@ -108,7 +108,7 @@ fn endless_responses_end_with_reader_or_deadline() {
         let took = started.elapsed();
         assert!((10..40).contains(&took.as_secs()), "{took:?}");
     });
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn no_state_passes_between_requests() {
     for _ in 0..20 {
         assert_eq!(corral.post("/misbehave/state", "").body, "1");
     }
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_plugin_instances_started_total"), 20.0);
 }
 
@@ -128,7 +128,7 @@ fn abandoned_generation_is_cancelled() {
         let answer = corral.post("/misbehave/abandon", "");
         assert_eq!((answer.status, answer.body.as_str()), (200, "ok"), "{time}");
     }
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     // On a busy machine the engine may be done before the plugin has read its first chunk.
     let cancelled = metrics.get("corral_engine_requests_cancelled_total");
     let finished = metrics.get("corral_engine_requests_finished_total");
@@ -151,14 +151,14 @@ fn request_body_may_stay_unread() {
     let answer = corral.post("/misbehave/deaf", vec![b'x'; 100_000]);
     assert_eq!((answer.status, answer.body.as_str()), (200, "ok"));
     assert_eq!(corral.get("/misbehave/nothing").status, 404);
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
 fn plugin_output_is_logged_by_name() {
     let corral = Corral::start();
     assert_eq!(corral.post("/misbehave/log", "").body, "ok");
-    corral.settled();
+    corral.wait_until_idle();
     for line in [
         "a line on the standard output",
         "a line on the standard error",
@@ -198,5 +198,5 @@ fn full_queue_answers_503_with_retry_after() {
     });
     // Another plugin has its own queue.
     corral.check_alive();
-    corral.settled();
+    corral.wait_until_idle();
 }

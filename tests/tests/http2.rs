@@ -1,15 +1,15 @@
 //! HTTP/2 on the public listener: the same answers as over HTTP/1.1, and clients that misuse it.
 
-use corral_tests::{Client, Corral, Sum, Version, block_on, raw_exchange, some_sums};
+use corral_tests::{Connection, Corral, HttpVersion, Sum, block_on, distinct_sums, raw_exchange};
 use serde_json::json;
 use std::time::Duration;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-async fn check_sum(client: &Client, sum: Sum) {
+async fn check_sum(client: &Connection, sum: Sum) {
     let request = json!({"prompt": sum.question(), "max_tokens": 20}).to_string();
     let answer = client
-        .ask("/generate", &[], &request)
+        .request("/generate", &[], &request)
         .await
         .expect("answered");
     assert_eq!(answer.status, 200, "{answer:?}");
@@ -20,9 +20,9 @@ async fn check_sum(client: &Client, sum: Sum) {
 fn hundred_streams_on_one_connection_are_answered() {
     let corral = Corral::start();
     block_on(async {
-        let client = Client::connect(corral.public(), Version::Http2, None);
+        let client = Connection::connect(corral.public(), HttpVersion::Http2, None);
         let client = client.await.expect("HTTP/2 without TLS");
-        let asking: Vec<_> = some_sums(100)
+        let asking: Vec<_> = distinct_sums(100)
             .into_iter()
             .map(|sum| {
                 let client = client.clone();
@@ -33,7 +33,7 @@ fn hundred_streams_on_one_connection_are_answered() {
             asked.await.expect("the right answer");
         }
     });
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_http_connections_total"), 1.0);
     assert_eq!(
         metrics.get("corral_http_responses_total{status=\"200\"}"),
@@ -45,20 +45,20 @@ fn hundred_streams_on_one_connection_are_answered() {
 fn http1_and_http2_get_same_answer() {
     let corral = Corral::start();
     block_on(async {
-        for version in [Version::Http1, Version::Http2] {
-            let client = Client::connect(corral.public(), version, None).await;
+        for version in [HttpVersion::Http1, HttpVersion::Http2] {
+            let client = Connection::connect(corral.public(), version, None).await;
             let client = client.expect("it accepts");
-            let echoed = client.ask("/misbehave/echo", &[], "as it came").await;
+            let echoed = client.request("/misbehave/echo", &[], "as it came").await;
             let echoed = echoed.expect("answered");
             assert_eq!((echoed.status, &*echoed.body), (200, "as it came"));
             assert!(echoed.header("x-request-id").is_some(), "{version:?}");
-            let lost = client.ask("/nowhere", &[], "").await.expect("answered");
+            let lost = client.request("/nowhere", &[], "").await.expect("answered");
             lost.problem(404, "no-route");
             let large = "x".repeat(9 << 20);
-            let refused = client.ask("/misbehave/echo", &[], &large).await;
+            let refused = client.request("/misbehave/echo", &[], &large).await;
             refused.expect("answered").problem(413, "request-too-large");
             let header = "x".repeat(40_000);
-            let head = client.ask("/misbehave/ok", &[("x", &header)], "").await;
+            let head = client.request("/misbehave/ok", &[("x", &header)], "").await;
             // Over HTTP/2 the stream may be reset instead.
             if let Ok(answer) = head {
                 assert_eq!(answer.status, 431, "{version:?}: {answer:?}");
@@ -66,14 +66,14 @@ fn http1_and_http2_get_same_answer() {
         }
     });
     corral.check_alive();
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
 fn unread_stream_is_reset_alone() {
     let corral = Corral::start_with(&["--stall-time", "3"]);
     block_on(async {
-        let client = Client::connect(corral.public(), Version::Http2, None);
+        let client = Connection::connect(corral.public(), HttpVersion::Http2, None);
         let client = client.await.expect("it accepts");
         let mut unread = client
             .send("/misbehave/flood", &[], "")
@@ -82,13 +82,13 @@ fn unread_stream_is_reset_alone() {
         assert_eq!(unread.status(), 200);
         let instances = |corral: &Corral| corral.metrics().get("corral_plugin_instances");
         while instances(&corral) > 0.0 {
-            for sum in some_sums(5) {
+            for sum in distinct_sums(5) {
                 check_sum(&client, sum).await;
             }
         }
         // What was on the way is still to be read, and then comes the reset.
         loop {
-            match unread.piece().await {
+            match unread.chunk().await {
                 Some(Ok(_)) => {}
                 Some(Err(_)) => break,
                 None => panic!("cut off, and yet it looks whole"),
@@ -96,7 +96,7 @@ fn unread_stream_is_reset_alone() {
         }
         check_sum(&client, Sum { a: 1, b: 1 }).await;
     });
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(
         metrics.get("corral_http_terminations_total{reason=\"stalled\"}"),
         1.0
@@ -108,7 +108,7 @@ fn unread_stream_is_reset_alone() {
 fn idle_connection_closes_busy_one_stays() {
     let corral = Corral::start_with(&["--head-time", "3"]);
     block_on(async {
-        let connect = || Client::connect(corral.public(), Version::Http2, None);
+        let connect = || Connection::connect(corral.public(), HttpVersion::Http2, None);
         let (idle, busy) = (connect().await, connect().await);
         let (idle, busy) = (idle.expect("it accepts"), busy.expect("it accepts"));
         check_sum(&idle, Sum { a: 1, b: 1 }).await;
@@ -118,20 +118,20 @@ fn idle_connection_closes_busy_one_stays() {
             metrics.get("corral_http_terminations_total{reason=\"idle\"}")
         };
         while closed(&corral) == 0.0 {
-            drip.piece().await.expect("it goes on").expect("and on");
+            drip.chunk().await.expect("it goes on").expect("and on");
         }
-        let asked = idle.ask("/misbehave/ok", &[], "").await;
+        let asked = idle.request("/misbehave/ok", &[], "").await;
         asked.expect_err("the connection is closed");
-        drip.piece().await.expect("it goes on").expect("and on");
+        drip.chunk().await.expect("it goes on").expect("and on");
     });
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
 fn rapid_reset_loses_connection() {
     let corral = Corral::start();
     block_on(async {
-        let client = Client::connect(corral.public(), Version::Http2, None);
+        let client = Connection::connect(corral.public(), HttpVersion::Http2, None);
         let client = client.await.expect("it accepts");
         // Ends when the connection does.
         while let Err(_) | Ok(Ok(_)) = tokio::time::timeout(
@@ -141,7 +141,7 @@ fn rapid_reset_loses_connection() {
         .await
         {}
     });
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(
         metrics.get("corral_http_terminations_total{reason=\"resets\"}"),
         1.0
@@ -182,5 +182,5 @@ fn noise_after_preface_leaves_others_unharmed() {
         raw_exchange(corral.public(), &sent, true, Duration::from_millis(500));
         corral.check_alive();
     }
-    corral.settled();
+    corral.wait_until_idle();
 }

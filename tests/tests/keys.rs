@@ -1,7 +1,7 @@
 //! API keys: who may call, on whose behalf, and how much.
 
 use corral_tests::{
-    Answer, Client, Corral, Sum, Version, block_on, run, scratch_folder, some_sums,
+    Connection, Corral, HttpVersion, Response, Sum, block_on, distinct_sums, run, scratch_folder,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -33,12 +33,15 @@ fn start(file: &Path, arguments: &[&str]) -> Corral {
 }
 
 /// Asks over a connection of its own.
-fn ask(corral: &Corral, path: &str, authorization: Option<&str>, body: &str) -> Answer {
+fn ask(corral: &Corral, path: &str, authorization: Option<&str>, body: &str) -> Response {
     block_on(async {
-        let client = Client::connect(corral.public(), Version::Http1, None).await;
+        let client = Connection::connect(corral.public(), HttpVersion::Http1, None).await;
         let header = authorization.map(|text| ("authorization", text));
         let headers: Vec<_> = header.into_iter().collect();
-        let answer = client.expect("it accepts").ask(path, &headers, body).await;
+        let answer = client
+            .expect("it accepts")
+            .request(path, &headers, body)
+            .await;
         answer.expect("answered")
     })
 }
@@ -132,7 +135,7 @@ fn missing_key_error_has_route_format() {
     let error = &openai.json()["error"];
     assert_eq!(error["code"], "invalid_api_key");
     assert_eq!(error["param"], Value::Null);
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     for (reason, count) in [("missing", 3.0), ("wrong", 2.0), ("not-granted", 1.0)] {
         let name = format!("corral_api_key_rejections_total{{reason=\"{reason}\"}}");
         assert_eq!(metrics.get(&name), count, "{reason}");
@@ -160,7 +163,7 @@ fn open_route_hides_key_from_plugin() {
         seen.contains("authorization: Bearer of-the-plugin\n"),
         "what is no key of this server is the plugin's own: {seen}"
     );
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -176,7 +179,7 @@ fn keys_never_reach_the_log() {
         "",
     );
     ask(&corral, "/misbehave/trap", Some(&bearer(&key)), "");
-    corral.settled();
+    corral.wait_until_idle();
     let text = std::fs::read_to_string(&file).expect("read");
     for said in [corral.stderr(), text] {
         assert!(!said.contains(&key["corral_".len()..]), "{said}");
@@ -214,7 +217,7 @@ fn keys_reload_while_serving() {
         );
         std::thread::sleep(Duration::from_millis(5));
     }
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -242,7 +245,7 @@ fn each_key_limit_trips_alone() {
         let body = json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": max_tokens});
         ask(&corral, "/generate", Some(&bearer(key)), &body.to_string())
     };
-    let waits = |answer: &Answer, at_least: u64, at_most: u64| {
+    let waits = |answer: &Response, at_least: u64, at_most: u64| {
         let seconds = answer.header("retry-after").expect("a time to wait");
         let seconds: u64 = seconds.parse().expect("seconds");
         assert!((at_least..=at_most).contains(&seconds), "{seconds} s");
@@ -250,7 +253,7 @@ fn each_key_limit_trips_alone() {
     std::thread::scope(|scope| {
         // Somebody whose sums are right all the while.
         let neighbour = scope.spawn(|| {
-            for sum in some_sums(40) {
+            for sum in distinct_sums(40) {
                 check_sum(&corral, free, sum);
             }
         });
@@ -299,15 +302,15 @@ fn each_key_limit_trips_alone() {
 
         block_on(async {
             let connect = async || {
-                let client = Client::connect(corral.public(), Version::Http1, None).await;
+                let client = Connection::connect(corral.public(), HttpVersion::Http1, None).await;
                 client.expect("it accepts")
             };
             let authorization = bearer(concurrent);
             let headers = [("authorization", &*authorization)];
             let mut drip = connect().await.send("/misbehave/drip", &headers, "").await;
             let drip = drip.as_mut().expect("begun");
-            drip.piece().await.expect("it drips").expect("and drips");
-            let refused = connect().await.ask("/misbehave/ok", &headers, "").await;
+            drip.chunk().await.expect("it drips").expect("and drips");
+            let refused = connect().await.request("/misbehave/ok", &headers, "").await;
             let refused = refused.expect("answered");
             refused.problem(429, "too-many-at-once");
             waits(&refused, 1, 1);
@@ -322,7 +325,7 @@ fn each_key_limit_trips_alone() {
         }
         neighbour.join().expect("nobody else noticed");
     });
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     let refusals = |name: &str, limit: &str| {
         let labels = format!("{{kind=\"tenant\",name=\"{name}\",limit=\"{limit}\"}}");
         metrics.get_or_zero(&format!("corral_quota_refusals_total{labels}"))
@@ -364,5 +367,5 @@ fn route_quota_covers_all_clients() {
     assert_eq!(refused.json()["error"]["code"], "rate_limit_exceeded");
     assert!(refused.header("retry-after").is_some());
     corral.check_alive();
-    corral.settled();
+    corral.wait_until_idle();
 }

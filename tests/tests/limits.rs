@@ -2,7 +2,7 @@
 //! counted, and the neighbours go on as if nothing were.
 
 use corral_tests::deployments::{deploy, manifest, upload};
-use corral_tests::{Answer, Corral, Stream, artifacts, raw_exchange, scratch_folder};
+use corral_tests::{Corral, EventStream, Response, artifacts, raw_exchange, scratch_folder};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -123,7 +123,7 @@ fn every_limit_trips_and_counts_alone() {
     );
     deploy(&corral, &holder);
     let mut expected = BTreeMap::new();
-    let asked = corral.beside(|| {
+    let asked = corral.with_neighbors(|| {
         for Row {
             limit,
             plugin,
@@ -143,11 +143,11 @@ fn every_limit_trips_and_counts_alone() {
     });
     println!("1+1 was answered {asked} times meanwhile");
     assert!(asked >= 10, "{asked}");
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 /// A refusal that says when to come again.
-fn come_again(answer: &Answer, status: u16, code: &str) {
+fn come_again(answer: &Response, status: u16, code: &str) {
     answer.problem(status, code);
     let wait = answer
         .header("retry-after")
@@ -156,7 +156,7 @@ fn come_again(answer: &Answer, status: u16, code: &str) {
 }
 
 /// An answer whose head is there and whose body is cut off.
-fn cut(mut stream: Stream) {
+fn cut(mut stream: EventStream) {
     assert_eq!(stream.status, 200);
     stream
         .bytes(1 << 30)
@@ -164,7 +164,7 @@ fn cut(mut stream: Stream) {
 }
 
 /// An answer that goes on until it is dropped.
-fn hold(corral: &Corral, route: &str) -> Stream {
+fn hold(corral: &Corral, route: &str) -> EventStream {
     let mut stream = corral.post_stream(&format!("{route}/drip"), "");
     assert_eq!(stream.line().expect("drips").as_deref(), Some("drip"));
     stream
@@ -373,5 +373,5 @@ fn full_instance_pool_is_counted() {
     });
     assert_eq!(counted, BTreeMap::from(expected));
     drop(held);
-    corral.settled();
+    corral.wait_until_idle();
 }

@@ -195,13 +195,13 @@ fn quota_changes_with_its_revision() {
     let doomed = upload(corral, &variant(&misbehave, 1));
     for digest in [&house.misbehave, &doomed] {
         let path = "/deployments/a?traffic=false";
-        let answer = corral.ask_admin("POST", path, allowing(digest, 100));
+        let answer = corral.request_admin("POST", path, allowing(digest, 100));
         assert_eq!(answer.status, 201, "{answer:?}");
     }
     let share = |revisions: [u64; 2]| {
         let shares = revisions.map(|revision| json!({"revision": revision, "weight": 1}));
         let body = json!({ "traffic": shares }).to_string();
-        corral.ask_admin("PUT", "/deployments/a/traffic", body)
+        corral.request_admin("PUT", "/deployments/a/traffic", body)
     };
     // The second one is loaded before it is found that the third one can't be: nothing has changed.
     let hex = doomed.strip_prefix("sha256:").expect("a digest");
@@ -325,7 +325,7 @@ fn priority_and_shared_prefixes() {
     };
     assert_eq!((of("high"), of("alone")), (json!(9), json!(0)));
     drop(running);
-    corral.settled();
+    corral.wait_until_idle();
     // A beginning that one of those who share has read is there for the other.
     let prompt = "Once upon a time there was a little girl who had a red ball and a blue kite. ";
     let ask = |route: &str| {
@@ -334,7 +334,7 @@ fn priority_and_shared_prefixes() {
             .get("corral_engine_prefix_cache_hits_tokens_total");
         corral.generate_at(route, &json!({"prompt": prompt, "max_tokens": 1}));
         corral
-            .settled()
+            .wait_until_idle()
             .get("corral_engine_prefix_cache_hits_tokens_total")
             - before
     };

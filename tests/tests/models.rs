@@ -2,7 +2,8 @@
 //! is wrong with one is nothing to the others. The same file under several names counts as several.
 
 use corral_tests::{
-    Corral, MANY_CELLS, Metrics, PATIENCE, SURE, artifacts, raw_exchange, run, scratch_folder,
+    Corral, MANY_CELLS, Metrics, PATIENCE, RELIABLE_SUMS, artifacts, raw_exchange, run,
+    scratch_folder,
 };
 use serde_json::{Value, json};
 use std::path::Path;
@@ -34,7 +35,7 @@ fn start_with_cells(names: &[&str], [context, cells]: [&str; 2], arguments: &[&s
 
 /// Asks a model some sums.
 fn ask(corral: &Corral, model: &str) {
-    for sum in SURE {
+    for sum in RELIABLE_SUMS {
         let request = json!({"model": model, "prompt": sum.question(), "max_tokens": 10});
         let answer = corral.generate(&request);
         assert_eq!(answer["text"], sum.answer(), "{answer}");
@@ -95,7 +96,7 @@ fn first_model_preloads_others_load_on_demand() {
         }
     });
     ask(&corral, "tiny");
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     let finished = "corral_engine_requests_finished_total";
     for (model, loads, answers) in [
         ("tiny", 1.0, 1.0),
@@ -103,7 +104,7 @@ fn first_model_preloads_others_load_on_demand() {
         ("never", 0.0, 0.0),
     ] {
         assert_eq!(sample(&metrics, "corral_model_loads_total", model), loads);
-        let all = answers * SURE.len() as f64;
+        let all = answers * RELIABLE_SUMS.len() as f64;
         assert_eq!(sample(&metrics, finished, model), all, "{model}");
     }
     assert_eq!(metrics.get("corral_model_leases"), 0.0);
@@ -144,7 +145,7 @@ fn idle_models_unload_busy_ones_stay() {
         let now = metrics.get("corral_engine_computed_tokens_total");
         assert!(now > decoded, "{now} after {decoded}");
         decoded = now;
-        corral.settled();
+        corral.wait_until_idle();
         assert_eq!(
             corral.get_admin("/readyz").status,
             200,
@@ -163,7 +164,7 @@ fn idle_models_unload_busy_ones_stay() {
     drop(stream);
     let gone = |metrics: &Metrics| is_in(metrics, "tiny", "asleep");
     corral.wait_until("it is unloaded", gone);
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -226,7 +227,7 @@ fn three_models_alternate_in_memory_for_two() {
             scope.spawn(move || ask(corral, model));
         }
     });
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert!(
         metrics.get("corral_model_unloads_total") >= 6.0,
         "{metrics:?}"
@@ -276,7 +277,7 @@ fn broken_model_fails_until_file_is_replaced() {
     }
     std::fs::write(&file, &whole).expect("the scratch folder can be written");
     ask(&corral, "bad");
-    corral.settled();
+    corral.wait_until_idle();
     corral.signal("TERM");
     let status = corral.wait(Duration::from_secs(10));
     assert_eq!(status.code(), Some(0), "{}", corral.stderr());

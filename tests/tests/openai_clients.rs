@@ -156,7 +156,7 @@ impl Servers {
         let status = status.expect("the suite ends in time");
         assert!(status.success(), "the suite fails: {status}");
         for (_, corral) in servers {
-            corral.settled();
+            corral.wait_until_idle();
         }
         said
     }

@@ -1,6 +1,6 @@
 //! The plugin `openai`, deployed by the `corral.toml` that it comes with, as its README says.
 
-use corral_tests::{Corral, SURE, artifacts, run, scratch_folder};
+use corral_tests::{Corral, RELIABLE_SUMS, artifacts, run, scratch_folder};
 use serde_json::json;
 use std::path::Path;
 
@@ -36,7 +36,7 @@ fn documented_deploy_answers_on_every_route() {
         "{deployed:?}"
     );
 
-    for sum in SURE {
+    for sum in RELIABLE_SUMS {
         let messages = json!([{"role": "user", "content": sum.question()}]);
         let body = json!({"messages": messages, "temperature": 0}).to_string();
         let answer = corral.post("/v1/chat/completions", body);

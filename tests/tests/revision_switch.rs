@@ -3,7 +3,8 @@
 
 use corral_tests::deployments::{deploy, manifest, upload, variant};
 use corral_tests::{
-    Answer, Client, Corral, Done, Rest, Version, artifacts, block_on, scratch_folder,
+    BodySender, Connection, Corral, HttpVersion, Response, SetOnDrop, artifacts, block_on,
+    scratch_folder,
 };
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -39,7 +40,7 @@ impl<'a> Seen<'a> {
         self.at_least = self.acknowledged.load(Ordering::Acquire);
     }
 
-    fn answered(&mut self, answer: &Answer) {
+    fn answered(&mut self, answer: &Response) {
         assert_eq!(answer.status, 200, "{answer:?}");
         let version = version_of(&answer.body);
         let at_least = self.at_least.max(self.latest);
@@ -50,13 +51,13 @@ impl<'a> Seen<'a> {
 
 /// Four ask over HTTP/2, all on one connection, until it is done. Returns how often.
 async fn ask_over_http_2(address: &str, acknowledged: &AtomicU64, done: &AtomicBool) -> u64 {
-    let client = Client::connect(address, Version::Http2, None).await;
+    let client = Connection::connect(address, HttpVersion::Http2, None).await;
     let client = client.expect("HTTP/2 without TLS");
     let ask = || async {
         let (mut seen, mut answers) = (Seen::new(acknowledged), 0);
         while !done.load(Ordering::Acquire) {
             seen.asks();
-            let answer = client.ask("/swap/env", &[], "").await;
+            let answer = client.request("/swap/env", &[], "").await;
             seen.answered(&answer.expect("no stream is lost"));
             answers += 1;
         }
@@ -69,17 +70,17 @@ async fn ask_over_http_2(address: &str, acknowledged: &AtomicU64, done: &AtomicB
 /// A request that runs while its revision is replaced.
 struct Held {
     version: u64,
-    reply: corral_tests::Reply,
-    rest: Rest,
+    reply: corral_tests::PendingResponse,
+    rest: BodySender,
 }
 
 impl Held {
     /// Its answer has begun, on the revision that serves.
-    async fn begin(client: &Client, version: u64) -> Self {
+    async fn begin(client: &Connection, version: u64) -> Self {
         let begun = client.begin("/swap/hold").await;
         let (mut reply, rest) = begun.expect("it is answered");
         assert_eq!(reply.status(), 200);
-        let piece = reply.piece().await.expect("a piece").expect("it goes on");
+        let piece = reply.chunk().await.expect("a piece").expect("it goes on");
         assert_eq!(version_of(&String::from_utf8_lossy(&piece)), version);
         Held {
             version,
@@ -120,7 +121,7 @@ fn revision_switches_under_load_lose_no_request() {
     let done = AtomicBool::new(false);
     let (acknowledged, over_1, over_2) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
-        let ending = Done(&done);
+        let ending = SetOnDrop(&done);
         for _ in 0..CLIENTS {
             scope.spawn(|| {
                 let mut seen = Seen::new(&acknowledged);
@@ -144,8 +145,8 @@ fn revision_switches_under_load_lose_no_request() {
         // At each swap a request of either version runs, from before to after.
         block_on(async {
             let mut clients = Vec::new();
-            for version in [Version::Http1, Version::Http2] {
-                let client = Client::connect(corral.public(), version, None).await;
+            for version in [HttpVersion::Http1, HttpVersion::Http2] {
+                let client = Connection::connect(corral.public(), version, None).await;
                 clients.push(client.expect("it accepts"));
             }
             for version in 1..=SWAPS {
@@ -176,6 +177,6 @@ fn revision_switches_under_load_lose_no_request() {
     corral.wait_until("the last one is freed", |metrics| {
         metrics.get("corral_plugins_loaded") == 4.0 + 1.0
     });
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_plugin_calls_failed_total"), 0.0);
 }

@@ -1,6 +1,6 @@
 //! How tokens are drawn, told of and guessed, over HTTP: samplers, probabilities, drafts.
 
-use corral_tests::{Corral, Stream};
+use corral_tests::{Corral, EventStream};
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
@@ -50,7 +50,7 @@ fn one_token_chains_are_greedy() {
     ] {
         assert_ne!(drawn(&corral, &samplers), ANSWER, "{samplers}");
     }
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -60,24 +60,24 @@ fn samplers_apply_in_given_order() {
     let two = tokens(&corral.generate(&request))[0];
     let request = json!({"prompt": "3+4=", "max_tokens": 5, "logprobs": 0});
     let seven = tokens(&corral.generate(&request))[0];
-    let ask = |samplers: Value| {
+    let post = |samplers: Value| {
         let request = json!({"prompt": "1+1=", "max_tokens": 5, "samplers": samplers});
         corral.generate(&request)["text"].clone()
     };
     let (best, seven) = (json!({"top_k": 1}), json!({"logit_bias": [[seven, 1000]]}));
-    assert_eq!(ask(json!([best, seven])), "2", "7 is gone before its bias");
-    assert_eq!(ask(json!([seven, best])), "77777");
-    let banned = ask(json!([{"logit_bias": [[two, "-inf"]]}, best]));
+    assert_eq!(post(json!([best, seven])), "2", "7 is gone before its bias");
+    assert_eq!(post(json!([seven, best])), "77777");
+    let banned = post(json!([{"logit_bias": [[two, "-inf"]]}, best]));
     let banned = banned.as_str().expect("a text");
     assert!(!banned.contains('2'), "{banned:?}");
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
 fn penalties_cover_the_prompt() {
     let corral = Corral::start();
     let prompt = "1+1=";
-    let ask = |samplers: Value| {
+    let post = |samplers: Value| {
         let request = json!({
             "prompt": prompt, "ignore_end": true, "max_tokens": 60, "samplers": samplers,
             "logprobs": 0,
@@ -90,15 +90,15 @@ fn penalties_cover_the_prompt() {
         tokens.windows(2).map(|pair| (pair[0], pair[1])).collect()
     };
 
-    let plain = all(ask(json!([])));
+    let plain = all(post(json!([])));
     assert!(pairs(&plain).len() < plain.len() - 1, "it repeats itself");
     let penalties = json!([{"penalties": {"last": 100, "presence": 1000}}, {"temperature": 0}]);
-    let tokens = ask(penalties);
+    let tokens = post(penalties);
     let different: HashSet<_> = tokens.iter().chain(&before).collect();
     // The prompt has one token twice.
     assert_eq!(different.len(), 60 + 3, "{tokens:?}");
     let penalties = json!({"last": 100, "presence": 1000});
-    let tokens = ask(json!([{"answer_penalties": penalties}, {"temperature": 0}]));
+    let tokens = post(json!([{"answer_penalties": penalties}, {"temperature": 0}]));
     let different: HashSet<_> = tokens.iter().collect();
     assert_eq!(different.len(), 60, "{tokens:?}");
     let said = |token: u64| before.contains(&token);
@@ -107,9 +107,9 @@ fn penalties_cover_the_prompt() {
         "the prompt's count no more: {tokens:?}"
     );
     let dry = json!({"multiplier": 1000, "allowed_length": 1, "base": 1, "breakers": []});
-    let tokens = all(ask(json!([{"dry": dry}, {"temperature": 0}])));
+    let tokens = all(post(json!([{"dry": dry}, {"temperature": 0}])));
     assert_eq!(pairs(&tokens).len(), tokens.len() - 1, "{tokens:?}");
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -122,18 +122,18 @@ fn same_seed_gives_same_text_per_chain() {
         json!([{"xtc": {"probability": 0.5, "threshold": 0.1}}, {"temperature": 4}]),
         json!([{"temperature": 4}, {"mirostat": {"tau": 6, "eta": 0.1}}]),
     ] {
-        let ask = |seed: u64| {
+        let post = |seed: u64| {
             let request = json!({
                 "prompt": "1+1=", "max_tokens": 60, "ignore_end": true, "seed": seed,
                 "samplers": samplers,
             });
             corral.generate(&request)["text"].clone()
         };
-        let one = ask(1);
-        assert_eq!(ask(1), one, "{samplers}");
-        assert_ne!(ask(2), one, "{samplers}");
+        let one = post(1);
+        assert_eq!(post(1), one, "{samplers}");
+        assert_ne!(post(2), one, "{samplers}");
     }
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn host_refuses_invalid_sampler_values() {
         assert!(detail.contains(expected), "{link}: {detail}");
     }
     corral.check_alive();
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 fn logprob(of: &Value) -> f64 {
@@ -190,7 +190,7 @@ fn check_greedy(entries: &[Value], top: usize) -> String {
 }
 
 /// All events of a stream: the text, the entries, and the report.
-fn collect(mut stream: Stream) -> (String, Vec<Value>, Value) {
+fn collect(mut stream: EventStream) -> (String, Vec<Value>, Value) {
     let (mut text, mut entries) = (String::new(), Vec::new());
     loop {
         let event = stream.event().expect("the report comes before the end");
@@ -229,7 +229,7 @@ fn greedy_output_is_likeliest_tokens() {
     }
     let without = corral.generate(&json!({"prompt": QUESTION}));
     assert!(without.get("logprobs").is_none(), "{without}");
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn logprobs_ignore_samplers() {
     // The first token was asked for by a sum whose answer is clear.
     assert_eq!(entries[0]["top"][0]["text"], "2");
     assert!(logprob(&entries[0]["top"][0]) > -0.2, "{}", entries[0]);
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -272,22 +272,22 @@ fn drafts_keep_text_and_save_steps() {
         "reverse: table\n",
         "12+7=",
     ];
-    let ask = |speculate: u32| {
-        let before = corral.settled();
+    let post = |speculate: u32| {
+        let before = corral.wait_until_idle();
         let texts = questions.map(|question| {
             let request = json!({"prompt": question, "max_tokens": 60, "speculate": speculate});
             let answer = corral.generate(&request);
             (answer["text"].clone(), answer["tokens"].clone())
         });
-        let after = corral.settled();
+        let after = corral.wait_until_idle();
         let grown = ["steps", "draft_tokens_accepted"]
-            .map(|name| after.grown(&format!("corral_engine_{name}_total"), &before));
+            .map(|name| after.growth(&format!("corral_engine_{name}_total"), &before));
         (texts, grown)
     };
-    let (plain, [steps, none]) = ask(0);
+    let (plain, [steps, none]) = post(0);
     assert_eq!(none, 0.0);
     assert_eq!(plain[0].0, "Blue owls, 7! Blue owls, 7!");
-    let (texts, [fewer, accepted]) = ask(16);
+    let (texts, [fewer, accepted]) = post(16);
     assert_eq!(texts, plain);
     assert!(accepted > 0.0 && fewer < steps, "{fewer} of {steps} steps");
     // Each guess that was right saved a step.

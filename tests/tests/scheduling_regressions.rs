@@ -3,7 +3,9 @@
 //! What has to hold is gated on answers and on the engine's counters. Times are printed, and gated
 //! only where a failure shows in nothing else.
 
-use corral_tests::{Corral, ENDLESS, MANY_CELLS, Metrics, SURE, Sum, some_sums};
+use corral_tests::{
+    Corral, ENDLESS_TOKENS, MANY_CELLS, Metrics, RELIABLE_SUMS, Sum, distinct_sums,
+};
 use serde_json::json;
 use std::net::TcpStream;
 
@@ -39,12 +41,12 @@ fn repeated_requests_neither_fail_nor_crash() {
     let corral = Corral::start_with(&["--sequences", "4"]);
     // Prompts of many lengths, so that the position of one is wrong for the next.
     let lengths = [32, 600, 100, 300];
-    let questions: Vec<(Sum, String)> = some_sums(64)
+    let questions: Vec<(Sum, String)> = distinct_sums(64)
         .into_iter()
         .enumerate()
         .map(|(number, sum)| match number % 4 {
             0 => {
-                let (sure, turn) = (SURE[number % SURE.len()], number / 4);
+                let (sure, turn) = (RELIABLE_SUMS[number % RELIABLE_SUMS.len()], number / 4);
                 (sure, sure.question_in(lengths[turn % lengths.len()]))
             }
             _ => (sum, sum.question()),
@@ -65,7 +67,7 @@ fn repeated_requests_neither_fail_nor_crash() {
             scope.spawn(|| share.iter().for_each(ask));
         }
     });
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get(FINISHED), 2.0 * questions.len() as f64);
 }
 
@@ -83,13 +85,13 @@ fn later_requests_are_no_slower() {
 
     let corral = Corral::start();
     let request = json!({"prompt": "1+1=", "max_tokens": 1});
-    let mut before = corral.settled();
+    let mut before = corral.wait_until_idle();
     let mut services = Vec::new();
     for number in 1..=REQUESTS {
         let answer = corral.generate(&request);
         assert_eq!(answer["text"], "2", "request {number}: {answer}");
         let now = corral.metrics();
-        let grown = |name: &str| now.grown(name, &before);
+        let grown = |name: &str| now.growth(name, &before);
         // One step for the four tokens of the prompt; the one that was generated is not computed.
         assert_eq!(grown(STEPS), 1.0, "request {number}");
         assert_eq!(grown(ROWS), 1.0, "request {number}");
@@ -112,7 +114,7 @@ fn later_requests_are_no_slower() {
         );
         before = now;
     }
-    corral.settled();
+    corral.wait_until_idle();
 
     let whole = growth(&services);
     let least: Vec<f64> = services
@@ -155,12 +157,12 @@ fn histories_are_not_recomputed_each_step() {
     let corral = Corral::start();
     let (prompt, tokens) = (1500, 300);
     let request = |prompt: usize, tokens: usize| json!({"prompt": "a".repeat(prompt), "ignore_end": true, "max_tokens": tokens});
-    let before = corral.settled();
+    let before = corral.wait_until_idle();
     let answer = corral.generate(&request(prompt, tokens));
     assert_eq!(answer["prompt_tokens"], prompt);
     assert_eq!(answer["tokens"], tokens);
-    let alone = corral.settled();
-    let grown = |name: &str| alone.grown(name, &before);
+    let alone = corral.wait_until_idle();
+    let grown = |name: &str| alone.growth(name, &before);
     assert_eq!(grown(TOKENS_DECODED), (prompt + tokens - 1) as f64);
     assert_eq!(grown(PREFILL_TOKENS), prompt as f64);
     // The first token comes out of the last step that reads the prompt.
@@ -188,8 +190,8 @@ fn histories_are_not_recomputed_each_step() {
             .map(|asked| asked.join().expect("answered"));
         computed.sum::<f64>()
     });
-    let together = corral.settled();
-    assert_eq!(together.grown(TOKENS_DECODED, &alone), expected);
+    let together = corral.wait_until_idle();
+    assert_eq!(together.growth(TOKENS_DECODED, &alone), expected);
 }
 
 /// A batch was finished before the next one began: it shrank until its longest request ran alone,
@@ -203,7 +205,7 @@ fn batches_stay_full_while_requests_wait() {
     let metrics = std::thread::scope(|scope| {
         // Hold all ids until everyone waits: from here on no id is free while one does.
         let holders = corral.hold(IDS);
-        for (number, sum) in some_sums(REQUESTS).into_iter().enumerate() {
+        for (number, sum) in distinct_sums(REQUESTS).into_iter().enumerate() {
             let corral = &corral;
             // One long one to three short ones.
             let tokens = if number % 4 == 0 {
@@ -223,11 +225,11 @@ fn batches_stay_full_while_requests_wait() {
         drop(holders);
         metrics
     });
-    let end = corral.settled();
+    let end = corral.wait_until_idle();
     assert_eq!(end.get(FINISHED), REQUESTS as f64);
     assert_eq!(end.get(CANCELLED), IDS as f64);
 
-    let (steps, rows) = (end.grown(STEPS, &metrics), end.grown(ROWS, &metrics));
+    let (steps, rows) = (end.growth(STEPS, &metrics), end.growth(ROWS, &metrics));
     let missing = IDS as f64 * steps - rows;
     // While one waits, a step has a row of each id, but for prompts that the step's budget leaves
     // for the next one: the smallest is 8 tokens and a prompt here has at most 6, so each step
@@ -252,7 +254,7 @@ fn batches_stay_full_while_requests_wait() {
 #[test]
 fn sequence_ids_are_never_shared() {
     let corral = Corral::start_with(&["--sequences", "4"]);
-    let questions: Vec<(usize, Sum)> = some_sums(96).into_iter().enumerate().collect();
+    let questions: Vec<(usize, Sum)> = distinct_sums(96).into_iter().enumerate().collect();
     let leaves = |number: usize| number * 7 % 11 < 4;
     std::thread::scope(|scope| {
         // Twice as many at once as there are ids.
@@ -275,7 +277,7 @@ fn sequence_ids_are_never_shared() {
             });
         }
     });
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     let (finished, cancelled) = (metrics.get(FINISHED), metrics.get(CANCELLED));
     let left = questions
         .iter()
@@ -308,7 +310,7 @@ fn ended_requests_leave_no_records() {
     let question = json!({"prompt": "2+2="}).to_string();
     for round in 1..=2 {
         // Ended well.
-        for sum in some_sums(10) {
+        for sum in distinct_sums(10) {
             assert_eq!(corral.text(&sum.question()), sum.answer(), "{sum:?}");
         }
         // Hung up while it waited; and meanwhile the host itself, the engine and the plugin refuse
@@ -327,7 +329,7 @@ fn ended_requests_leave_no_records() {
         corral.post("/generate", "{").problem(400, "invalid-json");
         // Hung up in the middle of an answer.
         drop(holders);
-        let metrics = corral.settled();
+        let metrics = corral.wait_until_idle();
         let round = f64::from(round);
         assert_eq!(metrics.get(FINISHED), 10.0 * round);
         // On a busy machine one that hung up may have been out of time by then.
@@ -350,7 +352,7 @@ fn prompts_of_any_length_share_a_batch() {
     let read = std::thread::scope(|scope| {
         let asked: Vec<_> = [1000, 32, 600, 6, 300, 6, 100, 6]
             .into_iter()
-            .zip(SURE.into_iter().cycle())
+            .zip(RELIABLE_SUMS.into_iter().cycle())
             .map(|(length, sum)| {
                 let corral = &corral;
                 scope.spawn(move || {
@@ -370,7 +372,7 @@ fn prompts_of_any_length_share_a_batch() {
         lengths.sum::<usize>()
     });
     let after = corral.wait_until("the streams are alone again", alone);
-    let grown = |name: &str| after.grown(name, &before);
+    let grown = |name: &str| after.growth(name, &before);
     // All that was read, was read in steps in which others generated ...
     assert_eq!(grown(PREFILL_TOKENS), read as f64);
     assert_eq!(grown(MIXED_PREFILL_TOKENS), read as f64);
@@ -385,7 +387,7 @@ fn prompts_of_any_length_share_a_batch() {
         "{decoded} rows, {streamed} of the streams"
     );
     drop(streams);
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 /// Requests that came while a batch ran waited for its end.
@@ -393,7 +395,7 @@ fn prompts_of_any_length_share_a_batch() {
 fn new_requests_join_a_running_batch() {
     let corral = Corral::start();
     let mut stream = corral.endless("/generate");
-    for (number, sum) in some_sums(10).into_iter().enumerate() {
+    for (number, sum) in distinct_sums(10).into_iter().enumerate() {
         assert_eq!(corral.text(&sum.question()), sum.answer(), "{sum:?}");
         // All but the stream, which still runs.
         let metrics = corral.metrics();
@@ -402,8 +404,8 @@ fn new_requests_join_a_running_batch() {
     }
     stream.next_text();
     drop(stream);
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get(CANCELLED), 1.0);
     // It was left long before its end.
-    assert!(metrics.get(TOKENS_DECODED) < f64::from(ENDLESS));
+    assert!(metrics.get(TOKENS_DECODED) < f64::from(ENDLESS_TOKENS));
 }

@@ -1,6 +1,8 @@
 //! The way down: nothing new, what runs ends, and then the process.
 
-use corral_tests::{Client, Corral, ENDLESS, PATIENCE, Version, block_on, some_sums};
+use corral_tests::{
+    Connection, Corral, ENDLESS_TOKENS, HttpVersion, PATIENCE, block_on, distinct_sums,
+};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -139,14 +141,14 @@ fn open_connections_lose_no_request() {
                 let (address, http1) = (address.clone(), number % 3 > 0);
                 tokio::spawn(async move {
                     let version = if http1 {
-                        Version::Http1
+                        HttpVersion::Http1
                     } else {
-                        Version::Http2
+                        HttpVersion::Http2
                     };
-                    let client = Client::connect(&address, version, None).await;
+                    let client = Connection::connect(&address, version, None).await;
                     let client = client.expect("it accepts");
                     let (mut asked, mut answered) = (0, Instant::now());
-                    for sum in some_sums(5000).into_iter().skip(number * 400) {
+                    for sum in distinct_sums(5000).into_iter().skip(number * 400) {
                         let request = json!({"prompt": sum.question(), "max_tokens": 20});
                         // An answer that takes a moment and one that is there at once.
                         let (path, body, right) = match asked % 2 {
@@ -154,7 +156,7 @@ fn open_connections_lose_no_request() {
                             _ => ("/misbehave/ok", String::new(), "ok".to_owned()),
                         };
                         let idle = answered.elapsed() > Duration::from_millis(250);
-                        let answer = match client.ask(path, &[], &body).await {
+                        let answer = match client.request(path, &[], &body).await {
                             Ok(answer) => answer,
                             // GOAWAY says that the request was not taken up; over HTTP/1.1 the answer
                             // before it has said that it is the last, but to one who had asked for nothing so
@@ -197,20 +199,20 @@ fn open_connections_lose_no_request() {
 
 #[test]
 fn event_stream_ends_cleanly_after_grace() {
-    for version in [Version::Http1, Version::Http2] {
+    for version in [HttpVersion::Http1, HttpVersion::Http2] {
         let mut corral = Corral::start_with(&["--grace", "0.2"]);
         let address = corral.public().to_owned();
         let text = block_on(async {
-            let client = Client::connect(&address, version, None).await;
+            let client = Connection::connect(&address, version, None).await;
             let mut request = long_request();
             request["stream"] = json!(true);
             // Its time is over long before it ends.
-            request["max_tokens"] = json!(ENDLESS);
+            request["max_tokens"] = json!(ENDLESS_TOKENS);
             let client = client.expect("it accepts");
             let answer = client.send("/generate", &[], &request.to_string()).await;
             let mut answer = answer.expect("begun");
             let mut text = Vec::new();
-            while let Some(piece) = answer.piece().await {
+            while let Some(piece) = answer.chunk().await {
                 if text.is_empty() {
                     corral.signal("TERM");
                 }

@@ -1,13 +1,13 @@
 //! Clients that take their time: they are let go within bounds, and others notice nothing.
 
-use corral_tests::{Corral, PATIENCE, raw_exchange, some_sums};
+use corral_tests::{Corral, PATIENCE, distinct_sums, raw_exchange};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 fn check_sums(corral: &Corral, count: usize) {
-    for sum in some_sums(count) {
+    for sum in distinct_sums(count) {
         assert_eq!(corral.text(&sum.question()), sum.answer());
     }
 }
@@ -49,7 +49,7 @@ fn half_sent_heads_are_closed() {
         .metrics()
         .get("corral_http_terminations_total{reason=\"head-time\"}");
     assert!(ended >= 250.0, "{ended}");
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn stalled_body_gets_408() {
         }
     }
     check_sums(&corral, 2);
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn client_that_reads_nothing_is_dropped() {
     corral.wait_until("it is let go", |metrics| {
         metrics.get("corral_plugin_instances") == 0.0
     });
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     assert_eq!(
         metrics.get("corral_http_terminations_total{reason=\"stalled\"}"),
         1.0

@@ -1,6 +1,6 @@
 //! What the admin listener and `corral top` say of the models' memory adds up.
 
-use corral_tests::{Corral, Ended, PATIENCE, SURE, raw_exchange, run};
+use corral_tests::{Corral, Ended, PATIENCE, RELIABLE_SUMS, raw_exchange, run};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -65,15 +65,15 @@ fn cached_entries_add_up_and_can_be_dropped() {
     assert_eq!(*list(&before, "kept"), [] as [Value; 0]);
 
     let mut kept = 0;
-    for sum in SURE {
+    for sum in RELIABLE_SUMS {
         let answer = corral.generate(&json!({"prompt": sum.question_in(100)}));
         // The last token of an answer is never computed.
         kept += number(&answer["prompt_tokens"]) + number(&answer["tokens"]) - 1;
     }
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     let model = look(&corral);
     let entries = list(&model, "kept");
-    assert_eq!(entries.len(), SURE.len(), "{model}");
+    assert_eq!(entries.len(), RELIABLE_SUMS.len(), "{model}");
     let tokens: u64 = entries.iter().map(|entry| number(&entry["tokens"])).sum();
     assert_eq!(tokens, kept, "{model}");
     for entry in entries {
@@ -81,7 +81,7 @@ fn cached_entries_add_up_and_can_be_dropped() {
         assert_eq!(entry["claimed"], false, "{model}");
         assert!(entry["id"].is_u64(), "there is room in the cells: {model}");
     }
-    assert_eq!(number(&model["ids"]["used"]), SURE.len() as u64);
+    assert_eq!(number(&model["ids"]["used"]), RELIABLE_SUMS.len() as u64);
     // All begin alike: what they share has its cells once, since it was computed once.
     let computed = metrics.get("corral_engine_computed_tokens_total");
     assert_eq!(number(&model["cells"]["used"]) as f64, computed, "{model}");
@@ -93,7 +93,7 @@ fn cached_entries_add_up_and_can_be_dropped() {
     assert_eq!(cleared["cells"]["used"], 0, "{cleared}");
     assert_eq!(cleared["ids"]["used"], 0, "{cleared}");
     assert_eq!(look(&corral), cleared, "and so it stays");
-    corral.settled();
+    corral.wait_until_idle();
     corral.check_alive();
 }
 
@@ -103,7 +103,10 @@ fn running_requests_survive_cache_clear() {
         &[("/urgent", "generate"), ("/open", "generate")],
         &["--priority", "/urgent=7", "--share-prefixes", "/open"],
     );
-    corral.generate_at("/open", &json!({"prompt": SURE[0].question_in(100)}));
+    corral.generate_at(
+        "/open",
+        &json!({"prompt": RELIABLE_SUMS[0].question_in(100)}),
+    );
     let stream = corral.endless("/urgent");
     let model = look(&corral);
     let kept = list(&model, "kept");
@@ -126,15 +129,15 @@ fn running_requests_survive_cache_clear() {
     }
     assert_eq!(*list(&look(&corral), "kept"), [] as [Value; 0]);
     drop(stream);
-    corral.settled();
+    corral.wait_until_idle();
     assert_eq!(*list(&look(&corral), "sequences"), [] as [Value; 0]);
 }
 
 #[test]
 fn top_shows_status() {
     let corral = Corral::start();
-    corral.generate(&json!({"prompt": SURE[0].question_in(100)}));
-    corral.settled();
+    corral.generate(&json!({"prompt": RELIABLE_SUMS[0].question_in(100)}));
+    corral.wait_until_idle();
     let admin = format!("http://{}", corral.admin());
     let ended = top(&admin, &["--once", "--json"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");

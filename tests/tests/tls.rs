@@ -1,7 +1,7 @@
 //! TLS on the public listener.
 
 use corral_tests::{
-    Client, Corral, Identity, PATIENCE, Version, artifacts, block_on, raw_exchange, run,
+    Connection, Corral, HttpVersion, Identity, PATIENCE, artifacts, block_on, raw_exchange, run,
     scratch_folder,
 };
 use serde_json::json;
@@ -14,10 +14,10 @@ fn start(files: &[PathBuf; 2], arguments: &[&str]) -> Corral {
     Corral::start_with(&[&["--tls-cert", certificate, "--tls-key", key], arguments].concat())
 }
 
-async fn check_alive(client: &Client) {
+async fn check_alive(client: &Connection) {
     let request = json!({"prompt": "1+1=", "max_tokens": 20}).to_string();
     let answer = client
-        .ask("/generate", &[], &request)
+        .request("/generate", &[], &request)
         .await
         .expect("answered");
     assert_eq!(answer.json()["text"], "2", "{answer:?}");
@@ -35,12 +35,12 @@ fn plaintext_on_tls_port_is_closed() {
             .any(|line| line.starts_with("listening on https://"))
     );
     block_on(async {
-        for version in [Version::Http1, Version::Http2] {
+        for version in [HttpVersion::Http1, HttpVersion::Http2] {
             let trust = identity.trust();
-            let client = Client::connect(corral.public(), version, Some(&trust)).await;
+            let client = Connection::connect(corral.public(), version, Some(&trust)).await;
             check_alive(&client.expect("a handshake")).await;
             let stranger = Identity::new().trust();
-            let refused = Client::connect(corral.public(), version, Some(&stranger)).await;
+            let refused = Connection::connect(corral.public(), version, Some(&stranger)).await;
             assert!(
                 refused.is_err(),
                 "a certificate that the client does not know"
@@ -58,7 +58,7 @@ fn plaintext_on_tls_port_is_closed() {
         assert!(!answer.starts_with(b"HTTP"), "{sent:?}");
     }
     assert!(begun.elapsed() >= Duration::from_secs(6));
-    let metrics = corral.settled();
+    let metrics = corral.wait_until_idle();
     let failed = metrics.get("corral_http_terminations_total{reason=\"handshake\"}");
     assert_eq!(failed, 5.0, "two strangers, and three that are no TLS");
     assert!(metrics.get("corral_tls_certificate_expiry_timestamp_seconds") > 1e9);
@@ -70,7 +70,7 @@ fn certificate_reload_keeps_old_connections() {
     let (old, new) = (Identity::new(), Identity::new());
     let corral = start(&old.write(&folder), &[]);
     let connect = async |identity: &Identity| {
-        Client::connect(corral.public(), Version::Http2, Some(&identity.trust())).await
+        Connection::connect(corral.public(), HttpVersion::Http2, Some(&identity.trust())).await
     };
     block_on(async {
         let kept = connect(&old).await.expect("the old certificate");
@@ -101,7 +101,7 @@ fn certificate_reload_keeps_old_connections() {
         });
         check_alive(&connect(&old).await.expect("the first one again")).await;
     });
-    corral.settled();
+    corral.wait_until_idle();
 }
 
 #[test]

@@ -1,16 +1,16 @@
-//! The test plugin `roles`, with the plugins that it is linked with.
+//! The test plugin `roles` and its linked components.
 
 use crate::deployments::deploy_folder;
-use crate::{Answer, Corral, scratch_folder};
+use crate::{Corral, Response, scratch_folder};
 use serde_json::Value;
 
-/// The template without anything of the deployment's.
+/// A templating component without grants.
 pub const TEMPLATE: &str = r#""templates.wasm""#;
-/// The template with what the deployment grants.
-pub const HEIR: &str = r#"{ component = "templates.wasm", inherit = true }"#;
+/// A templating component that inherits the deployment's grants.
+pub const INHERITING_TEMPLATE: &str = r#"{ component = "templates.wasm", inherit = true }"#;
 
-/// A server where `roles` answers at `/roles`, linked with a template and two samplers, `any` and
-/// `other`, which are the same plugin.
+/// Starts a server with `roles` at `/roles`, linked with a template and the samplers `any` and `other`
+/// (one component under two names).
 pub fn start(arguments: &[&str]) -> Corral {
     let folder = scratch_folder();
     let store = ["--store", folder.to_str().expect("ours")];
@@ -19,7 +19,7 @@ pub fn start(arguments: &[&str]) -> Corral {
     corral
 }
 
-/// Deploys `roles` as `name`, at `/NAME`, with `template` as its link and `more` fields.
+/// Deploys `roles` as `name` at `/NAME`, linked with `template`; `more` is added to the manifest.
 pub fn deploy(corral: &Corral, name: &str, template: &str, more: &str) {
     let manifest = format!(
         "name = '{name}'\ncomponent = 'roles.wasm'\nroutes = ['/{name}']\n{more}\n\
@@ -30,33 +30,33 @@ pub fn deploy(corral: &Corral, name: &str, template: &str, more: &str) {
     assert_eq!(ended.code, Some(0), "{manifest}: {ended:?}");
 }
 
-/// Asks at a path of the plugin; it has to succeed.
-pub fn ask(corral: &Corral, path: &str, body: &Value) -> Value {
+/// Posts to a path of the plugin; the response must be 200.
+pub fn post(corral: &Corral, path: &str, body: &Value) -> Value {
     let answer = corral.post(path, body.to_string());
     assert_eq!(answer.status, 200, "{path} {body}: {answer:?}");
     answer.json()
 }
 
-/// What the plugin said of a call that failed.
+/// The plugin's report of a failed host call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failed {
-    /// Which call.
+pub struct CallError {
+    /// The call that failed.
     pub at: String,
-    /// The error's case, as `wit/` names it; `other` for one that is none of the host's.
+    /// The error's case as in `wit/`; `other` for an error that the host did not make.
     pub case: String,
-    /// Its text; empty if it has none.
+    /// The error's text; empty if it has none.
     pub text: String,
-    /// Number of tokens that were generated before.
+    /// Number of tokens generated before the error.
     pub tokens: usize,
 }
 
-impl Failed {
-    /// Reads an answer of the plugin, which has to be one of these.
-    pub fn read(answer: &Answer) -> Self {
+impl CallError {
+    /// Reads the report from a 400 response.
+    pub fn read(answer: &Response) -> Self {
         assert_eq!(answer.status, 400, "{answer:?}");
         let body = answer.json();
         let text = |name: &str| body["error"][name].as_str().expect("a text").to_owned();
-        Failed {
+        CallError {
             at: text("at"),
             case: text("case"),
             text: text("text"),
@@ -65,7 +65,7 @@ impl Failed {
     }
 }
 
-/// Asks at a path of the plugin, for what has to fail there.
-pub fn fail(corral: &Corral, path: &str, body: &Value) -> Failed {
-    Failed::read(&corral.post(path, body.to_string()))
+/// Posts to a path of the plugin a request that must fail.
+pub fn post_failing(corral: &Corral, path: &str, body: &Value) -> CallError {
+    CallError::read(&corral.post(path, body.to_string()))
 }

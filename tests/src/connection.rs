@@ -1,8 +1,8 @@
-//! A client that decides itself what its connections are: HTTP/1.1 or HTTP/2, encrypted or not, one or
-//! many requests on each.
+//! A client that controls its connections: HTTP/1.1 or HTTP/2, with or without TLS, one or more requests
+//! on each.
 
-use crate::http::Answer;
-use crate::tls::Trust;
+use crate::response::Response as WholeResponse;
+use crate::tls::TrustedRoot;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -17,18 +17,18 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
-/// Which HTTP a connection speaks.
+/// The HTTP version of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
+pub enum HttpVersion {
     /// HTTP/1.1
     Http1,
-    /// HTTP/2; without TLS the client knows that the server speaks it.
+    /// HTTP/2; without TLS by prior knowledge.
     Http2,
 }
 
-/// A connection.
+/// A client connection.
 #[derive(Clone)]
-pub struct Client {
+pub struct Connection {
     sender: Sender,
     authority: String,
 }
@@ -36,18 +36,18 @@ pub struct Client {
 #[derive(Clone)]
 enum Sender {
     /// One request at a time.
-    Http1(std::sync::Arc<tokio::sync::Mutex<http1::SendRequest<Outgoing>>>),
-    Http2(http2::SendRequest<Outgoing>),
+    Http1(std::sync::Arc<tokio::sync::Mutex<http1::SendRequest<RequestBody>>>),
+    Http2(http2::SendRequest<RequestBody>),
 }
 
-type Outgoing = UnsyncBoxBody<Bytes, Infallible>;
+type RequestBody = UnsyncBoxBody<Bytes, Infallible>;
 
-/// The rest of a request's body; it ends when this is dropped.
-pub struct Rest(mpsc::UnboundedSender<Bytes>);
+/// Sends the rest of a request body. Dropping it ends the body.
+pub struct BodySender(mpsc::UnboundedSender<Bytes>);
 
-struct Coming(mpsc::UnboundedReceiver<Bytes>);
+struct ChannelBody(mpsc::UnboundedReceiver<Bytes>);
 
-impl Body for Coming {
+impl Body for ChannelBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -56,16 +56,16 @@ impl Body for Coming {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let received = self.0.poll_recv(cx);
-        received.map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+        received.map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))))
     }
 }
 
-/// An answer that is still coming.
-pub struct Reply(Response<Incoming>);
+/// A response whose body has not arrived yet.
+pub struct PendingResponse(Response<Incoming>);
 
-type Failed = Box<dyn std::error::Error + Send + Sync>;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Runs a test's own future. Panics if it takes too long.
+/// Runs a future on a runtime of its own. Panics after [`PATIENCE`](crate::PATIENCE).
 pub fn block_on<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -73,49 +73,49 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
         .build()
         .expect("a runtime")
         .block_on(async { tokio::time::timeout(crate::PATIENCE, future).await })
-        .expect("it ends")
+        .expect("the future ends in time")
 }
 
-impl Client {
+impl Connection {
     /// Connects to `address`, `HOST:PORT`.
     pub async fn connect(
         address: &str,
-        version: Version,
-        trust: Option<&Trust>,
-    ) -> Result<Self, Failed> {
+        version: HttpVersion,
+        trust: Option<&TrustedRoot>,
+    ) -> Result<Self, BoxError> {
         let stream = TcpStream::connect(address).await?;
         let sender = match trust {
             None => Self::handshake(stream, version).await?,
             Some(trust) => {
                 let wanted: &[u8] = match version {
-                    Version::Http1 => b"http/1.1",
-                    Version::Http2 => b"h2",
+                    HttpVersion::Http1 => b"http/1.1",
+                    HttpVersion::Http2 => b"h2",
                 };
                 let stream = trust.connect(stream, &[wanted]).await?;
                 assert_eq!(stream.get_ref().1.alpn_protocol(), Some(wanted));
                 Self::handshake(stream, version).await?
             }
         };
-        Ok(Client {
+        Ok(Connection {
             sender,
             authority: address.to_owned(),
         })
     }
 
-    async fn handshake<S>(stream: S, version: Version) -> Result<Sender, Failed>
+    async fn handshake<S>(stream: S, version: HttpVersion) -> Result<Sender, BoxError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let stream = TokioIo::new(stream);
         Ok(match version {
-            Version::Http1 => {
+            HttpVersion::Http1 => {
                 let (sender, connection) = http1::handshake(stream).await?;
                 tokio::spawn(connection);
                 Sender::Http1(std::sync::Arc::new(sender.into()))
             }
-            Version::Http2 => {
+            HttpVersion::Http2 => {
                 let (sender, connection) = http2::Builder::new(TokioExecutor::new())
-                    // Small, so that who does not read is noticed soon.
+                    // Small, so that the server soon notices a client that does not read.
                     .initial_stream_window_size(65_535)
                     .handshake(stream)
                     .await?;
@@ -125,25 +125,25 @@ impl Client {
         })
     }
 
-    /// Sends a request with these headers, `POST` if there is a body, and waits for the head of its
-    /// answer.
+    /// Sends a request with these headers, `POST` if it has a body, and waits for the response head.
     pub async fn send(
         &self,
         path: &str,
         headers: &[(&str, &str)],
         body: &str,
-    ) -> Result<Reply, hyper::Error> {
+    ) -> Result<PendingResponse, hyper::Error> {
         let method = if body.is_empty() { "GET" } else { "POST" };
         let body = Full::from(body.to_owned()).boxed_unsync();
         self.send_body(method, path, headers, body).await
     }
 
-    /// Sends a `POST` whose body goes on until [`Rest`] is dropped, and waits for the head of its answer.
-    pub async fn begin(&self, path: &str) -> Result<(Reply, Rest), hyper::Error> {
+    /// Sends a `POST` whose body goes on until [`BodySender`] is dropped, and waits for the
+    /// response head.
+    pub async fn begin(&self, path: &str) -> Result<(PendingResponse, BodySender), hyper::Error> {
         let (sender, body) = mpsc::unbounded_channel();
-        let body = Coming(body).boxed_unsync();
-        let reply = self.send_body("POST", path, &[], body).await?;
-        Ok((reply, Rest(sender)))
+        let body = ChannelBody(body).boxed_unsync();
+        let response = self.send_body("POST", path, &[], body).await?;
+        Ok((response, BodySender(sender)))
     }
 
     async fn send_body(
@@ -151,8 +151,8 @@ impl Client {
         method: &str,
         path: &str,
         headers: &[(&str, &str)],
-        body: Outgoing,
-    ) -> Result<Reply, hyper::Error> {
+        body: RequestBody,
+    ) -> Result<PendingResponse, hyper::Error> {
         let authority = &self.authority;
         let mut request = Request::builder().method(method);
         request = match self.sender {
@@ -163,7 +163,7 @@ impl Client {
             request = request.header(*name, *value);
         }
         let request = request.body(body).expect("a request");
-        Ok(Reply(match &self.sender {
+        Ok(PendingResponse(match &self.sender {
             Sender::Http1(sender) => {
                 let mut sender = sender.lock().await;
                 sender.ready().await?;
@@ -173,42 +173,42 @@ impl Client {
         }))
     }
 
-    /// The same, and reads the answer to its end.
-    pub async fn ask(
+    /// [`send`](Self::send), and reads the whole response.
+    pub async fn request(
         &self,
         path: &str,
         headers: &[(&str, &str)],
         body: &str,
-    ) -> Result<Answer, hyper::Error> {
+    ) -> Result<WholeResponse, hyper::Error> {
         self.send(path, headers, body).await?.whole().await
     }
 }
 
-impl Rest {
-    /// Sends a piece. Whether the server still reads it does not matter here.
-    pub fn send(&self, piece: &str) {
-        let _ = self.0.send(Bytes::from(piece.to_owned()));
+impl BodySender {
+    /// Sends a chunk; ignores a server that no longer reads.
+    pub fn send(&self, chunk: &str) {
+        let _ = self.0.send(Bytes::from(chunk.to_owned()));
     }
 }
 
-impl Reply {
+impl PendingResponse {
     /// HTTP status.
     pub fn status(&self) -> u16 {
         self.0.status().as_u16()
     }
 
-    /// The next piece of its body; nothing at its end.
-    pub async fn piece(&mut self) -> Option<Result<Bytes, hyper::Error>> {
+    /// The next chunk of the body; `None` at its end.
+    pub async fn chunk(&mut self) -> Option<Result<Bytes, hyper::Error>> {
         let frame = self.0.body_mut().frame().await?;
         Some(frame.map(|frame| frame.into_data().unwrap_or_default()))
     }
 
-    /// All that is left of it. An error if it is cut off.
-    pub async fn whole(self) -> Result<Answer, hyper::Error> {
+    /// Reads the rest of the body. Fails if the connection is cut off.
+    pub async fn whole(self) -> Result<WholeResponse, hyper::Error> {
         let (head, body) = self.0.into_parts();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let headers = head.headers.iter();
-        Ok(Answer {
+        Ok(WholeResponse {
             status: head.status.as_u16(),
             headers: headers
                 .map(|(name, value)| (name.as_str().to_owned(), text(value.as_bytes())))

@@ -1,22 +1,22 @@
-//! The client's side of HTTP.
+//! Responses as a client reads them: whole, or as a stream of server-sent events.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
-/// A whole answer.
+/// A whole response.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct Response {
     /// HTTP status.
     pub status: u16,
-    /// Headers by lower-case name; of a repeated one, the last.
+    /// Headers by lower-case name; repeated ones in order.
     pub headers: Vec<(String, String)>,
     /// The body.
     pub body: String,
 }
 
-impl Answer {
+impl Response {
     pub(crate) fn read(response: ureq::http::Response<ureq::Body>) -> Self {
         let status = response.status().as_u16();
         Self::try_read(response).unwrap_or_else(|error| panic!("the body of a {status}: {error}"))
@@ -25,14 +25,14 @@ impl Answer {
     pub(crate) fn try_read(
         response: ureq::http::Response<ureq::Body>,
     ) -> Result<Self, ureq::Error> {
-        Ok(Answer {
+        Ok(Response {
             status: response.status().as_u16(),
             headers: headers_of(&response),
             body: response.into_body().read_to_string()?,
         })
     }
 
-    /// A header's value.
+    /// The value of a header, the last one if it is repeated.
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().rev().find(|(header, _)| header == name);
         found.map(|(_, value)| value.as_str())
@@ -43,8 +43,7 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error} in {self:?}"))
     }
 
-    /// Checks that this is a problem after RFC 9457 with this status and code, and returns its
-    /// detail.
+    /// Asserts an RFC 9457 problem with this status and code; returns its detail.
     pub fn problem(&self, status: u16, code: &str) -> String {
         assert_eq!(self.status, status, "{self:?}");
         assert_eq!(
@@ -62,8 +61,8 @@ impl Answer {
     }
 }
 
-/// An answer that is still coming.
-pub struct Stream {
+/// A response whose body is read line by line.
+pub struct EventStream {
     /// HTTP status.
     pub status: u16,
     /// Headers by lower-case name.
@@ -71,16 +70,16 @@ pub struct Stream {
     reader: BufReader<ureq::BodyReader<'static>>,
 }
 
-impl Stream {
+impl EventStream {
     pub(crate) fn new(response: ureq::http::Response<ureq::Body>) -> Self {
-        Stream {
+        EventStream {
             status: response.status().as_u16(),
             headers: headers_of(&response),
             reader: BufReader::new(response.into_body().into_reader()),
         }
     }
 
-    /// The next line without its end; nothing at the end of the body.
+    /// The next line without its line feed; `None` at the end of the body.
     pub fn line(&mut self) -> std::io::Result<Option<String>> {
         let mut line = String::new();
         if self.reader.read_line(&mut line)? == 0 {
@@ -89,25 +88,25 @@ impl Stream {
         Ok(Some(line.trim_end_matches('\n').to_owned()))
     }
 
-    /// At most this many bytes of what is left.
+    /// At most this many of the remaining bytes.
     pub fn bytes(&mut self, count: u64) -> std::io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.reader.by_ref().take(count).read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// The data of the next server-sent event; nothing at the end of the body. Panics at what is
-    /// no event of one line.
+    /// The data of the next server-sent event; `None` at the end of the body. Panics at anything but a
+    /// one-line event.
     pub fn event(&mut self) -> Option<String> {
-        let line = self.line().expect("the stream goes on or ends")?;
+        let line = self.line().expect("the stream is not cut off")?;
         let data = line.strip_prefix("data: ");
-        let data = data.unwrap_or_else(|| panic!("no event: {line:?}"));
-        let border = self.line().expect("an event ends");
-        assert_eq!(border.as_deref(), Some(""), "after {line:?}");
+        let data = data.unwrap_or_else(|| panic!("not an event: {line:?}"));
+        let separator = self.line().expect("an event ends");
+        assert_eq!(separator.as_deref(), Some(""), "after {line:?}");
         Some(data.to_owned())
     }
 
-    /// The text of the next event. Panics if the stream of `/generate` has come to its end.
+    /// The text of the next event of `/generate`. Panics at the end of the stream.
     pub fn next_text(&mut self) -> String {
         let event = self.event().expect("the stream goes on");
         let event: Value = serde_json::from_str(&event).expect("events hold JSON");
@@ -115,8 +114,7 @@ impl Stream {
         text.expect("an event has a text").to_owned()
     }
 
-    /// All events to the end: the texts one by one, and the report that follows them. Panics if
-    /// the stream is not as `/generate` promises.
+    /// The texts of all events of `/generate`, and the final report. Panics if the stream is malformed.
     pub fn texts(mut self) -> (Vec<String>, Value) {
         assert_eq!(self.status, 200);
         let mut texts = Vec::new();
@@ -130,7 +128,7 @@ impl Stream {
                 return (texts, event);
             }
             let text = event["text"].as_str().expect("an event has a text");
-            assert!(!text.is_empty(), "an event without text says nothing");
+            assert!(!text.is_empty(), "an event has text");
             texts.push(text.to_owned());
         }
     }
@@ -144,26 +142,26 @@ fn headers_of(response: &ureq::http::Response<ureq::Body>) -> Vec<(String, Strin
         .collect()
 }
 
-/// Sends `bytes` as they stand to `address`, says that there is no more if `finish`, and returns
-/// what comes back until the server closes or has been silent for `silence`.
+/// Sends raw `bytes` to `address`, then shuts down the sending side if `finish`. Returns everything received
+/// until the server closes the connection or is silent for `silence`.
 pub fn raw_exchange(address: &str, bytes: &[u8], finish: bool, silence: Duration) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).expect("the server accepts");
     stream
         .set_read_timeout(Some(silence))
         .expect("a time limit can be set");
-    // The server may close before it has read everything.
+    // The server may close the connection before it reads everything.
     let _ = stream.write_all(bytes);
     if finish {
         let _ = stream.shutdown(Shutdown::Write);
     }
-    let mut answer = Vec::new();
-    let mut some = [0; 4096];
+    let mut received = Vec::new();
+    let mut buffer = [0; 4096];
     loop {
-        match stream.read(&mut some) {
-            Ok(count) if count > 0 => answer.extend_from_slice(&some[..count]),
-            // With a time limit a read is not begun again by itself.
+        match stream.read(&mut buffer) {
+            Ok(count) if count > 0 => received.extend_from_slice(&buffer[..count]),
+            // With a timeout, std does not retry an interrupted read.
             Err(error) if error.kind() == ErrorKind::Interrupted => (),
-            _ => return answer,
+            _ => return received,
         }
     }
 }

@@ -1,22 +1,21 @@
-//! Those whom somebody else's wrongs must not reach.
+//! Requests that run beside a hostile one and must not notice it.
 
 use crate::Corral;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// True from the moment when it is dropped: also when a panic does that, or those who wait for it would
-/// never end.
-pub struct Done<'a>(pub &'a AtomicBool);
+/// Sets a flag when dropped, also by a panic, so that threads waiting for it end.
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 
-impl Drop for Done<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
 }
 
 impl Corral {
-    /// Two ask 1+1 over and over while `deeds` are done; every answer has to be 2. Returns how often it
-    /// was asked.
-    pub fn beside(&self, deeds: impl FnOnce()) -> u32 {
+    /// Runs `attack` while two clients ask 1+1 in a loop and check the answer. Returns the number of their
+    /// requests.
+    pub fn with_neighbors(&self, attack: impl FnOnce()) -> u32 {
         let (done, asked) = (AtomicBool::new(false), AtomicU32::new(0));
         std::thread::scope(|scope| {
             for _ in 0..2 {
@@ -27,8 +26,8 @@ impl Corral {
                     }
                 });
             }
-            let _done = Done(&done);
-            deeds();
+            let _done = SetOnDrop(&done);
+            attack();
         });
         asked.into_inner()
     }
