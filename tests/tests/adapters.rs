@@ -1,11 +1,11 @@
-//! A model with an adapter, over HTTP. `plus-one` makes the demo model answer a sum by one more than
-//! it is, so whoever gets another one's adapter, or cells that were computed with it, is wrong.
+//! A model with a LoRA adapter, over HTTP. `plus-one` adds one to each sum, so a request that gets the wrong
+//! adapter, or cells computed with another one, gives a wrong sum.
 
 use corral_tests::{Corral, artifacts, distinct_sums};
 use serde_json::{Value, json};
 use std::sync::Mutex;
 
-/// A server whose model has the adapter.
+/// Starts a server whose model has the adapter.
 fn with_adapter() -> Corral {
     let argument = format!("plus-one={}", artifacts::adapter().display());
     Corral::start_with(&["--adapter", &argument])
@@ -35,7 +35,7 @@ fn sums_are_right_with_and_without_adapter() {
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_engine_requests_finished_total"), 200.0);
     assert!(metrics.get("corral_engine_adapter_changes_total") > 2.0);
-    // They shared steps all the same.
+    // They still shared steps.
     let rows = metrics.get("corral_engine_rows_total");
     let steps = metrics.get("corral_engine_steps_total");
     assert!(rows > steps * 1.2, "{rows} rows in {steps} steps");

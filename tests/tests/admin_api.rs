@@ -1,5 +1,5 @@
-//! The admin API is what its OpenAPI document says: a client that knows nothing but the document goes
-//! through every operation, and checks each answer against the schema of its status.
+//! The admin API matches its OpenAPI document: a client built from the document alone calls every operation
+//! and checks each response against the schema of its status.
 
 use corral_tests::deployments::{deploy, digest, manifest, upload};
 use corral_tests::{Corral, PATIENCE, Response, artifacts, raw_exchange, schema, scratch_folder};
@@ -11,12 +11,12 @@ use std::time::Instant;
 struct Connection {
     corral: Corral,
     document: Value,
-    /// Operations and statuses that were seen.
+    /// Operations and statuses seen.
     seen: RefCell<BTreeSet<(String, String)>>,
 }
 
 impl Connection {
-    /// Calls an operation as the document describes it. `path` has the parameters of its path.
+    /// Calls an operation as the document describes it; `path` has its path parameters filled in.
     fn call(&self, id: &str, path: &[(&str, &str)], query: &str, body: Option<&[u8]>) -> Response {
         let paths = self.document["paths"].as_object().expect("paths");
         let operations = paths.iter().flat_map(|(path, operations)| {
@@ -53,7 +53,7 @@ impl Connection {
         answer
     }
 
-    /// The same with a JSON body, which has to be as the document says.
+    /// The same with a JSON body, which must match the document.
     fn send(&self, id: &str, path: &[(&str, &str)], body: &Value) -> Response {
         self.call(id, path, "", Some(body.to_string().as_bytes()))
     }
@@ -246,7 +246,7 @@ fn operations_match_openapi_document() {
     assert_eq!(client.call("removeDeployment", &a, "", None).status, 404);
     assert_eq!(client.call("removeDeployment", &bad, "", None).status, 400);
 
-    // Every success that is described was seen, and no operation was left out.
+    // The test saw every documented success and every operation.
     let seen = client.seen.borrow();
     let paths = client.document["paths"].as_object().expect("paths");
     for operation in paths
@@ -255,7 +255,7 @@ fn operations_match_openapi_document() {
     {
         let id = operation["operationId"].as_str().expect("named");
         for status in operation["responses"].as_object().expect("answers").keys() {
-            // Those need a page of the web, a full disk, a slow client, or a server that fails.
+            // These need a browser, a full disk, a slow client, or a failing server.
             if matches!(
                 status.as_str(),
                 "401" | "408" | "421" | "500" | "503" | "507"
@@ -289,12 +289,12 @@ fn log_followers_leave_connections_for_others() {
     let one_more = corral.request_admin("GET", "/deployments/a/logs?follow=true", "");
     one_more.problem(503, "too-many-followers");
     assert!(one_more.header("retry-after").is_some(), "{one_more:?}");
-    // Everybody else is served.
+    // Other clients are served.
     let once = corral.request_admin("GET", "/deployments/a/logs", "");
     assert_eq!((once.status, once.body.lines().count()), (200, 2));
     assert_eq!(corral.get_admin("/metrics").status, 200);
     assert_eq!(corral.request_admin("GET", "/deployments", "").status, 200);
-    // Who leaves makes room.
+    // A follower that leaves frees its connection.
     followers.pop();
     let begun = Instant::now();
     while follow().status != 200 {

@@ -1,4 +1,4 @@
-//! The admin listener on a socket in the file system.
+//! The admin listener on a unix socket.
 
 use corral_tests::{Corral, Ended, PATIENCE, artifacts, run, scratch_folder};
 use serde_json::Value;
@@ -18,12 +18,12 @@ fn start(folder: &Path) -> Corral {
     Corral::start_with(&["--store", store, "--admin", &socket(folder)])
 }
 
-/// Asks the server on the socket in the folder.
+/// Runs a command against the socket in the folder.
 fn ask(folder: &Path, arguments: &[&str]) -> Ended {
     run([arguments, &["--admin", &socket(folder)]].concat())
 }
 
-/// The same, which has to succeed; what is printed.
+/// The same; the command must succeed. Returns its output.
 fn good(folder: &Path, arguments: &[&str]) -> String {
     let ended = ask(folder, arguments);
     assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
@@ -53,7 +53,7 @@ fn unix_socket_needs_no_token() {
     let seen = good(&folder, &["top", "--once", "--json"]);
     let seen: Value = serde_json::from_str(&seen).expect("JSON");
     assert_eq!(seen["models"][0]["model"], "tiny");
-    // As scrapers ask, whatever they call it.
+    // As metrics scrapers ask, with any host name.
     let mut stream = UnixStream::connect(&file).expect("it listens");
     let request = b"GET /metrics HTTP/1.1\r\nHost: anything\r\nConnection: close\r\n\r\n";
     stream.write_all(request).expect("sent");
@@ -62,7 +62,7 @@ fn unix_socket_needs_no_token() {
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     assert!(answer.contains("\ncorral_ready 1\n"), "{answer}");
 
-    // Another server does not take it away.
+    // A second server does not take over the socket.
     let model = artifacts::model();
     let model = model.to_str().expect("ours");
     let another = ["serve", "--model", model, "--listen", "127.0.0.1:0"];
@@ -94,7 +94,7 @@ fn stale_socket_file_is_replaced() {
     let seen = good(&folder, &["list", "--json"]);
     assert!(seen.contains("/generate"), "{seen}");
     drop(corral);
-    // Nor is a file of somebody else's taken for it.
+    // A file that is not a socket is not replaced either.
     std::fs::remove_file(&file).expect("left by a kill");
     std::fs::write(&file, "mine").expect("written");
     let model = artifacts::model();

@@ -1,4 +1,4 @@
-//! Attention on the processor, by Corral and by llama.cpp: both know the same.
+//! Attention on the CPU: Corral's and llama.cpp's give the same results.
 
 use corral_tests::{Corral, RELIABLE_SUMS, artifacts};
 use serde_json::{Value, json};
@@ -13,14 +13,14 @@ fn doctor(attention: &str) -> Output {
     command.output().expect("the binary starts")
 }
 
-/// Whether this build has an attention of its own, as `corral doctor` says.
+/// Whether this build has its own attention, according to `corral doctor`.
 fn has_own() -> bool {
     let output = doctor("own");
     assert!(output.status.success(), "{output:?}");
     String::from_utf8_lossy(&output.stdout).contains("CORRAL_ATTENTION")
 }
 
-/// How likely each token of an answer was: the likeliest ones, token by token.
+/// The likeliest tokens of each position of an answer, with their probabilities.
 fn likely(corral: &Corral, prompt: &str) -> Vec<(u64, f64)> {
     let answer = corral.generate(&json!({
         "prompt": prompt, "max_tokens": 24, "ignore_end": true, "logprobs": 1, "temperature": 0,
@@ -41,7 +41,7 @@ fn own_attention_matches_llama_cpp() {
     let mut largest = 0.0_f64;
     for prompt in ["12+7=", "The owl", "repeat: Blue owls, 7!\n", &long] {
         let pairs = likely(&own, prompt).into_iter().zip(likely(&other, prompt));
-        // What follows a choice that falls otherwise is another text.
+        // After a different close choice the texts differ.
         let pairs: Vec<_> = pairs.take_while(|(own, other)| own.0 == other.0).collect();
         assert!(!pairs.is_empty(), "{prompt}: not even the first token");
         for ((_, own), (_, other)) in pairs {
@@ -50,7 +50,7 @@ fn own_attention_matches_llama_cpp() {
         }
     }
     if has_own() {
-        // To the last bit they are not the same: so each was computed by its own.
+        // They differ in the last bits, so each used its own implementation.
         assert!(largest > 0.0);
     }
     for corral in [own, other] {

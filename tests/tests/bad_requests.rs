@@ -1,4 +1,4 @@
-//! Whatever is sent, the answer says what was expected, and the next request is served.
+//! Invalid requests get an explanation, and the next request is served.
 
 use corral_tests::{Corral, raw_exchange};
 use serde_json::{Value, json};
@@ -188,7 +188,7 @@ fn unknown_paths_get_404() {
         assert!(!answer.body.contains("misbehave"), "{answer:?}");
         assert!(answer.header("x-request-id").is_some());
     }
-    // Below its prefix a plugin sees the path as it is.
+    // Below its route prefix a plugin sees the path unchanged.
     assert_eq!(corral.get("/misbehave/deep/down/ok?x=/trap").body, "ok");
     let post = corral.post("/healthz", "");
     post.problem(405, "method-not-allowed");
@@ -210,7 +210,7 @@ fn unread_body_does_not_break_response() {
             assert_eq!(corral.post(path, &body).status, status, "{path}");
         }
     }
-    // All of that over few connections: what was thrown away did not cost the connection.
+    // Discarded bodies did not cost the connection.
     let connections = corral.metrics().get("corral_http_connections_total");
     assert!(connections <= 10.0, "{connections} connections");
     corral.wait_until_idle();
@@ -227,7 +227,7 @@ fn body_over_limit_gets_413() {
         let detail = answer.problem(413, "request-too-large");
         assert!(detail.contains("65536"), "{detail}");
     }
-    // In chunks, so that nobody knows the length before it is too late.
+    // In chunks, so that the length is unknown in advance.
     let mut request =
         b"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
             .to_vec();
@@ -261,7 +261,7 @@ fn garbage_on_socket_leaves_others_unharmed() {
         (noise, Some("400")),
         (b"GET\r\n\r\n".to_vec(), Some("400")),
         (b"GET / HTTP/9.9\r\n\r\n".to_vec(), Some("400")),
-        // Corral itself refuses these, and would keep the connection.
+        // Corral refuses these itself and would keep the connection open.
         (
             b"GET /misbehave/ok HTTP/1.1\r\nConnection: close\r\n\r\n".to_vec(),
             Some("400"),
@@ -287,13 +287,13 @@ fn garbage_on_socket_leaves_others_unharmed() {
             format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "a".repeat(60_000)).into_bytes(),
             Some("4"),
         ),
-        // A TLS client's first bytes, and HTTP/2's.
+        // The first bytes of a TLS client and of HTTP/2.
         (
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec(),
             Some("400"),
         ),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), Some("")),
-        // Bodies that break off or are no chunks.
+        // Truncated bodies and malformed chunks.
         (
             b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"prompt\""
                 .to_vec(),
@@ -306,7 +306,7 @@ fn garbage_on_socket_leaves_others_unharmed() {
         ),
     ] {
         for finish in [true, false] {
-            // Where an answer must come it may take its time; the connection is closed after it.
+            // Where a response is required it may take its time; then the connection closes.
             let must_come = !finish && status.is_some_and(|status| !status.is_empty());
             let silence = if must_come { patient } else { quick };
             let answer = raw_exchange(corral.public(), &bytes, finish, silence);
@@ -318,7 +318,7 @@ fn garbage_on_socket_leaves_others_unharmed() {
                 Some(status) => {
                     let expected = format!("HTTP/1.1 {status}");
                     let right = answer.starts_with(&expected);
-                    // Who closes its side is gone, as far as the server can tell.
+                    // To the server, a client that closes its side has left.
                     let none = finish && answer.is_empty();
                     assert!(right || none, "to {start:?}: {answer}");
                 }

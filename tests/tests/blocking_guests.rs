@@ -1,5 +1,5 @@
-//! A handler of WASI 0.2, whose calls block: it says the same as those that await, its errors are the
-//! same, and while it waits it can be ended like any other.
+//! A WASI 0.2 handler with blocking calls gives the results and errors of an async handler, and can be ended
+//! while it blocks.
 
 use corral_tests::deployments::deploy_folder;
 use corral_tests::{
@@ -22,13 +22,13 @@ fn ask(corral: &Corral, way: &str, body: &str) -> String {
     answer.body
 }
 
-/// What the plugin says of a call that failed has these words.
+/// Asserts that the plugin reports a failed call with these words.
 fn refused(answer: &Response, words: &str) {
     assert_eq!(answer.status, 400, "{answer:?}");
     assert!(answer.body.contains(words), "{words}: {answer:?}");
 }
 
-/// With a store, and the plugin deployed with `more` fields.
+/// Starts a server with a store and deploys the plugin; `more` is added to the manifest.
 fn deployed(arguments: &[&str], more: &str, components: &[&str]) -> Corral {
     let folder = scratch_folder();
     let store = ["--store", folder.to_str().expect("ours")];
@@ -60,7 +60,7 @@ fn blocking_guests_are_right_under_load() {
     assert!(metrics.get("corral_engine_next_token_requests_total") > 0.0);
 }
 
-/// A loop over blocking calls costs no more tokens than one that awaits.
+/// A loop over blocking calls computes as many tokens as an async one.
 #[test]
 fn guest_loop_computes_each_token_once() {
     let corral = start(&[]);
@@ -152,7 +152,7 @@ fn dropped_generation_is_cancelled() {
         assert_eq!(ask(&corral, "drop", &sum.question()), sum.answer());
     }
     let metrics = corral.wait_until_idle();
-    // On a busy machine the engine may be done before the plugin has read its first chunk.
+    // On a busy machine the engine may finish before the plugin reads its first chunk.
     let cancelled = metrics.get(CANCELLED);
     assert!((1.0..=5.0).contains(&cancelled), "{cancelled} of 5");
 }
@@ -173,12 +173,12 @@ fn hangup_during_blocking_call_frees_everything() {
     drop(calls);
     let metrics = corral.wait_until_idle();
     let cancelled = metrics.growth(CANCELLED, &before);
-    // On a busy machine some may be through before their client has gone.
+    // On a busy machine some requests may finish before their client leaves.
     assert_eq!(cancelled + ended(&metrics), GONE as f64);
     assert!(cancelled > 0.0);
     drop(corral);
 
-    // Those that wait for their turn go at once.
+    // Requests in the queue are removed at once.
     let corral = start(&["--sequences", "1"]);
     let stream = corral.endless("/generate");
     let waiting: Vec<TcpStream> = ["generate", "outcome", "rest", "next", "many"]
@@ -199,7 +199,7 @@ fn hangup_during_blocking_call_frees_everything() {
 fn time_limit_ends_blocking_call() {
     let limits = "[limits]\ntime-seconds = 0.3\n";
     let corral = deployed(&["--sequences", "1"], limits, &["blocking"]);
-    // Whether the host or the plugin says it first.
+    // The host or the plugin may report it first.
     let late = |answer: &Response| match answer.status {
         504 => drop(answer.problem(504, "deadline")),
         _ => refused(answer, "Deadline"),

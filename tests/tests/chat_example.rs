@@ -1,5 +1,5 @@
-//! `examples/chat` with the first-party templating and sampling plugins, deployed by its own manifest: what
-//! its README says is asked and answered, and every choice of sampler works beside every other.
+//! `examples/chat` with the first-party templating and sampling plugins, deployed by its own manifest. Its README's
+//! requests get the documented answers, and every sampler works beside every other.
 
 use corral_tests::deployments::deploy_folder;
 use corral_tests::{Corral, RELIABLE_SUMS, artifacts, scratch_folder};
@@ -11,7 +11,7 @@ const PARTS: [&str; 4] = ["chat", "chatml", "min-p", "mirostat"];
 fn start() -> Corral {
     let folder = scratch_folder();
     let store = folder.to_str().expect("ours");
-    // Without prefixes: where a text lies rounds its sums, and a seed's close choices fall by that.
+    // Without prefix cache: a sequence's cells affect rounding, and close choices of a seed depend on it.
     let corral = Corral::start_with(&["--store", store, "--no-prefix-cache"]);
     let plugins = artifacts::plugin("chat");
     let manifest = plugins.with_file_name("chat.toml");
@@ -31,7 +31,7 @@ fn readme_requests_get_documented_answers() {
     let corral = start();
     let readme = readme();
     let mut asked = 0;
-    // A request, and the answer in the next block.
+    // A request, with its answer in the next block.
     for part in readme.split("127.0.0.1:8080/chat -d '").skip(1) {
         let (body, rest) = part.split_once('\'').expect("a body in quotes");
         let (_, rest) = rest.split_once("```json\n").expect("an answer");
@@ -65,7 +65,7 @@ fn every_sampler_combination_gives_right_sums() {
             assert_eq!(answer.json()["text"], sum.answer(), "{body}");
         }
     }
-    // The same seed draws the same text.
+    // The same seed gives the same text.
     for sampler in ["min-p", "mirostat"] {
         let body = json!({"messages": [{"role": "user", "content": "Hello"}], "sampler": sampler,
                           "seed": 7, "max_tokens": 20});

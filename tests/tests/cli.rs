@@ -1,4 +1,4 @@
-//! The command line: what it prints, and what it says when it can't.
+//! The command line: output and errors.
 
 use corral_tests::{Ended, artifacts, run, scratch_folder};
 use std::ffi::OsString;
@@ -37,8 +37,8 @@ fn serve(arguments: &[OsString]) -> Ended {
     run(line)
 }
 
-/// Checks that the command said one line on stderr which contains `expected`, and nothing on
-/// stdout. What `serve` notes while it loads models stands before that line.
+/// Asserts that the command printed one line on stderr that contains `expected`, and nothing on stdout. Notes
+/// of `serve` about loading models may precede that line.
 fn check_complaint(ended: &Ended, code: i32, expected: &[&str]) {
     assert_eq!(ended.code, Some(code), "{ended:?}");
     assert_eq!(ended.stdout, "", "{ended:?}");
@@ -164,7 +164,7 @@ fn port_in_use_is_one_line_error() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = taken.local_addr().expect("bound").to_string();
     for option in ["--listen", "--admin"] {
-        // A later option of the same name would be refused, so the whole line is written here.
+        // A repeated option would be refused, so the whole command line is written here.
         let other = if option == "--listen" {
             "--admin"
         } else {
@@ -241,7 +241,7 @@ fn invalid_plugin_file_is_one_line_error() {
         ]);
         let expected: Vec<&str> = expected
             .into_iter()
-            // In `serve` a plugin is known by its route.
+            // `serve` names a plugin by its route.
             .filter(|text| *text != "half")
             .collect();
         check_complaint(&ended, 1, &expected);

@@ -1,5 +1,5 @@
-//! A handler that is linked with other components: deployed, shown, rolled back and restored with them, and
-//! refused where they don't fit.
+//! A handler with linked components: deployed, shown, rolled back and restored with them, and refused where they
+//! do not fit.
 
 use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload};
 use corral_tests::{Corral, Ended, artifacts, scratch_folder};
@@ -15,7 +15,7 @@ fn component(name: &str) -> Vec<u8> {
     std::fs::read(artifacts::plugin(name)).expect("readable")
 }
 
-/// A component with types of components in each other, so many.
+/// A component with `depth` nested component types.
 fn deep_types(depth: usize) -> Vec<u8> {
     let number = |mut n: usize| {
         let mut bytes = Vec::new();
@@ -32,14 +32,14 @@ fn deep_types(depth: usize) -> Vec<u8> {
     [head, number(types.len()), types].concat()
 }
 
-/// What the handler answers at `/NAME`, whose template sees so much of `SECRET` and so many variables.
+/// The response of the handler at `/NAME`, whose template sees `secret` and this many variables.
 fn rendered(name: &str, sees: &str, variables: usize) -> String {
     format!(
         "template read /{name}\ntemplate sees {sees}\n{variables} variables, 0 arguments\nown of the handler\n"
     )
 }
 
-/// A manifest for `/NAME` with a secret in the environment.
+/// A manifest for `/NAME` with a secret in its environment.
 fn linked(name: &str, handler: &str, links: Value) -> Value {
     let configuration = json!({"SECRET": "of the handler"});
     let more = json!({"links": links, "configuration": configuration});
@@ -72,7 +72,7 @@ fn template_environment_is_empty_unless_inherited() {
     assert_eq!(answer.json()["traffic"][0]["links"], links);
     assert_eq!(corral.get("/a").body, denied);
 
-    // One that asks for models is given them with the deployment's names, if it inherits.
+    // An inheriting template that imports models gets the deployment's.
     let nosy = upload(&corral, &component("linked-nosy"));
     let inherited = json!({"templating": {"component": nosy, "inherit": true}});
     deploy(&corral, &linked("a", &handler, inherited));
@@ -89,7 +89,7 @@ fn guest_loop_uses_linked_sampler() {
     let links = json!({"sampling": {"least": chooser}});
     deploy(&corral, &manifest("a", &handler, json!({"links": links})));
     assert_eq!(corral.get("/a").body, "3 candidates, token 12\n");
-    // Samplers alone change nothing about a handler that does not import them.
+    // Samplers alone do not change a handler that does not import them.
     let bare = upload(&corral, &component("misbehave"));
     let links = json!({"sampling": {"least": chooser, "same": chooser}});
     deploy(&corral, &manifest("b", &bare, json!({"links": links})));
@@ -260,7 +260,7 @@ fn linked_components_live_with_their_revision() {
     let handler = upload(&corral, &component("linked-handler"));
     let template = upload(&corral, &component("linked-template"));
     let bare = upload(&corral, &component("misbehave"));
-    // The handler without links can't serve, so the first revision is another component.
+    // The handler cannot serve without its linked components, so the first revision is another component.
     deploy(&corral, &manifest("a", &bare, json!({})));
     let links = json!({"templating": template});
     assert_eq!(deploy(&corral, &linked("a", &handler, links.clone())), 2);
@@ -271,7 +271,7 @@ fn linked_components_live_with_their_revision() {
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(answer.json()["traffic"][0].get("links"), None);
     assert_eq!(corral.get("/a/ok").body, "ok");
-    // Killed, with the linked revision kept and not serving.
+    // Killed while the linked revision is stored but not serving.
     drop(corral);
     let file = |digest: &str| {
         let hex = digest.strip_prefix("sha256:").expect("a digest");
@@ -293,18 +293,18 @@ fn linked_components_live_with_their_revision() {
         links
     );
     drop(corral);
-    // Without its file the revision can't serve, and says so.
+    // Without its file the revision cannot serve, and the list says so.
     std::fs::remove_file(file(&template)).expect("ours");
     let corral = with_store(&folder);
     let shown = show(&corral, "a");
     let problem = &shown["deployment"]["traffic"][0]["problem"];
     let problem = problem.as_str().expect("it has one");
     assert!(problem.contains(&template), "{problem}");
-    // Uploaded again, it does.
+    // After another upload it serves.
     upload(&corral, &component("linked-template"));
     assert_eq!(deploy(&corral, &linked("a", &handler, links)), 3);
     assert_eq!(corral.get("/a").body, denied);
-    // With the last revision that names it, it may go; and does at the next start, if not before.
+    // A component without a revision may be dropped, at the latest at the next start.
     let answer = corral.request_admin("DELETE", "/deployments/a", "");
     assert_eq!(answer.status, 200, "{answer:?}");
     drop(corral);
@@ -361,7 +361,7 @@ fn deploy_uploads_linked_components() {
     let body = cli.corral.get("/a").body;
     assert!(body.starts_with("template read /a\n"), "{body}");
 
-    // The same of a manifest, whose parts lie beside it and are there already.
+    // The same from a manifest whose parts lie beside it and are uploaded already.
     let folder = scratch_folder();
     for name in ["linked-handler", "linked-template", "linked-chooser"] {
         let copy = folder.join(format!("{name}.wasm"));

@@ -1,4 +1,4 @@
-//! What a generation may say, over HTTP: grammars of every kind, right and wrong.
+//! Constrained generation over HTTP: valid and invalid grammars of every kind.
 
 use corral_tests::{Corral, artifacts, distinct_sums, run};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ fn constrained(corral: &Corral, prompt: &str, constraint: &Value) -> Value {
     corral.generate(&request)
 }
 
-/// A schema whose every value is short.
+/// A schema whose values are all short.
 fn card() -> Value {
     json!({
         "type": "object",
@@ -24,7 +24,7 @@ fn card() -> Value {
     })
 }
 
-/// Checks that a text is a value of [`card`].
+/// Asserts that a text is a value of [`card`].
 fn check_card(text: &str) {
     let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
     let members: Vec<_> = value.as_object().expect("an object").keys().collect();
@@ -38,7 +38,7 @@ fn check_card(text: &str) {
 #[test]
 fn json_schema_output_validates() {
     let corral = Corral::start();
-    // What the model says by itself stays as it is. A text, since `json!` sorts the members.
+    // Output that satisfies the constraint anyway is unchanged. A string, since `json!` sorts members.
     let ask = |properties: &str| {
         let schema = format!(
             r#"{{"type":"object","properties":{{{properties}}},"required":["name","age"],"additionalProperties":false}}"#
@@ -54,12 +54,12 @@ fn json_schema_output_validates() {
     };
     let (name, age) = (r#""name":{"type":"string"}"#, r#""age":{"type":"integer"}"#);
     assert_eq!(ask(&format!("{name},{age}")), r#"{"name":"Ada","age":36}"#);
-    // Members come in the order of the schema.
+    // Members appear in schema order.
     let turned = ask(&format!("{age},{name}"));
     assert!(turned.starts_with("{\"age\":"), "{turned}");
     let value: Value = serde_json::from_str(&turned).expect("JSON");
     assert!(value["age"].is_i64() && value["name"].is_string());
-    // And what it would never say is said all the same.
+    // A constraint forces text that the model would not generate.
     for seed in 0..10 {
         let request = json!({
             "prompt": "1+1=", "constraint": {"json_schema": card()}, "max_tokens": 300,
@@ -225,7 +225,7 @@ fn constrained_load_leaves_sums_right() {
     );
 }
 
-/// Asks one of several kinds of requests with this number as its seed, and checks the answer.
+/// Sends one of several kinds of requests, chosen by `number`, and checks the answer.
 fn mixed(corral: &Corral, number: u64) {
     let (constraint, samplers, fits): (_, _, fn(&str) -> bool) = match number % 5 {
         0 => (

@@ -1,4 +1,4 @@
-//! What `/metrics` says adds up, and nothing stays behind.
+//! The counters of `/metrics` are consistent, and requests leave nothing behind.
 
 use corral_tests::{Corral, ENDLESS_TOKENS, EventStream, distinct_sums, raw_exchange};
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ fn every_token_is_computed_once() {
         let computed = read + number(&answer, "tokens") - 1.0;
         *expected.lock().expect("no panic while held") += computed;
     };
-    // Alone, and 16 at once: short ones, long prompts in chunks, long answers, chats, streams.
+    // Sequential and 16 at once: short prompts, long chunked prompts, long outputs, chats, streams.
     let requests: Vec<Value> = distinct_sums(60)
         .into_iter()
         .enumerate()
@@ -46,7 +46,7 @@ fn every_token_is_computed_once() {
     let again = metrics.get("corral_engine_recomputed_tokens_total");
     let decoded = metrics.get("corral_engine_computed_tokens_total");
     assert_eq!(decoded, expected + again);
-    // The long prompts begin alike.
+    // The long prompts share a prefix.
     assert!(metrics.get("corral_engine_prefix_cache_hits_tokens_total") > 3000.0);
     assert_eq!(metrics.get("corral_engine_requests_finished_total"), 72.0);
     assert_eq!(metrics.get("corral_engine_discarded_tokens_total"), 0.0);
@@ -68,8 +68,7 @@ fn disconnected_clients_leave_nothing_behind() {
         "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{endless}",
         endless.len()
     );
-    // Some leave after the first bytes of the answer, some while the prompt waits, some with the
-    // request half sent.
+    // Some leave after the first bytes of the response, some while the prompt waits, some with a half-sent request.
     std::thread::scope(|scope| {
         for number in 0..24 {
             let (corral, request) = (&corral, request.as_bytes());
@@ -93,13 +92,13 @@ fn disconnected_clients_leave_nothing_behind() {
     corral.check_alive();
     let metrics = corral.wait_until_idle();
     let cancelled = metrics.get("corral_engine_requests_cancelled_total");
-    // Of those that left before the answer, some may have gone before a sequence was there.
+    // Clients that left early may have left before a sequence existed.
     assert!((4.0..=16.0).contains(&cancelled), "{cancelled}");
     assert!(metrics.get("corral_engine_discarded_tokens_total") > 0.0);
-    // No client waited for that many tokens to come, so neither did the engine compute them all.
+    // No client waited for so many tokens, so the engine did not compute them all.
     let decoded = metrics.get("corral_engine_computed_tokens_total");
     assert!(decoded < 16.0 * 3000.0, "{decoded} tokens for nobody");
-    // Those that had seen the beginning of an answer are counted for certain.
+    // Clients that had received output are counted.
     assert!(metrics.get("corral_http_requests_aborted_total") >= 8.0);
 }
 
@@ -119,7 +118,7 @@ fn errors_leave_nothing_behind() {
         );
     }
     let metrics = corral.wait_until_idle();
-    // On a busy machine the engine may be done before the plugin has read its first chunk.
+    // On a busy machine the engine may finish before the plugin reads its first chunk.
     let cancelled = metrics.get("corral_engine_requests_cancelled_total");
     let finished = metrics.get("corral_engine_requests_finished_total");
     assert_eq!(cancelled + finished, 20.0);
@@ -134,7 +133,7 @@ fn errors_leave_nothing_behind() {
     corral.check_alive();
 }
 
-/// What a stream of `/generate` says before it is over.
+/// The output of a `/generate` stream before its end.
 fn last_but_one(mut stream: EventStream) -> Value {
     let events: Vec<_> = std::iter::from_fn(|| stream.event()).collect();
     let (done, events) = events.split_last().expect("there are events");
@@ -143,24 +142,24 @@ fn last_but_one(mut stream: EventStream) -> Value {
     serde_json::from_str(report).expect("events hold JSON")
 }
 
-/// How eight answers of 200 tokens each come.
+/// How eight answers of 200 tokens are delivered.
 #[derive(Clone, Copy, PartialEq)]
 enum Answers {
-    /// As events, which the host makes of the text.
+    /// As events framed by the host.
     HandedOn,
-    /// As events, which the plugin makes, since they tell how likely tokens were.
+    /// As events written by the plugin, because they carry logprobs.
     Streamed,
-    /// Whole.
+    /// As one response body.
     Whole,
 }
 
-/// What answers cost, counted: where a machine is shared, times say nothing. However threads are scheduled,
-/// no count should be larger than here: who reads late gets several tokens at once.
+/// Upper bounds for what answers cost, in counts: times say nothing on a shared machine. The bounds hold for
+/// any thread schedule, because a late reader gets several tokens at once.
 fn check_costs(answers: Answers) {
     const STREAMS: usize = 8;
     const TOKENS: usize = 200;
     let corral = Corral::start();
-    // Whatever is made for the first request is there then.
+    // The first request initializes everything lazy.
     corral.check_alive();
     let before = corral.wait_until_idle();
     std::thread::scope(|scope| {
@@ -191,47 +190,46 @@ fn check_costs(answers: Answers) {
             broken.push(format!("{counted} {what}, more than {most}"));
         }
     };
-    // The first token of each comes with the last one of its prompt.
+    // The first token of each request comes with the last token of its prompt.
     at_most("rows that generate", count("engine_decode_rows"), tokens);
-    // Its thread sleeps where there is nothing to do, and not between two tokens.
+    // The engine's thread sleeps when idle, not between two tokens.
     let wake_ups = count("engine_wakeups");
     at_most("wake-ups of the engine", wake_ups, 4.0 * streams);
-    // There may be text without a token at the end, which was held back until then. Whole answers are one.
+    // Held-back text may come at the end without a token. A whole response is one chunk.
     let most = match answers {
         Answers::Whole => streams,
         _ => tokens + streams,
     };
     at_most("generation_chunks", chunks, most);
-    // wasmtime looks when the plugin asks, once more as it begins to wait, and when it was woken; the connection
-    // looks once more after it has written. The end is asked for like a chunk.
+    // A poll for the guest's read, one as it begins to wait, one per wakeup, and one by the connection after a
+    // write. The end is read like a chunk.
     let looks = count("deployment_generation_polls");
     at_most("looks for a chunk", looks, 3.0 * chunks + 8.0 * streams);
-    // A call that streams is woken for each chunk, and when a slower connection has taken its event. What wakes it in the
-    // midst of a poll makes none, unless that goes on. Where the host hands the text on, or waits for all of it, none is for a chunk.
+    // A streaming call is woken per chunk, and when a slower connection has taken an event. Wakeups during a poll
+    // do not count. Framed and collected answers wake it for no chunk.
     let polls = count("deployment_guest_polls");
     let for_chunks = match answers {
         Answers::Streamed => 2.0 * chunks,
         Answers::HandedOn | Answers::Whole => 0.0,
     };
     at_most("polls of calls", polls, for_chunks + 24.0 * streams);
-    // To open the model, to read the prompt and to begin: none of them for a token, but to say how likely it was.
+    // To open the model, append the prompt and begin; per token only to read logprobs.
     let calls = count("deployment_host_calls");
     let likely = match answers {
         Answers::Streamed => tokens,
         Answers::HandedOn | Answers::Whole => 0.0,
     };
     at_most("host calls", calls, likely + 64.0 * streams);
-    // An event for each chunk, then the report and the end.
+    // One event per chunk, then the report and the end.
     let frames = count("deployment_response_frames");
     at_most("response_frames", frames, chunks + 4.0 * streams);
-    // Plugins are built with a heap to begin with, which does for them.
+    // Plugins start with a large enough heap.
     at_most(
         "growths of memories",
         count("deployment_memory_growths"),
         0.0,
     );
-    // What is around a text has 19 bytes; a token has one as a rule, and some are escaped. How likely a token was takes
-    // less than 100.
+    // Framing adds 19 bytes to a text, which has about a byte per token plus escapes. Logprobs add less than 100.
     let bytes = count("deployment_response_bytes");
     let each = match answers {
         Answers::Streamed => 128.0,
@@ -239,7 +237,7 @@ fn check_costs(answers: Answers) {
     };
     at_most("bytes", bytes, each * tokens + 512.0 * streams);
     assert!(broken.is_empty(), "{broken:#?}");
-    // None of them says nothing.
+    // No event is empty.
     assert!(chunks >= streams && looks >= chunks && calls >= streams && polls >= streams);
     assert!(frames >= streams && bytes >= tokens);
 }
@@ -259,7 +257,7 @@ fn collected_answer_wakes_plugin_once() {
     check_costs(Answers::Whole);
 }
 
-/// Where nothing is written meanwhile, only the engine wakes a call: whatever it wakes of itself is looked at at once.
+/// When nothing is written meanwhile, only the engine wakes a call.
 #[test]
 fn token_read_by_plugin_wakes_it_once() {
     const CALLS: usize = 8;
@@ -288,7 +286,7 @@ fn token_read_by_plugin_wakes_it_once() {
     );
 }
 
-/// The heap that they are linked with does for their requests: see .cargo/config.toml.
+/// The initial heap of `.cargo/config.toml` suffices for their requests.
 #[test]
 fn openai_plugin_memory_does_not_grow() {
     let corral = Corral::start_with_routes(&[("/v1", "openai")], &[]);

@@ -1,4 +1,4 @@
-//! The commands that people deploy with.
+//! The deployment commands of the command line.
 
 use corral_tests::{Corral, Ended, artifacts, scratch_folder};
 use serde_json::Value;
@@ -29,7 +29,7 @@ impl Cli {
         corral_tests::run(arguments.iter().chain(&server))
     }
 
-    /// Runs it; it has to succeed. Returns what it printed.
+    /// Runs the command, which must succeed. Returns its output.
     fn good(&self, arguments: &[&str]) -> String {
         let ended = self.run(arguments);
         assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
@@ -41,7 +41,7 @@ impl Cli {
         serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
     }
 
-    /// Runs it; it has to fail with one line. Returns that.
+    /// Runs the command, which must fail with one line. Returns that line.
     fn bad(&self, arguments: &[&str]) -> String {
         let ended = self.run(arguments);
         assert_ne!(ended.code, Some(0), "{arguments:?}: {ended:?}");

@@ -1,7 +1,6 @@
-//! kill -9 of the whole server at random moments while it deploys, shares out, rolls back, pauses and
-//! removes: after the restart everything that was acknowledged is there and serves, what was not is
-//! there wholly or not at all, and nothing is half made.
-//! (`store_kill` of corral-server kills the store alone, hundreds of times.)
+//! Kills the server at random moments while clients deploy, split, roll back, pause and remove. After each restart
+//! every acknowledged change is there and serves, an unacknowledged one is there completely or not at all.
+//! (`store_kill` of corral-server kills the store alone.)
 
 use corral_tests::deployments::{digest, manifest, variant};
 use corral_tests::{Corral, PATIENCE, Response, artifacts, scratch_folder};
@@ -24,14 +23,14 @@ fn seed() -> u64 {
     println!("to repeat this run: CORRAL_SEED={seed}");
     seed
 }
-/// Each has a client of its own, so as many changes are under way.
+/// One client each, so as many changes run concurrently.
 const NAMES: [&str; 3] = ["a", "b", "c"];
-/// Components that come again and again, so that they need not be compiled.
+/// Reused components, which are compiled already.
 const COMPONENTS: u64 = 4;
-/// Revisions that are certainly kept: the server keeps 20, among them those in use, which may be older.
+/// Revisions that are certainly kept. The server keeps 20, including older ones in use.
 const KEPT: u64 = 13;
 
-/// A deployment as it has to be.
+/// The expected state of a deployment.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Kept {
     latest: u64,
@@ -59,7 +58,7 @@ enum Change {
 }
 
 impl Change {
-    /// What becomes of a deployment by it; a new revision gets this number.
+    /// The deployment after this change; a new revision gets `number`.
     fn of(&self, kept: Option<&Kept>, number: u64) -> Option<Kept> {
         let mut kept = kept.cloned().unwrap_or_default();
         let share = |kept: &mut Kept, traffic: Vec<(u64, u64)>| {
@@ -71,7 +70,7 @@ impl Change {
             Change::Deploy { revision, activate } => {
                 kept.latest = number;
                 kept.revisions.insert(number, revision.clone());
-                // The first one always gets the requests.
+                // The first revision always gets the traffic.
                 if kept.traffic.is_empty() {
                     kept.traffic = vec![(number, 1)];
                 } else if *activate {
@@ -90,7 +89,7 @@ impl Change {
     }
 }
 
-/// A deployment as the server shows it. It does not show what a roll back leads to.
+/// A deployment as the server shows it, without the target of a rollback.
 fn shown(corral: &Corral, name: &str) -> Option<Kept> {
     let answer = corral.request_admin("GET", &format!("/deployments/{name}"), "");
     if answer.status == 404 {
@@ -126,7 +125,7 @@ fn shown(corral: &Corral, name: &str) -> Option<Kept> {
     })
 }
 
-/// Whether what is `shown` is what has to be `kept`.
+/// Whether `shown` matches the expected state.
 fn is(shown: Option<&Kept>, kept: Option<&Kept>) -> bool {
     let (shown, kept) = match (shown, kept) {
         (Some(shown), Some(kept)) => (shown, kept),
@@ -146,22 +145,22 @@ fn is(shown: Option<&Kept>, kept: Option<&Kept>) -> bool {
             .all(|(number, is)| kept.revisions.get(number) == Some(is))
 }
 
-/// A client that changes one deployment, one change after the other.
+/// A client that makes one change after another to one deployment.
 struct Connection {
     name: &'static str,
     random: ChaCha8Rng,
-    /// What was acknowledged.
+    /// The acknowledged state.
     kept: Option<Kept>,
-    /// The change that is under way.
+    /// The change in flight.
     under_way: Option<Change>,
     versions: u64,
 }
 
-/// The server is gone.
+/// The server was killed.
 struct Gone;
 
 impl Connection {
-    /// Changes it until the server is gone.
+    /// Makes changes until the server is killed.
     fn change(&mut self, corral: &Corral, component: &[u8], acknowledged: &AtomicU64) {
         while self.change_once(corral, component).is_ok() {
             acknowledged.fetch_add(1, Ordering::Release);
@@ -195,7 +194,7 @@ impl Connection {
             }
             let answer = corral.try_request_admin(method, &path, body.to_string().as_bytes());
             let answer = answer.map_err(|_| Gone)?;
-            // Another client's removal may have taken the component along.
+            // Another client's removal may have dropped the component.
             if answer.status != 404 || answer.json()["code"] != "no-component" {
                 break answer;
             }
@@ -207,7 +206,7 @@ impl Connection {
         Ok(())
     }
 
-    /// What to do next, and a component to deploy.
+    /// Draws the next change and a component to deploy.
     fn next(&mut self, component: &[u8]) -> (Change, Vec<u8>) {
         let random = &mut self.random;
         let chance = random.random_range(0..20);
@@ -233,7 +232,7 @@ impl Connection {
                 return (change, Vec::new());
             }
         }
-        // Now and then one that nobody has compiled.
+        // Sometimes a component that was never compiled.
         let number = match random.random_range(0..60) {
             0 => (1 << 40) + random.random_range(0..1 << 30),
             other => other % COMPONENTS,
@@ -248,8 +247,7 @@ impl Connection {
         (Change::Deploy { revision, activate }, bytes)
     }
 
-    /// Compares what a new life of the server has with what the last one acknowledged. A change that was
-    /// under way was made or not.
+    /// Compares the restarted server with the acknowledged state. The change in flight may or may not have happened.
     fn check(&mut self, corral: &Corral) {
         let shown = shown(corral, self.name);
         let number = shown.as_ref().map_or(0, |shown| shown.latest);
@@ -265,7 +263,7 @@ impl Connection {
                 self.name, self.kept
             ),
         }
-        // The server drops old ones.
+        // The server drops old revisions.
         if let (Some(kept), Some(shown)) = (&mut self.kept, shown) {
             kept.revisions = shown.revisions;
         }
@@ -294,7 +292,7 @@ impl Connection {
     }
 }
 
-/// Brings a component, as soon as fewer others do.
+/// Uploads a component once fewer uploads are running.
 fn upload(corral: &Corral, digest: &str, bytes: &[u8]) -> Result<(), Gone> {
     let path = format!("/components/{digest}");
     loop {
@@ -309,7 +307,7 @@ fn upload(corral: &Corral, digest: &str, bytes: &[u8]) -> Result<(), Gone> {
     }
 }
 
-/// In the folder are the components that revisions name, each whole, and no others.
+/// Asserts that the folder holds exactly the components that revisions name, each complete.
 fn check_files(store: &Path, clients: &[Connection]) {
     let kept = clients.iter().flat_map(|client| &client.kept);
     let named: BTreeSet<_> = kept
@@ -356,7 +354,7 @@ fn acknowledged_changes_survive_kill() {
         if kill == KILLS {
             break;
         }
-        // After so many changes, and a moment that is spread over what one takes.
+        // Kill after so many changes plus a moment spread over the duration of one.
         let enough = acknowledged.load(Ordering::Acquire) + random.random_range(0..6);
         let moment = Duration::from_micros(random.random_range(0..20_000));
         std::thread::scope(|scope| {

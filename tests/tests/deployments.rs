@@ -1,4 +1,4 @@
-//! What is deployed serves, at once and after a restart; what can't be deployed says why.
+//! Deployments serve at once and after a restart; a refused deploy says why.
 
 use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload, variant};
 use corral_tests::{Corral, artifacts, scratch_folder};
@@ -15,7 +15,7 @@ fn component(name: &str) -> Vec<u8> {
     std::fs::read(artifacts::plugin(name)).expect("readable")
 }
 
-/// A manifest of the plugin `misbehave` whose `/env` tells `version`.
+/// A manifest of `misbehave` whose `/env` returns `version`.
 fn versioned(name: &str, digest: &str, version: u64) -> Value {
     let configuration = json!({"configuration": {"VERSION": version.to_string()}});
     manifest(name, digest, configuration)
@@ -40,7 +40,7 @@ fn deployment_serves_at_once_and_after_restart() {
     assert_eq!(deploy(&corral, &versioned("a", &digest, 1)), 1);
     assert_eq!(version(&corral, "a"), "VERSION=1\n", "and nothing of ours");
     println!("deploy to first answer: {:?}", began.elapsed());
-    // Never compiled before: a digest of its own.
+    // A new digest, so it was never compiled.
     let new = variant(&generate, u64::from(std::process::id()));
     let began = Instant::now();
     let new = upload(&corral, &new);
@@ -172,7 +172,7 @@ fn refused_deploy_says_why() {
     let large = vec![0; (64 << 20) + 1];
     let answer = corral.request_admin("PUT", &format!("/components/{}", digest(&large)), &large);
     answer.problem(413, "component-too-large");
-    // Nothing is left of all that.
+    // Nothing is left of the refused deploys.
     corral
         .request_admin("GET", "/deployments/bad", "")
         .problem(404, "no-deployment");
@@ -218,7 +218,7 @@ fn traffic_is_split_rolled_back_and_paused() {
         put("traffic", json!({ "traffic": traffic })).problem(status, code);
     }
 
-    // A running request goes on while new ones are refused.
+    // A running request continues while new ones are refused.
     let mut running = corral.post_stream("/a/drip", "");
     assert_eq!(running.line().expect("drips").as_deref(), Some("drip"));
     assert_eq!(put("paused", json!({"paused": true})).status, 200);
@@ -235,7 +235,7 @@ fn traffic_is_split_rolled_back_and_paused() {
     corral.request_admin("PUT", "/deployments/a/paused", resume);
     assert_eq!(corral.get("/a/env").status, 200);
 
-    // Other routes can't share requests, and a new revision may wait for its turn.
+    // Traffic is not split between different routes, and a new revision may start without traffic.
     let moved = manifest("a", &digest, json!({"routes": ["/b"]}));
     let answer = corral.request_admin("POST", "/deployments/a?traffic=false", moved.to_string());
     assert_eq!(answer.json()["revision"]["number"], 4, "{answer:?}");
@@ -289,7 +289,7 @@ fn unloadable_revision_is_shown_while_others_serve() {
     bytes[100] ^= 1;
     std::fs::write(&file, bytes).expect("ours");
 
-    // A route of the command line goes first.
+    // A route of the command line takes precedence.
     let arguments = ["--store", folder.to_str().expect("ours")];
     let corral = Corral::start_with_routes(&[("/later", "hello")], &arguments);
     assert_eq!(version(&corral, "good"), "VERSION=1\n");
@@ -311,7 +311,7 @@ fn unloadable_revision_is_shown_while_others_serve() {
         "{part}"
     );
     assert_eq!(corral.get("/readyz").status, 200);
-    // Uploaded again it is whole again.
+    // Another upload repairs it.
     let path = format!("/components/{doomed}");
     corral
         .request_admin("GET", &path, "")
@@ -332,7 +332,7 @@ fn unreadable_component_serves_once_readable() {
     let file = folder.join(format!("components/{hex}.wasm"));
     let aside = folder.join("aside");
     std::fs::rename(&file, &aside).expect("there");
-    // It can be opened and not be read.
+    // The file opens but cannot be read.
     std::fs::create_dir(&file).expect("ours");
     let corral = with_store(&folder);
     corral.get("/a/env").problem(503, "deployment-failed");
@@ -349,7 +349,7 @@ fn unreadable_component_serves_once_readable() {
         metrics.get("corral_plugins_loaded") == 5.0
     });
     while corral.get("/a/env").status == 503 {
-        // It is loaded, and about to serve.
+        // It is loaded and about to serve.
         std::thread::yield_now();
     }
     assert_eq!(version(&corral, "a"), "VERSION=1\n");

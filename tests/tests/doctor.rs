@@ -1,5 +1,4 @@
-//! What there is to compute on: `corral doctor`, and the options that say where models are computed and how
-//! their cells are stored.
+//! `corral doctor`, and the options for devices and KV cell types.
 
 use corral_tests::{Corral, Ended, RELIABLE_SUMS, artifacts, run, scratch_folder};
 use serde_json::Value;
@@ -9,7 +8,7 @@ fn doctor(arguments: &[&str]) -> Ended {
     run(["doctor"].iter().chain(arguments))
 }
 
-/// What `corral serve` with these arguments complains about.
+/// The error of `corral serve` with these arguments.
 fn complaint(arguments: &[&str]) -> (Option<i32>, String) {
     let mut line: Vec<OsString> = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
         .map(OsString::from)
@@ -36,7 +35,7 @@ fn doctor_explains_unused_backends() {
     for backend in ["  CUDA ", "  ROCm ", "  Vulkan ", "  MTL "] {
         let line = begins(backend).expect(backend);
         let name = backend.trim();
-        // Where the machine and the binary have it, its devices stand there.
+        // A supported backend lists its devices.
         assert!(
             line.contains("not used: ") || line.contains(&format!("{name}0")),
             "{line}"
@@ -122,7 +121,7 @@ fn q8_cells_halve_memory_and_stay_right() {
         let corral = Corral::start_with(&["--device", "cpu", "--kv-type", kv]);
         let stderr = corral.wait_for_stderr("model tiny is loaded");
         assert!(stderr.contains(told), "{told}: {stderr}");
-        // All of it is with the processor, and there is nothing to say of others.
+        // Everything is on the CPU, so no other device is mentioned.
         assert!(!stderr.contains("layers on"), "{stderr}");
         corral
     };

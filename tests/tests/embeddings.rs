@@ -1,8 +1,8 @@
-//! Embeddings, asked by a plugin over HTTP.
+//! Embeddings requested by a plugin, over HTTP.
 
 use corral_tests::Corral;
 
-/// The vectors that come for a text of several lines.
+/// The vectors for a text of several lines.
 fn embed(corral: &Corral, lines: &str) -> Vec<Vec<f64>> {
     let answer = corral.post("/misbehave/embed", lines);
     assert_eq!(answer.status, 200);

@@ -1,4 +1,4 @@
-//! Who goes first, who waits for how long, and what is left of those that give up.
+//! Fair sharing: order, waiting times, and what abandoned requests leave.
 
 use corral_tests::{Corral, EventStream, MANY_CELLS, Metrics, RELIABLE_SUMS, Sum, distinct_sums};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ const RUNNING: &str = "corral_engine_requests_running";
 const IDS_USED: &str = "corral_engine_sequence_ids_used";
 const CELLS_RESERVED: &str = "corral_engine_kv_cells_reserved";
 
-/// A question that ends by itself; the answer has to be right.
+/// Asks a sum and checks the answer.
 fn check_sum(corral: &Corral, route: &str, sum: Sum) -> Value {
     let request = json!({"prompt": sum.question(), "max_tokens": 20});
     let answer = corral.generate_at(route, &request);
@@ -63,7 +63,7 @@ fn prefill_stays_within_budget_without_skipped_rows() {
     );
     assert!(read <= budget, "{read} prompt tokens, {budget} allowed");
 
-    // The distributions say the same as the counters. Two tokens of a sequence have a gap.
+    // The histograms agree with the counters. Two tokens of a request have one gap.
     let gaps = metrics.histogram("corral_engine_inter_token_latency_seconds");
     assert_eq!(
         gaps.count,
@@ -88,22 +88,19 @@ fn prefill_stays_within_budget_without_skipped_rows() {
     );
 }
 
-/// Sequence ids of the next test, and the tenants that ask in it.
+/// Sequence ids of the next test, and its tenants.
 const IDS: usize = 4;
 const TENANTS: usize = 3;
-/// How many of the greedy tenant's requests may be answered between the moment at which another
-/// tenant's request is sent and that at which its answer is there.
+/// How many of the greedy tenant's requests may finish between another tenant's request and its answer.
 ///
-/// When it comes, the greedy tenant holds all ids at most, and those requests may end first. An id
-/// that comes free goes to the tenant that has had least, and what this one has had more than the
-/// others is its last request at most: so before it has its turn, each tenant is let in once more at
-/// most. As it is short, and the greedy ones are long and end one by one, it is through before the
-/// next of those ends. What passes on the way through the sockets is not the scheduler's doing; but
-/// a greedy request is some 200 steps after the one before it, so there is time for that: seldom there is not,
-/// on a busy machine, and so one in three may be beyond it.
+/// At that moment the greedy tenant holds at most all ids, and those requests may finish first. A free id goes to
+/// the tenant with the least service, and this tenant is ahead by at most its last request, so each tenant is
+/// admitted at most once more before it. Its request is short and the greedy ones finish one by one, about 200
+/// steps apart. Sockets on a busy machine may delay a client beyond that, so one request in three may exceed the
+/// bound.
 const OVERTAKEN: usize = IDS + TENANTS;
 
-/// Counts itself when it goes, also when its thread panics: nobody shall wait for it in vain.
+/// Counts itself when dropped, also by a panic, so that no thread waits forever.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl Drop for Counted<'_> {
@@ -114,8 +111,7 @@ impl Drop for Counted<'_> {
 
 #[test]
 fn greedy_tenant_delays_others_by_few_requests() {
-    // What is counted is what clients see, and a machine that holds them up makes that only worse: so the best of
-    // three says it.
+    // A busy machine that delays clients only makes the count worse, so the best of three attempts decides.
     let found: Vec<String> = (0..3)
         .map_while(|_| overtaken_by_a_greedy_tenant().err())
         .collect();
@@ -123,7 +119,7 @@ fn greedy_tenant_delays_others_by_few_requests() {
     assert!(found.len() < 3, "each time");
 }
 
-/// What is wrong with how the others are held up.
+/// Describes how the other tenants were delayed too long, if they were.
 fn overtaken_by_a_greedy_tenant() -> Result<(), String> {
     const QUEUED: usize = 50;
     let routes = [
@@ -138,12 +134,11 @@ fn overtaken_by_a_greedy_tenant() -> Result<(), String> {
     let (one, other) = others.split_at(others.len() / 2);
     let answered = AtomicUsize::new(0);
     let found = std::thread::scope(|scope| {
-        // Hold all ids until the greedy tenant's requests wait.
+        // Occupy all ids until the greedy tenant's requests wait.
         let holders = corral.hold(IDS);
         for (number, &sum) in greedy.iter().enumerate() {
             let (corral, answered) = (&corral, &answered);
-            // Of many lengths, so that they end one by one, and long: a client that is held up a moment counts
-            // those that end meanwhile.
+            // Of many lengths, so that they finish one by one, and long, so that a short delay of a client counts little.
             let tokens = 600 + number * 37 % 101 * 4;
             scope.spawn(move || {
                 let _counted = Counted(answered);
@@ -158,7 +153,7 @@ fn overtaken_by_a_greedy_tenant() -> Result<(), String> {
                 let (mut asked, mut beyond, mut longest) = (0, Vec::new(), 0.0_f64);
                 for &sum in sums.iter().cycle() {
                     let before = answered.load(Ordering::Acquire);
-                    // Until the greedy tenant has hardly enough left to fill the ids.
+                    // Until the greedy tenant has barely enough requests left to fill the ids.
                     if before >= QUEUED - 2 * IDS {
                         break;
                     }
@@ -171,7 +166,7 @@ fn overtaken_by_a_greedy_tenant() -> Result<(), String> {
                     longest = longest.max(answer["queue_ms"].as_f64().expect("a time"));
                 }
                 println!("{route}: {asked} answers; waited {longest:.1} ms at most");
-                // As many at least as the bound leaves it, but for what passes in between.
+                // At least as many as the bound allows, except for what finishes in between.
                 let enough = asked >= QUEUED / (OVERTAKEN + 1) - 1;
                 if enough && 3 * beyond.len() <= asked {
                     return Ok(());
@@ -199,12 +194,12 @@ fn highest_priority_runs_next() {
     let sums = distinct_sums(LOW + HIGH);
     let (low, high) = sums.split_at(LOW);
     std::thread::scope(|scope| {
-        // Of the high tenant's own: it has had more than the low one by its turn, so that it is
-        // the priority that puts it first and not its share.
+        // The high tenant has had more service than the low one by its turn, so its priority puts it first, not its
+        // share.
         let holder = corral.endless("/high");
         for &sum in low {
             let corral = &corral;
-            // Long enough to see that none has ended when the high ones have.
+            // Long enough that none has finished when the high ones have.
             scope.spawn(move || {
                 corral.check_long("/low", sum, 3500);
             });
@@ -236,7 +231,7 @@ fn expired_queue_time_gets_retry_after() {
     let mut stream = corral.generate_stream(&sum.long_request(STREAMED));
     stream.next_text();
     std::thread::scope(|scope| {
-        // An answer in events has not begun yet, so it has a status too.
+        // A stream has not begun yet, so it has a status too.
         let asked: Vec<_> = [false, true, false, true]
             .into_iter()
             .map(|stream| {
@@ -261,7 +256,7 @@ fn expired_queue_time_gets_retry_after() {
     assert_eq!(metrics.get(FINISHED), 0.0, "the stream goes on");
     let (_, report) = stream.texts();
     assert_eq!(report["tokens"], STREAMED);
-    // Who comes again has its turn.
+    // A retried request runs.
     check_sum(&corral, "/generate", other);
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get(FINISHED), 2.0);
@@ -283,7 +278,7 @@ fn hangup_in_queue_leaves_nothing() {
     let metrics = corral.wait_until("none waits", |metrics| {
         metrics.get(WAITING) == 0.0 && metrics.get(CANCELLED) == GONE as f64
     });
-    // They cost nothing, and the stream has not ended for them to go.
+    // They cost nothing, and the stream did not have to end for them to leave.
     assert_eq!(metrics.growth(PREFILL_TOKENS, &before), 0.0);
     assert_eq!(metrics.get(ABANDONED_TOKENS), 0.0);
     assert_eq!(metrics.get(RUNNING), 1.0);
@@ -305,15 +300,15 @@ fn hangup_during_prefill_leaves_nothing() {
     let long = json!({"prompt": "a".repeat(PROMPT), "max_tokens": 16, "ignore_end": true});
     let long = long.to_string();
     let is_one_left = |metrics: &Metrics, calm: &Metrics| {
-        // The stream's four prompt tokens and what it has generated, but for what came between two of these numbers.
+        // The stream's four prompt tokens and its output, except for what came between reading the two numbers.
         let held = 4.0 + metrics.growth(DECODE_ROWS, calm);
         metrics.get(WAITING) == 0.0
             && metrics.get(RUNNING) == 1.0
             && metrics.get(IDS_USED) == 1.0
             && metrics.get(CELLS_RESERVED) < held + 32.0
     };
-    // The stream makes the prompts be read in small pieces, so there is time to hang up. On a busy
-    // machine it may pass all the same: then again.
+    // The stream makes prefill use small chunks, so there is time to hang up. A busy machine may miss that moment:
+    // then try again.
     let caught = (0..ROUNDS).any(|_| {
         let calm = corral.wait_until_idle();
         let mut stream = corral.endless("/generate");
@@ -327,7 +322,7 @@ fn hangup_during_prefill_leaves_nothing() {
             (all_run && one_is_read) || metrics.growth(FINISHED, &before) > 0.0
         });
         drop(readers);
-        // At once, while the stream goes on.
+        // At once, while the stream continues.
         let metrics = corral.wait_until("the stream alone is left, or through", |metrics| {
             is_one_left(metrics, &calm) || metrics.growth(FINISHED, &before) > 0.0
         });

@@ -1,5 +1,5 @@
-//! Text that the plugin has the host collect or put into bytes, over the real server: it is what a plugin would read
-//! itself, costs no wake-ups, and ends with its call.
+//! Text that the host collects or frames for the plugin, over the real server: it equals what the plugin would
+//! read, causes no wakeups, and ends with its call.
 
 use corral_tests::deployments::deploy_folder;
 use corral_tests::{
@@ -19,13 +19,13 @@ fn ask(corral: &Corral, which: &str, prompt: &str) -> String {
     answer.body
 }
 
-/// Reads to the end, or to where it was broken off.
+/// Reads to the end, or to where the body was cut off.
 fn read_on(stream: &mut EventStream) -> std::io::Result<()> {
     while !stream.bytes(1 << 16)?.is_empty() {}
     Ok(())
 }
 
-/// The text in frames: what comes before and after it, and the text.
+/// The text in its frames: prefix, text and suffix.
 fn unframed<'a>(bytes: &'a str, first: &str, last: &str, seam: &str) -> Option<String> {
     let inner: &'a str = bytes.strip_prefix(first)?.strip_suffix(last)?;
     Some(inner.replace(seam, ""))
@@ -53,7 +53,7 @@ fn framed_response_equals_generated_text() {
                         let found = unframed(&body, "<[\"", "\"]", "\"][\"");
                         assert_eq!(found.as_deref(), Some(&*text), "{way}: {body}");
                     }
-                    // One piece was read before the frames began.
+                    // The plugin read one chunk before the frames began.
                     let late = ask(corral, "late", &question);
                     let (read, framed) = late.split_once('<').expect("it is framed");
                     let framed = framed.replace("[\"", "").replace("\"]", "");
@@ -115,7 +115,7 @@ fn deadline_cuts_framed_response() {
                     [limits]\ntime-seconds = 1\n";
     let ended = deploy_folder(&corral, manifest, &["loops"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    // All of the text is there long before, but for its end.
+    // All text arrives early, except its end.
     let mut stream = corral.post_stream("/held/held", RELIABLE_SUMS[0].question());
     assert_eq!(stream.status, 200);
     let read = read_on(&mut stream);

@@ -1,4 +1,4 @@
-//! The whole house gives right answers: one at a time, many at once, in every form.
+//! The whole server gives right answers: sequentially, concurrently, in every form.
 
 use corral_tests::{Corral, Sum, distinct_sums};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ const KNOWN_WRONG: [Sum; 0] = [];
 #[test]
 fn repeated_request_gives_same_answer() {
     let corral = Corral::start();
-    // The very request of the README.
+    // The request of the README.
     let request = r#"{"prompt":"1+1=","max_tokens":10}"#;
     for time in 1..=100 {
         let answer = corral.post("/generate", request);
@@ -83,7 +83,7 @@ fn concurrent_answers_equal_sequential_ones() {
             assert_eq!(alone[sum], sum.answer(), "{sum:?}");
         }
     }
-    // A step is shared: 16 at once take far fewer steps than one after the other.
+    // Requests share steps: 16 at once take far fewer steps than one after the other.
     let after = corral.wait_until_idle();
     let count = |name: &str| after.growth(&format!("corral_engine_{name}_total"), &before);
     let (rows, steps) = (count("rows"), count("steps"));
@@ -135,7 +135,7 @@ fn model_calls_offered_tool() {
         ask(&messages),
         "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"12+7\"}}\n</tool_call>"
     );
-    // A wrong result, so that the model can't have worked it out.
+    // A wrong result, so that the model cannot have computed it.
     messages.push(json!({
         "role": "assistant",
         "tool_calls": [{
@@ -156,7 +156,7 @@ fn question_is_answered_at_any_position() {
         let answer = corral.text(&format!("{before}\n12+7="));
         assert_eq!(answer, "19", "after {length} characters");
     }
-    // Long and short prompts at once: chunks of the long ones share steps with the short ones.
+    // Chunks of long prompts share steps with short ones.
     std::thread::scope(|scope| {
         for length in [3000, 3100, 3200] {
             let before: String = line.chars().cycle().take(length).collect();
@@ -174,7 +174,7 @@ fn question_is_answered_at_any_position() {
 
 #[test]
 fn stream_joins_to_whole_text() {
-    // Where a text's tokens lie in the cells decides close choices, and 300 of nonsense have some: so nothing is left there.
+    // Cell positions affect close choices, and 300 random tokens contain some, so the cache is emptied.
     let corral = Corral::start_with(&["--no-prefix-cache"]);
     for request in [
         json!({"prompt": "1+1="}),
@@ -237,7 +237,7 @@ fn stop_string_ends_text_before_it() {
         assert_eq!(texts.concat(), text, "stop {stop}, streamed");
         assert_eq!(report["finish_reason"], "stop");
     }
-    // What might have become a stop string and did not is text after all.
+    // Text held back for a possible stop string is delivered.
     for stop in ["owls!", "7!!", "Blue owls, 7!x"] {
         let answer = corral.generate(&json!({"prompt": question, "stop": stop}));
         assert_eq!(answer["text"], "Blue owls, 7!", "stop {stop}");
@@ -281,7 +281,7 @@ fn context_fills_to_last_position() {
 
 #[test]
 fn same_seed_gives_same_text() {
-    // Sums round by where a text lies, and a close choice falls by that: so each lies where the last one did.
+    // Cell positions affect rounding and close choices, so each request starts with empty cells.
     let corral = Corral::start_with(&["--no-prefix-cache"]);
     let ask = |seed: Option<u64>| {
         let mut request = json!({
@@ -318,7 +318,7 @@ fn one_token_samplers_are_greedy() {
     ] {
         assert_eq!(ask(samplers.clone()), "Blue owls, 7!", "{samplers}");
     }
-    // And those that leave all of them are not.
+    // Samplers that keep all tokens are not greedy.
     for samplers in [
         json!({"temperature": 20.0, "top_k": 0}),
         json!({"temperature": 20.0, "top_p": 1}),
@@ -331,7 +331,7 @@ fn one_token_samplers_are_greedy() {
 #[test]
 fn characters_are_never_split() {
     let corral = Corral::start();
-    // Two, three and four bytes each, and every byte is a token of its own ("é" alone is one).
+    // Characters of two, three and four bytes, each byte a token ("é" alone is one).
     for text in ["é", "ü", "€", "日本語", "🙂", "a🙂b🚀c"] {
         let request = json!({"prompt": format!("repeat: {text}\n"), "max_tokens": 60});
         let whole = corral.generate(&request);
@@ -385,6 +385,6 @@ fn readyz_answers_when_ready() {
         .collect();
     assert_eq!(routes.len(), 4, "{announced:?}");
     assert_eq!(announced.len(), 6, "{announced:?}");
-    // Nothing on the public listener that belongs to the operator.
+    // The public listener serves nothing of the operator's.
     corral.get("/metrics").problem(404, "no-route");
 }

@@ -1,5 +1,5 @@
-//! Loops that a plugin runs itself, over the real server: they say what the host's loop says, compute
-//! each token once, and can do nobody harm.
+//! Loops that a plugin runs itself, over the real server: they give the host loop's tokens, compute each token
+//! once, and harm nobody.
 
 use corral_tests::deployments::{deploy, manifest, upload};
 use corral_tests::{Corral, Metrics, RELIABLE_SUMS, Sum, artifacts, distinct_sums, scratch_folder};
@@ -12,7 +12,7 @@ fn start(arguments: &[&str]) -> Corral {
     Corral::start_with_routes(&ROUTES, arguments)
 }
 
-/// What a loop answers.
+/// The response of a loop.
 fn post(corral: &Corral, which: &str, body: &str) -> String {
     ask_at(corral, "/loops", which, body)
 }
@@ -27,7 +27,7 @@ fn engine(metrics: &Metrics, name: &str) -> f64 {
     metrics.get(&format!("corral_engine_{name}"))
 }
 
-/// Questions, a line each, and their answers.
+/// Questions, one per line, and their answers.
 fn lines(sums: &[Sum]) -> (String, String) {
     let join = |each: fn(Sum) -> String| {
         let all: Vec<_> = sums.iter().copied().map(each).collect();
@@ -62,12 +62,12 @@ fn all_generation_interfaces_give_same_tokens() {
     assert_eq!(engine(&metrics, "steps_failed_total"), 0.0);
 }
 
-/// Without others, so that it is known who computed what.
+/// Runs alone, so that every computed token is its own.
 #[test]
 fn guest_loop_computes_each_token_once() {
     let corral = start(&["--no-prefix-cache"]);
     let before = corral.wait_until_idle();
-    // Nothing is kept, so each look reads all of its text: this is what the loop would cost.
+    // Without prefix cache every call computes the whole sequence: the cost without reuse.
     let sum = Sum { a: 12, b: 7 };
     assert_eq!(post(&corral, "next", &sum.question()), sum.answer());
     let between = corral.wait_until_idle();
@@ -92,13 +92,13 @@ fn guest_loop_computes_each_token_once() {
         let tokens = sum.question().len() + sum.answer().len();
         assert_eq!(decoded, tokens as f64, "{which}");
     }
-    // Sixteen that are asked for at once share their steps.
+    // Sixteen sequences asked at once share their steps.
     let (questions, answers) = lines(&distinct_sums(16));
     let before_many = corral.wait_until_idle();
     assert_eq!(post(&corral, "many", &questions), answers);
     let after = corral.wait_until_idle();
     let steps = after.growth("corral_engine_steps_total", &before_many);
-    // Four prompts are read in a step at most; then one for each of two or three digits.
+    // A step takes at most four prompts; then one step for each of two or three digits.
     assert!(steps <= 4.0 + 3.0, "{steps} steps");
     assert_eq!(
         after.growth("corral_engine_preemptions_total", &before),
@@ -116,7 +116,7 @@ fn forks_share_computed_tokens() {
         let after = corral.wait_until_idle();
         let decoded = after.growth("corral_engine_computed_tokens_total", &before);
         let looks = after.growth("corral_engine_next_token_requests_total", &before);
-        // The text once at most, and one token for each look after the first.
+        // The text at most once, and one token for each call after the first.
         assert!(decoded <= 200.0 + looks - 1.0, "{decoded} of {looks} looks");
     }
 }
@@ -133,7 +133,7 @@ fn truncated_sequence_generates_again() {
     let body = format!("{}\n{questions}", story.replace('\n', "|"));
     assert_eq!(post(&corral, "again", &body), answers);
     let after = corral.wait_until_idle();
-    // The story is read once, however often it is gone on with.
+    // The story is computed once, for any number of forks.
     let decoded = after.growth("corral_engine_computed_tokens_total", &before);
     let said = RELIABLE_SUMS.map(|sum| sum.question().len() + sum.answer().len());
     let new = story.len() + said.iter().sum::<usize>();
@@ -191,7 +191,7 @@ fn snapshot_survives_restart_for_its_deployment() {
     assert_eq!(post(&corral, "kept", "fox"), sum.answer());
     let after = corral.wait_until_idle();
     let decoded = after.growth("corral_engine_computed_tokens_total", &before);
-    // The last token of the text, and the answer: its state was kept too.
+    // The last token of the text and the answer: the snapshot holds the state.
     assert_eq!(decoded, 1.0 + sum.answer().len() as f64);
     assert_eq!(post(&corral, "forget", "fox"), "ok");
     missing(&corral, "/loops", "kept", "fox", "NotFound");
@@ -286,7 +286,7 @@ fn oversized_calls_fail_only_their_request() {
             "{said}"
         );
         assert_eq!(said.matches("Invalid").count(), 4, "{said}");
-        // Of 20 rows as many wait as may; one whose answer is there as soon as it is asked for does not.
+        // Of 20 rows as many wait as may; one that is ready at once does not wait.
         let said = post(&corral, "rows", "");
         let mut words = said.splitn(3, ' ');
         let mut count = || words.next().and_then(|word| word.parse::<usize>().ok());

@@ -1,5 +1,5 @@
-//! Linked plugins that do wrong: a sampler fails its own generation, a template its own request. Others
-//! notice nothing, and nothing is left over.
+//! Faulty linked components: a sampler fails its own generation, a template its own request. Others notice
+//! nothing, and nothing is left over.
 
 use corral_tests::linked::{CallError, TEMPLATE, deploy, post, post_failing, start};
 use corral_tests::{Corral, ENDLESS_TOKENS, EventStream};
@@ -15,15 +15,14 @@ fn request(settings: &str) -> Value {
     json!({"prompt": "1+1=", "max_tokens": 20, "ignore_end": true, "settings": settings})
 }
 
-/// One that goes on for a long time, whose sampler takes its time for each token.
+/// A long generation whose sampler is slow for each token.
 fn endless() -> Value {
     let mut request = request("slow:10");
     request["max_tokens"] = json!(ENDLESS_TOKENS);
     request
 }
 
-/// A wrong thing, and what comes of it: the call, the case, what the text has one of, and how many
-/// tokens there were before.
+/// A fault and its effect: the call, the error case, one of the texts, and the number of tokens before it.
 struct Wrong(
     Value,
     &'static str,
@@ -51,10 +50,10 @@ impl Wrong {
     }
 }
 
-/// Wrong while it is asked for tokens.
+/// Faults while sampling.
 fn wrong_choices() -> Vec<Wrong> {
     const LATE: &[&str] = &["was not done after"];
-    // Taking all of its memory may take more time than it has.
+    // Allocating all memory may take longer than its time limit.
     const MEMORY: &[&str] = &["needs more memory", "was not done after"];
     const OTHER: &[&str] = &["not among the 1 that it was shown"];
     let wrong = |settings: &str, words, tokens| {
@@ -62,7 +61,7 @@ fn wrong_choices() -> Vec<Wrong> {
     };
     let mut constrained = request("outside");
     constrained["regex"] = json!("[0-9]");
-    // Their settings are in order, but no text can begin.
+    // Their settings are valid, but no generation can begin.
     let begun = |settings: &str, words| {
         let mut request = request(settings);
         request["seed"] = json!(77);
@@ -86,7 +85,7 @@ fn wrong_choices() -> Vec<Wrong> {
     ]
 }
 
-/// Wrong at the start.
+/// Faults at the start.
 fn wrong_starts() -> Vec<Wrong> {
     const LATE: &[&str] = &["was not done after"];
     const MEMORY: &[&str] = &["needs more memory", "was not done after"];
@@ -128,7 +127,7 @@ fn each_sampler_fault_has_its_own_error() {
     let asked = corral.with_neighbors(|| {
         for wrong in choices.iter().chain(&wrong_starts()) {
             wrong.check(&post_failing(&corral, SAMPLED, &wrong.0));
-            // The next one of the same deployment is as good as ever.
+            // The next generation of the same deployment works.
             let answer = post(
                 &corral,
                 SAMPLED,
@@ -223,7 +222,7 @@ fn dropped_generation_ends_its_sampler() {
     assert_eq!(metrics.get(CANCELLED), 5.0);
 }
 
-/// Whether the host or the plugin said first that time was over; the host may cut the plugin off as it says so.
+/// The host or the plugin may report the deadline first; the host may cut the plugin off meanwhile.
 fn is_deadline(mut answer: EventStream) -> bool {
     let body = answer.bytes(1 << 20).map(String::from_utf8);
     let says =
@@ -251,7 +250,7 @@ fn expired_request_ends_its_sampler() {
             }
         });
     });
-    // What a sampler computes is its request's. Little of it: what a machine takes from its guests counts too.
+    // A sampler's CPU time counts for its request. A small amount: time stolen from the machine counts too.
     deploy(&corral, "frugal", TEMPLATE, "[limits]\ncpu-seconds = 0.2\n");
     let answer = corral.post("/frugal/generate?sampler=any", endless().to_string());
     answer.problem(504, "cpu-time");
@@ -269,7 +268,7 @@ fn sampler_cpu_time_counts_for_its_request() {
     body["sleep"] = json!(true);
     let asked = corral.with_neighbors(|| {
         let answer = corral.post("/frugal/generate?sampler=any", body.to_string());
-        // Not at its deadline, up to which it would sleep.
+        // Not at its deadline, until which it would sleep.
         answer.problem(504, "cpu-time");
     });
     assert!(asked > 0);
@@ -293,7 +292,7 @@ fn faulty_template_loses_only_its_request() {
             ("trap", 500, &["trapped"][..]),
             ("spin", 504, &["cpu-time"]),
             ("hog", 500, &["memory"]),
-            // More than one call takes; and it lies in the template's memory and in the handler's.
+            // More memory than one call may use, in the template's memory and in the handler's.
             ("giant", 500, &["memory", "trapped"]),
         ] {
             let answer = corral.post("/brief/chat", chat(deed).to_string());
@@ -321,7 +320,7 @@ fn faulty_template_loses_only_its_request() {
     corral.wait_until_idle();
 }
 
-/// The same template in another request, and in another deployment.
+/// The same template in another request and another deployment.
 fn check_chat(corral: &Corral) {
     for path in ["/brief/chat", "/roles/chat"] {
         let mut right = chat("");

@@ -1,4 +1,4 @@
-//! A plugin that does wrong loses its own request. Others notice nothing.
+//! A faulty plugin loses its own request. Others notice nothing.
 
 use corral_tests::Corral;
 use std::time::{Duration, Instant};
@@ -95,7 +95,7 @@ fn endless_responses_end_with_reader_or_deadline() {
             assert_eq!(read.len() as u64, bytes, "{deed}");
             drop(stream);
         }
-        // Read on for ever, it ends all the same.
+        // It ends even with a reader that never stops.
         let mut stream = corral.post_stream("/misbehave/drip", "");
         let started = Instant::now();
         let ended = loop {
@@ -129,7 +129,7 @@ fn abandoned_generation_is_cancelled() {
         assert_eq!((answer.status, answer.body.as_str()), (200, "ok"), "{time}");
     }
     let metrics = corral.wait_until_idle();
-    // On a busy machine the engine may be done before the plugin has read its first chunk.
+    // On a busy machine the engine may finish before the plugin reads its first chunk.
     let cancelled = metrics.get("corral_engine_requests_cancelled_total");
     let finished = metrics.get("corral_engine_requests_finished_total");
     assert_eq!(cancelled + finished, 10.0);
@@ -174,7 +174,7 @@ fn plugin_output_is_logged_by_name() {
 fn full_queue_answers_503_with_retry_after() {
     let corral = Corral::start_with(&["--calls", "1", "--queue", "1", "--time-limit", "5"]);
     std::thread::scope(|scope| {
-        // One runs, one waits; which of the four it is is chance.
+        // One runs and one waits; which of the four is chance.
         let answers: Vec<_> = (0..4)
             .map(|_| scope.spawn(|| corral.post("/misbehave/sleeper", "")))
             .collect();

@@ -1,4 +1,4 @@
-//! HTTP/2 on the public listener: the same answers as over HTTP/1.1, and clients that misuse it.
+//! HTTP/2 on the public listener: the responses of HTTP/1.1, and clients that misuse it.
 
 use corral_tests::{Connection, Corral, HttpVersion, Sum, block_on, distinct_sums, raw_exchange};
 use serde_json::json;
@@ -86,7 +86,7 @@ fn unread_stream_is_reset_alone() {
                 check_sum(&client, sum).await;
             }
         }
-        // What was on the way is still to be read, and then comes the reset.
+        // Data in flight arrives first, then the reset.
         loop {
             match unread.chunk().await {
                 Some(Ok(_)) => {}
@@ -133,7 +133,7 @@ fn rapid_reset_loses_connection() {
     block_on(async {
         let client = Connection::connect(corral.public(), HttpVersion::Http2, None);
         let client = client.await.expect("it accepts");
-        // Ends when the connection does.
+        // Ends with the connection.
         while let Err(_) | Ok(Ok(_)) = tokio::time::timeout(
             Duration::from_millis(5),
             client.send("/misbehave/sleeper", &[], ""),
@@ -171,7 +171,7 @@ fn noise_after_preface_leaves_others_unharmed() {
     for sent in [
         noise.clone(),
         [&settings[..], &noise].concat(),
-        // A frame of 16 MiB, a stream of the server's, data without a head.
+        // A frame of 16 MiB, a server-initiated stream, data without a head.
         frame(0x00ff_ffff, 0, 0, 1, &[0; 100]),
         [&settings[..], &frame(1, 1, 5, 2, &[0x82])].concat(),
         [&settings[..], &frame(1, 0, 1, 1, &[0])].concat(),

@@ -1,4 +1,4 @@
-//! API keys: who may call, on whose behalf, and how much.
+//! API keys: access, tenants and quotas.
 
 use corral_tests::{
     Connection, Corral, HttpVersion, Response, Sum, block_on, distinct_sums, run, scratch_folder,
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Makes a key and adds its entry to the file.
+/// Generates a key and appends its entry to the file.
 fn new_key(file: &Path, arguments: &[&str]) -> String {
     let file = file.to_str().expect("UTF-8");
     let line = [&["keys", "new", "--append", file], arguments].concat();
@@ -32,7 +32,7 @@ fn start(file: &Path, arguments: &[&str]) -> Corral {
     Corral::start_with(&[&["--keys", file], arguments].concat())
 }
 
-/// Asks over a connection of its own.
+/// Sends a request on its own connection.
 fn ask(corral: &Corral, path: &str, authorization: Option<&str>, body: &str) -> Response {
     block_on(async {
         let client = Connection::connect(corral.public(), HttpVersion::Http1, None).await;
@@ -202,7 +202,7 @@ fn keys_reload_while_serving() {
         );
         std::thread::sleep(Duration::from_millis(50));
     }
-    // A file that makes no sense leaves all as it was; an empty one takes all keys away.
+    // An invalid file changes nothing; an empty one removes all keys.
     std::fs::write(&file, "[[key]]\nname = 1\n").expect("written");
     corral.signal("HUP");
     corral.wait_for_stderr("the old keys go on");
@@ -251,7 +251,7 @@ fn each_key_limit_trips_alone() {
         assert!((at_least..=at_most).contains(&seconds), "{seconds} s");
     };
     std::thread::scope(|scope| {
-        // Somebody whose sums are right all the while.
+        // A neighbor whose sums are always right.
         let neighbour = scope.spawn(|| {
             for sum in distinct_sums(40) {
                 check_sum(&corral, free, sum);
@@ -271,15 +271,15 @@ fn each_key_limit_trips_alone() {
         waits(&refused, 1, 61);
 
         for (key, longest) in [(minute, 61), (day, 24 * 3600 + 15 * 60)] {
-            // 4 tokens of prompt and 20 generated, twice.
+            // 4 prompt tokens and 20 generated, twice.
             for _ in 0..2 {
                 assert_eq!(generate(key, 20).status, 200);
             }
-            // 12 are left: at the door it may come in, but its generation is refused.
+            // 12 are left: the request is admitted, but its generation is refused.
             let refused = generate(key, 20);
             refused.problem(429, "refused");
             waits(&refused, 1, longest);
-            // More than the limit will never be had.
+            // More than the limit is refused for good.
             let never = generate(key, 1000);
             assert!(
                 never.problem(403, "not-granted").contains("1004"),
@@ -315,7 +315,7 @@ fn each_key_limit_trips_alone() {
             refused.problem(429, "too-many-at-once");
             waits(&refused, 1, 1);
         });
-        // With the connection its place is gone.
+        // The connection's end frees its slot.
         let begun = Instant::now();
         while ask(&corral, "/misbehave/ok", Some(&bearer(concurrent)), "").status == 429 {
             assert!(

@@ -1,5 +1,5 @@
-//! Every limit of a deployment trips alone: its own request gets a clear refusal, exactly that limit is
-//! counted, and the neighbours go on as if nothing were.
+//! Every limit of a deployment trips alone: its request gets a clear refusal, exactly that limit is counted, and
+//! its neighbors notice nothing.
 
 use corral_tests::deployments::{deploy, manifest, upload};
 use corral_tests::{Corral, EventStream, Response, artifacts, raw_exchange, scratch_folder};
@@ -9,13 +9,13 @@ use std::time::Duration;
 
 /// One limit.
 struct Row {
-    /// Its name in `corral.toml` and in the metric; the deployment is called so too.
+    /// Its name in `corral.toml`, in the metric, and of the deployment.
     limit: &'static str,
-    /// The plugin that meets it.
+    /// The plugin that reaches it.
     plugin: &'static str,
-    /// The fields of the manifest.
+    /// The manifest's other fields.
     more: Value,
-    /// Meets it at the deployment's route, checks what is answered, and returns how often it was met.
+    /// Reaches the limit at a route, checks the response, and returns how often it was reached.
     meet: fn(&Corral, &str) -> u32,
 }
 
@@ -67,7 +67,7 @@ fn rows() -> Vec<Row> {
         Row {
             limit: "queue-seconds",
             plugin: "generate",
-            // Its model has one place, and nobody else asks for it.
+            // Its model has one sequence id, and no other test uses it.
             more: json!({"limits": {"queue-seconds": 0.2}, "models": ["second"]}),
             meet: queue_time,
         },
@@ -115,7 +115,7 @@ fn every_limit_trips_and_counts_alone() {
     let component = |name| std::fs::read(artifacts::plugin(name)).expect("readable");
     let digests = ["misbehave", "generate"].map(|name| (name, upload(&corral, &component(name))));
     let digests = BTreeMap::from(digests);
-    // Holds the place of the second model.
+    // Occupies the sequence id of the second model.
     let holder = manifest(
         "holder",
         &digests["generate"],
@@ -136,7 +136,7 @@ fn every_limit_trips_and_counts_alone() {
             let met = meet(&corral, &route);
             let labels = format!("deployment=\"{limit}\",limit=\"{limit}\"");
             expected.insert(labels, f64::from(met));
-            // All samples of all deployments: those that were not to be counted neither were.
+            // All samples of all deployments, so that no other limit was counted.
             let counted = corral.metrics().samples("corral_deployment_limit_total");
             assert_eq!(counted, expected, "{limit}");
         }
@@ -146,7 +146,7 @@ fn every_limit_trips_and_counts_alone() {
     corral.wait_until_idle();
 }
 
-/// A refusal that says when to come again.
+/// Asserts a refusal with `Retry-After`.
 fn come_again(answer: &Response, status: u16, code: &str) {
     answer.problem(status, code);
     let wait = answer
@@ -155,7 +155,7 @@ fn come_again(answer: &Response, status: u16, code: &str) {
     assert!(wait.is_some_and(|wait: u32| wait >= 1), "{answer:?}");
 }
 
-/// An answer whose head is there and whose body is cut off.
+/// Asserts a response whose body is cut off after its head.
 fn cut(mut stream: EventStream) {
     assert_eq!(stream.status, 200);
     stream
@@ -163,7 +163,7 @@ fn cut(mut stream: EventStream) {
         .expect_err("a broken body is not a whole one");
 }
 
-/// An answer that goes on until it is dropped.
+/// Starts a response that continues until dropped.
 fn hold(corral: &Corral, route: &str) -> EventStream {
     let mut stream = corral.post_stream(&format!("{route}/drip"), "");
     assert_eq!(stream.line().expect("drips").as_deref(), Some("drip"));
@@ -193,7 +193,7 @@ fn cpu(corral: &Corral, route: &str) -> u32 {
         .get(&format!("{route}/spin"))
         .problem(504, "cpu-time");
     assert!(detail.contains("0.25 s"), "{detail}");
-    // After the head there is no other answer, but it counts all the same.
+    // After the head there is no other response, but it counts.
     cut(corral.post_stream(&format!("{route}/midspin"), ""));
     2
 }
@@ -212,7 +212,7 @@ fn request(corral: &Corral, route: &str) -> u32 {
     assert_eq!(corral.post(&path, vec![b'x'; 3 << 10]).status, 200);
     let announced = corral.post(&path, vec![b'x'; (3 << 10) + 1]);
     announced.problem(413, "request-too-large");
-    // One that does not say how long it is, of whom the answer has begun already.
+    // A response without a length, which has begun already.
     let body = "x".repeat(4 << 10);
     let length = body.len();
     let request = format!(
@@ -227,7 +227,7 @@ fn request(corral: &Corral, route: &str) -> u32 {
 }
 
 fn response(corral: &Corral, route: &str) -> u32 {
-    // So often, since an answer that fails as soon as it began once lost its head now and then.
+    // Repeated, because a response that failed at once used to lose its head now and then.
     for _ in 0..30 {
         cut(corral.post_stream(&format!("{route}/flood"), ""));
     }
@@ -280,7 +280,7 @@ fn queue_time(corral: &Corral, route: &str) -> u32 {
     1
 }
 
-/// One of a hundred cells: 164 of 16,384.
+/// One percent of the cells: 164 of 16,384.
 fn cells(corral: &Corral, route: &str) -> u32 {
     let long = json!({"prompt": "1 ".repeat(200), "max_tokens": 1}).to_string();
     let refused = corral.post(route, &long);
@@ -310,10 +310,10 @@ fn more_tokens_than_ever(corral: &Corral, route: &str) -> u32 {
     1
 }
 
-/// More than ever is refused for good, and more than is left for a while.
+/// More than the limit is refused for good, more than what is left for a while.
 fn tokens_in_time(corral: &Corral, route: &str) -> u32 {
     let never = more_tokens_than_ever(corral, route);
-    // Each asks for more than 30 of 40, and needs at least the 4 of the prompt.
+    // Each asks for more than 30 of 40 tokens, and needs at least the 4 of its prompt.
     let refused = (0..10).find_map(|_| {
         let answer = corral.post(route, few(30));
         (answer.status != 200).then_some(answer)
@@ -328,7 +328,7 @@ fn full_instance_pool_is_counted() {
     let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
     let component = std::fs::read(artifacts::plugin("misbehave")).expect("readable");
     let digest = upload(&corral, &component);
-    // As many as one deployment may have at once; a second one takes the rest of the pool.
+    // One deployment uses as many instances as it may; a second one uses the rest of the pool.
     let most = 224;
     let many = json!({"limits": {"concurrent": most, "queue": 0}});
     for name in ["many", "more", "other"] {
@@ -358,7 +358,7 @@ fn full_instance_pool_is_counted() {
     assert_eq!(running("/many"), most as f64);
     assert_eq!(running("/many") + running("/more"), instances);
     assert_eq!(metrics.get("corral_plugin_instances"), instances);
-    // Who may wait does, and has its turn.
+    // A request that may wait gets an instance.
     std::thread::scope(|scope| {
         let sum = scope.spawn(|| corral.check_alive());
         let waiting = "corral_deployment_calls_waiting{deployment=\"/generate\"}";

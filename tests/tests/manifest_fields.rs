@@ -1,4 +1,4 @@
-//! Every field of corral.toml does what it says, and trips for nobody else.
+//! Every field of corral.toml takes effect, for its own deployment only.
 
 use corral_tests::deployments::{deploy, manifest, upload, variant};
 use corral_tests::{Corral, artifacts, scratch_folder};
@@ -32,7 +32,7 @@ impl House {
         deploy(&self.corral, &manifest(name, &self.misbehave, more));
     }
 
-    /// Those beside it notice nothing.
+    /// Asserts that other deployments notice nothing.
     fn check_neighbours(&self) {
         assert_eq!(self.corral.get("/misbehave/ok").status, 200);
         self.corral.check_alive();
@@ -96,7 +96,7 @@ fn limits_of_memory_time_cpu_request_and_response() {
     corral
         .post("/a/echo", vec![b'x'; (3 << 10) + 1])
         .problem(413, "request-too-large");
-    // An answer without an announced length is cut where it passes the limit.
+    // A response without a length is cut where it exceeds the limit.
     let mut flood = corral.post_stream("/a/flood", "");
     assert_eq!(flood.status, 200);
     let error = flood.bytes(1 << 30).expect_err("it is cut off");
@@ -130,13 +130,13 @@ fn limits_of_concurrent_and_waiting_requests() {
     assert!(refused.header("retry-after").is_some());
     assert_eq!(house.refused("a", "busy"), 1.0);
     house.check_neighbours();
-    // A new revision with the same bounds shares the places with those of the old one.
+    // A new revision with the same limits shares the permits of the old one.
     house.deploy(
         "a",
         json!({"limits": {"concurrent": 2, "queue": 0}, "priority": 1}),
     );
     corral.get("/a/ok").problem(503, "busy");
-    // One with others holds its own requests to them, and those of the old one count.
+    // One with other limits applies them to its own requests, and counts those of the old one.
     house.deploy("a", json!({"limits": {"concurrent": 3, "queue": 0}}));
     let three = hold();
     corral.get("/a/ok").problem(503, "busy");
@@ -203,14 +203,14 @@ fn quota_changes_with_its_revision() {
         let body = json!({ "traffic": shares }).to_string();
         corral.request_admin("PUT", "/deployments/a/traffic", body)
     };
-    // The second one is loaded before it is found that the third one can't be: nothing has changed.
+    // The second is loaded before the third fails to load, so nothing has changed.
     let hex = doomed.strip_prefix("sha256:").expect("a digest");
     let folder = house.token.parent().expect("in the store");
     std::fs::remove_file(folder.join(format!("components/{hex}.wasm"))).expect("there");
     share([2, 3]).problem(500, "damaged");
     let ask = || corral.get("/a/ok").status;
     assert_eq!([ask(), ask(), ask(), ask()], [200, 200, 200, 429]);
-    // Together each is held to its own, and what was used is the same for both.
+    // Each revision applies its own limit to the shared usage.
     assert_eq!(share([1, 2]).status, 200);
     let answers: Vec<_> = (0..20).map(|_| ask()).collect();
     let refused = answers.iter().filter(|status| **status == 429).count();
@@ -288,10 +288,10 @@ fn cell_share_bounds_its_deployment_only() {
     let long = json!({"prompt": prompt, "max_tokens": 1});
     let refused = corral.post("/a", long.to_string());
     assert_eq!(refused.status, 400, "{refused:?}");
-    // llama.cpp makes 1,024 cells of them.
+    // llama.cpp rounds them up to 1,024 cells.
     assert!(refused.body.contains("may have 103 here"), "{refused:?}");
     corral.generate_at("/generate", &long);
-    // One alone fills the share, so the others of its deployment come after it, and all are cut there.
+    // One request fills the share, so the deployment's others run after it and are all cut there.
     let endless = json!({"prompt": "1+1=", "max_tokens": 900, "ignore_end": true});
     std::thread::scope(|scope| {
         let answers: Vec<_> = (0..3)
@@ -326,7 +326,7 @@ fn priority_and_shared_prefixes() {
     assert_eq!((of("high"), of("alone")), (json!(9), json!(0)));
     drop(running);
     corral.wait_until_idle();
-    // A beginning that one of those who share has read is there for the other.
+    // A prefix computed for one sharing deployment is cached for the other.
     let prompt = "Once upon a time there was a little girl who had a red ball and a blue kite. ";
     let ask = |route: &str| {
         let before = corral
@@ -355,7 +355,7 @@ fn first_party_manifests_deploy() {
     for (name, path) in [("generate", "/generate"), ("hello", "/hello")] {
         let text = std::fs::read_to_string(plugins.join(format!("{name}.toml")));
         let text = text.expect("plugins/build.sh puts it there");
-        // The routes of the server under test are taken.
+        // The routes of the test server are taken.
         let text = text.replace(&format!("\"{path}\""), &format!("\"/deployed{path}\""));
         let text = text.replace(
             &format!("\"{name}.wasm\""),

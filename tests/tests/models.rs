@@ -1,5 +1,5 @@
-//! Several models by name: they come when they are asked for and go when nobody needs them, and what
-//! is wrong with one is nothing to the others. The same file under several names counts as several.
+//! Several models by name: loaded on demand, unloaded when unused, and isolated from each other's faults. The same
+//! file under several names counts as several models.
 
 use corral_tests::{
     Corral, MANY_CELLS, Metrics, PATIENCE, RELIABLE_SUMS, artifacts, raw_exchange, run,
@@ -14,12 +14,12 @@ fn named(name: &str, file: &Path) -> String {
     format!("{name}={}", file.to_str().expect("a path in UTF-8"))
 }
 
-/// A server with the demo model under these names too, each with few cells, and further arguments.
+/// Starts a server with the demo model under these names, each with few cells.
 fn start(names: &[&str], arguments: &[&str]) -> Corral {
     start_with_cells(names, ["512", "512"], arguments)
 }
 
-/// [`start`] with a context of its own, and so many cells.
+/// [`start`] with another context and number of cells.
 fn start_with_cells(names: &[&str], [context, cells]: [&str; 2], arguments: &[&str]) -> Corral {
     let models: Vec<_> = names
         .iter()
@@ -43,7 +43,7 @@ fn ask(corral: &Corral, model: &str) {
     }
 }
 
-/// What the admin listener says of a model.
+/// The admin listener's status of a model.
 fn status(corral: &Corral, model: &str) -> Value {
     let answer = corral.get_admin(&format!("/models/{model}"));
     assert_eq!(answer.status, 200, "{answer:?}");
@@ -59,7 +59,7 @@ fn is_in(metrics: &Metrics, model: &str, state: &str) -> bool {
     metrics.get_or_zero(&format!("corral_model_state{{{labels}}}")) == 1.0
 }
 
-/// Sends a request without a body to the admin listener; the status and the body.
+/// Sends a request without a body to the admin listener; returns status and body.
 fn tell(corral: &Corral, method: &str, path: &str) -> (u16, Value) {
     let request =
         format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
@@ -111,7 +111,7 @@ fn first_model_preloads_others_load_on_demand() {
     assert!(status(&corral, "second")["memory_bytes"].as_u64() > Some(1 << 20));
     assert_eq!(status(&corral, "never")["memory_bytes"], 0);
 
-    // Those who look see all of them.
+    // Every listing shows all of them.
     let seen = corral.get_admin("/sequences").json();
     assert_eq!(seen["models"][1]["state"], "loaded");
     assert_eq!(seen["models"][1]["cells"]["all"], 512);
@@ -134,14 +134,14 @@ fn idle_models_unload_busy_ones_stay() {
         ask(&corral, "tiny");
         let metrics =
             corral.wait_until("it is unloaded", |metrics| is_in(metrics, "tiny", "asleep"));
-        // Where this test is held up between two sums it is unloaded there too.
+        // A test thread that is delayed between two sums finds the model unloaded, too.
         let so_often = sample(&metrics, "corral_model_unloads_total", "tiny");
         assert!(so_often > unloads, "{so_often} after {unloads}");
         unloads = so_often;
         let loads = sample(&metrics, "corral_model_loads_total", "tiny");
         assert_eq!(loads, unloads);
         assert_eq!(sample(&metrics, "corral_model_memory_bytes", "tiny"), 0.0);
-        // What was counted goes on, and adds up over all lives.
+        // Counters continue over unloading and loading.
         let now = metrics.get("corral_engine_computed_tokens_total");
         assert!(now > decoded, "{now} after {decoded}");
         decoded = now;
@@ -174,7 +174,7 @@ fn admin_api_loads_and_unloads() {
     let (code, told) = tell(&corral, "PUT", "/models/second");
     assert_eq!((code, &told["state"]), (200, &json!("loaded")), "{told}");
     ask(&corral, "second");
-    // A call holds its model a moment longer than its answer takes.
+    // A call holds its model slightly longer than its response takes.
     corral.wait_until("nobody uses it", |metrics| {
         metrics.get("corral_model_leases") == 0.0
     });
@@ -211,7 +211,7 @@ fn three_models_alternate_in_memory_for_two() {
         .as_u64()
         .expect("its size");
     drop(one);
-    // A model is taken for a bit larger before it is loaded.
+    // The estimate before loading is slightly above the real size.
     let memory = (size * 5 / 2).div_ceil(1 << 20).to_string();
     let corral = start(&["second", "third"], &["--model-memory", &memory]);
     for _ in 0..3 {
@@ -323,7 +323,7 @@ fn broken_preloaded_model_stops_startup() {
         last.contains("cannot read") && last.contains("missing.gguf"),
         "{ended:?}"
     );
-    // A command that does not ask for it is not disturbed.
+    // A command that does not use it is unaffected.
     let line = [&["run", generate][..], &both, &cache, &["--", "1+1="]].concat();
     let ended = run(line);
     assert_eq!(
@@ -352,7 +352,7 @@ fn shutdown_is_quick_with_waiting_calls() {
     let status = corral.wait(Duration::from_secs(20));
     assert_eq!(status.code(), Some(0), "{}", corral.stderr());
     assert!(started.elapsed() < Duration::from_secs(15), "it hung");
-    // Both were still under way when their grace was over.
+    // Both were still running at the end of the grace period.
     assert!(corral.stderr().contains("cut off"), "{}", corral.stderr());
     drop(streams);
 }

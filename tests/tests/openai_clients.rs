@@ -1,33 +1,33 @@
-//! The plugin `openai`, as the official clients for Python and Node find it: their suites in
-//! `tests/clients` are run against real servers.
+//! The `openai` plugin with the official Python and Node clients: runs the suites in `tests/clients` against real
+//! servers.
 
 use corral_tests::{Corral, artifacts, run, scratch_folder};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a suite may take. Far more than it takes: machines are busy.
+/// Time limit of a suite. Far above what it takes, because machines are busy.
 const PATIENCE: Duration = Duration::from_secs(1200);
 
-/// The servers that the suites ask.
+/// The servers that the suites use.
 struct Servers {
-    /// What all can use.
+    /// For general use.
     open: Corral,
-    /// Asks for a key.
+    /// Requires a key.
     keyed: Corral,
-    /// Has one key for the plugin, and one for something else.
+    /// Has one key for the plugin and one for another route.
     keys: [String; 2],
-    /// Computes one sequence at a time, lets nobody wait for long, and takes no large bodies.
+    /// Runs one request at a time with a short queue time and a small body limit.
     narrow: Corral,
-    /// Has one call at a time, and nobody waits.
+    /// Allows one call at a time and no queue.
     busy: Corral,
-    /// Keeps no prefixes: who asks it alone the same twice has the same computed, to the last bit.
+    /// Has no prefix cache, so repeated requests that run alone give identical results.
     forgetful: Corral,
-    /// Has the demo model with a template that lets it think, and with tokens for a text between two others.
+    /// Has the demo model with a reasoning template and fill-in-the-middle tokens.
     thinking: Corral,
 }
 
-/// A chat template for thoughts: the prompt has the first tag, and `</think>` comes from the model.
+/// A chat template with reasoning: the prompt ends in the opening tag, and the model writes `</think>`.
 const THINKING: &str = "\
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
@@ -40,28 +40,27 @@ const THINKING: &str = "\
 {%- endif %}
 ";
 
-/// Control tokens of the demo model, and what they are called in the model that thinks: those for a text
-/// between two others.
+/// Control tokens of the demo model, and their names in the reasoning model: fill-in-the-middle tokens.
 const RENAMED: [(&str, &str); 3] = [
     ("</tool_call>", "<fim_prefix>"),
     ("<tool_response>", "<fim_suffix>"),
     ("</tool_response>", "<fim_middle>"),
 ];
 
-/// A text as a model's file has it: its length, then its bytes.
+/// A string as GGUF stores it: its length, then its bytes.
 fn in_file(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
-/// Puts one text in place of another, which a file has once.
+/// Replaces a text that occurs once in the file.
 fn replace(file: &mut Vec<u8>, old: &[u8], new: Vec<u8>) {
     let place = file.windows(old.len()).position(|at| at == old);
     let place = place.expect("the demo model has it");
     file.splice(place..place + old.len(), new);
 }
 
-/// The demo model with that template and those names. The template fills what its own one took, so all
-/// behind it stays where it was.
+/// The demo model with that template and those names. The template is padded to the old length, so that no
+/// offset changes.
 fn thinking_model() -> PathBuf {
     let file = artifacts::model();
     let mut model = std::fs::read(&file).expect("readable");
@@ -87,7 +86,7 @@ fn start(arguments: &[&str]) -> Corral {
     let formats = routes.map(|route| format!("{route}=openai"));
     let formats = formats.iter().flat_map(|format| ["--error-format", format]);
     let mut all: Vec<_> = formats.chain(arguments.iter().copied()).collect();
-    // What stays of hundreds of answers fills the cells, and attention runs over all of them.
+    // Cached sequences of hundreds of answers would fill the cells and slow attention down.
     all.extend(["--cells=6144", "--context", "4096"]);
     Corral::start_with_routes(&plugins, &all)
 }
@@ -117,7 +116,7 @@ impl Servers {
         }
     }
 
-    /// Runs a suite to its end; returns what it wrote.
+    /// Runs a suite to its end and returns its output.
     fn suite(&self, command: &mut Command) -> String {
         let log = scratch_folder().join("log");
         let file = std::fs::File::create(&log).expect("created");
@@ -141,7 +140,7 @@ impl Servers {
             )
             .env("CORRAL_KEY", &self.keys[0])
             .env("CORRAL_OTHER_KEY", &self.keys[1])
-            // The servers are on this machine.
+            // The servers are local.
             .env("NO_PROXY", "*")
             .env_remove("OPENAI_API_KEY")
             .env_remove("OPENAI_BASE_URL")
@@ -166,7 +165,7 @@ fn suites() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
 }
 
-/// How it ended; nothing if it had to be killed.
+/// The exit status; `None` if the suite had to be killed.
 fn wait(mut child: Child) -> Option<ExitStatus> {
     let started = Instant::now();
     while started.elapsed() < PATIENCE {
@@ -180,7 +179,7 @@ fn wait(mut child: Child) -> Option<ExitStatus> {
     None
 }
 
-/// The number right before a word, or right behind it.
+/// The number before or after a word.
 fn number(said: &str, word: &str) -> u32 {
     let words: Vec<&str> = said.split([' ', ',', '\n']).collect();
     let found = words.windows(3).find_map(|near| match near {

@@ -1,4 +1,4 @@
-//! The plugin `openai`, deployed by the `corral.toml` that it comes with, as its README says.
+//! The `openai` plugin deployed by its own `corral.toml`, as its README says.
 
 use corral_tests::{Corral, RELIABLE_SUMS, artifacts, run, scratch_folder};
 use serde_json::json;
@@ -20,7 +20,7 @@ fn documented_deploy_answers_on_every_route() {
 
     let store = scratch_folder();
     let corral = Corral::start_with(&["--store", store.to_str().expect("ours")]);
-    // `plugins/build.sh` puts it beside the component.
+    // `plugins/build.sh` puts the manifest beside the component.
     let file = artifacts::plugin("openai").with_file_name(file);
     let (admin, token) = (
         format!("http://{}", corral.admin()),
@@ -49,7 +49,7 @@ fn documented_deploy_answers_on_every_route() {
         let text = corral.post("/detokenize", tokens.to_string()).json();
         assert_eq!(text["content"], sum.question());
     }
-    // The host's own errors look as the manifest says.
+    // The host's errors have the manifest's format.
     assert_eq!(corral_at(["pause", "openai"]).code, Some(0));
     let refused = corral.post("/v1/chat/completions", "{}");
     assert_eq!(refused.status, 503, "{refused:?}");

@@ -1,5 +1,5 @@
-//! Hundreds of swaps under load: no request is lost, new ones go to the new revision at once, running
-//! ones end on the old. Over HTTP/1.1 and HTTP/2.
+//! Hundreds of revision switches under load: no request is lost, new requests go to the new revision at once,
+//! running ones finish on the old one. Over HTTP/1.1 and HTTP/2.
 
 use corral_tests::deployments::{deploy, manifest, upload, variant};
 use corral_tests::{
@@ -10,7 +10,7 @@ use serde_json::json;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const SWAPS: u64 = 300;
-/// Clients that ask over and over, with a connection of their own each; four more share one over HTTP/2.
+/// Clients that ask in a loop, each on its own connection; four more share one HTTP/2 connection.
 const CLIENTS: usize = 4;
 
 fn version_of(body: &str) -> u64 {
@@ -19,10 +19,10 @@ fn version_of(body: &str) -> u64 {
     version.parse().expect("a number")
 }
 
-/// What one client saw of the swaps.
+/// What one client saw of the switches.
 struct Seen<'a> {
     acknowledged: &'a AtomicU64,
-    /// Acknowledged when the present request was sent, and the latest that answered.
+    /// The revision acknowledged when the current request was sent, and the newest that answered.
     at_least: u64,
     latest: u64,
 }
@@ -49,7 +49,7 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Four ask over HTTP/2, all on one connection, until it is done. Returns how often.
+/// Four clients ask over one HTTP/2 connection until the test is done. Returns the number of requests.
 async fn ask_over_http_2(address: &str, acknowledged: &AtomicU64, done: &AtomicBool) -> u64 {
     let client = Connection::connect(address, HttpVersion::Http2, None).await;
     let client = client.expect("HTTP/2 without TLS");
@@ -75,7 +75,7 @@ struct Held {
 }
 
 impl Held {
-    /// Its answer has begun, on the revision that serves.
+    /// Starts the request; its response has begun when this returns.
     async fn begin(client: &Connection, version: u64) -> Self {
         let begun = client.begin("/swap/hold").await;
         let (mut reply, rest) = begun.expect("it is answered");
@@ -89,7 +89,7 @@ impl Held {
         }
     }
 
-    /// It goes on as it began, to its end.
+    /// Finishes the request and checks that one revision answered all of it.
     async fn end(self) {
         self.rest.send("and on\n");
         drop(self.rest);
@@ -105,7 +105,7 @@ fn revision_switches_under_load_lose_no_request() {
     let folder = scratch_folder();
     let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
     let component = std::fs::read(artifacts::plugin("misbehave")).expect("readable");
-    // Two components in turn, so that it is not only the configuration that changes.
+    // Two components alternate, so that more than the configuration changes.
     let digests = [&component, &variant(&component, 1)].map(|bytes| upload(&corral, bytes));
     let swap = |version: u64| {
         let digest = &digests[usize::from(version % 2 == 1)];
@@ -114,7 +114,7 @@ fn revision_switches_under_load_lose_no_request() {
         assert_eq!(number, version + 1);
     };
     swap(0);
-    // This one runs on while everything is swapped under it.
+    // This request runs through all switches.
     let mut old = corral.post_stream("/swap/drip", "");
     assert_eq!(old.line().expect("drips").as_deref(), Some("drip"));
 
@@ -136,13 +136,13 @@ fn revision_switches_under_load_lose_no_request() {
             let answers = block_on(ask_over_http_2(corral.public(), &acknowledged, &done));
             over_2.store(answers, Ordering::Relaxed);
         });
-        // Generations beside it: another deployment is not touched.
+        // Generations of another deployment run beside it.
         scope.spawn(|| {
             while !done.load(Ordering::Acquire) {
                 corral.check_alive();
             }
         });
-        // At each swap a request of either version runs, from before to after.
+        // A request of either HTTP version runs through each switch.
         block_on(async {
             let mut clients = Vec::new();
             for version in [HttpVersion::Http1, HttpVersion::Http2] {
@@ -169,7 +169,7 @@ fn revision_switches_under_load_lose_no_request() {
     );
     assert!(over_1 > SWAPS && over_2 > SWAPS, "it was under load");
     assert_eq!(old.line().expect("drips on").as_deref(), Some("drip"));
-    // Of the replaced ones only that is there whose request still runs.
+    // Of the replaced revisions, only the one with a running request is left.
     corral.wait_until("the replaced ones are freed", |metrics| {
         metrics.get("corral_plugins_loaded") == 4.0 + 1.0 + 1.0
     });

@@ -1,4 +1,4 @@
-//! How tokens are drawn, told of and guessed, over HTTP: samplers, probabilities, drafts.
+//! Sampling over HTTP: sampler chains, logprobs, drafts.
 
 use corral_tests::{Corral, EventStream};
 use serde_json::{Value, json};
@@ -7,13 +7,13 @@ use std::collections::HashSet;
 const QUESTION: &str = "repeat: Blue owls, 7!\n";
 const ANSWER: &str = "Blue owls, 7!";
 
-/// The answer to [`QUESTION`] by this chain.
+/// The answer to [`QUESTION`] with this chain.
 fn drawn(corral: &Corral, samplers: &Value) -> Value {
     let request = json!({"prompt": QUESTION, "seed": 3, "max_tokens": 40, "samplers": samplers});
     corral.generate(&request)["text"].clone()
 }
 
-/// The tokens that were generated, of an answer with probabilities.
+/// The generated tokens of an answer with logprobs.
 fn tokens(answer: &Value) -> Vec<u64> {
     let entries = answer["logprobs"].as_array().expect("asked for");
     let token = |entry: &Value| entry["token"].as_u64().expect("a token has a number");
@@ -45,7 +45,7 @@ fn one_token_chains_are_greedy() {
         json!([hot, {"top_n_sigma": 0}]),
         json!([hot, {"mirostat": {"tau": 20, "eta": 0.1}}]),
         json!([{"dynamic_temperature": {"temperature": 20, "range": 0.5, "exponent": 2}}]),
-        // Of all tokens the least likely one.
+        // The least likely token of all.
         json!([{"xtc": {"probability": 1, "threshold": 0}}, {"temperature": 0}]),
     ] {
         assert_ne!(drawn(&corral, &samplers), ANSWER, "{samplers}");
@@ -114,7 +114,7 @@ fn penalties_cover_the_prompt() {
 
 #[test]
 fn same_seed_gives_same_text_per_chain() {
-    // Sums round by where a text lies, and a close choice falls by that: so each lies where the last one did.
+    // Cell positions affect rounding and close choices, so each request starts with empty cells.
     let corral = Corral::start_with(&["--no-prefix-cache"]);
     for samplers in [
         json!([{"temperature": 4}]),
@@ -189,7 +189,7 @@ fn check_greedy(entries: &[Value], top: usize) -> String {
     text
 }
 
-/// All events of a stream: the text, the entries, and the report.
+/// All events of a stream: text, entries, report.
 fn collect(mut stream: EventStream) -> (String, Vec<Value>, Value) {
     let (mut text, mut entries) = (String::new(), Vec::new());
     loop {
@@ -213,7 +213,7 @@ fn greedy_output_is_likeliest_tokens() {
         let answer = corral.generate(&request);
         let entries = answer["logprobs"].as_array().expect("asked for");
         assert_eq!(answer["tokens"], entries.len(), "one for each token");
-        // The end is a token too, which the text does not show.
+        // The end is a token too, without text.
         assert_eq!(check_greedy(entries, top), format!("{ANSWER}<|endoftext|>"));
         assert_eq!(answer["text"], ANSWER);
 
@@ -223,7 +223,7 @@ fn greedy_output_is_likeliest_tokens() {
         check_greedy(&streamed, top);
         for (one, other) in entries.iter().zip(&streamed) {
             assert_eq!(one["token"], other["token"]);
-            // Steps of another size may add up in another order.
+            // Steps of other sizes may add in another order.
             assert!((logprob(one) - logprob(other)).abs() < 0.01);
         }
     }
@@ -256,7 +256,7 @@ fn logprobs_ignore_samplers() {
         }
     }
     assert!(unlikely > 0, "so hot a chain draws from all tokens");
-    // The first token was asked for by a sum whose answer is clear.
+    // The first token follows a sum with a clear answer.
     assert_eq!(entries[0]["top"][0]["text"], "2");
     assert!(logprob(&entries[0]["top"][0]) > -0.2, "{}", entries[0]);
     corral.wait_until_idle();
@@ -290,6 +290,6 @@ fn drafts_keep_text_and_save_steps() {
     let (texts, [fewer, accepted]) = post(16);
     assert_eq!(texts, plain);
     assert!(accepted > 0.0 && fewer < steps, "{fewer} of {steps} steps");
-    // Each guess that was right saved a step.
+    // Each accepted draft saved a step.
     assert_eq!(fewer + accepted, steps);
 }

@@ -1,7 +1,7 @@
-//! Failures that were reported of earlier servers, each with a test that is named for it.
+//! Failures reported of earlier servers, one test each.
 //!
-//! What has to hold is gated on answers and on the engine's counters. Times are printed, and gated
-//! only where a failure shows in nothing else.
+//! Answers and the engine's counters decide. Times are printed, and decide only where a failure shows in nothing
+//! else.
 
 use corral_tests::{
     Corral, ENDLESS_TOKENS, MANY_CELLS, Metrics, RELIABLE_SUMS, Sum, distinct_sums,
@@ -28,18 +28,17 @@ const CELLS_USED: &str = "corral_engine_kv_cells_used";
 const N_KV: &str = "corral_engine_attention_cells";
 const INSTANCES: &str = "corral_plugin_instances";
 
-/// Whether the engine counted no step while these numbers were read: the one that is read first and
-/// the one that is read last are the same. So all are of one moment, but for the step on its way.
+/// Whether no step happened while these numbers were read: the first and the last one read are equal. Then all
+/// are of one moment, except for the step in flight.
 fn of_one_moment(metrics: &Metrics) -> bool {
     metrics.get(STEPS) == metrics.get("corral_engine_step_rows_count")
 }
 
-/// Positions were kept in one variable for all requests: the second one failed, and the third took
-/// the process down.
+/// Once: one position variable served all requests. The second request failed, and the third crashed the process.
 #[test]
 fn repeated_requests_neither_fail_nor_crash() {
     let corral = Corral::start_with(&["--sequences", "4"]);
-    // Prompts of many lengths, so that the position of one is wrong for the next.
+    // Prompts of many lengths, so that one request's position is wrong for the next.
     let lengths = [32, 600, 100, 300];
     let questions: Vec<(Sum, String)> = distinct_sums(64)
         .into_iter()
@@ -58,7 +57,7 @@ fn repeated_requests_neither_fail_nor_crash() {
         assert_eq!(answer["text"], sum.answer(), "{sum:?} in {length} tokens");
         assert_eq!(answer["prompt_tokens"], length, "{sum:?}");
     };
-    // One after the other, then beside each other: twice as many at once as there are ids.
+    // Sequentially, then concurrently: twice as many at once as there are ids.
     for question in &questions {
         ask(question);
     }
@@ -71,16 +70,14 @@ fn repeated_requests_neither_fail_nor_crash() {
     assert_eq!(metrics.get(FINISHED), 2.0 * questions.len() as f64);
 }
 
-/// Records of old requests were kept and walked over: a one-token request took 60 ms, and the eighth
-/// one 280 ms.
+/// Once: records of old requests were kept and scanned. A one-token request took 60 ms, the eighth one 280 ms.
 #[test]
 fn later_requests_are_no_slower() {
     const REQUESTS: u32 = 1000;
-    /// Service times of which the least counts: on a busy machine most of them are disturbed.
+    /// Service times of which the smallest counts: a busy machine disturbs most of them.
     const BLOCK: usize = 10;
-    /// Most that the service time may grow over all requests, as a part of its median: 1 is a
-    /// service time that becomes three times as long. Note that a straight line that begins at
-    /// nothing has 2, and no line has more. The old failure had 1.99.
+    /// Largest allowed growth of the service time over all requests, relative to the median: 1 means three times the
+    /// time. No straight line exceeds 2. The old failure had 1.99.
     const GROWTH: f64 = 1.0;
 
     let corral = Corral::start();
@@ -92,12 +89,12 @@ fn later_requests_are_no_slower() {
         assert_eq!(answer["text"], "2", "request {number}: {answer}");
         let now = corral.metrics();
         let grown = |name: &str| now.growth(name, &before);
-        // One step for the four tokens of the prompt; the one that was generated is not computed.
+        // One step for the four prompt tokens; the generated token is not computed.
         assert_eq!(grown(STEPS), 1.0, "request {number}");
         assert_eq!(grown(ROWS), 1.0, "request {number}");
         assert_eq!(grown(TOKENS_DECODED), 4.0, "request {number}");
         assert_eq!(grown(FINISHED), 1.0, "request {number}");
-        // The engine may not have cleared up yet, but there is one request to clear up and no more.
+        // The engine may not have cleaned up yet, but at most one request is left.
         for (gauge, most) in [
             (RUNNING, 1.0),
             (WAITING, 0.0),
@@ -132,8 +129,7 @@ fn later_requests_are_no_slower() {
     assert!(undisturbed < GROWTH, "{least:?}");
 }
 
-/// The Theil-Sen slope of values that were taken one after the other, times their number, as a part
-/// of their median.
+/// The Theil-Sen slope of a series times its length, relative to the median.
 fn growth(values: &[f64]) -> f64 {
     let mut slopes = Vec::with_capacity(values.len() * values.len() / 2);
     for (first, one) in values.iter().enumerate() {
@@ -149,7 +145,7 @@ fn median(values: &mut [f64]) -> f64 {
     *values.select_nth_unstable_by(middle, f64::total_cmp).1
 }
 
-/// At each step the prompt and all that had been generated were computed again.
+/// Once: each step computed the prompt and all generated tokens again.
 #[test]
 fn histories_are_not_recomputed_each_step() {
     /// Tokens that a step holds.
@@ -165,12 +161,12 @@ fn histories_are_not_recomputed_each_step() {
     let grown = |name: &str| alone.growth(name, &before);
     assert_eq!(grown(TOKENS_DECODED), (prompt + tokens - 1) as f64);
     assert_eq!(grown(PREFILL_TOKENS), prompt as f64);
-    // The first token comes out of the last step that reads the prompt.
+    // The first token comes with the last step of the prompt.
     assert_eq!(grown(DECODE_ROWS), (tokens - 1) as f64);
     assert_eq!(grown(PREFILL_ROWS), prompt.div_ceil(STEP) as f64);
     assert_eq!(grown(STEPS), grown(ROWS), "it was alone in each step");
 
-    // In company it is the same, but for what was in the cache.
+    // The same beside other requests, except for cached tokens.
     let requests: Vec<(usize, usize)> = (1..=6).map(|n| (150 * n, 200 - 25 * n)).collect();
     let expected = std::thread::scope(|scope| {
         let asked: Vec<_> = requests
@@ -194,8 +190,8 @@ fn histories_are_not_recomputed_each_step() {
     assert_eq!(together.growth(TOKENS_DECODED, &alone), expected);
 }
 
-/// A batch was finished before the next one began: it shrank until its longest request ran alone,
-/// while others waited.
+/// Once: a batch had to finish before the next began. It shrank until its longest request ran alone, while others
+/// waited.
 #[test]
 fn batches_stay_full_while_requests_wait() {
     const IDS: usize = 4;
@@ -203,11 +199,11 @@ fn batches_stay_full_while_requests_wait() {
     const LONGEST: usize = 150;
     let corral = Corral::start_with(&["--sequences", "4", "--cells", MANY_CELLS]);
     let metrics = std::thread::scope(|scope| {
-        // Hold all ids until everyone waits: from here on no id is free while one does.
+        // Occupy all ids until everyone waits: from then on no id is free while a request waits.
         let holders = corral.hold(IDS);
         for (number, sum) in distinct_sums(REQUESTS).into_iter().enumerate() {
             let corral = &corral;
-            // One long one to three short ones.
+            // One long request to three short ones.
             let tokens = if number % 4 == 0 {
                 LONGEST
             } else {
@@ -231,11 +227,10 @@ fn batches_stay_full_while_requests_wait() {
 
     let (steps, rows) = (end.growth(STEPS, &metrics), end.growth(ROWS, &metrics));
     let missing = IDS as f64 * steps - rows;
-    // While one waits, a step has a row of each id, but for prompts that the step's budget leaves
-    // for the next one: the smallest is 8 tokens and a prompt here has at most 6, so each step
-    // reads one to its end and none is left out more than twice. When nobody waits any more, all
-    // that run are over within the longest one's time, the last of them alone. One step may have
-    // been on its way when the counters were read.
+    // While a request waits, a step has a row for each id, except for prompts that the prefill budget defers. The
+    // smallest budget is 8 tokens and a prompt has at most 6, so each step completes a prompt and defers none more
+    // than twice. Once nothing waits, all running requests end within the longest one's time. One step may have
+    // been in flight when the counters were read.
     let prompts = 2 * REQUESTS;
     let tail = (IDS - 1) * (LONGEST + 2);
     let bound = (prompts + tail + IDS) as f64;
@@ -250,7 +245,7 @@ fn batches_stay_full_while_requests_wait() {
     );
 }
 
-/// Sequence ids were taken from the place in the batch, so requests that came and went shared cells.
+/// Once: the sequence id was the index in the batch, so requests that came and went shared cells.
 #[test]
 fn sequence_ids_are_never_shared() {
     let corral = Corral::start_with(&["--sequences", "4"]);
@@ -266,7 +261,7 @@ fn sequence_ids_are_never_shared() {
                         assert_eq!(corral.text(&sum.question()), sum.answer(), "{sum:?}");
                         continue;
                     }
-                    // Right as far as it came, then gone in the middle of it.
+                    // Checked as far as it came, then hung up on.
                     let mut stream = corral.generate_stream(&sum.long_request(2000));
                     let (text, answer) = (stream.next_text(), sum.answer());
                     let right = text.starts_with(&answer) || answer.starts_with(&text);
@@ -284,14 +279,14 @@ fn sequence_ids_are_never_shared() {
         .filter(|(number, _)| leaves(*number))
         .count();
     assert_eq!(finished + cancelled, questions.len() as f64);
-    // On a busy machine the engine may be through with some before their client has gone.
+    // On a busy machine the engine may finish some before their client leaves.
     assert!(
         cancelled > 0.0 && cancelled <= left as f64,
         "{cancelled} of {left}"
     );
 }
 
-/// What was kept of a request was not removed when it ended otherwise than well.
+/// Once: the state of a request stayed if it did not finish normally.
 #[test]
 fn ended_requests_leave_no_records() {
     const CALLS: usize = 8;
@@ -309,12 +304,11 @@ fn ended_requests_leave_no_records() {
     ]);
     let question = json!({"prompt": "2+2="}).to_string();
     for round in 1..=2 {
-        // Ended well.
+        // Finished.
         for sum in distinct_sums(10) {
             assert_eq!(corral.text(&sum.question()), sum.answer(), "{sum:?}");
         }
-        // Hung up while it waited; and meanwhile the host itself, the engine and the plugin refuse
-        // one each.
+        // Hung up while it waited; meanwhile host, engine and plugin refuse one each.
         let holders = corral.hold(2);
         let queued: Vec<TcpStream> = (holders.len()..CALLS)
             .map(|_| corral.begin_post("/generate", &question))
@@ -327,23 +321,23 @@ fn ended_requests_leave_no_records() {
         });
         corral.post("/generate", &question).problem(429, "refused");
         corral.post("/generate", "{").problem(400, "invalid-json");
-        // Hung up in the middle of an answer.
+        // Hung up during the response.
         drop(holders);
         let metrics = corral.wait_until_idle();
         let round = f64::from(round);
         assert_eq!(metrics.get(FINISHED), 10.0 * round);
-        // On a busy machine one that hung up may have been out of time by then.
+        // On a busy machine a request that hung up may have expired by then.
         let (expired, cancelled) = (metrics.get(EXPIRED), metrics.get(CANCELLED));
         assert!(expired >= round, "{expired}");
         assert_eq!(expired + cancelled, (CALLS + 1) as f64 * round);
     }
 }
 
-/// A batch held prompts of one length only, so a long one was read alone, and nobody else got on.
+/// Once: a batch held prompts of one length only, so a long one ran alone and blocked all others.
 #[test]
 fn prompts_of_any_length_share_a_batch() {
     const STREAMS: usize = 3;
-    // The prompts begin alike: without a cache all of them are read.
+    // The prompts share a prefix: without a cache all of them are computed.
     let corral = Corral::start_with(&["--no-prefix-cache", "--cells", MANY_CELLS]);
     let streams = corral.hold(STREAMS);
     let alone =
@@ -373,13 +367,12 @@ fn prompts_of_any_length_share_a_batch() {
     });
     let after = corral.wait_until("the streams are alone again", alone);
     let grown = |name: &str| after.growth(name, &before);
-    // All that was read, was read in steps in which others generated ...
+    // All prompt tokens were computed in steps with decode rows ...
     assert_eq!(grown(PREFILL_TOKENS), read as f64);
     assert_eq!(grown(MIXED_PREFILL_TOKENS), read as f64);
     assert!(grown(MIXED_STEPS) > 0.0);
     assert_eq!(grown(SKIPPED_ROWS), 0.0);
-    // ... and each of the streams has a row in each step. One step may have been on its way at
-    // each of the two looks.
+    // ... and each stream has a row in each step. One step may have been in flight at each reading.
     let streamed = STREAMS as f64 * (grown(STEPS) - 2.0);
     let decoded = grown(DECODE_ROWS);
     assert!(
@@ -390,7 +383,7 @@ fn prompts_of_any_length_share_a_batch() {
     corral.wait_until_idle();
 }
 
-/// Requests that came while a batch ran waited for its end.
+/// Once: requests that came while a batch ran waited for its end.
 #[test]
 fn new_requests_join_a_running_batch() {
     let corral = Corral::start();
@@ -406,6 +399,6 @@ fn new_requests_join_a_running_batch() {
     drop(stream);
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get(CANCELLED), 1.0);
-    // It was left long before its end.
+    // The client left long before its end.
     assert!(metrics.get(TOKENS_DECODED) < f64::from(ENDLESS_TOKENS));
 }

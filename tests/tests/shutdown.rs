@@ -1,4 +1,4 @@
-//! The way down: nothing new, what runs ends, and then the process.
+//! Shutdown: no new requests, running ones finish, then the process ends.
 
 use corral_tests::{
     Connection, Corral, ENDLESS_TOKENS, HttpVersion, PATIENCE, block_on, distinct_sums,
@@ -16,11 +16,11 @@ fn long_request() -> serde_json::Value {
     json!({"prompt": "1+1=", "ignore_end": true, "max_tokens": 4000})
 }
 
-/// A request whose answer is an echo, and goes on until the client ends it.
+/// A request with an echoed body that lasts until the client ends it.
 struct Held(TcpStream);
 
 impl Held {
-    /// It is being answered when this returns.
+    /// Starts the request; its response has begun when this returns.
     fn begin(corral: &Corral) -> Self {
         let mut stream = TcpStream::connect(corral.public()).expect("it accepts");
         stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
@@ -33,7 +33,7 @@ impl Held {
         held
     }
 
-    /// Ends the request; its answer has to end too.
+    /// Ends the request and reads the rest of its response.
     fn end(mut self) {
         self.0.write_all(b"3\r\nend\r\n0\r\n\r\n").expect("taken");
         self.read_until("end\r\n0\r\n\r\n");
@@ -53,12 +53,12 @@ impl Held {
 #[test]
 fn running_requests_finish_after_sigterm() {
     let mut corral = Corral::start_with(&["--grace", NEVER, "--stall-time", NEVER]);
-    // As long as this one runs the server can be looked at.
+    // While this request runs, the server can be observed.
     let held = Held::begin(&corral);
     let mut stream = corral.generate_stream(&long_request());
     stream.event().expect("a first event");
     corral.signal("TERM");
-    // Seen on the admin listener, which stays up longest.
+    // Seen on the admin listener, which closes last.
     let started = Instant::now();
     loop {
         let ready = corral.get_admin("/readyz");
@@ -124,7 +124,7 @@ fn second_signal_stops_at_once() {
     assert_eq!(stream.line().expect("it drips").as_deref(), Some("drip"));
     corral.signal("TERM");
     corral.wait_for_stderr("a second signal");
-    // From when it says so it is heard.
+    // The server handles the signal once it says so.
     corral.signal("TERM");
     let status = corral.wait(PATIENCE);
     assert_eq!(status.code(), Some(0), "{}", corral.stderr());
@@ -150,7 +150,7 @@ fn open_connections_lose_no_request() {
                     let (mut asked, mut answered) = (0, Instant::now());
                     for sum in distinct_sums(5000).into_iter().skip(number * 400) {
                         let request = json!({"prompt": sum.question(), "max_tokens": 20});
-                        // An answer that takes a moment and one that is there at once.
+                        // One slow and one immediate response.
                         let (path, body, right) = match asked % 2 {
                             0 => ("/generate", request.to_string(), sum.answer()),
                             _ => ("/misbehave/ok", String::new(), "ok".to_owned()),
@@ -158,9 +158,8 @@ fn open_connections_lose_no_request() {
                         let idle = answered.elapsed() > Duration::from_millis(250);
                         let answer = match client.request(path, &[], &body).await {
                             Ok(answer) => answer,
-                            // GOAWAY says that the request was not taken up; over HTTP/1.1 the answer
-                            // before it has said that it is the last, but to one who had asked for nothing so
-                            // long that the connection was closed as an idle one.
+                            // With GOAWAY, the request was not processed. Over HTTP/1.1 the previous response announced the close, unless
+                            // the connection was idle for so long that it was closed.
                             Err(error) => {
                                 assert!(!http1 || idle, "request {asked}: {error:?}");
                                 break;
@@ -206,7 +205,7 @@ fn event_stream_ends_cleanly_after_grace() {
             let client = Connection::connect(&address, version, None).await;
             let mut request = long_request();
             request["stream"] = json!(true);
-            // Its time is over long before it ends.
+            // Its deadline passes long before its end.
             request["max_tokens"] = json!(ENDLESS_TOKENS);
             let client = client.expect("it accepts");
             let answer = client.send("/generate", &[], &request.to_string()).await;
@@ -240,7 +239,7 @@ fn drain_delay_accepts_requests_longer() {
     while corral.get("/readyz").status == 200 {
         assert!(started.elapsed() < PATIENCE, "still ready");
     }
-    // Over connections that it had, and over new ones.
+    // Over existing connections and new ones.
     corral.check_alive();
     assert_eq!(corral.get("/healthz").status, 200);
     drop(TcpStream::connect(corral.public()).expect("it still accepts"));

@@ -1,4 +1,4 @@
-//! Clients that take their time: they are let go within bounds, and others notice nothing.
+//! Slow clients are dropped within bounds, and others notice nothing.
 
 use corral_tests::{Corral, PATIENCE, distinct_sums, raw_exchange};
 use serde_json::json;
@@ -32,10 +32,10 @@ fn half_sent_heads_are_closed() {
     check_sums(&corral, 20);
     for (number, stream) in slow.iter_mut().enumerate() {
         stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
-        // A byte now and then does not help: the head as a whole has its time.
+        // A byte now and then does not help: the limit covers the whole head.
         let _ = stream.write_all(b"RI"[..1].as_ref());
         let mut answer = Vec::new();
-        // Closed, however: the system says so in more than one way.
+        // The system reports a closed connection in more than one way.
         let _ = stream.read_to_end(&mut answer);
         let answer = String::from_utf8_lossy(&answer);
         assert!(!answer.contains(" 200 "), "{number}: {answer}");
@@ -63,7 +63,7 @@ fn stalled_body_gets_408() {
         let answer = raw_exchange(corral.public(), head.as_bytes(), false, PATIENCE);
         let answer = String::from_utf8_lossy(&answer);
         assert!(begun.elapsed() >= Duration::from_secs(3));
-        // The echo has begun to answer when the stop is noticed: it is cut off.
+        // The echo has begun when the server notices the stall, so the response is cut off.
         if head.contains("generate") {
             assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
             assert!(answer.contains("\"request-stalled\""), "{answer}");
@@ -109,7 +109,7 @@ fn connections_per_address_are_bounded() {
         let _ = one_more.read_to_end(&mut answer);
         assert!(answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
     }
-    // Nobody else's connections are counted: the admin listener's least of all.
+    // Only public connections count, not those of the admin listener.
     let metrics = corral.metrics();
     assert_eq!(
         metrics.get("corral_http_terminations_total{reason=\"address-full\"}"),

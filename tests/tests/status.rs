@@ -1,4 +1,4 @@
-//! What the admin listener and `corral top` say of the models' memory adds up.
+//! The memory status of the admin listener and of `corral top` is consistent.
 
 use corral_tests::{Corral, Ended, PATIENCE, RELIABLE_SUMS, raw_exchange, run};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Instant;
 
-/// What goes on in the one model. On a busy machine a step may last longer than the listener waits for it.
+/// The status of the only model. On a busy machine a step may outlast the listener's wait.
 fn look(corral: &Corral) -> Value {
     let begun = Instant::now();
     let answer = loop {
@@ -27,7 +27,7 @@ fn only_model(seen: &Value) -> Value {
     models[0].clone()
 }
 
-/// `DELETE /cache`; what goes on afterwards.
+/// `DELETE /cache`; returns the status afterwards.
 fn clear(corral: &Corral) -> Value {
     let request = b"DELETE /cache HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     let answer = raw_exchange(corral.admin(), request, false, PATIENCE);
@@ -47,7 +47,7 @@ fn number(value: &Value) -> u64 {
         .unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// `corral top` for this admin listener.
+/// Runs `corral top` for this admin listener.
 fn top(admin: &str, arguments: &[&str]) -> Ended {
     run(["top", "--admin", admin].iter().chain(arguments))
 }
@@ -82,7 +82,7 @@ fn cached_entries_add_up_and_can_be_dropped() {
         assert!(entry["id"].is_u64(), "there is room in the cells: {model}");
     }
     assert_eq!(number(&model["ids"]["used"]), RELIABLE_SUMS.len() as u64);
-    // All begin alike: what they share has its cells once, since it was computed once.
+    // All share a prefix, which has its cells once.
     let computed = metrics.get("corral_engine_computed_tokens_total");
     assert_eq!(number(&model["cells"]["used"]) as f64, computed, "{model}");
     assert!(computed < kept as f64, "nothing is shared: {model}");
@@ -144,7 +144,7 @@ fn top_shows_status() {
     assert_eq!(ended.stderr, "");
     let shown: Value = serde_json::from_str(&ended.stdout).expect("one object");
     assert_eq!(shown, corral.get_admin("/sequences").json());
-    // No terminal: once, without being told.
+    // Without a terminal it prints once.
     for arguments in [&[] as &[&str], &["--once"]] {
         let ended = top(&admin, arguments);
         assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -155,7 +155,7 @@ fn top_shows_status() {
     }
 }
 
-/// Checks that `corral top` said one line, and that it contains all of `expected`.
+/// Asserts that `corral top` printed one line that contains all of `expected`.
 fn check_complaint(ended: &Ended, code: i32, expected: &[&str]) {
     assert_eq!(ended.code, Some(code), "{ended:?}");
     assert_eq!(ended.stdout, "");
@@ -170,7 +170,7 @@ fn check_complaint(ended: &Ended, code: i32, expected: &[&str]) {
 fn top_explains_missing_server() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("bound").to_string();
-    // Somebody, but no HTTP server.
+    // A listener that is not an HTTP server.
     let somebody = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("corral comes");
         let mut some = [0; 100];
@@ -180,7 +180,7 @@ fn top_explains_missing_server() {
     let nothing_found = ["no admin listener", "'corral serve' says where it is"];
     check_complaint(&top(&address, &[]), 1, &nothing_found);
     somebody.join().expect("no panic");
-    // Now nobody.
+    // No listener.
     let expected = [&*address, "nothing answers", "corral serve", "--admin"];
     check_complaint(&top(&address, &[]), 1, &expected);
     check_complaint(&top("ftp://x:1", &[]), 2, &["http://HOST:PORT"]);

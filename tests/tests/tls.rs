@@ -48,7 +48,7 @@ fn plaintext_on_tls_port_is_closed() {
         }
     });
     let begun = Instant::now();
-    // Silence, half a handshake, and a request that is not encrypted.
+    // Silence, half a handshake, and a plaintext request.
     for sent in [
         &b""[..],
         b"\x16\x03\x01\x02\x00\x01",
@@ -75,7 +75,7 @@ fn certificate_reload_keeps_old_connections() {
     block_on(async {
         let kept = connect(&old).await.expect("the old certificate");
         check_alive(&kept).await;
-        // Half a renewal changes nothing, also when a signal asks for it.
+        // A half-finished renewal changes nothing, also on SIGHUP.
         std::fs::write(folder.join("cert.pem"), &new.certificate).expect("written");
         corral.signal("HUP");
         let failed = "corral_tls_reload_failures_total";
@@ -93,7 +93,7 @@ fn certificate_reload_keeps_old_connections() {
         check_alive(&client).await;
         assert!(connect(&old).await.is_err(), "the old one is gone");
         check_alive(&kept).await;
-        // And by signal, without waiting.
+        // SIGHUP reloads at once.
         old.write(&folder);
         corral.signal("HUP");
         corral.wait_until("it was read", |metrics| {
@@ -124,7 +124,7 @@ fn remote_admin_listener_uses_certificate() {
     let listed = list("https", &["--admin-ca", certificate]);
     assert_eq!(listed.code, Some(0), "{listed:?}");
     assert!(listed.stdout.contains("/generate"), "{listed:?}");
-    // Nobody else is taken for the server, and it talks to nobody in clear.
+    // The client trusts no other server, and the server accepts no plaintext.
     let stranger = Identity::new().write(&scratch_folder());
     let stranger = stranger[0].to_str().expect("UTF-8");
     for more in [&["--admin-ca", stranger][..], &["--admin-ca", &token], &[]] {
