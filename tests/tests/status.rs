@@ -118,7 +118,7 @@ fn running_requests_survive_cache_clear() {
         let sequence = &sequences[0];
         assert_eq!(sequence["route"], "/urgent");
         assert_eq!(sequence["priority"], 7);
-        assert_eq!(sequence["state"], "generates");
+        assert_eq!(sequence["state"], "decode");
         assert_eq!(sequence["cached"], 0);
         let generated = number(&sequence["generated"]);
         assert!(generated >= 1, "{model}");

@@ -63,7 +63,7 @@ pub enum SaveError {
 
 /// Decodes steps and keeps the key-value cells of sequences.
 ///
-/// Sequence ids have to be below [`Limits::seq_ids`](corral_scheduler::Limits::seq_ids).
+/// Sequence ids have to be below [`SchedulerConfig::seq_ids`](corral_scheduler::SchedulerConfig::seq_ids).
 pub trait Backend {
     /// Computes with this adapter from the next step on, at first with none. States that were
     /// computed with one are for steps of the same one. What it costs shows in the next step.
@@ -71,7 +71,7 @@ pub trait Backend {
     /// Fails, and changes nothing, if there is no such adapter.
     fn adapt(&mut self, adapter: AdapterId) -> Result<(), DecodeError>;
 
-    /// Computes one step. At most [`Limits::step_tokens`](corral_scheduler::Limits::step_tokens)
+    /// Computes one step. At most [`SchedulerConfig::max_step_tokens`](corral_scheduler::SchedulerConfig::max_step_tokens)
     /// tokens, positions of a sequence in order and without gaps.
     fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError>;
 
@@ -99,7 +99,7 @@ pub trait Backend {
     fn logits(&self, index: usize) -> Option<&[f32]>;
 
     /// What there is of the logits after input number `index` of the last step: the highest ones for the
-    /// first [`Limits::top_ids`](corral_scheduler::Limits::top_ids) ids, all of them for the others. `None`
+    /// first [`SchedulerConfig::top_k_seq_ids`](corral_scheduler::SchedulerConfig::top_k_seq_ids) ids, all of them for the others. `None`
     /// if that input was no output.
     fn output(&self, index: usize) -> Option<Logits<'_>> {
         self.logits(index).map(Logits::Whole)

@@ -6,7 +6,7 @@
 
 use crate::look::Statistics;
 use crate::{Error, Token};
-use corral_scheduler::Key;
+use corral_scheduler::RequestId;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -58,7 +58,7 @@ pub struct Shown {
 pub struct Choice {
     desk: Arc<Desk>,
     /// Taken by whoever answers.
-    key: Option<Key>,
+    key: Option<RequestId>,
 }
 
 impl Choice {
@@ -90,7 +90,7 @@ impl Debug for Choice {
 
 /// Where answers lie until the engine's thread takes them: at most one for each sequence that runs.
 pub struct Desk {
-    answers: Mutex<Vec<(Key, Result<Token, Error>)>>,
+    answers: Mutex<Vec<(RequestId, Result<Token, Error>)>>,
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -110,7 +110,7 @@ impl Desk {
     }
 
     /// A question for a sequence.
-    pub fn question(self: &Arc<Self>, key: Key) -> Choice {
+    pub fn question(self: &Arc<Self>, key: RequestId) -> Choice {
         Choice {
             desk: Arc::clone(self),
             key: Some(key),
@@ -118,7 +118,7 @@ impl Desk {
     }
 
     /// Takes all answers.
-    pub fn take(&self) -> Vec<(Key, Result<Token, Error>)> {
+    pub fn take(&self) -> Vec<(RequestId, Result<Token, Error>)> {
         std::mem::take(&mut *self.lock())
     }
 
@@ -127,12 +127,12 @@ impl Desk {
         (self.wake)();
     }
 
-    fn put(&self, key: Key, answer: Result<Token, Error>) {
+    fn put(&self, key: RequestId, answer: Result<Token, Error>) {
         self.lock().push((key, answer));
         self.wake();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(Key, Result<Token, Error>)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<(RequestId, Result<Token, Error>)>> {
         // Nothing under this lock panics half-way.
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -5,7 +5,7 @@ use crate::offload::Offload;
 use crate::store::snapshot::Snapshots;
 use crate::{LoadError, Token};
 use corral_scheduler::Overlap;
-use corral_scheduler::prefill::Prefill;
+use corral_scheduler::PrefillPolicy;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ pub struct Config {
     /// Sequences that may run at once, from 1 to 64.
     pub sequences: u16,
     /// How prompts are read while others generate.
-    pub prefill: Prefill,
+    pub prefill: PrefillPolicy,
     /// Whether what was computed is kept for those that begin alike or go on.
     pub prefix_cache: bool,
     /// Where the likeliest tokens are selected.
@@ -127,7 +127,7 @@ impl Config {
             threads: None,
             queue: DEFAULT_QUEUE,
             sequences: SEQ_IDS,
-            prefill: Prefill::default(),
+            prefill: PrefillPolicy::default(),
             prefix_cache: true,
             device_sampling: DeviceSampling::default(),
             overlap: Overlap::default(),

@@ -17,7 +17,7 @@ use crate::store::snapshot::Snapshots;
 use crate::view::View;
 use crate::worker::{Command, Submission, Vocabulary, Wants};
 use crate::{Caller, Constraint, Error, Generation, LoadError, ModelInfo, Options, Raw, Token};
-use corral_scheduler::{AdapterId, Claim, Tenant, Watch};
+use corral_scheduler::{AdapterId, Retention, Tenant, WeakRetention};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -180,7 +180,7 @@ impl Engine {
         options: Options,
         caller: Caller,
     ) -> Result<Generation, Error> {
-        self.generate_claimed(prompt, options, caller, Watch::default(), None)
+        self.generate_claimed(prompt, options, caller, WeakRetention::default(), None)
     }
 
     /// [`Engine::generate`] for someone who means to go on with the sequence as long as the claim is
@@ -190,8 +190,8 @@ impl Engine {
         prompt: Vec<Token>,
         options: Options,
         caller: Caller,
-        claim: Watch,
-        goes_on: Option<Claim>,
+        claim: WeakRetention,
+        goes_on: Option<Retention>,
     ) -> Result<Generation, Error> {
         let (submission, generation) = self.submission(prompt, options, caller, claim, goes_on)?;
         self.order(Command::Submit(Box::new(submission)))?;
@@ -206,7 +206,15 @@ impl Engine {
         options: &Options,
         caller: Caller,
     ) -> Result<Vec<Generation>, Error> {
-        let one = |prompt| self.submission(prompt, options.clone(), caller, Watch::default(), None);
+        let one = |prompt| {
+            self.submission(
+                prompt,
+                options.clone(),
+                caller,
+                WeakRetention::default(),
+                None,
+            )
+        };
         let all: Result<Vec<(Submission, Generation)>, Error> =
             prompts.into_iter().map(one).collect();
         let (submissions, generations) = all?.into_iter().unzip();
@@ -220,8 +228,8 @@ impl Engine {
         prompt: Vec<Token>,
         mut options: Options,
         caller: Caller,
-        claim: Watch,
-        goes_on: Option<Claim>,
+        claim: WeakRetention,
+        goes_on: Option<Retention>,
     ) -> Result<(Submission, Generation), Error> {
         let context = self.0.info.context;
         self.check_generates()?;

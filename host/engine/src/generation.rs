@@ -5,7 +5,7 @@ use crate::constraint::Constraint;
 use crate::look::MAX_CANDIDATES;
 use crate::sampling::{self, MAX_TOP_LOGPROBS, Sampler, TokenLogprobs};
 use crate::{Error, Token};
-use corral_scheduler::{CellShare, Priority, Scope, Tenant};
+use corral_scheduler::{CellQuota, PrefixScope, Priority, Tenant};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -139,9 +139,9 @@ pub struct Share {
 
 impl Share {
     /// What it is of so many cells; at least two, since a prompt and what comes after it need so many.
-    pub fn of(self, cells: u32) -> CellShare {
+    pub fn of(self, cells: u32) -> CellQuota {
         let part = (u64::from(cells) * u64::from(self.percent)).div_ceil(100);
-        CellShare {
+        CellQuota {
             group: self.group,
             cells: u32::try_from(part).unwrap_or(u32::MAX).max(2),
         }
@@ -168,10 +168,10 @@ pub struct Caller {
 
 impl Caller {
     /// With whom it shares prefixes.
-    pub fn scope(&self) -> Scope {
+    pub fn scope(&self) -> PrefixScope {
         match self.shares {
-            Some(group) => Scope((1 << 32) | u64::from(group)),
-            None => Scope(u64::from(self.tenant.0)),
+            Some(group) => PrefixScope((1 << 32) | u64::from(group)),
+            None => PrefixScope(u64::from(self.tenant.0)),
         }
     }
 }

@@ -45,9 +45,9 @@ pub use backend::{Backend, Copied, DecodeError, Input, SaveError};
 pub use chooser::{Choice, Chooser, Choosers, Desk, Shown, Wanted};
 pub use config::{Config, DeviceSampling, ModelInfo};
 pub use constraint::{Constraint, Constraints, Dictionary, Grammar, Matcher};
-pub use corral_scheduler::prefill::Prefill;
 pub use corral_scheduler::{
-    AdapterId, Claim, EntryId, Key, Overlap, Priority, Scope, SeqId, Tenant, Watch,
+    AdapterId, EntryId, Overlap, PrefillPolicy, PrefixScope, Priority, RequestId, RequestState,
+    Retention, SeqId, Tenant, WeakRetention,
 };
 pub use delivery::Generation;
 pub use embedding::{
@@ -80,7 +80,7 @@ pub use sequence::Sequence;
 pub use store::snapshot::{
     Entry as SnapshotEntry, Error as SnapshotError, Limits as SnapshotLimits, Snapshots,
 };
-pub use view::{EntryView, SequenceView, Tally, View};
+pub use view::{EntryStatus, RequestStatus, SchedulerCounters, View};
 
 /// Index into a model's vocabulary.
 pub type Token = u32;

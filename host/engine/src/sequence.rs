@@ -13,7 +13,7 @@ use crate::reply::{Reply, reply};
 use crate::store::snapshot::{Contents, Origin};
 use crate::worker::{Adoption, Command, SaveOrder, Saved, Submission, Wants};
 use crate::{Caller, Error, Generation, Options, SnapshotError, Token};
-use corral_scheduler::{AdapterId, Claim, Layout, Scope};
+use corral_scheduler::{AdapterId, Layout, PrefixScope, Retention};
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
@@ -34,7 +34,7 @@ pub struct Sequence {
     engine: Engine,
     caller: Caller,
     tokens: Vec<Token>,
-    claim: Claim,
+    claim: Retention,
     /// With what its state was computed, if there is one.
     adapter: AdapterId,
 }
@@ -46,7 +46,7 @@ impl Sequence {
             engine,
             caller,
             tokens: Vec::new(),
-            claim: Claim::default(),
+            claim: Retention::default(),
             adapter: AdapterId::NONE,
         }
     }
@@ -99,14 +99,14 @@ impl Sequence {
     /// Generates after its text; see [`Engine::generate`]. What was computed of the text before is
     /// not computed again, unless it was with another adapter.
     pub fn generate(&mut self, options: Options) -> Result<Generation, Error> {
-        let claim = Claim::default();
+        let claim = Retention::default();
         let adapter = self.engine.adapter(options.adapter.as_deref())?;
         let (tokens, caller) = (self.tokens.clone(), self.caller);
         // Passed on: however long it waits for its turn, what it goes on with is kept till then.
         let goes_on = Some(self.claim.clone());
         let generation =
             self.engine
-                .generate_claimed(tokens, options, caller, claim.watch(), goes_on)?;
+                .generate_claimed(tokens, options, caller, claim.downgrade(), goes_on)?;
         (self.claim, self.adapter) = (claim, adapter);
         Ok(generation)
     }
@@ -163,7 +163,7 @@ impl Sequence {
             prompt: self.tokens.clone(),
             caller: self.caller,
             adapter,
-            claim: self.claim.watch(),
+            claim: self.claim.downgrade(),
             goes_on: Some(goes_on),
             submitted: Instant::now(),
             place,
@@ -214,7 +214,7 @@ impl Sequence {
                 tokens: contents.tokens[..saved.length as usize].to_vec(),
                 layout: saved.layout,
                 state: saved.state,
-                claim: sequence.claim.watch(),
+                claim: sequence.claim.downgrade(),
             }));
             sequence.engine.order(order)?;
         }
@@ -244,7 +244,7 @@ impl Sequence {
             .map_err(|_| Error::Failed("the engine thread has ended".into()))
     }
 
-    fn scope(&self) -> Scope {
+    fn scope(&self) -> PrefixScope {
         self.caller.scope().with(self.adapter)
     }
 

@@ -1,6 +1,6 @@
 //! What goes on in an engine at one moment, for people.
 
-pub use corral_scheduler::{EntryView, SequenceView, Tally};
+pub use corral_scheduler::{EntryStatus, RequestStatus, SchedulerCounters};
 
 /// Everything that holds ids, cells or memory.
 #[derive(Clone, Debug)]
@@ -26,9 +26,9 @@ pub struct View {
     /// Bytes of the states of prefixes put aside.
     pub prefixes_ram: u64,
     /// Sequences that run, in order of admission.
-    pub sequences: Vec<SequenceView>,
+    pub sequences: Vec<RequestStatus>,
     /// What stayed of sequences that ended: the prefix cache and idle sequences.
-    pub entries: Vec<EntryView>,
+    pub entries: Vec<EntryStatus>,
     /// What was done about memory so far.
-    pub tally: Tally,
+    pub tally: SchedulerCounters,
 }

@@ -15,8 +15,8 @@ use crate::text::Assembler;
 use crate::view::View;
 use crate::{Error, Options};
 use corral_scheduler::{
-    AdapterId, Claim, Expired, Key, Limits, Memory, Progress, Refused, Request, Row, Scheduler,
-    Step, StepResult, Time, Watch,
+    AdapterId, EnqueueError, Expired, MemoryOp, Request, RequestId, RequestProgress, Retention,
+    Row, Scheduler, SchedulerConfig, Step, StepResult, Time, WeakRetention,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,9 +55,9 @@ pub struct Submission {
     /// The one that was named.
     pub adapter: AdapterId,
     /// Whether somebody means to go on with the sequence.
-    pub claim: Watch,
+    pub claim: WeakRetention,
     /// Of what it goes on with.
-    pub goes_on: Option<Claim>,
+    pub goes_on: Option<Retention>,
     pub submitted: Instant,
     /// Held until the sequence has ended: bounds how many there are.
     pub place: crate::places::Place,
@@ -121,11 +121,11 @@ const FORSAKEN: Duration = Duration::from_millis(1);
 pub struct Worker<B> {
     backend: B,
     scheduler: Scheduler,
-    limits: Limits,
+    limits: SchedulerConfig,
     /// How many logits there are of a row where there are not all.
     top_k: Option<u32>,
-    sequences: HashMap<Key, Sequence>,
-    looks: HashMap<Key, Looking>,
+    sequences: HashMap<RequestId, Sequence>,
+    looks: HashMap<RequestId, Looking>,
     next_key: u64,
     /// The scheduler's time counts from here.
     started: Instant,
@@ -146,7 +146,7 @@ pub struct Worker<B> {
 impl<B: Backend> Worker<B> {
     pub fn new(
         backend: B,
-        limits: Limits,
+        limits: SchedulerConfig,
         vocabulary: Arc<dyn Vocabulary>,
         commands: Receiver<Command>,
         counters: Arc<Counters>,
@@ -154,7 +154,7 @@ impl<B: Backend> Worker<B> {
         desk: Arc<Desk>,
     ) -> Self {
         Self {
-            top_k: backend.top_k().filter(|_| limits.top_ids > 0),
+            top_k: backend.top_k().filter(|_| limits.top_k_seq_ids > 0),
             backend,
             scheduler: Scheduler::new(limits),
             limits,
@@ -168,7 +168,7 @@ impl<B: Backend> Worker<B> {
             aside,
             desk,
             pastime: Pastime::default(),
-            inputs: Vec::with_capacity(limits.step_tokens as usize),
+            inputs: Vec::with_capacity(limits.max_step_tokens as usize),
             scratch: Scratch::default(),
             text: String::new(),
             draft: Vec::new(),
@@ -269,13 +269,13 @@ impl<B: Backend> Worker<B> {
             Command::Look => {}
             Command::View(tell) => tell(self.view()),
             Command::ClearCache => {
-                self.scheduler.clear_cache();
+                self.scheduler.clear_prefix_cache();
                 self.see_to_memory();
                 self.report(&Step::default());
             }
             #[cfg(test)]
             Command::MovePrefixes => {
-                self.scheduler.move_prefixes();
+                self.scheduler.offload_all_prefixes();
                 self.see_to_memory();
                 self.report(&Step::default());
             }
@@ -296,31 +296,31 @@ impl<B: Backend> Worker<B> {
             place,
             wants,
         } = submission;
-        let key = Key(self.next_key);
+        let key = RequestId(self.next_key);
         self.next_key += 1;
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         let asking = wants.asking(&prompt);
         let arrived = self.time(submitted);
         let request = Request {
-            key,
+            id: key,
             tenant: caller.tenant,
             scope: caller.scope().with(adapter),
             priority: caller.priority,
             tokens: prompt,
             max_tokens: wants.max_tokens(),
-            arrived,
+            arrived_at: arrived,
             queue_until: caller.queue_time.map(|time| arrived.saturating_add(time)),
             deadline: caller.deadline.map(|deadline| self.time(deadline)),
-            share: caller.share.map(|share| share.of(self.limits.cells)),
-            claim,
-            goes_on,
-            rows: wants.rows(self.top_k),
-            progress: Progress::default(),
+            quota: caller.share.map(|share| share.of(self.limits.cells)),
+            retention: claim,
+            continues: goes_on,
+            logits: wants.rows(self.top_k),
+            progress: RequestProgress::default(),
         };
         let now = self.time(Instant::now());
         if let Err(refused) = self.scheduler.enqueue(now, request) {
             let counter = match refused {
-                Refused::Late => &self.counters.expired,
+                EnqueueError::DeadlinePassed => &self.counters.expired,
                 _ => &self.counters.refused,
             };
             add(counter, 1);
@@ -345,7 +345,7 @@ impl<B: Backend> Worker<B> {
             }
         };
         let speculate = match asking {
-            None => self.limits.drafts.min(options.speculate.into()),
+            None => self.limits.max_drafts.min(options.speculate.into()),
             Some(_) => 0,
         };
         let seed = options.seed.unwrap_or_else(rand::random);
@@ -371,8 +371,9 @@ impl<B: Backend> Worker<B> {
 
     /// Ends the sequences that nobody reads any more, waiting ones too.
     fn drop_abandoned(&mut self) {
-        let abandoned =
-            |(key, sequence): (&Key, &Sequence)| sequence.delivery.is_abandoned().then_some(*key);
+        let abandoned = |(key, sequence): (&RequestId, &Sequence)| {
+            sequence.delivery.is_abandoned().then_some(*key)
+        };
         let sequences = self.sequences.iter().filter_map(abandoned);
         let abandoned: Vec<_> = sequences.chain(self.abandoned_looks()).collect();
         for key in abandoned {
@@ -382,7 +383,12 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Ends a sequence before its time, and counts it.
-    fn drop_sequence(&mut self, key: Key, counter: fn(&Counters) -> &AtomicU64, error: Error) {
+    fn drop_sequence(
+        &mut self,
+        key: RequestId,
+        counter: fn(&Counters) -> &AtomicU64,
+        error: Error,
+    ) {
         let Some(error) = self.drop_look(key, counter, error) else {
             return;
         };
@@ -413,13 +419,14 @@ impl<B: Backend> Worker<B> {
             self.expire(key, expired);
         }
         let wanted = self.aside.wanted();
-        let moves = |memory: &Memory| matches!(memory, Memory::Spill { .. } | Memory::Relocate(_));
-        if step.memory.iter().any(moves) {
+        let moves =
+            |memory: &MemoryOp| matches!(memory, MemoryOp::SwapOut { .. } | MemoryOp::Compact(_));
+        if step.memory_ops.iter().any(moves) {
             // What ran ahead counts as computed, and not as moved.
             self.backend.wait();
         }
         let moving = Instant::now();
-        self.do_memory(&step.memory);
+        self.do_memory(&step.memory_ops);
         let moving = moving.elapsed();
         for key in &step.admitted {
             if let Some(look) = self.looks.get_mut(key) {
@@ -440,7 +447,10 @@ impl<B: Backend> Worker<B> {
             // What could not be put aside may have left something to forget, and nobody may come for
             // long.
             self.see_to_memory();
-            let relocated = step.memory.iter().any(|m| matches!(m, Memory::Relocate(_)));
+            let relocated = step
+                .memory_ops
+                .iter()
+                .any(|m| matches!(m, MemoryOp::Compact(_)));
             return relocated || self.aside.wanted() > wanted;
         }
         // Whoever was told something before this step does not wait for it.
@@ -478,16 +488,16 @@ impl<B: Backend> Worker<B> {
                 let took = (round + owed).saturating_sub(others);
                 self.scheduler.applied(StepResult::Decoded {
                     sampled: &sampled.tokens,
-                    ended: &sampled.ended,
-                    asked: &sampled.asked,
-                    unsettled: &sampled.unsettled,
+                    finished: &sampled.ended,
+                    sampled_externally: &sampled.asked,
+                    needs_all_logits: &sampled.unsettled,
                     took,
                 });
                 if let Some(ahead) = ahead {
                     self.finish_ahead(ahead);
                 }
                 for &key in &sampled.broken {
-                    self.scheduler.give_up(key);
+                    self.scheduler.fail_request(key);
                 }
                 self.propose(&sampled);
             }
@@ -503,7 +513,7 @@ impl<B: Backend> Worker<B> {
         true
     }
 
-    fn expire(&mut self, key: Key, expired: Expired) {
+    fn expire(&mut self, key: RequestId, expired: Expired) {
         let looks = self.looks.get(&key).map(|look| look.submitted);
         let submitted = self.sequences.get(&key).map(|s| s.submitted).or(looks);
         let waited = submitted.map(|submitted| submitted.elapsed());
@@ -523,7 +533,7 @@ impl<B: Backend> Worker<B> {
     fn gather(&mut self, rows: &[Row]) {
         self.inputs.clear();
         for row in rows {
-            let tokens = self.scheduler.tokens(row.key);
+            let tokens = self.scheduler.tokens(row.request);
             let new = tokens.get(row.from as usize..row.certain() as usize);
             debug_assert!(new.is_some(), "a row of a sequence that is gone");
             let positions = row.from..row.to;
@@ -540,26 +550,26 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    fn fail(&mut self, key: Key, error: Error) {
+    fn fail(&mut self, key: RequestId, error: Error) {
         self.drop_sequence(key, |counters| &counters.failed, error);
     }
 }
 
-fn refusal(refused: Refused, limits: Limits) -> Error {
+fn refusal(refused: EnqueueError, limits: SchedulerConfig) -> Error {
     match refused {
-        Refused::TooLarge { needed, limit } => Error::ContextFull { needed, limit },
-        Refused::QueueFull { retry_after } => Error::Refused {
-            reason: format!("{} sequences wait already", limits.queue),
+        EnqueueError::TooLarge { needed, limit } => Error::ContextFull { needed, limit },
+        EnqueueError::QueueFull { retry_after } => Error::Refused {
+            reason: format!("{} sequences wait already", limits.max_queue),
             retry_after,
         },
-        Refused::TenantQueueFull { retry_after } => Error::Refused {
+        EnqueueError::TenantQueueFull { retry_after } => Error::Refused {
             reason: format!(
                 "{} sequences of this deployment wait already",
-                limits.tenant_queue
+                limits.max_tenant_queue
             ),
             retry_after,
         },
-        Refused::Late => Error::Deadline,
+        EnqueueError::DeadlinePassed => Error::Deadline,
     }
 }
 

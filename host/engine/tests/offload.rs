@@ -4,7 +4,7 @@
 
 use corral_engine::{
     Caller, Config, DeviceKind, DeviceSampling, Devices, EmbedOptions, Engine, Generation, KvType,
-    Layers, Options, Overlap, Prefill, Sequence, devices,
+    Layers, Options, Overlap, PrefillPolicy, Sequence, devices,
 };
 use support::{
     SURE, check_empty, check_idle_sums, demo_model, device, idle_sums, metric, read, settle, view,
@@ -215,7 +215,7 @@ fn prompts_are_read_while_others_are_answered() {
             config.overlap = Overlap::On;
             config.device_sampling = device_sampling;
             // How long steps take decides nothing: on a busy machine they would have the smallest parts alone.
-            config.prefill = Prefill::Budgeted { gap: 1000.0 };
+            config.prefill = PrefillPolicy::Budgeted { gap: 1000.0 };
             // Each reads the whole of its prompt, though all begin alike.
             config.prefix_cache = false;
         });

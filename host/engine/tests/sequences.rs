@@ -431,7 +431,7 @@ fn idle_sequences_leave_the_cells_and_come_back() {
     let seen = view(&engine);
     let spilled = seen.entries.iter().filter(|entry| entry.seq.is_none());
     assert!(spilled.count() >= 3, "{seen:?}");
-    assert!(seen.entries.iter().all(|entry| entry.claimed) && seen.spilled_ram > 0);
+    assert!(seen.entries.iter().all(|entry| entry.retained) && seen.spilled_ram > 0);
     check_idle_sums(&mut idle);
     drop(idle);
     check_empty(&engine);

@@ -7,7 +7,7 @@
 #[path = "support/scheduling.rs"]
 mod support;
 
-use corral_scheduler::Key;
+use corral_scheduler::RequestId;
 use divan::{AllocProfiler, Bencher};
 use std::cell::RefCell;
 use support::{Attic, House, Size};
@@ -71,5 +71,5 @@ fn plan_with_kept(bencher: Bencher, kept: u32) {
 /// The twin of `plan`: what a list of its rows takes that says no more than whose each is.
 #[divan::bench(args = [1, 8, 64, 512])]
 fn floor(bencher: Bencher, rows: u64) {
-    bencher.bench_local(|| (0..rows).map(Key).collect::<Vec<_>>());
+    bencher.bench_local(|| (0..rows).map(RequestId).collect::<Vec<_>>());
 }

@@ -9,7 +9,7 @@
 use super::cache::{Entry, Holder, Place};
 use super::running::{Running, Wait};
 use super::words::{
-    CellShare, EntryId, Key, Memory, Priority, Request, Reuse, Rows, SeqId, length,
+    CellQuota, EntryId, LogitsKind, MemoryOp, Priority, Request, RequestId, SeqId, length,
 };
 use super::{Scheduler, Time};
 use std::collections::BTreeSet;
@@ -66,7 +66,7 @@ pub(super) enum Start {
         length: u32,
     },
     Follow {
-        leader: Key,
+        leader: RequestId,
         length: u32,
     },
     Fetch {
@@ -103,10 +103,10 @@ impl Scheduler {
 
     /// Takes up as many as there is room for. Whose turn it is, is not overtaken: so a large one is
     /// delayed by those before it and by nobody else.
-    pub(super) fn admit(&mut self, now: Time) -> Vec<Key> {
+    pub(super) fn admit(&mut self, now: Time) -> Vec<RequestId> {
         let mut admitted = Vec::new();
         while let Some(next) = self.next() {
-            let (key, priority, rows) = (next.key, next.priority, next.rows);
+            let (key, priority, rows) = (next.id, next.priority, next.logits);
             let start = self.start(next, u64::MAX);
             let reserved = self.reserve(next);
             let fits = self.running.is_empty() || self.fits(next, start, reserved);
@@ -140,7 +140,7 @@ impl Scheduler {
     /// Whether its group keeps to its share of the cells if it runs. One alone always does, since what
     /// needs more is not taken.
     fn keeps_to_share(&self, request: &Request) -> bool {
-        let Some(CellShare { group, cells }) = request.share else {
+        let Some(CellQuota { group, cells }) = request.quota else {
             return true;
         };
         let own = self.running.iter().filter(|running| running.is_of(group));
@@ -150,13 +150,13 @@ impl Scheduler {
 
     /// Where groups have outgrown their shares, the least important of their sequences give way.
     pub(super) fn keep_shares(&mut self) {
-        let shares = self.running.iter().filter_map(|r| r.request.share);
+        let shares = self.running.iter().filter_map(|r| r.request.quota);
         let groups: BTreeSet<_> = shares.map(|share| share.group).collect();
         for group in groups {
             loop {
                 let own = self.running.iter().filter(|running| running.is_of(group));
                 let held: u32 = own.clone().map(|r| length(r.tokens())).sum();
-                let shares = own.clone().filter_map(|r| r.request.share);
+                let shares = own.clone().filter_map(|r| r.request.quota);
                 let cells = shares.map(|share| share.cells).max().unwrap_or(0);
                 let outgrown = own.count() > 1 && held > cells;
                 if !outgrown || !self.preempt_among(|running| running.is_of(group)) {
@@ -200,13 +200,12 @@ impl Scheduler {
     /// last token is always computed, since what is predicted after it is not kept. It follows only
     /// those that were admitted before `admission`, so no two wait for each other.
     pub(super) fn start(&self, request: &Request, admission: u64) -> Start {
-        let whole = match self.limits.reuse {
-            Reuse::Off | Reuse::OffWhole => return Start::Fresh,
-            Reuse::Whole => true,
-            Reuse::Any => false,
-        };
+        if !self.limits.prefix_cache {
+            return Start::Fresh;
+        }
+        let whole = !self.limits.can_truncate;
         let most = length(&request.tokens) - 1;
-        let own = request.goes_on.as_ref();
+        let own = request.continues.as_ref();
         let (mut best, mut worth) = (Start::Fresh, LEAST_SHARED);
         let mut leader = None;
         // What is in the cells comes first, and of that what shares more; of equals the first one that is as good.
@@ -289,7 +288,7 @@ impl Scheduler {
 
     /// An id for a sequence that starts like that, if not as many run as may. What is in the way makes
     /// room for it, but what it starts from only at last.
-    fn lend(&mut self, start: Start, rows: Rows) -> Option<(SeqId, Start)> {
+    fn lend(&mut self, start: Start, rows: LogitsKind) -> Option<(SeqId, Start)> {
         if self.running.len() >= usize::from(self.limits.running()) {
             return None;
         }
@@ -322,8 +321,7 @@ impl Scheduler {
 
     fn begin(&mut self, request: Request, seq: SeqId, start: Start, reserved: u32) {
         self.admissions += 1;
-        self.cache
-            .begin(request.scope, &request.tokens, request.key);
+        self.cache.begin(request.scope, &request.tokens, request.id);
         let mut running = request.run(seq, reserved, self.admissions);
         match start {
             Start::Fresh => {
@@ -331,9 +329,9 @@ impl Scheduler {
                 running.starts_at(0);
             }
             Start::TakeOver { entry, length } => {
-                running.request.goes_on = None;
+                running.request.continues = None;
                 let claimed = self.cache.get(entry).is_some_and(Entry::is_claimed);
-                if claimed && self.limits.spill {
+                if claimed && self.limits.swap {
                     self.spill_copy(entry, seq);
                 } else {
                     self.cache.remove(entry);
@@ -343,7 +341,7 @@ impl Scheduler {
                 running.starts_at(length);
             }
             Start::Move { entry, length } => {
-                running.request.goes_on = None;
+                running.request.continues = None;
                 self.cells.pin(seq);
                 if let Some(from) = self.cache.get(entry).and_then(Entry::seq) {
                     self.share(from, seq, length);
@@ -375,14 +373,17 @@ impl Scheduler {
                 self.cells.pin(seq);
                 let key = running.key();
                 running.wait = Wait::Fetches { entry, length };
-                self.memory.push(Memory::Fetch { entry, key });
+                self.memory.push(MemoryOp::SwapIn {
+                    entry,
+                    request: key,
+                });
             }
         }
         self.running.push(running);
     }
 
     /// Whether others wait for what a sequence reads.
-    pub(super) fn is_followed(&self, key: Key) -> bool {
+    pub(super) fn is_followed(&self, key: RequestId) -> bool {
         let follows = |wait| matches!(wait, Wait::Follows { leader, .. } if leader == key);
         self.running.iter().any(|running| follows(running.wait))
     }
@@ -421,7 +422,10 @@ impl Scheduler {
                     let running = &mut self.running[index];
                     let key = running.key();
                     running.wait = Wait::Fetches { entry, length };
-                    self.memory.push(Memory::Fetch { entry, key });
+                    self.memory.push(MemoryOp::SwapIn {
+                        entry,
+                        request: key,
+                    });
                     continue;
                 }
             };

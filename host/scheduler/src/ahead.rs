@@ -18,7 +18,7 @@
 //! A step of its own costs what every step does, whatever is in it. So it pays where sampling takes longer than
 //! that; where it is quicker, prompts are read with the next rows as ever.
 
-use super::cost::Shape;
+use super::cost::StepShape;
 use super::experience::LADDER;
 use super::rows::placements;
 use super::running::Running;
@@ -29,7 +29,7 @@ use std::time::Duration;
 /// What ran ahead, and what of it is not accounted for.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ahead {
-    /// Rows that were planned and not answered.
+    /// LogitsKind that were planned and not answered.
     planned: Vec<Row>,
     /// Tokens that count against the next step that is not ahead itself.
     tokens: u32,
@@ -62,7 +62,7 @@ impl Ahead {
     pub fn precedes(&mut self, step: &Step) {
         if step.rows.is_empty() {
             self.apart = true;
-        } else if step.meanwhile {
+        } else if step.is_overlap {
             self.told = (self.tokens == 0).then_some(0);
             self.tokens += step.shape.prefill;
             self.apart = true;
@@ -85,7 +85,7 @@ impl Scheduler {
     /// without output. To be asked between [`Scheduler::plan`] and [`Scheduler::applied`] of a step that was
     /// computed; where there is something, [`Scheduler::applied_ahead`] is to be said after `applied` and before
     /// anything else. The backend is expected to have nothing to do for so long.
-    pub fn plan_ahead(&mut self, rest: Duration) -> Option<Step> {
+    pub fn plan_overlap(&mut self, rest: Duration) -> Option<Step> {
         debug_assert!(!self.ahead.is_planned(), "plan_ahead before applied_ahead");
         let pays = match self.limits.overlap {
             Overlap::Off => false,
@@ -113,7 +113,7 @@ impl Scheduler {
 
     /// Takes note of whether what was planned ahead was computed. If not, it is tried again in steps like any
     /// other after a failure, which tell who is to blame.
-    pub fn applied_ahead(&mut self, success: bool) {
+    pub fn applied_overlap(&mut self, success: bool) {
         debug_assert!(self.planned.is_empty(), "applied_ahead before applied");
         let mut rows = std::mem::take(&mut self.ahead.planned);
         // The cells of one that is gone went with it.
@@ -121,7 +121,7 @@ impl Scheduler {
         rows.retain(|row| {
             running
                 .iter()
-                .any(|r| (r.key(), r.seq) == (row.key, row.seq))
+                .any(|r| (r.key(), r.seq) == (row.request, row.seq))
         });
         let tokens: u32 = rows.iter().map(Row::tokens).sum();
         if !success {
@@ -137,7 +137,7 @@ impl Scheduler {
         }
         self.ahead.tokens += tokens;
         for row in &rows {
-            if let Some(running) = self.find(row.key) {
+            if let Some(running) = self.find(row.request) {
                 running.gets_on(row.to);
             }
         }
@@ -153,10 +153,10 @@ impl Scheduler {
         }
         let n_kv = self.cells.n_kv();
         let seconds = |prefill| {
-            self.cost.predict(Shape {
+            self.cost.predict(StepShape {
                 prefill,
                 n_kv,
-                ..Shape::default()
+                ..StepShape::default()
             })
         };
         let waiting = self.all_generating().saturating_add(self.soon_generating());
@@ -174,7 +174,7 @@ impl Scheduler {
         let (adapter, n_kv) = (self.rotation.current(), self.cells.n_kv());
         // Where its own part of the step that was planned last ends, a sequence goes on.
         let reached = |running: &Running| {
-            let row = self.planned.iter().find(|row| row.key == running.key());
+            let row = self.planned.iter().find(|row| row.request == running.key());
             row.map_or(running.computed, |row| row.to)
         };
         let pending = |running: &&Running| {
@@ -183,7 +183,7 @@ impl Scheduler {
         };
         let prompts = self.prompts(adapter);
         let pending: Vec<_> = prompts.iter().map(pending).collect();
-        let room = self.limits.step_tokens.saturating_sub(waiting);
+        let room = self.limits.max_step_tokens.saturating_sub(waiting);
         let budget = policy.budget(&self.cost, &self.experience, waiting, n_kv, room);
         let most = (budget / 2).saturating_sub(self.ahead.tokens);
         let free = self.cells.free().saturating_sub(waiting);
@@ -193,7 +193,7 @@ impl Scheduler {
         let shares = policy.share(&pending, size);
         let parts = prompts.iter().zip(shares).filter(|(_, share)| *share > 0);
         let rows = parts.map(|(running, share)| Row {
-            key: running.key(),
+            request: running.key(),
             seq: running.seq,
             from: reached(running),
             to: reached(running) + share,
@@ -203,12 +203,12 @@ impl Scheduler {
         Some(Step {
             rows: rows.collect(),
             adapter,
-            shape: Shape {
+            shape: StepShape {
                 prefill: size,
-                ..Shape::default()
+                ..StepShape::default()
             },
-            budget,
-            meanwhile: true,
+            prefill_budget: budget,
+            is_overlap: true,
             ..Step::default()
         })
     }

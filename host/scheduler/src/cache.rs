@@ -13,7 +13,7 @@
 
 use super::cells::Layout;
 use super::tree::Tree;
-use super::words::{Claim, EntryId, Key, Scope, SeqId, Watch, length};
+use super::words::{EntryId, PrefixScope, RequestId, Retention, SeqId, WeakRetention, length};
 use crate::Token;
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ const LOOKED: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
     Entry(EntryId),
-    Running(Key),
+    Running(RequestId),
 }
 
 /// Where an entry's state is.
@@ -42,12 +42,12 @@ pub enum Place {
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// With whom it may be shared.
-    pub scope: Scope,
+    pub scope: PrefixScope,
     /// What was computed, all of it.
     pub tokens: Vec<Token>,
     /// Where its state is.
     pub place: Place,
-    claim: Watch,
+    claim: WeakRetention,
     /// When it was of use; rises.
     used: u64,
     /// Put aside though nobody claims it.
@@ -66,7 +66,7 @@ impl Entry {
     }
 
     /// Whether somebody else means to go on with it than who has `own`.
-    pub(super) fn is_claimed_beside(&self, own: Option<&Claim>) -> bool {
+    pub(super) fn is_claimed_beside(&self, own: Option<&Retention>) -> bool {
         self.claim.is_held_beside(own)
     }
 
@@ -93,7 +93,7 @@ pub struct Cache {
     loose: BTreeMap<u64, (EntryId, f64)>,
     /// The others in the cells: somebody claimed them when that was last looked at. Each with its claim, which is
     /// looked at in every step.
-    claimed: BTreeMap<u64, (EntryId, Watch)>,
+    claimed: BTreeMap<u64, (EntryId, WeakRetention)>,
     tree: Tree<Holder>,
     last: u64,
     clock: u64,
@@ -118,10 +118,10 @@ impl Cache {
     /// Keeps something.
     pub(super) fn keep(
         &mut self,
-        scope: Scope,
+        scope: PrefixScope,
         tokens: Vec<Token>,
         place: Place,
-        claim: Watch,
+        claim: WeakRetention,
     ) -> EntryId {
         self.last += 1;
         self.clock += 1;
@@ -144,7 +144,7 @@ impl Cache {
     }
 
     /// It lies in the cells and is of use at this time: among those that somebody claims, if somebody does.
-    fn stands(&mut self, used: u64, id: EntryId, claim: Option<Watch>) {
+    fn stands(&mut self, used: u64, id: EntryId, claim: Option<WeakRetention>) {
         match claim {
             Some(claim) => {
                 self.claimed.insert(used, (id, claim));
@@ -198,7 +198,7 @@ impl Cache {
     }
 
     /// Who was of use then is in the cells no longer, if it was. Its claim, if it had one.
-    fn leaves_cells(&mut self, used: u64) -> Option<Watch> {
+    fn leaves_cells(&mut self, used: u64) -> Option<WeakRetention> {
         let loose = self.loose.remove(&used).is_some();
         let claimed = (!loose).then(|| self.claimed.remove(&used)).flatten();
         claimed.map(|(_, claim)| claim)
@@ -254,19 +254,19 @@ impl Cache {
     }
 
     /// A sequence begins to run.
-    pub(super) fn begin(&mut self, scope: Scope, tokens: &[Token], key: Key) {
+    pub(super) fn begin(&mut self, scope: PrefixScope, tokens: &[Token], key: RequestId) {
         self.tree.insert(scope, tokens, Holder::Running(key));
     }
 
     /// A sequence that began with these tokens runs no longer.
-    pub(super) fn end(&mut self, scope: Scope, tokens: &[Token], key: Key) {
+    pub(super) fn end(&mut self, scope: PrefixScope, tokens: &[Token], key: RequestId) {
         let there = self.tree.remove(scope, tokens, Holder::Running(key));
         debug_assert!(there, "{key:?} is in the tree");
     }
 
     /// Who begins like this, with the number of tokens that are the same: first those whose state is in the cells,
     /// then those whose state was put aside; of either those first that share the most.
-    pub(super) fn nearest(&self, scope: Scope, tokens: &[Token]) -> Vec<(Holder, u32)> {
+    pub(super) fn nearest(&self, scope: PrefixScope, tokens: &[Token]) -> Vec<(Holder, u32)> {
         let found = self.tree.nearest(scope, tokens, LOOKED).into_iter();
         let found =
             found.map(|(holder, shared)| (holder, u32::try_from(shared).unwrap_or(u32::MAX)));
@@ -325,7 +325,7 @@ impl Cache {
     }
 
     /// Entries that nobody claims and that are no more than a beginning of `tokens`.
-    pub(super) fn covered_by(&self, scope: Scope, tokens: &[Token]) -> Vec<EntryId> {
+    pub(super) fn covered_by(&self, scope: PrefixScope, tokens: &[Token]) -> Vec<EntryId> {
         let beginnings = self.tree.beginnings(scope, tokens).into_iter();
         let unclaimed = |holder| match holder {
             Holder::Entry(id) => self
@@ -339,7 +339,7 @@ impl Cache {
 
     /// Whether an entry in the cells begins with all of `tokens`, and where there are no `parts` has
     /// no others.
-    pub(super) fn covers(&self, scope: Scope, tokens: &[Token], parts: bool) -> bool {
+    pub(super) fn covers(&self, scope: PrefixScope, tokens: &[Token], parts: bool) -> bool {
         let suits =
             |entry: &Entry| entry.seq().is_some() && (parts || entry.tokens.len() == tokens.len());
         let resident = |holder| match holder {
@@ -350,7 +350,7 @@ impl Cache {
     }
 
     /// Whether an entry that was put aside, and stays, begins with all of `tokens`.
-    pub(super) fn covers_aside(&self, scope: Scope, tokens: &[Token]) -> bool {
+    pub(super) fn covers_aside(&self, scope: PrefixScope, tokens: &[Token]) -> bool {
         let stays = |entry: &Entry| entry.seq().is_none() && (entry.prefix || entry.is_claimed());
         let aside = |holder| match holder {
             Holder::Entry(id) => self.get(id).is_some_and(stays),

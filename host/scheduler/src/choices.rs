@@ -6,14 +6,14 @@
 //! again ends at its last token, which may be there by then.
 
 use super::running::Wait;
-use super::words::Key;
+use super::words::RequestId;
 use super::{Scheduler, Time};
 use crate::Token;
 use std::time::Duration;
 
 impl Scheduler {
     /// A step that took so long showed what may come next to whoever chooses for these.
-    pub(super) fn ask(&mut self, asked: &[Key], took: Duration) {
+    pub(super) fn ask(&mut self, asked: &[RequestId], took: Duration) {
         for &key in asked {
             let Some(running) = self.find(key) else {
                 continue;
@@ -21,14 +21,14 @@ impl Scheduler {
             running.wait = Wait::Chosen;
             running.asks = true;
             let request = &running.request;
-            let (claim, punctual) = (request.claim.clone(), !request.progress.late);
+            let (claim, punctual) = (request.retention.clone(), !request.progress.late);
             self.cohort.tell(claim, punctual, took);
         }
     }
 
     /// What comes next in a sequence: the token that was chosen and those that are certain to follow it;
     /// and whether it wants no further one. Not between [`Scheduler::plan`] and [`Scheduler::applied`].
-    pub fn chosen(&mut self, now: Time, key: Key, tokens: &[Token], ended: bool) {
+    pub fn sampled_externally(&mut self, now: Time, key: RequestId, tokens: &[Token], ended: bool) {
         debug_assert!(self.is_between(), "chosen between plan and applied");
         let running = self.running.iter_mut().find(|r| r.key() == key);
         let runs = running.is_some();
@@ -44,7 +44,7 @@ impl Scheduler {
                 None => return,
             },
         };
-        let in_time = self.cohort.chosen(&request.claim, now);
+        let in_time = self.cohort.chosen(&request.retention, now);
         request.progress.late = !in_time;
         request.tokens.extend_from_slice(tokens);
         request.progress.generated += super::words::length(tokens);

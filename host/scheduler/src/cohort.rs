@@ -8,7 +8,7 @@
 //! time, until it has been in time once. Whoever generates or reads without such a caller never waits.
 
 use super::Time;
-use super::words::{Claim, Watch};
+use super::words::{Retention, WeakRetention};
 use std::time::Duration;
 
 /// How long a step waits at most after a short step, and for what part of a long one.
@@ -26,7 +26,7 @@ pub(super) struct Cohort(Vec<Member>);
 #[derive(Clone, Debug)]
 struct Member {
     /// By which it is known when it comes back, and by which is seen that it does not.
-    claim: Watch,
+    claim: WeakRetention,
     /// How long it is waited for.
     patience: Duration,
     /// When it was told: known at the plan after.
@@ -44,7 +44,7 @@ impl Member {
 
 impl Cohort {
     /// Somebody was told, by a step that took so long.
-    pub fn tell(&mut self, claim: Watch, punctual: bool, took: Duration) {
+    pub fn tell(&mut self, claim: WeakRetention, punctual: bool, took: Duration) {
         // One that had to give way before it came back is told again.
         self.0
             .retain(|member| member.claim.is_held() && !member.claim.is(&claim));
@@ -71,16 +71,16 @@ impl Cohort {
 
     /// Somebody who goes on with this came at that time. Whether it is punctual: who was not told
     /// anything is taken to be.
-    pub fn back(&mut self, claim: &Claim, at: Time) -> bool {
+    pub fn back(&mut self, claim: &Retention, at: Time) -> bool {
         self.returned(|watch| watch.is_of(claim), at)
     }
 
     /// The same of one whose token was chosen at that time; it is known by its own claim.
-    pub fn chosen(&mut self, claim: &Watch, at: Time) -> bool {
+    pub fn chosen(&mut self, claim: &WeakRetention, at: Time) -> bool {
         self.returned(|watch| watch.is(claim), at)
     }
 
-    fn returned(&mut self, is_it: impl Fn(&Watch) -> bool, at: Time) -> bool {
+    fn returned(&mut self, is_it: impl Fn(&WeakRetention) -> bool, at: Time) -> bool {
         let Some(place) = self.0.iter().position(|member| is_it(&member.claim)) else {
             return true;
         };
@@ -106,10 +106,10 @@ mod tests {
 
     #[test]
     fn who_was_told_is_waited_for_until_it_is_back_gone_or_late() {
-        let (one, other) = (Claim::default(), Claim::default());
+        let (one, other) = (Retention::default(), Retention::default());
         let mut cohort = Cohort::default();
-        cohort.tell(one.watch(), true, MS);
-        cohort.tell(other.watch(), true, 9 * MS);
+        cohort.tell(one.downgrade(), true, MS);
+        cohort.tell(other.downgrade(), true, 9 * MS);
         assert_eq!(cohort.awaits(10 * MS), None, "the step is not over");
         cohort.begin(10 * MS);
         assert_eq!(cohort.awaits(10 * MS), Some(12 * MS), "2 ms at most");
@@ -123,10 +123,10 @@ mod tests {
 
     #[test]
     fn who_was_late_is_waited_for_again_when_it_was_in_time() {
-        let claim = Claim::default();
+        let claim = Retention::default();
         let mut cohort = Cohort::default();
         let mut round = |told: u32, back: u32, punctual: bool| {
-            cohort.tell(claim.watch(), punctual, 5 * MS);
+            cohort.tell(claim.downgrade(), punctual, 5 * MS);
             cohort.begin(told * MS);
             let waits = cohort.awaits(told * MS).is_some();
             (waits, cohort.back(&claim, back * MS))
@@ -138,10 +138,10 @@ mod tests {
 
     #[test]
     fn after_long_steps_they_are_waited_for_longer() {
-        let claim = Claim::default();
+        let claim = Retention::default();
         let until = |took: u32| {
             let mut cohort = Cohort::default();
-            cohort.tell(claim.watch(), true, took * MS);
+            cohort.tell(claim.downgrade(), true, took * MS);
             cohort.begin(Time::ZERO);
             cohort.awaits(Time::ZERO)
         };
@@ -151,26 +151,26 @@ mod tests {
 
     #[test]
     fn who_is_told_again_before_it_came_back_is_waited_for_from_then_on() {
-        let claim = Claim::default();
+        let claim = Retention::default();
         let mut cohort = Cohort::default();
         for told in [0, 20] {
-            cohort.tell(claim.watch(), true, 5 * MS);
+            cohort.tell(claim.downgrade(), true, 5 * MS);
             cohort.begin(told * MS);
         }
-        assert!(cohort.chosen(&claim.watch(), 21 * MS));
+        assert!(cohort.chosen(&claim.downgrade(), 21 * MS));
         assert_eq!(cohort.awaits(21 * MS), None);
     }
 
     #[test]
     fn those_that_never_come_back_are_forgotten() {
         let mut cohort = Cohort::default();
-        let held: Vec<_> = (0..2 * REMEMBERED).map(|_| Claim::default()).collect();
+        let held: Vec<_> = (0..2 * REMEMBERED).map(|_| Retention::default()).collect();
         for claim in &held {
-            cohort.tell(claim.watch(), true, MS);
+            cohort.tell(claim.downgrade(), true, MS);
         }
         assert_eq!(cohort.0.len(), REMEMBERED);
         drop(held);
-        cohort.tell(Claim::default().watch(), true, MS);
+        cohort.tell(Retention::default().downgrade(), true, MS);
         assert_eq!(cohort.0.len(), 1);
     }
 }

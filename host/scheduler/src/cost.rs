@@ -8,7 +8,7 @@
 
 /// What a step consists of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shape {
+pub struct StepShape {
     /// Sequences that generate.
     pub rows: u32,
     /// Tokens that are guessed, behind theirs.
@@ -30,7 +30,7 @@ const OUTLIER: f64 = 4.0;
 /// Keeps terms that the steps so far cannot tell apart from growing without reason.
 const RIDGE: f64 = 1e-6;
 
-impl Shape {
+impl StepShape {
     /// The factors of the four terms, scaled so that each is about 1 in a large step.
     fn terms(self) -> [f64; TERMS] {
         let rows = f64::from(self.rows) + f64::from(self.drafts);
@@ -61,7 +61,7 @@ impl CostModel {
     }
 
     /// Seconds that a step is expected to take.
-    pub fn predict(&self, shape: Shape) -> f64 {
+    pub fn predict(&self, shape: StepShape) -> f64 {
         let terms = shape.terms();
         terms
             .iter()
@@ -72,11 +72,11 @@ impl CostModel {
 
     /// Seconds that so many tokens of prompts are expected to add to a step.
     pub fn prompts(&self, tokens: u32, n_kv: u32) -> f64 {
-        self.predict(Shape {
+        self.predict(StepShape {
             rows: 0,
             prefill: tokens,
             n_kv,
-            ..Shape::default()
+            ..StepShape::default()
         }) - self.coefficients[0]
     }
 
@@ -91,7 +91,7 @@ impl CostModel {
     }
 
     /// Takes note of how long a step took, in seconds.
-    pub fn observe(&mut self, shape: Shape, seconds: f64) {
+    pub fn observe(&mut self, shape: StepShape, seconds: f64) {
         if !seconds.is_finite() || seconds <= 0.0 {
             return;
         }
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     /// A machine whose steps cost what the model can say.
-    fn machine(shape: Shape) -> f64 {
+    fn machine(shape: StepShape) -> f64 {
         let tokens = f64::from(shape.rows + shape.prefill);
         0.004
             + 0.0005 * f64::from(shape.rows)
@@ -151,11 +151,11 @@ mod tests {
     fn trained(disturb: impl Fn(u32) -> f64) -> CostModel {
         let mut model = CostModel::default();
         for i in 0..400u32 {
-            let shape = Shape {
+            let shape = StepShape {
                 rows: i % 13,
                 prefill: [0, 0, 16, 32, 0, 512][(i % 6) as usize],
                 n_kv: 256 * (1 + i % 9),
-                ..Shape::default()
+                ..StepShape::default()
             };
             model.observe(shape, machine(shape) * disturb(i));
         }
@@ -164,11 +164,11 @@ mod tests {
 
     fn check(model: &CostModel, within: f64) {
         for (rows, prefill, n_kv) in [(1, 0, 256), (8, 0, 2048), (8, 64, 2048), (0, 512, 512)] {
-            let shape = Shape {
+            let shape = StepShape {
                 rows,
                 prefill,
                 n_kv,
-                ..Shape::default()
+                ..StepShape::default()
             };
             let ratio = model.predict(shape) / machine(shape);
             assert!((ratio - 1.0).abs() < within, "{shape:?}: {ratio}");
@@ -189,19 +189,19 @@ mod tests {
     fn it_follows_a_machine_that_becomes_slower() {
         let mut model = trained(|_| 1.0);
         for i in 0..600u32 {
-            let shape = Shape {
+            let shape = StepShape {
                 rows: 1 + i % 8,
                 prefill: 32 * (i % 3),
                 n_kv: 512,
-                ..Shape::default()
+                ..StepShape::default()
             };
             model.observe(shape, 3.0 * machine(shape));
         }
-        let shape = Shape {
+        let shape = StepShape {
             rows: 4,
             prefill: 32,
             n_kv: 512,
-            ..Shape::default()
+            ..StepShape::default()
         };
         let ratio = model.predict(shape) / (3.0 * machine(shape));
         assert!((0.8..1.2).contains(&ratio), "{ratio}");
@@ -210,17 +210,17 @@ mod tests {
     #[test]
     fn steps_that_are_all_alike_give_no_nonsense() {
         let mut model = CostModel::default();
-        let shape = Shape {
+        let shape = StepShape {
             rows: 8,
             prefill: 0,
             n_kv: 256,
-            ..Shape::default()
+            ..StepShape::default()
         };
         for _ in 0..10_000 {
             model.observe(shape, 0.01);
         }
         assert!((model.predict(shape) - 0.01).abs() < 1e-4);
-        let other = Shape { rows: 1, ..shape };
+        let other = StepShape { rows: 1, ..shape };
         assert!((0.0..=0.0101).contains(&model.predict(other)));
         model.observe(shape, f64::NAN);
         assert!(model.predict(shape).is_finite());

@@ -14,12 +14,12 @@
 //! as a rule, if that is more than the step has: those that read are about to generate.
 
 use super::ceiling::Ceiling;
-use super::cost::{CostModel, Shape};
+use super::cost::{CostModel, StepShape};
 
 /// Sizes of a step's share of prompts, beside what [fills](fill) the tile of its generating rows. The smallest
 /// one is a tile; where the machine scatters, each tile more would stretch too many steps too far.
 pub const LADDER: [u32; 14] = [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
-/// Rows that a CPU multiplies together. llama.cpp's kernels for its repacked quantised weights take a step's
+/// LogitsKind that a CPU multiplies together. llama.cpp's kernels for its repacked quantised weights take a step's
 /// tokens by fours, and each of those that are left by itself, which takes nearly as long as four.
 const TILE: u32 = 4;
 /// What is tried before anything is known of the machine: a place on the ladder.
@@ -59,7 +59,7 @@ pub fn fill(rows: u32) -> u32 {
 }
 
 /// A step's prompt tokens without those that fill its rows' tile.
-fn size(shape: Shape) -> u32 {
+fn size(shape: StepShape) -> u32 {
     shape.prefill.saturating_sub(fill(shape.rows))
 }
 
@@ -172,7 +172,7 @@ impl Experience {
 
     /// A step was computed in so many seconds; `gap` is how much longer it should at most have been than
     /// one without prompts usually is. `cost` has not seen it yet.
-    pub fn observe(&mut self, gap: f64, cost: &CostModel, shape: Shape, seconds: f64) {
+    pub fn observe(&mut self, gap: f64, cost: &CostModel, shape: StepShape, seconds: f64) {
         if shape.rows == 0 || !cost.is_fitted() || !seconds.is_finite() || seconds <= 0.0 {
             return;
         }
@@ -231,11 +231,11 @@ impl Experience {
     /// alone, then the first of many that come at once would have all others read in the smallest pieces
     /// beside it; few would generate at a time, the machine would be half idle, and it would never come right
     /// again.
-    fn among_all(&self, cost: &CostModel, shape: Shape) -> f64 {
+    fn among_all(&self, cost: &CostModel, shape: StepShape) -> f64 {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let usual = self.runs as u32;
         let usual = usual.min(self.most_rows.saturating_mul(AHEAD));
-        let all = Shape {
+        let all = StepShape {
             rows: shape.rows.max(usual),
             ..shape
         };
@@ -243,14 +243,14 @@ impl Experience {
     }
 
     /// Seconds that the generating rows of a step usually take by themselves.
-    fn alone(&self, cost: &CostModel, shape: Shape) -> f64 {
-        let alone = Shape { drafts: 0, ..shape };
+    fn alone(&self, cost: &CostModel, shape: StepShape) -> f64 {
+        let alone = StepShape { drafts: 0, ..shape };
         self.bare(cost, alone)
     }
 
     /// Seconds that a step usually takes without its prompts.
-    fn bare(&self, cost: &CostModel, shape: Shape) -> f64 {
-        let bare = Shape {
+    fn bare(&self, cost: &CostModel, shape: StepShape) -> f64 {
+        let bare = StepShape {
             prefill: 0,
             ..shape
         };
@@ -258,7 +258,7 @@ impl Experience {
     }
 
     /// Seconds that a step is expected to take.
-    pub fn expected(&self, cost: &CostModel, shape: Shape) -> f64 {
+    pub fn expected(&self, cost: &CostModel, shape: StepShape) -> f64 {
         let prompts = match size(shape) {
             0 => 0.0,
             tokens => {
@@ -271,12 +271,12 @@ impl Experience {
 
     /// Seconds that a step may be expected to take for its rows' drafts, so that nearly all such steps
     /// stay within `gap` times the time of the rows alone.
-    pub fn longest(&self, gap: f64, cost: &CostModel, shape: Shape) -> f64 {
+    pub fn longest(&self, gap: f64, cost: &CostModel, shape: StepShape) -> f64 {
         gap * self.alone(cost, shape) / Known::default().margin(NEARLY_ALL)
     }
 
     /// Whether a step stayed within `gap` times the usual time of its rows alone.
-    pub fn keeps(&self, gap: f64, cost: &CostModel, shape: Shape, seconds: f64) -> bool {
+    pub fn keeps(&self, gap: f64, cost: &CostModel, shape: StepShape, seconds: f64) -> bool {
         seconds <= gap * self.alone(cost, shape)
     }
 
@@ -311,7 +311,7 @@ impl Experience {
     }
 
     /// Whether the next step is to try the size above the `best` one.
-    fn tries(&self, best: usize, gap: f64, cost: &CostModel, shape: Shape) -> bool {
+    fn tries(&self, best: usize, gap: f64, cost: &CostModel, shape: StepShape) -> bool {
         let next = best + 1;
         if next >= LADDER.len() || self.since_miss < PROBE_LIKELY {
             return false;
@@ -329,16 +329,16 @@ impl Experience {
     }
 
     /// A step of so many generating rows, and no prompts.
-    fn bare_shape(rows: u32, n_kv: u32) -> Shape {
-        Shape {
+    fn bare_shape(rows: u32, n_kv: u32) -> StepShape {
+        StepShape {
             rows,
             n_kv,
-            ..Shape::default()
+            ..StepShape::default()
         }
     }
 
     /// The place of the largest size of which nearly all steps fit, whatever prompts `shape` has.
-    fn best(&self, gap: f64, cost: &CostModel, shape: Shape) -> usize {
+    fn best(&self, gap: f64, cost: &CostModel, shape: StepShape) -> usize {
         let (bare, longest) = (self.bare(cost, shape), gap * self.among_all(cost, shape));
         let fits = |&place: &usize| {
             (bare + self.adds(place, cost, shape.n_kv)) * self.margin(place, NEARLY_ALL) <= longest
@@ -385,11 +385,11 @@ mod tests {
             if prefill > 0 {
                 experience.plans(2.0, &cost, 8, 256);
             }
-            let shape = Shape {
+            let shape = StepShape {
                 rows: 8,
                 prefill,
                 n_kv: 256,
-                ..Shape::default()
+                ..StepShape::default()
             };
             let seconds = step(prefill) * scatter(number);
             experience.observe(2.0, &cost, shape, seconds);
@@ -431,7 +431,7 @@ mod tests {
     #[test]
     fn what_is_left_of_a_prompt_tells_of_the_size_above_it() {
         let (mut experience, cost, _) = learnt(|_| 1.0);
-        let shape = Shape {
+        let shape = StepShape {
             prefill: 50,
             ..Experience::bare_shape(8, 256)
         };
@@ -454,11 +454,11 @@ mod tests {
         let mut fitting = |rows: u32, steps: u32| {
             for number in 0..steps {
                 let prefill = [0, 4, 8, 16][(number % 4) as usize];
-                let shape = Shape {
+                let shape = StepShape {
                     rows,
                     prefill,
                     n_kv: 256,
-                    ..Shape::default()
+                    ..StepShape::default()
                 };
                 let seconds = step(rows, prefill);
                 experience.ran(rows);
@@ -483,11 +483,11 @@ mod tests {
         // A row takes 1 ms and a step 8 more, but only steps of two rows were seen.
         let (mut experience, mut cost) = (Experience::daring(), CostModel::default());
         for number in 0..400_u32 {
-            let shape = Shape {
+            let shape = StepShape {
                 rows: 2,
                 prefill: [0, 4, 8, 16][(number % 4) as usize],
                 n_kv: 256,
-                ..Shape::default()
+                ..StepShape::default()
             };
             let seconds = 0.010 + 5e-4 * f64::from(shape.prefill);
             experience.ran(64);
@@ -515,11 +515,11 @@ mod tests {
             if prefill > 0 {
                 experience.plans(2.0, &cost, rows, 256);
             }
-            let shape = Shape {
+            let shape = StepShape {
                 rows,
                 prefill,
                 n_kv: 256,
-                ..Shape::default()
+                ..StepShape::default()
             };
             let seconds = seconds(rows, prefill);
             experience.ran(8);
@@ -531,10 +531,10 @@ mod tests {
         assert!(learnt > 1_900, "{learnt}");
         // 52 ms without prompts; three tiles more take 82, and four 92: too much, with what steps may scatter by.
         for rows in 5..=8 {
-            let shape = Shape {
+            let shape = StepShape {
                 rows,
                 n_kv: 256,
-                ..Shape::default()
+                ..StepShape::default()
             };
             assert_eq!(
                 LADDER[experience.best(2.0, &cost, shape)],
@@ -561,15 +561,15 @@ mod tests {
     #[test]
     fn a_size_that_fails_is_not_taken_for_good() {
         let (mut experience, cost, _) = learnt(|_| 1.0);
-        let shape = Shape {
+        let shape = StepShape {
             rows: 8,
             prefill: 64,
             n_kv: 256,
-            ..Shape::default()
+            ..StepShape::default()
         };
         experience.observe(2.0, &cost, shape, 0.021);
         assert_eq!(experience.fitting(2.0, &cost, 8, 256), 48);
-        let smaller = Shape {
+        let smaller = StepShape {
             prefill: 48,
             ..shape
         };

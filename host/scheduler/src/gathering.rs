@@ -7,8 +7,8 @@
 //! many as usually run: at most for a small part of what reading the first one's prompt takes, which is all that it
 //! costs if nobody comes. Whoever generates never waits, and where one ran at a time lately nobody does.
 
-use super::cost::Shape;
-use super::words::{Key, length};
+use super::cost::StepShape;
+use super::words::{RequestId, length};
 use super::{Scheduler, Time};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const BEGINS: u32 = 16;
 
 impl Scheduler {
     /// Until when those that are here wait for others, if they do now; the time of these is over.
-    pub(super) fn gather(&mut self, now: Time, due: &[Key]) -> Option<Time> {
+    pub(super) fn gather(&mut self, now: Time, due: &[RequestId]) -> Option<Time> {
         let few = !self.queue.is_empty() && self.queue.len() < self.experience.usual() as usize;
         let gathers = self.gathers.take();
         if !self.running.is_empty() || self.is_recovering() || !few {
@@ -48,10 +48,10 @@ impl Scheduler {
         if (first.looks() && tokens < BEGINS) || first.progress.preempted > 0 {
             return None;
         }
-        let shape = Shape {
-            prefill: tokens.min(self.limits.step_tokens),
+        let shape = StepShape {
+            prefill: tokens.min(self.limits.max_step_tokens),
             n_kv: self.cells.n_kv(),
-            ..Shape::default()
+            ..StepShape::default()
         };
         let seconds = (PART * self.cost.predict(shape)).min(LONGEST.as_secs_f64());
         Some(Duration::from_secs_f64(seconds.max(0.0)))

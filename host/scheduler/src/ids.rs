@@ -1,8 +1,8 @@
 //! Sequence ids, of two kinds where the backend has two.
 //!
-//! For the first [`Limits::top_ids`](super::Limits::top_ids) ids the backend gives only the highest logits
+//! For the first [`SchedulerConfig::top_ids`](super::SchedulerConfig::top_ids) ids the backend gives only the highest logits
 //! of a row, which is less to copy; for the others all of them. Which it is for an id is settled for ever. So
-//! a request says what it needs ([`Rows`]): who needs all logits never runs on an id of the first kind, and
+//! a request says what it needs ([`LogitsKind`]): who needs all logits never runs on an id of the first kind, and
 //! for whom the highest are enough runs on one if it can be had.
 //!
 //! **An id is always there for who may run.** No more sequences run than there are ids of the second kind. If
@@ -17,7 +17,7 @@
 //! changes over: so all ids are of use to keep something under, whatever is asked for.
 
 use super::Scheduler;
-use super::words::{EntryId, Key, Memory, Reuse, Rows, SeqId};
+use super::words::{EntryId, LogitsKind, MemoryOp, RequestId, SeqId};
 
 impl Scheduler {
     /// An id gets back what nobody holds any more.
@@ -26,39 +26,44 @@ impl Scheduler {
         if self.cells.held_by(seq) > 0 {
             self.cells.clear(seq);
         }
-        self.memory.push(Memory::Clear(seq));
+        self.memory.push(MemoryOp::Clear(seq));
         let place = self.free.partition_point(|other| *other > seq);
         self.free.insert(place, seq);
     }
 
     /// Whether who needs this may run under an id.
-    pub(super) fn may_have(&self, seq: SeqId, rows: Rows) -> bool {
-        rows == Rows::Top || self.limits.rows_of(seq) == Rows::Whole
+    pub(super) fn may_have(&self, seq: SeqId, rows: LogitsKind) -> bool {
+        rows == LogitsKind::TopK || self.limits.logits_of(seq) == LogitsKind::All
     }
 
     /// Of which kind an id is to be, where that can be had.
-    fn preferred(&self, rows: Rows) -> Rows {
-        match self.limits.top_ids {
-            0 => Rows::Whole,
+    fn preferred(&self, rows: LogitsKind) -> LogitsKind {
+        match self.limits.top_k_seq_ids {
+            0 => LogitsKind::All,
             _ => rows,
         }
     }
 
     /// An id for a newcomer, but not that of `spared`.
-    pub(super) fn lend_id(&mut self, rows: Rows, spared: Option<EntryId>) -> Option<SeqId> {
+    pub(super) fn lend_id(&mut self, rows: LogitsKind, spared: Option<EntryId>) -> Option<SeqId> {
         let kind = self.preferred(rows);
         let found = self.lend_of(kind, spared, true);
         match kind {
-            Rows::Whole => found,
-            Rows::Top => found.or_else(|| self.lend_of(Rows::Whole, spared, true)),
+            LogitsKind::All => found,
+            LogitsKind::TopK => found.or_else(|| self.lend_of(LogitsKind::All, spared, true)),
         }
     }
 
     /// Another id than the one under which an entry lies, if that is not of the kind that is preferred by
     /// who is to take the entry over. For one that it must not have, others are put aside.
-    pub(super) fn better_id(&mut self, seq: SeqId, rows: Rows, entry: EntryId) -> Option<SeqId> {
+    pub(super) fn better_id(
+        &mut self,
+        seq: SeqId,
+        rows: LogitsKind,
+        entry: EntryId,
+    ) -> Option<SeqId> {
         let kind = self.preferred(rows);
-        if self.limits.rows_of(seq) == kind {
+        if self.limits.logits_of(seq) == kind {
             return None;
         }
         let must = !self.may_have(seq, rows);
@@ -67,13 +72,18 @@ impl Scheduler {
 
     /// An id of this kind. If none is free, an entry changes over to the other kind; and where none of that is
     /// free either, and others are to `give_way`, the entry that was of no use for longest is put aside.
-    fn lend_of(&mut self, kind: Rows, spared: Option<EntryId>, give_way: bool) -> Option<SeqId> {
+    fn lend_of(
+        &mut self,
+        kind: LogitsKind,
+        spared: Option<EntryId>,
+        give_way: bool,
+    ) -> Option<SeqId> {
         if let Some(seq) = self.take_free(kind) {
             return Some(seq);
         }
         self.cache.settle();
         let limits = self.limits;
-        let changes = self.oldest(spared, |seq| limits.rows_of(seq) == kind)?;
+        let changes = self.oldest(spared, |seq| limits.logits_of(seq) == kind)?;
         if self.free.is_empty() {
             if !give_way {
                 return None;
@@ -85,8 +95,8 @@ impl Scheduler {
             }
         }
         let to = self.take_free(match kind {
-            Rows::Top => Rows::Whole,
-            Rows::Whole => Rows::Top,
+            LogitsKind::TopK => LogitsKind::All,
+            LogitsKind::All => LogitsKind::TopK,
         })?;
         self.change_over(changes, to);
         self.take_free(kind)
@@ -101,15 +111,15 @@ impl Scheduler {
     }
 
     /// The lowest free id of a kind.
-    fn take_free(&mut self, kind: Rows) -> Option<SeqId> {
+    fn take_free(&mut self, kind: LogitsKind) -> Option<SeqId> {
         let limits = self.limits;
         // The highest come first, and those of the first kind are the lowest.
-        let others = |seq: &SeqId| limits.rows_of(*seq) == Rows::Whole;
+        let others = |seq: &SeqId| limits.logits_of(*seq) == LogitsKind::All;
         let whole = self.free.partition_point(others);
         match kind {
-            Rows::Top if self.free.len() > whole => self.free.pop(),
-            Rows::Top => None,
-            Rows::Whole => Some(self.free.remove(whole.checked_sub(1)?)),
+            LogitsKind::TopK if self.free.len() > whole => self.free.pop(),
+            LogitsKind::TopK => None,
+            LogitsKind::All => Some(self.free.remove(whole.checked_sub(1)?)),
         }
     }
 
@@ -129,19 +139,19 @@ impl Scheduler {
 
     /// The highest logits after their last tokens did not tell enough of these. From now on they see all
     /// of them, and the last token is computed again; where there is no going back, all are.
-    pub(super) fn look_again(&mut self, unsettled: &[Key]) {
-        let parts = self.limits.reuse == Reuse::Any;
+    pub(super) fn look_again(&mut self, unsettled: &[RequestId]) {
+        let parts = self.limits.reuses_parts();
         for &key in unsettled {
             let Some(running) = self.find(key) else {
                 continue;
             };
-            running.request.rows = Rows::Whole;
+            running.request.logits = LogitsKind::All;
             running.stops();
             let (seq, computed) = (running.seq, running.computed);
             let stays = if parts { computed.saturating_sub(1) } else { 0 };
-            let other = match self.may_have(seq, Rows::Whole) {
+            let other = match self.may_have(seq, LogitsKind::All) {
                 true => None,
-                false => self.lend_id(Rows::Whole, None),
+                false => self.lend_id(LogitsKind::All, None),
             };
             let now = match other {
                 Some(other) => {
@@ -153,7 +163,7 @@ impl Scheduler {
                     other
                 }
                 None => {
-                    debug_assert!(self.may_have(seq, Rows::Whole), "there is always an id");
+                    debug_assert!(self.may_have(seq, LogitsKind::All), "there is always an id");
                     self.truncate(seq, stays);
                     seq
                 }
@@ -162,7 +172,7 @@ impl Scheduler {
                 running.seq = now;
                 running.starts_at(stays);
             }
-            self.tally.unsettled += 1;
+            self.counters.top_k_retries += 1;
         }
     }
 }

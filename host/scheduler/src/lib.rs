@@ -41,7 +41,7 @@ mod gathering;
 mod ids;
 mod pace;
 mod placement;
-pub mod prefill;
+mod prefill;
 pub mod queue;
 mod recovery;
 mod rent;
@@ -60,21 +60,24 @@ use cache::Cache;
 use cells::Cells;
 pub use cells::Layout;
 use cohort::Cohort;
-use cost::{CostModel, Shape};
+use cost::{CostModel, StepShape};
 use experience::Experience;
 use pace::Pace;
+pub use prefill::PrefillPolicy;
 use queue::Queue;
 use recovery::Recovery;
 use rotation::Rotation;
 use rows::placements;
 use running::Running;
 use speculation::Speculation;
+pub use speculation::accepted as accepted_drafts;
 use std::collections::BTreeSet;
 use std::time::Duration;
-pub use view::{EntryView, SequenceView, Tally};
+pub use view::{EntryStatus, RequestState, RequestStatus, SchedulerCounters};
 pub use words::{
-    AdapterId, CellShare, Claim, EntryId, Expired, Key, Limits, Memory, Overlap, Priority,
-    Progress, Refused, Request, Reuse, Row, Rows, Scope, SeqId, Step, StepResult, Tenant, Watch,
+    AdapterId, CellQuota, EnqueueError, EntryId, Expired, LogitsKind, MemoryOp, Overlap,
+    PrefixScope, Priority, Request, RequestId, RequestProgress, Retention, Row, SchedulerConfig,
+    SeqId, Step, StepResult, Tenant, WeakRetention,
 };
 
 /// Index into a model's vocabulary.
@@ -89,7 +92,7 @@ const STATE_SECONDS: f64 = 30e-6;
 /// The state machine.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
-    limits: Limits,
+    limits: SchedulerConfig,
     queue: Queue,
     /// In order of admission, but for rotations after a failed step.
     running: Vec<Running>,
@@ -97,7 +100,7 @@ pub struct Scheduler {
     /// Kept sorted, highest first, so that the lowest id is lent next.
     free: Vec<SeqId>,
     /// What has still to be done to the backend's cells; in the books it is done.
-    memory: Vec<Memory>,
+    memory: Vec<MemoryOp>,
     cells: Cells,
     cost: CostModel,
     pace: Pace,
@@ -107,9 +110,9 @@ pub struct Scheduler {
     /// Tokens of the longest prefix that can be put aside, as far as is known.
     longest_prefix: u32,
     /// When something expires. Entries of those that ended before are passed over.
-    timers: BTreeSet<(Time, Key)>,
+    timers: BTreeSet<(Time, RequestId)>,
     /// Whose turn it was when there was no room.
-    turn: Option<Key>,
+    turn: Option<RequestId>,
     experience: Experience,
     recovery: Recovery,
     rotation: Rotation,
@@ -126,17 +129,17 @@ pub struct Scheduler {
     sweeping: Option<EntryId>,
     /// Steps that had gone well when it was last looked who is placed high.
     looked: u64,
-    tally: Tally,
+    counters: SchedulerCounters,
     planned: Vec<Row>,
-    shape: Shape,
+    shape: StepShape,
     ahead: Ahead,
 }
 
 impl Scheduler {
     /// A scheduler with nothing to do.
-    pub fn new(mut limits: Limits) -> Self {
-        limits.top_ids = limits.top_ids.min(limits.seq_ids.saturating_sub(1));
-        limits.step_tokens = limits.step_tokens.max(u32::from(limits.running()));
+    pub fn new(mut limits: SchedulerConfig) -> Self {
+        limits.top_k_seq_ids = limits.top_k_seq_ids.min(limits.seq_ids.saturating_sub(1));
+        limits.max_step_tokens = limits.max_step_tokens.max(u32::from(limits.running()));
         Self {
             limits,
             queue: Queue::default(),
@@ -153,7 +156,7 @@ impl Scheduler {
             timers: BTreeSet::new(),
             turn: None,
             experience: Experience::default(),
-            recovery: Recovery::new(limits.step_tokens),
+            recovery: Recovery::new(limits.max_step_tokens),
             rotation: Rotation::default(),
             speculation: Speculation::default(),
             cohort: Cohort::default(),
@@ -163,33 +166,33 @@ impl Scheduler {
             swept: Time::ZERO,
             sweeping: None,
             looked: 0,
-            tally: Tally::default(),
+            counters: SchedulerCounters::default(),
             planned: Vec::new(),
-            shape: Shape::default(),
+            shape: StepShape::default(),
             ahead: Ahead::default(),
         }
     }
 
     /// Takes a request into the queue, or says why not.
-    pub fn enqueue(&mut self, now: Time, mut request: Request) -> Result<(), Refused> {
-        if let Some(goes_on) = &request.goes_on {
-            request.progress.late = !self.cohort.back(goes_on, request.arrived);
+    pub fn enqueue(&mut self, now: Time, mut request: Request) -> Result<(), EnqueueError> {
+        if let Some(goes_on) = &request.continues {
+            request.progress.late = !self.cohort.back(goes_on, request.arrived_at);
         }
         let needed = request.cells_needed();
-        let share = request.share.map_or(u32::MAX, |share| share.cells);
+        let share = request.quota.map_or(u32::MAX, |share| share.cells);
         let limit = share.min(self.limits.cells);
         if needed > limit {
-            return Err(Refused::TooLarge { needed, limit });
+            return Err(EnqueueError::TooLarge { needed, limit });
         }
         if request.deadline.is_some_and(|deadline| deadline <= now) {
-            return Err(Refused::Late);
+            return Err(EnqueueError::DeadlinePassed);
         }
         let retry_after = self.retry_after(now);
-        if self.queue.len() >= self.limits.queue {
-            return Err(Refused::QueueFull { retry_after });
+        if self.queue.len() >= self.limits.max_queue {
+            return Err(EnqueueError::QueueFull { retry_after });
         }
-        if self.queue.len_of(request.tenant) >= self.limits.tenant_queue {
-            return Err(Refused::TenantQueueFull { retry_after });
+        if self.queue.len_of(request.tenant) >= self.limits.max_tenant_queue {
+            return Err(EnqueueError::TenantQueueFull { retry_after });
         }
         self.timers.extend(request.timers());
         self.queue.push(request);
@@ -199,13 +202,13 @@ impl Scheduler {
     /// Takes a sequence out, wherever it is; its cells are freed before the next step, unless others
     /// wait for what it reads, somebody means to go on with it, or a prefix was brought back for it, of which
     /// there may be no other copy.
-    pub fn cancel(&mut self, key: Key) {
+    pub fn cancel(&mut self, key: RequestId) {
         debug_assert!(self.is_between(), "cancel between plan and applied");
         match self.queue.remove(key) {
             Some(request) => self.forget_timers(&request),
             None => {
                 if let Some(running) = self.end(key) {
-                    let wanted = running.request.claim.is_held() || running.fetched;
+                    let wanted = running.request.retention.is_held() || running.fetched;
                     if wanted || self.is_followed(key) {
                         self.keep(running);
                     } else {
@@ -217,7 +220,7 @@ impl Scheduler {
     }
 
     /// Takes out a sequence that runs and went wrong: nobody gets anything of it.
-    pub fn give_up(&mut self, key: Key) {
+    pub fn fail_request(&mut self, key: RequestId) {
         if let Some(running) = self.end(key) {
             self.discard(running);
         }
@@ -262,33 +265,33 @@ impl Scheduler {
         self.ahead.precedes(&step);
         Step {
             expired,
-            memory: self.take_memory(),
+            memory_ops: self.take_memory_ops(),
             admitted,
             ..step
         }
     }
 
     /// What has to be done to the cells before anything else is.
-    pub fn take_memory(&mut self) -> Vec<Memory> {
+    pub fn take_memory_ops(&mut self) -> Vec<MemoryOp> {
         std::mem::take(&mut self.memory)
     }
 
     /// Takes note of how the last planned step went. Returns a sequence that is given up, since it
     /// failed alone; its cells are freed before the next step.
-    pub fn applied(&mut self, result: StepResult<'_>) -> Option<Key> {
+    pub fn applied(&mut self, result: StepResult<'_>) -> Option<RequestId> {
         let planned = std::mem::take(&mut self.planned);
         match result {
             StepResult::Decoded {
                 sampled,
-                ended,
-                asked,
-                unsettled,
+                finished,
+                sampled_externally,
+                needs_all_logits,
                 took,
             } => {
                 self.learn(&planned, took.as_secs_f64());
                 for row in &planned {
                     let right = self.verify(row, sampled);
-                    if let Some(running) = self.find(row.key) {
+                    if let Some(running) = self.find(row.request) {
                         running.gets_on(row.certain() + right);
                     }
                 }
@@ -301,20 +304,20 @@ impl Scheduler {
                         self.queue.generated(tenant);
                     }
                 }
-                for &key in ended {
+                for &key in finished {
                     if let Some(running) = self.end(key) {
                         let request = &running.request;
                         if request.looks() {
                             let punctual = !request.progress.late;
-                            self.cohort.tell(request.claim.clone(), punctual, took);
+                            self.cohort.tell(request.retention.clone(), punctual, took);
                         } else {
                             self.usual.observe(request.progress.generated);
                         }
                         self.keep(running);
                     }
                 }
-                self.ask(asked, took);
-                self.look_again(unsettled);
+                self.ask(sampled_externally, took);
+                self.look_again(needs_all_logits);
                 self.recover(&planned);
                 None
             }
@@ -324,7 +327,7 @@ impl Scheduler {
                 self.drop_drafts(&planned);
                 self.start_anew(&planned);
                 let key = self.fail(&planned, now)?;
-                self.give_up(key);
+                self.fail_request(key);
                 Some(key)
             }
         }
@@ -333,18 +336,18 @@ impl Scheduler {
     /// A memory that can't go back is spoiled by a step that failed half-way: what it computes runs
     /// in several parts, and those that went well stay. So whoever was in the step starts anew.
     fn start_anew(&mut self, planned: &[Row]) {
-        if !self.limits.reuse.starts_anew() {
+        if self.limits.can_truncate {
             return;
         }
         for row in planned {
-            if let Some(running) = self.find(row.key) {
+            if let Some(running) = self.find(row.request) {
                 running.stops();
                 running.starts_at(0);
                 // Never before where it failed last: there it was read well, and who fails beside it while it
                 // reads that again would excuse it for ever.
                 running.failed_at = running.failed_at.max(Some(row.from));
                 self.cells.clear(row.seq);
-                self.memory.push(Memory::Clear(row.seq));
+                self.memory.push(MemoryOp::Clear(row.seq));
             }
         }
     }
@@ -402,7 +405,7 @@ impl Scheduler {
 
     /// Whether the step that was planned last waits for those that sample what comes next themselves, or for others
     /// to begin with, and until when.
-    pub fn awaited(&self) -> Option<Time> {
+    pub fn waiting_until(&self) -> Option<Time> {
         self.awaited
     }
 
@@ -426,12 +429,12 @@ impl Scheduler {
         self.pace.retry_after(now, self.queue.len())
     }
 
-    fn find(&mut self, key: Key) -> Option<&mut Running> {
+    fn find(&mut self, key: RequestId) -> Option<&mut Running> {
         self.running.iter_mut().find(|r| r.key() == key)
     }
 
     /// Those whose timers ran out.
-    fn due(&mut self, now: Time) -> Vec<Key> {
+    fn due(&mut self, now: Time) -> Vec<RequestId> {
         let mut due = Vec::new();
         while let Some(timer) = self
             .timers
@@ -445,7 +448,7 @@ impl Scheduler {
         due
     }
 
-    fn expire_deadlines(&mut self, now: Time, due: &[Key]) -> Vec<(Key, Expired)> {
+    fn expire_deadlines(&mut self, now: Time, due: &[RequestId]) -> Vec<(RequestId, Expired)> {
         let over = |request: &Request| request.deadline.is_some_and(|end| end <= now);
         let mut expired = Vec::new();
         for &key in due {
@@ -459,7 +462,7 @@ impl Scheduler {
         expired
     }
 
-    fn expire_waiting(&mut self, now: Time, due: &[Key]) -> Vec<(Key, Expired)> {
+    fn expire_waiting(&mut self, now: Time, due: &[RequestId]) -> Vec<(RequestId, Expired)> {
         let mut expired = Vec::new();
         for &key in due {
             let patience = self.queue.get(key).and_then(|request| request.queue_until);
@@ -473,7 +476,7 @@ impl Scheduler {
     }
 
     /// Takes a sequence from among those that run.
-    fn end(&mut self, key: Key) -> Option<Running> {
+    fn end(&mut self, key: RequestId) -> Option<Running> {
         let index = self.running.iter().position(|r| r.key() == key)?;
         let running = self.running.remove(index);
         self.queue.ended(running.request.tenant);

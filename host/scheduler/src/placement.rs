@@ -8,8 +8,8 @@
 //! passes over cells that it masks.
 
 use super::Scheduler;
-use super::cost::Shape;
-use super::words::{Memory, Reuse, SeqId};
+use super::cost::StepShape;
+use super::words::{MemoryOp, SeqId};
 
 /// Steps between two looks, and steps that are taken to come while things stay as they are.
 const EVERY: u64 = 64;
@@ -20,7 +20,7 @@ impl Scheduler {
     /// computed in this step, since it shows only afterwards whether it could be moved.
     pub(super) fn relocate(&mut self) -> bool {
         let steps = self.recovery.succeeded();
-        let can = self.limits.reuse == Reuse::Any;
+        let can = self.limits.reuses_parts();
         if !can || self.running.is_empty() || steps < self.looked + EVERY {
             return false;
         }
@@ -35,8 +35,8 @@ impl Scheduler {
         self.cells.clear(seq);
         let room = self.cells.restore(seq, &layout);
         debug_assert!(room, "there was room for it before");
-        self.memory.push(Memory::Relocate(seq));
-        self.tally.relocated += 1;
+        self.memory.push(MemoryOp::Compact(seq));
+        self.counters.compacted += 1;
         true
     }
 
@@ -46,13 +46,13 @@ impl Scheduler {
         if then >= now || length > self.cells.free() + self.cells.freed_by_clearing(seq) {
             return false;
         }
-        let seconds = |n_kv| self.cost.predict(Shape { n_kv, ..self.shape });
+        let seconds = |n_kv| self.cost.predict(StepShape { n_kv, ..self.shape });
         let saved = AHEAD * (seconds(now) - seconds(then));
         self.cost.is_fitted() && saved > 2.0 * self.state_seconds * f64::from(length)
     }
 
     /// A sequence could not be moved: the backend holds nothing of it any more.
-    pub fn spoiled(&mut self, seq: SeqId) {
+    pub fn compaction_failed(&mut self, seq: SeqId) {
         self.cells.clear(seq);
         if let Some(running) = self.running.iter_mut().find(|running| running.seq == seq) {
             running.stops();

@@ -12,7 +12,7 @@ use super::experience::{Experience, LADDER, UNKNOWN, fill};
 
 /// How prompts are read.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Prefill {
+pub enum PrefillPolicy {
     /// As many tokens as keep a step within `gap` times the time of its generating rows alone, or of as
     /// many rows as sequences usually run; at least the smallest chunk, so that prompts always get on. With
     /// what [fills](Self::fill) the rows' tile.
@@ -25,7 +25,7 @@ pub enum Prefill {
     SlotOrder,
 }
 
-impl Default for Prefill {
+impl Default for PrefillPolicy {
     fn default() -> Self {
         Self::Budgeted { gap: 2.0 }
     }
@@ -36,7 +36,7 @@ const SHARERS: u32 = 4;
 /// The least that one of them gets.
 const LEAST: u32 = 4;
 
-impl Prefill {
+impl PrefillPolicy {
     /// Prompt tokens that a step with `rows` generating rows may have, where `room` would fit.
     pub fn budget(
         self,
@@ -95,7 +95,7 @@ impl Prefill {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cost::Shape;
+    use super::super::cost::StepShape;
     use super::*;
 
     fn fitted() -> CostModel {
@@ -104,11 +104,11 @@ mod tests {
             let (rows, prefill) = (1 + i % 8, [0, 16, 64, 512][(i % 4) as usize]);
             let seconds = 0.040 + 0.004 * f64::from(rows) + 0.002 * f64::from(prefill);
             cost.observe(
-                Shape {
+                StepShape {
                     rows,
                     prefill,
                     n_kv: 256,
-                    ..Shape::default()
+                    ..StepShape::default()
                 },
                 seconds,
             );
@@ -120,36 +120,44 @@ mod tests {
     fn the_budget_keeps_the_step_within_its_time_and_is_of_a_fixed_size() {
         let cost = fitted();
         let top = Experience::daring();
-        let budget = |gap, rows| Prefill::Budgeted { gap }.budget(&cost, &top, rows, 256, 504);
+        let budget =
+            |gap, rows| PrefillPolicy::Budgeted { gap }.budget(&cost, &top, rows, 256, 504);
         // A step of 8 rows takes 72 ms; 16 tokens make it 104, 24 would make it 120; it scatters.
         assert_eq!(budget(2.0, 8), 16);
         assert_eq!(budget(4.0, 8), 64);
         assert_eq!(budget(2.0, 0), 504);
-        assert_eq!(Prefill::SlotOrder.budget(&cost, &top, 8, 256, 504), 504);
+        assert_eq!(
+            PrefillPolicy::SlotOrder.budget(&cost, &top, 8, 256, 504),
+            504
+        );
     }
 
     #[test]
     fn prompts_get_on_even_where_the_smallest_chunk_is_too_much() {
         let cost = fitted();
         let top = Experience::daring();
-        let budget = |cost, room| Prefill::Budgeted { gap: 1.0 }.budget(cost, &top, 8, 256, room);
+        let budget =
+            |cost, room| PrefillPolicy::Budgeted { gap: 1.0 }.budget(cost, &top, 8, 256, room);
         assert_eq!((budget(&cost, 504), budget(&cost, 3)), (4, 3));
         assert_eq!(budget(&CostModel::default(), 504), 16);
     }
 
     #[test]
     fn only_where_there_is_a_budget_rows_are_filled_up() {
-        assert_eq!([5, 8].map(|rows| Prefill::default().fill(rows)), [3, 0]);
-        assert_eq!(Prefill::SlotOrder.fill(5), 0);
+        assert_eq!(
+            [5, 8].map(|rows| PrefillPolicy::default().fill(rows)),
+            [3, 0]
+        );
+        assert_eq!(PrefillPolicy::SlotOrder.fill(5), 0);
     }
 
     #[test]
     fn several_prompts_share_a_step() {
-        let shared = Prefill::default();
+        let shared = PrefillPolicy::default();
         assert_eq!(shared.share(&[600, 600, 5], 64), [43, 16, 5]);
         assert_eq!(shared.share(&[600, 600, 5], 8), [4, 4, 0]);
         assert_eq!(shared.share(&[3, 4], 64), [3, 4]);
         assert_eq!(shared.share(&[600; 6], 512), [128, 128, 128, 128, 0, 0]);
-        assert_eq!(Prefill::SlotOrder.share(&[600, 600], 512), [512, 0]);
+        assert_eq!(PrefillPolicy::SlotOrder.share(&[600, 600], 512), [512, 0]);
     }
 }

@@ -10,7 +10,7 @@
 //! Within a tenant the earliest deadline goes first. A request without one is taken to have
 //! [`PATIENCE`], so that a stream of urgent ones passes it for so long and no longer.
 
-use super::{Key, Priority, Request, Tenant, Time};
+use super::{Priority, Request, RequestId, Tenant, Time};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub const GENERATED_WEIGHT: u64 = 2;
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Position among those that wait in one tenant: the first is served first.
-type Place = (Reverse<Priority>, Time, Key);
+type Place = (Reverse<Priority>, Time, RequestId);
 
 #[derive(Clone, Debug, Default)]
 struct Share {
@@ -48,16 +48,16 @@ pub struct Queue {
     /// The counters of those that have nothing to do and were ahead, and the same in their order.
     resting: HashMap<Tenant, u64>,
     ahead: BTreeSet<(u64, Tenant)>,
-    waiting: HashMap<Key, Request>,
+    waiting: HashMap<RequestId, Request>,
 }
 
 /// By what a request is ordered within its tenant.
 pub fn due(request: &Request) -> Time {
-    request.deadline.unwrap_or(request.arrived + PATIENCE)
+    request.deadline.unwrap_or(request.arrived_at + PATIENCE)
 }
 
 fn place(request: &Request) -> Place {
-    (Reverse(request.priority), due(request), request.key)
+    (Reverse(request.priority), due(request), request.id)
 }
 
 impl Queue {
@@ -95,7 +95,7 @@ impl Queue {
             ..Share::default()
         });
         share.waiting.insert(place(&request));
-        self.waiting.insert(request.key, request);
+        self.waiting.insert(request.id, request);
     }
 
     /// The request that is to be served next, of those that `may` be. Who may not holds up the others
@@ -104,7 +104,7 @@ impl Queue {
         let heads = self.shares.values().filter_map(|share| {
             let mut held_up = BTreeSet::new();
             let mut next = |request: &&Request| {
-                let group = request.share.map(|share| share.group);
+                let group = request.quota.map(|share| share.group);
                 let free = group.is_none_or(|group| !held_up.contains(&group)) && may(request);
                 held_up.extend(group.filter(|_| !free));
                 free
@@ -122,18 +122,18 @@ impl Queue {
     }
 
     /// A request that waits.
-    pub fn get(&self, key: Key) -> Option<&Request> {
+    pub fn get(&self, key: RequestId) -> Option<&Request> {
         self.waiting.get(&key)
     }
 
     /// The same, to add to its tokens.
-    pub fn get_mut(&mut self, key: Key) -> Option<&mut Request> {
+    pub fn get_mut(&mut self, key: RequestId) -> Option<&mut Request> {
         self.waiting.get_mut(&key)
     }
 
     /// Takes a request out because it got an id, and charges its tenant. So many of its tokens are
     /// there already.
-    pub fn admit(&mut self, key: Key, there: u32) -> Option<Request> {
+    pub fn admit(&mut self, key: RequestId, there: u32) -> Option<Request> {
         let request = self.waiting.remove(&key)?;
         let share = self.shares.entry(request.tenant).or_default();
         share.waiting.remove(&place(&request));
@@ -152,7 +152,7 @@ impl Queue {
     }
 
     /// Takes a request out because it is not to be served any more.
-    pub fn remove(&mut self, key: Key) -> Option<Request> {
+    pub fn remove(&mut self, key: RequestId) -> Option<Request> {
         let request = self.waiting.remove(&key)?;
         if let Some(share) = self.shares.get_mut(&request.tenant) {
             share.waiting.remove(&place(&request));
@@ -225,26 +225,26 @@ mod tests {
 
     fn request(key: u64, tenant: u32, priority: u8, deadline: Option<u64>) -> Request {
         Request {
-            key: Key(key),
+            id: RequestId(key),
             tenant: Tenant(tenant),
             priority: Priority(priority),
-            scope: super::super::Scope(0),
+            scope: super::super::PrefixScope(0),
             tokens: vec![0; 10],
             max_tokens: 5,
-            arrived: Duration::ZERO,
+            arrived_at: Duration::ZERO,
             queue_until: None,
             deadline: deadline.map(Duration::from_secs),
-            share: None,
-            claim: Default::default(),
-            goes_on: None,
-            rows: super::super::Rows::Whole,
+            quota: None,
+            retention: Default::default(),
+            continues: None,
+            logits: super::super::LogitsKind::All,
             progress: Default::default(),
         }
     }
 
     fn drain(queue: &mut Queue) -> Vec<u64> {
         std::iter::from_fn(|| {
-            let key = queue.first(|_| true)?.key;
+            let key = queue.first(|_| true)?.id;
             queue.admit(key, 0);
             Some(key.0)
         })
@@ -322,7 +322,7 @@ mod tests {
         // The one that did not rest gets as far as two of them.
         (0..5).for_each(|_| queue.generated(Tenant(1)));
         queue.push(request(9, 1, 0, None));
-        queue.remove(Key(9));
+        queue.remove(RequestId(9));
         assert_eq!(queue.tenants(), 2);
         assert_eq!(
             (queue.counter(Tenant(2)), queue.counter(Tenant(3))),

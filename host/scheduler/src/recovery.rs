@@ -12,7 +12,7 @@
 //! together each reads alone.
 
 use super::running::Running;
-use super::words::{Key, Row};
+use super::words::{RequestId, Row};
 use super::{Scheduler, Time};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -162,14 +162,14 @@ impl Scheduler {
             recovery.most = recovery.most.saturating_mul(2).min(recovery.limit);
             // Let those be tried next that were left out, then try more at once.
             self.running
-                .sort_by_key(|running| planned.iter().any(|row| row.key == running.key()));
+                .sort_by_key(|running| planned.iter().any(|row| row.request == running.key()));
         } else {
             recovery.together = 0;
         }
     }
 
     /// A step failed. Returns who is given up.
-    pub(super) fn fail(&mut self, planned: &[Row], now: Time) -> Option<Key> {
+    pub(super) fn fail(&mut self, planned: &[Row], now: Time) -> Option<RequestId> {
         let recovery = &mut self.recovery;
         recovery.failed = recovery.failed.saturating_add(1);
         let tokens: u32 = planned.iter().map(Row::tokens).sum();
@@ -180,7 +180,7 @@ impl Scheduler {
                 .saturating_add(u8::from(planned.len() > 1));
             // A memory that can't go back starts anew: it will not come to the same place with
             // fewer tokens, so who stands alone is to blame however many it has.
-            let alone = self.limits.reuse.starts_anew() && planned.len() == 1;
+            let alone = !self.limits.can_truncate && planned.len() == 1;
             return planned
                 .first()
                 .filter(|_| alone)
@@ -193,8 +193,8 @@ impl Scheduler {
     }
 
     /// A sequence failed alone. Returns it if it is given up for that.
-    fn strike(&mut self, row: &Row, now: Time) -> Option<Key> {
-        let index = self.running.iter().position(|r| r.key() == row.key)?;
+    fn strike(&mut self, row: &Row, now: Time) -> Option<RequestId> {
+        let index = self.running.iter().position(|r| r.key() == row.request)?;
         let adapters: BTreeSet<_> = self.running.iter().map(Running::adapter).collect();
         let adapters = u8::try_from(adapters.len()).unwrap_or(u8::MAX);
         // To the end: the next one is tried alone, which tells whether it is this one's fault.
@@ -206,7 +206,7 @@ impl Scheduler {
         };
         let over = running.strikes.add(now, &self.recovery, adapters, blame);
         self.running.push(running);
-        over.then_some(row.key)
+        over.then_some(row.request)
     }
 }
 

@@ -16,8 +16,8 @@
 
 use super::Scheduler;
 use super::cache::Entry;
-use super::cost::Shape;
-use super::words::{EntryId, Reuse, SeqId};
+use super::cost::StepShape;
+use super::words::{EntryId, SeqId};
 
 /// Rent, in times of what it costs to be rid of a prefix, at which that is done before a step that reads prompts, too.
 const PATIENCE: f64 = 2.0;
@@ -35,9 +35,9 @@ enum Way {
 
 impl Scheduler {
     /// A step is about to be computed: prefixes pay for the room they take, and one that has paid enough goes.
-    pub(super) fn collect_rent(&mut self, shape: Shape) {
+    pub(super) fn collect_rent(&mut self, shape: StepShape) {
         let tokens = shape.rows + shape.drafts + shape.prefill;
-        let can = self.limits.reuse == Reuse::Any && self.cost.is_fitted();
+        let can = self.limits.reuses_parts() && self.cost.is_fitted();
         if !can || tokens == 0 || self.cells.n_kv() <= FEWEST {
             return;
         }
@@ -85,7 +85,7 @@ impl Scheduler {
         if self.cache.covers_aside(entry.scope, &entry.tokens) {
             return Some((Way::Drop, anew.min(once)));
         }
-        let can = self.limits.prefixes && 2 * alone > all && all <= self.longest_prefix;
+        let can = self.limits.offload_prefixes && 2 * alone > all && all <= self.longest_prefix;
         Some(match can {
             true if 2.0 * once < anew => (Way::Move, 2.0 * once),
             true => (Way::DropDear, anew),
@@ -94,7 +94,7 @@ impl Scheduler {
     }
 
     /// There is no room for a prefix of that length outside of the cells.
-    pub fn is_too_long(&mut self, id: EntryId) {
+    pub fn offload_too_large(&mut self, id: EntryId) {
         if let Some(entry) = self.cache.get(id) {
             self.longest_prefix = self.longest_prefix.min(entry.length().saturating_sub(1));
         }
@@ -114,7 +114,7 @@ impl Scheduler {
 
 impl Scheduler {
     /// Moves all prefixes that nobody claims out of the cells, whatever they have paid: for tests.
-    pub fn move_prefixes(&mut self) {
+    pub fn offload_all_prefixes(&mut self) {
         self.cache.settle();
         let all: Vec<_> = self.cache.charges().map(|(id, _)| id).collect();
         for id in all {

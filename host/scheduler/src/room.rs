@@ -9,9 +9,11 @@
 
 use super::cache::{Entry, Holder, Place};
 use super::cells::Layout;
-use super::cost::Shape;
+use super::cost::StepShape;
 use super::running::{Running, Wait};
-use super::words::{Claim, EntryId, Key, Memory, Reuse, Rows, Scope, SeqId, Watch};
+use super::words::{
+    EntryId, LogitsKind, MemoryOp, PrefixScope, RequestId, Retention, SeqId, WeakRetention,
+};
 use super::{STATE_SECONDS, Scheduler, Time};
 use crate::Token;
 
@@ -21,13 +23,13 @@ const LEAST_KEPT: usize = 16;
 impl Scheduler {
     pub(super) fn share(&mut self, from: SeqId, to: SeqId, length: u32) {
         self.cells.share(from, to, length);
-        self.memory.push(Memory::Share { from, to, length });
+        self.memory.push(MemoryOp::Share { from, to, length });
     }
 
     pub(super) fn truncate(&mut self, seq: SeqId, length: u32) {
         if self.cells.held_by(seq) > length {
             self.cells.truncate(seq, length);
-            self.memory.push(Memory::Truncate { seq, length });
+            self.memory.push(MemoryOp::Truncate { seq, length });
         }
     }
 
@@ -39,11 +41,11 @@ impl Scheduler {
         let Some(seq) = entry.seq() else {
             return;
         };
-        if entry.is_claimed() && self.limits.spill {
+        if entry.is_claimed() && self.limits.swap {
             self.spill_copy(id, seq);
         } else {
             self.cache.remove(id);
-            self.tally.evicted += 1;
+            self.counters.evicted += 1;
         }
         self.release(seq);
     }
@@ -52,16 +54,16 @@ impl Scheduler {
     pub(super) fn spill_copy(&mut self, id: EntryId, seq: SeqId) {
         let layout = self.cells.layout(seq);
         self.cache.spilled(id, layout);
-        self.memory.push(Memory::Spill { entry: id, seq });
-        self.tally.spilled += 1;
+        self.memory.push(MemoryOp::SwapOut { entry: id, seq });
+        self.counters.swapped_out += 1;
     }
 
     /// Takes a prefix that nobody claims out of the cells, and puts it aside.
     pub(super) fn spill_prefix(&mut self, id: EntryId, seq: SeqId) {
         let layout = self.cells.layout(seq);
         self.cache.spilled_as_prefix(id, layout);
-        self.memory.push(Memory::Spill { entry: id, seq });
-        self.tally.prefixes += 1;
+        self.memory.push(MemoryOp::SwapOut { entry: id, seq });
+        self.counters.offloaded += 1;
         self.release(seq);
     }
 
@@ -112,7 +114,7 @@ impl Scheduler {
     fn preempt(&mut self, mut running: Running) {
         self.unlist(&running);
         running.stops();
-        let swap = self.limits.spill && self.is_swap_quicker(running.computed);
+        let swap = self.limits.swap && self.is_swap_quicker(running.computed);
         let Running {
             mut request,
             seq,
@@ -120,19 +122,21 @@ impl Scheduler {
             ..
         } = running;
         request.progress.preempted += 1;
-        if swap && computed > 0 && !self.limits.reuse.is_off() {
-            let claim = Claim::default();
+        if swap && computed > 0 && self.limits.prefix_cache {
+            let claim = Retention::default();
             let tokens = request.tokens[..computed as usize].to_vec();
             let place = Place::Cells(seq);
-            let entry = self.cache.keep(request.scope, tokens, place, claim.watch());
+            let entry = self
+                .cache
+                .keep(request.scope, tokens, place, claim.downgrade());
             self.spill_copy(entry, seq);
-            request.goes_on = Some(claim);
+            request.continues = Some(claim);
         }
         self.release(seq);
-        self.tally.preempted += 1;
+        self.counters.preempted += 1;
         // It had its turn in time.
         if let Some(time) = request.queue_until.take() {
-            self.timers.remove(&(time, request.key));
+            self.timers.remove(&(time, request.id));
         }
         let tenant = request.tenant;
         self.queue.push(request);
@@ -146,12 +150,12 @@ impl Scheduler {
 
     /// Whether so many tokens are sooner put aside and brought back than computed again.
     fn is_swap_quicker(&self, tokens: u32) -> bool {
-        let chunk = tokens.min(self.limits.step_tokens);
-        let shape = Shape {
+        let chunk = tokens.min(self.limits.max_step_tokens);
+        let shape = StepShape {
             rows: 0,
             prefill: chunk,
             n_kv: self.cells.n_kv(),
-            ..Shape::default()
+            ..StepShape::default()
         };
         let steps = f64::from(tokens) / f64::from(chunk.max(1));
         let compute = self.cost.predict(shape) * steps;
@@ -159,7 +163,7 @@ impl Scheduler {
     }
 
     /// Moving the state of so many tokens out of the cells or into them took so long.
-    pub fn observe_state(&mut self, tokens: u32, seconds: f64) {
+    pub fn observe_swap(&mut self, tokens: u32, seconds: f64) {
         if tokens > 0 && seconds.is_finite() {
             let newest = seconds / f64::from(tokens);
             // Of a few tokens it is mostly what any move takes.
@@ -189,18 +193,18 @@ impl Scheduler {
             computed,
             ..
         } = running;
-        let (scope, claim) = (request.scope, request.claim);
+        let (scope, claim) = (request.scope, request.retention);
         let mut tokens = request.tokens;
         tokens.truncate(computed as usize);
         let claimed = claim.is_held();
         let wanted = (claimed && !tokens.is_empty()) || tokens.len() >= LEAST_KEPT;
-        let parts = self.limits.reuse == Reuse::Any;
+        let parts = self.limits.reuses_parts();
         let useless = !claimed && self.cache.covers(scope, &tokens, parts);
-        if self.limits.reuse.is_off() || !wanted || useless {
+        if !self.limits.prefix_cache || !wanted || useless {
             self.release(seq);
             return;
         }
-        if self.limits.reuse == Reuse::Any {
+        if self.limits.reuses_parts() {
             for id in self.cache.covered_by(scope, &tokens) {
                 if !self.is_fetched(id) {
                     self.drop_entry(id);
@@ -218,7 +222,7 @@ impl Scheduler {
         };
         match entry.place {
             Place::Cells(seq) => self.release(seq),
-            Place::Spilled(_) => self.memory.push(Memory::Forget(id)),
+            Place::Spilled(_) => self.memory.push(MemoryOp::Discard(id)),
         }
         for running in &mut self.running {
             if matches!(running.wait, Wait::Fetches { entry, .. } if entry == id) {
@@ -228,27 +232,27 @@ impl Scheduler {
     }
 
     /// What was put aside under this name is gone: it is computed again where it is needed.
-    pub fn lost(&mut self, id: EntryId) {
+    pub fn entry_lost(&mut self, id: EntryId) {
         if self
             .cache
             .get(id)
             .is_some_and(|entry| entry.seq().is_none())
         {
-            match self.is_prefix(id) {
-                true => self.tally.evicted += 1,
-                false => self.tally.lost += 1,
+            match self.is_offloaded_prefix(id) {
+                true => self.counters.evicted += 1,
+                false => self.counters.lost += 1,
             }
             self.drop_entry(id);
         }
     }
 
     /// Whether what was put aside under this name is a prefix that nobody claims.
-    pub fn is_prefix(&self, id: EntryId) -> bool {
+    pub fn is_offloaded_prefix(&self, id: EntryId) -> bool {
         self.cache.get(id).is_some_and(Entry::is_prefix)
     }
 
     /// Whether a sequence waits for what was put aside under this name.
-    pub fn fetches(&self, key: Key, id: EntryId) -> bool {
+    pub fn waits_for_swap_in(&self, key: RequestId, id: EntryId) -> bool {
         let running = self.running.iter().find(|running| running.key() == key);
         running.is_some_and(
             |running| matches!(running.wait, Wait::Fetches { entry, .. } if entry == id),
@@ -269,7 +273,7 @@ impl Scheduler {
     /// An id that holds the longest beginning of a text that stayed, and nothing else, and how long
     /// that is. [`Scheduler::take_memory`] is to be done before it is looked at, and
     /// [`Scheduler::unborrow`] said afterwards.
-    pub fn borrow(&mut self, scope: Scope, tokens: &[Token]) -> Option<(SeqId, u32)> {
+    pub fn borrow_prefix(&mut self, scope: PrefixScope, tokens: &[Token]) -> Option<(SeqId, u32)> {
         let whole = |shared: u32, entry: &Entry| shared == entry.length();
         let found = self.cache.nearest(scope, tokens).into_iter();
         let (id, from, shared) = found
@@ -277,30 +281,30 @@ impl Scheduler {
                 Holder::Entry(id) => Some((id, shared, self.cache.get(id)?)),
                 Holder::Running(_) => None,
             })
-            .filter(|(_, shared, entry)| self.limits.reuse == Reuse::Any || whole(*shared, entry))
+            .filter(|(_, shared, entry)| self.limits.reuses_parts() || whole(*shared, entry))
             .find_map(|(id, shared, entry)| Some((id, entry.seq()?, shared)))?;
         if self.cache.get(id).is_some_and(|entry| whole(shared, entry)) {
             return Some((from, shared));
         }
-        let seq = self.lend_id(Rows::Top, Some(id))?;
+        let seq = self.lend_id(LogitsKind::TopK, Some(id))?;
         self.share(from, seq, shared);
         Some((seq, shared))
     }
 
     /// What was borrowed is not needed any more.
-    pub fn unborrow(&mut self, seq: SeqId) {
+    pub fn return_prefix(&mut self, seq: SeqId) {
         if self.cache.with_cells_of(seq).is_none() {
             self.release(seq);
         }
     }
 
     /// A state from outside is at hand as if it had been put aside.
-    pub fn adopt(
+    pub fn import_entry(
         &mut self,
-        scope: Scope,
+        scope: PrefixScope,
         tokens: Vec<Token>,
         layout: Layout,
-        claim: Watch,
+        claim: WeakRetention,
     ) -> EntryId {
         self.cache
             .keep(scope, tokens, Place::Spilled(layout), claim)
@@ -309,7 +313,7 @@ impl Scheduler {
     /// What a sequence waits for is at hand: the id to bring it back into, which holds nothing.
     /// `None` if it is not wanted any more or there is no room for it. [`Scheduler::take_memory`]
     /// is to be done first, and [`Scheduler::restored`] said afterwards.
-    pub fn restore(&mut self, key: Key, id: EntryId) -> Option<SeqId> {
+    pub fn begin_swap_in(&mut self, key: RequestId, id: EntryId) -> Option<SeqId> {
         let running = self.find(key)?;
         let (seq, wait) = (running.seq, running.wait);
         let Wait::Fetches { entry, length } = wait else {
@@ -320,7 +324,7 @@ impl Scheduler {
         }
         let room = self.cache.get(id).map(|entry| entry.length());
         // Nothing is taken out for what finds no room anyhow, or of which a part is wanted.
-        let part = self.is_prefix(id) && Some(length) < room;
+        let part = self.is_offloaded_prefix(id) && Some(length) < room;
         let most = match part {
             true => self.cells.free(),
             false => self.most_free(),
@@ -339,7 +343,7 @@ impl Scheduler {
     }
 
     /// Whether what a sequence waited for is back in its cells. True if the copy is still needed.
-    pub fn restored(&mut self, key: Key, id: EntryId, success: bool) -> bool {
+    pub fn finish_swap_in(&mut self, key: RequestId, id: EntryId, success: bool) -> bool {
         let Some(entry) = self.cache.get(id) else {
             return false;
         };
@@ -355,7 +359,7 @@ impl Scheduler {
             return self.is_needed(id);
         }
         if !success {
-            self.lost(id);
+            self.entry_lost(id);
             return false;
         }
         let Some(running) = self.find(key) else {
@@ -366,7 +370,7 @@ impl Scheduler {
         // Of a prefix the rest may be somebody's beginning, too.
         let part = prefix && length < layout.length();
         running.fetched = prefix && !part;
-        self.tally.restored += 1;
+        self.counters.swapped_in += 1;
         let mirrored = self.cells.restore(seq, &layout);
         debug_assert!(mirrored, "the backend had room for it");
         self.truncate(seq, length);
@@ -386,7 +390,7 @@ impl Scheduler {
 
     /// So much of an entry is in the cells of a sequence that runs: others that waited for no more
     /// share it.
-    fn refer(&mut self, id: EntryId, leader: Key, there: u32) {
+    fn refer(&mut self, id: EntryId, leader: RequestId, there: u32) {
         for running in &mut self.running {
             match running.wait {
                 Wait::Fetches { entry, length } if entry == id && length <= there => {
@@ -398,7 +402,7 @@ impl Scheduler {
     }
 
     /// Keeps nothing any longer that nobody claims.
-    pub fn clear_cache(&mut self) {
+    pub fn clear_prefix_cache(&mut self) {
         self.sweep_all();
     }
 

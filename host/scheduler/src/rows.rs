@@ -3,8 +3,8 @@
 //! whose turn it is.
 
 use super::Scheduler;
-use super::cost::Shape;
-use super::prefill::Prefill;
+use super::cost::StepShape;
+use super::prefill::PrefillPolicy;
 use super::queue;
 use super::rotation::Ready;
 use super::running::{Running, Wait};
@@ -23,7 +23,7 @@ impl Scheduler {
         let count = self.generating(adapter);
         let mut rows = Vec::with_capacity(self.running.len());
         let policy = self.limits.prefill;
-        let room = self.limits.step_tokens.saturating_sub(count);
+        let room = self.limits.max_step_tokens.saturating_sub(count);
         // Those whose turn it is not wait for the step as well.
         let waiting = self.all_generating().saturating_add(self.soon_generating());
         let n_kv = self.cells.n_kv();
@@ -49,7 +49,7 @@ impl Scheduler {
         }
         let ahead = self.ahead.tokens();
         let mut step = Step {
-            ahead,
+            overlapped: ahead,
             ..self.shaped(adapter, rows, count, allowed.min(budget + ahead))
         };
         if step.shape.prefill > 0
@@ -65,12 +65,12 @@ impl Scheduler {
     pub(super) fn prompts(&self, adapter: AdapterId) -> Vec<&Running> {
         let reading = self.running.iter().filter(|running| running.reads());
         let mut prompts: Vec<_> = reading.filter(|r| r.adapter() == adapter).collect();
-        if self.limits.prefill != Prefill::SlotOrder {
+        if self.limits.prefill != PrefillPolicy::SlotOrder {
             prompts.sort_by_key(|running| {
                 let request = &running.request;
                 let had = self.queue.counter(request.tenant);
                 let priority = std::cmp::Reverse(request.priority);
-                (priority, had, queue::due(request), request.key)
+                (priority, had, queue::due(request), request.id)
             });
         }
         prompts
@@ -167,7 +167,7 @@ impl Scheduler {
         }
         self.make_room(self.recovery.most());
         let most = self.recovery.most().min(self.cells.free());
-        let one_by_one = self.limits.reuse.starts_anew() && self.recovery.one_by_one();
+        let one_by_one = !self.limits.can_truncate && self.recovery.one_by_one();
         let (mut left, mut generating) = (most, 0);
         let mut rows = Vec::new();
         let ready = self.running.iter().filter(|running| running.is_ready());
@@ -204,15 +204,15 @@ impl Scheduler {
         Step {
             rows,
             adapter,
-            shape: Shape {
+            shape: StepShape {
                 rows: generating,
                 prefill: tokens - generating,
                 n_kv: 0,
-                ..Shape::default()
+                ..StepShape::default()
             },
-            budget,
+            prefill_budget: budget,
             skipped: own - generating,
-            off_turn: self.all_generating() - own,
+            other_adapters: self.all_generating() - own,
             ..Step::default()
         }
     }

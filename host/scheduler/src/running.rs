@@ -1,6 +1,6 @@
 //! A sequence that holds an id.
 
-use super::words::{AdapterId, EntryId, Key, Progress, Request, Row, SeqId, length};
+use super::words::{AdapterId, EntryId, Request, RequestId, RequestProgress, Row, SeqId, length};
 use super::{recovery::Strikes, speculation::Guess};
 use crate::Token;
 
@@ -14,7 +14,7 @@ pub(super) enum Wait {
     /// Nothing.
     None,
     /// Another one that is reading the same beginning, until it has read so many tokens.
-    Follows { leader: Key, length: u32 },
+    Follows { leader: RequestId, length: u32 },
     /// The first so many tokens, which were put aside.
     Fetches { entry: EntryId, length: u32 },
     /// The token after its last one, which is chosen elsewhere.
@@ -48,8 +48,8 @@ pub(super) struct Running {
 }
 
 impl Running {
-    pub fn key(&self) -> Key {
-        self.request.key
+    pub fn key(&self) -> RequestId {
+        self.request.id
     }
 
     /// What it is computed with.
@@ -59,7 +59,7 @@ impl Running {
 
     /// Whether it shares cells with this group.
     pub fn is_of(&self, group: u32) -> bool {
-        self.request.share.is_some_and(|share| share.group == group)
+        self.request.quota.is_some_and(|share| share.group == group)
     }
 
     pub fn tokens(&self) -> &[Token] {
@@ -128,13 +128,13 @@ impl Running {
     /// What it matters beside others: whoever has the least gives way first.
     pub fn importance(&self) -> impl Ord + use<> {
         let request = &self.request;
-        let latest = std::cmp::Reverse((request.arrived, request.key));
+        let latest = std::cmp::Reverse((request.arrived_at, request.id));
         (request.priority, latest)
     }
 
     pub fn row(&self, tokens: u32) -> Row {
         Row {
-            key: self.key(),
+            request: self.key(),
             seq: self.seq,
             from: self.computed,
             to: self.computed + tokens,
@@ -147,7 +147,7 @@ impl Running {
     pub fn starts_at(&mut self, length: u32) {
         self.wait = Wait::None;
         self.computed = length;
-        self.request.goes_on = None;
+        self.request.continues = None;
         let progress = &mut self.request.progress;
         progress.recomputed += progress.reached.saturating_sub(length);
         progress.cached += length.saturating_sub(progress.reached);
@@ -155,7 +155,7 @@ impl Running {
     }
 
     /// What it had of the backend until now.
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> RequestProgress {
         let mut progress = self.request.progress.clone();
         if matches!(self.wait, Wait::None | Wait::Chosen) {
             // That much was not computed again yet.

@@ -1,4 +1,4 @@
-//! Rows that go on with tokens that are guessed.
+//! LogitsKind that go on with tokens that are guessed.
 //!
 //! For a sequence that generates, its caller may propose *drafts*: what probably comes next. A row
 //! computes some of them behind the tokens that are certain, and a token is sampled after each. As
@@ -16,8 +16,8 @@
 
 use super::Scheduler;
 use super::ceiling::Ceiling;
-use super::cost::Shape;
-use super::words::{EntryId, Key, Row, Rows, SeqId, Step};
+use super::cost::StepShape;
+use super::words::{EntryId, LogitsKind, RequestId, Row, SeqId, Step};
 use crate::Token;
 
 /// Most drafts in a step: up to a ceiling on this ladder.
@@ -100,9 +100,9 @@ impl Scheduler {
     /// Says what probably comes after the tokens of a sequence that generates. The next step may
     /// compute some of it, from the first one on, or nothing. It is forgotten as soon as the sequence
     /// gains a token.
-    pub fn propose(&mut self, key: Key, draft: &[Token]) {
+    pub fn propose_draft(&mut self, key: RequestId, draft: &[Token]) {
         debug_assert!(self.is_between(), "propose between plan and applied");
-        let most = draft.len().min(self.limits.drafts as usize);
+        let most = draft.len().min(self.limits.max_drafts as usize);
         if let Some(running) = self.find(key).filter(|running| running.generates()) {
             running.guess.draft.clear();
             running.guess.draft.extend_from_slice(&draft[..most]);
@@ -111,7 +111,7 @@ impl Scheduler {
 
     /// The drafts of a row of the step that was planned last.
     pub fn draft(&self, row: &Row) -> &[Token] {
-        let running = self.running.iter().find(|r| r.key() == row.key);
+        let running = self.running.iter().find(|r| r.key() == row.request);
         let draft = running.map_or(&[][..], |running| &running.guess.draft);
         &draft[..draft.len().min(row.drafts as usize)]
     }
@@ -126,13 +126,13 @@ impl Scheduler {
             return;
         }
         let tokens: u32 = step.rows.iter().map(Row::tokens).sum();
-        let room = self.limits.step_tokens.saturating_sub(tokens);
+        let room = self.limits.max_step_tokens.saturating_sub(tokens);
         // What ran ahead may go on when the step begins.
-        let shape = Shape {
-            prefill: step.shape.prefill + step.ahead,
+        let shape = StepShape {
+            prefill: step.shape.prefill + step.overlapped,
             ..step.shape
         };
-        let alone = shape.rows == 1 && shape.prefill == 0 && step.off_turn == 0;
+        let alone = shape.rows == 1 && shape.prefill == 0 && step.other_adapters == 0;
         let wanted = self.choose(shape, &mut wishes, room, alone);
         let cells = self.spare_cells(tokens, wanted);
         let mut drafts = wanted;
@@ -152,7 +152,7 @@ impl Scheduler {
             row.drafts = wish.taken;
             row.to += wish.taken;
             if wish.taken == 0
-                && let Some(running) = self.running.iter_mut().find(|r| r.key() == row.key)
+                && let Some(running) = self.running.iter_mut().find(|r| r.key() == row.request)
             {
                 running.guess.misses *= FORGIVE;
             }
@@ -162,7 +162,7 @@ impl Scheduler {
 
     fn wishes(&self, rows: &[Row]) -> Vec<Wish> {
         let wish = |(row, planned): (usize, &Row)| {
-            let running = self.running.iter().find(|r| r.key() == planned.key)?;
+            let running = self.running.iter().find(|r| r.key() == planned.request)?;
             let (request, guess) = (&running.request, &running.guess);
             // One more is sampled after them.
             let left = request
@@ -172,7 +172,7 @@ impl Scheduler {
                 .unwrap_or(u32::MAX)
                 .min(left);
             // There the backend gives logits after one position only.
-            let one = self.limits.rows_of(planned.seq) == Rows::Top;
+            let one = self.limits.logits_of(planned.seq) == LogitsKind::TopK;
             let can = planned.output && running.generates() && most > 0 && !one;
             let chance = guess.chance();
             can.then_some(Wish {
@@ -188,11 +188,11 @@ impl Scheduler {
 
     /// Takes the likeliest drafts, as many as pay. Returns how many.
     /// Who generates `alone` holds up nobody.
-    fn choose(&mut self, shape: Shape, wishes: &mut [Wish], room: u32, alone: bool) -> u32 {
+    fn choose(&mut self, shape: StepShape, wishes: &mut [Wish], room: u32, alone: bool) -> u32 {
         let (cost, experience) = (&self.cost, &self.experience);
         let n_kv = self.cells.n_kv();
         let seconds = |drafts, prefill| {
-            let shape = Shape {
+            let shape = StepShape {
                 drafts,
                 prefill,
                 n_kv,
@@ -201,7 +201,7 @@ impl Scheduler {
             experience.expected(cost, shape)
         };
         let gap = self.limits.prefill.gap().filter(|_| !alone);
-        let longest = gap.map(|gap| experience.longest(gap, cost, Shape { n_kv, ..shape }));
+        let longest = gap.map(|gap| experience.longest(gap, cost, StepShape { n_kv, ..shape }));
         let room = room.min(LADDER[self.speculation.ceiling.place()]);
         let (mut drafts, mut tokens) = (0, f64::from(shape.rows));
         let likeliest = |wishes: &mut [Wish]| {
@@ -263,15 +263,15 @@ impl Scheduler {
 
     /// A row was computed. Returns how many of its drafts were right; what is in the cells of the
     /// others is undone.
-    pub(super) fn verify(&mut self, row: &Row, sampled: &[(Key, Token)]) -> u32 {
+    pub(super) fn verify(&mut self, row: &Row, sampled: &[(RequestId, Token)]) -> u32 {
         if row.drafts == 0 {
             return 0;
         }
-        let own = sampled.iter().filter(|(key, _)| *key == row.key);
+        let own = sampled.iter().filter(|(key, _)| *key == row.request);
         let gained: Vec<_> = own.map(|(_, token)| *token).collect();
         let right = accepted(self.draft(row), &gained);
         self.truncate(row.seq, row.certain() + right);
-        if let Some(running) = self.find(row.key) {
+        if let Some(running) = self.find(row.request) {
             running.guess.observe(row.drafts, right);
         }
         right
@@ -280,7 +280,7 @@ impl Scheduler {
     /// A step failed: who had drafts in it is tried again without.
     pub(super) fn drop_drafts(&mut self, planned: &[Row]) {
         for row in planned.iter().filter(|row| row.drafts > 0) {
-            if let Some(running) = self.find(row.key) {
+            if let Some(running) = self.find(row.request) {
                 running.guess.draft.clear();
                 running.guess.observe(row.drafts, 0);
             }

@@ -1,6 +1,6 @@
 //! The scheduler step by step, without a backend.
 
-use super::prefill::Prefill;
+use super::prefill::PrefillPolicy;
 use super::*;
 
 mod ahead;
@@ -12,37 +12,38 @@ mod rent;
 mod shares;
 mod speculation;
 
-const LIMITS: Limits = Limits {
+const LIMITS: SchedulerConfig = SchedulerConfig {
     seq_ids: 4,
-    top_ids: 0,
+    top_k_seq_ids: 0,
     cells: 100,
-    step_tokens: 16,
-    queue: 8,
-    tenant_queue: 6,
-    prefill: Prefill::Budgeted { gap: 2.0 },
-    reuse: Reuse::Any,
-    spill: true,
-    prefixes: false,
-    drafts: 8,
+    max_step_tokens: 16,
+    max_queue: 8,
+    max_tenant_queue: 6,
+    prefill: PrefillPolicy::Budgeted { gap: 2.0 },
+    prefix_cache: true,
+    can_truncate: true,
+    swap: true,
+    offload_prefixes: false,
+    max_drafts: 8,
     overlap: Overlap::Off,
 };
 
 fn request(key: u64, prompt: u32, max_tokens: u32) -> Request {
     Request {
-        key: Key(key),
+        id: RequestId(key),
         tenant: Tenant(0),
-        scope: Scope(0),
+        scope: PrefixScope(0),
         priority: Priority(0),
         tokens: (0..prompt).map(|i| 1000 * key as Token + i).collect(),
         max_tokens,
-        arrived: Time::ZERO,
+        arrived_at: Time::ZERO,
         queue_until: None,
         deadline: None,
-        share: None,
-        claim: Watch::default(),
-        goes_on: None,
-        rows: Rows::Whole,
-        progress: Progress::default(),
+        quota: None,
+        retention: WeakRetention::default(),
+        continues: None,
+        logits: LogitsKind::All,
+        progress: RequestProgress::default(),
     }
 }
 
@@ -53,14 +54,14 @@ fn enqueue(scheduler: &mut Scheduler, key: u64, prompt: u32, max_tokens: u32) {
 }
 
 /// The step was computed, and each row with output got a token.
-fn computed(scheduler: &mut Scheduler, step: &Step, ended: &[Key]) {
+fn computed(scheduler: &mut Scheduler, step: &Step, ended: &[RequestId]) {
     let rows = step.rows.iter().filter(|row| row.output);
-    let sampled: Vec<_> = rows.map(|row| (row.key, 7)).collect();
+    let sampled: Vec<_> = rows.map(|row| (row.request, 7)).collect();
     let result = StepResult::Decoded {
         sampled: &sampled,
-        ended,
-        asked: &[],
-        unsettled: &[],
+        finished: ended,
+        sampled_externally: &[],
+        needs_all_logits: &[],
         took: Duration::from_millis(1),
     };
     assert_eq!(scheduler.applied(result), None);
@@ -93,11 +94,11 @@ fn an_id_is_cleared_before_it_is_lent_again() {
     enqueue(&mut scheduler, 1, 1, 1);
     let step = scheduler.plan(Time::ZERO);
     let first = step.rows[0].seq;
-    computed(&mut scheduler, &step, &[Key(1)]);
+    computed(&mut scheduler, &step, &[RequestId(1)]);
     assert!(!scheduler.is_idle(), "there is something to clear");
     enqueue(&mut scheduler, 2, 1, 1);
     let step = scheduler.plan(Time::ZERO);
-    assert_eq!(step.memory, [Memory::Clear(first)]);
+    assert_eq!(step.memory_ops, [MemoryOp::Clear(first)]);
     assert_eq!(step.rows[0].seq, first);
 }
 
@@ -108,7 +109,7 @@ fn what_can_never_fit_comes_too_late_or_finds_no_place_is_refused_at_once() {
     let mut enqueue = |request| scheduler.enqueue(now, request);
     assert_eq!(
         enqueue(request(0, 100, 2)),
-        Err(Refused::TooLarge {
+        Err(EnqueueError::TooLarge {
             needed: 101,
             limit: 100
         })
@@ -117,14 +118,14 @@ fn what_can_never_fit_comes_too_late_or_finds_no_place_is_refused_at_once() {
         deadline: Some(Duration::from_secs(8)),
         ..request(0, 1, 1)
     };
-    assert_eq!(enqueue(late), Err(Refused::Late));
+    assert_eq!(enqueue(late), Err(EnqueueError::DeadlinePassed));
     for key in 0..6 {
         enqueue(request(key, 100, 1)).unwrap();
     }
     let retry_after = Duration::from_secs(1);
     assert_eq!(
         enqueue(request(6, 1, 1)),
-        Err(Refused::TenantQueueFull { retry_after })
+        Err(EnqueueError::TenantQueueFull { retry_after })
     );
     let of_another = |key| Request {
         tenant: Tenant(1),
@@ -134,13 +135,13 @@ fn what_can_never_fit_comes_too_late_or_finds_no_place_is_refused_at_once() {
     enqueue(of_another(7)).unwrap();
     assert_eq!(
         enqueue(of_another(8)),
-        Err(Refused::QueueFull { retry_after })
+        Err(EnqueueError::QueueFull { retry_after })
     );
 }
 
 #[test]
 fn nobody_waits_beyond_its_time_nor_runs_beyond_its_deadline() {
-    let mut scheduler = Scheduler::new(Limits {
+    let mut scheduler = Scheduler::new(SchedulerConfig {
         seq_ids: 1,
         ..LIMITS
     });
@@ -166,21 +167,27 @@ fn nobody_waits_beyond_its_time_nor_runs_beyond_its_deadline() {
     }
     let mut at = |second| {
         let step = scheduler.plan(seconds(second));
-        let keys: Vec<_> = step.rows.iter().map(|row| row.key.0).collect();
+        let keys: Vec<_> = step.rows.iter().map(|row| row.request.0).collect();
         let timer = scheduler.next_timer();
         computed(&mut scheduler, &step, &[]);
         (step.expired, keys, timer)
     };
     assert_eq!(at(9), (vec![], vec![1], Some(seconds(10))));
     let (expired, ..) = at(10);
-    assert!(matches!(expired[..], [(Key(2), Expired::Queue { .. })]));
+    assert!(matches!(
+        expired[..],
+        [(RequestId(2), Expired::Queue { .. })]
+    ));
     let (expired, _, timer) = at(21);
     assert_eq!(
         (expired, timer),
-        (vec![(Key(3), Expired::Deadline)], Some(seconds(30)))
+        (vec![(RequestId(3), Expired::Deadline)], Some(seconds(30)))
     );
     // Its place goes to the next in the same step.
-    assert_eq!(at(31), (vec![(Key(1), Expired::Deadline)], vec![4], None));
+    assert_eq!(
+        at(31),
+        (vec![(RequestId(1), Expired::Deadline)], vec![4], None)
+    );
 }
 
 /// Steps can be long: whose time to wait ran out during one, and whose place is free after it, gets it.
@@ -193,5 +200,5 @@ fn a_free_place_is_given_before_the_time_to_wait_is_looked_at() {
     };
     scheduler.enqueue(Time::ZERO, request).unwrap();
     let step = scheduler.plan(Duration::from_secs(2));
-    assert_eq!((step.admitted, step.expired), (vec![Key(1)], vec![]));
+    assert_eq!((step.admitted, step.expired), (vec![RequestId(1)], vec![]));
 }

@@ -1,14 +1,14 @@
 //! A radix tree over token ids: who holds a text that begins like this one?
 //!
 //! Paths that begin alike share their nodes, so a prompt is compared with all others in one walk.
-//! The tree knows no cells and no ids; a holder is a name. Each [`Scope`] has a tree of its own, and
+//! The tree knows no cells and no ids; a holder is a name. Each [`PrefixScope`] has a tree of its own, and
 //! nothing is ever found across scopes.
 //!
 //! Invariants, tested against a plain list: every node but a root has holders or at least two
 //! children, so there are at most two nodes for each holder; the children of a node begin with
 //! different tokens.
 
-use super::Scope;
+use super::PrefixScope;
 use crate::Token;
 use std::collections::{BTreeMap, HashMap};
 
@@ -31,7 +31,7 @@ struct Node<H> {
 pub struct Tree<H> {
     nodes: Vec<Node<H>>,
     unused: Vec<Index>,
-    roots: HashMap<Scope, Index>,
+    roots: HashMap<PrefixScope, Index>,
 }
 
 impl<H> Default for Tree<H> {
@@ -51,7 +51,7 @@ fn common(a: &[Token], b: &[Token]) -> usize {
 
 impl<H: Copy + Eq> Tree<H> {
     /// Puts a holder at the end of a path.
-    pub fn insert(&mut self, scope: Scope, path: &[Token], holder: H) {
+    pub fn insert(&mut self, scope: PrefixScope, path: &[Token], holder: H) {
         let root = match self.roots.get(&scope) {
             Some(&root) => root,
             None => {
@@ -80,7 +80,7 @@ impl<H: Copy + Eq> Tree<H> {
     }
 
     /// Takes a holder away from the end of its path. False if it was not there.
-    pub fn remove(&mut self, scope: Scope, path: &[Token], holder: H) -> bool {
+    pub fn remove(&mut self, scope: PrefixScope, path: &[Token], holder: H) -> bool {
         let Some((node, rest)) = self.walk(scope, path).pop() else {
             return false;
         };
@@ -96,7 +96,7 @@ impl<H: Copy + Eq> Tree<H> {
 
     /// Up to `most` holders, those first that share the most tokens with `path`, with how many they
     /// share; at least one each.
-    pub fn nearest(&self, scope: Scope, path: &[Token], most: usize) -> Vec<(H, usize)> {
+    pub fn nearest(&self, scope: PrefixScope, path: &[Token], most: usize) -> Vec<(H, usize)> {
         let mut found = Vec::new();
         let walked = self.walk(scope, path);
         // Where the walk ended inside an edge, all behind that edge share as much.
@@ -118,7 +118,7 @@ impl<H: Copy + Eq> Tree<H> {
     }
 
     /// Holders whose whole path is a beginning of `path`, the shortest first.
-    pub fn beginnings(&self, scope: Scope, path: &[Token]) -> Vec<H> {
+    pub fn beginnings(&self, scope: PrefixScope, path: &[Token]) -> Vec<H> {
         let nodes = self.walk(scope, path).into_iter();
         nodes
             .flat_map(|(node, _)| self.nodes[node].holders.iter().copied())
@@ -126,7 +126,7 @@ impl<H: Copy + Eq> Tree<H> {
     }
 
     /// Whether a holder's path begins with `path`, of which there is at least one token.
-    pub fn continues(&self, scope: Scope, path: &[Token], which: impl Fn(H) -> bool) -> bool {
+    pub fn continues(&self, scope: PrefixScope, path: &[Token], which: impl Fn(H) -> bool) -> bool {
         let Some((node, depth)) = self.walk(scope, path).pop().filter(|_| !path.is_empty()) else {
             return false;
         };
@@ -142,7 +142,7 @@ impl<H: Copy + Eq> Tree<H> {
     }
 
     /// Nodes from the root on whose paths `path` begins with, with their depths in tokens.
-    fn walk(&self, scope: Scope, path: &[Token]) -> Vec<(Index, usize)> {
+    fn walk(&self, scope: PrefixScope, path: &[Token]) -> Vec<(Index, usize)> {
         let Some(&root) = self.roots.get(&scope) else {
             return Vec::new();
         };
@@ -238,7 +238,7 @@ impl<H: Copy + Eq> Tree<H> {
     }
 
     /// Removes a node that says nothing any more, and joins its parent with what is left there.
-    fn tidy(&mut self, scope: Scope, node: Index) {
+    fn tidy(&mut self, scope: PrefixScope, node: Index) {
         let Some(parent) = self.nodes[node].parent else {
             if self.nodes[node].holders.is_empty() && self.nodes[node].children.is_empty() {
                 self.roots.remove(&scope);
@@ -286,7 +286,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const HERE: Scope = Scope(1);
+    const HERE: PrefixScope = PrefixScope(1);
 
     impl<H: Copy + Eq> Tree<H> {
         fn check(&self) {
@@ -316,7 +316,7 @@ mod tests {
         tree.insert(HERE, &[1, 2, 9], 'b');
         tree.insert(HERE, &[1, 2], 'c');
         tree.insert(HERE, &[7], 'd');
-        tree.insert(Scope(2), &[1, 2, 3, 4, 5], 'e');
+        tree.insert(PrefixScope(2), &[1, 2, 3, 4, 5], 'e');
         tree.check();
         let near = |path: &[Token], most| tree.nearest(HERE, path, most);
         assert_eq!(near(&[1, 2, 3, 4, 5], 9), [('a', 4), ('c', 2), ('b', 2)]);
@@ -329,7 +329,7 @@ mod tests {
         assert!(!tree.continues(HERE, &[1, 2, 3], |holder| holder == 'b'));
         assert!(!tree.continues(HERE, &[1, 2, 3, 4, 5], |_| true));
         assert!(!tree.remove(HERE, &[1, 2, 3], 'a'));
-        assert!(!tree.remove(Scope(3), &[7], 'd'));
+        assert!(!tree.remove(PrefixScope(3), &[7], 'd'));
     }
 
     proptest! {
@@ -343,9 +343,9 @@ mod tests {
             )
         ) {
             let mut tree = Tree::default();
-            let mut list: Vec<(Scope, Vec<Token>, usize)> = Vec::new();
+            let mut list: Vec<(PrefixScope, Vec<Token>, usize)> = Vec::new();
             for (number, (insert, scope, path)) in ops.into_iter().enumerate() {
-                let scope = Scope(scope);
+                let scope = PrefixScope(scope);
                 if insert || list.is_empty() {
                     tree.insert(scope, &path, number);
                     list.push((scope, path.clone(), number));

@@ -1,15 +1,15 @@
 //! What the scheduler is asked and what it answers.
 
 use super::Time;
-use super::cost::Shape;
-use super::prefill::Prefill;
+use super::cost::StepShape;
+use super::prefill::PrefillPolicy;
 use crate::Token;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// A request for as long as it lives; never reused, and higher than all before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key(pub u64);
+pub struct RequestId(pub u64);
 
 /// A sequence id of the backend, from 0; lent to one holder at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,9 +25,9 @@ pub struct Tenant(pub u32);
 
 /// Among whom prefixes are shared. How quickly a prompt is read tells whether somebody in the same
 /// scope asked something that begins alike; so a scope is one tenant, unless several agreed to
-/// share; with one [adapter](Scope::with) each.
+/// share; with one [adapter](PrefixScope::with) each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Scope(pub u64);
+pub struct PrefixScope(pub u64);
 
 /// What a sequence is computed with: the model alone, or one of the adapters that were loaded with
 /// it, counted from 1. A step computes with one of them.
@@ -44,12 +44,12 @@ impl AdapterId {
 /// Where the adapter stands in a scope: above whatever tells those who share from others.
 const ADAPTER_SHIFT: u32 = 48;
 
-impl Scope {
+impl PrefixScope {
     /// The same people, with this adapter. What one adapter computed is of no use to another, nor
     /// to the model alone; so they share nothing.
     #[must_use]
     pub fn with(self, adapter: AdapterId) -> Self {
-        Self(self.people() | u64::from(adapter.0) << ADAPTER_SHIFT)
+        Self(self.group() | u64::from(adapter.0) << ADAPTER_SHIFT)
     }
 
     /// What they compute with.
@@ -58,7 +58,7 @@ impl Scope {
     }
 
     /// Who they are, whatever they compute with.
-    pub fn people(self) -> u64 {
+    pub fn group(self) -> u64 {
         self.0 & ((1 << ADAPTER_SHIFT) - 1)
     }
 }
@@ -69,20 +69,20 @@ pub struct Priority(pub u8);
 
 /// Held by whoever means to go on with a sequence after it ended. All clones are one claim.
 #[derive(Clone, Debug, Default)]
-pub struct Claim(Arc<()>);
+pub struct Retention(Arc<()>);
 
-impl Claim {
+impl Retention {
     /// What is told to the scheduler: it sees when the last clone is gone.
-    pub fn watch(&self) -> Watch {
-        Watch(Arc::downgrade(&self.0))
+    pub fn downgrade(&self) -> WeakRetention {
+        WeakRetention(Arc::downgrade(&self.0))
     }
 }
 
-/// Tells whether a [`Claim`] is still held. The default is one that never was.
+/// Tells whether a [`Retention`] is still held. The default is one that never was.
 #[derive(Clone, Debug, Default)]
-pub struct Watch(Weak<()>);
+pub struct WeakRetention(Weak<()>);
 
-impl Watch {
+impl WeakRetention {
     /// Whether anybody holds the claim.
     pub fn is_held(&self) -> bool {
         self.0.strong_count() > 0
@@ -94,51 +94,25 @@ impl Watch {
     }
 
     /// Whether it watches this claim.
-    pub(super) fn is_of(&self, claim: &Claim) -> bool {
+    pub(super) fn is_of(&self, claim: &Retention) -> bool {
         self.0.as_ptr() == Arc::as_ptr(&claim.0)
     }
 
     /// Whether anybody holds the claim, not counting `own`.
-    pub(super) fn is_held_beside(&self, own: Option<&Claim>) -> bool {
+    pub(super) fn is_held_beside(&self, own: Option<&Retention>) -> bool {
         let counted = own.is_some_and(|own| self.is_of(own));
         self.0.strong_count() > usize::from(counted)
     }
 }
 
-/// What may be reused of a sequence's cells: it depends on the model's kind of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reuse {
-    /// Nothing is kept.
-    Off,
-    /// Nothing is kept of a memory that has no past to go back to.
-    OffWhole,
-    /// A sequence only as it is: recurrent state and sliding windows have no past to go back to.
-    Whole,
-    /// Any beginning of a sequence.
-    Any,
-}
-
-impl Reuse {
-    /// Whether nothing is kept.
-    pub fn is_off(self) -> bool {
-        matches!(self, Self::Off | Self::OffWhole)
-    }
-
-    /// Whether the memory has no past to go back to, so that after a failure in the midst of a step a sequence has
-    /// to be read again from its start.
-    pub fn starts_anew(self) -> bool {
-        matches!(self, Self::Whole | Self::OffWhole)
-    }
-}
-
 /// How much of the logits after its tokens a request needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Rows {
+pub enum LogitsKind {
     /// The highest are enough, as a rule.
-    Top,
+    TopK,
     /// All of them.
     #[default]
-    Whole,
+    All,
 }
 
 /// Whether prompts are read while nothing else can be computed: while rows are sampled, and while callers
@@ -167,47 +141,56 @@ impl Overlap {
 
 /// The sizes that bound every step, and how prompts are read.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct SchedulerConfig {
     /// Sequence ids that the backend has.
     pub seq_ids: u16,
     /// For so many of them, the first ones, the backend gives the highest logits only, and after one
     /// position of a step. As many sequences run at once as there are others.
-    pub top_ids: u16,
+    pub top_k_seq_ids: u16,
     /// KV cells that all sequences share.
     pub cells: u32,
     /// Most tokens in a step; at least one for each sequence that runs.
-    pub step_tokens: u32,
+    pub max_step_tokens: u32,
     /// Most sequences that wait.
-    pub queue: usize,
+    pub max_queue: usize,
     /// Most sequences of one tenant that wait.
-    pub tenant_queue: usize,
+    pub max_tenant_queue: usize,
     /// How prompts are read while others generate.
-    pub prefill: Prefill,
-    /// What may be reused of sequences that ended or run.
-    pub reuse: Reuse,
+    pub prefill: PrefillPolicy,
+    /// Whether requests reuse what earlier ones computed of the same prefix.
+    pub prefix_cache: bool,
+    /// Whether the model's memory can drop the last positions of a sequence. Recurrent state and sliding windows
+    /// can't: there a prefix is reused as a whole only, and a sequence of a failed step starts again from its first
+    /// token.
+    pub can_truncate: bool,
     /// Whether the state of sequences can be put aside and brought back.
-    pub spill: bool,
+    pub swap: bool,
     /// Whether that of prefixes can that nobody claims.
-    pub prefixes: bool,
+    pub offload_prefixes: bool,
     /// Most drafts in a row; 0 where a sequence can't be truncated, since it could not be rid of
     /// those that turn out wrong.
-    pub drafts: u32,
+    pub max_drafts: u32,
     /// Whether prompts are read ahead. Anything but [`Overlap::Off`] is for a backend that computes by
     /// itself while the caller does something else.
     pub overlap: Overlap,
 }
 
-impl Limits {
+impl SchedulerConfig {
     /// Most sequences that run at once.
     pub fn running(&self) -> u16 {
-        self.seq_ids.saturating_sub(self.top_ids)
+        self.seq_ids.saturating_sub(self.top_k_seq_ids)
+    }
+
+    /// Whether a part of what is in the cells of a sequence can be reused.
+    pub(super) fn reuses_parts(&self) -> bool {
+        self.prefix_cache && self.can_truncate
     }
 
     /// What the backend gives for an id.
-    pub fn rows_of(&self, seq: SeqId) -> Rows {
-        match seq.0 < self.top_ids {
-            true => Rows::Top,
-            false => Rows::Whole,
+    pub fn logits_of(&self, seq: SeqId) -> LogitsKind {
+        match seq.0 < self.top_k_seq_ids {
+            true => LogitsKind::TopK,
+            false => LogitsKind::All,
         }
     }
 }
@@ -216,11 +199,11 @@ impl Limits {
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Its name from here on.
-    pub key: Key,
+    pub id: RequestId,
     /// Whose it is.
     pub tenant: Tenant,
     /// With whom it shares prefixes, and with which adapter it is computed.
-    pub scope: Scope,
+    pub scope: PrefixScope,
     /// How urgent it is.
     pub priority: Priority,
     /// Its prompt, at least one token; and after a preemption what it had generated until then.
@@ -228,26 +211,26 @@ pub struct Request {
     /// Most tokens that it generates; 0 for one that only wants to know what may come next.
     pub max_tokens: u32,
     /// When it came.
-    pub arrived: Time,
+    pub arrived_at: Time,
     /// It is not worth starting later than this.
     pub queue_until: Option<Time>,
     /// It is worth nothing after this.
     pub deadline: Option<Time>,
     /// How many cells it may have together with others.
-    pub share: Option<CellShare>,
+    pub quota: Option<CellQuota>,
     /// Whether somebody means to go on with the sequence after this.
-    pub claim: Watch,
+    pub retention: WeakRetention,
     /// Keeps what it goes on with from being given up, until it has begun.
-    pub goes_on: Option<Claim>,
+    pub continues: Option<Retention>,
     /// What it needs to see of logits.
-    pub rows: Rows,
+    pub logits: LogitsKind,
     /// What it had before it was preempted. The default for a new one.
-    pub progress: Progress,
+    pub progress: RequestProgress,
 }
 
 /// What a request had of the backend, over all times that it was taken up.
 #[derive(Clone, Debug, Default)]
-pub struct Progress {
+pub struct RequestProgress {
     /// Tokens it generated.
     pub generated: u32,
     /// Prompt tokens that it did not have to compute, since they were in the cache.
@@ -281,9 +264,9 @@ impl Request {
     }
 
     /// When something happens to it if nothing else does.
-    pub(super) fn timers(&self) -> impl Iterator<Item = (Time, Key)> {
+    pub(super) fn timers(&self) -> impl Iterator<Item = (Time, RequestId)> {
         let times = [self.queue_until, self.deadline].into_iter().flatten();
-        times.map(|time| (time, self.key))
+        times.map(|time| (time, self.id))
     }
 }
 
@@ -295,7 +278,7 @@ pub(super) fn length(tokens: &[Token]) -> u32 {
 /// A bound on the cells that a group of sequences may have together while they run. A prefix that several
 /// of them share counts for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CellShare {
+pub struct CellQuota {
     /// Which group: whoever has the same number.
     pub group: u32,
     /// How many, as far as this member is concerned.
@@ -306,7 +289,7 @@ pub struct CellShare {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     /// Whose it is.
-    pub key: Key,
+    pub request: RequestId,
     /// Where its cells are.
     pub seq: SeqId,
     /// First position that is computed.
@@ -339,7 +322,7 @@ impl Row {
 
 /// Something to be done to the backend's cells, each in its turn and before the rows are computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Memory {
+pub enum MemoryOp {
     /// Free all cells of an id.
     Clear(SeqId),
     /// Let `to`, which holds nothing, hold the first positions of `from` too.
@@ -361,7 +344,7 @@ pub enum Memory {
     /// Put a copy of an id's state aside: with the prefixes if it
     /// [is one](super::Scheduler::is_prefix). If that can't be done, say so by
     /// [`Scheduler::lost`](super::Scheduler::lost).
-    Spill {
+    SwapOut {
         /// Under which name.
         entry: EntryId,
         /// Whose.
@@ -369,18 +352,18 @@ pub enum Memory {
     },
     /// Get what was put aside ready, and when it is, bring it back between two steps: see
     /// [`Scheduler::restore`](super::Scheduler::restore).
-    Fetch {
+    SwapIn {
         /// Under which name.
         entry: EntryId,
         /// Who waits for it.
-        key: Key,
+        request: RequestId,
     },
     /// What was put aside is of no use any more.
-    Forget(EntryId),
+    Discard(EntryId),
     /// Take the state of an id out and put it back, so that it comes to lie lower. Nothing else is
     /// computed in this step. If that can't be done, clear the id and say so by
     /// [`Scheduler::spoiled`](super::Scheduler::spoiled).
-    Relocate(SeqId),
+    Compact(SeqId),
 }
 
 /// Which of its times ran out.
@@ -400,29 +383,29 @@ pub enum Expired {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
     /// Sequences that are over since their time is.
-    pub expired: Vec<(Key, Expired)>,
+    pub expired: Vec<(RequestId, Expired)>,
     /// What is done to the cells first.
-    pub memory: Vec<Memory>,
+    pub memory_ops: Vec<MemoryOp>,
     /// Sequences that left the queue with this step.
-    pub admitted: Vec<Key>,
+    pub admitted: Vec<RequestId>,
     /// What is computed.
     pub rows: Vec<Row>,
     /// With what all of them are computed.
     pub adapter: AdapterId,
     /// Generating rows, and drafts behind them; prompt tokens, and others that
     /// are certain beside the first of a generating row; and the cells that attention will run over.
-    pub shape: Shape,
+    pub shape: StepShape,
     /// Prompt tokens that the budget allowed: with those that fill the tile of the generating rows, and those that
     /// ran ahead.
-    pub budget: u32,
+    pub prefill_budget: u32,
     /// Prompt tokens that ran ahead of this step and count against its budget.
-    pub ahead: u32,
+    pub overlapped: u32,
     /// It has nothing but parts of prompts, without output, and runs while nothing else can be computed.
-    pub meanwhile: bool,
+    pub is_overlap: bool,
     /// Generating sequences of the step's adapter that are not in it: only after a failure.
     pub skipped: u32,
     /// Generating sequences of other adapters, whose turn it is not.
-    pub off_turn: u32,
+    pub other_adapters: u32,
 }
 
 /// How a step went.
@@ -433,16 +416,16 @@ pub enum StepResult<'a> {
         /// What each row with output brought, in the order of the rows: at least one token, or several
         /// one after the other: drafts that were right, the one that was sampled after them, and those
         /// that are certain to follow it.
-        sampled: &'a [(Key, Token)],
+        sampled: &'a [(RequestId, Token)],
         /// Sequences that want no further token. One that [looks](Request::looks) gets none, and ends with
         /// its first row with output.
-        ended: &'a [Key],
-        /// Rows with output whose next token is chosen elsewhere: each waits until it is
+        finished: &'a [RequestId],
+        /// LogitsKind with output whose next token is chosen elsewhere: each waits until it is
         /// [told](super::Scheduler::chosen).
-        asked: &'a [Key],
-        /// Rows with output of which the highest logits did not tell enough: their last token is computed
+        sampled_externally: &'a [RequestId],
+        /// LogitsKind with output of which the highest logits did not tell enough: their last token is computed
         /// again, where all logits are seen.
-        unsettled: &'a [Key],
+        needs_all_logits: &'a [RequestId],
         /// How long it took.
         took: Duration,
     },
@@ -455,7 +438,7 @@ pub enum StepResult<'a> {
 
 /// Why a request was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum EnqueueError {
     /// It can never fit: it may need more cells than there are, or than its share.
     TooLarge {
         /// Cells that it may need.
@@ -474,5 +457,5 @@ pub enum Refused {
         retry_after: Duration,
     },
     /// Its deadline has passed already.
-    Late,
+    DeadlinePassed,
 }

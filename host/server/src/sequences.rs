@@ -10,7 +10,7 @@ use crate::keys::Keys;
 use crate::models;
 use crate::problem::Problem;
 use corral_engine::{
-    Caller, EntryView, Error, ModelState, ModelStatus, SequenceView, Tenant, View,
+    Caller, EntryStatus, Error, ModelState, ModelStatus, RequestStatus, Tenant, View,
 };
 use corral_runtime::Body;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -177,22 +177,22 @@ impl Routes {
             "prefix_bytes": view.prefixes_ram,
             "tally": {
                 "evicted": tally.evicted,
-                "spilled": tally.spilled,
-                "prefixes": tally.prefixes,
-                "restored": tally.restored,
+                "spilled": tally.swapped_out,
+                "prefixes": tally.offloaded,
+                "restored": tally.swapped_in,
                 "lost": tally.lost,
                 "preempted": tally.preempted,
-                "relocated": tally.relocated,
-                "adapter_changes": tally.adapter_changes,
+                "relocated": tally.compacted,
+                "adapter_changes": tally.adapter_switches,
             },
             "sequences": sequences.collect::<Vec<_>>(),
             "kept": kept.collect::<Vec<_>>(),
         })
     }
 
-    fn sequence(&self, sequence: &SequenceView) -> Value {
+    fn sequence(&self, sequence: &RequestStatus) -> Value {
         json!({
-            "key": sequence.key.0,
+            "key": sequence.id.0,
             "tenant": sequence.tenant.0,
             "route": self.tenants.get(&sequence.tenant),
             "priority": sequence.priority.0,
@@ -202,19 +202,19 @@ impl Routes {
             "generated": sequence.generated,
             "computed": sequence.computed,
             "cached": sequence.cached,
-            "state": sequence.state,
+            "state": sequence.state.as_str(),
         })
     }
 
-    fn entry(&self, entry: &EntryView) -> Value {
+    fn entry(&self, entry: &EntryStatus) -> Value {
         json!({
-            "entry": entry.entry.0,
-            "scope": entry.scope.people(),
-            "route": self.scopes.get(&entry.scope.people()),
+            "entry": entry.id.0,
+            "scope": entry.scope.group(),
+            "route": self.scopes.get(&entry.scope.group()),
             "adapter": entry.scope.adapter().0,
             "id": entry.seq.map(|seq| seq.0),
             "tokens": entry.tokens,
-            "claimed": entry.claimed,
+            "claimed": entry.retained,
         })
     }
 }
@@ -222,8 +222,8 @@ impl Routes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use corral_engine::{AdapterId, Priority, Tally};
-    use corral_engine::{EntryId, Key, Scope, SeqId};
+    use corral_engine::{AdapterId, Priority, SchedulerCounters};
+    use corral_engine::{EntryId, PrefixScope, RequestId, RequestState, SeqId};
 
     fn view() -> View {
         View {
@@ -237,8 +237,8 @@ mod tests {
             spilled_ram: 5,
             spilled_disk: 6,
             prefixes_ram: 7,
-            sequences: vec![SequenceView {
-                key: Key(9),
+            sequences: vec![RequestStatus {
+                id: RequestId(9),
                 tenant: Tenant(1),
                 priority: Priority(7),
                 adapter: AdapterId::NONE,
@@ -247,18 +247,21 @@ mod tests {
                 generated: 2,
                 computed: 3,
                 cached: 0,
-                state: "generates",
+                state: RequestState::Decode,
             }],
-            entries: [(Scope(1), Some(SeqId(2))), (Scope(1 << 32), None)]
-                .map(|(scope, seq)| EntryView {
-                    entry: EntryId(scope.0),
-                    scope,
-                    seq,
-                    tokens: 7,
-                    claimed: seq.is_none(),
-                })
-                .into(),
-            tally: Tally::default(),
+            entries: [
+                (PrefixScope(1), Some(SeqId(2))),
+                (PrefixScope(1 << 32), None),
+            ]
+            .map(|(scope, seq)| EntryStatus {
+                id: EntryId(scope.0),
+                scope,
+                seq,
+                tokens: 7,
+                retained: seq.is_none(),
+            })
+            .into(),
+            tally: SchedulerCounters::default(),
         }
     }
 

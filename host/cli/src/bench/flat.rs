@@ -46,7 +46,7 @@ struct Series {
     beside: &'static str,
     requests: Vec<Asked>,
     n_kv: (u32, u32),
-    relocated: u64,
+    compacted: u64,
 }
 
 const COLUMNS: [Column; 12] = [
@@ -61,7 +61,7 @@ const COLUMNS: [Column; 12] = [
     ("cached", "cached_tokens", Unit::Plain),
     ("n_kv first", "n_kv_before", Unit::Plain),
     ("n_kv last", "n_kv_after", Unit::Plain),
-    ("moved down", "relocated", Unit::Plain),
+    ("moved down", "compacted", Unit::Plain),
 ];
 
 /// Measures and prints.
@@ -149,7 +149,7 @@ impl Bench {
             beside,
             requests: asked,
             n_kv: (before.n_kv, after.n_kv),
-            relocated: after.tally.relocated - before.tally.relocated,
+            compacted: after.tally.compacted - before.tally.compacted,
         })
     }
 
@@ -256,7 +256,7 @@ impl Series {
             "cached_tokens": self.requests.iter().map(|asked| asked.cached).sum::<u64>(),
             "n_kv_before": self.n_kv.0,
             "n_kv_after": self.n_kv.1,
-            "relocated": self.relocated,
+            "compacted": self.compacted,
         })
     }
 }

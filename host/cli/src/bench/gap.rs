@@ -12,7 +12,7 @@ use super::table::{Column, Unit, tell};
 use super::{median, median_and_ends, quantile};
 use crate::arguments::GapBench;
 use crate::complaint::Complaint;
-use corral_engine::{Caller, Engine, Error, Options, Prefill};
+use corral_engine::{Caller, Engine, Error, Options, PrefillPolicy};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,8 +76,8 @@ const COLUMNS: [Column; 14] = [
 pub(super) async fn measure(arguments: &GapBench) -> Result<(), Complaint> {
     let mut ways = Vec::new();
     for (name, prefill) in [
-        ("budgeted", Prefill::default()),
-        ("slot order", Prefill::SlotOrder),
+        ("budgeted", PrefillPolicy::default()),
+        ("slot order", PrefillPolicy::SlotOrder),
     ] {
         let cells = arguments.streams * (SHORT + BACKGROUND) + arguments.length + SHORT + ALONE;
         let mut config = config(&arguments.measuring, arguments.threads, cells)?;

@@ -12,8 +12,8 @@ use super::{Fault, Input, Machine, POISON, Simulator, Size};
 use aside::Wanted;
 use blame::Blame;
 use corral_scheduler::{
-    Claim, EntryId, Key, Limits, Memory, Refused, Request, Row, Scheduler, Scope, StepResult,
-    Tally, Time, Token,
+    EnqueueError, EntryId, MemoryOp, PrefixScope, Request, RequestId, Retention, Row, Scheduler,
+    SchedulerConfig, SchedulerCounters, StepResult, Time, Token,
 };
 pub use record::{Arrival, End, Record, Taken};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -54,7 +54,7 @@ const CANDIDATES: u32 = 4;
 /// A scheduler, a simulator, and a clock.
 #[derive(Debug)]
 pub struct Simulation {
-    limits: Limits,
+    limits: SchedulerConfig,
     scheduler: Scheduler,
     backend: Simulator,
     machine: Machine,
@@ -62,13 +62,13 @@ pub struct Simulation {
     /// Until when what ran ahead is computed.
     busy: Time,
     arrivals: Vec<Arrival>,
-    alive: HashMap<Key, Alive>,
+    alive: HashMap<RequestId, Alive>,
     blame: Blame,
     records: Vec<Option<Record>>,
     /// Texts of those that finished.
     texts: HashMap<usize, Vec<Token>>,
     /// Held for those that go on with an earlier one.
-    claims: HashMap<usize, Claim>,
+    claims: HashMap<usize, Retention>,
     /// What was put aside.
     store: HashMap<EntryId, Vec<u8>>,
     wanted: Vec<Wanted>,
@@ -89,18 +89,19 @@ pub struct Simulation {
 
 impl Simulation {
     /// Nothing has come yet.
-    pub fn new(limits: Limits, machine: Machine, faults: BTreeMap<u64, Fault>) -> Self {
+    pub fn new(limits: SchedulerConfig, machine: Machine, faults: BTreeMap<u64, Fault>) -> Self {
         let size = Size {
             seq_ids: limits.seq_ids,
             cells: limits.cells,
-            step_tokens: limits.step_tokens,
+            step_tokens: limits.max_step_tokens,
             vocabulary: POISON + 1,
         };
-        let backend = Simulator::new(size, machine, faults).with_top(limits.top_ids, CANDIDATES);
+        let backend =
+            Simulator::new(size, machine, faults).with_top(limits.top_k_seq_ids, CANDIDATES);
         Self {
             limits,
             scheduler: Scheduler::new(limits),
-            backend: match limits.reuse.starts_anew() {
+            backend: match !limits.can_truncate {
                 true => backend.without_parts(),
                 false => backend,
             },
@@ -140,8 +141,8 @@ impl Simulation {
     }
 
     /// What was done about memory.
-    pub fn tally(&self) -> Tally {
-        self.scheduler.tally()
+    pub fn counters(&self) -> SchedulerCounters {
+        self.scheduler.counters()
     }
 
     /// Runs until all `arrivals` have ended; returns what became of each, in their order, and then of those
@@ -183,7 +184,7 @@ impl Simulation {
             match next.into_iter().chain(self.scheduler.next_timer()).min() {
                 Some(time) => {
                     let time = self.now.max(time);
-                    if self.scheduler.awaited().is_some() {
+                    if self.scheduler.waiting_until().is_some() {
                         self.awaited += time - self.now;
                     }
                     self.now = time;
@@ -197,10 +198,10 @@ impl Simulation {
     fn finish(&mut self) -> Vec<Record> {
         assert!(self.scheduler.is_idle() && self.alive.is_empty());
         self.claims.clear();
-        self.scheduler.clear_cache();
+        self.scheduler.clear_prefix_cache();
         self.see_to_memory();
         assert!(self.store.is_empty(), "something put aside was left behind");
-        assert_eq!(self.scheduler.ids_used(), 0, "ids were left behind");
+        assert_eq!(self.scheduler.seq_ids_used(), 0, "ids were left behind");
         assert_eq!(self.scheduler.cells_reserved(), 0, "cells were left behind");
         assert_eq!((self.scheduler.cells().used(), self.backend.used()), (0, 0));
         let records = std::mem::take(&mut self.records);
@@ -212,7 +213,7 @@ impl Simulation {
 
     fn arrive(&mut self, index: usize) {
         let arrival = self.arrivals[index].clone();
-        let key = Key(index as u64);
+        let key = RequestId(index as u64);
         let tokens = self.prompt_of(index);
         let prompt = u32::try_from(tokens.len()).unwrap();
         let went_on = self.arrivals.iter().any(|other| {
@@ -220,24 +221,24 @@ impl Simulation {
             other.goes_on.is_some_and(earlier)
         });
         let went_on = went_on || arrival.comes_back.0 > 0 || arrival.asks.is_some();
-        let claim = went_on.then(Claim::default);
-        let watch = claim.as_ref().map(Claim::watch).unwrap_or_default();
+        let claim = went_on.then(Retention::default);
+        let watch = claim.as_ref().map(Retention::downgrade).unwrap_or_default();
         let request = Request {
-            key,
+            id: key,
             tenant: arrival.tenant,
-            scope: Scope(u64::from(arrival.tenant.0)).with(arrival.adapter),
+            scope: PrefixScope(u64::from(arrival.tenant.0)).with(arrival.adapter),
             priority: arrival.priority,
             tokens: tokens.clone(),
             max_tokens: arrival.max_tokens,
-            arrived: arrival.at,
+            arrived_at: arrival.at,
             queue_until: arrival.patience.map(|time| arrival.at + time),
             deadline: arrival.time.map(|time| arrival.at + time),
-            share: arrival.share,
-            claim: watch,
-            goes_on: arrival
+            quota: arrival.share,
+            retention: watch,
+            continues: arrival
                 .goes_on
                 .and_then(|(earlier, _)| self.claims.get(&earlier).cloned()),
-            rows: arrival.rows,
+            logits: arrival.rows,
             progress: Default::default(),
         };
         if let Some((earlier, _)) = arrival.goes_on {
@@ -269,19 +270,19 @@ impl Simulation {
         self.alive.insert(key, alive);
         if let Err(refused) = self.scheduler.enqueue(self.now, request) {
             match refused {
-                Refused::TooLarge { needed, limit } => {
+                EnqueueError::TooLarge { needed, limit } => {
                     let share = self.arrivals[index].share;
                     let share = share.map_or(u32::MAX, |share| share.cells);
                     assert_eq!(limit, share.min(self.limits.cells));
                     assert!(needed > limit);
                 }
-                Refused::QueueFull { .. } => {
-                    assert!(self.scheduler.waiting() >= self.limits.queue);
+                EnqueueError::QueueFull { .. } => {
+                    assert!(self.scheduler.waiting_count() >= self.limits.max_queue);
                 }
-                Refused::TenantQueueFull { .. } => {
-                    assert!(self.waiting_of(index) >= self.limits.tenant_queue);
+                EnqueueError::TenantQueueFull { .. } => {
+                    assert!(self.waiting_of(index) >= self.limits.max_tenant_queue);
                 }
-                Refused::Late => {
+                EnqueueError::DeadlinePassed => {
                     let arrival = &self.arrivals[index];
                     let deadline = arrival.time.map(|time| arrival.at + time);
                     assert!(deadline.is_some_and(|deadline| deadline <= self.now));
@@ -291,8 +292,8 @@ impl Simulation {
         }
         // Those that had to give way come back into the queue, however full.
         let back = usize::from(self.limits.seq_ids);
-        assert!(self.scheduler.waiting() <= self.limits.queue + back);
-        assert!(self.waiting_of(index) <= self.limits.tenant_queue + back);
+        assert!(self.scheduler.waiting_count() <= self.limits.max_queue + back);
+        assert!(self.waiting_of(index) <= self.limits.max_tenant_queue + back);
     }
 
     /// How many of the tenant of that arrival wait.
@@ -305,14 +306,14 @@ impl Simulation {
     }
 
     fn leave(&mut self, index: usize) {
-        let key = Key(index as u64);
+        let key = RequestId(index as u64);
         if self.alive.contains_key(&key) {
             self.scheduler.cancel(key);
             self.end(key, End::Left);
         }
     }
 
-    fn end(&mut self, key: Key, end: End) {
+    fn end(&mut self, key: RequestId, end: End) {
         let progress = self.scheduler.progress(key).unwrap_or_default();
         let alive = self.alive.remove(&key).expect("a request ends once");
         if end == End::Finished {
@@ -381,8 +382,11 @@ impl Simulation {
             self.end(key, End::Expired(expired));
         }
         self.check_awaited(&step);
-        self.do_memory(&step.memory);
-        let relocated = step.memory.iter().any(|m| matches!(m, Memory::Relocate(_)));
+        self.do_memory(&step.memory_ops);
+        let relocated = step
+            .memory_ops
+            .iter()
+            .any(|m| matches!(m, MemoryOp::Compact(_)));
         for key in &step.admitted {
             self.admitted(*key);
         }
@@ -410,17 +414,17 @@ impl Simulation {
         }
         let took = self.now - began;
         self.steps.push(Taken {
-            running: self.scheduler.running(),
+            running: self.scheduler.running_count(),
             rows: step.shape.rows,
             drafts: step.shape.drafts,
             prefill: step.shape.prefill,
-            ahead: step.ahead,
-            meanwhile: step.meanwhile,
+            ahead: step.overlapped,
+            meanwhile: step.is_overlap,
             failed: decoded.is_err(),
             adapter: step.adapter,
             took,
         });
-        let anew = self.limits.reuse.starts_anew();
+        let anew = !self.limits.can_truncate;
         self.blame.stepped(&step.rows, decoded.is_err(), anew);
         if decoded.is_err() {
             if let Some(key) = self.scheduler.applied(StepResult::Failed { now: self.now }) {
@@ -435,9 +439,9 @@ impl Simulation {
             } = self.computed(&step.rows);
             let result = StepResult::Decoded {
                 sampled: &sampled,
-                ended: &ended,
-                asked: &asked,
-                unsettled: &unsettled,
+                finished: &ended,
+                sampled_externally: &asked,
+                needs_all_logits: &unsettled,
                 took,
             };
             assert_eq!(self.scheduler.applied(result), None);
@@ -445,14 +449,14 @@ impl Simulation {
                 self.finish_ahead(&step, success);
             }
         }
-        let pending = self.scheduler.take_memory();
+        let pending = self.scheduler.take_memory_ops();
         self.do_memory(&pending);
         self.check_cells(&pending);
         self.propose(&step.rows);
         true
     }
 
-    fn admitted(&mut self, key: Key) {
+    fn admitted(&mut self, key: RequestId) {
         let alive = self.alive.get_mut(&key).expect("it was waiting");
         if alive.admitted.is_some() {
             return;
@@ -467,10 +471,13 @@ impl Simulation {
     fn inputs(&mut self, rows: &[Row]) -> Vec<Input> {
         let mut inputs = Vec::new();
         for row in rows {
-            let alive = self.alive.get(&row.key).expect("a row of one that ended");
+            let alive = self
+                .alive
+                .get(&row.request)
+                .expect("a row of one that ended");
             assert!(row.certain() as usize <= alive.text.len());
             assert_eq!(row.output, row.certain() as usize == alive.text.len());
-            assert_eq!(self.scheduler.tokens(row.key), alive.text);
+            assert_eq!(self.scheduler.tokens(row.request), alive.text);
             let before = &alive.text[..row.from as usize];
             assert_eq!(self.backend.held(row.seq), before, "what its cells hold");
             let certain = &alive.text[row.from as usize..row.certain() as usize];

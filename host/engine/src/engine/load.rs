@@ -13,7 +13,7 @@ use crate::places::Places;
 use crate::progress::Progress;
 use crate::store::spill::{Budgets, Spill};
 use crate::worker::{Aside, Command, Worker};
-use corral_scheduler::{Limits, Reuse};
+use corral_scheduler::SchedulerConfig;
 use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -40,23 +40,19 @@ impl Engine {
             buffers,
         } = place::place(&config, progress)?;
         let top_ids = backend.device_top().map_or(0, |top| top.ids);
-        let limits = Limits {
+        let limits = SchedulerConfig {
             seq_ids: config.sequences + top_ids,
-            top_ids,
+            top_k_seq_ids: top_ids,
             cells: backend.cells(),
-            step_tokens: backend.step_tokens(),
-            queue: config.queue,
-            tenant_queue: config.queue.div_ceil(TENANT_SHARE),
+            max_step_tokens: backend.step_tokens(),
+            max_queue: config.queue,
+            max_tenant_queue: config.queue.div_ceil(TENANT_SHARE),
             prefill: config.prefill,
-            reuse: match (config.prefix_cache, model.can_truncate()) {
-                (false, true) => Reuse::Off,
-                (false, false) => Reuse::OffWhole,
-                (true, false) => Reuse::Whole,
-                (true, true) => Reuse::Any,
-            },
-            spill: config.spill_ram > 0,
-            prefixes: config.prefix_ram > 0,
-            drafts: if model.can_truncate() {
+            prefix_cache: config.prefix_cache,
+            can_truncate: model.can_truncate(),
+            swap: config.spill_ram > 0,
+            offload_prefixes: config.prefix_ram > 0,
+            max_drafts: if model.can_truncate() {
                 MAX_DRAFTS.into()
             } else {
                 0
@@ -108,7 +104,7 @@ impl Engine {
             end_of_generation: info.end_of_generation.clone(),
         });
         let running = usize::from(config.sequences);
-        let places = Places::new(config.queue + running, limits.tenant_queue + running);
+        let places = Places::new(config.queue + running, limits.max_tenant_queue + running);
         // So a sequence that has a place always finds room, beside some who look or clear.
         let (commands, inbox) = sync_channel(places.limit + OTHERS);
         let commands = Arc::new(commands);

@@ -49,7 +49,7 @@ impl<B: Backend> Worker<B> {
             return None;
         }
         let rest = Duration::from_secs_f64(self.pastime.usual);
-        let step = self.scheduler.plan_ahead(rest)?;
+        let step = self.scheduler.plan_overlap(rest)?;
         self.gather(&step.rows);
         let before = Instant::now();
         let decoded = self.backend.decode_ahead(&self.inputs);
@@ -73,7 +73,7 @@ impl<B: Backend> Worker<B> {
             took,
         } = begun;
         self.pastime.owed = took;
-        self.scheduler.applied_ahead(decoded.is_ok());
+        self.scheduler.applied_overlap(decoded.is_ok());
         if let Err(error) = decoded {
             let tokens = step.shape.prefill;
             tracing::warn!(%error, tokens, "a step that was to run ahead failed");
@@ -82,9 +82,9 @@ impl<B: Backend> Worker<B> {
         }
         for row in &step.rows {
             let tokens = u64::from(row.tokens());
-            if let Some(sequence) = self.sequences.get_mut(&row.key) {
+            if let Some(sequence) = self.sequences.get_mut(&row.request) {
                 sequence.computed += tokens;
-            } else if let Some(look) = self.looks.get_mut(&row.key) {
+            } else if let Some(look) = self.looks.get_mut(&row.request) {
                 look.computed += tokens;
             }
         }

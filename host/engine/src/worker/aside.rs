@@ -6,7 +6,7 @@ use crate::backend::{Backend, SaveError};
 use crate::metrics::{Counters, set};
 use crate::store::spill::{Fetched, Spill};
 use crate::view::View;
-use corral_scheduler::{EntryId, Key, Layout, Memory, Scope, SeqId, Watch};
+use corral_scheduler::{EntryId, Layout, MemoryOp, PrefixScope, RequestId, SeqId, WeakRetention};
 use std::time::Instant;
 
 /// Largest state that is moved within the cells, in bytes: there is a copy of it for that moment.
@@ -19,7 +19,7 @@ pub struct Aside {
     spill: Option<Store>,
     /// Those of prefixes that nobody claims, apart, so that these never push out the others.
     prefixes: Option<Store>,
-    wanted: Vec<(EntryId, Key)>,
+    wanted: Vec<(EntryId, RequestId)>,
 }
 
 /// Where states are.
@@ -92,7 +92,7 @@ impl Aside {
 
 /// Asks for a copy of the state of a text.
 pub struct SaveOrder {
-    pub scope: Scope,
+    pub scope: PrefixScope,
     pub tokens: Vec<Token>,
     /// Bytes of the state.
     pub most: usize,
@@ -111,19 +111,19 @@ pub struct Saved {
 
 /// A state that comes from outside, by hands that are trusted.
 pub struct Adoption {
-    pub scope: Scope,
+    pub scope: PrefixScope,
     /// All of them are in the state.
     pub tokens: Vec<Token>,
     pub layout: Layout,
     pub state: Vec<u8>,
-    pub claim: Watch,
+    pub claim: WeakRetention,
 }
 
 impl<B: Backend> Worker<B> {
     /// Does what the scheduler wants done.
     pub(super) fn see_to_memory(&mut self) {
         loop {
-            let memory = self.scheduler.take_memory();
+            let memory = self.scheduler.take_memory_ops();
             if memory.is_empty() {
                 return;
             }
@@ -131,32 +131,35 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    pub(super) fn do_memory(&mut self, memory: &[Memory]) {
+    pub(super) fn do_memory(&mut self, memory: &[MemoryOp]) {
         for operation in memory {
             match *operation {
-                Memory::Clear(seq) => self.backend.clear(seq),
-                Memory::Share { from, to, length } => self.backend.share(from, to, length),
-                Memory::Truncate { seq, length } => self.backend.truncate(seq, length),
-                Memory::Spill { entry, seq } => {
+                MemoryOp::Clear(seq) => self.backend.clear(seq),
+                MemoryOp::Share { from, to, length } => self.backend.share(from, to, length),
+                MemoryOp::Truncate { seq, length } => self.backend.truncate(seq, length),
+                MemoryOp::SwapOut { entry, seq } => {
                     if let Err(error) = self.put_aside(entry, seq) {
                         tracing::debug!(
                             error,
                             "what can't be put aside is computed again when it is needed"
                         );
-                        self.scheduler.lost(entry);
+                        self.scheduler.entry_lost(entry);
                     }
                 }
-                Memory::Fetch { entry, key } => self.aside.wanted.push((entry, key)),
-                Memory::Relocate(seq) => {
+                MemoryOp::SwapIn {
+                    entry,
+                    request: key,
+                } => self.aside.wanted.push((entry, key)),
+                MemoryOp::Compact(seq) => {
                     let state = self.backend.save(seq, RELOCATED);
                     self.backend.clear(seq);
                     let moved = state.is_ok_and(|state| self.backend.load(seq, &state));
                     if !moved {
                         tracing::debug!("a sequence could not be moved and is computed again");
-                        self.scheduler.spoiled(seq);
+                        self.scheduler.compaction_failed(seq);
                     }
                 }
-                Memory::Forget(entry) => {
+                MemoryOp::Discard(entry) => {
                     // Nobody knows any more what it was.
                     for store in self.aside.stores() {
                         store.forget(entry.0);
@@ -171,16 +174,16 @@ impl<B: Backend> Worker<B> {
         if !self.scheduler.has_entry(entry) {
             return Err("nobody knows of it any more".into());
         }
-        let prefix = self.scheduler.is_prefix(entry);
+        let prefix = self.scheduler.is_offloaded_prefix(entry);
         let store = self.aside.store(prefix).ok_or("nothing is put aside")?;
         let before = Instant::now();
         let state = self.backend.save(seq, store.most);
         if prefix && matches!(state, Err(SaveError::TooLarge { .. })) {
-            self.scheduler.is_too_long(entry);
+            self.scheduler.offload_too_large(entry);
         }
         let state = state.map_err(|error| error.to_string())?;
         let took = before.elapsed().as_secs_f64();
-        self.scheduler.observe_state(self.backend.length(seq), took);
+        self.scheduler.observe_swap(self.backend.length(seq), took);
         let kept = store.spill.put(entry.0, state);
         kept.map_err(|error| error.to_string())
     }
@@ -190,22 +193,22 @@ impl<B: Backend> Worker<B> {
         for store in self.aside.stores() {
             store.poll();
             for id in store.take_lost() {
-                self.scheduler.lost(EntryId(id));
+                self.scheduler.entry_lost(EntryId(id));
             }
         }
         let mut left = Vec::new();
         for (entry, key) in std::mem::take(&mut self.aside.wanted) {
-            let prefix = self.scheduler.is_prefix(entry);
+            let prefix = self.scheduler.is_offloaded_prefix(entry);
             let fetched = match self.aside.store(prefix) {
                 Some(store) => store.spill.fetch(entry.0),
                 None => Fetched::Gone,
             };
             match fetched {
-                Fetched::Coming if self.scheduler.fetches(key, entry) => {
+                Fetched::Coming if self.scheduler.waits_for_swap_in(key, entry) => {
                     self.aside.wanted.push((entry, key));
                 }
                 Fetched::Coming => left.push(entry),
-                Fetched::Gone => self.scheduler.lost(entry),
+                Fetched::Gone => self.scheduler.entry_lost(entry),
                 Fetched::Here(state) => self.load(entry, key, state),
             }
         }
@@ -219,16 +222,16 @@ impl<B: Backend> Worker<B> {
         self.see_to_memory();
     }
 
-    fn load(&mut self, entry: EntryId, key: Key, state: Vec<u8>) {
-        let keep = match self.scheduler.restore(key, entry) {
+    fn load(&mut self, entry: EntryId, key: RequestId, state: Vec<u8>) {
+        let keep = match self.scheduler.begin_swap_in(key, entry) {
             None => self.scheduler.has_entry(entry),
             Some(seq) => {
                 self.see_to_memory();
                 let before = Instant::now();
                 let success = self.backend.load(seq, &state);
                 let took = before.elapsed().as_secs_f64();
-                self.scheduler.observe_state(self.backend.length(seq), took);
-                self.scheduler.restored(key, entry, success)
+                self.scheduler.observe_swap(self.backend.length(seq), took);
+                self.scheduler.finish_swap_in(key, entry, success)
             }
         };
         if keep {
@@ -238,10 +241,10 @@ impl<B: Backend> Worker<B> {
 
     /// Keeps a state that was put aside, or comes from outside.
     fn put_back(&mut self, entry: EntryId, state: Vec<u8>) {
-        let store = self.aside.store(self.scheduler.is_prefix(entry));
+        let store = self.aside.store(self.scheduler.is_offloaded_prefix(entry));
         let kept = store.is_some_and(|store| store.spill.put(entry.0, state).is_ok());
         if !kept {
-            self.scheduler.lost(entry);
+            self.scheduler.entry_lost(entry);
         }
     }
 
@@ -255,20 +258,20 @@ impl<B: Backend> Worker<B> {
             cells_used: self.scheduler.cells().used(),
             n_kv: self.scheduler.cells().n_kv(),
             ids: self.limits.seq_ids,
-            ids_used: self.scheduler.ids_used(),
-            waiting: self.scheduler.waiting(),
+            ids_used: self.scheduler.seq_ids_used(),
+            waiting: self.scheduler.waiting_count(),
             spilled_ram: spill.map_or(0, Spill::ram_bytes),
             spilled_disk: spill.map_or(0, Spill::disk_bytes),
             prefixes_ram: prefixes.map_or(0, |store| store.spill.ram_bytes()),
-            sequences: self.scheduler.sequences().collect(),
+            sequences: self.scheduler.requests().collect(),
             entries: self.scheduler.entries().collect(),
-            tally: self.scheduler.tally(),
+            tally: self.scheduler.counters(),
         }
     }
 
     /// Copies the state of the longest part of a text that there is.
     pub(super) fn save(&mut self, order: SaveOrder) {
-        let found = self.scheduler.borrow(order.scope, &order.tokens);
+        let found = self.scheduler.borrow_prefix(order.scope, &order.tokens);
         self.see_to_memory();
         let saved = found.and_then(|(seq, length)| {
             let state = self.backend.save(seq, order.most).ok()?;
@@ -280,7 +283,7 @@ impl<B: Backend> Worker<B> {
             })
         });
         if let Some((seq, _)) = found {
-            self.scheduler.unborrow(seq);
+            self.scheduler.return_prefix(seq);
             self.see_to_memory();
         }
         (order.reply)(saved);
@@ -298,7 +301,7 @@ impl<B: Backend> Worker<B> {
             state,
             claim,
         } = adoption;
-        let entry = self.scheduler.adopt(scope, tokens, layout, claim);
+        let entry = self.scheduler.import_entry(scope, tokens, layout, claim);
         self.put_back(entry, state);
     }
 }

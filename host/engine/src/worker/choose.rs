@@ -8,7 +8,7 @@ use crate::chooser::{Chooser, Choosers, Desk, Shown, Wanted};
 use crate::metrics::{add, add_time};
 use crate::sampling::{self, Logits, Scratch, TokenLogprobs};
 use crate::{Error, Token};
-use corral_scheduler::{Key, Row};
+use corral_scheduler::{RequestId, Row};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -86,7 +86,7 @@ impl Sequence {
         &mut self,
         logits: Logits<'_>,
         position: u32,
-        desk: (&Arc<Desk>, Key),
+        desk: (&Arc<Desk>, RequestId),
         scratch: &mut Scratch,
         time: &mut GrammarTime,
     ) -> Result<(), Short> {
@@ -156,12 +156,12 @@ impl<B: Backend> Worker<B> {
         sampled: &mut Sampled,
         time: &mut GrammarTime,
     ) {
-        let Some(sequence) = self.sequences.get_mut(&row.key) else {
+        let Some(sequence) = self.sequences.get_mut(&row.request) else {
             return;
         };
         // What had to give way and was read again meanwhile is not asked again.
         if !sequence.is_asked() {
-            let desk = (&self.desk, row.key);
+            let desk = (&self.desk, row.request);
             let asked = match self.backend.output(last) {
                 Some(logits) => sequence.ask(logits, row.to, desk, &mut self.scratch, time),
                 None => Err(nothing_sampled().into()),
@@ -169,24 +169,24 @@ impl<B: Backend> Worker<B> {
             match asked {
                 Ok(()) => {}
                 Err(Short::Unsettled) => {
-                    sampled.unsettled.push(row.key);
+                    sampled.unsettled.push(row.request);
                     return;
                 }
                 Err(Short::Failed(error)) => {
-                    self.fail(row.key, error);
-                    sampled.broken.push(row.key);
+                    self.fail(row.request, error);
+                    sampled.broken.push(row.request);
                     return;
                 }
             }
             add(&self.counters.questions, 1);
         }
-        sampled.asked.push(row.key);
+        sampled.asked.push(row.request);
     }
 
     /// Takes in what was chosen.
     pub(super) fn take_choices(&mut self) {
         let answers = self.desk.take();
-        let follows = |key: &Key| {
+        let follows = |key: &RequestId| {
             let sequence = self.sequences.get(key);
             sequence.is_some_and(|sequence| sequence.follows.is_some())
         };
@@ -222,7 +222,7 @@ impl<B: Backend> Worker<B> {
     /// A sequence goes on by a token that was chosen for it.
     fn choose(
         &mut self,
-        key: Key,
+        key: RequestId,
         token: Token,
         told: Option<TokenLogprobs>,
         now: Instant,
@@ -249,7 +249,8 @@ impl<B: Backend> Worker<B> {
             self.finish(key, finish, tokens.len() as u64, now);
         }
         let now = self.time(now);
-        self.scheduler.chosen(now, key, &tokens, finish.is_some());
+        self.scheduler
+            .sampled_externally(now, key, &tokens, finish.is_some());
         Ok(())
     }
 }

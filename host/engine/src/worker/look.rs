@@ -9,7 +9,7 @@ use crate::look::{Distribution, Look};
 use crate::metrics::{Counters, add};
 use crate::reply::Sender;
 use crate::sampling::Logits;
-use corral_scheduler::{Key, Row};
+use corral_scheduler::{RequestId, Row};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ impl Looking {
 
 impl<B: Backend> Worker<B> {
     /// Those that nobody waits for any more.
-    pub(super) fn abandoned_looks(&self) -> impl Iterator<Item = Key> {
+    pub(super) fn abandoned_looks(&self) -> impl Iterator<Item = RequestId> {
         let looks = self.looks.iter();
         looks.filter_map(|(key, look)| look.reply.is_abandoned().then_some(*key))
     }
@@ -52,7 +52,7 @@ impl<B: Backend> Worker<B> {
     /// Ends one before its time, and counts it. The error comes back if there is none of this key.
     pub(super) fn drop_look(
         &mut self,
-        key: Key,
+        key: RequestId,
         counter: fn(&Counters) -> &AtomicU64,
         error: Error,
     ) -> Option<Error> {
@@ -68,7 +68,7 @@ impl<B: Backend> Worker<B> {
 
     /// A row of one was computed; `last` is the index of its last input.
     pub(super) fn look(&mut self, row: &Row, last: usize, now: Instant, sampled: &mut Sampled) {
-        let Some(look) = self.looks.get_mut(&row.key) else {
+        let Some(look) = self.looks.get_mut(&row.request) else {
             return;
         };
         look.computed += u64::from(row.tokens());
@@ -86,21 +86,21 @@ impl<B: Backend> Worker<B> {
         match shown {
             Ok(shown) => {
                 self.show(row, shown, now);
-                sampled.ended.push(row.key);
+                sampled.ended.push(row.request);
             }
-            Err(Short::Unsettled) => sampled.unsettled.push(row.key),
+            Err(Short::Unsettled) => sampled.unsettled.push(row.request),
             Err(Short::Failed(error)) => {
-                self.fail(row.key, error);
-                sampled.broken.push(row.key);
+                self.fail(row.request, error);
+                sampled.broken.push(row.request);
             }
         }
     }
 
     fn show(&mut self, row: &Row, shown: Distribution, now: Instant) {
-        let Some(look) = self.looks.remove(&row.key) else {
+        let Some(look) = self.looks.remove(&row.request) else {
             return;
         };
-        let progress = self.scheduler.progress(row.key);
+        let progress = self.scheduler.progress(row.request);
         let (cached, recomputed) = progress.map_or((0, 0), |p| (p.cached, p.recomputed));
         let counters = &self.counters;
         add(&counters.looks, 1);

@@ -20,16 +20,19 @@ impl<B: Backend> Worker<B> {
         add(&counters.prefill_tokens, u64::from(shape.prefill));
         add(&counters.tokens_decoded, self.inputs.len() as u64);
         add(&counters.skipped_rows, u64::from(step.skipped));
-        add(&counters.off_turn_rows, u64::from(step.off_turn));
-        if step.meanwhile {
+        add(&counters.off_turn_rows, u64::from(step.other_adapters));
+        if step.is_overlap {
             add(&counters.ahead_steps, 1);
             add(&counters.ahead_tokens, u64::from(shape.prefill));
         }
-        let prefill = shape.prefill + step.ahead;
+        let prefill = shape.prefill + step.overlapped;
         if shape.rows > 0 && prefill > 0 {
             add(&counters.mixed_steps, 1);
             add(&counters.mixed_prefill_tokens, u64::from(prefill));
-            add(&counters.mixed_budget_tokens, u64::from(step.budget));
+            add(
+                &counters.mixed_budget_tokens,
+                u64::from(step.prefill_budget),
+            );
         }
         let copied = self.backend.copied();
         add(&counters.top_bytes, copied.top);
@@ -42,13 +45,13 @@ impl<B: Backend> Worker<B> {
     /// How things stand after a step.
     pub(super) fn report(&self, step: &Step) {
         let (counters, scheduler) = (&self.counters, &self.scheduler);
-        let (cells, running) = (scheduler.cells(), scheduler.running());
-        set(&counters.waiting, scheduler.waiting() as u64);
+        let (cells, running) = (scheduler.cells(), scheduler.running_count());
+        set(&counters.waiting, scheduler.waiting_count() as u64);
         set(&counters.running, running as u64);
         set(&counters.ids_used, running as u64);
         set(
             &counters.ids_cached,
-            (scheduler.ids_used() - running) as u64,
+            (scheduler.seq_ids_used() - running) as u64,
         );
         set(&counters.cells_used, u64::from(cells.pinned()));
         let cached = cells.used() - cells.pinned();
@@ -57,17 +60,17 @@ impl<B: Backend> Worker<B> {
             &counters.cells_reserved,
             u64::from(scheduler.cells_reserved()),
         );
-        let tally = scheduler.tally();
+        let tally = scheduler.counters();
         set(&counters.evicted, tally.evicted);
-        set(&counters.spilled, tally.spilled);
-        set(&counters.prefixes, tally.prefixes);
-        set(&counters.restored, tally.restored);
+        set(&counters.spilled, tally.swapped_out);
+        set(&counters.prefixes, tally.offloaded);
+        set(&counters.restored, tally.swapped_in);
         set(&counters.lost, tally.lost);
         set(&counters.preempted, tally.preempted);
-        set(&counters.relocated, tally.relocated);
-        set(&counters.adapter_changes, tally.adapter_changes);
-        set(&counters.unsettled, tally.unsettled);
-        let change = Duration::from_secs_f64(scheduler.change_seconds());
+        set(&counters.relocated, tally.compacted);
+        set(&counters.adapter_changes, tally.adapter_switches);
+        set(&counters.unsettled, tally.top_k_retries);
+        let change = Duration::from_secs_f64(scheduler.adapter_switch_seconds());
         set_time(&counters.adapter_change_nanos, change);
         self.aside.report(counters);
         let retry_after = scheduler.retry_after(self.time(Instant::now()));
@@ -79,7 +82,7 @@ impl<B: Backend> Worker<B> {
 
     /// With nothing running, no id may hold a cell but those of entries: asks the backend itself.
     pub(super) fn check_empty(&mut self) {
-        let kept: HashSet<_> = self.scheduler.ids_kept().collect();
+        let kept: HashSet<_> = self.scheduler.entry_seq_ids().collect();
         let ids = (0..self.limits.seq_ids).map(SeqId);
         let nobodys = ids.filter(|id| !kept.contains(id));
         let left: u64 = nobodys.map(|id| u64::from(self.backend.length(id))).sum();

@@ -20,23 +20,23 @@ use crate::bell::Bell;
 use crate::generation::{Finish, Outcome};
 use crate::metrics::add;
 use crate::sampling::{Logits, Scratch, TokenLogprobs, Unsettled, logprobs};
-use corral_scheduler::speculation::accepted;
-use corral_scheduler::{Key, Row};
+use corral_scheduler::accepted_drafts;
+use corral_scheduler::{RequestId, Row};
 use std::time::{Duration, Instant};
 
 /// What came of a step's rows with output.
 #[derive(Default)]
 pub(super) struct Sampled {
     /// In the order of the rows; several of a row one after the other.
-    pub tokens: Vec<(Key, Token)>,
+    pub tokens: Vec<(RequestId, Token)>,
     /// Who wants no further token.
-    pub ended: Vec<Key>,
+    pub ended: Vec<RequestId>,
     /// Whose next token is chosen elsewhere.
-    pub asked: Vec<Key>,
+    pub asked: Vec<RequestId>,
     /// Of which the highest logits did not tell enough.
-    pub unsettled: Vec<Key>,
+    pub unsettled: Vec<RequestId>,
     /// For whom nothing could be sampled.
-    pub broken: Vec<Key>,
+    pub broken: Vec<RequestId>,
     /// The part of the time that grammars took.
     pub grammars: Duration,
 }
@@ -79,7 +79,7 @@ pub(super) struct Tools<'a> {
     text: &'a mut String,
     /// By which readers are woken.
     bell: &'a mut Bell,
-    /// Memory for a sequence's tokens together with those it gains.
+    /// MemoryOp for a sequence's tokens together with those it gains.
     history: &'a mut Vec<Token>,
     pub grammars: &'a mut GrammarTime,
 }
@@ -228,7 +228,7 @@ impl<B: Backend> Worker<B> {
     pub(super) fn sample(&mut self, rows: &[Row], now: Instant) -> Sampled {
         let mut sampled = Sampled::default();
         let follows = |row: &&Row| {
-            let sequence = self.sequences.get(&row.key);
+            let sequence = self.sequences.get(&row.request);
             row.output && sequence.is_some_and(|sequence| sequence.follows.is_some())
         };
         let mut grammars = GrammarTime::among(rows.iter().filter(follows).count());
@@ -238,11 +238,11 @@ impl<B: Backend> Worker<B> {
             let certain = row.certain() - row.from;
             let last = index + certain as usize - 1;
             index += row.tokens() as usize;
-            if self.looks.contains_key(&row.key) {
+            if self.looks.contains_key(&row.request) {
                 self.look(row, last, now, &mut sampled);
                 continue;
             }
-            let Some(sequence) = self.sequences.get_mut(&row.key) else {
+            let Some(sequence) = self.sequences.get_mut(&row.request) else {
                 continue;
             };
             sequence.computed += u64::from(certain);
@@ -263,9 +263,9 @@ impl<B: Backend> Worker<B> {
                 history: &mut self.history,
                 grammars: &mut grammars,
             };
-            let tokens = self.scheduler.tokens(row.key);
+            let tokens = self.scheduler.tokens(row.request);
             let gained = sequence.gain(tokens, draft, logits, &mut tools);
-            let right = u64::from(accepted(draft, &gained.tokens));
+            let right = u64::from(accepted_drafts(draft, &gained.tokens));
             sequence.computed += right;
             add(&self.counters.accepted_drafts, right);
             add(
@@ -280,18 +280,18 @@ impl<B: Backend> Worker<B> {
                         .observe((now - last).as_secs_f64());
                 }
             }
-            let tokens = gained.tokens.iter().map(|&token| (row.key, token));
+            let tokens = gained.tokens.iter().map(|&token| (row.request, token));
             sampled.tokens.extend(tokens);
             match (gained.failed, gained.finish) {
                 (Some(Short::Failed(error)), _) => {
-                    self.fail(row.key, error);
-                    sampled.broken.push(row.key);
+                    self.fail(row.request, error);
+                    sampled.broken.push(row.request);
                 }
-                (Some(Short::Unsettled), _) => sampled.unsettled.push(row.key),
+                (Some(Short::Unsettled), _) => sampled.unsettled.push(row.request),
                 (None, Some(finish)) => {
-                    sampled.ended.push(row.key);
+                    sampled.ended.push(row.request);
                     let uncomputed = gained.tokens.len() as u64 - right;
-                    self.finish(row.key, finish, uncomputed, now);
+                    self.finish(row.request, finish, uncomputed, now);
                 }
                 (None, None) => {}
             }
@@ -304,7 +304,7 @@ impl<B: Backend> Worker<B> {
     /// A sequence, and what is needed to deliver a token of it.
     pub(super) fn sequence<'a>(
         &'a mut self,
-        key: Key,
+        key: RequestId,
         grammars: &'a mut GrammarTime,
     ) -> Option<(&'a mut Sequence, Tools<'a>)> {
         let tools = Tools {
@@ -328,13 +328,13 @@ impl<B: Backend> Worker<B> {
             if let Some(lookup) = &mut sequence.lookup {
                 let most = usize::from(sequence.options.speculate);
                 lookup.propose(self.scheduler.tokens(key), most, &mut self.draft);
-                self.scheduler.propose(key, &self.draft);
+                self.scheduler.propose_draft(key, &self.draft);
             }
         }
     }
 
     /// Ends a sequence. So many of its tokens were not computed.
-    pub(super) fn finish(&mut self, key: Key, finish: Finish, uncomputed: u64, now: Instant) {
+    pub(super) fn finish(&mut self, key: RequestId, finish: Finish, uncomputed: u64, now: Instant) {
         let Some(sequence) = self.sequences.remove(&key) else {
             return;
         };

@@ -10,8 +10,8 @@ use crate::reply::{self, Reply};
 use crate::sampling::{Logits, Top};
 use crate::store::spill::{Budgets, Spill};
 use crate::{Chunk, Generation, Tenant};
-use corral_scheduler::prefill::Prefill;
-use corral_scheduler::{Overlap, Reuse, SeqId};
+use corral_scheduler::PrefillPolicy;
+use corral_scheduler::{Overlap, SeqId};
 use corral_simulator::{Fault, Machine, Output, POISON, Simulator, Size};
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -239,24 +239,25 @@ impl Bench {
         spill: Spill,
         (top_ids, overlap, faults): (u16, Overlap, BTreeMap<u64, Fault>),
     ) -> Self {
-        let limits = Limits {
+        let limits = SchedulerConfig {
             seq_ids: 4 + top_ids,
-            top_ids,
+            top_k_seq_ids: top_ids,
             cells: 256,
-            step_tokens: 16,
-            queue: 64,
-            tenant_queue: 64,
-            prefill: Prefill::default(),
-            reuse: Reuse::Any,
-            spill: true,
-            prefixes: true,
-            drafts: 16,
+            max_step_tokens: 16,
+            max_queue: 64,
+            max_tenant_queue: 64,
+            prefill: PrefillPolicy::default(),
+            prefix_cache: true,
+            can_truncate: true,
+            swap: true,
+            offload_prefixes: true,
+            max_drafts: 16,
             overlap,
         };
         let size = Size {
             seq_ids: limits.seq_ids,
             cells: limits.cells,
-            step_tokens: limits.step_tokens,
+            step_tokens: limits.max_step_tokens,
             vocabulary: VOCABULARY,
         };
         let simulator = Simulator::new(size, Machine::default(), faults);
@@ -322,7 +323,7 @@ impl Bench {
             prompt,
             caller,
             adapter,
-            claim: Watch::default(),
+            claim: WeakRetention::default(),
             goes_on: None,
             submitted: Instant::now(),
             place: crate::places::Place::uncounted(),

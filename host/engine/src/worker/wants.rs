@@ -4,7 +4,7 @@ use super::choose::Asking;
 use crate::delivery::Sender;
 use crate::look::{Distribution, Look};
 use crate::{Error, Options, Token, reply};
-use corral_scheduler::Rows;
+use corral_scheduler::LogitsKind;
 
 /// What a sequence is computed for.
 pub enum Wants {
@@ -27,14 +27,14 @@ impl Wants {
     }
 
     /// What has to be seen of logits, where for some ids there are the `top_k` highest alone.
-    pub(super) fn rows(&self, top_k: Option<u32>) -> Rows {
+    pub(super) fn rows(&self, top_k: Option<u32>) -> LogitsKind {
         let suffice = top_k.is_some_and(|k| match self {
             Self::Tokens { options, .. } => options.follows_from_top(k),
             Self::Distribution { look, .. } => look.follows_from_top(k),
         });
         match suffice {
-            true => Rows::Top,
-            false => Rows::Whole,
+            true => LogitsKind::TopK,
+            false => LogitsKind::All,
         }
     }
 

@@ -4,7 +4,7 @@ use crate::host::{Snapshots, turns};
 use crate::linker::linker;
 use crate::models::Visible;
 use crate::settings::Settings;
-use corral_engine::Key;
+use corral_engine::RequestId;
 use corral_engine::{Caller, Chooser, Desk, Models, Shown, Token};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -25,7 +25,7 @@ struct House {
     desk: Arc<Desk>,
     answered: mpsc::UnboundedReceiver<()>,
     /// Those that were not looked at yet.
-    answers: VecDeque<(Key, Result<Token, Error>)>,
+    answers: VecDeque<(RequestId, Result<Token, Error>)>,
 }
 
 impl House {
@@ -96,7 +96,7 @@ impl House {
             since: vec![1],
             position: 9,
         };
-        chooser.choose(shown, self.desk.question(Key(key)));
+        chooser.choose(shown, self.desk.question(RequestId(key)));
     }
 
     /// The next answer, and whose it is.

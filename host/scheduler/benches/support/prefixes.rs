@@ -1,10 +1,10 @@
 //! Trees of texts that begin alike.
 
-use corral_scheduler::Scope;
+use corral_scheduler::PrefixScope;
 use corral_scheduler::Token;
 use corral_scheduler::tree::Tree;
 
-pub const SCOPE: Scope = Scope(1);
+pub const SCOPE: PrefixScope = PrefixScope(1);
 pub const TEXTS: u32 = 64;
 /// Tokens of its own at the end of each.
 pub const TAIL: u32 = 64;

@@ -1,11 +1,11 @@
 //! Schedulers at work, without a model and without a clock. Not all who share this use all of it.
 #![allow(dead_code)]
 
+use corral_scheduler::PrefillPolicy;
 use corral_scheduler::Token;
-use corral_scheduler::prefill::Prefill;
 use corral_scheduler::{
-    Claim, Key, Layout, Limits, Overlap, Priority, Progress, Request, Reuse, Rows, Scheduler,
-    Scope, Step, StepResult, Tenant, Time, Watch,
+    Layout, LogitsKind, Overlap, PrefixScope, Priority, Request, RequestId, RequestProgress,
+    Retention, Scheduler, SchedulerConfig, Step, StepResult, Tenant, Time, WeakRetention,
 };
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub struct House {
     now: Time,
     /// What was planned.
     step: Step,
-    sampled: Vec<(Key, Token)>,
+    sampled: Vec<(RequestId, Token)>,
     /// Steps until sequences come to their end.
     left: u32,
 }
@@ -39,20 +39,21 @@ pub struct House {
 impl House {
     pub fn new(size: Size) -> Self {
         let (running, waiting) = (u32::from(size.0), size.1);
-        let limits = Limits {
+        let limits = SchedulerConfig {
             seq_ids: size.0,
-            top_ids: 0,
+            top_k_seq_ids: 0,
             // More than they fill, so that nobody has to make room.
             cells: CELLS.max(running * 2 * (PROMPT + LENGTH)),
             // All prompts are read in one step.
-            step_tokens: running * PROMPT,
-            queue: 2048,
-            tenant_queue: 2048,
-            prefill: Prefill::default(),
-            reuse: Reuse::Any,
-            spill: true,
-            prefixes: false,
-            drafts: 8,
+            max_step_tokens: running * PROMPT,
+            max_queue: 2048,
+            max_tenant_queue: 2048,
+            prefill: PrefillPolicy::default(),
+            prefix_cache: true,
+            can_truncate: true,
+            swap: true,
+            offload_prefixes: false,
+            max_drafts: 8,
             overlap: Overlap::Off,
         };
         let mut house = Self {
@@ -77,20 +78,20 @@ impl House {
         let first = number as Token * PROMPT;
         let tenant = (number % TENANTS) as u32;
         let request = Request {
-            key: Key(number),
+            id: RequestId(number),
             tenant: Tenant(tenant),
-            scope: Scope(tenant.into()),
+            scope: PrefixScope(tenant.into()),
             priority: Priority::default(),
             tokens: (first..first + PROMPT).collect(),
             max_tokens: LENGTH,
-            arrived: self.now,
+            arrived_at: self.now,
             queue_until: Some(self.now + HOUR),
             deadline: None,
-            share: None,
-            claim: Watch::default(),
-            goes_on: None,
-            rows: Rows::Whole,
-            progress: Progress::default(),
+            quota: None,
+            retention: WeakRetention::default(),
+            continues: None,
+            logits: LogitsKind::All,
+            progress: RequestProgress::default(),
         };
         let taken = self.scheduler.enqueue(self.now, request);
         assert_eq!(taken, Ok(()), "there is room in the queue");
@@ -105,7 +106,7 @@ impl House {
     pub fn sample(&mut self) {
         let rows = self.step.rows.iter().filter(|row| row.output);
         self.sampled.clear();
-        self.sampled.extend(rows.map(|row| (row.key, 7)));
+        self.sampled.extend(rows.map(|row| (row.request, 7)));
     }
 
     pub fn apply(&mut self) {
@@ -114,9 +115,9 @@ impl House {
         }
         let given_up = self.scheduler.applied(StepResult::Decoded {
             sampled: &self.sampled,
-            ended: &[],
-            asked: &[],
-            unsettled: &[],
+            finished: &[],
+            sampled_externally: &[],
+            needs_all_logits: &[],
             took: STEP,
         });
         assert_eq!(given_up, None, "nothing failed");
@@ -159,25 +160,26 @@ pub struct Attic {
     scheduler: Scheduler,
     now: Time,
     /// One for each chat.
-    claims: Vec<Claim>,
+    claims: Vec<Retention>,
     /// What was planned.
     step: Step,
 }
 
 impl Attic {
     pub fn new(kept: u32) -> Self {
-        let limits = Limits {
+        let limits = SchedulerConfig {
             seq_ids: IDS,
-            top_ids: 0,
+            top_k_seq_ids: 0,
             cells: u32::from(IDS) * PROMPT,
-            step_tokens: 512,
-            queue: 16,
-            tenant_queue: 16,
-            prefill: Prefill::default(),
-            reuse: Reuse::Any,
-            spill: true,
-            prefixes: false,
-            drafts: 8,
+            max_step_tokens: 512,
+            max_queue: 16,
+            max_tenant_queue: 16,
+            prefill: PrefillPolicy::default(),
+            prefix_cache: true,
+            can_truncate: true,
+            swap: true,
+            offload_prefixes: false,
+            max_drafts: 8,
             overlap: Overlap::Off,
         };
         let mut attic = Self {
@@ -193,10 +195,10 @@ impl Attic {
             let Request {
                 scope,
                 tokens,
-                claim,
+                retention: claim,
                 ..
             } = request;
-            attic.scheduler.adopt(scope, tokens, layout, claim);
+            attic.scheduler.import_entry(scope, tokens, layout, claim);
         }
         while attic.scheduler.cells().free() > 0 {
             attic.enqueue();
@@ -209,24 +211,24 @@ impl Attic {
     /// A chat of its own.
     fn chat(&mut self) -> Request {
         let number = self.claims.len() as u64;
-        let claim = Claim::default();
+        let claim = Retention::default();
         let first = number as Token * PROMPT;
         let tenant = (number % TENANTS) as u32;
         let request = Request {
-            key: Key(number),
+            id: RequestId(number),
             tenant: Tenant(tenant),
-            scope: Scope(tenant.into()),
+            scope: PrefixScope(tenant.into()),
             priority: Priority::default(),
             tokens: (first..first + PROMPT).collect(),
             max_tokens: 1,
-            arrived: self.now,
+            arrived_at: self.now,
             queue_until: None,
             deadline: None,
-            share: None,
-            claim: claim.watch(),
-            goes_on: None,
-            rows: Rows::Whole,
-            progress: Progress::default(),
+            quota: None,
+            retention: claim.downgrade(),
+            continues: None,
+            logits: LogitsKind::All,
+            progress: RequestProgress::default(),
         };
         self.claims.push(claim);
         request
@@ -247,16 +249,16 @@ impl Attic {
     pub fn answer(&mut self) {
         let step = std::mem::take(&mut self.step);
         let rows = step.rows.iter().filter(|row| row.output);
-        let ended: Vec<_> = rows.map(|row| row.key).collect();
+        let ended: Vec<_> = rows.map(|row| row.request).collect();
         let sampled: Vec<_> = ended.iter().map(|key| (*key, 7)).collect();
         if step.rows.is_empty() {
             return;
         }
         let given_up = self.scheduler.applied(StepResult::Decoded {
             sampled: &sampled,
-            ended: &ended,
-            asked: &[],
-            unsettled: &[],
+            finished: &ended,
+            sampled_externally: &[],
+            needs_all_logits: &[],
             took: STEP,
         });
         assert_eq!(given_up, None, "nothing failed");

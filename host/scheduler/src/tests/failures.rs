@@ -16,7 +16,7 @@ fn who_fails_right_after_a_bad_one_is_not_taken_for_it() {
             // Beyond the longest pause.
             let now = moment * Duration::from_millis(250);
             let step = scheduler.plan(now);
-            let has = |key: u64| step.rows.iter().any(|row| row.key == Key(key));
+            let has = |key: u64| step.rows.iter().any(|row| row.request == RequestId(key));
             let others = !second_is_bad && !ended.is_empty();
             if has(1) || (has(2) && !others) {
                 let found = scheduler.applied(StepResult::Failed { now });

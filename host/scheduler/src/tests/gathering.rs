@@ -2,12 +2,12 @@
 
 use super::*;
 
-const MANY: Limits = Limits {
+const MANY: SchedulerConfig = SchedulerConfig {
     seq_ids: 16,
     cells: 8192,
-    step_tokens: 512,
-    queue: 64,
-    tenant_queue: 64,
+    max_step_tokens: 512,
+    max_queue: 64,
+    max_tenant_queue: 64,
     ..LIMITS
 };
 
@@ -19,10 +19,10 @@ fn who_waits_for_others_waits_once_and_not_beyond_its_time() {
         scheduler.cost = CostModel::default();
         for _ in 0..200 {
             scheduler.experience.ran(8);
-            let shape = Shape {
+            let shape = StepShape {
                 prefill: 100,
                 n_kv: 256,
-                ..Shape::default()
+                ..StepShape::default()
             };
             scheduler.cost.observe(shape, 0.100);
         }
@@ -32,15 +32,19 @@ fn who_waits_for_others_waits_once_and_not_beyond_its_time() {
     enqueue(&mut scheduler, 1, 100, 1);
     assert!(scheduler.plan(ms(10)).rows.is_empty());
     // 3 % of 100 ms.
-    assert_eq!(scheduler.next_timer(), scheduler.awaited());
-    let until = scheduler.awaited().expect("it waits");
+    assert_eq!(scheduler.next_timer(), scheduler.waiting_until());
+    let until = scheduler.waiting_until().expect("it waits");
     assert!((12..=13).contains(&until.as_millis()), "{until:?}");
     enqueue(&mut scheduler, 2, 100, 1);
     assert!(scheduler.plan(ms(11)).rows.is_empty());
-    assert_eq!(scheduler.awaited(), Some(until), "no longer for the second");
+    assert_eq!(
+        scheduler.waiting_until(),
+        Some(until),
+        "no longer for the second"
+    );
     let step = scheduler.plan(until);
-    assert_eq!((step.rows.len(), scheduler.awaited()), (2, None));
-    computed(&mut scheduler, &step, &[Key(1), Key(2)]);
+    assert_eq!((step.rows.len(), scheduler.waiting_until()), (2, None));
+    computed(&mut scheduler, &step, &[RequestId(1), RequestId(2)]);
     teach(&mut scheduler);
     // The next one does so anew, but not beyond its own time.
     enqueue(&mut scheduler, 20, 100, 1);
@@ -52,17 +56,17 @@ fn who_waits_for_others_waits_once_and_not_beyond_its_time() {
     scheduler.enqueue(ms(15), impatient).unwrap();
     let step = scheduler.plan(ms(15));
     assert_eq!(step.rows.len(), 2);
-    computed(&mut scheduler, &step, &[Key(20), Key(21)]);
+    computed(&mut scheduler, &step, &[RequestId(20), RequestId(21)]);
     teach(&mut scheduler);
     // Who looks at what may come next does where that begins something.
     enqueue(&mut scheduler, 22, 100, 0);
     assert!(scheduler.plan(ms(17)).rows.is_empty());
-    scheduler.cancel(Key(22));
+    scheduler.cancel(RequestId(22));
     assert!(scheduler.plan(ms(17)).rows.is_empty());
     enqueue(&mut scheduler, 22, 10, 0);
     let step = scheduler.plan(ms(17));
     assert_eq!(step.rows.len(), 1);
-    computed(&mut scheduler, &step, &[Key(22)]);
+    computed(&mut scheduler, &step, &[RequestId(22)]);
     teach(&mut scheduler);
     // As many as usually run wait for nobody.
     for key in 3..11 {

@@ -9,77 +9,90 @@ fn beginning(key: u64, shared: u32, own: u32) -> Request {
     request
 }
 
-const ROOMY: Limits = Limits {
+const ROOMY: SchedulerConfig = SchedulerConfig {
     cells: 400,
     ..LIMITS
 };
 
 /// Something of so many tokens that was put aside.
-fn put_aside(scheduler: &mut Scheduler, tokens: u32, claim: Watch) -> EntryId {
+fn put_aside(scheduler: &mut Scheduler, tokens: u32, claim: WeakRetention) -> EntryId {
     let layout = Layout::new(std::iter::once(0..tokens).collect()).unwrap();
     let text = beginning(0, tokens, 0).tokens;
-    scheduler.adopt(Scope(0), text, layout, claim)
+    scheduler.import_entry(PrefixScope(0), text, layout, claim)
 }
 
 #[test]
 fn two_that_begin_unlike_each_get_what_they_share_of_what_was_put_aside() {
     let mut scheduler = Scheduler::new(ROOMY);
-    let claim = Claim::default();
-    let entry = put_aside(&mut scheduler, 60, claim.watch());
+    let claim = Retention::default();
+    let entry = put_aside(&mut scheduler, 60, claim.downgrade());
     for request in [beginning(1, 40, 30), beginning(2, 60, 30)] {
         scheduler.enqueue(Time::ZERO, request).unwrap();
     }
     assert!(scheduler.plan(Time::ZERO).rows.is_empty());
-    assert!(scheduler.fetches(Key(1), entry) && scheduler.fetches(Key(2), entry));
+    assert!(
+        scheduler.waits_for_swap_in(RequestId(1), entry)
+            && scheduler.waits_for_swap_in(RequestId(2), entry)
+    );
     drop(claim);
-    assert!(scheduler.restore(Key(1), entry).is_some());
-    assert!(scheduler.restored(Key(1), entry, true), "one still waits");
+    assert!(scheduler.begin_swap_in(RequestId(1), entry).is_some());
+    assert!(
+        scheduler.finish_swap_in(RequestId(1), entry, true),
+        "one still waits"
+    );
     // The first begins otherwise after 40.
-    assert!(scheduler.fetches(Key(2), entry));
-    assert!(scheduler.restore(Key(2), entry).is_some());
-    assert!(!scheduler.restored(Key(2), entry, true), "nobody waits");
+    assert!(scheduler.waits_for_swap_in(RequestId(2), entry));
+    assert!(scheduler.begin_swap_in(RequestId(2), entry).is_some());
+    assert!(
+        !scheduler.finish_swap_in(RequestId(2), entry, true),
+        "nobody waits"
+    );
     let step = scheduler.plan(Time::ZERO);
-    let starts: Vec<_> = step.rows.iter().map(|row| (row.key.0, row.from)).collect();
+    let starts: Vec<_> = step
+        .rows
+        .iter()
+        .map(|row| (row.request.0, row.from))
+        .collect();
     assert_eq!(starts, [(1, 40), (2, 60)]);
 }
 
 #[test]
 fn what_is_being_fetched_is_not_swept() {
     let mut scheduler = Scheduler::new(ROOMY);
-    let entry = put_aside(&mut scheduler, 60, Watch::default());
+    let entry = put_aside(&mut scheduler, 60, WeakRetention::default());
     scheduler.enqueue(Time::ZERO, beginning(1, 60, 3)).unwrap();
     scheduler.plan(Time::ZERO);
     scheduler.plan(Duration::from_secs(9));
-    assert!(scheduler.fetches(Key(1), entry));
+    assert!(scheduler.waits_for_swap_in(RequestId(1), entry));
 }
 
 /// The caller has only the new claim in hand as soon as it has asked.
 #[test]
 fn what_was_put_aside_is_kept_for_who_goes_on_with_it_however_long_it_waits() {
-    let mut scheduler = Scheduler::new(Limits {
+    let mut scheduler = Scheduler::new(SchedulerConfig {
         seq_ids: 1,
         ..ROOMY
     });
     enqueue(&mut scheduler, 1, 5, 9);
     let step = scheduler.plan(Time::ZERO);
     computed(&mut scheduler, &step, &[]);
-    let claim = Claim::default();
-    let entry = put_aside(&mut scheduler, 60, claim.watch());
+    let claim = Retention::default();
+    let entry = put_aside(&mut scheduler, 60, claim.downgrade());
     let request = Request {
-        goes_on: Some(claim),
+        continues: Some(claim),
         ..beginning(2, 60, 3)
     };
     scheduler.enqueue(Time::ZERO, request).unwrap();
     for second in 1..9 {
         let step = scheduler.plan(Duration::from_secs(second));
-        let ended = [Key(1)];
+        let ended = [RequestId(1)];
         computed(&mut scheduler, &step, &ended[..usize::from(second == 8)]);
     }
     scheduler.plan(Duration::from_secs(9));
-    assert!(scheduler.fetches(Key(2), entry));
+    assert!(scheduler.waits_for_swap_in(RequestId(2), entry));
     // And no longer, as soon as it has it.
-    assert!(scheduler.restore(Key(2), entry).is_some());
-    assert!(!scheduler.restored(Key(2), entry, true));
+    assert!(scheduler.begin_swap_in(RequestId(2), entry).is_some());
+    assert!(!scheduler.finish_swap_in(RequestId(2), entry, true));
     assert!(!scheduler.has_entry(entry));
 }
 
@@ -99,12 +112,12 @@ fn who_gives_way_while_it_fetches_keeps_what_it_left_behind() {
     for key in [2, 3] {
         scheduler.enqueue(Time::ZERO, urgent(key, 1)).unwrap();
         scheduler.plan(Time::ZERO);
-        assert!(scheduler.is_waiting(Key(1)));
+        assert!(scheduler.is_waiting(RequestId(1)));
         scheduler.applied(StepResult::Failed { now: Time::ZERO });
-        scheduler.cancel(Key(key));
+        scheduler.cancel(RequestId(key));
         scheduler.plan(Time::ZERO);
         let entry = scheduler.entries().next().unwrap();
-        assert!(entry.claimed && scheduler.fetches(Key(1), entry.entry));
+        assert!(entry.retained && scheduler.waits_for_swap_in(RequestId(1), entry.id));
     }
 }
 
@@ -119,40 +132,52 @@ fn what_a_leader_has_read_stays_for_its_followers_when_it_goes_away() {
     let step = scheduler.plan(Time::ZERO);
     assert_eq!(step.rows.len(), 1);
     computed(&mut scheduler, &step, &[]);
-    scheduler.cancel(Key(1));
+    scheduler.cancel(RequestId(1));
     let step = scheduler.plan(Time::ZERO);
-    assert_eq!((step.rows[0].key, step.rows[0].from), (Key(2), 16));
+    assert_eq!(
+        (step.rows[0].request, step.rows[0].from),
+        (RequestId(2), 16)
+    );
     computed(&mut scheduler, &step, &[]);
     // But not of one that went wrong.
-    scheduler.give_up(Key(2));
+    scheduler.fail_request(RequestId(2));
     let step = scheduler.plan(Time::ZERO);
-    assert_eq!((step.rows[0].key, step.rows[0].from), (Key(3), 16));
+    assert_eq!(
+        (step.rows[0].request, step.rows[0].from),
+        (RequestId(3), 16)
+    );
 }
 
 /// Who cancels what it reads may go on with it all the same.
 #[test]
 fn what_is_claimed_stays_when_it_is_cancelled() {
     let mut scheduler = Scheduler::new(ROOMY);
-    let claim = Claim::default();
+    let claim = Retention::default();
     let claimed = Request {
-        claim: claim.watch(),
+        retention: claim.downgrade(),
         ..request(1, 30, 5)
     };
     scheduler.enqueue(Time::ZERO, claimed).unwrap();
     let step = scheduler.plan(Time::ZERO);
     computed(&mut scheduler, &step, &[]);
-    scheduler.cancel(Key(1));
+    scheduler.cancel(RequestId(1));
     let kept: Vec<_> = scheduler.entries().map(|entry| entry.tokens).collect();
     assert_eq!(kept, [16]);
 }
 
 #[test]
 fn a_longer_sequence_does_not_stand_for_a_shorter_one_where_there_are_no_parts() {
-    for (reuse, kept) in [(Reuse::Any, vec![39]), (Reuse::Whole, vec![39, 34])] {
-        let mut scheduler = Scheduler::new(Limits { reuse, ..ROOMY });
+    for ((prefix_cache, can_truncate), kept) in
+        [((true, true), vec![39]), ((true, false), vec![39, 34])]
+    {
+        let mut scheduler = Scheduler::new(SchedulerConfig {
+            prefix_cache,
+            can_truncate,
+            ..ROOMY
+        });
         for (key, steps) in [(1, 10), (2, 5)] {
             let alike = Request {
-                key: Key(key),
+                id: RequestId(key),
                 ..request(1, 30, 20)
             };
             scheduler.enqueue(Time::ZERO, alike).unwrap();
@@ -160,12 +185,12 @@ fn a_longer_sequence_does_not_stand_for_a_shorter_one_where_there_are_no_parts()
             while said < steps {
                 let step = scheduler.plan(Time::ZERO);
                 said += step.rows.iter().filter(|row| row.output).count();
-                let ended = [Key(key)];
+                let ended = [RequestId(key)];
                 computed(&mut scheduler, &step, &ended[..usize::from(said == steps)]);
             }
         }
         let lengths: Vec<_> = scheduler.entries().map(|entry| entry.tokens).collect();
-        assert_eq!(lengths, kept, "{reuse:?}");
+        assert_eq!(lengths, kept, "{prefix_cache} {can_truncate}");
     }
 }
 
@@ -175,28 +200,28 @@ fn no_step_looks_at_all_that_is_kept() {
     const KEPT: u64 = 5000;
     let looked_at = crate::room::SWEPT as u64;
     let mut scheduler = Scheduler::new(LIMITS);
-    let old: Vec<_> = (0..KEPT).map(|_| Claim::default()).collect();
+    let old: Vec<_> = (0..KEPT).map(|_| Retention::default()).collect();
     for (number, claim) in (1000..).zip(&old) {
         let layout = Layout::new(std::iter::once(0..20).collect()).unwrap();
         let text = request(number, 20, 1).tokens;
-        scheduler.adopt(Scope(0), text, layout, claim.watch());
+        scheduler.import_entry(PrefixScope(0), text, layout, claim.downgrade());
     }
-    let new: Vec<_> = (0..50).map(|_| Claim::default()).collect();
+    let new: Vec<_> = (0..50).map(|_| Retention::default()).collect();
     let mut most = 0_u64;
     let mut plan = |scheduler: &mut Scheduler, second| {
         let before = scheduler.cache.visits();
         let step = scheduler.plan(Duration::from_secs(second));
-        scheduler.check_cache();
+        scheduler.check_consistency();
         most = most.max(scheduler.cache.visits() - before);
         step
     };
     for (key, claim) in (1..).zip(&new) {
         let newcomer = Request {
-            claim: claim.watch(),
+            retention: claim.downgrade(),
             ..request(key, 20, 1)
         };
         scheduler.enqueue(Time::ZERO, newcomer).unwrap();
-        let ended = [Key(key)];
+        let ended = [RequestId(key)];
         for (from, count) in [(0, 0), (16, 1)] {
             let step = plan(&mut scheduler, key);
             assert_eq!((step.rows.len(), step.rows[0].from), (1, from));
@@ -204,7 +229,7 @@ fn no_step_looks_at_all_that_is_kept() {
         }
     }
     // Each had to make room for the next one but three, and has been kept.
-    assert_eq!(scheduler.tally().spilled, 46);
+    assert_eq!(scheduler.counters().swapped_out, 46);
     assert_eq!(scheduler.entries().count() as u64, KEPT + 50);
     // What is let go is gone after a while all the same.
     drop(old);
@@ -222,20 +247,20 @@ fn no_step_looks_at_all_that_is_kept() {
 #[test]
 fn the_least_recently_used_gives_way_first_and_claims_count_when_they_are_held() {
     let mut scheduler = Scheduler::new(ROOMY);
-    let mut claims: Vec<_> = (0..4).map(|_| Some(Claim::default())).collect();
+    let mut claims: Vec<_> = (0..4).map(|_| Some(Retention::default())).collect();
     for (key, claim) in (1..).zip(&claims) {
-        let watch = claim.as_ref().map(Claim::watch).unwrap_or_default();
+        let watch = claim.as_ref().map(Retention::downgrade).unwrap_or_default();
         let kept = Request {
-            claim: watch,
+            retention: watch,
             ..request(key, 16, 1)
         };
         scheduler.enqueue(Time::ZERO, kept).unwrap();
         let step = scheduler.plan(Time::ZERO);
-        computed(&mut scheduler, &step, &[Key(key)]);
+        computed(&mut scheduler, &step, &[RequestId(key)]);
     }
     let kept = |scheduler: &Scheduler| -> Vec<u64> {
         let in_cells = scheduler.entries().filter(|entry| entry.seq.is_some());
-        in_cells.map(|entry| entry.entry.0).collect()
+        in_cells.map(|entry| entry.id.0).collect()
     };
     assert_eq!(kept(&scheduler), [1, 2, 3, 4]);
     // The third was let go, and the first is of use once more.
@@ -244,10 +269,10 @@ fn the_least_recently_used_gives_way_first_and_claims_count_when_they_are_held()
     let mut gone = Vec::new();
     for _ in 0..4 {
         let before = kept(&scheduler);
-        assert!(scheduler.lend_id(Rows::Whole, None).is_some());
+        assert!(scheduler.lend_id(LogitsKind::All, None).is_some());
         let after = kept(&scheduler);
         gone.extend(before.into_iter().filter(|id| !after.contains(id)));
-        scheduler.check_cache();
+        scheduler.check_consistency();
     }
     assert_eq!(gone, [3, 2, 4, 1]);
 }

@@ -2,15 +2,15 @@
 
 use super::*;
 
-const ROOMY: Limits = Limits {
+const ROOMY: SchedulerConfig = SchedulerConfig {
     seq_ids: 16,
     cells: 8192,
-    step_tokens: 512,
-    prefixes: true,
+    max_step_tokens: 512,
+    offload_prefixes: true,
     ..LIMITS
 };
 /// A scheduler that knows what steps cost, in which one generates.
-fn taught(limits: Limits) -> Scheduler {
+fn taught(limits: SchedulerConfig) -> Scheduler {
     let mut scheduler = Scheduler::new(limits);
     enqueue(&mut scheduler, 1, 4, 4_000);
     let step = scheduler.plan(Time::ZERO);
@@ -22,11 +22,11 @@ fn taught(limits: Limits) -> Scheduler {
 fn costs() -> CostModel {
     let mut cost = CostModel::default();
     for number in 0..400_u32 {
-        let shape = Shape {
+        let shape = StepShape {
             rows: 1 + number % 4,
             prefill: 16 * (number % 3),
             n_kv: 256 * (1 + number % 5),
-            ..Shape::default()
+            ..StepShape::default()
         };
         let tokens = f64::from(shape.rows + shape.prefill);
         let attention = 1e-5 * tokens * f64::from(shape.n_kv);
@@ -38,15 +38,15 @@ fn costs() -> CostModel {
 
 /// So many steps of eight that generate are paid for: 80 µs by each cell.
 fn pays(scheduler: &mut Scheduler, steps: u32, prefill: u32) {
-    let shape = Shape {
+    let shape = StepShape {
         rows: 8,
         prefill,
-        ..Shape::default()
+        ..StepShape::default()
     };
     for _ in 0..steps {
         scheduler.collect_rent(shape);
     }
-    scheduler.take_memory();
+    scheduler.take_memory_ops();
 }
 
 /// A request with a beginning that all have, and an end of its own.
@@ -58,13 +58,13 @@ fn beginning(key: u64, shared: u32, own: u32) -> Request {
 
 /// It comes, is read, and ends with its first token.
 fn passes(scheduler: &mut Scheduler, request: Request) {
-    let key = request.key;
+    let key = request.id;
     scheduler.enqueue(Time::ZERO, request).unwrap();
     loop {
         // What is said of these steps is not what is to be known.
         scheduler.cost = costs();
         let step = scheduler.plan(Time::ZERO);
-        let last = step.rows.iter().any(|row| row.key == key && row.output);
+        let last = step.rows.iter().any(|row| row.request == key && row.output);
         let ended = [key];
         computed(scheduler, &step, &ended[..usize::from(last)]);
         if last {
@@ -91,14 +91,14 @@ fn of_those_that_share_their_cells_one_is_moved_and_the_others_are_dropped() {
     assert_eq!(kept(&scheduler), vec![(320, true); 4]);
     pays(&mut scheduler, 200, 0);
     assert_eq!(kept(&scheduler), [(320, false)]);
-    let tally = scheduler.tally();
-    assert_eq!((tally.prefixes, tally.evicted), (1, 3));
+    let tally = scheduler.counters();
+    assert_eq!((tally.offloaded, tally.evicted), (1, 3));
 }
 
 #[test]
 fn a_prefix_goes_when_it_has_cost_what_it_costs_to_be_rid_of_it() {
-    let without = Limits {
-        prefixes: false,
+    let without = SchedulerConfig {
+        offload_prefixes: false,
         ..ROOMY
     };
     // 30 µs a token out, and as much back; beside prompts, twice as much first. Without memory for it, 1 ms and
@@ -115,17 +115,17 @@ fn a_prefix_goes_when_it_has_cost_what_it_costs_to_be_rid_of_it() {
         assert_eq!(kept(&scheduler), [(320, true)], "{prefill}");
         pays(&mut scheduler, goes, prefill);
         let left = kept(&scheduler);
-        match limits.prefixes {
+        match limits.offload_prefixes {
             true => assert_eq!(left, [(320, false)], "{prefill}"),
-            false => assert_eq!((left.len(), scheduler.tally().evicted), (0, 1)),
+            false => assert_eq!((left.len(), scheduler.counters().evicted), (0, 1)),
         }
     }
 }
 
 #[test]
 fn what_is_of_use_begins_to_pay_anew() {
-    let limits = Limits {
-        prefixes: false,
+    let limits = SchedulerConfig {
+        offload_prefixes: false,
         ..ROOMY
     };
     let mut scheduler = taught(limits);
@@ -138,21 +138,21 @@ fn what_is_of_use_begins_to_pay_anew() {
 }
 
 /// What was put aside is wanted: it is at hand at once.
-fn fetched(scheduler: &mut Scheduler, key: Key) -> (u32, bool) {
+fn fetched(scheduler: &mut Scheduler, key: RequestId) -> (u32, bool) {
     let planned = scheduler.plan(Time::ZERO);
-    let fetch = |memory: &Memory| match *memory {
-        Memory::Fetch { entry, key: by } if by == key => Some(entry),
+    let fetch = |memory: &MemoryOp| match *memory {
+        MemoryOp::SwapIn { entry, request: by } if by == key => Some(entry),
         _ => None,
     };
     let entry = planned
-        .memory
+        .memory_ops
         .iter()
         .find_map(fetch)
         .expect("it is fetched");
     computed(scheduler, &planned, &[]);
-    assert!(scheduler.is_prefix(entry));
-    assert!(scheduler.restore(key, entry).is_some());
-    let kept = scheduler.restored(key, entry, true);
+    assert!(scheduler.is_offloaded_prefix(entry));
+    assert!(scheduler.begin_swap_in(key, entry).is_some());
+    let kept = scheduler.finish_swap_in(key, entry, true);
     let running = scheduler
         .running
         .iter()
@@ -167,12 +167,12 @@ fn who_leaves_lets_what_was_brought_back_for_it_stay() {
     pays(&mut scheduler, 10, 0);
     assert_eq!(kept(&scheduler), [(320, false)]);
     let mut more = beginning(2, 300, 20);
-    more.key = Key(3);
+    more.id = RequestId(3);
     more.tokens.extend([7, 8, 9]);
     scheduler.enqueue(Time::ZERO, more).unwrap();
-    assert_eq!(fetched(&mut scheduler, Key(3)), (320, false));
+    assert_eq!(fetched(&mut scheduler, RequestId(3)), (320, false));
     assert_eq!(kept(&scheduler), []);
-    scheduler.cancel(Key(3));
+    scheduler.cancel(RequestId(3));
     assert_eq!(kept(&scheduler), [(320, true)]);
 }
 
@@ -184,16 +184,19 @@ fn who_begins_like_a_part_of_what_was_put_aside_leaves_it_there() {
     scheduler
         .enqueue(Time::ZERO, beginning(3, 200, 20))
         .unwrap();
-    assert_eq!(fetched(&mut scheduler, Key(3)), (200, true));
+    assert_eq!(fetched(&mut scheduler, RequestId(3)), (200, true));
     assert_eq!(kept(&scheduler), [(320, false)]);
     // Where it takes long to bring back all of it, a part is sooner computed.
-    let entry = scheduler.entries().next().unwrap().entry;
+    let entry = scheduler.entries().next().unwrap().id;
     assert!(scheduler.fetching_pays(entry, 200));
     for _ in 0..50 {
-        scheduler.observe_state(1, 0.1);
+        scheduler.observe_swap(1, 0.1);
     }
     assert!(!scheduler.fetching_pays(entry, 200));
     // What is lost is computed again, and is no sequence that was lost.
-    scheduler.lost(entry);
-    assert_eq!((scheduler.tally().lost, scheduler.tally().evicted), (0, 1));
+    scheduler.entry_lost(entry);
+    assert_eq!(
+        (scheduler.counters().lost, scheduler.counters().evicted),
+        (0, 1)
+    );
 }

@@ -10,16 +10,16 @@ fn generating(scheduler: &mut Scheduler, key: u64, prompt: u32) {
 }
 
 /// The step was computed and gave these tokens.
-fn gained(scheduler: &mut Scheduler, tokens: &[(u64, Token)], ended: &[Key]) {
+fn gained(scheduler: &mut Scheduler, tokens: &[(u64, Token)], ended: &[RequestId]) {
     let sampled: Vec<_> = tokens
         .iter()
-        .map(|&(key, token)| (Key(key), token))
+        .map(|&(key, token)| (RequestId(key), token))
         .collect();
     let result = StepResult::Decoded {
         sampled: &sampled,
-        ended,
-        asked: &[],
-        unsettled: &[],
+        finished: ended,
+        sampled_externally: &[],
+        needs_all_logits: &[],
         took: Duration::from_millis(1),
     };
     assert_eq!(scheduler.applied(result), None);
@@ -29,7 +29,7 @@ fn gained(scheduler: &mut Scheduler, tokens: &[(u64, Token)], ended: &[Key]) {
 fn what_was_guessed_wrongly_is_undone_before_anything_else() {
     let mut scheduler = Scheduler::new(LIMITS);
     generating(&mut scheduler, 1, 5);
-    scheduler.propose(Key(1), &[50, 51, 52]);
+    scheduler.propose_draft(RequestId(1), &[50, 51, 52]);
     let step = scheduler.plan(Time::ZERO);
     let row = step.rows[0];
     assert_eq!((row.from, row.certain(), row.to), (5, 6, 8));
@@ -41,40 +41,40 @@ fn what_was_guessed_wrongly_is_undone_before_anything_else() {
     gained(&mut scheduler, &[(1, 50), (1, 9)], &[]);
     assert_eq!(scheduler.cells().used(), 7);
     let step = scheduler.plan(Time::ZERO);
-    let truncate = Memory::Truncate {
+    let truncate = MemoryOp::Truncate {
         seq: row.seq,
         length: 7,
     };
-    assert_eq!(step.memory, [truncate]);
+    assert_eq!(step.memory_ops, [truncate]);
     let row = step.rows[0];
     assert_eq!((row.from, row.to, row.drafts), (7, 8, 0));
-    assert_eq!(&scheduler.tokens(Key(1))[5..], [7, 50, 9]);
+    assert_eq!(&scheduler.tokens(RequestId(1))[5..], [7, 50, 9]);
 }
 
 #[test]
 fn what_is_kept_of_one_that_ends_among_its_drafts_is_certain() {
     let mut scheduler = Scheduler::new(LIMITS);
     generating(&mut scheduler, 1, 15);
-    scheduler.propose(Key(1), &[50, 51]);
+    scheduler.propose_draft(RequestId(1), &[50, 51]);
     scheduler.plan(Time::ZERO);
-    gained(&mut scheduler, &[(1, 50), (1, 51)], &[Key(1)]);
+    gained(&mut scheduler, &[(1, 50), (1, 51)], &[RequestId(1)]);
     let kept: Vec<_> = scheduler.entries().map(|entry| entry.tokens).collect();
     assert_eq!((kept, scheduler.cells().used()), (vec![17], 17));
 }
 
 #[test]
 fn nobody_gives_way_for_a_guess() {
-    let limits = Limits {
+    let limits = SchedulerConfig {
         cells: 48,
         ..LIMITS
     };
     for claimed in [true, false] {
         let mut scheduler = Scheduler::new(limits);
-        let claim = Claim::default();
+        let claim = Retention::default();
         let mut idle = request(1, 30, 1);
-        idle.claim = claim.watch();
+        idle.retention = claim.downgrade();
         scheduler.enqueue(Time::ZERO, idle).unwrap();
-        for ended in [&[][..], &[Key(1)]] {
+        for ended in [&[][..], &[RequestId(1)]] {
             let step = scheduler.plan(Time::ZERO);
             computed(&mut scheduler, &step, ended);
         }
@@ -82,13 +82,13 @@ fn nobody_gives_way_for_a_guess() {
         let step = scheduler.plan(Time::ZERO);
         computed(&mut scheduler, &step, &[]);
         // Two of 48 cells are free, and one is for the token that is certain.
-        scheduler.propose(Key(2), &[50, 51]);
+        scheduler.propose_draft(RequestId(2), &[50, 51]);
         let step = scheduler.plan(Time::ZERO);
         assert_eq!((step.shape.drafts, step.rows.len()), (1, 1));
         gained(&mut scheduler, &[(2, 9)], &[]);
         // Now there is none beside that one, but what nobody claims makes way.
         let claim = claimed.then_some(claim);
-        scheduler.propose(Key(2), &[50, 51]);
+        scheduler.propose_draft(RequestId(2), &[50, 51]);
         let step = scheduler.plan(Time::ZERO);
         let entries = scheduler.entries().count();
         let expected = if claimed { (0, 1) } else { (2, 0) };
@@ -101,24 +101,25 @@ fn nobody_gives_way_for_a_guess() {
 fn a_step_that_failed_is_tried_again_without_drafts() {
     let mut scheduler = Scheduler::new(LIMITS);
     generating(&mut scheduler, 1, 5);
-    scheduler.propose(Key(1), &[50, 51]);
+    scheduler.propose_draft(RequestId(1), &[50, 51]);
     assert_eq!(scheduler.plan(Time::ZERO).shape.drafts, 2);
     scheduler.applied(StepResult::Failed { now: Time::ZERO });
     assert_eq!(scheduler.cells().used(), 5);
     let step = scheduler.plan(Time::ZERO);
     assert_eq!((step.shape.drafts, step.rows[0].tokens()), (0, 1));
-    assert_eq!(step.memory, []);
+    assert_eq!(step.memory_ops, []);
 }
 
 #[test]
 fn where_a_sequence_cannot_be_truncated_nothing_is_guessed() {
-    let mut scheduler = Scheduler::new(Limits {
-        reuse: Reuse::Whole,
-        drafts: 0,
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        prefix_cache: true,
+        can_truncate: false,
+        max_drafts: 0,
         ..LIMITS
     });
     generating(&mut scheduler, 1, 5);
-    scheduler.propose(Key(1), &[50, 51]);
+    scheduler.propose_draft(RequestId(1), &[50, 51]);
     assert_eq!(scheduler.plan(Time::ZERO).shape.drafts, 0);
 }
 
@@ -130,7 +131,7 @@ fn a_few_tokens_that_are_certain_ride_along_and_many_are_read() {
     let tokens: Vec<_> = (0..9).map(|token| (1, token)).collect();
     gained(&mut scheduler, &tokens, &[]);
     assert_eq!(step.rows[0].to, 5);
-    assert_eq!(scheduler.progress(Key(1)).unwrap().generated, 9);
+    assert_eq!(scheduler.progress(RequestId(1)).unwrap().generated, 9);
     let step = scheduler.plan(Time::ZERO);
     let row = step.rows[0];
     assert_eq!((row.from, row.to, row.output), (5, 14, true));
@@ -138,9 +139,15 @@ fn a_few_tokens_that_are_certain_ride_along_and_many_are_read() {
     assert_eq!((step.shape.rows, step.shape.prefill), (1, 8));
     let tokens: Vec<_> = (0..10).map(|token| (1, token)).collect();
     gained(&mut scheduler, &tokens, &[]);
-    assert_eq!(scheduler.sequences().next().unwrap().state, "reads");
+    assert_eq!(
+        scheduler.requests().next().unwrap().state,
+        RequestState::Prefill
+    );
     let step = scheduler.plan(Time::ZERO);
     assert_eq!((step.shape.rows, step.shape.prefill), (0, 10));
     gained(&mut scheduler, &[(1, 3)], &[]);
-    assert_eq!(scheduler.sequences().next().unwrap().state, "generates");
+    assert_eq!(
+        scheduler.requests().next().unwrap().state,
+        RequestState::Decode
+    );
 }

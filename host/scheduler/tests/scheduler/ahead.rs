@@ -5,12 +5,12 @@ use super::*;
 /// Some that generate beside many that read, on a machine that computes while rows are sampled, which takes
 /// as long. When all of it is done, the longest gap, and the longest step without prompts.
 fn busy(overlap: Overlap) -> (Simulation, Time, Duration, Duration) {
-    let limits = Limits {
+    let limits = SchedulerConfig {
         seq_ids: 16,
         cells: 16_384,
-        step_tokens: 512,
-        queue: 100,
-        tenant_queue: 100,
+        max_step_tokens: 512,
+        max_queue: 100,
+        max_tenant_queue: 100,
         overlap,
         ..LIMITS
     };
@@ -60,10 +60,10 @@ fn by_itself_it_runs_ahead_where_sampling_takes_longer_than_a_step_costs_anyhow(
 #[test]
 fn where_sampling_takes_no_time_nothing_runs_ahead_unless_it_must() {
     for (overlap, runs) in [(Overlap::Auto, false), (Overlap::On, true)] {
-        let limits = Limits {
+        let limits = SchedulerConfig {
             cells: 1000,
-            queue: 16,
-            tenant_queue: 16,
+            max_queue: 16,
+            max_tenant_queue: 16,
             overlap,
             ..LIMITS
         };
@@ -84,12 +84,12 @@ fn where_sampling_takes_no_time_nothing_runs_ahead_unless_it_must() {
 #[test]
 fn prompts_are_read_while_guests_think() {
     for overlap in [Overlap::Off, Overlap::On] {
-        let limits = Limits {
+        let limits = SchedulerConfig {
             seq_ids: 16,
             cells: 8000,
-            step_tokens: 64,
-            queue: 64,
-            tenant_queue: 64,
+            max_step_tokens: 64,
+            max_queue: 64,
+            max_tenant_queue: 64,
             overlap,
             ..LIMITS
         };

@@ -5,10 +5,10 @@ use super::*;
 /// The others outlast the culprit by far, some generate and some read long prompts.
 #[test]
 fn a_step_that_fails_is_halved_until_the_culprit_stands_alone() {
-    let limits = Limits {
+    let limits = SchedulerConfig {
         seq_ids: 12,
         cells: 8192,
-        step_tokens: 64,
+        max_step_tokens: 64,
         ..LIMITS
     };
     let sound = |prompt| Arrival {
@@ -66,12 +66,12 @@ fn an_outage_is_survived_and_a_dead_device_says_so() {
     assert_eq!(outage(15), [End::Finished; 6]);
     assert_eq!(outage(100_000), [End::GivenUp; 6]);
     // However many there are, it takes little more than one round of them after the outage has lasted long enough.
-    let limits = Limits {
+    let limits = SchedulerConfig {
         seq_ids: 64,
         cells: 8192,
-        step_tokens: 64,
-        queue: 64,
-        tenant_queue: 64,
+        max_step_tokens: 64,
+        max_queue: 64,
+        max_tenant_queue: 64,
         ..LIMITS
     };
     let faults = (3..100_000).map(|step| (step, Fault::Code(-2))).collect();
@@ -86,11 +86,12 @@ fn an_outage_is_survived_and_a_dead_device_says_so() {
 /// never gets to the place where it failed first.
 #[test]
 fn a_device_that_goes_on_failing_keeps_nobody_for_ever() {
-    let limits = Limits {
+    let limits = SchedulerConfig {
         cells: 2000,
-        step_tokens: 64,
-        reuse: Reuse::OffWhole,
-        drafts: 0,
+        max_step_tokens: 64,
+        prefix_cache: false,
+        can_truncate: false,
+        max_drafts: 0,
         ..LIMITS
     };
     let long = Arrival {
@@ -116,12 +117,13 @@ fn a_device_that_goes_on_failing_keeps_nobody_for_ever() {
 /// place one by one. There several bad ones must not excuse each other.
 #[test]
 fn several_culprits_are_found_where_all_have_to_start_anew() {
-    let limits = Limits {
+    let limits = SchedulerConfig {
         seq_ids: 4,
         cells: 400,
-        step_tokens: 12,
-        reuse: Reuse::Whole,
-        drafts: 0,
+        max_step_tokens: 12,
+        prefix_cache: true,
+        can_truncate: false,
+        max_drafts: 0,
         ..LIMITS
     };
     let sound = |adapter| Arrival {

@@ -3,13 +3,13 @@
 use super::*;
 
 /// Longest time between two tokens of a sequence, and the time of a step without prompts.
-fn gaps(prefill: Prefill) -> (Duration, Duration) {
-    let limits = Limits {
+fn gaps(prefill: PrefillPolicy) -> (Duration, Duration) {
+    let limits = SchedulerConfig {
         seq_ids: 16,
         cells: 16_384,
-        step_tokens: 512,
-        queue: 64,
-        tenant_queue: 64,
+        max_step_tokens: 512,
+        max_queue: 64,
+        max_tenant_queue: 64,
         prefill,
         ..LIMITS
     };
@@ -30,12 +30,12 @@ fn gaps(prefill: Prefill) -> (Duration, Duration) {
 /// Of the steps in which some generate and others read: the times over that of the rows alone, or of as many
 /// as sequences ran as a rule, if that is more.
 fn stretched(arrivals: Vec<Arrival>, machine: Machine) -> Vec<f64> {
-    let limits = Limits {
+    let limits = SchedulerConfig {
         seq_ids: 64,
         cells: 65_536,
-        step_tokens: 512,
-        queue: 100,
-        tenant_queue: 100,
+        max_step_tokens: 512,
+        max_queue: 100,
+        max_tenant_queue: 100,
         ..LIMITS
     };
     let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
@@ -102,12 +102,12 @@ fn the_target_is_kept_from_the_first_step_whatever_came_before() {
 #[test]
 fn larger_sizes_are_tried_now_and_then_whatever_prompts_come() {
     for length in [11, 23, 600] {
-        let limits = Limits {
+        let limits = SchedulerConfig {
             seq_ids: 16,
             cells: 65_536,
-            step_tokens: 512,
-            queue: 4_000,
-            tenant_queue: 4_000,
+            max_step_tokens: 512,
+            max_queue: 4_000,
+            max_tenant_queue: 4_000,
             ..LIMITS
         };
         let mut arrivals = vec![arrival(0, 32, 4_000); 8];
@@ -136,9 +136,9 @@ fn larger_sizes_are_tried_now_and_then_whatever_prompts_come() {
 /// One step in more than sixty tries a larger size than is known to keep the target.
 #[test]
 fn a_long_prompt_stretches_the_gap_of_others_by_little_more_than_the_target() {
-    let (longest, plain) = gaps(Prefill::Budgeted { gap: 2.0 });
+    let (longest, plain) = gaps(PrefillPolicy::Budgeted { gap: 2.0 });
     assert!(longest <= plain * 5 / 2, "{longest:?} against {plain:?}");
-    let (in_slot_order, plain) = gaps(Prefill::SlotOrder);
+    let (in_slot_order, plain) = gaps(PrefillPolicy::SlotOrder);
     assert!(
         in_slot_order > 10 * plain,
         "{in_slot_order:?} against {plain:?}"

@@ -2,12 +2,12 @@
 
 use super::*;
 
-const MANY: Limits = Limits {
+const MANY: SchedulerConfig = SchedulerConfig {
     seq_ids: 16,
     cells: 8192,
-    step_tokens: 512,
-    queue: 64,
-    tenant_queue: 64,
+    max_step_tokens: 512,
+    max_queue: 64,
+    max_tenant_queue: 64,
     ..LIMITS
 };
 

@@ -3,12 +3,12 @@
 
 use super::*;
 
-const LIMITS: Limits = Limits {
+const LIMITS: SchedulerConfig = SchedulerConfig {
     seq_ids: 16,
     cells: 4000,
-    step_tokens: 64,
-    queue: 64,
-    tenant_queue: 64,
+    max_step_tokens: 64,
+    max_queue: 64,
+    max_tenant_queue: 64,
     ..super::LIMITS
 };
 /// How often each comes back.
@@ -98,7 +98,7 @@ fn who_takes_long_is_waited_for_once() {
 #[test]
 fn they_take_turns_where_not_all_of_them_fit() {
     let mut simulation = Simulation::new(
-        Limits {
+        SchedulerConfig {
             seq_ids: 3,
             cells: 120,
             ..LIMITS

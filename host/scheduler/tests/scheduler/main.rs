@@ -1,8 +1,9 @@
 //! The scheduler over the simulated backend, in virtual time.
 
-use corral_scheduler::prefill::Prefill;
+use corral_scheduler::PrefillPolicy;
 use corral_scheduler::{
-    AdapterId, CellShare, Expired, Limits, Overlap, Priority, Refused, Reuse, Rows, Tenant, Time,
+    AdapterId, CellQuota, EnqueueError, Expired, LogitsKind, Overlap, Priority, SchedulerConfig,
+    Tenant, Time,
 };
 use corral_simulator::simulation::{Arrival, End, Record, Simulation, Taken};
 use corral_simulator::{Fault, Machine};
@@ -19,18 +20,19 @@ mod rent;
 mod speculation;
 mod workloads;
 
-const LIMITS: Limits = Limits {
+const LIMITS: SchedulerConfig = SchedulerConfig {
     seq_ids: 4,
-    top_ids: 0,
+    top_k_seq_ids: 0,
     cells: 100,
-    step_tokens: 16,
-    queue: 8,
-    tenant_queue: 6,
-    prefill: Prefill::Budgeted { gap: 2.0 },
-    reuse: Reuse::Any,
-    spill: true,
-    prefixes: false,
-    drafts: 8,
+    max_step_tokens: 16,
+    max_queue: 8,
+    max_tenant_queue: 6,
+    prefill: PrefillPolicy::Budgeted { gap: 2.0 },
+    prefix_cache: true,
+    can_truncate: true,
+    swap: true,
+    offload_prefixes: false,
+    max_drafts: 8,
     overlap: Overlap::Off,
 };
 
@@ -45,15 +47,15 @@ fn arrival(at: u64, prompt: u32, tokens: u32) -> Arrival {
     }
 }
 
-fn simulation(limits: Limits, faults: &[(u64, Fault)]) -> Simulation {
+fn simulation(limits: SchedulerConfig, faults: &[(u64, Fault)]) -> Simulation {
     simulation_on(machine(&limits), limits, faults)
 }
 
-fn simulation_on(machine: Machine, limits: Limits, faults: &[(u64, Fault)]) -> Simulation {
+fn simulation_on(machine: Machine, limits: SchedulerConfig, faults: &[(u64, Fault)]) -> Simulation {
     Simulation::new(limits, machine, faults.iter().copied().collect())
 }
 
-fn machine(limits: &Limits) -> Machine {
+fn machine(limits: &SchedulerConfig) -> Machine {
     Machine {
         // Now less than what every step takes, now more.
         sample: if limits.overlap == Overlap::Off {
@@ -74,11 +76,11 @@ fn waited(record: &Record, arrival: &Arrival) -> Duration {
 /// about one request's end and never for the flood's.
 #[test]
 fn a_greedy_tenant_delays_the_others_by_no_more_than_their_number() {
-    let limits = Limits {
+    let limits = SchedulerConfig {
         cells: 4096,
-        step_tokens: 512,
-        queue: 64,
-        tenant_queue: 64,
+        max_step_tokens: 512,
+        max_queue: 64,
+        max_tenant_queue: 64,
         ..LIMITS
     };
     let of = |tenant, at| Arrival {
@@ -112,7 +114,7 @@ fn a_greedy_tenant_delays_the_others_by_no_more_than_their_number() {
 
 #[test]
 fn a_higher_priority_goes_first_and_a_deadline_before_none() {
-    let limits = Limits {
+    let limits = SchedulerConfig {
         seq_ids: 1,
         ..LIMITS
     };
@@ -140,11 +142,11 @@ fn a_higher_priority_goes_first_and_a_deadline_before_none() {
 /// One request, and then a flood of the same tenant while it runs: the flood is charged for all of it.
 #[test]
 fn a_flood_behind_a_single_request_gets_no_more_than_its_share() {
-    let limits = Limits {
+    let limits = SchedulerConfig {
         seq_ids: 2,
         cells: 4096,
-        queue: 200,
-        tenant_queue: 200,
+        max_queue: 200,
+        max_tenant_queue: 200,
         ..LIMITS
     };
     let of = |tenant, at| Arrival {
@@ -217,8 +219,9 @@ fn a_device_that_fails_at_once_and_recovers_loses_nobody() {
 /// Its prefix is read again and again, and goes well each time; that does not excuse it.
 #[test]
 fn a_prompt_that_fails_is_given_up_where_a_memory_cannot_go_back() {
-    let limits = Limits {
-        reuse: Reuse::Whole,
+    let limits = SchedulerConfig {
+        prefix_cache: true,
+        can_truncate: false,
         ..LIMITS
     };
     let sound = Arrival {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const ROOMY: Limits = Limits {
+const ROOMY: SchedulerConfig = SchedulerConfig {
     cells: 400,
     ..LIMITS
 };
@@ -11,11 +11,12 @@ const ROOMY: Limits = Limits {
 /// anything; the steps after it are as short as if it had been alone.
 #[test]
 fn a_survivor_that_lies_high_is_moved_where_that_pays() {
-    let limits = Limits {
+    let limits = SchedulerConfig {
         seq_ids: 4,
         cells: 8192,
-        step_tokens: 512,
-        reuse: Reuse::Any,
+        max_step_tokens: 512,
+        prefix_cache: true,
+        can_truncate: true,
         ..LIMITS
     };
     // The first one goes away when it has been read, and leaves a gap below the second.
@@ -33,7 +34,7 @@ fn a_survivor_that_lies_high_is_moved_where_that_pays() {
         let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
         let records = simulation.run(arrivals.clone());
         assert_eq!((records[0].end, records[1].end), (End::Left, End::Finished));
-        assert_eq!(simulation.tally().relocated > 0, moved, "{attention}");
+        assert_eq!(simulation.counters().compacted > 0, moved, "{attention}");
         let last = simulation.steps.last().unwrap().took.as_secs_f64();
         let short = machine.fixed + machine.row + attention * 2100.0;
         assert!(!moved || last < 1.1 * short, "{last} against {short}");
@@ -52,7 +53,7 @@ fn a_survivor_that_lies_high_is_moved_where_that_pays() {
 /// is about to read what it wants.
 #[test]
 fn nobody_follows_its_own_follower() {
-    let limits = Limits {
+    let limits = SchedulerConfig {
         cells: 200,
         ..LIMITS
     };
@@ -76,7 +77,7 @@ fn nobody_follows_its_own_follower() {
     };
     let mut simulation = simulation(limits, &[]);
     let records = simulation.run(vec![follower, leader, urgent]);
-    assert!(simulation.tally().preempted > 0);
+    assert!(simulation.counters().preempted > 0);
     assert!(records.iter().all(|record| record.end == End::Finished));
 }
 
@@ -84,7 +85,7 @@ fn nobody_follows_its_own_follower() {
 #[test]
 fn a_higher_priority_does_not_wait_for_a_lower_one_to_end() {
     for limits in [
-        Limits {
+        SchedulerConfig {
             seq_ids: 1,
             ..LIMITS
         },
@@ -106,17 +107,17 @@ fn a_higher_priority_does_not_wait_for_a_lower_one_to_end() {
         let mut simulation = simulation(limits, &[]);
         let records = simulation.run(vec![low, high]);
         assert!(records[1].ended < records[0].ended);
-        assert_eq!(simulation.tally().preempted, 1);
+        assert_eq!(simulation.counters().preempted, 1);
     }
 }
 
 /// With one id: what somebody else means to go on with, too, is put aside, and gone on with at once.
 #[test]
 fn a_whole_sequence_is_gone_on_with_where_it_is() {
-    for reuse in [Reuse::Any, Reuse::Whole] {
-        let limits = Limits {
+    for can_truncate in [true, false] {
+        let limits = SchedulerConfig {
             seq_ids: 1,
-            reuse,
+            can_truncate,
             ..ROOMY
         };
         let first = Arrival {
@@ -135,7 +136,7 @@ fn a_whole_sequence_is_gone_on_with_where_it_is() {
         assert_eq!(
             (records[1].cached, records[2].cached),
             (49, 49),
-            "{reuse:?}"
+            "truncates: {can_truncate}"
         );
     }
 }

@@ -2,11 +2,11 @@
 
 use super::*;
 
-const ROOMY: Limits = Limits {
+const ROOMY: SchedulerConfig = SchedulerConfig {
     seq_ids: 16,
     cells: 8192,
-    step_tokens: 512,
-    prefixes: true,
+    max_step_tokens: 512,
+    offload_prefixes: true,
     ..LIMITS
 };
 /// Prefixes that stay of those that came first, and tokens that those who come with the same share with them.
@@ -14,7 +14,7 @@ const KEPT: u32 = 8;
 const SHARED: u32 = 100;
 
 /// Several that end soon, one that generates for long, and then one that begins like one of the first.
-fn comes_again(attention: f64, limits: Limits) -> (Simulation, Vec<Record>) {
+fn comes_again(attention: f64, limits: SchedulerConfig) -> (Simulation, Vec<Record>) {
     let with = |family: u32, at| Arrival {
         family: (SHARED, family.into()),
         ..arrival(at, SHARED + 20, 2)
@@ -37,9 +37,9 @@ fn comes_again(attention: f64, limits: Limits) -> (Simulation, Vec<Record>) {
 fn prefixes_leave_the_cells_where_they_make_steps_longer_and_come_back_for_those_that_begin_alike()
 {
     let (simulation, records) = comes_again(1e-5, ROOMY);
-    let tally = simulation.tally();
-    assert!(tally.prefixes >= u64::from(KEPT), "{tally:?}");
-    assert_eq!((tally.restored, tally.evicted), (1, 0), "{tally:?}");
+    let tally = simulation.counters();
+    assert!(tally.offloaded >= u64::from(KEPT), "{tally:?}");
+    assert_eq!((tally.swapped_in, tally.evicted), (1, 0), "{tally:?}");
     assert_eq!(records[KEPT as usize + 1].cached, SHARED);
     // The steps of the long one at its end are as short as if it had been alone.
     let alone = |taken: &&Taken| taken.rows == 1 && taken.prefill == 0;
@@ -53,7 +53,10 @@ fn prefixes_leave_the_cells_where_they_make_steps_longer_and_come_back_for_those
 #[test]
 fn prefixes_stay_where_they_cost_nothing() {
     let (simulation, records) = comes_again(0.0, ROOMY);
-    let tally = simulation.tally();
-    assert_eq!((tally.prefixes, tally.restored, tally.evicted), (0, 0, 0));
+    let tally = simulation.counters();
+    assert_eq!(
+        (tally.offloaded, tally.swapped_in, tally.evicted),
+        (0, 0, 0)
+    );
     assert_eq!(records[KEPT as usize + 1].cached, SHARED);
 }

@@ -4,13 +4,13 @@ use super::*;
 
 /// For each token of so many sequences: the drafts that were right, and those that were wrong.
 fn speculated(count: usize, machine: Machine) -> (f64, f64) {
-    let limits = Limits {
+    let limits = SchedulerConfig {
         seq_ids: 64,
         cells: 65_536,
-        step_tokens: 512,
-        queue: 100,
-        tenant_queue: 100,
-        drafts: 16,
+        max_step_tokens: 512,
+        max_queue: 100,
+        max_tenant_queue: 100,
+        max_drafts: 16,
         ..LIMITS
     };
     let arrival = Arrival {
@@ -49,13 +49,13 @@ fn there_are_drafts_where_they_pay() {
 
 #[test]
 fn steps_with_drafts_keep_the_target() {
-    let limits = Limits {
+    let limits = SchedulerConfig {
         seq_ids: 16,
         cells: 16_384,
-        step_tokens: 512,
-        queue: 64,
-        tenant_queue: 64,
-        drafts: 16,
+        max_step_tokens: 512,
+        max_queue: 64,
+        max_tenant_queue: 64,
+        max_drafts: 16,
         ..LIMITS
     };
     let arrival = Arrival {

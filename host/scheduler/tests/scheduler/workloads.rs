@@ -27,7 +27,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
             (0..12u32, 0..6_000u64),
             proptest::option::weighted(0.2, 0..9_000u64),
             (
-                prop_oneof![Just(Rows::Top), Just(Rows::Whole)],
+                prop_oneof![Just(LogitsKind::TopK), Just(LogitsKind::All)],
                 proptest::option::weighted(0.3, 0..20u32),
             ),
         ),
@@ -60,7 +60,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                     poisoned,
                     drafts,
                     forced,
-                    share: share.map(|(group, cells)| CellShare { group, cells }),
+                    share: share.map(|(group, cells)| CellQuota { group, cells }),
                     comes_back: (returns, Duration::from_micros(thinks)),
                     asks: asks.map(Duration::from_micros),
                     rows,
@@ -83,37 +83,39 @@ fn faults() -> impl Strategy<Value = Vec<(u64, Fault)>> {
     })
 }
 
-fn limits() -> impl Strategy<Value = Limits> {
+fn limits() -> impl Strategy<Value = SchedulerConfig> {
     let prefill = prop_oneof![
-        4 => (1.0..4.0).prop_map(|gap| Prefill::Budgeted { gap }),
-        1 => Just(Prefill::SlotOrder),
+        4 => (1.0..4.0).prop_map(|gap| PrefillPolicy::Budgeted { gap }),
+        1 => Just(PrefillPolicy::SlotOrder),
     ];
-    let reuse = prop_oneof![
-        1 => Just(Reuse::Off),
-        1 => Just(Reuse::OffWhole),
-        1 => Just(Reuse::Whole),
-        6 => Just(Reuse::Any),
+    // Whether prefixes are reused, and whether the memory can be truncated.
+    let memory = prop_oneof![
+        1 => Just((false, true)),
+        1 => Just((false, false)),
+        1 => Just((true, false)),
+        6 => Just((true, true)),
     ];
     let overlap = prop_oneof![Just(Overlap::Off), Just(Overlap::Auto), Just(Overlap::On)];
     let aside = (proptest::bool::weighted(0.8), proptest::bool::weighted(0.8));
-    let memory = (reuse, aside, 0..17u32, overlap);
+    let memory = (memory, aside, 0..17u32, overlap);
     let ids = (1..9u16, prop_oneof![1 => Just(0), 2 => 1..9u16]);
     let cells = prop_oneof![3 => 60..400u32, 1 => 400..1_200u32];
     (ids, cells, 9..64u32, 1..20usize, prefill, memory).prop_map(
         |((whole, top_ids), cells, step_tokens, queue, prefill, memory)| {
-            let (reuse, (spill, prefixes), drafts, overlap) = memory;
-            Limits {
+            let ((prefix_cache, can_truncate), aside, drafts, overlap) = memory;
+            SchedulerConfig {
                 seq_ids: whole + top_ids,
-                top_ids,
+                top_k_seq_ids: top_ids,
                 cells,
-                step_tokens,
-                queue,
-                tenant_queue: queue.div_ceil(2),
+                max_step_tokens: step_tokens,
+                max_queue: queue,
+                max_tenant_queue: queue.div_ceil(2),
                 prefill,
-                reuse,
-                spill,
-                prefixes,
-                drafts: if reuse.starts_anew() { 0 } else { drafts },
+                prefix_cache,
+                can_truncate,
+                swap: aside.0,
+                offload_prefixes: aside.1,
+                max_drafts: if can_truncate { drafts } else { 0 },
                 overlap,
             }
         },
@@ -126,28 +128,34 @@ fn attention() -> impl Strategy<Value = f64> {
     prop_oneof![Just(1e-8), Just(1e-6), Just(1e-5)]
 }
 
-/// Limits near the least that there can be.
-fn tight_limits() -> impl Strategy<Value = Limits> {
+/// SchedulerConfig near the least that there can be.
+fn tight_limits() -> impl Strategy<Value = SchedulerConfig> {
     let least = (1..3u16, 0..2u16, 60..80u32, 9..12u32, 1..3usize);
-    (limits(), least).prop_map(
-        |(limits, (whole, top_ids, cells, step_tokens, queue))| Limits {
+    (limits(), least).prop_map(|(limits, (whole, top_ids, cells, step_tokens, queue))| {
+        SchedulerConfig {
             seq_ids: whole + top_ids,
-            top_ids,
+            top_k_seq_ids: top_ids,
             cells,
-            step_tokens,
-            queue,
-            tenant_queue: queue.div_ceil(2),
+            max_step_tokens: step_tokens,
+            max_queue: queue,
+            max_tenant_queue: queue.div_ceil(2),
             prefill: match limits.prefill {
-                Prefill::Budgeted { gap } if gap < 2.5 => Prefill::Budgeted { gap: 1.0 },
+                PrefillPolicy::Budgeted { gap } if gap < 2.5 => {
+                    PrefillPolicy::Budgeted { gap: 1.0 }
+                }
                 prefill => prefill,
             },
             ..limits
-        },
-    )
+        }
+    })
 }
 
 /// What must be true of a request from the outside; the simulation itself checks every step.
-fn judge(limits: &Limits, arrival: &Arrival, record: &Record) -> Result<(), TestCaseError> {
+fn judge(
+    limits: &SchedulerConfig,
+    arrival: &Arrival,
+    record: &Record,
+) -> Result<(), TestCaseError> {
     let needed = record.prompt + arrival.max_tokens.saturating_sub(1);
     let most = arrival
         .share
@@ -155,7 +163,7 @@ fn judge(limits: &Limits, arrival: &Arrival, record: &Record) -> Result<(), Test
         .min(limits.cells);
     prop_assert_eq!(
         needed > most,
-        matches!(record.end, End::Refused(Refused::TooLarge { .. }))
+        matches!(record.end, End::Refused(EnqueueError::TooLarge { .. }))
     );
     match record.end {
         End::Finished => {
@@ -181,7 +189,7 @@ fn judge(limits: &Limits, arrival: &Arrival, record: &Record) -> Result<(), Test
 
 /// Simulates one workload and judges each of its requests.
 fn end_and_leave_nothing(
-    limits: Limits,
+    limits: SchedulerConfig,
     arrivals: &[Arrival],
     (faults, attention): (&[(u64, Fault)], f64),
     store_fails: Option<u64>,
@@ -238,7 +246,7 @@ proptest! {
     fn nobody_starves(
         arrivals in proptest::collection::vec((0..3_000u64, 0..4u32, 20..40u32, 1..20u32), 20..80),
     ) {
-        let limits = Limits { cells: 400, queue: 100, tenant_queue: 100, ..LIMITS };
+        let limits = SchedulerConfig { cells: 400, max_queue: 100, max_tenant_queue: 100, ..LIMITS };
         let arrivals: Vec<_> = arrivals.into_iter().map(|(at, tenant, prompt, tokens)| Arrival {
             at: Duration::from_millis(at),
             tenant: Tenant(tenant),

@@ -33,7 +33,7 @@ use super::table::tell;
 use crate::arguments::StagesBench;
 use crate::complaint::Complaint;
 use clients::{Answered, Client, ask_all};
-use corral_engine::{Engine, LoadError, Prefill, Raw};
+use corral_engine::{Engine, LoadError, PrefillPolicy, Raw};
 use house::House;
 use processor::{CLIENTS, COMPUTE, Done, Took, in_thread, timed};
 use prompts::{Prompt, prompts};
@@ -162,7 +162,7 @@ impl Bench {
         // attention then runs over no more cells than in the raw loops.
         config.prefix_cache = true;
         if arguments.slot_order {
-            config.prefill = Prefill::SlotOrder;
+            config.prefill = PrefillPolicy::SlotOrder;
         }
         // Compute threads are called like the thread that makes them.
         let loaded = in_thread(COMPUTE, || -> Result<_, LoadError> {

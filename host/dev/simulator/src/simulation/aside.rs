@@ -1,13 +1,13 @@
 //! What the simulation does to cells, and what it puts aside and brings back.
 
 use super::Simulation;
-use corral_scheduler::{EntryId, Key, Memory};
+use corral_scheduler::{EntryId, MemoryOp, RequestId};
 
 /// Something put aside that somebody waits for.
 #[derive(Debug)]
 pub(super) struct Wanted {
     entry: EntryId,
-    key: Key,
+    key: RequestId,
     /// Looks until it is at hand.
     looks: u64,
 }
@@ -16,7 +16,7 @@ impl Simulation {
     /// Does what has to be done to the cells.
     pub(super) fn see_to_memory(&mut self) {
         loop {
-            let memory = self.scheduler.take_memory();
+            let memory = self.scheduler.take_memory_ops();
             if memory.is_empty() {
                 return;
             }
@@ -24,13 +24,13 @@ impl Simulation {
         }
     }
 
-    pub(super) fn do_memory(&mut self, memory: &[Memory]) {
+    pub(super) fn do_memory(&mut self, memory: &[MemoryOp]) {
         for operation in memory {
             match *operation {
-                Memory::Clear(seq) => self.backend.clear(seq),
-                Memory::Share { from, to, length } => self.backend.share(from, to, length),
-                Memory::Truncate { seq, length } => self.backend.truncate(seq, length),
-                Memory::Spill { entry, seq } => {
+                MemoryOp::Clear(seq) => self.backend.clear(seq),
+                MemoryOp::Share { from, to, length } => self.backend.share(from, to, length),
+                MemoryOp::Truncate { seq, length } => self.backend.truncate(seq, length),
+                MemoryOp::SwapOut { entry, seq } => {
                     let saved = if self.store_fails() {
                         None
                     } else {
@@ -40,22 +40,25 @@ impl Simulation {
                         Some(state) => {
                             self.store.insert(entry, state);
                         }
-                        None => self.scheduler.lost(entry),
+                        None => self.scheduler.entry_lost(entry),
                     }
                 }
-                Memory::Fetch { entry, key } => {
+                MemoryOp::SwapIn {
+                    entry,
+                    request: key,
+                } => {
                     let looks = self.stored % 3;
                     self.wanted.push(Wanted { entry, key, looks });
                 }
-                Memory::Relocate(seq) => {
+                MemoryOp::Compact(seq) => {
                     let state = self.backend.save(seq, usize::MAX);
                     self.backend.clear(seq);
                     let moved = state.is_ok_and(|state| self.backend.load(seq, &state));
                     if !moved {
-                        self.scheduler.spoiled(seq);
+                        self.scheduler.compaction_failed(seq);
                     }
                 }
-                Memory::Forget(entry) => {
+                MemoryOp::Discard(entry) => {
                     self.store.remove(&entry);
                 }
             }
@@ -77,17 +80,17 @@ impl Simulation {
                 continue;
             }
             let (entry, key) = (wanted.entry, wanted.key);
-            let Some(seq) = self.scheduler.restore(key, entry) else {
+            let Some(seq) = self.scheduler.begin_swap_in(key, entry) else {
                 self.see_to_memory();
                 continue;
             };
             self.see_to_memory();
             let fails = self.store_fails();
             match self.store.remove(&entry).filter(|_| !fails) {
-                None => self.scheduler.lost(entry),
+                None => self.scheduler.entry_lost(entry),
                 Some(state) => {
                     let success = self.backend.load(seq, &state);
-                    if self.scheduler.restored(key, entry, success) {
+                    if self.scheduler.finish_swap_in(key, entry, success) {
                         self.store.insert(entry, state);
                     }
                 }

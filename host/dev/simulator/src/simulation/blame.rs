@@ -1,6 +1,6 @@
 //! Who seems to be to blame for the steps that failed, as seen from outside.
 
-use corral_scheduler::{Key, Row};
+use corral_scheduler::{RequestId, Row};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How often each sequence failed alone since it last got further than ever, in halves: two for one who was the first
@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Default)]
 pub(super) struct Blame {
     /// How far each got, and its halves.
-    of: BTreeMap<Key, (u32, u32)>,
+    of: BTreeMap<RequestId, (u32, u32)>,
     /// Who failed alone since a step went well.
-    alone: BTreeSet<Key>,
+    alone: BTreeSet<RequestId>,
 }
 
 impl Blame {
@@ -21,7 +21,7 @@ impl Blame {
         if !failed {
             self.alone.clear();
             for row in rows {
-                let (reached, halves) = self.of.entry(row.key).or_default();
+                let (reached, halves) = self.of.entry(row.request).or_default();
                 if row.certain() > *reached {
                     (*reached, *halves) = (row.certain(), 0);
                 }
@@ -32,14 +32,14 @@ impl Blame {
             && (anew || row.tokens() == 1)
         {
             let first = self.alone.is_empty();
-            if self.alone.insert(row.key) {
-                self.of.entry(row.key).or_default().1 += if first { 2 } else { 1 };
+            if self.alone.insert(row.request) {
+                self.of.entry(row.request).or_default().1 += if first { 2 } else { 1 };
             }
         }
     }
 
     /// The halves of one who ends.
-    pub fn forget(&mut self, key: Key) -> u32 {
+    pub fn forget(&mut self, key: RequestId) -> u32 {
         self.of.remove(&key).unwrap_or_default().1
     }
 }

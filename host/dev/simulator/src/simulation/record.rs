@@ -1,6 +1,8 @@
 //! What comes to a simulation, and what it tells afterwards.
 
-use corral_scheduler::{AdapterId, CellShare, Expired, Priority, Refused, Rows, Tenant, Time};
+use corral_scheduler::{
+    AdapterId, CellQuota, EnqueueError, Expired, LogitsKind, Priority, Tenant, Time,
+};
 use std::time::Duration;
 
 /// A request that comes, and what becomes of it if nobody interferes.
@@ -37,14 +39,14 @@ pub struct Arrival {
     /// Up to so many tokens are certain after some that are sampled.
     pub forced: u32,
     /// How many cells it may have together with others.
-    pub share: Option<CellShare>,
+    pub share: Option<CellQuota>,
     /// Of one that generates nothing: it comes back so often with one token more, each time so long
     /// after it was told what may come next.
     pub comes_back: (u32, Duration),
     /// Its tokens are chosen elsewhere, which takes up to so long for each.
     pub asks: Option<Duration>,
     /// What it needs to see of logits.
-    pub rows: Rows,
+    pub rows: LogitsKind,
     /// Where the highest are enough: they no longer are once it has generated so many tokens.
     pub unsettled: Option<u32>,
 }
@@ -55,7 +57,7 @@ pub enum End {
     /// It got all its tokens.
     Finished,
     /// It was not taken.
-    Refused(Refused),
+    Refused(EnqueueError),
     /// A time of its own ran out.
     Expired(Expired),
     /// Its caller went away.

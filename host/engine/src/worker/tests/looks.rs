@@ -3,7 +3,7 @@
 use super::*;
 
 /// Asks what may come next after each text, all at once; each goes on with what it has a claim on.
-fn look(bench: &Bench, texts: &[Vec<Token>], claims: &mut [Claim]) -> Vec<Reply<Distribution>> {
+fn look(bench: &Bench, texts: &[Vec<Token>], claims: &mut [Retention]) -> Vec<Reply<Distribution>> {
     let asked = texts.iter().zip(claims).map(|(text, claim)| {
         let goes_on = std::mem::take(claim);
         let (sender, reply) = reply::reply();
@@ -11,7 +11,7 @@ fn look(bench: &Bench, texts: &[Vec<Token>], claims: &mut [Claim]) -> Vec<Reply<
             prompt: text.clone(),
             caller: Caller::default(),
             adapter: AdapterId::NONE,
-            claim: claim.watch(),
+            claim: claim.downgrade(),
             goes_on: Some(goes_on),
             submitted: Instant::now(),
             place: crate::places::Place::uncounted(),
@@ -30,7 +30,7 @@ fn look(bench: &Bench, texts: &[Vec<Token>], claims: &mut [Claim]) -> Vec<Reply<
 #[test]
 fn a_look_computes_what_is_new_and_ends_with_what_may_come_next() {
     let bench = Bench::start();
-    let mut claims: Vec<_> = (0..4).map(|_| Claim::default()).collect();
+    let mut claims: Vec<_> = (0..4).map(|_| Retention::default()).collect();
     let mut texts: Vec<Vec<Token>> = (0..4).map(|n| (100 * n..100 * n + 20).collect()).collect();
     for _ in 0..5 {
         let replies = look(&bench, &texts, &mut claims);
@@ -55,7 +55,7 @@ fn a_look_computes_what_is_new_and_ends_with_what_may_come_next() {
 #[test]
 fn looks_that_go_wrong_or_are_dropped_end_alone() {
     let bench = Bench::slow(Duration::from_millis(1));
-    let mut claims: Vec<_> = (0..4).map(|_| Claim::default()).collect();
+    let mut claims: Vec<_> = (0..4).map(|_| Retention::default()).collect();
     let texts = vec![
         vec![1, 2, 3],
         vec![1, 2, POISON, 4],

@@ -48,7 +48,7 @@ fn who_no_longer_waits_for_a_state_does_not_send_it_back_from_under_others() {
     // What is put next drives what was put before to the disk.
     let spill = Spill::with_disk(600, 1 << 20, disk, Box::new(wake)).unwrap();
     let bench = Bench::with(Duration::ZERO, commands, inbox, spill);
-    let claim = Claim::default();
+    let claim = Retention::default();
     let mut simulator = Simulator::new(
         Size {
             seq_ids: 1,
@@ -77,7 +77,7 @@ fn who_no_longer_waits_for_a_state_does_not_send_it_back_from_under_others() {
             tokens,
             layout: corral_scheduler::Layout::new(std::iter::once(0..60).collect()).unwrap(),
             state: simulator.save(SeqId(0), usize::MAX).unwrap(),
-            claim: claim.watch(),
+            claim: claim.downgrade(),
         };
         let adopt = Command::Adopt(Box::new(adoption));
         bench.commands.send(adopt).unwrap();

@@ -76,7 +76,7 @@ fn shown(bench: &Bench, first: Token, show: Show) -> Distribution {
         prompt: (first..first + 5).collect(),
         caller: Caller::default(),
         adapter: AdapterId::NONE,
-        claim: Watch::default(),
+        claim: WeakRetention::default(),
         goes_on: None,
         submitted: Instant::now(),
         place: crate::places::Place::uncounted(),
