@@ -1,13 +1,13 @@
-// Conversations, as the client for Node has them.
+// Chat completions with the Node client.
 
 import assert from "node:assert/strict";
 import { randomUUID } from "node:crypto";
 import { test } from "node:test";
-import { all, chat, client, FORGETFUL, MODEL, streamed, SURE, user } from "./corral.mjs";
+import { all, chat, client, UNCACHED, MODEL, streamed, RELIABLE_SUMS, user } from "./corral.mjs";
 
 const OWLS = "repeat: Blue owls, 7!";
 
-for (const [a, b] of SURE) {
+for (const [a, b] of RELIABLE_SUMS) {
   test(`${a}+${b} is right, whole and streamed`, async () => {
     const answer = await chat(`${a}+${b}=`);
     assert.equal(answer.choices[0].message.content, String(a + b));
@@ -17,14 +17,14 @@ for (const [a, b] of SURE) {
   });
 }
 
-test("an answer says what it is", async () => {
+test("response identifies itself", async () => {
   const answer = await chat("12+7=");
   assert.equal(answer.object, "chat.completion");
   assert.equal(answer.model, MODEL);
   assert.equal(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens);
 });
 
-test("a stream has its usage where it is asked for", async () => {
+test("stream has usage if requested", async () => {
   const whole = await chat(OWLS);
   const chunks = await all(chat(OWLS, { stream: true, stream_options: { include_usage: true } }));
   const last = chunks.pop();
@@ -35,7 +35,7 @@ test("a stream has its usage where it is asked for", async () => {
   assert.ok((await all(chat(OWLS, { stream: true }))).every((chunk) => !chunk.usage));
 });
 
-test("the client's own reader of streams puts it together", async () => {
+test("client stream helper assembles the message", async () => {
   const stream = client().chat.completions.stream({ model: MODEL, messages: user(OWLS), temperature: 0 });
   let text = "";
   stream.on("content", (delta) => (text += delta));
@@ -43,10 +43,10 @@ test("the client's own reader of streams puts it together", async () => {
   assert.equal(text, "Blue owls, 7!");
 });
 
-test("later turns find the earlier ones in the cache", async () => {
+test("later turns reuse earlier ones", async () => {
   const messages = [{ role: "system", content: `The conversation ${randomUUID()}.` }];
   const cached = [];
-  for (const [a, b] of SURE) {
+  for (const [a, b] of RELIABLE_SUMS) {
     messages.push(...user(`${a}+${b}=`));
     const answer = await chat(messages);
     assert.equal(answer.choices[0].message.content, String(a + b));
@@ -56,14 +56,14 @@ test("later turns find the earlier ones in the cache", async () => {
   assert.ok(cached.every((count, turn) => turn === 0 || count > cached[turn - 1]), String(cached));
 });
 
-test("choices come in any number", async () => {
+test("any number of choices", async () => {
   const answer = await chat("12+7=", { n: 3 });
   assert.deepEqual(answer.choices.map((choice) => [choice.index, choice.message.content]), [[0, "19"], [1, "19"], [2, "19"]]);
   const stream = await streamed(chat("12+7=", { n: 3, stream: true }));
   assert.deepEqual(stream, { texts: ["19", "19", "19"], reasons: ["stop", "stop", "stop"] });
 });
 
-test("a text ends where it is told to", async () => {
+test("stop and max_tokens end the text", async () => {
   for (const [more, text, reason] of [
     [{ stop: "owls" }, "Blue ", "stop"],
     [{ stop: ["nothing", "ls,"] }, "Blue ow", "stop"],
@@ -79,17 +79,17 @@ test("a text ends where it is told to", async () => {
 for (const seed of [1, 2, 3]) {
   test(`seed ${seed} gives one text, whole and streamed`, async () => {
     const more = { temperature: 1, seed, max_tokens: 100, ignore_eos: true };
-    const text = (await chat("Hello", more, FORGETFUL)).choices[0].message.content;
-    assert.equal((await chat("Hello", more, FORGETFUL)).choices[0].message.content, text);
-    assert.deepEqual((await streamed(chat("Hello", { ...more, stream: true }, FORGETFUL))).texts, [text]);
-    const other = await chat("Hello", { ...more, seed: seed + 100 }, FORGETFUL);
+    const text = (await chat("Hello", more, UNCACHED)).choices[0].message.content;
+    assert.equal((await chat("Hello", more, UNCACHED)).choices[0].message.content, text);
+    assert.deepEqual((await streamed(chat("Hello", { ...more, stream: true }, UNCACHED))).texts, [text]);
+    const other = await chat("Hello", { ...more, seed: seed + 100 }, UNCACHED);
     assert.notEqual(other.choices[0].message.content, text);
   });
 }
 
-test("samplers are heard", async () => {
+test("samplers take effect", async () => {
   const free = { temperature: 2, seed: 1, max_tokens: 40, ignore_eos: true };
-  const text = async (more) => (await chat("Hello", { ...free, ...more }, FORGETFUL)).choices[0].message.content;
+  const text = async (more) => (await chat("Hello", { ...free, ...more }, UNCACHED)).choices[0].message.content;
   const greedy = await text({ temperature: 0 });
   for (const more of [{ top_k: 1 }, { top_p: 0.0001 }, { min_p: 1 }]) assert.equal(await text(more), greedy);
   const plain = await text({});
@@ -97,7 +97,7 @@ test("samplers are heard", async () => {
   for (const more of [{ presence_penalty: 2 }, { frequency_penalty: 2 }]) assert.notEqual(await text(more), plain);
 });
 
-test("every token has its logarithm", async () => {
+test("every token has a logprob", async () => {
   const more = { logprobs: true, top_logprobs: 5 };
   const [choice] = (await chat(OWLS, more)).choices;
   const entries = choice.logprobs.content;
@@ -114,7 +114,7 @@ test("every token has its logarithm", async () => {
   assert.deepEqual(streamedEntries.map((entry) => entry.token), entries.map((entry) => entry.token));
 });
 
-test("a token is banned and forced", async () => {
+test("logit_bias bans and forces", async () => {
   const answer = await fetch(`${process.env.CORRAL_URL}/tokenize`, {
     method: "POST",
     body: JSON.stringify({ content: "15" }),

@@ -1,4 +1,4 @@
-"""No test leaves anything running behind."""
+"""After each test, waits until its server is idle."""
 
 import os
 
@@ -8,7 +8,7 @@ import corral
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_over(request):
+def server_becomes_idle(request):
     yield
     if "CORRAL_URL" in os.environ and "offline" not in request.keywords:
-        corral.settled()
+        corral.wait_until_idle()

@@ -1,4 +1,4 @@
-// What the suites share: the official client from the folder of `setup.sh`, where the servers are, counters.
+// Shared by the suites: the official client from the folder of `setup.sh`, server addresses, metrics.
 
 import { createRequire } from "node:module";
 
@@ -11,9 +11,9 @@ export const openai = require("openai");
 export const MODEL = "tiny";
 
 /** Sums that the demo model gets right wherever they stand. */
-export const SURE = [[12, 7], [20, 22], [3, 4], [31, 27], [45, 54]];
+export const RELIABLE_SUMS = [[12, 7], [20, 22], [3, 4], [31, 27], [45, 54]];
 
-// Far more than anything takes: machines are busy.
+// Far above what anything takes, because machines are busy.
 const PATIENCE = 300_000;
 
 /** A client that tries everything once. */
@@ -27,7 +27,7 @@ export function user(content) {
 }
 
 /** The server that keeps no prefixes: what it is asked for alone it computes the same each time, to the last bit. */
-export const FORGETFUL = "CORRAL_FORGETFUL_URL";
+export const UNCACHED = "CORRAL_UNCACHED_URL";
 
 /** The answer to one message, or to a list of them, by default the likeliest one. */
 export function chat(content, more = {}, which = "CORRAL_URL") {

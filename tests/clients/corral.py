@@ -1,6 +1,6 @@
-"""What the suites share: where the servers are, clients for them, plain HTTP, and the counters.
+"""Shared by the suites: server addresses, clients, plain HTTP, and metrics.
 
-`tests/tests/openai_clients.rs` starts the servers and says where they are by the environment.
+`tests/tests/openai_clients.rs` starts the servers and passes their addresses in the environment.
 """
 
 import http.client
@@ -17,18 +17,18 @@ import jinja2.sandbox
 import openai
 
 MODEL = "tiny"
-"""The demo model's name at the servers."""
+"""Name of the demo model."""
 
 PATIENCE = 300.0
-"""Seconds that anything may take before a test fails. Far more than it takes: machines are busy."""
+"""Time limit of any single wait, in seconds. Far above what it takes, because machines are busy."""
 
-SURE = [(12, 7), (20, 22), (3, 4), (31, 27), (45, 54)]
-"""Sums that the demo model gets right wherever they stand."""
+RELIABLE_SUMS = [(12, 7), (20, 22), (3, 4), (31, 27), (45, 54)]
+"""Sums that the demo model answers correctly at any position."""
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What has to be zero when nothing runs.
-GAUGES = [
+# Metrics that are 0 when nothing runs.
+IDLE_ZERO = [
     "corral_engine_requests_waiting",
     "corral_engine_requests_running",
     "corral_engine_kv_cells_used",
@@ -39,49 +39,49 @@ GAUGES = [
 
 
 def address(which="CORRAL_URL"):
-    """The address of a server, by the name of its variable."""
+    """The address of a server, by the name of its environment variable."""
     return os.environ[which]
 
 
 def client(which="CORRAL_URL", key="none", **more):
-    """A client that tries everything once."""
+    """A client without retries."""
     return openai.OpenAI(base_url=f"{address(which)}/v1", api_key=key, max_retries=0, timeout=PATIENCE, **more)
 
 
 def async_client():
-    """The same, asynchronous."""
+    """An asynchronous client without retries."""
     return openai.AsyncOpenAI(base_url=f"{address()}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 
 
 def user(content):
-    """A conversation of one message."""
+    """A conversation of one user message."""
     return [{"role": "user", "content": content}]
 
 
-FORGETFUL = "CORRAL_FORGETFUL_URL"
-"""The server that keeps no prefixes. Where a text lies in the cells makes sums round differently, and a close choice may
-fall otherwise; there each text that is asked for alone lies where the one before lay, so what is compared is the same."""
+UNCACHED = "CORRAL_UNCACHED_URL"
+"""The server without a prefix cache. Cell positions affect rounding and so close choices; there, requests that run alone
+use the same cells and give identical results."""
 
 
 def chat(content, which="CORRAL_URL", **more):
-    """The answer to one message, or to a list of them, by default the likeliest one."""
+    """The greedy response to a message or a list of messages."""
     messages = user(content) if isinstance(content, str) else content
     more = {"temperature": 0, **more}
     return client(which).chat.completions.create(model=MODEL, messages=messages, **more)
 
 
 def complete(prompt, which="CORRAL_URL", **more):
-    """What follows a prompt, by default the likeliest."""
+    """The greedy completion of a prompt."""
     more = {"temperature": 0, **more}
     return client(which).completions.create(model=MODEL, prompt=prompt, **more)
 
 
 def streamed(chunks):
-    """The text of each choice of a stream of chat chunks, and its reason to end."""
+    """The text and finish reason of each choice of a chat stream."""
     texts, reasons = {}, {}
     for chunk in chunks:
         for choice in chunk.choices:
-            assert choice.index not in reasons, "nothing of a choice follows its end"
+            assert choice.index not in reasons, "a choice ends with its finish reason"
             texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
             if choice.finish_reason is not None:
                 reasons[choice.index] = choice.finish_reason
@@ -93,7 +93,7 @@ def streamed(chunks):
 
 
 def send(path, body, which="CORRAL_URL", headers=None, method="POST"):
-    """Sends JSON, or bytes as they are; the connection and its answer, whose body is not read yet."""
+    """Sends JSON or raw bytes. Returns the connection and its response, with the body unread."""
     connection = http.client.HTTPConnection(urlsplit(address(which)).netloc, timeout=PATIENCE)
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     connection.request(method, path, data, {"content-type": "application/json", **(headers or {})})
@@ -101,19 +101,19 @@ def send(path, body, which="CORRAL_URL", headers=None, method="POST"):
 
 
 def post(path, body, which="CORRAL_URL", headers=None, method="POST"):
-    """Status, headers by lower-case name, and the JSON of the answer."""
+    """Returns status, headers by lower-case name, and the JSON body."""
     connection, answer = send(path, body, which, headers, method)
     text = answer.read()
     connection.close()
     try:
         value = json.loads(text)
     except ValueError:
-        raise AssertionError(f"{method} {path}: {answer.status}, and no JSON: {text[:500]!r}") from None
+        raise AssertionError(f"{method} {path}: {answer.status}, not JSON: {text[:500]!r}") from None
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, value
 
 
 def events(path, body):
-    """The server-sent events of a stream: name (or nothing) and data."""
+    """The server-sent events of a stream: name (or None) and data."""
     connection, answer = send(path, body)
     assert answer.status == 200, answer.read()
     assert answer.getheader("content-type").split(";")[0] == "text/event-stream"
@@ -142,7 +142,7 @@ def tokens(text, **more):
 
 
 def token(text):
-    """The one token of a text."""
+    """The token of a one-token text."""
     (number,) = tokens(text)
     return number
 
@@ -173,21 +173,21 @@ def render(template, messages, **more):
 
 @cache
 def template():
-    """The demo model's own."""
+    """The demo model's chat template."""
     return (ROOT / "models/tiny/chat_template.jinja").read_text()
 
 
 def prompt(content):
-    """The tokens that the demo model reads for a chat."""
+    """The prompt tokens of a chat."""
     messages = user(content) if isinstance(content, str) else content
     return tokens(render(template(), messages, add_generation_prompt=True))
 
 
-# Counters
+# Metrics
 
 
 def metrics(which="CORRAL_ADMIN"):
-    """The samples of a server's /metrics now: the sum of each family."""
+    """The current metrics of a server: the sum of each family."""
     with urllib.request.urlopen(f"{address(which)}/metrics", timeout=PATIENCE) as answer:
         text = answer.read().decode()
     sums = {}
@@ -199,43 +199,43 @@ def metrics(which="CORRAL_ADMIN"):
     return sums
 
 
-def wait_until(what, it_is, which="CORRAL_ADMIN"):
-    """The counters as soon as `it_is` so."""
+def wait_until(what, condition, which="CORRAL_ADMIN"):
+    """Waits until `condition` holds and returns the metrics."""
     started = time.monotonic()
-    while not it_is(found := metrics(which)):
-        assert time.monotonic() - started < PATIENCE, f"no sign that {what}: {found}"
+    while not condition(found := metrics(which)):
+        assert time.monotonic() - started < PATIENCE, f"{what} did not happen: {found}"
         time.sleep(0.005)
     return found
 
 
-def settled():
-    """The counters once nothing runs. The engine writes its gauges between steps, so nothing runs when
-    several looks in a row find nothing, and nothing new."""
+def wait_until_idle():
+    """Waits until nothing runs. The engine updates its gauges between steps, so five equal scrapes in a row
+    count as idle."""
     quiet, before = 0, None
 
-    def it_is(now):
+    def condition(now):
         nonlocal quiet, before
         decoded = now["corral_engine_computed_tokens_total"]
-        same = decoded == before and all(now[gauge] == 0 for gauge in GAUGES)
+        same = decoded == before and all(now[gauge] == 0 for gauge in IDLE_ZERO)
         quiet, before = (quiet + 1 if same else 0), decoded
         return quiet == 5
 
-    return wait_until("nothing runs", it_is)
+    return wait_until("idle", condition)
 
 
-def decoded(deed):
-    """What `deed` returns, and how many tokens the engine decoded for it."""
+def computed_tokens(action):
+    """Returns the result of `action` and the number of tokens computed for it."""
     name = "corral_engine_computed_tokens_total"
-    before = settled()[name]
-    result = deed()
-    return result, settled()[name] - before
+    before = wait_until_idle()[name]
+    result = action()
+    return result, wait_until_idle()[name] - before
 
 
-def in_pieces(stream, count):
-    """What `stream()` gives, once it has more than one piece by `count`. A reader that is held up gets all of a short answer
-    at once; a server that waits for its end would give it so each time."""
+def in_chunks(stream, count):
+    """The result of `stream()` once it has more than one chunk. A delayed reader gets a short response in one chunk; a
+    server that buffers would always send one."""
     for _ in range(50):
         found = stream()
         if count(found) > 1:
             return found
-    raise AssertionError(f"fifty streams came in one piece each, the last one as {found}")
+    raise AssertionError(f"fifty streams arrived in one chunk each, the last one as {found}")

@@ -1,4 +1,4 @@
-// What goes wrong becomes the client's own errors; and those who go away.
+// Errors of the client, and disconnects.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -10,7 +10,7 @@ function ask(which, key) {
   return client(which, key).chat.completions.create({ model: MODEL, messages: user("12+7="), temperature: 0 });
 }
 
-test("an unknown model is not found", async () => {
+test("unknown model gets 404", async () => {
   await assert.rejects(chat("12+7=", { model: "large" }), (error) => {
     assert.ok(error instanceof openai.NotFoundError);
     assert.equal(error.code, "model_not_found");
@@ -28,7 +28,7 @@ for (const [more, param] of [
   [{ audio: { voice: "alloy", format: "wav" } }, "audio"],
   [{ frobnicate: 1 }, "frobnicate"],
 ]) {
-  test(`what is wrong is named: ${JSON.stringify(more)}`, async () => {
+  test(`invalid value is named: ${JSON.stringify(more)}`, async () => {
     await assert.rejects(chat("12+7=", more), (error) => {
       assert.ok(error instanceof openai.BadRequestError);
       assert.equal(error.type, "invalid_request_error");
@@ -38,7 +38,7 @@ for (const [more, param] of [
   });
 }
 
-test("a prompt that is longer than the context", async () => {
+test("prompt beyond the context is refused", async () => {
   for (const stream of [false, true]) {
     await assert.rejects(chat("x".repeat(5000), { stream }), (error) => {
       assert.ok(error instanceof openai.BadRequestError);
@@ -48,7 +48,7 @@ test("a prompt that is longer than the context", async () => {
   }
 });
 
-test("a key is asked for where one is needed", async () => {
+test("missing key is refused", async () => {
   const answer = await ask("CORRAL_KEYED_URL", process.env.CORRAL_KEY);
   assert.equal(answer.choices[0].message.content, "19");
   await assert.rejects(ask("CORRAL_KEYED_URL", "corral_of-nobody"), openai.AuthenticationError);
@@ -64,7 +64,7 @@ async function held(which, more = {}) {
   return stream;
 }
 
-test("who finds the queue full is told when to come again", async () => {
+test("full queue has retry-after", async () => {
   for (const [which, kind] of [
     ["CORRAL_NARROW_URL", openai.RateLimitError],
     ["CORRAL_BUSY_URL", openai.InternalServerError],
@@ -79,12 +79,12 @@ test("who finds the queue full is told when to come again", async () => {
   }
 });
 
-test("who goes away frees every sequence", async () => {
+test("disconnect frees every sequence", async () => {
   const cancelled = "corral_engine_requests_cancelled_total";
   for (const n of [1, 3]) {
     const before = (await metrics())[cancelled];
     const stream = await held("CORRAL_URL", { n });
-    // The first chunk may be there before the engine has begun, or has told that it has.
+    // The first chunk may arrive before the engine reports the request as running.
     await waitUntil("they run", (now) => now.corral_engine_requests_running === n);
     stream.controller.abort();
     const gone = (now) => now.corral_engine_requests_running === 0 && now[cancelled] - before >= n;
@@ -93,7 +93,7 @@ test("who goes away frees every sequence", async () => {
   }
 });
 
-test("thirty-two sums at once are all right", async () => {
+test("concurrent sums are right", async () => {
   const sums = Array.from({ length: 32 }, (_, number) => (number * 7919 + 1234) % 10_000);
   const asking = client();
   const answers = await Promise.all(sums.map(async (sum) => {

@@ -1,7 +1,7 @@
-"""The formats of JSON Schema that the host's grammars know, checked by hand.
+"""Checks for the JSON Schema formats that the host's grammars support.
 
-jsonschema has none of its own for `time`, `date-time`, `duration`, `hostname` and `uri` without further packages,
-and its `date` counts leap years, which no grammar does: here every year has a 29th of February.
+jsonschema checks `time`, `date-time`, `duration`, `hostname` and `uri` only with more packages, and its `date` knows
+leap years, which no grammar does: here every year has a 29th of February.
 """
 
 import ipaddress
@@ -19,10 +19,10 @@ LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
 
 
 def checks(name):
-    """Makes a function the check of a format. It says no by `False` or a `ValueError`."""
+    """Registers a function as the check of a format. It rejects with `False` or a `ValueError`."""
 
     def register(check):
-        # A format says nothing of what is no text.
+        # Formats apply to strings only.
         CHECKER.checks(name, raises=ValueError)(lambda value: not isinstance(value, str) or check(value))
         return check
 
@@ -57,7 +57,7 @@ def is_duration(text):
     if not found or not found[1] + (found[2] or ""):
         return False
     days, times = ("".join(re.findall("[A-Z]", part or "")) for part in found.groups())
-    # Units fall, and none is left out between two others; weeks stand alone.
+    # Units are in descending order without gaps; weeks stand alone.
     return (days in "YMD" and times.removeprefix("T") in "HMS") or (days, times) == ("W", "")
 
 
@@ -96,10 +96,10 @@ def is_uri(text):
     found = re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:(.*)", text)
     if not found:
         return False
-    # What RFC 3986 reserves or lets stand, and bytes in hexadecimal.
+    # Reserved and unreserved characters of RFC 3986, and percent-encoded bytes.
     return re.fullmatch(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*", found[1]) is not None
 
 
 def fits(value, schema):
-    """Raises unless a value is what the schema says, formats too."""
+    """Raises unless a value satisfies the schema, formats included."""
     jsonschema.validate(value, schema, jsonschema.Draft202012Validator, format_checker=CHECKER)

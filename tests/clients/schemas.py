@@ -1,4 +1,4 @@
-"""Random JSON schemas whose values are bounded, so that every answer can end by itself."""
+"""Random JSON schemas whose values are bounded, so that every output can end."""
 
 import random
 
@@ -9,7 +9,7 @@ def schema(seed):
     """A schema; the same seed gives the same one."""
     chance = random.Random(seed)
     definitions = {"leaf": leaf(chance)} if chance.random() < 0.3 else {}
-    # An object outermost, as strict schemas of OpenAI's API have it.
+    # The root is an object, as in strict schemas of OpenAI's API.
     found = object_of(chance, 2, definitions)
     if definitions:
         found["$defs"] = definitions

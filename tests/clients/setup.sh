@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prepares what the clients' suites run with, and prints the folder that it is in: `python`, a virtual
-# environment, and `node/node_modules`. It lies in $CORRAL_CACHE (~/.cache/corral unless that is set) and is
-# named after the lists of packages; quick when it is there. Everything else goes to stderr.
+# Installs the packages of the client suites and prints their folder, with `python` (a virtual environment)
+# and `node/node_modules`. The folder lies in $CORRAL_CACHE (default ~/.cache/corral) and is named after the
+# package lists, so a second run is quick. Everything else goes to stderr.
 set -euo pipefail
 
 say() { echo "tests/clients/setup.sh: $*" >&2; }
@@ -14,7 +14,7 @@ source ../../host/apt.sh
 cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
 key=$(cat requirements.txt package.json package-lock.json | sha256sum | cut -c1-12)
 folder=$cache/clients-$key
-# The interpreter that it was made with may have gone.
+# The interpreter that made the environment may be gone.
 ready() { [ -f "$folder/ready" ] && "$folder/python/bin/python" --version >/dev/null 2>&1; }
 
 # Node.js 18 or later, with npm.
@@ -41,7 +41,7 @@ fi
 
 if ! ready; then
   mkdir -p "$cache"
-  # One at a time in one cache: other checkouts may share it.
+  # Other checkouts may share the cache.
   if command -v flock >/dev/null; then
     exec 9>"$cache/clients-lock"
     flock 9

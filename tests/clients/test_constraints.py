@@ -1,4 +1,4 @@
-"""Answers held to JSON and to schemas."""
+"""JSON mode and JSON schemas."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def held_to(schema):
 
 @pytest.mark.parametrize("form", [{"type": "json_object"}, held_to(CARD)])
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_the_model_would_say_anyway_stays(form, stream):
+def test_valid_output_stays_unchanged(form, stream):
     answer = chat("Ada is 36 years old", response_format=form, stream=stream)
     if stream:
         texts, reasons = streamed(answer)
@@ -37,12 +37,12 @@ def test_what_the_model_would_say_anyway_stays(form, stream):
         assert answer.choices[0].finish_reason == "stop"
 
 
-def test_text_is_no_constraint():
+def test_text_format_is_no_constraint():
     assert chat("12+7=", response_format={"type": "text"}).choices[0].message.content == "19"
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_it_would_never_say_is_said(seed):
+def test_schema_forces_unlikely_output(seed):
     more = {"temperature": 1.5, "seed": seed, "max_tokens": 300}
     answer = chat("12+7=", response_format=held_to(CARD), **more).choices[0]
     assert answer.finish_reason == "stop"
@@ -52,7 +52,7 @@ def test_what_it_would_never_say_is_said(seed):
         assert isinstance(json.loads(answer.message.content), dict)
 
 
-def test_every_choice_is_held_to_it():
+def test_schema_holds_for_every_choice():
     answer = chat("12+7=", response_format=held_to(CARD), n=4, temperature=1.5, seed=1, max_tokens=300)
     texts = [choice.message.content for choice in answer.choices]
     assert len(set(texts)) > 1
@@ -61,14 +61,14 @@ def test_every_choice_is_held_to_it():
 
 
 @pytest.mark.parametrize("name", sorted(CHECKER.checkers))
-def test_a_format_is_kept_to(name):
+def test_string_formats_are_followed(name):
     schema = {
         "type": "object",
         "properties": {"value": {"type": "string", "format": name}},
         "required": ["value"],
         "additionalProperties": False,
     }
-    # Whatever could go on for ever ends as soon as it may: with these every answer is whole.
+    # Biases that end unbounded values, so that every response is complete.
     soon = {'"': 100, "@": 50, ":": 50, **{str(digit): -20 for digit in range(10)}}
     soon = {str(token(text)): bias for text, bias in soon.items()}
     for seed in range(8):
@@ -85,7 +85,7 @@ class Card(pydantic.BaseModel):
     age: int
 
 
-def test_the_clients_own_parser_takes_it():
+def test_client_parser_accepts_output():
     answer = client().chat.completions.parse(
         model=MODEL, messages=user("Ada is 36 years old"), temperature=0, response_format=Card
     )
@@ -101,18 +101,18 @@ def test_the_clients_own_parser_takes_it():
         (held_to({"type": "string", "not": {"const": "x"}}), "not"),
     ],
 )
-def test_a_wrong_form_is_refused(form, place):
+def test_invalid_response_format_is_refused(form, place):
     with pytest.raises(openai.BadRequestError) as error:
         chat("12+7=", response_format=form)
     assert error.value.param.startswith("response_format")
     assert place in error.value.message
 
 
-def test_five_hundred_random_schemas():
-    """Sixteen at a time, each third one streamed, some by chance and some the likeliest."""
+def test_random_schemas_are_followed():
+    """Sixteen at a time; every third one streamed; some sampled, some greedy."""
     ends = asyncio.run(ask_all(range(500)))
     assert ends["stop"] + ends["length"] == 500
-    # Few are long enough to meet the limit.
+    # Few reach the token limit.
     assert ends["stop"] >= 490, ends
 
 
@@ -130,7 +130,7 @@ async def ask_all(seeds):
 
 
 async def ask(asking, seed):
-    """Asks for an answer after one schema and checks it; returns why it ended."""
+    """Requests output for one schema and checks it; returns the finish reason."""
     schema = schemas.schema(seed)
     jsonschema.Draft202012Validator.check_schema(schema)
     request = {

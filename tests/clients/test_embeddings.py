@@ -1,4 +1,4 @@
-"""Vectors."""
+"""Embeddings."""
 
 import math
 
@@ -26,7 +26,7 @@ def close(one, other):
     return one == pytest.approx(other, abs=1e-3)
 
 
-def test_a_text_has_a_vector():
+def test_text_has_a_vector():
     answer = embed("The quiet owl", encoding_format="float")
     (entry,) = answer.data
     assert (entry.object, len(entry.embedding)) == ("embedding", WIDTH)
@@ -36,13 +36,13 @@ def test_a_text_has_a_vector():
 
 def test_base64_holds_the_same_floats():
     for one, other in zip(vectors(TEXTS, encoding_format="float"), vectors(TEXTS), strict=True):
-        # The client asks for base64 by itself, and reads it as floats of 32 bits.
+        # The client requests base64 by default and decodes 32-bit floats.
         assert one == pytest.approx(list(other), rel=1e-6, abs=1e-7)
     raw = embed(TEXTS, encoding_format="base64").data
     assert all(isinstance(entry.embedding, str) for entry in raw)
 
 
-def test_many_are_what_each_is_alone():
+def test_batch_equals_single_inputs():
     together = vectors(TEXTS)
     for text, vector in zip(TEXTS, together, strict=True):
         assert close(vectors(text)[0], vector)
@@ -55,7 +55,7 @@ def test_many_are_what_each_is_alone():
     ("more", "param"),
     [({"input": []}, "input"), ({"input": 5}, "input"), ({"encoding_format": "hex"}, "encoding_format")],
 )
-def test_what_is_wrong_is_refused_by_name(more, param):
+def test_invalid_fields_are_refused_by_name(more, param):
     with pytest.raises(openai.BadRequestError) as error:
         client().embeddings.create(**{"model": MODEL, "input": "x", **more})
     assert error.value.param.startswith(param)

@@ -1,4 +1,4 @@
-"""What goes wrong is said in OpenAI's form, and becomes the client's own exceptions."""
+"""Errors have OpenAI's format and become the client's exceptions."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ def ask(which="CORRAL_URL", key="none", **more):
     return client(which, key).chat.completions.create(**more)
 
 
-def test_an_unknown_model_is_not_found():
+def test_unknown_model_gets_404():
     for create in [
         lambda: ask(model="large"),
         lambda: client().completions.create(model="large", prompt="x"),
@@ -66,7 +66,7 @@ def test_an_unknown_model_is_not_found():
         ({"extra_body": {"ignore_eos": 1}}, "ignore_eos"),
     ],
 )
-def test_a_wrong_value_is_named(more, param):
+def test_invalid_value_is_named(more, param):
     with pytest.raises(openai.BadRequestError) as error:
         ask(**more)
     assert error.value.type == "invalid_request_error"
@@ -87,7 +87,7 @@ def test_a_wrong_value_is_named(more, param):
         {"extra_body": {"mirostat": 2}},
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(more):
+def test_unsupported_fields_are_refused_by_name(more):
     (name,) = more.get("extra_body", more)
     with pytest.raises(openai.BadRequestError) as error:
         ask(**more)
@@ -95,12 +95,12 @@ def test_what_is_not_supported_is_refused_by_name(more):
     assert name in error.value.message
 
 
-def test_what_changes_nothing_is_taken():
+def test_harmless_fields_are_accepted():
     answer = ask(user="alice", metadata={"a": "b"}, store=False, n=1, logprobs=False, presence_penalty=0, stop=None)
     assert answer.choices[0].message.content == "19"
 
 
-def test_what_is_no_json_is_refused():
+def test_invalid_json_is_refused():
     for body in [b"", b"{", b"[]", b'"x"', b"\xff\xfe"]:
         status, headers, value = post("/v1/chat/completions", body)
         assert status == 400, (body, value)
@@ -110,7 +110,7 @@ def test_what_is_no_json_is_refused():
         assert value["error"].keys() == {"message", "type", "param", "code"}
 
 
-def test_a_path_that_is_not_there_and_a_method_that_is_not_either():
+def test_unknown_path_and_method_are_refused():
     status, _, value = post("/v1/nonsense", {})
     assert (status, value["error"]["type"]) == (404, "invalid_request_error")
     status, headers, value = post("/v1/chat/completions", None, method="GET")
@@ -119,7 +119,7 @@ def test_a_path_that_is_not_there_and_a_method_that_is_not_either():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_that_is_longer_than_the_context(stream):
+def test_prompt_beyond_context_is_refused(stream):
     for create in [
         lambda: chat("x" * 5000, stream=stream),
         lambda: client().completions.create(model=MODEL, prompt="x" * 5000, stream=stream),
@@ -130,14 +130,14 @@ def test_a_prompt_that_is_longer_than_the_context(stream):
         assert "4096" in error.value.message
 
 
-def test_a_body_that_is_too_large():
+def test_oversized_body_is_refused():
     with pytest.raises(openai.APIStatusError) as error:
         ask("CORRAL_NARROW_URL", messages=user("x" * 100_000))
     assert error.value.status_code == 413
     assert error.value.type == "invalid_request_error"
 
 
-def test_a_key_is_asked_for_where_one_is_needed():
+def test_missing_key_is_refused():
     keyed = "CORRAL_KEYED_URL"
     assert ask(keyed, os.environ["CORRAL_KEY"]).choices[0].message.content == "19"
     assert [model.id for model in client(keyed, os.environ["CORRAL_KEY"]).models.list()] == [MODEL]
@@ -150,7 +150,7 @@ def test_a_key_is_asked_for_where_one_is_needed():
 
 
 def hold(which):
-    """A stream that goes on for long, of which the first chunk is there."""
+    """A long stream whose first chunk has arrived."""
     held = ask(which, stream=True, max_tokens=4000, extra_body={"ignore_eos": True})
     next(iter(held))
     return held
@@ -161,7 +161,7 @@ def come_again(error):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_finds_the_queue_full_is_told_when_to_come_again(stream):
+def test_full_queue_has_retry_after(stream):
     held = hold("CORRAL_NARROW_URL")
     try:
         with pytest.raises(openai.RateLimitError) as error:
@@ -173,7 +173,7 @@ def test_who_finds_the_queue_full_is_told_when_to_come_again(stream):
     assert error.value.code == "rate_limit_exceeded"
 
 
-def test_who_finds_no_place_at_all_is_told_when_to_come_again():
+def test_no_free_instance_has_retry_after():
     held = hold("CORRAL_BUSY_URL")
     try:
         with pytest.raises(openai.InternalServerError) as error:
@@ -190,7 +190,7 @@ def refused():
     return now["corral_engine_requests_refused_total"] + now["corral_engine_requests_expired_total"]
 
 
-def test_a_client_that_tries_again_gets_through():
+def test_retrying_client_succeeds():
     before = refused()
     held = hold("CORRAL_NARROW_URL")
     patient = client("CORRAL_NARROW_URL").with_options(max_retries=100)
@@ -201,8 +201,8 @@ def test_a_client_that_tries_again_gets_through():
         assert asked.result(PATIENCE).choices[0].message.content == "19"
 
 
-def test_tokens_of_the_prompt_are_no_control_tokens():
-    """Who writes a marker into a message can't end it and begin another one."""
+def test_control_tokens_in_content_are_plain_text():
+    """A control token in a message cannot end it and begin another one."""
     plain = chat("hi").usage.prompt_tokens
     marked = chat("hi<|im_end|>").usage.prompt_tokens
     assert marked - plain == len("<|im_end|>") == len(tokens("<|im_end|>", parse_special=False))

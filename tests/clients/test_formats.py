@@ -1,4 +1,4 @@
-"""The suites' own checks of formats say no where they have to."""
+"""The format checks reject invalid values."""
 
 import pytest
 
@@ -33,7 +33,7 @@ WRONG = {
 
 @pytest.mark.offline
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_format_is_checked(name):
+def test_format_checker_rejects_invalid_values(name):
     for text in RIGHT[name]:
         assert CHECKER.conforms(text, name), text
     for text in WRONG[name]:

@@ -1,4 +1,4 @@
-"""What stands between a prompt and a suffix, by a model that has tokens for it. It was not taught to use them."""
+"""Fill-in-the-middle with a model that has the tokens but was not trained for it."""
 
 import pytest
 
@@ -6,14 +6,14 @@ from corral import client
 
 
 def between(**more):
-    """Twelve tokens between two texts, the likeliest ones."""
+    """Twelve greedy tokens between two texts."""
     more = {"temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}, **more}
     return client("CORRAL_THINKING_URL").completions.create(model="thinking", prompt="12+", suffix="=19", **more)
 
 
-def test_a_text_between_two_others_is_asked_for():
+def test_infill_uses_prefix_and_suffix():
     answer = between()
-    # Three characters before, three behind, three marks.
+    # Three characters before, three after, three control tokens.
     assert answer.usage.prompt_tokens == 9
     assert answer.usage.completion_tokens == 12
     assert answer.choices[0].finish_reason == "length"
@@ -21,7 +21,7 @@ def test_a_text_between_two_others_is_asked_for():
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_it_is_streamed(n):
+def test_infill_is_streamed(n):
     whole = {choice.index: choice.text for choice in between(n=n).choices}
     texts = dict.fromkeys(range(n), "")
     for chunk in between(n=n, stream=True):

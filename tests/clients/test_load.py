@@ -1,13 +1,13 @@
-"""Many at once, and those who go away."""
+"""Concurrent clients and disconnects."""
 
 import asyncio
 
-from corral import MODEL, async_client, chat, client, complete, metrics, settled, user, wait_until
+from corral import MODEL, async_client, chat, client, complete, metrics, wait_until_idle, user, wait_until
 
 SUMS = [(number * 7919 + 1234) % 10_000 for number in range(32)]
 
 
-def test_thirty_two_sums_at_once_are_all_right():
+def test_concurrent_sums_are_right():
     async def all_of_them():
         async with async_client() as asking:
 
@@ -23,26 +23,26 @@ def test_thirty_two_sums_at_once_are_all_right():
 
     alone = [chat(f"{number // 100}+{number % 100}=").choices[0].message.content for number in SUMS]
     assert alone == [str(number // 100 + number % 100) for number in SUMS]
-    before = settled()
+    before = wait_until_idle()
     assert asyncio.run(all_of_them()) == alone
-    now = settled()
+    now = wait_until_idle()
     rows, steps = (now[name] - before[name] for name in ["corral_engine_rows_total", "corral_engine_steps_total"])
     assert rows > steps * 1.2, f"steps are shared: {rows} rows in {steps}"
 
 
 def freed():
-    """The counters once nothing runs, after a client that had the server for itself went away."""
+    """The metrics once idle, after the only client disconnected."""
     wait_until("the call is over", lambda now: now["corral_plugin_instances"] == 0)
-    # From then on nobody reads its sequences. A step may be under way, and it is the last one.
-    over, now = metrics(), settled()
+    # At most the step in flight still computes its sequences.
+    over, now = metrics(), wait_until_idle()
     steps = "corral_engine_steps_total"
     assert now[steps] - over[steps] <= 1
     return now
 
 
 def gone(stream, count=1):
-    """Lets go of a stream of `count` sequences that would go on for long; they end with it."""
-    before = settled()
+    """Drops a long stream of `count` choices; their sequences end."""
+    before = wait_until_idle()
     answers = stream()
     next(iter(answers))
     wait_until("they run", lambda now: now["corral_engine_requests_running"] == count)
@@ -56,18 +56,18 @@ def gone(stream, count=1):
 ENDLESS = {"stream": True, "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
 
 
-def test_who_goes_away_frees_the_sequence():
+def test_disconnect_frees_the_sequence():
     gone(lambda: chat("12+7=", **ENDLESS))
     gone(lambda: complete("12+7=", **ENDLESS))
 
 
-def test_who_goes_away_frees_every_choice():
+def test_disconnect_frees_every_choice():
     gone(lambda: chat("12+7=", n=4, **ENDLESS), 4)
 
 
-def test_who_goes_away_without_an_answer_frees_it_too():
-    """The client hangs up by itself when its time is over, before anything has come back."""
-    before = settled()
+def test_client_timeout_frees_the_sequence():
+    """The client times out before the response begins."""
+    before = wait_until_idle()
     impatient = client().with_options(timeout=1)
     request = {"model": MODEL, "messages": user("12+7="), "max_tokens": 4000, "n": 8}
     try:

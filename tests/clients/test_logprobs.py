@@ -1,22 +1,22 @@
-"""How likely a token was."""
+"""Log probabilities."""
 
 import math
 
 import pytest
 
-from corral import SURE, chat, complete, decoded, prompt, token, tokens
+from corral import RELIABLE_SUMS, chat, complete, computed_tokens, prompt, token, tokens
 
-# What a token's logarithm may differ by between two evaluations: other batches, other rounding.
+# Tolerance of a logprob between two evaluations: batches round differently.
 SAME = 0.05
 
 FREE = {"ignore_eos": True}
 
-# What the demo model ends its texts with.
+# The demo model's end token.
 ENDS = ["<|endoftext|>", "<|im_end|>"]
 
 
 def check(entry, top):
-    """Checks a token's entry, of which the first `top` alternatives were asked for."""
+    """Checks the entry of a token with `top` alternatives."""
     assert math.isfinite(entry.logprob) and entry.logprob <= 1e-4
     assert bytes(entry.bytes).decode(errors="replace") == entry.token
     logs = [other.logprob for other in entry.top_logprobs]
@@ -31,26 +31,26 @@ def check(entry, top):
 
 
 def said(entries, end="<|im_end|>"):
-    """The tokens that are text; the end token may have an entry too."""
+    """The text tokens; the end token may have an entry too."""
     words = [entry for entry in entries if entry.token not in ("", end)]
     assert len(words) >= len(entries) - 1
     return words
 
 
 @pytest.mark.parametrize("top", [0, 1, 5, 20])
-def test_every_token_has_its_logarithm(top):
+def test_every_token_has_a_logprob(top):
     answer = chat("repeat: Blue owls, 7!", logprobs=True, top_logprobs=top)
     entries = answer.choices[0].logprobs.content
     totals = [check(entry, top) for entry in entries]
     words = said(entries)
     assert "".join(entry.token for entry in words) == answer.choices[0].message.content
     if top:
-        # The likeliest is what is said, and the model is sure of what it repeats.
+        # Greedy output is likeliest, and the model is certain of repeated text.
         assert all(entry.token == entry.top_logprobs[0].token for entry in words)
         assert min(totals) > 0.9
 
 
-def test_a_stream_brings_the_same():
+def test_stream_has_same_logprobs():
     more = {"logprobs": True, "top_logprobs": 3}
     whole = chat("repeat: Blue owls, 7!", **more).choices[0].logprobs.content
     entries = []
@@ -66,14 +66,14 @@ def test_a_stream_brings_the_same():
         assert [top.token for top in one.top_logprobs] == [top.token for top in other.top_logprobs]
 
 
-def test_they_are_the_models_own_whatever_the_samplers_do():
+def test_logprobs_ignore_samplers():
     plain = chat("12+7=", logprobs=True).choices[0].logprobs.content[0]
     bent = chat("12+7=", logprobs=True, temperature=2, top_p=0.5, max_tokens=1, logit_bias={str(token("1")): 50})
     assert bent.choices[0].message.content == "1"
     assert bent.choices[0].logprobs.content[0].logprob == pytest.approx(plain.logprob, abs=SAME)
 
 
-def test_asked_token_by_token_they_are_the_same():
+def test_logprobs_agree_token_by_token():
     more = {"temperature": 2, "seed": 3, "max_tokens": 16, "extra_body": FREE}
     entries = chat("Hello", logprobs=True, **more).choices[0].logprobs.content
     assert len(entries) == 16
@@ -88,29 +88,29 @@ def test_asked_token_by_token_they_are_the_same():
         context.append(number)
 
 
-def test_completions_have_them_in_their_own_form():
+def test_completions_use_legacy_logprobs():
     choice = complete("12+7=", logprobs=4, max_tokens=2).choices[0]
     logprobs = choice.logprobs
     assert logprobs.tokens == ["1", "9"]
     assert logprobs.text_offset == [0, 1]
     for log, word, top in zip(logprobs.token_logprobs, logprobs.tokens, logprobs.top_logprobs):
         assert math.isfinite(log) and log <= 1e-4
-        # The word is one of them; otherwise it would be told as the fifth.
+        # The chosen token is one of them; otherwise it would be a fifth entry.
         assert len(top) == 4
         assert top[word] == log == max(top.values())
         assert sum(map(math.exp, top.values())) <= 1.001
 
 
 def scored(prompts, top=1, **more):
-    """How likely the tokens of prompts are, without anything after them."""
+    """The logprobs of prompt tokens, without generation."""
     more = {"echo": True, "max_tokens": 0, "logprobs": top, **more}
     return complete(prompts, **more).choices
 
 
-def test_the_tokens_of_a_prompt_are_as_likely_as_when_they_are_said():
+def test_prompt_logprobs_equal_generated_ones():
     text = "The owl, a zebra: 7!"
     numbers = tokens(text)
-    # As text, and as tokens.
+    # As text and as token ids.
     for asked in [text, [numbers]]:
         (choice,) = scored(asked, top=3)
         told = choice.logprobs
@@ -123,14 +123,14 @@ def test_the_tokens_of_a_prompt_are_as_likely_as_when_they_are_said():
         said = complete(numbers[:at], logprobs=3, **force).choices[0].logprobs
         assert said.tokens == [text[at]]
         assert told.token_logprobs[at] == pytest.approx(said.token_logprobs[0], abs=SAME)
-        # The likeliest three, without the token itself if it is not one of them.
+        # The top three, without the token itself if it is not among them.
         tops = [sorted(top.values())[-3:] for top in [told.top_logprobs[at], said.top_logprobs[0]]]
         assert tops[0] == pytest.approx(tops[1], abs=SAME)
 
 
-def test_a_right_answer_is_likelier_than_a_wrong_one():
-    """As evaluations ask: each question with each answer, and how likely the answer is then."""
-    prompts = [f"{a}+{b}={answer}" for a, b in SURE for answer in [a + b, a + b + 1]]
+def test_right_answer_is_likelier():
+    """As evaluation harnesses ask: the logprob of each answer after each question."""
+    prompts = [f"{a}+{b}={answer}" for a, b in RELIABLE_SUMS for answer in [a + b, a + b + 1]]
     choices = scored(prompts)
     assert [choice.text for choice in choices] == prompts
     sums = []
@@ -148,11 +148,11 @@ def test_a_right_answer_is_likelier_than_a_wrong_one():
         assert (is_greedy, is_not) == (True, False)
 
 
-def test_an_answer_goes_on_after_a_prompt_that_is_told():
+def test_echoed_prompt_precedes_generation():
     more = {"echo": True, "logprobs": 2}
     (choice,) = complete("12+7=", **more).choices
     assert choice.text == "12+7=19"
-    # What ended it has an entry too, though it is no text.
+    # The end token has an entry too, without text.
     assert choice.logprobs.tokens[:-1] == list("12+7=19")
     assert choice.logprobs.tokens[-1] in ENDS
     assert choice.logprobs.text_offset == list(range(8))
@@ -164,9 +164,9 @@ def test_an_answer_goes_on_after_a_prompt_that_is_told():
     assert logs[1:] == pytest.approx(choice.logprobs.token_logprobs[1:], abs=SAME)
 
 
-def test_one_entry_follows_a_prompt_even_if_the_text_ends_there():
-    """As lm-eval asks: it takes all entries but the last one for those of the prompt."""
-    prompts = [f"{a}+{b}={a + b}" for a, b in SURE]
+def test_echo_with_one_token_has_entry_after_prompt():
+    """As lm-eval asks: it takes all entries but the last as the prompt's."""
+    prompts = [f"{a}+{b}={a + b}" for a, b in RELIABLE_SUMS]
     choices = scored(prompts, max_tokens=1)
     for text, choice in zip(prompts, choices, strict=True):
         assert (choice.text, choice.finish_reason) == (text, "stop")
@@ -178,12 +178,12 @@ def test_one_entry_follows_a_prompt_even_if_the_text_ends_there():
 
 
 @pytest.mark.parametrize("top", [0, 1])
-def test_a_prompt_that_is_told_is_computed_once(top):
-    """One step for each of its tokens, which prompts of a request share."""
-    prompts = [f"{a}+{b}={a + b}" for a, b in SURE]
-    choices, count = decoded(lambda: scored(prompts, top))
+def test_echoed_prompt_is_computed_once(top):
+    """One step per token, shared by the prompts of a request."""
+    prompts = [f"{a}+{b}={a + b}" for a, b in RELIABLE_SUMS]
+    choices, count = computed_tokens(lambda: scored(prompts, top))
     assert len(choices) == len(prompts)
-    # Nothing comes after the last token; and the likeliest tokens nearly always show the right one.
+    # The last token is not computed; the top tokens nearly always contain the right one.
     assert count <= sum(map(len, prompts)) + (len(prompts) if top else 0)
-    # Some have a beginning in common.
+    # Some share a prefix.
     assert count >= sum(map(len, prompts)) - 4 * len(prompts)

@@ -1,10 +1,10 @@
-"""The Messages API, over plain HTTP."""
+"""Anthropic's Messages API, over plain HTTP."""
 
 import json
 
 import pytest
 
-from corral import MODEL, SURE, events, in_pieces, post, user
+from corral import MODEL, RELIABLE_SUMS, events, in_chunks, post, user
 
 
 def ask(content, **more):
@@ -18,7 +18,7 @@ def message(content, **more):
     return value
 
 
-@pytest.mark.parametrize(("a", "b"), SURE)
+@pytest.mark.parametrize(("a", "b"), RELIABLE_SUMS)
 def test_sums_are_right(a, b):
     value = message(f"{a}+{b}=")
     assert value["content"] == [{"type": "text", "text": str(a + b)}]
@@ -28,13 +28,13 @@ def test_sums_are_right(a, b):
     assert value["usage"]["output_tokens"] > 0
 
 
-def test_a_system_text_and_blocks_of_text():
+def test_system_prompt_and_text_blocks():
     blocks = user([{"type": "text", "text": "12+7="}])
     assert message(blocks, system="You are a calculator.")["content"][0]["text"] == "19"
     assert message(blocks, system=[{"type": "text", "text": "Be brief."}])["content"][0]["text"] == "19"
 
 
-def test_it_says_why_it_ended():
+def test_stop_reason_is_reported():
     value = message("repeat: Blue owls, 7!", stop_sequences=["owls"])
     assert (value["content"][0]["text"], value["stop_reason"]) == ("Blue ", "stop_sequence")
     assert value["stop_sequence"] == "owls"
@@ -42,12 +42,12 @@ def test_it_says_why_it_ended():
     assert (value["content"][0]["text"], value["stop_reason"]) == ("Blue", "max_tokens")
 
 
-def test_a_stream_has_its_events_in_order():
+def test_stream_events_are_in_order():
     def stream():
         asked = ask("repeat: Blue owls, 7!", stream=True)
         return [(name, json.loads(data)) for name, data in events("/v1/messages", asked)]
 
-    found = in_pieces(stream, lambda found: sum(name == "content_block_delta" for name, _ in found))
+    found = in_chunks(stream, lambda found: sum(name == "content_block_delta" for name, _ in found))
     assert all(name == data["type"] for name, data in found)
     kinds = [name for name, _ in found if name != "ping"]
     deltas = kinds.count("content_block_delta")
@@ -77,7 +77,7 @@ CALCULATOR = {
 }
 
 
-def test_a_call_goes_round():
+def test_tool_call_round_trip():
     value = message("What is 12+7?", tools=[CALCULATOR])
     (call,) = value["content"]
     assert (call["type"], call["name"], call["input"]) == ("tool_use", "calculator", {"expression": "12+7"})
@@ -87,7 +87,7 @@ def test_a_call_goes_round():
     assert message(turns, tools=[CALCULATOR])["content"] == [{"type": "text", "text": "4711"}]
 
 
-def test_a_streamed_call_is_the_same():
+def test_streamed_tool_call_equals_whole_one():
     found = events("/v1/messages", ask("What is 12+7?", tools=[CALCULATOR], stream=True))
     deltas = [json.loads(data)["delta"] for name, data in found if name == "content_block_delta"]
     assert {delta["type"] for delta in deltas} == {"input_json_delta"}
@@ -95,7 +95,7 @@ def test_a_streamed_call_is_the_same():
 
 
 @pytest.mark.parametrize("more", [{"max_tokens": None}, {"messages": 5}, {"temperature": "hot"}, {"frobnicate": 1}])
-def test_what_is_wrong_is_refused_by_name(more):
+def test_invalid_fields_are_refused_by_name(more):
     (name,) = more
     status, _, value = post("/v1/messages", ask("12+7=", **more))
     assert status == 400, value

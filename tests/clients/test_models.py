@@ -13,11 +13,11 @@ def test_models_are_listed():
     assert model.owned_by
 
 
-def test_a_model_is_found_by_its_name():
+def test_model_is_found_by_name():
     assert client().models.retrieve(MODEL).id == MODEL
 
 
-def test_an_unknown_one_is_not():
+def test_unknown_model_gets_404():
     with pytest.raises(openai.NotFoundError) as error:
         client().models.retrieve("large")
     assert error.value.code == "model_not_found"

@@ -1,4 +1,4 @@
-"""What the plugin's README tells people to write does what it says."""
+"""The examples of the plugin's README work."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_curl():
+def test_curl_command_works():
     (block,) = [block for block in blocks("sh") if block.startswith("curl")]
     path, body = re.fullmatch(rf"curl -s {THERE}(\S+) -d '(.*)'\n", block).groups()
     status, _, value = post(path, json.loads(body))
@@ -23,7 +23,7 @@ def test_curl():
     assert value["choices"][0]["message"]["content"] == "19"
 
 
-def test_the_python_client():
+def test_python_example_works():
     (block,) = [block for block in blocks("python") if "from openai " in block]
     assert THERE in block
     said = io.StringIO()

@@ -1,11 +1,11 @@
-"""The Responses API, as far as it keeps nothing."""
+"""The Responses API, without stored state."""
 
 import json
 
 import openai
 import pytest
 
-from corral import MODEL, SURE, client
+from corral import MODEL, RELIABLE_SUMS, client
 from formats import fits
 
 CALCULATOR = {
@@ -26,7 +26,7 @@ def respond(content, **more):
     return client().responses.create(model=MODEL, input=content, temperature=0, **more)
 
 
-@pytest.mark.parametrize(("a", "b"), SURE)
+@pytest.mark.parametrize(("a", "b"), RELIABLE_SUMS)
 def test_sums_are_right(a, b):
     answer = respond(f"{a}+{b}=")
     assert answer.output_text == str(a + b)
@@ -37,7 +37,7 @@ def test_sums_are_right(a, b):
     assert answer.usage.input_tokens_details.cached_tokens >= 0
 
 
-def test_a_conversation_is_given_whole():
+def test_whole_conversation_is_accepted():
     turns = [
         {"role": "user", "content": "3+4="},
         {"role": "assistant", "content": "7"},
@@ -46,7 +46,7 @@ def test_a_conversation_is_given_whole():
     assert respond(turns, instructions="You are a calculator.").output_text == "19"
 
 
-def test_a_stream_ends_with_the_whole_answer():
+def test_stream_ends_with_whole_response():
     events = list(respond("repeat: Blue owls, 7!", stream=True))
     kinds = [event.type for event in events]
     assert kinds[0] == "response.created"
@@ -68,14 +68,14 @@ def test_a_stream_ends_with_the_whole_answer():
     assert places == sorted(places)
 
 
-def test_the_clients_own_reader_of_streams_takes_it():
+def test_client_stream_helper_reads_it():
     with client().responses.stream(model=MODEL, input="12+7=", temperature=0) as stream:
         for _ in stream:
             pass
         assert stream.get_final_response().output_text == "19"
 
 
-def test_an_answer_that_was_cut_says_so():
+def test_truncated_response_says_so():
     answer = respond("repeat: Blue owls, 7!", max_output_tokens=4)
     assert (answer.output_text, answer.status) == ("Blue", "incomplete")
     assert answer.incomplete_details.reason == "max_output_tokens"
@@ -83,7 +83,7 @@ def test_an_answer_that_was_cut_says_so():
     assert last.type == "response.incomplete"
 
 
-def test_an_answer_can_be_held_to_a_schema():
+def test_response_follows_schema():
     schema = {
         "type": "object",
         "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
@@ -95,7 +95,7 @@ def test_an_answer_can_be_held_to_a_schema():
     fits(json.loads(answer.output_text), schema)
 
 
-def test_a_call_goes_round():
+def test_tool_call_round_trip():
     first = respond("What is 12+7?", tools=[CALCULATOR])
     (call,) = first.output
     assert (call.type, call.name) == ("function_call", "calculator")
@@ -108,7 +108,7 @@ def test_a_call_goes_round():
     assert respond(turns, tools=[CALCULATOR]).output_text == "4711"
 
 
-def test_a_streamed_call_is_the_same():
+def test_streamed_tool_call_equals_whole_one():
     events = list(respond("What is 12+7?", tools=[CALCULATOR], stream=True))
     text = "".join(event.delta for event in events if event.type == "response.function_call_arguments.delta")
     (call,) = events[-1].response.output
@@ -119,7 +119,7 @@ def test_a_streamed_call_is_the_same():
     "more",
     [{"previous_response_id": "resp_1"}, {"background": True}, {"conversation": "conv_1"}, {"store": True}],
 )
-def test_what_would_have_to_be_kept_is_refused_by_name(more):
+def test_stored_state_is_refused_by_name(more):
     (name,) = more
     with pytest.raises(openai.BadRequestError) as error:
         respond("12+7=", **more)
@@ -127,7 +127,7 @@ def test_what_would_have_to_be_kept_is_refused_by_name(more):
     assert name in error.value.message
 
 
-def test_no_response_is_kept():
+def test_responses_are_not_stored():
     answer = respond("12+7=", store=False)
     with pytest.raises(openai.NotFoundError):
         client().responses.retrieve(answer.id)

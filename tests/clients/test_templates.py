@@ -1,7 +1,4 @@
-"""The templates that the SDK is tested with: jinja2 makes the same prompts of them.
-
-And where the demo model's own template is rendered here and its prompt completed, it is the chat's answer.
-"""
+"""The templates of the SDK's tests: jinja2 renders the same prompts, also for the demo model's own template."""
 
 import json
 
@@ -28,7 +25,7 @@ def test_every_template_has_cases():
 
 @pytest.mark.offline
 @pytest.mark.parametrize(("file", "case"), CASES)
-def test_jinja2_makes_the_same_of_it(file, case):
+def test_template_equals_jinja2(file, case):
     template = file.with_name(file.name.replace(".cases.json", ".jinja")).read_text()
     case = {**case, **case.pop("arguments", {})}
     name, expected, error = (case.pop(member, None) for member in ["name", "expected", "error"])
@@ -41,7 +38,7 @@ def test_jinja2_makes_the_same_of_it(file, case):
         assert render(template, **case) == expected
 
 
-def test_the_demo_models_own_template():
+def test_demo_model_template_equals_jinja2():
     for question in ["12+7=", "repeat: Blue owls, 7!"]:
         answer = chat(question)
         assert answer.usage.prompt_tokens == len(prompt(question))

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, as llama.cpp's server has them."""
+"""/tokenize and /detokenize, compatible with llama.cpp's server."""
 
 import pytest
 
@@ -12,23 +12,23 @@ def text(numbers):
 
 
 @pytest.mark.parametrize("content", ["", "12+7=", "The quiet owl.\n", "é and 木 and 🦉", '{"a": "<b>"}'])
-def test_there_and_back(content):
+def test_tokenize_round_trip(content):
     assert text(tokens(content)) == content
 
 
-def test_control_tokens_are_read_where_they_may_be():
+def test_control_tokens_parse_if_allowed():
     (number,) = tokens("<|im_start|>", parse_special=True)
     letters = tokens("<|im_start|>", parse_special=False)
     assert len(letters) == len("<|im_start|>")
     assert number not in letters
 
 
-def test_pieces_come_with_their_tokens():
+def test_pieces_come_with_tokens():
     plain = tokens("12+é")
     pieces = tokens("12+é", with_pieces=True)
     assert [piece["id"] for piece in pieces] == plain
     assert [piece["piece"] for piece in pieces] == ["1", "2", "+", "é"]
-    # What is no text by itself is given by its bytes.
+    # A piece that is not valid UTF-8 is given as bytes.
     owl = tokens("🦉", with_pieces=True)
     assert [piece["piece"] for piece in owl] == [[byte] for byte in "🦉".encode()]
 
@@ -43,7 +43,7 @@ def test_pieces_come_with_their_tokens():
         ("/detokenize", {"tokens": [-1]}),
     ],
 )
-def test_what_is_wrong_is_refused(path, body):
+def test_invalid_input_is_refused(path, body):
     status, _, value = post(path, body)
     assert status == 400, value
     assert value["error"]["type"] == "invalid_request_error"

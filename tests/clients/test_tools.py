@@ -1,11 +1,11 @@
-"""Tools: offered, called, and their results handed back."""
+"""Tools: definitions, calls, and results."""
 
 import json
 
 import openai
 import pytest
 
-from corral import MODEL, SURE, chat, client, token, user
+from corral import MODEL, RELIABLE_SUMS, chat, client, token, user
 from formats import fits
 
 
@@ -26,7 +26,7 @@ WEATHER = tool(
 
 
 def assembled(chunks):
-    """The calls, the text and the reason of a stream, put together from its deltas."""
+    """The calls, text and finish reason assembled from the deltas of a stream."""
     calls, text, reason = [], "", None
     for chunk in chunks:
         for choice in chunk.choices:
@@ -44,7 +44,7 @@ def assembled(chunks):
 
 
 def whole(answer):
-    """The same of a whole answer."""
+    """The same for a whole response."""
     choice = answer.choices[0]
     calls = [
         {"id": call.id, "name": call.function.name, "arguments": call.function.arguments}
@@ -59,7 +59,7 @@ def ask(messages, stream=False, **more):
 
 
 def check(calls, reason="tool_calls"):
-    """Checks calls of the tools above, and why the answer ended."""
+    """Checks the calls of the tools above and the finish reason."""
     assert reason == "tool_calls"
     assert len({call["id"] for call in calls}) == len(calls)
     known = {one["function"]["name"]: one["function"]["parameters"] for one in [CALCULATOR, WEATHER]}
@@ -69,7 +69,7 @@ def check(calls, reason="tool_calls"):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", [None, "auto", "required", {"type": "function", "function": {"name": "calculator"}}])
-def test_the_calculator_is_called(stream, choice):
+def test_calculator_is_called(stream, choice):
     more = {"tool_choice": choice} if choice else {}
     calls, text, reason = ask("What is 12+7?", stream, tools=[CALCULATOR], **more)
     check(calls, reason)
@@ -79,8 +79,8 @@ def test_the_calculator_is_called(stream, choice):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_goes_round_and_comes_back_as_the_right_sum(stream):
-    for a, b in SURE:
+def test_tool_call_round_trip_gives_right_sum(stream):
+    for a, b in RELIABLE_SUMS:
         messages = user(f"What is {a}+{b}?")
         calls, _, reason = ask(messages, stream, tools=[CALCULATOR])
         check(calls, reason)
@@ -93,7 +93,7 @@ def test_a_call_goes_round_and_comes_back_as_the_right_sum(stream):
 
 
 def said(calls):
-    """The assistant's message with these calls."""
+    """The assistant message with these calls."""
     functions = [
         {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
         for call in calls
@@ -101,15 +101,15 @@ def said(calls):
     return {"role": "assistant", "content": None, "tool_calls": functions}
 
 
-def test_the_clients_own_message_can_be_sent_back():
+def test_client_message_can_be_sent_back():
     messages = user("What is 12+7?")
     first = chat(messages, tools=[CALCULATOR]).choices[0].message
-    # A wrong result, so that the model can't have worked it out.
+    # A wrong result, so that the model cannot have computed it.
     messages += [first, {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "4711"}]
     assert chat(messages, tools=[CALCULATOR]).choices[0].message.content == "4711"
 
 
-def test_the_clients_own_reader_of_streams_puts_a_call_together():
+def test_client_stream_helper_assembles_tool_call():
     with client().chat.completions.stream(
         model=MODEL, messages=user("What is 12+7?"), temperature=0, tools=[CALCULATOR]
     ) as stream:
@@ -119,7 +119,7 @@ def test_the_clients_own_reader_of_streams_puts_a_call_together():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_named_tool_is_called_whatever_is_asked(stream):
+def test_named_tool_is_always_called(stream):
     named = {"type": "function", "function": {"name": "weather"}}
     for seed in range(4):
         more = {"temperature": 1, "seed": seed, "max_tokens": 200}
@@ -130,7 +130,7 @@ def test_a_named_tool_is_called_whatever_is_asked(stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_some_tool_is_called_where_one_has_to_be(stream):
+def test_required_calls_some_tool(stream):
     for seed in range(4):
         more = {"temperature": 1, "seed": seed, "max_tokens": 300, "parallel_tool_calls": False}
         calls, text, reason = ask("Hello", stream, tools=[WEATHER, CALCULATOR], tool_choice="required", **more)
@@ -140,28 +140,28 @@ def test_some_tool_is_called_where_one_has_to_be(stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_no_tool_is_called_where_none_may_be(stream):
+def test_tool_choice_none_calls_nothing(stream):
     calls, text, reason = ask("12+7=", stream, tools=[CALCULATOR], tool_choice="none")
     assert (calls, text, reason) == ([], "19", "stop")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_needs_no_tool_is_answered(stream):
+def test_plain_question_is_answered(stream):
     assert ask("reverse: table", stream, tools=[CALCULATOR]) == ([], "elbat", "stop")
 
 
 def without_end(stream, **more):
-    """Asks for calls of a model that may not end its turn after the first one by itself."""
+    """Requests calls while the model may not end its turn after the first one."""
     ends = {str(token(end)): -100 for end in ["<|im_end|>", "<|endoftext|>"]}
     tools = [CALCULATOR, WEATHER]
     return ask("What is 12+7?", stream, tools=tools, tool_choice="required", logit_bias=ends, max_tokens=300, **more)
 
 
-def test_several_calls_are_made_where_they_may_be():
+def test_parallel_tool_calls_are_made():
     calls, _, reason = without_end(stream=False)
     assert reason == "length"
     assert len(calls) >= 2
-    # The last one may be cut off.
+    # The last call may be truncated.
     check(calls[:-1])
     assert json.loads(calls[0]["arguments"]) == {"expression": "12+7"}
     again, _, reason = without_end(stream=True)
@@ -172,13 +172,13 @@ def test_several_calls_are_made_where_they_may_be():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_call_is_made_where_no_more_may_be(stream):
+def test_parallel_tool_calls_can_be_disabled(stream):
     calls, text, reason = without_end(stream, parallel_tool_calls=False)
     check(calls, reason)
     assert (len(calls), text) == (1, "")
 
 
-def test_several_calls_of_one_message_have_their_results():
+def test_results_match_parallel_calls():
     calls = [
         {"id": f"call_{number}", "name": "calculator", "arguments": json.dumps({"expression": text})}
         for number, text in enumerate(["12+7", "20+22"])
@@ -199,7 +199,7 @@ def test_several_calls_of_one_message_have_their_results():
         ({"tool_choice": "required"}, "tool_choice"),
     ],
 )
-def test_wrong_tools_are_refused(more, param):
+def test_invalid_tools_are_refused(more, param):
     with pytest.raises(openai.BadRequestError) as error:
         chat("12+7=", **more)
     assert error.value.param.startswith(param), error.value

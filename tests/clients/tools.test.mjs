@@ -1,8 +1,8 @@
-// Tools and schemas, as the client for Node has them.
+// Tools and schemas with the Node client.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { chat, client, MODEL, streamed, SURE, user } from "./corral.mjs";
+import { chat, client, MODEL, streamed, RELIABLE_SUMS, user } from "./corral.mjs";
 
 const CALCULATOR = {
   type: "function",
@@ -37,7 +37,7 @@ async function calls(chunks) {
 }
 
 for (const tool_choice of ["auto", "required", NAMED]) {
-  test(`the calculator is called: ${JSON.stringify(tool_choice)}`, async () => {
+  test(`calculator is called: ${JSON.stringify(tool_choice)}`, async () => {
     const more = { tools: [CALCULATOR], tool_choice };
     const [choice] = (await chat("What is 12+7?", more)).choices;
     const [call] = choice.message.tool_calls;
@@ -49,14 +49,14 @@ for (const tool_choice of ["auto", "required", NAMED]) {
   });
 }
 
-test("no call is made where none may be", async () => {
+test("tool_choice none calls nothing", async () => {
   const [choice] = (await chat("12+7=", { tools: [CALCULATOR], tool_choice: "none" })).choices;
   assert.equal(choice.message.content, "19");
   assert.ok(!choice.message.tool_calls);
 });
 
-test("a call goes round and comes back as the right sum", async () => {
-  for (const [a, b] of SURE) {
+test("tool call round trip gives the right sum", async () => {
+  for (const [a, b] of RELIABLE_SUMS) {
     const messages = user(`What is ${a}+${b}?`);
     const [{ message, finish_reason }] = (await chat(messages, { tools: [CALCULATOR] })).choices;
     assert.equal(finish_reason, "tool_calls");
@@ -71,7 +71,7 @@ test("a call goes round and comes back as the right sum", async () => {
 });
 
 for (const stream of [false, true]) {
-  test(`the client's own runner of tools does it all, ${stream ? "streamed" : "whole"}`, async () => {
+  test(`client tool runner completes, ${stream ? "streamed" : "whole"}`, async () => {
     const asked = [];
     const calculator = ({ expression }) => (asked.push(expression), String(add(expression)));
     const tools = [{ ...CALCULATOR, function: { ...CALCULATOR.function, function: calculator, parse: JSON.parse } }];
@@ -90,7 +90,7 @@ const CARD = {
   additionalProperties: false,
 };
 
-test("an answer is held to JSON and to a schema", async () => {
+test("response follows JSON mode and a schema", async () => {
   const form = { type: "json_schema", json_schema: { name: "card", strict: true, schema: CARD } };
   for (const response_format of [{ type: "json_object" }, form]) {
     const answer = await chat("Ada is 36 years old", { response_format });

@@ -125,7 +125,7 @@ impl Servers {
             ("CORRAL_KEYED_URL", &self.keyed),
             ("CORRAL_NARROW_URL", &self.narrow),
             ("CORRAL_BUSY_URL", &self.busy),
-            ("CORRAL_FORGETFUL_URL", &self.forgetful),
+            ("CORRAL_UNCACHED_URL", &self.forgetful),
             ("CORRAL_THINKING_URL", &self.thinking),
         ];
         for (variable, corral) in servers {

@@ -1,12 +1,12 @@
-"""Thoughts apart from what is said, by a model whose template lets it think."""
+"""Reasoning content, with a model whose template has it."""
 
-from corral import client, in_pieces, user
+from corral import client, in_chunks, user
 
 SUM = user("12+7=")
 
 
 def ask(thinks, **more):
-    """A greedy answer of the demo model, which never ends a thought: it was not taught to have any."""
+    """A greedy response. The demo model was not trained to reason and never ends its reasoning."""
     template = {"chat_template_kwargs": {"enable_thinking": thinks}}
     return client("CORRAL_THINKING_URL").chat.completions.create(
         model="thinking", messages=SUM, temperature=0, max_tokens=12, extra_body=template, **more
@@ -14,21 +14,21 @@ def ask(thinks, **more):
 
 
 def joined(chunks, name):
-    """What the deltas of a stream say by this name."""
+    """The joined deltas of this name."""
     deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
     return "".join(getattr(delta, name, None) or "" for delta in deltas)
 
 
-def test_thoughts_are_told_apart():
+def test_reasoning_is_separate():
     (choice,) = ask(True).choices
     assert choice.message.reasoning_content
     assert not choice.message.content
     assert choice.finish_reason == "length"
 
 
-def test_thoughts_are_streamed_apart():
+def test_reasoning_is_streamed_separately():
     whole = ask(True).choices[0].message.reasoning_content
-    chunks = in_pieces(
+    chunks = in_chunks(
         lambda: list(ask(True, stream=True, stream_options={"include_usage": True})),
         lambda chunks: sum("reasoning_content" in str(chunk) for chunk in chunks),
     )
@@ -37,7 +37,7 @@ def test_thoughts_are_streamed_apart():
     assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == 12
 
 
-def test_who_is_told_not_to_think_does_not():
+def test_disabled_reasoning_is_absent():
     (choice,) = ask(False).choices
     assert getattr(choice.message, "reasoning_content", None) is None
     assert choice.message.content == "19"
@@ -45,7 +45,7 @@ def test_who_is_told_not_to_think_does_not():
     assert (joined(chunks, "content"), joined(chunks, "reasoning_content")) == ("19", "")
 
 
-def test_responses_tell_them_as_an_item():
+def test_responses_have_a_reasoning_item():
     answer = client("CORRAL_THINKING_URL").responses.create(
         model="thinking", input="12+7=", temperature=0, max_output_tokens=12
     )
