@@ -7,40 +7,40 @@ const require = createRequire(`${process.env.CORRAL_CLIENTS}/node/`);
 /** The official package. */
 export const openai = require("openai");
 
-/** The demo model's name at the servers. */
+/** Name of the demo model. */
 export const MODEL = "tiny";
 
-/** Sums that the demo model gets right wherever they stand. */
+/** Sums that the demo model answers correctly at any position. */
 export const RELIABLE_SUMS = [[12, 7], [20, 22], [3, 4], [31, 27], [45, 54]];
 
 // Far above what anything takes, because machines are busy.
 const PATIENCE = 300_000;
 
-/** A client that tries everything once. */
+/** A client without retries. */
 export function client(which = "CORRAL_URL", apiKey = "none") {
   return new openai.OpenAI({ baseURL: `${process.env[which]}/v1`, apiKey, maxRetries: 0, timeout: PATIENCE });
 }
 
-/** A conversation of one message. */
+/** A conversation of one user message. */
 export function user(content) {
   return [{ role: "user", content }];
 }
 
-/** The server that keeps no prefixes: what it is asked for alone it computes the same each time, to the last bit. */
+/** The server without a prefix cache: requests that run alone give identical results. */
 export const UNCACHED = "CORRAL_UNCACHED_URL";
 
-/** The answer to one message, or to a list of them, by default the likeliest one. */
+/** The greedy response to a message or a list of messages. */
 export function chat(content, more = {}, which = "CORRAL_URL") {
   const messages = typeof content === "string" ? user(content) : content;
   return client(which).chat.completions.create({ model: MODEL, messages, temperature: 0, ...more });
 }
 
-/** What follows a prompt, by default the likeliest. */
+/** The greedy completion of a prompt. */
 export function complete(prompt, more = {}) {
   return client().completions.create({ model: MODEL, prompt, temperature: 0, ...more });
 }
 
-/** The text of each choice of a stream of chat chunks, and its reason to end. */
+/** The text and finish reason of each choice of a chat stream. */
 export async function streamed(chunks) {
   const texts = [], reasons = [];
   for await (const chunk of await chunks) {
@@ -52,14 +52,14 @@ export async function streamed(chunks) {
   return { texts, reasons };
 }
 
-/** All items of something asynchronous. */
+/** All items of an async iterable. */
 export async function all(items) {
   const found = [];
   for await (const item of await items) found.push(item);
   return found;
 }
 
-/** The samples of /metrics now: the sum of each family. */
+/** The current metrics: the sum of each family. */
 export async function metrics() {
   const answer = await fetch(`${process.env.CORRAL_ADMIN}/metrics`);
   const sums = {};
@@ -72,12 +72,12 @@ export async function metrics() {
   return sums;
 }
 
-/** The counters as soon as `itIs` so. */
-export async function waitUntil(what, itIs) {
+/** Waits until `condition` holds and returns the metrics. */
+export async function waitUntil(what, condition) {
   const deadline = Date.now() + PATIENCE;
   for (;;) {
     const now = await metrics();
-    if (itIs(now)) return now;
+    if (condition(now)) return now;
     if (Date.now() > deadline) throw new Error(`no sign that ${what}: ${JSON.stringify(now)}`);
     await new Promise((resolve) => setTimeout(resolve, 5));
   }

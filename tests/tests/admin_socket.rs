@@ -24,7 +24,7 @@ fn ask(folder: &Path, arguments: &[&str]) -> Ended {
 }
 
 /// The same; the command must succeed. Returns its output.
-fn good(folder: &Path, arguments: &[&str]) -> String {
+fn run_ok(folder: &Path, arguments: &[&str]) -> String {
     let ended = ask(folder, arguments);
     assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
     ended.stdout
@@ -47,10 +47,10 @@ fn unix_socket_needs_no_token() {
     let plugin = artifacts::plugin("misbehave");
     let plugin = plugin.to_str().expect("ours");
     let deploy = ["deploy", plugin, "--name", "a", "--route", "/a"];
-    let printed = good(&folder, &deploy);
+    let printed = run_ok(&folder, &deploy);
     assert!(printed.starts_with("revision 1 is deployed"), "{printed}");
-    assert_eq!(good(&folder, &["invoke", "a", "--path", "/a/ok"]), "ok");
-    let seen = good(&folder, &["top", "--once", "--json"]);
+    assert_eq!(run_ok(&folder, &["invoke", "a", "--path", "/a/ok"]), "ok");
+    let seen = run_ok(&folder, &["top", "--once", "--json"]);
     let seen: Value = serde_json::from_str(&seen).expect("JSON");
     assert_eq!(seen["models"][0]["model"], "tiny");
     // As metrics scrapers ask, with any host name.
@@ -69,7 +69,7 @@ fn unix_socket_needs_no_token() {
     let refused = ask(&folder, &another);
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stderr.contains("is in use"), "{refused:?}");
-    assert_eq!(good(&folder, &["remove", "a"]), "a is removed\n");
+    assert_eq!(run_ok(&folder, &["remove", "a"]), "a is removed\n");
 
     corral.signal("TERM");
     let status = corral.wait(PATIENCE);
@@ -91,7 +91,7 @@ fn stale_socket_file_is_replaced() {
     let file = folder.join("admin.sock");
     assert!(file.exists(), "nobody could remove it");
     let corral = start(&folder);
-    let seen = good(&folder, &["list", "--json"]);
+    let seen = run_ok(&folder, &["list", "--json"]);
     assert!(seen.contains("/generate"), "{seen}");
     drop(corral);
     // A file that is not a socket is not replaced either.

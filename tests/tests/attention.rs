@@ -14,14 +14,14 @@ fn doctor(attention: &str) -> Output {
 }
 
 /// Whether this build has its own attention, according to `corral doctor`.
-fn has_own() -> bool {
+fn has_own_attention() -> bool {
     let output = doctor("own");
     assert!(output.status.success(), "{output:?}");
     String::from_utf8_lossy(&output.stdout).contains("CORRAL_ATTENTION")
 }
 
 /// The likeliest tokens of each position of an answer, with their probabilities.
-fn likely(corral: &Corral, prompt: &str) -> Vec<(u64, f64)> {
+fn top_logprobs(corral: &Corral, prompt: &str) -> Vec<(u64, f64)> {
     let answer = corral.generate(&json!({
         "prompt": prompt, "max_tokens": 24, "ignore_end": true, "logprobs": 1, "temperature": 0,
     }));
@@ -40,7 +40,9 @@ fn own_attention_matches_llama_cpp() {
     let long = "The owl and the fox walked home. ".repeat(20);
     let mut largest = 0.0_f64;
     for prompt in ["12+7=", "The owl", "repeat: Blue owls, 7!\n", &long] {
-        let pairs = likely(&own, prompt).into_iter().zip(likely(&other, prompt));
+        let pairs = top_logprobs(&own, prompt)
+            .into_iter()
+            .zip(top_logprobs(&other, prompt));
         // After a different close choice the texts differ.
         let pairs: Vec<_> = pairs.take_while(|(own, other)| own.0 == other.0).collect();
         assert!(!pairs.is_empty(), "{prompt}: not even the first token");
@@ -49,7 +51,7 @@ fn own_attention_matches_llama_cpp() {
             largest = largest.max((own - other).abs());
         }
     }
-    if has_own() {
+    if has_own_attention() {
         // They differ in the last bits, so each used its own implementation.
         assert!(largest > 0.0);
     }
@@ -66,7 +68,7 @@ fn doctor_reports_attention_implementation() {
     let output = doctor("llama.cpp");
     assert!(output.status.success(), "{output:?}");
     assert!(!String::from_utf8_lossy(&output.stdout).contains("CORRAL_ATTENTION"));
-    if has_own() {
+    if has_own_attention() {
         let output = doctor("mine");
         assert!(!output.status.success(), "{output:?}");
         let said = String::from_utf8_lossy(&output.stderr);

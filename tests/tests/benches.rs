@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::ffi::OsString;
 
 /// What a bench finds in one round, with the plugin where it takes one.
-fn one_round(words: &str) -> Value {
+fn run_one_round(words: &str) -> Value {
     let mut files = vec![model()];
     if !["gap", "step"].iter().any(|name| words.starts_with(name)) {
         files.push(plugin("generate"));
@@ -19,7 +19,7 @@ fn one_round(words: &str) -> Value {
 
 #[test]
 fn benches_print_one_json_object() {
-    let gap = one_round("gap --streams 1 --prompts 2 --length 33 --threads 1");
+    let gap = run_one_round("gap --streams 1 --prompts 2 --length 33 --threads 1");
     let names: Vec<_> = rows(&gap).iter().map(|row| &row["prefill"]).collect();
     assert_eq!(names, ["budgeted", "slot order"]);
     for row in rows(&gap) {
@@ -31,7 +31,7 @@ fn benches_print_one_json_object() {
             &["first_token_s", "first_token_p99_s", "first_token_max_s"],
         );
     }
-    let threads = one_round("threads --streams 1 --generate 2");
+    let threads = run_one_round("threads --streams 1 --generate 2");
     let threads = rows(&threads);
     // What `corral serve` takes by itself is always there, both ways.
     for read_from in ["engine", "HTTP"] {
@@ -63,7 +63,7 @@ fn a_model_to_measure_with_is_made_once_and_told_of() {
 
 #[test]
 fn each_step_is_measured_beside_its_rows_alone() {
-    let found = one_round("step --rows 1,2 --prompt 0,4 --cells 8 --threads 1");
+    let found = run_one_round("step --rows 1,2 --prompt 0,4 --cells 8 --threads 1");
     assert_eq!(found["cells"], 8, "{found}");
     assert_eq!(found["rounds"], 1, "{found}");
     let model = artifacts::model();
@@ -185,7 +185,7 @@ fn stages_that_need_plugins_say_so_and_the_others_do_without() {
 
 #[test]
 fn deploys_are_measured_to_their_first_answer() {
-    let found = one_round("deploy");
+    let found = run_one_round("deploy");
     assert!(found["component_bytes"].as_u64() > Some(100_000), "{found}");
     let components: Vec<_> = rows(&found).iter().map(|row| &row["component"]).collect();
     assert_eq!(components, ["new", "kept, compiled", "uploaded, compiled"]);
@@ -199,7 +199,7 @@ fn deploys_are_measured_to_their_first_answer() {
 
 #[test]
 fn a_shared_prefix_is_computed_once() {
-    let found = one_round("prefix --length 100 --threads 1");
+    let found = run_one_round("prefix --length 100 --threads 1");
     for (beginning, asked_over, counts) in [
         // Prompt tokens, those in the cache, and those given to llama_decode.
         ("tail alone", "engine", (32, 0, 32)),

@@ -39,7 +39,7 @@ fn serve(arguments: &[OsString]) -> Ended {
 
 /// Asserts that the command printed one line on stderr that contains `expected`, and nothing on stdout. Notes
 /// of `serve` about loading models may precede that line.
-fn check_complaint(ended: &Ended, code: i32, expected: &[&str]) {
+fn assert_error(ended: &Ended, code: i32, expected: &[&str]) {
     assert_eq!(ended.code, Some(code), "{ended:?}");
     assert_eq!(ended.stdout, "", "{ended:?}");
     let lines: Vec<_> = ended
@@ -85,7 +85,7 @@ fn run_returns_exit_code_of_plugin() {
 #[test]
 fn run_refuses_plugin_without_command_role() {
     let ended = run_plugin(&artifacts::plugin("misbehave"), &[]);
-    check_complaint(
+    assert_error(
         &ended,
         1,
         &["misbehave.wasm", "wasi:cli/run", "corral serve"],
@@ -147,14 +147,14 @@ fn unloadable_model_is_one_line_error() {
         ),
     ] {
         let ended = serve(&["--model".into(), file.clone().into()]);
-        check_complaint(&ended, 1, &expected);
+        assert_error(&ended, 1, &expected);
         let ended = run([
             OsString::from("run"),
             artifacts::plugin("generate").into(),
             "--model".into(),
             file.into(),
         ]);
-        check_complaint(&ended, 1, &expected);
+        assert_error(&ended, 1, &expected);
     }
     std::fs::remove_dir_all(folder).expect("it is ours");
 }
@@ -179,7 +179,7 @@ fn port_in_use_is_one_line_error() {
             other.into(),
             "127.0.0.1:0".into(),
         ]);
-        check_complaint(&ended, 1, &[&address, "in use", "choose another"]);
+        assert_error(&ended, 1, &[&address, "in use", "choose another"]);
     }
     let ended = run([
         OsString::from("serve"),
@@ -188,7 +188,7 @@ fn port_in_use_is_one_line_error() {
         "--listen".into(),
         "nonsense".into(),
     ]);
-    check_complaint(&ended, 1, &["nonsense", "HOST:PORT"]);
+    assert_error(&ended, 1, &["nonsense", "HOST:PORT"]);
 }
 
 #[test]
@@ -244,9 +244,9 @@ fn invalid_plugin_file_is_one_line_error() {
             // `serve` names a plugin by its route.
             .filter(|text| *text != "half")
             .collect();
-        check_complaint(&ended, 1, &expected);
+        assert_error(&ended, 1, &expected);
         let ended = run_plugin(&file, &[]);
-        check_complaint(&ended, 1, &expected);
+        assert_error(&ended, 1, &expected);
     }
     std::fs::remove_dir_all(folder).expect("it is ours");
 }
@@ -285,7 +285,7 @@ fn usage_error_is_one_line_and_exits_2() {
         ("run p.wasm", "--model"),
     ] {
         let ended = run(line.split_terminator(' '));
-        check_complaint(&ended, 2, &[expected]);
+        assert_error(&ended, 2, &[expected]);
     }
 }
 
@@ -297,7 +297,7 @@ fn context_beyond_model_is_one_line_error() {
         "--context".into(),
         "5000".into(),
     ]);
-    check_complaint(&ended, 1, &["5000", "4096"]);
+    assert_error(&ended, 1, &["5000", "4096"]);
 }
 
 #[test]
@@ -329,5 +329,5 @@ fn too_many_calls_are_refused_at_startup() {
         "--calls".into(),
         "225".into(),
     ];
-    check_complaint(&serve(&arguments), 2, &["--calls is 225", "at most 224"]);
+    assert_error(&serve(&arguments), 2, &["--calls is 225", "at most 224"]);
 }

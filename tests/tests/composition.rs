@@ -337,7 +337,7 @@ impl Cli {
         corral_tests::run(arguments.iter().chain(&server))
     }
 
-    fn good(&self, arguments: &[&str]) -> String {
+    fn run_ok(&self, arguments: &[&str]) -> String {
         let ended = self.run(arguments);
         assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
         ended.stdout
@@ -356,7 +356,7 @@ fn deploy_uploads_linked_components() {
     let sampler = format!("sampling.least={}", path("linked-chooser"));
     let deploy = ["deploy", &handler, "--name", "a", "--route", "/a"];
     let with = ["--link", &template, "--link", &sampler];
-    let printed = cli.good(&[&deploy[..], &with].concat());
+    let printed = cli.run_ok(&[&deploy[..], &with].concat());
     assert!(printed.starts_with("revision 1 is deployed: a is serving at /a"));
     let body = cli.corral.get("/a").body;
     assert!(body.starts_with("template read /a\n"), "{body}");
@@ -372,10 +372,10 @@ fn deploy_uploads_linked_components() {
                 [links.sampling]\nleast = 'linked-chooser.wasm'\n\
                 [configuration]\nSECRET = 'of the handler'\n";
     std::fs::write(folder.join("corral.toml"), text).expect("ours");
-    cli.good(&["deploy", folder.to_str().expect("ours")]);
+    cli.run_ok(&["deploy", folder.to_str().expect("ours")]);
     let body = cli.corral.get("/a").body;
     assert_eq!(body, rendered("a", "of the handler", 1));
-    let page = cli.good(&["show", "a"]);
+    let page = cli.run_ok(&["show", "a"]);
     let short = |name: &str| {
         digest(&component(name))
             .chars()
@@ -389,7 +389,7 @@ fn deploy_uploads_linked_components() {
     ] {
         assert!(page.contains(&expected), "{expected}\n{page}");
     }
-    let listed = cli.good(&["list", "--json"]);
+    let listed = cli.run_ok(&["list", "--json"]);
     let listed: Value = serde_json::from_str(&listed).expect("JSON");
     let all = listed["deployments"].as_array().expect("a list");
     let one = all.iter().find(|one| one["name"] == "a").expect("there");

@@ -134,7 +134,7 @@ fn errors_leave_nothing_behind() {
 }
 
 /// The output of a `/generate` stream before its end.
-fn last_but_one(mut stream: EventStream) -> Value {
+fn second_to_last_event(mut stream: EventStream) -> Value {
     let events: Vec<_> = std::iter::from_fn(|| stream.event()).collect();
     let (done, events) = events.split_last().expect("there are events");
     assert_eq!(done, "[DONE]");
@@ -173,7 +173,7 @@ fn check_costs(answers: Answers) {
                 let report = if answers == Answers::Whole {
                     corral.post("/generate", request.to_string()).json()
                 } else {
-                    last_but_one(corral.generate_stream(&request))
+                    second_to_last_event(corral.generate_stream(&request))
                 };
                 assert_eq!(report["tokens"], TOKENS, "{report}");
             });

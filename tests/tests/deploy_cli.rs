@@ -30,19 +30,19 @@ impl Cli {
     }
 
     /// Runs the command, which must succeed. Returns its output.
-    fn good(&self, arguments: &[&str]) -> String {
+    fn run_ok(&self, arguments: &[&str]) -> String {
         let ended = self.run(arguments);
         assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
         ended.stdout
     }
 
     fn json(&self, arguments: &[&str]) -> Value {
-        let printed = self.good(&[arguments, &["--json"]].concat());
+        let printed = self.run_ok(&[arguments, &["--json"]].concat());
         serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
     }
 
     /// Runs the command, which must fail with one line. Returns that line.
-    fn bad(&self, arguments: &[&str]) -> String {
+    fn run_err(&self, arguments: &[&str]) -> String {
         let ended = self.run(arguments);
         assert_ne!(ended.code, Some(0), "{arguments:?}: {ended:?}");
         assert_eq!(ended.stderr.lines().count(), 1, "{arguments:?}: {ended:?}");
@@ -55,7 +55,7 @@ fn deployment_lifecycle_on_command_line() {
     let cli = Cli::start();
     let plugin = artifacts::plugin("misbehave");
     let plugin = plugin.to_str().expect("ours");
-    let printed = cli.good(&["deploy", plugin, "--name", "a", "--route", "/a"]);
+    let printed = cli.run_ok(&["deploy", plugin, "--name", "a", "--route", "/a"]);
     assert_eq!(
         printed,
         "revision 1 is deployed: a is serving at /a, traffic 1\n"
@@ -70,7 +70,7 @@ fn deployment_lifecycle_on_command_line() {
     let deployed = cli.json(&["deploy", folder]);
     assert_eq!(deployed["revision"]["number"], 2);
     assert_eq!(
-        cli.good(&["invoke", "a", "--path", "/a/env"]),
+        cli.run_ok(&["invoke", "a", "--path", "/a/env"]),
         "VERSION=2\n"
     );
     let answer = cli.json(&["invoke", "a", "--path", "/a/echo", "--data", "hello"]);
@@ -78,45 +78,48 @@ fn deployment_lifecycle_on_command_line() {
         (&answer["status"], &answer["body"]),
         (&200.into(), &"hello".into())
     );
-    let error = cli.bad(&["invoke", "a"]);
+    let error = cli.run_err(&["invoke", "a"]);
     assert!(error.contains("'a' answered with 404"), "{error}");
 
-    let list = cli.good(&["list"]);
+    let list = cli.run_ok(&["list"]);
     assert!(list.contains("\na           serving  /a "), "{list}");
     assert!(list.contains("\n/generate   serving  /generate"), "{list}");
     assert_eq!(cli.json(&["list"])["deployments"][4]["name"], "a");
-    let shown = cli.good(&["show", "a"]);
+    let shown = cli.run_ok(&["show", "a"]);
     assert!(
         shown.starts_with("a is serving at /a, traffic 2\n"),
         "{shown}"
     );
     assert_eq!(cli.json(&["show", "a"])["revisions"][1]["number"], 2);
-    let printed = cli.good(&["split", "a", "1=3", "2=1"]);
+    let printed = cli.run_ok(&["split", "a", "1=3", "2=1"]);
     assert_eq!(printed, "a is serving at /a, traffic 1=3 2=1\n");
     assert_eq!(cli.json(&["rollback", "a"])["traffic"][0]["revision"], 2);
-    let printed = cli.good(&["rollback", "a", "--revision", "1"]);
+    let printed = cli.run_ok(&["rollback", "a", "--revision", "1"]);
     assert_eq!(printed, "a is serving at /a, traffic 1\n");
-    assert_eq!(cli.good(&["invoke", "a", "--path", "/a/env"]), "");
-    assert_eq!(cli.good(&["pause", "a"]), "a is paused at /a, traffic 1\n");
+    assert_eq!(cli.run_ok(&["invoke", "a", "--path", "/a/env"]), "");
+    assert_eq!(
+        cli.run_ok(&["pause", "a"]),
+        "a is paused at /a, traffic 1\n"
+    );
     cli.corral.get("/a/ok").problem(503, "paused");
     assert_eq!(cli.json(&["resume", "a"])["state"], "serving");
     assert_eq!(cli.corral.get("/a/log").status, 200);
-    let logs = cli.good(&["logs", "a"]);
+    let logs = cli.run_ok(&["logs", "a"]);
     assert!(
         logs.contains(" stdout: a line on the standard output\n"),
         "{logs}"
     );
-    let line = cli.good(&["logs", "a", "--after", "1", "--json"]);
+    let line = cli.run_ok(&["logs", "a", "--after", "1", "--json"]);
     assert_eq!(
         serde_json::from_str::<Value>(&line).expect("JSON")["number"],
         2
     );
-    assert_eq!(cli.good(&["remove", "a"]), "a is removed\n");
+    assert_eq!(cli.run_ok(&["remove", "a"]), "a is removed\n");
     assert!(
-        cli.bad(&["show", "a"])
+        cli.run_err(&["show", "a"])
             .contains("there is no deployment 'a'")
     );
-    let schema: Value = serde_json::from_str(&cli.good(&["deploy", "--schema"])).expect("JSON");
+    let schema: Value = serde_json::from_str(&cli.run_ok(&["deploy", "--schema"])).expect("JSON");
     assert_eq!(schema["title"], "Manifest");
 }
 
@@ -157,7 +160,7 @@ fn deploy_errors_are_one_line() {
         (vec!["split", "a", "1"], "write REVISION=WEIGHT"),
         (vec!["rollback", "a"], "there is no deployment 'a'"),
     ] {
-        let error = cli.bad(&arguments);
+        let error = cli.run_err(&arguments);
         assert!(error.contains(expected), "{arguments:?}: {error}");
     }
     let ended = corral_tests::run(["list", "--admin", &cli.admin]);

@@ -27,12 +27,12 @@ fn seed() -> u64 {
 const NAMES: [&str; 3] = ["a", "b", "c"];
 /// Reused components, which are compiled already.
 const COMPONENTS: u64 = 4;
-/// Revisions that are certainly kept. The server keeps 20, including older ones in use.
+/// Revisions that are certainly expected. The server keeps 20, including older ones in use.
 const KEPT: u64 = 13;
 
 /// The expected state of a deployment.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Kept {
+struct DeploymentState {
     latest: u64,
     /// Revisions and their weights.
     traffic: Vec<(u64, u64)>,
@@ -59,38 +59,38 @@ enum Change {
 
 impl Change {
     /// The deployment after this change; a new revision gets `number`.
-    fn of(&self, kept: Option<&Kept>, number: u64) -> Option<Kept> {
-        let mut kept = kept.cloned().unwrap_or_default();
-        let share = |kept: &mut Kept, traffic: Vec<(u64, u64)>| {
-            if kept.traffic != traffic {
-                kept.before = std::mem::replace(&mut kept.traffic, traffic);
+    fn of(&self, expected: Option<&DeploymentState>, number: u64) -> Option<DeploymentState> {
+        let mut expected = expected.cloned().unwrap_or_default();
+        let share = |expected: &mut DeploymentState, traffic: Vec<(u64, u64)>| {
+            if expected.traffic != traffic {
+                expected.before = std::mem::replace(&mut expected.traffic, traffic);
             }
         };
         match self {
             Change::Deploy { revision, activate } => {
-                kept.latest = number;
-                kept.revisions.insert(number, revision.clone());
+                expected.latest = number;
+                expected.revisions.insert(number, revision.clone());
                 // The first revision always gets the traffic.
-                if kept.traffic.is_empty() {
-                    kept.traffic = vec![(number, 1)];
+                if expected.traffic.is_empty() {
+                    expected.traffic = vec![(number, 1)];
                 } else if *activate {
-                    share(&mut kept, vec![(number, 1)]);
+                    share(&mut expected, vec![(number, 1)]);
                 }
             }
-            Change::Share(traffic) => share(&mut kept, traffic.clone()),
+            Change::Share(traffic) => share(&mut expected, traffic.clone()),
             Change::RollBack => {
-                let before = kept.before.clone();
-                share(&mut kept, before);
+                let before = expected.before.clone();
+                share(&mut expected, before);
             }
-            Change::Pause(paused) => kept.paused = *paused,
+            Change::Pause(paused) => expected.paused = *paused,
             Change::Remove => return None,
         }
-        Some(kept)
+        Some(expected)
     }
 }
 
 /// A deployment as the server shows it, without the target of a rollback.
-fn shown(corral: &Corral, name: &str) -> Option<Kept> {
+fn shown(corral: &Corral, name: &str) -> Option<DeploymentState> {
     let answer = corral.request_admin("GET", &format!("/deployments/{name}"), "");
     if answer.status == 404 {
         answer.problem(404, "no-deployment");
@@ -104,7 +104,7 @@ fn shown(corral: &Corral, name: &str) -> Option<Kept> {
     assert_ne!(deployment["state"], "failed", "{shown}");
     let traffic = deployment["traffic"].as_array().expect("a list").iter();
     let revisions = shown["revisions"].as_array().expect("a list").iter();
-    Some(Kept {
+    Some(DeploymentState {
         latest: number(&deployment["latest"]),
         traffic: traffic
             .map(|part| (number(&part["revision"]), number(&part["weight"])))
@@ -126,23 +126,24 @@ fn shown(corral: &Corral, name: &str) -> Option<Kept> {
 }
 
 /// Whether `shown` matches the expected state.
-fn is(shown: Option<&Kept>, kept: Option<&Kept>) -> bool {
-    let (shown, kept) = match (shown, kept) {
-        (Some(shown), Some(kept)) => (shown, kept),
-        (shown, kept) => return shown.is_none() && kept.is_none(),
+fn matches(shown: Option<&DeploymentState>, expected: Option<&DeploymentState>) -> bool {
+    let (shown, expected) = match (shown, expected) {
+        (Some(shown), Some(expected)) => (shown, expected),
+        (shown, expected) => return shown.is_none() && expected.is_none(),
     };
-    let used = kept.traffic.iter().chain(&kept.before);
+    let used = expected.traffic.iter().chain(&expected.before);
     let mut needed: BTreeSet<_> = used.map(|(revision, _)| *revision).collect();
-    let newest = kept.latest.saturating_sub(KEPT)..=kept.latest;
-    needed.extend(newest.filter(|number| kept.revisions.contains_key(number)));
-    (shown.latest, &shown.traffic, shown.paused) == (kept.latest, &kept.traffic, kept.paused)
+    let newest = expected.latest.saturating_sub(KEPT)..=expected.latest;
+    needed.extend(newest.filter(|number| expected.revisions.contains_key(number)));
+    (shown.latest, &shown.traffic, shown.paused)
+        == (expected.latest, &expected.traffic, expected.paused)
         && needed
             .iter()
             .all(|number| shown.revisions.contains_key(number))
         && shown
             .revisions
             .iter()
-            .all(|(number, is)| kept.revisions.get(number) == Some(is))
+            .all(|(number, is)| expected.revisions.get(number) == Some(is))
 }
 
 /// A client that makes one change after another to one deployment.
@@ -150,14 +151,14 @@ struct Connection {
     name: &'static str,
     random: ChaCha8Rng,
     /// The acknowledged state.
-    kept: Option<Kept>,
+    expected: Option<DeploymentState>,
     /// The change in flight.
     under_way: Option<Change>,
     versions: u64,
 }
 
 /// The server was killed.
-struct Gone;
+struct ServerKilled;
 
 impl Connection {
     /// Makes changes until the server is killed.
@@ -167,7 +168,7 @@ impl Connection {
         }
     }
 
-    fn change_once(&mut self, corral: &Corral, component: &[u8]) -> Result<(), Gone> {
+    fn change_once(&mut self, corral: &Corral, component: &[u8]) -> Result<(), ServerKilled> {
         let (change, bytes) = self.next(component);
         self.under_way = Some(change.clone());
         let path = |rest: &str| format!("/deployments/{}{rest}", self.name);
@@ -193,7 +194,7 @@ impl Connection {
                 upload(corral, &revision.component, &bytes)?;
             }
             let answer = corral.try_request_admin(method, &path, body.to_string().as_bytes());
-            let answer = answer.map_err(|_| Gone)?;
+            let answer = answer.map_err(|_| ServerKilled)?;
             // Another client's removal may have dropped the component.
             if answer.status != 404 || answer.json()["code"] != "no-component" {
                 break answer;
@@ -201,7 +202,7 @@ impl Connection {
         };
         assert!(matches!(answer.status, 200 | 201), "{change:?}: {answer:?}");
         let number = answer.json()["revision"]["number"].as_u64();
-        self.kept = change.of(self.kept.as_ref(), number.unwrap_or(0));
+        self.expected = change.of(self.expected.as_ref(), number.unwrap_or(0));
         self.under_way = None;
         Ok(())
     }
@@ -210,12 +211,13 @@ impl Connection {
     fn next(&mut self, component: &[u8]) -> (Change, Vec<u8>) {
         let random = &mut self.random;
         let chance = random.random_range(0..20);
-        if let Some(kept) = &self.kept {
-            let numbers = Vec::from_iter(kept.revisions.keys().rev().take(KEPT as usize).copied());
+        if let Some(expected) = &self.expected {
+            let numbers =
+                Vec::from_iter(expected.revisions.keys().rev().take(KEPT as usize).copied());
             let change = match chance {
                 0 => Some(Change::Remove),
-                1..3 => Some(Change::Pause(!kept.paused)),
-                3..5 if !kept.before.is_empty() => Some(Change::RollBack),
+                1..3 => Some(Change::Pause(!expected.paused)),
+                3..5 if !expected.before.is_empty() => Some(Change::RollBack),
                 5..8 => {
                     let first = random.random_range(0..numbers.len() as u64);
                     let chosen = numbers.iter().skip(first as usize);
@@ -252,37 +254,37 @@ impl Connection {
         let shown = shown(corral, self.name);
         let number = shown.as_ref().map_or(0, |shown| shown.latest);
         let made = self.under_way.take().map(|change| {
-            let made = change.of(self.kept.as_ref(), number);
+            let made = change.of(self.expected.as_ref(), number);
             (change, made)
         });
         match made {
-            _ if is(shown.as_ref(), self.kept.as_ref()) => {}
-            Some((_, made)) if is(shown.as_ref(), made.as_ref()) => self.kept = made,
+            _ if matches(shown.as_ref(), self.expected.as_ref()) => {}
+            Some((_, made)) if matches(shown.as_ref(), made.as_ref()) => self.expected = made,
             made => panic!(
                 "{}: there is {shown:#?}, acknowledged was {:#?}, under way {made:#?}",
-                self.name, self.kept
+                self.name, self.expected
             ),
         }
         // The server drops old revisions.
-        if let (Some(kept), Some(shown)) = (&mut self.kept, shown) {
-            kept.revisions = shown.revisions;
+        if let (Some(expected), Some(shown)) = (&mut self.expected, shown) {
+            expected.revisions = shown.revisions;
         }
         self.check_serving(corral);
     }
 
     fn check_serving(&self, corral: &Corral) {
         let ask = || corral.get(&format!("/{}/env", self.name));
-        let Some(kept) = &self.kept else {
+        let Some(expected) = &self.expected else {
             ask().problem(404, "no-route");
             return;
         };
-        if kept.paused {
+        if expected.paused {
             ask().problem(503, "paused");
             return;
         }
-        let parts = kept.traffic.iter();
+        let parts = expected.traffic.iter();
         let bodies: BTreeSet<_> = parts
-            .map(|(number, _)| format!("VERSION={}\n", kept.revisions[number].version))
+            .map(|(number, _)| format!("VERSION={}\n", expected.revisions[number].version))
             .collect();
         for _ in 0..=bodies.len() {
             let answer = ask();
@@ -293,12 +295,12 @@ impl Connection {
 }
 
 /// Uploads a component once fewer uploads are running.
-fn upload(corral: &Corral, digest: &str, bytes: &[u8]) -> Result<(), Gone> {
+fn upload(corral: &Corral, digest: &str, bytes: &[u8]) -> Result<(), ServerKilled> {
     let path = format!("/components/{digest}");
     loop {
         let Response { status, body, .. } = corral
             .try_request_admin("PUT", &path, bytes)
-            .map_err(|_| Gone)?;
+            .map_err(|_| ServerKilled)?;
         match status {
             200 | 201 => return Ok(()),
             503 => std::thread::sleep(Duration::from_millis(1)),
@@ -309,9 +311,9 @@ fn upload(corral: &Corral, digest: &str, bytes: &[u8]) -> Result<(), Gone> {
 
 /// Asserts that the folder holds exactly the components that revisions name, each complete.
 fn check_files(store: &Path, clients: &[Connection]) {
-    let kept = clients.iter().flat_map(|client| &client.kept);
-    let named: BTreeSet<_> = kept
-        .flat_map(|kept| kept.revisions.values())
+    let expected = clients.iter().flat_map(|client| &client.expected);
+    let named: BTreeSet<_> = expected
+        .flat_map(|expected| expected.revisions.values())
         .map(|revision| revision.component.clone())
         .collect();
     let mut files = BTreeSet::new();
@@ -336,7 +338,7 @@ fn acknowledged_changes_survive_kill() {
     let mut clients = NAMES.map(|name| Connection {
         name,
         random: ChaCha8Rng::from_rng(&mut random),
-        kept: None,
+        expected: None,
         under_way: None,
         versions: 0,
     });
@@ -345,10 +347,10 @@ fn acknowledged_changes_survive_kill() {
     for kill in 0..=KILLS {
         let corral = Corral::start_bare(&["--store", store]);
         for client in &mut clients {
-            let was = client.under_way.is_some().then(|| client.kept.clone());
+            let was = client.under_way.is_some().then(|| client.expected.clone());
             client.check(&corral);
             caught += u64::from(was.is_some());
-            made += u64::from(was.is_some_and(|was| was != client.kept));
+            made += u64::from(was.is_some_and(|was| was != client.expected));
         }
         check_files(&folder, &clients);
         if kill == KILLS {

@@ -9,7 +9,7 @@ fn doctor(arguments: &[&str]) -> Ended {
 }
 
 /// The error of `corral serve` with these arguments.
-fn complaint(arguments: &[&str]) -> (Option<i32>, String) {
+fn error(arguments: &[&str]) -> (Option<i32>, String) {
     let mut line: Vec<OsString> = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
         .map(OsString::from)
         .into();
@@ -85,14 +85,14 @@ fn missing_backends_folder_is_an_error() {
         assert!(ended.stderr.contains(said), "{said}: {ended:?}");
     }
     assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
-    let (code, text) = complaint(&["--backends", missing]);
+    let (code, text) = error(&["--backends", missing]);
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("can't be read"), "{text}");
 }
 
 #[test]
 fn invalid_device_options_list_valid_ones() {
-    let (code, text) = complaint(&["--device", "nonsense"]);
+    let (code, text) = error(&["--device", "nonsense"]);
     assert_eq!(code, Some(1), "{text}");
     for said in ["\"nonsense\"", "CPU", "corral doctor"] {
         assert!(text.contains(said), "{said}: {text}");
@@ -103,11 +103,11 @@ fn invalid_device_options_list_valid_ones() {
         (["--device", "a,a"], "named twice"),
         (["--device", "other=cpu"], "'other', which no --model has"),
     ] {
-        let (code, text) = complaint(&arguments);
+        let (code, text) = error(&arguments);
         assert_eq!(code, Some(2), "{text}");
         assert!(text.contains(said), "{said}: {text}");
     }
-    let (code, text) = complaint(&["--device", "cpu", "--gpu-layers", "4"]);
+    let (code, text) = error(&["--device", "cpu", "--gpu-layers", "4"]);
     assert_eq!(code, Some(1), "{text}");
     assert!(
         text.contains("4 layers") && text.contains("processor"),

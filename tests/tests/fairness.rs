@@ -113,14 +113,14 @@ impl Drop for Counted<'_> {
 fn greedy_tenant_delays_others_by_few_requests() {
     // A busy machine that delays clients only makes the count worse, so the best of three attempts decides.
     let found: Vec<String> = (0..3)
-        .map_while(|_| overtaken_by_a_greedy_tenant().err())
+        .map_while(|_| run_greedy_tenant_scene().err())
         .collect();
     println!("wrong in {} of three at most: {found:#?}", found.len());
     assert!(found.len() < 3, "each time");
 }
 
 /// Describes how the other tenants were delayed too long, if they were.
-fn overtaken_by_a_greedy_tenant() -> Result<(), String> {
+fn run_greedy_tenant_scene() -> Result<(), String> {
     const QUEUED: usize = 50;
     let routes = [
         ("/greedy", "generate"),

@@ -20,7 +20,7 @@ fn ask(corral: &Corral, which: &str, prompt: &str) -> String {
 }
 
 /// Reads to the end, or to where the body was cut off.
-fn read_on(stream: &mut EventStream) -> std::io::Result<()> {
+fn read_all(stream: &mut EventStream) -> std::io::Result<()> {
     while !stream.bytes(1 << 16)?.is_empty() {}
     Ok(())
 }
@@ -73,7 +73,7 @@ fn trap_aborts_framed_response() {
     for _ in 0..5 {
         let mut stream = corral.post_stream("/loops/broken", "1+1=");
         assert_eq!(stream.status, 200);
-        let read = read_on(&mut stream);
+        let read = read_all(&mut stream);
         assert!(read.is_err(), "nobody can tell it from a whole answer");
     }
     corral.check_alive();
@@ -118,7 +118,7 @@ fn deadline_cuts_framed_response() {
     // All text arrives early, except its end.
     let mut stream = corral.post_stream("/held/held", RELIABLE_SUMS[0].question());
     assert_eq!(stream.status, 200);
-    let read = read_on(&mut stream);
+    let read = read_all(&mut stream);
     assert!(read.is_err(), "nobody can tell it from a whole answer");
     corral.check_alive();
     let metrics = corral.wait_until_idle();

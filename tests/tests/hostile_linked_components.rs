@@ -23,7 +23,7 @@ fn endless() -> Value {
 }
 
 /// A fault and its effect: the call, the error case, one of the texts, and the number of tokens before it.
-struct Wrong(
+struct Fault(
     Value,
     &'static str,
     &'static str,
@@ -31,9 +31,9 @@ struct Wrong(
     usize,
 );
 
-impl Wrong {
+impl Fault {
     fn check(&self, failed: &CallError) {
-        let Wrong(request, at, case, words, tokens) = self;
+        let Fault(request, at, case, words, tokens) = self;
         let start: String = request.to_string().chars().take(200).collect();
         assert_eq!(
             (failed.at.as_str(), failed.case.as_str()),
@@ -51,13 +51,13 @@ impl Wrong {
 }
 
 /// Faults while sampling.
-fn wrong_choices() -> Vec<Wrong> {
+fn sampling_faults() -> Vec<Fault> {
     const LATE: &[&str] = &["was not done after"];
     // Allocating all memory may take longer than its time limit.
     const MEMORY: &[&str] = &["needs more memory", "was not done after"];
     const OTHER: &[&str] = &["not among the 1 that it was shown"];
     let wrong = |settings: &str, words, tokens| {
-        Wrong(request(settings), "outcome", "failed", words, tokens)
+        Fault(request(settings), "outcome", "failed", words, tokens)
     };
     let mut constrained = request("outside");
     constrained["regex"] = json!("[0-9]");
@@ -65,7 +65,7 @@ fn wrong_choices() -> Vec<Wrong> {
     let begun = |settings: &str, words| {
         let mut request = request(settings);
         request["seed"] = json!(77);
-        Wrong(request, "outcome", "failed", words, 0)
+        Fault(request, "outcome", "failed", words, 0)
     };
     vec![
         wrong("spin:1", LATE, 0),
@@ -77,7 +77,7 @@ fn wrong_choices() -> Vec<Wrong> {
         wrong("outside candidates=1", OTHER, 0),
         wrong("beyond candidates=1", OTHER, 0),
         wrong("nothing", &["there is no sampler 'nothing'"], 0),
-        Wrong(constrained, "outcome", "failed", &["that it was shown"], 0),
+        Fault(constrained, "outcome", "failed", &["that it was shown"], 0),
         begun("trap-seed:77", &["crashed"]),
         begun("spin-seed:77", LATE),
         begun("refuse-seed:77", &["no text of the seed 77"]),
@@ -86,17 +86,17 @@ fn wrong_choices() -> Vec<Wrong> {
 }
 
 /// Faults at the start.
-fn wrong_starts() -> Vec<Wrong> {
+fn start_faults() -> Vec<Fault> {
     const LATE: &[&str] = &["was not done after"];
     const MEMORY: &[&str] = &["needs more memory", "was not done after"];
     let failed =
-        |settings: &str, words| Wrong(request(settings), "sample-with", "failed", words, 0);
+        |settings: &str, words| Fault(request(settings), "sample-with", "failed", words, 0);
     let invalid =
-        |settings: &str, words| Wrong(request(settings), "sample-with", "invalid", words, 0);
+        |settings: &str, words| Fault(request(settings), "sample-with", "invalid", words, 0);
     let chain = |place: &str, at| {
         let mut request = request("greedy");
         request["chain"] = json!(place);
-        Wrong(request, at, "invalid", &[""], 0)
+        Fault(request, at, "invalid", &[""], 0)
     };
     let mut long = request("");
     long["settings_bytes"] = json!(8 << 20);
@@ -114,7 +114,7 @@ fn wrong_starts() -> Vec<Wrong> {
             "greedy colour=1",
             &["'colour=1' says nothing to this sampler"],
         ),
-        Wrong(long, "sample-with", "invalid", &["8388608 bytes"], 0),
+        Fault(long, "sample-with", "invalid", &["8388608 bytes"], 0),
         chain("before", "sample-with"),
         chain("after", "temperature"),
     ]
@@ -123,9 +123,9 @@ fn wrong_starts() -> Vec<Wrong> {
 #[test]
 fn each_sampler_fault_has_its_own_error() {
     let corral = start(&[]);
-    let choices = wrong_choices();
+    let choices = sampling_faults();
     let asked = corral.with_neighbors(|| {
-        for wrong in choices.iter().chain(&wrong_starts()) {
+        for wrong in choices.iter().chain(&start_faults()) {
             wrong.check(&post_failing(&corral, SAMPLED, &wrong.0));
             // The next generation of the same deployment works.
             let answer = post(
@@ -161,7 +161,7 @@ fn each_sampler_fault_has_its_own_error() {
 #[test]
 fn many_hostile_samplers_leave_others_served() {
     let corral = start(&[]);
-    let (choices, starts) = (wrong_choices(), wrong_starts());
+    let (choices, starts) = (sampling_faults(), start_faults());
     let asked = corral.with_neighbors(|| {
         std::thread::scope(|scope| {
             for _ in 0..2 {
@@ -278,8 +278,8 @@ fn sampler_cpu_time_counts_for_its_request() {
     assert!(metrics.get(CALLS) > 0.0);
 }
 
-fn chat(deed: &str) -> Value {
-    let settings = format!("{{\"do\":\"{deed}\"}}");
+fn chat(fault: &str) -> Value {
+    let settings = format!("{{\"do\":\"{fault}\"}}");
     json!({"messages": [{"role": "user", "content": "12+7"}], "settings": settings})
 }
 
@@ -288,22 +288,22 @@ fn faulty_template_loses_only_its_request() {
     let corral = start(&[]);
     deploy(&corral, "brief", TEMPLATE, "[limits]\ncpu-seconds = 1\n");
     let asked = corral.with_neighbors(|| {
-        for (deed, status, codes) in [
+        for (fault, status, codes) in [
             ("trap", 500, &["trapped"][..]),
             ("spin", 504, &["cpu-time"]),
             ("hog", 500, &["memory"]),
             // More memory than one call may use, in the template's memory and in the handler's.
             ("giant", 500, &["memory", "trapped"]),
         ] {
-            let answer = corral.post("/brief/chat", chat(deed).to_string());
-            assert_eq!(answer.status, status, "{deed}: {answer:?}");
+            let answer = corral.post("/brief/chat", chat(fault).to_string());
+            assert_eq!(answer.status, status, "{fault}: {answer:?}");
             let code = answer.json()["code"]
                 .as_str()
                 .unwrap_or_default()
                 .to_owned();
-            assert!(codes.contains(&code.as_str()), "{deed}: {answer:?}");
+            assert!(codes.contains(&code.as_str()), "{fault}: {answer:?}");
             let detail = answer.problem(status, &code);
-            assert!(!detail.contains("wasm-function"), "{deed}: {detail}");
+            assert!(!detail.contains("wasm-function"), "{fault}: {detail}");
             check_chat(&corral);
         }
         let refused = post_failing(&corral, "/brief/chat", &chat("refuse"));

@@ -87,19 +87,19 @@ fn rows() -> Vec<Row> {
             "tokens-per-request",
             "generate",
             json!({"tokens-per-request": 40}),
-            more_tokens_than_ever,
+            tokens_per_request,
         ),
         row(
             "tokens-per-minute",
             "generate",
             json!({"tokens-per-minute": 40}),
-            tokens_in_time,
+            tokens_per_minute,
         ),
         row(
             "tokens-per-day",
             "generate",
             json!({"tokens-per-day": 40}),
-            tokens_in_time,
+            tokens_per_minute,
         ),
     ]
 }
@@ -147,7 +147,7 @@ fn every_limit_trips_and_counts_alone() {
 }
 
 /// Asserts a refusal with `Retry-After`.
-fn come_again(answer: &Response, status: u16, code: &str) {
+fn assert_retry_after(answer: &Response, status: u16, code: &str) {
     answer.problem(status, code);
     let wait = answer
         .header("retry-after")
@@ -241,7 +241,7 @@ fn concurrent(corral: &Corral, route: &str) -> u32 {
         2.0
     );
     for _ in 0..3 {
-        come_again(&corral.get(&format!("{route}/ok")), 503, "busy");
+        assert_retry_after(&corral.get(&format!("{route}/ok")), 503, "busy");
     }
     drop(held);
     corral.wait_until("the places are free", |metrics| {
@@ -260,7 +260,7 @@ fn queue(corral: &Corral, route: &str) -> u32 {
             metrics.get_or_zero(&gauge("calls_waiting", route)) == 1.0
         });
         for _ in 0..2 {
-            come_again(&corral.get(&path), 503, "busy");
+            assert_retry_after(&corral.get(&path), 503, "busy");
         }
         drop(held);
         let waited = waiting.join().expect("answered");
@@ -271,7 +271,7 @@ fn queue(corral: &Corral, route: &str) -> u32 {
 
 fn queue_time(corral: &Corral, route: &str) -> u32 {
     let held = corral.endless("/holder");
-    come_again(&corral.post(route, few(5)), 429, "refused");
+    assert_retry_after(&corral.post(route, few(5)), 429, "refused");
     drop(held);
     corral.wait_until("the place is free", |metrics| {
         metrics.get_or_zero("corral_engine_sequence_ids_used{model=\"second\"}") == 0.0
@@ -297,12 +297,12 @@ fn requests_per_minute(corral: &Corral, route: &str) -> u32 {
         assert_eq!(ask().status, 200);
     }
     for _ in 0..2 {
-        come_again(&ask(), 429, "too-many-requests");
+        assert_retry_after(&ask(), 429, "too-many-requests");
     }
     2
 }
 
-fn more_tokens_than_ever(corral: &Corral, route: &str) -> u32 {
+fn tokens_per_request(corral: &Corral, route: &str) -> u32 {
     let limit = route.trim_start_matches('/');
     assert_eq!(corral.post(route, few(5)).json()["text"], "2");
     let detail = corral.post(route, few(400)).problem(403, "not-granted");
@@ -311,14 +311,14 @@ fn more_tokens_than_ever(corral: &Corral, route: &str) -> u32 {
 }
 
 /// More than the limit is refused for good, more than what is left for a while.
-fn tokens_in_time(corral: &Corral, route: &str) -> u32 {
-    let never = more_tokens_than_ever(corral, route);
+fn tokens_per_minute(corral: &Corral, route: &str) -> u32 {
+    let never = tokens_per_request(corral, route);
     // Each asks for more than 30 of 40 tokens, and needs at least the 4 of its prompt.
     let refused = (0..10).find_map(|_| {
         let answer = corral.post(route, few(30));
         (answer.status != 200).then_some(answer)
     });
-    come_again(&refused.expect("40 tokens come to an end"), 429, "refused");
+    assert_retry_after(&refused.expect("40 tokens come to an end"), 429, "refused");
     never + 1
 }
 
@@ -352,7 +352,7 @@ fn full_instance_pool_is_counted() {
     assert_eq!(refused, 503);
     let instances = held.len() as f64;
     assert!(held.len() > most, "one deployment has not all of it");
-    come_again(&corral.get("/other/ok"), 503, "busy");
+    assert_retry_after(&corral.get("/other/ok"), 503, "busy");
     let metrics = corral.metrics();
     let running = |name| metrics.get_or_zero(&gauge("calls_running", name));
     assert_eq!(running("/many"), most as f64);

@@ -23,7 +23,7 @@ fn with(request: &Value, settings: &str) -> Value {
 }
 
 /// Asserts that all generation interfaces give the same tokens, and returns the text.
-fn check_ways(corral: &Corral, prompt: &str) -> String {
+fn check_all_interfaces(corral: &Corral, prompt: &str) -> String {
     let request = json!({"prompt": prompt, "max_tokens": 60});
     let plain = post(corral, PLAIN, &request);
     let same = |answer: &Value, way: &str| {
@@ -50,13 +50,13 @@ fn sampling_plugin_matches_host_sampler() {
     let corral = start(&[]);
     let before = corral.wait_until_idle();
     for sum in RELIABLE_SUMS {
-        assert_eq!(check_ways(&corral, &sum.question()), sum.answer());
+        assert_eq!(check_all_interfaces(&corral, &sum.question()), sum.answer());
     }
     for question in LONGER {
-        check_ways(&corral, question);
+        check_all_interfaces(&corral, question);
     }
     for_each_concurrently(&distinct_sums(96), |sum| {
-        assert_eq!(check_ways(&corral, &sum.question()), sum.answer());
+        assert_eq!(check_all_interfaces(&corral, &sum.question()), sum.answer());
     });
     let after = corral.wait_until_idle();
     // A sum has at least one token, and the end.

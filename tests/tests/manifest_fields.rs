@@ -5,21 +5,21 @@ use corral_tests::{Corral, artifacts, scratch_folder};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-struct House {
+struct ServerWithDeployments {
     corral: Corral,
     misbehave: String,
     generate: String,
     token: PathBuf,
 }
 
-fn house(arguments: &[&str]) -> House {
+fn start_server(arguments: &[&str]) -> ServerWithDeployments {
     let folder = scratch_folder();
     let store = ["--store", folder.to_str().expect("ours")];
     let corral = Corral::start_with(&[&store, arguments].concat());
     let read = |name| std::fs::read(artifacts::plugin(name)).expect("readable");
     let misbehave = upload(&corral, &read("misbehave"));
     let generate = upload(&corral, &read("generate"));
-    House {
+    ServerWithDeployments {
         corral,
         misbehave,
         generate,
@@ -27,13 +27,13 @@ fn house(arguments: &[&str]) -> House {
     }
 }
 
-impl House {
+impl ServerWithDeployments {
     fn deploy(&self, name: &str, more: Value) {
         deploy(&self.corral, &manifest(name, &self.misbehave, more));
     }
 
     /// Asserts that other deployments notice nothing.
-    fn check_neighbours(&self) {
+    fn check_neighbors(&self) {
         assert_eq!(self.corral.get("/misbehave/ok").status, 200);
         self.corral.check_alive();
     }
@@ -50,15 +50,15 @@ impl House {
 fn routes_models_configuration_and_error_format() {
     let model = artifacts::long_model();
     let second = format!("second={}", model.to_str().expect("ours"));
-    let house = house(&["--model", &second]);
+    let server = start_server(&["--model", &second]);
     let more = json!({
         "routes": ["/one", "/two/deep"],
         "models": ["second"],
         "error-format": "openai",
         "configuration": {"GREETING": "hello\nthere", "A": ""},
     });
-    house.deploy("a", more);
-    let corral = &house.corral;
+    server.deploy("a", more);
+    let corral = &server.corral;
     for route in ["/one", "/two/deep"] {
         let answer = corral.get(&format!("{route}/env"));
         assert_eq!(answer.body, "A=\nGREETING=hello\nthere\n");
@@ -70,19 +70,19 @@ fn routes_models_configuration_and_error_format() {
     corral.get("/two").problem(404, "no-route");
     assert_eq!(corral.get("/misbehave/models").body, "tiny,second");
     corral.get("/misbehave/trap").problem(500, "trapped");
-    assert_eq!(house.refused("a", "trapped"), 2.0);
-    house.check_neighbours();
+    assert_eq!(server.refused("a", "trapped"), 2.0);
+    server.check_neighbors();
 }
 
 #[test]
 fn limits_of_memory_time_cpu_request_and_response() {
-    let house = house(&[]);
+    let server = start_server(&[]);
     let limits = json!({"limits": {
         "memory-mib": 16, "time-seconds": 3.5, "cpu-seconds": 0.25,
         "request-kib": 3, "response-kib": 100,
     }});
-    house.deploy("a", limits);
-    let corral = &house.corral;
+    server.deploy("a", limits);
+    let corral = &server.corral;
     let detail = corral.get("/a/hog").problem(500, "memory");
     assert!(detail.contains("16 MiB"), "{detail}");
     let detail = corral.get("/a/spin").problem(504, "cpu-time");
@@ -109,16 +109,16 @@ fn limits_of_memory_time_cpu_request_and_response() {
         1.0
     );
     for code in ["memory", "cpu-time", "deadline", "request-too-large"] {
-        assert_eq!(house.refused("a", code), 1.0, "{code}");
+        assert_eq!(server.refused("a", code), 1.0, "{code}");
     }
-    house.check_neighbours();
+    server.check_neighbors();
 }
 
 #[test]
 fn limits_of_concurrent_and_waiting_requests() {
-    let house = house(&[]);
-    house.deploy("a", json!({"limits": {"concurrent": 2, "queue": 0}}));
-    let corral = &house.corral;
+    let server = start_server(&[]);
+    server.deploy("a", json!({"limits": {"concurrent": 2, "queue": 0}}));
+    let corral = &server.corral;
     let hold = || {
         let mut stream = corral.post_stream("/a/drip", "");
         assert_eq!(stream.line().expect("drips").as_deref(), Some("drip"));
@@ -128,16 +128,16 @@ fn limits_of_concurrent_and_waiting_requests() {
     let refused = corral.get("/a/ok");
     refused.problem(503, "busy");
     assert!(refused.header("retry-after").is_some());
-    assert_eq!(house.refused("a", "busy"), 1.0);
-    house.check_neighbours();
+    assert_eq!(server.refused("a", "busy"), 1.0);
+    server.check_neighbors();
     // A new revision with the same limits shares the permits of the old one.
-    house.deploy(
+    server.deploy(
         "a",
         json!({"limits": {"concurrent": 2, "queue": 0}, "priority": 1}),
     );
     corral.get("/a/ok").problem(503, "busy");
     // One with other limits applies them to its own requests, and counts those of the old one.
-    house.deploy("a", json!({"limits": {"concurrent": 3, "queue": 0}}));
+    server.deploy("a", json!({"limits": {"concurrent": 3, "queue": 0}}));
     let three = hold();
     corral.get("/a/ok").problem(503, "busy");
     drop((one, two));
@@ -150,12 +150,12 @@ fn limits_of_concurrent_and_waiting_requests() {
 
 #[test]
 fn quotas_span_callers_and_revisions() {
-    let house = house(&[]);
-    let corral = &house.corral;
-    house.deploy("a", json!({"limits": {"requests-per-minute": 3}}));
+    let server = start_server(&[]);
+    let corral = &server.corral;
+    server.deploy("a", json!({"limits": {"requests-per-minute": 3}}));
     let ask = || corral.get("/a/ok");
     assert_eq!((ask().status, ask().status), (200, 200));
-    house.deploy(
+    server.deploy(
         "a",
         json!({"limits": {"requests-per-minute": 3}, "priority": 1}),
     );
@@ -163,14 +163,14 @@ fn quotas_span_callers_and_revisions() {
     let refused = ask();
     refused.problem(429, "too-many-requests");
     assert!(refused.header("retry-after").is_some());
-    assert_eq!(house.refused("a", "too-many-requests"), 1.0);
+    assert_eq!(server.refused("a", "too-many-requests"), 1.0);
     for (name, limit) in [
         ("request", "tokens-per-request"),
         ("minute", "tokens-per-minute"),
         ("day", "tokens-per-day"),
     ] {
         let more = json!({"limits": {limit: 40}});
-        deploy(corral, &manifest(name, &house.generate, more));
+        deploy(corral, &manifest(name, &server.generate, more));
         let route = format!("/{name}");
         let few = json!({"prompt": "1+1=", "max_tokens": 5});
         assert_eq!(corral.generate_at(&route, &few)["text"], "2", "{limit}");
@@ -179,21 +179,21 @@ fn quotas_span_callers_and_revisions() {
         let detail = answer.problem(403, "not-granted");
         assert!(detail.contains(limit), "{detail}");
     }
-    house.check_neighbours();
+    server.check_neighbors();
 }
 
 #[test]
 fn quota_changes_with_its_revision() {
-    let house = house(&[]);
-    let corral = &house.corral;
+    let server = start_server(&[]);
+    let corral = &server.corral;
     let allowing = |digest: &str, requests: u64| {
         let limits = json!({"limits": {"requests-per-minute": requests}});
         manifest("a", digest, limits).to_string()
     };
-    house.deploy("a", json!({"limits": {"requests-per-minute": 3}}));
+    server.deploy("a", json!({"limits": {"requests-per-minute": 3}}));
     let misbehave = std::fs::read(artifacts::plugin("misbehave")).expect("readable");
     let doomed = upload(corral, &variant(&misbehave, 1));
-    for digest in [&house.misbehave, &doomed] {
+    for digest in [&server.misbehave, &doomed] {
         let path = "/deployments/a?traffic=false";
         let answer = corral.request_admin("POST", path, allowing(digest, 100));
         assert_eq!(answer.status, 201, "{answer:?}");
@@ -205,7 +205,7 @@ fn quota_changes_with_its_revision() {
     };
     // The second is loaded before the third fails to load, so nothing has changed.
     let hex = doomed.strip_prefix("sha256:").expect("a digest");
-    let folder = house.token.parent().expect("in the store");
+    let folder = server.token.parent().expect("in the store");
     std::fs::remove_file(folder.join(format!("components/{hex}.wasm"))).expect("there");
     share([2, 3]).problem(500, "damaged");
     let ask = || corral.get("/a/ok").status;
@@ -216,7 +216,7 @@ fn quota_changes_with_its_revision() {
     let refused = answers.iter().filter(|status| **status == 429).count();
     assert!((8..=12).contains(&refused), "{answers:?}");
     assert!(answers.iter().all(|status| matches!(status, 200 | 429)));
-    house.check_neighbours();
+    server.check_neighbors();
 }
 
 #[test]
@@ -237,11 +237,11 @@ fn access_by_key_or_open() {
     let made = corral_tests::run(new);
     assert_eq!(made.code, Some(0), "{made:?}");
     let open = ["/generate", "/misbehave"].map(|route| ["--open", route]);
-    let house = house(&[&["--keys", keys], open.as_flattened()].concat());
-    let corral = &house.corral;
-    house.deploy("closed", json!({}));
-    house.deploy("other", json!({"access": "keys"}));
-    house.deploy("open", json!({"access": "open"}));
+    let server = start_server(&[&["--keys", keys], open.as_flattened()].concat());
+    let corral = &server.corral;
+    server.deploy("closed", json!({}));
+    server.deploy("other", json!({"access": "keys"}));
+    server.deploy("open", json!({"access": "open"}));
     assert_eq!(corral.get("/open/ok").status, 200);
     for name in ["closed", "other"] {
         assert_eq!(corral.get(&format!("/{name}/ok")).status, 401);
@@ -253,7 +253,7 @@ fn access_by_key_or_open() {
         let arguments = [
             "invoke", name, "--path", &path, "--header", &key, "--admin", &admin,
         ];
-        let token = ["--token-file", house.token.to_str().expect("ours")];
+        let token = ["--token-file", server.token.to_str().expect("ours")];
         corral_tests::run(arguments.iter().chain(&token))
     };
     assert_eq!(invoke("closed").stdout, "ok");
@@ -261,15 +261,15 @@ fn access_by_key_or_open() {
         invoke("other").stderr.contains("'other' answered with 403"),
         "not its key"
     );
-    house.check_neighbours();
+    server.check_neighbors();
 }
 
 #[test]
 fn generation_past_queue_time_is_refused() {
-    let house = house(&["--sequences", "1"]);
-    let corral = &house.corral;
+    let server = start_server(&["--sequences", "1"]);
+    let corral = &server.corral;
     let more = json!({"limits": {"queue-seconds": 0.2}});
-    deploy(corral, &manifest("a", &house.generate, more));
+    deploy(corral, &manifest("a", &server.generate, more));
     let running = corral.endless("/generate");
     let answer = corral.post("/a", json!({"prompt": "1+1=", "max_tokens": 5}).to_string());
     assert!(matches!(answer.status, 429 | 503), "{answer:?}");
@@ -280,10 +280,10 @@ fn generation_past_queue_time_is_refused() {
 
 #[test]
 fn cell_share_bounds_its_deployment_only() {
-    let house = house(&["--cells", "1000", "--context", "1000"]);
-    let corral = &house.corral;
+    let server = start_server(&["--cells", "1000", "--context", "1000"]);
+    let corral = &server.corral;
     let more = json!({"limits": {"cells-percent": 10}});
-    deploy(corral, &manifest("a", &house.generate, more));
+    deploy(corral, &manifest("a", &server.generate, more));
     let prompt = "1 ".repeat(150);
     let long = json!({"prompt": prompt, "max_tokens": 1});
     let refused = corral.post("/a", long.to_string());
@@ -297,7 +297,7 @@ fn cell_share_bounds_its_deployment_only() {
         let answers: Vec<_> = (0..3)
             .map(|_| scope.spawn(|| corral.generate_at("/a", &endless)))
             .collect();
-        house.check_neighbours();
+        server.check_neighbors();
         for answer in answers {
             let answer = answer.join().expect("answered");
             assert_eq!(answer["finish_reason"], "length");
@@ -310,12 +310,12 @@ fn cell_share_bounds_its_deployment_only() {
 
 #[test]
 fn priority_and_shared_prefixes() {
-    let house = house(&[]);
-    let corral = &house.corral;
+    let server = start_server(&[]);
+    let corral = &server.corral;
     let more = json!({"priority": 9, "grants": {"share-prefixes": true}});
-    deploy(corral, &manifest("high", &house.generate, more.clone()));
-    deploy(corral, &manifest("other", &house.generate, more));
-    deploy(corral, &manifest("alone", &house.generate, json!({})));
+    deploy(corral, &manifest("high", &server.generate, more.clone()));
+    deploy(corral, &manifest("other", &server.generate, more));
+    deploy(corral, &manifest("alone", &server.generate, json!({})));
     let running = [corral.endless("/high"), corral.endless("/alone")];
     let seen = corral.get_admin("/sequences").json();
     let sequences = seen["models"][0]["sequences"].as_array().expect("a list");

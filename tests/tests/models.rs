@@ -60,7 +60,7 @@ fn is_in(metrics: &Metrics, model: &str, state: &str) -> bool {
 }
 
 /// Sends a request without a body to the admin listener; returns status and body.
-fn tell(corral: &Corral, method: &str, path: &str) -> (u16, Value) {
+fn admin_request(corral: &Corral, method: &str, path: &str) -> (u16, Value) {
     let request =
         format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     let answer = raw_exchange(corral.admin(), request.as_bytes(), false, PATIENCE);
@@ -155,7 +155,7 @@ fn idle_models_unload_busy_ones_stay() {
     let stream = corral.endless("/generate");
     std::thread::sleep(Duration::from_millis(450));
     assert_eq!(status(&corral, "tiny")["leases"], 1);
-    let (code, problem) = tell(&corral, "DELETE", "/models/tiny");
+    let (code, problem) = admin_request(&corral, "DELETE", "/models/tiny");
     assert_eq!(
         (code, &problem["code"]),
         (409, &json!("model-in-use")),
@@ -171,33 +171,33 @@ fn idle_models_unload_busy_ones_stay() {
 fn admin_api_loads_and_unloads() {
     let corral = start(&["second"], &["--preload", "none"]);
     assert!(!corral.stderr().contains("loading"), "{}", corral.stderr());
-    let (code, told) = tell(&corral, "PUT", "/models/second");
+    let (code, told) = admin_request(&corral, "PUT", "/models/second");
     assert_eq!((code, &told["state"]), (200, &json!("loaded")), "{told}");
     ask(&corral, "second");
     // A call holds its model slightly longer than its response takes.
     corral.wait_until("nobody uses it", |metrics| {
         metrics.get("corral_model_leases") == 0.0
     });
-    let (code, told) = tell(&corral, "DELETE", "/models/second");
+    let (code, told) = admin_request(&corral, "DELETE", "/models/second");
     assert_eq!(code, 202, "{told}");
     corral.wait_until("it is unloaded", |metrics| {
         is_in(metrics, "second", "asleep")
     });
     assert_eq!(
-        tell(&corral, "DELETE", "/models/second").0,
+        admin_request(&corral, "DELETE", "/models/second").0,
         202,
         "it is so already"
     );
     for method in ["GET", "PUT", "DELETE"] {
-        let (code, problem) = tell(&corral, method, "/models/third");
+        let (code, problem) = admin_request(&corral, method, "/models/third");
         assert_eq!(
             (code, &problem["code"]),
             (404, &json!("unknown-model")),
             "{method}"
         );
     }
-    assert_eq!(tell(&corral, "POST", "/models/second").0, 405);
-    assert_eq!(tell(&corral, "DELETE", "/models").0, 405);
+    assert_eq!(admin_request(&corral, "POST", "/models/second").0, 405);
+    assert_eq!(admin_request(&corral, "DELETE", "/models").0, 405);
     corral.get_admin("/modelsx").problem(404, "no-route");
     assert!(corral.get_admin("/").body.contains("/models"));
     ask(&corral, "tiny");
@@ -266,7 +266,7 @@ fn broken_model_fails_until_file_is_replaced() {
         let error = told["error"].as_str().expect("why");
         assert!(error.contains(expected), "{told}");
         corral.wait_for_stderr(error);
-        let (code, problem) = tell(&corral, "PUT", "/models/bad");
+        let (code, problem) = admin_request(&corral, "PUT", "/models/bad");
         assert_eq!(
             (code, &problem["code"]),
             (500, &json!("model-failed")),

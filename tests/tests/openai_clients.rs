@@ -61,7 +61,7 @@ fn replace(file: &mut Vec<u8>, old: &[u8], new: Vec<u8>) {
 
 /// The demo model with that template and those names. The template is padded to the old length, so that no
 /// offset changes.
-fn thinking_model() -> PathBuf {
+fn reasoning_model() -> PathBuf {
     let file = artifacts::model();
     let mut model = std::fs::read(&file).expect("readable");
     let length = model.len();
@@ -102,7 +102,7 @@ impl Servers {
             assert_eq!(ended.code, Some(0), "{ended:?}");
             ended.stdout.trim().to_owned()
         });
-        let thinking = format!("thinking={}", thinking_model().display());
+        let thinking = format!("thinking={}", reasoning_model().display());
         let thinking = thinking.as_str();
         let narrow = ["--sequences=1", "--queue-time=0.2", "--body-limit=64"];
         Servers {

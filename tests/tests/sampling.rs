@@ -8,7 +8,7 @@ const QUESTION: &str = "repeat: Blue owls, 7!\n";
 const ANSWER: &str = "Blue owls, 7!";
 
 /// The answer to [`QUESTION`] with this chain.
-fn drawn(corral: &Corral, samplers: &Value) -> Value {
+fn sampled_text(corral: &Corral, samplers: &Value) -> Value {
     let request = json!({"prompt": QUESTION, "seed": 3, "max_tokens": 40, "samplers": samplers});
     corral.generate(&request)["text"].clone()
 }
@@ -37,7 +37,7 @@ fn one_token_chains_are_greedy() {
         json!([{"penalties": {}}, {"logit_bias": []}, {"temperature": 0}]),
         json!([{"dry": {"multiplier": 0}}, {"typical": 1}, {"top_k": 1}]),
     ] {
-        assert_eq!(drawn(&corral, &samplers), ANSWER, "{samplers}");
+        assert_eq!(sampled_text(&corral, &samplers), ANSWER, "{samplers}");
     }
     for samplers in [
         json!([hot]),
@@ -48,7 +48,7 @@ fn one_token_chains_are_greedy() {
         // The least likely token of all.
         json!([{"xtc": {"probability": 1, "threshold": 0}}, {"temperature": 0}]),
     ] {
-        assert_ne!(drawn(&corral, &samplers), ANSWER, "{samplers}");
+        assert_ne!(sampled_text(&corral, &samplers), ANSWER, "{samplers}");
     }
     corral.wait_until_idle();
 }

@@ -30,7 +30,7 @@ const INSTANCES: &str = "corral_plugin_instances";
 
 /// Whether no step happened while these numbers were read: the first and the last one read are equal. Then all
 /// are of one moment, except for the step in flight.
-fn of_one_moment(metrics: &Metrics) -> bool {
+fn is_consistent(metrics: &Metrics) -> bool {
     metrics.get(STEPS) == metrics.get("corral_engine_step_rows_count")
 }
 
@@ -216,7 +216,7 @@ fn batches_stay_full_while_requests_wait() {
         let metrics = corral.wait_until("all wait", |metrics| {
             metrics.get(WAITING) == REQUESTS as f64
                 && metrics.get(RUNNING) == IDS as f64
-                && of_one_moment(metrics)
+                && is_consistent(metrics)
         });
         drop(holders);
         metrics
@@ -341,7 +341,7 @@ fn prompts_of_any_length_share_a_batch() {
     let corral = Corral::start_with(&["--no-prefix-cache", "--cells", MANY_CELLS]);
     let streams = corral.hold(STREAMS);
     let alone =
-        |metrics: &Metrics| of_one_moment(metrics) && metrics.get(RUNNING) == STREAMS as f64;
+        |metrics: &Metrics| is_consistent(metrics) && metrics.get(RUNNING) == STREAMS as f64;
     let before = corral.wait_until("the streams are alone", alone);
     let read = std::thread::scope(|scope| {
         let asked: Vec<_> = [1000, 32, 600, 6, 300, 6, 100, 6]

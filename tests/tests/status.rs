@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::time::Instant;
 
 /// The status of the only model. On a busy machine a step may outlast the listener's wait.
-fn look(corral: &Corral) -> Value {
+fn status(corral: &Corral) -> Value {
     let begun = Instant::now();
     let answer = loop {
         let answer = corral.get_admin("/sequences");
@@ -59,7 +59,7 @@ fn cached_entries_add_up_and_can_be_dropped() {
     for path in ["/sequences", "/cache"] {
         assert!(index.body.contains(path), "{index:?}");
     }
-    let before = look(&corral);
+    let before = status(&corral);
     assert_eq!(before["ids"], json!({"all": 64, "used": 0}));
     assert_eq!(before["cells"]["used"], 0);
     assert_eq!(*list(&before, "kept"), [] as [Value; 0]);
@@ -71,7 +71,7 @@ fn cached_entries_add_up_and_can_be_dropped() {
         kept += number(&answer["prompt_tokens"]) + number(&answer["tokens"]) - 1;
     }
     let metrics = corral.wait_until_idle();
-    let model = look(&corral);
+    let model = status(&corral);
     let entries = list(&model, "kept");
     assert_eq!(entries.len(), RELIABLE_SUMS.len(), "{model}");
     let tokens: u64 = entries.iter().map(|entry| number(&entry["tokens"])).sum();
@@ -92,7 +92,7 @@ fn cached_entries_add_up_and_can_be_dropped() {
     assert_eq!(*list(&cleared, "kept"), [] as [Value; 0]);
     assert_eq!(cleared["cells"]["used"], 0, "{cleared}");
     assert_eq!(cleared["ids"]["used"], 0, "{cleared}");
-    assert_eq!(look(&corral), cleared, "and so it stays");
+    assert_eq!(status(&corral), cleared, "and so it stays");
     corral.wait_until_idle();
     corral.check_alive();
 }
@@ -108,7 +108,7 @@ fn running_requests_survive_cache_clear() {
         &json!({"prompt": RELIABLE_SUMS[0].question_in(100)}),
     );
     let stream = corral.endless("/urgent");
-    let model = look(&corral);
+    let model = status(&corral);
     let kept = list(&model, "kept");
     assert_eq!(kept.len(), 1, "{model}");
     assert_eq!(kept[0]["route"], Value::Null, "who shares has no own");
@@ -127,10 +127,10 @@ fn running_requests_survive_cache_clear() {
         assert_eq!(number(&model["cells"]["pinned"]), computed, "{model}");
         assert_eq!(model["waiting"], 0);
     }
-    assert_eq!(*list(&look(&corral), "kept"), [] as [Value; 0]);
+    assert_eq!(*list(&status(&corral), "kept"), [] as [Value; 0]);
     drop(stream);
     corral.wait_until_idle();
-    assert_eq!(*list(&look(&corral), "sequences"), [] as [Value; 0]);
+    assert_eq!(*list(&status(&corral), "sequences"), [] as [Value; 0]);
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn top_shows_status() {
 }
 
 /// Asserts that `corral top` printed one line that contains all of `expected`.
-fn check_complaint(ended: &Ended, code: i32, expected: &[&str]) {
+fn assert_error(ended: &Ended, code: i32, expected: &[&str]) {
     assert_eq!(ended.code, Some(code), "{ended:?}");
     assert_eq!(ended.stdout, "");
     assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
@@ -178,14 +178,14 @@ fn top_explains_missing_server() {
         stream.write_all(b"220 mail here\r\n").expect("sent");
     });
     let nothing_found = ["no admin listener", "'corral serve' says where it is"];
-    check_complaint(&top(&address, &[]), 1, &nothing_found);
+    assert_error(&top(&address, &[]), 1, &nothing_found);
     somebody.join().expect("no panic");
     // No listener.
     let expected = [&*address, "nothing answers", "corral serve", "--admin"];
-    check_complaint(&top(&address, &[]), 1, &expected);
-    check_complaint(&top("ftp://x:1", &[]), 2, &["http://HOST:PORT"]);
+    assert_error(&top(&address, &[]), 1, &expected);
+    assert_error(&top("ftp://x:1", &[]), 2, &["http://HOST:PORT"]);
     let corral = Corral::start();
     // The public listener is the likely mistake.
-    check_complaint(&top(corral.public(), &[]), 1, &nothing_found);
+    assert_error(&top(corral.public(), &[]), 1, &nothing_found);
     corral.check_alive();
 }
