@@ -8,9 +8,9 @@ mod sampling;
 #[path = "support/text.rs"]
 mod text;
 
-use corral_engine::sampling::Sampler;
+use corral_sampling::Sampler;
 use counted::{Path, done};
-use sampling::Turns;
+use sampling::RowSampler;
 use std::hint::black_box;
 use text::TOKENS;
 
@@ -71,9 +71,9 @@ fn main() {
 /// A token from a row of a large vocabulary, of which about so many tokens are allowed.
 fn sample(chain: Vec<Sampler>, allowed: Option<usize>, times: u32, with: bool) {
     let mask = allowed.map(sampling::mask);
-    let mut turns = Turns::new(chain);
+    let mut sampler = RowSampler::new(chain);
     for _ in 0..done(times, with) {
-        let token = black_box(turns.sample(mask.as_deref()));
+        let token = black_box(sampler.sample(mask.as_deref()));
         assert!(token.is_some(), "a token is left");
     }
 }

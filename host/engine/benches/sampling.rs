@@ -1,37 +1,40 @@
-//! A token from a row of 151,936 logits, ours beside llama.cpp's samplers on the same row. Theirs
-//! work on a list of all candidates, which is written out for each row, as its server does.
+//! Samples from rows of 151,936 logits, with our samplers and with llama.cpp's. llama.cpp's work on a
+//! list of all candidates, which its server writes out for each row.
 //!
 //! `make microbench BENCHES=sampling`
 
+#[path = "support/reference.rs"]
+mod reference;
 #[path = "support/sampling.rs"]
 mod support;
 
-use corral_engine::reference::Reference;
-use corral_engine::sampling::{Sampler, Scratch, logprobs, top};
+use corral_engine::reference::ReferenceChain;
+use corral_sampling::{Sampler, Scratch, logprobs, most_likely};
 use divan::Bencher;
-use support::{ROWS, Turns, VOCABULARY, full, history, mask, rows, usual};
+use reference::reference_chain;
+use support::{ROWS, RowSampler, VOCABULARY, full, history, mask, rows, usual};
 
 fn main() {
     divan::main();
 }
 
 fn ours(bencher: Bencher, chain: Vec<Sampler>, allowed: Option<&[u32]>) {
-    let mut turns = Turns::new(chain);
-    bencher.bench_local(|| turns.sample(allowed));
+    let mut sampler = RowSampler::new(chain);
+    bencher.bench_local(|| sampler.sample(allowed));
 }
 
-fn theirs(bencher: Bencher, mut chain: Reference, allowed: Option<&[u32]>) {
+fn theirs(bencher: Bencher, mut chain: ReferenceChain, allowed: Option<&[u32]>) {
     let rows = rows();
     history().into_iter().for_each(|token| chain.accept(token));
-    let mut turn = 0;
+    let mut next = 0;
     bencher.bench_local(|| {
-        turn = (turn + 1) % ROWS;
-        chain.sample(&rows[turn], allowed)
+        next = (next + 1) % ROWS;
+        chain.sample(&rows[next], allowed)
     });
 }
 
-fn reference(chain: &[Sampler]) -> Reference {
-    Reference::new(chain, VOCABULARY, 1, None).drawing(1)
+fn drawing(chain: &[Sampler]) -> ReferenceChain {
+    reference_chain(chain, VOCABULARY, 1).draw(1)
 }
 
 mod greedy {
@@ -44,11 +47,7 @@ mod greedy {
 
     #[divan::bench]
     fn llama_cpp(bencher: Bencher) {
-        theirs(
-            bencher,
-            Reference::new(&[], VOCABULARY, 1, None).greedy(),
-            None,
-        );
+        theirs(bencher, ReferenceChain::new(VOCABULARY).greedy(), None);
     }
 }
 
@@ -62,7 +61,7 @@ mod top_k_top_p_temperature {
 
     #[divan::bench]
     fn llama_cpp(bencher: Bencher) {
-        theirs(bencher, reference(&usual()), None);
+        theirs(bencher, drawing(&usual()), None);
     }
 }
 
@@ -76,15 +75,15 @@ mod full_chain {
 
     #[divan::bench]
     fn llama_cpp(bencher: Bencher) {
-        theirs(bencher, reference(&full()), None);
+        theirs(bencher, drawing(&full()), None);
     }
 }
 
-/// One link on the whole row, then a draw.
-mod one_link {
+/// One sampler on the whole row, then a draw.
+mod one_sampler {
     use super::*;
 
-    const LINKS: [&str; 6] = [
+    const SAMPLERS: [&str; 6] = [
         "temperature",
         "top-p",
         "min-p",
@@ -93,7 +92,7 @@ mod one_link {
         "mirostat",
     ];
 
-    fn link(name: &str) -> Vec<Sampler> {
+    fn sampler(name: &str) -> Vec<Sampler> {
         vec![match name {
             "temperature" => Sampler::Temperature(1.0),
             "top-p" => Sampler::TopP(0.95),
@@ -108,24 +107,22 @@ mod one_link {
         }]
     }
 
-    #[divan::bench(args = LINKS)]
+    #[divan::bench(args = SAMPLERS)]
     fn corral(bencher: Bencher, name: &str) {
-        ours(bencher, link(name), None);
+        ours(bencher, sampler(name), None);
     }
 
-    #[divan::bench(args = LINKS)]
+    #[divan::bench(args = SAMPLERS)]
     fn llama_cpp(bencher: Bencher, name: &str) {
-        let chain = Reference::new(&link(name), VOCABULARY, 1, None);
-        let chain = if name == "mirostat" {
-            chain
-        } else {
-            chain.drawing(1)
+        let chain = match name {
+            "mirostat" => reference_chain(&sampler(name), VOCABULARY, 1),
+            _ => drawing(&sampler(name)),
         };
         theirs(bencher, chain, None);
     }
 }
 
-/// About so many tokens are allowed.
+/// A draw from about this many allowed tokens.
 mod json_mask {
     use super::*;
 
@@ -136,7 +133,7 @@ mod json_mask {
 
     #[divan::bench(args = [100, 160_000])]
     fn llama_cpp(bencher: Bencher, allowed: usize) {
-        theirs(bencher, reference(&usual()), Some(&mask(allowed)));
+        theirs(bencher, drawing(&usual()), Some(&mask(allowed)));
     }
 }
 
@@ -145,38 +142,37 @@ mod logprobs_of_top_20 {
 
     #[divan::bench]
     fn corral(bencher: Bencher) {
-        let (rows, mut scratch, mut turn) = (rows(), Scratch::default(), 0);
+        let (rows, mut scratch, mut next) = (rows(), Scratch::default(), 0);
         bencher.bench_local(|| {
-            turn = (turn + 1) % ROWS;
-            logprobs(&rows[turn], 5, 20, &mut scratch)
+            next = (next + 1) % ROWS;
+            logprobs(&rows[next], 5, 20, &mut scratch)
         });
     }
 
-    /// The softmax of all, then the first 20; its server sorts all.
+    /// The softmax of all, then the first 20. llama.cpp's server sorts all.
     #[divan::bench]
     fn llama_cpp(bencher: Bencher) {
-        let draw = Reference::new(&[], VOCABULARY, 1, None).drawing(1);
-        theirs(bencher, draw.then(&[Sampler::TopK(20)], VOCABULARY), None);
+        theirs(bencher, drawing(&[]).top_k(20), None);
     }
 }
 
 #[divan::bench]
 fn top_20(bencher: Bencher) {
-    let (rows, mut scratch, mut turn) = (rows(), Scratch::default(), 0);
+    let (rows, mut scratch, mut next) = (rows(), Scratch::default(), 0);
     bencher.bench_local(|| {
-        turn = (turn + 1) % ROWS;
-        top(&rows[turn], None, 20, &mut scratch)
+        next = (next + 1) % ROWS;
+        most_likely(&rows[next], None, 20, &mut scratch)
     });
 }
 
-/// What reading a row costs at least.
+/// The lower bound: reading a row.
 #[divan::bench]
 fn floor_sum_of_a_row(bencher: Bencher) {
-    let (rows, mut turn) = (rows(), 0);
+    let (rows, mut next) = (rows(), 0);
     bencher.bench_local(|| {
-        turn = (turn + 1) % ROWS;
+        next = (next + 1) % ROWS;
         let mut lanes = [0.0; 16];
-        for part in rows[turn].as_chunks::<16>().0 {
+        for part in rows[next].as_chunks::<16>().0 {
             for (lane, value) in lanes.iter_mut().zip(part) {
                 *lane += value;
             }

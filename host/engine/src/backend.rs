@@ -1,7 +1,7 @@
 //! What the engine thread needs of a thing that decodes: llama.cpp, or a simulator.
 
 use crate::Token;
-use crate::sampling::Logits;
+use corral_sampling::Logits;
 use corral_scheduler::{AdapterId, SeqId};
 
 /// One token of a step.
@@ -102,7 +102,7 @@ pub trait Backend {
     /// first [`SchedulerConfig::top_k_seq_ids`](corral_scheduler::SchedulerConfig::top_k_seq_ids) ids, all of them for the others. `None`
     /// if that input was no output.
     fn output(&self, index: usize) -> Option<Logits<'_>> {
-        self.logits(index).map(Logits::Whole)
+        self.logits(index).map(Logits::Full)
     }
 
     /// How many the highest ones are, if there are ids for which only those are given.

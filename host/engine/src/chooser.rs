@@ -4,8 +4,8 @@
 //! back: the engine's thread hands over a distribution and goes on. Its sequence keeps its cells and its
 //! id meanwhile, and has no row in a step until the answer is there.
 
-use crate::look::Statistics;
 use crate::{Error, Token};
+use corral_sampling::Statistics;
 use corral_scheduler::RequestId;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -7,8 +7,8 @@
 use crate::chooser::Desk;
 use crate::generation::{Chunk, Outcome};
 use crate::metrics::{Counters, add_time};
-use crate::sampling::TokenLogprobs;
 use crate::{Error, Token};
+use corral_sampling::TokenLogprobs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};

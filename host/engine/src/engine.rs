@@ -4,19 +4,19 @@ mod load;
 mod place;
 
 use crate::chooser::Desk;
-use crate::constraint::{Constraints, Grammar};
 use crate::delivery::mailbox;
 use crate::embedding::Embedder;
 use crate::llama::{ContextSettings, Model};
 use crate::look;
-use crate::metrics::{Counters, Metric, add, get};
+use crate::metrics::{Counters, Metric, add, get, grammar_metrics};
 use crate::offload::KvType;
 use crate::places::{Place, Places};
-use crate::sampling::Breakers;
 use crate::store::snapshot::Snapshots;
 use crate::view::View;
 use crate::worker::{Command, Submission, Vocabulary, Wants};
 use crate::{Caller, Constraint, Error, Generation, LoadError, ModelInfo, Options, Raw, Token};
+use corral_constraint::{Grammar, GrammarCompiler};
+use corral_sampling::DryBreakers;
 use corral_scheduler::{AdapterId, Retention, Tenant, WeakRetention};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -34,9 +34,9 @@ pub struct Engine(Arc<Inner>);
 
 struct Inner {
     model: Arc<ModelWords>,
-    constraints: Constraints,
+    grammars: GrammarCompiler,
     /// Built lately, with the texts they are of.
-    breakers: Mutex<VecDeque<(Vec<String>, Arc<Breakers>)>>,
+    breakers: Mutex<VecDeque<(Vec<String>, Arc<DryBreakers>)>>,
     info: ModelInfo,
     path: PathBuf,
     /// SHA-256 of the model file, once it was needed.
@@ -139,17 +139,17 @@ impl Engine {
     /// [`Error::Invalid`] says what is wrong with the grammar and where, [`Error::Refused`] that too
     /// many others are being compiled.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, Error> {
-        self.0.constraints.compile(grammar)
+        Ok(self.0.grammars.compile(grammar)?)
     }
 
     /// A grammar that was compiled lately, at once.
     pub fn compiled(&self, grammar: &Grammar) -> Option<Constraint> {
-        self.0.constraints.cached(grammar)
+        self.0.grammars.cached(grammar)
     }
 
     /// Where the repetitions of [`Sampler::Dry`](crate::Sampler::Dry) end, from texts. Goes through all of the
     /// vocabulary, unless it did for the same texts not long ago.
-    pub fn breakers(&self, texts: &[String]) -> Result<Arc<Breakers>, Error> {
+    pub fn breakers(&self, texts: &[String]) -> Result<Arc<DryBreakers>, Error> {
         let lock = || {
             self.0
                 .breakers
@@ -161,7 +161,7 @@ impl Engine {
         }
         let model = &self.0.model.model;
         let pieces = (0..self.0.info.vocabulary).map(|token| model.piece(token, true));
-        let breakers = Breakers::from_text(texts, pieces, |text| model.tokenize(text, false))?;
+        let breakers = DryBreakers::from_text(texts, pieces, |text| model.tokenize(text, false))?;
         let breakers = Arc::new(breakers);
         let mut kept = lock();
         kept.truncate(BREAKERS - 1);
@@ -288,7 +288,7 @@ impl Engine {
 
     /// [`Error::Invalid`] if a constraint was compiled for another model.
     pub fn check_made(&self, constraint: &Constraint) -> Result<(), Error> {
-        if self.0.constraints.made(constraint) {
+        if self.0.grammars.owns(constraint) {
             return Ok(());
         }
         let other = "the constraint was compiled for another model; compile it for this one";
@@ -307,7 +307,7 @@ impl Engine {
     /// The counters as they are now.
     pub fn metrics(&self) -> Vec<Metric> {
         let mut list = self.0.counters.list();
-        list.extend(self.0.constraints.counts().metrics());
+        list.extend(grammar_metrics(&self.0.grammars.counters()));
         list
     }
 

@@ -57,6 +57,30 @@ pub enum Error {
     Failed(String),
 }
 
+impl From<corral_sampling::Error> for Error {
+    fn from(error: corral_sampling::Error) -> Self {
+        Self::Invalid(error.to_string())
+    }
+}
+
+impl From<corral_constraint::Error> for Error {
+    fn from(error: corral_constraint::Error) -> Self {
+        use corral_constraint::Error as Constraint;
+        match error {
+            Constraint::Invalid(what) => Self::Invalid(what),
+            Constraint::Busy {
+                reason,
+                retry_after,
+            } => Self::Refused {
+                reason,
+                retry_after,
+            },
+            Constraint::Unsupported(what) => Self::Unsupported(what),
+            Constraint::Failed(what) => Self::Failed(what),
+        }
+    }
+}
+
 /// Why a model could not be loaded. Each text says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {

@@ -1,10 +1,10 @@
 //! What a caller asks of a generation and what comes back.
 
 use crate::chooser::Choosers;
-use crate::constraint::Constraint;
 use crate::look::MAX_CANDIDATES;
-use crate::sampling::{self, MAX_TOP_LOGPROBS, Sampler, TokenLogprobs};
 use crate::{Error, Token};
+use corral_constraint::Constraint;
+use corral_sampling::{MAX_TOP_LOGPROBS, Sampler, TokenLogprobs};
 use corral_scheduler::{CellQuota, PrefixScope, Priority, Tenant};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ pub struct Options {
     /// What the text must look like.
     pub constraint: Option<Constraint>,
     /// Tell with each token how likely the model found it, and so many of the likeliest, at most
-    /// [`MAX_TOP_LOGPROBS`](crate::sampling::MAX_TOP_LOGPROBS).
+    /// [`MAX_TOP_LOGPROBS`](corral_sampling::MAX_TOP_LOGPROBS).
     pub logprobs: Option<u8>,
     /// Who chooses the tokens, in place of `samplers`, which then are empty; and nothing is guessed.
     pub chooser: Option<Arc<dyn Choosers>>,
@@ -63,7 +63,7 @@ impl Options {
                 let wanted = choosers.wanted();
                 !wanted.statistics && wanted.candidates < k
             }
-            None => sampling::follows_from_top(&self.samplers, k, self.max_tokens),
+            None => corral_sampling::top_k_suffices(&self.samplers, k, self.max_tokens),
         }
     }
 
@@ -124,7 +124,7 @@ impl Options {
                 return invalid(both.into());
             }
         }
-        sampling::check(&self.samplers, vocabulary)
+        Ok(corral_sampling::check_samplers(&self.samplers, vocabulary)?)
     }
 }
 

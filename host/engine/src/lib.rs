@@ -15,7 +15,6 @@ mod backend;
 mod bell;
 mod chooser;
 mod config;
-pub mod constraint;
 mod delivery;
 mod embedding;
 mod engine;
@@ -33,18 +32,21 @@ mod progress;
 pub mod random_model;
 mod raw;
 mod reply;
-pub mod sampling;
+#[cfg(test)]
+mod sampler_reference;
 mod sequence;
 mod shape;
 mod store;
 pub mod text;
 mod view;
+mod vocabulary;
 mod worker;
 
 pub use backend::{Backend, Copied, DecodeError, Input, SaveError};
 pub use chooser::{Choice, Chooser, Choosers, Desk, Shown, Wanted};
 pub use config::{Config, DeviceSampling, ModelInfo};
-pub use constraint::{Constraint, Constraints, Dictionary, Grammar, Matcher};
+pub use corral_constraint::{Constraint, Error as ConstraintError, Grammar, Matcher};
+pub use corral_sampling::{self as sampling, Sampler, Statistics, TokenLogprobs};
 pub use corral_scheduler::{
     AdapterId, EntryId, Overlap, PrefillPolicy, PrefixScope, Priority, RequestId, RequestState,
     Retention, SeqId, Tenant, WeakRetention,
@@ -65,7 +67,7 @@ pub use llama::{
     BackendFile, BackendStatus, Device, DeviceKind, backends, built_with, default_backends,
     devices, gguf, load_backends, quiet_logs,
 };
-pub use look::{Distribution, Look, MAX_CANDIDATES, Show, Statistics};
+pub use look::{Distribution, Look, MAX_CANDIDATES, Show};
 pub use metrics::{Kind, Metric};
 pub use models::{
     Expected, Lease, ModelState, ModelStatus, Models, OpenError, Opening,
@@ -75,7 +77,6 @@ pub use offload::{Devices, KvType, Layers, Offload};
 pub use progress::Progress;
 pub use raw::Raw;
 pub use reply::Reply;
-pub use sampling::{Sampler, TokenLogprobs};
 pub use sequence::Sequence;
 pub use store::snapshot::{
     Entry as SnapshotEntry, Error as SnapshotError, Limits as SnapshotLimits, Snapshots,

@@ -3,8 +3,8 @@
 //! Of a row of logits, which may have 150,000 numbers, as much leaves the engine's thread as was
 //! asked for, in one copy.
 
-use crate::sampling::{self, Scratch, Top, Unsettled};
 use crate::{Error, Token};
+use corral_sampling::{Scratch, Statistics, TopKMiss, TopLogits};
 
 /// Most candidates of [`Show::Top`], and most tokens of [`Show::Only`]: who wants more asks for the
 /// row.
@@ -74,17 +74,17 @@ impl Look {
     /// What [`Look::at`] shows, from the highest logits alone.
     pub(crate) fn at_top(
         &self,
-        top: Top<'_>,
+        top: TopLogits<'_>,
         position: u32,
         scratch: &mut Scratch,
-    ) -> Result<Distribution, Unsettled> {
+    ) -> Result<Distribution, TopKMiss> {
         let Show::Top(count) = self.show else {
-            return Err(Unsettled);
+            return Err(TopKMiss);
         };
-        let candidates = top.first(self.among.as_deref(), count as usize, scratch)?;
+        let candidates = top.most_likely(self.among.as_deref(), count as usize, scratch)?;
         // Whether there is nothing at all to show is said of the whole row.
         if self.statistics || (candidates.is_empty() && count > 0) {
-            return Err(Unsettled);
+            return Err(TopKMiss);
         }
         Ok(Distribution {
             candidates,
@@ -110,7 +110,8 @@ impl Look {
         match &self.show {
             Show::Top(count) => {
                 let among = self.among.as_deref();
-                shown.candidates = sampling::top(row, among, *count as usize, scratch);
+                shown.candidates =
+                    corral_sampling::most_likely(row, among, *count as usize, scratch);
                 if shown.candidates.is_empty() && *count > 0 {
                     return Err(nothing());
                 }
@@ -122,7 +123,7 @@ impl Look {
             Show::Logits => shown.logits = row.to_vec(),
         }
         if self.statistics {
-            shown.statistics = Some(sampling::statistics(row, scratch).ok_or_else(nothing)?);
+            shown.statistics = Some(corral_sampling::statistics(row, scratch).ok_or_else(nothing)?);
         }
         Ok(shown)
     }
@@ -157,16 +158,6 @@ pub struct Distribution {
     pub statistics: Option<Statistics>,
     /// Number of tokens that it comes after.
     pub position: u32,
-}
-
-/// What only a whole row tells, in nats.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Statistics {
-    /// The logarithm of the sum of e to the power of each logit: a logit less this is the logarithm of
-    /// a probability.
-    pub log_normalizer: f32,
-    /// The entropy of the softmax.
-    pub entropy: f32,
 }
 
 #[cfg(test)]
@@ -210,7 +201,7 @@ mod tests {
 
     #[test]
     fn the_likeliest_alone_show_the_same_or_nothing() {
-        let top = Top {
+        let top = TopLogits {
             tokens: &[4, 3, 1],
             logits: &[3.0, 2.0, 3.0],
             vocabulary: ROW.len(),
@@ -218,7 +209,7 @@ mod tests {
         let at_top = |look: &Look| look.at_top(top, 7, &mut Scratch::default());
         let look = |count| Look::new(Show::Top(count));
         assert_eq!(at_top(&look(2)), Ok(shown(&look(2))));
-        assert_eq!(at_top(&look(3)), Err(Unsettled));
+        assert_eq!(at_top(&look(3)), Err(TopKMiss));
         let follows: Vec<_> = (1..5)
             .map(|count| look(count).follows_from_top(3))
             .collect();
@@ -237,7 +228,7 @@ mod tests {
             Look::new(Show::Only(vec![4])),
         ] {
             assert!(!other.follows_from_top(3));
-            assert_eq!(at_top(&other), Err(Unsettled));
+            assert_eq!(at_top(&other), Err(TopKMiss));
         }
         assert!(!masked.follows_from_top(3));
         assert_eq!(

@@ -9,6 +9,7 @@
 //! `rejected_drafts` those of all. A draft that was right is a token like any other. `looked_tokens` are
 //! those that were new to sequences that ended with a distribution: all of them are computed.)
 
+use corral_constraint::GrammarCounters;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -323,6 +324,50 @@ impl<const BUCKETS: usize> Histogram<BUCKETS> {
         list.push(metric(names[1], Vec::new(), sum));
         list.push(metric(names[2], Vec::new(), total));
     }
+}
+
+/// The metrics of the grammar compiler.
+#[allow(clippy::cast_precision_loss)]
+pub fn grammar_metrics(counters: &GrammarCounters) -> [Metric; 5] {
+    let metric = |name, help, kind, value: u64| Metric {
+        name,
+        help,
+        kind,
+        labels: Vec::new(),
+        value: value as f64,
+    };
+    [
+        metric(
+            "corral_engine_grammar_cache_hits_total",
+            "Compilations that the grammar cache saved.",
+            Kind::Counter,
+            counters.hits,
+        ),
+        metric(
+            "corral_engine_grammar_compilations_total",
+            "Grammars compiled.",
+            Kind::Counter,
+            counters.compiled,
+        ),
+        metric(
+            "corral_engine_grammar_compilation_failures_total",
+            "Grammars that could not be compiled.",
+            Kind::Counter,
+            counters.failed,
+        ),
+        metric(
+            "corral_engine_grammar_cache_entries",
+            "Compiled grammars in the cache.",
+            Kind::Gauge,
+            counters.cached,
+        ),
+        metric(
+            "corral_engine_grammar_cache_bytes",
+            "Estimated memory of the cached grammars, in bytes.",
+            Kind::Gauge,
+            counters.cached_bytes,
+        ),
+    ]
 }
 
 /// Adds to a counter.

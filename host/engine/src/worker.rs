@@ -10,10 +10,10 @@ use crate::generation::Caller;
 use crate::lookup::Lookup;
 use crate::metrics::{Counters, add, add_time};
 use crate::processor;
-use crate::sampling::{Chain, Scratch};
 use crate::text::Assembler;
 use crate::view::View;
 use crate::{Error, Options};
+use corral_sampling::{SamplerChain, Scratch};
 use corral_scheduler::{
     AdapterId, EnqueueError, Expired, MemoryOp, Request, RequestId, RequestProgress, Retention,
     Row, Scheduler, SchedulerConfig, Step, StepResult, Time, WeakRetention,
@@ -76,7 +76,7 @@ struct Sequence {
     prompt: u32,
     generated: u32,
     options: Options,
-    chain: Chain,
+    chain: SamplerChain,
     /// The grammar that its text has to follow, from when it is admitted: so there are no more of them
     /// than ids.
     follows: Option<Follows>,
@@ -352,7 +352,8 @@ impl<B: Backend> Worker<B> {
         let sequence = Sequence {
             prompt: length,
             generated: 0,
-            chain: Chain::new(options.samplers.clone(), seed).after(length as usize),
+            chain: SamplerChain::new(options.samplers.clone(), seed)
+                .with_prompt_length(length as usize),
             follows: None,
             asking,
             text: Assembler::new(options.stop.clone()),

@@ -8,7 +8,7 @@ use schemas::{schema, validate};
 use std::collections::VecDeque;
 use support::{check_empty, metric, read, settle, wait};
 
-#[path = "support/schemas.rs"]
+#[path = "../../constraint/tests/support/schemas.rs"]
 mod schemas;
 mod support;
 
@@ -305,7 +305,7 @@ fn penalties_and_biases_look_at_what_was_said() {
     assert!(!banned.contains('a'), "{banned}");
     let penalised = said(vec![
         Sampler::Penalties(Penalties {
-            last: 64,
+            last_n: 64,
             repeat: 1.0,
             frequency: 50.0,
             presence: 0.0,

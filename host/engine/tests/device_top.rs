@@ -60,7 +60,7 @@ fn copied(engine: &Engine) -> (f64, f64) {
 fn chains() -> Vec<Vec<Sampler>> {
     let penalties = |last| {
         Sampler::Penalties(Penalties {
-            last,
+            last_n: last,
             repeat: 1.3,
             frequency: 0.0,
             presence: 0.2,

@@ -1,18 +1,17 @@
-//! Rows of logits, and chains of samplers at work on them.
+//! Rows of logits, and sampler chains for them.
 
-use corral_engine::Token;
-use corral_engine::sampling::{Chain, Dry, Penalties, Sampler, Scratch};
+use corral_sampling::{Dry, Logits, Penalties, Sampler, SamplerChain, Scratch, Token};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::sync::Arc;
 
 pub const VOCABULARY: usize = 151_936;
-/// Rows in turn, so that no branch learns one by heart.
+/// Number of different rows, so that branch prediction cannot learn one.
 pub const ROWS: usize = 8;
-/// What penalties and DRY look back over.
+/// Length of the history that penalties and DRY look back over.
 const HISTORY: usize = 512;
 
-/// Logits as a model gives them: a wide hill of unlikely tokens and a few dozen likely ones.
+/// Logits like a model's: a wide hill of unlikely tokens and a few dozen likely ones.
 pub fn rows() -> Vec<Vec<f32>> {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let mut row = || {
@@ -27,13 +26,13 @@ pub fn rows() -> Vec<Vec<f32>> {
     (0..ROWS).map(|_| row()).collect()
 }
 
-/// Tokens before the one that is sampled.
+/// The tokens before the sampled one.
 pub fn history() -> Vec<Token> {
     let mut rng = ChaCha8Rng::seed_from_u64(2);
     (0..HISTORY).map(|_| rng.random_range(0..200)).collect()
 }
 
-/// About so many tokens are allowed.
+/// A mask of about this many allowed tokens.
 pub fn mask(allowed: usize) -> Vec<u32> {
     let mut rng = ChaCha8Rng::seed_from_u64(3);
     let mut mask = vec![0; VOCABULARY.div_ceil(32)];
@@ -44,40 +43,36 @@ pub fn mask(allowed: usize) -> Vec<u32> {
     mask
 }
 
-/// A chain at work on the rows in turn.
-pub struct Turns {
+/// Samples from the rows in rotation.
+pub struct RowSampler {
     rows: Vec<Vec<f32>>,
     history: Vec<Token>,
-    chain: Chain,
+    chain: SamplerChain,
     scratch: Scratch,
-    turn: usize,
+    next: usize,
 }
 
-impl Turns {
-    pub fn new(chain: Vec<Sampler>) -> Self {
+impl RowSampler {
+    pub fn new(samplers: Vec<Sampler>) -> Self {
         Self {
             rows: rows(),
             history: history(),
-            chain: Chain::new(chain, 1),
+            chain: SamplerChain::new(samplers, 1),
             scratch: Scratch::default(),
-            turn: 0,
+            next: 0,
         }
     }
 
-    /// A token from the next row, one that is allowed.
+    /// Draws a token from the next row.
     pub fn sample(&mut self, allowed: Option<&[u32]>) -> Option<Token> {
-        self.turn = (self.turn + 1) % ROWS;
-        let (row, history) = (&self.rows[self.turn], &self.history);
-        match allowed {
-            Some(allowed) => self
-                .chain
-                .sample_allowed(row, history, allowed, &mut self.scratch),
-            None => self.chain.sample(row, history, &mut self.scratch),
-        }
+        self.next = (self.next + 1) % ROWS;
+        let logits = Logits::Full(&self.rows[self.next]);
+        let drawn = (self.chain).sample(logits, &self.history, allowed, &mut self.scratch);
+        drawn.expect("a whole row never misses")
     }
 }
 
-/// A chain as most have it.
+/// A usual chain.
 pub fn usual() -> Vec<Sampler> {
     vec![
         Sampler::TopK(40),
@@ -86,11 +81,11 @@ pub fn usual() -> Vec<Sampler> {
     ]
 }
 
-/// A chain of nearly everything.
+/// A chain of nearly all samplers.
 pub fn full() -> Vec<Sampler> {
     vec![
         Sampler::Penalties(Penalties {
-            last: 64,
+            last_n: 64,
             repeat: 1.1,
             frequency: 0.1,
             presence: 0.1,

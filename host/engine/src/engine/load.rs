@@ -5,14 +5,15 @@ use super::{Adapter, Engine, Inner, ModelWords};
 use crate::LoadError;
 use crate::chooser::Desk;
 use crate::config::{Config, ModelInfo};
-use crate::constraint::Constraints;
 use crate::embedding::Embedder;
 use crate::generation::MAX_DRAFTS;
 use crate::metrics::Counters;
 use crate::places::Places;
 use crate::progress::Progress;
 use crate::store::spill::{Budgets, Spill};
+use crate::vocabulary::ModelVocabulary;
 use crate::worker::{Aside, Command, Worker};
+use corral_constraint::GrammarCompiler;
 use corral_scheduler::SchedulerConfig;
 use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -134,7 +135,7 @@ impl Engine {
                 LoadError::Config(format!("the engine thread could not be started: {error}"))
             })?;
         Ok(Self(Arc::new(Inner {
-            constraints: Constraints::new(words.model.clone()),
+            grammars: GrammarCompiler::new(Arc::new(ModelVocabulary(words.model.clone()))),
             breakers: Mutex::default(),
             model: words,
             info,

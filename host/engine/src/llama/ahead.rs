@@ -26,7 +26,7 @@
 //! these two, as long as their nodes are the same: that is why what runs ahead comes in few sizes.
 
 use crate::Token;
-use crate::sampling::{Logits, Top};
+use corral_sampling::{Logits, TopLogits};
 use std::ptr::NonNull;
 
 /// Where what a step left for an input with output lies.
@@ -48,8 +48,8 @@ unsafe impl Send for Kept {}
 impl Kept {
     pub fn of(output: Logits<'_>) -> Self {
         match output {
-            Logits::Whole(logits) => Self::Whole(NonNull::from(logits)),
-            Logits::Top(top) => Self::Top {
+            Logits::Full(logits) => Self::Whole(NonNull::from(logits)),
+            Logits::TopK(top) => Self::Top {
                 tokens: NonNull::from(top.tokens),
                 logits: NonNull::from(top.logits),
                 vocabulary: top.vocabulary,
@@ -67,12 +67,12 @@ impl Kept {
         // SAFETY: as the caller says, and above.
         unsafe {
             match *self {
-                Self::Whole(logits) => Logits::Whole(logits.as_ref()),
+                Self::Whole(logits) => Logits::Full(logits.as_ref()),
                 Self::Top {
                     tokens,
                     logits,
                     vocabulary,
-                } => Logits::Top(Top {
+                } => Logits::TopK(TopLogits {
                     tokens: tokens.as_ref(),
                     logits: logits.as_ref(),
                     vocabulary,

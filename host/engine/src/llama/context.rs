@@ -8,7 +8,7 @@ use super::model::Model;
 use crate::Token;
 use crate::backend::{Backend, Copied, DecodeError, Input, SaveError};
 use crate::error::LoadError;
-use crate::sampling::{Logits, Top};
+use corral_sampling::{Logits, TopLogits};
 use corral_scheduler::{AdapterId, SeqId};
 use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
@@ -192,7 +192,7 @@ impl Backend for LlamaContext {
     fn logits(&self, index: usize) -> Option<&[f32]> {
         if let Some(kept) = self.kept(index) {
             return match kept {
-                Some(Logits::Whole(logits)) => Some(logits),
+                Some(Logits::Full(logits)) => Some(logits),
                 _ => None,
             };
         }
@@ -216,7 +216,7 @@ impl Backend for LlamaContext {
         let place = i32::try_from(index).ok()?;
         let count = self.candidates(place);
         if count == 0 {
-            return self.logits(index).map(Logits::Whole);
+            return self.logits(index).map(Logits::Full);
         }
         let context = self.handle.as_ptr();
         // SAFETY: the context is alive; both point to `count` numbers that stay until the next step, which
@@ -229,7 +229,7 @@ impl Backend for LlamaContext {
                 return None;
             }
             let count = count as usize;
-            Some(Logits::Top(Top {
+            Some(Logits::TopK(TopLogits {
                 tokens: std::slice::from_raw_parts(tokens.cast::<Token>(), count),
                 logits: self.handle.numbers(logits, count)?,
                 vocabulary: self.handle.vocabulary(),

@@ -14,7 +14,6 @@ mod batch;
 mod chains;
 mod context;
 mod device;
-mod dictionary;
 mod embeddings;
 pub mod gguf;
 mod handle;
@@ -24,6 +23,7 @@ mod memories;
 mod model;
 pub mod quantize;
 #[cfg(any(test, feature = "reference"))]
+#[cfg_attr(not(feature = "reference"), allow(dead_code))]
 pub mod reference;
 mod registry;
 mod threads;

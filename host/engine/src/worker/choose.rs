@@ -6,8 +6,8 @@ use super::{Sequence, Worker};
 use crate::backend::Backend;
 use crate::chooser::{Chooser, Choosers, Desk, Shown, Wanted};
 use crate::metrics::{add, add_time};
-use crate::sampling::{self, Logits, Scratch, TokenLogprobs};
 use crate::{Error, Token};
+use corral_sampling::{Logits, Scratch, TokenLogprobs};
 use corral_scheduler::{RequestId, Row};
 use std::sync::Arc;
 use std::time::Instant;
@@ -99,15 +99,18 @@ impl Sequence {
         };
         let count = asking.wanted.candidates as usize;
         let (candidates, whole) = match logits {
-            Logits::Whole(row) => (sampling::top(row, among, count, scratch), Some(row)),
-            Logits::Top(top) => (top.first(among, count, scratch)?, None),
+            Logits::Full(row) => (
+                corral_sampling::most_likely(row, among, count, scratch),
+                Some(row),
+            ),
+            Logits::TopK(top) => (top.most_likely(among, count, scratch)?, None),
         };
         let Some(&(likeliest, _)) = candidates.first() else {
             return Err(nothing_sampled().into());
         };
         let statistics = match (asking.wanted.statistics, whole) {
             (true, Some(row)) => {
-                Some(sampling::statistics(row, scratch).ok_or_else(nothing_sampled)?)
+                Some(corral_sampling::statistics(row, scratch).ok_or_else(nothing_sampled)?)
             }
             (true, None) => return Err(Short::Unsettled),
             (false, _) => None,
@@ -115,7 +118,7 @@ impl Sequence {
         let likely = match (self.options.logprobs, whole) {
             (Some(top), Some(row)) => {
                 let top = usize::from(top);
-                Some(sampling::logprobs(row, likeliest, top, scratch)?)
+                Some(corral_sampling::logprobs(row, likeliest, top, scratch)?)
             }
             (Some(_), None) => return Err(Short::Unsettled),
             (None, _) => None,

@@ -5,10 +5,10 @@
 //! grammar may take has a bound: some at once, and a little for each token, the less the more follow one.
 
 use super::sample::Short;
-use crate::constraint::Matcher;
 use crate::processor;
-use crate::sampling::{Chain, Logits, Scratch};
 use crate::{Error, Token};
+use corral_constraint::Matcher;
+use corral_sampling::{Logits, SamplerChain, Scratch};
 use std::time::{Duration, Instant};
 
 /// Time of the processor that a grammar may take beside [`PER_TOKEN`].
@@ -70,7 +70,7 @@ impl Follows {
     /// drawn.
     pub fn sample(
         &mut self,
-        chain: &mut Chain,
+        chain: &mut SamplerChain,
         logits: Logits<'_>,
         history: &[Token],
         scratch: &mut Scratch,
@@ -78,8 +78,8 @@ impl Follows {
     ) -> Result<Token, Short> {
         let began = Began::now();
         // A whole row always tells.
-        let before = matches!(logits, Logits::Top(_)).then(|| chain.mark());
-        let mut token = chain.sample_of(logits, history, None, scratch)?;
+        let before = matches!(logits, Logits::TopK(_)).then(|| chain.state());
+        let mut token = chain.sample(logits, history, None, scratch)?;
         let allowed = match token {
             Some(token) => self.matcher.allows(token)?,
             None => false,
@@ -89,11 +89,11 @@ impl Follows {
                 chain.reject();
             }
             let mask = self.matcher.mask()?;
-            token = match chain.sample_of(logits, history, Some(mask), scratch) {
+            token = match chain.sample(logits, history, Some(mask), scratch) {
                 Ok(token) => token,
                 Err(unsettled) => {
                     if let Some(before) = before {
-                        chain.rewind(before);
+                        chain.restore(before);
                     }
                     self.spend(began, 0, time)?;
                     return Err(unsettled.into());
@@ -116,7 +116,7 @@ impl Follows {
         self.matcher.mask()?;
         self.spend(began, 1, time)?;
         // It is computed once.
-        self.matcher.mask()
+        Ok(self.matcher.mask()?)
     }
 
     /// Goes on by a token that was chosen among those.

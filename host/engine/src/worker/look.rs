@@ -8,7 +8,7 @@ use crate::backend::Backend;
 use crate::look::{Distribution, Look};
 use crate::metrics::{Counters, add};
 use crate::reply::Sender;
-use crate::sampling::Logits;
+use corral_sampling::Logits;
 use corral_scheduler::{RequestId, Row};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -77,8 +77,8 @@ impl<B: Backend> Worker<B> {
         }
         let (look, scratch) = (&look.look, &mut self.scratch);
         let shown = match self.backend.output(last) {
-            Some(Logits::Whole(logits)) => look.at(logits, row.to, scratch).map_err(Short::from),
-            Some(Logits::Top(top)) => look.at_top(top, row.to, scratch).map_err(Short::from),
+            Some(Logits::Full(logits)) => look.at(logits, row.to, scratch).map_err(Short::from),
+            Some(Logits::TopK(top)) => look.at_top(top, row.to, scratch).map_err(Short::from),
             None => Err(Short::Failed(Error::Failed(
                 "the step has no logits where they were asked for".into(),
             ))),

@@ -19,7 +19,7 @@ use crate::backend::Backend;
 use crate::bell::Bell;
 use crate::generation::{Finish, Outcome};
 use crate::metrics::add;
-use crate::sampling::{Logits, Scratch, TokenLogprobs, Unsettled, logprobs};
+use corral_sampling::{Logits, Scratch, TokenLogprobs, TopKMiss, logprobs};
 use corral_scheduler::accepted_drafts;
 use corral_scheduler::{RequestId, Row};
 use std::time::{Duration, Instant};
@@ -60,15 +60,15 @@ pub(super) enum Short {
     Failed(Error),
 }
 
-impl From<Unsettled> for Short {
-    fn from(_: Unsettled) -> Self {
+impl From<TopKMiss> for Short {
+    fn from(_: TopKMiss) -> Self {
         Self::Unsettled
     }
 }
 
-impl From<Error> for Short {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
+impl<E: Into<Error>> From<E> for Short {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
     }
 }
 
@@ -119,8 +119,8 @@ impl Sequence {
         gained: &mut Gained,
     ) -> Result<(), Short> {
         let whole = match row {
-            Logits::Whole(row) => Some(row),
-            Logits::Top(_) => None,
+            Logits::Full(row) => Some(row),
+            Logits::TopK(_) => None,
         };
         // Before anything is drawn.
         if self.options.logprobs.is_some() && whole.is_none() {
@@ -142,7 +142,7 @@ impl Sequence {
             (None, Some(fixed)) => fixed,
             (None, None) => self
                 .chain
-                .sample_of(row, history, None, tools.scratch)?
+                .sample(row, history, None, tools.scratch)?
                 .ok_or_else(nothing_sampled)?,
         };
         let told = match (self.options.logprobs, whole) {

@@ -7,9 +7,9 @@ use crate::delivery::mailbox;
 use crate::generation::{Finish, Outcome};
 use crate::look::{Distribution, Look, Show};
 use crate::reply::{self, Reply};
-use crate::sampling::{Logits, Top};
 use crate::store::spill::{Budgets, Spill};
 use crate::{Chunk, Generation, Tenant};
+use corral_sampling::{Logits, TopLogits};
 use corral_scheduler::PrefillPolicy;
 use corral_scheduler::{Overlap, SeqId};
 use corral_simulator::{Fault, Machine, Output, POISON, Simulator, Size};
@@ -117,8 +117,8 @@ impl Backend for Slow {
     fn output(&self, index: usize) -> Option<Logits<'_>> {
         self.asked(Call::Output(index));
         Some(match self.0.output(index)? {
-            Output::All(logits) => Logits::Whole(logits),
-            Output::Top { tokens, logits } => Logits::Top(Top {
+            Output::All(logits) => Logits::Full(logits),
+            Output::Top { tokens, logits } => Logits::TopK(TopLogits {
                 tokens,
                 logits,
                 vocabulary: VOCABULARY as usize,

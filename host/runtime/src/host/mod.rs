@@ -117,6 +117,18 @@ fn invalid<T>(text: impl Into<String>) -> Answer<T> {
 
 impl wit::Host for State {}
 
+impl From<corral_engine::ConstraintError> for wit::Error {
+    fn from(error: corral_engine::ConstraintError) -> Self {
+        Error::from(error).into()
+    }
+}
+
+impl From<corral_engine::sampling::Error> for wit::Error {
+    fn from(error: corral_engine::sampling::Error) -> Self {
+        Error::from(error).into()
+    }
+}
+
 impl From<Error> for wit::Error {
     fn from(error: Error) -> Self {
         match error {

@@ -7,7 +7,7 @@ use super::bindings::corral::inference::inference::{
 use super::{Answer, Constraint, HANDLES, invalid, sampling, take, wit};
 use crate::sampling::Linked;
 use crate::state::State;
-use corral_engine::sampling::{Breakers, Dry, MAX_LINKS, MAX_TOP_LOGPROBS, Penalties};
+use corral_engine::sampling::{Dry, DryBreakers, MAX_SAMPLERS, MAX_TOP_LOGPROBS, Penalties};
 use corral_engine::{Engine, Error, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS, Sampler};
 use std::sync::Arc;
 use wasmtime::component::{Accessor, HasSelf, Resource};
@@ -66,7 +66,7 @@ impl Options {
 /// A guest's settings of penalties as the engine has them.
 fn penalties(settings: &guest::Penalties) -> Penalties {
     Penalties {
-        last: settings.last,
+        last_n: settings.last,
         repeat: settings.repeat,
         frequency: settings.frequency,
         presence: settings.presence,
@@ -89,8 +89,8 @@ impl State {
         if options.samplers.iter().any(second) {
             return invalid("a chain may have one DRY sampler");
         }
-        if options.samplers.len() >= MAX_LINKS {
-            return invalid(format!("a chain may have {MAX_LINKS} samplers"));
+        if options.samplers.len() >= MAX_SAMPLERS {
+            return invalid(format!("a chain may have {MAX_SAMPLERS} samplers"));
         }
         if let Err(error) = sampler.check() {
             return Ok(Err(error.into()));
@@ -194,7 +194,7 @@ impl HostOptions for State {
     }
 
     fn dry(&mut self, options: Resource<Options>, settings: guest::Dry) -> Answer<()> {
-        if let Err(error) = Breakers::check(&settings.breakers) {
+        if let Err(error) = DryBreakers::check(&settings.breakers) {
             return Ok(Err(error.into()));
         }
         let sampler = Sampler::Dry(Dry {
@@ -222,7 +222,7 @@ impl HostOptions for State {
         options: Resource<Options>,
         settings: guest::Penalties,
     ) -> Answer<()> {
-        self.sampler(&options, Sampler::AnswerPenalties(penalties(&settings)))
+        self.sampler(&options, Sampler::OutputPenalties(penalties(&settings)))
     }
 
     fn logit_bias(&mut self, options: Resource<Options>, biases: Vec<(Token, f32)>) -> Answer<()> {

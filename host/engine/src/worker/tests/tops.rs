@@ -2,7 +2,7 @@
 
 use super::looks::wait_for;
 use super::*;
-use crate::sampling::Sampler;
+use corral_sampling::Sampler;
 
 fn with(samplers: Vec<Sampler>, max_tokens: u32) -> Options {
     Options {

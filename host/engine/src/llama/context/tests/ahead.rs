@@ -1,7 +1,7 @@
 //! What a step left, while another one without outputs is computed: see `llama/ahead.rs`.
 
 use super::*;
-use crate::sampling::Logits;
+use corral_sampling::Logits;
 
 /// So many tokens of an id, from this position on. After the last one there is an output, if there is to be one.
 fn part(id: u16, from: u32, count: u32, output: bool) -> Vec<Input> {
@@ -19,8 +19,8 @@ fn outputs(context: &LlamaContext, step: &[Input]) -> Vec<(Vec<Token>, Vec<u32>)
     let given = (0..step.len()).filter_map(|index| {
         let output = step[index].output.then(|| context.output(index))?;
         let (tokens, logits) = match output.expect("an output") {
-            Logits::Whole(logits) => (Vec::new(), logits),
-            Logits::Top(top) => (top.tokens.to_vec(), top.logits),
+            Logits::Full(logits) => (Vec::new(), logits),
+            Logits::TopK(top) => (top.tokens.to_vec(), top.logits),
         };
         Some((tokens, logits.iter().map(|logit| logit.to_bits()).collect()))
     });

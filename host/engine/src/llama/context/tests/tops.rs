@@ -1,7 +1,7 @@
 //! What llama.cpp gives for ids with a chain, beside what it gives without: see `llama/chains.rs`.
 
 use super::*;
-use crate::sampling::{Logits, Scratch, Top, top};
+use corral_sampling::{Logits, Scratch, TopLogits, most_likely};
 
 /// Some tokens of each of these sequences, with an output after the last of each.
 fn step(model: &Model, context: &LlamaContext, ids: &[u16], seed: u64) -> Vec<Input> {
@@ -24,10 +24,10 @@ fn step(model: &Model, context: &LlamaContext, ids: &[u16], seed: u64) -> Vec<In
 
 /// The highest of a whole row, in their order.
 fn highest(row: &[f32]) -> Vec<(Token, f32)> {
-    top(row, None, K as usize, &mut Scratch::default())
+    most_likely(row, None, K as usize, &mut Scratch::default())
 }
 
-fn in_order(given: Top<'_>) -> Vec<(Token, f32)> {
+fn in_order(given: TopLogits<'_>) -> Vec<(Token, f32)> {
     let mut pairs: Vec<_> = given
         .tokens
         .iter()
@@ -61,14 +61,14 @@ fn ids_with_a_chain_give_the_highest_logits_bit_for_bit_and_others_all() {
             outputs += 1;
             let all = plain.logits(index).expect("an output");
             match context.output(index).expect("an output") {
-                Logits::Top(given) => {
+                Logits::TopK(given) => {
                     tops += 1;
                     assert!(input.seq.0 < TOP_IDS);
                     assert_eq!(given.vocabulary, all.len());
                     assert_eq!(in_order(given), highest(all), "round {round}");
                     assert_eq!(context.logits(index), None, "they are no row");
                 }
-                Logits::Whole(given) => {
+                Logits::Full(given) => {
                     assert!(input.seq.0 >= TOP_IDS);
                     assert_eq!(given, all, "round {round}");
                     assert_eq!(context.logits(index), Some(all));
@@ -135,7 +135,7 @@ fn a_state_does_not_know_whether_its_id_has_a_chain() {
     let row = context.logits(0).expect("an output").to_vec();
     context.truncate(whole, 29);
     assert_eq!(context.decode(&[next(top)]), Ok(()));
-    let Some(Logits::Top(given)) = context.output(0) else {
+    let Some(Logits::TopK(given)) = context.output(0) else {
         panic!("the id has a chain");
     };
     assert_eq!(in_order(given), highest(&row));

@@ -1,0 +1,255 @@
+//! A model's grammar compiler: compiles on threads of its own, and caches the results.
+
+use crate::cache::{Key, LruCache};
+use crate::compile::{Compiled, compile};
+use crate::matcher::Constraint;
+use crate::vocabulary::{Vocabulary, VocabularyIndex};
+use crate::watchdog::Watchdog;
+use crate::{Error, Grammar, limits};
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// `retry_after` of [`Error::Busy`].
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// A model's grammars: what was counted since the start, and what the cache holds now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GrammarCounters {
+    /// Compilations that the cache saved.
+    pub hits: u64,
+    /// Grammars compiled.
+    pub compiled: u64,
+    /// Grammars that could not be compiled.
+    pub failed: u64,
+    /// Grammars in the cache.
+    pub cached: u64,
+    /// Estimated memory of the cached grammars.
+    pub cached_bytes: u64,
+}
+
+/// Compiles the grammars of one model. Creating it does nothing; the first grammar builds the trie of
+/// the vocabulary. For use off the engine's thread; the matchers are for the engine's thread.
+pub struct GrammarCompiler {
+    vocabulary: Arc<dyn Vocabulary>,
+    index: OnceLock<Result<Arc<VocabularyIndex>, Error>>,
+    shared: Arc<Shared>,
+    watchdog: Arc<Watchdog>,
+}
+
+type Compilation = OnceLock<Result<Constraint, Error>>;
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<CompilerState>,
+    /// Signals the end of a compilation.
+    changed: Condvar,
+}
+
+struct CompilerState {
+    cache: LruCache<Constraint>,
+    /// The compilations that run, each with its result for the callers that wait.
+    running: HashMap<Key, Arc<Compilation>>,
+    counters: GrammarCounters,
+}
+
+impl Default for CompilerState {
+    fn default() -> Self {
+        Self {
+            cache: LruCache::new(limits::MAX_CACHED, limits::MAX_CACHED_BYTES),
+            running: HashMap::new(),
+            counters: GrammarCounters::default(),
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, CompilerState> {
+        // No change of the state is half done when something can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a change; `None` after `deadline`.
+    fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, CompilerState>,
+        deadline: Instant,
+    ) -> Option<MutexGuard<'a, CompilerState>> {
+        let left = deadline.checked_duration_since(Instant::now())?;
+        let waited = self.changed.wait_timeout(state, left);
+        Some(waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// Stores the result of a compilation and wakes its callers.
+    fn finish(&self, key: Key, compilation: &Compilation, result: Result<Compiled, Error>) {
+        let mut state = self.lock();
+        state.running.remove(&key);
+        match &result {
+            Ok(compiled) => {
+                state.counters.compiled += 1;
+                let constraint = compiled.constraint.clone();
+                state.cache.insert(key, constraint, compiled.bytes);
+            }
+            Err(_) => state.counters.failed += 1,
+        }
+        // Only this compilation sets it.
+        compilation
+            .set(result.map(|compiled| compiled.constraint))
+            .ok();
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+impl GrammarCompiler {
+    /// A compiler for a vocabulary.
+    pub fn new(vocabulary: Arc<dyn Vocabulary>) -> Self {
+        Self {
+            vocabulary,
+            index: OnceLock::new(),
+            shared: Arc::default(),
+            watchdog: Arc::default(),
+        }
+    }
+
+    /// Builds the trie of the vocabulary if it does not exist, so that the first grammar does not wait
+    /// for it. Fails with [`Error::Unsupported`] if grammars cannot use the vocabulary.
+    pub fn prepare(&self) -> Result<(), Error> {
+        self.index().map(|_| ())
+    }
+
+    fn index(&self) -> Result<Arc<VocabularyIndex>, Error> {
+        self.index
+            .get_or_init(|| VocabularyIndex::new(Arc::clone(&self.vocabulary)).map(Arc::new))
+            .clone()
+    }
+
+    /// Whether this compiler, and not that of another model, compiled a constraint.
+    pub fn owns(&self, constraint: &Constraint) -> bool {
+        constraint.has_watchdog(&self.watchdog)
+    }
+
+    /// A grammar from the cache. Never waits.
+    pub fn cached(&self, grammar: &Grammar) -> Option<Constraint> {
+        let (_, text, max_bytes) = grammar.parts();
+        if text.len() > max_bytes {
+            return None;
+        }
+        let mut state = self.shared.lock();
+        let found = state.cache.get(&key(grammar));
+        state.counters.hits += u64::from(found.is_some());
+        found
+    }
+
+    /// Compiles a grammar, or returns it from the cache. Blocks for at most
+    /// [`limits::MAX_COMPILE_TIME`], and the first time also while the trie of the vocabulary is built.
+    ///
+    /// Fails with [`Error::Invalid`] if the grammar is invalid, and with [`Error::Busy`] if too many
+    /// others compile.
+    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, Error> {
+        let (kind, text, max_bytes) = grammar.parts();
+        if text.len() > max_bytes {
+            return Err(Error::Invalid(format!(
+                "the {kind} has {} bytes; it may have at most {max_bytes}",
+                text.len()
+            )));
+        }
+        if let Some(found) = self.cached(grammar) {
+            return Ok(found);
+        }
+        let index = self.index()?;
+        let deadline = Instant::now() + limits::MAX_COMPILE_TIME;
+        let compilation = self.start(grammar, index, deadline)?;
+        let mut state = self.shared.lock();
+        loop {
+            if let Some(result) = compilation.get() {
+                return result.clone();
+            }
+            state = self.shared.wait(state, deadline).ok_or_else(|| {
+                Error::Invalid(format!(
+                    "the {kind} took more than {} s to compile; make it smaller",
+                    limits::MAX_COMPILE_TIME.as_secs()
+                ))
+            })?;
+        }
+    }
+
+    /// The counters and the size of the cache.
+    pub fn counters(&self) -> GrammarCounters {
+        let state = self.shared.lock();
+        GrammarCounters {
+            cached: state.cache.len() as u64,
+            cached_bytes: state.cache.bytes() as u64,
+            ..state.counters
+        }
+    }
+
+    /// Starts a compilation once fewer than the maximum run, or joins one of the same grammar.
+    fn start(
+        &self,
+        grammar: &Grammar,
+        index: Arc<VocabularyIndex>,
+        deadline: Instant,
+    ) -> Result<Arc<Compilation>, Error> {
+        let key = key(grammar);
+        let mut state = self.shared.lock();
+        loop {
+            // Another caller may have compiled it meanwhile.
+            if let Some(found) = state.cache.get(&key) {
+                state.counters.hits += 1;
+                return Ok(Arc::new(Ok(found).into()));
+            }
+            if let Some(running) = state.running.get(&key) {
+                return Ok(Arc::clone(running));
+            }
+            if state.running.len() < limits::MAX_COMPILATIONS {
+                break;
+            }
+            state = self
+                .shared
+                .wait(state, deadline)
+                .ok_or_else(|| Error::Busy {
+                    reason: format!(
+                        "{} other grammars are being compiled",
+                        limits::MAX_COMPILATIONS
+                    ),
+                    retry_after: RETRY_AFTER,
+                })?;
+        }
+        let compilation: Arc<Compilation> = Arc::default();
+        state.running.insert(key, Arc::clone(&compilation));
+        drop(state);
+
+        let shared = Arc::clone(&self.shared);
+        let result = Arc::clone(&compilation);
+        let watchdog = Arc::clone(&self.watchdog);
+        let grammar = grammar.clone();
+        let spawned = std::thread::Builder::new()
+            .name("corral-grammar".into())
+            .stack_size(limits::COMPILE_STACK_BYTES)
+            .spawn(move || {
+                let compile = || compile(&grammar, &index, &watchdog);
+                let compiled = catch_unwind(AssertUnwindSafe(compile)).unwrap_or_else(|_| {
+                    Err(Error::Failed("the grammar compiler panicked".to_string()))
+                });
+                shared.finish(key, &result, compiled);
+            });
+        if let Err(cause) = spawned {
+            let error = format!("cannot start a thread to compile the grammar: {cause}");
+            self.shared
+                .finish(key, &compilation, Err(Error::Failed(error)));
+        }
+        Ok(compilation)
+    }
+}
+
+fn key(grammar: &Grammar) -> Key {
+    let (kind, text, _) = grammar.parts();
+    let mut digest = Sha256::new();
+    digest.update(kind);
+    digest.update([0]);
+    digest.update(text);
+    digest.finalize().into()
+}

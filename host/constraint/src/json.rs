@@ -1,0 +1,330 @@
+//! Checks JSON schemas before they are compiled, for errors with a position.
+
+mod explain;
+
+pub use explain::explain;
+
+use crate::llguidance_message::TextPosition;
+use crate::{limits, regex};
+use serde_json::{Map, Value, json};
+
+/// Whitespace between the parts of a value: a space, or a line break with its indentation. More would
+/// let a model fill its output with blanks.
+const WHITESPACE: &str = r" |\r?\n[ \t]{0,64}";
+
+/// Unsupported keywords that constrain values. Ignoring them would violate the schema silently.
+const UNSUPPORTED: [&str; 18] = [
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "minContains",
+    "maxContains",
+    "uniqueItems",
+    "propertyNames",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$dynamicRef",
+    "$dynamicAnchor",
+    "$recursiveRef",
+    "$recursiveAnchor",
+];
+
+/// Formats that llguidance supports.
+const FORMATS: [&str; 11] = [
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
+    "unknown",
+];
+
+const TYPES: [&str; 7] = [
+    "null", "boolean", "integer", "number", "string", "array", "object",
+];
+
+/// The schema of any object.
+pub fn any_object() -> Value {
+    prepare(&json!({ "type": "object" }))
+}
+
+/// Adds the options of `llguidance` to a checked schema.
+pub fn prepare(schema: &Value) -> Value {
+    let mut object = match schema {
+        Value::Object(object) => object.clone(),
+        // `parse` accepts only objects and `true`.
+        _ => Map::new(),
+    };
+    object.insert(
+        "x-guidance".into(),
+        json!({ "whitespace_pattern": WHITESPACE }),
+    );
+    Value::Object(object)
+}
+
+/// Parses and checks a schema; the error says where it is invalid.
+pub fn parse(text: &str) -> Result<Value, String> {
+    let schema: Value = serde_json::from_str(text).map_err(|error| {
+        let position = TextPosition::at(error.line(), error.column());
+        let message = error.to_string();
+        let what = message.split(" at line ").next().unwrap_or(&message);
+        format!("{position}: {what}")
+    })?;
+    match &schema {
+        Value::Object(object) if object.contains_key("x-guidance") => {
+            return Err("at /x-guidance: grammar options are not supported; remove it".into());
+        }
+        Value::Object(_) | Value::Bool(true) => {}
+        Value::Bool(false) => return Err("at /: false allows no value".into()),
+        other => {
+            return Err(format!(
+                "at /: it is {}; a schema is an object",
+                kind(other)
+            ));
+        }
+    }
+    let mut check = SchemaCheck {
+        root: &schema,
+        path: Vec::new(),
+    };
+    check.schema(&schema, 1)?;
+    Ok(schema)
+}
+
+/// The type of a value, for an error.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// Escapes a step of a JSON pointer (RFC 6901).
+fn escape(step: &str) -> String {
+    step.replace('~', "~0").replace('/', "~1")
+}
+
+fn pointer(path: &[String]) -> String {
+    if path.is_empty() {
+        return "/".into();
+    }
+    path.iter()
+        .map(|step| format!("/{}", escape(step)))
+        .collect()
+}
+
+/// A visitor of every schema in a schema.
+struct SchemaCheck<'a> {
+    root: &'a Value,
+    path: Vec<String>,
+}
+
+impl<'a> SchemaCheck<'a> {
+    fn error<T>(&self, what: impl std::fmt::Display) -> Result<T, String> {
+        Err(format!("at {}: {what}", pointer(&self.path)))
+    }
+
+    /// Checks something one step further down.
+    fn within(
+        &mut self,
+        step: impl Into<String>,
+        check: impl FnOnce(&mut Self) -> Result<(), String>,
+    ) -> Result<(), String> {
+        self.path.push(step.into());
+        check(self)?;
+        self.path.pop();
+        Ok(())
+    }
+
+    fn schema(&mut self, schema: &'a Value, count: u64) -> Result<(), String> {
+        let Value::Object(object) = schema else {
+            return match schema {
+                Value::Bool(_) => Ok(()),
+                other => self.error(format!(
+                    "it is {}; a schema is an object or a boolean",
+                    kind(other)
+                )),
+            };
+        };
+        let items = match object.get("maxItems").or(object.get("minItems")) {
+            Some(value) => value.as_u64().unwrap_or(1).max(1),
+            None => 1,
+        };
+        for (keyword, value) in object {
+            self.within(keyword, |check| check.keyword(keyword, value, count, items))?;
+        }
+        Ok(())
+    }
+
+    fn keyword(
+        &mut self,
+        keyword: &str,
+        value: &'a Value,
+        count: u64,
+        items: u64,
+    ) -> Result<(), String> {
+        if UNSUPPORTED.contains(&keyword) {
+            return self.error(format!("the keyword {keyword} is not supported"));
+        }
+        match keyword {
+            "type" => self.types(value),
+            "properties" | "patternProperties" | "$defs" | "definitions" => {
+                let Value::Object(schemas) = value else {
+                    return self.error(format!("it is {}; it must be an object", kind(value)));
+                };
+                for (name, schema) in schemas {
+                    self.within(name, |check| {
+                        if keyword == "patternProperties" {
+                            check.pattern(name)?;
+                        }
+                        check.schema(schema, count)
+                    })?;
+                }
+                Ok(())
+            }
+            "items" if value.is_array() => self.schemas(value, count),
+            "items" => self.schema(value, count.saturating_mul(items)),
+            "additionalProperties" | "additionalItems" => self.schema(value, count),
+            "prefixItems" | "anyOf" | "oneOf" | "allOf" => self.schemas(value, count),
+            "required" => self.names(value),
+            "enum" => match value {
+                Value::Array(values) if !values.is_empty() => Ok(()),
+                Value::Array(_) => self.error("it is empty, so it allows nothing"),
+                other => self.error(format!("it is {}; it must be an array", kind(other))),
+            },
+            "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties"
+            | "maxProperties" => self.count(value, count),
+            "minimum" | "maximum" | "multipleOf" if !value.is_number() => {
+                self.error(format!("it is {}; it must be a number", kind(value)))
+            }
+            "exclusiveMinimum" | "exclusiveMaximum"
+                if !value.is_number() && !value.is_boolean() =>
+            {
+                self.error(format!("it is {}; it must be a number", kind(value)))
+            }
+            "pattern" => match value {
+                Value::String(pattern) => self.pattern(pattern),
+                other => self.error(format!("it is {}; it must be a string", kind(other))),
+            },
+            "format" => match value.as_str() {
+                Some(format) if FORMATS.contains(&format) => Ok(()),
+                Some(format) => self.error(format!(
+                    "the format {format:?} is unknown; known formats are {}",
+                    FORMATS.join(", ")
+                )),
+                None => self.error(format!("it is {}; it must be a string", kind(value))),
+            },
+            "$ref" => match value {
+                Value::String(reference) => self.reference(reference),
+                other => self.error(format!("it is {}; it must be a string", kind(other))),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    fn types(&mut self, value: &Value) -> Result<(), String> {
+        let given: Vec<&Value> = match value {
+            Value::Array(types) => types.iter().collect(),
+            one => vec![one],
+        };
+        match given
+            .into_iter()
+            .find(|one| !one.as_str().is_some_and(|one| TYPES.contains(&one)))
+        {
+            Some(unknown) => self.error(format!(
+                "{} is not a type; types are {}",
+                clip(unknown),
+                TYPES.join(", ")
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn schemas(&mut self, value: &'a Value, count: u64) -> Result<(), String> {
+        let Value::Array(schemas) = value else {
+            return self.error(format!(
+                "it is {}; it must be an array of schemas",
+                kind(value)
+            ));
+        };
+        for (index, schema) in schemas.iter().enumerate() {
+            self.within(index.to_string(), |check| check.schema(schema, count))?;
+        }
+        Ok(())
+    }
+
+    fn names(&mut self, value: &Value) -> Result<(), String> {
+        let names = value.as_array();
+        if names.is_some_and(|names| names.iter().all(Value::is_string)) {
+            return Ok(());
+        }
+        self.error("it must be an array of names")
+    }
+
+    fn count(&mut self, value: &Value, around: u64) -> Result<(), String> {
+        let Some(count) = value.as_u64() else {
+            return self.error(format!(
+                "{} is not a count; it must be an integer of 0 or more",
+                clip(value)
+            ));
+        };
+        let together = around.saturating_mul(count.max(1));
+        if together > limits::MAX_COUNT {
+            return self.error(format!(
+                "multiplied by the counts around it, it is {together}; the maximum is {}",
+                limits::MAX_COUNT
+            ));
+        }
+        Ok(())
+    }
+
+    fn pattern(&mut self, pattern: &str) -> Result<(), String> {
+        regex::check(pattern, regex::Anchors::Allowed).or_else(|(offset, what)| {
+            self.error(format!(
+                "in the pattern, {}: {what}",
+                TextPosition::of(pattern, offset)
+            ))
+        })
+    }
+
+    fn reference(&mut self, reference: &str) -> Result<(), String> {
+        let Some(path) = reference.strip_prefix('#') else {
+            return self.error(format!(
+                "{reference:?} is outside the schema; only references that begin with # are supported"
+            ));
+        };
+        if path.contains(['~', '%']) {
+            return self.error(format!(
+                "{reference:?}: references to names with escaped characters are not supported"
+            ));
+        }
+        // As in llguidance, "#/" is the whole schema too.
+        if !path.is_empty() && path != "/" && self.root.pointer(path).is_none() {
+            return self.error(format!("the schema has nothing at {reference:?}"));
+        }
+        Ok(())
+    }
+}
+
+/// A value as JSON, truncated to a line.
+fn clip(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}

@@ -1,0 +1,45 @@
+//! All limits on grammars.
+
+use std::time::Duration;
+
+/// Bytes of a JSON schema.
+pub const MAX_SCHEMA_BYTES: usize = 256 << 10;
+/// Bytes of a Lark or GBNF grammar. Compiling can take memory quadratic in the length.
+pub const MAX_GRAMMAR_BYTES: usize = 32 << 10;
+/// Bytes of a regular expression, also within a schema. Compiling can take time quadratic in the
+/// length.
+pub const MAX_REGEX_BYTES: usize = 16 << 10;
+/// Nesting depth of groups in a GBNF grammar or a regular expression. The JSON parser has its own.
+pub const MAX_NESTING: u32 = 100;
+/// The largest repetition count (`{m,n}`, `maxItems`, `maxLength`), nested counts multiplied.
+pub const MAX_COUNT: u64 = 100_000;
+/// How long a caller waits for a compilation.
+pub const MAX_COMPILE_TIME: Duration = Duration::from_secs(5);
+/// Compilations at once. One that exceeds [`MAX_COMPILE_TIME`] counts until it ends.
+pub const MAX_COMPILATIONS: usize = 2;
+/// Stack of a compiling thread, of which only the used part takes memory. Compiling is recursive, and
+/// rules can call each other in a chain as long as [`MAX_SCHEMA_BYTES`] allows.
+pub const COMPILE_STACK_BYTES: usize = 256 << 20;
+/// Compiled grammars in the cache.
+pub const MAX_CACHED: usize = 256;
+/// Estimated memory of the compiled grammars in the cache.
+pub const MAX_CACHED_BYTES: usize = 128 << 20;
+/// Estimated memory of one compiled grammar; every matcher begins with a copy.
+pub const MAX_COMPILED_BYTES: usize = 32 << 20;
+/// Memory of one matcher's lexer.
+pub const MAX_MATCHER_BYTES: usize = 64 << 20;
+/// Lexer work before the first token; llguidance does about 50,000 units per millisecond.
+pub const MAX_INITIAL_LEXER_FUEL: u64 = 1_000_000;
+/// Lexer work per mask; llguidance does about 14,000 units per millisecond.
+pub const MAX_STEP_LEXER_FUEL: u64 = 200_000;
+/// Earley items per mask; llguidance makes about 20,000 per millisecond.
+pub const MAX_STEP_ITEMS: usize = 50_000;
+/// Earley items between two terminals.
+pub const MAX_ROW_ITEMS: usize = 2_000;
+/// States of one matcher's lexer, of one to two kilobytes each.
+pub const MAX_LEXER_STATES: usize = 30_000;
+/// Duration of one call of a matcher. The limits on lexer and items keep usual calls far below;
+/// ambiguous grammars can exceed it. It is long because it includes time when other threads run.
+pub const MAX_STEP_TIME: Duration = Duration::from_millis(250);
+/// Symbols of a grammar after expansion.
+pub const MAX_GRAMMAR_SYMBOLS: usize = 500_000;

@@ -1,0 +1,342 @@
+//! A request's position in its grammar.
+
+use crate::llguidance_message::first_line;
+use crate::vocabulary::VocabularyIndex;
+use crate::watchdog::{CallTimer, Watchdog};
+use crate::{Error, Token, limits};
+use llguidance::TokenParser;
+use llguidance::api::StopReason;
+use llguidance::toktrie::SimpleVob;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A compiled grammar. Clones share it.
+#[derive(Clone)]
+pub struct Constraint(Arc<CompiledGrammar>);
+
+struct CompiledGrammar {
+    /// A parser before the first token, which matchers copy and nothing advances.
+    parser: Mutex<TokenParser>,
+    index: Arc<VocabularyIndex>,
+    watchdog: Arc<Watchdog>,
+}
+
+impl std::fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Constraint").finish_non_exhaustive()
+    }
+}
+
+impl Constraint {
+    pub(crate) fn new(
+        parser: TokenParser,
+        index: Arc<VocabularyIndex>,
+        watchdog: Arc<Watchdog>,
+    ) -> Self {
+        Self(Arc::new(CompiledGrammar {
+            parser: Mutex::new(parser),
+            index,
+            watchdog,
+        }))
+    }
+
+    /// Whether this watchdog, of which each model has one, times its matchers.
+    pub(crate) fn has_watchdog(&self, watchdog: &Arc<Watchdog>) -> bool {
+        Arc::ptr_eq(&self.0.watchdog, watchdog)
+    }
+
+    /// A matcher before the first token. Copies the parser, which takes tens of microseconds for a
+    /// usual grammar.
+    pub fn start(&self) -> Matcher {
+        // A panic during a copy changes nothing of the original.
+        let parser = self.0.parser.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = parser.deep_clone();
+        drop(parser);
+        let timer = self.0.watchdog.timer(inner.enable_cancellation());
+        let mut matcher = Matcher {
+            inner,
+            timer,
+            watchdog: Arc::clone(&self.0.watchdog),
+            index: Arc::clone(&self.0.index),
+            forced: VecDeque::new(),
+            forced_known: false,
+            allowed: None,
+            mask: None,
+            ended: false,
+            error: None,
+        };
+        // A grammar of the empty text is complete before the first token.
+        matcher.consume(&[]).ok();
+        matcher
+    }
+}
+
+/// A request's position in its grammar. Shares no mutable state with other matchers.
+///
+/// For each token: sample one and call [`Self::allows`]; if it returns false, sample again among
+/// [`Self::mask`]; call [`Self::advance`]; then append [`Self::forced`] without sampling. After a call
+/// fails, every later call fails with the same error.
+///
+/// Where the grammar leaves only one text, only the tokens that the tokenizer makes of it are allowed,
+/// so `allows`, `mask` and `forced` agree.
+pub struct Matcher {
+    inner: TokenParser,
+    /// Cancels calls that take too long.
+    timer: CallTimer,
+    watchdog: Arc<Watchdog>,
+    index: Arc<VocabularyIndex>,
+    /// The next tokens, if there is no choice; valid if `forced_known`.
+    forced: VecDeque<Token>,
+    forced_known: bool,
+    /// A token that is known to be allowed here.
+    allowed: Option<Token>,
+    /// The tokens allowed here, if computed.
+    mask: Option<SimpleVob>,
+    /// Whether an end token was consumed.
+    ended: bool,
+    /// The error of the first call that failed.
+    error: Option<Error>,
+}
+
+impl Matcher {
+    /// Whether a token may come next. End tokens may exactly where the text may end.
+    pub fn allows(&mut self, token: Token) -> Result<bool, Error> {
+        if self.is_end(token) {
+            return self.may_end();
+        }
+        if self.allowed == Some(token) {
+            return Ok(true);
+        }
+        if self.ended || token as usize >= self.index.vocabulary.size() {
+            return Ok(false);
+        }
+        self.find_forced()?;
+        let allowed = match self.forced.front() {
+            Some(&forced) => token == forced,
+            None => {
+                let valid = self.step(|inner| Ok(inner.validate_tokens_raw(&[token])?))?;
+                valid == 1
+            }
+        };
+        if allowed {
+            self.allowed = Some(token);
+        }
+        Ok(allowed)
+    }
+
+    /// A copy at the same position. If a call of one takes too long, the next call of the other fails
+    /// too.
+    pub fn fork(&self) -> Result<Self, Error> {
+        // A parser cannot be copied after a panic.
+        self.check()?;
+        let mut inner = self.inner.deep_clone();
+        Ok(Self {
+            timer: self.watchdog.timer(inner.enable_cancellation()),
+            watchdog: Arc::clone(&self.watchdog),
+            inner,
+            index: Arc::clone(&self.index),
+            forced: self.forced.clone(),
+            forced_known: self.forced_known,
+            allowed: self.allowed,
+            mask: self.mask.clone(),
+            ended: self.ended,
+            error: self.error.clone(),
+        })
+    }
+
+    /// Whether an end token was consumed: only end tokens can follow.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// The tokens that may come next: one bit per token of the vocabulary, token 0 in the lowest bit of
+    /// the first word. At least one is set; of a complete text, the end tokens.
+    pub fn mask(&mut self) -> Result<&[u32], Error> {
+        if self.mask.is_none() {
+            let mask = self.compute_mask()?;
+            self.mask = Some(mask);
+        }
+        let words = self.index.vocabulary.size().div_ceil(32);
+        Ok(self
+            .mask
+            .as_ref()
+            .map_or(&[], |mask| &mask.as_slice()[..words]))
+    }
+
+    fn compute_mask(&mut self) -> Result<SimpleVob, Error> {
+        let may_end = self.may_end()?;
+        let index = Arc::clone(&self.index);
+        let trie = index.factory.tok_env().tok_trie();
+        if self.ended || self.must_end() {
+            return Ok(trie.eos_token_set());
+        }
+        self.find_forced()?;
+        if let Some(&token) = self.forced.front() {
+            return Ok(trie.singleton_token_set(token));
+        }
+        let mut mask = self.step(|inner| Ok(inner.compute_mask()?))?;
+        for &token in &*self.index.end_tokens {
+            mask.set(token as usize, may_end);
+        }
+        if mask.is_zero() {
+            return Err(self.fail("no token of the model's vocabulary fits here"));
+        }
+        Ok(mask)
+    }
+
+    /// Consumes a token. Fails with [`Error::Invalid`] and changes nothing if it is not allowed here.
+    pub fn advance(&mut self, token: Token) -> Result<(), Error> {
+        if !self.allows(token)? || self.ended {
+            return Err(Error::Invalid(format!(
+                "the grammar does not allow token {token} here"
+            )));
+        }
+        if self.is_end(token) {
+            self.ended = true;
+            self.mask = None;
+            return Ok(());
+        }
+        self.consume(&[token])
+    }
+
+    /// Consumes and returns the tokens that must come next, at most `max` of them, as the model's
+    /// tokenizer writes them; none if there is a choice. End tokens are not among them: see
+    /// [`Self::must_end`].
+    pub fn forced(&mut self, max: usize) -> Result<Vec<Token>, Error> {
+        let mut taken = Vec::new();
+        while taken.len() < max && !self.ended && !self.must_end() {
+            self.find_forced()?;
+            if self.forced.is_empty() {
+                break;
+            }
+            let count = self.forced.len().min(max - taken.len());
+            let tokens: Vec<Token> = self.forced.iter().take(count).copied().collect();
+            self.consume(&tokens)?;
+            taken.extend(tokens);
+        }
+        Ok(taken)
+    }
+
+    /// Whether the text may end here.
+    pub fn may_end(&mut self) -> Result<bool, Error> {
+        self.check()?;
+        if self.ended || self.must_end() {
+            return Ok(true);
+        }
+        self.step(|inner| Ok(inner.is_accepting()))
+    }
+
+    /// Whether the text is complete: only an end token can follow.
+    pub fn must_end(&self) -> bool {
+        self.error.is_none() && self.inner.stop_reason() == StopReason::NoExtension
+    }
+
+    fn is_end(&self, token: Token) -> bool {
+        self.index.end_tokens.contains(&token)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.error.clone().map_or(Ok(()), Err)
+    }
+
+    /// Calls `llguidance` within the limits on time and memory.
+    fn step<T>(
+        &mut self,
+        call: impl FnOnce(&mut TokenParser) -> Result<T, Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Result<T, Error> {
+        self.check()?;
+        self.timer.start();
+        let inner = &mut self.inner;
+        // After a panic the parser is not used again, so its state does not matter.
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let value = call(inner).map_err(|error| error.to_string())?;
+            match inner.parser.get_error() {
+                Some(error) => Err(error.message()),
+                None => Ok((value, inner.parser.lexer_stats().num_bytes)),
+            }
+        }));
+        self.timer.stop();
+        match result {
+            Ok(Ok((_, bytes))) if bytes > limits::MAX_MATCHER_BYTES => {
+                Err(self.fail(&format!("it takes {} MiB of memory", bytes >> 20)))
+            }
+            Ok(Ok((value, _))) => Ok(value),
+            Ok(Err(message)) => Err(self.fail(&message)),
+            Err(_) => Err(self.end(Error::Failed(
+                "the grammar cannot continue: llguidance panicked".into(),
+            ))),
+        }
+    }
+
+    /// Computes the forced tokens, if they are not known.
+    fn find_forced(&mut self) -> Result<(), Error> {
+        self.check()?;
+        if !self.forced_known && !self.must_end() {
+            let forced = self.step(|inner| Ok(inner.compute_ff_tokens()))?;
+            self.forced = forced.into();
+        }
+        self.forced_known = true;
+        Ok(())
+    }
+
+    /// Consumes allowed tokens.
+    fn consume(&mut self, tokens: &[Token]) -> Result<(), Error> {
+        self.check()?;
+        self.mask = None;
+        self.allowed = None;
+        // The rest of forced tokens stays forced.
+        if self.forced.len() >= tokens.len() && tokens.iter().eq(self.forced.range(..tokens.len()))
+        {
+            self.forced.drain(..tokens.len());
+        } else {
+            self.forced.clear();
+        }
+        self.forced_known = !self.forced.is_empty();
+        self.step(|inner| {
+            for &token in tokens {
+                inner.consume_token(token)?;
+            }
+            Ok(inner.check_stop()?)
+        })?;
+        match self.inner.stop_reason() {
+            StopReason::NotStopped | StopReason::NoExtension => Ok(()),
+            reason => Err(self.fail(&reason.to_string())),
+        }
+    }
+
+    /// Fails this and all later calls, with a message of `llguidance`.
+    fn fail(&mut self, message: &str) -> Error {
+        let message = first_line(message);
+        let handle = self.inner.cancellation_handle();
+        let what = if handle.is_some_and(|handle| handle.is_cancelled()) {
+            format!(
+                "the grammar cannot continue: one token took more than {} ms; make it simpler or less \
+                 ambiguous",
+                limits::MAX_STEP_TIME.as_millis()
+            )
+        } else if message == StopReason::NoExtensionBias.to_string() {
+            "the grammar has a dead end: no token fits here; check that every rule can end".into()
+        } else {
+            format!("the grammar cannot continue: {message}; make it simpler")
+        };
+        self.end(Error::Invalid(what))
+    }
+
+    /// Makes this and all later calls fail.
+    fn end(&mut self, error: Error) -> Error {
+        self.forced.clear();
+        self.mask = None;
+        self.allowed = None;
+        self.error.get_or_insert(error).clone()
+    }
+}
+
+impl std::fmt::Debug for Matcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Matcher")
+            .field("ended", &self.ended)
+            .field("error", &self.error)
+            .finish_non_exhaustive()
+    }
+}

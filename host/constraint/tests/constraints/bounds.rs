@@ -1,0 +1,267 @@
+//! What is too large, too costly or never ends harms nobody; what was compiled is kept and shared.
+
+use super::*;
+use corral_constraint::limits;
+
+fn nested(open: &str, inner: &str, close: &str, times: usize) -> String {
+    open.repeat(times) + inner + &close.repeat(times)
+}
+
+/// Rules that each name the next.
+fn chain(length: usize, rule: impl Fn(usize) -> String) -> String {
+    (0..length).map(rule).collect()
+}
+
+#[test]
+fn what_is_too_large_is_refused() {
+    let values: Vec<String> = (0..40_000).map(|n| format!("\"{n}\"")).collect();
+    let values = values.join(",");
+    for (grammar, words) in [
+        (
+            schema(&nested(r#"{"items":"#, "{}", "}", 200)),
+            "recursion limit",
+        ),
+        (
+            schema(&format!(r#"{{"enum": [{values}]}}"#)),
+            "at most 262144",
+        ),
+        (
+            schema(r#"{"type": "string", "maxLength": 100001}"#),
+            "at /maxLength",
+        ),
+        (
+            schema(r#"{"maxItems": 1000, "items": {"maxItems": 1000}}"#),
+            "it is 1000000",
+        ),
+        (schema(r#"{"pattern": "(a{1000}){1000}"}"#), "1000000 times"),
+        (regex(&nested("(", "a", ")", 300)), "line 1, column 101"),
+        (regex("a{1,1000000}"), "1000000 times"),
+        (regex("((a{100}){100}){100}"), "times"),
+        (
+            regex(&"a".repeat(limits::MAX_REGEX_BYTES + 1)),
+            "16385 bytes",
+        ),
+        (
+            lark(&format!("start: {}", nested("(", "\"a\"", ")", 5_000))),
+            "deeply nested",
+        ),
+        (
+            gbnf(&format!("root ::= {}", nested("(", "\"a\"", ")", 10_000))),
+            "deeper than 100",
+        ),
+        (gbnf("root ::= \"a\"{1,100001}"), "column 13"),
+    ] {
+        let what = refused(&grammar);
+        assert!(what.contains(words), "{what}");
+    }
+}
+
+/// None of these may end the process, or hold anybody up for long.
+#[test]
+fn chains_as_long_as_a_text_allows_harm_nobody() {
+    let reference = |n: usize| format!(r##""{n}":{{"$ref":"#/$defs/{}"}},"##, n + 1);
+    let (schemas, rules) = (8_000, 1_600);
+    let grammars = [
+        schema(&format!(
+            r##"{{"$ref":"#/$defs/0","$defs":{{{}"{schemas}":{{"type":"null"}}}}}}"##,
+            chain(schemas, reference)
+        )),
+        lark(&format!(
+            "start: a0\n{}a{rules}: \"x\" a0\n",
+            chain(rules, |n| format!("a{n}: a{}|\"y\"\n", n + 1))
+        )),
+        lark(&format!(
+            "start: A0\n{}A{rules}: \"x\"\n",
+            chain(rules, |n| format!("A{n}: A{}\n", n + 1))
+        )),
+        lark(&format!(
+            "start: A0\n{}A{rules}: \"x\"\n",
+            chain(rules, |n| format!("A{n}: \"a\" A{}|\"b\"\n", n + 1))
+        )),
+        gbnf(&format!(
+            "root ::= a0\n{}a{rules} ::= \"x\"\n",
+            chain(rules, |n| format!("a{n} ::= a{}|\"y\"\n", n + 1))
+        )),
+        gbnf(&format!(
+            "root ::= a0\n{}a{rules} ::= \"x\" root\n",
+            chain(rules, |n| format!("a{n} ::= a{}\n", n + 1))
+        )),
+        // As deep as may be within each link.
+        schema(&format!(
+            r##"{{"$ref":"#/$defs/0","$defs":{{{}"250":{{"type":"null"}}}}}}"##,
+            chain(250, |n| {
+                let link = format!(r##"{{"$ref":"#/$defs/{}"}}"##, n + 1);
+                format!("\"{n}\":{},", nested(r#"{"items":"#, &link, "}", 100))
+            })
+        )),
+        lark(&format!(
+            "start: a0\n{}a480: \"x\" a0\n",
+            chain(480, |n| {
+                let link = format!("a{}", n + 1);
+                format!("a{n}: {}\n", nested("(", &link, ")", 25))
+            })
+        )),
+        lark(&format!(
+            "start: A0\n{}A480: \"x\"\n",
+            chain(480, |n| {
+                let link = format!("A{}", n + 1);
+                format!("A{n}: {}\n", nested("(", &link, ")", 25))
+            })
+        )),
+        gbnf(&format!(
+            "root ::= a0\n{}a65 ::= \"x\" root\n",
+            chain(65, |n| {
+                let link = format!("a{}", n + 1);
+                format!("a{n} ::= {}\n", nested("(\"a\"", &link, ")", 90))
+            })
+        )),
+        lark("start: (\"a\" | \"b\" x){1,2000000000}\nx: \"c\"{1000000}"),
+        gbnf(&format!("root ::= {}\"a\"", "\"a\"? ".repeat(6_000))),
+        regex(&"a?".repeat(8_000)),
+        regex(&"a|".repeat(8_000)),
+        regex(&"ab".repeat(8_000)),
+        regex("a{100000}"),
+    ];
+    let constraints = over(words());
+    for grammar in grammars {
+        match constraints.compile(&grammar) {
+            Ok(constraint) => {
+                let mut matcher = constraint.start();
+                let forced = matcher.forced(100).map(|forced| forced.len());
+                assert!(
+                    !matches!(forced, Ok(101..) | Err(Error::Failed(_))),
+                    "{forced:?}"
+                );
+                assert!(!matches!(matcher.mask(), Err(Error::Failed(_))));
+            }
+            Err(Error::Invalid(what)) => {
+                assert!(!what.contains("bytes; at most"), "it shows nothing: {what}");
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    assert!(constraints.compile(&regex("fine")).is_ok());
+}
+
+/// The time for a token grows with the square of the text here, until it is too long.
+#[test]
+fn a_grammar_that_is_ambiguous_without_end_is_cut_short() {
+    let constraint = compile(&lark("start: a\na: a a | a a a | a a a a | /[a-z]/\n"));
+    let mut matcher = constraint.start();
+    let word = words().encode(b"count")[0];
+    let failed = (0..100_000).find_map(|_| matcher.advance(word).err());
+    assert!(matches!(failed, Some(Error::Invalid(_))), "{failed:?}");
+    assert_eq!(constraint.start().allows(97), Ok(true));
+}
+
+#[test]
+fn a_grammar_that_nothing_fits_says_so() {
+    let mut matcher = compile(&lark("start: X\nX: /a+/ & /b+/\n")).start();
+    let failed = matcher.mask().map(<[u32]>::len).unwrap_err();
+    assert!(failed.to_string().contains("dead end"), "{failed}");
+}
+
+/// A step that costs too much fails for the one who asked for it.
+#[test]
+fn a_step_that_is_too_costly_ends_one_matcher_only() {
+    // The lexer must remember which of the last 25 characters were an `a`.
+    let constraint = compile(&regex("[ab]*a[ab]{25}c"));
+    let mut rng = ChaCha8Rng::seed_from_u64(5);
+    let (mut one, mut other) = (constraint.start(), constraint.start());
+    let failed = (0..200_000).find_map(|_| {
+        let token = if rng.random::<bool>() { 97 } else { 98 };
+        one.mask()
+            .map(|_| ())
+            .and_then(|()| one.advance(token))
+            .err()
+    });
+    let failed = failed.expect("it has too many states");
+    assert!(matches!(failed, Error::Invalid(_)), "{failed:?}");
+    assert_eq!(
+        one.mask().map(<[u32]>::len),
+        Err(failed.clone()),
+        "and stays failed"
+    );
+    assert_eq!(one.allows(97), Err(failed));
+    assert_eq!(other.allows(97), Ok(true));
+    other.advance(97).unwrap();
+    assert_eq!(constraint.start().allows(98), Ok(true));
+}
+
+#[test]
+fn what_was_compiled_is_kept_and_counted() {
+    let constraints = over(words());
+    assert!(constraints.cached(&regex("a")).is_none());
+    constraints.compile(&regex("a")).unwrap();
+    constraints.compile(&lark("start: \"a\"")).unwrap();
+    constraints.compile(&regex("a")).unwrap();
+    assert!(constraints.cached(&regex("a")).is_some());
+    constraints.compile(&regex("(")).unwrap_err();
+    let counts = constraints.counters();
+    assert_eq!(
+        (counts.hits, counts.compiled, counts.failed, counts.cached),
+        (2, 2, 1, 2)
+    );
+    assert!(counts.cached_bytes > 0);
+
+    for n in 0..limits::MAX_CACHED + 20 {
+        constraints.compile(&regex(&format!("n{n}"))).unwrap();
+    }
+    let counts = constraints.counters();
+    assert_eq!(counts.cached, limits::MAX_CACHED as u64);
+    assert!(counts.cached_bytes <= limits::MAX_CACHED_BYTES as u64);
+    assert!(constraints.cached(&regex("a")).is_none(), "the oldest went");
+}
+
+#[test]
+fn many_who_come_with_one_grammar_compile_it_once() {
+    let constraints = over(words());
+    let grammar = Grammar::JsonSchema(schemas::schema(3).to_string());
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                let mut matcher = constraints.compile(&grammar).unwrap().start();
+                walk(&mut matcher, &mut ChaCha8Rng::seed_from_u64(9))
+            });
+        }
+    });
+    let counts = constraints.counters();
+    assert_eq!((counts.compiled, counts.cached), (1, 1));
+}
+
+#[test]
+fn a_vocabulary_without_an_end_is_refused() {
+    struct Endless;
+    impl Vocabulary for Endless {
+        fn size(&self) -> usize {
+            1
+        }
+        fn piece(&self, _: Token) -> &[u8] {
+            b"a"
+        }
+        fn control_name(&self, _: Token) -> &[u8] {
+            b""
+        }
+        fn end_tokens(&self) -> Vec<Token> {
+            Vec::new()
+        }
+        fn tokenize(&self, text: &str) -> Vec<Token> {
+            vec![0; text.len()]
+        }
+    }
+    let constraints = GrammarCompiler::new(Arc::new(Endless));
+    assert!(matches!(constraints.prepare(), Err(Error::Unsupported(_))));
+    assert!(matches!(
+        constraints.compile(&regex("a")),
+        Err(Error::Unsupported(_))
+    ));
+}
+
+#[test]
+fn matchers_go_from_thread_to_thread() {
+    fn check<T: Send + 'static>() {}
+    fn check_shared<T: Send + Sync + 'static>() {}
+    check::<Matcher>();
+    check_shared::<Constraint>();
+    check_shared::<GrammarCompiler>();
+}
