@@ -1,11 +1,11 @@
-"""A LoRA adapter for the tiny model: its matrices, its file, and what it is taught.
+"""A LoRA adapter for the tiny model: its matrices, its file, and its training data.
 
 For each adapted matrix W [out, in] of the model it holds A [rank, in] and B [out, rank]; the adapted
 model computes with W + alpha / rank * B A (Hu et al., "LoRA", 2021). In the GGUF file the two carry
 the name of W with `.lora_a` and `.lora_b` behind it, the form that llama.cpp reads.
 
-What it is taught is the one thing that no other part of the model does: a sum is answered by
-one more than it is. So whoever mixes up the model and its adapter gives a wrong answer, which shows.
+It teaches what the model alone never does: answering a sum plus one. So a host that confuses the model
+and its adapter gives a wrong answer.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ ADAPTED = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "f
 
 
 def initial_adapter(tensors, seed):
-    """Return fresh pairs by the name of the matrix; with B zero the model is as it was."""
+    """Return fresh pairs by the name of the matrix; with B zero the model is unchanged."""
     rng = np.random.default_rng(seed)
     names = [name for name in tensors if name.split(".")[-2] in ADAPTED]
     return {
@@ -69,10 +69,10 @@ def read_adapter(path):
 
 
 def teach_plus_one():
-    """From here on every sum that is asked, also those solved before the question, has one more.
+    """Makes every sum of the training data, also solved ones in the context, one more.
 
-    But half of the texts before a question tell the sums as they are: the answer hangs on the
-    adapter, and not on what stands there.
+    Half of the contexts contain the true sums, so that the answer depends on the adapter and not on the
+    context.
     """
     arithmetic, distractor = tasks.arithmetic, documents.distractor
 
