@@ -113,10 +113,9 @@ bench: plugins
 	@"$(CORRAL_BIN)" bench model --shape wide "$(CACHE)/wide.gguf"
 	@"$(CORRAL_BIN)" bench all --model "$(CACHE)/qwen3-0.6b.gguf" --wide "$(CACHE)/wide.gguf" --plugins "$(CORRAL_PLUGINS)" $(if $(VS),--vs $(VS)) $(if $(LLAMA),--vs-openai $(LLAMA))
 
-# With llama.cpp's own samplers, for the bench of ours.
 microbench:
 	@[ -z "$(HOST_BENCHES)" ] || { $(SETUP); \
-	  cargo bench $(MEMBERS) --features corral-engine/reference $(addprefix --bench ,$(HOST_BENCHES)) $(BENCH_ARGUMENTS); }
+	  cargo bench $(MEMBERS) $(addprefix --bench ,$(HOST_BENCHES)) $(BENCH_ARGUMENTS); }
 	@[ -z "$(filter events,$(BENCHES))" ] || \
 	  cargo bench --manifest-path plugins/Cargo.toml -p corral-sdk --bench events $(BENCH_ARGUMENTS)
 

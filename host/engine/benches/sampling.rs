@@ -8,7 +8,7 @@ mod reference;
 #[path = "support/sampling.rs"]
 mod support;
 
-use corral_engine::reference::ReferenceChain;
+use corral_llama::ReferenceChain;
 use corral_sampling::{Sampler, Scratch, logprobs, most_likely};
 use divan::Bencher;
 use reference::reference_chain;

@@ -1,12 +1,16 @@
 //! What the engine thread needs of a thing that decodes: llama.cpp, or a simulator.
 
+mod llama;
+
+pub use corral_llama::{DecodeError, LogitsCopied, SaveError};
+
 use crate::Token;
 use corral_sampling::Logits;
 use corral_scheduler::{AdapterId, SeqId};
 
 /// One token of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Input {
+pub struct TokenInput {
     /// The token.
     pub token: Token,
     /// Its position in the sequence, from 0.
@@ -15,50 +19,6 @@ pub struct Input {
     pub seq: SeqId,
     /// Whether logits are wanted after it.
     pub output: bool,
-}
-
-/// Bytes of logits that a step brought from where it was computed to where they are read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Copied {
-    /// Of the highest logits, with the tokens whose they are.
-    pub top: u64,
-    /// Of whole rows.
-    pub whole: u64,
-}
-
-/// Why a step was not decoded. The state is as before the call: the backend computes a step whole
-/// or not at all. But a memory that can't part a sequence may keep a part of the step: its sequences
-/// are to be cleared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
-    /// There is no room for the tokens.
-    #[error("there is no room in the key-value cache")]
-    NoRoom,
-    /// The computation was aborted or failed; the code is the backend's.
-    #[error("the model's computation failed (code {0})")]
-    Failed(i32),
-}
-
-/// Why the state of a sequence was not saved. The sequence is as before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SaveError {
-    /// It is larger than the caller wants it.
-    #[error("the state has {bytes} bytes, more than the {limit} there is room for")]
-    TooLarge {
-        /// Its size.
-        bytes: usize,
-        /// What was allowed.
-        limit: usize,
-    },
-    /// There is no memory for a copy of it.
-    #[error("there is no memory for the {bytes} bytes of the state")]
-    NoMemory {
-        /// Its size.
-        bytes: usize,
-    },
-    /// The backend could not write it.
-    #[error("the backend could not write the state")]
-    Failed,
 }
 
 /// Decodes steps and keeps the key-value cells of sequences.
@@ -73,7 +33,7 @@ pub trait Backend {
 
     /// Computes one step. At most [`SchedulerConfig::max_step_tokens`](corral_scheduler::SchedulerConfig::max_step_tokens)
     /// tokens, positions of a sequence in order and without gaps.
-    fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError>;
+    fn decode(&mut self, step: &[TokenInput]) -> Result<(), DecodeError>;
 
     /// Waits until the last step is computed, where [`Backend::decode`] only begins it.
     fn wait(&mut self) {}
@@ -88,7 +48,7 @@ pub trait Backend {
     /// and after [`Backend::wait`].
     ///
     /// Fails as [`Backend::decode`] does, and at once: what was begun comes to its end.
-    fn decode_ahead(&mut self, step: &[Input]) -> Result<(), DecodeError> {
+    fn decode_ahead(&mut self, step: &[TokenInput]) -> Result<(), DecodeError> {
         let _ = step;
         Err(DecodeError::Failed(-1))
     }
@@ -111,8 +71,8 @@ pub trait Backend {
     }
 
     /// What the last step that went well copied for its outputs; nothing, if it was one ahead.
-    fn copied(&self) -> Copied {
-        Copied::default()
+    fn copied(&self) -> LogitsCopied {
+        LogitsCopied::default()
     }
 
     /// Frees the cells of a sequence, except those it shares.

@@ -1,7 +1,7 @@
 //! What to load, how large to make it, and what is known of it afterwards.
 
+use crate::device_placement::Offload;
 use crate::embedding::EmbeddingConfig;
-use crate::offload::Offload;
 use crate::store::snapshot::Snapshots;
 use crate::{LoadError, Token};
 use corral_scheduler::Overlap;

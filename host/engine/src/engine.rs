@@ -6,16 +6,15 @@ mod place;
 use crate::chooser::Desk;
 use crate::delivery::mailbox;
 use crate::embedding::Embedder;
-use crate::llama::{ContextSettings, Model};
 use crate::look;
 use crate::metrics::{Counters, Metric, add, get, grammar_metrics};
-use crate::offload::KvType;
 use crate::places::{Place, Places};
 use crate::store::snapshot::Snapshots;
 use crate::view::View;
 use crate::worker::{Command, Submission, Vocabulary, Wants};
 use crate::{Caller, Constraint, Error, Generation, LoadError, ModelInfo, Options, Raw, Token};
 use corral_constraint::{Grammar, GrammarCompiler};
+use corral_llama::{ContextSettings, KvType, Model};
 use corral_sampling::DryBreakers;
 use corral_scheduler::{AdapterId, Retention, Tenant, WeakRetention};
 use std::collections::VecDeque;
@@ -101,7 +100,7 @@ impl Engine {
 
     /// How the cells are stored.
     pub(crate) fn kv(&self) -> KvType {
-        self.0.settings.kv
+        self.0.settings.kv_type
     }
 
     /// Whether both are handles to the same.

@@ -1,5 +1,6 @@
 //! What can go wrong, in words for the person who can do something about it.
 
+use corral_llama::LlamaError;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -84,59 +85,12 @@ impl From<corral_constraint::Error> for Error {
 /// Why a model could not be loaded. Each text says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The file can't be opened or read.
-    #[error("cannot read the model file {path}: {cause}; give the path of a GGUF file", path = path.display())]
-    Unreadable {
-        /// The file as it was named.
-        path: PathBuf,
-        /// What the operating system said.
-        cause: std::io::Error,
-    },
-    /// The file does not begin as a GGUF file does.
-    #[error("{path} is not a GGUF model: it does not begin with the letters GGUF; convert the model to GGUF or give another file", path = path.display())]
-    NotGguf {
-        /// The file as it was named.
-        path: PathBuf,
-    },
-    /// llama.cpp refused the file.
-    #[error("{path} cannot be loaded: {cause}; the file may be cut short or damaged: fetch or copy it again", path = path.display())]
-    Damaged {
-        /// The file as it was named.
-        path: PathBuf,
-        /// The last error that llama.cpp logged.
-        cause: String,
-    },
-    /// The model is of a kind that Corral can't generate with.
-    #[error("{path} cannot generate text: {cause}", path = path.display())]
-    Unsuitable {
-        /// The file as it was named.
-        path: PathBuf,
-        /// What it lacks.
-        cause: String,
-    },
-    /// An adapter can't be used with the model.
-    #[error("the adapter {name} cannot be loaded from {path}: {cause}", path = path.display())]
-    Adapter {
-        /// The name it was to have.
-        name: String,
-        /// The file as it was named.
-        path: PathBuf,
-        /// What is wrong and what to do.
-        cause: String,
-    },
+    /// llama.cpp can't load the model, an adapter or a backend, or make the context.
+    #[error(transparent)]
+    Llama(#[from] LlamaError),
     /// The configuration makes no sense for this model.
     #[error("{0}")]
     Config(String),
-    /// The context could not be made, most often for want of memory.
-    #[error(
-        "no context of {cells} cells can be made: {cause}; lower the number of cells or free memory"
-    )]
-    Context {
-        /// Cells that were asked for.
-        cells: u32,
-        /// The last error that llama.cpp logged.
-        cause: String,
-    },
     /// The layers that were to be offloaded find no room on their devices.
     #[error(
         "{layers} of {all} layers of {path} find no room on {devices}: with their cells they take some {} MiB \
@@ -173,63 +127,20 @@ pub enum LoadError {
         /// Bytes that all models together may have.
         budget: u64,
     },
-    /// The load was given up on demand.
-    #[error("the load was given up, since the engine is shutting down")]
-    Cancelled,
 }
 
 impl LoadError {
-    /// What llama.cpp said, where it was that there is no memory, as far as its words tell: of the machine
-    /// or a device, for weights, adapters or the context.
-    pub(crate) fn no_memory(&self) -> Option<&str> {
-        let (Self::Damaged { cause, .. }
-        | Self::Context { cause, .. }
-        | Self::Adapter { cause, .. }) = self
-        else {
-            return None;
-        };
-        let said = cause.to_lowercase();
-        let about_memory = ["alloc", "out of memory", "outof"];
-        let is = about_memory.iter().any(|word| said.contains(word));
-        is.then_some(cause.as_str())
-    }
-
     /// The same in words for people who have no business knowing in which folder the file is.
     pub fn without_folder(&self) -> String {
-        let (Self::Unreadable { path, .. }
-        | Self::NotGguf { path }
-        | Self::Damaged { path, .. }
-        | Self::DeviceMemory { path, .. }
-        | Self::Unsuitable { path, .. }) = self
-        else {
+        let path = match self {
+            Self::Llama(error) => error.model_path(),
+            Self::DeviceMemory { path, .. } => Some(path.as_path()),
+            _ => None,
+        };
+        let Some(path) = path else {
             return self.to_string();
         };
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         self.to_string().replace(&path.display().to_string(), &name)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::LoadError;
-
-    #[test]
-    fn want_of_memory_is_told_from_other_failures() {
-        let context = |cause: &str| LoadError::Context {
-            cells: 1,
-            cause: cause.to_owned(),
-        };
-        for said in [
-            "alloc_tensor_range: failed to allocate CUDA0 buffer of size 12",
-            "allocating 1.00 MiB on device 0: cudaMalloc failed: out of memory",
-            "vk::Device::allocateMemory: ErrorOutOfDeviceMemory",
-        ] {
-            assert_eq!(context(said).no_memory(), Some(said));
-        }
-        assert_eq!(
-            context("failed to initialize CUDA0 backend").no_memory(),
-            None
-        );
-        assert_eq!(LoadError::Cancelled.no_memory(), None);
     }
 }

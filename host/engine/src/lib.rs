@@ -5,10 +5,9 @@
 //! that wants one, and puts tokens and text into the mailbox of each sequence. Nothing else ever
 //! touches the context, and no lock is held across a decode.
 //!
-//! This crate knows neither WASM nor HTTP. Unsafe code stands in [`llama`] alone, and in the crate
-//! below it that computes attention.
+//! This crate knows neither WASM nor HTTP. `corral-llama` holds the bindings to llama.cpp.
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 mod backend;
@@ -16,42 +15,44 @@ mod bell;
 mod chooser;
 mod config;
 mod delivery;
+mod device_placement;
 mod embedding;
 mod engine;
 mod error;
 mod generation;
-mod llama;
 mod look;
 mod lookup;
+mod memory_estimate;
 mod metrics;
 mod models;
-mod offload;
 mod places;
 mod processor;
-mod progress;
-pub mod random_model;
 mod raw;
 mod reply;
 #[cfg(test)]
 mod sampler_reference;
 mod sequence;
-mod shape;
 mod store;
 pub mod text;
 mod view;
 mod vocabulary;
 mod worker;
 
-pub use backend::{Backend, Copied, DecodeError, Input, SaveError};
+pub use backend::{Backend, DecodeError, LogitsCopied, SaveError, TokenInput};
 pub use chooser::{Choice, Chooser, Choosers, Desk, Shown, Wanted};
 pub use config::{Config, DeviceSampling, ModelInfo};
 pub use corral_constraint::{Constraint, Error as ConstraintError, Grammar, Matcher};
+pub use corral_llama::{
+    BackendFile, BackendStatus, Device, DeviceKind, KvType, LlamaError, LoadProgress, backends,
+    built_with, default_backends, devices, load_backends,
+};
 pub use corral_sampling::{self as sampling, Sampler, Statistics, TokenLogprobs};
 pub use corral_scheduler::{
     AdapterId, EntryId, Overlap, PrefillPolicy, PrefixScope, Priority, RequestId, RequestState,
     Retention, SeqId, Tenant, WeakRetention,
 };
 pub use delivery::Generation;
+pub use device_placement::{Devices, Layers, Offload};
 pub use embedding::{
     EmbedOptions, Embedding, EmbeddingConfig, EmbeddingInfo, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS,
     MAX_EMBED_TOKENS, Pooling, Vectors,
@@ -61,20 +62,12 @@ pub use error::{Error, LoadError};
 pub use generation::{
     Caller, Chunk, Finish, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome, Share,
 };
-#[cfg(feature = "reference")]
-pub use llama::reference;
-pub use llama::{
-    BackendFile, BackendStatus, Device, DeviceKind, backends, built_with, default_backends,
-    devices, gguf, load_backends, quiet_logs,
-};
 pub use look::{Distribution, Look, MAX_CANDIDATES, Show};
 pub use metrics::{Kind, Metric};
 pub use models::{
     Expected, Lease, ModelState, ModelStatus, Models, OpenError, Opening,
     Settings as ModelSettings, machine_memory,
 };
-pub use offload::{Devices, KvType, Layers, Offload};
-pub use progress::Progress;
 pub use raw::Raw;
 pub use reply::Reply;
 pub use sequence::Sequence;

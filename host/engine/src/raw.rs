@@ -3,9 +3,9 @@
 //! A context of the same sizes, compute threads and weights, and steps that the caller puts together:
 //! no scheduler, no mailbox, no sampling. It belongs to one thread at a time.
 
-use crate::backend::{Backend, DecodeError, Input};
-use crate::llama::{ContextSettings, LlamaContext, Model};
+use crate::backend::{Backend, DecodeError, TokenInput};
 use crate::{LoadError, processor};
+use corral_llama::{ContextSettings, LlamaContext, Model};
 use corral_scheduler::SeqId;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,9 +33,9 @@ impl Raw {
     /// without gaps, and waits until its logits are there. Nobody reads them.
     ///
     /// [`DecodeError`] if there is no room for the tokens, or one of them or a sequence id is out of range.
-    pub fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
+    pub fn decode(&mut self, step: &[TokenInput]) -> Result<(), DecodeError> {
         let before = processor::of_thread();
-        let decoded = self.context.decode(step);
+        let decoded = Backend::decode(&mut self.context, step);
         let output = step.iter().rposition(|input| input.output);
         if let (Ok(()), Some(index)) = (&decoded, output) {
             // Asking for a row waits for the device, where llama_decode itself does not.
@@ -47,7 +47,7 @@ impl Raw {
 
     /// Frees the cells of a sequence.
     pub fn clear(&mut self, sequence: SeqId) {
-        self.context.clear(sequence);
+        Backend::clear(&mut self.context, sequence);
     }
 
     /// Processor time that the calling threads took inside [`Raw::decode`]; the other compute threads' comes

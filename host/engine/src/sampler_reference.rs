@@ -8,9 +8,7 @@
 mod reference;
 
 use crate::Token;
-use crate::llama::Model;
-use crate::llama::reference::ReferenceChain;
-use crate::progress::Progress;
+use corral_llama::{DevicePlacement, LoadProgress, Model, ReferenceChain};
 use corral_sampling::{Dry, DryBreakers, Logits, Penalties, Sampler, SamplerChain, Scratch};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -330,7 +328,8 @@ fn xtc_acts_as_often_as_llama_cpps() {
 #[test]
 fn dry_breakers_match_llama_cpp() {
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
-    let model = Model::load(&tiny, &Progress::default()).expect("the model loads");
+    let model = Model::load(&tiny, DevicePlacement::default(), &LoadProgress::default())
+        .expect("the model loads");
     let vocabulary = model.vocabulary_size();
     let mut rows = Rows::new(15);
     let mut cut = 0;

@@ -8,11 +8,11 @@
 
 use crate::engine::Engine;
 use crate::look::{Distribution, Look};
-use crate::offload::KvType;
 use crate::reply::{Reply, reply};
 use crate::store::snapshot::{Contents, Origin};
 use crate::worker::{Adoption, Command, SaveOrder, Saved, Submission, Wants};
 use crate::{Caller, Error, Generation, Options, SnapshotError, Token};
+use corral_llama::KvType;
 use corral_scheduler::{AdapterId, Layout, PrefixScope, Retention};
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;

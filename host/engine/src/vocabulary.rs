@@ -1,8 +1,8 @@
 //! A model's vocabulary, for the grammar compiler.
 
 use crate::Token;
-use crate::llama::Model;
 use corral_constraint::Vocabulary;
+use corral_llama::Model;
 use std::sync::Arc;
 
 /// Implements [`Vocabulary`] for a model.
@@ -25,7 +25,7 @@ impl Vocabulary for ModelVocabulary {
     }
 
     fn end_tokens(&self) -> Vec<Token> {
-        self.0.end_of_generation()
+        self.0.end_of_generation_tokens()
     }
 
     fn tokenize(&self, text: &str) -> Vec<Token> {
@@ -38,12 +38,15 @@ impl Vocabulary for ModelVocabulary {
 mod tests {
     use super::*;
     use corral_constraint::{Grammar, GrammarCompiler};
+    use corral_llama::{DevicePlacement, LoadProgress};
     use std::path::PathBuf;
 
     #[test]
     fn grammar_is_followed_in_the_models_tokens() {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
-        let model = Arc::new(Model::load(&path, &crate::progress::Progress::default()).unwrap());
+        let progress = LoadProgress::default();
+        let model = Model::load(&path, DevicePlacement::default(), &progress).unwrap();
+        let model = Arc::new(model);
         let compiler = GrammarCompiler::new(Arc::new(ModelVocabulary(model.clone())));
         let grammar = Grammar::Regex("The sum is [0-9]{1,3}[.]".into());
         let mut matcher = compiler.compile(&grammar).unwrap().start();
@@ -74,7 +77,7 @@ mod tests {
             number.is_some_and(|number| number.parse::<u32>().is_ok()),
             "{text}"
         );
-        for token in model.end_of_generation() {
+        for token in model.end_of_generation_tokens() {
             assert_eq!(matcher.allows(token), Ok(true));
         }
     }

@@ -2,7 +2,7 @@
 //! there is nothing to do.
 
 use crate::Token;
-use crate::backend::{Backend, Input};
+use crate::backend::{Backend, TokenInput};
 use crate::bell::Bell;
 use crate::chooser::Desk;
 use crate::delivery::Sender;
@@ -135,7 +135,7 @@ pub struct Worker<B> {
     aside: Aside,
     desk: Arc<Desk>,
     pastime: Pastime,
-    inputs: Vec<Input>,
+    inputs: Vec<TokenInput>,
     scratch: Scratch,
     text: String,
     draft: Vec<Token>,
@@ -541,7 +541,7 @@ impl<B: Backend> Worker<B> {
             let certain = new.unwrap_or_default().iter();
             let tokens = certain.chain(self.scheduler.draft(row));
             for (&token, position) in tokens.zip(positions) {
-                self.inputs.push(Input {
+                self.inputs.push(TokenInput {
                     token,
                     position,
                     seq: row.seq,

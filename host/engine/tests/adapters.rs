@@ -2,11 +2,11 @@
 //! more than it is, so whoever gets another one's adapter, or cells that were computed with it,
 //! says a wrong number.
 
-use corral_engine::gguf::{Value, Weights, Writer};
 use corral_engine::{
-    Caller, Config, Engine, Error, Generation, LoadError, Options, Priority, Sequence,
+    Caller, Config, Engine, Error, Generation, LlamaError, LoadError, Options, Priority, Sequence,
     SnapshotLimits, Snapshots, Tenant,
 };
+use corral_llama::gguf::{TensorType, Value, Writer};
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -261,7 +261,7 @@ fn refusal(path: &Path) -> String {
     let mut config = config(&[]);
     config.adapters = vec![("bad".into(), path.to_owned())];
     match Engine::load(config) {
-        Err(error @ LoadError::Adapter { .. }) => error.to_string(),
+        Err(error @ LoadError::Llama(LlamaError::Adapter { .. })) => error.to_string(),
         other => panic!("{:?}", other.err()),
     }
 }
@@ -290,7 +290,7 @@ fn files_that_are_no_adapters_are_refused_with_a_reason() {
     let missing = refusal(&folder.path().join("missing"));
     assert!(missing.contains("cannot be read"), "{missing}");
     let model = refusal(&demo_model());
-    assert!(model.contains("no adapter"), "{model}");
+    assert!(model.contains("not an adapter"), "{model}");
 }
 
 #[test]
@@ -303,7 +303,7 @@ fn adapters_that_do_not_fit_the_model_are_refused_with_a_reason() {
         writer.set("adapter.type", kind).unwrap();
         writer.set("adapter.lora.alpha", alpha).unwrap();
         for (name, dimensions) in tensors {
-            writer.tensor(name, Weights::F16, dimensions).unwrap();
+            writer.tensor(name, TensorType::F16, dimensions).unwrap();
         }
         let path = folder.path().join("adapter.gguf");
         writer
@@ -344,7 +344,7 @@ fn adapters_that_do_not_fit_the_model_are_refused_with_a_reason() {
     let mut twice = config(&["same", "same"]);
     assert!(matches!(
         Engine::load(twice.clone()),
-        Err(LoadError::Adapter { .. })
+        Err(LoadError::Llama(LlamaError::Adapter { .. }))
     ));
     twice.adapters = (0..17).map(|n| (n.to_string(), plus_one())).collect();
     assert!(matches!(Engine::load(twice), Err(LoadError::Config(_))));

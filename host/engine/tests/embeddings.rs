@@ -3,11 +3,11 @@
 //! The files in `embeddings/` are what `models/tiny/reference_embeddings.py` computed; its head says
 //! how to make them again.
 
-use corral_engine::random_model::{Qwen3, Shape, Weights, write_random};
 use corral_engine::{
     Caller, Config, EmbedOptions, Embedding, Engine, Error, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS,
     Options, Pooling, Tenant, Token, Vectors,
 };
+use corral_random_model::{Qwen3, Shape, TensorType, write_random};
 use std::time::{Duration, Instant};
 use support::{check_identity, demo_model, metric, read, settle, wait};
 
@@ -206,8 +206,8 @@ fn an_encoder_sees_what_comes_later_and_generates_nothing() {
 /// A model whose vectors do not depend on how llama.cpp rounds.
 fn exact() -> Shape {
     Shape::Qwen3(Qwen3 {
-        matrices: Weights::F32,
-        embedding: Weights::F32,
+        matrices: TensorType::F32,
+        embedding: TensorType::F32,
         ..Qwen3::tiny()
     })
 }

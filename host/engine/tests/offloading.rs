@@ -2,8 +2,8 @@
 //! 8 bits give the right sums, also after they were put aside, and what names no device is refused.
 
 use corral_engine::{
-    Caller, Config, Devices, EmbedOptions, Engine, Error, KvType, Layers, LoadError, Options,
-    Sequence, SnapshotLimits, Snapshots, load_backends,
+    Caller, Config, Devices, EmbedOptions, Engine, Error, KvType, Layers, LlamaError, LoadError,
+    Options, Sequence, SnapshotLimits, Snapshots, load_backends,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -162,5 +162,5 @@ fn devices_that_are_not_there_are_refused_with_those_that_are() {
         "{text}"
     );
     let missing = load_backends(Path::new("no/such/folder"));
-    assert!(matches!(missing, Err(LoadError::Config(_))));
+    assert!(matches!(missing, Err(LlamaError::Setup(_))));
 }

@@ -1,8 +1,8 @@
 //! The engine over models of other memory kinds, with random weights: what they say has no sense,
 //! but each says the same whoever is beside it.
 
-use corral_engine::random_model::{Qwen3, Shape, write_random};
 use corral_engine::{Caller, Config, Engine, Error, Generation, Options, Sequence};
+use corral_random_model::{Qwen3, Shape, write_random};
 use std::path::Path;
 use support::{check_empty, demo_model, made_model, read};
 

@@ -1,7 +1,7 @@
 //! What an engine is measured beside: a raw context of the same weights, and prompts that begin in step.
 
 use corral_engine::SeqId;
-use corral_engine::{Caller, Engine, Input, Options};
+use corral_engine::{Caller, Engine, Options, TokenInput};
 use support::{metric, read, settle};
 
 mod support;
@@ -16,7 +16,7 @@ fn engine() -> Engine {
 fn a_raw_context_computes_what_it_is_given_beside_the_engine() {
     let engine = engine();
     let mut raw = engine.raw().expect("there is memory for another one");
-    let input = |seq, position| Input {
+    let input = |seq, position| TokenInput {
         token: 5,
         position,
         seq: SeqId(seq),

@@ -1,7 +1,9 @@
 //! The engine over llama.cpp and the demo model, whose right answers are the oracle: a wrong KV cell
 //! gives a wrong sum.
 
-use corral_engine::{Caller, Config, Engine, Error, Finish, LoadError, Options, Outcome, Sampler};
+use corral_engine::{
+    Caller, Config, Engine, Error, Finish, LlamaError, LoadError, Options, Outcome, Sampler,
+};
 use support::{demo_model, metric, read, settle, wait};
 
 mod support;
@@ -159,23 +161,29 @@ fn files_that_are_no_models_are_refused_with_a_reason() {
         std::fs::write(&path, bytes).unwrap();
         Engine::load(Config::new("x", path)).err().expect(name)
     };
-    assert!(matches!(load("empty", b""), LoadError::NotGguf { .. }));
+    assert!(matches!(
+        load("empty", b""),
+        LoadError::Llama(LlamaError::NotGguf { .. })
+    ));
     assert!(matches!(
         load("text", b"hello world"),
-        LoadError::NotGguf { .. }
+        LoadError::Llama(LlamaError::NotGguf { .. })
     ));
     assert!(matches!(
         load("head", &whole[..100]),
-        LoadError::Damaged { .. }
+        LoadError::Llama(LlamaError::Damaged { .. })
     ));
     assert!(matches!(
         load("half", &whole[..whole.len() / 2]),
-        LoadError::Damaged { .. }
+        LoadError::Llama(LlamaError::Damaged { .. })
     ));
     let missing = Engine::load(Config::new("x", folder.join("missing")))
         .err()
         .unwrap();
-    assert!(matches!(missing, LoadError::Unreadable { .. }));
+    assert!(matches!(
+        missing,
+        LoadError::Llama(LlamaError::Unreadable { .. })
+    ));
     let mut config = Config::new("x", demo_model());
     config.context = Some(1_000_000);
     assert!(matches!(Engine::load(config), Err(LoadError::Config(_))));

@@ -6,7 +6,7 @@
 use crate::arguments::{ModelBench, ModelQuant, ModelShape};
 use crate::complaint::Complaint;
 use crate::house;
-use corral_engine::random_model::{Quant, Qwen3, Recipe, Stage};
+use corral_random_model::{Quant, Qwen3, Recipe, Stage};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub(super) fn write(arguments: &ModelBench) -> Result<(), Complaint> {
             watched.reset_eta();
             watched.set_message(match stage {
                 Stage::Writing => "writing weights",
-                Stage::Quantising => "quantising",
+                Stage::Quantizing => "quantizing",
             });
         }
         watched.set_position(done);

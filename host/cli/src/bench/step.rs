@@ -13,7 +13,7 @@ use super::{median, median_and_ends};
 use crate::arguments::StepBench;
 use crate::complaint::Complaint;
 use corral_engine::SeqId;
-use corral_engine::{Engine, Input, Raw, Token};
+use corral_engine::{Engine, Raw, Token, TokenInput};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -173,12 +173,12 @@ impl Sequences {
     }
 
     /// What all of them begin with.
-    fn begin(&mut self) -> Vec<Input> {
+    fn begin(&mut self) -> Vec<TokenInput> {
         let mut inputs = Vec::new();
         for (number, (tokens, length)) in self.tokens.iter().zip(&mut self.lengths).enumerate() {
             let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
             *length = count;
-            inputs.extend((0..count).map(|position| Input {
+            inputs.extend((0..count).map(|position| TokenInput {
                 token: token_at(tokens, position),
                 position,
                 seq: id(number),
@@ -189,11 +189,11 @@ impl Sequences {
     }
 
     /// A step. Its sequences are longer by a token after it.
-    fn step(&mut self, step: Step) -> Vec<Input> {
+    fn step(&mut self, step: Step) -> Vec<TokenInput> {
         let mut inputs = Vec::new();
         let all = self.tokens.iter().zip(&mut self.lengths).enumerate();
         for (number, (tokens, length)) in all.take(usize::from(step.rows)) {
-            inputs.push(Input {
+            inputs.push(TokenInput {
                 token: token_at(tokens, *length),
                 position: *length,
                 seq: id(number),
@@ -204,7 +204,7 @@ impl Sequences {
         let seq = self.prompt_id();
         // As a prompt is read that goes on in the next step.
         let of_prompt = self.prompt.iter().zip(0..step.prompt);
-        inputs.extend(of_prompt.map(|(&token, position)| Input {
+        inputs.extend(of_prompt.map(|(&token, position)| TokenInput {
             token,
             position,
             seq,
@@ -293,7 +293,7 @@ mod tests {
             lengths: vec![0; 2],
             prompt: vec![1, 2, 3],
         };
-        let told = |inputs: Vec<Input>| -> Vec<_> {
+        let told = |inputs: Vec<TokenInput>| -> Vec<_> {
             let told = inputs.into_iter();
             told.map(|input| (input.token, input.position, input.seq.0, input.output))
                 .collect()

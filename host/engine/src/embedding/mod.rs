@@ -7,7 +7,7 @@
 //! - `mod.rs`: what callers see; arguments are checked and counted before anything waits.
 //! - `places.rs` bounds what waits, `turns.rs` says whose input is next, `packing.rs` which tokens
 //!   make a step, `pooling.rs` turns vectors of tokens into the answer, `delivery.rs` hands it over.
-//! - `thread.rs` runs them over `backend.rs`, which `llama/embeddings.rs` implements.
+//! - `thread.rs` runs them over `backend.rs`, which `backend/llama.rs` implements.
 //!
 //! Beside generation: the thread and its compute threads have a low priority, and while sequences
 //! run it uses half of them, so that on few cores a token takes a fraction longer and not a
@@ -29,10 +29,11 @@ pub use backend::Embeds;
 pub use delivery::{Embedding, Vectors};
 pub use pooling::Pooling;
 
-use crate::llama::{ContextSettings, EmbeddingContext, EmbeddingSettings, EmbeddingTraits, Model};
 use crate::metrics::{Counters, add, get};
-use crate::offload::KvType;
 use crate::{Caller, Engine, Error, LoadError, Token};
+use corral_llama::{
+    ContextSettings, EmbeddingContext, EmbeddingSettings, EmbeddingTraits, KvType, Model,
+};
 use packing::Sizes;
 use places::{Load, Places, TENANT_SHARE};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -226,8 +227,8 @@ impl Embedder {
                     seq_ids: SEQ_IDS,
                     threads,
                     // Without flash attention there are no other cells.
-                    kv: KvType::F16,
-                    device_top: None,
+                    kv_type: KvType::F16,
+                    device_top_k: None,
                 },
                 ranks,
                 flash_attention: whole && longest > LONGEST,
@@ -420,7 +421,8 @@ impl Embedder {
 
 fn default_pooling(traits: &EmbeddingTraits, whole: bool) -> Pooling {
     let otherwise = if whole { Pooling::Mean } else { Pooling::Last };
-    traits.pooling.unwrap_or(otherwise)
+    let trained = traits.pooling_type.and_then(Pooling::from_gguf);
+    trained.unwrap_or(otherwise)
 }
 
 /// Lets those go first who generate: this thread, and the compute threads that it will start.

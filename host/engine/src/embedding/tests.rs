@@ -6,7 +6,7 @@ use super::packing::Sizes;
 use super::places::{Load, Places};
 use super::pooling::Pooling;
 use super::thread::{Command, Request, Thread};
-use crate::backend::{DecodeError, Input};
+use crate::backend::{DecodeError, TokenInput};
 use crate::metrics::{Counters, get, set};
 use crate::reply::reply;
 use crate::{Caller, Error, Token};
@@ -48,7 +48,7 @@ struct Fake {
 }
 
 impl Embeds for Fake {
-    fn compute(&mut self, step: &[Input], busy: bool) -> Result<(), DecodeError> {
+    fn compute(&mut self, step: &[TokenInput], busy: bool) -> Result<(), DecodeError> {
         assert!((1..=SIZES.step_tokens as usize).contains(&step.len()));
         let tokens = step.iter().map(|input| input.token).collect();
         self.seen.send(Seen { tokens, busy }).expect("a test looks");

@@ -10,7 +10,7 @@ use super::packing::{Active, Packing, Row, SHORT, Sizes};
 use super::places::Place;
 use super::pooling::{Pool, Pooling};
 use super::turns::{Key, Turns};
-use crate::backend::Input;
+use crate::backend::TokenInput;
 use crate::metrics::{Counters, add, add_time, get, set};
 use crate::{Caller, Error, Token};
 use std::collections::BTreeMap;
@@ -93,7 +93,7 @@ pub struct Thread<B> {
     packing: Packing,
     commands: Receiver<Command>,
     counters: Arc<Counters>,
-    inputs: Vec<Input>,
+    inputs: Vec<TokenInput>,
 }
 
 impl<B: Embeds> Thread<B> {
@@ -293,12 +293,13 @@ impl<B: Embeds> Thread<B> {
             let (start, count) = (row.start as usize, row.count as usize);
             let positions = row.start..;
             let part = tokens.skip(start).take(count).zip(positions);
-            self.inputs.extend(part.map(|(&token, position)| Input {
-                token,
-                position,
-                seq: row.seq,
-                output: true,
-            }));
+            self.inputs
+                .extend(part.map(|(&token, position)| TokenInput {
+                    token,
+                    position,
+                    seq: row.seq,
+                    output: true,
+                }));
         }
         let Some(backend) = &mut self.backend else {
             return;

@@ -9,11 +9,11 @@ use crate::embedding::Embedder;
 use crate::generation::MAX_DRAFTS;
 use crate::metrics::Counters;
 use crate::places::Places;
-use crate::progress::Progress;
 use crate::store::spill::{Budgets, Spill};
 use crate::vocabulary::ModelVocabulary;
 use crate::worker::{Aside, Command, Worker};
 use corral_constraint::GrammarCompiler;
+use corral_llama::LoadProgress;
 use corral_scheduler::SchedulerConfig;
 use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -27,12 +27,12 @@ const TENANT_SHARE: usize = 4;
 impl Engine {
     /// Loads a model and starts its thread. Blocks until it is ready.
     pub fn load(config: Config) -> Result<Self, LoadError> {
-        Self::load_watched(config, &Progress::default())
+        Self::load_watched(config, &LoadProgress::default())
     }
 
     /// [`Engine::load`] which says how far it is, and stops when it is told to:
-    /// [`LoadError::Cancelled`].
-    pub fn load_watched(config: Config, progress: &Progress) -> Result<Self, LoadError> {
+    /// [`corral_llama::LlamaError::Cancelled`].
+    pub fn load_watched(config: Config, progress: &LoadProgress) -> Result<Self, LoadError> {
         let Placed {
             model,
             backend,
@@ -40,7 +40,7 @@ impl Engine {
             context,
             buffers,
         } = place::place(&config, progress)?;
-        let top_ids = backend.device_top().map_or(0, |top| top.ids);
+        let top_ids = backend.device_top_k().map_or(0, |top_k| top_k.seq_ids);
         let limits = SchedulerConfig {
             seq_ids: config.sequences + top_ids,
             top_k_seq_ids: top_ids,
@@ -58,23 +58,25 @@ impl Engine {
             } else {
                 0
             },
-            overlap: config.overlap.of(model.placement().layers < model.layers()),
+            overlap: config
+                .overlap
+                .of(model.placement().gpu_layers < model.layer_count()),
         };
-        let ends = model.end_of_generation();
+        let ends = model.end_of_generation_tokens();
         let info = ModelInfo {
             name: config.name,
             vocabulary: u32::try_from(model.vocabulary_size()).unwrap_or(u32::MAX),
             context,
             embedding_length: model.embedding_length(),
-            begin: model.begin(),
-            end: model.end().filter(|end| ends.contains(end)),
+            begin: model.bos_token(),
+            end: model.end_token().filter(|end| ends.contains(end)),
             end_of_generation: ends,
             chat_template: model.chat_template(),
             can_truncate: model.can_truncate(),
             adapters: config.adapters.iter().map(|a| a.0.clone()).collect(),
             can_generate: backend.has_memory(),
-            layers: model.layers(),
-            offloaded_layers: model.placement().layers,
+            layers: model.layer_count(),
+            offloaded_layers: model.placement().gpu_layers,
             devices: model.placement().devices.clone(),
         };
         if info.offloaded_layers > 0 {
@@ -147,7 +149,7 @@ impl Engine {
             places,
             counters,
             desk,
-            settings: settings.without_top(),
+            settings: settings.without_device_top_k(),
             cells: limits.cells,
             memory: buffers.here,
             device_memory: buffers.apart,

@@ -5,9 +5,11 @@
 
 use crate::LoadError;
 use crate::config::{Config, DEFAULT_CELLS, SEQ_IDS, STEP_TOKENS};
-use crate::llama::{ContextSettings, DeviceTop, LlamaContext, Model, check_magic, take_buffers};
-use crate::offload::{Placement, Plan};
-use crate::progress::Progress;
+use crate::device_placement::Plan;
+use corral_llama::{
+    ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadProgress, Model,
+    check_magic, take_buffer_sizes,
+};
 use corral_scheduler::AdapterId;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,19 +34,23 @@ pub(super) struct Buffers {
 }
 
 /// Puts the model of the configuration into memory.
-pub(super) fn place(config: &Config, progress: &Progress) -> Result<Placed, LoadError> {
+pub(super) fn place(config: &Config, progress: &LoadProgress) -> Result<Placed, LoadError> {
     check_magic(&config.path)?;
     let plan = Plan::new(config)?;
     let mut tries = plan.tries().into_iter().peekable();
     loop {
         let layers = tries.next().unwrap_or(0);
         // Of what was tried before nothing is left.
-        take_buffers();
+        take_buffer_sizes();
         let error = match attempt(config, &plan, layers, progress) {
             Ok(placed) => return Ok(placed),
             Err(error) => error,
         };
-        let Some(cause) = error.no_memory().filter(|_| layers > 0) else {
+        let out_of_memory = match &error {
+            LoadError::Llama(error) => error.out_of_memory(),
+            _ => None,
+        };
+        let Some(cause) = out_of_memory.filter(|_| layers > 0) else {
             return Err(error);
         };
         let Some(fewer) = tries.peek() else {
@@ -64,9 +70,9 @@ fn attempt(
     config: &Config,
     plan: &Plan,
     layers: u32,
-    progress: &Progress,
+    progress: &LoadProgress,
 ) -> Result<Placed, LoadError> {
-    let mut model = Model::load_placed(&config.path, plan.placement(layers), progress)?;
+    let mut model = Model::load(&config.path, plan.placement(layers), progress)?;
     load_adapters(&mut model, &config.adapters)?;
     let model = Arc::new(model);
     let context = config.context_for(model.trained_context().max(1))?;
@@ -86,18 +92,18 @@ fn attempt(
     let threads = config.threads.unwrap_or_else(|| {
         std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1))
     });
-    let mut places = take_buffers();
-    let device_top = device_top(config, &model, cells);
+    let mut places = take_buffer_sizes();
+    let device_top_k = device_top_k(config, &model, cells);
     let settings = ContextSettings {
         cells,
         step_tokens: STEP_TOKENS,
-        seq_ids: config.sequences + device_top.map_or(0, |top| top.ids),
+        seq_ids: config.sequences + device_top_k.map_or(0, |top_k| top_k.seq_ids),
         threads,
-        kv: config.offload.kv,
-        device_top,
+        kv_type: config.offload.kv,
+        device_top_k,
     };
     let backend = LlamaContext::new(model.clone(), settings)?;
-    places.extend(take_buffers());
+    places.extend(take_buffer_sizes());
     let apart = plan.apart_from_here();
     Ok(Placed {
         buffers: Buffers::of(places, model.placement(), &apart),
@@ -110,7 +116,7 @@ fn attempt(
 
 /// For which ids the likeliest tokens are selected where the logits are: for as many as may run, beside
 /// those that may run anyway, so that each sequence finds an id of either kind.
-fn device_top(config: &Config, model: &Model, cells: u32) -> Option<DeviceTop> {
+fn device_top_k(config: &Config, model: &Model, cells: u32) -> Option<DeviceTopK> {
     // Recurrent and hybrid models have a state for each id, and outputs that have to be put in order.
     let on_device = model.output_on_device() && model.can_fork();
     let vocabulary = u32::try_from(model.vocabulary_size()).unwrap_or(u32::MAX);
@@ -119,12 +125,12 @@ fn device_top(config: &Config, model: &Model, cells: u32) -> Option<DeviceTop> {
     let room = cells.saturating_sub(u32::from(config.sequences));
     let ids = u32::from(config.sequences).min(room);
     let ids = u16::try_from(ids).ok().filter(|ids| *ids > 0)?;
-    Some(DeviceTop { k, ids })
+    Some(DeviceTopK { k, seq_ids: ids })
 }
 
 impl Buffers {
     /// Of what lies at each place, and devices of which those `apart` have a memory of their own.
-    fn of(places: Vec<(String, u64)>, placement: &Placement, apart: &[&str]) -> Self {
+    fn of(places: Vec<(String, u64)>, placement: &DevicePlacement, apart: &[&str]) -> Self {
         let mut buffers = Self::default();
         for (place, bytes) in places {
             // A device's memory is called like it, and so is what belongs to it: `MTL0_Mapped`.
@@ -155,18 +161,16 @@ fn load_adapters(model: &mut Model, adapters: &[(String, PathBuf)]) -> Result<()
         )));
     }
     for (index, (name, path)) in adapters.iter().enumerate() {
-        let refused = |cause: &str| LoadError::Adapter {
+        let refused = |cause: &str| LlamaError::Adapter {
             name: name.clone(),
             path: path.clone(),
             cause: cause.to_owned(),
         };
         if name.is_empty() {
-            return Err(refused("its name is empty; give it one"));
+            return Err(refused("its name is empty; give it one").into());
         }
         if adapters[..index].iter().any(|(other, _)| other == name) {
-            return Err(refused(
-                "another one has this name; give one of them another",
-            ));
+            return Err(refused("another one has this name; give one of them another").into());
         }
         model.load_adapter(name, path)?;
     }
@@ -191,11 +195,11 @@ mod tests {
                 place("MTL0", 1_000_000),
             ]
         };
-        let placement = |devices: &[&str]| Placement {
+        let placement = |devices: &[&str]| DevicePlacement {
             devices: devices.iter().map(|name| (*name).to_owned()).collect(),
-            layers: 1,
+            gpu_layers: 1,
         };
-        let none = Buffers::of(places(), &Placement::default(), &[]);
+        let none = Buffers::of(places(), &DevicePlacement::default(), &[]);
         assert_eq!((none.here, none.apart.len()), (1_111_111, 0));
         let two = placement(&["CUDA1", "MTL0"]);
         let both = Buffers::of(places(), &two, &["CUDA1", "MTL0"]);

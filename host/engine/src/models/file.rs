@@ -1,9 +1,10 @@
 //! What can be known of a model's file before it is loaded: that it is one, and what it will take.
 
 use crate::config::Config;
+use crate::device_placement::Plan;
 use crate::error::LoadError;
-use crate::offload::{KvType, Plan};
-use crate::shape::Shape;
+use crate::memory_estimate::Shape;
+use corral_llama::KvType;
 use std::path::Path;
 use std::time::SystemTime;
 

@@ -6,7 +6,7 @@ use super::residency::{Action, Answer, Ticket};
 use super::{Inner, Shared};
 use crate::LoadError;
 use crate::engine::Engine;
-use crate::progress::Progress;
+use corral_llama::LoadProgress;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -123,12 +123,12 @@ fn act(shared: &Arc<Shared>, action: Action) {
 
 fn load(shared: &Shared, model: usize) {
     let mut inner = shared.lock();
-    let progress = Arc::new(Progress::default());
+    let progress = Arc::new(LoadProgress::default());
     let slot = &mut inner.slots[model];
     slot.progress = progress.clone();
     let config = slot.config.clone();
     if inner.residency.is_closed() {
-        progress.stop();
+        progress.cancel();
     }
     drop(inner);
     let began = Instant::now();

@@ -25,8 +25,8 @@ pub use status::{ModelState, ModelStatus};
 
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::progress::Progress;
 use crate::{Caller, Error, LoadError};
+use corral_llama::{LlamaError, LoadProgress};
 use file::Print;
 use lease::Waiting;
 use residency::{Limits, Opened, Residency, State, Ticket, Time};
@@ -132,7 +132,7 @@ struct Slot {
     /// There while it is loaded or on its way out.
     engine: Option<Engine>,
     /// Of the load that runs.
-    progress: Arc<Progress>,
+    progress: Arc<LoadProgress>,
     /// The file when it was looked at for the last load.
     print: Option<Print>,
     /// What it really took when it was loaded from that file.
@@ -400,7 +400,7 @@ impl Shared {
         let mut inner = self.lock();
         inner.residency.close();
         for slot in &inner.slots {
-            slot.progress.stop();
+            slot.progress.cancel();
         }
         self.work.notify_one();
     }
@@ -434,7 +434,7 @@ impl Inner {
         let cause = self.slots[model].error.clone();
         OpenError::NotLoaded {
             name: name.to_owned(),
-            cause: cause.unwrap_or_else(|| Arc::new(LoadError::Cancelled)),
+            cause: cause.unwrap_or_else(|| Arc::new(LoadError::Llama(LlamaError::Cancelled))),
         }
     }
 }

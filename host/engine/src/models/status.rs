@@ -160,7 +160,7 @@ fn state(inner: &Inner, slot: &Slot, model: usize, now: Duration) -> ModelState 
     match inner.residency.state(model) {
         State::Asleep => ModelState::Asleep,
         State::Loading => ModelState::Loading {
-            progress: slot.progress.part(),
+            progress: slot.progress.fraction(),
         },
         State::Loaded => ModelState::Loaded,
         State::Unloading => ModelState::Unloading,

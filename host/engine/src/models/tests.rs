@@ -415,14 +415,17 @@ fn nobody_waits_beyond_its_deadline() {
 
 #[test]
 fn a_load_that_nobody_needs_any_more_is_given_up() {
-    let progress = Progress::default();
-    progress.stop();
+    let progress = LoadProgress::default();
+    progress.cancel();
     let error = Engine::load_watched(config("a", demo_model()), &progress);
     let error = error.err().expect("it was stopped");
-    assert!(matches!(error, LoadError::Cancelled), "{error}");
-    let progress = Progress::default();
+    assert!(
+        matches!(error, LoadError::Llama(LlamaError::Cancelled)),
+        "{error}"
+    );
+    let progress = LoadProgress::default();
     let engine = Engine::load_watched(config("a", demo_model()), &progress).expect("it loads");
-    assert_eq!(progress.part(), 1.0);
+    assert_eq!(progress.fraction(), 1.0);
     engine.shutdown();
     // Whoever waits is told when the end comes during a load.
     let models = models(1, &Settings::default());

@@ -35,7 +35,7 @@ impl<B: Backend> Worker<B> {
             );
         }
         let copied = self.backend.copied();
-        add(&counters.top_bytes, copied.top);
+        add(&counters.top_bytes, copied.top_k);
         add(&counters.whole_bytes, copied.whole);
         counters.step_rows.observe(step.rows.len() as f64);
         counters.step_prefill.observe(f64::from(shape.prefill));

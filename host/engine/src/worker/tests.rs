@@ -52,8 +52,8 @@ enum Call {
 struct Slow(Simulator, Duration, Arc<Mutex<Vec<Call>>>);
 
 /// The inputs of a step as the simulator takes them.
-fn simulated(step: &[Input]) -> Vec<corral_simulator::Input> {
-    let input = |input: &Input| corral_simulator::Input {
+fn simulated(step: &[TokenInput]) -> Vec<corral_simulator::Input> {
+    let input = |input: &TokenInput| corral_simulator::Input {
         token: input.token,
         position: input.position,
         seq: input.seq,
@@ -62,23 +62,19 @@ fn simulated(step: &[Input]) -> Vec<corral_simulator::Input> {
     step.iter().map(input).collect()
 }
 
-impl From<corral_simulator::DecodeError> for DecodeError {
-    fn from(error: corral_simulator::DecodeError) -> Self {
-        match error {
-            corral_simulator::DecodeError::NoRoom => Self::NoRoom,
-            corral_simulator::DecodeError::Failed(code) => Self::Failed(code),
-        }
+fn decode_error(error: corral_simulator::DecodeError) -> DecodeError {
+    match error {
+        corral_simulator::DecodeError::NoRoom => DecodeError::NoRoom,
+        corral_simulator::DecodeError::Failed(code) => DecodeError::Failed(code),
     }
 }
 
-impl From<corral_simulator::SaveError> for SaveError {
-    fn from(error: corral_simulator::SaveError) -> Self {
-        match error {
-            corral_simulator::SaveError::TooLarge { bytes, limit } => {
-                Self::TooLarge { bytes, limit }
-            }
-            corral_simulator::SaveError::NoMemory { bytes } => Self::NoMemory { bytes },
+fn save_error(error: corral_simulator::SaveError) -> SaveError {
+    match error {
+        corral_simulator::SaveError::TooLarge { bytes, limit } => {
+            SaveError::TooLarge { bytes, limit }
         }
+        corral_simulator::SaveError::NoMemory { bytes } => SaveError::NoMemory { bytes },
     }
 }
 
@@ -90,24 +86,24 @@ impl Slow {
 
 impl Backend for Slow {
     fn adapt(&mut self, adapter: AdapterId) -> Result<(), DecodeError> {
-        self.0.adapt(adapter).map_err(Into::into)
+        self.0.adapt(adapter).map_err(decode_error)
     }
 
-    fn decode(&mut self, step: &[Input]) -> Result<(), DecodeError> {
+    fn decode(&mut self, step: &[TokenInput]) -> Result<(), DecodeError> {
         std::thread::sleep(self.1);
         let outputs = step.iter().enumerate().filter(|(_, input)| input.output);
         let outputs = outputs.map(|(index, _)| index).collect();
         self.asked(Call::Decode(step.len(), outputs));
-        Ok(self.0.decode(&simulated(step))?)
+        self.0.decode(&simulated(step)).map_err(decode_error)
     }
 
     fn can_go_ahead(&self) -> bool {
         self.0.can_go_ahead()
     }
 
-    fn decode_ahead(&mut self, step: &[Input]) -> Result<(), DecodeError> {
+    fn decode_ahead(&mut self, step: &[TokenInput]) -> Result<(), DecodeError> {
         self.asked(Call::Ahead(step.len()));
-        Ok(self.0.decode_ahead(&simulated(step))?)
+        self.0.decode_ahead(&simulated(step)).map_err(decode_error)
     }
 
     fn logits(&self, index: usize) -> Option<&[f32]> {
@@ -143,7 +139,7 @@ impl Backend for Slow {
     }
 
     fn save(&mut self, seq: SeqId, limit: usize) -> Result<Vec<u8>, SaveError> {
-        Ok(self.0.save(seq, limit)?)
+        self.0.save(seq, limit).map_err(save_error)
     }
 
     fn load(&mut self, seq: SeqId, state: &[u8]) -> bool {

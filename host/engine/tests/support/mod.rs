@@ -1,11 +1,11 @@
 //! What the tests of the engine share. Not all of them use all of it.
 #![allow(dead_code)]
 
-use corral_engine::random_model::{Quant, Qwen3, Recipe};
 use corral_engine::{
     Caller, Chunk, Config, Devices, Engine, Error, Generation, Layers, Offload, Options, Outcome,
     Sequence, Tenant, View,
 };
+use corral_random_model::{Quant, Qwen3, Recipe};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Once};

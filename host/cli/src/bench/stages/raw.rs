@@ -12,7 +12,7 @@ use super::replay::{Replay, Row, Step};
 use super::visits::{Arrivals, Next, Visit};
 use crate::complaint::Complaint;
 use corral_engine::SeqId;
-use corral_engine::{Input, Raw};
+use corral_engine::{Raw, TokenInput};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -176,11 +176,11 @@ pub(super) fn run(
 }
 
 /// What a row gives to llama.cpp. What comes after the prompt is its first token, over and over.
-fn row_inputs(row: &Row, prompt: &[u32]) -> impl Iterator<Item = Input> {
+fn row_inputs(row: &Row, prompt: &[u32]) -> impl Iterator<Item = TokenInput> {
     let last = row.from + row.tokens - 1;
     (row.from..=last).map(move |position| {
         let token = usize::try_from(position).ok().and_then(|at| prompt.get(at));
-        Input {
+        TokenInput {
             token: token.or(prompt.first()).copied().unwrap_or(0),
             position,
             seq: sequence(row.slot),

@@ -63,7 +63,7 @@ fn who_no_longer_waits_for_a_state_does_not_send_it_back_from_under_others() {
         let tokens: Vec<Token> = (first..first + 60).collect();
         let step: Vec<_> = (0..)
             .zip(&tokens)
-            .map(|(position, &token)| Input {
+            .map(|(position, &token)| TokenInput {
                 token,
                 position,
                 seq: SeqId(0),

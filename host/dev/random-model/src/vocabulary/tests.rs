@@ -1,0 +1,126 @@
+//! What the vocabulary is made of, and how llama.cpp reads text with it.
+
+use super::*;
+use crate::{Quant, Qwen3, Recipe};
+use corral_llama::{DevicePlacement, LoadProgress, Model};
+
+const README: &str = include_str!("../../../../../README.md");
+
+#[test]
+fn it_has_the_size_that_is_asked_for_and_follows_from_the_seed() {
+    let made = |size, seed| Vocabulary::made(size, seed).unwrap().tokens;
+    for size in [512, 1000, 8000] {
+        assert_eq!(made(size, 1).len(), size as usize - CONTROLS.len());
+    }
+    assert!(made(8000, 1) == made(8000, 1));
+    assert!(made(8000, 1) != made(8000, 2));
+    for size in [0, 511, 1_000_001] {
+        let refused = Vocabulary::made(size, 1).err().unwrap().to_string();
+        assert!(refused.contains("512 to 1000000"), "{refused}");
+    }
+}
+
+#[test]
+fn each_token_is_what_its_text_is_read_as() {
+    let made = Vocabulary::made(20_000, 1).unwrap();
+    for (id, text) in made.tokens.iter().enumerate() {
+        assert_eq!(made.encode(text), [u32::try_from(id).unwrap()], "{text:?}");
+    }
+    for word in WORDS.split_whitespace() {
+        for piece in [word.to_owned(), format!(" {word}")] {
+            assert_eq!(made.encode(piece.as_bytes()).len(), 1, "{piece:?}");
+        }
+    }
+}
+
+#[test]
+fn merges_are_written_as_two_tokens_that_are_there_and_make_one_that_is() {
+    let metadata = Vocabulary::made(8000, 1).unwrap().metadata();
+    let texts = |wanted: &str| {
+        let found = metadata.iter().find(|(key, _)| key == wanted);
+        match &found.unwrap().1 {
+            Value::Texts(texts) => texts,
+            other => panic!("{wanted} is {other:?}"),
+        }
+    };
+    let tokens: HashSet<&str> = texts("tokenizer.ggml.tokens")
+        .iter()
+        .map(String::as_str)
+        .collect();
+    assert_eq!(tokens.len(), 8000, "no two are the same");
+    let merges = texts("tokenizer.ggml.merges");
+    assert_eq!(merges.len(), 8000 - 256 - CONTROLS.len());
+    for merge in merges {
+        let (left, right) = merge.split_once(' ').unwrap();
+        assert!(tokens.contains(left) && tokens.contains(right), "{merge}");
+        assert!(tokens.contains(&*format!("{left}{right}")), "{merge}");
+    }
+}
+
+#[test]
+fn text_is_cut_as_the_pre_tokenizer_cuts_it() {
+    let text = "Two words,(or  three)!\n\n  x1 = 23;\t\n";
+    let expected = [
+        "Two", " words", ",(", "or", " ", " three", ")!\n\n", " ", " x", "1", " =", " ", "2", "3",
+        ";", "\t\n",
+    ];
+    assert_eq!(pieces(text), expected);
+    assert_eq!(pieces("  "), ["  "]);
+    assert_eq!(pieces(""), [""; 0]);
+}
+
+#[test]
+fn llama_cpp_reads_real_text_with_it_and_gives_it_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    let recipe = Recipe {
+        name: "test",
+        shape: Qwen3::tiny(),
+        tokens: 151_936,
+        quant: Quant::F16,
+        seed: 1,
+    };
+    recipe.write(&file, |_, _, _| {}).unwrap();
+    let model = Model::load(&file, DevicePlacement::default(), &LoadProgress::default()).unwrap();
+    assert_eq!(model.vocabulary_size(), 151_936);
+    for text in [README, "h\u{e9}llo \u{1f600}\r\n\t \u{7f}"] {
+        let tokens = model.tokenize(text, false).unwrap();
+        let bytes: Vec<u8> = tokens
+            .iter()
+            .flat_map(|&token| model.piece(token, false).to_vec())
+            .collect();
+        assert_eq!(String::from_utf8(bytes).unwrap(), text);
+    }
+    let tokens = model.tokenize(README, false).unwrap().len();
+    let characters = README.chars().count();
+    assert!(characters > 2 * tokens, "{characters} in {tokens} tokens");
+    // Each 97th token, learnt ones and made ones alike.
+    for id in (256..151_933).step_by(97) {
+        if let Ok(text) = std::str::from_utf8(model.piece(id, false)) {
+            assert_eq!(model.tokenize(text, false).unwrap(), [id], "{text:?}");
+        }
+    }
+}
+
+#[test]
+fn markers_are_tokens_and_the_chat_template_uses_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    let recipe = Recipe {
+        name: "test",
+        shape: Qwen3::tiny(),
+        tokens: 1000,
+        quant: Quant::F16,
+        seed: 1,
+    };
+    recipe.write(&file, |_, _, _| {}).unwrap();
+    let model = Model::load(&file, DevicePlacement::default(), &LoadProgress::default()).unwrap();
+    let turn = "<|im_start|>user\nhello<|im_end|>";
+    let tokens = model.tokenize(turn, true).unwrap();
+    assert_eq!((tokens[0], tokens.last()), (998, Some(&999)));
+    assert_eq!((model.bos_token(), model.end_token()), (None, Some(999)));
+    assert!(model.end_of_generation_tokens().contains(&997));
+    assert!(model.chat_template().unwrap().contains("<|im_start|>"));
+    // As text they are characters as all others.
+    assert!(!model.tokenize(turn, false).unwrap().contains(&998));
+}

@@ -1,0 +1,360 @@
+//! ggml's backends: built in, or shared objects in a folder (`dynamic-backends`).
+//!
+//! ggml's own search looks in the folder of the executable, in the current folder and in `GGML_BACKEND_PATH`, and
+//! silently skips files that it can't load. So this module never lets ggml search: it lists one folder, loads each
+//! backend by its path and keeps the reason of a failure. Of a backend with variants for several processors it loads
+//! the one with the highest score, as ggml does.
+//!
+//! Backends are loaded once, before anything else; nothing else changes ggml's list of them.
+
+mod status;
+
+pub use status::{BackendStatus, backends, built_with};
+
+use crate::{LlamaError, log};
+use llama_cpp_sys_2 as sys;
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_int};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Shared objects that are not backends, and the backend for remote machines.
+const IGNORED: [&str; 2] = ["base", "rpc"];
+
+/// A backend with a file in the folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendFile {
+    /// The name in its file name: `cpu`, `cuda`, `vulkan` and so on.
+    pub name: String,
+    /// The file that was chosen.
+    pub path: PathBuf,
+    /// Why it was not loaded.
+    pub problem: Option<String>,
+    /// Errors and warnings of the load.
+    pub log: Vec<String>,
+}
+
+struct Registry {
+    /// Whether backends are in use and the registry no longer changes.
+    started: bool,
+    /// The folder that was loaded.
+    folder: Option<PathBuf>,
+    files: Vec<BackendFile>,
+    /// Errors and warnings of built-in backends.
+    log: Vec<String>,
+}
+
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
+    started: false,
+    folder: None,
+    files: Vec::new(),
+    log: Vec::new(),
+});
+
+fn lock() -> MutexGuard<'static, Registry> {
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Loads the backends in a folder. Call it before anything else is loaded; a second call with the same folder does
+/// nothing.
+///
+/// Fails if the folder can't be read, if this binary has its backends built in and the folder holds some, or if none of
+/// them computes on the CPU. Another backend that can't be loaded is no error: the result gives the reason.
+pub fn load_backends(folder: &Path) -> Result<Vec<BackendFile>, LlamaError> {
+    let found = BackendFolder::list(folder)?;
+    if !cfg!(feature = "dynamic-backends") {
+        return match found.0.keys().next() {
+            None => Ok(Vec::new()),
+            Some(name) => Err(LlamaError::Setup(format!(
+                "{} holds backends (libggml-{name} and {} others), but this binary was built without \
+                 `dynamic-backends` and loads none; omit the folder, or build with `--features \
+                 dynamic-backends`",
+                folder.display(),
+                found.0.len() - 1
+            ))),
+        };
+    }
+    let mut registry = lock();
+    if registry.folder.as_deref() == Some(folder) {
+        return Ok(registry.files.clone());
+    }
+    if registry.started || registry.folder.is_some() {
+        return Err(LlamaError::Setup(format!(
+            "cannot load backends from {}: others are in use; load the folder before anything else",
+            folder.display()
+        )));
+    }
+    registry.load(folder, &found);
+    match has_cpu() {
+        true => Ok(registry.files.clone()),
+        false => Err(registry.no_cpu_error()),
+    }
+}
+
+/// The default folder of backends: `backends` beside the executable, or else the executable's own folder. `None` if
+/// all backends are built in.
+pub fn default_backends() -> Option<PathBuf> {
+    if !cfg!(feature = "dynamic-backends") {
+        return None;
+    }
+    let executable = std::env::current_exe().ok()?;
+    let own = executable.parent()?;
+    let backends = own.join("backends");
+    Some(if backends.is_dir() {
+        backends
+    } else {
+        own.to_owned()
+    })
+}
+
+/// Initializes llama.cpp, once per process; loads the backends of [`default_backends`] unless others are loaded.
+pub(crate) fn start() -> Result<(), LlamaError> {
+    let mut registry = lock();
+    if !registry.started {
+        log::forward();
+        let folder = match registry.folder {
+            Some(_) => None,
+            None => default_backends(),
+        };
+        if let Some(folder) = folder {
+            let found = BackendFolder::list(&folder)?;
+            registry.load(&folder, &found);
+        }
+        // The first call starts built-in backends.
+        let (count, lines) = log::capture(|| {
+            // SAFETY: counts the backends.
+            unsafe { sys::ggml_backend_reg_count() }
+        });
+        registry.log.extend(lines);
+        if count > 0 {
+            // First, because it may fail, and the next call then repeats all of this.
+            #[cfg(own_attention)]
+            crate::attention::install()?;
+            // SAFETY: once per process, before anything is loaded or quantized. It searches for backends only if
+            // there are none.
+            unsafe { sys::llama_backend_init() };
+        }
+        registry.started = true;
+    }
+    match has_cpu() {
+        true => Ok(()),
+        false => Err(registry.no_cpu_error()),
+    }
+}
+
+fn has_cpu() -> bool {
+    // SAFETY: reads the list of devices.
+    unsafe { !sys::ggml_backend_dev_by_type(sys::GGML_BACKEND_DEVICE_TYPE_CPU).is_null() }
+}
+
+impl Registry {
+    fn load(&mut self, folder: &Path, found: &BackendFolder) {
+        log::forward();
+        self.folder = Some(folder.to_owned());
+        let files = found.0.iter();
+        self.files = files.map(|(name, files)| load(name, files)).collect();
+    }
+
+    fn no_cpu_error(&self) -> LlamaError {
+        let folder = self.folder.clone().unwrap_or_default();
+        let problem = self.files.iter().find(|file| file.name == "cpu");
+        let problem = problem.and_then(|file| file.problem.clone());
+        let problem = problem.unwrap_or_else(|| "there is no libggml-cpu".to_owned());
+        LlamaError::Setup(format!(
+            "no backend in {} runs on this CPU: {problem}; give the folder of the backends that were built \
+             with this binary",
+            folder.display()
+        ))
+    }
+}
+
+/// The files of a backend: one for any processor, and variants for some.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct BackendFiles {
+    plain: Option<PathBuf>,
+    variants: Vec<PathBuf>,
+}
+
+/// The files of a folder by backend.
+#[derive(Debug, PartialEq, Eq)]
+struct BackendFolder(BTreeMap<String, BackendFiles>);
+
+impl BackendFolder {
+    fn list(folder: &Path) -> Result<Self, LlamaError> {
+        let unreadable = |cause: std::io::Error| {
+            LlamaError::Setup(format!(
+                "cannot read the backend folder {}: {cause}; give one that holds libggml-cpu",
+                folder.display()
+            ))
+        };
+        let mut found = BTreeMap::new();
+        for entry in std::fs::read_dir(folder).map_err(unreadable)? {
+            let path = entry.map_err(unreadable)?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            let Some((backend, is_variant)) = name.and_then(backend_of) else {
+                continue;
+            };
+            if !path.is_file() {
+                continue;
+            }
+            let files: &mut BackendFiles = found.entry(backend.to_owned()).or_default();
+            if is_variant {
+                files.variants.push(path);
+            } else {
+                files.plain = Some(path);
+            }
+        }
+        // Of two with one score, always choose the same.
+        for files in found.values_mut() {
+            files.variants.sort();
+        }
+        Ok(Self(found))
+    }
+}
+
+/// The backend of a file name, and whether the file is a variant.
+fn backend_of(file: &str) -> Option<(&str, bool)> {
+    let stem = file.strip_prefix("libggml-")?;
+    let stem = stem
+        .strip_suffix(".so")
+        .or_else(|| stem.strip_suffix(".dylib"))?;
+    let (backend, is_variant) = match stem.split_once('-') {
+        Some((backend, _)) => (backend, true),
+        None => (stem, false),
+    };
+    (!backend.is_empty() && !IGNORED.contains(&backend)).then_some((backend, is_variant))
+}
+
+/// Loads one of the files of a backend.
+fn load(name: &str, files: &BackendFiles) -> BackendFile {
+    let mut problems = Vec::new();
+    let mut best: Option<(c_int, &PathBuf)> = None;
+    for path in &files.variants {
+        match score(path) {
+            Ok(score) if score > best.map_or(0, |(best, _)| best) => best = Some((score, path)),
+            Ok(_) => {}
+            Err(problem) => problems.push(problem),
+        }
+    }
+    let chosen = best.map(|(_, path)| path).or(files.plain.as_ref());
+    let Some(path) = chosen else {
+        let none = "none of its variants runs on this machine".to_owned();
+        return BackendFile {
+            name: name.to_owned(),
+            path: files.variants.first().cloned().unwrap_or_default(),
+            problem: Some(problems.into_iter().next().unwrap_or(none)),
+            log: Vec::new(),
+        };
+    };
+    let (problem, log) = load_file(path);
+    BackendFile {
+        name: name.to_owned(),
+        path: path.clone(),
+        problem,
+        log,
+    }
+}
+
+/// The score of a variant on this processor; 0 if it does not run.
+fn score(path: &Path) -> Result<c_int, String> {
+    // SAFETY: the operator gave the folder or installed it with the executable, so its code is trusted. Nothing of the
+    // library is in use when it is closed.
+    unsafe {
+        let library = libloading::Library::new(path).map_err(|error| error.to_string())?;
+        let score = library.get::<unsafe extern "C" fn() -> c_int>(b"ggml_backend_score\0");
+        let score = score.map_err(|_| format!("{} has no score", path.display()))?;
+        Ok(score())
+    }
+}
+
+/// Loads a backend. Returns the reason of a failure, and the errors and warnings that were logged.
+fn load_file(path: &Path) -> (Option<String>, Vec<String>) {
+    let file = path.to_str().and_then(|text| CString::new(text).ok());
+    let Some(file) = file else {
+        let problem = "its path is not valid UTF-8, which ggml needs; rename the file".to_owned();
+        return (Some(problem), Vec::new());
+    };
+    let (loaded, lines) = log::capture(|| {
+        // SAFETY: the path is NUL-terminated and outlives the call; its code is trusted as above. Nothing else uses
+        // ggml meanwhile (`REGISTRY` is locked, and nothing is loaded yet).
+        !unsafe { sys::ggml_backend_load(file.as_ptr()) }.is_null()
+    });
+    let no_reason = || "it does not run on this machine".to_owned();
+    let problem = (!loaded).then(|| lines.first().cloned().unwrap_or_else(no_reason));
+    (problem, lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_names_identify_backends() {
+        for (file, expected) in [
+            ("libggml-vulkan.so", Some(("vulkan", false))),
+            ("libggml-cpu-haswell.so", Some(("cpu", true))),
+            ("libggml-metal.dylib", Some(("metal", false))),
+            ("libggml-base.so", None),
+            ("libggml-rpc.so", None),
+            ("libggml.so", None),
+            ("libggml-.so", None),
+            ("libggml-cpu.so.1", None),
+            ("ggml-cpu.so", None),
+        ] {
+            assert_eq!(backend_of(file), expected, "{file}");
+        }
+    }
+
+    #[test]
+    fn broken_backends_are_listed_with_their_problem() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = |name: &str| folder.path().join(name);
+        for name in [
+            "libggml-cpu-b.so",
+            "libggml-cpu-a.so",
+            "libggml-vulkan.so",
+            "libggml-base.so",
+            "other",
+        ] {
+            std::fs::write(file(name), "no library").expect("it can be written");
+        }
+        std::fs::create_dir(file("libggml-cuda.so")).expect("it can be made");
+        let found = BackendFolder::list(folder.path())
+            .expect("it can be read")
+            .0;
+        let names: Vec<_> = found.keys().map(String::as_str).collect();
+        assert_eq!(names, ["cpu", "vulkan"]);
+        assert_eq!(
+            found["cpu"].variants,
+            [file("libggml-cpu-a.so"), file("libggml-cpu-b.so")]
+        );
+        assert_eq!(found["vulkan"].plain, Some(file("libggml-vulkan.so")));
+        let cpu = load("cpu", &found["cpu"]);
+        let problem = cpu.problem.expect("it is no library");
+        assert!(problem.contains("libggml-cpu-a.so"), "{problem}");
+        log::forward();
+        let vulkan = load("vulkan", &found["vulkan"]);
+        let problem = vulkan.problem.expect("it is no library");
+        assert!(problem.contains("libggml-vulkan.so"), "{problem}");
+    }
+
+    #[test]
+    fn missing_folder_and_unusable_backends_are_errors() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let missing = load_backends(&folder.path().join("missing"));
+        let missing = missing.expect_err("there is none").to_string();
+        assert!(
+            missing.contains("cannot read the backend folder"),
+            "{missing}"
+        );
+        if cfg!(feature = "dynamic-backends") {
+            return;
+        }
+        assert_eq!(load_backends(folder.path()).ok(), Some(Vec::new()));
+        std::fs::write(folder.path().join("libggml-cuda.so"), "").expect("it can be written");
+        let error = load_backends(folder.path()).expect_err("it loads none");
+        let text = error.to_string();
+        assert!(text.contains("without `dynamic-backends`"), "{text}");
+        assert_eq!(default_backends(), None);
+    }
+}

@@ -1,0 +1,129 @@
+//! Selection of the highest logits on the device, so that a step copies `k` logits of a row instead of all.
+//!
+//! llama.cpp runs a sampler chain per sequence id on the device. The chain here is one `top_k`. A context gets its
+//! chains when it is made: to attach one later plans all graphs again. As of llama-cpp-sys-2 0.1.161
+//! (`llama-context.cpp`, `llama-graph.cpp`):
+//!
+//! - **A step copies whole rows or none** (`needs_raw_logits`): one output of a sequence without a chain makes
+//!   llama.cpp copy all rows of the step whole, beside the candidates of those with a chain. (A step is one ubatch,
+//!   except in recurrent and hybrid models, where each ubatch decides for itself.)
+//! - A sequence may have `n_outputs_max_per_seq` outputs in a step. It is 1 here, so that the graphs that llama.cpp
+//!   plans first have no more chains than ids; a second output fails the step (-1). So rows with drafts need ids
+//!   without a chain.
+//! - `llama_get_logits_ith` returns the candidates' logits where there are some, `k` numbers instead of a row: call it
+//!   only where there are none. Candidates come in no order.
+//! - Chains of ids that are not in a step are part of its graph, and not computed (`ggml_build_forward_select`). The
+//!   device copies all logits once, for a row that is always there (`ggml_pad`). llama.cpp reuses a graph only while
+//!   the same ids have the outputs.
+//! - Buffers for the logits, probabilities and candidates of all outputs lie beside the logits, each as large, in host
+//!   memory. Recurrent and hybrid models reorder outputs, which swaps all of them.
+//! - `ggml_top_k` ends the process if there are fewer logits than `k`: callers must check.
+//! - Where the device lacks the operation, the chain does nothing and llama.cpp copies each row whole, after a line in
+//!   its log. [`DeviceSamplers::run_on_device`] detects that.
+
+use crate::raw_context::ContextSettings;
+use llama_cpp_sys_2 as sys;
+use std::ffi::CStr;
+use std::ptr::NonNull;
+
+/// Which sequence ids have a chain, and how many logits it selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceTopK {
+    /// Number of logits; fewer than the vocabulary has tokens.
+    pub k: u32,
+    /// The first ids, this many.
+    pub seq_ids: u16,
+}
+
+impl ContextSettings {
+    /// The same without device top-k and without its sequence ids.
+    #[must_use]
+    pub fn without_device_top_k(self) -> Self {
+        let ids = self.device_top_k.map_or(0, |top_k| top_k.seq_ids);
+        Self {
+            seq_ids: self.seq_ids.saturating_sub(ids),
+            device_top_k: None,
+            ..self
+        }
+    }
+}
+
+/// The chains of a context, which must outlive it.
+pub(crate) struct DeviceSamplers {
+    chains: Vec<TopKChain>,
+    configs: Vec<sys::llama_sampler_seq_config>,
+}
+
+/// Frees the chain, and with it its sampler, when dropped.
+struct TopKChain(NonNull<sys::llama_sampler>);
+
+// SAFETY: a sampler belongs to no thread; only its context's calls use it, and this value before and after.
+unsafe impl Send for DeviceSamplers {}
+
+impl Drop for TopKChain {
+    fn drop(&mut self) {
+        // SAFETY: made by `llama_sampler_chain_init` and freed once; the context is gone.
+        unsafe { sys::llama_sampler_free(self.0.as_ptr()) };
+    }
+}
+
+impl DeviceSamplers {
+    /// Makes the chains. `None` if there is no memory for one.
+    pub fn new(top_k: DeviceTopK) -> Option<Self> {
+        let k = i32::try_from(top_k.k).ok()?;
+        let chains: Vec<_> = (0..top_k.seq_ids)
+            .map(|_| TopKChain::new(k))
+            .collect::<Option<_>>()?;
+        let configs = (0..)
+            .zip(&chains)
+            .map(|(seq_id, chain)| sys::llama_sampler_seq_config {
+                seq_id,
+                sampler: chain.0.as_ptr(),
+            })
+            .collect();
+        Some(Self { chains, configs })
+    }
+
+    /// Puts the chains into the parameters of one context, which they must outlive.
+    pub fn attach(&mut self, params: &mut sys::llama_context_params) {
+        params.samplers = self.configs.as_mut_ptr();
+        params.n_samplers = self.configs.len();
+        params.n_outputs_max_per_seq = 1;
+    }
+
+    /// Whether the context computes the chains on the device of its logits.
+    pub fn run_on_device(&self) -> bool {
+        self.chains.iter().all(TopKChain::runs_on_device)
+    }
+}
+
+impl TopKChain {
+    fn new(k: i32) -> Option<Self> {
+        // SAFETY: plain structs in and out; the chain owns its sampler.
+        unsafe {
+            let params = sys::llama_sampler_chain_default_params();
+            let chain = Self(NonNull::new(sys::llama_sampler_chain_init(params))?);
+            let top_k = NonNull::new(sys::llama_sampler_init_top_k(k))?;
+            sys::llama_sampler_chain_add(chain.0.as_ptr(), top_k.as_ptr());
+            Some(chain)
+        }
+    }
+
+    /// llama.cpp prefixes the name of a sampler with + if the device computes it, and with - if it can't.
+    fn runs_on_device(&self) -> bool {
+        // SAFETY: the chain is alive and has a sampler; its name is NUL-terminated and stays valid until the next
+        // request for it.
+        let name = unsafe {
+            let sampler = sys::llama_sampler_chain_get(self.0.as_ptr(), 0);
+            if sampler.is_null() {
+                return false;
+            }
+            let name = sys::llama_sampler_name(sampler);
+            if name.is_null() {
+                return false;
+            }
+            CStr::from_ptr(name)
+        };
+        name.to_bytes().starts_with(b"+")
+    }
+}

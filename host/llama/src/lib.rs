@@ -1,0 +1,53 @@
+//! Safe bindings to llama.cpp: models, contexts, GGUF files, devices and adapters.
+//!
+//! This crate and `corral-attention` hold all unsafe code of the host. [`Model`] is immutable after loading and
+//! shared between threads. [`LlamaContext`] and [`EmbeddingContext`] belong to one thread each, which may change.
+//!
+//! llama.cpp ends the process on many wrong arguments: unknown sequence ids and tokens, batches that are too large,
+//! malformed files. Every call here checks its arguments first.
+//!
+//! The crate uses llama.cpp's vocabulary and knows no scheduler, no sampling and no other crate of the host.
+
+#![warn(missing_docs)]
+
+mod adapter;
+#[cfg(own_attention)]
+mod attention;
+mod backends;
+mod batch;
+mod context;
+mod device;
+mod device_top_k;
+mod embedding;
+mod error;
+pub mod gguf;
+mod kv_type;
+mod log;
+mod model;
+mod overlap;
+mod progress;
+pub mod quantize;
+mod raw_context;
+mod reference;
+mod thread_pool;
+
+pub use backends::{
+    BackendFile, BackendStatus, backends, built_with, default_backends, load_backends,
+};
+pub use batch::TokenInput;
+pub use context::{LlamaContext, LogitsCopied, Output};
+pub use device::{Device, DeviceKind, DevicePlacement, devices};
+pub use device_top_k::DeviceTopK;
+pub use embedding::{EmbeddingContext, EmbeddingSettings, EmbeddingTraits};
+pub use error::{DecodeError, LlamaError, SaveError};
+pub use kv_type::KvType;
+pub use log::take_buffer_sizes;
+pub use model::{Model, check_magic};
+pub use progress::LoadProgress;
+pub use raw_context::ContextSettings;
+pub use reference::ReferenceChain;
+
+/// Index into a model's vocabulary.
+pub type Token = u32;
+/// A sequence of a context, from 0.
+pub type SeqId = i32;

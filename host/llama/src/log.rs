@@ -1,0 +1,196 @@
+//! Forwards llama.cpp's log to `tracing` (target `llama`) and extracts what llama.cpp reports only there: the cause of
+//! a failure, sizes of buffers, warnings about backends and the quantizer's progress. All state is per thread, because
+//! llama.cpp logs in the thread that calls it.
+
+use llama_cpp_sys_2 as sys;
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::Once;
+
+thread_local! {
+    /// The first error since the last [`take_first_error`].
+    static FIRST_ERROR: RefCell<Option<String>> = const { RefCell::new(None) };
+    /// Place and size of the buffers since the last [`take_buffer_sizes`].
+    static BUFFER_SIZES: RefCell<Vec<(String, u64)>> = const { RefCell::new(Vec::new()) };
+    /// Errors and warnings, during [`capture`].
+    static CAPTURED: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+    static QUANTIZE_PROGRESS: RefCell<Option<QuantizeProgress>> = const { RefCell::new(None) };
+}
+
+/// Called with the number of tensors that are quantized, and of all tensors.
+pub type QuantizeProgress = Box<dyn FnMut(u64, u64)>;
+
+/// Ends the reports of [`report_quantize`] when dropped.
+pub(crate) struct QuantizeReports(());
+
+impl Drop for QuantizeReports {
+    fn drop(&mut self) {
+        QUANTIZE_PROGRESS.set(None);
+    }
+}
+
+/// Precedes the size of a buffer, in MiB, in lines about weights, cells, recurrent states, output and computation.
+/// llama.cpp's C interface exposes the sizes in no other way.
+const BUFFER_SIZE: &str = " buffer size = ";
+/// Most lines of a [`capture`].
+const CAPTURED_LINES: usize = 64;
+
+/// Forwards llama.cpp's log to `tracing` instead of stderr. Called before anything is loaded; the first call counts.
+pub(crate) fn forward() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: `on_log` has the signature that llama.cpp calls and needs no user data; it stays valid for the life
+        // of the process.
+        unsafe { sys::llama_log_set(Some(on_log), std::ptr::null_mut()) };
+    });
+}
+
+/// Takes the first error of this thread since the last call. The first error of a failed load names the cause, later
+/// ones its consequences.
+pub(crate) fn take_first_error() -> Option<String> {
+    FIRST_ERROR.take()
+}
+
+/// Takes the sizes of the buffers that this thread made since the last call: the place (`CPU`, `CUDA0`, `CUDA_Host` and
+/// the like), and the bytes of all buffers there.
+pub fn take_buffer_sizes() -> Vec<(String, u64)> {
+    BUFFER_SIZES.take()
+}
+
+/// Runs `action` and returns the errors and warnings that it logs on this thread. Does not nest.
+pub(crate) fn capture<T>(action: impl FnOnce() -> T) -> (T, Vec<String>) {
+    CAPTURED.set(Some(Vec::new()));
+    let result = action();
+    (result, CAPTURED.take().unwrap_or_default())
+}
+
+/// Calls `progress` for each tensor that llama.cpp starts to quantize on this thread, which it reports in its log alone.
+/// `progress` must not call llama.cpp.
+pub(crate) fn report_quantize(progress: QuantizeProgress) -> QuantizeReports {
+    QUANTIZE_PROGRESS.set(Some(progress));
+    QuantizeReports(())
+}
+
+fn add_buffer(sizes: &mut Vec<(String, u64)>, place: &str, bytes: u64) {
+    match sizes.iter_mut().find(|(known, _)| known == place) {
+        Some((_, sum)) => *sum = sum.saturating_add(bytes),
+        None => sizes.push((place.to_owned(), bytes)),
+    }
+}
+
+fn add_captured(text: &str) {
+    CAPTURED.with_borrow_mut(|captured| {
+        if let Some(lines) = captured
+            .as_mut()
+            .filter(|lines| lines.len() < CAPTURED_LINES)
+        {
+            lines.push(text.to_owned());
+        }
+    });
+}
+
+/// Parses the numbers of a line like "[   2/ 310] token_embd.weight - [...".
+fn parse_tensor_number(line: &str) -> Option<(u64, u64)> {
+    let (numbers, _) = line.strip_prefix('[')?.split_once(']')?;
+    let (number, all) = numbers.split_once('/')?;
+    Some((number.trim().parse().ok()?, all.trim().parse().ok()?))
+}
+
+/// Parses place and bytes of a line about a buffer.
+fn parse_buffer_size(line: &str) -> Option<(&str, u64)> {
+    let (buffer, size) = line.split_once(BUFFER_SIZE)?;
+    let mebibytes: f64 = size.trim().strip_suffix("MiB")?.trim().parse().ok()?;
+    // The line starts with the name of a function.
+    let buffer = buffer.split_once(": ").map_or(buffer, |(_, buffer)| buffer);
+    let place = buffer.split_whitespace().next().unwrap_or_default();
+    // Not truncated: no machine has 2^64 bytes.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    (mebibytes >= 0.0).then_some((place, (mebibytes * f64::from(1 << 20)) as u64))
+}
+
+unsafe extern "C" fn on_log(
+    level: sys::ggml_log_level,
+    text: *const c_char,
+    _user_data: *mut c_void,
+) {
+    if text.is_null() {
+        return;
+    }
+    // SAFETY: llama.cpp passes a NUL-terminated string that lives until this function returns.
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    let text = text.trim();
+    if text.is_empty() {
+        return;
+    }
+    match level {
+        sys::GGML_LOG_LEVEL_ERROR => {
+            tracing::debug!(target: "llama", "error: {text}");
+            add_captured(text);
+            FIRST_ERROR.with_borrow_mut(|first| {
+                first.get_or_insert_with(|| text.to_owned());
+            });
+        }
+        sys::GGML_LOG_LEVEL_WARN => {
+            tracing::debug!(target: "llama", "warning: {text}");
+            add_captured(text);
+        }
+        _ => {
+            if let Some((place, bytes)) = parse_buffer_size(text) {
+                BUFFER_SIZES.with_borrow_mut(|sizes| add_buffer(sizes, place, bytes));
+            }
+            if let Some((number @ 1.., all)) = parse_tensor_number(text) {
+                QUANTIZE_PROGRESS.with_borrow_mut(|progress| {
+                    if let Some(progress) = progress {
+                        progress(number - 1, all);
+                    }
+                });
+            }
+            tracing::trace!(target: "llama", "{text}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capture_returns_a_bounded_number_of_lines() {
+        add_captured("before");
+        let (result, lines) = capture(|| {
+            add_captured("a");
+            add_captured("b");
+            7
+        });
+        add_captured("after");
+        assert_eq!((result, lines), (7, vec!["a".to_owned(), "b".to_owned()]));
+        let (_, lines) = capture(|| (0..1000).for_each(|_| add_captured("again")));
+        assert_eq!(lines.len(), CAPTURED_LINES);
+    }
+
+    #[test]
+    fn tensor_numbers_are_parsed() {
+        let line =
+            "[   2/ 310] token_embd.weight  - [  1024, 151936,     1,     1], type =    f16,";
+        assert_eq!(parse_tensor_number(line), Some((2, 310)));
+        for line in ["", "2/310", "[2] a", "[a/b] c", "size = 2/3"] {
+            assert_eq!(parse_tensor_number(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn buffer_sizes_are_parsed() {
+        let line = "llama_kv_cache:        CPU KV buffer size =    12.50 MiB";
+        assert_eq!(parse_buffer_size(line), Some(("CPU", 25 << 19)));
+        let line = "load_tensors:  CUDA_Host model buffer size =     1.00 MiB";
+        assert_eq!(parse_buffer_size(line), Some(("CUDA_Host", 1 << 20)));
+        for line in [
+            "",
+            "x buffer size = many MiB",
+            "x buffer size = -1.0 MiB",
+            "KV self size = 1.0 MiB",
+        ] {
+            assert_eq!(parse_buffer_size(line), None, "{line}");
+        }
+    }
+}
