@@ -57,7 +57,7 @@ pub(crate) fn models(models: &Models) -> Result<corral_engine::Models, Complaint
         config.cells = models.cells;
         config.threads = models.threads;
         config.sequences = models.sequences.unwrap_or(config.sequences);
-        config.offload = models.offloading.of(name);
+        config.placement = models.offloading.of(name);
         config.device_sampling = models.device_sampling;
         config.overlap = models.overlap;
         models.memory.apply(&mut config, snapshots.as_ref());
@@ -143,7 +143,7 @@ async fn load(
         }
     };
     let info = lease.info();
-    let on_devices = match info.offloaded_layers {
+    let on_devices = match info.gpu_layers {
         0 => String::new(),
         layers => format!(
             ", {layers} of {} layers on {}",

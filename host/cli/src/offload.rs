@@ -2,7 +2,7 @@
 
 use crate::complaint::Complaint;
 use clap::Args;
-use corral_engine::{Devices, KvType, Layers, Offload};
+use corral_engine::{DeviceSelection, GpuLayers, KvType, PlacementOptions};
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -15,11 +15,11 @@ pub(crate) struct Offloading {
     /// cpu (the processor alone), or names. Several share its layers by their free memory. Of all models
     /// unless one is named. May be given several times.
     #[arg(long = "device", value_name = "[MODEL=]DEVICE,DEVICE")]
-    pub(crate) devices: Vec<ForModel<Devices>>,
+    pub(crate) devices: Vec<ForModel<DeviceSelection>>,
     /// How many layers of a model are offloaded to its devices, the output counted as one: auto is as many as
     /// find room there. Of all models unless one is named. May be given several times.
     #[arg(long = "gpu-layers", value_name = "[MODEL=]auto|N")]
-    pub(crate) layers: Vec<ForModel<Layers>>,
+    pub(crate) layers: Vec<ForModel<GpuLayers>>,
     /// How the KV cells of a model are stored: f16, or q8_0, which takes about half the memory and is less
     /// exact. Of all models unless one is named. May be given several times.
     #[arg(long = "kv-type", value_name = "[MODEL=]f16|q8_0")]
@@ -111,11 +111,11 @@ impl Offloading {
     }
 
     /// What was said of this model.
-    pub(crate) fn of(&self, model: &str) -> Offload {
-        Offload {
+    pub(crate) fn of(&self, model: &str) -> PlacementOptions {
+        PlacementOptions {
             devices: of(&self.devices, model),
-            layers: of(&self.layers, model),
-            kv: of(&self.kv, model),
+            gpu_layers: of(&self.layers, model),
+            kv_type: of(&self.kv, model),
         }
     }
 
@@ -162,21 +162,22 @@ mod tests {
             "--device CUDA0,CUDA1 --device b=cpu --device b=Vulkan0 --gpu-layers 7 --gpu-layers a=auto \
              --kv-type q8_0",
         );
-        let names =
-            |names: &[&str]| Devices::Named(names.iter().map(|name| (*name).to_owned()).collect());
-        let expected = Offload {
+        let names = |names: &[&str]| {
+            DeviceSelection::Named(names.iter().map(|name| (*name).to_owned()).collect())
+        };
+        let expected = PlacementOptions {
             devices: names(&["CUDA0", "CUDA1"]),
-            layers: Layers::Auto,
-            kv: KvType::Q8_0,
+            gpu_layers: GpuLayers::Auto,
+            kv_type: KvType::Q8_0,
         };
         assert_eq!(said.of("a"), expected);
-        let expected = Offload {
+        let expected = PlacementOptions {
             devices: names(&["Vulkan0"]),
-            layers: Layers::Exactly(7),
-            kv: KvType::Q8_0,
+            gpu_layers: GpuLayers::Exactly(7),
+            kv_type: KvType::Q8_0,
         };
         assert_eq!(said.of("b"), expected);
-        assert_eq!(offloading("").of("a"), Offload::default());
+        assert_eq!(offloading("").of("a"), PlacementOptions::default());
         let words = said.words().join(" ");
         assert_eq!(offloading(&words).words().join(" "), words);
     }
@@ -190,6 +191,6 @@ mod tests {
         };
         assert!(text.contains("--kv-type names the model 'c'"), "{text}");
         assert!(said.check(|_| true).is_ok());
-        assert!("=cpu".parse::<ForModel<Devices>>().is_err());
+        assert!("=cpu".parse::<ForModel<DeviceSelection>>().is_err());
     }
 }

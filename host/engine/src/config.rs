@@ -1,6 +1,6 @@
 //! What to load, how large to make it, and what is known of it afterwards.
 
-use crate::device_placement::Offload;
+use crate::device_placement::PlacementOptions;
 use crate::embedding::EmbeddingConfig;
 use crate::store::snapshot::Snapshots;
 use crate::{LoadError, Token};
@@ -111,9 +111,8 @@ pub struct Config {
     pub adapters: Vec<(String, PathBuf)>,
     /// How embeddings are computed.
     pub embedding: EmbeddingConfig,
-    /// Where it is computed, and how its cells are stored; by default as much of it on GPUs as finds room
-    /// there, and 16 bits.
-    pub offload: Offload,
+    /// Devices, GPU layers and the type of the cells; by default as many layers on GPUs as fit, and f16.
+    pub placement: PlacementOptions,
 }
 
 impl Config {
@@ -137,7 +136,7 @@ impl Config {
             snapshots: None,
             adapters: Vec::new(),
             embedding: EmbeddingConfig::default(),
-            offload: Offload::default(),
+            placement: PlacementOptions::default(),
         }
     }
 
@@ -189,9 +188,9 @@ pub struct ModelInfo {
     pub can_generate: bool,
     /// Its layers, the output counted as one.
     pub layers: u32,
-    /// How many of them, the last ones, are on devices.
-    pub offloaded_layers: u32,
-    /// The names of the devices that share these; none where the processor does everything.
+    /// Number of its last layers on devices.
+    pub gpu_layers: u32,
+    /// The names of these devices; none for the CPU alone.
     pub devices: Vec<String>,
 }
 

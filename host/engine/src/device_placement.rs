@@ -1,178 +1,171 @@
-//! Where a model is computed: on which devices, how many of its layers, and how its cells are stored.
+//! Which devices compute a model, and how many of its layers.
 //!
-//! llama.cpp counts a model's layers and, as one more, its output. The last ones are offloaded first, each
-//! with its cells; what is not stays with the processor. Several devices share them by their free memory.
+//! llama.cpp puts the last layers of a model on devices first, each with its cells; the output counts as one more layer
+//! after the last. The other layers stay on the CPU. Several devices share layers by their free memory.
 //!
-//! `plan.rs` reckons how many find room, before anything is loaded.
+//! [`PlacementOptions`] is the operator's choice. `plan.rs` turns it into numbers of layers to try, before anything is
+//! loaded.
 
 mod plan;
 
-pub(crate) use plan::Plan;
+pub(crate) use plan::PlacementPlan;
 
 use crate::LoadError;
 use corral_llama::{Device, DeviceKind, KvType, devices};
 use std::fmt;
 use std::str::FromStr;
 
-/// Most devices of a model: llama.cpp ends the process on more than 16 together with the processor and its
-/// accelerators.
-const MOST_DEVICES: usize = 12;
+/// Most devices of a model: llama.cpp ends the process on more than 16 together with the CPU and its accelerators.
+const MAX_DEVICES: usize = 12;
 
-/// Where a model is computed.
+/// Where to compute a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Offload {
+pub struct PlacementOptions {
     /// The devices that share its layers.
-    pub devices: Devices,
-    /// How many layers they get.
-    pub layers: Layers,
-    /// How the cells are stored.
-    pub kv: KvType,
+    pub devices: DeviceSelection,
+    /// The number of layers on these devices.
+    pub gpu_layers: GpuLayers,
+    /// Type of the cells.
+    pub kv_type: KvType,
 }
 
-/// Which devices share the layers of a model.
+/// A choice of devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Devices {
-    /// Every GPU; where there is none, integrated ones; where there are none either, the processor.
+pub enum DeviceSelection {
+    /// Every GPU; without one, integrated GPUs; without those, the CPU.
     #[default]
     Auto,
-    /// The processor alone.
+    /// The CPU alone.
     Cpu,
-    /// The GPUs of these names, integrated ones too; each once.
+    /// The GPUs of these names, integrated ones included; each once.
     Named(Vec<String>),
 }
 
-/// How many layers of a model are offloaded, its output counted as one.
+/// Number of layers on devices; the output counts as one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Layers {
-    /// As many as find room.
+pub enum GpuLayers {
+    /// As many as fit into the devices' memory.
     #[default]
     Auto,
-    /// So many, or all if there are fewer; with 0 the processor does everything. Where they find no room the
-    /// model is not loaded.
+    /// This many, or all if there are fewer; 0 for the CPU alone. The load fails if they do not fit.
     Exactly(u32),
 }
 
-impl Offload {
-    /// The devices that it means, as they are now; none for the processor alone. The error says what there
-    /// is.
-    pub(crate) fn chosen(&self) -> Result<Vec<Device>, LoadError> {
-        // Nothing else is even looked at.
-        if self.devices == Devices::Cpu || self.layers == Layers::Exactly(0) {
-            return match (&self.devices, self.layers) {
-                (Devices::Cpu, Layers::Exactly(layers @ 1..)) => Err(nobody(layers)),
-                _ => Ok(Vec::new()),
-            };
-        }
-        let chosen = choose(&self.devices, &devices()?).map_err(LoadError::Config)?;
-        match self.layers {
-            Layers::Exactly(layers) if chosen.is_empty() => Err(nobody(layers)),
-            _ => Ok(chosen),
-        }
-    }
-}
-
-impl Devices {
-    /// Whether there are such devices; the error says which there are.
-    pub fn check(&self) -> Result<(), LoadError> {
-        match self {
-            Self::Auto | Self::Cpu => Ok(()),
-            Self::Named(_) => {
-                let chosen = choose(self, &devices()?);
-                chosen.map(drop).map_err(LoadError::Config)
+impl PlacementOptions {
+    /// The chosen devices with their memory as it is now; none for the CPU alone.
+    pub(crate) fn select_devices(&self) -> Result<Vec<Device>, LoadError> {
+        // These cases do not query devices.
+        match (&self.devices, self.gpu_layers) {
+            (DeviceSelection::Cpu, GpuLayers::Exactly(layers @ 1..)) => {
+                return Err(no_device_for(layers));
             }
+            (DeviceSelection::Cpu, _) | (_, GpuLayers::Exactly(0)) => return Ok(Vec::new()),
+            _ => {}
+        }
+        let selected = select(&self.devices, &devices()?).map_err(LoadError::Config)?;
+        match self.gpu_layers {
+            GpuLayers::Exactly(layers) if selected.is_empty() => Err(no_device_for(layers)),
+            _ => Ok(selected),
         }
     }
 }
 
-fn nobody(layers: u32) -> LoadError {
+impl DeviceSelection {
+    /// Checks that named devices exist; the error lists the devices.
+    pub fn check(&self) -> Result<(), LoadError> {
+        if let Self::Named(_) = self {
+            select(self, &devices()?).map_err(LoadError::Config)?;
+        }
+        Ok(())
+    }
+}
+
+fn no_device_for(layers: u32) -> LoadError {
     LoadError::Config(format!(
-        "{layers} layers were to be offloaded, and there is no device for them but the processor; \
-         `corral doctor` says which there are and why others are not used: name one, or offload none"
+        "{layers} GPU layers were requested, but there is no device except the CPU; `corral doctor` lists the \
+         devices and why others are not used: name one, or request 0 layers"
     ))
 }
 
-/// Those that are meant, of those that are there.
-fn choose(wanted: &Devices, there: &[Device]) -> Result<Vec<Device>, String> {
-    match wanted {
-        Devices::Cpu => Ok(Vec::new()),
-        Devices::Auto => Ok(usual(there)),
-        Devices::Named(names) => named(names, there),
+fn select(selection: &DeviceSelection, all: &[Device]) -> Result<Vec<Device>, String> {
+    match selection {
+        DeviceSelection::Cpu => Ok(Vec::new()),
+        DeviceSelection::Auto => Ok(select_auto(all)),
+        DeviceSelection::Named(names) => select_named(names, all),
     }
 }
 
-/// What llama.cpp takes by itself: every GPU once, however many backends know it; without one, integrated
-/// ones of one backend.
-fn usual(there: &[Device]) -> Vec<Device> {
-    let of = |kind: DeviceKind| there.iter().filter(move |device| device.kind == kind);
-    let mut chosen: Vec<Device> = Vec::new();
-    for device in of(DeviceKind::Gpu) {
-        let same = |other: &Device| device.id.is_some() && device.id == other.id;
-        if !chosen.iter().any(same) {
-            chosen.push(device.clone());
+/// Selects as llama.cpp does: every GPU once, however many backends list it; without one, the integrated GPUs of one
+/// backend.
+fn select_auto(all: &[Device]) -> Vec<Device> {
+    let of_kind = |kind: DeviceKind| all.iter().filter(move |device| device.kind == kind);
+    let mut selected: Vec<Device> = Vec::new();
+    for device in of_kind(DeviceKind::Gpu) {
+        let is_same = |other: &Device| device.id.is_some() && device.id == other.id;
+        if !selected.iter().any(is_same) {
+            selected.push(device.clone());
         }
     }
-    if chosen.is_empty() {
-        let first = of(DeviceKind::Integrated).next();
-        let backend = first.map(|device| &device.backend);
-        let same = of(DeviceKind::Integrated).filter(|device| Some(&device.backend) == backend);
-        chosen.extend(same.cloned());
+    if selected.is_empty()
+        && let Some(first) = of_kind(DeviceKind::Integrated).next()
+    {
+        let same_backend = |device: &&Device| device.backend == first.backend;
+        selected.extend(
+            of_kind(DeviceKind::Integrated)
+                .filter(same_backend)
+                .cloned(),
+        );
     }
-    chosen.truncate(MOST_DEVICES);
-    chosen
+    selected.truncate(MAX_DEVICES);
+    selected
 }
 
-fn named(names: &[String], there: &[Device]) -> Result<Vec<Device>, String> {
-    let known = |name: &String| {
-        let found = there
-            .iter()
-            .find(|device| device.name.eq_ignore_ascii_case(name));
-        match found.map(|device| device.kind) {
-            None => Err(format!(
+fn select_named(names: &[String], all: &[Device]) -> Result<Vec<Device>, String> {
+    let mut selected: Vec<Device> = Vec::new();
+    for name in names {
+        let is_named = |device: &&Device| device.name.eq_ignore_ascii_case(name);
+        let Some(device) = all.iter().find(is_named) else {
+            return Err(format!(
                 "there is no device {name:?}; {}; `corral doctor` says why others are not used",
-                listed(there)
-            )),
-            Some(DeviceKind::Cpu | DeviceKind::Accelerator) => Err(format!(
-                "no layers are offloaded to {name}, which is used in any case; name other devices, or \
-                 'cpu' alone"
-            )),
-            Some(DeviceKind::Gpu | DeviceKind::Integrated) => Ok(found.cloned()),
+                list_names(all)
+            ));
+        };
+        if matches!(device.kind, DeviceKind::Cpu | DeviceKind::Accelerator) {
+            return Err(format!(
+                "{name} takes no GPU layers and is always used; name other devices, or 'cpu' alone"
+            ));
         }
-    };
-    let chosen: Result<Vec<_>, _> = names.iter().map(known).collect();
-    let chosen: Vec<Device> = chosen?.into_iter().flatten().collect();
-    // llama.cpp would give it two parts of a model, reckoned with all of its memory each.
-    let twice = |(index, one): &(usize, &Device)| {
-        let mut before = chosen[..*index].iter();
-        before.any(|other| other.name == one.name)
-    };
-    if let Some((_, device)) = chosen.iter().enumerate().find(twice) {
+        // llama.cpp would give it two parts of a model, and count all of its memory for each.
+        if selected.iter().any(|other| other.name == device.name) {
+            return Err(named_twice(&device.name));
+        }
+        selected.push(device.clone());
+    }
+    if selected.len() > MAX_DEVICES {
         return Err(format!(
-            "the device '{}' is named twice; name it once",
-            device.name
+            "{} devices were named; a model may have {MAX_DEVICES}",
+            selected.len()
         ));
     }
-    if chosen.len() > MOST_DEVICES {
-        return Err(format!(
-            "{} devices were named; a model may have {MOST_DEVICES}",
-            chosen.len()
-        ));
-    }
-    Ok(chosen)
+    Ok(selected)
 }
 
-fn listed(there: &[Device]) -> String {
-    let names: Vec<_> = there.iter().map(|device| device.name.as_str()).collect();
+fn list_names(all: &[Device]) -> String {
+    let names: Vec<_> = all.iter().map(|device| device.name.as_str()).collect();
     match names.as_slice() {
-        [] => "there is none".to_owned(),
-        [one] => format!("there is {one} alone"),
-        all => format!("there are {}", all.join(", ")),
+        [] => "there is no device".to_owned(),
+        names => format!("the devices are {}", names.join(", ")),
     }
 }
 
-impl FromStr for Devices {
+fn named_twice(device: &str) -> String {
+    format!("the device '{device}' is named twice; name it once")
+}
+
+impl FromStr for DeviceSelection {
     type Err = String;
 
-    /// `auto`, `cpu`, or names with commas between them.
+    /// Parses `auto`, `cpu`, or names separated by commas.
     fn from_str(text: &str) -> Result<Self, String> {
         let names: Vec<&str> = text.split(',').map(str::trim).collect();
         let is = |name: &str, word: &str| name.eq_ignore_ascii_case(word);
@@ -184,41 +177,41 @@ impl FromStr for Devices {
         for (index, name) in names.iter().enumerate() {
             if name.is_empty() {
                 return Err(
-                    "a name is empty; write devices as `corral doctor` lists them, with \
-                            commas between them, or auto, or cpu"
+                    "a device name is empty; write names as `corral doctor` lists them, separated by \
+                     commas, or auto, or cpu"
                         .to_owned(),
                 );
             }
             if is(name, "auto") || is(name, "cpu") {
                 return Err(format!(
-                    "'{name}' stands for itself alone; leave it away: what finds no room on devices \
-                     stays with the processor anyway"
+                    "'{name}' can't be combined with devices; omit it: the CPU always takes the layers \
+                     that do not fit"
                 ));
             }
             if names[..index].iter().any(|before| is(before, name)) {
-                return Err(format!("the device '{name}' is named twice; name it once"));
+                return Err(named_twice(name));
             }
         }
         Ok(Self::Named(names.into_iter().map(str::to_owned).collect()))
     }
 }
 
-impl FromStr for Layers {
+impl FromStr for GpuLayers {
     type Err = String;
 
-    /// `auto`, or a number.
+    /// Parses `auto` or a number.
     fn from_str(text: &str) -> Result<Self, String> {
         if text.eq_ignore_ascii_case("auto") {
             return Ok(Self::Auto);
         }
         let layers = text.parse().ok().map(Self::Exactly);
         layers.ok_or_else(|| {
-            format!("'{text}' is no number of layers; write auto, or how many, e.g. 0 or 20")
+            format!("'{text}' is not a number of layers; write auto or a number, e.g. 0 or 20")
         })
     }
 }
 
-impl fmt::Display for Devices {
+impl fmt::Display for DeviceSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
@@ -228,7 +221,7 @@ impl fmt::Display for Devices {
     }
 }
 
-impl fmt::Display for Layers {
+impl fmt::Display for GpuLayers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
@@ -253,100 +246,92 @@ mod tests {
         }
     }
 
-    fn names(chosen: &[Device]) -> Vec<&str> {
-        chosen.iter().map(|device| device.name.as_str()).collect()
+    fn names(devices: &[Device]) -> Vec<&str> {
+        devices.iter().map(|device| device.name.as_str()).collect()
     }
 
     #[test]
-    fn every_gpu_is_taken_once_and_integrated_ones_where_there_is_none() {
+    fn auto_selects_each_gpu_once() {
         use DeviceKind::{Accelerator, Cpu, Gpu, Integrated};
-        let auto = |there: &[Device]| choose(&Devices::Auto, there).unwrap();
         let cpu = device("CPU", Cpu, None);
         let blas = device("BLAS", Accelerator, None);
-        assert!(auto(&[cpu.clone(), blas]).is_empty());
-        let here = [
+        assert!(select_auto(&[cpu.clone(), blas]).is_empty());
+        let gpus = [
             device("CUDA0", Gpu, Some("1")),
             device("CUDA1", Gpu, Some("2")),
             device("Vulkan0", Gpu, Some("1")),
             device("Vulkan1", Integrated, None),
             cpu.clone(),
         ];
-        assert_eq!(names(&auto(&here)), ["CUDA0", "CUDA1"]);
-        let here = [
+        assert_eq!(names(&select_auto(&gpus)), ["CUDA0", "CUDA1"]);
+        let integrated = [
             device("Vulkan0", Integrated, None),
             device("MTL0", Integrated, None),
             cpu,
         ];
-        assert_eq!(names(&auto(&here)), ["Vulkan0"]);
+        assert_eq!(names(&select_auto(&integrated)), ["Vulkan0"]);
         let many: Vec<_> = (0..20)
             .map(|n| device(&format!("CUDA{n}"), Gpu, None))
             .collect();
-        assert_eq!(auto(&many).len(), MOST_DEVICES);
+        assert_eq!(select_auto(&many).len(), MAX_DEVICES);
     }
 
     #[test]
-    fn devices_are_found_by_name_or_the_error_lists_them() {
-        let here = [
+    fn unknown_names_list_the_devices() {
+        let all = [
             device("Vulkan0", DeviceKind::Gpu, None),
             device("Vulkan1", DeviceKind::Integrated, None),
             device("CPU", DeviceKind::Cpu, None),
         ];
-        let named = |text: &str| choose(&text.parse().unwrap(), &here);
-        assert_eq!(
-            names(&named("vulkan1,Vulkan0").unwrap()),
-            ["Vulkan1", "Vulkan0"]
-        );
-        assert!(named("cpu").unwrap().is_empty());
-        let twice = Devices::Named(vec!["Vulkan0".to_owned(), "vulkan0".to_owned()]);
-        let error = choose(&twice, &here).unwrap_err();
+        let select_text = |text: &str| select(&text.parse().unwrap(), &all);
+        let selected = select_text("vulkan1,Vulkan0").unwrap();
+        assert_eq!(names(&selected), ["Vulkan1", "Vulkan0"]);
+        assert!(select_text("cpu").unwrap().is_empty());
+        let twice = DeviceSelection::Named(vec!["Vulkan0".to_owned(), "vulkan0".to_owned()]);
+        let error = select(&twice, &all).unwrap_err();
         assert!(error.contains("'Vulkan0' is named twice"), "{error}");
-        let error = named("nonsense").unwrap_err();
-        assert!(error.contains("there are Vulkan0, Vulkan1, CPU"), "{error}");
-        let alone = choose(
-            &"CUDA0".parse().unwrap(),
-            &[device("CPU", DeviceKind::Cpu, None)],
-        );
-        assert!(alone.unwrap_err().contains("there is CPU alone"));
+        let error = select_text("nonsense").unwrap_err();
+        assert!(error.contains("Vulkan0, Vulkan1, CPU"), "{error}");
     }
 
     #[test]
-    fn what_is_written_is_read_and_nonsense_says_what_to_write() {
+    fn options_parse_and_errors_say_what_to_write() {
         for text in ["auto", "cpu", "CUDA0", "CUDA0,CUDA1"] {
-            assert_eq!(text.parse::<Devices>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<DeviceSelection>().unwrap().to_string(), text);
         }
-        assert_eq!("CPU".parse(), Ok(Devices::Cpu));
-        for (text, said) in [
+        assert_eq!("CPU".parse(), Ok(DeviceSelection::Cpu));
+        for (text, expected) in [
             ("", "is empty"),
             ("a,", "is empty"),
-            ("a,cpu", "leave it away"),
-            ("auto,a", "leave it away"),
+            ("a,cpu", "omit it"),
+            ("auto,a", "omit it"),
             ("a,b,A", "named twice"),
         ] {
-            let error = text.parse::<Devices>().unwrap_err();
-            assert!(error.contains(said), "{text}: {error}");
+            let error = text.parse::<DeviceSelection>().unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
         }
         for text in ["auto", "0", "99"] {
-            assert_eq!(text.parse::<Layers>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<GpuLayers>().unwrap().to_string(), text);
         }
         for text in ["", "x", "-1", "1.5"] {
-            let error = text.parse::<Layers>().unwrap_err();
+            let error = text.parse::<GpuLayers>().unwrap_err();
             assert!(error.contains("write auto"), "{text}: {error}");
         }
     }
 
     #[test]
-    fn the_processor_alone_takes_no_layers_that_were_asked_for() {
-        let offload = |devices, layers| Offload {
+    fn cpu_alone_takes_no_gpu_layers() {
+        let options = |devices, gpu_layers| PlacementOptions {
             devices,
-            layers,
-            kv: KvType::F16,
+            gpu_layers,
+            kv_type: KvType::F16,
         };
-        let none = offload(Devices::Cpu, Layers::Auto).chosen();
-        assert!(none.expect("it is always there").is_empty());
-        let none = offload(Devices::Auto, Layers::Exactly(0)).chosen();
-        assert!(none.expect("nothing is asked of devices").is_empty());
-        let error = offload(Devices::Cpu, Layers::Exactly(3)).chosen();
-        let error = error.expect_err("there is nobody").to_string();
-        assert!(error.contains("3 layers") && error.contains("corral doctor"));
+        let cpu = options(DeviceSelection::Cpu, GpuLayers::Auto).select_devices();
+        assert!(cpu.expect("the CPU is always there").is_empty());
+        let none = options(DeviceSelection::Auto, GpuLayers::Exactly(0)).select_devices();
+        assert!(none.expect("0 layers need no device").is_empty());
+        let error = options(DeviceSelection::Cpu, GpuLayers::Exactly(3)).select_devices();
+        let error = error.expect_err("the CPU takes none").to_string();
+        assert!(error.contains("3 GPU layers") && error.contains("corral doctor"));
     }
 }

@@ -91,27 +91,26 @@ pub enum LoadError {
     /// The configuration makes no sense for this model.
     #[error("{0}")]
     Config(String),
-    /// The layers that were to be offloaded find no room on their devices.
+    /// The GPU layers do not fit on their devices.
     #[error(
-        "{layers} of {all} layers of {path} find no room on {devices}: with their cells they take some {} MiB \
-         there, and {} MiB are free ({cause}); offload fewer, give fewer cells, store them as q8_0, or let it \
-         be found out how many there is room for: auto",
+        "{layers} of {all} layers of {path} do not fit on {devices}: with their cells they need about {} MiB, and {} \
+         MiB are free ({cause}); set fewer GPU layers or auto, set fewer cells, or store the cells as q8_0",
         needed.div_ceil(1 << 20), free >> 20, path = path.display()
     )]
     DeviceMemory {
-        /// The file as it was named.
+        /// The model file.
         path: PathBuf,
-        /// Layers that were to be offloaded.
+        /// Requested GPU layers.
         layers: u32,
-        /// Layers that the model has, the output counted as one.
+        /// Layers of the model; the output counts as one.
         all: u32,
         /// Names of the devices.
         devices: String,
-        /// Bytes that it is expected to take there.
+        /// Bytes that the layers need.
         needed: u64,
-        /// Bytes that were free there.
+        /// Free bytes of the devices.
         free: u64,
-        /// The last error that llama.cpp logged.
+        /// The first error that llama.cpp logged.
         cause: String,
     },
     /// It takes more memory than all models together may have.

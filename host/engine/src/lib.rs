@@ -52,7 +52,7 @@ pub use corral_scheduler::{
     Retention, SeqId, Tenant, WeakRetention,
 };
 pub use delivery::Generation;
-pub use device_placement::{Devices, Layers, Offload};
+pub use device_placement::{DeviceSelection, GpuLayers, PlacementOptions};
 pub use embedding::{
     EmbedOptions, Embedding, EmbeddingConfig, EmbeddingInfo, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS,
     MAX_EMBED_TOKENS, Pooling, Vectors,

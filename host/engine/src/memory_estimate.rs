@@ -1,7 +1,12 @@
-//! What a model's file says of its sizes, and what follows from them for memory.
+//! Estimates a model's memory from the header of its file.
 //!
-//! The cells are reckoned as if every layer had attention over all of them: more than it really is for
-//! hybrid models and those with sliding windows.
+//! GGUF types enter here in three ways:
+//!
+//! - Weights count as many bytes as in the file, whatever their type ([`MemoryEstimate::weights_by_layer`]).
+//! - Cells count by their type: [`KvType::bytes`] in `corral-llama` has the size of each.
+//! - Sizes of the network come from metadata: [`SIZE_KEYS`] lists the keys, and [`Metadata::new`] the value types.
+//!
+//! The estimate counts all cells for every layer, which is too much for hybrid models and sliding windows.
 
 use crate::config::STEP_TOKENS;
 use crate::error::LoadError;
@@ -11,68 +16,98 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// llama.cpp rounds the cells of a context up to a multiple.
-const CELLS: u64 = 256;
-/// Most layers that weights are counted of one by one. llama.cpp has no model of more.
-const MOST_LAYERS: u64 = 512;
+const CELL_MULTIPLE: u64 = 256;
+/// Most layers whose weights are counted one by one. No model of llama.cpp has more.
+const MAX_LAYERS: u64 = 512;
 
-/// The head of a model's file.
+const VOCABULARY: &str = "tokenizer.ggml.tokens";
+const ARCHITECTURE: &str = "general.architecture";
+const LAYERS: &str = ".block_count";
+const CONTEXT: &str = ".context_length";
+const WIDTH: &str = ".embedding_length";
+const FEED_FORWARD: &str = ".feed_forward_length";
+const HEADS: &str = ".attention.head_count";
+const KV_HEADS: &str = ".attention.head_count_kv";
+const KEY_LENGTH: &str = ".attention.key_length";
+const VALUE_LENGTH: &str = ".attention.value_length";
+const STATE_WIDTH: &str = ".ssm.inner_size";
+const STATE_LENGTH: &str = ".ssm.state_size";
+const CONVOLUTION: &str = ".ssm.conv_kernel";
+/// Suffixes of the keys of sizes; the architecture precedes them.
+const SIZE_KEYS: [&str; 11] = [
+    LAYERS,
+    CONTEXT,
+    WIDTH,
+    FEED_FORWARD,
+    HEADS,
+    KV_HEADS,
+    KEY_LENGTH,
+    VALUE_LENGTH,
+    STATE_WIDTH,
+    STATE_LENGTH,
+    CONVOLUTION,
+];
+
+/// Estimates for one model file.
 #[derive(Debug)]
-pub(crate) struct Shape {
+pub(crate) struct MemoryEstimate {
     path: PathBuf,
-    sizes: Metadata,
+    metadata: Metadata,
 }
 
-/// Bytes of a file's weights, by where llama.cpp offloads them with.
+/// Bytes of a file's weights, by the layer that they move to a device with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Weights {
+pub(crate) struct WeightBytes {
     /// Of each layer.
     pub layers: Vec<u64>,
     /// Of the output.
     pub output: u64,
 }
 
-impl Shape {
-    /// Reads the head of a file, or of the first of several. The error is what the load would say: the file
-    /// can't be read, is no GGUF, or one on which llama.cpp would end the process.
+impl MemoryEstimate {
+    /// Reads the header of a file, or of the first of several. Fails as the load would: if the file can't be read, is
+    /// not GGUF, or if llama.cpp would end the process on it.
     pub fn read(path: &Path) -> Result<Self, LoadError> {
         check_magic(path)?;
         let wanted = |key: &str| {
-            key == ARCHITECTURE || key == VOCABULARY || SIZES.iter().any(|s| key.ends_with(s))
+            key == ARCHITECTURE
+                || key == VOCABULARY
+                || SIZE_KEYS.iter().any(|suffix| key.ends_with(suffix))
         };
         let found = metadata_where(path, wanted).map_err(|error| damaged(path, error))?;
-        if let Some(token) = twice(&found) {
+        if let Some(token) = repeated_token(&found) {
             return Err(LoadError::Llama(LlamaError::Damaged {
                 path: path.to_owned(),
-                cause: format!("two tokens of its vocabulary are {token:?}"),
+                cause: format!("its vocabulary contains the token {token:?} twice"),
             }));
         }
         Ok(Self {
             path: path.to_owned(),
-            sizes: Metadata::new(found),
+            metadata: Metadata::new(found),
         })
     }
 
-    /// Positions that the model was trained on, 1 at least.
-    pub fn trained(&self) -> u32 {
-        let trained = self.sizes.most(".context_length");
+    /// Positions that the model was trained on, at least 1.
+    pub fn trained_context(&self) -> u32 {
+        let trained = self.metadata.largest(CONTEXT);
         u32::try_from(trained).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Bytes of the weights, as they are in the files.
-    pub fn weights(&self) -> u64 {
-        let parts = parts(&self.path);
-        let bytes = |part: &PathBuf| std::fs::metadata(part).map_or(0, |about| about.len());
+    /// Bytes of the weights, as the size of the files.
+    pub fn weight_bytes(&self) -> u64 {
+        let bytes = |part: &PathBuf| std::fs::metadata(part).map_or(0, |metadata| metadata.len());
+        let parts = split_files(&self.path);
         parts.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
-    /// [`LoadError::Config`] if the cells of this model can't be stored so.
-    pub fn check_kv(&self, kv: KvType) -> Result<(), LoadError> {
-        for (what, size) in [("keys", KEYS), ("values", VALUES)] {
-            let length = self.length(size);
+    /// Checks that the cells of this model can have the type.
+    pub fn check_kv_type(&self, kv: KvType) -> Result<(), LoadError> {
+        for (name, size) in [("keys", KEY_LENGTH), ("values", VALUE_LENGTH)] {
+            let length = self.head_length(size);
             if !length.is_multiple_of(kv.block()) {
                 return Err(LoadError::Config(format!(
-                    "the cells of {} can't be stored as {kv}: the {what} of its heads have {length} numbers, \
-                     which is no multiple of {}; store them as f16",
+                    "the cells of {} can't be stored as {kv}: the {name} of a head have {length} numbers, \
+                     which is not a multiple of {}; store them as f16",
                     self.path.display(),
                     kv.block()
                 )));
@@ -81,129 +116,125 @@ impl Shape {
         Ok(())
     }
 
-    /// Bytes of so many cells: cells, times heads of all layers, times keys and values of a head.
-    pub fn cells(&self, cells: u32, kv: KvType) -> u64 {
-        let layers = self.sizes.most(".block_count");
-        let heads = match self.sizes.sum(KV_HEADS, layers) {
-            0 => self.sizes.most(HEADS).saturating_mul(layers),
-            all => all,
+    /// Bytes of the cells: cells, times heads of all layers, times keys and values of a head.
+    pub fn cell_bytes(&self, cells: u32, kv: KvType) -> u64 {
+        let layers = self.metadata.largest(LAYERS);
+        let heads = match self.metadata.sum(KV_HEADS, layers) {
+            0 => self.metadata.largest(HEADS).saturating_mul(layers),
+            heads => heads,
         };
-        self.of_head(cells, kv).saturating_mul(heads)
+        self.head_cell_bytes(cells, kv).saturating_mul(heads)
     }
 
-    /// The part of [`Shape::cells`] that belongs to one layer.
-    pub fn layer_cells(&self, layer: usize, cells: u32, kv: KvType) -> u64 {
-        let layers = self.sizes.most(".block_count");
-        let heads = match self.sizes.sum(KV_HEADS, layers) {
-            0 => self.sizes.most(HEADS),
-            _ => self.sizes.of_layer(KV_HEADS, layer),
+    /// The part of [`MemoryEstimate::cell_bytes`] in one layer.
+    pub fn layer_cell_bytes(&self, layer: usize, cells: u32, kv: KvType) -> u64 {
+        let layers = self.metadata.largest(LAYERS);
+        let heads = match self.metadata.sum(KV_HEADS, layers) {
+            0 => self.metadata.largest(HEADS),
+            _ => self.metadata.of_layer(KV_HEADS, layer),
         };
-        self.of_head(cells, kv).saturating_mul(heads)
+        self.head_cell_bytes(cells, kv).saturating_mul(heads)
     }
 
-    /// Bytes of the states that Mamba has in each layer, for so many sequences.
-    pub fn layer_states(&self, sequences: u16) -> u64 {
-        let state = self
-            .sizes
-            .most(".ssm.state_size")
-            .saturating_add(self.sizes.most(".ssm.conv_kernel"));
-        self.sizes
-            .most(".ssm.inner_size")
+    /// Bytes of the recurrent states of a Mamba layer.
+    pub fn layer_state_bytes(&self, sequences: u16) -> u64 {
+        let length = self.metadata.largest(STATE_LENGTH);
+        let state = length.saturating_add(self.metadata.largest(CONVOLUTION));
+        let width = self.metadata.largest(STATE_WIDTH);
+        width
             .saturating_mul(state)
             .saturating_mul(4 * u64::from(sequences))
     }
 
-    /// The same of all layers.
-    pub fn states(&self, sequences: u16) -> u64 {
-        let layers = self.sizes.most(".block_count");
-        self.layer_states(sequences).saturating_mul(layers)
+    /// Bytes of the recurrent states of all layers.
+    pub fn state_bytes(&self, sequences: u16) -> u64 {
+        let layers = self.metadata.largest(LAYERS);
+        self.layer_state_bytes(sequences).saturating_mul(layers)
     }
 
-    /// Bytes of a row of logits for each token of a full step, in f32; twice where the likeliest tokens are
-    /// selected on the device.
-    pub fn logits(&self, selects: bool) -> u64 {
+    /// Bytes of the logits of a full step, in f32; device top-k doubles them.
+    pub fn logit_bytes(&self, device_top_k: bool) -> u64 {
+        let copies = if device_top_k { 2 } else { 1 };
+        let rows = u64::from(STEP_TOKENS) * copies;
+        self.metadata.vocabulary.saturating_mul(4 * rows)
+    }
+
+    /// Bytes of the output rows of a context. Device top-k has twice the sequence ids, and logits, probabilities,
+    /// candidates and tokens for each.
+    pub fn output_bytes(&self, sequences: u16, device_top_k: bool) -> u64 {
+        let copies = if device_top_k { 4 * 2 } else { 1 };
+        let rows = u64::from(sequences) * copies;
+        self.metadata.vocabulary.saturating_mul(4 * rows)
+    }
+
+    /// Bytes of the computation of a full step without logits: the rows of a layer in f32, and the attention mask in
+    /// f16.
+    pub fn step_bytes(&self, cells: u32) -> u64 {
         let step = u64::from(STEP_TOKENS);
-        let times = if selects { 2 } else { 1 };
-        self.sizes.vocabulary.saturating_mul(4 * step * times)
-    }
-
-    /// Bytes of the rows of logits that a context keeps; where the likeliest tokens are selected on the device,
-    /// of twice the ids, with logits, probabilities and candidates of those selected for each.
-    pub fn kept_logits(&self, sequences: u16, selects: bool) -> u64 {
-        let rows = match selects {
-            true => 4 * 2 * u64::from(sequences),
-            false => u64::from(sequences),
-        };
-        self.sizes.vocabulary.saturating_mul(4 * rows)
-    }
-
-    /// Bytes that a full step computes with, but for logits: the rows of a layer in f32, and the mask of
-    /// attention in f16.
-    pub fn step(&self, cells: u32) -> u64 {
-        let step = u64::from(STEP_TOKENS);
-        let attention = self.sizes.most(HEADS).saturating_mul(self.length(KEYS));
-        let width = self.sizes.most(WIDTH);
-        let row = self
-            .sizes
-            .most(".feed_forward_length")
-            .saturating_mul(2)
-            .saturating_add(attention.saturating_add(width).saturating_mul(4));
+        let heads = self.metadata.largest(HEADS);
+        let attention = heads.saturating_mul(self.head_length(KEY_LENGTH));
+        let width = self.metadata.largest(WIDTH);
+        let feed_forward = self.metadata.largest(FEED_FORWARD).saturating_mul(2);
+        let row = feed_forward.saturating_add(attention.saturating_add(width).saturating_mul(4));
         let rows = step.saturating_mul(row.saturating_mul(4));
         let mask = step.saturating_mul(rounded(cells).saturating_mul(2));
         rows.saturating_add(mask)
     }
 
-    /// Where the weights are. Where there is no matrix for the output, that of the tokens is it, and lies in
-    /// both places.
-    pub fn weights_by_layer(&self) -> Result<Weights, LoadError> {
-        let layers = self.sizes.most(".block_count").min(MOST_LAYERS);
-        let mut weights = Weights {
+    /// Bytes of the weights by layer. Without an output matrix the token embeddings serve as one, and take memory on the
+    /// CPU and on the output's device.
+    pub fn weights_by_layer(&self) -> Result<WeightBytes, LoadError> {
+        let layers = self.metadata.largest(LAYERS).min(MAX_LAYERS);
+        let mut weights = WeightBytes {
             layers: vec![0; usize::try_from(layers).unwrap_or(0)],
             output: 0,
         };
-        let (mut tokens, mut has_output) = (0, false);
-        for part in parts(&self.path) {
+        let (mut embeddings, mut has_output) = (0, false);
+        for part in split_files(&self.path) {
             for tensor in tensors(&part).map_err(|error| damaged(&part, error))? {
                 let layer = layer_of(&tensor.name);
-                let place = match layer.and_then(|layer| weights.layers.get_mut(layer)) {
-                    Some(place) => place,
+                let sum = match layer.and_then(|layer| weights.layers.get_mut(layer)) {
+                    Some(sum) => sum,
                     None if tensor.name.starts_with("token_") => {
                         if tensor.name == "token_embd.weight" {
-                            tokens = tensor.bytes;
+                            embeddings = tensor.bytes;
                         }
                         continue;
                     }
                     None => &mut weights.output,
                 };
-                *place = place.saturating_add(tensor.bytes);
+                *sum = sum.saturating_add(tensor.bytes);
                 has_output |= tensor.name == "output.weight";
             }
         }
         if !has_output {
-            weights.output = weights.output.saturating_add(tokens);
+            weights.output = weights.output.saturating_add(embeddings);
         }
         Ok(weights)
     }
 
-    /// Bytes of the keys and values of one head in so many cells.
-    fn of_head(&self, cells: u32, kv: KvType) -> u64 {
-        let row = self.length(KEYS).saturating_add(self.length(VALUES));
+    /// Bytes of the keys and values of one head in these cells.
+    fn head_cell_bytes(&self, cells: u32, kv: KvType) -> u64 {
+        let keys = self.head_length(KEY_LENGTH);
+        let row = keys.saturating_add(self.head_length(VALUE_LENGTH));
         rounded(cells).saturating_mul(kv.bytes(row))
     }
 
-    /// What a head has of keys or values: all heads together are as wide as the model unless the file says
-    /// otherwise.
-    fn length(&self, size: &str) -> u64 {
-        let width = self.sizes.most(WIDTH);
-        match self.sizes.most(size) {
-            0 => width.checked_div(self.sizes.most(HEADS)).unwrap_or(width),
+    /// Length of a head's keys or values. By default all heads together are as wide as the model.
+    fn head_length(&self, size: &str) -> u64 {
+        let width = self.metadata.largest(WIDTH);
+        match self.metadata.largest(size) {
+            0 => {
+                let heads = self.metadata.largest(HEADS);
+                width.checked_div(heads).unwrap_or(width)
+            }
             length => length,
         }
     }
 }
 
 fn rounded(cells: u32) -> u64 {
-    u64::from(cells).next_multiple_of(CELLS)
+    u64::from(cells).next_multiple_of(CELL_MULTIPLE)
 }
 
 fn damaged(path: &Path, error: GgufError) -> LoadError {
@@ -216,50 +247,29 @@ fn damaged(path: &Path, error: GgufError) -> LoadError {
     })
 }
 
-/// The number of the layer that a tensor belongs to.
+/// The layer of a tensor.
 fn layer_of(tensor: &str) -> Option<usize> {
     let (layer, _) = tensor.strip_prefix("blk.")?.split_once('.')?;
     layer.parse().ok()
 }
 
-/// A token that the vocabulary has twice: llama.cpp ends the process on such a file. What is empty is
-/// renamed there, and what is no UTF-8 can't be told apart here.
-fn twice(found: &[(String, Value)]) -> Option<&str> {
+/// A token that the vocabulary contains twice, on which llama.cpp ends the process. llama.cpp renames empty tokens, and
+/// tokens that are not UTF-8 look alike here.
+fn repeated_token(found: &[(String, Value)]) -> Option<&str> {
     let tokens = found.iter().find_map(|(key, value)| match value {
         Value::Texts(tokens) if key == VOCABULARY => Some(tokens),
         _ => None,
     })?;
-    let known = |token: &&String| !token.is_empty() && !token.contains(char::REPLACEMENT_CHARACTER);
+    let is_comparable =
+        |token: &&String| !token.is_empty() && !token.contains(char::REPLACEMENT_CHARACTER);
     let mut seen = HashSet::with_capacity(tokens.len());
-    let mut tokens = tokens.iter().filter(known);
+    let mut tokens = tokens.iter().filter(is_comparable);
     tokens
         .find(|token| !seen.insert(token.as_str()))
         .map(String::as_str)
 }
 
-const VOCABULARY: &str = "tokenizer.ggml.tokens";
-const ARCHITECTURE: &str = "general.architecture";
-const WIDTH: &str = ".embedding_length";
-const HEADS: &str = ".attention.head_count";
-const KV_HEADS: &str = ".attention.head_count_kv";
-const KEYS: &str = ".attention.key_length";
-const VALUES: &str = ".attention.value_length";
-/// What the keys of sizes end in; the architecture's name stands before.
-const SIZES: [&str; 11] = [
-    ".block_count",
-    WIDTH,
-    ".feed_forward_length",
-    ".context_length",
-    HEADS,
-    KV_HEADS,
-    KEYS,
-    VALUES,
-    ".ssm.inner_size",
-    ".ssm.state_size",
-    ".ssm.conv_kernel",
-];
-
-/// Sizes by the ends of their keys: one number, or one for each layer.
+/// Sizes by the suffixes of their keys: one number, or one for each layer.
 #[derive(Debug)]
 struct Metadata {
     sizes: HashMap<String, Vec<u64>>,
@@ -293,7 +303,7 @@ impl Metadata {
                 }
                 _ => continue,
             };
-            // A file may hold sizes of parts that are no part of the text model.
+            // A file may also hold sizes of parts outside the text model.
             if let Some(size) = key.strip_prefix(&architecture) {
                 metadata.sizes.insert(size.to_owned(), numbers);
             }
@@ -301,13 +311,13 @@ impl Metadata {
         metadata
     }
 
-    /// The number, or the largest of all layers; 0 where there is none.
-    fn most(&self, size: &str) -> u64 {
+    /// The number, or the largest of all layers; 0 if missing.
+    fn largest(&self, size: &str) -> u64 {
         let numbers = self.sizes.get(size).into_iter().flatten();
         numbers.copied().max().unwrap_or(0)
     }
 
-    /// The number of one layer; 0 where there is none.
+    /// The number of one layer; 0 if missing.
     fn of_layer(&self, size: &str, layer: usize) -> u64 {
         match self.sizes.get(size).map(Vec::as_slice) {
             Some([one]) => *one,
@@ -316,7 +326,7 @@ impl Metadata {
         }
     }
 
-    /// The sum over so many layers.
+    /// The sum over the layers.
     fn sum(&self, size: &str, layers: u64) -> u64 {
         match self.sizes.get(size).map(Vec::as_slice) {
             Some([one]) => one.saturating_mul(layers),
@@ -326,20 +336,19 @@ impl Metadata {
     }
 }
 
-/// The files of a model that is in several: `NAME-00001-of-00003.gguf` and those that follow, as
-/// llama.cpp names them.
-fn parts(path: &Path) -> Vec<PathBuf> {
-    let whole = || vec![path.to_owned()];
+/// The files of a split model: `NAME-00001-of-00003.gguf` and the following, as llama.cpp names them.
+fn split_files(path: &Path) -> Vec<PathBuf> {
+    let single = || vec![path.to_owned()];
     let name = path.file_name().and_then(|name| name.to_str());
     let Some(stem) = name.and_then(|name| name.strip_suffix(".gguf")) else {
-        return whole();
+        return single();
     };
     let Some((first, count)) = stem.rsplit_once("-of-") else {
-        return whole();
+        return single();
     };
     let (Some(base), Ok(count @ 2..=99_999)) = (first.strip_suffix("-00001"), count.parse::<u32>())
     else {
-        return whole();
+        return single();
     };
     (1..=count)
         .map(|part| path.with_file_name(format!("{base}-{part:05}-of-{count:05}.gguf")))
@@ -351,35 +360,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_in_parts_is_all_of_them() {
+    fn split_model_is_all_its_files() {
         let part = |n: u32| PathBuf::from(format!("/m/big-{n:05}-of-00003.gguf"));
-        assert_eq!(parts(&part(1)), [part(1), part(2), part(3)]);
-        for whole in [
+        assert_eq!(split_files(&part(1)), [part(1), part(2), part(3)]);
+        for single in [
             "/m/x.gguf",
             "/m/x",
             "/m/x-of-3.gguf",
             "/m/x-00001-of-00001.gguf",
         ] {
-            assert_eq!(parts(Path::new(whole)), [PathBuf::from(whole)]);
+            assert_eq!(split_files(Path::new(single)), [PathBuf::from(single)]);
         }
     }
 
     #[test]
-    fn a_token_that_is_there_twice_is_found() {
+    fn repeated_token_is_found() {
         let tokens = |texts: &[&str]| {
             let texts = texts.iter().map(|text| (*text).to_owned()).collect();
             vec![(VOCABULARY.to_owned(), Value::Texts(texts))]
         };
         assert_eq!(
-            twice(&tokens(&["a", "b", "", "", "\u{fffd}", "\u{fffd}"])),
+            repeated_token(&tokens(&["a", "b", "", "", "\u{fffd}", "\u{fffd}"])),
             None
         );
-        assert_eq!(twice(&tokens(&["a", "b", "a"])), Some("a"));
-        assert_eq!(twice(&[]), None);
+        assert_eq!(repeated_token(&tokens(&["a", "b", "a"])), Some("a"));
+        assert_eq!(repeated_token(&[]), None);
     }
 
     #[test]
-    fn sizes_are_numbers_or_one_for_each_layer() {
+    fn sizes_are_numbers_or_lists_by_layer() {
         let found = Metadata::new(vec![
             ("general.architecture".to_owned(), Value::from("x")),
             ("x.block_count".to_owned(), Value::U32(3)),
@@ -390,13 +399,13 @@ mod tests {
             ),
             ("y.block_count".to_owned(), Value::U32(99)),
         ]);
-        assert_eq!(found.most(".block_count"), 3);
-        assert_eq!(found.most(".embedding_length"), 0);
+        assert_eq!(found.largest(".block_count"), 3);
+        assert_eq!(found.largest(".embedding_length"), 0);
         assert_eq!(found.sum(".attention.head_count_kv", 3), 3);
         assert_eq!(found.sum(".attention.head_count", 3), 12);
         let of = |size, layer| found.of_layer(size, layer);
         assert_eq!([0, 1, 2, 3].map(|layer| of(KV_HEADS, layer)), [2, 0, 1, 0]);
-        assert_eq!((of(HEADS, 2), of(KEYS, 0)), (4, 0));
+        assert_eq!((of(HEADS, 2), of(KEY_LENGTH, 0)), (4, 0));
     }
 
     fn demo_model() -> PathBuf {
@@ -404,58 +413,64 @@ mod tests {
     }
 
     #[test]
-    fn the_demo_model_takes_what_its_card_says() {
-        let shape = Shape::read(&demo_model()).expect("a model");
-        assert_eq!(shape.trained(), 4096);
+    fn cell_bytes_match_the_demo_model() {
+        let estimate = MemoryEstimate::read(&demo_model()).expect("a model");
+        assert_eq!(estimate.trained_context(), 4096);
         // 4 layers with 2 heads of 64 keys and 64 values.
         let numbers = 16_384 * 4 * 2 * (64 + 64);
-        assert_eq!(shape.cells(16_384, KvType::F16), numbers * 2);
-        assert_eq!(shape.cells(16_384, KvType::Q8_0), numbers / 32 * 34);
-        assert_eq!(shape.cells(16_383, KvType::F16), numbers * 2);
-        let of_layers = (0..4).map(|layer| shape.layer_cells(layer, 16_384, KvType::F16));
-        assert_eq!(of_layers.sum::<u64>(), numbers * 2);
-        assert_eq!(shape.layer_cells(99, 16_384, KvType::F16), numbers / 2);
-        assert_eq!(shape.states(64), 0);
-        assert!(shape.check_kv(KvType::Q8_0).is_ok());
+        assert_eq!(estimate.cell_bytes(16_384, KvType::F16), numbers * 2);
+        assert_eq!(estimate.cell_bytes(16_384, KvType::Q8_0), numbers / 32 * 34);
+        assert_eq!(estimate.cell_bytes(16_383, KvType::F16), numbers * 2);
+        let by_layer = (0..4).map(|layer| estimate.layer_cell_bytes(layer, 16_384, KvType::F16));
+        assert_eq!(by_layer.sum::<u64>(), numbers * 2);
+        assert_eq!(
+            estimate.layer_cell_bytes(99, 16_384, KvType::F16),
+            numbers / 2
+        );
+        assert_eq!(estimate.state_bytes(64), 0);
+        assert!(estimate.check_kv_type(KvType::Q8_0).is_ok());
     }
 
     #[test]
-    fn weights_are_in_layers_or_before_or_after_them() {
-        let shape = Shape::read(&demo_model()).expect("a model");
-        let weights = shape.weights_by_layer().expect("it has some");
+    fn weights_are_split_by_layer() {
+        let estimate = MemoryEstimate::read(&demo_model()).expect("a model");
+        let weights = estimate.weights_by_layer().expect("the file is readable");
         assert_eq!(weights.layers.len(), 4);
-        // The matrix of the tokens is that of the output too; the last norm has 128 numbers in f32.
+        // The token embeddings are the output matrix too; the last norm has 128 numbers in f32.
         assert_eq!(weights.output, 264 * 128 * 2 + 128 * 4);
         let in_layers: u64 = weights.layers.iter().sum();
         assert!(weights.layers.iter().all(|layer| *layer == in_layers / 4));
         let all = in_layers + weights.output;
-        let head = shape.weights() - all;
-        assert!(all > head, "{all} bytes of weights and {head} of others");
+        let header = estimate.weight_bytes() - all;
+        assert!(
+            all > header,
+            "{all} bytes of weights and {header} of header"
+        );
     }
 
     #[test]
-    fn heads_that_do_not_fill_blocks_are_refused_before_llama_does() {
-        let of = |length: u32| Shape {
+    fn heads_must_fill_blocks_of_the_kv_type() {
+        let model = |length: u32| MemoryEstimate {
             path: PathBuf::from("x.gguf"),
-            sizes: Metadata::new(vec![
+            metadata: Metadata::new(vec![
                 (ARCHITECTURE.to_owned(), Value::from("x")),
                 (format!("x{WIDTH}"), Value::U32(length * 2)),
                 (format!("x{HEADS}"), Value::U32(2)),
             ]),
         };
-        assert!(of(96).check_kv(KvType::Q8_0).is_ok());
-        assert!(of(80).check_kv(KvType::F16).is_ok());
-        let error = of(80)
-            .check_kv(KvType::Q8_0)
-            .expect_err("80 is no multiple");
+        assert!(model(96).check_kv_type(KvType::Q8_0).is_ok());
+        assert!(model(80).check_kv_type(KvType::F16).is_ok());
+        let error = model(80)
+            .check_kv_type(KvType::Q8_0)
+            .expect_err("80 is not a multiple");
         let text = error.to_string();
-        for said in ["x.gguf", "q8_0", "80 numbers", "multiple of 32", "f16"] {
-            assert!(text.contains(said), "{said}: {text}");
+        for part in ["x.gguf", "q8_0", "80 numbers", "multiple of 32", "f16"] {
+            assert!(text.contains(part), "{part}: {text}");
         }
     }
 
     #[test]
-    fn tensors_belong_to_layers_by_their_names() {
+    fn tensor_names_identify_layers() {
         assert_eq!(layer_of("blk.12.attn_q.weight"), Some(12));
         for other in ["output.weight", "blk.x.y", "blk.1", "block.1.x"] {
             assert_eq!(layer_of(other), None, "{other}");

@@ -3,8 +3,8 @@
 //! that the sums stay right, whatever happens to sequences whose cells are there too.
 
 use corral_engine::{
-    Caller, Config, DeviceKind, DeviceSampling, Devices, EmbedOptions, Engine, Generation, KvType,
-    Layers, Options, Overlap, PrefillPolicy, Sequence, devices,
+    Caller, Config, DeviceKind, DeviceSampling, DeviceSelection, EmbedOptions, Engine, Generation,
+    GpuLayers, KvType, Options, Overlap, PrefillPolicy, Sequence, devices,
 };
 use support::{
     SURE, check_empty, check_idle_sums, demo_model, device, idle_sums, metric, read, settle, view,
@@ -121,9 +121,9 @@ fn the_whole_model_is_where_it_was_to_be() {
     let there = devices().expect("devices can be listed");
     assert!(there.iter().any(|one| one.kind == DeviceKind::Cpu));
     let Some(device) = device() else {
-        let engine = exercise(|config| config.offload.devices = Devices::Cpu);
+        let engine = exercise(|config| config.placement.devices = DeviceSelection::Cpu);
         assert_eq!(engine.info().layers, LAYERS);
-        assert_eq!(engine.info().offloaded_layers, 0);
+        assert_eq!(engine.info().gpu_layers, 0);
         assert!(engine.info().devices.is_empty());
         return;
     };
@@ -139,7 +139,7 @@ fn the_whole_model_is_where_it_was_to_be() {
     );
     let engine = exercise(|_| {});
     assert_eq!(engine.info().layers, LAYERS);
-    assert_eq!(engine.info().offloaded_layers, LAYERS);
+    assert_eq!(engine.info().gpu_layers, LAYERS);
     // That is what was asked for; this is what llama.cpp says it took there.
     if found.kind == DeviceKind::Gpu {
         let taken = on_device(&engine, &device);
@@ -154,19 +154,19 @@ fn a_part_of_it_can_be_offloaded() {
         return;
     }
     for layers in [0, 1, 3] {
-        let engine = exercise(|config| config.offload.layers = Layers::Exactly(layers));
-        assert_eq!(engine.info().offloaded_layers, layers);
+        let engine = exercise(|config| config.placement.gpu_layers = GpuLayers::Exactly(layers));
+        assert_eq!(engine.info().gpu_layers, layers);
         if layers == 0 {
             assert!(engine.device_memory().is_empty());
         }
     }
-    let engine = load(|config| config.offload.layers = Layers::Auto);
-    assert_eq!(engine.info().offloaded_layers, LAYERS, "there is room");
+    let engine = load(|config| config.placement.gpu_layers = GpuLayers::Auto);
+    assert_eq!(engine.info().gpu_layers, LAYERS, "there is room");
 }
 
 #[test]
 fn cells_of_8_bits_hold_what_is_needed() {
-    exercise(|config| config.offload.kv = KvType::Q8_0);
+    exercise(|config| config.placement.kv_type = KvType::Q8_0);
 }
 
 #[test]
@@ -250,8 +250,8 @@ fn prompts_are_read_while_others_are_answered() {
 #[test]
 fn a_processor_reads_nothing_ahead() {
     let engine = load(|config| {
-        config.offload.devices = Devices::Cpu;
-        config.offload.layers = Layers::Auto;
+        config.placement.devices = DeviceSelection::Cpu;
+        config.placement.gpu_layers = GpuLayers::Auto;
     });
     check_together(&engine);
     settle(&engine);
@@ -269,8 +269,8 @@ fn embeddings_are_those_of_the_processor() {
         vectors.inputs.into_iter().next().expect("one for the text")
     };
     let here = embed(|config| {
-        config.offload.devices = Devices::Cpu;
-        config.offload.layers = Layers::Auto;
+        config.placement.devices = DeviceSelection::Cpu;
+        config.placement.gpu_layers = GpuLayers::Auto;
     });
     let there = embed(|_| {});
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
@@ -282,17 +282,17 @@ fn embeddings_are_those_of_the_processor() {
 fn a_device_that_is_not_there_is_refused_and_those_that_are_are_named() {
     let refusal = |devices, layers| {
         let mut config = support::config();
-        config.offload.devices = devices;
-        config.offload.layers = layers;
+        config.placement.devices = devices;
+        config.placement.gpu_layers = layers;
         let refused = Engine::load(config).err().expect("it is refused");
         refused.to_string()
     };
-    let unknown = Devices::Named(vec!["Nonsense7".into()]);
-    let text = refusal(unknown, Layers::Auto);
+    let unknown = DeviceSelection::Named(vec!["Nonsense7".into()]);
+    let text = refusal(unknown, GpuLayers::Auto);
     assert!(text.contains("Nonsense7") && text.contains("CPU"), "{text}");
     if let Some(device) = device() {
         assert!(text.contains(&device), "{text}");
     }
-    let text = refusal(Devices::Cpu, Layers::Exactly(3));
-    assert!(text.contains("3 layers"), "{text}");
+    let text = refusal(DeviceSelection::Cpu, GpuLayers::Exactly(3));
+    assert!(text.contains("3 GPU layers"), "{text}");
 }

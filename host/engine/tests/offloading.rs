@@ -2,8 +2,8 @@
 //! 8 bits give the right sums, also after they were put aside, and what names no device is refused.
 
 use corral_engine::{
-    Caller, Config, Devices, EmbedOptions, Engine, Error, KvType, Layers, LlamaError, LoadError,
-    Options, Sequence, SnapshotLimits, Snapshots, load_backends,
+    Caller, Config, DeviceSelection, EmbedOptions, Engine, Error, GpuLayers, KvType, LlamaError,
+    LoadError, Options, Sequence, SnapshotLimits, Snapshots, load_backends,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ mod support;
 fn config(kv: KvType) -> Config {
     let mut config = Config::new("tiny", demo_model());
     config.threads = Some(1);
-    config.offload.devices = Devices::Cpu;
-    config.offload.kv = kv;
+    config.placement.devices = DeviceSelection::Cpu;
+    config.placement.kv_type = kv;
     config
 }
 
@@ -42,7 +42,7 @@ fn the_processor_alone_has_all_layers() {
     let engine = Engine::load(config(KvType::F16)).unwrap();
     let info = engine.info();
     // Four, and the output.
-    assert_eq!((info.layers, info.offloaded_layers), (5, 0));
+    assert_eq!((info.layers, info.gpu_layers), (5, 0));
     assert!(info.devices.is_empty() && engine.device_memory().is_empty());
 }
 
@@ -147,18 +147,18 @@ fn a_snapshot_is_of_use_to_cells_of_its_type_alone() {
 #[test]
 fn devices_that_are_not_there_are_refused_with_those_that_are() {
     let mut nonsense = config(KvType::F16);
-    nonsense.offload.devices = Devices::Named(vec!["nonsense".to_owned()]);
-    assert!(nonsense.offload.devices.check().is_err());
+    nonsense.placement.devices = DeviceSelection::Named(vec!["nonsense".to_owned()]);
+    assert!(nonsense.placement.devices.check().is_err());
     let text = refused(nonsense);
     assert!(
         text.contains("\"nonsense\"") && text.contains("CPU"),
         "{text}"
     );
     let mut nobody = config(KvType::F16);
-    nobody.offload.layers = Layers::Exactly(3);
+    nobody.placement.gpu_layers = GpuLayers::Exactly(3);
     let text = refused(nobody);
     assert!(
-        text.contains("3 layers") && text.contains("corral doctor"),
+        text.contains("3 GPU layers") && text.contains("corral doctor"),
         "{text}"
     );
     let missing = load_backends(Path::new("no/such/folder"));

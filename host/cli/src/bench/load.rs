@@ -26,7 +26,7 @@ pub(super) fn config_of(
 ) -> Result<Config, Complaint> {
     offloading.backends.load()?;
     let mut config = Config::new("bench", file);
-    config.offload = offloading.of("bench");
+    config.placement = offloading.of("bench");
     config.threads = threads;
     let cells = u32::try_from(cells).unwrap_or(u32::MAX);
     config.cells = Some(cells.max(8192));

@@ -1,83 +1,86 @@
-//! How many layers find room on the devices, reckoned from the model's file.
+//! Estimates how many layers of a model fit on the devices.
 //!
-//! An estimate: what computing takes is known to llama.cpp alone, once it has made a context. So it is tried
-//! with what the estimate says, and with less where there is no memory for that.
+//! Only llama.cpp knows the exact memory of a computation, once it has made a context. So the loader tries the estimated
+//! number of layers first, and fewer if memory runs out.
 
-use super::Layers;
+use super::GpuLayers;
 use crate::LoadError;
 use crate::config::Config;
-use crate::memory_estimate::Shape;
+use crate::memory_estimate::MemoryEstimate;
 use corral_llama::{Device, DeviceKind, DevicePlacement, KvType};
 use std::path::Path;
 
-/// Of a device's free memory this part stays free, within the bounds: llama.cpp takes buffers while it
-/// computes, some backends end the process when they get none, and there is a context for embeddings.
-const SPARE_PART: u64 = 10;
-const LEAST_SPARE: u64 = 128 << 20;
-const MOST_SPARE: u64 = 1 << 30;
-/// Quarters of the layers that are tried one after the other, and 0 after them.
+/// This part of a device's free memory stays free, within the bounds: llama.cpp allocates buffers while it computes,
+/// some backends end the process if they get none, and the embedding context needs memory too.
+const RESERVED_PART: u64 = 10;
+const MIN_RESERVED: u64 = 128 << 20;
+const MAX_RESERVED: u64 = 1 << 30;
+/// Quarters of the fitting layers to try one after the other, before 0.
 const QUARTERS: [u32; 4] = [4, 3, 2, 1];
 
-/// Where a model is to be put.
+/// The devices of a model, and the numbers of layers to try on them.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct PlacementPlan {
     devices: Vec<Device>,
-    layers: Layers,
-    /// There where there are devices.
-    needs: Option<Needs>,
+    gpu_layers: GpuLayers,
+    /// `None` without devices.
+    needs: Option<LayerNeeds>,
 }
 
-/// Bytes that the parts of a model take where they lie.
+/// Bytes that the parts of a model need on their device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Needs {
+struct LayerNeeds {
     /// Of each layer: weights, cells and states.
     layers: Vec<u64>,
-    /// Of what comes after the layers, and of the logits.
+    /// Of the output and the logits.
     output: u64,
-    /// What a step takes on each device.
+    /// Of a step, on each device.
     step: u64,
 }
 
-impl Plan {
-    /// For what the configuration asks. Looks at the devices, and reads the head of the file where that
-    /// matters.
+impl PlacementPlan {
+    /// Plans for a configuration. Reads the header of the file only if the plan depends on it.
     pub fn new(config: &Config) -> Result<Self, LoadError> {
-        let devices = config.offload.chosen()?;
-        if devices.is_empty() && config.offload.kv == KvType::F16 {
+        let devices = config.placement.select_devices()?;
+        if devices.is_empty() && config.placement.kv_type == KvType::F16 {
             return Ok(Self {
                 devices,
-                layers: config.offload.layers,
+                gpu_layers: config.placement.gpu_layers,
                 needs: None,
             });
         }
-        Self::on(devices, config, &Shape::read(&config.path)?)
+        Self::on_devices(devices, config, &MemoryEstimate::read(&config.path)?)
     }
 
-    /// The same, of a file whose head was read.
-    pub fn of(config: &Config, shape: &Shape) -> Result<Self, LoadError> {
-        Self::on(config.offload.chosen()?, config, shape)
+    /// [`PlacementPlan::new`] with the estimate of the file.
+    pub fn with_estimate(config: &Config, estimate: &MemoryEstimate) -> Result<Self, LoadError> {
+        Self::on_devices(config.placement.select_devices()?, config, estimate)
     }
 
-    fn on(devices: Vec<Device>, config: &Config, shape: &Shape) -> Result<Self, LoadError> {
-        shape.check_kv(config.offload.kv)?;
+    fn on_devices(
+        devices: Vec<Device>,
+        config: &Config,
+        estimate: &MemoryEstimate,
+    ) -> Result<Self, LoadError> {
+        estimate.check_kv_type(config.placement.kv_type)?;
         let needs = match devices.len() {
             0 => None,
-            count => Some(Needs::of(config, shape, count)?),
+            count => Some(LayerNeeds::new(config, estimate, count)?),
         };
         let mut plan = Self {
             devices,
-            layers: config.offload.layers,
+            gpu_layers: config.placement.gpu_layers,
             needs,
         };
-        if plan.layers == Layers::Auto {
-            plan.leave_out_full_ones();
+        if plan.gpu_layers == GpuLayers::Auto {
+            plan.remove_full_devices();
         }
         Ok(plan)
     }
 
-    /// Leaves out devices that get nothing, and those in whose place the others would take more: one that gets
-    /// some of a model gets it also where there is no room.
-    fn leave_out_full_ones(&mut self) {
+    /// Removes devices that get no layer, and those without which more layers fit: llama.cpp gives each device its part
+    /// even if it does not fit there.
+    fn remove_full_devices(&mut self) {
         let Some(needs) = &self.needs else {
             return;
         };
@@ -87,73 +90,66 @@ impl Plan {
             let least = least.unwrap_or(0);
             let mut others = free.clone();
             others.remove(least);
-            let fitting = needs.fitting(&free);
-            let gets_some = needs.on(fitting, &free)[least] > 0;
-            if gets_some && needs.fitting(&others) <= fitting {
+            let fitting = needs.fitting_layers(&free);
+            let gets_some = needs.on_each(fitting, &free)[least] > 0;
+            if gets_some && needs.fitting_layers(&others) <= fitting {
                 return;
             }
             self.devices.remove(least);
         }
     }
 
-    /// Numbers of layers to try, one after the other, until there is memory; at least one.
-    pub fn tries(&self) -> Vec<u32> {
+    /// Numbers of layers to try in this order; at least one.
+    pub fn attempts(&self) -> Vec<u32> {
         let Some(needs) = &self.needs else {
             return vec![0];
         };
-        match self.layers {
-            Layers::Exactly(layers) => vec![layers.min(needs.all())],
-            Layers::Auto => {
-                let fitting = needs.fitting(&self.free());
-                let mut tries: Vec<_> = QUARTERS.map(|quarters| fitting * quarters / 4).into();
-                tries.push(0);
-                tries.dedup();
-                tries
+        match self.gpu_layers {
+            GpuLayers::Exactly(layers) => vec![layers.min(needs.layer_count())],
+            GpuLayers::Auto => {
+                let fitting = needs.fitting_layers(&self.free());
+                let mut attempts: Vec<_> = QUARTERS.map(|quarters| fitting * quarters / 4).into();
+                attempts.push(0);
+                attempts.dedup();
+                attempts
             }
         }
     }
 
-    /// So many layers on the devices.
-    pub fn placement(&self, layers: u32) -> DevicePlacement {
-        if layers == 0 {
+    /// The placement with this many layers on the devices.
+    pub fn placement(&self, gpu_layers: u32) -> DevicePlacement {
+        if gpu_layers == 0 {
             return DevicePlacement::default();
         }
         let names = self.devices.iter().map(|device| device.name.clone());
         DevicePlacement {
             devices: names.collect(),
-            gpu_layers: layers,
+            gpu_layers,
         }
     }
 
-    /// Bytes that are expected on devices with a memory of their own.
-    pub fn apart(&self) -> u64 {
-        let layers = self.tries().first().copied().unwrap_or(0);
-        let on = self.on_each(layers);
-        let each = self.devices.iter().zip(on);
+    /// Bytes that the first attempt needs on devices with their own memory.
+    pub fn device_bytes(&self) -> u64 {
+        let layers = self.attempts().first().copied().unwrap_or(0);
+        let each = self.devices.iter().zip(self.on_each(layers));
         each.filter(|(device, _)| device.kind == DeviceKind::Gpu)
-            .map(|(_, bytes)| bytes)
-            .fold(0, u64::saturating_add)
+            .fold(0, |sum, (_, bytes)| sum.saturating_add(bytes))
     }
 
-    /// The names of devices with a memory of their own.
-    pub fn apart_from_here(&self) -> Vec<&str> {
-        let apart = self.devices.iter().filter(|d| d.kind == DeviceKind::Gpu);
-        apart.map(|device| device.name.as_str()).collect()
+    /// The names of devices with their own memory.
+    pub fn devices_with_memory(&self) -> Vec<&str> {
+        let gpus = self.devices.iter().filter(|d| d.kind == DeviceKind::Gpu);
+        gpus.map(|device| device.name.as_str()).collect()
     }
 
-    /// How many layers the model has, its output counted as one; 0 where nobody asked.
-    pub fn all(&self) -> u32 {
-        self.needs.as_ref().map_or(0, Needs::all)
-    }
-
-    /// Says of a load that failed for want of memory what was needed and what there is.
-    pub fn refused(&self, path: &Path, layers: u32, cause: String) -> LoadError {
+    /// The error of an attempt that ran out of memory: the needed and the free bytes.
+    pub fn out_of_memory(&self, path: &Path, layers: u32, cause: String) -> LoadError {
         let names: Vec<_> = self.devices.iter().map(|d| d.name.as_str()).collect();
         let sum = |bytes: Vec<u64>| bytes.into_iter().fold(0, u64::saturating_add);
         LoadError::DeviceMemory {
             path: path.to_owned(),
             layers,
-            all: self.all(),
+            all: self.needs.as_ref().map_or(0, LayerNeeds::layer_count),
             devices: names.join(", "),
             needed: sum(self.on_each(layers)),
             free: sum(self.free()),
@@ -163,7 +159,7 @@ impl Plan {
 
     fn on_each(&self, layers: u32) -> Vec<u64> {
         match &self.needs {
-            Some(needs) => needs.on(layers, &self.free()),
+            Some(needs) => needs.on_each(layers, &self.free()),
             None => Vec::new(),
         }
     }
@@ -173,23 +169,25 @@ impl Plan {
     }
 }
 
-impl Needs {
-    /// Of the model on so many devices.
-    fn of(config: &Config, shape: &Shape, devices: usize) -> Result<Self, LoadError> {
-        let cells = config.cells_for(shape.trained());
-        let weights = shape.weights_by_layer()?;
-        let state = shape.layer_states(config.sequences);
+impl LayerNeeds {
+    /// The needs of a model on this many devices.
+    fn new(config: &Config, estimate: &MemoryEstimate, devices: usize) -> Result<Self, LoadError> {
+        let cells = config.cells_for(estimate.trained_context());
+        let weights = estimate.weights_by_layer()?;
+        let state = estimate.layer_state_bytes(config.sequences);
         let layers = weights.layers.iter().enumerate();
         let layers = layers.map(|(layer, bytes)| {
-            let cells = shape.layer_cells(layer, cells, config.offload.kv);
+            let cells = estimate.layer_cell_bytes(layer, cells, config.placement.kv_type);
             bytes.saturating_add(cells).saturating_add(state)
         });
-        let step = shape.step(cells);
-        let selects = config.device_sampling.is_expected(true);
+        let step = estimate.step_bytes(cells);
+        let device_top_k = config.device_sampling.is_expected(true);
         Ok(Self {
             layers: layers.collect(),
-            output: weights.output.saturating_add(shape.logits(selects)),
-            // Several devices compute different steps at once, each in buffers of its own.
+            output: weights
+                .output
+                .saturating_add(estimate.logit_bytes(device_top_k)),
+            // Several devices compute different steps at once, each in its own buffers.
             step: if devices > 1 {
                 step.saturating_mul(2)
             } else {
@@ -198,26 +196,26 @@ impl Needs {
         })
     }
 
-    /// Layers, the output counted as one.
-    fn all(&self) -> u32 {
+    /// Number of layers; the output counts as one.
+    fn layer_count(&self) -> u32 {
         u32::try_from(self.layers.len() + 1).unwrap_or(u32::MAX)
     }
 
-    /// The most layers that find room on devices of so much free memory.
-    fn fitting(&self, free: &[u64]) -> u32 {
+    /// The largest number of layers that fits on devices with this much free memory.
+    fn fitting_layers(&self, free: &[u64]) -> u32 {
         let fits = |layers: &u32| {
-            let mut on = self.on(*layers, free).into_iter().zip(free);
-            on.all(|(bytes, free)| bytes <= usable(*free))
+            let mut each = self.on_each(*layers, free).into_iter().zip(free);
+            each.all(|(bytes, free)| bytes <= usable(*free))
         };
-        (1..=self.all()).rev().find(fits).unwrap_or(0)
+        (1..=self.layer_count()).rev().find(fits).unwrap_or(0)
     }
 
-    /// Bytes on each device of so much free memory when the last `layers` are offloaded. llama.cpp gives
-    /// each a run of them, as long as its part of all free memory (`llama_model_base::load_tensors`).
+    /// Bytes on each device with the last `layers` on devices. llama.cpp gives each a run of them in proportion to its
+    /// free memory (`llama_model_base::load_tensors`).
     #[allow(clippy::cast_precision_loss)]
-    fn on(&self, layers: u32, free: &[u64]) -> Vec<u64> {
+    fn on_each(&self, layers: u32, free: &[u64]) -> Vec<u64> {
         let mut bytes = vec![0_u64; free.len()];
-        let count = layers.min(self.all()) as usize;
+        let count = layers.min(self.layer_count()) as usize;
         let sum = free.iter().fold(0.0, |sum, free| sum + *free as f32);
         let mut end = 0.0;
         let ends: Vec<f32> = free
@@ -243,9 +241,9 @@ impl Needs {
     }
 }
 
-/// What may be taken of free memory.
+/// The usable part of free memory.
 fn usable(free: u64) -> u64 {
-    free.saturating_sub((free / SPARE_PART).clamp(LEAST_SPARE, MOST_SPARE))
+    free.saturating_sub((free / RESERVED_PART).clamp(MIN_RESERVED, MAX_RESERVED))
 }
 
 #[cfg(test)]
@@ -254,15 +252,15 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn needs() -> Needs {
-        Needs {
+    fn needs() -> LayerNeeds {
+        LayerNeeds {
             layers: vec![100 * MIB; 9],
             output: 300 * MIB,
             step: 50 * MIB,
         }
     }
 
-    fn plan(free: &[u64], layers: Layers) -> Plan {
+    fn plan(free: &[u64], gpu_layers: GpuLayers) -> PlacementPlan {
         let device = |(index, free): (usize, &u64)| Device {
             name: format!("CUDA{index}"),
             description: String::new(),
@@ -272,83 +270,81 @@ mod tests {
             total: *free,
             id: None,
         };
-        Plan {
+        PlacementPlan {
             devices: free.iter().enumerate().map(device).collect(),
-            layers,
+            gpu_layers,
             needs: Some(needs()),
         }
     }
 
     #[test]
-    fn as_many_layers_as_find_room_and_then_fewer() {
-        let tries = |free: u64| plan(&[free * MIB], Layers::Auto).tries();
-        // The output, 9 layers and a step are 1250 MiB.
-        assert_eq!(tries(4000), [10, 7, 5, 2, 0]);
-        assert_eq!(tries(1388), [9, 6, 4, 2, 0]);
-        assert_eq!(tries(1389), [10, 7, 5, 2, 0]);
+    fn auto_tries_fitting_layers_then_fewer() {
+        let attempts = |free: u64| plan(&[free * MIB], GpuLayers::Auto).attempts();
+        // The output, 9 layers and a step need 1250 MiB.
+        assert_eq!(attempts(4000), [10, 7, 5, 2, 0]);
+        assert_eq!(attempts(1388), [9, 6, 4, 2, 0]);
+        assert_eq!(attempts(1389), [10, 7, 5, 2, 0]);
         // The output alone, and nothing.
-        assert_eq!(tries(478), [1, 0]);
-        assert_eq!(tries(477), [0]);
-        assert_eq!(tries(0), [0]);
+        assert_eq!(attempts(478), [1, 0]);
+        assert_eq!(attempts(477), [0]);
+        assert_eq!(attempts(0), [0]);
     }
 
     #[test]
-    fn exactly_so_many_are_tried_once_and_no_more_than_there_are() {
-        let tries = |layers| plan(&[1], Layers::Exactly(layers)).tries();
-        assert_eq!(tries(4), [4]);
-        assert_eq!(tries(99), [10]);
-        let error = plan(&[700 * MIB], Layers::Exactly(10)).refused(
-            Path::new("/m/x.gguf"),
-            10,
-            "no".to_owned(),
-        );
+    fn exact_number_of_layers_is_tried_once() {
+        let attempts = |layers| plan(&[1], GpuLayers::Exactly(layers)).attempts();
+        assert_eq!(attempts(4), [4]);
+        assert_eq!(attempts(99), [10]);
+        let plan = plan(&[700 * MIB], GpuLayers::Exactly(10));
+        let error = plan.out_of_memory(Path::new("/m/x.gguf"), 10, "no".to_owned());
         let text = error.to_string();
-        for said in ["10 of 10 layers", "CUDA0", "1250 MiB", "700 MiB", "no"] {
-            assert!(text.contains(said), "{said}: {text}");
+        for part in ["10 of 10 layers", "CUDA0", "1250 MiB", "700 MiB", "no"] {
+            assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!error.without_folder().contains("/m/"));
     }
 
     #[test]
-    fn several_devices_share_by_their_free_memory() {
+    fn devices_share_layers_by_free_memory() {
         let needs = needs();
-        let on = |layers, free: &[u64]| -> Vec<u64> {
-            let on = needs.on(layers, free);
-            on.into_iter().map(|bytes| bytes / MIB).collect()
+        let on_each = |layers, free: &[u64]| -> Vec<u64> {
+            let bytes = needs.on_each(layers, free);
+            bytes.into_iter().map(|bytes| bytes / MIB).collect()
         };
-        assert_eq!(on(10, &[1000, 1000]), [550, 750]);
-        assert_eq!(on(10, &[3000, 1000]), [850, 450]);
-        assert_eq!(on(10, &[1000]), [1250]);
-        assert_eq!(on(99, &[1000]), [1250]);
-        assert_eq!(on(1, &[1000, 1000]), [350, 0]);
-        assert_eq!(on(0, &[1000, 1000]), [0, 0]);
-        assert_eq!(on(3, &[]), [] as [u64; 0]);
+        assert_eq!(on_each(10, &[1000, 1000]), [550, 750]);
+        assert_eq!(on_each(10, &[3000, 1000]), [850, 450]);
+        assert_eq!(on_each(10, &[1000]), [1250]);
+        assert_eq!(on_each(99, &[1000]), [1250]);
+        assert_eq!(on_each(1, &[1000, 1000]), [350, 0]);
+        assert_eq!(on_each(0, &[1000, 1000]), [0, 0]);
+        assert_eq!(on_each(3, &[]), [] as [u64; 0]);
     }
 
     #[test]
-    fn a_device_that_is_full_is_left_out() {
-        let left = |free: &[u64]| {
+    fn full_devices_are_removed() {
+        let remaining = |free: &[u64]| {
             let free: Vec<_> = free.iter().map(|free| free * MIB).collect();
-            let mut plan = plan(&free, Layers::Auto);
-            plan.leave_out_full_ones();
+            let mut plan = plan(&free, GpuLayers::Auto);
+            plan.remove_full_devices();
             plan.placement(1).devices
         };
-        assert_eq!(needs().fitting(&[100 * MIB, 4000 * MIB]), 0);
-        assert_eq!(left(&[100, 4000]), ["CUDA1"]);
-        // They would get none of it.
-        assert_eq!(needs().fitting(&[4000 * MIB, 100 * MIB, 50 * MIB]), 10);
-        assert_eq!(left(&[4000, 100, 50]), ["CUDA0"]);
-        // Neither could take all of it.
-        assert_eq!(left(&[1000, 1000]), ["CUDA0", "CUDA1"]);
+        assert_eq!(needs().fitting_layers(&[100 * MIB, 4000 * MIB]), 0);
+        assert_eq!(remaining(&[100, 4000]), ["CUDA1"]);
+        // The small ones would get no layer.
+        let free = [4000 * MIB, 100 * MIB, 50 * MIB];
+        assert_eq!(needs().fitting_layers(&free), 10);
+        assert_eq!(remaining(&[4000, 100, 50]), ["CUDA0"]);
+        // Neither has room for all layers.
+        assert_eq!(remaining(&[1000, 1000]), ["CUDA0", "CUDA1"]);
     }
 
     #[test]
-    fn what_lies_apart_is_what_is_tried_first() {
-        let mut plan = plan(&[4000 * MIB], Layers::Auto);
-        assert_eq!(plan.apart(), 1250 * MIB);
+    fn device_bytes_are_those_of_the_first_attempt() {
+        let mut plan = plan(&[4000 * MIB], GpuLayers::Auto);
+        assert_eq!(plan.device_bytes(), 1250 * MIB);
         assert_eq!(plan.placement(10).devices, ["CUDA0"]);
         assert_eq!(plan.placement(0), DevicePlacement::default());
         plan.devices[0].kind = DeviceKind::Integrated;
-        assert_eq!(plan.apart(), 0, "it lies in the machine's memory");
+        assert_eq!(plan.device_bytes(), 0, "it shares the machine's memory");
     }
 }

@@ -76,16 +76,16 @@ impl Engine {
             adapters: config.adapters.iter().map(|a| a.0.clone()).collect(),
             can_generate: backend.has_memory(),
             layers: model.layer_count(),
-            offloaded_layers: model.placement().gpu_layers,
+            gpu_layers: model.placement().gpu_layers,
             devices: model.placement().devices.clone(),
         };
-        if info.offloaded_layers > 0 {
+        if info.gpu_layers > 0 {
             tracing::info!(
                 model = info.name,
                 layers = info.layers,
-                offloaded = info.offloaded_layers,
+                gpu_layers = info.gpu_layers,
                 devices = info.devices.join(", "),
-                "offloaded layers"
+                "layers on devices"
             );
         }
         let adapter = |(_, path)| Adapter {

@@ -5,7 +5,7 @@
 
 use crate::LoadError;
 use crate::config::{Config, DEFAULT_CELLS, SEQ_IDS, STEP_TOKENS};
-use crate::device_placement::Plan;
+use crate::device_placement::PlacementPlan;
 use corral_llama::{
     ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadProgress, Model,
     check_magic, take_buffer_sizes,
@@ -36,8 +36,8 @@ pub(super) struct Buffers {
 /// Puts the model of the configuration into memory.
 pub(super) fn place(config: &Config, progress: &LoadProgress) -> Result<Placed, LoadError> {
     check_magic(&config.path)?;
-    let plan = Plan::new(config)?;
-    let mut tries = plan.tries().into_iter().peekable();
+    let plan = PlacementPlan::new(config)?;
+    let mut tries = plan.attempts().into_iter().peekable();
     loop {
         let layers = tries.next().unwrap_or(0);
         // Of what was tried before nothing is left.
@@ -54,7 +54,7 @@ pub(super) fn place(config: &Config, progress: &LoadProgress) -> Result<Placed, 
             return Err(error);
         };
         let Some(fewer) = tries.peek() else {
-            return Err(plan.refused(&config.path, layers, cause.to_owned()));
+            return Err(plan.out_of_memory(&config.path, layers, cause.to_owned()));
         };
         tracing::warn!(
             model = config.name,
@@ -68,7 +68,7 @@ pub(super) fn place(config: &Config, progress: &LoadProgress) -> Result<Placed, 
 
 fn attempt(
     config: &Config,
-    plan: &Plan,
+    plan: &PlacementPlan,
     layers: u32,
     progress: &LoadProgress,
 ) -> Result<Placed, LoadError> {
@@ -99,12 +99,12 @@ fn attempt(
         step_tokens: STEP_TOKENS,
         seq_ids: config.sequences + device_top_k.map_or(0, |top_k| top_k.seq_ids),
         threads,
-        kv_type: config.offload.kv,
+        kv_type: config.placement.kv_type,
         device_top_k,
     };
     let backend = LlamaContext::new(model.clone(), settings)?;
     places.extend(take_buffer_sizes());
-    let apart = plan.apart_from_here();
+    let apart = plan.devices_with_memory();
     Ok(Placed {
         buffers: Buffers::of(places, model.placement(), &apart),
         model,

@@ -1,9 +1,9 @@
 //! What can be known of a model's file before it is loaded: that it is one, and what it will take.
 
 use crate::config::Config;
-use crate::device_placement::Plan;
+use crate::device_placement::PlacementPlan;
 use crate::error::LoadError;
-use crate::memory_estimate::Shape;
+use crate::memory_estimate::MemoryEstimate;
 use corral_llama::KvType;
 use std::path::Path;
 use std::time::SystemTime;
@@ -42,16 +42,19 @@ pub struct Expected {
 /// What the model of this file is expected to take for weights and cells. The error is what the load would
 /// say, as far as a look can tell.
 pub fn expected(config: &Config) -> Result<Expected, LoadError> {
-    Ok(expected_of(config, &Shape::read(&config.path)?))
+    Ok(expected_of(config, &MemoryEstimate::read(&config.path)?))
 }
 
-fn expected_of(config: &Config, shape: &Shape) -> Expected {
-    let (cells, kv) = (config.cells_for(shape.trained()), config.offload.kv);
+fn expected_of(config: &Config, estimate: &MemoryEstimate) -> Expected {
+    let (cells, kv) = (
+        config.cells_for(estimate.trained_context()),
+        config.placement.kv_type,
+    );
     Expected {
-        weights: shape.weights(),
+        weights: estimate.weight_bytes(),
         cells,
         kv,
-        cell_bytes: shape.cells(cells, kv),
+        cell_bytes: estimate.cell_bytes(cells, kv),
     }
 }
 
@@ -62,17 +65,17 @@ fn expected_of(config: &Config, shape: &Shape) -> Expected {
 ///
 /// The error is what the load would say: the file can't be read or is no GGUF, or there are no such devices.
 pub fn expected_bytes(config: &Config) -> Result<u64, LoadError> {
-    let shape = Shape::read(&config.path)?;
-    let expected = expected_of(config, &shape);
-    let plan = Plan::of(config, &shape)?;
-    let on_device = plan.tries().first().is_some_and(|layers| *layers > 0);
+    let estimate = MemoryEstimate::read(&config.path)?;
+    let expected = expected_of(config, &estimate);
+    let plan = PlacementPlan::with_estimate(config, &estimate)?;
+    let on_device = plan.attempts().first().is_some_and(|layers| *layers > 0);
     let selects = config.device_sampling.is_expected(on_device);
     let all = expected
         .weights
         .saturating_add(expected.cell_bytes)
-        .saturating_add(shape.states(config.sequences))
-        .saturating_add(shape.logits(selects))
-        .saturating_add(shape.kept_logits(config.sequences, selects))
-        .saturating_add(shape.step(expected.cells));
-    Ok(all.saturating_sub(plan.apart()))
+        .saturating_add(estimate.state_bytes(config.sequences))
+        .saturating_add(estimate.logit_bytes(selects))
+        .saturating_add(estimate.output_bytes(config.sequences, selects))
+        .saturating_add(estimate.step_bytes(expected.cells));
+    Ok(all.saturating_sub(plan.device_bytes()))
 }

@@ -2,8 +2,8 @@
 #![allow(dead_code)]
 
 use corral_engine::{
-    Caller, Chunk, Config, Devices, Engine, Error, Generation, Layers, Offload, Options, Outcome,
-    Sequence, Tenant, View,
+    Caller, Chunk, Config, DeviceSelection, Engine, Error, Generation, GpuLayers, Options, Outcome,
+    PlacementOptions, Sequence, Tenant, View,
 };
 use corral_random_model::{Quant, Qwen3, Recipe};
 use std::path::{Path, PathBuf};
@@ -49,11 +49,11 @@ pub fn config() -> Config {
     let mut config = Config::new("tiny", demo_model());
     config.threads = Some(1);
     if let Some(device) = device() {
-        config.offload = Offload {
-            devices: Devices::Named(vec![device]),
+        config.placement = PlacementOptions {
+            devices: DeviceSelection::Named(vec![device]),
             // All of them: it has fewer.
-            layers: Layers::Exactly(99),
-            ..Offload::default()
+            gpu_layers: GpuLayers::Exactly(99),
+            ..PlacementOptions::default()
         };
     }
     config
