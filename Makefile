@@ -1,24 +1,27 @@
-# Two commands do everything on a fresh machine, set-up included:
-#   make run     builds, and serves the demo model (or MODEL=FILE) with the plugins deployed
-#   make test    checks format and lints, builds, and runs every test
-# Also: make build, make plugins, make lint; make where (tells where build and plugins put what they made);
-# make test-device (the part of make test that runs on a device); make bench (measures all that is promised, in less
-# than an hour on two cores; VS=URL of a peer for HTTP, LLAMA=URL of llama.cpp's server
-# for tokens a second, see BENCHMARKS.md); make model (trains the demo model again, in about an hour on two cores; stopped and started again
-# it goes on where it was).
-#   make microbench      times what stands on the way of a token, each alone (BENCHES="text events", FILTER=REGEX)
-#   make instructions    counts the instructions of the same with valgrind, and fails if they have become more than
-#                        is written down (WRITE=1 writes them down, JSON=1 prints them for programs)
-# FEATURES=cuda with any of them builds a GPU backend in (or vulkan, rocm, metal; their compilers have to
-# be there). make dist builds a binary for other machines, with BACKENDS="vulkan cuda" as it may be.
+# On a new machine, each of these sets up all it needs:
+#   make run           build, and serve the demo model (or MODEL=FILE) with the first-party plugins
+#   make test          check format and lints, build, and run all tests
+#   make lint          check format and lints
+#   make build         build the host workspace
+#   make plugins       build the plugins
+#   make where         print the paths of the build products
+#   make test-device   run the tests that need a device, with Vulkan on the CPU
+#   make bench         measure every target, in less than an hour on two cores: see BENCHMARKS.md
+#                      (PEER=URL compares HTTP, OPENAI_PEER=URL of llama.cpp's server compares throughput)
+#   make microbench    time the parts of a token's path (BENCHES="text events", FILTER=REGEX)
+#   make instructions  count the instructions of these with valgrind, and fail if they have grown
+#                      (WRITE=1 records them, JSON=1 prints JSON)
+#   make model         train the demo model, in about an hour on two cores; continues after an interruption
+#   make dist          build a binary for other machines (BACKENDS="vulkan cuda", DIR=FOLDER)
+# FEATURES=cuda (or vulkan, rocm, metal) builds a GPU backend into the binary; its compiler must be installed.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help run test test-device build dist plugins where lint bench microbench instructions model
 
-# Build products stay outside the checkout, so that a second clone builds quickly. Native code fits
-# the processor and compiler that it was built with: the folder is named after both.
+# Build products are outside the checkout, for quick builds of a second clone. The folder is named after the processor
+# and the compiler, which native code depends on.
 CACHE := $(or $(CORRAL_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/corral)
 KEY := $(shell { rustc -vV; uname -m; grep -m1 '^flags' /proc/cpuinfo; } 2>/dev/null | sha256sum | cut -c1-12)
 export CORRAL_CACHE := $(CACHE)
@@ -29,12 +32,13 @@ LISTEN ?= 127.0.0.1:8080
 ADMIN ?= 127.0.0.1:8081
 
 export CORRAL_BIN := $(CARGO_TARGET_DIR)/release/corral
+export CORRAL_BENCH_BIN := $(CARGO_TARGET_DIR)/release/corral-bench
 export CORRAL_PLUGINS := $(CARGO_TARGET_DIR)/plugins
 
 SETUP := eval "$$(host/setup.sh)"
 VULKAN := build=$$(host/vulkan.sh build); eval "$$build"
-# Always the whole workspace: cargo's features depend on which crates are built together, and
-# another choice would build wasmtime a second time.
+# Always the whole workspace: features depend on the crates that are built together, and other features would build
+# wasmtime again.
 FEATURES ?=
 MEMBERS := --workspace $(addprefix --features corral-cli/,$(FEATURES))
 CARGO_FLAGS := --release $(MEMBERS)
@@ -42,12 +46,11 @@ ifneq ($(filter vulkan,$(FEATURES) $(BACKENDS)),)
 SETUP := $(SETUP); $(VULKAN)
 endif
 
-# The engine's tests that run a second time, on a device; none to leave that out. Others that can (real_model,
-# looking, sequences) are too slow on a device that is a processor: one test takes minutes.
+# The engine's tests to repeat on a device; empty to skip them. Other tests are too slow for Vulkan on the CPU.
 DEVICE_TESTS ?= offload
 DEVICE_FLAGS := --release --workspace --features corral-engine/vulkan $(addprefix --test ,$(DEVICE_TESTS))
 
-# What make microbench times; a bench of the plugins' workspace is among them.
+# The micro-benchmarks; `events` is in the plugins' workspace.
 BENCHES ?= attention scheduling prefixes sampling constraints text events
 HOST_BENCHES := $(filter-out events,$(BENCHES))
 FILTER ?=
@@ -63,7 +66,6 @@ help:
 build:
 	@$(SETUP); cargo build $(CARGO_FLAGS)
 
-# Not of native code, and with libraries beside it: see the script.
 dist:
 	@$(SETUP); host/dist.sh "$(DIR)" "$(BACKENDS)" "$(TESTS)"
 
@@ -99,19 +101,19 @@ test: lint plugins
 	  $(SETUP); cargo test $(CARGO_FLAGS)
 	@[ -z "$(DEVICE_TESTS)" ] || $(MAKE) --no-print-directory test-device
 
-# What a GPU needs of us, without one: Vulkan on the processor. Only llama.cpp and the engine are built a second
-# time for it, beside the others and as parts of the tests, so neither takes the other's place. Built without the
-# device's variables: the build of llama.cpp takes those that begin with GGML_ as its own, and would run again when
-# they change. One test at a time, since a device has its own threads; and never without end.
+# Tests of the GPU code without a GPU, by Vulkan on the CPU. It builds llama.cpp and the engine again, beside the other
+# builds, and without the variables of the device: llama.cpp's build reads those that begin with GGML_. One test runs at
+# a time, since a device has threads of its own.
 test-device:
 	@$(SETUP); $(VULKAN); cargo test $(DEVICE_FLAGS) --no-run
 	@device=$$(host/vulkan.sh); $(SETUP); eval "$$device"; \
 	  timeout 1800 cargo test $(DEVICE_FLAGS) -- --test-threads 1
 
 bench: plugins
-	@"$(CORRAL_BIN)" bench model "$(CACHE)/qwen3-0.6b.gguf"
-	@"$(CORRAL_BIN)" bench model --shape wide "$(CACHE)/wide.gguf"
-	@"$(CORRAL_BIN)" bench all --model "$(CACHE)/qwen3-0.6b.gguf" --wide "$(CACHE)/wide.gguf" --plugins "$(CORRAL_PLUGINS)" $(if $(VS),--vs $(VS)) $(if $(LLAMA),--vs-openai $(LLAMA))
+	@"$(CORRAL_BENCH_BIN)" model "$(CACHE)/qwen3-0.6b.gguf"
+	@"$(CORRAL_BENCH_BIN)" model --shape wide "$(CACHE)/wide.gguf"
+	@"$(CORRAL_BENCH_BIN)" all --model "$(CACHE)/qwen3-0.6b.gguf" --wide "$(CACHE)/wide.gguf" --plugins "$(CORRAL_PLUGINS)" \
+	  $(if $(PEER),--peer $(PEER)) $(if $(OPENAI_PEER),--openai-peer $(OPENAI_PEER))
 
 microbench:
 	@[ -z "$(HOST_BENCHES)" ] || { $(SETUP); \

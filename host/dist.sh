@@ -7,7 +7,7 @@
 #   FOLDER/corral
 #   FOLDER/libllama.so…, libggml.so…, libggml-base.so…    found there by the binary
 #   FOLDER/backends/libggml-cpu-*.so, libggml-vulkan.so…
-#   FOLDER/tests/NAME                                     for each of TESTS, if there are any
+#   FOLDER/tests/NAME, FOLDER/corral-bench                for each of TESTS, if there are any
 #
 # BACKENDS, in one argument: vulkan, cuda, rocm, metal; their compilers and libraries have to be here. TESTS, too:
 # names of test binaries of the host workspace.
@@ -74,7 +74,7 @@ fi
 # binary and the tests, since with other targets cargo may choose other features, and build llama.cpp twice.
 messages=$target/messages
 env -u CARGO_ENCODED_RUSTFLAGS RUSTFLAGS='' CMAKE_INSTALL_RPATH="$rpath" CARGO_TARGET_DIR="$target" \
-  cargo build --release --workspace --features "$features" --bin corral "${tests[@]/#/--test=}" \
+  cargo build --release --workspace --features "$features" --bin corral --bin corral-bench "${tests[@]/#/--test=}" \
   --message-format=json-render-diagnostics >"$messages"
 
 # cargo says where the build of llama.cpp has put its files, also when it was made earlier.
@@ -94,7 +94,9 @@ done
 for backend in "$built/backends"/libggml-*.so; do
   cp -L "$backend" "$out/backends/"
 done
+rm -f "$out/corral-bench"
 if [ ${#tests[@]} -gt 0 ]; then
+  cp "$target/release/corral-bench" "$out/"
   mkdir -p "$out/tests"
   for test in "${tests[@]}"; do
     made=$(sed -n 's/^.*"kind":\["test"\].*"name":"'"$test"'".*"executable":"\([^"]*\)".*$/\1/p' "$messages" | tail -n1)
@@ -103,8 +105,8 @@ if [ ${#tests[@]} -gt 0 ]; then
   done
 fi
 # Without what only debuggers read: a tenth of the size. Names of functions stay, for backtraces.
-for file in "$out/corral" "$out"/libllama.* "$out"/libggml* "$out/backends"/libggml-* "${tests[@]/#/$out/tests/}"; do
-  [ -L "$file" ] || strip -S "$file"
+for file in "$out"/corral{,-bench} "$out"/libllama.* "$out"/libggml* "$out/backends"/libggml-* "${tests[@]/#/$out/tests/}"; do
+  [ -L "$file" ] || [ ! -e "$file" ] || strip -S "$file"
 done
 
 # It finds its libraries, or this fails.

@@ -97,7 +97,7 @@ run_test() {
 stages() {
   local at_once=$1 requests
   requests=$((at_once < 8 ? 8 : 3 * at_once))
-  "$here/dist/corral" bench stages --model "$model" --plugins "$here/plugins" --device "$device" \
+  "$here/dist/corral-bench" stages --model "$model" --plugins "$here/plugins" --device "$device" \
     --concurrency "$at_once" --requests "$requests" --rounds 5 --json
 }
 
@@ -176,7 +176,7 @@ steps() {
 # A text as a string of JSON, its lines with semicolons between them.
 quoted() { printf '"%s"' "$(tr '\n\t' '; ' | tr -d '\000-\037' | sed 's/; *$//; s/[\\"]/\\&/g')"; }
 
-# The rows of what `corral bench stages --json` printed, as a table.
+# The rows of `corral-bench stages --json` as a table.
 table() {
   echo "| stage | what | tok/s | ratio to raw | least | most | µs CPU a token |"
   echo "|---|---|---|---|---|---|---|"
@@ -263,7 +263,7 @@ needed doctor doctor
 for test in dist/tests/*; do
   step "test-${test##*/}" run_test "${test##*/}"
 done
-needed model "$here/dist/corral" bench model "$model"
+needed model "$here/dist/corral-bench" model "$model"
 for at_once in $streams; do
   step "stages-$at_once" stages "$at_once"
 done

@@ -12,6 +12,13 @@ pub fn binary() -> PathBuf {
     existing("CORRAL_BIN", || profile_folder().join("corral"))
 }
 
+/// The binary `corral-bench`: `CORRAL_BENCH_BIN`, or beside `corral`.
+pub fn bench_binary() -> PathBuf {
+    existing("CORRAL_BENCH_BIN", || {
+        binary().with_file_name("corral-bench")
+    })
+}
+
 /// The component `name`, such as `generate`.
 pub fn plugin(name: &str) -> PathBuf {
     let folder = existing("CORRAL_PLUGINS", || target_folder().join("plugins"));

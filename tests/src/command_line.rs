@@ -3,7 +3,7 @@
 use crate::artifacts;
 use crate::server::PATIENCE;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -34,7 +34,16 @@ where
     I: IntoIterator<Item = S>,
     S: AsRef<std::ffi::OsStr>,
 {
-    let mut child = Command::new(artifacts::binary())
+    run_program(&artifacts::binary(), patience, arguments)
+}
+
+/// [`run_within`] for another program than `corral`.
+pub(crate) fn run_program<I, S>(program: &Path, patience: Duration, arguments: I) -> Ended
+where
+    I: IntoIterator<Item = S>,
+    S: AsRef<std::ffi::OsStr>,
+{
+    let mut child = Command::new(program)
         .args(arguments)
         .env_remove("RUST_LOG")
         .stdin(Stdio::null())

@@ -22,7 +22,7 @@ const CONTEXT: &str = "16384";
 /// Tokens of [`Corral::endless`]: nearly a whole context.
 pub const ENDLESS_TOKENS: u32 = 16_000;
 
-/// `--cells` for four [`Corral::endless`] streams at once.
+/// `--kv-cells` for four [`Corral::endless`] streams at once.
 pub const MANY_CELLS: &str = "65536";
 
 /// Metrics that are 0 when nothing runs.
@@ -95,7 +95,7 @@ impl Corral {
             .arg("serve")
             .arg("--model")
             .arg(argument("tiny", &artifacts::long_model()))
-            .arg("--cache")
+            .arg("--cache-dir")
             .arg(artifacts::scratch().join("compiled"));
         for (option, value) in [
             ("--listen", "127.0.0.1:0"),

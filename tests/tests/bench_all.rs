@@ -1,30 +1,30 @@
-//! `corral bench all` with the demo model in the place of each model: whatever is promised has its figure.
+//! `corral-bench all` with the demo model in place of each model: every target has a figure.
 
 use corral_tests::benches::{bench_within, model, object};
 use corral_tests::{Corral, artifacts};
 use std::time::Duration;
 
-/// It takes a minute where nothing else runs.
+/// It takes a minute on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(1200);
 
-/// The one target for which the bench has no figure, wherever it runs.
-const ELSEWHERE: &str = "GPU, 0.6b, 64 streams: HTTP over TCP / raw loop (tests/gpu)";
-/// Where the system does not tell threads' times there is none for this one either.
-const OF_THREADS: &str = "demo model, 8 at once: µs of CPU a token, SSE less raw loop";
-/// Targets whose rounds are told beside them.
+/// The only target that `tests/gpu` measures instead.
+const GPU_TARGET: &str = "GPU, 0.6b, 64 streams: HTTP over TCP / raw loop (tests/gpu)";
+/// The target that needs the CPU times of threads, which only Linux reports.
+const CPU_TARGET: &str = "demo model, 8 at once: µs of CPU a token, SSE less raw loop";
+/// Targets with a minimum and a maximum of the rounds.
 const WITH_ENDS: usize = 24;
 
-/// A bench that calls its members otherwise would lose its target in silence.
+/// A renamed member would otherwise lose its target in silence.
 #[test]
 fn every_target_has_a_figure() {
-    // Corral is its own peer, of both kinds.
+    // Corral is its own peer of both kinds.
     let peer = Corral::start_with_routes(&[("/", "classic"), ("/v1", "openai")], &[]);
     let url = format!("http://{}", peer.public());
     let openai = artifacts::plugin("openai");
     let folder = openai.parent().expect("a folder of plugins");
     let ended = bench_within(
         PATIENCE,
-        &format!("all --rounds 2 --json --vs {url} --vs-openai {url}"),
+        &format!("all --rounds 2 --json --peer {url} --openai-peer {url}"),
         &[
             model(),
             ("--small", artifacts::model()),
@@ -41,9 +41,9 @@ fn every_target_has_a_figure() {
         .iter()
         .filter(|target| target["figure"].is_null())
         .map(|target| target["target"].as_str().expect("a text"))
-        .filter(|&target| cfg!(target_os = "linux") || target != OF_THREADS)
+        .filter(|&target| cfg!(target_os = "linux") || target != CPU_TARGET)
         .collect();
-    assert_eq!(without, [ELSEWHERE], "{ended:?}");
+    assert_eq!(without, [GPU_TARGET], "{ended:?}");
     let mut with_ends = 0;
     for target in targets {
         let [least, figure, most] = ["least", "figure", "most"].map(|end| target[end].as_f64());

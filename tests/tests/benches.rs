@@ -1,15 +1,14 @@
-//! `corral bench` with the demo model, small and in one round: what it tells programs.
+//! The JSON objects of `corral-bench` with the demo model, small and in one round.
 
 use corral_tests::benches::{
     WithFile, bench, check_members, check_positive, check_refused, check_rising, count, measure,
     model, number, object, plugin, rows, text,
 };
-use corral_tests::{Ended, artifacts, run, scratch_folder};
+use corral_tests::{Ended, artifacts, scratch_folder};
 use serde_json::{Value, json};
-use std::ffi::OsString;
 
-/// What a bench finds in one round, with the plugin where it takes one.
-fn run_one_round(words: &str) -> Value {
+/// The result of one round, with the plugin if the bench takes one.
+fn one_round(words: &str) -> Value {
     let mut files = vec![model()];
     if !["gap", "step"].iter().any(|name| words.starts_with(name)) {
         files.push(plugin("generate"));
@@ -19,7 +18,7 @@ fn run_one_round(words: &str) -> Value {
 
 #[test]
 fn benches_print_one_json_object() {
-    let gap = run_one_round("gap --streams 1 --prompts 2 --length 33 --threads 1");
+    let gap = one_round("gap --streams 1 --prompts 2 --prompt-tokens 33 --threads 1");
     let names: Vec<_> = rows(&gap).iter().map(|row| &row["prefill"]).collect();
     assert_eq!(names, ["budgeted", "slot order"]);
     for row in rows(&gap) {
@@ -31,9 +30,9 @@ fn benches_print_one_json_object() {
             &["first_token_s", "first_token_p99_s", "first_token_max_s"],
         );
     }
-    let threads = run_one_round("threads --streams 1 --generate 2");
+    let threads = one_round("threads --streams 1 --output-tokens 2");
     let threads = rows(&threads);
-    // What `corral serve` takes by itself is always there, both ways.
+    // The default of `corral serve` is always measured, over both interfaces.
     for read_from in ["engine", "HTTP"] {
         let default =
             |row: &&Value| row["read_from"] == read_from && row["ratio_to_default"] == 1.0;
@@ -42,16 +41,13 @@ fn benches_print_one_json_object() {
 }
 
 #[test]
-fn a_model_to_measure_with_is_made_once_and_told_of() {
+fn existing_model_is_kept() {
     let file = scratch_folder().join("random.gguf");
     let model = || {
-        let words = ["bench", "model", "--json", "--shape", "tiny"].map(OsString::from);
-        let ended = run([&words[..], &[file.clone().into()]].concat());
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-        serde_json::from_str::<Value>(&ended.stdout).expect("JSON on stdout")
+        let file = file.to_str().expect("a path in UTF-8");
+        measure(&format!("model --shape tiny {file}"), &[])
     };
     let made = model();
-    assert_eq!(made["bench"], "model", "{made}");
     assert_eq!(made["model"], "random.gguf", "{made}");
     let bytes = file.metadata().expect("a model").len();
     assert_eq!(made["bytes"], bytes, "{made}");
@@ -62,78 +58,66 @@ fn a_model_to_measure_with_is_made_once_and_told_of() {
 }
 
 #[test]
-fn each_step_is_measured_beside_its_rows_alone() {
-    let found = run_one_round("step --rows 1,2 --prompt 0,4 --cells 8 --threads 1");
-    assert_eq!(found["cells"], 8, "{found}");
+fn steps_are_compared_with_rows_alone() {
+    let found = one_round("step --rows 1,2 --prompt-tokens 0,4 --depth 8 --threads 1");
+    assert_eq!(found["depth"], 8, "{found}");
     assert_eq!(found["rounds"], 1, "{found}");
     let model = artifacts::model();
     let name = model.file_name().and_then(|name| name.to_str());
     assert_eq!(found["model"].as_str(), name, "{found}");
     let steps: Vec<_> = rows(&found)
         .iter()
-        .map(|row| (count(row, "prompt"), count(row, "rows")))
+        .map(|row| (count(row, "prompt_tokens"), count(row, "rows")))
         .collect();
     assert_eq!(steps, [(0, 1), (0, 2), (4, 1), (4, 2)]);
     for row in rows(&found) {
         check_positive(row, &["median_s", "least_s", "ratio_to_alone"]);
-        if row["prompt"] == 0 {
+        if row["prompt_tokens"] == 0 {
             assert_eq!(row["ratio_to_alone"], 1.0, "{row}");
         }
     }
 }
 
 #[test]
-fn rounds_that_would_take_too_long_are_left_out_and_it_is_said() {
-    // Nothing is through in a millisecond, and one round is measured all the same.
-    let line =
-        "step --rows 1 --prompt 0,4 --cells 1000 --threads 1 --rounds 7 --within 0.001 --json";
+fn time_limit_ends_rounds_early() {
+    // No round ends within a millisecond, and one is always measured.
+    let line = "step --rows 1 --prompt-tokens 0,4 --depth 1000 --threads 1 --rounds 7 --within 0.001 --json";
     let ended = bench(line, &[model()]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(object(line, &ended)["rounds"], 1, "{ended:?}");
-    let said = "the time is spent after 1 of 7 rounds";
-    assert!(ended.stderr.contains(said), "{ended:?}");
+    let message = "out of time after 1 of 7 rounds";
+    assert!(ended.stderr.contains(message), "{ended:?}");
     let refused = bench(&line.replace("0.001", "soon"), &[model()]);
     check_refused(&refused, 2, &["--within", "write seconds"]);
 }
 
 #[test]
-fn a_step_of_more_tokens_than_one_may_have_is_refused() {
-    let ended = bench("step --rows 8 --prompt 511", &[model()]);
-    let expected = "a step of 519 tokens, and one has at most 512";
+fn too_large_step_is_refused() {
+    let ended = bench("step --rows 8 --prompt-tokens 511", &[model()]);
+    let expected = "a step of 519 tokens, and it can have 512";
     check_refused(&ended, 2, &[expected]);
 }
 
-/// `corral bench stages` with the demo model, small and in one round.
-fn stages(arguments: &[OsString]) -> Ended {
-    let mut line: Vec<_> = ["bench", "stages", "--rounds", "1", "--threads", "1"]
-        .map(OsString::from)
-        .into();
-    line.extend(["--requests", "5", "--concurrency", "2"].map(OsString::from));
-    line.extend(["--prompt", "8", "--generate", "4", "--model"].map(OsString::from));
-    line.push(artifacts::model().into());
-    line.extend_from_slice(arguments);
-    run(line)
+/// Runs `stages` with the demo model, small and in one round.
+fn stages(words: &str, files: &[WithFile<'_>]) -> Ended {
+    let small =
+        "--rounds 1 --threads 1 --requests 5 --concurrency 2 --prompt-tokens 8 --output-tokens 4";
+    let files = [&[model()], files].concat();
+    bench(&format!("stages {small} {words}"), &files)
 }
 
 #[test]
-fn every_stage_answers_all_requests_and_is_measured_beside_a_raw_loop() {
+fn every_stage_has_a_raw_loop() {
     let openai = artifacts::plugin("openai");
     let folder = openai.parent().expect("a folder of plugins");
     let scratch = scratch_folder();
     let chart = scratch.join("stages.svg");
-    let ended = stages(&[
-        "--json".into(),
-        "--plugins".into(),
-        folder.into(),
-        "--chart".into(),
-        chart.clone().into(),
-    ]);
+    let files = [("--plugins", folder.into()), ("--chart", chart.clone())];
+    let ended = stages("--json", &files);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    let found: Value = serde_json::from_str(&ended.stdout).expect("JSON on stdout");
-    assert_eq!(found["bench"], "stages", "{found}");
+    let found = object("stages", &ended);
     assert_eq!(found["requests"], 5, "{found}");
-    let floor = &found["send_us_per_event"];
-    assert!(floor.as_f64() > Some(0.0), "{found}");
+    check_positive(&found, &["send_us_per_event"]);
     let stages = found["stages"].as_array().expect("stages");
     let numbers: Vec<_> = stages.iter().map(|one| one["stage"].as_u64()).collect();
     assert_eq!(numbers, (0..10).map(Some).collect::<Vec<_>>());
@@ -150,15 +134,15 @@ fn every_stage_answers_all_requests_and_is_measured_beside_a_raw_loop() {
             assert!(stage[key].as_f64() > Some(0.0), "{key} in {stage}");
         }
         assert!(stage.get("cpu_us_per_token").is_some(), "{stage}");
-        // From here on clients ask, and the raw loop is given their arrivals too.
-        let asked = stage["stage"].as_u64() >= Some(3);
+        // From stage 3 on there are clients, and a raw loop with their arrivals.
+        let has_clients = stage["stage"].as_u64() >= Some(3);
         for key in [
             "same_arrivals_ratio",
             "answer_p50_ratio",
             "answer_p99_ratio",
         ] {
-            let found = stage[key].as_f64().is_some_and(|ratio| ratio > 0.0);
-            assert_eq!(found, asked, "{key} in {stage}");
+            let is_measured = stage[key].as_f64().is_some_and(|ratio| ratio > 0.0);
+            assert_eq!(is_measured, has_clients, "{key} in {stage}");
         }
     }
     let chart = std::fs::read_to_string(chart).expect("a chart");
@@ -166,29 +150,32 @@ fn every_stage_answers_all_requests_and_is_measured_beside_a_raw_loop() {
 }
 
 #[test]
-fn stages_that_need_plugins_say_so_and_the_others_do_without() {
-    let ended = stages(&["--stages".into(), "0,3".into()]);
+fn stages_from_4_need_plugins() {
+    let ended = stages("--stages 0,3", &[]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.contains("scheduler, out of step"), "{ended:?}");
     assert!(
         !ended.stdout.contains("to send"),
-        "no stage sends events: {ended:?}"
+        "without events: {ended:?}"
     );
-    let ended = stages(&["--stages".into(), "7".into()]);
+    let ended = stages("--stages 7", &[]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("give --plugins"), "{ended:?}");
     let empty = scratch_folder();
-    let ended = stages(&["--plugins".into(), empty.into()]);
+    let ended = stages("", &[("--plugins", empty)]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("measure.wasm"), "{ended:?}");
 }
 
 #[test]
-fn deploys_are_measured_to_their_first_answer() {
-    let found = run_one_round("deploy");
+fn deploys_are_timed_to_first_response() {
+    let found = one_round("deploy");
     assert!(found["component_bytes"].as_u64() > Some(100_000), "{found}");
     let components: Vec<_> = rows(&found).iter().map(|row| &row["component"]).collect();
-    assert_eq!(components, ["new", "kept, compiled", "uploaded, compiled"]);
+    assert_eq!(
+        components,
+        ["new", "stored, compiled", "uploaded, compiled"]
+    );
     for row in rows(&found) {
         assert_eq!(row["deploys"], 1, "{row}");
         for key in ["first_answer_s", "deploy_s", "compile_s", "answer_s"] {
@@ -198,10 +185,10 @@ fn deploys_are_measured_to_their_first_answer() {
 }
 
 #[test]
-fn a_shared_prefix_is_computed_once() {
-    let found = run_one_round("prefix --length 100 --threads 1");
-    for (beginning, asked_over, counts) in [
-        // Prompt tokens, those in the cache, and those given to llama_decode.
+fn shared_prefix_is_computed_once() {
+    let found = one_round("prefix --prefix-tokens 100 --threads 1");
+    for (prefix, asked_over, counts) in [
+        // Prompt tokens, those from the cache, and those given to llama_decode.
         ("tail alone", "engine", (32, 0, 32)),
         ("tail alone", "HTTP", (32, 0, 32)),
         ("held", "engine", (132, 100, 32)),
@@ -210,8 +197,8 @@ fn a_shared_prefix_is_computed_once() {
         ("cached", "HTTP", (132, 100, 32)),
         ("whole", "HTTP", (132, 0, 132)),
     ] {
-        let named = |row: &&Value| row["beginning"] == beginning && row["asked_over"] == asked_over;
-        let row = rows(&found).iter().find(named).expect(beginning);
+        let named = |row: &&Value| row["prefix"] == prefix && row["asked_over"] == asked_over;
+        let row = rows(&found).iter().find(named).expect(prefix);
         let count = |key: &str| row[key].as_u64().expect(key);
         let counted = (
             count("prompt_tokens"),
@@ -234,13 +221,16 @@ fn a_shared_prefix_is_computed_once() {
 }
 
 #[test]
-fn requests_in_a_row_are_timed_in_the_engine_and_over_http() {
+fn flat_measures_engine_and_http() {
     let files = [model(), plugin("generate")];
     let found = measure(
-        "flat --requests 20 --prompt 8 --high 256 --threads 1",
+        "flat --requests 20 --prompt-tokens 8 --low-cells 256 --threads 1",
         &files,
     );
-    check_members(&found, &json!({"requests": 20, "prompt": 8, "high": 256}));
+    check_members(
+        &found,
+        &json!({"requests": 20, "prompt_tokens": 8, "low_cells": 256}),
+    );
     assert_eq!(number(&found, "idle_wake_ups_per_second"), 0.0, "{found}");
     let series: Vec<_> = rows(&found)
         .iter()
@@ -258,37 +248,44 @@ fn requests_in_a_row_are_timed_in_the_engine_and_over_http() {
         check_positive(row, &["service_s"]);
         check_rising(row, &["service_s", "whole_s"]);
         assert!(number(row, "queue_s") >= 0.0, "{row}");
-        // Times may fall, too.
+        // Slopes may be negative.
         for slope in ["growth", "growth_of_least"] {
             number(row, slope);
         }
-        for counted in ["cached_tokens", "n_kv_before", "n_kv_after", "relocated"] {
+        for counted in ["cached_tokens", "n_kv_before", "n_kv_after", "compacted"] {
             count(row, counted);
         }
     }
-    // Prompts this short are not kept, and nobody lies high.
-    let alone = json!({"cached_tokens": 0, "relocated": 0});
+    // The cache keeps no prompts this short, and no sequence is in high cells.
+    let alone = json!({"cached_tokens": 0, "compacted": 0});
     check_members(&rows(&found)[0], &alone);
     assert!(count(&rows(&found)[2], "n_kv_before") >= 256, "{found}");
 }
 
 #[test]
-fn requests_in_a_row_need_no_plugin_and_room_for_what_lies_high() {
-    let found = measure("flat --requests 10 --high 256 --threads 1", &[model()]);
+fn flat_checks_context_and_plugin() {
+    let found = measure("flat --requests 10 --low-cells 256 --threads 1", &[model()]);
     let series = rows(&found).iter().map(|row| text(row, "asked_over"));
     assert_eq!(series.collect::<Vec<_>>(), ["engine", "engine"]);
-    // The quickest of ten is one alone, and has no slope.
+    // Ten requests are one block, which has no slope.
     assert!(rows(&found).iter().all(|row| row["growth_of_least"] == 0.0));
 
-    let ended = bench("flat --requests 10 --high 5000 --threads 1", &[model()]);
+    let ended = bench(
+        "flat --requests 10 --low-cells 5000 --threads 1",
+        &[model()],
+    );
     let expected = [
-        "--high 5000 needs a context of 5001, and the model's has 4096",
-        "give --high 4095 or less",
+        "--low-cells 5000 needs a context of 5001, and the model's has 4096",
+        "give --low-cells 4095 or less",
     ];
     check_refused(&ended, 1, &expected);
     let other = [model(), plugin("classic")];
-    let ended = bench("flat --requests 10 --high 256 --threads 1", &other);
-    check_refused(&ended, 1, &["the plugin gave no token; is it 'generate'?"]);
+    let ended = bench("flat --requests 10 --low-cells 256 --threads 1", &other);
+    check_refused(
+        &ended,
+        1,
+        &["the plugin returned no token; is it 'generate'?"],
+    );
     let ended = bench("flat --requests 9", &[model()]);
     check_refused(&ended, 2, &["--requests", "9 is not in 10..=4000"]);
 }
@@ -298,10 +295,10 @@ fn sampler(name: &str) -> WithFile<'static> {
 }
 
 #[test]
-fn every_way_of_the_boundary_is_measured_beside_the_hosts_loop() {
+fn boundary_compares_loops_with_generate() {
     let files = [model(), plugin("measure"), sampler("min-p")];
-    let found = measure("boundary --rounds 1 --streams 2 --generate 2", &files);
-    let setup = json!({"generate": 2, "rounds": 1, "vocabulary": 264});
+    let found = measure("boundary --rounds 1 --streams 2 --output-tokens 2", &files);
+    let setup = json!({"output_tokens": 2, "rounds": 1, "vocabulary": 264});
     check_members(&found, &setup);
     const GENERATE: &str = "generate: the host's loop";
     const TOP: &str = "next: the 64 likeliest";
@@ -318,7 +315,7 @@ fn every_way_of_the_boundary_is_measured_beside_the_hosts_loop() {
     assert_eq!(ways.collect::<Vec<_>>(), expected.concat());
     for row in rows(&found) {
         check_positive(row, &["tokens_per_second", "ratio"]);
-        // Of one round.
+        // There is one round.
         assert_eq!(row["ratio_min"], row["ratio"], "{row}");
         assert_eq!(row["ratio_max"], row["ratio"], "{row}");
         number(row, "over_next_s");
@@ -330,7 +327,7 @@ fn every_way_of_the_boundary_is_measured_beside_the_hosts_loop() {
     }
     let times = &found["times"];
     check_positive(times, &["call_s", "instance_p50_s"]);
-    // An instance is made within its request.
+    // An instance starts within its request.
     check_rising(times, &["instance_p50_s", "request_p50_s", "request_p99_s"]);
     check_rising(
         times,
@@ -339,8 +336,8 @@ fn every_way_of_the_boundary_is_measured_beside_the_hosts_loop() {
 }
 
 #[test]
-fn the_boundary_says_which_plugin_it_needs() {
-    let words = "boundary --rounds 1 --streams 1 --generate 2";
+fn boundary_names_the_plugin_it_needs() {
+    let words = "boundary --rounds 1 --streams 1 --output-tokens 2";
     let other = [model(), plugin("generate"), sampler("min-p")];
     let expected = "the plugin did not do 'generate' 2 times; is it 'measure'?";
     check_refused(&bench(words, &other), 1, &[expected]);

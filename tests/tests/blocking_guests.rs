@@ -99,7 +99,7 @@ fn embeddings_match_those_of_async_plugins() {
 #[test]
 fn snapshot_survives_restart_for_its_deployment() {
     let folder = scratch_folder();
-    let snapshots = ["--snapshots", folder.to_str().expect("ours")];
+    let snapshots = ["--snapshot-dir", folder.to_str().expect("ours")];
     let sum = RELIABLE_SUMS[0];
     let kept = format!("fox\n{}", sum.question_in(200));
     let corral = start(&snapshots);
@@ -117,7 +117,7 @@ fn snapshot_survives_restart_for_its_deployment() {
 #[test]
 fn errors_reach_the_guest() {
     let folder = scratch_folder();
-    let corral = start(&["--snapshots", folder.to_str().expect("ours")]);
+    let corral = start(&["--snapshot-dir", folder.to_str().expect("ours")]);
     let said = ask(&corral, "errors", "");
     let mut lines = said.lines();
     for (what, came) in [
@@ -160,7 +160,7 @@ fn dropped_generation_is_cancelled() {
 #[test]
 fn hangup_during_blocking_call_frees_everything() {
     const GONE: usize = 8;
-    let corral = start(&["--cells", MANY_CELLS]);
+    let corral = start(&["--kv-cells", MANY_CELLS]);
     let before = corral.metrics();
     let calls: Vec<TcpStream> = (0..GONE)
         .map(|_| corral.begin_post("/blocking/endless", "1+1="))
@@ -179,7 +179,7 @@ fn hangup_during_blocking_call_frees_everything() {
     drop(corral);
 
     // Requests in the queue are removed at once.
-    let corral = start(&["--sequences", "1"]);
+    let corral = start(&["--max-running", "1"]);
     let stream = corral.endless("/generate");
     let waiting: Vec<TcpStream> = ["generate", "outcome", "rest", "next", "many"]
         .map(|way| corral.begin_post(&format!("/blocking/{way}"), "12+7="))
@@ -198,7 +198,7 @@ fn hangup_during_blocking_call_frees_everything() {
 #[test]
 fn time_limit_ends_blocking_call() {
     let limits = "[limits]\ntime-seconds = 0.3\n";
-    let corral = deployed(&["--sequences", "1"], limits, &["blocking"]);
+    let corral = deployed(&["--max-running", "1"], limits, &["blocking"]);
     // The host or the plugin may report it first.
     let late = |answer: &Response| match answer.status {
         504 => drop(answer.problem(504, "deadline")),

@@ -21,7 +21,7 @@ fn run_plugin(plugin: &Path, arguments: &[&str]) -> Ended {
     let mut line: Vec<OsString> = vec!["run".into(), plugin.into(), "--model".into()];
     line.push(named("tiny", &artifacts::model()));
     // See `Corral::start_with`.
-    line.extend(["--threads".into(), "1".into(), "--cache".into()]);
+    line.extend(["--threads".into(), "1".into(), "--cache-dir".into()]);
     line.push(artifacts::scratch().join("compiled").into());
     line.push("--".into());
     line.extend(arguments.iter().map(OsString::from));
@@ -46,7 +46,8 @@ fn assert_error(ended: &Ended, code: i32, expected: &[&str]) {
         .stderr
         .lines()
         .filter(|line| {
-            !line.starts_with("corral: loading model ") && !line.contains(" is loaded: ")
+            !line.starts_with("corral: loading model ")
+                && !line.starts_with("corral: loaded model ")
         })
         .collect();
     assert_eq!(lines.len(), 1, "one line: {ended:?}");
@@ -254,7 +255,7 @@ fn invalid_plugin_file_is_one_line_error() {
 #[test]
 fn usage_error_is_one_line_and_exits_2() {
     for (line, expected) in [
-        ("", "corral serve"),
+        ("", "see 'corral --help'"),
         ("fly", "'fly'"),
         ("serve", "--model"),
         ("serve --model x.gguf --fast", "--fast"),
@@ -326,8 +327,12 @@ fn too_many_calls_are_refused_at_startup() {
         artifacts::model().into(),
         "--preload".into(),
         "none".into(),
-        "--calls".into(),
+        "--max-calls".into(),
         "225".into(),
     ];
-    assert_error(&serve(&arguments), 2, &["--calls is 225", "at most 224"]);
+    assert_error(
+        &serve(&arguments),
+        2,
+        &["--max-calls is 225", "at most 224"],
+    );
 }

@@ -355,7 +355,7 @@ fn deploy_uploads_linked_components() {
     let template = format!("templating={}", path("linked-template"));
     let sampler = format!("sampling.least={}", path("linked-chooser"));
     let deploy = ["deploy", &handler, "--name", "a", "--route", "/a"];
-    let with = ["--link", &template, "--link", &sampler];
+    let with = ["--linked", &template, "--linked", &sampler];
     let printed = cli.run_ok(&[&deploy[..], &with].concat());
     assert!(printed.starts_with("revision 1 is deployed: a is serving at /a"));
     let body = cli.corral.get("/a").body;
@@ -400,26 +400,26 @@ fn deploy_uploads_linked_components() {
     let manifest = manifest.to_str().expect("ours");
     for (arguments, expected) in [
         (
-            vec!["deploy", manifest, "--link", &template],
-            "--link are for a component",
+            vec!["deploy", manifest, "--linked", &template],
+            "--linked are for a component",
         ),
         (
-            [&deploy[..], &["--link", "least=x.wasm"]].concat(),
+            [&deploy[..], &["--linked", "least=x.wasm"]].concat(),
             "write templating=FILE or sampling.NAME=FILE",
         ),
         (
-            [&deploy[..], &["--link", "sampling.X=x.wasm"]].concat(),
+            [&deploy[..], &["--linked", "sampling.X=x.wasm"]].concat(),
             "'X' is no name for a sampler",
         ),
         (
-            [&deploy[..], &with, &["--link", &template]].concat(),
-            "--link names templating twice",
+            [&deploy[..], &with, &["--linked", &template]].concat(),
+            "--linked names templating twice",
         ),
         (
-            [&deploy[..], &["--link", "templating=/nowhere.wasm"]].concat(),
+            [&deploy[..], &["--linked", "templating=/nowhere.wasm"]].concat(),
             "/nowhere.wasm cannot be read",
         ),
-        (deploy.to_vec(), "--link templating=FILE"),
+        (deploy.to_vec(), "--linked templating=FILE"),
     ] {
         let ended = cli.run(&arguments);
         assert_ne!(ended.code, Some(0), "{arguments:?}: {ended:?}");
@@ -444,9 +444,9 @@ fn run_accepts_linked_components() {
             // See `Corral::start_with`.
             "--threads",
             "1",
-            "--cache",
+            "--cache-dir",
             &text(&cache),
-            "--link",
+            "--linked",
             link,
             "--",
             "1+1=",

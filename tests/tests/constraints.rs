@@ -280,7 +280,7 @@ fn run_accepts_constraints() {
             artifacts::plugin("generate").into_os_string(),
             "--model".into(),
             artifacts::model().into_os_string(),
-            "--cache".into(),
+            "--cache-dir".into(),
             artifacts::scratch().join("compiled").into_os_string(),
             "--".into(),
         ];

@@ -78,14 +78,14 @@ fn doctor_json_lists_devices() {
 fn missing_backends_folder_is_an_error() {
     let missing = scratch_folder().join("missing");
     let missing = missing.to_str().expect("a name");
-    let ended = doctor(&["--backends", missing]);
+    let ended = doctor(&["--backend-dir", missing]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert_eq!(ended.stdout, "");
     for said in ["corral: ", missing, "can't be read"] {
         assert!(ended.stderr.contains(said), "{said}: {ended:?}");
     }
     assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
-    let (code, text) = error(&["--backends", missing]);
+    let (code, text) = error(&["--backend-dir", missing]);
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("can't be read"), "{text}");
 }
@@ -119,7 +119,7 @@ fn invalid_device_options_list_valid_ones() {
 fn q8_cells_halve_memory_and_stay_right() {
     let started = |kv: &str, told: &str| {
         let corral = Corral::start_with(&["--device", "cpu", "--kv-type", kv]);
-        let stderr = corral.wait_for_stderr("model tiny is loaded");
+        let stderr = corral.wait_for_stderr("loaded model tiny");
         assert!(stderr.contains(told), "{told}: {stderr}");
         // Everything is on the CPU, so no other device is mentioned.
         assert!(!stderr.contains("layers on"), "{stderr}");

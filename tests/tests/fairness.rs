@@ -128,7 +128,8 @@ fn run_greedy_tenant_scene() -> Result<(), String> {
         ("/other", "generate"),
     ];
     let ids = IDS.to_string();
-    let corral = Corral::start_with_routes(&routes, &["--sequences", &ids, "--cells", MANY_CELLS]);
+    let corral =
+        Corral::start_with_routes(&routes, &["--max-running", &ids, "--kv-cells", MANY_CELLS]);
     let sums = distinct_sums(200);
     let (greedy, others) = sums.split_at(QUEUED);
     let (one, other) = others.split_at(others.len() / 2);
@@ -189,7 +190,7 @@ fn highest_priority_runs_next() {
     const LOW: usize = 2;
     const HIGH: usize = 3;
     let routes = [("/low", "generate"), ("/high", "generate")];
-    let options = ["--sequences", "1", "--priority", "/high=1"];
+    let options = ["--max-running", "1", "--priority", "/high=1"];
     let corral = Corral::start_with_routes(&routes, &options);
     let sums = distinct_sums(LOW + HIGH);
     let (low, high) = sums.split_at(LOW);
@@ -226,7 +227,7 @@ fn highest_priority_runs_next() {
 #[test]
 fn expired_queue_time_gets_retry_after() {
     const STREAMED: usize = 6000;
-    let corral = Corral::start_with(&["--sequences", "1", "--queue-time", "0.2"]);
+    let corral = Corral::start_with(&["--max-running", "1", "--queue-time", "0.2"]);
     let (sum, other) = (RELIABLE_SUMS[0], RELIABLE_SUMS[1]);
     let mut stream = corral.generate_stream(&sum.long_request(STREAMED));
     stream.next_text();
@@ -266,7 +267,7 @@ fn expired_queue_time_gets_retry_after() {
 #[test]
 fn hangup_in_queue_leaves_nothing() {
     const GONE: usize = 5;
-    let corral = Corral::start_with(&["--sequences", "1"]);
+    let corral = Corral::start_with(&["--max-running", "1"]);
     let stream = corral.endless("/generate");
     let before = corral.metrics();
     let long = json!({"prompt": RELIABLE_SUMS[0].question_in(1000)}).to_string();
@@ -296,7 +297,7 @@ fn hangup_during_prefill_leaves_nothing() {
     const GONE: usize = 2;
     const PROMPT: usize = 3000;
     const ROUNDS: usize = 10;
-    let corral = Corral::start_with(&["--sequences", "4"]);
+    let corral = Corral::start_with(&["--max-running", "4"]);
     let long = json!({"prompt": "a".repeat(PROMPT), "max_tokens": 16, "ignore_end": true});
     let long = long.to_string();
     let is_one_left = |metrics: &Metrics, calm: &Metrics| {

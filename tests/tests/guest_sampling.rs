@@ -176,7 +176,7 @@ fn snapshot_survives_restart_for_its_deployment() {
         assert_eq!(answer.status, 400, "{answer:?}");
         assert!(answer.body.contains(why), "{answer:?}");
     };
-    let corral = start(&["--snapshots", folder]);
+    let corral = start(&["--snapshot-dir", folder]);
     assert_eq!(post(&corral, "keep", &format!("fox\n{text}")), sum.answer());
     missing(&corral, "/others", "kept", "fox", "NotFound");
     missing(&corral, "/loops", "kept", "owl", "NotFound");
@@ -186,7 +186,7 @@ fn snapshot_survives_restart_for_its_deployment() {
     corral.wait_until_idle();
     drop(corral);
 
-    let corral = start(&["--snapshots", folder]);
+    let corral = start(&["--snapshot-dir", folder]);
     let before = corral.wait_until_idle();
     assert_eq!(post(&corral, "kept", "fox"), sum.answer());
     let after = corral.wait_until_idle();

@@ -172,7 +172,14 @@ fn plugin_output_is_logged_by_name() {
 
 #[test]
 fn full_queue_answers_503_with_retry_after() {
-    let corral = Corral::start_with(&["--calls", "1", "--queue", "1", "--time-limit", "5"]);
+    let corral = Corral::start_with(&[
+        "--max-calls",
+        "1",
+        "--max-queued-calls",
+        "1",
+        "--time-limit",
+        "5",
+    ]);
     std::thread::scope(|scope| {
         // One runs and one waits; which of the four is chance.
         let answers: Vec<_> = (0..4)

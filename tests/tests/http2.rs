@@ -71,7 +71,7 @@ fn http1_and_http2_get_same_answer() {
 
 #[test]
 fn unread_stream_is_reset_alone() {
-    let corral = Corral::start_with(&["--stall-time", "3"]);
+    let corral = Corral::start_with(&["--io-timeout", "3"]);
     block_on(async {
         let client = Connection::connect(corral.public(), HttpVersion::Http2, None);
         let client = client.await.expect("it accepts");
@@ -106,7 +106,7 @@ fn unread_stream_is_reset_alone() {
 
 #[test]
 fn idle_connection_closes_busy_one_stays() {
-    let corral = Corral::start_with(&["--head-time", "3"]);
+    let corral = Corral::start_with(&["--header-timeout", "3"]);
     block_on(async {
         let connect = || Connection::connect(corral.public(), HttpVersion::Http2, None);
         let (idle, busy) = (connect().await, connect().await);

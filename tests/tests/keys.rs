@@ -104,7 +104,12 @@ fn missing_key_error_has_route_format() {
     let good = new_key(&file, &["--tenant", "alice", "--deployment", "/generate"]);
     let corral = start(
         &file,
-        &["--open", "/hello", "--error-format", "/classic=openai"],
+        &[
+            "--open-route",
+            "/hello",
+            "--error-format",
+            "/classic=openai",
+        ],
     );
     check_sum(&corral, &good, Sum { a: 1, b: 1 });
     let wrong = format!("{}0", &good[..good.len() - 1]);
@@ -146,7 +151,7 @@ fn missing_key_error_has_route_format() {
 fn open_route_hides_key_from_plugin() {
     let file = file();
     let key = new_key(&file, &["--tenant", "alice"]);
-    let corral = start(&file, &["--open", "/misbehave"]);
+    let corral = start(&file, &["--open-route", "/misbehave"]);
     let headers = |authorization: &str| {
         let answer = ask(&corral, "/misbehave/headers", Some(authorization), "");
         assert_eq!(answer.status, 200, "{answer:?}");
@@ -205,7 +210,7 @@ fn keys_reload_while_serving() {
     // An invalid file changes nothing; an empty one removes all keys.
     std::fs::write(&file, "[[key]]\nname = 1\n").expect("written");
     corral.signal("HUP");
-    corral.wait_for_stderr("the old keys go on");
+    corral.wait_for_stderr("the old keys stay in use");
     let started = Instant::now();
     assert_eq!(status(&first), 200);
     std::fs::write(&file, "").expect("written");

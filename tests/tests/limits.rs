@@ -110,7 +110,7 @@ fn every_limit_trips_and_counts_alone() {
     let store = folder.to_str().expect("ours");
     let model = artifacts::long_model();
     let second = format!("second={}", model.to_str().expect("ours"));
-    let arguments = ["--store", store, "--model", &second, "--sequences", "1"];
+    let arguments = ["--store", store, "--model", &second, "--max-running", "1"];
     let corral = Corral::start_with(&arguments);
     let component = |name| std::fs::read(artifacts::plugin(name)).expect("readable");
     let digests = ["misbehave", "generate"].map(|name| (name, upload(&corral, &component(name))));

@@ -141,7 +141,7 @@ fn shown_context_is_consistent_over_long_texts() {
 #[test]
 fn shown_context_is_consistent_under_cell_pressure() {
     const ROUNDS: usize = 10;
-    let corral = start(&["--cells", "1000", "--context", "1000"]);
+    let corral = start(&["--kv-cells", "1000", "--context", "1000"]);
     let request = json!({"prompt": "1+1=", "max_tokens": 500, "ignore_end": true});
     let request = with(&request, "record history=3 statistics");
     let preempted = (0..ROUNDS).any(|_| {
@@ -252,7 +252,7 @@ fn constraints_stops_limits_and_logprobs_hold() {
 
 #[test]
 fn more_requests_than_sequence_ids_all_finish() {
-    let corral = start(&["--calls", "128"]);
+    let corral = start(&["--max-calls", "128"]);
     let sums = distinct_sums(96);
     std::thread::scope(|scope| {
         for (number, sum) in sums.into_iter().enumerate() {
@@ -281,7 +281,7 @@ fn more_requests_than_sequence_ids_all_finish() {
     drop(corral);
 
     // Twenty-four at once share two ids, and some are much longer than others.
-    let corral = start(&["--sequences", "2"]);
+    let corral = start(&["--max-running", "2"]);
     std::thread::scope(|scope| {
         for sum in distinct_sums(24) {
             let corral = &corral;

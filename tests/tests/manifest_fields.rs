@@ -236,7 +236,7 @@ fn access_by_key_or_open() {
     ];
     let made = corral_tests::run(new);
     assert_eq!(made.code, Some(0), "{made:?}");
-    let open = ["/generate", "/misbehave"].map(|route| ["--open", route]);
+    let open = ["/generate", "/misbehave"].map(|route| ["--open-route", route]);
     let server = start_server(&[&["--keys", keys], open.as_flattened()].concat());
     let corral = &server.corral;
     server.deploy("closed", json!({}));
@@ -266,7 +266,7 @@ fn access_by_key_or_open() {
 
 #[test]
 fn generation_past_queue_time_is_refused() {
-    let server = start_server(&["--sequences", "1"]);
+    let server = start_server(&["--max-running", "1"]);
     let corral = &server.corral;
     let more = json!({"limits": {"queue-seconds": 0.2}});
     deploy(corral, &manifest("a", &server.generate, more));
@@ -280,7 +280,7 @@ fn generation_past_queue_time_is_refused() {
 
 #[test]
 fn cell_share_bounds_its_deployment_only() {
-    let server = start_server(&["--cells", "1000", "--context", "1000"]);
+    let server = start_server(&["--kv-cells", "1000", "--context", "1000"]);
     let corral = &server.corral;
     let more = json!({"limits": {"cells-percent": 10}});
     deploy(corral, &manifest("a", &server.generate, more));

@@ -25,7 +25,14 @@ fn start_with_cells(names: &[&str], [context, cells]: [&str; 2], arguments: &[&s
         .iter()
         .map(|name| named(name, &artifacts::long_model()))
         .collect();
-    let mut line = vec!["--context", context, "--cells", cells, "--sequences", "8"];
+    let mut line = vec![
+        "--context",
+        context,
+        "--kv-cells",
+        cells,
+        "--max-running",
+        "8",
+    ];
     for model in &models {
         line.extend(["--model", model]);
     }
@@ -74,7 +81,7 @@ fn admin_request(corral: &Corral, method: &str, path: &str) -> (u16, Value) {
 #[test]
 fn first_model_preloads_others_load_on_demand() {
     let corral = start(&["second", "never"], &[]);
-    let stderr = corral.wait_for_stderr("model tiny is loaded");
+    let stderr = corral.wait_for_stderr("loaded model tiny");
     assert!(!stderr.contains("second"), "{stderr}");
     let all = corral.get_admin("/models").json();
     let states: Vec<_> = all["models"].as_array().expect("a list").iter().collect();
@@ -128,7 +135,7 @@ fn first_model_preloads_others_load_on_demand() {
 
 #[test]
 fn idle_models_unload_busy_ones_stay() {
-    let corral = Corral::start_with(&["--model-idle", "0.3"]);
+    let corral = Corral::start_with(&["--model-idle-timeout", "0.3"]);
     let (mut decoded, mut unloads) = (0.0, 0.0);
     for _ in 0..3 {
         ask(&corral, "tiny");
@@ -241,7 +248,7 @@ fn broken_model_fails_until_file_is_replaced() {
     let file = folder.join("broken.gguf");
     let bad = named("bad", &file);
     let mut corral = start(&[], &["--model", &bad]);
-    corral.wait_for_stderr("model bad can't be used as it is");
+    corral.wait_for_stderr("model bad is unusable");
     let whole = std::fs::read(artifacts::model()).expect("the model can be read");
     let request = r#"{"model": "bad", "prompt": "1+1="}"#;
     for (bytes, expected) in [
@@ -308,7 +315,7 @@ fn broken_preloaded_model_stops_startup() {
     let generate = artifacts::plugin("generate");
     let generate = generate.to_str().expect("UTF-8");
     let cache = artifacts::scratch().join("compiled");
-    let cache = ["--cache", cache.to_str().expect("UTF-8")];
+    let cache = ["--cache-dir", cache.to_str().expect("UTF-8")];
     let ports = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
     let both = ["--model", &good, "--model", &missing];
     let all = [&["serve"][..], &ports, &both, &cache, &["--preload", "all"]].concat();
@@ -344,7 +351,7 @@ fn broken_preloaded_model_stops_startup() {
 
 #[test]
 fn shutdown_is_quick_with_waiting_calls() {
-    let arguments = ["--preload", "all", "--grace", "1"];
+    let arguments = ["--preload", "all", "--grace-period", "1"];
     let mut corral = start_with_cells(&["second"], ["16384", MANY_CELLS], &arguments);
     let streams = corral.hold(2);
     let started = Instant::now();

@@ -87,7 +87,7 @@ fn start(arguments: &[&str]) -> Corral {
     let formats = formats.iter().flat_map(|format| ["--error-format", format]);
     let mut all: Vec<_> = formats.chain(arguments.iter().copied()).collect();
     // Cached sequences of hundreds of answers would fill the cells and slow attention down.
-    all.extend(["--cells=6144", "--context", "4096"]);
+    all.extend(["--kv-cells=6144", "--context", "4096"]);
     Corral::start_with_routes(&plugins, &all)
 }
 
@@ -104,13 +104,13 @@ impl Servers {
         });
         let thinking = format!("thinking={}", reasoning_model().display());
         let thinking = thinking.as_str();
-        let narrow = ["--sequences=1", "--queue-time=0.2", "--body-limit=64"];
+        let narrow = ["--max-running=1", "--queue-time=0.2", "--body-limit=64"];
         Servers {
             open: start(&[]),
             keyed: start(&["--keys", file]),
             keys,
             narrow: start(&narrow),
-            busy: start(&["--calls", "1", "--queue", "0"]),
+            busy: start(&["--max-calls", "1", "--max-queued-calls", "0"]),
             forgetful: start(&["--no-prefix-cache"]),
             thinking: start(&["--model", thinking]),
         }

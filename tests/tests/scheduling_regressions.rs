@@ -37,7 +37,7 @@ fn is_consistent(metrics: &Metrics) -> bool {
 /// Once: one position variable served all requests. The second request failed, and the third crashed the process.
 #[test]
 fn repeated_requests_neither_fail_nor_crash() {
-    let corral = Corral::start_with(&["--sequences", "4"]);
+    let corral = Corral::start_with(&["--max-running", "4"]);
     // Prompts of many lengths, so that one request's position is wrong for the next.
     let lengths = [32, 600, 100, 300];
     let questions: Vec<(Sum, String)> = distinct_sums(64)
@@ -197,7 +197,7 @@ fn batches_stay_full_while_requests_wait() {
     const IDS: usize = 4;
     const REQUESTS: usize = 40;
     const LONGEST: usize = 150;
-    let corral = Corral::start_with(&["--sequences", "4", "--cells", MANY_CELLS]);
+    let corral = Corral::start_with(&["--max-running", "4", "--kv-cells", MANY_CELLS]);
     let metrics = std::thread::scope(|scope| {
         // Occupy all ids until everyone waits: from then on no id is free while a request waits.
         let holders = corral.hold(IDS);
@@ -248,7 +248,7 @@ fn batches_stay_full_while_requests_wait() {
 /// Once: the sequence id was the index in the batch, so requests that came and went shared cells.
 #[test]
 fn sequence_ids_are_never_shared() {
-    let corral = Corral::start_with(&["--sequences", "4"]);
+    let corral = Corral::start_with(&["--max-running", "4"]);
     let questions: Vec<(usize, Sum)> = distinct_sums(96).into_iter().enumerate().collect();
     let leaves = |number: usize| number * 7 % 11 < 4;
     std::thread::scope(|scope| {
@@ -291,15 +291,15 @@ fn sequence_ids_are_never_shared() {
 fn ended_requests_leave_no_records() {
     const CALLS: usize = 8;
     let corral = Corral::start_with(&[
-        "--sequences",
+        "--max-running",
         "2",
         "--queue-time",
         "4",
-        "--calls",
+        "--max-calls",
         "8",
-        "--queue",
+        "--max-queued-calls",
         "0",
-        "--cells",
+        "--kv-cells",
         MANY_CELLS,
     ]);
     let question = json!({"prompt": "2+2="}).to_string();
@@ -338,7 +338,7 @@ fn ended_requests_leave_no_records() {
 fn prompts_of_any_length_share_a_batch() {
     const STREAMS: usize = 3;
     // The prompts share a prefix: without a cache all of them are computed.
-    let corral = Corral::start_with(&["--no-prefix-cache", "--cells", MANY_CELLS]);
+    let corral = Corral::start_with(&["--no-prefix-cache", "--kv-cells", MANY_CELLS]);
     let streams = corral.hold(STREAMS);
     let alone =
         |metrics: &Metrics| is_consistent(metrics) && metrics.get(RUNNING) == STREAMS as f64;

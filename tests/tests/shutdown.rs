@@ -52,7 +52,7 @@ impl Held {
 
 #[test]
 fn running_requests_finish_after_sigterm() {
-    let mut corral = Corral::start_with(&["--grace", NEVER, "--stall-time", NEVER]);
+    let mut corral = Corral::start_with(&["--grace-period", NEVER, "--io-timeout", NEVER]);
     // While this request runs, the server can be observed.
     let held = Held::begin(&corral);
     let mut stream = corral.generate_stream(&long_request());
@@ -86,7 +86,7 @@ fn running_requests_finish_after_sigterm() {
 #[test]
 fn idle_server_stops_at_once() {
     for signal in ["TERM", "INT"] {
-        let mut corral = Corral::start_with(&["--grace", NEVER]);
+        let mut corral = Corral::start_with(&["--grace-period", NEVER]);
         corral.check_alive();
         corral.signal(signal);
         let status = corral.wait(PATIENCE);
@@ -96,7 +96,7 @@ fn idle_server_stops_at_once() {
 
 #[test]
 fn requests_past_grace_are_cut_off() {
-    let mut corral = Corral::start_with(&["--grace", "1"]);
+    let mut corral = Corral::start_with(&["--grace-period", "1"]);
     let mut stream = corral.post_stream("/misbehave/drip", "");
     assert_eq!(stream.line().expect("it drips").as_deref(), Some("drip"));
     let started = Instant::now();
@@ -119,7 +119,7 @@ fn requests_past_grace_are_cut_off() {
 
 #[test]
 fn second_signal_stops_at_once() {
-    let mut corral = Corral::start_with(&["--grace", NEVER]);
+    let mut corral = Corral::start_with(&["--grace-period", NEVER]);
     let mut stream = corral.post_stream("/misbehave/drip", "");
     assert_eq!(stream.line().expect("it drips").as_deref(), Some("drip"));
     corral.signal("TERM");
@@ -133,7 +133,7 @@ fn second_signal_stops_at_once() {
 #[test]
 fn open_connections_lose_no_request() {
     const CLIENTS: usize = 12;
-    let mut corral = Corral::start_with(&["--grace", NEVER]);
+    let mut corral = Corral::start_with(&["--grace-period", NEVER]);
     let address = corral.public().to_owned();
     let asked = block_on(async {
         let clients: Vec<_> = (0..CLIENTS)
@@ -199,7 +199,7 @@ fn open_connections_lose_no_request() {
 #[test]
 fn event_stream_ends_cleanly_after_grace() {
     for version in [HttpVersion::Http1, HttpVersion::Http2] {
-        let mut corral = Corral::start_with(&["--grace", "0.2"]);
+        let mut corral = Corral::start_with(&["--grace-period", "0.2"]);
         let address = corral.public().to_owned();
         let text = block_on(async {
             let client = Connection::connect(&address, version, None).await;
@@ -232,7 +232,7 @@ fn event_stream_ends_cleanly_after_grace() {
 
 #[test]
 fn drain_delay_accepts_requests_longer() {
-    let mut corral = Corral::start_with(&["--drain-delay", NEVER, "--grace", NEVER]);
+    let mut corral = Corral::start_with(&["--drain-delay", NEVER, "--grace-period", NEVER]);
     corral.check_alive();
     corral.signal("TERM");
     let started = Instant::now();

@@ -14,7 +14,7 @@ fn check_sums(corral: &Corral, count: usize) {
 
 #[test]
 fn half_sent_heads_are_closed() {
-    let corral = Corral::start_with(&["--head-time", "3"]);
+    let corral = Corral::start_with(&["--header-timeout", "3"]);
     let begun = Instant::now();
     let mut slow: Vec<TcpStream> = (0..500)
         .map(|number| {
@@ -54,7 +54,7 @@ fn half_sent_heads_are_closed() {
 
 #[test]
 fn stalled_body_gets_408() {
-    let corral = Corral::start_with(&["--stall-time", "3"]);
+    let corral = Corral::start_with(&["--io-timeout", "3"]);
     for head in [
         "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"prompt\"",
         "POST /misbehave/echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
@@ -75,7 +75,7 @@ fn stalled_body_gets_408() {
 
 #[test]
 fn client_that_reads_nothing_is_dropped() {
-    let corral = Corral::start_with(&["--stall-time", "3"]);
+    let corral = Corral::start_with(&["--io-timeout", "3"]);
     let unread = corral.begin_post("/misbehave/flood", "");
     corral.wait_until("it answers", |metrics| {
         metrics.get("corral_plugin_instances") == 1.0
@@ -94,7 +94,7 @@ fn client_that_reads_nothing_is_dropped() {
 
 #[test]
 fn connections_per_address_are_bounded() {
-    let corral = Corral::start_with(&["--connections-per-address", "3"]);
+    let corral = Corral::start_with(&["--max-connections-per-address", "3"]);
     let address = corral.public();
     let connect = || TcpStream::connect(address).expect("it accepts");
     let held: Vec<TcpStream> = (0..3).map(|_| connect()).collect();

@@ -27,7 +27,7 @@ async fn check_alive(client: &Connection) {
 fn plaintext_on_tls_port_is_closed() {
     let folder = scratch_folder();
     let identity = Identity::new();
-    let corral = start(&identity.write(&folder), &["--head-time", "3"]);
+    let corral = start(&identity.write(&folder), &["--header-timeout", "3"]);
     assert!(
         corral
             .announced()

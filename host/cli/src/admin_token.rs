@@ -1,7 +1,7 @@
 //! The secret that changes deployments: where `corral serve` has it from, and where the other commands
 //! find it.
 
-use crate::complaint::Complaint;
+use crate::Error;
 use corral_server::Token;
 use corral_server::deployments::Store;
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Holds the token itself.
-pub(crate) const VARIABLE: &str = "CORRAL_ADMIN_TOKEN";
+pub const VARIABLE: &str = "CORRAL_ADMIN_TOKEN";
 /// The file in the store.
 const FILE: &str = "admin-token";
 /// Longest file that is read.
@@ -28,7 +28,7 @@ pub(crate) struct AdminToken {
 pub(crate) fn find(
     file: Option<&Path>,
     store: Option<&Store>,
-) -> Result<Option<AdminToken>, Complaint> {
+) -> Result<Option<AdminToken>, Error> {
     let named = match text(file)? {
         Some(text) => Some((text, file.map(Path::to_owned))),
         None => match store {
@@ -47,26 +47,26 @@ pub(crate) fn find(
 }
 
 /// The token's text: from `file`, or else from the environment.
-pub(crate) fn text(file: Option<&Path>) -> Result<Option<String>, Complaint> {
+pub(crate) fn text(file: Option<&Path>) -> Result<Option<String>, Error> {
     match file {
         Some(path) => read(path).map(Some),
         None => Ok(std::env::var(VARIABLE).ok()),
     }
 }
 
-fn read(path: &Path) -> Result<String, Complaint> {
+fn read(path: &Path) -> Result<String, Error> {
     let read = || {
         let mut text = String::new();
         File::open(path)?.take(BYTES).read_to_string(&mut text)?;
         Ok::<_, std::io::Error>(text.trim().to_owned())
     };
-    read().map_err(Complaint::telling(&format!(
+    read().map_err(Error::context(format!(
         "the admin token cannot be read from {}; name a file that this user can read",
         path.display()
     )))
 }
 
-fn read_or_make(path: &Path) -> Result<String, Complaint> {
+fn read_or_make(path: &Path) -> Result<String, Error> {
     if path.exists() {
         return read(path);
     }
@@ -87,7 +87,7 @@ fn read_or_make(path: &Path) -> Result<String, Complaint> {
         fs::rename(&new, path)?;
         Ok::<_, std::io::Error>(text)
     };
-    make().map_err(Complaint::telling(&format!(
+    make().map_err(Error::context(format!(
         "no admin token could be written to {}; give one with --admin-token-file",
         path.display()
     )))
@@ -103,8 +103,8 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("corral-token-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("made");
         let path = folder.join(FILE);
-        let first = read_or_make(&path).map_err(|error| error.text(true));
-        let second = read_or_make(&path).map_err(|error| error.text(true));
+        let first = read_or_make(&path).map_err(|error| error.message(true));
+        let second = read_or_make(&path).map_err(|error| error.message(true));
         let mode = fs::metadata(&path).expect("there").permissions().mode();
         fs::remove_dir_all(&folder).expect("ours");
         let first = first.expect("made");

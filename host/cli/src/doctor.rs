@@ -1,8 +1,8 @@
 //! `corral doctor`: what this program was built with, what it finds on this machine, and why the rest is not
 //! used.
 
-use crate::complaint::Complaint;
-use crate::offload::Backends;
+use crate::Error;
+use crate::args::BackendArgs;
 use clap::Args;
 use corral_engine::{BackendStatus, Device};
 use serde_json::{Value, json};
@@ -11,9 +11,9 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 #[derive(Args, Debug)]
-pub(crate) struct Doctor {
+pub(crate) struct DoctorArgs {
     #[command(flatten)]
-    pub(crate) backends: Backends,
+    pub(crate) backends: BackendArgs,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
@@ -29,9 +29,9 @@ struct Found {
 }
 
 /// Looks, and says what there is.
-pub(crate) fn doctor(arguments: &Doctor) -> Result<ExitCode, Complaint> {
+pub(crate) fn doctor(arguments: &DoctorArgs) -> Result<ExitCode, Error> {
     arguments.backends.load()?;
-    let folder = arguments.backends.folder.clone();
+    let folder = arguments.backends.backend_dir.clone();
     let folder = folder.or_else(corral_engine::default_backends);
     let built_with = corral_engine::built_with();
     let found = Found {

@@ -1,6 +1,6 @@
 //! `corral keys`.
 
-use crate::complaint::Complaint;
+use crate::Error;
 use clap::{Args, Subcommand};
 use corral_server::deployments::Name;
 use corral_server::{NewKey, Prefix};
@@ -37,7 +37,7 @@ pub(crate) struct New {
 }
 
 /// Runs it.
-pub(crate) fn keys(command: &KeysCommand) -> Result<ExitCode, Complaint> {
+pub(crate) fn keys(command: &KeysCommand) -> Result<ExitCode, Error> {
     let KeysCommand::New(arguments) = command;
     let new = NewKey::generate();
     let sha256 = new.sha256();
@@ -56,7 +56,7 @@ pub(crate) fn keys(command: &KeysCommand) -> Result<ExitCode, Complaint> {
             .create(true)
             .open(path)
             .and_then(|mut file| file.write_all(format!("\n{entry}").as_bytes()))
-            .map_err(|cause| Complaint::telling(&cannot(path))(cause))?;
+            .map_err(|cause| Error::context(&cannot(path))(cause))?;
     }
     let text = if arguments.json {
         let object = json!({
@@ -75,7 +75,7 @@ pub(crate) fn keys(command: &KeysCommand) -> Result<ExitCode, Complaint> {
     };
     std::io::stdout()
         .write_all(text.as_bytes())
-        .map_err(Complaint::telling("the key could not be printed"))?;
+        .map_err(Error::context("the key could not be printed"))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,63 +1,60 @@
 //! `corral run`.
 
-use crate::arguments::{ADVICE, LinkArgument, Run};
-use crate::complaint::Complaint;
-use crate::house;
+use crate::args::{LINKED_HINT, LinkedArg, RunArgs};
+use crate::{Error, startup};
 use corral_runtime::{Link, Links, Terms};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How long a run may take or compute: the person in front of it has Ctrl-C.
-const A_DAY: Duration = Duration::from_secs(86_400);
+/// Default time and CPU time: the user can press Ctrl-C.
+const DAY: Duration = Duration::from_secs(86_400);
 
-/// Runs the plugin once; its exit status is ours.
-pub(crate) fn run(arguments: Box<Run>) -> Result<ExitCode, Complaint> {
-    let runtime = house::tokio_runtime(house::workers(arguments.models.workers))?;
-    let ended = runtime.block_on(run_plugin(&arguments));
+/// Runs the plugin once and returns its exit code.
+pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, Error> {
+    let runtime = startup::tokio_runtime(startup::workers(args.models.workers))?;
+    let result = runtime.block_on(run_plugin(args));
     runtime.shutdown_background();
-    ended
+    result
 }
 
-async fn run_plugin(arguments: &Run) -> Result<ExitCode, Complaint> {
-    // Silent: what is seen is the plugin's output.
-    let models = house::models(&arguments.models)?;
-    house::preload(&arguments.models, &models, |text| tracing::info!("{text}")).await?;
-    let runtime = house::runtime(arguments.models.cache.clone(), &models)?;
-    let name = arguments
-        .plugin
-        .file_stem()
-        .map_or_else(|| "plugin".into(), |stem| stem.to_string_lossy());
+async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
+    let models = startup::model_pool(&args.models)?;
+    // Only logged: the output belongs to the plugin.
+    startup::preload(&args.models, &models, |note| tracing::info!("{note}")).await?;
+    let runtime = startup::runtime(args.models.cache_dir.clone(), &models)?;
+    let stem = args.plugin.file_stem();
+    let name = stem.map_or_else(|| "plugin".into(), |stem| stem.to_string_lossy());
     let terms = Terms {
-        limits: arguments.limits.for_calls(A_DAY, A_DAY),
-        links: links(&arguments.links),
+        limits: args.limits.limits(DAY, DAY),
+        links: linked_components(&args.linked),
         ..Terms::default()
     };
     let account = runtime.account();
-    let file = arguments.plugin.clone();
+    let file = args.plugin.clone();
     let loaded = runtime.plugin_for(&account, &name, file, terms).await;
     let plugin = loaded.map_err(|error| match error.code() {
-        "not-linked" => Complaint::Failed(format!("{error}{ADVICE}").into()),
+        "not-linked" => Error::failed(format!("{error}{LINKED_HINT}")),
         _ => error.into(),
     })?;
     if !plugin.roles().cli {
-        return Err(Complaint::Failed(
-            format!(
-                "{} is no command: it exports no wasi:cli/run; use it with \
-             'corral serve --plugin ROUTE=FILE', or build it with one",
-                arguments.plugin.display()
-            )
-            .into(),
-        ));
+        return Err(Error::failed(format!(
+            "{} does not export wasi:cli/run; use it with 'corral serve --plugin ROUTE=FILE'",
+            args.plugin.display()
+        )));
     }
-    let exit = plugin.run(&arguments.arguments).await;
-    house::end(models).await;
-    Ok(status(exit?.code()))
+    let exit = plugin.run(&args.arguments).await;
+    startup::shut_down(models).await;
+    // The system takes one byte, and 0 only for success.
+    Ok(match exit?.code() {
+        0 => ExitCode::SUCCESS,
+        code => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+    })
 }
 
-/// What the command line links, which inherits nothing.
-fn links(arguments: &[LinkArgument]) -> Links {
+/// The linked components of the command line, none of which inherits grants.
+fn linked_components(args: &[LinkedArg]) -> Links {
     let mut links = Links::default();
-    for LinkArgument { sampler, file } in arguments {
+    for LinkedArg { sampler, file } in args {
         let component = file.clone().into();
         match sampler {
             Some(name) => {
@@ -72,12 +69,4 @@ fn links(arguments: &[LinkArgument]) -> Links {
         }
     }
     links
-}
-
-/// An exit code as the system has them: one byte, and 0 only for success.
-fn status(code: i32) -> ExitCode {
-    match code {
-        0 => ExitCode::SUCCESS,
-        code => ExitCode::from(u8::try_from(code).unwrap_or(1)),
-    }
 }

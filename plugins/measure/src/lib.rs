@@ -1,4 +1,4 @@
-//! What `corral bench boundary` and `corral bench stages` measure with: one way of getting tokens, or of
+//! What `corral-bench boundary` and `corral-bench stages` measure with: one way of getting tokens, or of
 //! calling the host, as often as it is asked. The last segment of the path says which, the body is a prompt,
 //! and `?count=N` says how often. The answer is how often it was done.
 //!

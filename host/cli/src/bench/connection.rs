@@ -1,7 +1,7 @@
-//! A client's connection to a server, kept alive from one request to the next; and clients that take turns.
+//! A client's keep-alive connection, and closed loops of such clients.
 
-use crate::arguments::Url;
-use crate::complaint::Complaint;
+use super::url::Url;
+use crate::Error;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
@@ -16,127 +16,127 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// Made with the first request, and again when the server has closed it.
-pub(super) struct Connection {
+/// Opens with the first request, and again after the server has closed it.
+pub struct Connection {
     authority: String,
     sender: Option<SendRequest<Full<Bytes>>>,
 }
 
-/// Why there is no answer.
+/// Why there is no response.
 #[derive(Debug)]
-pub(super) enum Trouble {
-    /// Nothing answers there.
+pub enum ConnectionError {
+    /// Nothing accepts connections there.
     Connect(io::Error),
-    /// The connection broke, or what came over it is not HTTP.
-    Lost(hyper::Error),
+    /// The connection broke, or the bytes are not HTTP.
+    Broken(hyper::Error),
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for ConnectionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Trouble::Connect(error) => error.fmt(f),
-            Trouble::Lost(error) => error.fmt(f),
+            ConnectionError::Connect(error) => error.fmt(f),
+            ConnectionError::Broken(error) => error.fmt(f),
         }
     }
 }
 
-impl std::error::Error for Trouble {}
+impl std::error::Error for ConnectionError {}
 
 impl Connection {
-    pub(super) fn new(url: &Url) -> Self {
+    pub fn new(url: &Url) -> Self {
         Connection {
             authority: url.authority.clone(),
             sender: None,
         }
     }
 
-    /// Whether it was used before, and may be again.
-    pub(super) fn is_open(&self) -> bool {
+    /// Whether the next request can use an open connection.
+    pub fn is_open(&self) -> bool {
         self.sender.is_some()
     }
 
-    /// Sends a request, which has its `Host`; returns the answer as soon as its head is there. Its body has to
-    /// be read to its end before the next request, or the connection be closed.
-    pub(super) async fn send(
+    /// Sends a request that has its `Host`; returns the response once its head has arrived. The caller reads the
+    /// body to its end or calls [`Self::close`] before the next request.
+    pub async fn send(
         &mut self,
         mut request: Request<Full<Bytes>>,
-    ) -> Result<Response<Incoming>, Trouble> {
+    ) -> Result<Response<Incoming>, ConnectionError> {
         if let Some(mut sender) = self.sender.take()
             && sender.ready().await.is_ok()
         {
-            let again = request.clone();
-            let sent = sender.try_send_request(request).await;
-            match sent {
-                Ok(answer) => {
+            let retry = request.clone();
+            match sender.try_send_request(request).await {
+                Ok(response) => {
                     self.sender = Some(sender);
-                    return Ok(answer);
+                    return Ok(response);
                 }
-                // The server closed it meanwhile: what was not sent, or sent to nobody, goes over a new one.
+                // The server closed the connection meanwhile: an unanswered request goes over a new one.
                 Err(mut error) => match error.take_message() {
                     Some(unsent) => request = unsent,
-                    None if error.error().is_incomplete_message() => request = again,
-                    None => return Err(Trouble::Lost(error.into_error())),
+                    None if error.error().is_incomplete_message() => request = retry,
+                    None => return Err(ConnectionError::Broken(error.into_error())),
                 },
             }
         }
         let mut sender = open(&self.authority).await?;
-        let answer = sender.send_request(request).await.map_err(Trouble::Lost)?;
+        let response = sender.send_request(request).await;
+        let response = response.map_err(ConnectionError::Broken)?;
         self.sender = Some(sender);
-        Ok(answer)
+        Ok(response)
     }
 
-    /// The next request goes over a new one.
-    pub(super) fn close(&mut self) {
+    /// Makes the next request open a new connection.
+    pub fn close(&mut self) {
         self.sender = None;
     }
 }
 
-async fn open(authority: &str) -> Result<SendRequest<Full<Bytes>>, Trouble> {
+async fn open(authority: &str) -> Result<SendRequest<Full<Bytes>>, ConnectionError> {
     let stream = TcpStream::connect(authority)
         .await
-        .map_err(Trouble::Connect)?;
-    stream.set_nodelay(true).map_err(Trouble::Connect)?;
-    let shaken = handshake(TokioIo::new(stream)).await;
-    let (sender, connection) = shaken.map_err(Trouble::Lost)?;
-    // It ends with the last answer that is read from it, or when that is dropped.
+        .map_err(ConnectionError::Connect)?;
+    stream.set_nodelay(true).map_err(ConnectionError::Connect)?;
+    let opened = handshake(TokioIo::new(stream)).await;
+    let (sender, connection) = opened.map_err(ConnectionError::Broken)?;
+    // It ends with the sender and the last response.
     tokio::spawn(connection);
     Ok(sender)
 }
 
-/// A closed loop: so many clients, each with a connection of its own, take one of the `numbers` after the
-/// other, and `ask` something with it. Returns what all of them got, in no order.
-pub(super) async fn closed<T, F, A>(
+/// Runs `clients` clients in a closed loop: each has a connection of its own, takes the next of `numbers` and awaits
+/// `ask`. Returns all results, in no order.
+pub async fn closed_loop<T, F, A>(
     url: &Url,
     clients: u64,
     numbers: Range<u64>,
     ask: F,
-) -> Result<Vec<T>, Complaint>
+) -> Result<Vec<T>, Error>
 where
     T: Send + 'static,
     F: Fn(Connection, u64) -> A + Clone + Send + Sync + 'static,
     A: Future<Output = (Connection, T)> + Send + 'static,
 {
     let next = Arc::new(AtomicU64::new(numbers.start));
-    let mut all = JoinSet::new();
+    let mut tasks = JoinSet::new();
     for _ in 0..clients {
         let (next, ask, end) = (Arc::clone(&next), ask.clone(), numbers.end);
         let mut connection = Connection::new(url);
-        all.spawn(async move {
-            let mut answers = Vec::new();
+        tasks.spawn(async move {
+            let mut results = Vec::new();
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 if number >= end {
-                    return answers;
+                    return results;
                 }
-                let (kept, answer) = ask(connection, number).await;
-                connection = kept;
-                answers.push(answer);
+                let (returned, result) = ask(connection, number).await;
+                connection = returned;
+                results.push(result);
             }
         });
     }
-    let mut answers = Vec::new();
-    while let Some(client) = all.join_next().await {
-        answers.extend(client.map_err(Complaint::telling("a client crashed"))?);
+    let mut results = Vec::new();
+    while let Some(client) = tasks.join_next().await {
+        results.extend(client.map_err(Error::context("a client crashed"))?);
     }
-    Ok(answers)
+    Ok(results)
 }

@@ -1,20 +1,20 @@
-//! What a bench has found: one JSON object, or a table of the same rows for people.
+//! Figures of a bench: one JSON object, or a table of the same rows.
 
+use crate::terminal::align;
 use serde_json::{Value, json};
 
-/// What a column shows: its title, the key in each row, and how it is written.
-pub(super) type Column = (&'static str, &'static str, Unit);
+/// A column: its title, its key in each row, and its unit.
+pub type Column = (&'static str, &'static str, Unit);
 
-/// How a value is written in the table. JSON has it as it is: seconds, tokens per second, parts of 1.
+/// How the table shows a value. JSON has seconds, tokens per second and fractions.
 #[derive(Clone, Copy)]
-pub(super) enum Unit {
+pub enum Unit {
     Plain,
     Whole,
     Ratio,
     Thousandths,
     Milliseconds,
     Microseconds,
-    /// As it is, where it is known.
     Tenths,
     Percent,
 }
@@ -41,14 +41,8 @@ impl Unit {
     }
 }
 
-/// Prints `rows`: below `title`, or as a member of `setup` if `as_json`.
-pub(super) fn tell(
-    as_json: bool,
-    mut setup: Value,
-    title: &str,
-    columns: &[Column],
-    rows: &[Value],
-) {
+/// Prints `setup` with `rows` as JSON, or `rows` as a table below `title`.
+pub fn print(as_json: bool, mut setup: Value, title: &str, columns: &[Column], rows: &[Value]) {
     if as_json {
         setup["rows"] = json!(rows);
         println!("{setup}");
@@ -59,23 +53,13 @@ pub(super) fn tell(
 }
 
 fn table(columns: &[Column], rows: &[Value]) -> String {
-    let mut lines = vec![String::new(); rows.len() + 1];
-    for &(title, key, unit) in columns {
-        let mut cells = vec![title.to_owned()];
-        cells.extend(rows.iter().map(|row| unit.text(&row[key])));
-        let width = cells
-            .iter()
-            .map(|cell| cell.chars().count())
-            .max()
-            .unwrap_or(0);
-        for (line, cell) in lines.iter_mut().zip(cells) {
-            *line += &format!("{cell:>width$}  ");
-        }
-    }
-    lines
-        .iter()
-        .map(|line| format!("{}\n", line.trim_end()))
-        .collect()
+    let titles = columns.iter().map(|(title, ..)| (*title).to_owned());
+    let mut lines = vec![titles.collect()];
+    lines.extend(rows.iter().map(|row| {
+        let cells = columns.iter().map(|(_, key, unit)| unit.text(&row[*key]));
+        cells.collect()
+    }));
+    align(&lines, |_| true)
 }
 
 #[cfg(test)]
@@ -83,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_what_they_hold() {
+    fn values_are_shown_in_their_units() {
         let columns = [
             ("way", "way", Unit::Plain),
             ("gap", "gap_s", Unit::Milliseconds),

@@ -1,7 +1,7 @@
 //! The command line of what is done with deployments.
 
 use crate::admin::Admin;
-use crate::arguments::LinkArgument;
+use crate::args::LinkedArg;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -57,8 +57,8 @@ pub(crate) struct Deploy {
     pub(crate) routes: Vec<String>,
     /// For a component: another one that it is linked with, templating=FILE or sampling.NAME=FILE; may be
     /// given several times. A corral.toml says more of them.
-    #[arg(long = "link", value_name = "LINK=FILE")]
-    pub(crate) links: Vec<LinkArgument>,
+    #[arg(long = "linked", value_name = "ROLE=FILE")]
+    pub(crate) linked: Vec<LinkedArg>,
     /// Give the new revision no requests yet.
     #[arg(long)]
     pub(crate) no_traffic: bool,

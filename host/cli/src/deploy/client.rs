@@ -1,8 +1,9 @@
 //! Asks a server's listeners: one request on a connection of its own.
 
 use super::progress::Progress;
-use crate::admin::{Admin, harmless};
-use crate::complaint::Complaint;
+use crate::Error;
+use crate::admin::Admin;
+use crate::terminal::printable;
 use bytes::Bytes;
 use corral_runtime::Polled;
 use http::header::{AUTHORIZATION, HOST};
@@ -42,7 +43,7 @@ pub(super) enum Sent {
 }
 
 impl Client {
-    pub(super) fn new(admin: &Admin, token_file: Option<&Path>) -> Result<Self, Complaint> {
+    pub(super) fn new(admin: &Admin, token_file: Option<&Path>) -> Result<Self, Error> {
         Ok(Client {
             admin: admin.clone(),
             token: crate::admin_token::text(token_file)?,
@@ -50,12 +51,7 @@ impl Client {
     }
 
     /// Sends a request and reads the whole answer, which has to be a success.
-    pub(super) async fn ask(
-        &self,
-        method: Method,
-        path: &str,
-        sent: Sent,
-    ) -> Result<Value, Complaint> {
+    pub(super) async fn ask(&self, method: Method, path: &str, sent: Sent) -> Result<Value, Error> {
         let (status, value) = self.try_ask(method, path, sent).await?;
         if status.is_success() {
             return Ok(value);
@@ -69,15 +65,12 @@ impl Client {
         method: Method,
         path: &str,
         sent: Sent,
-    ) -> Result<(StatusCode, Value), Complaint> {
+    ) -> Result<(StatusCode, Value), Error> {
         let answer = self.open(method, path, sent).await?;
         let status = answer.status();
         let body = Limited::new(answer.into_body(), MOST).collect().await;
-        let bytes = body
-            .map_err(Complaint::telling(&self.no_corral()))?
-            .to_bytes();
-        let value =
-            serde_json::from_slice(&bytes).map_err(Complaint::telling(&self.no_corral()))?;
+        let bytes = body.map_err(Error::context(self.no_corral()))?.to_bytes();
+        let value = serde_json::from_slice(&bytes).map_err(Error::context(self.no_corral()))?;
         Ok((status, value))
     }
 
@@ -87,7 +80,7 @@ impl Client {
         method: Method,
         path: &str,
         sent: Sent,
-    ) -> Result<Response<Incoming>, Complaint> {
+    ) -> Result<Response<Incoming>, Error> {
         let mut request = Request::builder().method(method).uri(path);
         if let Some(token) = &self.token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
@@ -104,7 +97,7 @@ impl Client {
                     progress: Some(progress),
                 }),
         };
-        let request = request.map_err(Complaint::telling(
+        let request = request.map_err(Error::context(
             "the admin token holds characters that no token has; see 'corral serve'",
         ))?;
         let gone = format!(
@@ -116,7 +109,7 @@ impl Client {
     }
 
     /// What a server said in place of doing what it was asked to.
-    pub(super) fn refused(&self, status: StatusCode, value: &Value) -> Complaint {
+    pub(super) fn refused(&self, status: StatusCode, value: &Value) -> Error {
         let hint = match (status, &self.token) {
             (StatusCode::UNAUTHORIZED, None) => Some(
                 "the server wants the admin token: name its file with --token-file, or put it into CORRAL_ADMIN_TOKEN; 'corral serve' says where it is",
@@ -126,8 +119,8 @@ impl Client {
             }
             _ => None,
         };
-        let told = value["detail"].as_str().map(harmless);
-        Complaint::Failed(match (hint, told) {
+        let told = value["detail"].as_str().map(printable);
+        Error::Failed(match (hint, told) {
             (Some(hint), _) => hint.into(),
             (None, Some(told)) => told.into(),
             (None, None) => self.no_corral().into(),
@@ -149,12 +142,12 @@ pub(super) async fn exchange(
     mut request: Request<Outgoing>,
     gone: &str,
     odd: &str,
-) -> Result<Response<Incoming>, Complaint> {
+) -> Result<Response<Incoming>, Error> {
     let address = &listener.address;
     let late = format!("{address} did not answer in time; try again, or look at the server");
     let stream = timeout(CONNECT, listener.connect(gone))
         .await
-        .map_err(Complaint::telling(&late))??;
+        .map_err(Error::context(late.clone()))??;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await?;
     // It ends with the answer's body, or when that is dropped.
@@ -164,8 +157,8 @@ pub(super) async fn exchange(
     }
     timeout(PATIENCE, sender.send_request(request))
         .await
-        .map_err(Complaint::telling(&late))?
-        .map_err(Complaint::telling(odd))
+        .map_err(Error::context(late.clone()))?
+        .map_err(Error::context(odd))
 }
 
 /// A request's body, sent in pieces while a bar moves.

@@ -5,8 +5,8 @@ use super::client::{Client, Sent};
 use super::manifest::{Prepared, Upload, is_component, prepare};
 use super::progress::Progress;
 use super::{invoke, table};
-use crate::arguments::ADVICE;
-use crate::complaint::Complaint;
+use crate::Error;
+use crate::args::LINKED_HINT;
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use std::process::ExitCode;
 /// Longest line of a log, as JSON.
 const LINE: usize = 64 << 10;
 
-pub(super) async fn run(command: &DeployCommand) -> Result<ExitCode, Complaint> {
+pub(super) async fn run(command: &DeployCommand) -> Result<ExitCode, Error> {
     match command {
         DeployCommand::Deploy(arguments) => deploy(arguments).await,
         DeployCommand::List(list) => {
@@ -55,27 +55,27 @@ pub(super) async fn run(command: &DeployCommand) -> Result<ExitCode, Complaint> 
     }
 }
 
-fn client(server: &Server) -> Result<Client, Complaint> {
+fn client(server: &Server) -> Result<Client, Error> {
     Client::new(&server.admin, server.token_file.as_deref())
 }
 
-async fn ask(server: &Server, method: Method, path: &str, sent: Sent) -> Result<Value, Complaint> {
+async fn ask(server: &Server, method: Method, path: &str, sent: Sent) -> Result<Value, Error> {
     client(server)?.ask(method, path, sent).await
 }
 
 /// Asks about one deployment; `below` is what follows its name.
-async fn at(named: &Named, method: Method, below: &str, sent: Sent) -> Result<Value, Complaint> {
+async fn at(named: &Named, method: Method, below: &str, sent: Sent) -> Result<Value, Error> {
     let path = format!("/deployments/{}{below}", named.name);
     ask(&named.server, method, &path, sent).await
 }
 
-async fn pause(named: &Named, paused: bool) -> Result<ExitCode, Complaint> {
+async fn pause(named: &Named, paused: bool) -> Result<ExitCode, Error> {
     let sent = Sent::Json(json!({ "paused": paused }));
     let now = at(named, Method::PUT, "/paused", sent).await?;
     show(&named.server, &now, table::deployment_line)
 }
 
-async fn deploy(deploy: &Deploy) -> Result<ExitCode, Complaint> {
+async fn deploy(deploy: &Deploy) -> Result<ExitCode, Error> {
     let Prepared { manifest, parts } = prepare(deploy)?;
     let client = client(&deploy.server)?;
     for part in parts {
@@ -94,7 +94,7 @@ async fn deploy(deploy: &Deploy) -> Result<ExitCode, Complaint> {
         let refused = client.refused(status, &deployed);
         let advised = deployed["code"] == "not-linked" && is_component(&deploy.file);
         return Err(match advised {
-            true => refused.and(ADVICE),
+            true => refused.append(LINKED_HINT),
             false => refused,
         });
     }
@@ -107,7 +107,7 @@ async fn deploy(deploy: &Deploy) -> Result<ExitCode, Complaint> {
 }
 
 /// Uploads a component, unless the server has it.
-async fn upload(client: &Client, part: Upload) -> Result<(), Complaint> {
+async fn upload(client: &Client, part: Upload) -> Result<(), Error> {
     let path = format!("/components/{}", part.digest);
     let (status, answer) = client.try_ask(Method::GET, &path, Sent::Nothing).await?;
     match status {
@@ -123,7 +123,7 @@ async fn upload(client: &Client, part: Upload) -> Result<(), Complaint> {
     }
 }
 
-async fn logs(logs: &Logs) -> Result<ExitCode, Complaint> {
+async fn logs(logs: &Logs) -> Result<ExitCode, Error> {
     let Logs {
         named,
         follow,
@@ -144,9 +144,7 @@ async fn logs(logs: &Logs) -> Result<ExitCode, Complaint> {
     }
     let mut rest = Vec::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(Complaint::telling(
-            "the log broke off; the server has ended",
-        ))?;
+        let frame = frame.map_err(Error::context("the log broke off; the server has ended"))?;
         let Some(data) = frame.data_ref() else {
             continue;
         };
@@ -157,7 +155,7 @@ async fn logs(logs: &Logs) -> Result<ExitCode, Complaint> {
             show(&named.server, &value, table::log_line)?;
         }
         if rest.len() > LINE {
-            return Err(Complaint::Failed("what comes is no log of Corral".into()));
+            return Err(Error::Failed("what comes is no log of Corral".into()));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -168,7 +166,7 @@ fn show(
     server: &Server,
     answer: &Value,
     page: impl FnOnce(&Value) -> String,
-) -> Result<ExitCode, Complaint> {
+) -> Result<ExitCode, Error> {
     match server.json {
         true => print(&format!("{answer}\n")),
         false => print(&page(answer)),
@@ -176,11 +174,11 @@ fn show(
 }
 
 /// Writes a text to standard output.
-pub(super) fn print(text: &str) -> Result<ExitCode, Complaint> {
+pub(super) fn print(text: &str) -> Result<ExitCode, Error> {
     let mut stdout = std::io::stdout().lock();
     stdout
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush())
-        .map_err(Complaint::telling("nobody reads what is written"))?;
+        .map_err(Error::context("nobody reads what is written"))?;
     Ok(ExitCode::SUCCESS)
 }

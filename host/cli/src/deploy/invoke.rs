@@ -2,8 +2,8 @@
 
 use super::arguments::Invoke;
 use super::client::{Client, Outgoing, Sent, exchange};
+use crate::Error;
 use crate::admin::Address;
-use crate::complaint::Complaint;
 use bytes::Bytes;
 use http::{Method, Request};
 use http_body_util::{BodyExt, Limited};
@@ -16,7 +16,7 @@ use std::process::ExitCode;
 const MOST: usize = 256 << 20;
 
 /// Sends the request and prints the answer; exit code 1 unless it is a success.
-pub(super) async fn invoke(invoke: &Invoke, client: &Client) -> Result<ExitCode, Complaint> {
+pub(super) async fn invoke(invoke: &Invoke, client: &Client) -> Result<ExitCode, Error> {
     let name = &invoke.named.name;
     let detail = client
         .ask(Method::GET, &format!("/deployments/{name}"), Sent::Nothing)
@@ -24,7 +24,7 @@ pub(super) async fn invoke(invoke: &Invoke, client: &Client) -> Result<ExitCode,
     let route = detail["deployment"]["routes"][0].as_str();
     let (Some(public), Some(path)) = (detail["public"].as_str(), invoke.path.as_deref().or(route))
     else {
-        return Err(Complaint::Failed(
+        return Err(Error::Failed(
             format!("'{name}' answers at no route; see 'corral show {name}'").into(),
         ));
     };
@@ -37,7 +37,7 @@ pub(super) async fn invoke(invoke: &Invoke, client: &Client) -> Result<ExitCode,
         .method(invoke.method.clone().unwrap_or(default))
         .uri(path)
         .body(Outgoing::from(body.unwrap_or_default()))
-        .map_err(Complaint::telling(
+        .map_err(Error::context(
             "the path is none; write one that begins with '/'",
         ))?;
     for header in &invoke.headers {
@@ -46,7 +46,7 @@ pub(super) async fn invoke(invoke: &Invoke, client: &Client) -> Result<ExitCode,
             .append(header.name.clone(), header.value.clone());
     }
     let gone = format!("nothing answers at http://{public}; look at the server");
-    let public: Address = public.parse().map_err(Complaint::telling(&gone))?;
+    let public: Address = public.parse().map_err(Error::context(&gone))?;
     let answer = exchange(&public.into(), request, &gone, &gone).await?;
     let status = answer.status();
     if invoke.named.server.json {
@@ -59,7 +59,7 @@ pub(super) async fn invoke(invoke: &Invoke, client: &Client) -> Result<ExitCode,
             })
             .collect();
         let body = Limited::new(answer.into_body(), MOST).collect().await;
-        let body = body.map_err(Complaint::telling("the answer broke off"))?;
+        let body = body.map_err(Error::context("the answer broke off"))?;
         let body = body.to_bytes();
         let text = String::from_utf8_lossy(&body);
         let whole = json!({"status": status.as_u16(), "headers": headers, "body": text});
@@ -67,7 +67,7 @@ pub(super) async fn invoke(invoke: &Invoke, client: &Client) -> Result<ExitCode,
     } else {
         let mut body = answer.into_body();
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(Complaint::telling("the answer broke off"))?;
+            let frame = frame.map_err(Error::context("the answer broke off"))?;
             if let Some(data) = frame.data_ref() {
                 let mut stdout = std::io::stdout().lock();
                 stdout.write_all(data)?;
@@ -78,18 +78,18 @@ pub(super) async fn invoke(invoke: &Invoke, client: &Client) -> Result<ExitCode,
     if status.is_success() {
         return Ok(ExitCode::SUCCESS);
     }
-    Err(Complaint::Failed(
+    Err(Error::Failed(
         format!("'{name}' answered with {status}").into(),
     ))
 }
 
 /// The body that `--data` names.
-fn body(data: Option<&str>) -> Result<Option<Bytes>, Complaint> {
+fn body(data: Option<&str>) -> Result<Option<Bytes>, Error> {
     let Some(data) = data else {
         return Ok(None);
     };
     let bytes = match data.strip_prefix('@') {
-        Some(file) => std::fs::read(file).map_err(Complaint::telling(&format!(
+        Some(file) => std::fs::read(file).map_err(Error::context(format!(
             "the file {file} cannot be read; name another one after the '@'"
         )))?,
         None if data == "-" => {

@@ -1,8 +1,8 @@
 //! From what the command line names to a manifest and the bytes of its components.
 
 use super::arguments::Deploy;
-use crate::arguments::{LinkArgument, twice};
-use crate::complaint::Complaint;
+use crate::Error;
+use crate::args::{LinkedArg, find_duplicate};
 use bytes::Bytes;
 use corral_server::deployments::{Digest, Link, Links, Manifest};
 use std::fs::{self, File};
@@ -28,14 +28,14 @@ pub(super) struct Upload {
 }
 
 /// Reads what is to be deployed.
-pub(super) fn prepare(deploy: &Deploy) -> Result<Prepared, Complaint> {
+pub(super) fn prepare(deploy: &Deploy) -> Result<Prepared, Error> {
     // Files that the command line names lie where that says, those of a manifest beside it.
     let (mut manifest, folder) = if is_component(&deploy.file) {
         (from_arguments(deploy)?, PathBuf::new())
     } else {
-        if deploy.name.is_some() || !deploy.routes.is_empty() || !deploy.links.is_empty() {
-            return Err(Complaint::Usage(
-                "--name, --route and --link are for a component (FILE.wasm); a corral.toml says all \
+        if deploy.name.is_some() || !deploy.routes.is_empty() || !deploy.linked.is_empty() {
+            return Err(Error::Usage(
+                "--name, --route and --linked are for a component (FILE.wasm); a corral.toml says all \
                  of them itself"
                     .to_owned(),
             ));
@@ -55,7 +55,7 @@ pub(super) fn prepare(deploy: &Deploy) -> Result<Prepared, Complaint> {
             "component" if is_component(&deploy.file) => deploy.file.clone(),
             _ => folder.join(component.as_str()),
         };
-        let bytes = fs::read(&file).map_err(Complaint::telling(&format!(
+        let bytes = fs::read(&file).map_err(Error::context(format!(
             "the component {} cannot be read; build it, or name another file",
             file.display()
         )))?;
@@ -79,23 +79,23 @@ pub(super) fn is_component(file: &Path) -> bool {
 }
 
 /// A manifest with what the command line says, and nothing else.
-fn from_arguments(deploy: &Deploy) -> Result<Manifest, Complaint> {
+fn from_arguments(deploy: &Deploy) -> Result<Manifest, Error> {
     let stem = deploy.file.file_stem().map(|stem| stem.to_string_lossy());
     let name = match &deploy.name {
         Some(name) => name.clone(),
         None => stem.unwrap_or_default().replace('_', "-").to_lowercase(),
     };
     if deploy.routes.is_empty() {
-        return Err(Complaint::Usage(format!(
+        return Err(Error::Usage(format!(
             "there is no route; say where it answers: --route /{name}, or write a corral.toml"
         )));
     }
-    if let Some(link) = twice(&deploy.links) {
-        let told = format!("--link names {link} twice; leave one of them away");
-        return Err(Complaint::Usage(told));
+    if let Some(link) = find_duplicate(&deploy.linked) {
+        let told = format!("--linked names {link} twice; remove one of them");
+        return Err(Error::Usage(told));
     }
     let mut links = Links::default();
-    for LinkArgument { sampler, file } in &deploy.links {
+    for LinkedArg { sampler, file } in &deploy.linked {
         let link = Link {
             component: file.to_string_lossy().into_owned(),
             inherit: false,
@@ -114,13 +114,13 @@ fn from_arguments(deploy: &Deploy) -> Result<Manifest, Complaint> {
         "links": links,
     });
     let manifest: Manifest =
-        serde_json::from_value(json).map_err(|error| Complaint::Usage(error.to_string()))?;
+        serde_json::from_value(json).map_err(|error| Error::Usage(error.to_string()))?;
     manifest.check()?;
     Ok(manifest)
 }
 
 /// A manifest, and the folder that it lies in.
-fn from_file(path: &Path) -> Result<(Manifest, PathBuf), Complaint> {
+fn from_file(path: &Path) -> Result<(Manifest, PathBuf), Error> {
     let path = match path.is_dir() {
         true => path.join("corral.toml"),
         false => path.to_owned(),
@@ -132,13 +132,13 @@ fn from_file(path: &Path) -> Result<(Manifest, PathBuf), Complaint> {
             .read_to_string(&mut text)?;
         Ok::<_, std::io::Error>(text)
     };
-    let text = read().map_err(Complaint::telling(&format!(
+    let text = read().map_err(Error::context(format!(
         "the manifest {} cannot be read; name a corral.toml or a component: \
          corral deploy FILE.wasm --route /ROUTE",
         path.display()
     )))?;
     let manifest = Manifest::from_toml(&text)
-        .map_err(|error| Complaint::Failed(format!("{}: {error}", path.display()).into()))?;
+        .map_err(|error| Error::Failed(format!("{}: {error}", path.display()).into()))?;
     let folder = path.parent().unwrap_or(Path::new(""));
     Ok((manifest, folder.to_owned()))
 }

@@ -1,6 +1,6 @@
 //! Deployments as people read them.
 
-use crate::admin::harmless;
+use crate::terminal::printable;
 use serde_json::Value;
 
 /// All deployments of a list, one on a line.
@@ -27,7 +27,7 @@ pub(super) fn show(detail: &Value) -> String {
     for part in deployment["traffic"].as_array().into_iter().flatten() {
         if let Some(problem) = part["problem"].as_str() {
             let revision = &part["revision"];
-            page += &format!("revision {revision} cannot serve: {}\n", harmless(problem));
+            page += &format!("revision {revision} cannot serve: {}\n", printable(problem));
         }
     }
     let mut rows = vec![["REVISION", "COMPONENT", "BYTES", "DEPLOYED", "LINKS"].map(str::to_owned)];
@@ -63,7 +63,7 @@ fn links(links: &Value) -> String {
     let templating = links.get("templating");
     let templating = templating.map(|link| ("templating".to_owned(), link));
     let sampling = links["sampling"].as_object().into_iter().flatten();
-    let sampling = sampling.map(|(name, link)| (harmless(&format!("sampling.{name}")), link));
+    let sampling = sampling.map(|(name, link)| (printable(&format!("sampling.{name}")), link));
     let all = templating.into_iter().chain(sampling).map(one);
     Vec::from_iter(all).join(" ")
 }
@@ -94,8 +94,8 @@ pub(super) fn log_line(line: &Value) -> String {
 
 fn text(value: &Value) -> String {
     match value {
-        Value::String(text) => harmless(text),
-        other => harmless(&other.to_string()),
+        Value::String(text) => printable(text),
+        other => printable(&other.to_string()),
     }
 }
 

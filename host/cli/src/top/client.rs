@@ -1,7 +1,8 @@
 //! Asks an admin listener: one GET on a connection of its own.
 
-use crate::admin::{Address, Admin, harmless};
-use crate::complaint::Complaint;
+use crate::Error;
+use crate::admin::{Address, Admin};
+use crate::terminal::printable;
 use bytes::Bytes;
 use http::header::HOST;
 use http::{Request, StatusCode};
@@ -16,27 +17,27 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const MOST: usize = 64 << 20;
 
 /// What goes on in the models of the server that has this admin listener.
-pub(crate) async fn look(admin: &Admin) -> Result<Value, Complaint> {
+pub(crate) async fn look(admin: &Admin) -> Result<Value, Error> {
     let address = &admin.address;
     let asking = tokio::time::timeout(PATIENCE, ask(admin));
-    let (status, body) = asking.await.map_err(Complaint::telling(&format!(
+    let (status, body) = asking.await.map_err(Error::context(format!(
         "{address} did not answer within {} s; try again, or look at the machine it is on",
         PATIENCE.as_secs()
     )))??;
     let seen =
-        serde_json::from_slice::<Value>(&body).map_err(Complaint::telling(&no_corral(address)))?;
+        serde_json::from_slice::<Value>(&body).map_err(Error::context(no_corral(address)))?;
     if status == StatusCode::OK && seen["models"].is_array() {
         return Ok(seen);
     }
     // The public listener knows no such path, and says so.
     let told = seen["detail"].as_str().filter(|_| status.is_server_error());
-    Err(Complaint::Failed(match told {
-        Some(told) => format!("{address} can't tell now: {}", harmless(told)).into(),
+    Err(Error::Failed(match told {
+        Some(told) => format!("{address} can't tell now: {}", printable(told)).into(),
         None => no_corral(address).into(),
     }))
 }
 
-async fn ask(admin: &Admin) -> Result<(StatusCode, Bytes), Complaint> {
+async fn ask(admin: &Admin) -> Result<(StatusCode, Bytes), Error> {
     let address = &admin.address;
     let no_corral = no_corral(address);
     let gone = format!(
@@ -62,7 +63,7 @@ async fn ask(admin: &Admin) -> Result<(StatusCode, Bytes), Complaint> {
         // It ends before the answer is read to its end only if it broke, or all of it is there.
         _ = connection => answer.await,
     };
-    answered.map_err(Complaint::telling(&no_corral))
+    answered.map_err(Error::context(no_corral))
 }
 
 fn no_corral(address: &Address) -> String {

@@ -2,7 +2,7 @@
 //!
 //! Whatever is missing in the server's answer, or comes from another version, is shown as `-`.
 
-use crate::admin::harmless;
+use crate::terminal::printable;
 use serde_json::Value;
 use std::cmp::Reverse;
 
@@ -159,7 +159,7 @@ fn number(value: &Value, path: &str) -> u64 {
 
 fn show(value: &Value, path: &str, none: &str) -> String {
     match value.pointer(path) {
-        Some(Value::String(text)) => harmless(text),
+        Some(Value::String(text)) => printable(text),
         Some(Value::Bool(true)) => "yes".to_owned(),
         Some(Value::Bool(false)) => "no".to_owned(),
         Some(Value::Number(number)) => number.to_string(),

@@ -1,0 +1,265 @@
+//! Arguments for models, shared by `serve` and `run`.
+
+use super::devices::DeviceArgs;
+use super::memory::MemoryArgs;
+use super::model_pool::ModelPoolArgs;
+use super::whole;
+use crate::Error;
+use clap::Args;
+use corral_engine::{DeviceSampling, Overlap};
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// GGUF file and the name for plugins; repeatable, the first is the default [default NAME: the file's stem]
+    #[arg(long = "model", value_name = "[NAME=]FILE", required = true)]
+    pub models: Vec<ModelArg>,
+    /// LoRA adapter in a GGUF file, of the first model unless named; repeatable, up to 16 for a model
+    #[arg(long = "adapter", value_name = "[MODEL:]NAME=FILE")]
+    pub adapters: Vec<AdapterArg>,
+    /// Most tokens of a sequence [default: the model's training context, at most 8192]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: Option<u32>,
+    #[command(flatten)]
+    pub pool: ModelPoolArgs,
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+    #[command(flatten)]
+    pub devices: DeviceArgs,
+    /// Compute threads of each model [default: one for each core]
+    #[arg(long, value_name = "N", help_heading = "Devices", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Likeliest tokens to select on the device, which then copies only those; auto: on GPUs
+    #[arg(long, value_name = "auto|off|K", default_value = "off", help_heading = "Advanced",
+          value_parser = parse_device_top_k)]
+    pub device_top_k: DeviceSampling,
+    /// Prefill while tokens are sampled; auto: if a GPU computes all layers and it saves time
+    #[arg(long, value_name = "auto|off", default_value = "auto", help_heading = "Advanced",
+          value_parser = parse_overlap)]
+    pub overlap: Overlap,
+    /// Threads for plugins and connections [default: a quarter of the cores, from 2 to 16]
+    #[arg(long, value_name = "N", help_heading = "Advanced", value_parser = whole(1..=1024))]
+    pub workers: Option<u64>,
+    /// Directory for compiled plugins [default: corral/plugins in the user's cache]
+    #[arg(long, value_name = "DIR", help_heading = "Advanced")]
+    pub cache_dir: Option<PathBuf>,
+}
+
+impl ModelArgs {
+    /// Finds errors that need no file access.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.memory.check()?;
+        let mut names = HashSet::new();
+        for model in &self.models {
+            if !names.insert(&model.name) {
+                return Err(Error::usage(format!(
+                    "two models are named '{}'; rename one: --model NAME={}",
+                    model.name,
+                    model.file.display()
+                )));
+            }
+        }
+        for adapter in &self.adapters {
+            let model = adapter.model.as_ref();
+            if let Some(model) = model.filter(|model| !names.contains(model)) {
+                return Err(Error::usage(format!(
+                    "--adapter names the model '{model}', which no --model has"
+                )));
+            }
+        }
+        let is_known = |model: &str| self.models.iter().any(|one| one.name == model);
+        self.devices.check(is_known)
+    }
+
+    /// Names and files of the adapters of the model at this index.
+    pub(crate) fn adapters_of(&self, index: usize) -> Vec<(String, PathBuf)> {
+        let name = self.models.get(index).map(|model| &model.name);
+        let own = |adapter: &&AdapterArg| match &adapter.model {
+            None => index == 0,
+            model => model.as_ref() == name,
+        };
+        let own = self.adapters.iter().filter(own);
+        own.map(|adapter| (adapter.name.clone(), adapter.file.clone()))
+            .collect()
+    }
+}
+
+fn parse_device_top_k(text: &str) -> Result<DeviceSampling, String> {
+    match (text, text.parse::<u32>()) {
+        ("auto", _) => Ok(DeviceSampling::Auto),
+        ("off", _) => Ok(DeviceSampling::Off),
+        (_, Ok(k @ 2..=65_536)) => Ok(DeviceSampling::On { k }),
+        _ => Err("write auto, off or a number from 2 to 65536".to_owned()),
+    }
+}
+
+fn parse_overlap(text: &str) -> Result<Overlap, String> {
+    match text {
+        "auto" => Ok(Overlap::Auto),
+        "off" => Ok(Overlap::Off),
+        _ => Err("write auto or off".to_owned()),
+    }
+}
+
+/// `[NAME=]FILE`. The text before the first `=` is a name unless it contains a slash, so a file whose name
+/// contains `=` is written `./a=b.gguf`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelArg {
+    pub name: String,
+    pub file: PathBuf,
+}
+
+impl FromStr for ModelArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = text
+            .split_once('=')
+            .filter(|(name, _)| !name.contains(['/', '\\']));
+        let (name, file) = match named {
+            Some(("", _)) => return Err("the name is empty; write NAME=FILE or FILE".to_owned()),
+            Some((name, file)) => (Some(name), file),
+            None => (None, text),
+        };
+        if file.is_empty() {
+            return Err("there is no file; write NAME=FILE or FILE".to_owned());
+        }
+        let stem = Path::new(file).file_stem().and_then(|stem| stem.to_str());
+        let name = name.or(stem).unwrap_or_default();
+        if !is_name(name) {
+            return Err(format!(
+                "'{}' is not a valid model name; write NAME=FILE with a short NAME",
+                name.escape_debug()
+            ));
+        }
+        Ok(ModelArg {
+            name: name.to_owned(),
+            file: PathBuf::from(file),
+        })
+    }
+}
+
+/// `[MODEL:]NAME=FILE`. The name of an adapter contains no colon, so the last colon before the first `=` ends the
+/// name of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterArg {
+    /// Nothing for the first model.
+    pub model: Option<String>,
+    pub name: String,
+    pub file: PathBuf,
+}
+
+impl FromStr for AdapterArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = "write NAME=FILE or MODEL:NAME=FILE, e.g. polite=polite.gguf";
+        let (names, file) = text
+            .split_once('=')
+            .filter(|(_, file)| !file.is_empty())
+            .ok_or_else(|| format!("the name or the file is missing; {expected}"))?;
+        let (model, name) = match names.rsplit_once(':') {
+            Some((model, name)) => (Some(model.to_owned()), name),
+            None => (None, names),
+        };
+        if !is_name(name) {
+            let name = name.escape_debug();
+            return Err(format!("'{name}' is not a valid adapter name; {expected}"));
+        }
+        Ok(AdapterArg {
+            model,
+            name: name.to_owned(),
+            file: PathBuf::from(file),
+        })
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    (1..=128).contains(&name.len()) && !name.chars().any(char::is_control)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::tests::{parse, parse_serve};
+
+    #[test]
+    fn adapters_default_to_first_model() {
+        let serve = parse_serve(
+            "corral serve --model a=1 --model b:c=2 --adapter x=3 --adapter b:c:y=4 --adapter a:z=k=5",
+        );
+        let adapter = |name: &str, file: &str| (name.to_owned(), PathBuf::from(file));
+        let first = [adapter("x", "3"), adapter("z", "k=5")];
+        assert_eq!(serve.models.adapters_of(0), first);
+        assert_eq!(serve.models.adapters_of(1), [adapter("y", "4")]);
+        for (wrong, expected) in [
+            ("x", "name or the file is missing"),
+            ("x=", "name or the file is missing"),
+            ("=x", "not a valid adapter name"),
+            ("a:=x", "not a valid adapter name"),
+            ("q:x=3", "'q'"),
+        ] {
+            let line = format!("corral serve --model a=1 --adapter {wrong}");
+            let error = parse(&line).expect_err(wrong);
+            assert!(error.contains(expected), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn device_top_k_is_number_or_mode() {
+        let top_k = |option: &str| {
+            parse_serve(&format!("corral serve --model a{option}"))
+                .models
+                .device_top_k
+        };
+        assert_eq!(top_k(""), DeviceSampling::Off);
+        assert_eq!(top_k(" --device-top-k auto"), DeviceSampling::Auto);
+        assert_eq!(top_k(" --device-top-k off"), DeviceSampling::Off);
+        let on = DeviceSampling::On { k: 64 };
+        assert_eq!(top_k(" --device-top-k 64"), on);
+        for wrong in ["1", "65537", "on", "-3"] {
+            let line = format!("corral serve --model a --device-top-k={wrong}");
+            let error = parse(&line).expect_err(wrong);
+            assert!(error.contains("write auto, off or a number"), "{error}");
+        }
+    }
+
+    #[test]
+    fn overlap_is_auto_or_off() {
+        let overlap = |option: &str| {
+            parse_serve(&format!("corral serve --model a{option}"))
+                .models
+                .overlap
+        };
+        assert_eq!(overlap(""), Overlap::Auto);
+        assert_eq!(overlap(" --overlap auto"), Overlap::Auto);
+        assert_eq!(overlap(" --overlap off"), Overlap::Off);
+        // The engine can force it, for tests.
+        let error = parse("corral serve --model a --overlap on").expect_err("on");
+        assert!(error.contains("write auto or off"), "{error}");
+    }
+
+    #[test]
+    fn model_name_defaults_to_file_stem() {
+        for (text, name, file) in [
+            ("models/tiny.gguf", "tiny", "models/tiny.gguf"),
+            ("chat=models/tiny.gguf", "chat", "models/tiny.gguf"),
+            ("a.b=c=d", "a.b", "c=d"),
+            ("./a=b.gguf", "a=b", "./a=b.gguf"),
+            ("tiny", "tiny", "tiny"),
+        ] {
+            let expected = ModelArg {
+                name: name.to_owned(),
+                file: PathBuf::from(file),
+            };
+            assert_eq!(text.parse(), Ok(expected), "{text}");
+        }
+        for text in ["", "=x.gguf", "x=", "..", "a\nb=x.gguf"] {
+            let error = text.parse::<ModelArg>().expect_err(text);
+            assert!(error.contains("write NAME=FILE"), "{text:?}: {error}");
+        }
+    }
+}

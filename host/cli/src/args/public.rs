@@ -1,0 +1,262 @@
+//! Arguments for the public listener: TLS, keys, quotas and error formats.
+
+use super::seconds;
+use crate::Error;
+use clap::Args;
+use corral_runtime::{Allowance, Limit, Quota};
+use corral_server::{Access, ErrorFormat, Front, Keys, Limits, Prefix, Terms, Tls};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Network")]
+pub struct PublicArgs {
+    /// Connections at once; further clients wait
+    #[arg(long, value_name = "N", default_value_t = 1024,
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(crate) max_connections: u64,
+    /// Connections of one client address (one /64 for IPv6); not for servers behind a proxy [default: no limit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(crate) max_connections_per_address: Option<u64>,
+    /// Timeout for the head of the next request, in seconds; closes idle connections too
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    pub(crate) header_timeout: Duration,
+    /// Idle timeout for reading a request body and writing a response, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    pub(crate) io_timeout: Duration,
+    /// PEM certificate chain; enables TLS, for a remote admin listener too; reloaded when it changes
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "tls_key",
+        help_heading = "Security"
+    )]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// PEM private key of the certificate
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "tls_cert",
+        help_heading = "Security"
+    )]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// File of API keys from 'corral keys new', required at every route; reloaded when it changes
+    #[arg(long, value_name = "FILE", help_heading = "Security")]
+    pub(crate) keys: Option<PathBuf>,
+    /// Route that needs no API key; repeatable
+    #[arg(
+        long = "open-route",
+        value_name = "ROUTE",
+        requires = "keys",
+        help_heading = "Security"
+    )]
+    pub(crate) open_routes: Vec<Prefix>,
+    /// Quota of a route: concurrent, requests-per-minute, tokens-per-request, -minute or -day; repeatable
+    #[arg(
+        long = "quota",
+        value_name = "ROUTE=LIMIT:N[,LIMIT:N..]",
+        help_heading = "Limits"
+    )]
+    pub(crate) quotas: Vec<QuotaArg>,
+    /// Format of the host's errors at a route: problem (RFC 9457) or openai; repeatable [default: problem]
+    #[arg(
+        long = "error-format",
+        value_name = "ROUTE=FORMAT",
+        help_heading = "Plugins"
+    )]
+    pub(crate) error_formats: Vec<ErrorFormatArg>,
+}
+
+impl PublicArgs {
+    /// The routes that options name, each with its option.
+    pub(crate) fn routes(&self) -> impl Iterator<Item = (&'static str, &Prefix)> {
+        let open = self.open_routes.iter();
+        let open = open.map(|route| ("--open-route", route));
+        let quotas = self.quotas.iter().map(|arg| ("--quota", &arg.route));
+        let formats = self.error_formats.iter();
+        let formats = formats.map(|arg| ("--error-format", &arg.route));
+        open.chain(quotas).chain(formats)
+    }
+
+    /// Reads the certificate and the keys; reports warnings to `note`.
+    pub(crate) fn open(&self, note: impl Fn(String)) -> Result<Front, Error> {
+        let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        let mut limits = Limits::default();
+        limits.connections = size(self.max_connections);
+        limits.connections_per_address = self.max_connections_per_address.map(size);
+        limits.head_time = self.header_timeout;
+        limits.handshake_time = limits.handshake_time.min(self.header_timeout);
+        limits.body_time = self.io_timeout;
+        limits.stall_time = self.io_timeout;
+        let mut front = Front::from(limits);
+        if let (Some(certificate), Some(key)) = (&self.tls_cert, &self.tls_key) {
+            let tls = Tls::open(certificate, key)?;
+            tls.warning().into_iter().for_each(&note);
+            front.tls = Some(Arc::new(tls));
+        }
+        if let Some(file) = &self.keys {
+            let keys = Keys::open(file)?;
+            if keys.count() == 0 {
+                note(format!(
+                    "{} contains no key, so every request is refused; add the output of 'corral keys new'",
+                    file.display()
+                ));
+            }
+            front.keys = Some(Arc::new(keys));
+        }
+        Ok(front)
+    }
+
+    /// Access, quota and error format of a route.
+    pub(crate) fn terms(&self, route: &Prefix) -> Terms {
+        let quota = self.quotas.iter().rfind(|arg| arg.route == *route);
+        let format = self.error_formats.iter().rfind(|arg| arg.route == *route);
+        let needs_key = self.keys.is_some() && !self.open_routes.contains(route);
+        Terms {
+            access: if needs_key {
+                Access::Keys
+            } else {
+                Access::Open
+            },
+            quota: quota.map(|arg| Quota::new("deployment", route.as_str(), arg.allowance)),
+            errors: format.map_or(ErrorFormat::default(), |arg| arg.format),
+        }
+    }
+}
+
+/// Reads the certificate and the keys again.
+pub(crate) fn reload_files(front: &Front, note: impl Fn(String)) {
+    if let Some(tls) = &front.tls {
+        match tls.reload() {
+            Ok(()) => note(tls.warning().unwrap_or("reloaded the certificate".into())),
+            Err(error) => note(format!("{error}; the old certificate stays in use")),
+        }
+    }
+    if let Some(keys) = &front.keys {
+        match keys.reload() {
+            Ok(()) => note(format!("reloaded the keys: there are {}", keys.count())),
+            Err(error) => note(format!("{error}; the old keys stay in use")),
+        }
+    }
+}
+
+/// `ROUTE=LIMIT:N[,LIMIT:N..]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaArg {
+    route: Prefix,
+    allowance: Allowance,
+}
+
+impl FromStr for QuotaArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected =
+            || "write ROUTE=LIMIT:N, e.g. /chat=requests-per-minute:60,tokens-per-day:100000";
+        let (route, limits) = text.rsplit_once('=').ok_or_else(expected)?;
+        let mut allowance = Allowance::default();
+        for limit in limits.split(',') {
+            let (name, number) = limit.split_once(':').ok_or_else(expected)?;
+            let wrong = || {
+                format!(
+                    "'{number}' is not a valid number for {name}; {}",
+                    expected()
+                )
+            };
+            let number = || number.parse::<u64>().map_err(|_| wrong());
+            let small = || u32::try_from(number()?).map_err(|_| wrong());
+            let known = Limit::ALL.into_iter().find(|limit| limit.name() == name);
+            match known {
+                Some(Limit::Concurrent) => allowance.concurrent = Some(small()?),
+                Some(Limit::RequestsPerMinute) => allowance.requests_per_minute = Some(small()?),
+                Some(Limit::TokensPerRequest) => allowance.tokens_per_request = Some(number()?),
+                Some(Limit::TokensPerMinute) => allowance.tokens_per_minute = Some(number()?),
+                Some(Limit::TokensPerDay) => allowance.tokens_per_day = Some(number()?),
+                None => {
+                    let names = Limit::ALL.map(Limit::name).join(", ");
+                    return Err(format!("unknown limit '{name}'; write one of {names}"));
+                }
+            }
+        }
+        Ok(QuotaArg {
+            route: route.parse::<Prefix>().map_err(|error| error.to_string())?,
+            allowance,
+        })
+    }
+}
+
+/// `ROUTE=FORMAT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ErrorFormatArg {
+    route: Prefix,
+    format: ErrorFormat,
+}
+
+impl FromStr for ErrorFormatArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (route, format) = text
+            .rsplit_once('=')
+            .ok_or("write ROUTE=FORMAT, e.g. /v1=openai")?;
+        Ok(ErrorFormatArg {
+            route: route.parse::<Prefix>().map_err(|error| error.to_string())?,
+            format: format.parse()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotas_parse() {
+        let arg: QuotaArg = "/a=b=concurrent:0,tokens-per-day:5000000000"
+            .parse()
+            .expect("a valid argument");
+        assert_eq!(arg.route.as_str(), "/a=b");
+        let allowance = Allowance {
+            concurrent: Some(0),
+            tokens_per_day: Some(5_000_000_000),
+            ..Allowance::default()
+        };
+        assert_eq!(arg.allowance, allowance);
+        for (text, expected) in [
+            ("/a", "write ROUTE=LIMIT:N"),
+            ("/a=", "write ROUTE=LIMIT:N"),
+            ("/a=concurrent", "write ROUTE=LIMIT:N"),
+            (
+                "/a=concurrent:x",
+                "'x' is not a valid number for concurrent",
+            ),
+            (
+                "/a=concurrent:5000000000",
+                "is not a valid number for concurrent",
+            ),
+            (
+                "/a=tokens:5",
+                "write one of concurrent, requests-per-minute",
+            ),
+            ("a=concurrent:5", "write '/a'"),
+        ] {
+            let error = text.parse::<QuotaArg>().expect_err(text);
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn error_formats_parse() {
+        let arg: ErrorFormatArg = "/v1=openai".parse().expect("a valid argument");
+        assert_eq!(arg.format, ErrorFormat::OpenAi);
+        for (text, expected) in [
+            ("/v1", "write ROUTE=FORMAT"),
+            ("/v1=xml", "write problem or openai"),
+        ] {
+            let error = text.parse::<ErrorFormatArg>().expect_err(text);
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}

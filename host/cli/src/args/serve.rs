@@ -1,0 +1,139 @@
+//! Arguments of `corral serve`.
+
+use super::public::PublicArgs;
+use super::{CallLimitArgs, ModelArgs, seconds};
+use crate::Error;
+use clap::Args;
+use corral_server::{Prefix, Routes};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Plugins")]
+pub struct ServeArgs {
+    /// Plugin at a route (path prefix) until the process ends; repeatable
+    #[arg(long = "plugin", value_name = "ROUTE=FILE")]
+    pub plugins: Vec<PluginArg>,
+    /// Directory of deployments, which enables 'corral deploy'
+    #[arg(long, value_name = "DIR")]
+    pub store: Option<PathBuf>,
+    /// Priority of a route's requests, up to 255; higher ones always run first; repeatable [default: 0]
+    #[arg(long = "priority", value_name = "ROUTE=N")]
+    pub priorities: Vec<PriorityArg>,
+    /// Route that shares cached prefixes with other such routes, visible to them in response times; repeatable
+    #[arg(long = "share-prefixes", value_name = "ROUTE")]
+    pub share_prefixes: Vec<Prefix>,
+    #[command(flatten)]
+    pub models: ModelArgs,
+    #[command(flatten)]
+    pub limits: CallLimitArgs,
+    #[command(flatten)]
+    pub public: PublicArgs,
+    /// Address of the public listener, HOST:PORT; port 0 picks a free one
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1:8080",
+        help_heading = "Network"
+    )]
+    pub listen: String,
+    /// Address of the admin API and /metrics, HOST:PORT, or unix:PATH for this user alone
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1:8081",
+        help_heading = "Network"
+    )]
+    pub admin: String,
+    /// Seconds that running requests may take after SIGTERM
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds, help_heading = "Network")]
+    pub grace_period: Duration,
+    /// Seconds after SIGTERM in which /readyz fails and requests are still accepted [default: none]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Network")]
+    pub drain_delay: Option<Duration>,
+    /// File with the admin token [default: CORRAL_ADMIN_TOKEN, else the file admin-token in the store]
+    #[arg(long, value_name = "FILE", help_heading = "Security")]
+    pub admin_token_file: Option<PathBuf>,
+}
+
+impl ServeArgs {
+    /// Finds errors that need no file access.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.models.check()?;
+        if self.admin.starts_with("unix:") && self.admin_token_file.is_some() {
+            return Err(Error::usage(
+                "--admin-token-file has no effect with --admin unix:PATH, which needs no token; \
+                 remove one of them",
+            ));
+        }
+        let mut routes = Routes::default();
+        for plugin in &self.plugins {
+            routes
+                .add(plugin.route.clone(), ())
+                .map_err(|taken| Error::Usage(taken.to_string()))?;
+        }
+        let priorities = self.priorities.iter().map(|arg| ("--priority", &arg.route));
+        let sharing = self.share_prefixes.iter();
+        let sharing = sharing.map(|route| ("--share-prefixes", route));
+        let named = priorities.chain(sharing).chain(self.public.routes());
+        for (option, route) in named {
+            if !self.plugins.iter().any(|plugin| plugin.route == *route) {
+                return Err(Error::usage(format!(
+                    "{option} names the route '{route}', which no --plugin has"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The priority of a route: the last one given, or 0.
+    pub(crate) fn priority(&self, route: &Prefix) -> u8 {
+        let priority = self.priorities.iter().rfind(|arg| arg.route == *route);
+        priority.map_or(0, |arg| arg.priority)
+    }
+}
+
+/// `ROUTE=FILE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PluginArg {
+    pub route: Prefix,
+    pub file: PathBuf,
+}
+
+impl FromStr for PluginArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        const EXPECTED: &str = "write ROUTE=FILE, e.g. /generate=generate.wasm";
+        // Both may contain `=`; the first one separates them.
+        let (route, file) = text
+            .split_once('=')
+            .filter(|(_, file)| !file.is_empty())
+            .ok_or_else(|| format!("the route or the file is missing; {EXPECTED}"))?;
+        Ok(PluginArg {
+            route: route.parse::<Prefix>().map_err(|error| error.to_string())?,
+            file: PathBuf::from(file),
+        })
+    }
+}
+
+/// `ROUTE=N`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PriorityArg {
+    route: Prefix,
+    priority: u8,
+}
+
+impl FromStr for PriorityArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || "write ROUTE=N with N from 0 to 255, e.g. /chat=10".to_owned();
+        let (route, priority) = text.rsplit_once('=').ok_or_else(expected)?;
+        Ok(PriorityArg {
+            route: route.parse::<Prefix>().map_err(|error| error.to_string())?,
+            priority: priority.parse().map_err(|_| expected())?,
+        })
+    }
+}

@@ -1,0 +1,47 @@
+//! The command line of Corral: reads arguments, starts services, runs one command and reports errors.
+//!
+//! The binary `corral` is [`main`] alone. This is a library so that `corral-bench` can share startup, arguments
+//! and the load client; nothing else depends on it.
+
+#![forbid(unsafe_code)]
+
+mod admin;
+pub mod admin_token;
+pub mod args;
+pub mod bench;
+mod deploy;
+mod doctor;
+mod error;
+mod keys;
+pub mod logs;
+mod run;
+mod serve;
+pub mod startup;
+pub mod terminal;
+mod top;
+
+pub use error::{Cause, Error};
+
+use args::{Command, CommandLine};
+use std::process::ExitCode;
+
+/// Runs `corral` with the arguments of the process.
+pub fn main() -> ExitCode {
+    let command_line = match CommandLine::read() {
+        Ok(Some(command_line)) => command_line,
+        Ok(None) => return ExitCode::SUCCESS,
+        Err(error) => return error.report("corral", false),
+    };
+    let verbose = command_line.verbose;
+    logs::start(verbose, command_line.command.default_log_filter());
+    let result = match command_line.command {
+        Command::Serve(args) => serve::serve(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Top(args) => top::top(&args),
+        Command::Keys(command) => keys::keys(&command),
+        Command::Bench(command) => bench::bench(&command),
+        Command::Doctor(args) => doctor::doctor(&args),
+        Command::Deployments(command) => deploy::run(&command),
+    };
+    result.unwrap_or_else(|error: Error| error.report("corral", verbose))
+}

@@ -1,0 +1,188 @@
+//! Startup: from arguments to threads, loaded models and plugins.
+
+use crate::Error;
+use crate::args::{ModelArg, ModelArgs};
+use corral_engine::{Caller, Config, ModelState, Models};
+use corral_runtime::{Limits, Plugin, Runtime, Settings};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Time between two progress messages of a load.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
+/// How long to wait at the end for the engines' current steps.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Cores that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Threads for plugins and connections: `requested`, or a default for this machine.
+///
+/// The engine's threads occupy the cores during a step, and the workers have little to do between steps. One would
+/// suffice for connections; the second keeps them served while a plugin computes. On two cores one worker is not
+/// faster (`corral-bench threads`). On larger machines plugins get a quarter of the cores.
+pub fn workers(requested: Option<u64>) -> usize {
+    match requested {
+        Some(workers) => usize::try_from(workers).unwrap_or(usize::MAX),
+        None => (cores() / 4).clamp(2, 16),
+    }
+}
+
+/// A tokio runtime for everything but computing.
+pub fn tokio_runtime(workers: usize) -> Result<tokio::runtime::Runtime, Error> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(workers)
+        .thread_name("corral-worker")
+        .enable_all()
+        .build()
+        .map_err(Error::context(
+            "cannot start threads; raise the limit of processes",
+        ))
+}
+
+/// The models of the command line, none of them loaded.
+pub(crate) fn model_pool(args: &ModelArgs) -> Result<Models, Error> {
+    args.devices.backends.load()?;
+    // Report wrong devices of models that load later at startup too.
+    for ModelArg { name, .. } in &args.models {
+        args.devices.for_model(name).devices.check()?;
+    }
+    let snapshots = args.memory.open_snapshots()?;
+    let config = |(index, ModelArg { name, file }): (usize, &ModelArg)| {
+        let mut config = Config::new(name, file);
+        config.adapters = args.adapters_of(index);
+        config.context = args.context;
+        config.threads = args.threads;
+        config.placement = args.devices.for_model(name);
+        config.device_sampling = args.device_top_k;
+        config.overlap = args.overlap;
+        args.memory.apply(&mut config, snapshots.as_ref());
+        config
+    };
+    let configs = args.models.iter().enumerate().map(config).collect();
+    Ok(Models::new(configs, &args.pool.settings())?)
+}
+
+/// Loads the models of `--preload` and checks the files of the others. Reports progress to `note`; a broken file of a
+/// model that loads later is reported, not an error.
+pub(crate) async fn preload(
+    args: &ModelArgs,
+    models: &Models,
+    note: impl Fn(String),
+) -> Result<(), Error> {
+    let count = args.pool.preload.count(args.models.len());
+    for (index, ModelArg { name, file }) in args.models.iter().enumerate() {
+        if index < count {
+            let sizes = expected_sizes(models, name).await;
+            let file = file.display();
+            note(format!("loading model {name} from {file}{sizes}"));
+            load(models, name, &note).await?;
+            continue;
+        }
+        let (models, name) = (models.clone(), name.clone());
+        // It reads the head of the file: not on a worker.
+        let checked =
+            tokio::task::spawn_blocking(move || models.look(&name).map_err(|e| (name, e)));
+        if let Ok(Err((name, error))) = checked.await {
+            note(format!(
+                "model {name} is unusable, requests for it will fail: {error}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The sizes that a model's file states, for a message; empty if it states none, since the load reports why.
+async fn expected_sizes(models: &Models, name: &str) -> String {
+    let (models, name) = (models.clone(), name.to_owned());
+    // It reads the head of the file: not on a worker.
+    let expected = tokio::task::spawn_blocking(move || models.expected(&name)).await;
+    let Ok(Ok(Some(expected))) = expected else {
+        return String::new();
+    };
+    format!(
+        ": {} of weights, {} for {} KV cells of {}",
+        mebibytes(expected.weights),
+        mebibytes(expected.cell_bytes),
+        expected.cells,
+        expected.kv
+    )
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+/// Loads one model; reports the progress of a slow load.
+async fn load(models: &Models, name: &str, note: &impl Fn(String)) -> Result<(), Error> {
+    let start = Instant::now();
+    let caller = Caller::default();
+    let opening = models.open(Some(name), &caller);
+    tokio::pin!(opening);
+    let lease = loop {
+        tokio::select! {
+            opened = &mut opening => break opened?,
+            () = tokio::time::sleep(PROGRESS_INTERVAL) => {
+                let status = models.status();
+                let state = status.iter().find(|model| model.name == name).map(|model| model.state);
+                if let Some(ModelState::Loading { progress }) = state {
+                    note(format!("loading model {name}: {:.0} %", progress * 1e2));
+                }
+            }
+        }
+    };
+    let info = lease.info();
+    let on_devices = match info.gpu_layers {
+        0 => String::new(),
+        layers => format!(
+            ", {layers} of {} layers on {}",
+            info.layers,
+            info.devices.join(", ")
+        ),
+    };
+    note(format!(
+        "loaded model {name} in {:.1} s: vocabulary {}, context {}{on_devices}",
+        start.elapsed().as_secs_f64(),
+        info.vocabulary,
+        info.context,
+    ));
+    Ok(())
+}
+
+/// A plugin runtime over these models. `cache_dir` holds compiled plugins; by default the user's cache does.
+pub fn runtime(cache_dir: Option<PathBuf>, models: &Models) -> Result<Runtime, Error> {
+    let settings = Settings {
+        cache: cache_dir.or_else(default_cache_dir),
+        ..Settings::default()
+    };
+    Ok(Runtime::new(settings, models.clone())?)
+}
+
+/// Waits for loads and steps to end, so that the process does not exit inside of llama.cpp.
+pub(crate) async fn shut_down(models: Models) {
+    let ending = tokio::task::spawn_blocking(move || models.shutdown());
+    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, ending).await;
+}
+
+/// Loads a plugin from its file.
+pub async fn load_plugin(
+    runtime: &Runtime,
+    name: &str,
+    file: &Path,
+    limits: Limits,
+) -> Result<Plugin, Error> {
+    Ok(runtime.plugin(name, file.to_owned(), limits).await?)
+}
+
+/// `corral/plugins` in the user's cache directory, if the environment names one.
+fn default_cache_dir() -> Option<PathBuf> {
+    let absolute = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(base.join("corral/plugins"))
+}

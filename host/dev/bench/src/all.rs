@@ -1,0 +1,252 @@
+//! `corral-bench all`: every bench with a target, and each target with its figure.
+//!
+//! Each bench runs in a process of its own and prints a JSON object, so that no bench finds the memory, the threads or
+//! the caches of another. A bench that fails or takes too long loses its own figures only.
+
+mod part;
+mod parts;
+mod peer;
+mod server;
+mod targets;
+
+use crate::args::AllArgs;
+use corral_cli::Error;
+use part::{Kind, Part, TimeBudget};
+use serde_json::{Value, json};
+use server::Server;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use targets::Figure;
+
+/// How often to check whether a bench has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The binaries that run benches and servers.
+struct Programs {
+    /// This program.
+    bench: PathBuf,
+    corral: PathBuf,
+}
+
+impl Programs {
+    fn find(args: &AllArgs) -> Result<Self, Error> {
+        let bench = std::env::current_exe()
+            .map_err(Error::context("cannot find the file of this program"))?;
+        let beside = || bench.with_file_name(format!("corral{}", std::env::consts::EXE_SUFFIX));
+        let corral = args.corral.clone().unwrap_or_else(beside);
+        Ok(Self { bench, corral })
+    }
+
+    /// The command of a part, without `--json`.
+    fn command(&self, arguments: &[String]) -> Command {
+        // The load on peers is the only bench of the released binary.
+        let is_load = arguments.first().is_some_and(|bench| bench == "load");
+        let mut command = Command::new(if is_load { &self.corral } else { &self.bench });
+        if is_load {
+            command.arg("bench");
+        }
+        command.args(arguments);
+        command
+    }
+}
+
+/// Runs every bench and prints the figures.
+pub(crate) fn measure(args: &AllArgs) -> Result<(), Error> {
+    let programs = Programs::find(args)?;
+    let files = parts::files(args).into_iter();
+    for file in files.chain([programs.corral.clone()]) {
+        if !file.is_file() {
+            return Err(Error::failed(format!(
+                "there is no {}; `make bench` builds and writes all files",
+                file.display()
+            )));
+        }
+    }
+    let start = Instant::now();
+    let (mut results, mut figures, mut shortened) = (Vec::new(), Vec::new(), Vec::new());
+    let mut shares = Duration::ZERO;
+    for part in parts::all(args) {
+        if matches!(part.kind, Kind::Skipped) {
+            let targets = part.targets.iter();
+            figures.extend(targets.map(|target| target.figure(&Value::Null)));
+            continue;
+        }
+        let elapsed = start.elapsed();
+        let budget = part.time_budget(shares, elapsed);
+        shares += part.share;
+        let minutes = elapsed.as_secs_f64() / 60.0;
+        let line = part.arguments_within(budget).join(" ");
+        eprintln!("{minutes:.0} min: {line}");
+        let (value, problem) = match run(&programs, &part, budget) {
+            Ok(value) => (value, None),
+            Err(problem) => {
+                eprintln!("{}: {problem}", part.arguments[0]);
+                (Value::Null, Some(problem))
+            }
+        };
+        figures.extend(part.targets.iter().map(|target| target.figure(&value)));
+        shortened.extend(part.missing_rounds(&value));
+        results.push(json!({
+            "bench": part.arguments,
+            "rounds_asked": part.rounds,
+            "problem": problem,
+            "found": value,
+        }));
+    }
+    let minutes = start.elapsed().as_secs_f64() / 60.0;
+    if args.json {
+        let targets: Vec<_> = figures.iter().map(Figure::json).collect();
+        let report = json!({
+            "bench": "all",
+            "model": args.model.file_name().unwrap_or_default().to_string_lossy(),
+            "minutes": minutes,
+            "targets": targets,
+            "benches": results,
+        });
+        println!("{report}");
+    } else {
+        print!("{}", targets::table(&figures));
+        for rounds in shortened {
+            println!("out of time: {rounds}");
+        }
+        println!("{minutes:.0} min in total");
+    }
+    let failed = results.iter().filter(|result| !result["problem"].is_null());
+    match failed.count() {
+        0 => Ok(()),
+        failed => Err(Error::failed(format!(
+            "{failed} of {} benches failed",
+            results.len()
+        ))),
+    }
+}
+
+/// Runs one bench within its time; returns its JSON object.
+fn run(programs: &Programs, part: &Part, budget: TimeBudget) -> Result<Value, String> {
+    // Removed with everything that a killed bench leaves.
+    let folder = std::env::temp_dir().join(format!("corral-bench-all-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let result = run_in(&folder, programs, part, budget);
+    std::fs::remove_dir_all(&folder).ok();
+    result
+}
+
+/// [`run`] with a folder for temporary files.
+fn run_in(
+    folder: &Path,
+    programs: &Programs,
+    part: &Part,
+    budget: TimeBudget,
+) -> Result<Value, String> {
+    let mut arguments = part.arguments_within(budget);
+    // The server stops at the end of this function, unless a signal kills this process.
+    let server = match &part.kind {
+        Kind::AgainstServer(serve) => {
+            let mut command = server::command(&programs.corral, serve, folder);
+            Some(Server::start(&mut command, server::START_TIMEOUT)?)
+        }
+        Kind::Alone | Kind::Skipped => None,
+    };
+    if let Some(server) = &server {
+        arguments = peer::insert_url(arguments, server.url());
+    }
+    let mut command = programs.command(&arguments);
+    command.arg("--json").env("TMPDIR", folder);
+    json_output(&mut command, budget.limit)
+}
+
+/// Runs a command for at most `limit`; returns the JSON object on its last line.
+fn json_output(command: &mut Command, limit: Duration) -> Result<Value, String> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("cannot start it: {error}"))?;
+    let mut stdout = child.stdout.take();
+    // The output is larger than a pipe, so a thread reads it meanwhile.
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        if let Some(stdout) = &mut stdout {
+            stdout.read_to_string(&mut text).ok();
+        }
+        text
+    });
+    let start = Instant::now();
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if start.elapsed() < limit => std::thread::sleep(POLL_INTERVAL),
+            outcome => {
+                // Fails only if it has just ended.
+                child.kill().ok();
+                child.wait().ok();
+                return Err(match outcome {
+                    Err(error) => format!("cannot wait for its end: {error}"),
+                    Ok(_) => format!("stopped after {} min", limit.as_secs() / 60),
+                });
+            }
+        }
+    };
+    let text = reader.join().unwrap_or_default();
+    if !status.success() {
+        return Err(format!("it ended with {status}"));
+    }
+    let last = text.lines().last().unwrap_or_default();
+    serde_json::from_str(last).map_err(|error| format!("it printed no JSON object: {error}"))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    /// Runs `/bin/NAME ARGUMENTS --json` as a bench.
+    fn run_program(name: &str, arguments: &[&str]) -> Result<Value, String> {
+        let program = Path::new("/bin").join(name);
+        let programs = Programs {
+            bench: program.clone(),
+            corral: program,
+        };
+        let arguments = arguments.iter().copied().map(str::to_owned).collect();
+        let part = Part::without_rounds(arguments, 1);
+        let budget = part.time_budget(Duration::ZERO, Duration::ZERO);
+        run(&programs, &part, budget)
+    }
+
+    #[test]
+    fn last_line_is_the_object() {
+        let error = run_program("echo", &["words"]).unwrap_err();
+        assert!(error.contains("no JSON object"), "{error}");
+        let error = run_program("false", &[]).unwrap_err();
+        assert!(error.contains("ended with"), "{error}");
+        let mut shell = Command::new("/bin/sh");
+        let command = shell.args(["-c", "echo words; echo '{\"a\": 1}'"]);
+        let minute = Duration::from_secs(60);
+        assert_eq!(json_output(command, minute).unwrap()["a"], 1);
+    }
+
+    #[test]
+    fn load_runs_in_the_released_binary() {
+        let programs = Programs {
+            bench: "bench".into(),
+            corral: "corral".into(),
+        };
+        let line = |arguments: &str| {
+            let arguments: Vec<_> = arguments.split(' ').map(str::to_owned).collect();
+            format!("{:?}", programs.command(&arguments))
+        };
+        assert_eq!(
+            line("load http://a"),
+            r#""corral" "bench" "load" "http://a""#
+        );
+        assert_eq!(line("gap --json"), r#""bench" "gap" "--json""#);
+    }
+
+    #[test]
+    fn endless_bench_is_stopped() {
+        let mut endless = Command::new("/bin/sleep");
+        let error = json_output(endless.arg("600"), Duration::ZERO).unwrap_err();
+        assert!(error.contains("stopped"), "{error}");
+    }
+}

@@ -1,0 +1,137 @@
+//! One bench of `all`, and its time.
+
+use super::targets::Target;
+use serde_json::Value;
+use std::time::Duration;
+
+/// The least time that a bench is given; it always measures one round.
+const MIN_TIME: Duration = Duration::from_secs(1);
+/// Time for startup and the first rounds, besides three times the share.
+const STARTUP_TIME: Duration = Duration::from_secs(120);
+
+pub(super) struct Part {
+    /// The name of the bench and its arguments, without `--rounds`, `--within` and `--json`.
+    pub(super) arguments: Vec<String>,
+    /// Most rounds; none for a bench without rounds.
+    pub(super) rounds: Option<u64>,
+    /// Its share of the total time.
+    pub(super) share: Duration,
+    pub(super) kind: Kind,
+    pub(super) targets: Vec<Target>,
+}
+
+/// How to run a bench.
+pub(super) enum Kind {
+    Alone,
+    /// Against `corral serve` with these arguments; the server's URL follows the peer's.
+    AgainstServer(Vec<String>),
+    /// Not at all: there is no peer or no GPU.
+    Skipped,
+}
+
+/// The time of a bench.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct TimeBudget {
+    /// It starts no round that would end later.
+    within: Duration,
+    /// It is stopped after this time.
+    pub(super) limit: Duration,
+}
+
+impl Part {
+    /// A bench with rounds, and its share in minutes.
+    pub(super) fn with_rounds(arguments: Vec<String>, rounds: u64, minutes: u64) -> Self {
+        Self {
+            rounds: Some(rounds),
+            ..Self::without_rounds(arguments, minutes)
+        }
+    }
+
+    /// A bench without rounds, and its share in minutes.
+    pub(super) fn without_rounds(arguments: Vec<String>, minutes: u64) -> Self {
+        Self {
+            arguments,
+            rounds: None,
+            share: Duration::from_secs(60 * minutes),
+            kind: Kind::Alone,
+            targets: Vec::new(),
+        }
+    }
+
+    pub(super) fn targets(mut self, targets: Vec<Target>) -> Self {
+        self.targets = targets;
+        self
+    }
+
+    /// The time of a bench that starts after `elapsed`, when the parts before it have the shares `earlier`. It gets the
+    /// time that they left, or loses the time that they took too much.
+    pub(super) fn time_budget(&self, earlier: Duration, elapsed: Duration) -> TimeBudget {
+        let unused = earlier.saturating_sub(elapsed);
+        TimeBudget {
+            within: (earlier + self.share).saturating_sub(elapsed).max(MIN_TIME),
+            limit: 3 * self.share + STARTUP_TIME + unused,
+        }
+    }
+
+    /// All arguments but `--json`.
+    pub(super) fn arguments_within(&self, budget: TimeBudget) -> Vec<String> {
+        let mut arguments = self.arguments.clone();
+        if let Some(rounds) = self.rounds {
+            let within = budget.within.as_secs();
+            arguments.extend(["--rounds".to_owned(), rounds.to_string()]);
+            arguments.extend(["--within".to_owned(), within.to_string()]);
+        }
+        arguments
+    }
+
+    /// A message if fewer rounds were measured than requested.
+    pub(super) fn missing_rounds(&self, result: &Value) -> Option<String> {
+        let (requested, measured) = (self.rounds?, result["rounds"].as_u64()?);
+        let line = self.arguments.join(" ");
+        (measured < requested).then(|| format!("{measured} of {requested} rounds of {line}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn part() -> Part {
+        Part::with_rounds(vec!["gap".to_owned()], 7, 4)
+    }
+
+    #[test]
+    fn unused_time_carries_over() {
+        let budget = |earlier, elapsed| {
+            let budget = part().time_budget(earlier * MINUTE, elapsed * MINUTE);
+            (budget.within, budget.limit)
+        };
+        assert_eq!(budget(10, 10), (4 * MINUTE, 14 * MINUTE));
+        assert_eq!(budget(10, 3), (11 * MINUTE, 21 * MINUTE));
+        assert_eq!(budget(10, 11), (3 * MINUTE, 14 * MINUTE));
+        // One round is always measured.
+        assert_eq!(budget(10, 30), (MIN_TIME, 14 * MINUTE));
+    }
+
+    #[test]
+    fn bench_with_rounds_gets_its_time() {
+        let budget = part().time_budget(Duration::ZERO, Duration::ZERO);
+        let line = part().arguments_within(budget).join(" ");
+        assert_eq!(line, "gap --rounds 7 --within 240");
+        let flat = Part::without_rounds(vec!["flat".to_owned()], 1);
+        assert_eq!(flat.arguments_within(budget), ["flat"]);
+    }
+
+    #[test]
+    fn missing_rounds_are_reported() {
+        let missing = part().missing_rounds(&json!({"rounds": 5}));
+        assert_eq!(missing.as_deref(), Some("5 of 7 rounds of gap"));
+        assert_eq!(part().missing_rounds(&json!({"rounds": 7})), None);
+        assert_eq!(part().missing_rounds(&Value::Null), None);
+        let flat = Part::without_rounds(vec!["flat".to_owned()], 1);
+        assert_eq!(flat.missing_rounds(&json!({"rounds": 1})), None);
+    }
+}

@@ -1,0 +1,254 @@
+//! `corral-bench deploy`: from a deploy to its first response.
+//!
+//! A server in this process has a new store and cache. The bench uploads the component, posts the manifest and asks
+//! the plugin for one token, as any client does. Each round deploys a new component, which must be compiled; a new
+//! revision of it, of which the server has everything; and the same component after its removal, which is uploaded
+//! again while its compiled code is still in the cache.
+
+use crate::args::DeployArgs;
+use crate::local_server::{self, ROUTE};
+use crate::workload::config;
+use corral_cli::Error;
+use corral_cli::bench::rounds::Rounds;
+use corral_cli::bench::stats::{median, median_min_max};
+use corral_cli::bench::table::{self, Column, Unit};
+use corral_engine::{Engine, Models};
+use corral_runtime::{Limits, Runtime, Settings};
+use corral_server::deployments::{Bounds, Deployments, Digest, Store};
+use corral_server::{Access, Server, Token};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// The admin token of the bench's own server.
+const TOKEN: &str = "as-long-as-the-bench-runs";
+const NAME: &str = "bench";
+
+#[derive(Clone, Copy, PartialEq)]
+enum Variant {
+    /// A new component.
+    New,
+    /// A component that the server stores, with another configuration.
+    Stored,
+    /// A component that the server has compiled, but does not store.
+    Compiled,
+}
+
+impl Variant {
+    const ALL: [Self; 3] = [Variant::New, Variant::Stored, Variant::Compiled];
+
+    fn name(self) -> &'static str {
+        match self {
+            Variant::New => "new",
+            Variant::Stored => "stored, compiled",
+            Variant::Compiled => "uploaded, compiled",
+        }
+    }
+}
+
+/// Times of a deploy, in seconds.
+struct DeployTimes {
+    variant: Variant,
+    upload: f64,
+    deploy: f64,
+    response: f64,
+    /// The part of `deploy` inside of wasmtime: compiling, or loading compiled code.
+    compile: f64,
+}
+
+impl DeployTimes {
+    fn total(&self) -> f64 {
+        self.upload + self.deploy + self.response
+    }
+}
+
+const COLUMNS: [Column; 9] = [
+    ("component", "component", Unit::Plain),
+    ("deploys", "deploys", Unit::Plain),
+    ("first response", "first_answer_s", Unit::Milliseconds),
+    ("min", "least_s", Unit::Milliseconds),
+    ("max", "most_s", Unit::Milliseconds),
+    ("upload", "upload_s", Unit::Milliseconds),
+    ("deploy", "deploy_s", Unit::Milliseconds),
+    ("in wasmtime", "compile_s", Unit::Milliseconds),
+    ("request", "answer_s", Unit::Milliseconds),
+];
+
+/// Measures and prints the figures.
+pub(crate) async fn measure(args: &DeployArgs) -> Result<(), Error> {
+    let component = std::fs::read(&args.plugin).map_err(Error::context(format!(
+        "cannot read the component {}; name the plugin 'generate'",
+        args.plugin.display()
+    )))?;
+    let folder = TempDir::new(args.dir.as_deref())?;
+    let engine = Engine::load(config(&args.common, None, 0)?)?;
+    let bench = Bench::start(&engine, &folder.0).await?;
+    let mut deploys = Vec::new();
+    let mut rounds = Rounds::with_warmup(args.common.rounds);
+    for round in rounds.by_ref() {
+        let times = bench.round(&component, round).await?;
+        if round > 0 {
+            deploys.extend(times);
+        }
+    }
+    bench.server.stop(std::future::ready(())).await;
+    engine.shutdown();
+    let (bytes, rounds) = (component.len(), rounds.measured());
+    let rows = Variant::ALL.map(|variant| report(variant, &deploys));
+    let setup = json!({"bench": "deploy", "component_bytes": bytes, "rounds": rounds});
+    let title = format!(
+        "from a deploy to the first response, a component of {bytes} bytes; medians of {rounds} rounds, ms"
+    );
+    table::print(args.common.json, setup, &title, &COLUMNS, &rows);
+    Ok(())
+}
+
+fn report(variant: Variant, deploys: &[DeployTimes]) -> Value {
+    let times = |value: fn(&DeployTimes) -> f64| {
+        let own = deploys.iter().filter(move |times| times.variant == variant);
+        own.map(value)
+    };
+    let total = Vec::from_iter(times(DeployTimes::total));
+    let [first_response, min, max] = median_min_max(&total);
+    json!({
+        "component": variant.name(),
+        "deploys": total.len(),
+        "first_answer_s": first_response,
+        "least_s": min,
+        "most_s": max,
+        "upload_s": median(times(|times| times.upload)),
+        "deploy_s": median(times(|times| times.deploy)),
+        "compile_s": median(times(|times| times.compile)),
+        "answer_s": median(times(|times| times.response)),
+    })
+}
+
+struct Bench {
+    runtime: Runtime,
+    server: Server,
+}
+
+impl Bench {
+    /// Starts a server with its store and cache in `folder`.
+    async fn start(engine: &Engine, folder: &Path) -> Result<Self, Error> {
+        let models = Models::loaded(vec![engine.clone()]);
+        let settings = Settings {
+            cache: Some(folder.join("compiled")),
+            ..Settings::default()
+        };
+        let runtime = Runtime::new(settings, models.clone())?;
+        let store = Store::open(&folder.join("store"), Bounds::default())?;
+        let limits = Limits::default();
+        let deployments = Deployments::new(runtime.clone(), Some(store), limits, Access::Open);
+        let token = Some(Token::new(TOKEN)?);
+        let server = local_server::open(models, runtime.clone(), deployments, token).await?;
+        Ok(Bench { runtime, server })
+    }
+
+    /// Deploys all variants once.
+    async fn round(&self, component: &[u8], round: u64) -> Result<Vec<DeployTimes>, Error> {
+        let component = unique_component(component, round);
+        let path = format!("/deployments/{NAME}");
+        let mut times = Vec::new();
+        for variant in Variant::ALL {
+            if variant == Variant::Compiled {
+                self.admin_request("DELETE", &path, b"").await?;
+            }
+            times.push(self.deploy(variant, &component).await?);
+        }
+        self.admin_request("DELETE", &path, b"").await?;
+        Ok(times)
+    }
+
+    async fn deploy(&self, variant: Variant, component: &[u8]) -> Result<DeployTimes, Error> {
+        // The digest is the client's work and not measured.
+        let digest = Digest::of(component).to_string();
+        let manifest = json!({
+            "name": NAME,
+            "component": digest,
+            "routes": [ROUTE],
+            "configuration": {"VARIANT": variant.name()},
+        });
+        let compile_before = self.compile_seconds();
+        let start = Instant::now();
+        if variant != Variant::Stored {
+            let path = format!("/components/{digest}");
+            self.admin_request("PUT", &path, component).await?;
+        }
+        let uploaded = Instant::now();
+        let path = format!("/deployments/{NAME}");
+        self.admin_request("POST", &path, manifest.to_string().as_bytes())
+            .await?;
+        let deployed = Instant::now();
+        local_server::complete(self.server.public_address(), "1+1=").await?;
+        let end = Instant::now();
+        Ok(DeployTimes {
+            variant,
+            upload: (uploaded - start).as_secs_f64(),
+            deploy: (deployed - uploaded).as_secs_f64(),
+            response: (end - deployed).as_secs_f64(),
+            compile: self.compile_seconds() - compile_before,
+        })
+    }
+
+    fn admin_address(&self) -> Result<SocketAddr, Error> {
+        let address = self.server.admin_address().strip_prefix("http://");
+        let address = address.and_then(|address| address.parse().ok());
+        address.ok_or_else(|| Error::failed("the bench's server has no admin address"))
+    }
+
+    /// Sends a request to the admin API; the response must be a success.
+    async fn admin_request(&self, method: &str, path: &str, body: &[u8]) -> Result<(), Error> {
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n\
+             Content-Type: application/json\r\n"
+        );
+        let response = local_server::exchange(self.admin_address()?, &head, body).await?;
+        if response.starts_with("HTTP/1.1 20") {
+            return Ok(());
+        }
+        let body = response.split_once("\r\n\r\n");
+        let body = body.map_or(&*response, |(_, body)| body);
+        Err(Error::failed(format!("the server refused: {body}")))
+    }
+
+    fn compile_seconds(&self) -> f64 {
+        let counters = self.runtime.counters();
+        let mut counters = counters.iter();
+        let found = counters.find(|metric| metric.name == "corral_plugin_compile_seconds_total");
+        found.map_or(0.0, |metric| metric.value)
+    }
+}
+
+/// The component with a digest of its own, by a custom section at its end.
+fn unique_component(component: &[u8], number: u64) -> Vec<u8> {
+    let mut bytes = component.to_vec();
+    // Section 0 of 10 bytes: a name of one byte, and eight more.
+    bytes.extend([0, 10, 1, b'v']);
+    bytes.extend(number.to_le_bytes());
+    bytes
+}
+
+/// A folder that is removed on drop.
+struct TempDir(PathBuf);
+
+impl TempDir {
+    fn new(parent: Option<&Path>) -> Result<Self, Error> {
+        let parent = parent.map_or_else(std::env::temp_dir, Path::to_owned);
+        let folder = parent.join(format!("corral-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).map_err(Error::context(format!(
+            "cannot create a folder in {}; name another one with --dir",
+            parent.display()
+        )))?;
+        Ok(TempDir(folder))
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            tracing::warn!(folder = %self.0.display(), %error, "cannot remove the folder");
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! `corral-bench http`: requests over loopback that a plugin answers without a model.
+//!
+//! It measures the path of a request: connection, route, new instance, response. The server runs in this process on
+//! threads of its own, and one more thread is all clients. The same clients measure a peer in turns.
+
+use crate::args::HttpArgs;
+use crate::client_runtime;
+use crate::local_server::serve;
+use bytes::Bytes;
+use corral_cli::bench::connection::{Connection, closed_loop};
+use corral_cli::bench::rounds::Rounds;
+use corral_cli::bench::stats::{Quantiles, float, median, median_min_max};
+use corral_cli::bench::table::{self, Column, Unit};
+use corral_cli::bench::url::Url;
+use corral_cli::terminal::printable;
+use corral_cli::{Error, startup};
+use corral_engine::Models;
+use corral_runtime::Limits;
+use http::Request;
+use http::header::HOST;
+use http_body_util::{BodyExt, Full, Limited};
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Instant;
+
+const MAX_BODY_BYTES: usize = 64 << 20;
+
+const COLUMNS: [Column; 12] = [
+    ("connections", "connections", Unit::Plain),
+    ("server", "server", Unit::Plain),
+    ("requests/s", "requests_per_second", Unit::Whole),
+    ("min", "least", Unit::Whole),
+    ("max", "most", Unit::Whole),
+    ("p50", "p50_s", Unit::Microseconds),
+    ("p99", "p99_s", Unit::Microseconds),
+    ("max", "max_s", Unit::Microseconds),
+    ("CPU µs each", "cpu_s", Unit::Microseconds),
+    ("ratio to peer", "ratio", Unit::Thousandths),
+    ("min ratio", "ratio_least", Unit::Thousandths),
+    ("max ratio", "ratio_most", Unit::Thousandths),
+];
+/// Columns without those of the peer.
+const OWN_COLUMNS: usize = 9;
+
+/// A measured server.
+struct Target {
+    name: &'static str,
+    url: Url,
+    path: String,
+    /// Whether it runs in this process, so that its CPU time is known.
+    is_local: bool,
+}
+
+/// A server with one number of connections, and its figures.
+struct Row {
+    target: Arc<Target>,
+    connections: u64,
+    /// Requests a second, and seconds of CPU time of a request, in each round.
+    throughput: Vec<f64>,
+    cpu: Vec<f64>,
+    /// Seconds of each request.
+    times: Quantiles,
+}
+
+/// Measures and prints the figures.
+pub(crate) fn measure(args: &HttpArgs) -> Result<(), Error> {
+    let workers = startup::workers(args.workers);
+    let server_runtime = startup::tokio_runtime(workers)?;
+    let clients = client_runtime()?;
+    let models = Models::loaded(Vec::new());
+    let serving = serve(models, "/", &args.plugin, Limits::default());
+    let server = server_runtime.block_on(serving)?;
+    let own = format!("http://{}", server.public_address());
+    let own = own.parse::<Url>().map_err(Error::failed)?;
+    let mut targets = vec![target("corral", &own, &args.path, true)];
+    if let Some(peer) = &args.peer {
+        targets.push(target("peer", peer, &args.path, false));
+    }
+    clients.block_on(probe(&targets))?;
+    let mut rows = rows(&args.connections, &targets);
+    let mut order: Vec<_> = (0..targets.len()).collect();
+    let mut rounds = Rounds::with_warmup(args.rounds);
+    for round in rounds.by_ref() {
+        for rows in rows.chunks_mut(targets.len()) {
+            for &at in &order {
+                let turn = rows[at].turn(args.requests, round > 0);
+                clients.block_on(turn)?;
+            }
+        }
+        order.rotate_left(1);
+    }
+    server_runtime.block_on(server.stop(std::future::ready(())));
+    let reports: Vec<_> = rows.iter().map(|row| row.report(&rows)).collect();
+    let rounds = rounds.measured();
+    let setup = json!({
+        "bench": "http",
+        "path": args.path,
+        "requests": args.requests,
+        "rounds": rounds,
+        "workers": workers,
+        "peer": args.peer.as_ref().map(Url::to_string),
+    });
+    let title = format!(
+        "{} requests for {} in a turn, keep-alive connections over loopback, {workers} workers; medians of {rounds} \
+         rounds, times of all requests, µs",
+        args.requests, args.path
+    );
+    let columns = match args.peer {
+        Some(_) => COLUMNS.len(),
+        None => OWN_COLUMNS,
+    };
+    table::print(args.json, setup, &title, &COLUMNS[..columns], &reports);
+    Ok(())
+}
+
+fn target(name: &'static str, url: &Url, path: &str, is_local: bool) -> Arc<Target> {
+    Arc::new(Target {
+        name,
+        url: url.clone(),
+        path: url.join(path),
+        is_local,
+    })
+}
+
+/// A row for each number of connections and server.
+fn rows(connections: &[u64], targets: &[Arc<Target>]) -> Vec<Row> {
+    let row = |connections, target: &Arc<Target>| Row {
+        target: Arc::clone(target),
+        connections,
+        throughput: Vec::new(),
+        cpu: Vec::new(),
+        times: Quantiles::default(),
+    };
+    let rows = connections
+        .iter()
+        .flat_map(|&connections| targets.iter().map(move |target| row(connections, target)));
+    rows.collect()
+}
+
+/// Sends one request to each server; warns if the responses differ, since then the figures do not compare.
+async fn probe(targets: &[Arc<Target>]) -> Result<(), Error> {
+    let mut responses = Vec::new();
+    for target in targets {
+        let mut connection = Connection::new(&target.url);
+        responses.push(target.get(&mut connection).await?);
+    }
+    if responses.windows(2).any(|pair| pair[0] != pair[1]) {
+        eprintln!("the peer's response differs from Corral's; is it the same component?");
+    }
+    Ok(())
+}
+
+impl Target {
+    /// Sends one request; the response must be a success.
+    async fn get(&self, connection: &mut Connection) -> Result<Bytes, Error> {
+        let request = Request::get(&self.path)
+            .header(HOST, &self.url.authority)
+            .body(Full::new(Bytes::new()))?;
+        let url = &self.url;
+        let response = connection.send(request).await.map_err(|error| {
+            let message =
+                format!("{url} did not answer ({error}); start the server, or name another URL");
+            Error::context(message)(error)
+        })?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MAX_BODY_BYTES);
+        let body = body.collect().await;
+        let body = body
+            .map_err(Error::context(format!("a response of {url} broke off")))?
+            .to_bytes();
+        if status.is_success() {
+            return Ok(body);
+        }
+        let text: String = String::from_utf8_lossy(&body).chars().take(400).collect();
+        Err(Error::failed(format!(
+            "{} answered with {status} at {}: {}; is there a component that needs no model?",
+            self.name,
+            self.path,
+            printable(&text)
+        )))
+    }
+}
+
+impl Row {
+    /// Sends so many requests; records them if the round counts.
+    async fn turn(&mut self, requests: u64, counts: bool) -> Result<(), Error> {
+        let target = Arc::clone(&self.target);
+        let ask = move |mut connection: Connection, _: u64| {
+            let target = Arc::clone(&target);
+            async move {
+                // The first request of a connection opens it and is not measured.
+                let is_open = connection.is_open();
+                let start = Instant::now();
+                let response = target.get(&mut connection).await;
+                let time = response.map(|_| is_open.then(|| start.elapsed().as_secs_f64()));
+                (connection, time)
+            }
+        };
+        let (cpu, start) = (server_cpu_seconds(), Instant::now());
+        let times = closed_loop(&self.target.url, self.connections, 0..requests, ask).await?;
+        let (cpu, seconds) = (server_cpu_seconds() - cpu, start.elapsed().as_secs_f64());
+        let times = times.into_iter().collect::<Result<Vec<_>, Error>>()?;
+        if counts {
+            self.throughput.push(float(requests) / seconds);
+            self.times.extend(times.into_iter().flatten());
+            if self.target.is_local {
+                self.cpu.push(cpu / float(requests));
+            }
+        }
+        Ok(())
+    }
+
+    /// The figures, with ratios to the peer's row with as many connections.
+    fn report(&self, all: &[Row]) -> Value {
+        let [throughput, min, max] = median_min_max(&self.throughput);
+        let mut row = json!({
+            "connections": self.connections,
+            "server": self.target.name,
+            "requests_per_second": throughput,
+            "least": min,
+            "most": max,
+            "p50_s": self.times.at(0.5),
+            "p99_s": self.times.at(0.99),
+            "max_s": self.times.at(1.0),
+        });
+        if self.target.is_local {
+            row["cpu_s"] = median(self.cpu.iter().copied()).into();
+        }
+        let peer = all
+            .iter()
+            .find(|row| !row.target.is_local && row.connections == self.connections);
+        if let Some(peer) = peer {
+            let pairs = self.throughput.iter().zip(&peer.throughput);
+            let ratios: Vec<f64> = pairs.map(|(own, peer)| own / peer).collect();
+            let [ratio, min, max] = median_min_max(&ratios);
+            row["ratio"] = ratio.into();
+            row["ratio_least"] = min.into();
+            row["ratio_most"] = max.into();
+        }
+        row
+    }
+}
+
+/// CPU time of this process without this thread, which must be the clients': the server's.
+fn server_cpu_seconds() -> f64 {
+    cpu_seconds(ClockId::ProcessCPUTime) - cpu_seconds(ClockId::ThreadCPUTime)
+}
+
+/// CPU time of the process or of this thread.
+#[allow(clippy::cast_precision_loss)]
+pub(crate) fn cpu_seconds(clock: ClockId) -> f64 {
+    let time = clock_gettime(clock);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}

@@ -1,0 +1,124 @@
+//! A server in this process on free ports, and single requests to it.
+
+use corral_cli::{Error, startup};
+use corral_engine::{Engine, Models};
+use corral_runtime::Runtime;
+use corral_server::deployments::Deployments;
+use corral_server::{Access, House, Limits, Listeners, Server, Terms, Token};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// The route of the plugin `generate`.
+pub(crate) const ROUTE: &str = "/generate";
+
+/// A limit that no request reaches: a large model takes minutes.
+pub(crate) const NO_TIME_LIMIT: Duration = Duration::from_secs(86_400);
+
+/// Starts a server with the plugin `generate`.
+pub(crate) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Error> {
+    let models = Models::loaded(vec![engine.clone()]);
+    let limits = corral_runtime::Limits {
+        time: NO_TIME_LIMIT,
+        // Has no effect on an engine without a prefix cache.
+        share_prefixes: true,
+        ..corral_runtime::Limits::default()
+    };
+    serve(models, ROUTE, plugin, limits).await
+}
+
+/// Starts a server with one plugin at `route`.
+pub(crate) async fn serve(
+    models: Models,
+    route: &str,
+    plugin: &Path,
+    limits: corral_runtime::Limits,
+) -> Result<Server, Error> {
+    let runtime = startup::runtime(None, &models)?;
+    let plugin = startup::load_plugin(&runtime, route, plugin, limits.clone()).await?;
+    let deployments = Deployments::new(runtime.clone(), None, limits, Access::Open);
+    deployments.add_fixed(route.parse()?, plugin, Terms::default())?;
+    open(models, runtime, deployments, None).await
+}
+
+/// Starts a server with these deployments. `token` guards the admin listener.
+pub(crate) async fn open(
+    models: Models,
+    runtime: Runtime,
+    deployments: Deployments,
+    token: Option<Token>,
+) -> Result<Server, Error> {
+    let listeners = Listeners::bind("127.0.0.1:0", "127.0.0.1:0").await?;
+    let listeners = listeners.guarded_by(token)?;
+    let server = Server::start(listeners, Limits::default())
+        .map_err(Error::context("cannot start the listeners"))?;
+    server.open(House {
+        runtime,
+        models,
+        deployments,
+    });
+    Ok(server)
+}
+
+/// Reads a stream of exactly `tokens` tokens to its end.
+pub(crate) async fn stream(address: SocketAddr, prompt: &str, tokens: u64) -> Result<(), Error> {
+    let body = json!({"prompt": prompt, "max_tokens": tokens, "ignore_end": true, "stream": true});
+    let response = post(address, &body).await?;
+    if response.contains(&format!("\"tokens\":{tokens},")) && response.contains("[DONE]") {
+        return Ok(());
+    }
+    Err(wrong_plugin(
+        &response,
+        &format!("stream of {tokens} tokens"),
+    ))
+}
+
+/// Generates one token; returns the whole response.
+pub(crate) async fn complete(address: SocketAddr, prompt: &str) -> Result<Value, Error> {
+    let body = json!({"prompt": prompt, "max_tokens": 1, "ignore_end": true});
+    let response = post(address, &body).await?;
+    // A chunked response has lengths around the JSON.
+    let json = response.find('{').zip(response.rfind('}'));
+    json.and_then(|(start, end)| serde_json::from_str(response.get(start..=end)?).ok())
+        .filter(|response: &Value| response["tokens"] == 1)
+        .ok_or_else(|| wrong_plugin(&response, "token"))
+}
+
+/// Posts to the plugin; returns the response with its head.
+async fn post(address: SocketAddr, body: &Value) -> Result<String, Error> {
+    let head = format!("POST {ROUTE} HTTP/1.1\r\nContent-Type: application/json\r\n");
+    let response = exchange(address, &head, body.to_string().as_bytes()).await?;
+    if response.starts_with("HTTP/1.1 200 ") {
+        return Ok(response);
+    }
+    Err(wrong_plugin(&response, "response"))
+}
+
+/// Sends a request over a new connection: `head` is its first lines, common headers are added. Returns the response
+/// with its head.
+pub(crate) async fn exchange(
+    address: SocketAddr,
+    head: &str,
+    body: &[u8],
+) -> Result<String, Error> {
+    let length = body.len();
+    let head =
+        format!("{head}Host: {address}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
+    let mut connection = TcpStream::connect(address).await?;
+    connection.write_all(head.as_bytes()).await?;
+    connection.write_all(body).await?;
+    let mut response = Vec::new();
+    connection.read_to_end(&mut response).await?;
+    Ok(String::from_utf8_lossy(&response).into_owned())
+}
+
+fn wrong_plugin(response: &str, expected: &str) -> Error {
+    let skipped = response.chars().count().saturating_sub(400);
+    let end: String = response.chars().skip(skipped).collect();
+    Error::failed(format!(
+        "the plugin returned no {expected}; is it 'generate'? its response: {end}"
+    ))
+}
