@@ -1,9 +1,7 @@
-//! Attention of one layer with the shapes of a small model: 16 heads of 128 in 8 groups, one thread. Keys and values of
-//! 28 layers take turns, as in a step, so they come from far away.
+//! Attention of one layer in the shapes of a small model: 16 heads of 128 in 8 groups, on one thread. The bench cycles
+//! through the keys and values of 28 layers, so that they come from memory, as in a step.
 //!
 //! `make microbench BENCHES=attention`
-
-#![allow(unsafe_code)]
 
 fn main() {
     divan::main();
@@ -15,105 +13,92 @@ fn main() {
     target_feature = "f16c",
     target_feature = "fma"
 ))]
-mod here {
-    use corral_attention::{Query, Rows, Sums, Tiles, attend};
+mod x86_64 {
+    use corral_attention::{HeadRows, Query, Tiles, Workspace, attend};
     use divan::Bencher;
     use divan::counter::ItemsCount;
 
     const LENGTH: usize = 128;
     const GROUPS: usize = 8;
-    const EACH: usize = 2;
+    /// Heads of a group.
+    const HEADS: usize = 2;
     const LAYERS: usize = 28;
+    const MASKED: u16 = 0xfc00;
+    /// Cells of a sequence that generates.
+    const CELLS: usize = 82;
 
-    /// Computes a layer, token by token by what their masks say.
     fn bench(bencher: Bencher, masks: &[Vec<u16>]) {
         let cells = masks[0].len();
         let row = GROUPS * LENGTH;
         let halves = vec![0x2c00_u16; LAYERS * cells * row];
-        let numbers = vec![0.1_f32; masks.len() * GROUPS * EACH * LENGTH];
+        let numbers = vec![0.1_f32; masks.len() * GROUPS * HEADS * LENGTH];
         let mut results = numbers.clone();
-        let (mut tiles, mut sums, mut layer) = (Tiles::default(), Sums::default(), 0);
+        let (mut tiles, mut workspace, mut layer) = (Tiles::default(), Workspace::default(), 0);
         let mut queries = Vec::new();
         bencher
             .counter(ItemsCount::new(masks.len()))
             .bench_local(|| {
                 layer = (layer + 1) % LAYERS;
-                let rows = Rows {
+                let rows = HeadRows {
                     first: halves[layer * cells * row..].as_ptr(),
-                    stride: 2 * row,
-                    beside: 2 * LENGTH,
+                    cell_stride: 2 * row,
+                    group_stride: 2 * LENGTH,
                     length: LENGTH,
                 };
-                assert!(tiles.find(cells, masks.iter().map(Vec::as_slice), 8));
+                assert!(tiles.build(cells, masks.iter().map(Vec::as_slice), 8));
                 for (tokens, tile) in tiles.iter() {
                     queries.clear();
                     for group in 0..GROUPS {
-                        for (token, at) in (0..).zip(tokens.clone()) {
-                            queries.extend((0..EACH).map(|head| {
-                                let place = ((at * GROUPS + group) * EACH + head) * LENGTH;
+                        for (token, index) in (0..).zip(tokens.clone()) {
+                            queries.extend((0..HEADS).map(|head| {
+                                let offset = ((index * GROUPS + group) * HEADS + head) * LENGTH;
                                 Query {
-                                    query: numbers[place..].as_ptr(),
-                                    result: results[place..].as_mut_ptr(),
+                                    query: numbers[offset..].as_ptr(),
+                                    result: results[offset..].as_mut_ptr(),
                                     token,
                                 }
                             }));
                         }
                     }
-                    // SAFETY: all lies in these vectors, which have these shapes.
+                    let group_size = HEADS * tokens.len();
+                    // SAFETY: the pointers lie in vectors of these shapes.
                     unsafe {
-                        attend(
-                            &queries,
-                            EACH * tokens.len(),
-                            rows,
-                            rows,
-                            tile,
-                            0.1,
-                            &mut sums,
-                        )
-                    };
+                        attend(&queries, group_size, rows, rows, tile, 0.1, &mut workspace);
+                    }
                 }
             });
     }
 
-    /// Whose cells lie one by one between those of the others, each of them 82.
+    fn masks(tokens: usize, cells: usize, attends: impl Fn(usize, usize) -> bool) -> Vec<Vec<u16>> {
+        let mask = |token| {
+            (0..cells)
+                .map(|cell| if attends(token, cell) { 0 } else { MASKED })
+                .collect()
+        };
+        (0..tokens).map(mask).collect()
+    }
+
+    /// One token of each sequence, whose cells alternate.
     #[divan::bench(args = [1, 8, 32])]
-    fn of_who_generates(bencher: Bencher, sequences: usize) {
-        let of = |own: usize| {
-            let cells = 0..82 * sequences;
-            cells
-                .map(|cell| if cell % sequences == own { 0 } else { 0xfc00 })
-                .collect()
-        };
-        bench(bencher, &(0..sequences).map(of).collect::<Vec<_>>());
+    fn generating_sequences(bencher: Bencher, sequences: usize) {
+        let masks = masks(sequences, CELLS * sequences, |token, cell| {
+            cell % sequences == token
+        });
+        bench(bencher, &masks);
     }
 
-    /// The same, while so many cells belong to nobody who runs.
+    /// One token of each of eight sequences, beside cells of idle sequences.
     #[divan::bench(args = [0, 4096, 16384])]
-    fn of_eight_among_others(bencher: Bencher, others: usize) {
-        let of = |own: usize| {
-            let cells = 0..82 * 8 + others;
-            cells
-                .map(|cell| {
-                    if cell < 82 * 8 && cell % 8 == own {
-                        0
-                    } else {
-                        0xfc00
-                    }
-                })
-                .collect()
-        };
-        bench(bencher, &(0..8).map(of).collect::<Vec<_>>());
+    fn eight_sequences_beside_idle_cells(bencher: Bencher, idle: usize) {
+        let own = CELLS * 8;
+        let masks = masks(8, own + idle, |token, cell| cell < own && cell % 8 == token);
+        bench(bencher, &masks);
     }
 
-    /// The last tokens of a text of 512.
+    /// The last tokens of a prompt of 512.
     #[divan::bench(args = [8, 64, 512])]
-    fn of_a_prompt(bencher: Bencher, tokens: usize) {
-        let of = |token: usize| {
-            let last = 512 - tokens + token;
-            (0..512)
-                .map(|cell| if cell <= last { 0 } else { 0xfc00 })
-                .collect()
-        };
-        bench(bencher, &(0..tokens).map(of).collect::<Vec<_>>());
+    fn prompt(bencher: Bencher, tokens: usize) {
+        let masks = masks(tokens, 512, |token, cell| cell <= 512 - tokens + token);
+        bench(bencher, &masks);
     }
 }

@@ -1,41 +1,41 @@
-//! The attention of heads that share keys and values, over the cells that count for them.
+//! Attention of heads that share keys and values, over the cells of a tile.
 
-use super::lanes::{LANES, fetch, load, load_halves, multiply_add, splat, store, sums};
+use super::lanes::{LANES, horizontal_sums, load, load_f16, multiply_add, prefetch, splat, store};
 
-/// Cells between two looks at the highest score: their keys and values stay in the nearest cache while all queries of
-/// a tile are multiplied with them.
+/// Cells of a block: their keys and values stay in the L1 cache while all queries of a tile use them.
 const BLOCK: usize = 32;
-/// Queries from which on keys and values of a block are made floats once for all of them.
-const MANY: usize = 8;
-/// Lanes of values that are summed at once for each query: as many as there are registers for.
+/// From this many queries of a group on, keys and values of a block are converted to f32 once for all queries.
+const CONVERT_QUERIES: usize = 8;
+/// Vectors of a value that are summed at once for each query: as many as registers hold.
 const PARTS: usize = LANES / 4;
-/// Most numbers in a key, or in a value.
-pub const MOST: usize = 256;
-/// Keys and values are multiples of this.
-pub const UNIT: usize = 16;
+/// Largest length of a key or value.
+pub const MAX_HEAD: usize = 256;
+/// The lengths of keys and values are multiples of this.
+pub const HEAD_MULTIPLE: usize = 16;
 
-/// Rows of halves, one for each cell.
+/// Keys or values: rows of f16, one for each cell and head group.
 #[derive(Clone, Copy)]
-pub struct Rows {
-    /// That of cell 0.
+pub struct HeadRows {
+    /// The row of cell 0 and group 0.
     pub first: *const u16,
-    /// Bytes from one to the next.
-    pub stride: usize,
-    /// Bytes from a group's to the next one's.
-    pub beside: usize,
-    /// Numbers in a row: a multiple of [`UNIT`], up to [`MOST`].
+    /// Bytes from one cell to the next.
+    pub cell_stride: usize,
+    /// Bytes from one group to the next.
+    pub group_stride: usize,
+    /// Numbers of a row: a multiple of [`HEAD_MULTIPLE`], up to [`MAX_HEAD`].
     pub length: usize,
 }
 
-impl Rows {
-    /// That of a cell; only there if there is such a cell.
+impl HeadRows {
+    /// The row of a cell; valid only if the cell exists.
     fn row(&self, cell: u32) -> *const u16 {
-        self.first.wrapping_byte_add(cell as usize * self.stride)
+        self.first
+            .wrapping_byte_add(cell as usize * self.cell_stride)
     }
 
-    /// Those of a group.
-    fn of(self, group: usize) -> Self {
-        let first = self.first.wrapping_byte_add(group * self.beside);
+    /// The rows of a group.
+    fn group(self, group: usize) -> Self {
+        let first = self.first.wrapping_byte_add(group * self.group_stride);
         Self { first, ..self }
     }
 }
@@ -43,197 +43,205 @@ impl Rows {
 /// One head of one token.
 #[derive(Clone, Copy)]
 pub struct Query {
-    /// As long as a key.
+    /// The query, as long as a key.
     pub query: *const f32,
-    /// Where what was found goes, as long as a value.
+    /// The result, as long as a value.
     pub result: *mut f32,
-    /// Which token of the tile it is.
+    /// Index of the token in the tile.
     pub token: u32,
 }
 
-/// A cell of a tile that does not count for one of its tokens.
+/// A cell of a tile that is masked for one of its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gap {
-    /// Its place among the tile's cells.
-    pub place: u32,
-    /// The token.
+pub struct MaskedCell {
+    /// Index of the cell in the tile.
+    pub index: u32,
+    /// Index of the token in the tile.
     pub token: u32,
 }
 
-/// Tokens that are computed together, since mostly the same cells count for them.
+/// Tokens that are computed together because they mostly attend to the same cells.
 #[derive(Clone, Copy)]
 pub struct Tile<'a> {
-    /// Those that count for any of them.
+    /// The cells that any of the tokens attends to.
     pub cells: &'a [u32],
-    /// Those of them that don't for some, by their places.
-    pub gaps: &'a [Gap],
+    /// The cells that are masked for some tokens, in the order of `cells`.
+    pub masked: &'a [MaskedCell],
 }
 
-/// What is known of the queries of a tile after some blocks; kept for its room.
+/// Buffers that calls reuse: the state of each query of a tile between blocks.
 #[derive(Default)]
-pub struct Sums {
-    /// The values times their weights, query by query.
+pub struct Workspace {
+    /// Sums of weighted values, query by query.
     values: Vec<f32>,
-    /// The highest score.
+    /// The highest score of each query.
     highest: Vec<f32>,
-    /// The sum of the weights.
+    /// The sum of the weights of each query.
     weights: Vec<f32>,
-    /// Keys and then values of a block, as floats.
-    wide: Vec<f32>,
+    /// Keys and then values of a block, in f32.
+    converted: Vec<f32>,
 }
 
-/// `softmax(scale * query * keys) * values` for the heads of a tile's tokens. Where no cell counts it is 0.
+/// Computes `softmax(scale * query * keys) * values` for the heads of a tile's tokens; 0 for a token without cells.
 ///
-/// Heads come in groups that share keys and values, `each` queries after the other; the keys and values of a group lie
-/// `keys.beside` and `values.beside` bytes behind those of the one before.
+/// Queries come in groups that share keys and values, `group_size` queries after one another.
 ///
-/// Cells are looked at in blocks, and what was summed is scaled when a higher score comes: the online softmax of
-/// Milakov and Gimelshein, <https://arxiv.org/abs/1805.02867>. A block is looked at for all groups before the next one,
-/// since what groups have of a cell lies side by side.
+/// The softmax is online (Milakov and Gimelshein, <https://arxiv.org/abs/1805.02867>): a block of cells at a time, and a
+/// higher score scales the sums so far. Each block is computed for all groups before the next block, because the rows of
+/// the groups lie side by side.
 ///
-/// What does not count for a token does not touch it, whatever it is: a number times a weight of 0 is no 0 where it is
-/// infinite or none, so tokens for which that may have happened are computed again, each alone.
+/// A masked cell never affects a token, whatever it contains. A weight of 0 does not achieve that for infinite values and
+/// NaN, so a token with a result that is not finite is computed again, without its masked cells.
 ///
 /// # Safety
-/// All cells of the tile are cells of `keys` and `values` for so many groups; queries and results are as long as said.
+/// `keys` and `values` have all cells of the tile for all groups; queries and results have the lengths of keys and
+/// values.
 pub unsafe fn attend(
     queries: &[Query],
-    each: usize,
-    keys: Rows,
-    values: Rows,
+    group_size: usize,
+    keys: HeadRows,
+    values: HeadRows,
     tile: Tile<'_>,
     scale: f32,
-    sums: &mut Sums,
+    workspace: &mut Workspace,
 ) {
     // SAFETY: the caller's.
-    unsafe { attend_all(queries, each, keys, values, tile, scale, sums) };
-    if tile.gaps.is_empty() {
+    unsafe { attend_tile(queries, group_size, keys, values, tile, scale, workspace) };
+    if tile.masked.is_empty() {
         return;
     }
-    for (place, query) in queries.iter().enumerate() {
-        // SAFETY: the caller says that it is there.
+    for (index, query) in queries.iter().enumerate() {
+        // SAFETY: the caller's.
         let result = unsafe { std::slice::from_raw_parts(query.result, values.length) };
         if result.iter().all(|number| number.is_finite()) {
             continue;
         }
-        let group = place / each;
-        let missing: Vec<_> = tile
-            .gaps
+        let group = index / group_size;
+        let masked: Vec<_> = tile
+            .masked
             .iter()
-            .filter(|gap| gap.token == query.token)
+            .filter(|masked| masked.token == query.token)
             .collect();
-        let counts = |place: &usize| {
-            missing
-                .binary_search_by_key(place, |gap| gap.place as usize)
-                .is_err()
+        let is_masked = |index: usize| {
+            masked
+                .binary_search_by_key(&index, |masked| masked.index as usize)
+                .is_ok()
         };
         let cells: Vec<_> = (0..tile.cells.len())
-            .filter(counts)
-            .map(|place| tile.cells[place])
+            .filter(|&index| !is_masked(index))
+            .map(|index| tile.cells[index])
             .collect();
-        let alone = Tile {
+        let tile = Tile {
             cells: &cells,
-            gaps: &[],
+            masked: &[],
         };
-        let (keys, values) = (keys.of(group), values.of(group));
+        let (keys, values) = (keys.group(group), values.group(group));
         // SAFETY: the caller's.
-        unsafe { attend_all(&[*query], 1, keys, values, alone, scale, sums) };
+        unsafe { attend_tile(&[*query], 1, keys, values, tile, scale, workspace) };
     }
 }
 
-/// The same of all of them together.
+/// Computes all tokens of a tile, with weights of 0 for masked cells.
 ///
 /// # Safety
 /// As for [`attend`].
-unsafe fn attend_all(
+unsafe fn attend_tile(
     queries: &[Query],
-    each: usize,
-    keys: Rows,
-    values: Rows,
+    group_size: usize,
+    keys: HeadRows,
+    values: HeadRows,
     tile: Tile<'_>,
     scale: f32,
-    sums: &mut Sums,
+    workspace: &mut Workspace,
 ) {
-    sums.clear(queries.len(), values.length);
-    let mut gaps = tile.gaps;
+    workspace.clear(queries.len(), values.length);
+    let mut masked = tile.masked;
     let mut blocks = tile.cells.chunks(BLOCK).peekable();
     let mut first = 0;
     while let Some(cells) = blocks.next() {
-        let own = gaps.partition_point(|gap| (gap.place as usize) < first + BLOCK);
-        let (here, later) = gaps.split_at(own);
-        gaps = later;
-        let groups = queries.len() / each;
+        let end = masked.partition_point(|masked| (masked.index as usize) < first + BLOCK);
+        let (block_masked, later) = masked.split_at(end);
+        masked = later;
+        let groups = queries.len() / group_size;
         for group in 0..groups {
             let next = match group + 1 < groups {
-                true => (keys.of(group + 1), cells),
+                true => (keys.group(group + 1), cells),
                 false => (keys, blocks.peek().copied().unwrap_or_default()),
             };
-            let wide = each >= MANY;
-            if wide {
+            let converted = group_size >= CONVERT_QUERIES;
+            if converted {
                 // SAFETY: the caller's.
-                unsafe { sums.widen(cells, keys.of(group), values.of(group)) };
+                unsafe { workspace.convert(cells, keys.group(group), values.group(group)) };
             }
             let block = Block {
                 cells,
                 first,
-                gaps: here,
-                keys: keys.of(group),
-                values: values.of(group),
+                masked: block_masked,
+                keys: keys.group(group),
+                values: values.group(group),
                 next,
                 scale,
             };
-            let first_of = group * each;
-            let mut done = first_of;
-            let end = done + each;
+            let start = group * group_size;
+            let mut done = start;
+            let end = done + group_size;
             while done < end {
-                // SAFETY: the caller's; there are so many queries from this one on.
+                // SAFETY: the caller's; this many queries remain.
                 done += unsafe {
-                    match (end - done, wide) {
-                        (4.., true) => block.add::<4, true>(queries, done, false, sums),
-                        (4.., false) => {
-                            block.add::<4, false>(queries, done, done == first_of, sums)
-                        }
-                        (2.., _) => block.add::<2, false>(queries, done, done == first_of, sums),
-                        _ => block.add::<1, false>(queries, done, done == first_of, sums),
+                    let is_first = done == start;
+                    match (end - done, converted) {
+                        (4.., true) => block.add::<4, true>(queries, done, false, workspace),
+                        (4.., false) => block.add::<4, false>(queries, done, is_first, workspace),
+                        (2.., _) => block.add::<2, false>(queries, done, is_first, workspace),
+                        _ => block.add::<1, false>(queries, done, is_first, workspace),
                     }
                 };
             }
         }
         first += cells.len();
     }
-    for (place, query) in queries.iter().enumerate() {
-        let weights = sums.weights[place];
-        let share = if weights == 0.0 {
-            // No cell counts; or some do, and none has a score.
-            let gaps = tile.gaps.iter().filter(|gap| gap.token == query.token);
-            let none = gaps.count() == tile.cells.len();
-            if none { 0.0 } else { f32::NAN }
+    for (index, query) in queries.iter().enumerate() {
+        let weights = workspace.weights[index];
+        let factor = if weights == 0.0 {
+            // Either all cells are masked, or none has a score.
+            let masked = tile
+                .masked
+                .iter()
+                .filter(|masked| masked.token == query.token);
+            if masked.count() == tile.cells.len() {
+                0.0
+            } else {
+                f32::NAN
+            }
         } else {
             1.0 / weights
         };
-        // SAFETY: the caller says that there is room for a value.
+        // SAFETY: the caller's.
         let result = unsafe { std::slice::from_raw_parts_mut(query.result, values.length) };
-        for (result, sum) in result.iter_mut().zip(&sums.values[place * values.length..]) {
-            *result = sum * share;
+        for (result, sum) in result
+            .iter_mut()
+            .zip(&workspace.values[index * values.length..])
+        {
+            *result = sum * factor;
         }
     }
 }
 
-/// Some cells of a tile.
+/// A block of cells of a tile.
 struct Block<'a> {
     cells: &'a [u32],
-    /// The place of the first of them.
+    /// Index of the first cell in the tile.
     first: usize,
-    gaps: &'a [Gap],
-    keys: Rows,
-    values: Rows,
-    /// Whose keys come next.
-    next: (Rows, &'a [u32]),
+    masked: &'a [MaskedCell],
+    keys: HeadRows,
+    values: HeadRows,
+    /// The keys to prefetch.
+    next: (HeadRows, &'a [u32]),
     scale: f32,
 }
 
-impl Sums {
-    /// For so many queries, nothing yet.
+impl Workspace {
+    /// Resets the state for this many queries.
     fn clear(&mut self, queries: usize, length: usize) {
         self.values.clear();
         self.values.resize(queries * length, 0.0);
@@ -243,20 +251,21 @@ impl Sums {
         self.weights.resize(queries, 0.0);
     }
 
-    /// Makes floats of the keys and values of up to [`BLOCK`] cells.
+    /// Converts the keys and values of up to [`BLOCK`] cells to f32.
     ///
     /// # Safety
-    /// There are such cells.
-    unsafe fn widen(&mut self, cells: &[u32], keys: Rows, values: Rows) {
-        self.wide.resize(BLOCK * (keys.length + values.length), 0.0);
-        let mut to = self.wide.as_mut_ptr();
+    /// The cells exist.
+    unsafe fn convert(&mut self, cells: &[u32], keys: HeadRows, values: HeadRows) {
+        self.converted
+            .resize(BLOCK * (keys.length + values.length), 0.0);
+        let mut to = self.converted.as_mut_ptr();
         for rows in [keys, values] {
-            for (place, &cell) in cells.iter().enumerate() {
+            for (index, &cell) in cells.iter().enumerate() {
                 for from in (0..rows.length).step_by(LANES) {
-                    // SAFETY: the caller's; there is room for so many rows of keys, and then of values.
+                    // SAFETY: the caller's; the buffer has room for BLOCK rows of keys, and then of values.
                     unsafe {
-                        let half = load_halves(rows.row(cell).add(from));
-                        store(to.add(place * rows.length + from), half);
+                        let numbers = load_f16(rows.row(cell).add(from));
+                        store(to.add(index * rows.length + from), numbers);
                     }
                 }
             }
@@ -267,88 +276,91 @@ impl Sums {
 }
 
 impl Block<'_> {
-    /// Adds these cells to the sums of `Q` queries from this one on: 1, 2 or 4. Returns `Q`.
+    /// Adds these cells to the sums of `Q` queries (1, 2 or 4) from index `from` on. Returns `Q`.
     ///
     /// # Safety
-    /// As for [`attend`]; there are so many.
-    unsafe fn add<const Q: usize, const WIDE: bool>(
+    /// As for [`attend`]; the queries exist.
+    unsafe fn add<const Q: usize, const CONVERTED: bool>(
         &self,
         queries: &[Query],
         from: usize,
-        fetches: bool,
-        sums: &mut Sums,
+        prefetches: bool,
+        workspace: &mut Workspace,
     ) -> usize {
         let values = self.values;
         let queries: &[Query; Q] = match queries[from..].first_chunk() {
             Some(queries) => queries,
             None => return Q,
         };
-        // What lies beyond the block's end counts for nothing.
+        // Scores beyond the end of the block get a weight of 0.
         let mut scores = [[f32::NEG_INFINITY; BLOCK]; Q];
         // SAFETY: the caller's.
         unsafe {
             let queries = queries.map(|query| query.query);
-            match WIDE {
-                true => self.score_wide(queries, sums.wide.as_ptr(), &mut scores),
-                false => self.score(queries, fetches, &mut scores),
+            match CONVERTED {
+                true => self.score_converted(queries, workspace.converted.as_ptr(), &mut scores),
+                false => self.score(queries, prefetches, &mut scores),
             }
         }
-        for gap in self.gaps {
+        for masked in self.masked {
             for (query, scores) in queries.iter().zip(&mut scores) {
-                if query.token == gap.token {
-                    scores[gap.place as usize - self.first] = f32::NEG_INFINITY;
+                if query.token == masked.token {
+                    scores[masked.index as usize - self.first] = f32::NEG_INFINITY;
                 }
             }
         }
-        for (place, scores) in scores.iter_mut().enumerate() {
-            let before = sums.highest[from + place];
-            let highest = most(scores).max(before);
+        for (index, scores) in (from..).zip(&mut scores) {
+            let before = workspace.highest[index];
+            let highest = largest(scores).max(before);
             if highest == f32::NEG_INFINITY {
-                // None counts, or none is a number.
+                // All cells are masked, or no score is a number.
                 if scores.iter().any(|score| score.is_nan()) {
-                    sums.weights[from + place] = f32::NAN;
+                    workspace.weights[index] = f32::NAN;
                 }
                 scores.fill(0.0);
                 continue;
             }
-            let weights = weigh(scores, highest);
+            let weights = to_weights(scores, highest);
             if highest > before {
-                let fade = (before - highest).exp();
-                sums.highest[from + place] = highest;
-                sums.weights[from + place] *= fade;
-                let own = (from + place) * values.length;
-                let own = &mut sums.values[own..own + values.length];
-                own.iter_mut().for_each(|sum| *sum *= fade);
+                let factor = (before - highest).exp();
+                workspace.highest[index] = highest;
+                workspace.weights[index] *= factor;
+                let start = index * values.length;
+                let sums = &mut workspace.values[start..start + values.length];
+                sums.iter_mut().for_each(|sum| *sum *= factor);
             }
-            sums.weights[from + place] += weights;
+            workspace.weights[index] += weights;
         }
-        let own = from * values.length;
-        let own = &mut sums.values[own..own + Q * values.length];
-        let wide = sums.wide.as_ptr().wrapping_add(BLOCK * self.keys.length);
-        // SAFETY: the caller's; there is a sum for each number of each query's value.
-        unsafe { self.sum::<Q, WIDE>(&scores, fetches, wide, own) };
+        let start = from * values.length;
+        let sums = &mut workspace.values[start..start + Q * values.length];
+        let converted = workspace
+            .converted
+            .as_ptr()
+            .wrapping_add(BLOCK * self.keys.length);
+        // SAFETY: the caller's; each query's value has its sums.
+        unsafe { self.sum::<Q, CONVERTED>(&scores, prefetches, converted, sums) };
         Q
     }
 
-    /// The scaled products of each query with the keys.
+    /// Computes the scaled products of each query with the keys.
     ///
     /// # Safety
     /// As for [`attend`].
     unsafe fn score<const Q: usize>(
         &self,
         queries: [*const f32; Q],
-        fetches: bool,
+        prefetches: bool,
         scores: &mut [[f32; BLOCK]; Q],
     ) {
-        // Always four products at once, so that none waits for the one before.
+        // Four independent products at once hide the latency of an addition.
         let at_once = 4 / Q;
         let last = self.cells.len() - 1;
         for first in (0..self.cells.len()).step_by(at_once) {
-            // What is beyond the end is the last one once more.
-            let place = |product: usize| (first + product / Q).min(last);
-            if fetches {
+            // Products beyond the end repeat the last cell.
+            let cell = |product: usize| (first + product / Q).min(last);
+            if prefetches {
                 for &cell in &self.cells[first..(first + at_once).min(last + 1)] {
-                    fetch(self.values.row(cell), self.values.length);
+                    prefetch(self.values.row(cell), self.values.length);
                 }
             }
             let mut products = [splat(0.0); 4];
@@ -356,7 +368,7 @@ impl Block<'_> {
             unsafe {
                 let mut rows = [std::ptr::null(); 4];
                 for (product, row) in rows.iter_mut().enumerate() {
-                    *row = self.keys.row(self.cells[place(product)]);
+                    *row = self.keys.row(self.cells[cell(product)]);
                 }
                 let mut from = 0;
                 while from < self.keys.length {
@@ -365,23 +377,23 @@ impl Block<'_> {
                         own[query] = load(queries[query].add(from));
                     }
                     for product in 0..4 {
-                        let key = load_halves(rows[product / Q * Q].add(from));
+                        let key = load_f16(rows[product / Q * Q].add(from));
                         products[product] = multiply_add(key, own[product % Q], products[product]);
                     }
                     from += LANES;
                 }
             }
-            for (product, found) in sums(products).into_iter().enumerate() {
-                scores[product % Q][place(product)] = found * self.scale;
+            for (product, sum) in horizontal_sums(products).into_iter().enumerate() {
+                scores[product % Q][cell(product)] = sum * self.scale;
             }
         }
     }
 
-    /// The same with keys that are floats already: two cells at once.
+    /// [`Block::score`] with converted keys: two cells at once.
     ///
     /// # Safety
-    /// As for [`attend`]; there are keys of so many cells.
-    unsafe fn score_wide<const Q: usize>(
+    /// As for [`attend`]; `keys` has a row for each cell.
+    unsafe fn score_converted<const Q: usize>(
         &self,
         queries: [*const f32; Q],
         keys: *const f32,
@@ -408,88 +420,89 @@ impl Block<'_> {
             for (cell, products) in [first, second].into_iter().zip(products) {
                 let mut four = [splat(0.0); 4];
                 four[..Q].copy_from_slice(&products);
-                for (scores, found) in scores.iter_mut().zip(sums(four)) {
-                    scores[cell] = found * self.scale;
+                for (scores, sum) in scores.iter_mut().zip(horizontal_sums(four)) {
+                    scores[cell] = sum * self.scale;
                 }
             }
         }
     }
 
-    /// Adds the values, each times its weight.
+    /// Adds the weighted values to the sums.
     ///
     /// # Safety
-    /// As for [`attend`]; `summed` has `Q` values.
-    unsafe fn sum<const Q: usize, const WIDE: bool>(
+    /// As for [`attend`]; `sums` has `Q` values.
+    unsafe fn sum<const Q: usize, const CONVERTED: bool>(
         &self,
         weights: &[[f32; BLOCK]; Q],
-        fetches: bool,
-        wide: *const f32,
-        summed: &mut [f32],
+        prefetches: bool,
+        converted: *const f32,
+        sums: &mut [f32],
     ) {
-        if fetches {
+        if prefetches {
             let (keys, cells) = self.next;
             for &cell in &cells[..BLOCK.min(cells.len())] {
-                fetch(keys.row(cell), keys.length);
+                prefetch(keys.row(cell), keys.length);
             }
         }
         let mut from = 0;
         while from < self.values.length {
             let left = (self.values.length - from) / LANES;
-            // SAFETY: the caller's; so many parts are left of each value.
+            // SAFETY: the caller's; this many parts of each value remain.
             let done = unsafe {
                 if left >= PARTS {
-                    self.sum_parts::<Q, PARTS, WIDE>(weights, from, wide, summed)
+                    self.sum_parts::<Q, PARTS, CONVERTED>(weights, from, converted, sums)
                 } else if left >= 2 {
-                    self.sum_parts::<Q, 2, WIDE>(weights, from, wide, summed)
+                    self.sum_parts::<Q, 2, CONVERTED>(weights, from, converted, sums)
                 } else {
-                    self.sum_parts::<Q, 1, WIDE>(weights, from, wide, summed)
+                    self.sum_parts::<Q, 1, CONVERTED>(weights, from, converted, sums)
                 }
             };
             from += LANES * done;
         }
     }
 
-    /// The same of some parts of each value. Returns their number.
+    /// [`Block::sum`] for `PARTS` vectors of each value. Returns `PARTS`.
     ///
     /// # Safety
-    /// As for [`Block::sum`]; values have so many parts from there on.
-    unsafe fn sum_parts<const Q: usize, const PARTS: usize, const WIDE: bool>(
+    /// As for [`Block::sum`]; values have this many parts from `from` on.
+    unsafe fn sum_parts<const Q: usize, const PARTS: usize, const CONVERTED: bool>(
         &self,
         weights: &[[f32; BLOCK]; Q],
         from: usize,
-        wide: *const f32,
-        summed: &mut [f32],
+        converted: *const f32,
+        sums: &mut [f32],
     ) -> usize {
-        let mut sums = [[splat(0.0); PARTS]; Q];
+        let mut vectors = [[splat(0.0); PARTS]; Q];
         // SAFETY: the caller's.
         unsafe {
-            let place =
+            let offset =
                 |query: usize, part: usize| query * self.values.length + from + part * LANES;
-            for (query, sums) in sums.iter_mut().enumerate() {
-                for (part, sum) in sums.iter_mut().enumerate() {
-                    *sum = load(summed.as_ptr().add(place(query, part)));
+            for (query, vectors) in vectors.iter_mut().enumerate() {
+                for (part, vector) in vectors.iter_mut().enumerate() {
+                    *vector = load(sums.as_ptr().add(offset(query, part)));
                 }
             }
             for (cell, &row) in self.cells.iter().enumerate() {
                 let row = self.values.row(row).wrapping_add(from);
-                let floats = wide.wrapping_add(cell * self.values.length + from);
+                let converted = converted.wrapping_add(cell * self.values.length + from);
                 let mut own = [splat(0.0); Q];
                 for query in 0..Q {
                     own[query] = splat(weights[query][cell]);
                 }
                 for part in 0..PARTS {
-                    let value = match WIDE {
-                        true => load(floats.add(part * LANES)),
-                        false => load_halves(row.add(part * LANES)),
+                    let value = match CONVERTED {
+                        true => load(converted.add(part * LANES)),
+                        false => load_f16(row.add(part * LANES)),
                     };
                     for query in 0..Q {
-                        sums[query][part] = multiply_add(value, own[query], sums[query][part]);
+                        vectors[query][part] =
+                            multiply_add(value, own[query], vectors[query][part]);
                     }
                 }
             }
-            for (query, sums) in sums.iter().enumerate() {
-                for (part, &sum) in sums.iter().enumerate() {
-                    store(summed.as_mut_ptr().add(place(query, part)), sum);
+            for (query, vectors) in vectors.iter().enumerate() {
+                for (part, &vector) in vectors.iter().enumerate() {
+                    store(sums.as_mut_ptr().add(offset(query, part)), vector);
                 }
             }
         }
@@ -497,22 +510,22 @@ impl Block<'_> {
     }
 }
 
-/// The highest of them.
-fn most(scores: &[f32; BLOCK]) -> f32 {
+/// The largest score.
+fn largest(scores: &[f32; BLOCK]) -> f32 {
     let (eights, _) = scores.as_chunks::<8>();
-    let mut most = [f32::NEG_INFINITY; 8];
+    let mut largest = [f32::NEG_INFINITY; 8];
     for eight in eights {
-        for (most, score) in most.iter_mut().zip(eight) {
-            *most = if score > most { *score } else { *most };
+        for (largest, score) in largest.iter_mut().zip(eight) {
+            *largest = if score > largest { *score } else { *largest };
         }
     }
-    most.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    largest.into_iter().fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// Puts `exp(score - highest)` in place of each score; returns their sum.
-fn weigh(scores: &mut [f32; BLOCK], highest: f32) -> f32 {
+/// Replaces each score by `exp(score - highest)`; returns their sum.
+fn to_weights(scores: &mut [f32; BLOCK], highest: f32) -> f32 {
     for score in scores.iter_mut() {
-        *score = power(*score - highest);
+        *score = exp(*score - highest);
     }
     let (eights, _) = scores.as_chunks::<8>();
     let mut sums = [0.0; 8];
@@ -524,28 +537,28 @@ fn weigh(scores: &mut [f32; BLOCK], highest: f32) -> f32 {
     sums.into_iter().sum()
 }
 
-/// `exp` of what is not above 0, to the last bits of a float; 0 of what is below -87, and what is no number stays so.
+/// `exp(x)` for x up to 0, exact to the last bits of f32; 0 below -87, NaN for NaN.
 ///
-/// `x = n * ln 2 + r`, and a polynomial for `exp r`, that of the Cephes library.
+/// `x = n * ln 2 + r`, with the polynomial of the Cephes library for `exp r`.
 #[inline(always)]
-fn power(x: f32) -> f32 {
+fn exp(x: f32) -> f32 {
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    const LEAST: f32 = -87.0;
-    let within = x.max(LEAST);
-    let n: f32 = (within * std::f32::consts::LOG2_E).round_ties_even();
-    let r: f32 = n.mul_add(-LN_2_LOW, n.mul_add(-LN_2_HIGH, within));
+    const MIN: f32 = -87.0;
+    let clamped = x.max(MIN);
+    let n: f32 = (clamped * std::f32::consts::LOG2_E).round_ties_even();
+    let r: f32 = n.mul_add(-LN_2_LOW, n.mul_add(-LN_2_HIGH, clamped));
     let series = 1.987_569_1e-4_f32.mul_add(r, 1.398_199_9e-3);
     let series = series.mul_add(r, 8.333_452e-3);
     let series = series.mul_add(r, 4.166_579_6e-2);
     let series = series.mul_add(r, 1.666_666_5e-1);
     let series = series.mul_add(r, 0.5);
-    let near = series.mul_add(r * r, r + 1.0);
-    // SAFETY: from -126 to 0.
+    let exp_r = series.mul_add(r * r, r + 1.0);
+    // SAFETY: n is from -126 to 0.
     let exponent = unsafe { n.to_int_unchecked::<i32>() } + 127;
-    let power = near * f32::from_bits(exponent.cast_unsigned() << 23);
-    let power = if x < LEAST { 0.0 } else { power };
-    if x.is_nan() { x } else { power }
+    let result = exp_r * f32::from_bits(exponent.cast_unsigned() << 23);
+    let result = if x < MIN { 0.0 } else { result };
+    if x.is_nan() { x } else { result }
 }
 
 #[cfg(test)]
@@ -553,16 +566,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn powers_are_right_to_the_last_bits() {
+    fn exp_is_exact_to_the_last_bits() {
         for number in 0..=43_500_u16 {
             let x = -f32::from(number) / 500.0;
             let exact = f64::from(x).exp();
-            let found = f64::from(power(x));
-            let wrong = (found / exact - 1.0).abs();
-            assert!(wrong < 3e-7, "{x}: {found} and not {exact}");
+            let found = f64::from(exp(x));
+            let error = (found / exact - 1.0).abs();
+            assert!(error < 3e-7, "{x}: {found}, expected {exact}");
         }
-        assert_eq!(power(0.0), 1.0);
-        assert_eq!(power(f32::NEG_INFINITY), 0.0);
-        assert!(power(f32::NAN).is_nan());
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert!(exp(f32::NAN).is_nan());
     }
 }

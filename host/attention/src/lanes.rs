@@ -1,24 +1,23 @@
-//! Numbers that the processor computes side by side: sixteen with AVX-512, eight with AVX2.
-//!
-//! All of it is always inlined: what is handed over through memory is no longer in registers.
+//! SIMD vectors of f32: sixteen lanes with AVX-512, eight with AVX2. All functions are always inlined, so that vectors
+//! stay in registers.
 
 #[cfg(target_feature = "avx512f")]
-mod wide {
+mod simd {
     use std::arch::x86_64::*;
 
     pub type Lanes = __m512;
     pub const LANES: usize = 16;
 
     /// # Safety
-    /// There are that many halves.
+    /// `from` has [`LANES`] f16 numbers.
     #[inline(always)]
-    pub unsafe fn load_halves(from: *const u16) -> Lanes {
-        // SAFETY: the caller's; the processor is the one that this was compiled for.
+    pub unsafe fn load_f16(from: *const u16) -> Lanes {
+        // SAFETY: the caller's; the code is compiled for this processor.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
     }
 
     /// # Safety
-    /// There are that many numbers.
+    /// `from` has [`LANES`] numbers.
     #[inline(always)]
     pub unsafe fn load(from: *const f32) -> Lanes {
         // SAFETY: as above.
@@ -26,7 +25,7 @@ mod wide {
     }
 
     /// # Safety
-    /// There is room for that many numbers.
+    /// `to` has room for [`LANES`] numbers.
     #[inline(always)]
     pub unsafe fn store(to: *mut f32, lanes: Lanes) {
         // SAFETY: as above.
@@ -35,7 +34,7 @@ mod wide {
 
     #[inline(always)]
     pub fn splat(number: f32) -> Lanes {
-        // SAFETY: the processor is the one that this was compiled for.
+        // SAFETY: the code is compiled for this processor.
         unsafe { _mm512_set1_ps(number) }
     }
 
@@ -46,7 +45,7 @@ mod wide {
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
 
-    /// The sum of both halves' lanes.
+    /// Adds the upper lanes to the lower ones.
     #[inline(always)]
     pub fn fold(lanes: Lanes) -> __m256 {
         // SAFETY: as above.
@@ -58,22 +57,22 @@ mod wide {
 }
 
 #[cfg(not(target_feature = "avx512f"))]
-mod wide {
+mod simd {
     use std::arch::x86_64::*;
 
     pub type Lanes = __m256;
     pub const LANES: usize = 8;
 
     /// # Safety
-    /// There are that many halves.
+    /// `from` has [`LANES`] f16 numbers.
     #[inline(always)]
-    pub unsafe fn load_halves(from: *const u16) -> Lanes {
-        // SAFETY: the caller's; the processor is the one that this was compiled for.
+    pub unsafe fn load_f16(from: *const u16) -> Lanes {
+        // SAFETY: the caller's; the code is compiled for this processor.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
     }
 
     /// # Safety
-    /// There are that many numbers.
+    /// `from` has [`LANES`] numbers.
     #[inline(always)]
     pub unsafe fn load(from: *const f32) -> Lanes {
         // SAFETY: as above.
@@ -81,7 +80,7 @@ mod wide {
     }
 
     /// # Safety
-    /// There is room for that many numbers.
+    /// `to` has room for [`LANES`] numbers.
     #[inline(always)]
     pub unsafe fn store(to: *mut f32, lanes: Lanes) {
         // SAFETY: as above.
@@ -90,7 +89,7 @@ mod wide {
 
     #[inline(always)]
     pub fn splat(number: f32) -> Lanes {
-        // SAFETY: the processor is the one that this was compiled for.
+        // SAFETY: the code is compiled for this processor.
         unsafe { _mm256_set1_ps(number) }
     }
 
@@ -101,33 +100,33 @@ mod wide {
         unsafe { _mm256_fmadd_ps(a, b, c) }
     }
 
-    /// It is no wider than that.
+    /// A vector has no upper lanes.
     #[inline(always)]
     pub fn fold(lanes: Lanes) -> __m256 {
         lanes
     }
 }
 
-pub use wide::{LANES, Lanes, load, load_halves, multiply_add, splat, store};
+pub use simd::{LANES, Lanes, load, load_f16, multiply_add, splat, store};
 
-/// Has so many halves brought into the nearest cache. They need not be there.
+/// Prefetches f16 numbers into the L1 cache. The address may be invalid.
 #[inline(always)]
-pub fn fetch(from: *const u16, length: usize) {
+pub fn prefetch(from: *const u16, length: usize) {
     use std::arch::x86_64::*;
     const LINE: usize = 32;
-    for place in (0..length).step_by(LINE) {
-        // SAFETY: only a hint, whatever the address is.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(place).cast()) };
+    for offset in (0..length).step_by(LINE) {
+        // SAFETY: a hint that accepts any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(offset).cast()) };
     }
 }
 
-/// The sum of each of four.
+/// The sums of the lanes of four vectors.
 #[inline(always)]
-pub fn sums([a, b, c, d]: [Lanes; 4]) -> [f32; 4] {
+pub fn horizontal_sums([a, b, c, d]: [Lanes; 4]) -> [f32; 4] {
     use std::arch::x86_64::*;
-    let [a, b, c, d] = [a, b, c, d].map(wide::fold);
+    let [a, b, c, d] = [a, b, c, d].map(simd::fold);
     let mut sums = [0.0; 4];
-    // SAFETY: the processor is the one that this was compiled for, and there is room for four.
+    // SAFETY: the code is compiled for this processor, and the array has four numbers.
     unsafe {
         let both = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
         let four = _mm_add_ps(
@@ -139,38 +138,37 @@ pub fn sums([a, b, c, d]: [Lanes; 4]) -> [f32; 4] {
     sums
 }
 
-/// Looks at a row of a mask, in halves: which cells are 0, which count, one bit for each. Nothing if any is neither
-/// that nor minus infinity, which does not count.
-pub fn counting(mask: &[u16], words: &mut [u64]) -> Option<()> {
+/// Reads a mask row in f16 into one bit for each cell: 1 for 0, 0 for minus infinity. `None` for other values.
+pub fn read_mask(mask: &[u16], words: &mut [u64]) -> Option<()> {
     use std::arch::x86_64::*;
-    const NOT: u16 = 0xfc00;
+    const MASKED: u16 = 0xfc00;
     for (word, cells) in words.iter_mut().zip(mask.chunks(64)) {
         *word = 0;
         let (parts, rest) = cells.as_chunks::<16>();
-        for (place, part) in parts.iter().enumerate() {
-            // SAFETY: the processor is the one that this was compiled for, and a part has sixteen halves.
-            let (not, zero) = unsafe {
+        for (index, part) in parts.iter().enumerate() {
+            // SAFETY: the code is compiled for this processor, and a part has sixteen numbers.
+            let (masked, zero) = unsafe {
                 let part = _mm256_loadu_si256(part.as_ptr().cast());
                 let is = |value: i16| {
                     let equal = _mm256_cmpeq_epi16(part, _mm256_set1_epi16(value));
-                    // A byte for each, in the order of the cells.
+                    // A byte for each cell, in order.
                     let (low, high) = (
                         _mm256_castsi256_si128(equal),
                         _mm256_extracti128_si256::<1>(equal),
                     );
                     _mm_movemask_epi8(_mm_packs_epi16(low, high)).cast_unsigned()
                 };
-                (is(NOT.cast_signed()), is(0))
+                (is(MASKED.cast_signed()), is(0))
             };
-            if not | zero != 0xffff {
+            if masked | zero != 0xffff {
                 return None;
             }
-            *word |= u64::from(zero) << (16 * place);
+            *word |= u64::from(zero) << (16 * index);
         }
-        for (place, &value) in (16 * parts.len()..).zip(rest) {
+        for (index, &value) in (16 * parts.len()..).zip(rest) {
             match value {
-                0 => *word |= 1 << place,
-                NOT => {}
+                0 => *word |= 1 << index,
+                MASKED => {}
                 _ => return None,
             }
         }

@@ -1,16 +1,13 @@
-//! Attention over a KV cache that many sequences share, on the processor.
+//! Attention on the CPU over a KV cache that many sequences share.
 //!
-//! [`Tiles`] finds in the masks of a step which cells count for which tokens, and which tokens are computed together;
-//! [`attend`] computes heads that share keys and values over those cells. Neither knows anything of a model or of
-//! llama.cpp: the engine's llama layer hands over where the numbers lie.
+//! [`Tiles`] reads the masks of a step and groups tokens that mostly attend to the same cells. [`attend`] computes the
+//! heads of such a group that share keys and values. The crate knows no model and no llama.cpp: `corral-llama` passes
+//! pointers.
 //!
-//! A crate of its own, since it is compiled without the checks that the engine has when it runs: they cost nothing
-//! beside a step, and several times the time here.
-//!
-//! There is nothing in it for processors other than x86-64 with AVX2, F16C and FMA.
+//! It is a crate of its own because it is compiled without overflow checks and debug assertions, which would multiply
+//! its time. Without x86-64, AVX2, F16C and FMA it is empty.
 
-#![allow(unsafe_code)]
-// Several arrays go by one number, and what the compiler is to keep in registers is written plainly.
+// Several arrays share one index, and the loops show which values stay in registers.
 #![allow(clippy::needless_range_loop)]
 #![cfg(all(
     target_arch = "x86_64",
@@ -23,5 +20,5 @@ mod kernel;
 mod lanes;
 mod tiles;
 
-pub use kernel::{Gap, MOST, Query, Rows, Sums, Tile, UNIT, attend};
+pub use kernel::{HEAD_MULTIPLE, HeadRows, MAX_HEAD, MaskedCell, Query, Tile, Workspace, attend};
 pub use tiles::Tiles;

@@ -1,131 +1,131 @@
-//! Which cells count for the tokens of an operation, and which tokens are computed together.
+//! Groups the tokens of a step into tiles, by the cells that their masks leave.
 
-use super::kernel::{Gap, Tile};
+use super::kernel::{MaskedCell, Tile};
 use super::lanes;
 
 /// Most tokens in a tile.
-const TOKENS: usize = 8;
-/// A tile may have so many cells whatever it wastes: they are one block.
-const SMALL: usize = 32;
+const MAX_TOKENS: usize = 8;
+/// A tile of up to this many cells may waste any part of them: they are one block.
+const SMALL_TILE: usize = 32;
 
-/// What is found out for an operation; kept for its room.
+/// The tiles of a step. Reuses its buffers.
 #[derive(Default)]
 pub struct Tiles {
-    /// A bit for each cell, token by token.
-    counts: Vec<u64>,
-    /// Of each tile its tokens, and where its cells and gaps end.
-    tiles: Vec<Ends>,
+    /// A bit for each cell, token by token: whether the token attends to it.
+    attended: Vec<u64>,
+    ends: Vec<TileEnd>,
     cells: Vec<u32>,
-    gaps: Vec<Gap>,
-    /// Cells that count for any token of the tile at hand.
-    any: Vec<u64>,
+    masked: Vec<MaskedCell>,
+    /// Cells that any token of the current tile attends to.
+    union: Vec<u64>,
 }
 
+/// The ends of a tile's tokens, cells and masked cells.
 #[derive(Clone, Copy, Default)]
-struct Ends {
+struct TileEnd {
     tokens: usize,
     cells: usize,
-    gaps: usize,
+    masked: usize,
 }
 
-/// There are never more than that.
-fn number(of: usize) -> u32 {
-    u32::try_from(of).unwrap_or(u32::MAX)
+fn index(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-fn ones(words: impl Iterator<Item = u64>) -> usize {
+fn count_ones(words: impl Iterator<Item = u64>) -> usize {
     words.map(|word| word.count_ones() as usize).sum()
 }
 
 impl Tiles {
-    /// Looks at the masks of all tokens, each with so many cells, and finds tiles of up to so many tokens. False if a mask
-    /// has others than 0 and minus infinity.
-    pub fn find<'a>(
+    /// Makes tiles of up to `max_tokens` tokens from the masks of all tokens, each with `cells` cells. Returns false if a
+    /// mask contains values other than 0 and minus infinity.
+    pub fn build<'a>(
         &mut self,
         cells: usize,
         masks: impl Iterator<Item = &'a [u16]>,
-        most: usize,
+        max_tokens: usize,
     ) -> bool {
         let words = cells.div_ceil(64).max(1);
-        self.counts.clear();
+        self.attended.clear();
         for mask in masks {
-            let from = self.counts.len();
-            self.counts.resize(from + words, 0);
-            if lanes::counting(mask, &mut self.counts[from..]).is_none() {
+            let from = self.attended.len();
+            self.attended.resize(from + words, 0);
+            if lanes::read_mask(mask, &mut self.attended[from..]).is_none() {
                 return false;
             }
         }
-        self.tiles.clear();
+        self.ends.clear();
         self.cells.clear();
-        self.gaps.clear();
-        let counts = std::mem::take(&mut self.counts);
-        let tokens = counts.len() / words;
+        self.masked.clear();
+        let attended = std::mem::take(&mut self.attended);
+        let tokens = attended.len() / words;
+        let max_tokens = max_tokens.clamp(1, MAX_TOKENS);
         let mut first = 0;
         while first < tokens {
-            let number = self.joined(&counts[first * words..], words, most.clamp(1, TOKENS));
-            self.close(&counts[first * words..(first + number) * words], words);
-            first += number;
-            let ends = Ends {
+            let count = self.tile_size(&attended[first * words..], words, max_tokens);
+            self.add_tile(&attended[first * words..(first + count) * words], words);
+            first += count;
+            self.ends.push(TileEnd {
                 tokens: first,
                 cells: self.cells.len(),
-                gaps: self.gaps.len(),
-            };
-            self.tiles.push(ends);
+                masked: self.masked.len(),
+            });
         }
-        self.counts = counts;
+        self.attended = attended;
         true
     }
 
-    /// How many tokens from the first on are computed together: as long as no more than a fifth is for nothing.
-    fn joined(&mut self, counts: &[u64], words: usize, most: usize) -> usize {
-        self.any.clear();
+    /// Number of tokens in the tile of the first token: as many as leave at most a fifth of the work masked. Leaves the
+    /// tile's cells in `union`.
+    fn tile_size(&mut self, attended: &[u64], words: usize, max_tokens: usize) -> usize {
+        self.union.clear();
         let mut useful = 0;
-        for (number, token) in counts.chunks(words).take(most).enumerate() {
-            useful += ones(token.iter().copied());
-            if number == 0 {
-                self.any.extend(token);
+        for (count, token) in attended.chunks(words).take(max_tokens).enumerate() {
+            useful += count_ones(token.iter().copied());
+            if count == 0 {
+                self.union.extend(token);
                 continue;
             }
-            let both = self.any.iter().zip(token).map(|(any, own)| any | own);
-            let all = ones(both);
-            if all > SMALL && all * (number + 1) * 4 > useful * 5 {
-                return number;
+            let both = self.union.iter().zip(token);
+            let cells = count_ones(both.map(|(union, token)| union | token));
+            if cells > SMALL_TILE && cells * (count + 1) * 4 > useful * 5 {
+                return count;
             }
-            for (any, own) in self.any.iter_mut().zip(token) {
-                *any |= own;
+            for (union, token) in self.union.iter_mut().zip(token) {
+                *union |= token;
             }
         }
-        (counts.len() / words).min(most)
+        (attended.len() / words).min(max_tokens)
     }
 
-    /// Writes down the cells of the tile that was found, and where some don't count.
-    fn close(&mut self, counts: &[u64], words: usize) {
+    /// Adds the tile of `union` to the lists of cells and masked cells.
+    fn add_tile(&mut self, attended: &[u64], words: usize) {
         let first = self.cells.len();
-        for (word, &any) in self.any.iter().enumerate() {
-            let alike = counts.chunks(words).all(|own| own[word] == any);
-            let mut left = any;
-            while left != 0 {
-                let bit = left.trailing_zeros();
-                left &= left - 1;
-                let place = number(self.cells.len() - first);
-                self.cells.push(64 * number(word) + bit);
-                if !alike {
-                    let without = (0..).zip(counts.chunks(words));
-                    let without = without.filter(|(_, own)| own[word] >> bit & 1 == 0);
-                    let gaps = without.map(|(token, _)| Gap { place, token });
-                    self.gaps.extend(gaps);
+        for (word, &union) in self.union.iter().enumerate() {
+            let is_equal = attended.chunks(words).all(|token| token[word] == union);
+            let mut rest = union;
+            while rest != 0 {
+                let bit = rest.trailing_zeros();
+                rest &= rest - 1;
+                let cell = index(self.cells.len() - first);
+                self.cells.push(64 * index(word) + bit);
+                if !is_equal {
+                    let tokens = (0..).zip(attended.chunks(words));
+                    let without = tokens.filter(|(_, token)| token[word] >> bit & 1 == 0);
+                    self.masked
+                        .extend(without.map(|(token, _)| MaskedCell { index: cell, token }));
                 }
             }
         }
     }
 
-    /// The tiles: their tokens, and what is to be looked at for them.
+    /// The tiles, each with the indices of its tokens.
     pub fn iter(&self) -> impl Iterator<Item = (std::ops::Range<usize>, Tile<'_>)> {
-        let before = std::iter::once(Ends::default()).chain(self.tiles.iter().copied());
-        before.zip(&self.tiles).map(|(from, to)| {
+        let starts = std::iter::once(TileEnd::default()).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(from, to)| {
             let tile = Tile {
                 cells: &self.cells[from.cells..to.cells],
-                gaps: &self.gaps[from.gaps..to.gaps],
+                masked: &self.masked[from.masked..to.masked],
             };
             (from.tokens..to.tokens, tile)
         })

@@ -1,6 +1,5 @@
-//! Attention against its definition, computed one number after the other.
+//! Attention against its definition in f64.
 
-#![allow(unsafe_code)]
 #![cfg(all(
     target_arch = "x86_64",
     target_feature = "avx2",
@@ -8,14 +7,14 @@
     target_feature = "fma"
 ))]
 
-use corral_attention::{Query, Rows, Sums, Tiles, attend};
+use corral_attention::{HeadRows, Query, Tiles, Workspace, attend};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-const NOT: u16 = 0xfc00;
+const MASKED: u16 = 0xfc00;
 
-/// The half that is nearest to a small number.
-fn half(number: f32) -> u16 {
+/// Converts to f16.
+fn to_f16(number: f32) -> u16 {
     let bits = number.to_bits();
     let sign = (bits >> 16 & 0x8000) as u16;
     let exponent = (bits >> 23 & 0xff) as i32 - 127 + 15;
@@ -26,8 +25,8 @@ fn half(number: f32) -> u16 {
     sign | u16::try_from(exponent << 10).expect("a small number") | fraction as u16
 }
 
-/// The number that a half is.
-fn number(half: u16) -> f64 {
+/// Converts from f16.
+fn from_f16(half: u16) -> f64 {
     let sign = if half & 0x8000 == 0 { 1.0 } else { -1.0 };
     let (exponent, fraction) = (i32::from(half >> 10 & 0x1f), f64::from(half & 0x3ff));
     match exponent {
@@ -38,17 +37,17 @@ fn number(half: u16) -> f64 {
     }
 }
 
-/// Tokens, and what lies in the cells.
+/// The shape of an attention, and the cells that each token attends to.
 #[derive(Clone, Debug)]
 struct Case {
-    /// Numbers of a key, and of a value.
+    /// Lengths of a key and of a value.
     lengths: (usize, usize),
     groups: usize,
     /// Heads of a group.
-    each: usize,
+    heads: usize,
     cells: usize,
-    /// For each token, which cells count.
-    counts: Vec<Vec<bool>>,
+    /// For each token, whether it attends to each cell.
+    attended: Vec<Vec<bool>>,
     seed: u64,
 }
 
@@ -68,90 +67,102 @@ impl Case {
             (state >> 40) as f32 / (1 << 23) as f32 - 1.0
         };
         let (key, value) = self.lengths;
-        let heads = self.groups * self.each * self.counts.len();
+        let heads = self.groups * self.heads * self.attended.len();
         Numbers {
             queries: (0..heads * key).map(|_| 3.0 * next()).collect(),
             keys: (0..self.cells * self.groups * key)
-                .map(|_| half(next()))
+                .map(|_| to_f16(next()))
                 .collect(),
             values: (0..self.cells * self.groups * value)
-                .map(|_| half(next()))
+                .map(|_| to_f16(next()))
                 .collect(),
         }
     }
 
     fn masks(&self) -> Vec<Vec<u16>> {
-        let mask = |counts: &Vec<bool>| -> Vec<u16> {
-            let halves = counts.iter().map(|&counts| if counts { 0 } else { NOT });
+        let mask = |attended: &Vec<bool>| -> Vec<u16> {
+            let halves = attended
+                .iter()
+                .map(|&attended| if attended { 0 } else { MASKED });
             halves.collect()
         };
-        self.counts.iter().map(mask).collect()
+        self.attended.iter().map(mask).collect()
     }
 
-    /// Token by token, head by head.
-    fn found(&self, numbers: &Numbers, most: usize) -> Vec<f32> {
+    /// Results token by token, head by head.
+    fn compute(&self, numbers: &Numbers, max_tokens: usize) -> Vec<f32> {
         let masks = self.masks();
         let mut tiles = Tiles::default();
-        assert!(tiles.find(self.cells, masks.iter().map(Vec::as_slice), most));
+        assert!(tiles.build(self.cells, masks.iter().map(Vec::as_slice), max_tokens));
         let (key, value) = self.lengths;
-        let heads = self.groups * self.each;
-        let mut results = vec![f32::NAN; self.counts.len() * heads * value];
-        let rows = |halves: &[u16], length: usize| Rows {
+        let heads = self.groups * self.heads;
+        let mut results = vec![f32::NAN; self.attended.len() * heads * value];
+        let rows = |halves: &[u16], length: usize| HeadRows {
             first: halves.as_ptr(),
-            stride: 2 * self.groups * length,
-            beside: 2 * length,
+            cell_stride: 2 * self.groups * length,
+            group_stride: 2 * length,
             length,
         };
-        let mut sums = Sums::default();
+        let mut workspace = Workspace::default();
         let mut next = 0;
         for (tokens, tile) in tiles.iter() {
-            assert_eq!(tokens.start, next, "one after the other");
+            assert_eq!(tokens.start, next, "tiles are in order");
             next = tokens.end;
-            assert!((1..=most.max(1)).contains(&tokens.len()));
+            assert!((1..=max_tokens.max(1)).contains(&tokens.len()));
             let mut queries = Vec::new();
             for group in 0..self.groups {
-                for (token, at) in (0..).zip(tokens.clone()) {
-                    for head in group * self.each..(group + 1) * self.each {
-                        let place = at * heads + head;
+                for (token, index) in (0..).zip(tokens.clone()) {
+                    for head in group * self.heads..(group + 1) * self.heads {
+                        let row = index * heads + head;
                         queries.push(Query {
-                            query: numbers.queries[place * key..].as_ptr(),
-                            result: results[place * value..].as_mut_ptr(),
+                            query: numbers.queries[row * key..].as_ptr(),
+                            result: results[row * value..].as_mut_ptr(),
                             token,
                         });
                     }
                 }
             }
-            let each = self.each * tokens.len();
+            let group_size = self.heads * tokens.len();
             let (keys, values) = (rows(&numbers.keys, key), rows(&numbers.values, value));
-            // SAFETY: all lies in these vectors, which have these shapes.
-            unsafe { attend(&queries, each, keys, values, tile, 0.3, &mut sums) };
+            // SAFETY: the pointers lie in vectors of these shapes.
+            unsafe {
+                attend(
+                    &queries,
+                    group_size,
+                    keys,
+                    values,
+                    tile,
+                    0.3,
+                    &mut workspace,
+                )
+            };
         }
-        assert_eq!(next, self.counts.len());
+        assert_eq!(next, self.attended.len());
         results
     }
 
-    /// The same by the definition.
+    /// The results by the definition.
     fn expected(&self, numbers: &Numbers) -> Vec<f64> {
         let (key, value) = self.lengths;
         let mut results = Vec::new();
-        for (token, counts) in self.counts.iter().enumerate() {
-            for head in 0..self.groups * self.each {
-                let group = head / self.each;
+        for (token, attended) in self.attended.iter().enumerate() {
+            for head in 0..self.groups * self.heads {
+                let group = head / self.heads;
                 let query =
-                    &numbers.queries[(token * self.groups * self.each + head) * key..][..key];
-                let cells = (0..self.cells).filter(|&cell| counts[cell]);
+                    &numbers.queries[(token * self.groups * self.heads + head) * key..][..key];
+                let cells = (0..self.cells).filter(|&cell| attended[cell]);
                 let score = |cell: usize| {
                     let keys = &numbers.keys[(cell * self.groups + group) * key..][..key];
                     let products = query.iter().zip(keys);
                     0.3 * products
-                        .map(|(query, key)| f64::from(*query) * number(*key))
+                        .map(|(query, key)| f64::from(*query) * from_f16(*key))
                         .sum::<f64>()
                 };
                 let weights: Vec<_> = cells.map(|cell| (cell, score(cell).exp())).collect();
                 let all: f64 = weights.iter().map(|(_, weight)| weight).sum();
-                results.extend((0..value).map(|place| {
+                results.extend((0..value).map(|column| {
                     let of = |cell: usize| {
-                        number(numbers.values[(cell * self.groups + group) * value + place])
+                        from_f16(numbers.values[(cell * self.groups + group) * value + column])
                     };
                     let sum: f64 = weights
                         .iter()
@@ -166,20 +177,20 @@ impl Case {
 
     fn check(&self, numbers: &Numbers) {
         let expected = self.expected(numbers);
-        for most in [1, 3, 8] {
-            let found = self.found(numbers, most);
-            for (place, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                let near = (f64::from(*found) - expected).abs() < 2e-5 * (1.0 + expected.abs());
+        for max_tokens in [1, 3, 8] {
+            let results = self.compute(numbers, max_tokens);
+            for (index, (result, expected)) in results.iter().zip(&expected).enumerate() {
+                let difference = (f64::from(*result) - expected).abs();
                 assert!(
-                    near,
-                    "{place}, {most} tokens in a tile: {found} and not {expected}"
+                    difference < 2e-5 * (1.0 + expected.abs()),
+                    "{index}, {max_tokens} tokens in a tile: {result}, expected {expected}"
                 );
             }
         }
     }
 }
 
-/// Tokens of several sequences: each has the cells of its own that came before, some have a beginning that they share.
+/// Tokens of several sequences: each attends to earlier cells of its own, and to a prefix that all share.
 fn sequences() -> impl Strategy<Value = (usize, Vec<Vec<bool>>)> {
     let owners = prop::collection::vec(0..4_u8, 1..300);
     let tokens = prop::collection::vec((any::<Index>(), 0..4_u8), 1..24);
@@ -207,26 +218,26 @@ fn cases() -> impl Strategy<Value = Case> {
         (256, 256),
     ]);
     (lengths, 1..4_usize, 1..8_usize, sequences(), any::<u64>()).prop_map(
-        |(lengths, groups, each, (cells, counts), seed)| Case {
+        |(lengths, groups, heads, (cells, attended), seed)| Case {
             lengths,
             groups,
-            each,
+            heads,
             cells,
-            counts,
+            attended,
             seed,
         },
     )
 }
 
-/// One token after the other of one text, whose cells lie in their order.
-fn text(tokens: usize, before: usize) -> Case {
+/// Consecutive tokens of one sequence, with cells in order.
+fn one_sequence(tokens: usize, before: usize) -> Case {
     let cells = tokens + before;
     Case {
         lengths: (64, 64),
         groups: 2,
-        each: 2,
+        heads: 2,
         cells,
-        counts: (0..tokens)
+        attended: (0..tokens)
             .map(|token| (0..cells).map(|cell| cell <= before + token).collect())
             .collect(),
         seed: 7,
@@ -237,57 +248,56 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn it_is_what_its_definition_says(case in cases()) {
+    fn results_match_the_definition(case in cases()) {
         case.check(&case.numbers());
     }
 
-    /// What sequences have in their cells never touches others, not even as what is infinite or no number at all.
     #[test]
-    fn what_does_not_count_touches_nothing(case in cases(), poison in select(vec![0x7e00_u16, 0x7c00, 0xfc00])) {
+    fn masked_cells_with_inf_or_nan_have_no_effect(case in cases(), poison in select(vec![0x7e00_u16, 0x7c00, 0xfc00])) {
         let mut numbers = case.numbers();
         let (key, value) = case.lengths;
-        let owned = |cell: usize| case.counts.iter().any(|counts| counts[cell]);
+        let owned = |cell: usize| case.attended.iter().any(|attended| attended[cell]);
         let Some(cell) = (0..case.cells).rev().find(|&cell| owned(cell)) else {
             return Ok(());
         };
-        let expected = case.found(&numbers, 8);
+        let expected = case.compute(&numbers, 8);
         for group in 0..case.groups {
-            let place = cell * case.groups + group;
-            numbers.keys[place * key..][..key].fill(poison);
-            numbers.values[place * value..][..value].fill(poison);
+            let row = cell * case.groups + group;
+            numbers.keys[row * key..][..key].fill(poison);
+            numbers.values[row * value..][..value].fill(poison);
         }
-        let found = case.found(&numbers, 8);
-        let each = case.groups * case.each * value;
-        for (token, counts) in case.counts.iter().enumerate() {
-            let of = |results: &[f32]| results[token * each..(token + 1) * each].to_vec();
-            if counts[cell] {
-                assert!(!of(&found).iter().all(|number| number.is_finite()), "token {token} is not harmed by its own");
+        let poisoned = case.compute(&numbers, 8);
+        let length = case.groups * case.heads * value;
+        let pairs = poisoned.chunks(length).zip(expected.chunks(length));
+        for (attended, (poisoned, expected)) in case.attended.iter().zip(pairs) {
+            if attended[cell] {
+                assert!(!poisoned.iter().all(|number| number.is_finite()));
                 continue;
             }
-            for (found, expected) in of(&found).iter().zip(of(&expected)) {
-                assert!((found - expected).abs() < 2e-5, "token {token}: {found} and not {expected}");
+            for (result, expected) in poisoned.iter().zip(expected) {
+                assert!((result - expected).abs() < 2e-5, "{result}, expected {expected}");
             }
         }
     }
 }
 
 #[test]
-fn tokens_of_a_text_are_computed_together() {
-    let case = text(40, 100);
+fn tokens_of_one_sequence_share_tiles() {
+    let case = one_sequence(40, 100);
     case.check(&case.numbers());
     let masks = case.masks();
     let mut tiles = Tiles::default();
-    assert!(tiles.find(case.cells, masks.iter().map(Vec::as_slice), 8));
+    assert!(tiles.build(case.cells, masks.iter().map(Vec::as_slice), 8));
     let tokens: Vec<_> = tiles.iter().map(|(tokens, _)| tokens.len()).collect();
     assert_eq!(tokens, [8; 5]);
-    // Those of eight texts are not.
-    let apart = |text: usize| {
+    // Tokens of eight sequences do not.
+    let mask = |sequence: usize| {
         (0..320)
-            .map(|cell| if cell / 40 == text { 0 } else { NOT })
+            .map(|cell| if cell / 40 == sequence { 0 } else { MASKED })
             .collect()
     };
-    let masks: Vec<Vec<u16>> = (0..8).map(apart).collect();
-    assert!(tiles.find(320, masks.iter().map(Vec::as_slice), 8));
+    let masks: Vec<Vec<u16>> = (0..8).map(mask).collect();
+    assert!(tiles.build(320, masks.iter().map(Vec::as_slice), 8));
     assert!(
         tiles
             .iter()
@@ -296,37 +306,37 @@ fn tokens_of_a_text_are_computed_together() {
 }
 
 #[test]
-fn who_has_no_cells_gets_zeroes() {
-    let mut case = text(3, 0);
-    case.counts[1].fill(false);
-    let found = case.found(&case.numbers(), 8);
-    assert!(found[4 * 64..8 * 64].iter().all(|&number| number == 0.0));
+fn token_without_cells_gets_zeros() {
+    let mut case = one_sequence(3, 0);
+    case.attended[1].fill(false);
+    let results = case.compute(&case.numbers(), 8);
+    assert!(results[4 * 64..8 * 64].iter().all(|&number| number == 0.0));
 }
 
 #[test]
-fn cells_that_count_and_have_no_score_give_no_number() {
-    let case = text(3, 0);
+fn attended_cells_without_a_score_give_nan() {
+    let case = one_sequence(3, 0);
     let mut numbers = case.numbers();
-    // The product with it is minus infinity.
+    // The score is minus infinity.
     numbers.queries.fill(-1.0);
     numbers.keys[..2 * 64].fill(0x7c00);
-    let found = case.found(&numbers, 8);
-    assert!(found[..4 * 64].iter().all(|number| number.is_nan()));
+    let results = case.compute(&numbers, 8);
+    assert!(results[..4 * 64].iter().all(|number| number.is_nan()));
 }
 
 #[test]
-fn masks_that_say_more_than_yes_and_no_are_not_for_here() {
+fn masks_with_other_values_are_rejected() {
     let mut tiles = Tiles::default();
     for cells in [1, 15, 16, 17, 64, 100] {
         for wrong in 0..cells {
-            let mut mask = vec![NOT; cells];
-            mask[wrong] = half(-1.5);
+            let mut mask = vec![MASKED; cells];
+            mask[wrong] = to_f16(-1.5);
             assert!(
-                !tiles.find(cells, std::iter::once(mask.as_slice()), 8),
+                !tiles.build(cells, std::iter::once(mask.as_slice()), 8),
                 "{wrong} of {cells}"
             );
             mask[wrong] = 0;
-            assert!(tiles.find(cells, std::iter::once(mask.as_slice()), 8));
+            assert!(tiles.build(cells, std::iter::once(mask.as_slice()), 8));
             let found: Vec<_> = tiles
                 .iter()
                 .flat_map(|(_, tile)| tile.cells)

@@ -11,7 +11,7 @@
 
 use crate::LlamaError;
 use crate::device;
-use corral_attention::{MOST, Query, Rows, Sums, Tile, Tiles, UNIT, attend};
+use corral_attention::{HEAD_MULTIPLE, HeadRows, MAX_HEAD, Query, Tile, Tiles, Workspace, attend};
 use llama_cpp_sys_2 as sys;
 use std::cell::RefCell;
 use std::env::VarError;
@@ -104,19 +104,19 @@ unsafe extern "C" fn compute(
         return false;
     };
     // SAFETY: the caller's.
-    WORKSPACE.with_borrow_mut(|workspace| unsafe { attention.compute(params, workspace) })
+    BUFFERS.with_borrow_mut(|buffers| unsafe { attention.compute(params, buffers) })
 }
 
 /// Buffers that a thread reuses.
 #[derive(Default)]
-struct Workspace {
+struct ThreadBuffers {
     tiles: Tiles,
     queries: Vec<Query>,
-    sums: Sums,
+    workspace: Workspace,
 }
 
 thread_local! {
-    static WORKSPACE: RefCell<Workspace> = RefCell::default();
+    static BUFFERS: RefCell<ThreadBuffers> = RefCell::default();
 }
 
 /// An operation that this module computes.
@@ -155,7 +155,7 @@ impl<'a> AttentionOp<'a> {
         let [length, tokens, heads, streams] = query.ne;
         let fits = |tensor: &sys::ggml_tensor| {
             let length = count(tensor.ne[0]);
-            length > 0 && length <= MOST && length.is_multiple_of(UNIT)
+            length > 0 && length <= MAX_HEAD && length.is_multiple_of(HEAD_MULTIPLE)
         };
         let shapes = streams == 1
             && keys.ne[3] == 1
@@ -189,7 +189,7 @@ impl<'a> AttentionOp<'a> {
     ///
     /// # Safety
     /// As for [`compute`].
-    unsafe fn compute(&self, params: &ComputeParams, workspace: &mut Workspace) -> bool {
+    unsafe fn compute(&self, params: &ComputeParams, buffers: &mut ThreadBuffers) -> bool {
         let (tokens, groups) = (count(self.query.ne[1]), count(self.keys.ne[2]));
         let (thread, threads) = (params.thread as usize, params.threads as usize);
         let cells = count(self.keys.ne[1]);
@@ -202,38 +202,42 @@ impl<'a> AttentionOp<'a> {
                 }
             })
         };
-        let Workspace {
+        let ThreadBuffers {
             tiles,
             queries,
-            sums,
-        } = workspace;
-        let cost =
+            workspace,
+        } = buffers;
+        let group_cost =
             |tokens: &Range<usize>, tile: &Tile| tokens.len() * (tile.cells.len() + TOKEN_COST);
         // Large tiles are faster, but one thread computes a whole group of a tile.
-        let mut most = (tokens * groups / (2 * threads)).max(1);
-        let all = loop {
-            if !tiles.find(cells, masks(), most) {
+        let mut max_tokens = (tokens * groups / (2 * threads)).max(1);
+        let total = loop {
+            if !tiles.build(cells, masks(), max_tokens) {
                 return false;
             }
-            let costs = || tiles.iter().map(|(tokens, tile)| cost(&tokens, &tile));
-            let all = groups * costs().sum::<usize>();
-            match costs().all(|one| one * threads <= 2 * all) {
-                true => break all,
-                false if most > 1 => most = most.min(tokens) / 2,
+            let costs = || {
+                tiles
+                    .iter()
+                    .map(|(tokens, tile)| group_cost(&tokens, &tile))
+            };
+            let total = groups * costs().sum::<usize>();
+            match costs().all(|cost| cost * threads <= 2 * total) {
+                true => break total,
+                false if max_tokens > 1 => max_tokens = max_tokens.min(tokens) / 2,
                 // ggml divides cells or heads.
                 false => return false,
             }
         };
-        let own = all * thread / threads..all * (thread + 1) / threads;
+        let part = total * thread / threads..total * (thread + 1) / threads;
         let mut before = 0;
         for (tokens, tile) in tiles.iter() {
-            let each = cost(&tokens, &tile);
-            let from = |cost: usize| cost.saturating_sub(before).div_ceil(each).min(groups);
-            let groups_here = from(own.start)..from(own.end);
-            before += groups * each;
-            if !groups_here.is_empty() {
+            let cost = group_cost(&tokens, &tile);
+            let group_at = |point: usize| point.saturating_sub(before).div_ceil(cost).min(groups);
+            let own_groups = group_at(part.start)..group_at(part.end);
+            before += groups * cost;
+            if !own_groups.is_empty() {
                 // SAFETY: the caller's; tokens and groups are in range, and the cells come from the mask.
-                unsafe { self.attend(&tokens, groups_here, tile, queries, sums) };
+                unsafe { self.attend(&tokens, own_groups, tile, queries, workspace) };
             }
         }
         true
@@ -249,21 +253,21 @@ impl<'a> AttentionOp<'a> {
         groups: Range<usize>,
         tile: Tile<'_>,
         queries: &mut Vec<Query>,
-        sums: &mut Sums,
+        workspace: &mut Workspace,
     ) {
-        let each = count(self.query.ne[2]) / count(self.keys.ne[2]);
-        let rows = |tensor: &sys::ggml_tensor| Rows {
+        let heads = count(self.query.ne[2]) / count(self.keys.ne[2]);
+        let rows = |tensor: &sys::ggml_tensor| HeadRows {
             // SAFETY: the group is in range.
             first: unsafe { tensor.data.byte_add(groups.start * tensor.nb[2]) }.cast(),
-            stride: tensor.nb[1],
-            beside: tensor.nb[2],
+            cell_stride: tensor.nb[1],
+            group_stride: tensor.nb[2],
             length: count(tensor.ne[0]),
         };
         let (keys, values) = (rows(self.keys), rows(self.values));
         queries.clear();
         for group in groups {
-            for (place, token) in (0..).zip(tokens.clone()) {
-                queries.extend((group * each..(group + 1) * each).map(|head| {
+            for (index, token) in (0..).zip(tokens.clone()) {
+                queries.extend((group * heads..(group + 1) * heads).map(|head| {
                     // SAFETY: token and head are in range; results are in ggml's order for this operation: values, heads,
                     // tokens.
                     let (query, result) = unsafe {
@@ -277,14 +281,18 @@ impl<'a> AttentionOp<'a> {
                     Query {
                         query: query.cast_const().cast(),
                         result: result.cast(),
-                        token: place,
+                        token: index,
                     }
                 }));
             }
         }
-        let each = each * tokens.len();
+        let group_size = heads * tokens.len();
         // SAFETY: the pointers come from tensors of these shapes.
-        unsafe { attend(queries, each, keys, values, tile, self.scale, sums) };
+        unsafe {
+            attend(
+                queries, group_size, keys, values, tile, self.scale, workspace,
+            )
+        };
     }
 }
 
@@ -301,10 +309,10 @@ mod tests {
         let mut tensor: sys::ggml_tensor = unsafe { MaybeUninit::zeroed().assume_init() };
         tensor.type_ = kind;
         tensor.nb[0] = size_of::<T>();
-        for (place, size) in sizes.into_iter().enumerate() {
-            tensor.ne[place] = i64::try_from(size).expect("small");
-            if place > 0 {
-                tensor.nb[place] = tensor.nb[place - 1] * sizes[place - 1];
+        for (index, size) in sizes.into_iter().enumerate() {
+            tensor.ne[index] = i64::try_from(size).expect("small");
+            if index > 0 {
+                tensor.nb[index] = tensor.nb[index - 1] * sizes[index - 1];
             }
         }
         assert_eq!(tensor.nb[3] * sizes[3], size_of_val(data));
@@ -314,7 +322,7 @@ mod tests {
 
     /// Varied numbers below 256.
     fn varied(count: usize) -> impl Iterator<Item = usize> {
-        (0..count).map(|place| place.wrapping_mul(0x9e37_79b9) >> 7 & 0xff)
+        (0..count).map(|index| index.wrapping_mul(0x9e37_79b9) >> 7 & 0xff)
     }
 
     /// Computes the attention of tokens with disjoint cells, as many as `cells` says for each. Returns the number of
