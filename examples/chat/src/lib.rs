@@ -1,8 +1,8 @@
-//! A chat whose prompts and whose samplers are plugins of their own: see `corral.toml` for which.
+//! A chat handler whose template and samplers are linked plugins; `corral.toml` selects them.
 
-use corral_sdk::http::Frame;
-use corral_sdk::template::{Chat, linked};
-use corral_sdk::{Error, Finish, Generate, Model, Request, Response};
+use corral_sdk::http::EventFormat;
+use corral_sdk::template::{Chat, render_linked};
+use corral_sdk::{Error, Finish, GenerateOptions, Model, Request, Response};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -10,61 +10,61 @@ corral_sdk::handler!(chat);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Asked {
+struct ChatRequest {
     messages: Vec<Value>,
-    /// A linked sampling plugin by name; without it, the likeliest token is always taken.
+    /// The name of a linked sampling plugin; default: greedy.
     sampler: Option<String>,
-    /// For the sampling plugin.
+    /// Settings of the sampling plugin.
     #[serde(default)]
     settings: Map<String, Value>,
-    #[serde(default = "usual")]
+    #[serde(default = "default_max_tokens")]
     max_tokens: u32,
     seed: Option<u64>,
     #[serde(default)]
     stream: bool,
 }
 
-fn usual() -> u32 {
+fn default_max_tokens() -> u32 {
     128
 }
 
 async fn chat(mut request: Request) -> Result<Response, Error> {
     request.expect_method("POST")?;
-    let asked: Asked = request.json().await?;
-    let chat = Chat::from_messages(asked.messages)?;
+    let body: ChatRequest = request.json().await?;
+    let chat = Chat::from_messages(body.messages)?;
 
-    let model = Model::first().await?;
-    let prompt = linked(&chat, &model)?;
-    let mut how = Generate::new(asked.max_tokens).stops(&prompt.stop);
-    if let Some(seed) = asked.seed {
-        how = how.seed(seed);
+    let model = Model::open_default().await?;
+    let prompt = render_linked(&chat, &model)?;
+    let mut options = GenerateOptions::new(body.max_tokens).stops(&prompt.stop);
+    if let Some(seed) = body.seed {
+        options = options.seed(seed);
     }
-    if let Some(name) = &asked.sampler {
-        let settings = Value::from(asked.settings).to_string();
-        how = how.sample_with(name, &settings).await?;
+    if let Some(name) = &body.sampler {
+        let settings = Value::from(body.settings).to_string();
+        options = options.sample_with(name, &settings).await?;
     }
-    let generation = prompt.sequence(&model)?.generate(&how)?;
+    let generation = prompt.sequence(&model)?.generate(&options)?;
 
-    if asked.stream {
-        let generation = generation.begun().await?;
-        let frame = Frame::json(|text| json!({"text": text}));
-        return Ok(Response::forward(
+    if body.stream {
+        let generation = generation.wait_for_start().await?;
+        let format = EventFormat::json(|text| json!({"text": text}));
+        return Ok(Response::text_events(
             generation,
-            frame,
+            format,
             async |outcome, events| {
                 events
-                    .json(&json!({"finish_reason": reason(outcome?.finish)}))
+                    .json(&json!({"finish_reason": finish_reason(outcome?.finish)}))
                     .await
             },
         ));
     }
-    let (text, outcome) = generation.whole().await?;
+    let (text, outcome) = generation.text_and_outcome().await?;
     Ok(Response::json(
-        &json!({"text": text, "finish_reason": reason(outcome.finish)}),
+        &json!({"text": text, "finish_reason": finish_reason(outcome.finish)}),
     ))
 }
 
-fn reason(finish: Finish) -> &'static str {
+fn finish_reason(finish: Finish) -> &'static str {
     match finish {
         Finish::End => "end",
         Finish::Stop => "stop",
@@ -75,36 +75,38 @@ fn reason(finish: Finish) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use corral_sdk::role::{Beginning, ModelFacts, Needs, Prompt, Sampler, Told};
-    use corral_sdk::testing::{Call, Script};
+    use corral_sdk::linked::{
+        ModelFacts, Prompt, Sampler, SamplerContext, SamplerInput, SamplerNeeds,
+    };
+    use corral_sdk::testing::{HostCall, Script};
 
-    /// Stands for the linked templating plugin.
+    /// The linked templating plugin.
     fn render(chat: Chat, _: ModelFacts) -> Result<Prompt, String> {
-        let turn = chat.turns().last().ok_or("there is no message")?;
+        let message = chat.parsed_messages().last().ok_or("there is no message")?;
         Ok(Prompt::default()
             .trusted("<|im_start|>")
-            .text(turn.content)
+            .text(message.content)
             .trusted("<|im_end|>")
             .stop("."))
     }
 
-    /// Stands for a linked sampling plugin: always the second.
+    /// A linked sampling plugin: chooses the second most likely token.
     struct Second;
 
     impl Sampler for Second {
-        fn start(beginning: Beginning) -> Result<Self, String> {
-            match beginning.settings.as_str() {
+        fn start(context: SamplerContext) -> Result<Self, String> {
+            match context.settings.as_str() {
                 "{}" => Ok(Second),
                 other => Err(format!("expected no settings, not {other}")),
             }
         }
 
-        fn needs(&self) -> Needs {
-            Needs::candidates(2)
+        fn needs(&self) -> SamplerNeeds {
+            SamplerNeeds::candidates(2)
         }
 
-        fn sample(&mut self, told: Told) -> Result<u32, String> {
-            Ok(told.candidates[1].token)
+        fn sample(&mut self, input: SamplerInput) -> Result<u32, String> {
+            Ok(input.candidates[1].token)
         }
     }
 
@@ -131,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_linked_template_writes_the_prompt() {
+    fn linked_template_renders_the_prompt() {
         let script = script();
         let (status, body) = ask(&script, json!({"messages": user("12+7=")}));
         assert_eq!(
@@ -148,9 +150,9 @@ mod tests {
     }
 
     #[test]
-    fn the_linked_sampler_chooses() {
-        let asked = json!({"messages": user("no?"), "sampler": "second", "stream": true});
-        let (status, body) = ask(&script(), asked);
+    fn linked_sampler_chooses_tokens() {
+        let body = json!({"messages": user("no?"), "sampler": "second", "stream": true});
+        let (status, body) = ask(&script(), body);
         assert_eq!(status, 200);
         assert_eq!(
             body,
@@ -159,34 +161,34 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told() {
-        let wrong = |member: &str, value: Value| {
+    fn errors_reach_the_client() {
+        let wrong = |field: &str, value: Value| {
             let mut body = json!({"messages": user("12+7="), "sampler": "second"});
-            body[member] = value;
+            body[field] = value;
             let (status, body) = ask(&script(), body);
             (status, body)
         };
-        for (member, value, status, words) in [
+        for (field, value, status, detail) in [
             ("settings", json!({"x": 1}), 400, "expected no settings"),
             ("sampler", json!("third"), 404, "third"),
             ("temperature", json!(1), 400, "unknown field `temperature`"),
             ("max_tokens", json!(0), 400, "max-tokens is 0"),
             ("messages", json!([{"role": "user"}]), 400, "no `content`"),
         ] {
-            let (found, body) = wrong(member, value);
-            assert_eq!(found, status, "{member}: {body}");
-            assert!(body.contains(words), "{member}: {body}");
+            let (found, body) = wrong(field, value);
+            assert_eq!(found, status, "{field}: {body}");
+            assert!(body.contains(detail), "{field}: {body}");
         }
     }
 
     #[test]
-    fn who_leaves_cancels() {
+    fn disconnect_cancels_the_generation() {
         let script = script().answers("<|im_start|>on<|im_end|>", "and on");
         let body = json!({"messages": user("on"), "stream": true});
         script.run(async {
             let answer = chat(Request::post("/chat").with_json(&body)).await;
             answer.unwrap().read_events(1).await;
         });
-        assert_eq!(script.calls().last(), Some(&Call::Cancelled));
+        assert_eq!(script.calls().last(), Some(&HostCall::Cancelled));
     }
 }

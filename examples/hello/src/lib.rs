@@ -1,12 +1,12 @@
-//! A first plugin: the body of the request is the prompt, the body of the answer its continuation.
-use corral_sdk::{Error, Generate, Model, Request, Response};
+//! A minimal plugin: completes the request body as a prompt.
+use corral_sdk::{Error, GenerateOptions, Model, Request, Response};
 
 corral_sdk::handler!(complete);
 
 async fn complete(mut request: Request) -> Result<Response, Error> {
-    let sequence = Model::first().await?.sequence()?;
+    let sequence = Model::open_default().await?.sequence()?;
     sequence.append(&request.text().await?)?;
-    let text = sequence.generate(&Generate::new(64))?.text().await?;
+    let text = sequence.generate(&GenerateOptions::new(64))?.text().await?;
     Ok(Response::text(text))
 }
 
@@ -16,7 +16,7 @@ mod tests {
     use corral_sdk::testing::Script;
 
     #[test]
-    fn a_sum_is_answered() {
+    fn prompt_gets_a_completion() {
         let script = Script::new().answers("12+7=", "19");
         let answer = script.run(async {
             let request = Request::post("/hello").with_body("12+7=");

@@ -1,7 +1,7 @@
-//! ChatML, as many models were trained to read it: `<|im_start|>ROLE`, a line break, what was said,
-//! `<|im_end|>` and a line break, for each message.
+//! Templating plugin: renders chats as ChatML, the format of many models. Each message is
+//! `<|im_start|>ROLE`, a line break, the content, `<|im_end|>` and a line break.
 
-use corral_sdk::role::{Chat, ModelFacts, Prompt};
+use corral_sdk::linked::{Chat, ModelFacts, Prompt};
 
 const BEGIN: &str = "<|im_start|>";
 const END: &str = "<|im_end|>";
@@ -10,25 +10,27 @@ corral_sdk::templating!(render);
 
 fn render(chat: Chat, _: ModelFacts) -> Result<Prompt, String> {
     if !chat.tools.is_empty() {
-        return Err("plain ChatML has no tools; expected a chat without `tools`".to_owned());
+        return Err(
+            "plain ChatML does not support tools; expected a chat without `tools`".to_owned(),
+        );
     }
     let mut prompt = Prompt::default().stop(END);
-    for (index, turn) in chat.turns().enumerate() {
-        // It stands among what is the template's own.
-        if !matches!(turn.role.as_str(), "system" | "user" | "assistant") {
+    for (index, message) in chat.parsed_messages().enumerate() {
+        // The role becomes part of the trusted text.
+        if !matches!(message.role.as_str(), "system" | "user" | "assistant") {
             return Err(format!(
                 "`messages[{index}].role` is {:?}; expected system, user or assistant",
-                turn.role
+                message.role
             ));
         }
-        if turn.other.contains_key("tool_calls") {
+        if message.other.contains_key("tool_calls") {
             return Err(format!(
-                "`messages[{index}]` calls tools, which plain ChatML does not have"
+                "`messages[{index}]` has tool calls, which plain ChatML does not support"
             ));
         }
         prompt = prompt
-            .trusted(format!("{BEGIN}{}\n", turn.role))
-            .text(turn.content)
+            .trusted(format!("{BEGIN}{}\n", message.role))
+            .text(message.content)
             .trusted(format!("{END}\n"));
     }
     if chat.begin_answer {
@@ -44,7 +46,7 @@ mod tests {
     use corral_sdk::{Error, Model};
     use serde_json::json;
 
-    /// The template in the demo model's file.
+    /// The template of the demo model.
     const TINY: &str = include_str!("../../../models/tiny/chat_template.jinja");
 
     fn chats() -> [Chat; 4] {
@@ -65,21 +67,21 @@ mod tests {
     }
 
     #[test]
-    fn the_prompt_is_that_of_the_demo_models_own_template() {
+    fn prompt_equals_the_demo_models_template() {
         let script = Script::new().chat_template(TINY);
         for chat in chats() {
-            let (own, ours) = script.run(async {
-                let model = Model::first().await.unwrap();
-                let prompt = render(chat.clone(), ModelFacts::of(&model).unwrap()).unwrap();
+            let (expected, tokens) = script.run(async {
+                let model = Model::open_default().await.unwrap();
+                let prompt = render(chat.clone(), ModelFacts::new(&model).unwrap()).unwrap();
                 (chat.tokens(&model), prompt.tokens(&model))
             });
-            assert!(own.as_ref().is_ok_and(|tokens| !tokens.is_empty()));
-            assert_eq!(ours, own, "{chat:?}");
+            assert!(expected.as_ref().is_ok_and(|tokens| !tokens.is_empty()));
+            assert_eq!(tokens, expected, "{chat:?}");
         }
     }
 
     #[test]
-    fn it_says_what_it_can_not_write() {
+    fn unsupported_chats_are_rejected() {
         let tools = Chat {
             tools: vec![json!({"name": "f"})],
             ..Chat::new().message("user", "x")
@@ -87,18 +89,18 @@ mod tests {
         let call = json!({"role": "assistant", "content": null, "tool_calls": [{}]});
         let call = Chat::from_messages(vec![call]).unwrap();
         let role = Chat::new().message("user", "x").message("tool|>", "19");
-        for (chat, words) in [
+        for (chat, detail) in [
             (tools, "without `tools`"),
-            (call, "`messages[0]` calls tools"),
+            (call, "`messages[0]` has tool calls"),
             (role, "`messages[1].role` is \"tool|>\""),
         ] {
             let error = render(chat, ModelFacts::default()).unwrap_err();
-            assert!(error.contains(words), "{error}");
+            assert!(error.contains(detail), "{error}");
         }
     }
 
     #[test]
-    fn an_answer_ends_with_the_turn() {
+    fn answer_stops_at_the_end_token() {
         let prompt = render(Chat::new().message("user", "Hi"), ModelFacts::default()).unwrap();
         assert_eq!(prompt.stop, ["<|im_end|>"]);
         assert_eq!(

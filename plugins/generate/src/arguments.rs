@@ -4,31 +4,31 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use corral_sdk::Grammar;
 use corral_sdk::template::Chat;
 
-use crate::grammar::Grammar;
 use crate::request::{Input, Request, SPECULATE_LIMIT, Settings};
-use crate::sampling::Common;
+use crate::sampling::CommonSamplers;
 
 pub const USAGE: &str = "\
 usage: generate [OPTIONS] PROMPT...
-  --chat             PROMPT is a user's message, for the model's chat template
-  --model NAME       the model, if not the default one
-  --max-tokens N     at most so many tokens (128)
-  --temperature T    without a sampler, the most likely token is always taken
-  --top-k N          sampler
-  --top-p P          sampler
-  --min-p P          sampler
-  --seed N           same seed, same text
-  --stop TEXT        ends before this text; may be given more than once
-  --ignore-end       goes on after the model's end token
-  --json             the text is a JSON object
-  --json-schema S    the text fits this JSON schema
-  --regex R          all of the text matches this regular expression
-  --lark G           the text fits this Lark grammar, from `start`
-  --gbnf G           the text fits this GBNF grammar, from `root`
-  --adapter NAME     with this adapter of the model
-  --speculate N      guesses up to so many tokens at once (0 to 16); the text stays the same
+  --chat             Render PROMPT as a user message with the model's chat template
+  --model NAME       Model [default: the first]
+  --max-tokens N     Most tokens to generate [default: 128]
+  --temperature T    Sampling temperature [default: greedy]
+  --top-k N          Keep the N most likely tokens
+  --top-p P          Keep the most likely tokens up to the probability P
+  --min-p P          Keep tokens at least P times as likely as the most likely one
+  --seed N           Random seed [default: random]
+  --stop TEXT        Stop before this text; may be repeated
+  --ignore-end       Continue after end-of-generation tokens
+  --json             Constrain the text to a JSON object
+  --json-schema S    Constrain the text to this JSON schema
+  --regex R          Constrain the text to this regular expression
+  --lark G           Constrain the text to this Lark grammar, from `start`
+  --gbnf G           Constrain the text to this GBNF grammar, from `root`
+  --adapter NAME     LoRA adapter [default: none]
+  --speculate N      Draft up to N tokens, 0 to 16 [default: 0]
 ";
 
 /// Reads a request from arguments, the program's name not among them. Words that are no options
@@ -36,7 +36,7 @@ usage: generate [OPTIONS] PROMPT...
 pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Request, String> {
     let mut arguments = arguments.into_iter();
     let mut settings = Settings::default();
-    let mut samplers = Common::default();
+    let mut samplers = CommonSamplers::default();
     let (mut model, mut chat, mut words) = (None, false, Vec::new());
 
     while let Some(argument) = arguments.next() {
@@ -119,7 +119,7 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Request, Str
     settings.samplers = samplers.chain();
     let prompt = words.join(" ");
     if prompt.is_empty() {
-        return Err("no PROMPT given".to_owned());
+        return Err("PROMPT is missing".to_owned());
     }
     let input = if chat {
         Input::Chat(Chat::new().message("user", &prompt))
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn options_and_words_may_be_mixed() {
+    fn options_and_words_mix() {
         let request =
             arguments("a --top-k 40 b --temperature=0.5 --seed 7 --stop x --stop y").unwrap();
         assert_eq!(request.input, Input::Prompt("a b".to_owned()));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn chat_makes_a_message_of_the_prompt() {
+    fn chat_turns_prompt_into_message() {
         let request =
             arguments("--chat --model m --ignore-end --max-tokens 3 -- --hello you").unwrap();
         let Input::Chat(chat) = request.input else {
@@ -236,10 +236,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_option() {
         for (line, expected) in [
-            ("", "no PROMPT"),
-            ("--chat", "no PROMPT"),
+            ("", "PROMPT is missing"),
+            ("--chat", "PROMPT is missing"),
             ("--nope x", "--nope is not an option"),
             ("x --seed", "--seed needs a value"),
             ("x --seed=-1", "--seed is \"-1\""),

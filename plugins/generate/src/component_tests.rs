@@ -1,6 +1,6 @@
 //! The whole plugin, against a script.
 
-use corral_sdk::testing::{Call, Script};
+use corral_sdk::testing::{HostCall, Script};
 use corral_sdk::{Error, Request, Response};
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ fn post(script: &Script, body: Value) -> (u16, Value) {
 }
 
 #[test]
-fn a_prompt_is_answered_with_a_report() {
+fn prompt_gets_text_and_report() {
     let script = Script::new().answers("1+1=", "2");
     let (status, body) = post(&script, json!({"prompt": "1+1=", "max_tokens": 10}));
     assert_eq!(status, 200);
@@ -38,7 +38,7 @@ fn a_prompt_is_answered_with_a_report() {
 }
 
 #[test]
-fn settings_reach_the_host_in_their_order() {
+fn settings_reach_the_host_in_order() {
     let script = Script::new().answers("x", "y");
     let body = json!({
         "prompt": "x", "seed": 7, "stop": ["b"], "logprobs": 1, "speculate": 2,
@@ -62,7 +62,7 @@ fn settings_reach_the_host_in_their_order() {
 }
 
 #[test]
-fn what_fails_has_its_status() {
+fn errors_have_their_status() {
     let busy = || Error::Refused {
         reason: "the queue is full".to_owned(),
         retry_after: std::time::Duration::from_millis(1500),
@@ -70,7 +70,7 @@ fn what_fails_has_its_status() {
     for stream in [false, true] {
         let script = Script::new()
             .fails("generate", busy())
-            .breaks_off("x", "", Error::Deadline);
+            .fails_after("x", "", Error::Deadline);
         let body = json!({"prompt": "x", "stream": stream});
         assert_eq!(post(&script, body.clone()).0, 429, "{stream}");
         assert_eq!(post(&script, body.clone()).0, 504, "{stream}");
@@ -92,10 +92,10 @@ fn what_fails_has_its_status() {
 }
 
 #[test]
-fn a_stream_ends_with_the_report_or_with_the_error() {
+fn stream_ends_with_report_or_error() {
     let script = Script::new()
         .answers("a", "bc")
-        .breaks_off("d", "e", Error::Deadline);
+        .fails_after("d", "e", Error::Deadline);
     let ask = |prompt: &str| {
         let body = json!({"prompt": prompt, "stream": true});
         answer(&script, Request::post("/generate").with_json(&body))
@@ -119,7 +119,7 @@ fn a_stream_ends_with_the_report_or_with_the_error() {
 }
 
 #[test]
-fn a_client_that_goes_away_cancels() {
+fn disconnect_cancels_the_generation() {
     let script = Script::new().answers("a", "bcdefgh");
     let body = json!({"prompt": "a", "stream": true});
     script.run(async {
@@ -127,11 +127,11 @@ fn a_client_that_goes_away_cancels() {
         let read = http::handle(request).await.unwrap().read_events(2).await;
         assert_eq!(read.len(), 2 * "data: {\"text\":\"b\"}\n\n".len());
     });
-    assert_eq!(script.calls().last(), Some(&Call::Cancelled));
+    assert_eq!(script.calls().last(), Some(&HostCall::Cancelled));
 }
 
 #[test]
-fn a_command_line_writes_the_text_or_what_is_wrong() {
+fn command_writes_text_or_error() {
     let script = Script::new().answers("1+1=", "2");
     let (result, written) = script.run_command(command::run, &["1+1=", "--max-tokens", "4"]);
     assert_eq!((result, written.as_str()), (Ok(()), "2\n"));

@@ -1,12 +1,12 @@
-//! One POST, one generation.
+//! The HTTP handler: one POST, one generation.
 
-use corral_sdk::http::Frame;
-use corral_sdk::{Error, Events, Request, Response};
+use corral_sdk::http::EventFormat;
+use corral_sdk::{Error, EventWriter, Request, Response};
 use serde_json::json;
 
-use crate::answer::{DONE, Report, piece_json};
 use crate::generation::Generation;
 use crate::request::parse;
+use crate::response::{DONE, Report, chunk_event};
 
 pub async fn handle(mut request: Request) -> Result<Response, Error> {
     if request.method() != "POST" {
@@ -15,41 +15,41 @@ pub async fn handle(mut request: Request) -> Result<Response, Error> {
             "expected POST with a JSON body, such as {\"prompt\": \"Once upon a time\"}",
         ));
     }
-    // JSON of any declared type: `curl -d` says that it is a form.
+    // Any content type: `curl -d` declares a form.
     let request = parse(&request.body().await?)?;
     let mut generation = Generation::start(&request).await?;
     if request.stream {
         return stream(generation).await;
     }
-    let whole = generation.rest().await?;
+    let output = generation.rest().await?;
     let report = generation.finish().await?;
-    Ok(Response::bytes("application/json", report.to_json(&whole)))
+    let body = report.to_json(&output);
+    Ok(Response::bytes("application/json", body))
 }
 
-/// Answers with events. The head waits for the first piece, so that what fails before it (a full
-/// queue, a deadline) still gets its own status.
+/// Waits for the first chunk, so that an earlier error (a full queue, a deadline) sets the status.
 async fn stream(generation: Generation) -> Result<Response, Error> {
-    let mut generation = generation.begun().await?;
-    if !generation.tells_likely() {
-        let (running, teller) = generation.apart();
-        let frame = Frame::json(|text| json!({"text": text}));
-        return Ok(Response::forward(
-            running,
-            frame,
-            async move |outcome, events| end(teller.report(outcome?), events).await,
+    let mut generation = generation.wait_for_start().await?;
+    if !generation.has_logprobs() {
+        let (generation, formatter) = generation.into_parts();
+        let format = EventFormat::json(|text| json!({"text": text}));
+        return Ok(Response::text_events(
+            generation,
+            format,
+            async move |outcome, events| end(formatter.report(outcome?), events).await,
         ));
     }
     Ok(Response::events(async move |events| {
-        while let Some(piece) = generation.next().await? {
-            if !piece.is_empty() {
-                events.data(&piece_json(&piece)).await?;
+        while let Some(chunk) = generation.next().await? {
+            if !chunk.is_empty() {
+                events.data(&chunk_event(&chunk)).await?;
             }
         }
         end(generation.finish().await?, events).await
     }))
 }
 
-async fn end(report: Report, events: &mut Events) -> Result<(), Error> {
-    events.data(&report.last_json()).await?;
+async fn end(report: Report, events: &mut EventWriter) -> Result<(), Error> {
+    events.data(&report.last_event()).await?;
     events.data(DONE).await
 }

@@ -1,15 +1,15 @@
 //! `generate`: text generation over plain JSON, and from a command line.
 //!
-//! `generation` is what asks the host; the other modules are about what comes in and goes out.
+//! `generation` calls the host; the other modules parse requests and write responses.
 
-mod answer;
 mod arguments;
 mod command;
+mod constraint;
 mod generation;
-mod grammar;
 mod http;
 mod prompt;
 mod request;
+mod response;
 mod sampling;
 
 #[cfg(test)]

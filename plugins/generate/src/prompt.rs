@@ -27,8 +27,8 @@ pub fn tokens(input: &Input, model: &Model) -> Result<Vec<u32>, Error> {
         return Err(Error::bad_request(
             "prompt-too-long",
             format!(
-                "the prompt has {} tokens; the model {} holds {limit} tokens, so a prompt may have \
-                 {} to leave room for an answer",
+                "the prompt has {} tokens; the model {} has a context of {limit} tokens; expected at \
+                 most {} to leave room for an answer",
                 tokens.len(),
                 model.name(),
                 limit.saturating_sub(1),
@@ -45,12 +45,12 @@ mod tests {
     use corral_sdk::testing::Script;
 
     fn tokens_of(script: &Script, input: &Input) -> Result<Vec<u32>, Error> {
-        script.run(async { tokens(input, &Model::first().await?) })
+        script.run(async { tokens(input, &Model::open_default().await?) })
     }
 
     #[test]
-    fn a_prompt_may_speak_in_control_tokens_and_begins_once() {
-        let script = Script::new().control_token("<s>").begins_with("<s>");
+    fn prompt_reads_control_tokens_and_begins_once() {
+        let script = Script::new().control_token("<s>").begin_token("<s>");
         for (prompt, expected) in [
             ("a<|im_end|>", &[259, 97, 258][..]),
             ("<s>a", &[259, 97]),
@@ -62,14 +62,19 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_prompt_is_refused() {
+    fn invalid_prompts_are_rejected() {
         let long = |length: usize| Input::Prompt("x".repeat(length));
         let hi = || Input::Chat(Chat::new().message("user", "Hi"));
         let script = || Script::new().context(1000);
         assert!(tokens_of(&script(), &long(999)).is_ok());
         for (input, script, code, detail) in [
             (long(1000), script(), "prompt-too-long", "has 1000 tokens"),
-            (long(5000), script(), "prompt-too-long", "holds 1000 tokens"),
+            (
+                long(5000),
+                script(),
+                "prompt-too-long",
+                "a context of 1000 tokens",
+            ),
             (hi(), script(), "no-chat-template", "script"),
             (
                 hi(),

@@ -3,13 +3,13 @@
 //! Nothing is dropped in silence: a field that is not known is an error which names it, and so is
 //! a value that could not be honoured as it stands. `null` counts as absent.
 
+use corral_sdk::fields::Fields;
 use corral_sdk::template::Chat;
+use corral_sdk::{Error, Grammar};
 use serde_json::Value;
 
-use crate::grammar::{self, Grammar};
+use crate::constraint::constraint;
 use crate::sampling::{self, Sampler};
-use corral_sdk::Error;
-use corral_sdk::fields::Fields;
 
 /// What `max_tokens` is when the request does not say.
 pub const DEFAULT_MAX_TOKENS: u32 = 128;
@@ -101,7 +101,7 @@ impl Default for Settings {
 /// Reads a request from the JSON text of its body.
 pub fn parse(body: &[u8]) -> Result<Request, Error> {
     let mut fields = Fields::parse(body)?;
-    fields.refuse_unknown(&FIELDS)?;
+    fields.reject_unknown(&FIELDS)?;
 
     let input = input(&mut fields)?;
     let settings = Settings {
@@ -112,7 +112,7 @@ pub fn parse(body: &[u8]) -> Result<Request, Error> {
         seed: fields.integer("seed", 0..=u64::MAX)?,
         stop: stop(&mut fields)?,
         ignore_end: fields.flag("ignore_end")?,
-        constraint: grammar::constraint(&mut fields)?,
+        constraint: constraint(&mut fields)?,
         logprobs: fields.integer("logprobs", 0..=LOGPROBS_LIMIT)?,
         speculate: fields
             .integer("speculate", 0..=SPECULATE_LIMIT)?
@@ -131,7 +131,7 @@ fn input(fields: &mut Fields) -> Result<Input, Error> {
     let prompt = fields.text("prompt")?;
     let messages = fields.list("messages")?;
     let tools = fields.list("tools")?;
-    let arguments = match fields.take("template_arguments") {
+    let variables = match fields.take("template_arguments") {
         None => None,
         Some(Value::Object(map)) => Some(map),
         Some(other) => {
@@ -145,23 +145,21 @@ fn input(fields: &mut Fields) -> Result<Input, Error> {
     match (prompt, messages) {
         (Some(_), Some(_)) => Err(Error::bad_request(
             "ambiguous-input",
-            "both `prompt` and `messages` are given; expected exactly one of the two",
+            "both `prompt` and `messages` are present; expected exactly one",
         )),
         (None, None) => Err(Error::bad_request(
             "missing-input",
-            "neither `prompt` nor `messages` is given; expected exactly one of the two",
+            "neither `prompt` nor `messages` is present; expected exactly one",
         )),
         (Some(prompt), None) => {
             for (name, given) in [
                 ("tools", tools.is_some()),
-                ("template_arguments", arguments.is_some()),
+                ("template_arguments", variables.is_some()),
             ] {
                 if given {
                     return Err(Error::bad_request(
                         "ambiguous-input",
-                        format!(
-                            "`{name}` needs a chat template, so it goes with `messages`, not with `prompt`"
-                        ),
+                        format!("`{name}` requires `messages`: only the chat template uses it"),
                     ));
                 }
             }
@@ -183,7 +181,7 @@ fn input(fields: &mut Fields) -> Result<Input, Error> {
             let chat = Chat {
                 messages,
                 tools: tools.unwrap_or_default(),
-                arguments: arguments.unwrap_or_default(),
+                variables: variables.unwrap_or_default(),
                 ..Chat::default()
             };
             chat.check()?;

@@ -6,7 +6,7 @@ fn parse_json(body: Value) -> Result<Request, Error> {
 }
 
 #[test]
-fn a_prompt_alone_is_greedy_and_short() {
+fn prompt_alone_uses_defaults() {
     assert_eq!(
         parse_json(json!({"prompt": "x"})).unwrap(),
         Request {
@@ -19,7 +19,7 @@ fn a_prompt_alone_is_greedy_and_short() {
 }
 
 #[test]
-fn every_field_is_read() {
+fn every_field_is_parsed() {
     let request = parse_json(json!({
         "messages": [{"role": "user", "content": "hi"}],
         "tools": [{"type": "function"}],
@@ -34,7 +34,7 @@ fn every_field_is_read() {
     };
     assert_eq!(chat.messages, [json!({"role": "user", "content": "hi"})]);
     assert_eq!(chat.tools, [json!({"type": "function"})]);
-    assert_eq!(chat.arguments["enable_thinking"], json!(false));
+    assert_eq!(chat.variables["enable_thinking"], json!(false));
     assert_eq!(
         request.settings,
         Settings {
@@ -59,7 +59,7 @@ fn every_field_is_read() {
 }
 
 #[test]
-fn what_is_allowed_at_the_edge() {
+fn boundary_values_are_accepted() {
     for fields in [
         json!({"prompt": "x", "temperature": 0, "top_p": 1, "min_p": 1.0, "top_k": 0}),
         json!({"prompt": "x", "max_tokens": u32::MAX, "seed": 0}),
@@ -78,7 +78,7 @@ fn what_is_allowed_at_the_edge() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_field() {
     let message = |message: Value| json!({"messages": [message]});
     for (body, code, detail) in [
         (
@@ -121,12 +121,12 @@ fn what_is_wrong_is_named() {
         (
             json!({"prompt": "x", "n": 1, "echo": true}),
             "unknown-field",
-            "`n`, `echo` are not known",
+            "`n`, `echo` are unknown",
         ),
         (
             json!({"prompt": "x", "max_token": 1}),
             "unknown-field",
-            "known are `prompt`",
+            "expected `prompt`",
         ),
         (
             json!({"prompt": "x", "max_tokens": 0}),
@@ -226,7 +226,7 @@ fn what_is_wrong_is_named() {
         (
             json!({"prompt": "x", "samplers": [], "top_p": 0.5}),
             "ambiguous-samplers",
-            "`samplers` gives the whole chain",
+            "`samplers` replaces",
         ),
         (
             json!({"prompt": "x", "stop": ""}),
@@ -292,7 +292,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn bad_json_is_located() {
+fn malformed_json_error_has_position() {
     for (body, place) in [
         ("", "line 1 column 0"),
         ("{\"prompt\":\n  x}", "line 2 column 3"),

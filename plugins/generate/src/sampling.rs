@@ -6,19 +6,19 @@
 
 use serde_json::Value;
 
-use corral_sdk::Error;
 use corral_sdk::fields::{
-    FINITE, FROM_ONE, Fields, NOT_NEGATIVE, POSITIVE, SHARE, integer, number,
+    AT_LEAST_ONE, FINITE, Fields, NON_NEGATIVE, POSITIVE, ZERO_TO_ONE, integer, number,
 };
+use corral_sdk::{Dry, Error, Penalties};
 
 /// Links that `samplers` may have, which is what the host takes.
-const LINK_LIMIT: usize = 32;
+const CHAIN_LIMIT: usize = 32;
 /// Tokens that DRY and penalties may look back over, which is what the host takes.
 const LOOK_BACK_LIMIT: u32 = 65_536;
 /// What bans a token in a `logit_bias`: JSON has no infinity.
 const BANNED: &str = "-inf";
 
-const LINKS: [&str; 13] = [
+const SAMPLER_NAMES: [&str; 13] = [
     "temperature",
     "top_k",
     "top_p",
@@ -63,70 +63,51 @@ pub enum Sampler {
     },
 }
 
-/// Settings of DRY. The defaults are those of llama.cpp, but for `multiplier`, which has none.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Dry {
-    pub multiplier: f32,
-    pub base: f32,
-    pub allowed_length: u32,
-    pub range: u32,
-    pub breakers: Vec<String>,
-}
-
-/// Settings of penalties. The defaults are those of llama.cpp, with which nothing changes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Penalties {
-    pub last: u32,
-    pub repeat: f32,
-    pub frequency: f32,
-    pub presence: f32,
-}
-
 /// The samplers that have a field of their own.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Common {
+pub struct CommonSamplers {
     pub temperature: Option<f32>,
     pub top_k: Option<u32>,
     pub top_p: Option<f32>,
     pub min_p: Option<f32>,
 }
 
-impl Common {
+impl CommonSamplers {
     /// The chain: what is unlikely is left out first, then the temperature evens out the rest.
     pub fn chain(&self) -> Vec<Sampler> {
-        let links = [
+        let samplers = [
             self.top_k.map(Sampler::TopK),
             self.top_p.map(Sampler::TopP),
             self.min_p.map(Sampler::MinP),
             self.temperature.map(Sampler::Temperature),
         ];
-        links.into_iter().flatten().collect()
+        samplers.into_iter().flatten().collect()
     }
 }
 
 /// Reads the chain of a request; empty is greedy.
 pub fn chain(fields: &mut Fields) -> Result<Vec<Sampler>, Error> {
-    let common = Common {
-        temperature: fields.number("temperature", &NOT_NEGATIVE)?,
+    let common = CommonSamplers {
+        temperature: fields.number("temperature", &NON_NEGATIVE)?,
         top_k: fields.integer("top_k", 0..=u32::MAX)?,
-        top_p: fields.number("top_p", &SHARE)?,
-        min_p: fields.number("min_p", &SHARE)?,
+        top_p: fields.number("top_p", &ZERO_TO_ONE)?,
+        min_p: fields.number("min_p", &ZERO_TO_ONE)?,
     };
     let Some(entries) = fields.list("samplers")? else {
         return Ok(common.chain());
     };
-    if common != Common::default() {
+    if common != CommonSamplers::default() {
         return Err(Error::bad_request(
             "ambiguous-samplers",
-            "`samplers` gives the whole chain, so it does not go with `temperature`, `top_k`, \
-             `top_p` and `min_p`; put them into it, in the order in which they shall be applied",
+            "`samplers` replaces `temperature`, `top_k`, `top_p` and `min_p`; expected either \
+             `samplers` or those fields",
         ));
     }
-    if entries.len() > LINK_LIMIT {
+    if entries.len() > CHAIN_LIMIT {
         return Err(Error::bad_request(
             "out-of-range",
             format!(
-                "`samplers` has {} entries; expected at most {LINK_LIMIT}",
+                "`samplers` has {} entries; expected at most {CHAIN_LIMIT}",
                 entries.len()
             ),
         ));
@@ -136,80 +117,80 @@ pub fn chain(fields: &mut Fields) -> Result<Vec<Sampler>, Error> {
     entries
         .map(|(index, entry)| {
             let path = format!("samplers[{index}]");
-            let link = link(&path, entry)?;
-            if matches!(link, Sampler::Mirostat { .. }) && index < last {
+            let sampler = sampler(&path, entry)?;
+            if matches!(sampler, Sampler::Mirostat { .. }) && index < last {
                 return Err(Error::bad_request(
                     "ambiguous-samplers",
-                    format!("`{path}` is mirostat, which draws the token; expected it last"),
+                    format!("`{path}` is mirostat; expected it to be the last sampler"),
                 ));
             }
-            Ok(link)
+            Ok(sampler)
         })
         .collect()
 }
 
-fn link(path: &str, entry: Value) -> Result<Sampler, Error> {
-    let entry = Fields::of(path.to_owned(), entry)?;
-    let (name, value) = entry.only(&LINKS)?;
+fn sampler(path: &str, entry: Value) -> Result<Sampler, Error> {
+    let entry = Fields::at(path.to_owned(), entry)?;
+    let (name, value) = entry.single(&SAMPLER_NAMES)?;
     let path = format!("{path}.{name}");
     Ok(match name.as_str() {
-        "temperature" => Sampler::Temperature(number(&path, &value, &NOT_NEGATIVE)?),
+        "temperature" => Sampler::Temperature(number(&path, &value, &NON_NEGATIVE)?),
         "top_k" => Sampler::TopK(integer(&path, &value, 0..=u32::MAX)?),
-        "top_p" => Sampler::TopP(number(&path, &value, &SHARE)?),
-        "min_p" => Sampler::MinP(number(&path, &value, &SHARE)?),
-        "typical" => Sampler::Typical(number(&path, &value, &SHARE)?),
+        "top_p" => Sampler::TopP(number(&path, &value, &ZERO_TO_ONE)?),
+        "min_p" => Sampler::MinP(number(&path, &value, &ZERO_TO_ONE)?),
+        "typical" => Sampler::Typical(number(&path, &value, &ZERO_TO_ONE)?),
         "top_n_sigma" => Sampler::TopNSigma(number(&path, &value, &FINITE)?),
         "logit_bias" => Sampler::LogitBias(biases(&path, &value)?),
-        _ => return link_of_members(&name, Fields::of(path, value)?),
+        _ => return sampler_with_fields(&name, Fields::at(path, value)?),
     })
 }
 
 /// A link whose value is an object.
-fn link_of_members(name: &str, mut members: Fields) -> Result<Sampler, Error> {
+fn sampler_with_fields(name: &str, mut fields: Fields) -> Result<Sampler, Error> {
     Ok(match name {
         "dynamic_temperature" => {
-            members.refuse_unknown(&["temperature", "range", "exponent"])?;
+            fields.reject_unknown(&["temperature", "range", "exponent"])?;
             Sampler::DynamicTemperature {
-                temperature: members.needed_number("temperature", &NOT_NEGATIVE)?,
-                range: members.needed_number("range", &NOT_NEGATIVE)?,
-                exponent: members.number("exponent", &NOT_NEGATIVE)?.unwrap_or(1.0),
+                temperature: fields.required_number("temperature", &NON_NEGATIVE)?,
+                range: fields.required_number("range", &NON_NEGATIVE)?,
+                exponent: fields.number("exponent", &NON_NEGATIVE)?.unwrap_or(1.0),
             }
         }
         "xtc" => {
-            members.refuse_unknown(&["probability", "threshold"])?;
+            fields.reject_unknown(&["probability", "threshold"])?;
             Sampler::Xtc {
-                probability: members.needed_number("probability", &SHARE)?,
-                threshold: members.needed_number("threshold", &SHARE)?,
+                probability: fields.required_number("probability", &ZERO_TO_ONE)?,
+                threshold: fields.required_number("threshold", &ZERO_TO_ONE)?,
             }
         }
-        "dry" => Sampler::Dry(dry(&mut members)?),
-        "penalties" => Sampler::Penalties(penalties(&mut members)?),
-        "answer_penalties" => Sampler::AnswerPenalties(penalties(&mut members)?),
+        "dry" => Sampler::Dry(dry(&mut fields)?),
+        "penalties" => Sampler::Penalties(penalties(&mut fields)?),
+        "answer_penalties" => Sampler::AnswerPenalties(penalties(&mut fields)?),
         // Mirostat: `link` knows no other name.
         _ => {
-            members.refuse_unknown(&["tau", "eta"])?;
+            fields.reject_unknown(&["tau", "eta"])?;
             Sampler::Mirostat {
-                tau: members.needed_number("tau", &NOT_NEGATIVE)?,
-                eta: members.needed_number("eta", &NOT_NEGATIVE)?,
+                tau: fields.required_number("tau", &NON_NEGATIVE)?,
+                eta: fields.required_number("eta", &NON_NEGATIVE)?,
             }
         }
     })
 }
 
-fn penalties(members: &mut Fields) -> Result<Penalties, Error> {
-    members.refuse_unknown(&["last", "repeat", "frequency", "presence"])?;
+fn penalties(fields: &mut Fields) -> Result<Penalties, Error> {
+    fields.reject_unknown(&["last", "repeat", "frequency", "presence"])?;
     Ok(Penalties {
-        last: members.integer("last", 0..=LOOK_BACK_LIMIT)?.unwrap_or(64),
-        repeat: members.number("repeat", &POSITIVE)?.unwrap_or(1.0),
-        frequency: members.number("frequency", &FINITE)?.unwrap_or(0.0),
-        presence: members.number("presence", &FINITE)?.unwrap_or(0.0),
+        last: fields.integer("last", 0..=LOOK_BACK_LIMIT)?.unwrap_or(64),
+        repeat: fields.number("repeat", &POSITIVE)?.unwrap_or(1.0),
+        frequency: fields.number("frequency", &FINITE)?.unwrap_or(0.0),
+        presence: fields.number("presence", &FINITE)?.unwrap_or(0.0),
     })
 }
 
-fn dry(members: &mut Fields) -> Result<Dry, Error> {
-    members.refuse_unknown(&["multiplier", "base", "allowed_length", "range", "breakers"])?;
-    let path = members.path("breakers");
-    let breakers = match members.list("breakers")? {
+fn dry(fields: &mut Fields) -> Result<Dry, Error> {
+    fields.reject_unknown(&["multiplier", "base", "allowed_length", "range", "breakers"])?;
+    let path = fields.path("breakers");
+    let breakers = match fields.list("breakers")? {
         None => ["\n", ":", "\"", "*"].map(str::to_owned).to_vec(),
         Some(texts) => texts
             .into_iter()
@@ -225,12 +206,12 @@ fn dry(members: &mut Fields) -> Result<Dry, Error> {
             .collect::<Result<_, _>>()?,
     };
     Ok(Dry {
-        multiplier: members.needed_number("multiplier", &NOT_NEGATIVE)?,
-        base: members.number("base", &FROM_ONE)?.unwrap_or(1.75),
-        allowed_length: members
+        multiplier: fields.required_number("multiplier", &NON_NEGATIVE)?,
+        base: fields.number("base", &AT_LEAST_ONE)?.unwrap_or(1.75),
+        allowed_length: fields
             .integer("allowed_length", 0..=LOOK_BACK_LIMIT)?
             .unwrap_or(2),
-        range: members
+        range: fields
             .integer("range", 0..=LOOK_BACK_LIMIT)?
             .unwrap_or(LOOK_BACK_LIMIT),
         breakers,
@@ -238,11 +219,11 @@ fn dry(members: &mut Fields) -> Result<Dry, Error> {
 }
 
 fn biases(path: &str, value: &Value) -> Result<Vec<(u32, f32)>, Error> {
-    const PAIR: &str = "a pair of a token's number and a bias";
+    const PAIR: &str = "a pair of a token id and a bias";
     let Value::Array(pairs) = value else {
         return Err(Error::wrong_type(
             &format!("`{path}`"),
-            "a list of pairs of a token's number and a bias",
+            "a list of pairs of a token id and a bias",
             value,
         ));
     };
@@ -250,13 +231,13 @@ fn biases(path: &str, value: &Value) -> Result<Vec<(u32, f32)>, Error> {
     pairs
         .map(|(index, pair)| {
             let path = format!("{path}[{index}]");
-            let Value::Array(members) = pair else {
+            let Value::Array(entries) = pair else {
                 return Err(Error::wrong_type(&format!("`{path}`"), PAIR, pair));
             };
-            let [token, bias] = members.as_slice() else {
+            let [token, bias] = entries.as_slice() else {
                 return Err(Error::bad_request(
                     "wrong-type",
-                    format!("`{path}` has {} members; expected {PAIR}", members.len()),
+                    format!("`{path}` has {} entries; expected {PAIR}", entries.len()),
                 ));
             };
             let token = integer(&format!("{path}[0]"), token, 0..=u32::MAX)?;

@@ -5,11 +5,11 @@ fn read(body: Value) -> Result<Vec<Sampler>, Error> {
     let Value::Object(members) = body else {
         panic!("an object")
     };
-    chain(&mut Fields::of_body(members))
+    chain(&mut Fields::from_map(members))
 }
 
 #[test]
-fn fields_of_their_own_have_a_fixed_order() {
+fn common_samplers_have_a_fixed_order() {
     assert_eq!(read(json!({})).unwrap(), []);
     assert_eq!(read(json!({"samplers": null})).unwrap(), []);
     assert_eq!(
@@ -24,7 +24,7 @@ fn fields_of_their_own_have_a_fixed_order() {
 }
 
 #[test]
-fn every_link_is_read_in_the_order_given() {
+fn samplers_keep_their_order() {
     let samplers = json!([
         {"logit_bias": [[65, 1.5], [66, "-inf"]]},
         {"penalties": {"last": 10, "repeat": 1.5, "frequency": 0.25, "presence": -0.5}},
@@ -87,7 +87,7 @@ fn every_link_is_read_in_the_order_given() {
 }
 
 #[test]
-fn what_may_be_left_out_has_the_values_of_llama_cpp() {
+fn defaults_are_those_of_llama_cpp() {
     let samplers = json!([
         {"penalties": {}},
         {"dry": {"multiplier": 1}},
@@ -116,20 +116,20 @@ fn what_may_be_left_out_has_the_values_of_llama_cpp() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_place() {
+fn errors_name_the_path() {
     for (samplers, code, detail) in [
         (json!({}), "wrong-type", "`samplers` is an object"),
         (json!(["top_k"]), "wrong-type", "`samplers[0]` is a string"),
-        (json!([{}]), "not-one-member", "`samplers[0]` has 0 members"),
+        (json!([{}]), "not-one-member", "`samplers[0]` has 0 fields"),
         (
             json!([{"top_k": 1}, {"top_k": 1, "top_p": 1}]),
             "not-one-member",
-            "`samplers[1]` has 2 members; expected exactly one of `temperature`",
+            "`samplers[1]` has 2 fields; expected exactly one of `temperature`",
         ),
         (
             json!([{"beam": 4}]),
             "unknown-field",
-            "`samplers[0].beam` is not known",
+            "`samplers[0].beam` is unknown",
         ),
         (
             json!([{"temperature": -1}]),
@@ -160,7 +160,7 @@ fn what_is_wrong_is_named_with_its_place() {
         (
             json!([{"dry": {}}]),
             "missing-field",
-            "`samplers[0].dry.multiplier` is not given; expected a number of at least 0",
+            "`samplers[0].dry.multiplier` is missing; expected a number of at least 0",
         ),
         (
             json!([{"dry": {"multiplier": 1, "base": 0.5}}]),
@@ -180,12 +180,12 @@ fn what_is_wrong_is_named_with_its_place() {
         (
             json!([{"dry": {"multiplier": 1, "breaker": []}}]),
             "unknown-field",
-            "`samplers[0].dry.breaker` is not known here; known are `multiplier`",
+            "`samplers[0].dry.breaker` is unknown; expected `multiplier`",
         ),
         (
             json!([{"penalties": {"repeat": 0}}]),
             "out-of-range",
-            "`samplers[0].penalties.repeat` is 0; expected a number over 0",
+            "`samplers[0].penalties.repeat` is 0; expected a number greater than 0",
         ),
         (
             json!([{"penalties": {"last": -1}}]),
@@ -195,7 +195,7 @@ fn what_is_wrong_is_named_with_its_place() {
         (
             json!([{"xtc": {"probability": 0.5}}]),
             "missing-field",
-            "`samplers[0].xtc.threshold` is not given",
+            "`samplers[0].xtc.threshold` is missing",
         ),
         (
             json!([{"dynamic_temperature": {"temperature": 1}}]),
@@ -225,7 +225,7 @@ fn what_is_wrong_is_named_with_its_place() {
         (
             json!([{"logit_bias": [[65]]}]),
             "wrong-type",
-            "`samplers[0].logit_bias[0]` has 1 members; expected a pair",
+            "`samplers[0].logit_bias[0]` has 1 entries; expected a pair",
         ),
         (
             json!([{"logit_bias": [["A", 1]]}]),
@@ -264,7 +264,7 @@ fn what_is_wrong_is_named_with_its_place() {
 }
 
 #[test]
-fn a_chain_and_a_field_of_its_own_are_ambiguous() {
+fn samplers_exclude_common_fields() {
     for name in ["temperature", "top_k", "top_p", "min_p"] {
         let mut body = json!({"samplers": []});
         body[name] = json!(1);

@@ -1,27 +1,28 @@
 //! `/v1/embeddings`.
 
+use base64::prelude::{BASE64_STANDARD, Engine};
 use corral_sdk::fields::{Fields, out_of_range, wrong_type};
 use corral_sdk::{Error, Model, Response, Token};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::models;
+use crate::serialize::{self, JsonArray};
 use crate::tokenize::read_tokens;
-use crate::written::{self, List};
 
-/// As many inputs as the host takes in a call.
+/// The host's limit for inputs of a call.
 const INPUT_LIMIT: usize = 2048;
 
-pub async fn answer(mut fields: Fields) -> Result<Response, Error> {
+pub async fn respond(mut fields: Fields) -> Result<Response, Error> {
     let name = fields.text("model")?;
     let input = fields.take("input");
-    let input = input.ok_or_else(|| fields.missing("input", INPUT))?;
+    let input = input.ok_or_else(|| fields.missing("input", EXPECTED_INPUT))?;
     let format = fields.text("encoding_format")?;
     let dimensions = fields.integer("dimensions", 1..=u32::MAX)?;
-    // Names the client's own user to nobody else.
+    // Accepted and ignored.
     fields.text("user")?;
-    fields.refuse_unknown(&["model", "input", "encoding_format", "dimensions", "user"])?;
-    let encode = match format.as_deref() {
+    fields.reject_unknown(&["model", "input", "encoding_format", "dimensions", "user"])?;
+    let encoding = match format.as_deref() {
         None | Some("float") => Vector::Floats,
         Some("base64") => Vector::Base64,
         Some(other) => {
@@ -35,20 +36,23 @@ pub async fn answer(mut fields: Fields) -> Result<Response, Error> {
     if let Some(dimensions) = dimensions
         && dimensions != length
     {
-        let expected = format!("{length}, which is what the model {} has", model.name());
+        let expected = format!(
+            "{length}, the length of the vectors of the model {}",
+            model.name()
+        );
         return Err(out_of_range("dimensions", &dimensions.into(), &expected));
     }
     let inputs = read(&input, &model)?;
     let tokens: usize = inputs.iter().map(Vec::len).sum();
     let vectors = model.embed_tokens(inputs, None, None).await?;
-    let entry = |(index, vector)| Entry {
+    let entry = |(index, vector)| EmbeddingEntry {
         object: "embedding",
         index,
-        embedding: encode(vector),
+        embedding: encoding(vector),
     };
-    written::answer(&Answer {
+    serialize::respond(&EmbeddingsResponse {
         object: "list",
-        data: List(|| vectors.iter().map(Vec::as_slice).enumerate().map(entry)),
+        data: JsonArray(|| vectors.iter().map(Vec::as_slice).enumerate().map(entry)),
         model: model.name(),
         usage: Usage {
             prompt_tokens: tokens,
@@ -57,9 +61,9 @@ pub async fn answer(mut fields: Fields) -> Result<Response, Error> {
     })
 }
 
-/// Written vector by vector, since they are large.
+/// Serialized vector by vector, since vectors are large.
 #[derive(Serialize)]
-struct Answer<'a, D> {
+struct EmbeddingsResponse<'a, D> {
     object: &'static str,
     data: D,
     model: &'a str,
@@ -73,15 +77,15 @@ struct Usage {
 }
 
 #[derive(Serialize)]
-struct Entry<'a> {
+struct EmbeddingEntry<'a> {
     object: &'static str,
     index: usize,
     embedding: Vector<'a>,
 }
 
-/// A vector and how it is written.
+/// A vector and its encoding.
 enum Vector<'a> {
-    /// As numbers, each as short as it can be without being another `f32`.
+    /// Numbers, each as short as possible without changing the `f32`.
     Floats(&'a [f32]),
     Base64(&'a [f32]),
 }
@@ -95,29 +99,29 @@ impl Serialize for Vector<'_> {
     }
 }
 
-const INPUT: &str = "a string, a list of tokens, or a list of either";
+const EXPECTED_INPUT: &str = "a string, a list of tokens, or a list of either";
 
-/// One input or several, each as text or as tokens.
+/// Reads one input or several, each as text or tokens.
 fn read(input: &Value, model: &Model) -> Result<Vec<Vec<Token>>, Error> {
     let Value::Array(list) = input else {
-        return Ok(vec![one("input", input, model)?]);
+        return Ok(vec![read_one("input", input, model)?]);
     };
     if list.is_empty() || list.len() > INPUT_LIMIT && !list[0].is_number() {
         let text = format!(
             "`input` has {} entries; expected 1 to {INPUT_LIMIT}",
             list.len()
         );
-        return Err(Error::bad_request("out-of-range", text).about("input"));
+        return Err(Error::bad_request("out-of-range", text).with_field("input"));
     }
     if list[0].is_number() {
-        return Ok(vec![one("input", input, model)?]);
+        return Ok(vec![read_one("input", input, model)?]);
     }
     let list = list.iter().enumerate();
-    list.map(|(index, value)| one(&format!("input[{index}]"), value, model))
+    list.map(|(index, value)| read_one(&format!("input[{index}]"), value, model))
         .collect()
 }
 
-fn one(path: &str, value: &Value, model: &Model) -> Result<Vec<Token>, Error> {
+fn read_one(path: &str, value: &Value, model: &Model) -> Result<Vec<Token>, Error> {
     let tokens = match value {
         Value::String(text) => {
             let mut tokens = model.tokenize(text)?;
@@ -127,35 +131,19 @@ fn one(path: &str, value: &Value, model: &Model) -> Result<Vec<Token>, Error> {
             tokens
         }
         Value::Array(tokens) => read_tokens(path, tokens, model)?,
-        other => return Err(wrong_type(path, INPUT, other)),
+        other => return Err(wrong_type(path, EXPECTED_INPUT, other)),
     };
     if tokens.is_empty() {
         let text = format!("`{path}` is empty; expected at least one token");
-        return Err(Error::bad_request("empty-input", text).about(path));
+        return Err(Error::bad_request("empty-input", text).with_field(path));
     }
     Ok(tokens)
 }
 
-/// The numbers' bytes, the lowest first, in base64 (RFC 4648), as OpenAI's Python client asks for them.
+/// Encodes the numbers' little-endian bytes in base64, as OpenAI's Python client requests them.
 fn base64(vector: &[f32]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let bytes: Vec<u8> = vector
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect();
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for three in bytes.chunks(3) {
-        let bits = (0..3).fold(0, |bits, at| {
-            bits << 8 | u32::from(three.get(at).copied().unwrap_or(0))
-        });
-        for at in 0..4 {
-            text.push(match at <= three.len() {
-                true => char::from(LETTERS[(bits >> (18 - 6 * at) & 63) as usize]),
-                false => '=',
-            });
-        }
-    }
-    text
+    let bytes = vector.iter().flat_map(|value| value.to_le_bytes());
+    BASE64_STANDARD.encode(bytes.collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -163,8 +151,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_written_in_base64() {
-        // As Python's base64.b64encode(struct.pack("<ff", 1.0, -2.5)) and of their beginning write it.
+    fn vectors_are_encoded_in_base64() {
+        // As Python's base64.b64encode(struct.pack("<ff", 1.0, -2.5)) writes it.
         assert_eq!(base64(&[1.0, -2.5]), "AACAPwAAIMA=");
         assert_eq!(base64(&[1.0]), "AACAPw==");
         assert_eq!(base64(&[]), "");

@@ -1,21 +1,21 @@
-//! Errors as clients of the two APIs expect them.
+//! Errors in the formats of OpenAI's and Anthropic's API.
 
 use corral_sdk::{Error, Response};
 use serde_json::{Value, json};
 
-/// Whose words an error is told in.
+/// The API whose error format a response uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dialect {
+pub enum ApiFormat {
     OpenAi,
     Anthropic,
 }
 
-/// An error and how it is told.
-pub struct Failure(pub Dialect, pub Error);
+/// An error and its format.
+pub struct ApiError(pub ApiFormat, pub Error);
 
-impl From<Failure> for Response {
-    fn from(Failure(dialect, error): Failure) -> Self {
-        let mut response = Response::json(&body(dialect, &error)).with_status(error.status());
+impl From<ApiError> for Response {
+    fn from(ApiError(api, error): ApiError) -> Self {
+        let mut response = Response::json(&body(api, &error)).with_status(error.status());
         for (name, value) in error.headers() {
             response = response.with_header(&name, &value);
         }
@@ -23,33 +23,33 @@ impl From<Failure> for Response {
     }
 }
 
-/// The body of an error's answer, and the data of the event that ends a stream of the other APIs.
-pub fn body(dialect: Dialect, error: &Error) -> Value {
-    match dialect {
-        Dialect::OpenAi => json!({"error": {
+/// The body of an error response, and the data of an error event.
+pub fn body(api: ApiFormat, error: &Error) -> Value {
+    match api {
+        ApiFormat::OpenAi => json!({"error": {
             "message": error.to_string(),
             "type": openai_type(error.status()),
-            "param": error.member(),
+            "param": error.field(),
             "code": openai_code(error),
         }}),
-        Dialect::Anthropic => json!({"type": "error", "error": {
+        ApiFormat::Anthropic => json!({"type": "error", "error": {
             "type": anthropic_type(error.status()),
             "message": error.to_string(),
         }}),
     }
 }
 
-/// The event that ends a stream of the Responses API, without its number.
-pub fn event(error: &Error) -> Value {
+/// The error event of the Responses API, without its sequence number.
+pub fn responses_event(error: &Error) -> Value {
     json!({
         "type": "error",
         "code": openai_code(error),
         "message": error.to_string(),
-        "param": error.member(),
+        "param": error.field(),
     })
 }
 
-/// The same names as the host's own errors have in this format.
+/// The names are those of the host's own errors in this format.
 fn openai_type(status: u16) -> &'static str {
     match status {
         401 => "authentication_error",
@@ -60,7 +60,7 @@ fn openai_type(status: u16) -> &'static str {
     }
 }
 
-/// The code where OpenAI's API has one of its own for this, else ours.
+/// OpenAI's code if there is one, otherwise the error's own.
 fn openai_code(error: &Error) -> &str {
     match (error.status(), error.code()) {
         (429, _) => "rate_limit_exceeded",
@@ -84,13 +84,10 @@ fn anthropic_type(status: u16) -> &'static str {
     }
 }
 
-/// What is known in the API, and can't be done here.
-pub fn unsupported(member: &str, why: &str) -> Error {
-    Error::bad_request(
-        "unsupported",
-        format!("`{member}` is not supported here: {why}"),
-    )
-    .about(member)
+/// Creates the error for a feature of the API that is not supported.
+pub fn unsupported(field: &str, why: &str) -> Error {
+    Error::bad_request("unsupported", format!("`{field}` is not supported: {why}"))
+        .with_field(field)
 }
 
 #[cfg(test)]
@@ -99,7 +96,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn every_error_has_the_shape_of_its_api() {
+    fn errors_have_the_format_of_their_api() {
         let refused = Error::Refused {
             reason: "the queue is full".to_owned(),
             retry_after: Duration::from_millis(1500),
@@ -135,33 +132,33 @@ mod tests {
                 "not-granted",
             ),
         ] {
-            let told = body(Dialect::OpenAi, &error);
-            assert_eq!(told["error"]["message"], error.to_string());
+            let response = body(ApiFormat::OpenAi, &error);
+            assert_eq!(response["error"]["message"], error.to_string());
             assert_eq!(
-                (&told["error"]["type"], &told["error"]["code"]),
+                (&response["error"]["type"], &response["error"]["code"]),
                 (&kind.into(), &code.into())
             );
             assert_eq!(
-                Response::from(Failure(Dialect::OpenAi, error)).status(),
+                Response::from(ApiError(ApiFormat::OpenAi, error)).status(),
                 status
             );
         }
-        let response = Response::from(Failure(Dialect::Anthropic, refused.clone()));
+        let response = Response::from(ApiError(ApiFormat::Anthropic, refused.clone()));
         assert_eq!(response.header("retry-after"), Some("2"));
         assert_eq!(
-            body(Dialect::Anthropic, &refused),
+            body(ApiFormat::Anthropic, &refused),
             json!({"type": "error", "error": {"type": "rate_limit_error", "message": "the queue is full"}})
         );
     }
 
     #[test]
-    fn what_is_not_supported_is_named() {
-        let told = body(
-            Dialect::OpenAi,
-            &unsupported("audio", "models here write text"),
+    fn unsupported_field_is_named() {
+        let response = body(
+            ApiFormat::OpenAi,
+            &unsupported("audio", "models generate text only"),
         );
         assert_eq!(
-            (&told["error"]["param"], &told["error"]["code"]),
+            (&response["error"]["param"], &response["error"]["code"]),
             (&"audio".into(), &"unsupported".into())
         );
     }

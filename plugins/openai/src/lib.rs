@@ -1,24 +1,25 @@
-//! `openai`: OpenAI's API over `corral:inference`, and what clients ask for beside it.
+//! `openai`: OpenAI's and Anthropic's HTTP APIs over `corral:inference`.
 //!
-//! `routes` says who answers what. `asking` is what all generations have in common: settings, several
-//! texts at a time, probabilities. `talk` makes of a chat what a model says in answer to it: content,
-//! reasoning, calls of tools. `chat`, `responses` and `messages` are three ways to write that down; `written`
-//! is for what is long.
+//! `routes` dispatches requests to `chat`, `completions`, `embeddings`, `responses`, `messages`,
+//! `models` and `tokenize`. `generation` runs generations: settings, several choices, log
+//! probabilities. `conversation` turns a chat into a prompt and the model's output into content,
+//! reasoning and tool calls; `chat`, `responses` and `messages` are three formats for its result.
+//! `serialize` writes long responses.
 
-mod asking;
 mod chat;
 mod completions;
+mod conversation;
 mod embeddings;
 mod error;
-mod identity;
+mod generation;
+mod ids;
 mod messages;
 mod models;
 mod responses;
 mod routes;
+mod serialize;
 mod sse;
-mod talk;
 mod tokenize;
-mod written;
 
 #[cfg(test)]
 mod tests;

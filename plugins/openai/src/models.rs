@@ -1,70 +1,47 @@
-//! `/v1/models`: what there is to ask.
+//! `/v1/models`.
 
 use corral_sdk::{Error, Model, Response};
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
-/// The model that a path below `/v1/models/` names. Clients write `/` and the like as `%2F`, or as it is.
-pub fn named(path: &str) -> Option<String> {
-    path.strip_prefix("/v1/models/").map(decoded)
+/// The model that a path below `/v1/models/` names. Clients may percent-encode `/`.
+pub fn name_in_path(path: &str) -> Option<String> {
+    let name = path.strip_prefix("/v1/models/")?;
+    let name = percent_decode_str(name).decode_utf8_lossy();
+    Some(name.into_owned())
 }
 
-/// A path without percent-encoding; what is none stays as it is.
-fn decoded(path: &str) -> String {
-    let mut bytes = Vec::with_capacity(path.len());
-    let mut rest = path.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        rest = after;
-        bytes.push(match (first, after) {
-            (b'%', &[high, low, ..]) => match (digit(high), digit(low)) {
-                (Some(high), Some(low)) => {
-                    rest = &after[2..];
-                    high << 4 | low
-                }
-                _ => first,
-            },
-            _ => first,
-        });
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// What a hexadecimal digit stands for.
-fn digit(letter: u8) -> Option<u8> {
-    let digit = char::from(letter).to_digit(16)?;
-    u8::try_from(digit).ok()
-}
-
-/// All of them, the default one first.
+/// Lists all models, the default first.
 pub fn list() -> Response {
     let models = Model::available();
-    let models: Vec<_> = models.iter().map(|name| card(name)).collect();
+    let models: Vec<_> = models.iter().map(|name| model_json(name)).collect();
     Response::json(&json!({"object": "list", "data": models}))
 }
 
-/// One of them.
+/// Shows one model.
 pub fn show(name: &str) -> Result<Response, Error> {
     check(Some(name))?;
-    Ok(Response::json(&card(name)))
+    Ok(Response::json(&model_json(name)))
 }
 
-/// Nobody keeps when a model was made, so that is 0.
-fn card(name: &str) -> Value {
+/// The creation time of a model is unknown, so `created` is 0.
+fn model_json(name: &str) -> Value {
     json!({"id": name, "object": "model", "created": 0, "owned_by": "corral"})
 }
 
 /// Opens the model that a request names, or the default one.
 pub async fn open(name: Option<&str>) -> Result<Model, Error> {
     check(name)?;
-    Model::open_or_first(name).await
+    Model::open_or_default(name).await
 }
 
-/// 404, unless there is a model of the name.
+/// Returns a 404 unless the model exists.
 fn check(name: Option<&str>) -> Result<(), Error> {
     let Some(name) = name else { return Ok(()) };
     let names = Model::available();
     if names.iter().any(|known| known == name) {
         return Ok(());
     }
-    let text = format!("there is no model {name:?} here; expected one of {names:?}");
-    Err(Error::new(404, "unknown-model", text).about("model"))
+    let text = format!("there is no model {name:?}; expected one of {names:?}");
+    Err(Error::new(404, "unknown-model", text).with_field("model"))
 }

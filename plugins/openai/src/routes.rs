@@ -1,35 +1,35 @@
-//! Who answers what.
+//! Dispatches requests to the APIs.
 
 use corral_sdk::fields::Fields;
 use corral_sdk::{Error, Request, Response};
 
-use crate::error::{Dialect, Failure};
+use crate::error::{ApiError, ApiFormat};
 use crate::{chat, completions, embeddings, messages, models, responses, tokenize};
 
-/// Bytes that the body of a request may have.
-const BODY_LIMIT: usize = 8 << 20;
+/// Limit for request bodies, in bytes.
+const DEFAULT_BODY_LIMIT: usize = 8 << 20;
 
-pub async fn handle(request: Request) -> Result<Response, Failure> {
-    let dialect = match request.path().strip_prefix("/v1/messages") {
-        Some(below) if below.is_empty() || below.starts_with('/') => Dialect::Anthropic,
-        _ => Dialect::OpenAi,
+pub async fn handle(request: Request) -> Result<Response, ApiError> {
+    let format = match request.path().strip_prefix("/v1/messages") {
+        Some(below) if below.is_empty() || below.starts_with('/') => ApiFormat::Anthropic,
+        _ => ApiFormat::OpenAi,
     };
-    let answered = answer(request.with_limit(BODY_LIMIT)).await;
-    answered.map_err(|error| Failure(dialect, error))
+    let response = dispatch(request.with_body_limit(DEFAULT_BODY_LIMIT)).await;
+    response.map_err(|error| ApiError(format, error))
 }
 
-async fn answer(mut request: Request) -> Result<Response, Error> {
+async fn dispatch(mut request: Request) -> Result<Response, Error> {
     let path = request.path().to_owned();
-    if let Some(name) = models::named(&path) {
+    if let Some(name) = models::name_in_path(&path) {
         request.expect_method("GET")?;
         return models::show(&name);
     }
     match path.as_str() {
-        "/v1/chat/completions" => chat::answer(body(&mut request).await?).await,
-        "/v1/completions" => completions::answer(body(&mut request).await?).await,
-        "/v1/embeddings" => embeddings::answer(body(&mut request).await?).await,
-        "/v1/responses" => responses::answer(body(&mut request).await?).await,
-        "/v1/messages" => messages::answer(body(&mut request).await?).await,
+        "/v1/chat/completions" => chat::respond(body(&mut request).await?).await,
+        "/v1/completions" => completions::respond(body(&mut request).await?).await,
+        "/v1/embeddings" => embeddings::respond(body(&mut request).await?).await,
+        "/v1/responses" => responses::respond(body(&mut request).await?).await,
+        "/v1/messages" => messages::respond(body(&mut request).await?).await,
         "/v1/models" => {
             request.expect_method("GET")?;
             Ok(models::list())
@@ -40,8 +40,8 @@ async fn answer(mut request: Request) -> Result<Response, Error> {
             404,
             "no-route",
             format!(
-                "there is nothing at {path}; there are /v1/models, /v1/chat/completions, \
-                 /v1/completions, /v1/embeddings, /v1/responses, /v1/messages, /tokenize and \
+                "there is no route {path}; expected /v1/models, /v1/chat/completions, \
+                 /v1/completions, /v1/embeddings, /v1/responses, /v1/messages, /tokenize or \
                  /detokenize"
             ),
         )),

@@ -1,45 +1,45 @@
-//! Streams of events that end with an error of the API, where something fails.
+//! Event streams whose errors have the API's format.
 
-use corral_sdk::http::Frame;
-use corral_sdk::{Error, Events, Generation, Outcome, Response};
+use corral_sdk::http::EventFormat;
+use corral_sdk::{Error, EventWriter, Generation, Outcome, Response};
 
-use crate::error::{Dialect, body};
+use crate::error::{ApiFormat, body};
 
-/// Answers with events. An error becomes the last one of them, as clients of the API look for it.
-pub fn answer(
-    dialect: Dialect,
-    send: impl AsyncFnOnce(&mut Events) -> Result<(), Error> + 'static,
+/// Streams events. An error becomes the last event.
+pub fn events(
+    api: ApiFormat,
+    send: impl AsyncFnOnce(&mut EventWriter) -> Result<(), Error> + 'static,
 ) -> Response {
     Response::events(async move |events| {
-        let sent = send(events).await;
-        finish(dialect, sent, events).await
+        let result = send(events).await;
+        finish(api, result, events).await
     })
 }
 
-/// The same, of a text that the host passes on, and what is sent after it.
-pub fn forward(
-    dialect: Dialect,
+/// Streams a generation's text through the host, then the events that `end` writes.
+pub fn text_events(
+    api: ApiFormat,
     generation: Generation,
-    frame: Frame,
-    end: impl AsyncFnOnce(Result<Outcome, Error>, &mut Events) -> Result<(), Error> + 'static,
+    format: EventFormat,
+    end: impl AsyncFnOnce(Result<Outcome, Error>, &mut EventWriter) -> Result<(), Error> + 'static,
 ) -> Response {
-    Response::forward(generation, frame, async move |outcome, events| {
-        let sent = end(outcome, events).await;
-        finish(dialect, sent, events).await
+    Response::text_events(generation, format, async move |outcome, events| {
+        let result = end(outcome, events).await;
+        finish(api, result, events).await
     })
 }
 
 async fn finish(
-    dialect: Dialect,
-    sent: Result<(), Error>,
-    events: &mut Events,
+    api: ApiFormat,
+    result: Result<(), Error>,
+    events: &mut EventWriter,
 ) -> Result<(), Error> {
-    let Err(error) = sent else {
+    let Err(error) = result else {
         return Ok(());
     };
-    let data = body(dialect, &error).to_string();
-    match dialect {
-        Dialect::OpenAi => events.data(&data).await,
-        Dialect::Anthropic => events.named("error", &data).await,
+    let data = body(api, &error).to_string();
+    match api {
+        ApiFormat::OpenAi => events.data(&data).await,
+        ApiFormat::Anthropic => events.named("error", &data).await,
     }
 }

@@ -1,10 +1,11 @@
-//! The whole plugin, against a script.
+//! Tests of the whole plugin against the scripted host.
 
 mod chat;
 mod completions;
-mod others;
-mod rest;
-mod templates;
+mod messages;
+mod model_families;
+mod other_routes;
+mod responses;
 
 use corral_sdk::testing::Script;
 use corral_sdk::{Request, Response};
@@ -12,25 +13,36 @@ use serde_json::Value;
 
 use crate::routes;
 
-/// Plain ChatML with tools, in few words.
+/// A short ChatML template with tools.
 const TEMPLATE: &str = "{% for t in tools %}[{{ t | tojson }}]{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
     {{ m.content }}{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n\
     {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
+/// An answer with a tool call.
+const CALL: &str = "So.<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>";
+
+/// A script with this answer and a template that supports reasoning.
+fn script_with_reasoning(answer: &str) -> Script {
+    let template = format!("{TEMPLATE}{{# </think> #}}");
+    Script::new()
+        .chat_template(&template)
+        .answers("assistant\n", answer)
+}
+
 fn ask(script: &Script, request: Request) -> (Response, String) {
     script.run(async {
-        let answered = routes::handle(request).await.unwrap_or_else(Response::from);
-        let mut head = Response::empty().with_status(answered.status());
+        let response = routes::handle(request).await.unwrap_or_else(Response::from);
+        let mut head = Response::empty().with_status(response.status());
         for name in ["content-type", "retry-after", "allow"] {
-            if let Some(value) = answered.header(name) {
+            if let Some(value) = response.header(name) {
                 head = head.with_header(name, value);
             }
         }
-        (head, String::from_utf8(answered.read().await).unwrap())
+        (head, String::from_utf8(response.read().await).unwrap())
     })
 }
 
-/// The status and the JSON of an answer that is told at once.
+/// The status and JSON of a whole response.
 fn post(script: &Script, path: &str, body: &Value) -> (u16, Value) {
     let (head, text) = ask(script, Request::post(path).with_json(body));
     assert_eq!(
@@ -41,7 +53,7 @@ fn post(script: &Script, path: &str, body: &Value) -> (u16, Value) {
     (head.status(), serde_json::from_str(&text).unwrap())
 }
 
-/// The data of an answer's events. All but a last `[DONE]` are JSON.
+/// The data of a response's events, as JSON but for a last `[DONE]`.
 fn events(script: &Script, path: &str, body: &Value) -> Vec<Value> {
     let mut body = body.clone();
     body["stream"] = true.into();

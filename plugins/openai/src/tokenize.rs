@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, as llama.cpp's server has them.
+//! `/tokenize` and `/detokenize`, as in llama.cpp's server.
 
 use corral_sdk::fields::{Fields, integer};
 use corral_sdk::{Error, Model, Response, Token};
@@ -6,29 +6,29 @@ use serde_json::{Value, json};
 
 use crate::models;
 
-/// From `content` to `tokens`.
+/// Converts `content` to `tokens`.
 pub async fn tokenize(mut fields: Fields) -> Result<Response, Error> {
     let model = model(&mut fields).await?;
     let content = fields.text("content")?;
     let content = content.ok_or_else(|| fields.missing("content", "a string"))?;
-    let begins = fields.flag("add_special")?;
-    let control = fields.choice("parse_special")?.unwrap_or(true);
-    let pieces = fields.flag("with_pieces")?;
-    fields.refuse_unknown(&[
+    let add_begin = fields.flag("add_special")?;
+    let parse_control = fields.boolean("parse_special")?.unwrap_or(true);
+    let with_pieces = fields.flag("with_pieces")?;
+    fields.reject_unknown(&[
         "model",
         "content",
         "add_special",
         "parse_special",
         "with_pieces",
     ])?;
-    let mut tokens = match control {
+    let mut tokens = match parse_control {
         true => model.tokenize_trusted(&content)?,
         false => model.tokenize(&content)?,
     };
-    if let (true, Some(begin)) = (begins, model.info().begin) {
+    if let (true, Some(begin)) = (add_begin, model.info().begin) {
         tokens.insert(0, begin);
     }
-    if !pieces {
+    if !with_pieces {
         return Ok(Response::json(&json!({"tokens": tokens})));
     }
     let pieces = tokens
@@ -38,9 +38,9 @@ pub async fn tokenize(mut fields: Fields) -> Result<Response, Error> {
     Ok(Response::json(&json!({"tokens": pieces})))
 }
 
-/// A token's text, or its bytes where they are only a part of a character.
+/// A token's text, or its bytes if they are part of a character.
 fn piece(model: &Model, token: Token) -> Result<Value, Error> {
-    let bytes = model.bytes(&[token])?;
+    let bytes = model.detokenize_bytes(&[token])?;
     if bytes.is_empty() {
         return Ok(model.detokenize_with_control(&[token])?.into());
     }
@@ -50,12 +50,12 @@ fn piece(model: &Model, token: Token) -> Result<Value, Error> {
     })
 }
 
-/// From `tokens` to `content`.
+/// Converts `tokens` to `content`.
 pub async fn detokenize(mut fields: Fields) -> Result<Response, Error> {
     let model = model(&mut fields).await?;
     let tokens = fields.list("tokens")?;
     let tokens = tokens.ok_or_else(|| fields.missing("tokens", "a list of integers"))?;
-    fields.refuse_unknown(&["model", "tokens"])?;
+    fields.reject_unknown(&["model", "tokens"])?;
     let tokens = read_tokens("tokens", &tokens, &model)?;
     let content = model.detokenize_with_control(&tokens)?;
     Ok(Response::json(&json!({"content": content})))
@@ -65,7 +65,7 @@ async fn model(fields: &mut Fields) -> Result<Model, Error> {
     models::open(fields.text("model")?.as_deref()).await
 }
 
-/// A list of the model's tokens.
+/// Reads a list of the model's tokens.
 pub fn read_tokens(path: &str, values: &[Value], model: &Model) -> Result<Vec<Token>, Error> {
     let last = model.info().vocabulary.saturating_sub(1);
     let values = values.iter().enumerate();

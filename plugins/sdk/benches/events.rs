@@ -1,5 +1,5 @@
-//! What server-sent events cost a plugin, but for the stream that takes them: a thousand of them, written
-//! to memory. Native code, not WebAssembly: what counts is the ratio to the floor, and the allocations.
+//! Cost of server-sent events: a thousand events written to memory, without the stream that sends
+//! them. Native code, not WebAssembly: compare with `floor`, and count allocations.
 //!
 //! `make microbench BENCHES=events`
 
@@ -41,7 +41,7 @@ fn json(bencher: Bencher) {
         .bench_local(|| support::json(black_box(&chunk)));
 }
 
-/// The twin of `data`: the same bytes, copied to the same kind of memory.
+/// The lower bound for `data`: copies the same bytes to the same kind of memory.
 #[divan::bench]
 fn floor(bencher: Bencher) {
     let event = format!("data: {TOKEN}\n\n");

@@ -1,6 +1,7 @@
-//! The plugin's hot path, to have its instructions counted: `make instructions`. Native code, not WebAssembly.
+//! The plugin's hot path, for counting instructions: `make instructions`. Native code, not
+//! WebAssembly.
 
-// One harness for both workspaces.
+// Shared harness of both workspaces.
 #[path = "../../../host/engine/benches/support/counted.rs"]
 mod counted;
 #[path = "support/events.rs"]
@@ -41,7 +42,7 @@ fn main() {
     counted::main(PATHS);
 }
 
-/// Writes so many events.
+/// Writes `count` events.
 fn times(count: u32, with: bool, write: impl Fn() -> Vec<u8>) {
     for _ in 0..done(count, with) as usize / EVENTS {
         black_box(write());

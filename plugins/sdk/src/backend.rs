@@ -1,25 +1,26 @@
-//! What stands behind the types of this crate: the host's functions on WebAssembly, a script elsewhere.
-//! Both have the same names and signatures.
+//! The host functions behind this crate's types: the generated bindings on WebAssembly, a scripted
+//! host elsewhere. Both have the same names and signatures.
 
 #[cfg(target_arch = "wasm32")]
 pub(crate) use host::*;
 
 #[cfg(not(target_arch = "wasm32"))]
-pub(crate) use crate::testing::engine::*;
+pub(crate) use crate::testing::host::*;
 
 #[cfg(target_arch = "wasm32")]
 mod host {
-    pub(crate) use crate::raw::budget::left;
-    pub(crate) use crate::raw::constraints::{Constraint, Matcher};
-    pub(crate) use crate::raw::inference::{Look, Options, Sequence, collect, frame, next_many};
-    pub(crate) use crate::raw::models::{Model, available};
+    pub(crate) use crate::bindings::budget::left;
+    pub(crate) use crate::bindings::constraints::{Constraint, Matcher};
+    pub(crate) use crate::bindings::inference::{
+        Look, Options, Sequence, collect, frame, next_many,
+    };
+    pub(crate) use crate::bindings::models::{Model, available};
     #[cfg(feature = "linked-templating")]
-    pub(crate) use crate::raw::templated::corral::plugin::templating::render;
+    pub(crate) use crate::bindings::templated::corral::plugin::templating::render;
 
-    /// The pieces of a generation.
-    pub(crate) type Chunks = wasip3::wit_bindgen::StreamReader<crate::raw::inference::Chunk>;
-    /// How it went.
-    pub(crate) type Ending = wasip3::wit_bindgen::FutureReader<
-        Result<crate::raw::inference::Outcome, crate::raw::types::Error>,
+    pub(crate) type ChunkStream =
+        wasip3::wit_bindgen::StreamReader<crate::bindings::inference::Chunk>;
+    pub(crate) type OutcomeFuture = wasip3::wit_bindgen::FutureReader<
+        Result<crate::bindings::inference::Outcome, crate::bindings::types::Error>,
     >;
 }

@@ -1,31 +1,30 @@
-//! What is left to use.
+//! The request's remaining quota and time.
 
 use std::time::Duration;
 
 use crate::backend;
 
-/// What a request may still use; see [`left`].
+/// The result of [`remaining`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Left {
-    /// Tokens that it may still append, generate and embed, as far as the quotas say now; nothing if
-    /// none limits it.
+pub struct Remaining {
+    /// Tokens that the request may still append, generate and embed; `None` if no quota applies.
     pub tokens: Option<u64>,
-    /// Until its deadline.
+    /// Time until the request's deadline.
     pub time: Duration,
 }
 
-/// What this request may still use.
+/// Returns the remaining quota and time of this request.
 ///
 /// ```
 /// use corral_sdk::{budget, testing::Script};
 /// use std::time::Duration;
 ///
 /// let script = Script::new().budget(Some(100), Duration::from_secs(5));
-/// assert_eq!(script.run(async { budget::left().tokens }), Some(100));
+/// assert_eq!(script.run(async { budget::remaining().tokens }), Some(100));
 /// ```
-pub fn left() -> Left {
+pub fn remaining() -> Remaining {
     let left = backend::left();
-    Left {
+    Remaining {
         tokens: left.tokens,
         time: Duration::from_nanos(left.time),
     }

@@ -11,7 +11,7 @@ use wasip3::wit_stream;
 
 use crate::Error;
 
-/// A run from the command line.
+/// One invocation from the command line.
 ///
 /// ```standalone_crate
 /// use corral_sdk::{Command, Error};
@@ -30,31 +30,32 @@ use crate::Error;
 /// ```
 pub struct Command {
     arguments: Vec<String>,
-    to: Writer,
+    output: Output,
     closed: bool,
 }
 
-enum Writer {
-    Output(StreamWriter<u8>),
-    /// For tests.
+enum Output {
+    Stdout(StreamWriter<u8>),
+    /// Collects the output in tests.
     #[cfg_attr(target_arch = "wasm32", expect(dead_code))]
-    Page(Rc<RefCell<Vec<u8>>>),
+    Buffer(Rc<RefCell<Vec<u8>>>),
 }
 
 impl Command {
-    /// The arguments, the program's name not among them.
+    /// The arguments, without the program's name.
     pub fn arguments(&self) -> &[String] {
         &self.arguments
     }
 
-    /// Writes to the standard output, as soon as its reader takes it. [`Error::Cancelled`] if the reader
-    /// went away, as under `| head`; returning that error is no failure then.
+    /// Writes to standard output and waits until its reader takes the text. [`Error::Cancelled`] if
+    /// the reader closed the pipe, as under `| head`; a command that returns this error still
+    /// succeeds.
     pub async fn write(&mut self, text: &str) -> Result<(), Error> {
         let bytes = text.as_bytes().to_vec();
-        match &mut self.to {
-            Writer::Output(_) if self.closed => {}
-            Writer::Output(writer) => self.closed = !writer.write_all(bytes).await.is_empty(),
-            Writer::Page(page) => page.borrow_mut().extend(bytes),
+        match &mut self.output {
+            Output::Stdout(_) if self.closed => {}
+            Output::Stdout(writer) => self.closed = !writer.write_all(bytes).await.is_empty(),
+            Output::Buffer(buffer) => buffer.borrow_mut().extend(bytes),
         }
         if self.closed {
             return Err(Error::Cancelled);
@@ -63,17 +64,17 @@ impl Command {
     }
 
     #[cfg(not(target_arch = "wasm32"))]
-    pub(crate) fn on_page(arguments: &[&str], page: &Rc<RefCell<Vec<u8>>>) -> Self {
+    pub(crate) fn with_buffer(arguments: &[&str], buffer: &Rc<RefCell<Vec<u8>>>) -> Self {
         let arguments = arguments.iter().copied();
         Command {
             arguments: arguments.map(str::to_owned).collect(),
-            to: Writer::Page(Rc::clone(page)),
+            output: Output::Buffer(Rc::clone(buffer)),
             closed: false,
         }
     }
 }
 
-/// What [`command!`](crate::command!) exports.
+/// Runs the function that [`command!`](crate::command!) exports.
 #[doc(hidden)]
 pub async fn run<E: Display>(
     run: impl AsyncFnOnce(&mut Command) -> Result<(), E>,
@@ -83,14 +84,14 @@ pub async fn run<E: Display>(
     let mut command = Command {
         // The first argument is the program's name.
         arguments: environment::get_arguments().into_iter().skip(1).collect(),
-        to: Writer::Output(writer),
+        output: Output::Stdout(writer),
         closed: false,
     };
     let result = run(&mut command).await;
     let closed = command.closed;
     drop(command);
     match written.await {
-        // Not an error of ours, and not worth a word: that reader has what it wanted.
+        // The reader closed the pipe.
         Ok(()) | Err(ErrorCode::Pipe) => {}
         Err(error) => {
             eprintln!("cannot write to the standard output: {error:?}");
@@ -106,22 +107,22 @@ pub async fn run<E: Display>(
     }
 }
 
-/// Makes an async function the plugin's command line: `wasi:cli/run`.
+/// Exports an async function as the plugin's command line: `wasi:cli/run`.
 ///
-/// The function takes a `&mut` [`Command`], and returns a `Result` of nothing and an error that can be
-/// displayed, which is printed on the standard error. A plugin may have a handler too.
+/// The function takes a `&mut` [`Command`] and returns `Result<(), E>`, where `E` implements
+/// `Display`; errors are printed on standard error. A plugin may also have a handler.
 #[macro_export]
 macro_rules! command {
     ($run:path) => {
         #[allow(unsafe_code)]
         const _: () = {
             struct Exported;
-            impl $crate::raw::wasip3::exports::cli::run::Guest for Exported {
+            impl $crate::bindings::wasip3::exports::cli::run::Guest for Exported {
                 async fn run() -> ::core::result::Result<(), ()> {
                     $crate::command::run($run).await
                 }
             }
-    $crate::raw::wasip3::cli::command::export!(Exported with_types_in $crate::raw::wasip3);
+    $crate::bindings::wasip3::cli::command::export!(Exported with_types_in $crate::bindings::wasip3);
         };
     };
 }

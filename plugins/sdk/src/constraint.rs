@@ -1,28 +1,29 @@
-//! What a generation may say, as a grammar.
+//! Constraints on generated text, written as grammars.
 
-use crate::raw::constraints;
+use crate::bindings::constraints;
 use crate::{Error, Model, Token, backend};
 
 pub use constraints::Grammar;
 
-/// A compiled grammar for a model, for [`Generate::constrain`](crate::Generate::constrain) or for a
-/// [`Matcher`].
+/// A grammar compiled for a model, for
+/// [`GenerateOptions::constrain`](crate::GenerateOptions::constrain) or a [`Matcher`].
 pub struct Constraint(backend::Constraint);
 
 impl Constraint {
-    /// Compiles a grammar. What is wrong with it is [`Error::Invalid`], which says where.
+    /// Compiles a grammar. A malformed one is [`Error::Invalid`]; the text gives the position of
+    /// the mistake.
     pub async fn compile(model: &Model, grammar: Grammar) -> Result<Self, Error> {
         let compiled = backend::Constraint::compile(model.host(), grammar).await;
         Ok(Constraint(compiled?))
     }
 
-    /// All of the text matches this regular expression (the syntax of Rust's crate `regex`, without
-    /// anchors and word boundaries).
+    /// Compiles a regular expression that matches the whole text (syntax of the `regex` crate,
+    /// without anchors and word boundaries).
     pub async fn regex(model: &Model, expression: &str) -> Result<Self, Error> {
         Self::compile(model, Grammar::Regex(expression.to_owned())).await
     }
 
-    /// The text is a JSON value of this schema.
+    /// Compiles a JSON schema. The text is a JSON value that satisfies it.
     pub async fn json_schema(model: &Model, schema: &serde_json::Value) -> Result<Self, Error> {
         Self::compile(model, Grammar::JsonSchema(schema.to_string())).await
     }
@@ -32,49 +33,49 @@ impl Constraint {
     }
 }
 
-/// A text's way through a constraint, for a plugin that runs the loop itself: it says which tokens may
-/// come next, and is told which one came.
+/// Tracks which tokens a constraint allows next, for plugins that run their own loop.
 pub struct Matcher(backend::Matcher);
 
 impl Matcher {
-    /// Before the first token.
+    /// Creates a matcher at the start of the text.
     pub fn start(constraint: &Constraint) -> Result<Self, Error> {
         Ok(Matcher(backend::Matcher::start(&constraint.0)?))
     }
 
-    /// Another one at the same place, for a fork of the text.
+    /// Creates a copy in the same state, for a forked sequence.
     pub fn fork(&self) -> Result<Self, Error> {
         Ok(Matcher(self.0.fork()?))
     }
 
-    /// The tokens that may come next: a bit for each token of the vocabulary, the first in the lowest bit
-    /// of the first word. [`Look::allowed_by`](crate::Look::allowed_by) is cheaper.
+    /// Returns the allowed tokens as a bit mask: token t is bit t mod 32 of word t / 32.
+    /// [`NextTokenRequest::allowed_by`](crate::NextTokenRequest::allowed_by) is cheaper.
     pub fn mask(&self) -> Result<Vec<u32>, Error> {
         Ok(self.0.mask()?)
     }
 
-    /// The same as a list, in rising order, if they are at most so many; otherwise nothing.
+    /// Returns the allowed tokens in ascending order, or `None` if there are more than `most`.
     pub fn allowed(&self, most: u32) -> Result<Option<Vec<Token>>, Error> {
         Ok(self.0.allowed(most)?)
     }
 
-    /// Whether this token may come next.
+    /// Returns whether `token` is allowed next.
     pub fn allows(&self, token: Token) -> Result<bool, Error> {
         Ok(self.0.allows(token)?)
     }
 
-    /// Goes on by a token. One that may not come next is [`Error::Invalid`], and changes nothing.
+    /// Advances by one token. A token that is not allowed is [`Error::Invalid`] and leaves the
+    /// state unchanged.
     pub fn accept(&self, token: Token) -> Result<(), Error> {
         Ok(self.0.accept(token)?)
     }
 
-    /// The tokens that must come next, since there is no choice, at most so many. It has gone on by them;
-    /// they are for the plugin to append.
+    /// Advances over the tokens that the grammar forces next, at most `most`, and returns them. The
+    /// plugin appends them to its sequence.
     pub fn forced(&self, most: u32) -> Result<Vec<Token>, Error> {
         Ok(self.0.forced(most)?)
     }
 
-    /// Whether nothing but a token that ends a generation can follow.
+    /// Returns whether only an end-of-generation token can follow.
     pub fn is_complete(&self) -> bool {
         self.0.is_complete()
     }

@@ -1,4 +1,4 @@
-//! What can go wrong, and how a client is told.
+//! Errors, and their HTTP responses.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,85 +6,85 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::raw::types;
+use crate::bindings::types;
 
-/// Why something was not done. Whatever fails in a handler can be returned as it is: the client gets
-/// problem details after RFC 9457, with the status and the code that belong to the case.
+/// An error of the host or of the plugin. A handler can return any of them: the client receives
+/// problem details (RFC 9457) with the matching status and code.
 ///
 /// ```
 /// use corral_sdk::Error;
 ///
-/// let error = Error::new(409, "game-over", "this game has ended; begin another one");
+/// let error = Error::new(409, "game-over", "this game has ended; start another one");
 /// assert_eq!((error.status(), error.code()), (409, "game-over"));
-/// assert_eq!(error.to_string(), "this game has ended; begin another one");
+/// assert_eq!(error.to_string(), "this game has ended; start another one");
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument is wrong. The text says which one and what was expected. (400)
+    /// An argument is invalid. The text names the argument and what was expected. (400)
     Invalid(String),
-    /// There is no model or snapshot of this name. (404)
+    /// No model, snapshot or sampling plugin of this name is available. (404)
     NotFound(String),
-    /// The deployment does not grant this, or not so much. (403)
+    /// The deployment does not grant this operation or this amount. (403)
     NotGranted(String),
-    /// More positions are needed than a sequence may have. (400)
+    /// The call needs more positions than a sequence may have. (400)
     ContextFull {
         /// Positions that the call needs.
         needed: u32,
         /// Positions that a sequence may have.
         limit: u32,
     },
-    /// Not now: a queue, budget or rate limit is full. (429, with `Retry-After`)
+    /// A queue, budget or rate limit is full; retrying later can succeed. (429, with `Retry-After`)
     Refused {
-        /// What is full.
+        /// The exhausted resource.
         reason: String,
-        /// When trying again can succeed.
+        /// Estimated time until a retry can succeed.
         retry_after: Duration,
     },
     /// The request's deadline passed. (504)
     Deadline,
-    /// The client went away, or the operator cancelled the request. (499)
+    /// The client disconnected, or the operator cancelled the request. (499)
     Cancelled,
     /// The model, the device or the disk failed. (500)
     Failed(String),
-    /// What the plugin itself has to say; see [`Error::new`].
+    /// An error that the plugin defines; see [`Error::new`].
     Problem(Box<Problem>),
 }
 
-/// An error of the plugin's own.
+/// An error that a plugin defines.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Problem {
     status: u16,
     code: Cow<'static, str>,
     detail: String,
     headers: Vec<(String, String)>,
-    member: Option<String>,
+    field: Option<String>,
 }
 
 impl Error {
-    /// An error with a status and a stable code in kebab-case, which clients may match on. `detail`
-    /// says what happened and what was expected.
+    /// Creates an error with a status and a stable kebab-case code, which clients may match on.
+    /// `detail` says what happened and what was expected.
     pub fn new(status: u16, code: impl Into<Cow<'static, str>>, detail: impl Into<String>) -> Self {
         Error::Problem(Box::new(Problem {
             status,
             code: code.into(),
             detail: detail.into(),
             headers: Vec::new(),
-            member: None,
+            field: None,
         }))
     }
 
-    /// The client's request is wrong: 400.
+    /// Creates a 400: the client's request is invalid.
     pub fn bad_request(code: impl Into<Cow<'static, str>>, detail: impl Into<String>) -> Self {
         Self::new(400, code, detail)
     }
 
-    /// The route does not take the method: 405. `allowed` goes into the header `Allow`.
+    /// Creates a 405: the route does not support the method. `allowed` becomes the header `Allow`.
     pub fn method_not_allowed(allowed: &str, detail: impl Into<String>) -> Self {
         Self::new(405, "method-not-allowed", detail).with_header("allow", allowed)
     }
 
-    /// `what` (a member's name, say) has the wrong type of JSON: 400.
+    /// Creates a 400: `what`, such as a field's name, has the wrong JSON type.
     ///
     /// ```
     /// # use corral_sdk::Error;
@@ -106,26 +106,24 @@ impl Error {
         )
     }
 
-    /// The same error with one more header for its answer. An error of the host's becomes one of the
-    /// plugin's by it.
+    /// Adds a header to the error's response. A host error becomes a [`Error::Problem`].
     pub fn with_header(self, name: &str, value: &str) -> Self {
         let mut problem = self.into_problem();
         problem.headers.push((name.to_owned(), value.to_owned()));
         Error::Problem(problem)
     }
 
-    /// The same error, about this member of the request. An error of the host's becomes one of the
-    /// plugin's by it.
-    pub fn about(self, member: &str) -> Self {
+    /// Records the request field that caused the error. A host error becomes a [`Error::Problem`].
+    pub fn with_field(self, field: &str) -> Self {
         let mut problem = self.into_problem();
-        problem.member = Some(member.to_owned());
+        problem.field = Some(field.to_owned());
         Error::Problem(problem)
     }
 
-    /// The member of the request that it is about, by its path, such as `messages[0].role`.
-    pub fn member(&self) -> Option<&str> {
+    /// The path of the request field that caused the error, such as `messages[0].role`.
+    pub fn field(&self) -> Option<&str> {
         match self {
-            Error::Problem(problem) => problem.member.as_deref(),
+            Error::Problem(problem) => problem.field.as_deref(),
             _ => None,
         }
     }
@@ -138,7 +136,7 @@ impl Error {
                 code: other.code().to_owned().into(),
                 detail: other.to_string(),
                 headers: other.headers(),
-                member: None,
+                field: None,
             }),
         }
     }
@@ -157,7 +155,7 @@ impl Error {
         }
     }
 
-    /// The stable name of the case, in kebab-case.
+    /// The error's stable kebab-case code.
     pub fn code(&self) -> &str {
         match self {
             Error::Invalid(_) => "invalid",
@@ -172,7 +170,7 @@ impl Error {
         }
     }
 
-    /// The headers of its answer, beside those of its body.
+    /// The headers of the error's response, without those that describe the body.
     pub fn headers(&self) -> Vec<(String, String)> {
         match self {
             Error::Problem(problem) => problem.headers.clone(),
@@ -185,7 +183,7 @@ impl Error {
         }
     }
 
-    /// The body of its answer, of type `application/problem+json`.
+    /// The body of the error's response, of type `application/problem+json`.
     pub fn to_json(&self) -> String {
         json!({
             "type": "about:blank",
@@ -198,7 +196,7 @@ impl Error {
     }
 }
 
-/// The reason phrase of a status, which is what RFC 9457 wants as the title of `about:blank`.
+/// The status's reason phrase, which RFC 9457 requires as the title of `about:blank`.
 fn title(status: u16) -> &'static str {
     match status {
         400 => "Bad Request",
@@ -231,7 +229,7 @@ impl fmt::Display for Error {
             | Error::Failed(text) => f.write_str(text),
             Error::ContextFull { needed, limit } => write!(
                 f,
-                "{needed} positions are needed; a sequence may have {limit} here"
+                "the call needs {needed} positions; a sequence may have {limit}"
             ),
             Error::Refused { reason, .. } => f.write_str(reason),
             Error::Deadline => {
@@ -271,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_problem_is_written_with_all_its_members() {
+    fn problem_json_has_all_fields() {
         assert_eq!(
             Error::bad_request("empty-prompt", "`prompt` is empty").to_json(),
             r#"{"type":"about:blank","title":"Bad Request","status":400,"code":"empty-prompt","detail":"`prompt` is empty"}"#
@@ -295,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn every_error_of_the_hosts_has_its_status() {
+    fn every_host_error_has_its_status() {
         let text = || "x".to_owned();
         for (error, status, code) in [
             (types::Error::Invalid(text()), 400, "invalid"),
@@ -319,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_keeps_the_rest() {
+    fn with_header_keeps_status_and_code() {
         let error = Error::Refused {
             reason: "full".to_owned(),
             retry_after: Duration::from_millis(1),
@@ -328,7 +326,7 @@ mod tests {
         assert_eq!((error.status(), error.code()), (429, "refused"));
         assert_eq!(error.to_string(), "full");
         assert_eq!(error.headers().len(), 2);
-        let error = error.about("model");
-        assert_eq!((error.status(), error.member()), (429, Some("model")));
+        let error = error.with_field("model");
+        assert_eq!((error.status(), error.field()), (429, Some("model")));
     }
 }

@@ -1,18 +1,18 @@
-//! A JSON object that is read member by member, and every way in which a member can be wrong.
+//! Reads a JSON object field by field and reports invalid fields.
 //!
-//! `null` counts as absent. A problem names the member with its whole path, such as
-//! `samplers[2].dry.base` ([`Error::member`]), and its code is `wrong-type`, `out-of-range`,
-//! `missing-field` or `unknown-field`.
+//! `null` counts as absent. An error names the field's path ([`Error::field`]), such as
+//! `samplers[2].dry.base`. Its code is `wrong-type`, `out-of-range`, `missing-field`,
+//! `unknown-field` or `not-one-member`.
 //!
 //! ```
-//! use corral_sdk::fields::{Fields, SHARE};
+//! use corral_sdk::fields::{Fields, ZERO_TO_ONE};
 //!
 //! let body = serde_json::json!({"top_p": 1.5, "seed": null});
-//! let mut fields = Fields::of_body(body.as_object().cloned().unwrap());
+//! let mut fields = Fields::from_map(body.as_object().cloned().unwrap());
 //! assert_eq!(fields.integer("seed", 0..=9_u32), Ok(None));
-//! let error = fields.number("top_p", &SHARE).unwrap_err();
+//! let error = fields.number("top_p", &ZERO_TO_ONE).unwrap_err();
 //! assert_eq!(error.to_string(), "`top_p` is 1.5; expected a number from 0 to 1");
-//! assert_eq!(error.member(), Some("top_p"));
+//! assert_eq!(error.field(), Some("top_p"));
 //! ```
 
 use std::fmt::Display;
@@ -22,82 +22,82 @@ use serde_json::{Map, Value};
 
 use crate::Error;
 
-/// The members of an object that were not read yet.
+/// A JSON object. Reading a field removes it.
 pub struct Fields {
     /// The object's own path; empty for the body.
     path: String,
     members: Map<String, Value>,
 }
 
-/// Which finite numbers a member may have.
-pub struct Numbers {
-    /// In words, after "expected".
+/// A set of finite numbers that a field may have.
+pub struct NumberRange {
+    /// The expected value for error texts, after "expected".
     pub expected: &'static str,
-    /// Whether a number is one of them.
-    pub fits: fn(f32) -> bool,
+    /// Whether a number is in the set.
+    pub contains: fn(f32) -> bool,
 }
 
-/// Any.
-pub const FINITE: Numbers = Numbers {
+/// Any finite number.
+pub const FINITE: NumberRange = NumberRange {
     expected: "a number",
-    fits: |_| true,
+    contains: |_| true,
 };
-/// From 0.
-pub const NOT_NEGATIVE: Numbers = Numbers {
+/// Numbers from 0.
+pub const NON_NEGATIVE: NumberRange = NumberRange {
     expected: "a number of at least 0",
-    fits: |value| value >= 0.0,
+    contains: |value| value >= 0.0,
 };
-/// Above 0.
-pub const POSITIVE: Numbers = Numbers {
-    expected: "a number over 0",
-    fits: |value| value > 0.0,
+/// Numbers greater than 0.
+pub const POSITIVE: NumberRange = NumberRange {
+    expected: "a number greater than 0",
+    contains: |value| value > 0.0,
 };
-/// From 1.
-pub const FROM_ONE: Numbers = Numbers {
+/// Numbers from 1.
+pub const AT_LEAST_ONE: NumberRange = NumberRange {
     expected: "a number of at least 1",
-    fits: |value| value >= 1.0,
+    contains: |value| value >= 1.0,
 };
-/// From 0 to 1.
-pub const SHARE: Numbers = Numbers {
+/// Numbers from 0 to 1.
+pub const ZERO_TO_ONE: NumberRange = NumberRange {
     expected: "a number from 0 to 1",
-    fits: |value| (0.0..=1.0).contains(&value),
+    contains: |value| (0.0..=1.0).contains(&value),
 };
 
 impl Fields {
-    /// Of the body itself.
-    pub fn of_body(members: Map<String, Value>) -> Self {
+    /// Wraps the body's object.
+    pub fn from_map(members: Map<String, Value>) -> Self {
         Fields {
             path: String::new(),
             members,
         }
     }
 
-    /// Of what stands at `path`, which has to be an object.
-    pub fn of(path: String, value: Value) -> Result<Self, Error> {
+    /// Wraps the value at `path`, which must be an object.
+    pub fn at(path: String, value: Value) -> Result<Self, Error> {
         match value {
             Value::Object(members) => Ok(Fields { path, members }),
             other => Err(wrong_type(&path, "an object", &other)),
         }
     }
 
-    /// The object of a body in JSON text.
+    /// Parses a request body, which must be a JSON object.
     pub fn parse(body: &[u8]) -> Result<Self, Error> {
         let value: Value = serde_json::from_slice(body).map_err(|error| {
             // serde_json's text ends with "at line L column C".
             Error::bad_request("invalid-json", format!("the body is not JSON: {error}"))
         })?;
         match value {
-            Value::Object(members) => Ok(Self::of_body(members)),
+            Value::Object(members) => Ok(Self::from_map(members)),
             other => Err(Error::wrong_type("the body", "an object", &other)),
         }
     }
 
-    /// What was not read yet, as an object.
+    /// The remaining fields as an object.
     pub fn into_value(self) -> Value {
         Value::Object(self.members)
     }
 
-    /// The path of a member.
+    /// The path of a field.
     pub fn path(&self, name: &str) -> String {
         if self.path.is_empty() {
             name.to_owned()
@@ -106,8 +106,8 @@ impl Fields {
         }
     }
 
-    /// A problem that names all members that were not read and are none of these.
-    pub fn refuse_unknown(&self, known: &[&str]) -> Result<(), Error> {
+    /// Returns an error that names every remaining field that is not in `known`.
+    pub fn reject_unknown(&self, known: &[&str]) -> Result<(), Error> {
         let unknown: Vec<_> = self
             .members
             .keys()
@@ -122,18 +122,19 @@ impl Fields {
         Err(Error::bad_request(
             "unknown-field",
             format!(
-                "{} {} not known here; known are {}",
+                "{} {} unknown; expected {}",
                 unknown.join(", "),
                 if unknown.len() == 1 { "is" } else { "are" },
                 known.join(", ")
             ),
         )
-        .about(&first))
+        .with_field(&first))
     }
 
-    /// The one member that is there, by name; a problem unless it is exactly one, and one of `known`.
-    pub fn only(mut self, known: &[&str]) -> Result<(String, Value), Error> {
-        self.refuse_unknown(known)?;
+    /// Returns the name and value of the only field. An error unless there is exactly one and it is
+    /// in `known`.
+    pub fn single(mut self, known: &[&str]) -> Result<(String, Value), Error> {
+        self.reject_unknown(known)?;
         self.members.retain(|_, value| !value.is_null());
         let count = self.members.len();
         let mut members = self.members.into_iter();
@@ -144,27 +145,27 @@ impl Fields {
                 Err(Error::bad_request(
                     "not-one-member",
                     format!(
-                        "`{}` has {count} members; expected exactly one of {}",
+                        "`{}` has {count} fields; expected exactly one of {}",
                         self.path,
                         known.join(", ")
                     ),
                 )
-                .about(&self.path))
+                .with_field(&self.path))
             }
         }
     }
 
-    /// Whatever the member is, and it stays to be read.
+    /// Returns the field without removing it.
     pub fn peek(&self, name: &str) -> Option<&Value> {
         self.members.get(name).filter(|value| !value.is_null())
     }
 
-    /// Whatever the member is.
+    /// Removes and returns the field, of any type.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         self.members.remove(name).filter(|value| !value.is_null())
     }
 
-    /// Text.
+    /// Reads a string.
     pub fn text(&mut self, name: &str) -> Result<Option<String>, Error> {
         match self.take(name) {
             None => Ok(None),
@@ -173,7 +174,7 @@ impl Fields {
         }
     }
 
-    /// A list.
+    /// Reads an array.
     pub fn list(&mut self, name: &str) -> Result<Option<Vec<Value>>, Error> {
         match self.take(name) {
             None => Ok(None),
@@ -182,21 +183,21 @@ impl Fields {
         }
     }
 
-    /// An object.
+    /// Reads an object.
     pub fn object(&mut self, name: &str) -> Result<Option<Fields>, Error> {
         let value = self.take(name);
         value
-            .map(|value| Fields::of(self.path(name), value))
+            .map(|value| Fields::at(self.path(name), value))
             .transpose()
     }
 
-    /// True or false; false if it is not there.
+    /// Reads a boolean; `false` if absent.
     pub fn flag(&mut self, name: &str) -> Result<bool, Error> {
-        Ok(self.choice(name)?.unwrap_or(false))
+        Ok(self.boolean(name)?.unwrap_or(false))
     }
 
-    /// True or false.
-    pub fn choice(&mut self, name: &str) -> Result<Option<bool>, Error> {
+    /// Reads a boolean.
+    pub fn boolean(&mut self, name: &str) -> Result<Option<bool>, Error> {
         match self.take(name) {
             None => Ok(None),
             Some(Value::Bool(flag)) => Ok(Some(flag)),
@@ -204,7 +205,7 @@ impl Fields {
         }
     }
 
-    /// An integer within the range.
+    /// Reads an integer within the range.
     pub fn integer<T>(&mut self, name: &str, range: RangeInclusive<T>) -> Result<Option<T>, Error>
     where
         T: TryFrom<u64> + PartialOrd + Display,
@@ -215,28 +216,28 @@ impl Fields {
             .transpose()
     }
 
-    /// A number of those.
-    pub fn number(&mut self, name: &str, numbers: &Numbers) -> Result<Option<f32>, Error> {
+    /// Reads a number of the set.
+    pub fn number(&mut self, name: &str, numbers: &NumberRange) -> Result<Option<f32>, Error> {
         let value = self.take(name);
         value
             .map(|value| number(&self.path(name), &value, numbers))
             .transpose()
     }
 
-    /// The same for a member that has to be there.
-    pub fn needed_number(&mut self, name: &str, numbers: &Numbers) -> Result<f32, Error> {
+    /// Reads a number of the set; an error if the field is absent.
+    pub fn required_number(&mut self, name: &str, numbers: &NumberRange) -> Result<f32, Error> {
         self.number(name, numbers)?
             .ok_or_else(|| self.missing(name, numbers.expected))
     }
 
-    /// The problem that a member is not given that has to be.
+    /// Creates the error for an absent required field.
     pub fn missing(&self, name: &str, expected: &str) -> Error {
         let path = self.path(name);
         Error::bad_request(
             "missing-field",
-            format!("`{path}` is not given; expected {expected}"),
+            format!("`{path}` is missing; expected {expected}"),
         )
-        .about(&path)
+        .with_field(&path)
     }
 
     fn wrong(&self, name: &str, expected: &str, found: &Value) -> Error {
@@ -244,12 +245,12 @@ impl Fields {
     }
 }
 
-/// The problem that the member at `path` has another type than it should.
+/// Creates the error for a value of the wrong type at `path`.
 pub fn wrong_type(path: &str, expected: &str, found: &Value) -> Error {
-    Error::wrong_type(&format!("`{path}`"), expected, found).about(path)
+    Error::wrong_type(&format!("`{path}`"), expected, found).with_field(path)
 }
 
-/// The integer at `path`.
+/// Converts the value at `path` to an integer within the range.
 pub fn integer<T>(path: &str, value: &Value, range: RangeInclusive<T>) -> Result<T, Error>
 where
     T: TryFrom<u64> + PartialOrd + Display,
@@ -270,23 +271,23 @@ where
         })
 }
 
-/// The number at `path`.
-pub fn number(path: &str, value: &Value, numbers: &Numbers) -> Result<f32, Error> {
+/// Converts the value at `path` to a number of the set.
+pub fn number(path: &str, value: &Value, numbers: &NumberRange) -> Result<f32, Error> {
     let Value::Number(number) = value else {
         return Err(wrong_type(path, "a number", value));
     };
     number
         .as_f64()
         .map(|value| value as f32)
-        .filter(|value| value.is_finite() && (numbers.fits)(*value))
+        .filter(|value| value.is_finite() && (numbers.contains)(*value))
         .ok_or_else(|| out_of_range(path, value, numbers.expected))
 }
 
-/// The problem that the value at `path` is none of those that it may be.
+/// Creates the error for a value outside the allowed ones at `path`.
 pub fn out_of_range(path: &str, value: &Value, expected: &str) -> Error {
     Error::bad_request(
         "out-of-range",
         format!("`{path}` is {value}; expected {expected}"),
     )
-    .about(path)
+    .with_field(path)
 }

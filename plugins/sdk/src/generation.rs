@@ -1,20 +1,20 @@
-//! A running generation.
+//! A generation in progress.
 
 use std::rc::Rc;
 
 use crate::backend;
 use crate::{Chunk, Error, Outcome};
 
-/// What is being generated. Dropping it cancels.
+/// A generation in progress. Dropping it cancels the generation.
 ///
 /// ```
-/// use corral_sdk::{Generate, Model, testing::Script};
+/// use corral_sdk::{GenerateOptions, Model, testing::Script};
 ///
 /// let script = Script::new().answers("12+7=", "19");
 /// script.run(async {
-///     let sequence = Model::first().await?.sequence()?;
+///     let sequence = Model::open_default().await?.sequence()?;
 ///     sequence.append("12+7=")?;
-///     let mut generation = sequence.generate(&Generate::new(8))?;
+///     let mut generation = sequence.generate(&GenerateOptions::new(8))?;
 ///     let mut text = String::new();
 ///     while let Some(chunk) = generation.next().await {
 ///         text += &chunk.text;
@@ -27,42 +27,42 @@ use crate::{Chunk, Error, Outcome};
 /// .unwrap();
 /// ```
 pub struct Generation {
-    /// None once all of it was taken.
-    chunks: Option<backend::Chunks>,
-    ending: Ending,
-    /// A chunk that was read already.
-    first: Option<Chunk>,
-    /// Whether the stream has ended: the host does not let it be read again.
+    /// `None` after the last chunk was taken.
+    chunks: Option<backend::ChunkStream>,
+    outcome: OutcomeState,
+    /// The chunk that [`wait_for_start`](Generation::wait_for_start) read.
+    buffered: Option<Chunk>,
+    /// Whether the stream has ended. The host traps reads after the end.
     ended: bool,
-    /// Last, and only kept: what the generation runs on lives as long as it does.
+    /// Keeps the sequence alive while the generation runs. Last, so that it is dropped last.
     _sequence: Rc<backend::Sequence>,
 }
 
-enum Ending {
-    Ahead(backend::Ending),
+enum OutcomeState {
+    Pending(backend::OutcomeFuture),
     Known(Outcome),
 }
 
 impl Generation {
     pub(crate) fn new(
-        chunks: backend::Chunks,
-        ending: backend::Ending,
+        chunks: backend::ChunkStream,
+        outcome: backend::OutcomeFuture,
         sequence: Rc<backend::Sequence>,
     ) -> Self {
         Generation {
             chunks: Some(chunks),
-            ending: Ending::Ahead(ending),
-            first: None,
+            outcome: OutcomeState::Pending(outcome),
+            buffered: None,
             ended: false,
             _sequence: sequence,
         }
     }
 
-    /// The next piece: everything that became ready since the last one. Nothing at the end; then
-    /// [`outcome`](Generation::outcome) says whether that was a good one.
+    /// Returns the next chunk: everything that became ready since the previous one. `None` at the
+    /// end; then [`outcome`](Generation::outcome) says whether the generation succeeded.
     pub async fn next(&mut self) -> Option<Chunk> {
-        if self.first.is_some() {
-            return self.first.take();
+        if self.buffered.is_some() {
+            return self.buffered.take();
         }
         if self.ended {
             return None;
@@ -75,21 +75,22 @@ impl Generation {
         chunk
     }
 
-    /// Waits for the first piece. What fails before it (a full queue, a deadline) can so be told with its
-    /// own status, which is too late once a stream of events has begun.
-    pub async fn begun(mut self) -> Result<Self, Error> {
-        self.first = self.next().await;
-        if let (None, Ending::Ahead(_)) = (&self.first, &self.ending) {
-            self.ending = Ending::Known(self.ending.outcome().await?);
+    /// Waits for the first chunk. An error before it (a full queue, a deadline) can then still set
+    /// the response's status, which is too late once a stream of events has started.
+    pub async fn wait_for_start(mut self) -> Result<Self, Error> {
+        self.buffered = self.next().await;
+        if let (None, OutcomeState::Pending(_)) = (&self.buffered, &self.outcome) {
+            self.outcome = OutcomeState::Known(self.outcome.outcome().await?);
         }
         Ok(self)
     }
 
-    /// Waits for the end: all that is left, as one piece. The plugin is not woken before, so this costs a fraction of
-    /// what reading piece by piece does. [`outcome`](Generation::outcome) says whether it was a good end. Giving up waiting
+    /// Waits for the end and returns the remaining output as one chunk. The host does not wake the
+    /// plugin before that, so this costs a fraction of reading chunk by chunk.
+    /// [`outcome`](Generation::outcome) says whether the generation succeeded. Dropping the call
     /// cancels the generation.
     pub async fn rest(&mut self) -> Result<Chunk, Error> {
-        let mut all = self.first.take().unwrap_or_else(|| Chunk {
+        let mut all = self.buffered.take().unwrap_or_else(|| Chunk {
             tokens: Vec::new(),
             text: String::new(),
             logprobs: Vec::new(),
@@ -104,61 +105,59 @@ impl Generation {
         Ok(all)
     }
 
-    /// Whether its last piece was read.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// The text that was read already, and that nobody has taken.
-    pub(crate) fn read(&self) -> &str {
-        self.first.as_ref().map_or("", |chunk| &chunk.text)
+    /// The text of the chunk that was read but not returned.
+    pub(crate) fn buffered_text(&self) -> &str {
+        self.buffered.as_ref().map_or("", |chunk| &chunk.text)
     }
 
-    /// What is to come, and how it goes.
-    pub(crate) fn apart(self) -> (Option<backend::Chunks>, Ahead) {
-        let ahead = Ahead {
-            ending: self.ending,
+    /// Splits into the remaining chunks and the outcome.
+    pub(crate) fn into_parts(self) -> (Option<backend::ChunkStream>, PendingOutcome) {
+        let outcome = PendingOutcome {
+            outcome: self.outcome,
             _sequence: self._sequence,
         };
-        (self.chunks, ahead)
+        (self.chunks, outcome)
     }
 
-    /// All that is left of the text.
+    /// Waits for the end and returns the remaining text.
     pub async fn text(self) -> Result<String, Error> {
-        Ok(self.whole().await?.0)
+        Ok(self.text_and_outcome().await?.0)
     }
 
-    /// All that is left of the text, and how it went.
-    pub async fn whole(mut self) -> Result<(String, Outcome), Error> {
+    /// Waits for the end and returns the remaining text and the outcome.
+    pub async fn text_and_outcome(mut self) -> Result<(String, Outcome), Error> {
         let text = self.rest().await?.text;
-        Ok((text, self.ending.outcome().await?))
+        Ok((text, self.outcome.outcome().await?))
     }
 
-    /// How it went. Chunks that were not read are read, and lost.
+    /// Waits for the end and returns the outcome. Unread chunks are discarded.
     pub async fn outcome(self) -> Result<Outcome, Error> {
-        Ok(self.whole().await?.1)
+        Ok(self.text_and_outcome().await?.1)
     }
 }
 
-/// How a generation goes that is passed on elsewhere.
-pub(crate) struct Ahead {
-    ending: Ending,
-    /// Only kept, as in [`Generation`].
+/// The outcome of a generation whose chunks are read elsewhere.
+pub(crate) struct PendingOutcome {
+    outcome: OutcomeState,
+    /// Keeps the sequence alive, as in [`Generation`].
     _sequence: Rc<backend::Sequence>,
 }
 
-impl Ahead {
-    /// Waits for its end.
+impl PendingOutcome {
     pub(crate) async fn outcome(self) -> Result<Outcome, Error> {
-        self.ending.outcome().await
+        self.outcome.outcome().await
     }
 }
 
-impl Ending {
+impl OutcomeState {
     async fn outcome(self) -> Result<Outcome, Error> {
         match self {
-            Ending::Ahead(ending) => Ok(ending.await?),
-            Ending::Known(outcome) => Ok(outcome),
+            OutcomeState::Pending(future) => Ok(future.await?),
+            OutcomeState::Known(outcome) => Ok(outcome),
         }
     }
 }
@@ -167,23 +166,28 @@ impl Ending {
 mod tests {
     use super::*;
     use crate::testing::Script;
-    use crate::{Generate, Model};
+    use crate::{GenerateOptions, Model};
 
     async fn generation(prompt: &str) -> Result<Generation, Error> {
-        let sequence = Model::first().await?.sequence()?;
+        let sequence = Model::open_default().await?.sequence()?;
         sequence.append(prompt)?;
-        // The sequence may go; what runs on it stays.
-        sequence.generate(&Generate::new(8))
+        // Drops the sequence; the generation continues.
+        sequence.generate(&GenerateOptions::new(8))
     }
 
     #[test]
-    fn the_end_may_be_asked_for_again() {
+    fn wait_for_start_works_after_the_end() {
         let script = Script::new().answers("a", "b");
         let (nothing, outcome) = script.run(async {
-            let mut generation = generation("a").await.unwrap().begun().await.unwrap();
+            let mut generation = generation("a")
+                .await
+                .unwrap()
+                .wait_for_start()
+                .await
+                .unwrap();
             while generation.next().await.is_some() {}
-            let generation = generation.begun().await.unwrap();
-            let mut generation = generation.begun().await.unwrap();
+            let generation = generation.wait_for_start().await.unwrap();
+            let mut generation = generation.wait_for_start().await.unwrap();
             (generation.next().await, generation.outcome().await)
         });
         assert_eq!(nothing, None);
@@ -191,20 +195,25 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_told_at_the_end_and_before_the_beginning() {
+    fn errors_occur_before_the_start_or_at_the_end() {
         let script = Script::new()
-            .breaks_off("a", "b", Error::Deadline)
-            .breaks_off("c", "", Error::Deadline);
+            .fails_after("a", "b", Error::Deadline)
+            .fails_after("c", "", Error::Deadline);
         script.run(async {
-            let mut begun = generation("a").await.unwrap().begun().await.unwrap();
-            assert_eq!(begun.next().await.unwrap().text, "b");
-            assert_eq!(begun.next().await, None);
-            assert_eq!(begun.outcome().await, Err(Error::Deadline));
+            let mut started = generation("a")
+                .await
+                .unwrap()
+                .wait_for_start()
+                .await
+                .unwrap();
+            assert_eq!(started.next().await.unwrap().text, "b");
+            assert_eq!(started.next().await, None);
+            assert_eq!(started.outcome().await, Err(Error::Deadline));
             assert_eq!(
                 generation("a").await.unwrap().text().await,
                 Err(Error::Deadline)
             );
-            let none = generation("c").await.unwrap().begun().await;
+            let none = generation("c").await.unwrap().wait_for_start().await;
             assert_eq!(none.err(), Some(Error::Deadline));
         });
     }

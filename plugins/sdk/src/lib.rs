@@ -1,16 +1,16 @@
-//! Plugins for Corral in Rust.
+//! Write plugins for Corral in Rust.
 //!
-//! A plugin is a WebAssembly component that asks the host for a model and decides what to do with it. With
-//! this crate it is an async function:
+//! A plugin is a WebAssembly component that uses the host's language models. With this crate it is
+//! an async function:
 //!
 //! ```standalone_crate
-//! use corral_sdk::{Error, Generate, Model, Request, Response};
+//! use corral_sdk::{Error, GenerateOptions, Model, Request, Response};
 //!
 //! async fn complete(mut request: Request) -> Result<Response, Error> {
 //!     let prompt = request.text().await?;
-//!     let sequence = Model::first().await?.sequence()?;
+//!     let sequence = Model::open_default().await?.sequence()?;
 //!     sequence.append(&prompt)?;
-//!     let text = sequence.generate(&Generate::new(64))?.text().await?;
+//!     let text = sequence.generate(&GenerateOptions::new(64))?.text().await?;
 //!     Ok(Response::text(text))
 //! }
 //!
@@ -25,53 +25,53 @@
 //! # }
 //! ```
 //!
-//! - [`Model`], [`Sequence`], [`Generate`] and [`Generation`] are the three heights of `corral:inference`:
-//!   the host runs the loop ([`Sequence::generate`]), the plugin does ([`Sequence::next`]), or it does so
-//!   for many sequences at a time ([`next_many`]).
-//! - [`mod@sampling`] and [`template`] are what such loops and chats need.
-//! - [`Request`], [`Response`] and [`handler!`] are the plugin's side of HTTP; [`Command`] and
-//!   [`command!`] its command line.
-//! - [`fields`] reads JSON member by member, and names what is wrong.
-//! - [`templating!`] and [`sampling!`] make plugins that are linked to others.
-//! - [`testing`] runs all of it against a script, on the machine itself.
+//! - [`Model`], [`Sequence`], [`GenerateOptions`] and [`Generation`] wrap `corral:inference`: the
+//!   host runs the sampling loop ([`Sequence::generate`]), or the plugin samples each token
+//!   ([`Sequence::next`]), for one sequence or many ([`next_many`]).
+//! - [`mod@sampling`] has samplers for such loops; [`template`] turns chats into prompts.
+//! - [`Request`], [`Response`] and [`handler!`] handle HTTP; [`Command`] and [`command!`] the
+//!   command line.
+//! - [`fields`] validates JSON objects and names the offending field.
+//! - [`templating!`] and [`sampling!`] define plugins that are linked to other plugins.
+//! - [`testing`] runs plugins natively against a scripted model.
 #![warn(missing_docs)]
-// Not forbid: the bindings in `raw` are generated, with unsafe code.
+// Not `forbid`: the generated code in `bindings` is unsafe.
 #![deny(unsafe_code)]
 
 mod backend;
+pub mod bindings;
 pub mod budget;
 pub mod command;
 pub mod constraint;
 mod error;
 pub mod fields;
-mod generate;
+mod generate_options;
 mod generation;
 pub mod http;
-mod look;
+pub mod linked;
 pub mod model;
-pub mod raw;
-pub mod role;
+mod next_token;
 pub mod sampling;
 mod sequence;
 pub mod template;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod testing;
 
+pub use bindings::inference::{Candidate, Chunk, Dry, Finish, Outcome, Penalties, TokenLogprobs};
 pub use command::Command;
 pub use constraint::{Constraint, Grammar, Matcher};
 pub use error::{Error, Problem};
-pub use generate::Generate;
+pub use generate_options::GenerateOptions;
 pub use generation::Generation;
-pub use http::{Events, Request, Response};
-pub use look::{Distribution, Look, Statistics, View};
+pub use http::{EventWriter, Request, Response};
 pub use model::Model;
-pub use raw::inference::{Candidate, Chunk, Dry, Finish, Outcome, Penalties, TokenLogprobs};
+pub use next_token::{Distribution, NextTokenRequest, Statistics, View};
 pub use sequence::{Sequence, next_many};
 
 /// Index into a model's vocabulary.
 pub type Token = u32;
 
-/// The snippets of the authors' guide compile, and do what it says.
+/// Compiles and runs the snippets of the authors' guide.
 #[cfg(all(doctest, feature = "jinja"))]
 #[doc = include_str!("../../README.md")]
 struct Guide;

@@ -1,4 +1,4 @@
-//! Messages as the API writes them, and as templates do.
+//! Converts the API's messages to those of chat templates.
 
 use corral_sdk::Error;
 use corral_sdk::fields::{Fields, out_of_range, wrong_type};
@@ -8,30 +8,30 @@ use crate::error::unsupported;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
-/// The messages for a template.
+/// Reads the messages.
 pub fn read(messages: Vec<Value>) -> Result<Vec<Value>, Error> {
     if messages.is_empty() {
         let text = "`messages` is empty; expected at least one message";
-        return Err(Error::bad_request("empty-prompt", text).about("messages"));
+        return Err(Error::bad_request("empty-prompt", text).with_field("messages"));
     }
     let messages = messages.into_iter().enumerate();
     messages
-        .map(|(index, message)| one(Fields::of(format!("messages[{index}]"), message)?))
+        .map(|(index, value)| message(Fields::at(format!("messages[{index}]"), value)?))
         .collect()
 }
 
-fn one(mut fields: Fields) -> Result<Value, Error> {
+fn message(mut fields: Fields) -> Result<Value, Error> {
     let role = fields.text("role")?;
     let expected = "system, developer, user, assistant or tool";
     let role = role.ok_or_else(|| fields.missing("role", expected))?;
     if !ROLES.contains(&role.as_str()) {
         return Err(out_of_range(&fields.path("role"), &role.into(), expected));
     }
-    for member in ["audio", "function_call"] {
-        if fields.take(member).is_some() {
+    for name in ["audio", "function_call"] {
+        if fields.take(name).is_some() {
             return Err(unsupported(
-                &fields.path(member),
-                "messages are text and calls of tools",
+                &fields.path(name),
+                "messages support text and tool calls",
             ));
         }
     }
@@ -41,7 +41,7 @@ fn one(mut fields: Fields) -> Result<Value, Error> {
     if refusal.is_some() && (role != "assistant" || content.is_some()) {
         return Err(unsupported(
             &fields.path("refusal"),
-            "but in messages of the assistant, instead of `content`",
+            "it is for messages of the assistant without `content`",
         ));
     }
     let calls = fields.list("tool_calls")?;
@@ -58,29 +58,29 @@ fn one(mut fields: Fields) -> Result<Value, Error> {
         if role != "assistant" {
             return Err(unsupported(
                 &fields.path("tool_calls"),
-                "but in messages of the assistant",
+                "it is for messages of the assistant",
             ));
         }
         let path = fields.path("tool_calls");
         let calls = calls.into_iter().enumerate();
-        let calls = calls.map(|(at, call)| called(Fields::of(format!("{path}[{at}]"), call)?));
+        let calls = calls.map(|(at, call)| tool_call(Fields::at(format!("{path}[{at}]"), call)?));
         message.insert("tool_calls".to_owned(), calls.collect::<Result<_, _>>()?);
     }
-    // Templates know these by their names, or not at all.
-    for (name, of) in [
+    // Templates use these names.
+    for (name, only_role) in [
         ("name", None),
         ("tool_call_id", Some("tool")),
         ("reasoning_content", Some("assistant")),
     ] {
         if let Some(text) = fields.text(name)? {
-            if let Some(of) = of.filter(|of| *of != role) {
-                let why = format!("but in messages of the role {of:?}");
+            if let Some(only) = only_role.filter(|only| *only != role) {
+                let why = format!("it is for messages of the role {only:?}");
                 return Err(unsupported(&fields.path(name), &why));
             }
             message.insert(name.to_owned(), text.into());
         }
     }
-    fields.refuse_unknown(&[
+    fields.reject_unknown(&[
         "role",
         "content",
         "refusal",
@@ -92,7 +92,7 @@ fn one(mut fields: Fields) -> Result<Value, Error> {
     Ok(Value::Object(message))
 }
 
-/// The text of a message: as it is, or the texts of its parts one after the other.
+/// Reads the text of a message: a string, or text parts, which are concatenated.
 fn content(fields: &mut Fields, role: &str) -> Result<Option<String>, Error> {
     let path = fields.path("content");
     let kinds: &[&str] = match role {
@@ -105,37 +105,38 @@ fn content(fields: &mut Fields, role: &str) -> Result<Option<String>, Error> {
     }
 }
 
-/// A text, or a list of parts of these types, each with its text in a member of that name or in `text`.
+/// Reads a string or a list of parts of these types. A part has its text in the field named after
+/// its type or in `text`.
 pub fn text(path: &str, content: Value, kinds: &[&str]) -> Result<String, Error> {
     let parts = match content {
         Value::String(text) => return Ok(text),
         Value::Array(parts) => parts,
         other => return Err(wrong_type(path, "a string or a list of parts", &other)),
     };
-    let mut whole = String::new();
+    let mut joined = String::new();
     for (index, part) in parts.into_iter().enumerate() {
-        let mut part = Fields::of(format!("{path}[{index}]"), part)?;
+        let mut part = Fields::at(format!("{path}[{index}]"), part)?;
         let kind = part.text("type")?;
         let Some(&kind) = kinds.iter().find(|known| Some(**known) == kind.as_deref()) else {
             let text = format!(
-                "parts of the type {} are not known; known is text",
+                "parts of the type {} are unknown; expected text",
                 Value::from(kind)
             );
             return Err(unsupported(&part.path("type"), &text));
         };
-        let member = if kind == "refusal" { kind } else { "text" };
-        let text = part.text(member)?;
-        whole += &text.ok_or_else(|| part.missing(member, "a string"))?;
-        // Of answers that are sent back, and of marks for caches.
-        for harmless in ["annotations", "logprobs", "cache_control", "citations"] {
-            part.take(harmless);
+        let field = if kind == "refusal" { kind } else { "text" };
+        let text = part.text(field)?;
+        joined += &text.ok_or_else(|| part.missing(field, "a string"))?;
+        // Fields of earlier answers, and cache marks.
+        for ignored in ["annotations", "logprobs", "cache_control", "citations"] {
+            part.take(ignored);
         }
-        part.refuse_unknown(&["type", member])?;
+        part.reject_unknown(&["type", field])?;
     }
-    Ok(whole)
+    Ok(joined)
 }
 
-fn called(mut fields: Fields) -> Result<Value, Error> {
+fn tool_call(mut fields: Fields) -> Result<Value, Error> {
     let id = fields.text("id")?;
     let kind = fields.text("type")?;
     if kind.as_deref().is_some_and(|kind| kind != "function") {
@@ -145,18 +146,18 @@ fn called(mut fields: Fields) -> Result<Value, Error> {
             "\"function\"",
         ));
     }
-    // Some clients send back the place of a call in a stream.
+    // Some clients send back the index of a streamed call.
     fields.take("index");
     let function = fields.object("function")?;
     let mut function = function.ok_or_else(|| fields.missing("function", "an object"))?;
-    fields.refuse_unknown(&["id", "type", "function"])?;
+    fields.reject_unknown(&["id", "type", "function"])?;
     let name = function.text("name")?;
     let name = name.ok_or_else(|| function.missing("name", "a string"))?;
     let arguments = function.take("arguments").unwrap_or_default();
     let path = function.path("arguments");
-    function.refuse_unknown(&["name", "arguments"])?;
+    function.reject_unknown(&["name", "arguments"])?;
     let arguments = match arguments {
-        Value::String(text) => arguments_of(&text),
+        Value::String(text) => parse_arguments(&text),
         Value::Null => json!({}),
         Value::Object(_) => arguments,
         other => return Err(wrong_type(&path, "JSON text", &other)),
@@ -164,16 +165,16 @@ fn called(mut fields: Fields) -> Result<Value, Error> {
     Ok(call(id, &name, arguments))
 }
 
-/// What the text of a call's arguments says; the text itself, where that is no object.
-pub fn arguments_of(text: &str) -> Value {
+/// Parses the arguments of a call; keeps the text if it is not an object.
+pub fn parse_arguments(text: &str) -> Value {
     match serde_json::from_str(text) {
-        Ok(Value::Object(members)) => Value::Object(members),
+        Ok(Value::Object(object)) => Value::Object(object),
         _ if text.trim().is_empty() => json!({}),
         _ => text.into(),
     }
 }
 
-/// A call as templates have it.
+/// A tool call in the format of templates.
 pub fn call(id: Option<String>, name: &str, arguments: Value) -> Value {
     let mut call = Map::new();
     if let Some(id) = id {
@@ -192,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_become_what_templates_take() {
+    fn messages_get_the_form_of_templates() {
         let messages = vec![
             json!({"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}),
             json!({"role": "assistant", "content": null, "refusal": null, "reasoning_content": "hm", "tool_calls": [
@@ -221,17 +222,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_field() {
         let call = json!({"function": {"name": "f", "arguments": "{}"}});
-        for (message, member, detail) in [
+        for (message, field, detail) in [
             (json!(1), "messages[0]", "a number"),
-            (json!({"content": "x"}), "messages[0].role", "not given"),
+            (json!({"content": "x"}), "messages[0].role", "is missing"),
             (
                 json!({"role": "me", "content": "x"}),
                 "messages[0].role",
                 "assistant or tool",
             ),
-            (json!({"role": "user"}), "messages[0].content", "not given"),
+            (json!({"role": "user"}), "messages[0].content", "is missing"),
             (
                 json!({"role": "user", "content": 1}),
                 "messages[0].content",
@@ -245,7 +246,7 @@ mod tests {
             (
                 json!({"role": "user", "content": "x", "mood": 1}),
                 "messages[0].mood",
-                "not known",
+                "is unknown",
             ),
             (
                 json!({"role": "user", "content": "x", "tool_calls": [call]}),
@@ -265,7 +266,7 @@ mod tests {
             (
                 json!({"role": "assistant", "content": "x", "refusal": "no"}),
                 "messages[0].refusal",
-                "instead of `content`",
+                "without `content`",
             ),
             (
                 json!({"role": "user", "refusal": "no"}),
@@ -275,17 +276,17 @@ mod tests {
             (
                 json!({"role": "assistant", "tool_calls": [{"id": "1"}]}),
                 "messages[0].tool_calls[0].function",
-                "not given",
+                "is missing",
             ),
         ] {
             let error = read(vec![message.clone()]).unwrap_err();
             assert_eq!(
-                (error.status(), error.member()),
-                (400, Some(member)),
+                (error.status(), error.field()),
+                (400, Some(field)),
                 "{message}"
             );
             assert!(error.to_string().contains(detail), "{message}: {error}");
         }
-        assert_eq!(read(Vec::new()).unwrap_err().member(), Some("messages"));
+        assert_eq!(read(Vec::new()).unwrap_err().field(), Some("messages"));
     }
 }

@@ -1,4 +1,4 @@
-//! The body of a request.
+//! The request body of a chat completion.
 
 use corral_sdk::Error;
 use corral_sdk::fields::{Fields, out_of_range};
@@ -6,25 +6,25 @@ use corral_sdk::template::Chat;
 use serde_json::Value;
 
 use super::messages;
-use crate::asking::{Settings, settings};
+use crate::conversation::{ChatRequest, Format, TemplateKwargs, Tools};
 use crate::error::unsupported;
-use crate::talk::{Arguments, Ask, Format, Tools};
+use crate::generation::{Settings, settings};
 
-/// As many likeliest tokens as the host tells.
+/// The host's limit for logprobs.
 const LOGPROBS_LIMIT: u8 = 20;
 
-/// Members of the API that can't be honoured, and why.
-const REFUSED: [(&str, &str); 6] = [
-    ("audio", "models here write text"),
+/// Fields of the API that are not supported, with the reason.
+const UNSUPPORTED: [(&str, &str); 6] = [
+    ("audio", "models generate text only"),
     ("functions", "it was replaced by `tools`"),
     ("function_call", "it was replaced by `tool_choice`"),
-    ("prediction", "what will be said can't be told beforehand"),
-    ("verbosity", "models here have no such setting"),
-    ("web_search_options", "there is no search here"),
+    ("prediction", "predicted outputs are not available"),
+    ("verbosity", "models have no such setting"),
+    ("web_search_options", "there is no web search"),
 ];
 
-/// Members that tell the operator of the API something, and change no answer.
-const IGNORED: [&str; 5] = [
+/// Fields for the API's operator that do not change the response.
+const IGNORED_FIELDS: [&str; 5] = [
     "user",
     "metadata",
     "safety_identifier",
@@ -32,7 +32,7 @@ const IGNORED: [&str; 5] = [
     "prompt_cache_retention",
 ];
 
-const MEMBERS: [&str; 16] = [
+const FIELDS: [&str; 16] = [
     "model",
     "messages",
     "tools",
@@ -51,18 +51,23 @@ const MEMBERS: [&str; 16] = [
     "modalities",
 ];
 
-/// A request.
+/// A chat completion request.
 pub struct Request {
-    pub ask: Ask,
-    /// Whether the answer is a stream, and then whether it ends with what it took.
+    pub chat: ChatRequest,
+    /// `None` if not streamed; otherwise whether the stream ends with the usage.
     pub stream: Option<bool>,
 }
 
 pub fn read(mut fields: Fields) -> Result<Request, Error> {
-    refuse(&mut fields, &REFUSED)?;
-    for_the_operator(&mut fields)?;
+    reject(&mut fields, &UNSUPPORTED)?;
+    drop_operator_fields(&mut fields)?;
     let text = Value::from(vec!["text"]);
-    refuse_other(&mut fields, "modalities", &[text], "models here write text")?;
+    reject_other_values(
+        &mut fields,
+        "modalities",
+        &[text],
+        "models generate text only",
+    )?;
 
     let model = fields.text("model")?;
     let messages = fields.list("messages")?;
@@ -73,51 +78,51 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
         None => Format::Text,
     };
     let effort = fields.text("reasoning_effort")?;
-    let arguments = Arguments::read(&mut fields, effort.as_deref(), "reasoning_effort")?;
+    let template_kwargs = TemplateKwargs::read(&mut fields, effort.as_deref(), "reasoning_effort")?;
     let mut settings = Settings::read(&mut fields)?;
     settings.max_tokens = length(&mut fields)?;
     settings.logprobs = logprobs(&mut fields)?;
     let stream = stream(&mut fields)?;
-    fields.refuse_unknown(&[&MEMBERS[..], &settings::MEMBERS].concat())?;
+    fields.reject_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
 
     let chat = Chat {
         messages: messages::read(messages)?,
         ..Chat::default()
     };
     Ok(Request {
-        ask: Ask {
+        chat: ChatRequest {
             model,
             chat,
-            arguments,
+            template_kwargs,
             tools,
             format,
             settings,
-            format_member: "response_format",
+            format_field: "response_format",
         },
         stream,
     })
 }
 
-/// Leaves out what tells the operator of the API something; an error, where that would ask for more than
-/// there is.
-pub fn for_the_operator(fields: &mut Fields) -> Result<(), Error> {
-    ignore(fields, &IGNORED);
-    let kept = "nothing is kept of answers";
-    refuse_other(fields, "store", &[false.into()], kept)?;
+/// Drops fields for the API's operator. Returns an error if their values request an unsupported
+/// feature.
+pub fn drop_operator_fields(fields: &mut Fields) -> Result<(), Error> {
+    ignore(fields, &IGNORED_FIELDS);
+    let reason = "responses are not stored";
+    reject_other_values(fields, "store", &[false.into()], reason)?;
     let tiers = ["auto".into(), "default".into()];
-    refuse_other(fields, "service_tier", &tiers, "there is one tier")
+    reject_other_values(fields, "service_tier", &tiers, "there is one service tier")
 }
 
-/// An error, if one of these is given.
-pub fn refuse(fields: &mut Fields, refused: &[(&str, &str)]) -> Result<(), Error> {
+/// Returns an error if one of these fields is present.
+pub fn reject(fields: &mut Fields, refused: &[(&str, &str)]) -> Result<(), Error> {
     match refused.iter().find(|(name, _)| fields.take(name).is_some()) {
         Some((name, why)) => Err(unsupported(&fields.path(name), why)),
         None => Ok(()),
     }
 }
 
-/// An error, if a member is given that is none of these values.
-pub fn refuse_other(
+/// Returns an error if a field has a value other than the allowed ones.
+pub fn reject_other_values(
     fields: &mut Fields,
     name: &str,
     allowed: &[Value],
@@ -125,13 +130,13 @@ pub fn refuse_other(
 ) -> Result<(), Error> {
     match fields.take(name) {
         Some(value) if !allowed.contains(&value) => {
-            Err(unsupported(name, &format!("{why}, and it is {value}")))
+            Err(unsupported(name, &format!("{why}, but it is {value}")))
         }
         _ => Ok(()),
     }
 }
 
-/// Leaves out what changes no answer.
+/// Drops fields that do not change the response.
 pub fn ignore(fields: &mut Fields, names: &[&str]) {
     for name in names {
         fields.take(name);
@@ -141,8 +146,8 @@ pub fn ignore(fields: &mut Fields, names: &[&str]) {
 fn response_format(mut fields: Fields) -> Result<Format, Error> {
     let kind = fields.text("type")?;
     if kind.as_deref() != Some("json_schema") {
-        let why = "without the type `json_schema`";
-        refuse(&mut fields, &[("json_schema", why)])?;
+        let why = "it requires the type `json_schema`";
+        reject(&mut fields, &[("json_schema", why)])?;
     }
     let format = match kind.as_deref() {
         Some("text") => Format::Text,
@@ -156,19 +161,19 @@ fn response_format(mut fields: Fields) -> Result<Format, Error> {
             return Err(out_of_range(&fields.path("type"), &kind.into(), expected));
         }
     };
-    fields.refuse_unknown(&["type", "json_schema"])?;
+    fields.reject_unknown(&["type", "json_schema"])?;
     Ok(format)
 }
 
-/// A schema with its name. An answer always fits it, strict or not; name and description are the
-/// client's own.
+/// Reads a named schema. The answer always satisfies it, strict or not; `name` and `description`
+/// are ignored.
 pub fn schema_format(mut fields: Fields) -> Result<Format, Error> {
     let schema = fields.take("schema");
     let schema = schema.ok_or_else(|| fields.missing("schema", "a JSON schema"))?;
     fields.text("name")?;
     fields.text("description")?;
-    fields.choice("strict")?;
-    fields.refuse_unknown(&["name", "description", "schema", "strict"])?;
+    fields.boolean("strict")?;
+    fields.reject_unknown(&["name", "description", "schema", "strict"])?;
     match schema {
         Value::Object(_) | Value::Bool(_) => Ok(Format::Schema(schema)),
         other => Err(corral_sdk::fields::wrong_type(
@@ -179,13 +184,13 @@ pub fn schema_format(mut fields: Fields) -> Result<Format, Error> {
     }
 }
 
-/// The older and the newer name of one thing.
+/// Reads the old and the new field for the length.
 fn length(fields: &mut Fields) -> Result<Option<u32>, Error> {
     let old = fields.integer("max_tokens", 1..=u32::MAX)?;
     let new = fields.integer("max_completion_tokens", 1..=u32::MAX)?;
     match (old, new) {
         (Some(old), Some(new)) if old != new => {
-            let why = "it is another name of `max_completion_tokens`, which is given too";
+            let why = "it is another name of `max_completion_tokens`, which is present as well";
             Err(unsupported("max_tokens", why))
         }
         _ => Ok(new.or(old)),
@@ -193,31 +198,32 @@ fn length(fields: &mut Fields) -> Result<Option<u32>, Error> {
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<u8>, Error> {
-    let wanted = fields.flag("logprobs")?;
+    let enabled = fields.flag("logprobs")?;
     let top = fields.integer("top_logprobs", 0..=LOGPROBS_LIMIT)?;
-    match (wanted, top) {
-        (false, Some(_)) => Err(unsupported("top_logprobs", "without `logprobs` being true")),
+    match (enabled, top) {
+        (false, Some(_)) => Err(unsupported("top_logprobs", "it requires `logprobs: true`")),
         (false, None) => Ok(None),
         (true, top) => Ok(Some(top.unwrap_or(0))),
     }
 }
 
-/// Whether the answer is a stream, and then whether it ends with what it took.
+/// Reads `stream` and `stream_options`: `None` if not streamed; otherwise whether the stream ends
+/// with the usage.
 pub fn stream(fields: &mut Fields) -> Result<Option<bool>, Error> {
     let stream = fields.flag("stream")?;
     let Some(mut options) = fields.object("stream_options")? else {
         return Ok(stream.then_some(false));
     };
     if !stream {
-        return Err(unsupported("stream_options", "without `stream` being true"));
+        return Err(unsupported("stream_options", "it requires `stream: true`"));
     }
     let usage = options.flag("include_usage")?;
-    // Padding against those who listen on the way; there is none.
+    // Padding against traffic analysis is not supported.
     let path = options.path("include_obfuscation");
     if options.flag("include_obfuscation")? {
         return Err(unsupported(&path, "events are not padded"));
     }
-    options.refuse_unknown(&["include_usage", "include_obfuscation"])?;
+    options.reject_unknown(&["include_usage", "include_obfuscation"])?;
     Ok(Some(usage))
 }
 
@@ -231,35 +237,47 @@ mod tests {
         body.as_object_mut()
             .unwrap()
             .extend(members.as_object().unwrap().clone());
-        read(Fields::of(String::new(), body).unwrap())
+        read(Fields::at(String::new(), body).unwrap())
     }
 
     #[test]
-    fn what_can_not_be_honoured_is_named() {
+    fn unsupported_fields_are_named() {
         let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
-        for (members, member, detail) in [
-            (json!({"audio": {}}), "audio", "write text"),
+        for (members, field, detail) in [
+            (json!({"audio": {}}), "audio", "text only"),
             (json!({"functions": []}), "functions", "`tools`"),
-            (json!({"prediction": {}}), "prediction", "beforehand"),
-            (json!({"store": true}), "store", "nothing is kept"),
-            (json!({"service_tier": "flex"}), "service_tier", "one tier"),
-            (json!({"modalities": ["audio"]}), "modalities", "write text"),
-            (json!({"nope": 1}), "nope", "not known here"),
+            (json!({"prediction": {}}), "prediction", "predicted outputs"),
+            (json!({"store": true}), "store", "not stored"),
+            (
+                json!({"service_tier": "flex"}),
+                "service_tier",
+                "one service tier",
+            ),
+            (json!({"modalities": ["audio"]}), "modalities", "text only"),
+            (json!({"nope": 1}), "nope", "is unknown"),
             (json!({"messages": 1}), "messages", "a number"),
-            (json!({"messages": null}), "messages", "not given"),
+            (json!({"messages": null}), "messages", "is missing"),
             (json!({"max_tokens": 0}), "max_tokens", "from 1"),
             (
                 json!({"max_tokens": 1, "max_completion_tokens": 2}),
                 "max_tokens",
                 "another name",
             ),
-            (json!({"top_logprobs": 2}), "top_logprobs", "`logprobs`"),
+            (
+                json!({"top_logprobs": 2}),
+                "top_logprobs",
+                "`logprobs: true`",
+            ),
             (
                 json!({"logprobs": true, "top_logprobs": 21}),
                 "top_logprobs",
                 "to 20",
             ),
-            (json!({"stream_options": {}}), "stream_options", "`stream`"),
+            (
+                json!({"stream_options": {}}),
+                "stream_options",
+                "`stream: true`",
+            ),
             (
                 json!({"stream": true, "stream_options": {"include_obfuscation": true}}),
                 "stream_options.include_obfuscation",
@@ -273,7 +291,7 @@ mod tests {
             (
                 json!({"response_format": {"type": "json_schema", "json_schema": {}}}),
                 "response_format.json_schema.schema",
-                "not given",
+                "is missing",
             ),
             (
                 json!({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}),
@@ -309,8 +327,8 @@ mod tests {
         ] {
             let error = with(members.clone()).err().unwrap();
             assert_eq!(
-                (error.status(), error.member()),
-                (400, Some(member)),
+                (error.status(), error.field()),
+                (400, Some(field)),
                 "{members}: {error}"
             );
             assert!(error.to_string().contains(detail), "{members}: {error}");

@@ -1,82 +1,87 @@
-//! An answer as events.
+//! The events of a streamed chat completion.
 
-use corral_sdk::http::Frame;
-use corral_sdk::{Error, Events, Outcome, Response};
+use corral_sdk::http::EventFormat;
+use corral_sdk::{Error, EventWriter, Outcome, Response};
 use serde_json::{Value, json};
 
-use super::answer::{Logprobs, reason};
-use crate::error::Dialect;
-use crate::identity::{now, unique};
-use crate::talk::{Answers, Finish, Part, Said};
-use crate::{asking::Likely, sse};
+use super::response::{Logprobs, finish_reason};
+use crate::conversation::{AnswerDelta, AnswerStream, FinishReason, OutputPart};
+use crate::error::ApiFormat;
+use crate::ids::{now, unique_id};
+use crate::{generation::LogprobEntry, sse};
 
-/// What follows the last event.
+/// The last event.
 pub const DONE: &str = "[DONE]";
 
-/// What the events of an answer have in common.
+/// The fields that all events share.
 struct Stream {
     id: String,
     created: u64,
     model: String,
-    /// Whether probabilities were asked for.
-    likely: bool,
-    /// Whether the last event tells what it took; the others have an empty place for it then.
+    /// Whether the request has `logprobs`.
+    logprobs: bool,
+    /// Whether the last event has the usage; in the others the field is then null.
     usage: bool,
-    /// For each answer, whether it has begun, and calls so far.
-    begun: Vec<(bool, usize)>,
+    /// For each choice: whether it has started, and the number of tool calls so far.
+    progress: Vec<(bool, usize)>,
 }
 
-pub fn answer(mut answers: Answers, likely: bool, usage: bool) -> Response {
+pub fn respond(mut answers: AnswerStream, logprobs: bool, usage: bool) -> Response {
     let stream = Stream {
-        id: unique("chatcmpl-"),
+        id: unique_id("chatcmpl-"),
         created: now(),
         model: answers.model().name().to_owned(),
-        likely,
+        logprobs,
         usage,
-        begun: vec![(false, 0); answers.len()],
+        progress: vec![(false, 0); answers.len()],
     };
-    if let Some(generation) = answers.unseen() {
-        let of = |delta| stream.chunk(vec![stream.choice(0, delta, &[])]);
-        let frame = Frame::json(|text| of(json!({"content": text}))).first(&of(role()));
-        return sse::forward(
-            Dialect::OpenAi,
+    if let Some(generation) = answers.take_generation() {
+        let event = |delta| stream.chunk(vec![stream.choice(0, delta, &[])]);
+        let format = EventFormat::json(|text| event(json!({"content": text})));
+        let format = format.with_first(&event(role()));
+        return sse::text_events(
+            ApiFormat::OpenAi,
             generation,
-            frame,
+            format,
             async move |outcome, events| stream.end(answers, outcome?, events).await,
         );
     }
-    sse::answer(Dialect::OpenAi, async move |events| {
-        stream.tell(answers, events).await
+    sse::events(ApiFormat::OpenAi, async move |events| {
+        stream.write(answers, events).await
     })
 }
 
-/// What an answer begins with.
+/// The first delta of a choice.
 fn role() -> Value {
     json!({"role": "assistant", "content": "", "refusal": null})
 }
 
 impl Stream {
-    async fn tell(mut self, mut answers: Answers, events: &mut Events) -> Result<(), Error> {
-        while let Some(said) = answers.next().await? {
-            self.said(said, &answers, events).await?;
+    async fn write(
+        mut self,
+        mut answers: AnswerStream,
+        events: &mut EventWriter,
+    ) -> Result<(), Error> {
+        while let Some(delta) = answers.next().await? {
+            self.write_delta(delta, &answers, events).await?;
         }
         self.close(&answers, events).await
     }
 
-    /// What follows the text of an answer that the host passed on.
+    /// Writes the events after text that the host streamed.
     async fn end(
         self,
-        mut answers: Answers,
+        mut answers: AnswerStream,
         outcome: Outcome,
-        events: &mut Events,
+        events: &mut EventWriter,
     ) -> Result<(), Error> {
-        answers.ended(outcome);
-        self.finish(0, outcome.finish.into(), events).await?;
+        answers.set_outcome(outcome);
+        self.write_finish(0, outcome.finish.into(), events).await?;
         self.close(&answers, events).await
     }
 
-    /// What follows all answers.
-    async fn close(&self, answers: &Answers, events: &mut Events) -> Result<(), Error> {
+    /// Writes the events after all choices.
+    async fn close(&self, answers: &AnswerStream, events: &mut EventWriter) -> Result<(), Error> {
         if self.usage {
             let mut last = self.chunk(Vec::new());
             last["usage"] = answers.usage()?.to_json();
@@ -85,78 +90,83 @@ impl Stream {
         events.data(DONE).await
     }
 
-    async fn said(
+    async fn write_delta(
         &mut self,
-        said: Said,
-        answers: &Answers,
-        events: &mut Events,
+        answer: AnswerDelta,
+        answers: &AnswerStream,
+        events: &mut EventWriter,
     ) -> Result<(), Error> {
-        let index = said.index;
-        if !self.begun[index].0 {
-            self.begun[index].0 = true;
-            self.delta(index, role(), &[], events).await?;
+        let index = answer.index;
+        if !self.progress[index].0 {
+            self.progress[index].0 = true;
+            self.write_choice(index, role(), &[], events).await?;
         }
-        // They belong to the piece as a whole, and go with the first event of it.
-        let mut likely = &said.likely[..];
-        for part in said.parts {
-            let delta = self.part(index, part, answers);
-            self.delta(index, delta, likely, events).await?;
-            likely = &[];
+        // The logprobs belong to the whole delta; send them with its first event.
+        let mut logprobs = &answer.logprobs[..];
+        for part in answer.parts {
+            let delta = self.part_delta(index, part, answers);
+            self.write_choice(index, delta, logprobs, events).await?;
+            logprobs = &[];
         }
-        if !likely.is_empty() {
-            self.delta(index, json!({"content": ""}), likely, events)
+        if !logprobs.is_empty() {
+            self.write_choice(index, json!({"content": ""}), logprobs, events)
                 .await?;
         }
-        if let Some(finish) = said.finish {
-            self.finish(index, finish, events).await?;
+        if let Some(finish) = answer.finish {
+            self.write_finish(index, finish, events).await?;
         }
         Ok(())
     }
 
-    /// The last event of an answer.
-    async fn finish(&self, index: usize, why: Finish, events: &mut Events) -> Result<(), Error> {
+    /// Writes the last event of a choice.
+    async fn write_finish(
+        &self,
+        index: usize,
+        finish: FinishReason,
+        events: &mut EventWriter,
+    ) -> Result<(), Error> {
         let mut last = self.choice(index, json!({}), &[]);
-        last["finish_reason"] = reason(why).into();
+        last["finish_reason"] = finish_reason(finish).into();
         events.json(&self.chunk(vec![last])).await
     }
 
-    fn part(&mut self, index: usize, part: Part, answers: &Answers) -> Value {
-        let calls = &mut self.begun[index].1;
+    fn part_delta(&mut self, index: usize, part: OutputPart, answers: &AnswerStream) -> Value {
+        let calls = &mut self.progress[index].1;
         match part {
-            Part::Content(text) => json!({"content": text}),
-            Part::Reasoning(text) => json!({"reasoning_content": text}),
-            Part::Call(name) => {
+            OutputPart::Content(text) => json!({"content": text}),
+            OutputPart::Reasoning(text) => json!({"reasoning_content": text}),
+            OutputPart::ToolCall(name) => {
                 let call = json!({
                     "index": *calls,
-                    "id": answers.name_for_call(),
+                    "id": answers.new_call_id(),
                     "type": "function",
                     "function": {"name": name, "arguments": ""},
                 });
                 *calls += 1;
                 json!({"tool_calls": [call]})
             }
-            Part::Arguments(text) => json!({"tool_calls": [{
+            OutputPart::Arguments(text) => json!({"tool_calls": [{
                 "index": calls.saturating_sub(1),
                 "function": {"arguments": text},
             }]}),
         }
     }
 
-    async fn delta(
+    async fn write_choice(
         &self,
         index: usize,
         delta: Value,
-        likely: &[Likely],
-        events: &mut Events,
+        logprobs: &[LogprobEntry],
+        events: &mut EventWriter,
     ) -> Result<(), Error> {
         events
-            .json(&self.chunk(vec![self.choice(index, delta, likely)]))
+            .json(&self.chunk(vec![self.choice(index, delta, logprobs)]))
             .await
     }
 
-    fn choice(&self, index: usize, delta: Value, likely: &[Likely]) -> Value {
-        let likely = (self.likely && !likely.is_empty()).then_some(Logprobs(likely));
-        json!({"index": index, "delta": delta, "logprobs": likely, "finish_reason": null})
+    fn choice(&self, index: usize, delta: Value, logprobs: &[LogprobEntry]) -> Value {
+        let logprobs = (self.logprobs && !logprobs.is_empty()).then_some(Logprobs(logprobs));
+        json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": null})
     }
 
     fn chunk(&self, choices: Vec<Value>) -> Value {

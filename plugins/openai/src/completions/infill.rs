@@ -1,34 +1,41 @@
-//! Text between a prompt and a suffix, by models that were trained for it.
+//! Fill in the middle: text between a prompt and a suffix, for models trained for it.
 
 use corral_sdk::{Error, Model, Token};
 
 use crate::error::unsupported;
 
-/// The control tokens of the families that can: before the prompt, before the suffix, and where the text
-/// between them is to come.
+/// The control tokens of known model families: before the prompt, before the suffix, before the
+/// middle.
 const FAMILIES: [[&str; 3]; 3] = [
     ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
     ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
     ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
 ];
 
-/// The tokens of a prompt that asks for what stands between; an error for a model that can't.
+/// Builds the tokens of a fill-in-the-middle prompt; an error if the model does not support it.
 pub fn tokens(prompt: &str, suffix: &str, model: &Model) -> Result<Vec<Token>, Error> {
     for family in FAMILIES {
-        let mut marks = Vec::new();
+        let mut controls = Vec::new();
         for name in family {
             match model.tokenize_trusted(name)?[..] {
-                [token] => marks.push(token),
+                [token] => controls.push(token),
                 _ => break,
             }
         }
-        if let [before, after, between] = marks[..] {
+        if let [prefix_token, suffix_token, middle_token] = controls[..] {
             let (prompt, suffix) = (model.tokenize(prompt)?, model.tokenize(suffix)?);
-            return Ok([&[before], &prompt[..], &[after], &suffix, &[between]].concat());
+            return Ok([
+                &[prefix_token],
+                &prompt[..],
+                &[suffix_token],
+                &suffix,
+                &[middle_token],
+            ]
+            .concat());
         }
     }
     let why = format!(
-        "the model {} has no tokens for a text between two others",
+        "the model {} has no fill-in-the-middle tokens",
         model.name()
     );
     Err(unsupported("suffix", &why))
@@ -40,17 +47,17 @@ mod tests {
     use corral_sdk::testing::Script;
 
     #[test]
-    fn a_model_can_or_refuses() {
+    fn suffix_requires_control_tokens() {
         let ask = |script: Script| {
-            script.run(async { tokens("a", "b<|fim_middle|>", &Model::first().await?) })
+            script.run(async { tokens("a", "b<|fim_middle|>", &Model::open_default().await?) })
         };
-        assert_eq!(ask(Script::new()).unwrap_err().member(), Some("suffix"));
+        assert_eq!(ask(Script::new()).unwrap_err().field(), Some("suffix"));
         let mut script = Script::new();
         for name in FAMILIES[0] {
             script = script.control_token(name);
         }
         let tokens = ask(script).unwrap();
-        // The client's text has no control tokens.
+        // Control tokens in the client's text are plain characters.
         assert_eq!(
             (&tokens[..4], tokens.len()),
             (&[259, 97, 260, 98][..], 5 + "<|fim_middle|>".len())

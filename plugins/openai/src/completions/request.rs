@@ -1,22 +1,22 @@
-//! The body of a request.
+//! The request body of a completion.
 
 use corral_sdk::fields::{Fields, wrong_type};
 use corral_sdk::{Error, Model, Token};
 use serde_json::Value;
 
 use super::infill;
-use super::scores::Echo;
-use crate::asking::{Settings, settings};
+use super::prompt_logprobs::Echo;
 use crate::chat::request::{ignore, stream};
 use crate::error::unsupported;
+use crate::generation::{Settings, settings};
 use crate::tokenize::read_tokens;
 
-/// What OpenAI's API has, where the request does not say.
+/// The default of OpenAI's API.
 const MAX_TOKENS: u32 = 16;
-/// As many likeliest tokens as the host tells.
+/// The host's limit for logprobs.
 const LOGPROBS_LIMIT: u8 = 20;
 
-const MEMBERS: [&str; 10] = [
+const FIELDS: [&str; 10] = [
     "model",
     "prompt",
     "suffix",
@@ -29,25 +29,25 @@ const MEMBERS: [&str; 10] = [
     "user",
 ];
 
-/// A request.
+/// A completion request.
 pub struct Request {
     pub model: Option<String>,
     pub prompt: Vec<Prompt>,
-    /// What comes after the text.
+    /// The text after the completion.
     pub suffix: Option<String>,
     pub settings: Settings,
     /// Whether the text begins with the prompt.
     pub echo: bool,
-    /// Whether the answer is a stream, and then whether it ends with what it took.
+    /// `None` if not streamed; otherwise whether the stream ends with the usage.
     pub stream: Option<bool>,
 }
 
-/// What the model is to go on with.
+/// A prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Prompt {
-    /// Text, taken as it stands; control tokens that are written in it are control tokens.
+    /// Text, in which control tokens are read.
     Text(String),
-    /// Tokens, with their place in the request.
+    /// Tokens, with their path in the request.
     Tokens(String, Vec<Value>),
 }
 
@@ -70,18 +70,15 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
         && best_of != settings.n
     {
         let why = format!(
-            "all texts that are generated are told; expected `n`, which is {}",
+            "all generated choices are returned; expected `n`, which is {}",
             settings.n
         );
         return Err(unsupported("best_of", &why));
     }
     let stream = stream(&mut fields)?;
-    fields.refuse_unknown(&[&MEMBERS[..], &settings::MEMBERS].concat())?;
+    fields.reject_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
     if echo && suffix.is_some() {
-        return Err(unsupported(
-            "echo",
-            "with `suffix`: the text stands between the two",
-        ));
+        return Err(unsupported("echo", "it can't be combined with `suffix`"));
     }
     Ok(Request {
         model,
@@ -95,12 +92,12 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
 
 const EXPECTED: &str = "a string, a list of tokens, or a list of either";
 
-/// One prompt or several, each as text or as tokens.
+/// Reads one prompt or several, each as text or tokens.
 fn prompt_list(value: Value) -> Result<Vec<Prompt>, Error> {
     match value {
         Value::Array(list) if list.is_empty() => {
             let text = format!("`prompt` is empty; expected {EXPECTED}");
-            Err(Error::bad_request("empty-prompt", text).about("prompt"))
+            Err(Error::bad_request("empty-prompt", text).with_field("prompt"))
         }
         Value::Array(list) if !list[0].is_number() => {
             let list = list.into_iter().enumerate();
@@ -119,7 +116,7 @@ fn prompt(path: String, value: Value) -> Result<Prompt, Error> {
     }
 }
 
-/// The tokens of all prompts.
+/// Tokenizes all prompts.
 pub fn prompts(
     prompts: &[Prompt],
     suffix: Option<&str>,
@@ -130,10 +127,11 @@ pub fn prompts(
         .map(|prompt| {
             let mut tokens = match (prompt, suffix) {
                 (Prompt::Text(text), Some(suffix)) => infill::tokens(text, suffix, model)?,
-                // As llama.cpp's server does: people paste prompts that a template made.
+                // As in llama.cpp's server: clients send prompts that they rendered with a
+                // template.
                 (Prompt::Text(text), None) => model.tokenize_trusted(text)?,
                 (Prompt::Tokens(..), Some(_)) => {
-                    return Err(unsupported("suffix", "with a prompt of tokens"));
+                    return Err(unsupported("suffix", "it requires a prompt as text"));
                 }
                 (Prompt::Tokens(path, tokens), None) => return read_tokens(path, tokens, model),
             };
@@ -147,7 +145,7 @@ pub fn prompts(
         .collect()
 }
 
-/// What the texts of all prompts begin with.
+/// The echoed text of each prompt.
 pub fn echoes(
     prompts: &[Prompt],
     tokens: &[Vec<Token>],
@@ -172,13 +170,13 @@ mod tests {
         body.as_object_mut()
             .unwrap()
             .extend(members.as_object().unwrap().clone());
-        read(Fields::of(String::new(), body).unwrap())
+        read(Fields::at(String::new(), body).unwrap())
     }
 
     #[test]
-    fn what_can_not_be_honoured_is_named() {
-        for (members, member, detail) in [
-            (json!({"prompt": null}), "prompt", "not given"),
+    fn unsupported_fields_are_named() {
+        for (members, field, detail) in [
+            (json!({"prompt": null}), "prompt", "is missing"),
             (json!({"prompt": []}), "prompt", "empty"),
             (json!({"prompt": 1}), "prompt", "a number"),
             (json!({"prompt": ["a", 1]}), "prompt[1]", "a number"),
@@ -186,12 +184,12 @@ mod tests {
             (json!({"echo": true, "suffix": "x"}), "echo", "`suffix`"),
             (json!({"logprobs": 21}), "logprobs", "to 20"),
             (json!({"max_tokens": -1}), "max_tokens", "from 0"),
-            (json!({"messages": []}), "messages", "not known here"),
+            (json!({"messages": []}), "messages", "is unknown"),
         ] {
             let error = with(members.clone()).err().unwrap();
             assert_eq!(
-                (error.status(), error.member()),
-                (400, Some(member)),
+                (error.status(), error.field()),
+                (400, Some(field)),
                 "{members}: {error}"
             );
             assert!(error.to_string().contains(detail), "{members}: {error}");
@@ -201,8 +199,8 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_text_or_tokens_or_several() {
-        let script = Script::new().control_token("<s>").begins_with("<s>");
+    fn prompt_is_text_or_tokens_or_a_list() {
+        let script = Script::new().control_token("<s>").begin_token("<s>");
         for (prompt, expected) in [
             (json!("a<|im_end|>"), vec![vec![259, 97, 258]]),
             (json!(["a", "<s>b"]), vec![vec![259, 97], vec![259, 98]]),
@@ -214,11 +212,12 @@ mod tests {
         ] {
             let request = with(json!({"prompt": prompt})).unwrap();
             let tokens =
-                script.run(async { prompts(&request.prompt, None, &Model::first().await?) });
+                script.run(async { prompts(&request.prompt, None, &Model::open_default().await?) });
             assert_eq!(tokens, Ok(expected), "{prompt}");
         }
         let request = with(json!({"prompt": [[97, 260]]})).unwrap();
-        let error = script.run(async { prompts(&request.prompt, None, &Model::first().await?) });
-        assert_eq!(error.unwrap_err().member(), Some("prompt[0][1]"));
+        let error =
+            script.run(async { prompts(&request.prompt, None, &Model::open_default().await?) });
+        assert_eq!(error.unwrap_err().field(), Some("prompt[0][1]"));
     }
 }

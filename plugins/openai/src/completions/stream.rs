@@ -1,93 +1,93 @@
-//! Texts as events.
+//! The events of a streamed completion.
 
-use corral_sdk::http::Frame;
-use corral_sdk::{Error, Events, Outcome, Response};
+use corral_sdk::http::EventFormat;
+use corral_sdk::{Error, EventWriter, Outcome, Response};
 use serde_json::{Value, json};
 
-use super::answer::Told;
-use crate::asking::Choices;
+use super::response::Format;
 use crate::chat::DONE;
-use crate::error::Dialect;
-use crate::identity::{now, unique};
+use crate::error::ApiFormat;
+use crate::generation::Choices;
+use crate::ids::{now, unique_id};
 use crate::sse;
 
-pub fn answer(mut choices: Choices, told: Told, usage: bool) -> Response {
-    let mut head = json!({
-        "id": unique("cmpl-"),
+pub fn respond(mut choices: Choices, format: Format, usage: bool) -> Response {
+    let mut chunk = json!({
+        "id": unique_id("cmpl-"),
         "object": "text_completion",
         "created": now(),
         "model": choices.model().name(),
         "choices": [],
     });
     if usage {
-        head["usage"] = Value::Null;
+        chunk["usage"] = Value::Null;
     }
-    if told.echo.is_empty()
-        && let Some(generation) = choices.unseen()
+    if format.echo.is_empty()
+        && let Some(generation) = choices.take_generation()
     {
-        let frame = Frame::json(|text| {
-            let mut chunk = head.clone();
-            chunk["choices"] = json!([told.choice(0, text, &[], &[], None)]);
-            chunk
+        let events = EventFormat::json(|text| {
+            let mut event = chunk.clone();
+            event["choices"] = json!([format.choice(0, text, &[], &[], None)]);
+            event
         });
-        return sse::forward(
-            Dialect::OpenAi,
+        return sse::text_events(
+            ApiFormat::OpenAi,
             generation,
-            frame,
-            async move |outcome, events| end(outcome?, choices, told, head, usage, events).await,
+            events,
+            async move |outcome, events| end(outcome?, choices, format, chunk, usage, events).await,
         );
     }
-    sse::answer(Dialect::OpenAi, async move |events| {
-        tell(choices, told, head, usage, events).await
+    sse::events(ApiFormat::OpenAi, async move |events| {
+        write(choices, format, chunk, usage, events).await
     })
 }
 
-/// What follows the text of an answer that the host passed on.
+/// Writes the events after text that the host streamed.
 async fn end(
     outcome: Outcome,
     mut choices: Choices,
-    told: Told,
+    format: Format,
     mut chunk: Value,
     usage: bool,
-    events: &mut Events,
+    events: &mut EventWriter,
 ) -> Result<(), Error> {
-    choices.ended(outcome);
-    chunk["choices"] = json!([told.choice(0, "", &[], &[], Some(outcome.finish))]);
+    choices.set_outcome(outcome);
+    chunk["choices"] = json!([format.choice(0, "", &[], &[], Some(outcome.finish))]);
     events.json(&chunk).await?;
     close(&choices, chunk, usage, events).await
 }
 
-async fn tell(
+async fn write(
     mut choices: Choices,
-    told: Told,
+    format: Format,
     mut chunk: Value,
     usage: bool,
-    events: &mut Events,
+    events: &mut EventWriter,
 ) -> Result<(), Error> {
     for index in 0..choices.len() {
-        if let Some(echo) = told.beginning(index) {
-            chunk["choices"] = json!([told.choice(index, &echo.text, &echo.likely, &[], None)]);
+        if let Some(echo) = format.echo_of(index) {
+            chunk["choices"] = json!([format.choice(index, &echo.text, &echo.logprobs, &[], None)]);
             events.json(&chunk).await?;
         }
     }
-    while let Some(piece) = choices.next().await? {
-        let finish = piece.end.map(|end| end.finish);
-        if piece.text.is_empty() && piece.likely.is_empty() && finish.is_none() {
+    while let Some(delta) = choices.next().await? {
+        let finish = delta.end.map(|end| end.finish);
+        if delta.text.is_empty() && delta.logprobs.is_empty() && finish.is_none() {
             continue;
         }
-        let choice = told.choice(piece.index, &piece.text, &[], &piece.likely, finish);
+        let choice = format.choice(delta.index, &delta.text, &[], &delta.logprobs, finish);
         chunk["choices"] = json!([choice]);
         events.json(&chunk).await?;
     }
     close(&choices, chunk, usage, events).await
 }
 
-/// What follows all texts.
+/// Writes the events after all choices.
 async fn close(
     choices: &Choices,
     mut chunk: Value,
     usage: bool,
-    events: &mut Events,
+    events: &mut EventWriter,
 ) -> Result<(), Error> {
     if usage {
         chunk["choices"] = json!([]);

@@ -1,28 +1,28 @@
-//! The items of a conversation, as messages for a template.
+//! Converts the input items to messages for a template.
 
 use corral_sdk::Error;
 use corral_sdk::fields::{Fields, wrong_type};
 use serde_json::{Map, Value, json};
 
-use crate::chat::messages::{arguments_of, call, text};
+use crate::chat::messages::{call, parse_arguments, text};
 use crate::error::unsupported;
 
-/// A text alone is said by the user.
+/// Reads the input. A string is a user message.
 pub fn read(input: Value) -> Result<Vec<Value>, Error> {
     let items = match input {
         Value::String(text) => return Ok(vec![json!({"role": "user", "content": text})]),
         Value::Array(items) if !items.is_empty() => items,
         Value::Array(_) => {
             let text = "`input` is empty; expected at least one item";
-            return Err(Error::bad_request("empty-prompt", text).about("input"));
+            return Err(Error::bad_request("empty-prompt", text).with_field("input"));
         }
         other => return Err(wrong_type("input", "a string or a list of items", &other)),
     };
     let mut conversation = Conversation::default();
     for (index, item) in items.into_iter().enumerate() {
-        conversation.add(Fields::of(format!("input[{index}]"), item)?)?;
+        conversation.add(Fields::at(format!("input[{index}]"), item)?)?;
     }
-    conversation.nothing_is_only_thought()?;
+    conversation.check_no_dangling_reasoning()?;
     let messages = conversation.messages.into_iter();
     Ok(messages.map(Value::Object).collect())
 }
@@ -30,35 +30,35 @@ pub fn read(input: Value) -> Result<Vec<Value>, Error> {
 #[derive(Default)]
 struct Conversation {
     messages: Vec<Map<String, Value>>,
-    /// What the assistant thought before what it says next, and where that stands.
-    thought: Option<(String, String)>,
-    /// Whether the last message is the assistant's, and goes on with what it says next.
-    goes_on: bool,
+    /// Reasoning that precedes the assistant's next message, and its path.
+    reasoning: Option<(String, String)>,
+    /// Whether the assistant's next item continues the last message.
+    continues: bool,
 }
 
 impl Conversation {
     fn add(&mut self, mut item: Fields) -> Result<(), Error> {
-        // Of answers that are sent back.
-        for harmless in ["id", "status", "phase"] {
-            item.take(harmless);
+        // Fields of earlier answers.
+        for ignored in ["id", "status", "phase"] {
+            item.take(ignored);
         }
         let kind = item.text("type")?;
         match kind.as_deref() {
-            None | Some("message") => self.message(item),
-            Some("function_call") => self.called(item),
-            Some("function_call_output") => self.result(item),
-            Some("reasoning") => self.thought(item),
+            None | Some("message") => self.add_message(item),
+            Some("function_call") => self.add_call(item),
+            Some("function_call_output") => self.add_result(item),
+            Some("reasoning") => self.add_reasoning(item),
             Some(other) => {
                 let why = format!(
-                    "items of the type {other:?} are not known; known are message, function_call, \
-                     function_call_output and reasoning"
+                    "items of the type {other:?} are unknown; expected message, function_call, \
+                     function_call_output or reasoning"
                 );
                 Err(unsupported(&item.path("type"), &why))
             }
         }
     }
 
-    fn message(&mut self, mut item: Fields) -> Result<(), Error> {
+    fn add_message(&mut self, mut item: Fields) -> Result<(), Error> {
         let expected = "system, developer, user or assistant";
         let role = item.text("role")?;
         let role = role.ok_or_else(|| item.missing("role", expected))?;
@@ -77,29 +77,33 @@ impl Conversation {
         let content = item.take("content");
         let content = content.ok_or_else(|| item.missing("content", "a string or a list"))?;
         let content = text(&item.path("content"), content, kinds)?;
-        item.refuse_unknown(&["type", "role", "content"])?;
+        item.reject_unknown(&["type", "role", "content"])?;
         match role.as_str() {
             "assistant" => {
-                self.goes_on = false;
+                self.continues = false;
                 self.assistant()
                     .insert("content".to_owned(), content.into());
             }
             _ => {
-                self.nothing_is_only_thought()?;
-                self.other([("role", role), ("content", content)]);
+                self.check_no_dangling_reasoning()?;
+                self.push_other([("role", role), ("content", content)]);
             }
         }
         Ok(())
     }
 
-    fn called(&mut self, mut item: Fields) -> Result<(), Error> {
-        let mut needed = |name: &str| {
+    fn add_call(&mut self, mut item: Fields) -> Result<(), Error> {
+        let mut required = |name: &str| {
             let text = item.text(name)?;
             text.ok_or_else(|| item.missing(name, "a string"))
         };
-        let (id, name, arguments) = (needed("call_id")?, needed("name")?, needed("arguments")?);
-        item.refuse_unknown(&["type", "call_id", "name", "arguments"])?;
-        let call = call(Some(id), &name, arguments_of(&arguments));
+        let (id, name, arguments) = (
+            required("call_id")?,
+            required("name")?,
+            required("arguments")?,
+        );
+        item.reject_unknown(&["type", "call_id", "name", "arguments"])?;
+        let call = call(Some(id), &name, parse_arguments(&arguments));
         let calls = self
             .assistant()
             .entry("tool_calls")
@@ -110,74 +114,74 @@ impl Conversation {
         Ok(())
     }
 
-    fn result(&mut self, mut item: Fields) -> Result<(), Error> {
+    fn add_result(&mut self, mut item: Fields) -> Result<(), Error> {
         let id = item.text("call_id")?;
         let id = id.ok_or_else(|| item.missing("call_id", "a string"))?;
         let output = item.take("output");
         let output = output.ok_or_else(|| item.missing("output", "a string or a list"))?;
         let output = text(&item.path("output"), output, &["input_text"])?;
-        item.refuse_unknown(&["type", "call_id", "output"])?;
-        self.nothing_is_only_thought()?;
-        let message = self.other([("role", "tool".to_owned()), ("content", output)]);
+        item.reject_unknown(&["type", "call_id", "output"])?;
+        self.check_no_dangling_reasoning()?;
+        let message = self.push_other([("role", "tool".to_owned()), ("content", output)]);
         message.insert("tool_call_id".to_owned(), id.into());
         Ok(())
     }
 
-    fn thought(&mut self, mut item: Fields) -> Result<(), Error> {
+    fn add_reasoning(&mut self, mut item: Fields) -> Result<(), Error> {
         if item.take("encrypted_content").is_some() {
-            let why = "nobody here can read it";
+            let why = "it can't be decrypted";
             return Err(unsupported(&item.path("encrypted_content"), why));
         }
         let path = item.path("content");
-        let earlier = self.thought.take().map(|(_, thought)| thought);
-        let mut thoughts: Vec<_> = earlier.into_iter().collect();
-        for (member, kind) in [("summary", "summary_text"), ("content", "reasoning_text")] {
-            if let Some(thought) = item.take(member) {
-                thoughts.push(text(&item.path(member), thought, &[kind])?);
+        let earlier = self.reasoning.take().map(|(_, text)| text);
+        let mut texts: Vec<_> = earlier.into_iter().collect();
+        for (name, kind) in [("summary", "summary_text"), ("content", "reasoning_text")] {
+            if let Some(value) = item.take(name) {
+                texts.push(text(&item.path(name), value, &[kind])?);
             }
         }
-        item.refuse_unknown(&["type", "summary", "content"])?;
-        thoughts.retain(|thought| !thought.is_empty());
-        self.goes_on = false;
-        self.thought = (!thoughts.is_empty()).then(|| (path, thoughts.join("\n\n")));
+        item.reject_unknown(&["type", "summary", "content"])?;
+        texts.retain(|text| !text.is_empty());
+        self.continues = false;
+        self.reasoning = (!texts.is_empty()).then(|| (path, texts.join("\n\n")));
         Ok(())
     }
 
-    /// An error, where the assistant thought and then said nothing: no message has that thought.
-    fn nothing_is_only_thought(&self) -> Result<(), Error> {
-        match &self.thought {
+    /// Returns an error if reasoning is not followed by a message or call of the assistant.
+    fn check_no_dangling_reasoning(&self) -> Result<(), Error> {
+        match &self.reasoning {
             None => Ok(()),
             Some((path, _)) => {
-                let why = "without an answer or a call of the assistant after it";
+                let why = "it requires an answer or a call of the assistant after it";
                 Err(unsupported(path, why))
             }
         }
     }
 
-    fn other(&mut self, members: [(&str, String); 2]) -> &mut Map<String, Value> {
-        self.goes_on = false;
-        self.push(members.map(|(name, text)| (name, text.into())))
+    fn push_other(&mut self, fields: [(&str, String); 2]) -> &mut Map<String, Value> {
+        self.continues = false;
+        self.push(fields.map(|(name, text)| (name, text.into())))
     }
 
-    fn push(&mut self, members: [(&str, Value); 2]) -> &mut Map<String, Value> {
-        let members = members.map(|(name, value)| (name.to_owned(), value));
+    fn push(&mut self, fields: [(&str, Value); 2]) -> &mut Map<String, Value> {
+        let fields = fields.map(|(name, value)| (name.to_owned(), value));
         let index = self.messages.len();
-        self.messages.push(members.into_iter().collect());
+        self.messages.push(fields.into_iter().collect());
         &mut self.messages[index]
     }
 
-    /// The message that the assistant is saying: a thought, a text and calls are one.
+    /// The assistant's current message: reasoning, content and calls form one.
     fn assistant(&mut self) -> &mut Map<String, Value> {
-        if self.goes_on
+        if self.continues
             && let Some(index) = self.messages.len().checked_sub(1)
         {
             return &mut self.messages[index];
         }
-        self.goes_on = true;
-        let thought = self.thought.take();
+        self.continues = true;
+        let reasoning = self.reasoning.take();
         let message = self.push([("role", "assistant".into()), ("content", Value::Null)]);
-        if let Some((_, thought)) = thought {
-            message.insert("reasoning_content".to_owned(), thought.into());
+        if let Some((_, text)) = reasoning {
+            message.insert("reasoning_content".to_owned(), text.into());
         }
         message
     }
@@ -217,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn summaries_are_thoughts() {
+    fn summaries_are_reasoning() {
         let summary = json!([{"type": "summary_text", "text": "In short."}]);
         let content = json!([{"type": "reasoning_text", "text": "At length."}]);
         for (thoughts, expected) in [
@@ -243,8 +247,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
-        for (input, member) in [
+    fn errors_name_the_field() {
+        for (input, field) in [
             (json!(1), "input"),
             (json!([]), "input"),
             (json!([1]), "input[0]"),
@@ -280,8 +284,8 @@ mod tests {
         ] {
             let error = read(input.clone()).unwrap_err();
             assert_eq!(
-                (error.status(), error.member()),
-                (400, Some(member)),
+                (error.status(), error.field()),
+                (400, Some(field)),
                 "{input}"
             );
         }

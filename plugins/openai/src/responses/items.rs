@@ -1,68 +1,75 @@
-//! What an answer is made of: items, and the events by which they come.
+//! The output items of a response and the events that build them.
 
 use serde_json::{Value, json};
 
-use crate::identity::unique;
-use crate::talk::Part;
+use crate::conversation::OutputPart;
+use crate::ids::unique_id;
 
-/// The items of an answer. An event is an object with a `type`.
+/// The output items. An event is an object with a `type`.
 #[derive(Default)]
 pub struct Items {
-    /// Those that are complete.
-    pub done: Vec<Value>,
-    open: Option<Open>,
+    /// The completed items.
+    pub completed: Vec<Value>,
+    open: Option<OpenItem>,
 }
 
-/// An item in the making.
-struct Open {
-    kind: Kind,
+/// An item in progress.
+struct OpenItem {
+    kind: ItemKind,
     id: String,
-    /// What was said so far: text, or arguments.
+    /// The text or arguments so far.
     text: String,
 }
 
-enum Kind {
+enum ItemKind {
     Reasoning,
     Message,
     Call { id: String, name: String },
 }
 
 impl Items {
-    /// Goes on by a part; a call gets this name.
-    pub fn part(&mut self, part: Part, call: impl FnOnce() -> String) -> Vec<Value> {
+    /// Adds a part and returns its events. `call_id` creates the id of a tool call.
+    pub fn add(&mut self, part: OutputPart, call_id: impl FnOnce() -> String) -> Vec<Value> {
         let mut events = Vec::new();
         let text = match part {
-            Part::Reasoning(text) => {
+            OutputPart::Reasoning(text) => {
                 if !matches!(
                     self.open,
-                    Some(Open {
-                        kind: Kind::Reasoning,
+                    Some(OpenItem {
+                        kind: ItemKind::Reasoning,
                         ..
                     })
                 ) {
-                    self.open(Kind::Reasoning, "rs_", &mut events);
+                    self.open(ItemKind::Reasoning, "rs_", &mut events);
                 }
                 text
             }
-            Part::Content(text) => {
+            OutputPart::Content(text) => {
                 if !matches!(
                     self.open,
-                    Some(Open {
-                        kind: Kind::Message,
+                    Some(OpenItem {
+                        kind: ItemKind::Message,
                         ..
                     })
                 ) {
-                    self.open(Kind::Message, "msg_", &mut events);
+                    self.open(ItemKind::Message, "msg_", &mut events);
                 }
                 text
             }
-            Part::Call(name) => {
-                self.open(Kind::Call { id: call(), name }, "fc_", &mut events);
+            OutputPart::ToolCall(name) => {
+                self.open(
+                    ItemKind::Call {
+                        id: call_id(),
+                        name,
+                    },
+                    "fc_",
+                    &mut events,
+                );
                 return events;
             }
-            Part::Arguments(text) => text,
+            OutputPart::Arguments(text) => text,
         };
-        let index = self.done.len();
+        let index = self.completed.len();
         if let Some(open) = &mut self.open {
             open.text += &text;
             let mut event = open.event("delta", index);
@@ -72,12 +79,12 @@ impl Items {
         events
     }
 
-    fn open(&mut self, kind: Kind, prefix: &str, events: &mut Vec<Value>) {
+    fn open(&mut self, kind: ItemKind, prefix: &str, events: &mut Vec<Value>) {
         self.close("completed", events);
-        let index = self.done.len();
-        let open = Open {
+        let index = self.completed.len();
+        let open = OpenItem {
             kind,
-            id: unique(prefix),
+            id: unique_id(prefix),
             text: String::new(),
         };
         events.push(json!({
@@ -85,8 +92,8 @@ impl Items {
             "output_index": index,
             "item": open.item("in_progress", false),
         }));
-        if let Some(part) = open.part() {
-            events.push(open.content("response.content_part.added", index, &part));
+        if let Some(part) = open.content_part() {
+            events.push(open.content_part_event("response.content_part.added", index, &part));
         }
         self.open = Some(open);
     }
@@ -96,16 +103,16 @@ impl Items {
         let Some(open) = self.open.take() else {
             return;
         };
-        let index = self.done.len();
-        let mut done = open.event("done", index);
-        let member = match open.kind {
-            Kind::Call { .. } => "arguments",
-            Kind::Reasoning | Kind::Message => "text",
+        let index = self.completed.len();
+        let mut event = open.event("done", index);
+        let field = match open.kind {
+            ItemKind::Call { .. } => "arguments",
+            ItemKind::Reasoning | ItemKind::Message => "text",
         };
-        done[member] = open.text.as_str().into();
-        events.push(done);
-        if let Some(part) = open.part() {
-            events.push(open.content("response.content_part.done", index, &part));
+        event[field] = open.text.as_str().into();
+        events.push(event);
+        if let Some(part) = open.content_part() {
+            events.push(open.content_part_event("response.content_part.done", index, &part));
         }
         let item = open.item(status, true);
         events.push(json!({
@@ -113,44 +120,44 @@ impl Items {
             "output_index": index,
             "item": item,
         }));
-        self.done.push(item);
+        self.completed.push(item);
     }
 
-    /// Completes the answer. One in which nothing was said is an empty message.
+    /// Completes the response. Without output it gets an empty message.
     pub fn end(&mut self, status: &str) -> Vec<Value> {
         let mut events = Vec::new();
-        if self.open.is_none() && self.done.is_empty() {
-            self.open(Kind::Message, "msg_", &mut events);
+        if self.open.is_none() && self.completed.is_empty() {
+            self.open(ItemKind::Message, "msg_", &mut events);
         }
         self.close(status, &mut events);
         events
     }
 }
 
-impl Open {
-    /// An event about what is said.
-    fn event(&self, what: &str, index: usize) -> Value {
+impl OpenItem {
+    /// An event about the item's text.
+    fn event(&self, change: &str, index: usize) -> Value {
         let kind = match self.kind {
-            Kind::Reasoning => "reasoning_text",
-            Kind::Message => "output_text",
-            Kind::Call { .. } => "function_call_arguments",
+            ItemKind::Reasoning => "reasoning_text",
+            ItemKind::Message => "output_text",
+            ItemKind::Call { .. } => "function_call_arguments",
         };
         let mut event = json!({
-            "type": format!("response.{kind}.{what}"),
+            "type": format!("response.{kind}.{change}"),
             "item_id": self.id,
             "output_index": index,
         });
-        if !matches!(self.kind, Kind::Call { .. }) {
+        if !matches!(self.kind, ItemKind::Call { .. }) {
             event["content_index"] = 0.into();
         }
-        if let Kind::Message = self.kind {
+        if let ItemKind::Message = self.kind {
             event["logprobs"] = json!([]);
         }
         event
     }
 
-    /// An event about the one part of a message or a thought.
-    fn content(&self, kind: &str, index: usize, part: &Value) -> Value {
+    /// An event about the item's only content part.
+    fn content_part_event(&self, kind: &str, index: usize, part: &Value) -> Value {
         json!({
             "type": kind,
             "item_id": self.id,
@@ -160,35 +167,39 @@ impl Open {
         })
     }
 
-    /// What an item consists of; a call has no parts.
-    fn part(&self) -> Option<Value> {
+    /// The item's content part; a call has none.
+    fn content_part(&self) -> Option<Value> {
         match self.kind {
-            Kind::Reasoning => Some(json!({"type": "reasoning_text", "text": self.text})),
-            Kind::Message => Some(
+            ItemKind::Reasoning => Some(json!({"type": "reasoning_text", "text": self.text})),
+            ItemKind::Message => Some(
                 json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}),
             ),
-            Kind::Call { .. } => None,
+            ItemKind::Call { .. } => None,
         }
     }
 
-    fn item(&self, status: &str, whole: bool) -> Value {
-        let parts: Vec<_> = self.part().into_iter().filter(|_| whole).collect();
+    fn item(&self, status: &str, complete: bool) -> Value {
+        let parts: Vec<_> = self
+            .content_part()
+            .into_iter()
+            .filter(|_| complete)
+            .collect();
         match &self.kind {
-            Kind::Reasoning => json!({
+            ItemKind::Reasoning => json!({
                 "id": self.id,
                 "type": "reasoning",
                 "status": status,
                 "summary": [],
                 "content": parts,
             }),
-            Kind::Message => json!({
+            ItemKind::Message => json!({
                 "id": self.id,
                 "type": "message",
                 "status": status,
                 "role": "assistant",
                 "content": parts,
             }),
-            Kind::Call { id, name } => json!({
+            ItemKind::Call { id, name } => json!({
                 "id": self.id,
                 "type": "function_call",
                 "status": status,

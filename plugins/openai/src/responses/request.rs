@@ -1,4 +1,4 @@
-//! The body of a request.
+//! The request body of the Responses API.
 
 use corral_sdk::Error;
 use corral_sdk::fields::{Fields, out_of_range};
@@ -6,35 +6,38 @@ use corral_sdk::template::Chat;
 use serde_json::{Map, Value, json};
 
 use super::input;
-use crate::asking::{Settings, settings};
-use crate::chat::request::{for_the_operator, refuse, refuse_other, schema_format};
+use crate::chat::request::{drop_operator_fields, reject, reject_other_values, schema_format};
+use crate::conversation::tools::{Tool, read_choice};
+use crate::conversation::{ChatRequest, Format, TemplateKwargs, Tools};
 use crate::error::unsupported;
-use crate::talk::tools::{Tool, read_choice};
-use crate::talk::{Arguments, Ask, Format, Tools};
+use crate::generation::{Settings, settings};
 
-/// Members of the API that can't be honoured, and why.
-const REFUSED: [(&str, &str); 10] = [
-    ("previous_response_id", KEPT),
-    ("conversation", KEPT),
-    ("prompt", "no prompts are kept here"),
-    ("context_management", KEPT),
+/// Fields of the API that are not supported, with the reason.
+const UNSUPPORTED: [(&str, &str); 10] = [
+    ("previous_response_id", NOT_STORED),
+    ("conversation", NOT_STORED),
+    ("prompt", "prompts are not stored"),
+    ("context_management", NOT_STORED),
     (
         "max_tool_calls",
-        "tools are called by the client, who can count",
+        "the client calls the tools and can count them",
     ),
     (
         "top_logprobs",
-        "probabilities are told by /v1/chat/completions",
+        "use /v1/chat/completions for log probabilities",
     ),
-    ("n", "there is one answer"),
-    ("stop", "the API has none; /v1/chat/completions has"),
-    ("max_tokens", "it is called `max_output_tokens` here"),
-    ("messages", "they are called `input` here"),
+    ("n", "a request has one answer"),
+    (
+        "stop",
+        "the API has no stop strings; use /v1/chat/completions",
+    ),
+    ("max_tokens", "use `max_output_tokens`"),
+    ("messages", "use `input`"),
 ];
 
-const KEPT: &str = "nothing is kept of answers; send the whole conversation as `input`";
+const NOT_STORED: &str = "responses are not stored; send the whole conversation as `input`";
 
-const MEMBERS: [&str; 14] = [
+const FIELDS: [&str; 14] = [
     "model",
     "input",
     "instructions",
@@ -51,39 +54,39 @@ const MEMBERS: [&str; 14] = [
     "truncation",
 ];
 
-/// A request.
+/// A Responses API request.
 pub struct Request {
-    pub ask: Ask,
-    /// What of the request is shown in the answer.
-    pub shown: Map<String, Value>,
+    pub chat: ChatRequest,
+    /// Fields of the request that the response repeats.
+    pub repeated: Map<String, Value>,
     pub stream: bool,
 }
 
 pub fn read(mut fields: Fields) -> Result<Request, Error> {
-    let mut shown = Map::new();
-    refuse(&mut fields, &REFUSED)?;
+    let mut repeated = Map::new();
+    reject(&mut fields, &UNSUPPORTED)?;
     for name in ["tools", "tool_choice", "metadata"] {
         if let Some(value) = fields.peek(name) {
-            shown.insert(name.to_owned(), value.clone());
+            repeated.insert(name.to_owned(), value.clone());
         }
     }
-    for_the_operator(&mut fields)?;
-    let kept = "nothing is kept of answers";
-    refuse_other(&mut fields, "background", &[false.into()], kept)?;
-    refuse_other(
+    drop_operator_fields(&mut fields)?;
+    let reason = "responses are not stored";
+    reject_other_values(&mut fields, "background", &[false.into()], reason)?;
+    reject_other_values(
         &mut fields,
         "truncation",
         &["disabled".into()],
-        "no message is left out",
+        "messages are never dropped",
     )?;
-    refuse_other(
+    reject_other_values(
         &mut fields,
         "include",
         &[json!([])],
-        "there is nothing more to tell",
+        "there is no further output",
     )?;
     let plain = json!({"include_obfuscation": false});
-    refuse_other(
+    reject_other_values(
         &mut fields,
         "stream_options",
         &[json!({}), plain],
@@ -94,14 +97,14 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
     let input = fields.take("input");
     let input = input.ok_or_else(|| fields.missing("input", "a string or a list of items"))?;
     let tools = tools(&mut fields)?;
-    let (format, format_shown) = text(&mut fields)?;
+    let (format, format_value) = text(&mut fields)?;
     let effort = reasoning(&mut fields)?;
-    let arguments = Arguments::read(&mut fields, effort.as_deref(), "reasoning.effort")?;
+    let template_kwargs = TemplateKwargs::read(&mut fields, effort.as_deref(), "reasoning.effort")?;
     let mut settings = Settings::read(&mut fields)?;
     settings.max_tokens = fields.integer("max_output_tokens", 1..=u32::MAX)?;
     let stream = fields.flag("stream")?;
     let model = fields.text("model")?;
-    fields.refuse_unknown(&[&MEMBERS[..], &settings::MEMBERS].concat())?;
+    fields.reject_unknown(&[&FIELDS[..], &settings::FIELDS].concat())?;
 
     for (name, value) in [
         ("instructions", json!(instructions)),
@@ -109,29 +112,29 @@ pub fn read(mut fields: Fields) -> Result<Request, Error> {
         ("parallel_tool_calls", tools.parallel.into()),
         ("reasoning", json!({"effort": effort, "summary": null})),
         ("temperature", settings.temperature.into()),
-        ("text", json!({"format": format_shown})),
+        ("text", json!({"format": format_value})),
         ("top_p", settings.top_p.unwrap_or(1.0).into()),
     ] {
-        shown.insert(name.to_owned(), value);
+        repeated.insert(name.to_owned(), value);
     }
     let mut messages = input::read(input)?;
     if let Some(text) = instructions {
         messages.insert(0, json!({"role": "developer", "content": text}));
     }
     Ok(Request {
-        ask: Ask {
+        chat: ChatRequest {
             model,
             chat: Chat {
                 messages,
                 ..Chat::default()
             },
-            arguments,
+            template_kwargs,
             tools,
             format,
             settings,
-            format_member: "text.format",
+            format_field: "text.format",
         },
-        shown,
+        repeated,
         stream,
     })
 }
@@ -143,59 +146,56 @@ fn tools(fields: &mut Fields) -> Result<Tools, Error> {
             return Tool::read(tool, "parameters");
         }
         let why = format!(
-            "tools of the type {} are not there; there are functions",
+            "tools of the type {} are not available; expected function",
             Value::from(kind)
         );
         Err(unsupported(&tool.path("type"), &why))
     })?;
     let choice = read_choice(fields.take("tool_choice"), false)?;
-    let parallel = fields.choice("parallel_tool_calls")?.unwrap_or(true);
-    Tools::of(list, choice, parallel)
+    let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
+    Tools::new(list, choice, parallel)
 }
 
-/// What the content looks like, and how the client said so.
+/// Reads the output format, and its form for the response.
 fn text(fields: &mut Fields) -> Result<(Format, Value), Error> {
     let plain = (Format::Text, json!({"type": "text"}));
     let Some(mut text) = fields.object("text")? else {
         return Ok(plain);
     };
     if text.take("verbosity").is_some() {
-        return Err(unsupported(
-            "text.verbosity",
-            "models here have no such setting",
-        ));
+        return Err(unsupported("text.verbosity", "models have no such setting"));
     }
-    let shown = text.peek("format").cloned();
+    let value = text.peek("format").cloned();
     let format = text.object("format")?;
-    text.refuse_unknown(&["format"])?;
-    let (Some(mut format), Some(shown)) = (format, shown) else {
+    text.reject_unknown(&["format"])?;
+    let (Some(mut format), Some(value)) = (format, value) else {
         return Ok(plain);
     };
     let kind = format.text("type")?;
     let read = match kind.as_deref() {
         Some("text") => Format::Text,
         Some("json_object") => Format::JsonObject,
-        Some("json_schema") => return Ok((schema_format(format)?, shown)),
+        Some("json_schema") => return Ok((schema_format(format)?, value)),
         _ => {
             let expected = "text, json_object or json_schema";
             return Err(out_of_range("text.format.type", &kind.into(), expected));
         }
     };
-    format.refuse_unknown(&["type"])?;
-    Ok((read, shown))
+    format.reject_unknown(&["type"])?;
+    Ok((read, value))
 }
 
 fn reasoning(fields: &mut Fields) -> Result<Option<String>, Error> {
     let Some(mut reasoning) = fields.object("reasoning")? else {
         return Ok(None);
     };
-    for member in ["summary", "generate_summary"] {
-        if reasoning.take(member).is_some() {
-            let why = "thoughts are told as they are";
-            return Err(unsupported(&reasoning.path(member), why));
+    for name in ["summary", "generate_summary"] {
+        if reasoning.take(name).is_some() {
+            let why = "reasoning is not summarized";
+            return Err(unsupported(&reasoning.path(name), why));
         }
     }
     let effort = reasoning.text("effort")?;
-    reasoning.refuse_unknown(&["effort"])?;
+    reasoning.reject_unknown(&["effort"])?;
     Ok(effort)
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use corral_sdk::testing::{Call, Script};
+use corral_sdk::testing::{HostCall, Script};
 use corral_sdk::{Error, Request};
 use serde_json::{Value, json};
 
@@ -34,10 +34,10 @@ fn calculator(choice: Value) -> Value {
     }))
 }
 
-/// What a stream says, put together as clients do: content, reasoning, calls and why each ended.
-fn together(events: &[Value], index: usize) -> Value {
+/// Combines a stream as clients do: content, reasoning, calls and finish reason.
+fn combined_stream(events: &[Value], index: usize) -> Value {
     let (mut content, mut reasoning) = (String::new(), String::new());
-    let (mut calls, mut finish, mut likely) = (Vec::<Value>::new(), Value::Null, Vec::new());
+    let (mut calls, mut finish, mut logprobs) = (Vec::<Value>::new(), Value::Null, Vec::new());
     let choices = events
         .iter()
         .filter_map(|event| event["choices"].as_array());
@@ -54,20 +54,20 @@ fn together(events: &[Value], index: usize) -> Value {
             let more = call["function"]["arguments"].as_str().unwrap();
             last["arguments"] = (last["arguments"].as_str().unwrap().to_owned() + more).into();
         }
-        likely.extend(
+        logprobs.extend(
             choice["logprobs"]["content"]
                 .as_array()
                 .cloned()
                 .unwrap_or_default(),
         );
-        assert!(finish.is_null(), "nothing follows why it ended");
+        assert!(finish.is_null(), "the finish reason comes last");
         finish = choice["finish_reason"].clone();
     }
-    json!({"content": content, "reasoning": reasoning, "calls": calls, "finish": finish, "likely": likely})
+    json!({"content": content, "reasoning": reasoning, "calls": calls, "finish": finish, "logprobs": logprobs})
 }
 
-/// The same of an answer that was told at once.
-fn at_once(answer: &Value, index: usize) -> Value {
+/// The same of a whole response.
+fn combined_response(answer: &Value, index: usize) -> Value {
     let choice = &answer["choices"][index];
     let message = &choice["message"];
     let calls = message["tool_calls"].as_array().into_iter().flatten();
@@ -77,12 +77,12 @@ fn at_once(answer: &Value, index: usize) -> Value {
         "reasoning": message["reasoning_content"].as_str().unwrap_or_default(),
         "calls": calls.collect::<Vec<_>>(),
         "finish": choice["finish_reason"],
-        "likely": choice["logprobs"]["content"].as_array().cloned().unwrap_or_default(),
+        "logprobs": choice["logprobs"]["content"].as_array().cloned().unwrap_or_default(),
     })
 }
 
 #[test]
-fn a_chat_is_answered() {
+fn chat_gets_an_answer() {
     let (status, answer) = post(&script("Hello!"), PATH, &hi(json!({"max_tokens": 9})));
     assert_eq!(
         (status, &answer["object"]),
@@ -97,7 +97,7 @@ fn a_chat_is_answered() {
             "finish_reason": "stop",
         })
     );
-    // A template that writes 34 letters and four control tokens for them.
+    // The template writes 34 characters and four control tokens.
     let usage = &answer["usage"];
     assert_eq!(
         (&usage["completion_tokens"], &usage["prompt_tokens_details"]),
@@ -111,7 +111,7 @@ fn a_chat_is_answered() {
 }
 
 #[test]
-fn a_stream_says_what_an_answer_says() {
+fn stream_equals_the_whole_response() {
     let think = format!("{TEMPLATE}{{# </think> #}}");
     for (template, answer, body) in [
         (
@@ -151,7 +151,11 @@ fn a_stream_says_what_an_answer_says() {
         assert_eq!(events.last(), Some(&"[DONE]".into()));
         let count = whole["choices"].as_array().unwrap().len();
         for index in 0..count {
-            assert_eq!(together(&events, index), at_once(&whole, index), "{answer}");
+            assert_eq!(
+                combined_stream(&events, index),
+                combined_response(&whole, index),
+                "{answer}"
+            );
             let first = events
                 .iter()
                 .find(|event| event["choices"][0]["index"] == index);
@@ -171,13 +175,13 @@ fn a_stream_says_what_an_answer_says() {
 }
 
 #[test]
-fn thoughts_and_stop_strings_are_taken_out() {
+fn reasoning_and_stop_strings_are_separated() {
     let think = format!("{TEMPLATE}{{# <think></think> #}}");
     let script = Script::new()
         .chat_template(&think)
         .answers("assistant\n", "<think>\nhm\n</think>\n\nHi");
     let (_, answer) = post(&script, PATH, &hi(json!({})));
-    let told = at_once(&answer, 0);
+    let told = combined_response(&answer, 0);
     assert_eq!(
         (&told["reasoning"], &told["content"]),
         (&"hm".into(), &"Hi".into())
@@ -189,19 +193,19 @@ fn thoughts_and_stop_strings_are_taken_out() {
 
     let body = hi(json!({"stop": "lo", "logprobs": true}));
     let (_, answer) = post(&self::script("Hello!"), PATH, &body);
-    let told = at_once(&answer, 0);
+    let told = combined_response(&answer, 0);
     assert_eq!(
         (&told["content"], &told["finish"]),
         (&"Hel".into(), &"stop".into())
     );
-    let tokens = told["likely"].as_array().unwrap().iter();
+    let tokens = told["logprobs"].as_array().unwrap().iter();
     let tokens: Vec<_> = tokens.map(|one| one["token"].as_str().unwrap()).collect();
     assert_eq!(tokens, ["H", "e", "l"]);
-    assert_eq!(told["likely"][0]["bytes"], json!([72]));
+    assert_eq!(told["logprobs"][0]["bytes"], json!([72]));
 }
 
 #[test]
-fn a_call_is_read_and_its_result_goes_back() {
+fn tool_call_and_result_make_a_round_trip() {
     let call =
         "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"e\": \"1+1\"}}\n</tool_call>";
     let script = script(call).answers(
@@ -229,12 +233,12 @@ fn a_call_is_read_and_its_result_goes_back() {
         prompt.contains("{\"name\": \"calculator\", \"arguments\": {\"e\": \"1+1\"}}"),
         "{prompt}"
     );
-    // What is meant for the API is not shown to the model.
+    // The model does not see fields of the API.
     assert!(!prompt.contains("strict"), "{prompt}");
 }
 
 #[test]
-fn one_call_is_enough_where_no_more_are_wanted() {
+fn answer_ends_after_the_only_call() {
     let call = |number: u32| {
         format!(
             "<tool_call>{{\"name\": \"calculator\", \"arguments\": {{\"e\": \"{number}\"}}}}</tool_call>"
@@ -251,7 +255,7 @@ fn one_call_is_enough_where_no_more_are_wanted() {
     ] {
         let script = script(&says);
         let (_, answer) = post(&script, PATH, &body);
-        let told = at_once(&answer, 0);
+        let told = combined_response(&answer, 0);
         assert_eq!(
             told["calls"],
             json!([{"name": "calculator", "arguments": "{\"e\": \"1\"}"}])
@@ -261,7 +265,7 @@ fn one_call_is_enough_where_no_more_are_wanted() {
             (&"tool_calls".into(), &"".into())
         );
         assert_eq!(answer["usage"]["completion_tokens"], generated, "{says}");
-        let cancelled = script.calls().contains(&Call::Cancelled);
+        let cancelled = script.calls().contains(&HostCall::Cancelled);
         assert_eq!(cancelled, generated != length + 1, "{says}");
         let usage = &answer["usage"];
         assert_eq!(
@@ -274,14 +278,14 @@ fn one_call_is_enough_where_no_more_are_wanted() {
 }
 
 #[test]
-fn tools_are_offered_as_the_choice_says() {
+fn tool_choice_controls_tools_and_grammar() {
     let none = script("Hi");
     let (_, answer) = post(&none, PATH, &calculator("none".into()));
     assert_eq!(answer["choices"][0]["message"]["content"], "Hi");
     assert!(!none.generations()[0].after.contains("calculator"));
 
     let grammar = |script: &Script| match &script.calls()[1] {
-        Call::Compile(text) => text.clone(),
+        HostCall::Compile(text) => text.clone(),
         other => panic!("{other:?}"),
     };
     for choice in [
@@ -290,7 +294,7 @@ fn tools_are_offered_as_the_choice_says() {
     ] {
         let asked = script("Hi");
         let (status, answer) = post(&asked, PATH, &calculator(choice));
-        // The script knows no grammar; that it was asked for is what matters.
+        // The script has no grammar; only the call matters.
         assert_eq!((status, &answer["error"]["param"]), (400, &"tools".into()));
         assert!(
             grammar(&asked).contains("start: \"<tool_call>\" tagged"),
@@ -331,7 +335,7 @@ fn tools_are_offered_as_the_choice_says() {
 }
 
 #[test]
-fn a_form_is_held() {
+fn response_format_becomes_a_grammar() {
     let schema = json!({"type": "object", "properties": {"a": {}}});
     let named = json!({"name": "x", "strict": true, "schema": schema});
     let format = json!({"type": "json_schema", "json_schema": named});
@@ -340,7 +344,7 @@ fn a_form_is_held() {
         (format, schema.to_string(), "{\"a\":1}"),
         (object, String::new(), "{}"),
     ] {
-        let script = script(content).language(&grammar, &[content]);
+        let script = script(content).grammar(&grammar, &[content]);
         let (_, answer) = post(&script, PATH, &hi(json!({"response_format": format})));
         assert_eq!(answer["choices"][0]["message"]["content"], content);
         assert!(
@@ -360,7 +364,7 @@ fn a_form_is_held() {
 }
 
 #[test]
-fn texts_of_one_prompt_are_forks_with_seeds_of_their_own() {
+fn choices_fork_with_own_seeds() {
     let script = script("Hello!");
     let events = events(
         &script,
@@ -373,7 +377,7 @@ fn texts_of_one_prompt_are_forks_with_seeds_of_their_own() {
         .map(|one| one.settings[1].clone())
         .collect();
     assert_eq!(settings, ["seed 7", "seed 8"]);
-    // They take turns.
+    // Choices are read in rotation.
     let order: Vec<_> = events
         .iter()
         .filter_map(|event| event["choices"][0]["index"].as_u64())
@@ -382,7 +386,7 @@ fn texts_of_one_prompt_are_forks_with_seeds_of_their_own() {
 }
 
 #[test]
-fn what_fails_has_its_status_and_shape() {
+fn errors_have_status_and_format() {
     let busy = || Error::Refused {
         reason: "the queue is full".to_owned(),
         retry_after: Duration::from_millis(1500),
@@ -391,7 +395,7 @@ fn what_fails_has_its_status_and_shape() {
         let script = script("Hi")
             .fails("generate", busy())
             .fails("generate", Error::Deadline)
-            .breaks_off(
+            .fails_after(
                 "Bye<|im_end|>\n<|im_start|>assistant\n",
                 "",
                 Error::Failed("broken".to_owned()),
@@ -429,7 +433,7 @@ fn what_fails_has_its_status_and_shape() {
 }
 
 #[test]
-fn what_the_template_knows_nothing_of_is_named() {
+fn fields_unknown_to_the_template_are_named() {
     let named = json!([{"role": "user", "name": "Ada", "content": "Hi"}]);
     for (members, member) in [
         (json!({"reasoning_effort": "low"}), "reasoning_effort"),
@@ -453,18 +457,21 @@ fn what_the_template_knows_nothing_of_is_named() {
 }
 
 #[test]
-fn an_error_in_a_stream_is_its_last_event() {
+fn stream_error_is_the_last_event() {
     let script =
         Script::new()
             .chat_template(TEMPLATE)
-            .breaks_off("assistant\n", "Hel", Error::Deadline);
+            .fails_after("assistant\n", "Hel", Error::Deadline);
     let events = events(&script, PATH, &hi(json!({})));
-    assert_eq!(together(&events[..events.len() - 1], 0)["content"], "Hel");
+    assert_eq!(
+        combined_stream(&events[..events.len() - 1], 0)["content"],
+        "Hel"
+    );
     assert_eq!(events.last().unwrap()["error"]["type"], "server_error");
 }
 
 #[test]
-fn a_client_that_goes_away_cancels() {
+fn disconnect_cancels_the_generation() {
     let script = script("Hello!");
     script.run(async {
         let request = Request::post(PATH).with_json(&hi(json!({"stream": true})));
@@ -473,5 +480,5 @@ fn a_client_that_goes_away_cancels() {
         };
         answer.read_events(2).await;
     });
-    assert_eq!(script.calls().last(), Some(&Call::Cancelled));
+    assert_eq!(script.calls().last(), Some(&HostCall::Cancelled));
 }

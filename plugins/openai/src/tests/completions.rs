@@ -1,7 +1,7 @@
 //! `/v1/completions`.
 
 use corral_sdk::Error;
-use corral_sdk::testing::{Call, Script};
+use corral_sdk::testing::{HostCall, Script};
 use serde_json::{Value, json};
 
 use super::{events, post};
@@ -13,7 +13,7 @@ fn script() -> Script {
 }
 
 #[test]
-fn a_prompt_goes_on() {
+fn prompt_gets_a_completion() {
     let (status, answer) = post(
         &script(),
         PATH,
@@ -29,7 +29,7 @@ fn a_prompt_goes_on() {
 }
 
 #[test]
-fn several_prompts_have_several_texts() {
+fn several_prompts_have_several_choices() {
     let body = json!({"prompt": ["1+1=", [97, 98, 99]], "n": 2, "max_tokens": 3, "echo": true});
     let (_, answer) = post(&script(), PATH, &body);
     let choices = answer["choices"].as_array().unwrap();
@@ -64,16 +64,16 @@ fn several_prompts_have_several_texts() {
 }
 
 #[test]
-fn probabilities_are_lists_side_by_side() {
+fn logprobs_are_parallel_lists() {
     let body = json!({"prompt": "abc", "logprobs": 2});
     let (_, answer) = post(&script(), PATH, &body);
-    let told = &answer["choices"][0]["logprobs"];
-    assert_eq!(told["tokens"], json!(["d", "e", "f", "g"]));
-    assert_eq!(told["text_offset"], json!([0, 1, 2, 3]));
-    let first = &told["top_logprobs"][0];
+    let response = &answer["choices"][0]["logprobs"];
+    assert_eq!(response["tokens"], json!(["d", "e", "f", "g"]));
+    assert_eq!(response["text_offset"], json!([0, 1, 2, 3]));
+    let first = &response["top_logprobs"][0];
     assert_eq!(
         (first.as_object().unwrap().len(), &first["d"]),
-        (2, &told["token_logprobs"][0])
+        (2, &response["token_logprobs"][0])
     );
     let mut none = body.clone();
     none["logprobs"] = 0.into();
@@ -83,38 +83,40 @@ fn probabilities_are_lists_side_by_side() {
         Value::Null
     );
 
-    told_in_pieces(&script(), &body, told);
+    check_stream(&script(), &body, response);
 }
 
-/// A stream brings the same lists, piece by piece.
-fn told_in_pieces(script: &Script, body: &Value, told: &Value) {
+/// Checks that a stream has the same lists, in parts.
+fn check_stream(script: &Script, body: &Value, response: &Value) {
     let events = events(script, PATH, body);
     for member in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
         let events = events.iter().map(|event| &event["choices"][0]);
         let first = events.filter(|choice| choice["index"] == 0);
         let lists = first.filter_map(|choice| choice["logprobs"][member].as_array());
         let all: Vec<_> = lists.flatten().cloned().collect();
-        assert_eq!(Value::from(all), told[member], "{member}");
+        assert_eq!(Value::from(all), response[member], "{member}");
     }
 }
 
-/// Knows what comes after each of the tokens of "abé", of which the last two are halves of a character.
-fn known() -> Script {
+/// Scripts the tokens of "abé", the last two of which are halves of a character.
+fn script_with_logits() -> Script {
     Script::new()
         .next("a", &[("b", 2.0), ("x", 1.0)])
         .next("ab", &[("x", 3.0), ("y", 2.0)])
         .answers("ab", "é!")
 }
 
-fn looks(script: &Script) -> usize {
+fn next_token_requests(script: &Script) -> usize {
     let calls = script.calls().into_iter();
-    calls.filter(|call| matches!(call, Call::Next(_))).count()
+    calls
+        .filter(|call| matches!(call, HostCall::Next(_)))
+        .count()
 }
 
 #[test]
-fn a_prompt_is_told_with_its_probabilities() {
+fn echo_returns_prompt_logprobs() {
     let body = json!({"prompt": "abé", "echo": true, "logprobs": 2, "max_tokens": 0});
-    let script = known();
+    let script = script_with_logits();
     let (status, answer) = post(&script, PATH, &body);
     assert_eq!(status, 200, "{answer}");
     let choice = &answer["choices"][0];
@@ -127,10 +129,13 @@ fn a_prompt_is_told_with_its_probabilities() {
         (&usage["prompt_tokens"], &usage["completion_tokens"]),
         (&4.into(), &0.into())
     );
-    let told = &choice["logprobs"];
-    assert_eq!(told["tokens"], json!(["a", "b", "\u{fffd}", "\u{fffd}"]));
-    assert_eq!(told["text_offset"], json!([0, 1, 2, 3]));
-    let (logs, top) = (&told["token_logprobs"], &told["top_logprobs"]);
+    let response = &choice["logprobs"];
+    assert_eq!(
+        response["tokens"],
+        json!(["a", "b", "\u{fffd}", "\u{fffd}"])
+    );
+    assert_eq!(response["text_offset"], json!([0, 1, 2, 3]));
+    let (logs, top) = (&response["token_logprobs"], &response["top_logprobs"]);
     assert_eq!((&logs[0], &top[0]), (&Value::Null, &Value::Null));
     let near = |value: &Value, expected: f64| {
         assert!(
@@ -142,46 +147,46 @@ fn a_prompt_is_told_with_its_probabilities() {
     near(&logs[1], 2.0 - all(2.0, 1.0));
     near(&top[1]["x"], 1.0 - all(2.0, 1.0));
     assert_eq!(top[1]["b"], logs[1]);
-    // Too unlikely to be among those that a look shows, so it took one more.
+    // Not among the most likely tokens, so it takes a second request.
     near(&logs[2], -30.0 - all(3.0, 2.0));
     near(&top[2]["y"], 2.0 - all(3.0, 2.0));
     near(&logs[3], 0.0);
-    // The token itself is told too, if it is not among them.
+    // The token itself is listed as well.
     assert_eq!(top[2]["\u{fffd}"], logs[2]);
     for (place, count) in [(1, 2), (2, 3), (3, 2)] {
         assert_eq!(top[place].as_object().unwrap().len(), count);
     }
-    assert_eq!(looks(&script), 4);
+    assert_eq!(next_token_requests(&script), 4);
     assert_eq!(script.generations(), []);
-    told_in_pieces(&known(), &body, told);
+    check_stream(&script_with_logits(), &body, response);
 
-    // As a list of tokens, and without others in each place: one look for each.
+    // With a token list and no top logprobs, each token takes one request.
     let body = json!({"prompt": [97, 98, 195, 169], "echo": true, "logprobs": 0, "max_tokens": 0});
-    let script = known();
+    let script = script_with_logits();
     let (_, answer) = post(&script, PATH, &body);
     let choice = &answer["choices"][0];
     assert_eq!(choice["text"], "abé");
     assert_eq!(choice["logprobs"]["token_logprobs"], *logs);
     assert_eq!(choice["logprobs"]["top_logprobs"], Value::Null);
-    assert_eq!(looks(&script), 3);
+    assert_eq!(next_token_requests(&script), 3);
 }
 
 #[test]
-fn a_model_that_can_not_fork_shows_more_at_once() {
+fn model_without_fork_requests_more_tokens() {
     let body = json!({"prompt": "abé", "echo": true, "logprobs": 2, "max_tokens": 0});
-    let script = known().info(|info| info.can_fork = false);
+    let script = script_with_logits().info(|info| info.can_fork = false);
     let (_, answer) = post(&script, PATH, &body);
-    let (_, forking) = post(&known(), PATH, &body);
+    let (_, forking) = post(&script_with_logits(), PATH, &body);
     assert_eq!(
         answer["choices"][0]["logprobs"],
         forking["choices"][0]["logprobs"]
     );
-    assert_eq!(looks(&script), 3);
+    assert_eq!(next_token_requests(&script), 3);
 }
 
-/// As evaluations read it: the prompt's entries are all but the last one.
+/// Evaluation tools use all entries but the last as the prompt's.
 #[test]
-fn a_token_that_ends_the_text_is_told_after_a_prompt_that_is() {
+fn end_token_has_an_entry_after_echo() {
     let script = || Script::new().next("a", &[("b", 1.0)]).answers("ab", "");
     let body = json!({"prompt": "ab", "echo": true, "logprobs": 1, "max_tokens": 1});
     let (_, answer) = post(&script(), PATH, &body);
@@ -190,23 +195,23 @@ fn a_token_that_ends_the_text_is_told_after_a_prompt_that_is() {
         (&choice["text"], &choice["finish_reason"]),
         (&"ab".into(), &"stop".into())
     );
-    let told = &choice["logprobs"];
-    assert_eq!(told["tokens"], json!(["a", "b", "<|im_end|>"]));
-    assert_eq!(told["text_offset"], json!([0, 1, 2]));
+    let response = &choice["logprobs"];
+    assert_eq!(response["tokens"], json!(["a", "b", "<|im_end|>"]));
+    assert_eq!(response["text_offset"], json!([0, 1, 2]));
     assert_eq!(
-        told["top_logprobs"][2]["<|im_end|>"],
-        told["token_logprobs"][2]
+        response["top_logprobs"][2]["<|im_end|>"],
+        response["token_logprobs"][2]
     );
-    told_in_pieces(&script(), &body, told);
-    // Of an answer alone it is not.
+    check_stream(&script(), &body, response);
+    // Without echo it has no entry.
     let mut alone = body;
     alone["echo"] = false.into();
     let (_, answer) = post(&script(), PATH, &alone);
     assert_eq!(answer["choices"][0]["logprobs"]["tokens"], json!([]));
 }
 
-/// The texts that looks came after.
-fn looked(script: Script, prompts: &[&str]) -> Vec<String> {
+/// The texts of the next-token requests.
+fn requested_texts(script: Script, prompts: &[&str]) -> Vec<String> {
     let script = script
         .next("a", &[("b", 1.0)])
         .next("ab", &[("c", 1.0)])
@@ -217,32 +222,32 @@ fn looked(script: Script, prompts: &[&str]) -> Vec<String> {
     let calls = script.calls().into_iter();
     calls
         .filter_map(|call| match call {
-            Call::Next(after) => Some(after),
+            HostCall::Next(after) => Some(after),
             _ => None,
         })
         .collect()
 }
 
 #[test]
-fn prompts_are_read_side_by_side_as_far_as_they_fit() {
+fn prompts_are_scored_concurrently_within_context() {
     let prompts = ["abcd", "ab", "ab"];
-    let room = |positions| looked(Script::new().context(positions), &prompts);
+    let room = |positions| requested_texts(Script::new().context(positions), &prompts);
     assert_eq!(room(8), ["a", "a", "a", "ab", "abc"]);
-    // The third one comes when the second one has been read.
+    // The third prompt starts when the second is complete.
     assert_eq!(room(6), ["a", "a", "ab", "a", "abc"]);
-    // At first there is room for the long one alone.
+    // At first only the long prompt fits.
     assert_eq!(room(5), ["a", "ab", "abc", "a", "a"]);
     let of = |a, ab| [vec!["a"; a], vec!["ab"; ab]].concat();
     assert_eq!(
-        looked(Script::new(), &["abc"; 17]),
+        requested_texts(Script::new(), &["abc"; 17]),
         [of(16, 16), of(1, 1)].concat()
     );
-    // Those of one token are over as soon as they begin.
-    assert_eq!(looked(Script::new(), &["a"; 40]), of(0, 0));
+    // A prompt of one token is complete at the start.
+    assert_eq!(requested_texts(Script::new(), &["a"; 40]), of(0, 0));
 }
 
 #[test]
-fn more_than_can_be_told_is_refused_before_anything_is_read() {
+fn oversized_prompts_are_rejected_before_scoring() {
     let prompts = vec!["a".repeat(4000); 8];
     let mut body = json!({"prompt": prompts, "echo": true, "logprobs": 20, "max_tokens": 1});
     for stream in [false, true] {
@@ -254,22 +259,25 @@ fn more_than_can_be_told_is_refused_before_anything_is_read() {
             (400, &"prompt".into()),
             "{answer}"
         );
-        assert_eq!(looks(&script), 0);
+        assert_eq!(next_token_requests(&script), 0);
     }
 }
 
 #[test]
-fn an_answer_follows_a_prompt_that_is_told() {
+fn completion_continues_the_scored_prompt() {
     let body = json!({"prompt": "abé", "echo": true, "logprobs": 1, "max_tokens": 1, "n": 2});
-    let script = known();
+    let script = script_with_logits();
     let (_, answer) = post(&script, PATH, &body);
     for index in 0..2 {
         let choice = &answer["choices"][index];
         assert_eq!(choice["text"], "abé!");
-        let told = &choice["logprobs"];
-        assert_eq!(told["tokens"][4], "!");
-        assert_eq!(told["text_offset"], json!([0, 1, 2, 3, 3]));
-        assert_eq!(told["top_logprobs"][4]["!"], told["token_logprobs"][4]);
+        let response = &choice["logprobs"];
+        assert_eq!(response["tokens"][4], "!");
+        assert_eq!(response["text_offset"], json!([0, 1, 2, 3, 3]));
+        assert_eq!(
+            response["top_logprobs"][4]["!"],
+            response["token_logprobs"][4]
+        );
     }
     assert_eq!(script.generations()[1].after, "abé");
     let usage = &answer["usage"];
@@ -277,18 +285,22 @@ fn an_answer_follows_a_prompt_that_is_told() {
         (&usage["prompt_tokens"], &usage["completion_tokens"]),
         (&4.into(), &2.into())
     );
-    // It was computed for this request.
+    // This request computed it.
     assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
-    told_in_pieces(&known(), &body, &answer["choices"][0]["logprobs"]);
+    check_stream(
+        &script_with_logits(),
+        &body,
+        &answer["choices"][0]["logprobs"],
+    );
 }
 
 #[test]
-fn prompts_are_told_in_their_order_however_long_they_are() {
+fn scored_prompts_keep_their_order() {
     let prompts: Vec<_> = (0..100)
         .map(|at| ["a", "ab", "abé"][at % 3].to_owned())
         .collect();
     let body = json!({"prompt": prompts, "echo": true, "logprobs": 1, "max_tokens": 0});
-    let (_, answer) = post(&known(), PATH, &body);
+    let (_, answer) = post(&script_with_logits(), PATH, &body);
     for (index, prompt) in prompts.iter().enumerate() {
         let choice = &answer["choices"][index];
         assert_eq!(
@@ -302,11 +314,11 @@ fn prompts_are_told_in_their_order_however_long_they_are() {
 }
 
 #[test]
-fn what_a_model_wants_at_the_beginning_is_a_token_of_the_prompt() {
+fn begin_token_is_part_of_the_prompt() {
     let script = || {
         Script::new()
             .control_token("<s>")
-            .begins_with("<s>")
+            .begin_token("<s>")
             .next("<s>", &[("a", 1.0)])
             .next("a", &[("b", 2.0)])
     };
@@ -321,14 +333,17 @@ fn what_a_model_wants_at_the_beginning_is_a_token_of_the_prompt() {
 }
 
 #[test]
-fn no_tokens_are_a_text_of_none() {
-    // There is no room for any, and none is needed.
+fn zero_max_tokens_gives_empty_text() {
+    // There is no room for tokens, and none is needed.
     let script = || Script::new().context(3);
     let body = json!({"prompt": ["abc", "ab"], "max_tokens": 0, "n": 2, "logprobs": 1});
     let asked = script();
     let (status, answer) = post(&asked, PATH, &body);
     assert_eq!(status, 200, "{answer}");
-    assert_eq!((looks(&asked), asked.generations().len()), (0, 0));
+    assert_eq!(
+        (next_token_requests(&asked), asked.generations().len()),
+        (0, 0)
+    );
     let choices = answer["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 4);
     for (index, choice) in choices.iter().enumerate() {
@@ -347,12 +362,12 @@ fn no_tokens_are_a_text_of_none() {
 }
 
 #[test]
-fn what_fails_while_a_prompt_is_read_has_its_status() {
+fn scoring_errors_have_their_status() {
     let refused = Error::Refused {
         reason: "the queue is full".to_owned(),
         retry_after: std::time::Duration::from_secs(1),
     };
-    let script = known().fails("next", refused);
+    let script = script_with_logits().fails("next", refused);
     let body = json!({"prompt": "ab", "echo": true, "logprobs": 1, "stream": true});
     let (status, answer) = post(&script, PATH, &body);
     assert_eq!(
@@ -362,7 +377,7 @@ fn what_fails_while_a_prompt_is_read_has_its_status() {
 }
 
 #[test]
-fn too_many_texts_are_refused() {
+fn too_many_choices_are_rejected() {
     for (prompts, n, member) in [(65, 2, "n"), (129, 1, "prompt")] {
         let body = json!({"prompt": vec!["abc"; prompts], "n": n});
         let (status, answer) = post(&script(), PATH, &body);

@@ -1,18 +1,18 @@
-//! Server-sent events as plugins write them, a thousand at a time, to memory.
+//! Writes server-sent events to memory, a thousand at a time.
 
 use corral_sdk::Response;
 use corral_sdk::testing::block_on;
 use serde_json::{Value, json};
 use std::rc::Rc;
 
-/// Events of an answer.
+/// Events per response.
 pub const EVENTS: usize = 1000;
-/// An event of `generate`.
+/// An event of the plugin `generate`.
 pub const TOKEN: &str = r#"{"text":" river"}"#;
-/// Each line gets a beginning of its own.
+/// Each line needs its own `data:` prefix.
 pub const LINES: &str = "The quiet owl\nlooks at the river\r\nand the stone.\n";
 
-/// What a client of OpenAI's API gets for a token.
+/// A token's event in OpenAI's API.
 pub fn chunk() -> Value {
     json!({
         "id": "chatcmpl-0123456789abcdef", "object": "chat.completion.chunk", "created": 1_700_000_000,
@@ -20,7 +20,7 @@ pub fn chunk() -> Value {
     })
 }
 
-/// Events of this text.
+/// Events with this text.
 pub fn data(text: &'static str) -> Vec<u8> {
     let response = Response::events(async move |events| {
         for _ in 0..EVENTS {
@@ -42,7 +42,7 @@ pub fn named() -> Vec<u8> {
     block_on(response.read())
 }
 
-/// Events of a value, which is written as JSON for each.
+/// Events with a value, serialized for each.
 pub fn json(value: &Rc<Value>) -> Vec<u8> {
     let value = Rc::clone(value);
     let response = Response::events(async move |events| {

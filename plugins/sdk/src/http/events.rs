@@ -8,39 +8,39 @@ use wasip3::wit_bindgen::StreamWriter;
 
 use crate::Error;
 
-/// Where the events of a [`Response::events`](crate::Response::events) go.
+/// Writes the events of a [`Response::events`](crate::Response::events).
 ///
-/// Each call waits until the client's connection has taken the event. Once the client is gone, each is
-/// [`Error::Cancelled`]: leaving then drops the generation, which cancels it.
-pub struct Events {
+/// Each call waits until the client's connection has taken the event. After the client disconnects,
+/// each call is [`Error::Cancelled`]; returning it drops the generation, which cancels it.
+pub struct EventWriter {
     to: Writer,
-    gone: bool,
+    disconnected: bool,
 }
 
 enum Writer {
     Client(StreamWriter<u8>),
-    /// For tests: what was written, and how many events are taken before the client is gone.
-    Page(Rc<RefCell<Vec<u8>>>, usize),
+    /// A buffer for tests, and the number of events it takes before the client disconnects.
+    Buffer(Rc<RefCell<Vec<u8>>>, usize),
 }
 
-impl Events {
+impl EventWriter {
     pub(super) fn to_client(writer: StreamWriter<u8>) -> Self {
-        Events {
+        EventWriter {
             to: Writer::Client(writer),
-            gone: false,
+            disconnected: false,
         }
     }
 
-    pub(super) fn to_page(page: &Rc<RefCell<Vec<u8>>>, most: usize) -> Self {
-        Events {
-            to: Writer::Page(Rc::clone(page), most),
-            gone: false,
+    pub(super) fn to_buffer(buffer: &Rc<RefCell<Vec<u8>>>, limit: usize) -> Self {
+        EventWriter {
+            to: Writer::Buffer(Rc::clone(buffer), limit),
+            disconnected: false,
         }
     }
 
-    /// Sends an event with this data, whatever lines it has.
+    /// Sends an event with this data, which may have several lines.
     pub async fn data(&mut self, data: &str) -> Result<(), Error> {
-        self.write(framed(None, data)).await
+        self.write(encode(None, data)).await
     }
 
     /// Sends an event with a value as JSON.
@@ -50,48 +50,48 @@ impl Events {
         self.data(&text).await
     }
 
-    /// Sends an event with a name, which is one line.
+    /// Sends an event with a name of one line.
     pub async fn named(&mut self, name: &str, data: &str) -> Result<(), Error> {
-        self.write(framed(Some(name), data)).await
+        self.write(encode(Some(name), data)).await
     }
 
-    /// Whether the client went away.
-    pub fn is_gone(&self) -> bool {
-        self.gone
+    /// Whether the client disconnected.
+    pub fn is_disconnected(&self) -> bool {
+        self.disconnected
     }
 
     async fn write(&mut self, event: String) -> Result<(), Error> {
-        self.raw(event.into_bytes()).await
+        self.write_bytes(event.into_bytes()).await
     }
 
-    /// Sends bytes that are events, or nothing.
-    pub(super) async fn raw(&mut self, bytes: Vec<u8>) -> Result<(), Error> {
-        if !self.gone && !bytes.is_empty() {
-            self.gone = match &mut self.to {
+    /// Sends encoded events.
+    pub(super) async fn write_bytes(&mut self, bytes: Vec<u8>) -> Result<(), Error> {
+        if !self.disconnected && !bytes.is_empty() {
+            self.disconnected = match &mut self.to {
                 Writer::Client(writer) => !writer.write_all(bytes).await.is_empty(),
-                Writer::Page(_, 0) => true,
-                Writer::Page(page, most) => {
-                    *most -= 1;
-                    page.borrow_mut().extend(bytes);
+                Writer::Buffer(_, 0) => true,
+                Writer::Buffer(buffer, limit) => {
+                    *limit -= 1;
+                    buffer.borrow_mut().extend(bytes);
                     false
                 }
             };
         }
-        if self.gone {
+        if self.disconnected {
             return Err(Error::Cancelled);
         }
         Ok(())
     }
 
-    /// The event that ends a stream in which something failed: nothing follows it.
+    /// Sends the event that ends a stream after an error.
     pub(super) async fn error(&mut self, error: &Error) {
-        // Whoever is gone need not know.
+        // A disconnected client does not need it.
         let _ = self.named("error", &error.to_json()).await;
     }
 }
 
-/// An event in the format of the HTML standard.
-fn framed(name: Option<&str>, data: &str) -> String {
+/// Encodes an event as the HTML standard specifies.
+fn encode(name: Option<&str>, data: &str) -> String {
     let mut event = String::with_capacity(data.len() + 16);
     if let Some(name) = name {
         event += "event: ";
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_is_data() {
+    fn every_line_becomes_data() {
         for (data, event) in [
             ("", "data: \n\n"),
             ("a", "data: a\n\n"),
@@ -124,8 +124,8 @@ mod tests {
             ("data: x\n\n", "data: data: x\ndata: \ndata: \n\n"),
             ("\u{2028}", "data: \u{2028}\n\n"),
         ] {
-            assert_eq!(framed(None, data), event);
+            assert_eq!(encode(None, data), event);
         }
-        assert_eq!(framed(Some("er\nror"), "x"), "event: error\ndata: x\n\n");
+        assert_eq!(encode(Some("er\nror"), "x"), "event: error\ndata: x\n\n");
     }
 }

@@ -1,4 +1,4 @@
-//! What a client is answered.
+//! HTTP responses.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -6,11 +6,11 @@ use std::rc::Rc;
 
 use serde::Serialize;
 
-use super::Events;
-use super::forward::{Forward, Frame};
+use super::EventWriter;
+use super::text_events::{EventFormat, TextEvents};
 use crate::{Error, Generation, Outcome};
 
-/// An answer.
+/// An HTTP response.
 ///
 /// ```
 /// use corral_sdk::{Response, testing::block_on};
@@ -28,14 +28,14 @@ pub struct Response {
 pub(super) enum Body {
     Whole(Vec<u8>),
     Events(Write),
-    Forward(Box<Forward>),
+    TextEvents(Box<TextEvents>),
 }
 
 /// Writes a stream of events to its end.
-pub(super) type Write = Box<dyn FnOnce(Events) -> Pin<Box<dyn Future<Output = ()>>>>;
+pub(super) type Write = Box<dyn FnOnce(EventWriter) -> Pin<Box<dyn Future<Output = ()>>>>;
 
 impl Response {
-    /// 200 with bytes of a type.
+    /// Creates a 200 with bytes of this content type.
     pub fn bytes(content_type: &str, body: impl Into<Vec<u8>>) -> Self {
         Response {
             status: 200,
@@ -44,12 +44,13 @@ impl Response {
         }
     }
 
-    /// 200 with text.
+    /// Creates a 200 with text.
     pub fn text(text: impl Into<String>) -> Self {
         Self::bytes("text/plain; charset=utf-8", text.into())
     }
 
-    /// 200 with a value as JSON. One that has no JSON form (a map whose keys are no strings) is 500.
+    /// Creates a 200 with a value as JSON, or a 500 if the value has no JSON form (a map with
+    /// non-string keys).
     pub fn json(value: &impl Serialize) -> Self {
         match serde_json::to_vec(value) {
             Ok(body) => Self::bytes("application/json", body),
@@ -57,7 +58,7 @@ impl Response {
         }
     }
 
-    /// 204.
+    /// Creates a 204.
     pub fn empty() -> Self {
         Response {
             status: 204,
@@ -66,10 +67,10 @@ impl Response {
         }
     }
 
-    /// 200 with server-sent events, which the function sends one after the other. An error that it
-    /// returns becomes a last event, of the name `error` and with problem details. What can fail before
-    /// the first event is better told with a status: see
-    /// [`Generation::begun`](crate::Generation::begun).
+    /// Creates a 200 with server-sent events, which the function writes one by one. An error that
+    /// it returns becomes a last event, named `error`, with problem details. An error before the
+    /// first event can still set the status: see
+    /// [`Generation::wait_for_start`](crate::Generation::wait_for_start).
     ///
     /// ```
     /// use corral_sdk::{Error, Response, testing::block_on};
@@ -81,8 +82,8 @@ impl Response {
     /// });
     /// assert_eq!(block_on(response.read()), b"data: one\n\ndata: 2\n\n");
     /// ```
-    pub fn events(send: impl AsyncFnOnce(&mut Events) -> Result<(), Error> + 'static) -> Self {
-        let write = |mut events: Events| {
+    pub fn events(send: impl AsyncFnOnce(&mut EventWriter) -> Result<(), Error> + 'static) -> Self {
+        let write = |mut events: EventWriter| {
             let written = async move {
                 if let Err(error) = send(&mut events).await {
                     events.error(&error).await;
@@ -95,22 +96,23 @@ impl Response {
         response.with_header("cache-control", "no-cache")
     }
 
-    /// 200 with an event for each piece of a generation's text, which the host sends as the text comes: the plugin is
-    /// not asked about it, and streaming costs a fraction of what [`events`](Self::events) does. Then `end` is told how
-    /// the generation went, and sends what is to follow. An error that it returns is told as those of `events` are.
+    /// Creates a 200 with an event for each chunk of a generation's text. The host sends these
+    /// events without running the plugin, so streaming costs a fraction of
+    /// [`events`](Self::events). At the end, `end` receives the outcome and writes the remaining
+    /// events. Its errors are reported as those of `events`.
     ///
     /// ```
-    /// use corral_sdk::{Generate, Model, Response, http::Frame, testing::Script};
+    /// use corral_sdk::{GenerateOptions, Model, Response, http::EventFormat, testing::Script};
     /// use serde_json::json;
     ///
     /// let script = Script::new().answers("12+7=", "19");
     /// let body = script.run(async {
-    ///     let sequence = Model::first().await?.sequence()?;
+    ///     let sequence = Model::open_default().await?.sequence()?;
     ///     sequence.append("12+7=")?;
-    ///     // What fails before the first token is told with its own status.
-    ///     let generation = sequence.generate(&Generate::new(8))?.begun().await?;
-    ///     let frame = Frame::json(|text| json!({"text": text}));
-    ///     let response = Response::forward(generation, frame, async |outcome, events| {
+    ///     // An error before the first token sets the status.
+    ///     let generation = sequence.generate(&GenerateOptions::new(8))?.wait_for_start().await?;
+    ///     let format = EventFormat::json(|text| json!({"text": text}));
+    ///     let response = Response::text_events(generation, format, async |outcome, events| {
     ///         events.json(&json!({"tokens": outcome?.generated_tokens})).await
     ///     });
     ///     Ok::<_, corral_sdk::Error>(response.read().await)
@@ -118,29 +120,28 @@ impl Response {
     /// let events = "data: {\"text\":\"1\"}\n\ndata: {\"text\":\"9\"}\n\ndata: {\"tokens\":3}\n\n";
     /// assert_eq!(body.unwrap(), events.as_bytes());
     /// ```
-    pub fn forward(
+    pub fn text_events(
         generation: Generation,
-        frame: Frame,
-        end: impl AsyncFnOnce(Result<Outcome, Error>, &mut Events) -> Result<(), Error> + 'static,
+        format: EventFormat,
+        end: impl AsyncFnOnce(Result<Outcome, Error>, &mut EventWriter) -> Result<(), Error> + 'static,
     ) -> Self {
-        let forward = Forward {
+        let forward = TextEvents {
             generation,
-            frame,
+            format,
             end: Box::new(move |outcome, events| Box::pin(end(outcome, events))),
         };
         let mut response = Self::bytes("text/event-stream", Vec::new());
-        response.body = Body::Forward(Box::new(forward));
+        response.body = Body::TextEvents(Box::new(forward));
         response.with_header("cache-control", "no-cache")
     }
 
-    /// With another status.
+    /// Sets the status.
     pub fn with_status(mut self, status: u16) -> Self {
         self.status = status;
         self
     }
 
-    /// With one header more. A content type or length takes the place of the one before, since a response
-    /// has one of them.
+    /// Adds a header. A content type or length replaces the existing one.
     pub fn with_header(mut self, name: &str, value: &str) -> Self {
         let is = |other: &str| name.eq_ignore_ascii_case(other);
         if is("content-type") || is("content-length") {
@@ -155,31 +156,31 @@ impl Response {
         self.status
     }
 
-    /// The first header of this name (in any case).
+    /// The first header of this name (case-insensitive).
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut headers = self.headers.iter();
         let (_, value) = headers.find(|(known, _)| known.eq_ignore_ascii_case(name))?;
         Some(value)
     }
 
-    /// The whole body, events included: for tests.
+    /// Reads the whole body, including events, for tests.
     pub async fn read(self) -> Vec<u8> {
         self.read_events(usize::MAX).await
     }
 
-    /// The body as a client reads it that goes away after so many events: for tests.
-    pub async fn read_events(self, most: usize) -> Vec<u8> {
+    /// Reads the body as a client that disconnects after `limit` events, for tests.
+    pub async fn read_events(self, limit: usize) -> Vec<u8> {
         match self.body {
             Body::Whole(body) => body,
             Body::Events(write) => {
-                let page = Rc::new(RefCell::new(Vec::new()));
-                write(Events::to_page(&page, most)).await;
-                page.take()
+                let buffer = Rc::new(RefCell::new(Vec::new()));
+                write(EventWriter::to_buffer(&buffer, limit)).await;
+                buffer.take()
             }
-            Body::Forward(forward) => {
-                let page = Rc::new(RefCell::new(Vec::new()));
-                forward.write(Events::to_page(&page, most)).await;
-                page.take()
+            Body::TextEvents(events) => {
+                let buffer = Rc::new(RefCell::new(Vec::new()));
+                events.write(EventWriter::to_buffer(&buffer, limit)).await;
+                buffer.take()
             }
         }
     }
@@ -200,7 +201,7 @@ mod tests {
     use crate::testing::block_on;
 
     #[test]
-    fn an_error_is_answered_with_its_status_and_headers() {
+    fn error_response_has_status_and_headers() {
         let response = Response::from(Error::method_not_allowed("POST", "expected POST"));
         assert_eq!(response.status(), 405);
         assert_eq!(response.header("Allow"), Some("POST"));
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_one_content_type_and_any_number_of_others() {
+    fn content_type_is_replaced_and_other_headers_repeat() {
         let response = Response::json(&1)
             .with_header("Content-Type", "text/csv")
             .with_header("set-cookie", "a=1")
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_among_events_is_the_last_of_them() {
+    fn error_becomes_the_last_event() {
         let response = Response::events(async |events| {
             events.data("a").await?;
             Err(Error::Deadline)
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_went_away_ends_the_stream() {
+    fn disconnect_ends_the_stream() {
         let sent = Rc::new(RefCell::new(0));
         let counted = Rc::clone(&sent);
         let response = Response::events(async move |events| {

@@ -1,89 +1,94 @@
-//! What [`handler!`](crate::handler) exports.
+//! The entry point that [`handler!`](crate::handler) exports.
 
 use wasip3::http::types::{ErrorCode, Fields, Request as HostRequest, Response as HostResponse};
 use wasip3::wit_bindgen::StreamReader;
 use wasip3::{spawn_local, wit_future, wit_stream};
 
-use super::forward::{Forward, ended};
-use super::request::Broken;
+use super::request::BodyError;
 use super::response::Body;
-use super::{Events, Request, Response};
+use super::text_events::{TextEvents, finish};
+use super::{EventWriter, Request, Response};
 use crate::{Error, backend};
 
-/// Hands a request to a handler, and its answer to the host.
+/// Passes a request to the handler and its response to the host.
 pub async fn serve<E: Into<Response>>(
     request: HostRequest,
     handle: impl AsyncFnOnce(Request) -> Result<Response, E>,
 ) -> Result<HostResponse, ErrorCode> {
-    let broken = Broken::default();
-    let response = match handle(Request::from_host(request, &broken)).await {
+    let body_error = BodyError::default();
+    let response = match handle(Request::from_host(request, &body_error)).await {
         Ok(response) => response,
-        Err(error) => match broken.take() {
-            // The request did not arrive whole, so there is nobody to tell.
+        Err(error) => match body_error.take() {
+            // The request was cut off: the client is gone.
             Some(code) => return Err(code),
             None => error.into(),
         },
     };
-    answer(response)
+    into_host_response(response)
 }
 
-fn answer(response: Response) -> Result<HostResponse, ErrorCode> {
+fn into_host_response(response: Response) -> Result<HostResponse, ErrorCode> {
     let Response {
         status,
         mut headers,
         body,
     } = response;
-    let broken = |what: &str| ErrorCode::InternalError(Some(what.to_owned()));
+    let internal_error = |what: &str| ErrorCode::InternalError(Some(what.to_owned()));
     let (mut writer, mut reader) = wit_stream::new();
     match body {
         Body::Whole(bytes) => {
-            // 204 has no body, and says no length.
+            // A 204 has neither a body nor a length.
             if status != 204 {
                 headers.push(("content-length".to_owned(), bytes.len().to_string()));
             }
             spawn_local(async move { writer.write_all(bytes).await });
         }
         Body::Events(write) => {
-            spawn_local(write(Events::to_client(writer)));
+            spawn_local(write(EventWriter::to_client(writer)));
         }
-        Body::Forward(forward) => {
-            let events = Events::to_client(writer);
-            reader =
-                forwarded(*forward, reader, events).map_err(|error| broken(&error.to_string()))?;
+        Body::TextEvents(text_events) => {
+            let events = EventWriter::to_client(writer);
+            reader = combine(*text_events, reader, events)
+                .map_err(|error| internal_error(&error.to_string()))?;
         }
     }
     let headers = headers.into_iter();
     let headers: Vec<_> = headers
         .map(|(name, value)| (name, value.into_bytes()))
         .collect();
-    let fields = Fields::from_list(&headers).map_err(|_| broken("the host refused a header"))?;
+    let fields =
+        Fields::from_list(&headers).map_err(|_| internal_error("the host refused a header"))?;
     let (_, trailers) = wit_future::new(|| Ok(None));
     let (response, _) = HostResponse::new(fields, Some(reader), trailers);
     response
         .set_status_code(status)
-        .map_err(|()| broken("the host refused the status"))?;
+        .map_err(|()| internal_error("the host refused the status"))?;
     Ok(response)
 }
 
-/// The bytes of a generation, which the host makes, and of what is written to `events` after it.
-fn forwarded(
-    forward: Forward,
+/// Combines the events that the host makes of the text with those written to `events` afterwards.
+fn combine(
+    text_events: TextEvents,
     rest: StreamReader<u8>,
-    events: Events,
+    events: EventWriter,
 ) -> Result<StreamReader<u8>, Error> {
-    let framing = forward.frame.framing(forward.generation.read());
-    let Some(framing) = framing.filter(|_| !forward.generation.has_ended()) else {
-        // There is nothing that the host could pass on.
-        spawn_local(forward.write(events));
+    let framing = text_events
+        .format
+        .framing(text_events.generation.buffered_text());
+    let Some(framing) = framing.filter(|_| !text_events.generation.has_ended()) else {
+        // The host has nothing to frame.
+        spawn_local(text_events.write(events));
         return Ok(rest);
     };
-    let Forward {
+    let TextEvents {
         generation, end, ..
-    } = forward;
-    let (Some(chunks), ending) = generation.apart() else {
-        return Err(Error::Failed("the text was taken before".to_owned()));
+    } = text_events;
+    let (Some(chunks), outcome) = generation.into_parts() else {
+        return Err(Error::Failed(
+            "the generation's chunks were read before".to_owned(),
+        ));
     };
     let bytes = backend::frame(chunks, &framing, rest)?;
-    spawn_local(async move { ended(end, ending.outcome().await, events).await });
+    spawn_local(async move { finish(end, outcome.outcome().await, events).await });
     Ok(bytes)
 }

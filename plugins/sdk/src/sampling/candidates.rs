@@ -1,20 +1,20 @@
-//! Candidates, and the samplers that leave some of them out or make them less likely.
+//! Candidate tokens, and the samplers that filter or reweight them.
 
 use std::collections::BTreeSet;
 
-use super::Random;
+use super::{Rng, RngExt};
 use crate::{Candidate, Distribution, Token};
 
-/// Tokens that may come next, falling by logit, of equal ones the lower token first. Each sampler is of
-/// what the ones before left.
+/// Candidates for the next token, in descending order of logit; equal logits in ascending order of
+/// token. Each sampler works on the result of the previous one.
 ///
-/// Probabilities are those among the candidates: where they are the likeliest of many, the others count
-/// as impossible.
+/// Probabilities are relative to the candidates: tokens that are not among them count as
+/// impossible.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Candidates(Vec<Candidate>);
 
 impl From<Vec<Candidate>> for Candidates {
-    /// In any order. What is not finite is left out.
+    /// Accepts any order. Drops logits that are not finite.
     fn from(mut list: Vec<Candidate>) -> Self {
         list.retain(|candidate| candidate.logit.is_finite());
         let mut candidates = Candidates(list);
@@ -24,11 +24,12 @@ impl From<Vec<Candidate>> for Candidates {
 }
 
 impl From<Distribution> for Candidates {
-    /// Of a whole row of logits too.
-    fn from(told: Distribution) -> Self {
-        let row = (0..).zip(told.logits);
+    /// Accepts candidates and whole rows of logits.
+    fn from(distribution: Distribution) -> Self {
+        let row = (0..).zip(distribution.logits);
         let row = row.map(|(token, logit)| Candidate { token, logit });
-        told.candidates
+        distribution
+            .candidates
             .into_iter()
             .chain(row)
             .collect::<Vec<_>>()
@@ -44,13 +45,14 @@ impl Candidates {
         });
     }
 
-    /// What is left.
-    pub fn list(&self) -> &[Candidate] {
+    /// The remaining candidates.
+    pub fn as_slice(&self) -> &[Candidate] {
         &self.0
     }
 
-    /// Divides the logits; at 0 or below only the likeliest is left. At one that is so small that they would
-    /// become infinite, how much less they are than the best one is divided.
+    /// Divides the logits by `value`; at 0 or below only the most likely token remains. If `value`
+    /// is so small that logits would overflow, the differences to the best logit are divided
+    /// instead.
     pub fn temperature(mut self, value: f32) -> Self {
         let best = match self.0.first() {
             Some(best) if value > 0.0 => best.logit,
@@ -63,12 +65,12 @@ impl Candidates {
         for candidate in &mut self.0 {
             candidate.logit = (candidate.logit - from) / value;
         }
-        // As little as that is impossible.
+        // A logit that overflows is impossible.
         self.0.retain(|candidate| candidate.logit.is_finite());
         self
     }
 
-    /// Keeps so many of the likeliest; 0 keeps all.
+    /// Keeps the `count` most likely candidates; 0 keeps all.
     pub fn top_k(mut self, count: usize) -> Self {
         if count > 0 {
             self.0.truncate(count);
@@ -76,8 +78,8 @@ impl Candidates {
         self
     }
 
-    /// Keeps the fewest of the likeliest that have at least so much probability together; at least one,
-    /// and with 1 all.
+    /// Keeps the smallest set of most likely candidates whose probabilities sum to at least `mass`;
+    /// at least one, and all with 1.
     pub fn top_p(mut self, mass: f32) -> Self {
         if mass < 1.0 {
             let mut sum = 0.0;
@@ -94,7 +96,7 @@ impl Candidates {
         self
     }
 
-    /// Keeps those that are at least so many times as likely as the likeliest; with 0 all.
+    /// Keeps candidates at least `ratio` times as likely as the most likely one; 0 keeps all.
     pub fn min_p(mut self, ratio: f32) -> Self {
         if let (true, Some(best)) = (ratio > 0.0, self.0.first()) {
             let least = best.logit + ratio.min(1.0).ln();
@@ -103,16 +105,15 @@ impl Candidates {
         self
     }
 
-    /// Divides the logits of tokens that stand in `history`, or multiplies those below 0: over 1, what was
-    /// said becomes less likely (Keskar et al., 2019, mended for negative logits). A penalty that is not over
-    /// 0 or not finite changes nothing.
+    /// Divides positive logits of tokens in `history` and multiplies negative ones (Keskar et al.,
+    /// 2019, adapted to negative logits). A penalty that is not positive and finite has no effect.
     pub fn repetition_penalty(mut self, history: &[Token], penalty: f32) -> Self {
         if !(penalty > 0.0 && penalty.is_finite()) {
             return self;
         }
-        let said: BTreeSet<_> = history.iter().collect();
+        let seen: BTreeSet<_> = history.iter().collect();
         for candidate in &mut self.0 {
-            if said.contains(&candidate.token) {
+            if seen.contains(&candidate.token) {
                 if candidate.logit > 0.0 {
                     candidate.logit /= penalty;
                 } else {
@@ -125,7 +126,7 @@ impl Candidates {
         self
     }
 
-    /// How likely each is among those left, in their order.
+    /// The probability of each candidate, in order.
     pub fn probabilities(&self) -> Vec<f64> {
         let Some(best) = self.0.first() else {
             return Vec::new();
@@ -137,14 +138,14 @@ impl Candidates {
         weights.into_iter().map(|weight| weight / sum).collect()
     }
 
-    /// The likeliest; nothing if none is left.
+    /// The most likely token, if there is any.
     pub fn greedy(&self) -> Option<Token> {
         Some(self.0.first()?.token)
     }
 
-    /// Draws one, each as often as it is likely; nothing if none is left. One number is drawn for it.
-    pub fn draw(&self, random: &mut Random) -> Option<Token> {
-        let point = random.unit();
+    /// Draws a token at random by probability. Takes one random number.
+    pub fn sample(&self, rng: &mut impl Rng) -> Option<Token> {
+        let point: f64 = rng.random();
         let mut sum = 0.0;
         for (candidate, probability) in self.0.iter().zip(self.probabilities()) {
             sum += probability;
@@ -152,7 +153,7 @@ impl Candidates {
                 return Some(candidate.token);
             }
         }
-        // Rounding may leave a little at the end.
+        // Rounding can leave the sum slightly below 1.
         Some(self.0.last()?.token)
     }
 }
@@ -160,6 +161,7 @@ impl Candidates {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sampling::{SeedableRng, SeededRng};
 
     /// Four tokens of probability 0.5, 0.25, 0.15 and 0.1.
     fn four() -> Candidates {
@@ -171,8 +173,8 @@ mod tests {
         likely.to_vec().into()
     }
 
-    fn left(candidates: &Candidates) -> Vec<Token> {
-        let list = candidates.list().iter();
+    fn tokens(candidates: &Candidates) -> Vec<Token> {
+        let list = candidates.as_slice().iter();
         list.map(|candidate| candidate.token).collect()
     }
 
@@ -193,20 +195,20 @@ mod tests {
             (1, f32::NAN),
         ];
         let list = list.map(|(token, logit)| Candidate { token, logit });
-        assert_eq!(left(&list.to_vec().into()), [4, 3, 9]);
+        assert_eq!(tokens(&list.to_vec().into()), [4, 3, 9]);
         about(&four().probabilities(), &[0.5, 0.25, 0.15, 0.1]);
     }
 
     #[test]
     fn a_row_is_read_like_candidates() {
-        let told = Distribution {
+        let distribution = Distribution {
             candidates: vec![],
             logits: vec![0.5, f32::NEG_INFINITY, 2.0],
             statistics: None,
             position: 1,
         };
-        assert_eq!(told.likeliest(), Some(2));
-        assert_eq!(left(&told.into()), [2, 0]);
+        assert_eq!(distribution.most_likely(), Some(2));
+        assert_eq!(tokens(&distribution.into()), [2, 0]);
     }
 
     #[test]
@@ -229,13 +231,13 @@ mod tests {
             (four().temperature(0.0), &[1]),
             (Candidates::default().top_p(0.5).min_p(0.5), &[]),
         ] {
-            assert_eq!(left(&kept), expected);
+            assert_eq!(tokens(&kept), expected);
         }
     }
 
     #[test]
-    fn a_temperature_is_a_power() {
-        // Squares of the probabilities, over their sum 0.345.
+    fn temperature_raises_probabilities_to_a_power() {
+        // Squares of the probabilities, divided by their sum 0.345.
         let sum = 0.25 + 0.0625 + 0.0225 + 0.01;
         about(
             &four().temperature(0.5).probabilities(),
@@ -244,11 +246,16 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_drawn_by_mistake_at_extreme_settings() {
+    fn extreme_settings_keep_probabilities_finite() {
         let fine = |candidates: Candidates| {
             let shares = candidates.probabilities();
             about(&[shares.iter().sum()], &[1.0]);
-            assert!(candidates.list().iter().all(|one| one.logit.is_finite()));
+            assert!(
+                candidates
+                    .as_slice()
+                    .iter()
+                    .all(|one| one.logit.is_finite())
+            );
         };
         for value in [
             f32::from_bits(1),
@@ -259,16 +266,16 @@ mod tests {
         ] {
             fine(four().temperature(value));
         }
-        // All but the best are impossible, above 0 and below.
+        // All but the best are impossible, with logits above 0 and below.
         for shift in [-50.0, 50.0] {
-            let list = four().list().to_vec();
+            let list = four().as_slice().to_vec();
             let list = list.into_iter().map(|one| Candidate {
                 logit: one.logit + shift,
                 ..one
             });
             let cold = Candidates::from(list.collect::<Vec<_>>()).temperature(1e-39);
             about(&cold.probabilities(), &[1.0]);
-            assert_eq!(cold.draw(&mut Random::new(1)), Some(1));
+            assert_eq!(cold.sample(&mut SeededRng::seed_from_u64(1)), Some(1));
         }
         for penalty in [0.0, -1.0, f32::NAN, f32::INFINITY] {
             assert_eq!(four().repetition_penalty(&[1, 2], penalty), four());
@@ -279,12 +286,12 @@ mod tests {
     }
 
     #[test]
-    fn a_penalty_makes_every_logit_smaller() {
+    fn penalty_lowers_every_logit() {
         let list = [(0, 4.0), (1, 3.0), (2, -1.0)];
         let list = list.map(|(token, logit)| Candidate { token, logit });
-        let fined = Candidates::from(list.to_vec()).repetition_penalty(&[0, 2, 0, 5], 2.0);
-        let logits: Vec<_> = fined
-            .list()
+        let penalized = Candidates::from(list.to_vec()).repetition_penalty(&[0, 2, 0, 5], 2.0);
+        let logits: Vec<_> = penalized
+            .as_slice()
             .iter()
             .map(|one| (one.token, one.logit))
             .collect();
@@ -292,13 +299,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drawn_is_as_frequent_as_it_is_likely() {
-        let (candidates, mut random) = (four(), Random::new(3));
+    fn samples_follow_the_probabilities() {
+        let (candidates, mut random) = (four(), SeededRng::seed_from_u64(3));
         let mut counts = [0u32; 5];
         for _ in 0..20_000 {
-            counts[candidates.draw(&mut random).unwrap() as usize] += 1;
+            counts[candidates.sample(&mut random).unwrap() as usize] += 1;
         }
-        // Six standard deviations of the most frequent one are 424; the seed is fixed all the same.
+        // 424 is six standard deviations of the most frequent token; the seed is fixed as well.
         for (token, expected) in [(1, 10_000), (2, 5_000), (3, 3_000), (4, 2_000)] {
             assert!(
                 counts[token].abs_diff(expected) < 424,
@@ -307,6 +314,6 @@ mod tests {
             );
         }
         assert_eq!(candidates.greedy(), Some(1));
-        assert_eq!(Candidates::default().draw(&mut random), None);
+        assert_eq!(Candidates::default().sample(&mut random), None);
     }
 }

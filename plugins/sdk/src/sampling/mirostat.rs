@@ -1,60 +1,59 @@
 //! Mirostat 2 (Basu et al., 2021).
 
-use super::{Candidates, Random};
+use super::{Candidates, Rng};
 use crate::Token;
 
-/// Keeps the surprise of a text near `tau` bits: leaves out what is more surprising than a limit, draws,
-/// and moves the limit by `eta` times how far the drawn token was from `tau`. As llama.cpp does it, the
-/// surprise is that among what was left.
+/// Keeps the surprise of a text near `tau` bits: drops candidates more surprising than `mu`, draws
+/// a token, and moves `mu` by `eta` times the difference between the token's surprise and `tau`. As
+/// in llama.cpp, the surprise is relative to the remaining candidates.
 #[derive(Debug, Clone)]
 pub struct Mirostat {
     tau: f32,
     eta: f32,
-    /// The limit, in bits.
-    limit: f64,
+    /// The limit of surprise, in bits.
+    mu: f64,
 }
 
 impl Mirostat {
-    /// At the beginning of a text; the limit begins at twice `tau`.
+    /// Starts a generation with `mu` at twice `tau`.
     pub fn new(tau: f32, eta: f32) -> Self {
-        let limit = 2.0 * f64::from(tau);
-        Mirostat { tau, eta, limit }
+        let mu = 2.0 * f64::from(tau);
+        Mirostat { tau, eta, mu }
     }
 
-    /// Draws a token, and learns of it; nothing if there is no candidate. `log_normalizer` is that of the
-    /// whole distribution, if it is known; without it what is not among the candidates counts as
-    /// impossible.
-    pub fn draw(
+    /// Draws a token and updates `mu`; `None` if there is no candidate. Without `log_normalizer`,
+    /// the one of the whole distribution, tokens that are not candidates count as impossible.
+    pub fn sample(
         &mut self,
         candidates: Candidates,
         log_normalizer: Option<f32>,
-        random: &mut Random,
+        rng: &mut impl Rng,
     ) -> Option<Token> {
-        let best = candidates.list().first()?.logit;
+        let best = candidates.as_slice().first()?.logit;
         let log_normalizer = match log_normalizer {
             Some(known) => f64::from(known),
-            // The best one's share says how much there is in all.
+            // The best candidate's probability gives the normalizer.
             None => f64::from(best) - candidates.probabilities().first()?.ln(),
         };
         let surprise = |logit: f32| (log_normalizer - f64::from(logit)) / std::f64::consts::LN_2;
-        let within = candidates.list().iter();
-        let within = within.take_while(|one| surprise(one.logit) <= self.limit);
+        let within = candidates.as_slice().iter();
+        let within = within.take_while(|one| surprise(one.logit) <= self.mu);
         let kept = within.count().max(1);
         let candidates = candidates.top_k(kept);
 
-        let token = candidates.draw(random)?;
+        let token = candidates.sample(rng)?;
         let at = candidates
-            .list()
+            .as_slice()
             .iter()
             .position(|one| one.token == token)?;
-        let found = -candidates.probabilities()[at].log2();
-        self.limit -= f64::from(self.eta) * (found - f64::from(self.tau));
+        let surprise = -candidates.probabilities()[at].log2();
+        self.mu -= f64::from(self.eta) * (surprise - f64::from(self.tau));
         Some(token)
     }
 
-    /// The limit of surprise, in bits.
-    pub fn limit(&self) -> f64 {
-        self.limit
+    /// The current limit of surprise, in bits.
+    pub fn mu(&self) -> f64 {
+        self.mu
     }
 }
 
@@ -62,6 +61,7 @@ impl Mirostat {
 mod tests {
     use super::*;
     use crate::Candidate;
+    use crate::sampling::{SeedableRng, SeededRng};
 
     /// Tokens of probability 1/2, 1/4, 1/8 and 1/8: surprises of 1, 2, 3 and 3 bits.
     fn four() -> Candidates {
@@ -74,51 +74,53 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_follows_the_surprise() {
-        // A limit of 1 bit leaves the first token, which is then no surprise at all: 0 bits, half a bit
-        // under tau, so the limit rises by 0.2 times 0.5.
+    fn mu_follows_the_surprise() {
+        // At a limit of 1 bit only the first token remains, with a surprise of 0 bits. That is half
+        // a bit below tau, so the limit rises by 0.2 times 0.5.
         let mut mirostat = Mirostat::new(0.5, 0.2);
-        let token = mirostat.draw(four(), None, &mut Random::new(1));
+        let token = mirostat.sample(four(), None, &mut SeededRng::seed_from_u64(1));
         assert_eq!(token, Some(0));
-        assert!(
-            (mirostat.limit() - 1.1).abs() < 1e-6,
-            "{}",
-            mirostat.limit()
-        );
+        assert!((mirostat.mu() - 1.1).abs() < 1e-6, "{}", mirostat.mu());
     }
 
     #[test]
-    fn a_limit_of_two_bits_leaves_two_tokens() {
-        // Of 1/2 and 1/4 the shares are 2/3 and 1/3: 0.585 and 1.585 bits.
+    fn two_bits_keep_two_tokens() {
+        // With 1/2 and 1/4 left, the probabilities are 2/3 and 1/3: 0.585 and 1.585 bits.
         let mut seen = [false; 4];
         for seed in 0..100 {
             let mut mirostat = Mirostat::new(1.001, 1.0);
-            let token = mirostat.draw(four(), None, &mut Random::new(seed)).unwrap();
+            let token = mirostat
+                .sample(four(), None, &mut SeededRng::seed_from_u64(seed))
+                .unwrap();
             let found = if token == 0 { 0.584_963 } else { 1.584_963 };
             let expected = 2.002 - (found - 1.001);
-            assert!((mirostat.limit() - expected).abs() < 1e-5);
+            assert!((mirostat.mu() - expected).abs() < 1e-5);
             seen[token as usize] = true;
         }
         assert_eq!(seen, [true, true, false, false]);
     }
 
     #[test]
-    fn the_rest_of_the_distribution_counts_if_it_is_known() {
-        // Half of the probability lies elsewhere: each token is a bit more surprising.
+    fn log_normalizer_covers_the_whole_distribution() {
+        // Half of the probability lies elsewhere, so each token is one bit more surprising.
         let half = Some(std::f32::consts::LN_2);
         let mut mirostat = Mirostat::new(1.0, 0.0);
         for seed in 0..50 {
-            let token = mirostat.draw(four(), half, &mut Random::new(seed));
+            let token = mirostat.sample(four(), half, &mut SeededRng::seed_from_u64(seed));
             assert_eq!(token, Some(0));
         }
     }
 
     #[test]
-    fn one_is_always_left() {
+    fn one_token_always_remains() {
         let mut mirostat = Mirostat::new(0.0, 0.1);
-        let token = mirostat.draw(four(), None, &mut Random::new(1));
+        let token = mirostat.sample(four(), None, &mut SeededRng::seed_from_u64(1));
         assert_eq!(token, Some(0));
-        let none = mirostat.draw(Candidates::default(), None, &mut Random::new(1));
+        let none = mirostat.sample(
+            Candidates::default(),
+            None,
+            &mut SeededRng::seed_from_u64(1),
+        );
         assert_eq!(none, None);
     }
 }

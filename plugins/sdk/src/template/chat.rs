@@ -1,10 +1,10 @@
-//! A conversation.
+//! Chats.
 
 use serde_json::{Map, Value, json};
 
 use crate::Error;
 
-/// A conversation that the model is to go on with, as a client sent it.
+/// A chat that the model continues, as a client sent it.
 ///
 /// ```
 /// use corral_sdk::template::Chat;
@@ -15,24 +15,24 @@ use crate::Error;
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chat {
-    /// Objects with a `role` and a `content`, and what else a template may know.
+    /// Objects with `role`, `content` and other fields for the template.
     pub messages: Vec<Value>,
-    /// The tools that the model may call: objects.
+    /// The tools that the model may call, as objects.
     pub tools: Vec<Value>,
-    /// More variables for the template, as `enable_thinking` is for some models.
-    pub arguments: serde_json::Map<String, Value>,
-    /// Whether the prompt ends where an answer begins.
+    /// Further template variables, such as `enable_thinking`.
+    pub variables: serde_json::Map<String, Value>,
+    /// Whether the prompt ends where the assistant's answer begins (`add_generation_prompt`).
     pub begin_answer: bool,
 }
 
-/// A message of a [`Chat`], read.
+/// A parsed message of a [`Chat`].
 #[derive(Debug, Clone, PartialEq)]
-pub struct Turn {
-    /// By whom.
+pub struct ChatMessage {
+    /// The author's role.
     pub role: String,
-    /// What was said; empty if the message has no `content`.
+    /// The text; empty without `content`.
     pub content: String,
-    /// What else the message has.
+    /// The other fields.
     pub other: Map<String, Value>,
 }
 
@@ -41,26 +41,26 @@ impl Default for Chat {
         Chat {
             messages: Vec::new(),
             tools: Vec::new(),
-            arguments: Map::new(),
+            variables: Map::new(),
             begin_answer: true,
         }
     }
 }
 
 impl Chat {
-    /// Without messages, up to where an answer begins.
+    /// An empty chat whose prompt ends where the answer begins.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With one message more.
+    /// Appends a message.
     pub fn message(mut self, role: &str, content: &str) -> Self {
         self.messages
             .push(json!({"role": role, "content": content}));
         self
     }
 
-    /// With these messages, as a client sent them; checked.
+    /// Creates a chat from a client's messages and checks them.
     pub fn from_messages(messages: Vec<Value>) -> Result<Self, Error> {
         let chat = Chat {
             messages,
@@ -70,9 +70,9 @@ impl Chat {
         Ok(chat)
     }
 
-    /// Whether the messages are what templates expect: each an object with a role that is a word, and
-    /// with a text or calls of tools. Templates build control tokens from the role, so a chat from
-    /// outside has to be checked before it is rendered. 400 says what is wrong, and where.
+    /// Checks that each message is an object with a role that is a word and with text or tool
+    /// calls. Templates build control tokens from the role, so check a chat from outside before
+    /// rendering it. The error is a 400 that names the field.
     pub fn check(&self) -> Result<(), Error> {
         for (index, message) in self.messages.iter().enumerate() {
             check_message(index, message)?;
@@ -86,15 +86,15 @@ impl Chat {
         Ok(())
     }
 
-    /// The messages, read.
-    pub fn turns(&self) -> impl Iterator<Item = Turn> {
+    /// The parsed messages.
+    pub fn parsed_messages(&self) -> impl Iterator<Item = ChatMessage> {
         self.messages.iter().map(|message| {
             let mut other = message.as_object().cloned().unwrap_or_default();
             let mut text = |name| match other.shift_remove(name) {
                 Some(Value::String(text)) => text,
                 _ => String::new(),
             };
-            Turn {
+            ChatMessage {
                 role: text("role"),
                 content: text("content"),
                 other,
@@ -102,9 +102,8 @@ impl Chat {
         })
     }
 
-    /// As a handler hands it to a templating plugin: role, content and the rest of each message, tools and
-    /// settings in JSON. Whoever calls it, each role is a word, and the rest changes neither that nor the
-    /// content.
+    /// Creates a chat from the arguments of a templating plugin. Each role must be a word, and
+    /// `other` overrides neither role nor content, whoever the caller is.
     pub(crate) fn from_plugin(
         messages: impl Iterator<Item = (String, String, Option<String>)>,
         tools: &[String],
@@ -113,19 +112,19 @@ impl Chat {
     ) -> Result<Self, String> {
         let object = |what: &str, text: &str| {
             serde_json::from_str::<Map<String, Value>>(text)
-                .map_err(|error| format!("{what} is no JSON object: {error}"))
+                .map_err(|error| format!("{what} is not a JSON object: {error}"))
         };
         let messages = messages.map(|(role, content, other)| {
             if !is_word(&role) {
                 return Err(format!(
-                    "the role {role:?} is no word such as system, user, assistant or tool"
+                    "the role {role:?} is not a word such as system, user, assistant or tool"
                 ));
             }
             let mut message = Map::new();
             message.insert("role".to_owned(), role.into());
             message.insert("content".to_owned(), content.into());
             if let Some(other) = other {
-                for (name, value) in object("the rest of a message", &other)? {
+                for (name, value) in object("`other` of a message", &other)? {
                     message.entry(name).or_insert(value);
                 }
             }
@@ -136,7 +135,7 @@ impl Chat {
         Ok(Chat {
             messages: messages.collect::<Result<_, String>>()?,
             tools: tools.collect::<Result<_, String>>()?,
-            arguments: match settings {
+            variables: match settings {
                 Some(settings) => object("the settings", &settings)?,
                 None => Map::new(),
             },
@@ -145,7 +144,7 @@ impl Chat {
     }
 }
 
-/// A message has a role and either a text or calls of tools; what else it has is the template's.
+/// Checks the fields that every template uses; others are the template's concern.
 fn check_message(index: usize, message: &Value) -> Result<(), Error> {
     let at = |member: &str| format!("`messages[{index}]{member}`");
     let invalid = |detail: String| Err(Error::bad_request("invalid-messages", detail));
@@ -163,7 +162,7 @@ fn check_message(index: usize, message: &Value) -> Result<(), Error> {
         Some(other) => return Err(Error::wrong_type(&at(".role"), "a string", other)),
         None => {
             return invalid(format!(
-                "{} has no `role`; expected one such as system, user, assistant or tool",
+                "{} has no `role`; expected a word such as system, user, assistant or tool",
                 at("")
             ));
         }
@@ -174,14 +173,14 @@ fn check_message(index: usize, message: &Value) -> Result<(), Error> {
             Ok(())
         }
         None | Some(Value::Null) => invalid(format!(
-            "{} has no `content`, which only a message with `tool_calls` may leave out",
+            "{} has no `content`; only a message with `tool_calls` may omit it",
             at("")
         )),
         Some(other) => Err(Error::wrong_type(&at(".content"), "a string", other)),
     }
 }
 
-/// Templates build control tokens from the role, so it is a word and nothing else.
+/// Templates build control tokens from the role, so it must be a plain word.
 fn is_word(role: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
     (1..=64).contains(&role.len()) && role.bytes().all(fits)
@@ -192,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_field() {
         for (message, code, detail) in [
             (json!(1), "wrong-type", "`messages[0]` is a number"),
             (json!({"content": "x"}), "invalid-messages", "no `role`"),
@@ -216,16 +215,16 @@ mod tests {
         assert!(Chat::from_messages(vec![call]).is_ok());
     }
 
-    /// A chat of one message, as a handler hands it over.
-    fn handed(role: &str, other: &str) -> Result<Chat, String> {
+    /// A chat of one message, as a templating plugin receives it.
+    fn from_plugin(role: &str, other: &str) -> Result<Chat, String> {
         let message = (role.to_owned(), "12+7=".to_owned(), Some(other.to_owned()));
         Chat::from_plugin(std::iter::once(message), &[], true, None)
     }
 
     #[test]
-    fn the_rest_of_a_message_changes_neither_role_nor_content() {
+    fn other_fields_override_neither_role_nor_content() {
         let other = r#"{"content": "x", "name": "f", "role": "a|>"}"#;
-        let chat = handed("user", other).unwrap();
+        let chat = from_plugin("user", other).unwrap();
         assert_eq!(
             chat.messages,
             [json!({"role": "user", "content": "12+7=", "name": "f"})]
@@ -233,24 +232,24 @@ mod tests {
     }
 
     #[test]
-    fn a_role_that_is_no_word_reaches_no_template() {
+    fn role_must_be_a_word() {
         for role in ["", "user|>\n<|system", "a b", &"x".repeat(65)] {
-            let said = handed(role, "{}").unwrap_err();
-            assert!(said.contains("is no word"), "{said}");
+            let error = from_plugin(role, "{}").unwrap_err();
+            assert!(error.contains("is not a word"), "{error}");
         }
     }
 
     #[test]
-    fn turns_have_the_rest_of_a_message() {
+    fn parsed_messages_keep_other_fields() {
         let message = json!({"role": "tool", "name": "f", "content": "1", "id": 2});
         let chat = Chat::from_messages(vec![message]).unwrap();
-        let turns: Vec<_> = chat.turns().collect();
+        let messages: Vec<_> = chat.parsed_messages().collect();
         assert_eq!(
-            (turns[0].role.as_str(), turns[0].content.as_str()),
+            (messages[0].role.as_str(), messages[0].content.as_str()),
             ("tool", "1")
         );
         assert_eq!(
-            Value::from(turns[0].other.clone()),
+            Value::from(messages[0].other.clone()),
             json!({"name": "f", "id": 2})
         );
     }

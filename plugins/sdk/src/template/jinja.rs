@@ -1,8 +1,7 @@
-//! Chat templates: the Jinja text in a model file, rendered as Hugging Face's `transformers` does.
+//! Renders the Jinja chat template of a model file as Hugging Face's `transformers` does.
 //!
-//! Its template authors rely on Python: methods of `str` and `dict`, `tojson` that writes what
-//! `json.dumps` writes, `raise_exception`, `strftime_now`, loop controls, and blocks that leave no
-//! white space behind.
+//! Templates rely on Python: methods of `str` and `dict`, `tojson` in the format of `json.dumps`,
+//! `raise_exception`, `strftime_now`, loop controls, and blocks without surrounding white space.
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
@@ -16,36 +15,36 @@ use super::Chat;
 use super::strftime::strftime;
 use crate::Error as Failure;
 
-/// What the template may use beside the conversation.
+/// Template variables that do not come from the chat.
 #[derive(Debug, Clone, Copy)]
-pub struct Surroundings<'a> {
-    /// Text of the token that begins a sequence; empty where the model has none.
+pub struct TemplateContext<'a> {
+    /// Text of the beginning-of-sequence token; empty if the model has none.
     pub bos_token: &'a str,
-    /// Text of a token that ends a generation; empty where the model has none.
+    /// Text of an end-of-generation token; empty if the model has none.
     pub eos_token: &'a str,
     /// Seconds since 1970, UTC.
     pub now: u64,
 }
 
-/// Renders `template` for `chat`, up to where the model is to answer.
-pub fn render(template: &str, chat: &Chat, around: Surroundings) -> Result<String, Failure> {
-    let mut environment = environment(around.now).map_err(|error| problem(&error))?;
+/// Renders `template` for `chat`.
+pub fn render(template: &str, chat: &Chat, context: TemplateContext) -> Result<String, Failure> {
+    let mut environment = environment(context.now).map_err(|error| problem(&error))?;
     environment
         .add_template("chat template", template)
         .map_err(|error| problem(&error))?;
     let tools = (!chat.tools.is_empty()).then_some(&chat.tools);
     let own = context! {
         messages => Serde(&chat.messages),
-        // Absent is `none`, which templates test for in more than one way.
+        // Templates test for `none` in several ways; an absent list must be `none`.
         tools => Serde(&tools),
         add_generation_prompt => chat.begin_answer,
-        bos_token => around.bos_token,
-        eos_token => around.eos_token,
+        bos_token => context.bos_token,
+        eos_token => context.eos_token,
     };
-    let arguments = Value::from(Serde(&chat.arguments));
+    let variables = Value::from(Serde(&chat.variables));
     environment
         .get_template("chat template")
-        .and_then(|template| template.render(context! { ..own, ..arguments }))
+        .and_then(|template| template.render(context! { ..own, ..variables }))
         .map_err(|error| problem(&error))
 }
 
@@ -70,7 +69,7 @@ fn environment(now: u64) -> Result<Environment<'static>, Error> {
 }
 
 fn problem(error: &Error) -> Failure {
-    // The innermost error says what went wrong; the outer ones say where.
+    // The innermost error is the cause; the outer ones give the position.
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(inner) = source {
@@ -79,15 +78,14 @@ fn problem(error: &Error) -> Failure {
     }
     Failure::bad_request(
         "template-error",
-        format!("the model's chat template does not take this conversation: {text}"),
+        format!("the model's chat template rejects this conversation: {text}"),
     )
 }
 
-/// `json.dumps(value, ensure_ascii=…, indent=…, sort_keys=…)` with the defaults of `transformers`:
-/// nothing escaped beyond what JSON asks for.
+/// `json.dumps(value, ensure_ascii=…, indent=…, sort_keys=…)` with the defaults of `transformers`.
 fn tojson(value: Value, options: Kwargs) -> Result<String, Error> {
     let refused = |error: serde_json::Error| {
-        Error::new(ErrorKind::InvalidOperation, "a value has no JSON form").with_source(error)
+        Error::new(ErrorKind::InvalidOperation, "the value has no JSON form").with_source(error)
     };
     let ensure_ascii = options
         .get::<Option<bool>>("ensure_ascii")?
@@ -138,7 +136,7 @@ struct Separated<'a> {
 }
 
 impl Separated<'_> {
-    /// What stands before an item.
+    /// Writes the separator before an item.
     fn before(
         &self,
         writer: &mut (impl ?Sized + std::io::Write),
@@ -174,7 +172,7 @@ impl Formatter for Separated<'_> {
     }
 }
 
-/// JSON text with what is not ASCII written as `\u` escapes; outside of strings there is none.
+/// Replaces characters outside ASCII by `\u` escapes. They occur only in strings.
 fn to_ascii(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for character in json.chars() {
@@ -189,8 +187,8 @@ fn to_ascii(json: &str) -> String {
     text
 }
 
-/// Calls `change` on every string that a template may put into the prompt: all of the
-/// conversation's but the roles, which are words (see `Chat::check`).
+/// Applies `change` to every string that a template may put into the prompt: all of the chat's
+/// strings but the roles, which are words (see `Chat::check`).
 pub fn map_texts(chat: &Chat, change: &mut impl FnMut(&str) -> String) -> Chat {
     fn map(value: &Json, change: &mut impl FnMut(&str) -> String) -> Json {
         match value {
@@ -219,7 +217,7 @@ pub fn map_texts(chat: &Chat, change: &mut impl FnMut(&str) -> String) -> Chat {
     Chat {
         messages: messages.collect(),
         tools: chat.tools.iter().map(|tool| map(tool, change)).collect(),
-        arguments: map_members(&chat.arguments, change),
+        variables: map_members(&chat.variables, change),
         begin_answer: chat.begin_answer,
     }
 }
@@ -229,5 +227,5 @@ pub fn map_texts(chat: &Chat, change: &mut impl FnMut(&str) -> String) -> Chat {
 mod tests;
 
 #[cfg(test)]
-#[path = "families_tests.rs"]
-mod families;
+#[path = "model_family_tests.rs"]
+mod model_families;

@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::json;
 
-/// ChatML with tools, as Qwen's templates have it, without and with the features they lean on.
+/// ChatML with tools in the style of Qwen's templates, and the features that they use.
 const CHATML: &str = r##"{%- if tools %}
     {{- '<|im_start|>system\n' }}
     {%- if messages[0].role == 'system' %}
@@ -39,7 +39,7 @@ const CHATML: &str = r##"{%- if tools %}
     {%- endif %}
 {%- endif %}"##;
 
-const AROUND: Surroundings = Surroundings {
+const CONTEXT: TemplateContext = TemplateContext {
     bos_token: "<s>",
     eos_token: "</s>",
     now: 1_735_689_599,
@@ -50,7 +50,7 @@ fn chat(value: Json) -> Chat {
     Chat {
         messages: list("messages"),
         tools: list("tools"),
-        arguments: value["arguments"].as_object().cloned().unwrap_or_default(),
+        variables: value["arguments"].as_object().cloned().unwrap_or_default(),
         begin_answer: true,
     }
 }
@@ -96,12 +96,12 @@ fn chatml_renders_as_transformers_does() {
              <|im_start|>user\n<tool_response>\n18 °C\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
         ),
     ] {
-        assert_eq!(render(CHATML, &chat(value), AROUND).unwrap(), expected);
+        assert_eq!(render(CHATML, &chat(value), CONTEXT).unwrap(), expected);
     }
 }
 
 #[test]
-fn what_templates_use_of_python_is_there() {
+fn python_features_of_templates_work() {
     let value = json!({"messages": [{"role": "user", "content": " Hi\n"}], "tools": [{"b": [1, {"é": "</s>"}], "a": 1}]});
     for (template, expected) in [
         ("{{ bos_token }}|{{ eos_token }}", "<s>|</s>"),
@@ -166,7 +166,7 @@ fn what_templates_use_of_python_is_there() {
         ),
     ] {
         assert_eq!(
-            render(template, &chat(value.clone()), AROUND).as_deref(),
+            render(template, &chat(value.clone()), CONTEXT).as_deref(),
             Ok(expected),
             "{template}"
         );
@@ -174,17 +174,17 @@ fn what_templates_use_of_python_is_there() {
 }
 
 #[test]
-fn no_tools_are_none() {
+fn empty_tools_are_none() {
     let value = json!({"messages": [{"role": "user", "content": ""}], "tools": []});
     let template = "{{ tools is none }} {{ tools is defined }} {% if not tools %}-{% endif %}";
     assert_eq!(
-        render(template, &chat(value), AROUND).unwrap(),
+        render(template, &chat(value), CONTEXT).unwrap(),
         "True True -"
     );
 }
 
 #[test]
-fn a_failing_template_says_why() {
+fn template_errors_give_the_reason() {
     for (template, detail) in [
         (
             "{{ raise_exception('Roles must alternate') }}",
@@ -193,22 +193,22 @@ fn a_failing_template_says_why() {
         ("{% if %}", "syntax error"),
         ("{{ messages.nope() }}", "nope"),
         ("{{ messages | nope }}", "nope"),
-        ("{{ strftime_now('%Q') }}", "%Q"),
+        ("{{ strftime_now('%K') }}", "%K"),
     ] {
-        let problem = render(template, &Chat::default(), AROUND).unwrap_err();
+        let problem = render(template, &Chat::default(), CONTEXT).unwrap_err();
         assert_eq!((problem.status(), problem.code()), (400, "template-error"));
         assert!(problem.to_string().contains(detail), "{problem}");
     }
 }
 
 #[test]
-fn arguments_do_not_replace_what_is_ours() {
+fn variables_do_not_override_built_in_ones() {
     let value = json!({"messages": [{"role": "user", "content": "a"}], "arguments": {"messages": [], "bos_token": "x", "own": 1}});
     assert_eq!(
         render(
             "{{ messages | length }}{{ bos_token }}{{ own }}",
             &chat(value),
-            AROUND
+            CONTEXT
         )
         .unwrap(),
         "1<s>1"

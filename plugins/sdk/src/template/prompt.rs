@@ -1,8 +1,8 @@
-//! Prompts of which each part says whether it may hold control tokens.
+//! Prompts that mark which parts may hold control tokens.
 
 use crate::{Error, Model, Sequence, Token};
 
-/// A prompt, piece by piece.
+/// A prompt in pieces.
 ///
 /// ```
 /// use corral_sdk::template::Prompt;
@@ -17,47 +17,47 @@ use crate::{Error, Model, Sequence, Token};
 /// ```
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Prompt {
-    /// In order; each is made tokens by itself.
+    /// The pieces in order, each tokenized separately.
     pub pieces: Vec<Piece>,
-    /// Texts that end an answer to it, beside the model's own end tokens.
+    /// Stop strings for the answer, in addition to the model's end-of-generation tokens.
     pub stop: Vec<String>,
 }
 
 /// A part of a [`Prompt`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Its text.
+    /// The text.
     pub text: String,
-    /// Whether control tokens that are written in it are read as such: what the template wrote itself,
-    /// never what came with the chat.
+    /// Whether control tokens in the text are read as tokens. True only for the template's own
+    /// text, never for text from the chat.
     pub trusted: bool,
 }
 
-/// What a template may want to know of the model.
+/// Model metadata for a template.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ModelFacts {
-    /// The name under which the operator serves it.
+    /// The name under which the operator serves the model.
     pub name: String,
-    /// The text of the token that begins a text, where the model wants one.
+    /// The text of the beginning-of-sequence token, if the model expects one.
     pub begin: Option<String>,
-    /// The text of the token that ends a turn, where the model has one.
+    /// The text of the end-of-turn token, if the model has one.
     pub end: Option<String>,
     /// The Jinja chat template in the model file, if it has one.
     pub chat_template: Option<String>,
 }
 
 impl ModelFacts {
-    /// Those of an opened model.
-    pub fn of(model: &Model) -> Result<Self, Error> {
+    /// Reads the metadata of an opened model.
+    pub fn new(model: &Model) -> Result<Self, Error> {
         let info = model.info();
-        let written = |token: Option<Token>| {
+        let token_text = |token: Option<Token>| {
             let text = token.map(|token| model.detokenize_with_control(&[token]));
             text.transpose()
         };
         Ok(ModelFacts {
             name: info.name.clone(),
-            begin: written(info.begin)?,
-            end: written(info.end.or(info.end_of_generation.first().copied()))?,
+            begin: token_text(info.begin)?,
+            end: token_text(info.end.or(info.end_of_generation.first().copied()))?,
             chat_template: info.chat_template.clone(),
         })
     }
@@ -68,30 +68,30 @@ impl Prompt {
         let text = text.into();
         match self.pieces.last_mut() {
             _ if text.is_empty() => {}
-            // What belongs together is made tokens together.
+            // Adjacent text of one kind is tokenized together.
             Some(last) if last.trusted == trusted => last.text += &text,
             _ => self.pieces.push(Piece { text, trusted }),
         }
         self
     }
 
-    /// Goes on with a text of the template's own, in which control tokens are read.
+    /// Appends the template's own text, in which control tokens are read.
     pub fn trusted(self, text: impl Into<String>) -> Self {
         self.piece(text, true)
     }
 
-    /// Goes on with a text from somebody else.
+    /// Appends untrusted text.
     pub fn text(self, text: impl Into<String>) -> Self {
         self.piece(text, false)
     }
 
-    /// Ends an answer at this text.
+    /// Adds a stop string.
     pub fn stop(mut self, text: impl Into<String>) -> Self {
         self.stop.push(text.into());
         self
     }
 
-    /// Its tokens for a model, with the one that begins a text where the model wants that.
+    /// Tokenizes the prompt, with the beginning-of-sequence token if the model expects one.
     pub fn tokens(&self, model: &Model) -> Result<Vec<Token>, Error> {
         let mut tokens = Vec::new();
         for piece in &self.pieces {
@@ -100,11 +100,11 @@ impl Prompt {
                 false => model.tokenize(&piece.text)?,
             });
         }
-        begin(&mut tokens, model);
+        add_begin_token(&mut tokens, model);
         Ok(tokens)
     }
 
-    /// A sequence with its tokens.
+    /// Creates a sequence with the prompt's tokens.
     pub fn sequence(&self, model: &Model) -> Result<Sequence, Error> {
         let sequence = model.empty_sequence()?;
         sequence.append_tokens(&self.tokens(model)?)?;
@@ -112,8 +112,9 @@ impl Prompt {
     }
 }
 
-/// Puts the token that begins a text there, unless the template wrote it or the model wants none.
-pub(super) fn begin(tokens: &mut Vec<Token>, model: &Model) {
+/// Inserts the beginning-of-sequence token if the model expects one and the template did not write
+/// it.
+pub(super) fn add_begin_token(tokens: &mut Vec<Token>, model: &Model) {
     if let Some(begin) = model.info().begin
         && tokens.first() != Some(&begin)
     {
@@ -121,7 +122,7 @@ pub(super) fn begin(tokens: &mut Vec<Token>, model: &Model) {
     }
 }
 
-/// The whole text, without a sign of what is trusted.
+/// The whole text, without marks.
 impl std::fmt::Display for Prompt {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.pieces
@@ -136,13 +137,13 @@ mod tests {
     use crate::testing::Script;
 
     #[test]
-    fn only_what_is_trusted_has_control_tokens() {
-        let script = Script::new().control_token("<s>").begins_with("<s>");
+    fn only_trusted_pieces_have_control_tokens() {
+        let script = Script::new().control_token("<s>").begin_token("<s>");
         let tokens = script.run(async {
-            let model = Model::first().await?;
+            let model = Model::open_default().await?;
             let prompt = Prompt::default().trusted("<|im_end|>").text("<s>");
-            let begun = Prompt::default().trusted("<s>").text("a");
-            Ok::<_, Error>((prompt.tokens(&model)?, begun.tokens(&model)?))
+            let with_begin = Prompt::default().trusted("<s>").text("a");
+            Ok::<_, Error>((prompt.tokens(&model)?, with_begin.tokens(&model)?))
         });
         let (begin, end) = (259, 258);
         let text = "<s>".bytes().map(Token::from);

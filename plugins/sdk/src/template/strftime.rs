@@ -1,114 +1,23 @@
-//! `strftime_now` of the chat templates: the date in UTC, in C's and Python's notation.
+//! `strftime_now` of chat templates: the UTC date in C's and Python's notation.
 
+use jiff::fmt::strtime;
+use jiff::{Timestamp, tz::TimeZone};
 use minijinja::{Error, ErrorKind};
 
-const DAYS: [&str; 7] = [
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-];
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-
-/// Writes `seconds` since 1970 as `format` says. A letter that is not known is an error, since a
-/// wrong date in a prompt would not be noticed.
+/// Formats `seconds` since 1970. An unknown directive is an error: a wrong date in a prompt would go
+/// unnoticed.
 pub fn strftime(format: &str, seconds: u64) -> Result<String, Error> {
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil(days);
-    let weekday = DAYS[((days + 4) % 7) as usize];
-    let month_name = MONTHS[month as usize - 1];
-    let (hour, minute) = (second / 3600, second / 60 % 60);
-
-    let mut text = String::new();
-    let mut characters = format.chars();
-    while let Some(character) = characters.next() {
-        if character != '%' {
-            text.push(character);
-            continue;
-        }
-        let mut letter = characters.next();
-        // glibc's way to leave out the padding.
-        let bare = letter == Some('-');
-        if bare {
-            letter = characters.next();
-        }
-        let padded = |value: u64| {
-            if bare {
-                format!("{value}")
-            } else {
-                format!("{value:02}")
-            }
-        };
-        text += &match letter {
-            Some('Y') => year.to_string(),
-            Some('y') => padded(year % 100),
-            Some('m') => padded(month),
-            Some('d') => padded(day),
-            Some('e') => format!("{day:2}"),
-            Some('B') => month_name.to_owned(),
-            Some('b' | 'h') => month_name[..3].to_owned(),
-            Some('A') => weekday.to_owned(),
-            Some('a') => weekday[..3].to_owned(),
-            Some('H') => padded(hour),
-            Some('I') => padded((hour + 11) % 12 + 1),
-            Some('p') => (if hour < 12 { "AM" } else { "PM" }).to_owned(),
-            Some('M') => padded(minute),
-            Some('S') => padded(second % 60),
-            Some('j') => format!("{:03}", days - days_from_civil(year) + 1),
-            Some('F') => format!("{year}-{month:02}-{day:02}"),
-            Some('T') => format!("{hour:02}:{minute:02}:{:02}", second % 60),
-            Some('Z') => "UTC".to_owned(),
-            Some('z') => "+0000".to_owned(),
-            Some('%') => "%".to_owned(),
-            _ => {
-                return Err(Error::new(
-                    ErrorKind::InvalidOperation,
-                    format!("strftime_now does not know all of the format {format:?}"),
-                ));
-            }
-        };
-    }
-    Ok(text)
-}
-
-/// Year, month and day of a day counted from 1970-01-01: Howard Hinnant's `civil_from_days`, for
-/// days that are not before 1970.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let shifted = days + 719_468;
-    let era = shifted / 146_097;
-    let of_era = shifted % 146_097;
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let march_month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * march_month + 2) / 5 + 1;
-    let month = if march_month < 10 {
-        march_month + 3
-    } else {
-        march_month - 9
-    };
-    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
-}
-
-/// Day number of January 1st of `year`.
-fn days_from_civil(year: u64) -> u64 {
-    let before = year - 1;
-    365 * (year - 1970) + (before / 4 - before / 100 + before / 400) - 477
+    let formatted = i64::try_from(seconds)
+        .map_err(|error| error.to_string())
+        .and_then(|seconds| Timestamp::from_second(seconds).map_err(|error| error.to_string()))
+        .and_then(|now| {
+            let now = now.to_zoned(TimeZone::UTC);
+            strtime::format(format, &now).map_err(|error| error.to_string())
+        });
+    formatted.map_err(|error| {
+        let detail = format!("strftime_now cannot apply the format {format:?}: {error}");
+        Error::new(ErrorKind::InvalidOperation, detail)
+    })
 }
 
 #[cfg(test)]
@@ -116,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_date_u() {
+    fn dates_equal_those_of_date_u() {
         // `date -u -d @SECONDS +FORMAT`
         for (seconds, format, expected) in [
             (0, "%Y-%m-%d %H:%M:%S", "1970-01-01 00:00:00"),
@@ -139,8 +48,8 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_letter_is_an_error() {
-        for format in ["%Q", "%", "%-", "abc %é"] {
+    fn unknown_directive_is_an_error() {
+        for format in ["%K", "%", "%-", "abc %é"] {
             assert!(strftime(format, 0).is_err(), "{format}");
         }
     }

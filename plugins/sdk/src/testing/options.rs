@@ -1,17 +1,17 @@
-//! How to generate, written down.
+//! Scripted generation options.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use super::engine::{invalid, script};
-use super::generating;
-use super::grammar::Constraint;
-use super::state::State;
+use super::constraint::Constraint;
+use super::generation;
+use super::host::{invalid, script};
+use super::script_state::ScriptState;
 use crate::Token;
-use crate::raw::inference::{Dry, Penalties};
-use crate::raw::types::Error;
+use crate::bindings::inference::{Dry, Penalties};
+use crate::bindings::types::Error;
 
-/// How to generate: what matters to the script, and all of it in words.
+/// The options that affect the script, and all options as text.
 pub(crate) struct Options {
     pub(super) max_tokens: u32,
     pub(super) settings: RefCell<Vec<String>>,
@@ -21,15 +21,15 @@ pub(crate) struct Options {
     pub(super) constraint: RefCell<Option<Rc<Vec<Vec<u8>>>>>,
     pub(super) logprobs: Cell<Option<u8>>,
     pub(super) sampler: RefCell<Option<(String, String)>>,
-    script: Rc<State>,
+    script: Rc<ScriptState>,
 }
 
-/// Setters that the script only writes down.
-macro_rules! written {
+/// Setters that only record their arguments.
+macro_rules! recorded {
     ($($function:ident($($argument:ident: $type:ty),*) $text:literal;)*) => {
         $(
             pub(crate) fn $function(&self $(, $argument: $type)*) -> Result<(), Error> {
-                self.written(format!($text));
+                self.record(format!($text));
                 Ok(())
             }
         )*
@@ -51,48 +51,48 @@ impl Options {
         }
     }
 
-    fn written(&self, text: String) {
+    fn record(&self, text: String) {
         self.settings.borrow_mut().push(text);
     }
 
     pub(crate) fn seed(&self, seed: u64) {
         self.seed.set(Some(seed));
-        self.written(format!("seed {seed}"));
+        self.record(format!("seed {seed}"));
     }
 
     pub(crate) fn stop(&self, text: &str) -> Result<(), Error> {
         if text.is_empty() || text.len() > 256 {
-            return invalid("a stop string has 1 to 256 bytes");
+            return invalid("a stop string must have 1 to 256 bytes");
         }
         self.stops.borrow_mut().push(text.to_owned());
-        self.written(format!("stop {text:?}"));
+        self.record(format!("stop {text:?}"));
         Ok(())
     }
 
     pub(crate) fn ignore_end(&self) {
         self.ignore_end.set(true);
-        self.written("ignore-end".to_owned());
+        self.record("ignore-end".to_owned());
     }
 
     pub(crate) fn temperature(&self, value: f32) -> Result<(), Error> {
-        at_least_0("temperature", value)?;
-        self.written(format!("temperature {value}"));
+        non_negative("temperature", value)?;
+        self.record(format!("temperature {value}"));
         Ok(())
     }
 
     pub(crate) fn top_p(&self, mass: f32) -> Result<(), Error> {
-        share("top-p", mass)?;
-        self.written(format!("top-p {mass}"));
+        probability("top-p", mass)?;
+        self.record(format!("top-p {mass}"));
         Ok(())
     }
 
     pub(crate) fn min_p(&self, ratio: f32) -> Result<(), Error> {
-        share("min-p", ratio)?;
-        self.written(format!("min-p {ratio}"));
+        probability("min-p", ratio)?;
+        self.record(format!("min-p {ratio}"));
         Ok(())
     }
 
-    written! {
+    recorded! {
         top_k(count: u32) "top-k {count}";
         dynamic_temperature(temperature: f32, range: f32, exponent: f32)
             "dynamic-temperature {temperature} {range} {exponent}";
@@ -109,41 +109,41 @@ impl Options {
 
     pub(crate) fn constrain(&self, constraint: &Constraint) {
         self.constraint.replace(Some(Rc::clone(&constraint.0)));
-        self.written("constrain".to_owned());
+        self.record("constrain".to_owned());
     }
 
     pub(crate) fn logprobs(&self, top: u8) -> Result<(), Error> {
         if top > 20 {
-            return invalid("at most 20 of the likeliest tokens are told");
+            return invalid("logprobs returns at most 20 tokens");
         }
         self.logprobs.set(Some(top));
-        self.written(format!("logprobs {top}"));
+        self.record(format!("logprobs {top}"));
         Ok(())
     }
 
     pub(crate) fn adapter(&self, name: &str) {
-        self.written(format!("adapter {name}"));
+        self.record(format!("adapter {name}"));
     }
 
     pub(crate) async fn sample_with(&self, name: String, settings: String) -> Result<(), Error> {
-        self.script.fails("sample-with")?;
-        generating::start(&self.script, &name, &settings, 0)?;
-        self.written(format!("sample-with {name} {settings}"));
+        self.script.scripted_error("sample-with")?;
+        generation::start(&self.script, &name, &settings, 0)?;
+        self.record(format!("sample-with {name} {settings}"));
         self.sampler.replace(Some((name, settings)));
         Ok(())
     }
 }
 
-fn at_least_0(name: &str, value: f32) -> Result<(), Error> {
+fn non_negative(name: &str, value: f32) -> Result<(), Error> {
     if value.is_finite() && value >= 0.0 {
         return Ok(());
     }
-    invalid(&format!("the {name} is {value}; it must be 0 or more"))
+    invalid(&format!("{name} is {value}; expected at least 0"))
 }
 
-fn share(name: &str, value: f32) -> Result<(), Error> {
+fn probability(name: &str, value: f32) -> Result<(), Error> {
     if (0.0..=1.0).contains(&value) {
         return Ok(());
     }
-    invalid(&format!("{name} is {value}; it must be between 0 and 1"))
+    invalid(&format!("{name} is {value}; expected a number from 0 to 1"))
 }

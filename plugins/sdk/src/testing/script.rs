@@ -1,21 +1,23 @@
-//! What the engine is told to say.
+//! Scripts for the scripted host.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::state::{Answer, Call, FALLIBLE, Generated, State};
-use super::{block_on, engine, run_command};
-use crate::raw::models::ModelInfo;
-use crate::role::Sampler;
+use super::script_state::{
+    FALLIBLE_FUNCTIONS, GenerateCall, HostCall, ScriptState, ScriptedAnswer,
+};
+use super::{block_on, host, run_command};
+use crate::bindings::models::ModelInfo;
+use crate::linked::Sampler;
 use crate::template::{Chat, ModelFacts, Prompt};
 use crate::{Command, Error};
 
-/// What the scripted engine knows and says; see the [module](super).
+/// The model and the answers of the scripted host; see the [module](super).
 ///
-/// Nothing is guessed: asking for what the script does not say is an error that tells so.
-pub struct Script(Rc<State>);
+/// An input that the script does not cover is an error.
+pub struct Script(Rc<ScriptState>);
 
 impl Default for Script {
     fn default() -> Self {
@@ -24,10 +26,10 @@ impl Default for Script {
 }
 
 impl Script {
-    /// A model of the name `script` with 4,096 positions that knows no answer.
+    /// A model named `script` with 4,096 positions and no answers.
     pub fn new() -> Self {
         let control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"].map(str::to_owned);
-        Script(Rc::new(State {
+        Script(Rc::new(ScriptState {
             info: ModelInfo {
                 name: "script".to_owned(),
                 vocabulary: 256 + control.len() as u32,
@@ -52,44 +54,43 @@ impl Script {
             errors: RefCell::new(VecDeque::new()),
             calls: RefCell::new(Vec::new()),
             snapshots: RefCell::new(HashMap::new()),
-            texts: Cell::new(0),
+            generations: Cell::new(0),
         }))
     }
 
-    fn with(mut self, change: impl FnOnce(&mut State)) -> Self {
+    fn with(mut self, change: impl FnOnce(&mut ScriptState)) -> Self {
         match Rc::get_mut(&mut self.0) {
             Some(state) => change(state),
-            None => panic!("a script is written before it is run"),
+            None => panic!("a script cannot change after `run`"),
         }
         self
     }
 
-    /// After a text that ends like this one comes that one, and then the end. `after` may have control
-    /// tokens in it; of several that fit, the longest counts. It holds for [`generate`] and for [`next`],
-    /// and goes on where a part of the answer stands there already.
+    /// Generates `text` and an end-of-generation token after text that ends with `after`. `after`
+    /// may contain control tokens; the longest match counts. Applies to [`generate`] and [`next`],
+    /// also in the middle of the answer.
     ///
-    /// [`generate`]: crate::Sequence::generate
-    /// [`next`]: crate::Sequence::next
+    /// [`generate`]: crate::Sequence::generate [`next`]: crate::Sequence::next
     pub fn answers(self, after: &str, text: &str) -> Self {
         self.answer(after, text, None)
     }
 
-    /// The same, but the generation fails where the text ends.
-    pub fn breaks_off(self, after: &str, text: &str, error: Error) -> Self {
+    /// Like [`answers`](Self::answers), but the generation fails after `text`.
+    pub fn fails_after(self, after: &str, text: &str, error: Error) -> Self {
         self.answer(after, text, Some(error))
     }
 
     fn answer(self, after: &str, text: &str, error: Option<Error>) -> Self {
         let (after, text) = (after.to_owned(), text.to_owned());
-        self.with(|state| state.answers.push(Answer { after, text, error }))
+        self.with(|state| state.answers.push(ScriptedAnswer { after, text, error }))
     }
 
-    /// After a text that ends like this one, these tokens may come, with these logits; the others have a
+    /// Sets the logits of the next token after text that ends with `after`. Other tokens have a
     /// logit of -30.
     ///
     /// # Panics
     ///
-    /// If one of them is not exactly one token: a byte, or a control token.
+    /// If an entry is not exactly one token: a byte or a control token.
     pub fn next(self, after: &str, tokens: &[(&str, f32)]) -> Self {
         for (text, _) in tokens {
             let count = self.0.tokenize(text, true).len();
@@ -102,22 +103,22 @@ impl Script {
         self.with(|state| state.distributions.push(entry))
     }
 
-    /// The next call of this function of the WIT fails so, such as `open` or `next`. Several for one
-    /// function come one after the other.
+    /// Makes the next call of this WIT function fail, such as `open` or `next`. Several errors for
+    /// one function occur in order.
     ///
     /// # Panics
     ///
-    /// If there is no such function, or it can't be made to fail.
+    /// If the function does not exist or can't fail.
     pub fn fails(self, function: &str, error: Error) -> Self {
         assert!(
-            FALLIBLE.contains(&function),
-            "{function} can't be made to fail; expected one of {FALLIBLE:?}"
+            FALLIBLE_FUNCTIONS.contains(&function),
+            "{function} can't fail; expected one of {FALLIBLE_FUNCTIONS:?}"
         );
         let entry = (function.to_owned(), error);
         self.with(|state| state.errors.borrow_mut().push_back(entry))
     }
 
-    /// One control token more, numbered after those that there are.
+    /// Adds a control token with the next number.
     pub fn control_token(self, name: &str) -> Self {
         self.with(|state| {
             state.control.push(name.to_owned());
@@ -125,28 +126,28 @@ impl Script {
         })
     }
 
-    /// The model wants this control token at the beginning of a text.
+    /// Sets the beginning-of-sequence token.
     ///
     /// # Panics
     ///
-    /// If it is not one token.
-    pub fn begins_with(self, name: &str) -> Self {
+    /// If `name` is not one token.
+    pub fn begin_token(self, name: &str) -> Self {
         let tokens = self.0.tokenize(name, true);
         assert!(tokens.len() == 1, "{name:?} is not one token");
         self.with(|state| state.info.begin = tokens.first().copied())
     }
 
-    /// The chat template in the model's file.
+    /// Sets the chat template of the model file.
     pub fn chat_template(self, template: &str) -> Self {
         self.with(|state| state.info.chat_template = Some(template.to_owned()))
     }
 
-    /// So many positions.
+    /// Sets the number of positions.
     pub fn context(self, positions: u32) -> Self {
         self.with(|state| state.info.context = positions)
     }
 
-    /// Changes what else the model says of itself. The vocabulary is the script's own.
+    /// Changes other model metadata. The vocabulary stays the script's own.
     pub fn info(self, change: impl FnOnce(&mut ModelInfo)) -> Self {
         self.with(|state| {
             let vocabulary = state.info.vocabulary;
@@ -155,34 +156,33 @@ impl Script {
         })
     }
 
-    /// The embedding of a text.
+    /// Sets the embedding of a text.
     pub fn embedding(self, text: &str, vector: &[f32]) -> Self {
         self.with(|state| {
             state.embeddings.insert(text.to_owned(), vector.to_vec());
         })
     }
 
-    /// The texts that a grammar allows, by its text. Others are refused as wrong.
-    pub fn language(self, grammar: &str, texts: &[&str]) -> Self {
+    /// Sets the texts that a grammar allows. Unknown grammars are invalid.
+    pub fn grammar(self, grammar: &str, texts: &[&str]) -> Self {
         let texts = texts.iter().map(|text| (*text).to_owned()).collect();
         self.with(|state| {
             state.languages.insert(grammar.to_owned(), texts);
         })
     }
 
-    /// A sampling plugin that the deployment links, by its name there. It chooses the tokens of what is
-    /// generated with it.
+    /// Links a sampling plugin under a name.
     pub fn sampler<S: Sampler>(self, name: &str) -> Self {
         self.with(|state| {
-            let start = |beginning| {
-                let sampler = S::start(beginning)?;
-                Ok(Box::new(sampler) as Box<dyn super::state::AnySampler>)
+            let start = |context| {
+                let sampler = S::start(context)?;
+                Ok(Box::new(sampler) as Box<dyn super::script_state::DynSampler>)
             };
             state.samplers.insert(name.to_owned(), Rc::new(start));
         })
     }
 
-    /// The templating plugin that the deployment links.
+    /// Links a templating plugin.
     pub fn templating(
         self,
         render: impl Fn(Chat, ModelFacts) -> Result<Prompt, String> + 'static,
@@ -190,7 +190,7 @@ impl Script {
         self.with(|state| state.templating = Some(Rc::new(render)))
     }
 
-    /// What is left to use.
+    /// Sets the remaining budget.
     pub fn budget(self, tokens: Option<u64>, time: Duration) -> Self {
         self.with(|state| {
             state.tokens_left = tokens;
@@ -198,34 +198,33 @@ impl Script {
         })
     }
 
-    /// Runs a future to its end with this script in the host's place, on this thread.
+    /// Runs a future to completion on this thread with this script as the host.
     pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
-        let _installed = engine::install(&self.0);
+        let _installed = host::install(&self.0);
         block_on(future)
     }
 
-    /// Runs a plugin's command line with this script in the host's place: what it returned, and what it
-    /// wrote.
+    /// Runs a command with this script as the host, and returns its result and output.
     pub fn run_command<E>(
         &self,
         run: impl AsyncFnOnce(&mut Command) -> Result<(), E>,
         arguments: &[&str],
     ) -> (Result<(), E>, String) {
-        let _installed = engine::install(&self.0);
+        let _installed = host::install(&self.0);
         run_command(run, arguments)
     }
 
-    /// The calls that were made so far, in their order.
-    pub fn calls(&self) -> Vec<Call> {
+    /// The calls so far, in order.
+    pub fn calls(&self) -> Vec<HostCall> {
         self.0.calls.borrow().clone()
     }
 
-    /// The generations among them.
-    pub fn generations(&self) -> Vec<Generated> {
+    /// The generations among the calls.
+    pub fn generations(&self) -> Vec<GenerateCall> {
         let calls = self.calls().into_iter();
         calls
             .filter_map(|call| match call {
-                Call::Generate(generated) => Some(generated),
+                HostCall::Generate(generated) => Some(generated),
                 _ => None,
             })
             .collect()

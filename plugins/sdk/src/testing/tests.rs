@@ -1,57 +1,59 @@
-//! The script keeps the rules of the WIT that plugins rest on.
+//! The scripted host follows the rules of the WIT that plugins rely on.
 
-use super::{Call, Script};
+use super::{HostCall, Script};
 use crate::constraint::{Constraint, Matcher};
-use crate::{Error, Finish, Generate, Look, Model, Sequence};
+use crate::{Error, Finish, GenerateOptions, Model, NextTokenRequest, Sequence};
 
 async fn sequence(text: &str) -> Result<Sequence, Error> {
-    let sequence = Model::first().await?.sequence()?;
+    let sequence = Model::open_default().await?.sequence()?;
     sequence.append(text)?;
     Ok(sequence)
 }
 
 #[test]
-fn a_generation_ends_as_the_wit_says() {
+fn generation_ends_as_the_wit_specifies() {
     let script = Script::new().answers("a", "é, and on.");
-    for (how, text, finish, tokens) in [
+    for (options, text, finish, tokens) in [
         (
-            Generate::new as fn(u32) -> Generate,
+            GenerateOptions::new as fn(u32) -> GenerateOptions,
             "é, and on.",
             Finish::End,
             12,
         ),
-        (|_| Generate::new(3), "é,", Finish::Length, 3),
-        (|_| Generate::new(1), "\u{fffd}", Finish::Length, 1),
+        (|_| GenerateOptions::new(3), "é,", Finish::Length, 3),
+        (|_| GenerateOptions::new(1), "\u{fffd}", Finish::Length, 1),
         (
-            |most| Generate::new(most).stop(" on"),
+            |most| GenerateOptions::new(most).stop(" on"),
             "é, and",
             Finish::Stop,
             10,
         ),
         (
-            |most| Generate::new(most).stop("dd").stop("n."),
+            |most| GenerateOptions::new(most).stop("dd").stop("n."),
             "é, and o",
             Finish::Stop,
             11,
         ),
     ] {
-        let (said, outcome) = script
+        let (generated, outcome) = script
             .run(async {
                 let sequence = sequence("a").await?;
-                sequence.generate(&how(50))?.whole().await
+                sequence.generate(&options(50))?.text_and_outcome().await
             })
             .unwrap();
-        assert_eq!((said.as_str(), outcome.finish), (text, finish));
+        assert_eq!((generated.as_str(), outcome.finish), (text, finish));
         assert_eq!(outcome.generated_tokens, tokens, "{text}");
     }
 }
 
 #[test]
-fn chunks_hold_back_what_may_begin_a_stop_string() {
+fn chunks_withhold_a_stop_string_prefix() {
     let script = Script::new().answers("a", "x--y");
     let chunks = script.run(async {
         let sequence = sequence("a").await.unwrap();
-        let mut generation = sequence.generate(&Generate::new(9).stop("--z")).unwrap();
+        let mut generation = sequence
+            .generate(&GenerateOptions::new(9).stop("--z"))
+            .unwrap();
         let mut chunks = Vec::new();
         while let Some(chunk) = generation.next().await {
             chunks.push(chunk.text);
@@ -62,11 +64,11 @@ fn chunks_hold_back_what_may_begin_a_stop_string() {
 }
 
 #[test]
-fn one_thing_at_a_time() {
+fn running_generation_locks_the_sequence() {
     let script = Script::new().answers("a", "b");
     script.run(async {
         let sequence = sequence("a").await.unwrap();
-        let mut generation = sequence.generate(&Generate::new(9)).unwrap();
+        let mut generation = sequence.generate(&GenerateOptions::new(9)).unwrap();
         assert_eq!(sequence.append("x").unwrap_err().code(), "invalid");
         generation.next().await;
         assert_eq!(sequence.len(), 2);
@@ -74,41 +76,44 @@ fn one_thing_at_a_time() {
         assert!(sequence.append("x").is_ok());
         assert_eq!(sequence.text(0).unwrap(), "abx");
     });
-    assert_eq!(script.calls().last(), Some(&Call::Cancelled));
+    assert_eq!(script.calls().last(), Some(&HostCall::Cancelled));
 }
 
 #[test]
-fn sequences_are_forked_cut_kept_and_forgotten() {
+fn sequences_fork_truncate_and_snapshot() {
     let script = Script::new().answers("12=", "3").context(4);
     script.run(async {
         let one = sequence("12").await.unwrap();
         let other = one.fork().unwrap();
         other.append("=").unwrap();
-        other.snapshot("kept").await.unwrap();
+        other.snapshot("saved").await.unwrap();
         other.truncate(1).unwrap();
         assert_eq!((one.text(0).unwrap().as_str(), other.len()), ("12", 1));
-        let kept = one.model().restore("kept").await.unwrap();
-        assert_eq!(kept.text(0).unwrap(), "12=");
+        let restored = one.model().restore("saved").await.unwrap();
+        assert_eq!(restored.text(0).unwrap(), "12=");
         assert_eq!(
-            kept.append("xy"),
+            restored.append("xy"),
             Err(Error::ContextFull {
                 needed: 5,
                 limit: 4
             })
         );
-        let told = kept.next(Look::top(2).with_statistics()).await.unwrap();
-        assert_eq!((told.likeliest(), told.position), (Some(51), 3));
-        assert!(told.statistics.unwrap().log_normalizer > 9.9);
-        one.model().forget("kept").await.unwrap();
-        let none = one.model().restore("kept").await.err().unwrap();
+        let next = restored
+            .next(NextTokenRequest::top(2).with_statistics())
+            .await
+            .unwrap();
+        assert_eq!((next.most_likely(), next.position), (Some(51), 3));
+        assert!(next.statistics.unwrap().log_normalizer > 9.9);
+        one.model().forget("saved").await.unwrap();
+        let none = one.model().restore("saved").await.err().unwrap();
         assert_eq!(none.status(), 404);
     });
 }
 
 #[test]
-fn a_grammar_holds_for_loops_and_for_generations() {
+fn grammar_applies_to_next_and_generate() {
     let script = Script::new()
-        .language("yes|no", &["yes", "no", "now"])
+        .grammar("yes|no", &["yes", "no", "now"])
         .next("?", &[("y", 2.0), ("n", 1.0)])
         .next("n", &[("x", 2.0)])
         .next("o", &[("<|im_end|>", 2.0), ("w", 1.0)])
@@ -117,11 +122,11 @@ fn a_grammar_holds_for_loops_and_for_generations() {
         let sequence = sequence("?").await.unwrap();
         let constraint = Constraint::regex(sequence.model(), "yes|no").await.unwrap();
         let matcher = Matcher::start(&constraint).unwrap();
-        let told = sequence
-            .next(Look::top(5).allowed_by(&matcher))
+        let next = sequence
+            .next(NextTokenRequest::top(5).allowed_by(&matcher))
             .await
             .unwrap();
-        let tokens: Vec<_> = told.candidates.iter().map(|one| one.token).collect();
+        let tokens: Vec<_> = next.candidates.iter().map(|one| one.token).collect();
         assert_eq!(tokens, [b'y', b'n'].map(u32::from));
         assert_eq!(matcher.allowed(1).unwrap(), None);
         assert_eq!(matcher.accept(b'x'.into()).unwrap_err().code(), "invalid");
@@ -131,9 +136,14 @@ fn a_grammar_holds_for_loops_and_for_generations() {
 
         sequence.append("n").unwrap();
         sequence.truncate(1).unwrap();
-        // The likeliest that is allowed: y, and after that there is no choice.
-        let how = Generate::new(9).constrain(&constraint);
-        let error = sequence.generate(&how).unwrap().text().await.unwrap_err();
+        // The most likely allowed token: y. The script has no answer after it.
+        let options = GenerateOptions::new(9).constrain(&constraint);
+        let error = sequence
+            .generate(&options)
+            .unwrap()
+            .text()
+            .await
+            .unwrap_err();
         assert!(error.to_string().contains("\"?y\""), "{error}");
         let unknown = Constraint::regex(sequence.model(), "a")
             .await
@@ -144,11 +154,11 @@ fn a_grammar_holds_for_loops_and_for_generations() {
 }
 
 #[test]
-fn what_the_script_does_not_say_is_an_error() {
+fn unscripted_input_is_an_error() {
     let script = Script::new().embedding("a", &[1.0]);
     script.run(async {
         let sequence = sequence("a").await.unwrap();
-        let error = sequence.next(Look::top(1)).await.unwrap_err();
+        let error = sequence.next(NextTokenRequest::top(1)).await.unwrap_err();
         assert_eq!(
             (error.status(), error.to_string().contains("\"a\"")),
             (500, true)
@@ -160,7 +170,7 @@ fn what_the_script_does_not_say_is_an_error() {
 }
 
 #[test]
-#[should_panic(expected = "there is no host here")]
-fn without_a_script_there_is_no_host() {
+#[should_panic(expected = "no host: run this")]
+fn host_call_without_script_panics() {
     Model::available();
 }

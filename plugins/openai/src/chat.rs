@@ -1,0 +1,25 @@
+//! `/v1/chat/completions`.
+
+pub mod messages;
+pub mod request;
+mod response;
+mod stream;
+
+use corral_sdk::fields::Fields;
+use corral_sdk::{Error, Response};
+
+pub use stream::DONE;
+
+pub async fn respond(fields: Fields) -> Result<Response, Error> {
+    let request = request::read(fields)?;
+    let logprobs = request.chat.settings.logprobs.is_some();
+    let mut answers = request.chat.start().await?;
+    match request.stream {
+        Some(usage) => Ok(stream::respond(
+            answers.wait_for_start().await?,
+            logprobs,
+            usage,
+        )),
+        None => response::respond(&mut answers, logprobs).await,
+    }
+}

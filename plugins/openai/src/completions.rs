@@ -1,0 +1,58 @@
+//! `/v1/completions`.
+
+mod infill;
+mod prompt_logprobs;
+mod request;
+mod response;
+mod stream;
+
+use corral_sdk::fields::Fields;
+use corral_sdk::{Error, Response};
+
+use crate::generation::{Choices, check, check_choice_count};
+use crate::models;
+
+pub async fn respond(fields: Fields) -> Result<Response, Error> {
+    let request = request::read(fields)?;
+    let model = models::open(request.model.as_deref()).await?;
+    let prompts = request::prompts(&request.prompt, request.suffix.as_deref(), &model)?;
+    check_choice_count(prompts.len(), request.settings.n)?;
+    let settings = &request.settings;
+    let generates = settings.max_tokens != Some(0);
+    for prompt in &prompts {
+        check(prompt, &model, generates.into()).map_err(|error| error.with_field("prompt"))?;
+    }
+    let mut echo = match request.echo {
+        true => request::echoes(&request.prompt, &prompts, &model)?,
+        false => Vec::new(),
+    };
+    let mut sequences = Vec::new();
+    if request.echo
+        && let Some(top) = settings.logprobs
+    {
+        prompt_logprobs::check(&prompts, top).map_err(|error| error.with_field("prompt"))?;
+        let scored = prompt_logprobs::score(&model, &prompts, top, generates).await?;
+        for (echo, scored) in echo.iter_mut().zip(scored) {
+            echo.set_logprobs(scored.logprobs);
+            sequences.extend(scored.sequence);
+        }
+    }
+    let choices = match (generates, sequences.is_empty()) {
+        (false, _) => Choices::empty(&model, &prompts, settings.n),
+        (true, false) => Choices::continue_from(&model, sequences, settings)?,
+        (true, true) => Choices::start(&model, "prompt", &prompts, settings, None)?,
+    };
+    let format = response::Format {
+        logprobs: settings.logprobs,
+        per_prompt: settings.n as usize,
+        echo,
+    };
+    match request.stream {
+        Some(usage) => Ok(stream::respond(
+            choices.wait_for_start().await?,
+            format,
+            usage,
+        )),
+        None => response::respond(choices, &format).await,
+    }
+}

@@ -1,0 +1,54 @@
+//! Conversations: from a chat to the model's reasoning, content and tool calls.
+//!
+//! `chat_request` turns a chat into generations; `answers` parses their output part by part. Whole
+//! responses are built from the same parts as streamed ones, so both have the same content.
+
+mod answers;
+mod chat_request;
+mod control_tags;
+mod output_parser;
+mod prompt;
+mod reasoning_parser;
+mod template_kwargs;
+pub mod tools;
+
+pub use answers::{Answer, AnswerDelta, AnswerStream, FinishReason};
+pub use chat_request::{ChatRequest, Format};
+pub use template_kwargs::{TemplateKwarg, TemplateKwargs};
+pub use tools::Tools;
+
+/// A part of an answer. Adjacent parts of one kind belong together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OutputPart {
+    /// The model's reasoning before the answer.
+    Reasoning(String),
+    /// The answer.
+    Content(String),
+    /// The start of a tool call, with the tool's name.
+    ToolCall(String),
+    /// A part of that call's arguments, which together are JSON text.
+    Arguments(String),
+}
+
+/// Adds a part and merges it with the last one if both are of one kind.
+fn push(parts: &mut Vec<OutputPart>, part: OutputPart) {
+    match (parts.last_mut(), &part) {
+        (
+            _,
+            OutputPart::Reasoning(text) | OutputPart::Content(text) | OutputPart::Arguments(text),
+        ) if text.is_empty() => {}
+        (Some(OutputPart::Reasoning(last)), OutputPart::Reasoning(text))
+        | (Some(OutputPart::Content(last)), OutputPart::Content(text))
+        | (Some(OutputPart::Arguments(last)), OutputPart::Arguments(text)) => *last += text,
+        _ => parts.push(part),
+    }
+}
+
+/// The number of bytes at the end of `text` that are a proper prefix of `tag`.
+fn partial_tag(text: &str, tag: &str) -> usize {
+    let lengths = (1..tag.len()).rev();
+    let mut lengths = lengths.filter(|&length| tag.is_char_boundary(length));
+    lengths
+        .find(|&length| text.ends_with(&tag[..length]))
+        .unwrap_or(0)
+}

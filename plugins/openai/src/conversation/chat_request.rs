@@ -1,0 +1,176 @@
+//! A chat request, in a form independent of the API.
+
+use corral_sdk::template::Chat;
+use corral_sdk::{Constraint, Error, Grammar, Model, Token};
+use serde_json::{Value, json};
+
+use super::answers::AnswerStream;
+use super::control_tags::ControlTags;
+use super::output_parser::OutputParser;
+use super::prompt;
+use super::reasoning_parser::{CLOSING_TAG, OPENING_TAG, ReasoningParser};
+use super::template_kwargs::TemplateKwargs;
+use super::tools::{CallFormat, CallParser, LarkGrammar, Tools};
+use crate::generation::{Choices, Settings};
+use crate::models;
+
+/// A chat request.
+#[derive(Debug, Default)]
+pub struct ChatRequest {
+    /// The model's name; default: the first model.
+    pub model: Option<String>,
+    /// The messages in the format of templates, without the tools.
+    pub chat: Chat,
+    /// Further template variables.
+    pub template_kwargs: TemplateKwargs,
+    pub tools: Tools,
+    pub format: Format,
+    pub settings: Settings,
+    /// The API's name of the field for the format, for errors.
+    pub format_field: &'static str,
+}
+
+/// The format of the content.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub enum Format {
+    #[default]
+    Text,
+    JsonObject,
+    /// A JSON value that satisfies this schema.
+    Schema(Value),
+}
+
+impl Format {
+    fn schema(&self) -> Option<Value> {
+        match self {
+            Format::Text => None,
+            Format::JsonObject => Some(json!({"type": "object"})),
+            Format::Schema(schema) => Some(schema.clone()),
+        }
+    }
+}
+
+impl ChatRequest {
+    /// Opens the model, renders the prompt and starts the generations.
+    pub async fn start(mut self) -> Result<AnswerStream, Error> {
+        let model = models::open(self.model.as_deref()).await?;
+        let call_format = match self.tools.are_offered() {
+            true => Some(CallFormat::detect(&model)?),
+            false => None,
+        };
+        if call_format.is_some() {
+            self.chat.tools = self
+                .tools
+                .list
+                .iter()
+                .map(|tool| tool.definition.clone())
+                .collect();
+        }
+        self.chat.variables = std::mem::take(&mut self.template_kwargs).for_template(&model)?;
+        self.rename_developer_role(&model);
+        let tokens = prompt::tokens(&self.chat, &model)?;
+        prompt::check_names(&self.chat, &tokens, &model)?;
+        let (reasons, open) = reasoning(&model, &tokens)?;
+        let constraint = self.constraint(&model, call_format, open).await?;
+        let prompts = [tokens];
+        let choices = Choices::start(
+            &model,
+            "messages",
+            &prompts,
+            &self.settings,
+            constraint.as_ref(),
+        )?;
+
+        let mut tags = Vec::new();
+        if reasons {
+            tags.extend([OPENING_TAG, CLOSING_TAG]);
+        }
+        if let Some(format) = call_format {
+            tags.push(format.opening());
+            tags.extend(format.closing());
+        }
+        let control_tags = ControlTags::new(&tags, &model)?;
+        let names: Vec<_> = self
+            .tools
+            .list
+            .iter()
+            .map(|tool| tool.name.clone())
+            .collect();
+        let parsers = (0..choices.len()).map(|_| OutputParser {
+            control_tags: control_tags.clone(),
+            reasoning: match reasons {
+                true => ReasoningParser::new(open),
+                false => ReasoningParser::none(),
+            },
+            calls: match call_format {
+                Some(format) => CallParser::new(format, names.clone(), self.tools.parallel),
+                None => CallParser::none(),
+            },
+        });
+        Ok(AnswerStream::new(choices, parsers.collect(), call_format))
+    }
+
+    /// Renames OpenAI's role `developer` for templates that do not know it.
+    fn rename_developer_role(&mut self, model: &Model) {
+        let template = model.info().chat_template.as_deref().unwrap_or_default();
+        if !template.contains("developer") {
+            for message in &mut self.chat.messages {
+                if message["role"] == "developer" {
+                    message["role"] = "system".into();
+                }
+            }
+        }
+    }
+
+    async fn constraint(
+        &self,
+        model: &Model,
+        call_format: Option<CallFormat>,
+        open: bool,
+    ) -> Result<Option<Constraint>, Error> {
+        let format = self
+            .format
+            .schema()
+            .map(|schema| LarkGrammar::value(&schema));
+        let calls = match call_format {
+            Some(call_format) if self.tools.are_required() || format.is_some() => {
+                Some(LarkGrammar::calls(&self.tools, call_format, model)?)
+            }
+            Some(call_format) if self.tools.are_strict() => Some(
+                LarkGrammar::calls(&self.tools, call_format, model)?
+                    .optional(call_format, model)?,
+            ),
+            _ => None,
+        };
+        let (lark, field) = match (calls, format) {
+            (None, None) => return Ok(None),
+            (Some(calls), Some(format)) if !self.tools.are_required() => {
+                (format.or(calls), self.format_field)
+            }
+            (Some(calls), _) => (calls, "tools"),
+            (None, Some(format)) => (format, self.format_field),
+        };
+        let grammar = match &self.format {
+            // The host's errors about a schema alone give the position of a mistake.
+            Format::JsonObject if call_format.is_none() && !open => Grammar::JsonObject,
+            Format::Schema(schema) if call_format.is_none() && !open => {
+                Grammar::JsonSchema(schema.to_string())
+            }
+            _ => Grammar::Lark(lark.text(model, open)?),
+        };
+        let compiled = Constraint::compile(model, grammar).await;
+        compiled.map(Some).map_err(|error| match error {
+            Error::Invalid(text) => {
+                Error::bad_request("invalid-constraint", text).with_field(field)
+            }
+            other => other,
+        })
+    }
+}
+
+/// Whether the model reasons, and whether the prompt ends inside reasoning.
+fn reasoning(model: &Model, tokens: &[Token]) -> Result<(bool, bool), Error> {
+    let template = model.info().chat_template.as_deref().unwrap_or_default();
+    let open = prompt::ends_in_reasoning(tokens, model)?;
+    Ok((open || template.contains(CLOSING_TAG), open))
+}

@@ -1,0 +1,164 @@
+//! Renders and tokenizes the prompt of a chat.
+
+use corral_sdk::template::Chat;
+use corral_sdk::{Error, Model, Token};
+use serde_json::Value;
+
+use super::reasoning_parser::OPENING_TAG;
+use crate::error::unsupported;
+
+/// Number of tokens at the end of a prompt that contain the opening tag of reasoning and the text
+/// after it.
+const TAIL_TOKENS: usize = 16;
+
+/// Renders the chat and tokenizes it.
+///
+/// The arguments of earlier tool calls are objects, as most templates expect; for a template that
+/// fails with objects, they are JSON text.
+pub fn tokens(chat: &Chat, model: &Model) -> Result<Vec<Token>, Error> {
+    let tokens = chat.tokens(model).or_else(|error| {
+        let mut other = chat.clone();
+        if error.code() != "template-error" || !arguments_as_text(&mut other.messages) {
+            return Err(error);
+        }
+        // If both fail, report the first error.
+        other.tokens(model).map_err(|_| error)
+    });
+    tokens.map_err(|error| match error.field() {
+        None if error.status() == 400 => error.with_field("messages"),
+        _ => error,
+    })
+}
+
+/// Returns an error if a message has a `name` and the template ignores it: the tokens are the same
+/// without it. Names of tools are exempt, since their calls contain them.
+pub fn check_names(chat: &Chat, tokens: &[Token], model: &Model) -> Result<(), Error> {
+    for role in ["system", "developer", "user", "assistant"] {
+        let named = |message: &Value| message["role"] == role && message.get("name").is_some();
+        let Some(index) = chat.messages.iter().position(named) else {
+            continue;
+        };
+        let mut other = chat.clone();
+        for message in other.messages.iter_mut().filter(|message| named(message)) {
+            if let Some(members) = message.as_object_mut() {
+                members.remove("name");
+            }
+        }
+        // A template that fails without names uses them.
+        if self::tokens(&other, model).is_ok_and(|other| other == tokens) {
+            let why = format!(
+                "the chat template of the model {} ignores names of the {role}; omit the name or put it \
+                 into `content`",
+                model.name()
+            );
+            return Err(unsupported(&format!("messages[{index}].name"), &why));
+        }
+    }
+    Ok(())
+}
+
+/// Replaces arguments by JSON text. Returns whether there were any.
+fn arguments_as_text(messages: &mut [Value]) -> bool {
+    let mut any = false;
+    let calls = messages
+        .iter_mut()
+        .filter_map(|message| message.get_mut("tool_calls"));
+    for call in calls.filter_map(Value::as_array_mut).flatten() {
+        if let Some(arguments) = call.pointer_mut("/function/arguments")
+            && arguments.is_object()
+        {
+            *arguments = arguments.to_string().into();
+            any = true;
+        }
+    }
+    any
+}
+
+/// Whether the prompt ends inside reasoning.
+pub fn ends_in_reasoning(tokens: &[Token], model: &Model) -> Result<bool, Error> {
+    let tail = &tokens[tokens.len().saturating_sub(TAIL_TOKENS)..];
+    Ok(model
+        .detokenize_with_control(tail)?
+        .trim_end()
+        .ends_with(OPENING_TAG))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use corral_sdk::testing::Script;
+    use serde_json::json;
+
+    #[test]
+    fn arguments_have_the_form_of_the_template() {
+        let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}});
+        let chat = Chat {
+            messages: vec![json!({"role": "assistant", "content": null, "tool_calls": [call]})],
+            ..Chat::default()
+        };
+        for (use_of_call, expected) in [
+            ("{{ call.arguments.a }}", "1"),
+            ("{{ call.arguments | tojson }}", "{\"a\": 1}"),
+            ("{{ '(' + call.arguments + ')' }}", "({\"a\":1})"),
+        ] {
+            let template =
+                format!("{{% set call = messages[0].tool_calls[0].function %}}{use_of_call}");
+            let script = Script::new().chat_template(&template);
+            let text = script.run(async {
+                let model = Model::open_default().await?;
+                model.detokenize(&tokens(&chat, &model)?)
+            });
+            assert_eq!(text.as_deref(), Ok(expected), "{use_of_call}");
+        }
+        let script = Script::new().chat_template("{{ raise_exception('no') }}");
+        let error = script.run(async { tokens(&chat, &Model::open_default().await?) });
+        assert_eq!(error.unwrap_err().field(), Some("messages"));
+    }
+
+    #[test]
+    fn names_ignored_by_the_template_are_rejected() {
+        let message = |role: &str, name: &str| json!({"role": role, "name": name, "content": "x"});
+        let chat = Chat {
+            messages: vec![
+                message("tool", "add"),
+                json!({"role": "user", "content": "x"}),
+                message("user", "Ada"),
+                message("assistant", "Bob"),
+            ],
+            ..Chat::default()
+        };
+        let name = "{% if m.name is defined %}{{ m.name }}{% endif %}";
+        for (shown, field) in [
+            (String::new(), Some("messages[2].name")),
+            (name.to_owned(), None),
+            (
+                format!("{{% if m.role == 'user' %}}{name}{{% endif %}}"),
+                Some("messages[3].name"),
+            ),
+        ] {
+            let template =
+                format!("{{% for m in messages %}}{{{{ m.content }}}}{shown}{{% endfor %}}");
+            let checked = Script::new().chat_template(&template).run(async {
+                let model = Model::open_default().await?;
+                check_names(&chat, &tokens(&chat, &model)?, &model)
+            });
+            let error = checked.err();
+            assert_eq!(error.as_ref().and_then(Error::field), field, "{shown}");
+        }
+    }
+
+    #[test]
+    fn prompt_may_end_in_reasoning() {
+        for (text, open) in [
+            ("a<think>\n", true),
+            ("<think></think>", false),
+            ("", false),
+        ] {
+            let result = Script::new().run(async {
+                let model = Model::open_default().await?;
+                ends_in_reasoning(&model.tokenize(text)?, &model)
+            });
+            assert_eq!(result, Ok(open), "{text}");
+        }
+    }
+}

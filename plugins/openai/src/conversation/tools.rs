@@ -1,0 +1,209 @@
+//! Tools: their definitions, call formats, grammars and parsers.
+
+mod call_format;
+mod call_parser;
+mod call_scanner;
+mod grammar;
+
+use corral_sdk::Error;
+use corral_sdk::fields::{Fields, out_of_range};
+use serde_json::{Map, Value, json};
+
+pub use call_format::CallFormat;
+pub use call_parser::CallParser;
+pub use grammar::LarkGrammar;
+
+use crate::error::unsupported;
+
+/// The limit of OpenAI's API.
+const TOOL_LIMIT: usize = 128;
+
+/// The tools of a request.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Tools {
+    pub list: Vec<Tool>,
+    pub choice: ToolChoice,
+    /// Whether an answer may have several calls.
+    pub parallel: bool,
+}
+
+/// A function that the model may call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tool {
+    pub name: String,
+    /// The JSON schema of the arguments; `None` for any object.
+    pub parameters: Option<Value>,
+    /// Whether the arguments must satisfy the schema even if the model decides whether to call.
+    pub strict: bool,
+    /// The definition for the template.
+    pub definition: Value,
+}
+
+/// Whether the model calls tools.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// The model decides.
+    #[default]
+    Auto,
+    /// Never.
+    None,
+    /// At least one.
+    Required,
+    /// This function.
+    Named(String),
+}
+
+impl Tools {
+    /// Reads the tools of a chat completion.
+    pub fn read(fields: &mut Fields) -> Result<Self, Error> {
+        let list = Self::list(fields, |mut tool| {
+            let kind = tool.text("type")?;
+            let path = tool.path("type");
+            if kind.as_deref() != Some("function") {
+                return Err(out_of_range(&path, &kind.into(), "\"function\""));
+            }
+            let function = tool.object("function")?;
+            let function = function.ok_or_else(|| tool.missing("function", "an object"))?;
+            tool.reject_unknown(&["type", "function"])?;
+            Tool::read(function, "parameters")
+        })?;
+        let choice = read_choice(fields.take("tool_choice"), true)?;
+        let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
+        Self::new(list, choice, parallel)
+    }
+
+    /// Reads the entries of `tools` with `read`.
+    pub fn list(
+        fields: &mut Fields,
+        read: impl Fn(Fields) -> Result<Tool, Error>,
+    ) -> Result<Vec<Tool>, Error> {
+        let list = fields.list("tools")?.unwrap_or_default();
+        let list = list.into_iter().enumerate();
+        list.map(|(index, tool)| read(Fields::at(format!("tools[{index}]"), tool)?))
+            .collect()
+    }
+
+    /// Creates the tools; an error if the choice does not match them.
+    pub fn new(list: Vec<Tool>, choice: Option<ToolChoice>, parallel: bool) -> Result<Self, Error> {
+        if list.len() > TOOL_LIMIT {
+            let text = format!(
+                "`tools` has {} entries; expected at most {TOOL_LIMIT}",
+                list.len()
+            );
+            return Err(Error::bad_request("out-of-range", text).with_field("tools"));
+        }
+        let valid = match &choice {
+            None | Some(ToolChoice::None | ToolChoice::Auto) => true,
+            Some(ToolChoice::Required) => !list.is_empty(),
+            Some(ToolChoice::Named(name)) => list.iter().any(|tool| tool.name == *name),
+        };
+        if !valid {
+            let names: Vec<_> = list.iter().map(|tool| &tool.name).collect();
+            let text = format!(
+                "`tool_choice` names a tool that is not in `tools`; expected one of {names:?}"
+            );
+            return Err(Error::bad_request("out-of-range", text).with_field("tool_choice"));
+        }
+        Ok(Tools {
+            list,
+            choice: choice.unwrap_or_default(),
+            parallel,
+        })
+    }
+
+    /// Whether the model may call tools.
+    pub fn are_offered(&self) -> bool {
+        !self.list.is_empty() && self.choice != ToolChoice::None
+    }
+
+    /// Whether the model must call a tool.
+    pub fn are_required(&self) -> bool {
+        matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
+    }
+
+    /// Whether a tool is strict.
+    pub fn are_strict(&self) -> bool {
+        self.list.iter().any(|tool| tool.strict)
+    }
+
+    /// The tools that a required call may name.
+    pub fn callable(&self) -> impl Iterator<Item = &Tool> {
+        self.list.iter().filter(|tool| match &self.choice {
+            ToolChoice::Named(name) => tool.name == *name,
+            _ => true,
+        })
+    }
+}
+
+impl Tool {
+    /// Reads a function's name, description and the schema of its arguments.
+    pub fn read(mut fields: Fields, parameters: &str) -> Result<Self, Error> {
+        let name = fields.text("name")?;
+        let name = name.ok_or_else(|| fields.missing("name", "a string"))?;
+        let word = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
+        if !(1..=64).contains(&name.len()) || !name.bytes().all(word) {
+            let expected = "1 to 64 letters, digits, _ or -";
+            return Err(out_of_range(&fields.path("name"), &name.into(), expected));
+        }
+        let description = fields.text("description")?;
+        let schema = fields.object(parameters)?.map(Fields::into_value);
+        let strict = fields.flag("strict")?;
+        fields.reject_unknown(&["name", "description", parameters, "strict"])?;
+        let mut function = Map::new();
+        function.insert("name".to_owned(), name.clone().into());
+        if let Some(description) = description {
+            function.insert("description".to_owned(), description.into());
+        }
+        if let Some(schema) = &schema {
+            function.insert("parameters".to_owned(), schema.clone());
+        }
+        Ok(Tool {
+            name,
+            parameters: schema,
+            strict,
+            definition: json!({"type": "function", "function": function}),
+        })
+    }
+}
+
+/// Reads `tool_choice`: a word, or an object that names a function; with `nested`, inside the field
+/// `function`.
+pub fn read_choice(value: Option<Value>, nested: bool) -> Result<Option<ToolChoice>, Error> {
+    const EXPECTED: &str = "\"none\", \"auto\", \"required\", or an object that names a function";
+    let value = match value {
+        None => return Ok(None),
+        Some(value) => value,
+    };
+    match value.as_str() {
+        Some("none") => return Ok(Some(ToolChoice::None)),
+        Some("auto") => return Ok(Some(ToolChoice::Auto)),
+        Some("required") => return Ok(Some(ToolChoice::Required)),
+        Some(_) => return Err(out_of_range("tool_choice", &value, EXPECTED)),
+        None => {}
+    }
+    let mut fields = Fields::at("tool_choice".to_owned(), value)?;
+    match fields.text("type")?.as_deref() {
+        Some("function") => {}
+        Some(other) => {
+            return Err(unsupported(
+                "tool_choice",
+                &format!("the type {other:?} is unknown; expected function"),
+            ));
+        }
+        None => return Err(fields.missing("type", "\"function\"")),
+    }
+    let name = match nested {
+        true => {
+            let mut function = fields
+                .object("function")?
+                .ok_or_else(|| fields.missing("function", "an object"))?;
+            let name = function.text("name")?;
+            function.reject_unknown(&["name"])?;
+            name
+        }
+        false => fields.text("name")?,
+    };
+    fields.reject_unknown(&["type", if nested { "function" } else { "name" }])?;
+    let name = name.ok_or_else(|| fields.missing("name", "the name of a function"))?;
+    Ok(Some(ToolChoice::Named(name)))
+}

@@ -1,0 +1,11 @@
+//! Generations: settings, choices, log probabilities and usage, shared by all APIs.
+
+mod choices;
+mod logprobs;
+pub mod settings;
+mod usage;
+
+pub use choices::{Choices, check};
+pub use logprobs::{LogprobEntry, TokenLogprob, characters};
+pub use settings::{Settings, check_choice_count};
+pub use usage::Usage;

@@ -1,0 +1,471 @@
+//! Runs the choices of a request: several generations at a time.
+//!
+//! The choices of one prompt are forks of one sequence. The host computes a common prefix once, so
+//! a prompt is computed once; only its last token is computed for each choice.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
+
+use corral_sdk::{Constraint, Error, Finish, Generation, Model, Outcome, Sequence, Token};
+
+use super::logprobs::{LogprobEntry, PendingLogprobs};
+use super::{Settings, Usage};
+
+/// A part of one choice.
+pub struct ChoiceDelta {
+    /// The choice: those of the first prompt come first.
+    pub index: usize,
+    /// Can be empty.
+    pub text: String,
+    /// The tokens can precede their text.
+    pub tokens: Vec<Token>,
+    /// One entry per token if the settings have `logprobs`.
+    pub logprobs: Vec<LogprobEntry>,
+    /// The outcome, in the choice's last delta.
+    pub end: Option<Outcome>,
+}
+
+/// Choices in progress. Dropping them cancels their generations.
+pub struct Choices {
+    model: Model,
+    /// One entry per choice; `None` after its end.
+    states: Vec<Option<ChoiceState>>,
+    /// The outcome of each choice.
+    outcomes: Vec<Option<Outcome>>,
+    /// Choices per prompt.
+    per_prompt: usize,
+    /// Generated tokens of each choice so far.
+    generated: Vec<u32>,
+    /// Tokens of each prompt.
+    prompts: Vec<u32>,
+    /// The choice to poll first. Rotates, so that a fast choice does not starve the others.
+    next_poll: usize,
+    /// Deltas that are ready.
+    ready: VecDeque<ChoiceDelta>,
+    /// Whether this request computed the prompts before: the number of cached tokens is then
+    /// unknown.
+    precomputed: bool,
+}
+
+/// A choice in progress.
+enum ChoiceState {
+    /// No read is in progress.
+    Idle(Box<ChoiceGeneration>),
+    Reading(Read),
+}
+
+/// A read of the next delta. It returns the choice unless that has ended. The future owns the
+/// choice, since a dropped read would lose its chunk.
+type Read =
+    Pin<Box<dyn Future<Output = Result<(ChoiceDelta, Option<Box<ChoiceGeneration>>), Error>>>>;
+
+/// The generation of one choice.
+struct ChoiceGeneration {
+    index: usize,
+    generation: Generation,
+    model: Model,
+    /// Present if the settings have `logprobs`.
+    pending: Option<PendingLogprobs>,
+    /// Whether to read the whole output as one chunk.
+    single_chunk: bool,
+}
+
+impl Choices {
+    /// Starts all choices of all prompts. Errors name the request's `field`.
+    pub fn start(
+        model: &Model,
+        field: &str,
+        prompts: &[Vec<Token>],
+        settings: &Settings,
+        constraint: Option<&Constraint>,
+    ) -> Result<Self, Error> {
+        let sequences = prompts.iter().map(|prompt| {
+            check(prompt, model, 1).map_err(|error| error.with_field(field))?;
+            let sequence = model.empty_sequence()?;
+            sequence.append_tokens(prompt)?;
+            Ok(sequence)
+        });
+        let sequences = sequences.collect::<Result<_, Error>>()?;
+        Self::start_all(model, sequences, settings, constraint, false)
+    }
+
+    /// Starts all choices after sequences that this request has computed. With `logprobs`, the
+    /// end-of-generation token gets an entry too.
+    pub fn continue_from(
+        model: &Model,
+        sequences: Vec<Sequence>,
+        settings: &Settings,
+    ) -> Result<Self, Error> {
+        let started = Self::start_all(model, sequences, settings, None, true)?;
+        Ok(Choices {
+            precomputed: true,
+            ..started
+        })
+    }
+
+    /// Creates choices without tokens.
+    pub fn empty(model: &Model, prompts: &[Vec<Token>], per_prompt: u32) -> Self {
+        let prompts: Vec<_> = prompts.iter().map(|prompt| token_count(prompt)).collect();
+        let lengths = prompts
+            .iter()
+            .flat_map(|&length| (0..per_prompt).map(move |_| length));
+        let outcomes: Vec<_> = lengths
+            .map(|length| local_outcome(Finish::Length, length, 0))
+            .collect();
+        let ready = outcomes
+            .iter()
+            .enumerate()
+            .map(|(index, outcome)| ChoiceDelta {
+                index,
+                text: String::new(),
+                tokens: Vec::new(),
+                logprobs: Vec::new(),
+                end: Some(*outcome),
+            });
+        Choices {
+            model: model.clone(),
+            states: outcomes.iter().map(|_| None).collect(),
+            ready: ready.collect(),
+            generated: vec![0; outcomes.len()],
+            outcomes: outcomes.into_iter().map(Some).collect(),
+            per_prompt: per_prompt as usize,
+            prompts,
+            next_poll: 0,
+            precomputed: false,
+        }
+    }
+
+    /// Starts all choices after these sequences. `with_end`: the end-of-generation token gets a
+    /// logprobs entry.
+    fn start_all(
+        model: &Model,
+        prompts: Vec<Sequence>,
+        settings: &Settings,
+        constraint: Option<&Constraint>,
+        with_end: bool,
+    ) -> Result<Self, Error> {
+        let lengths: Vec<_> = prompts.iter().map(Sequence::len).collect();
+        let mut states = Vec::new();
+        for (first, &length) in prompts.into_iter().zip(&lengths) {
+            let mut sequences = Vec::new();
+            for _ in 1..settings.n {
+                // A model that can't fork computes the prompt for each choice.
+                sequences.push(match model.info().can_fork {
+                    true => first.fork()?,
+                    false => {
+                        let copy = model.empty_sequence()?;
+                        copy.append_tokens(&first.tokens(0))?;
+                        copy
+                    }
+                });
+            }
+            sequences.insert(0, first);
+            for (at, sequence) in (0..).zip(sequences) {
+                let options = settings.options(model, length, at, constraint)?;
+                let choice = ChoiceGeneration {
+                    index: states.len(),
+                    generation: sequence.generate(&options)?,
+                    model: model.clone(),
+                    pending: settings.logprobs.map(|_| match with_end {
+                        true => PendingLogprobs::with_end(),
+                        false => PendingLogprobs::default(),
+                    }),
+                    single_chunk: false,
+                };
+                states.push(Some(ChoiceState::Idle(Box::new(choice))));
+            }
+        }
+        let count = states.len();
+        Ok(Choices {
+            model: model.clone(),
+            outcomes: vec![None; count],
+            states,
+            per_prompt: settings.n as usize,
+            generated: vec![0; count],
+            prompts: lengths,
+            next_poll: 0,
+            ready: VecDeque::new(),
+            precomputed: false,
+        })
+    }
+
+    /// Waits for the first delta, so that an earlier error sets the response's status.
+    pub async fn wait_for_start(mut self) -> Result<Self, Error> {
+        if let Some(mut choice) = self.take_only() {
+            // Kept in place for `take_generation`.
+            choice.generation = choice.generation.wait_for_start().await?;
+            self.states[0] = Some(ChoiceState::Idle(choice));
+        } else if let Some(delta) = self.next().await? {
+            self.ready.push_front(delta);
+        }
+        Ok(self)
+    }
+
+    /// Reads each choice as one delta at its end, which costs less. Call it before the first read.
+    pub fn read_whole(&mut self) {
+        for state in self.states.iter_mut().flatten() {
+            if let ChoiceState::Idle(choice) = state {
+                choice.single_chunk = true;
+            }
+        }
+    }
+
+    /// Takes the only choice if it has no logprobs and no read is in progress.
+    fn take_only(&mut self) -> Option<Box<ChoiceGeneration>> {
+        match &mut self.states[..] {
+            [only @ Some(ChoiceState::Idle(_))] if self.ready.is_empty() => match only.take() {
+                Some(ChoiceState::Idle(choice)) if choice.pending.is_none() => Some(choice),
+                other => {
+                    *only = other;
+                    None
+                }
+            },
+            _ => None,
+        }
+    }
+
+    /// Takes the generation of the only choice, so that the host can stream its text. The caller
+    /// passes the outcome to [`set_outcome`](Self::set_outcome). `None` if the response needs more
+    /// than the text.
+    pub fn take_generation(&mut self) -> Option<Generation> {
+        Some(self.take_only()?.generation)
+    }
+
+    /// Sets the outcome of the only choice.
+    pub fn set_outcome(&mut self, outcome: Outcome) {
+        self.outcomes[0] = Some(outcome);
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Tokens of all prompts.
+    pub fn prompt_tokens(&self) -> u32 {
+        let all = self.prompts.iter();
+        all.fold(0, |sum, &length| sum.saturating_add(length))
+    }
+
+    /// Number of choices.
+    pub fn len(&self) -> usize {
+        self.states.len()
+    }
+
+    /// Returns the next delta of any choice, or `None` when all have ended. An error ends all.
+    pub async fn next(&mut self) -> Result<Option<ChoiceDelta>, Error> {
+        if let Some(delta) = self.ready.pop_front() {
+            return Ok(Some(delta));
+        }
+        if self.states.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let count = self.states.len();
+        let (first, states) = (self.next_poll, &mut self.states);
+        let (delta, choice) = poll_fn(|context| {
+            for index in (first..count).chain(0..first) {
+                let mut read = match states[index].take() {
+                    None => continue,
+                    Some(ChoiceState::Idle(choice)) => choice.read(),
+                    Some(ChoiceState::Reading(read)) => read,
+                };
+                match read.as_mut().poll(context) {
+                    Poll::Ready(ready) => return Poll::Ready(ready),
+                    Poll::Pending => states[index] = Some(ChoiceState::Reading(read)),
+                }
+            }
+            Poll::Pending
+        })
+        .await?;
+        self.next_poll = (delta.index + 1) % count;
+        self.states[delta.index] = choice.map(ChoiceState::Idle);
+        self.outcomes[delta.index] = delta.end;
+        self.generated[delta.index] += token_count(&delta.tokens);
+        Ok(Some(delta))
+    }
+
+    /// Ends a choice early. The number of cached prompt tokens is then unknown.
+    pub fn stop_choice(&mut self, index: usize) -> Outcome {
+        self.states[index] = None;
+        let prompt = self.prompts[index / self.per_prompt];
+        let outcome = local_outcome(Finish::End, prompt, self.generated[index]);
+        self.outcomes[index] = Some(outcome);
+        outcome
+    }
+
+    /// The usage of all choices after their end.
+    pub fn usage(&self) -> Usage {
+        let outcomes = self.outcomes.iter().enumerate();
+        let ended =
+            outcomes.filter_map(|(index, outcome)| Some((index / self.per_prompt, (*outcome)?)));
+        let usage = Usage::sum(ended);
+        match self.precomputed {
+            true => Usage { cached: 0, ..usage },
+            false => usage,
+        }
+    }
+}
+
+/// An outcome that does not come from the host.
+fn local_outcome(finish: Finish, prompt: u32, generated: u32) -> Outcome {
+    Outcome {
+        finish,
+        prompt_tokens: prompt,
+        cached_tokens: 0,
+        generated_tokens: generated,
+        queue_time: 0,
+        prefill_time: 0,
+        decode_time: 0,
+    }
+}
+
+impl ChoiceGeneration {
+    fn read(mut self: Box<Self>) -> Read {
+        Box::pin(async move {
+            let chunk = match self.single_chunk {
+                true => Some(self.generation.rest().await?).filter(|rest| !rest.tokens.is_empty()),
+                false => self.generation.next().await,
+            };
+            let Some(chunk) = chunk else {
+                let outcome = self.generation.outcome().await?;
+                let pending = self.pending.as_mut();
+                let rest = pending.map(|pending| pending.rest(&self.model, outcome.finish));
+                let delta = ChoiceDelta {
+                    index: self.index,
+                    text: String::new(),
+                    tokens: Vec::new(),
+                    logprobs: rest.unwrap_or_default(),
+                    end: Some(outcome),
+                };
+                return Ok((delta, None));
+            };
+            let logprobs = match &mut self.pending {
+                Some(pending) => {
+                    pending.add(&self.model, &chunk.tokens, chunk.logprobs, &chunk.text)?
+                }
+                None => Vec::new(),
+            };
+            let delta = ChoiceDelta {
+                index: self.index,
+                text: chunk.text,
+                tokens: chunk.tokens,
+                logprobs,
+                end: None,
+            };
+            Ok((delta, Some(self)))
+        })
+    }
+}
+
+fn token_count(tokens: &[Token]) -> u32 {
+    u32::try_from(tokens.len()).unwrap_or(u32::MAX)
+}
+
+/// Checks that a prompt has at least one token and leaves `room` tokens in the context.
+pub fn check(prompt: &[Token], model: &Model, room: u32) -> Result<(), Error> {
+    let limit = model.info().context;
+    let length = token_count(prompt);
+    if length == 0 {
+        return Err(Error::bad_request(
+            "empty-prompt",
+            "the prompt has no tokens",
+        ));
+    }
+    let max_length = limit.saturating_sub(room);
+    if length > max_length {
+        let why = match room {
+            0 => "",
+            _ => " to leave room for an answer",
+        };
+        return Err(Error::bad_request(
+            "context_length_exceeded",
+            format!(
+                "the prompt has {length} tokens; the model {} has a context of {limit}; expected at \
+                 most {max_length}{why}",
+                model.name(),
+            ),
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use corral_sdk::testing::{HostCall, Script};
+
+    fn prompts(texts: &[&str]) -> Vec<Vec<Token>> {
+        let texts = texts.iter();
+        texts
+            .map(|text| text.bytes().map(Token::from).collect())
+            .collect()
+    }
+
+    async fn all(
+        prompts: &[Vec<Token>],
+        settings: &Settings,
+    ) -> Result<(Vec<String>, Usage), Error> {
+        let model = Model::open_default().await?;
+        let mut choices = Choices::start(&model, "prompt", prompts, settings, None)?
+            .wait_for_start()
+            .await?;
+        let mut texts = vec![String::new(); choices.len()];
+        let (mut order, mut ends) = (Vec::new(), 0);
+        while let Some(delta) = choices.next().await? {
+            texts[delta.index] += &delta.text;
+            order.push(delta.index);
+            ends += u32::from(delta.end.is_some_and(|end| end.finish == Finish::End));
+        }
+        assert_eq!(ends as usize, texts.len());
+        // Choices are read in rotation.
+        assert_eq!(order[..texts.len()], *(0..texts.len()).collect::<Vec<_>>());
+        assert!(choices.next().await?.is_none());
+        Ok((texts, choices.usage()))
+    }
+
+    #[test]
+    fn choices_rotate_and_a_prompt_counts_once() {
+        let script = Script::new().answers("ab", "cd").answers("x", "yz");
+        let two = Settings {
+            n: 2,
+            seed: Some(5),
+            ..Settings::default()
+        };
+        for can_fork in [true, false] {
+            let script = Script::new()
+                .answers("ab", "cd")
+                .answers("x", "yz")
+                .info(|info| info.can_fork = can_fork);
+            let (texts, usage) = script.run(all(&prompts(&["ab", "x"]), &two)).unwrap();
+            assert_eq!(texts, ["cd", "cd", "yz", "yz"]);
+            assert_eq!((usage.prompt, usage.generated), (3, 12));
+            // Each choice of a prompt has its own seed.
+            let generations = script.generations().into_iter();
+            let seeds: Vec<_> = generations.map(|one| one.settings[1].clone()).collect();
+            assert_eq!(seeds, ["seed 5", "seed 6", "seed 5", "seed 6"]);
+        }
+        let empty = script.run(all(&prompts(&[""]), &two)).unwrap_err();
+        assert_eq!(empty.code(), "empty-prompt");
+        let long = Script::new()
+            .context(2)
+            .run(all(&prompts(&["ab"]), &two))
+            .unwrap_err();
+        assert_eq!(
+            (long.status(), long.code()),
+            (400, "context_length_exceeded")
+        );
+    }
+
+    #[test]
+    fn one_error_ends_all_choices() {
+        let script = Script::new()
+            .answers("a", "bcd")
+            .fails_after("x", "", Error::Deadline);
+        let settings = Settings::default();
+        let failed = script.run(all(&prompts(&["a", "x"]), &settings));
+        assert_eq!(failed.unwrap_err(), Error::Deadline);
+        assert_eq!(script.calls().last(), Some(&HostCall::Cancelled));
+    }
+}

@@ -1,0 +1,150 @@
+//! Responses of the Responses API, whole and streamed.
+
+use corral_sdk::{Error, EventWriter, Response};
+use serde_json::{Map, Value, json};
+
+use super::items::Items;
+use crate::conversation::{AnswerStream, FinishReason};
+use crate::error::responses_event;
+use crate::generation::Usage;
+use crate::ids::{now, unique_id};
+
+/// The fields of a response that are known at the start.
+pub struct Head {
+    id: String,
+    created: u64,
+    model: String,
+    /// Fields of the request that the response repeats.
+    repeated: Map<String, Value>,
+}
+
+impl Head {
+    pub fn new(answers: &AnswerStream, repeated: Map<String, Value>) -> Self {
+        Head {
+            id: unique_id("resp_"),
+            created: now(),
+            model: answers.model().name().to_owned(),
+            repeated,
+        }
+    }
+
+    /// The response in progress, or at its end.
+    fn response(&self, output: &[Value], end: Option<(FinishReason, Usage)>) -> Value {
+        let (status, details) = match end {
+            None => ("in_progress", Value::Null),
+            Some((FinishReason::Length, _)) => {
+                ("incomplete", json!({"reason": "max_output_tokens"}))
+            }
+            Some(_) => ("completed", Value::Null),
+        };
+        let mut response = json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "background": false,
+            "error": null,
+            "incomplete_details": details,
+            "model": self.model,
+            "output": output,
+            "previous_response_id": null,
+            "store": false,
+            "tool_choice": "auto",
+            "tools": [],
+            "metadata": {},
+            "truncation": "disabled",
+            "usage": end.map(|(_, usage)| json!({
+                "input_tokens": usage.prompt,
+                "input_tokens_details": {"cached_tokens": usage.cached},
+                "output_tokens": usage.generated,
+                "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+                "total_tokens": usage.prompt + usage.generated,
+            })),
+        });
+        if let Value::Object(fields) = &mut response {
+            fields.extend(self.repeated.clone());
+        }
+        response
+    }
+}
+
+fn status(finish: FinishReason) -> &'static str {
+    match finish {
+        FinishReason::Length => "incomplete",
+        FinishReason::End | FinishReason::Stop | FinishReason::ToolCalls => "completed",
+    }
+}
+
+/// Waits for the end and builds the response.
+pub async fn respond(mut answers: AnswerStream, head: Head) -> Result<Response, Error> {
+    let mut items = Items::default();
+    let mut finish = FinishReason::End;
+    while let Some(delta) = answers.next().await? {
+        for part in delta.parts {
+            items.add(part, || answers.new_call_id());
+        }
+        finish = delta.finish.unwrap_or(finish);
+    }
+    items.end(status(finish));
+    let usage = answers.usage()?;
+    Ok(Response::json(
+        &head.response(&items.completed, Some((finish, usage))),
+    ))
+}
+
+/// Streams the events.
+pub fn stream(answers: AnswerStream, head: Head) -> Response {
+    Response::events(async move |events| {
+        let mut events = SequencedEvents { events, next: 0 };
+        match write(answers, head, &mut events).await {
+            Ok(()) => Ok(()),
+            Err(error) => events.send(responses_event(&error)).await,
+        }
+    })
+}
+
+/// Writes events with sequence numbers and names.
+struct SequencedEvents<'a> {
+    events: &'a mut EventWriter,
+    next: u64,
+}
+
+impl SequencedEvents<'_> {
+    async fn send(&mut self, mut event: Value) -> Result<(), Error> {
+        event["sequence_number"] = self.next.into();
+        self.next += 1;
+        let name = event["type"].as_str().unwrap_or_default().to_owned();
+        self.events.named(&name, &event.to_string()).await
+    }
+}
+
+async fn write(
+    mut answers: AnswerStream,
+    head: Head,
+    events: &mut SequencedEvents<'_>,
+) -> Result<(), Error> {
+    let initial = head.response(&[], None);
+    for kind in ["response.created", "response.in_progress"] {
+        events
+            .send(json!({"type": kind, "response": initial}))
+            .await?;
+    }
+    let mut items = Items::default();
+    let mut finish = FinishReason::End;
+    while let Some(delta) = answers.next().await? {
+        for part in delta.parts {
+            for event in items.add(part, || answers.new_call_id()) {
+                events.send(event).await?;
+            }
+        }
+        finish = delta.finish.unwrap_or(finish);
+    }
+    for event in items.end(status(finish)) {
+        events.send(event).await?;
+    }
+    let kind = format!("response.{}", status(finish));
+    let response = head.response(&items.completed, Some((finish, answers.usage()?)));
+    events
+        .send(json!({"type": kind, "response": response}))
+        .await
+}

@@ -1,0 +1,203 @@
+//! `/v1/messages`.
+
+use corral_sdk::testing::Script;
+use serde_json::{Value, json};
+
+use super::{CALL, TEMPLATE, events, post, script_with_reasoning as script};
+
+fn message(members: Value) -> Value {
+    let mut body = json!({"max_tokens": 200, "messages": [{"role": "user", "content": "Hi"}]});
+    body.as_object_mut()
+        .unwrap()
+        .extend(members.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn message_has_its_blocks() {
+    let tools = json!([{"name": "add", "input_schema": {"type": "object"}}]);
+    let body = message(json!({"system": [{"type": "text", "text": "Be brief."}], "tools": tools}));
+    let says = format!("<think>hm</think>{CALL}");
+    let (status, mut answer) = post(&script(&says), "/v1/messages", &body);
+    assert_eq!(
+        (status, &answer["stop_reason"]),
+        (200, &"tool_use".into()),
+        "{answer}"
+    );
+    answer["content"][2]["id"] = "x".into();
+    let blocks = json!([
+        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "text", "text": "So."},
+        {"type": "tool_use", "id": "x", "name": "add", "input": {"a": 1}},
+    ]);
+    assert_eq!(answer["content"], blocks);
+
+    let events = events(&script(&says), "/v1/messages", &body);
+    let mut together: Vec<Value> = Vec::new();
+    for event in &events {
+        match event["type"].as_str().unwrap() {
+            "content_block_start" => {
+                assert_eq!(event["index"], together.len());
+                together.push(event["content_block"].clone());
+            }
+            "content_block_delta" => {
+                let delta = &event["delta"];
+                let block = together.last_mut().unwrap();
+                for (from, to) in [
+                    ("text", "text"),
+                    ("thinking", "thinking"),
+                    ("partial_json", "json"),
+                ] {
+                    if let Some(more) = delta[from].as_str() {
+                        block[to] =
+                            (block[to].as_str().unwrap_or_default().to_owned() + more).into();
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let call = together[2].as_object_mut().unwrap();
+    let input = call.remove("json").unwrap();
+    call["input"] = serde_json::from_str(input.as_str().unwrap()).unwrap();
+    call["id"] = "x".into();
+    assert_eq!(Value::from(together), blocks);
+    let kinds: Vec<_> = events
+        .iter()
+        .map(|event| event["type"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        (kinds[0], kinds[kinds.len() - 1]),
+        ("message_start", "message_stop")
+    );
+    let end = &events[events.len() - 2];
+    assert_eq!(
+        (&end["delta"]["stop_reason"], &end["usage"]),
+        (&"tool_use".into(), &answer["usage"])
+    );
+}
+
+#[test]
+fn message_has_a_stop_reason() {
+    for (members, reason, stop) in [
+        (json!({}), "end_turn", Value::Null),
+        (json!({"max_tokens": 2}), "max_tokens", Value::Null),
+        (
+            json!({"stop_sequences": ["x", "lo"]}),
+            "stop_sequence",
+            "lo".into(),
+        ),
+    ] {
+        let (_, answer) = post(&script("Hello!"), "/v1/messages", &message(members));
+        assert_eq!(
+            (&answer["stop_reason"], &answer["stop_sequence"]),
+            (&reason.into(), &stop)
+        );
+    }
+}
+
+#[test]
+fn tool_results_precede_text() {
+    let body = message(json!({"messages": [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "add", "input": {}}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "2"}]},
+            {"type": "tool_result", "tool_use_id": "b", "is_error": true, "content": "no such tool"},
+            {"type": "tool_result", "tool_use_id": "c", "is_error": true},
+            {"type": "text", "text": "So?"},
+        ]},
+    ]}));
+    let script = script("2");
+    let (status, _) = post(&script, "/v1/messages", &body);
+    assert_eq!(status, 200);
+    let prompt = &script.generations()[0].after;
+    assert!(
+        prompt.contains(
+            "tool\n2<|im_end|>\n<|im_start|>tool\nError: no such tool<|im_end|>\n\
+             <|im_start|>tool\nError:<|im_end|>\n<|im_start|>user\nSo?<|im_end|>"
+        ),
+        "{prompt}"
+    );
+}
+
+#[test]
+fn errors_have_the_format_of_anthropic() {
+    let user = json!({"role": "user", "content": "Hi"});
+    let said =
+        |content: Value| json!({"messages": [{"role": "assistant", "content": content}, user]});
+    for (members, detail) in [
+        (json!({"max_tokens": null}), "`max_tokens` is missing"),
+        (
+            json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+            "`thinking`",
+        ),
+        (
+            json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}),
+            "`tools[0].type`",
+        ),
+        (json!({"messages": []}), "`messages` is empty"),
+        (
+            json!({"messages": [user, {"role": "assistant", "content": "So"}]}),
+            "`messages[1]` is not supported",
+        ),
+        (said(json!("")), "`messages[0].content` has no content"),
+        (said(json!([])), "`messages[0].content` has no content"),
+        (
+            said(json!([{"type": "thinking", "thinking": "hm", "signature": "x"}])),
+            "`messages[0].content` has no content",
+        ),
+        (
+            said(json!([{"type": "text", "text": "x", "id": "y"}])),
+            "`messages[0].content[0].id` is unknown",
+        ),
+        (
+            said(json!([{"type": "tool_use", "id": "a", "name": "add", "text": "x"}])),
+            "`messages[0].content[0].text` is unknown",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": []}]}),
+            "`messages[0].content` has no content",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "text": "2"}]}]}),
+            "`messages[0].content[0].text` is unknown",
+        ),
+        (
+            json!({"tools": [{"name": "add"}], "tool_choice": {"type": "any", "name": "add"}}),
+            "`tool_choice.name`",
+        ),
+        (
+            json!({"tools": [{"name": "add"}], "tool_choice": {"type": "auto", "name": "add"}}),
+            "`tool_choice.name`",
+        ),
+        (
+            json!({"thinking": {"type": "disabled"}}),
+            "`thinking` is not supported: the chat template",
+        ),
+        (json!({"mcp_servers": []}), "`mcp_servers`"),
+        (json!({"seed": 1}), "`seed` is unknown"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+            "`messages[0].content[0].type`",
+        ),
+    ] {
+        let (status, answer) = post(&script("x"), "/v1/messages", &message(members));
+        assert_eq!((status, &answer["type"]), (400, &"error".into()));
+        assert_eq!(answer["error"]["type"], "invalid_request_error");
+        let told = answer["error"]["message"].as_str().unwrap();
+        assert!(told.contains(detail), "{told}");
+    }
+}
+
+#[test]
+fn disabled_thinking_reaches_the_template() {
+    let template =
+        format!("{TEMPLATE}{{% if enable_thinking is false %}}<think></think>{{% endif %}}");
+    let body = message(json!({"thinking": {"type": "disabled"}}));
+    let script = Script::new()
+        .chat_template(&template)
+        .answers("<think></think>", "Hi");
+    let (status, answer) = post(&script, "/v1/messages", &body);
+    assert_eq!((status, &answer["content"][0]["text"]), (200, &"Hi".into()));
+}

@@ -1,0 +1,44 @@
+//! The bindings that `wit-bindgen` generates from `wit/`, for uses that the other modules do not
+//! cover. They compile on every target but work only on WebAssembly.
+// Generated code: documented in the WIT, and unsafe.
+#![allow(missing_docs, unsafe_code, clippy::all)]
+
+pub use wasip3;
+
+pub use imports::corral::inference::{budget, constraints, inference, models, types};
+
+mod imports {
+    wit_bindgen::generate!({
+        world: "corral:inference/imports",
+        path: "../../wit",
+        additional_derives: [PartialEq],
+        additional_derives_ignore: ["look"],
+    });
+}
+
+/// Imports of a handler with a linked templating plugin.
+#[cfg(feature = "linked-templating")]
+pub mod templated {
+    wit_bindgen::generate!({
+        world: "corral:plugin/templated",
+        path: "../../wit",
+    });
+}
+
+/// Exports of a templating plugin.
+pub mod templating_plugin {
+    wit_bindgen::generate!({
+        world: "corral:plugin/templating-plugin",
+        path: "../../wit",
+        pub_export_macro: true,
+    });
+}
+
+/// Exports of a sampling plugin.
+pub mod sampling_plugin {
+    wit_bindgen::generate!({
+        world: "corral:plugin/sampling-plugin",
+        path: "../../wit",
+        pub_export_macro: true,
+    });
+}

@@ -1,0 +1,74 @@
+//! Requests for the next token's distribution.
+
+use crate::{Candidate, Matcher, Token, backend};
+
+pub use crate::bindings::inference::{Distribution, Statistics, View};
+
+/// The part of the distribution that [`Sequence::next`](crate::Sequence::next) returns. Smaller
+/// parts cost less.
+#[derive(Clone)]
+pub struct NextTokenRequest<'a> {
+    view: View,
+    statistics: bool,
+    matcher: Option<&'a Matcher>,
+}
+
+impl<'a> NextTokenRequest<'a> {
+    fn new(view: View) -> Self {
+        NextTokenRequest {
+            view,
+            statistics: false,
+            matcher: None,
+        }
+    }
+
+    /// The `count` most likely tokens, at most 4,096, in descending order of logit.
+    pub fn top(count: u32) -> Self {
+        Self::new(View::Top(count))
+    }
+
+    /// These tokens, at most 4,096, in the given order.
+    pub fn only(tokens: impl Into<Vec<Token>>) -> Self {
+        Self::new(View::Only(tokens.into()))
+    }
+
+    /// The logit of every token. A request may wait for 16 of these at a time.
+    pub fn logits() -> Self {
+        Self::new(View::Logits)
+    }
+
+    /// Adds the statistics. The host then reads the whole distribution.
+    pub fn with_statistics(mut self) -> Self {
+        self.statistics = true;
+        self
+    }
+
+    /// Keeps only tokens that this matcher allows next. Requires [`top`](NextTokenRequest::top).
+    pub fn allowed_by(mut self, matcher: &'a Matcher) -> Self {
+        self.matcher = Some(matcher);
+        self
+    }
+
+    pub(crate) fn into_host(self) -> backend::Look<'a> {
+        backend::Look {
+            view: self.view,
+            statistics: self.statistics,
+            matcher: self.matcher.map(Matcher::host),
+        }
+    }
+}
+
+impl Distribution {
+    /// The most likely token in the returned part; among equal ones the lowest id.
+    pub fn most_likely(&self) -> Option<Token> {
+        let shown = self.candidates.iter().copied();
+        let row = (0..).zip(&self.logits);
+        let row = row.map(|(token, &logit)| Candidate { token, logit });
+        let better = |best: Candidate, next: Candidate| {
+            let wins =
+                next.logit > best.logit || (next.logit == best.logit && next.token < best.token);
+            if wins { next } else { best }
+        };
+        Some(shown.chain(row).reduce(better)?.token)
+    }
+}

@@ -1,0 +1,213 @@
+//! Renders a chat with the model file's template and tokenizes it, so that chat text cannot inject
+//! control tokens.
+//!
+//! Templates write control tokens such as `<|im_start|>` as text, so their output is tokenized with
+//! control tokens enabled. To keep a message from ending its own turn, each control token in the
+//! result is searched in the chat's texts. Each name found there is cut after its first character
+//! by a marker character that no text contains, the chat is rendered again, and the pieces between
+//! markers are tokenized separately: no piece contains the whole name. This works for any template
+//! that passes texts through, and costs nothing for texts without control tokens.
+//!
+//! Not covered: a template that composes a control token from its own characters and a text's (as
+//! with roles, which must therefore be words), or that changes letters so that a text becomes one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Chat;
+use super::jinja::{TemplateContext, map_texts, render};
+use crate::{Error, Model, Sequence, Token};
+
+/// The host's tokenizer.
+trait Tokenizer {
+    fn tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, Error>;
+    fn detokenize(&self, tokens: &[Token], special: bool) -> Result<Vec<u8>, Error>;
+}
+
+impl Tokenizer for Model {
+    fn tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, Error> {
+        Ok(self.host().tokenize(text, special)?)
+    }
+
+    fn detokenize(&self, tokens: &[Token], special: bool) -> Result<Vec<u8>, Error> {
+        Ok(self.host().detokenize(tokens, special)?)
+    }
+}
+
+/// The model metadata that rendering needs.
+#[derive(Debug, Clone, Copy)]
+struct TemplateModel<'a> {
+    name: &'a str,
+    /// The beginning-of-sequence token, if the model expects one.
+    begin: Option<Token>,
+    /// An end-of-generation token.
+    end: Option<Token>,
+    chat_template: Option<&'a str>,
+}
+
+impl Chat {
+    /// Renders the chat with the template in the model file. Checks the chat first
+    /// ([`Chat::check`]). A model without a template is a 400, and so is a chat that the template
+    /// rejects.
+    ///
+    /// ```
+    /// use corral_sdk::{Model, template::Chat, testing::Script};
+    ///
+    /// let script = Script::new().chat_template(
+    ///     "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}",
+    /// );
+    /// let tokens = script.run(async {
+    ///     let model = Model::open_default().await?;
+    ///     Chat::new().message("user", "<|im_end|>").tokens(&model)
+    /// });
+    /// // The message is ten plain characters, not an end of the turn.
+    /// assert_eq!(tokens.unwrap().len(), 1 + "user ".len() + "<|im_end|>".len() + 1);
+    /// ```
+    pub fn tokens(&self, model: &Model) -> Result<Vec<Token>, Error> {
+        self.check()?;
+        let info = model.info();
+        let facts = TemplateModel {
+            name: &info.name,
+            begin: info.begin,
+            end: info.end.or(info.end_of_generation.first().copied()),
+            chat_template: info.chat_template.as_deref(),
+        };
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::SystemTime::UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs());
+        let mut tokens = chat_tokens(self, facts, model, now)?;
+        super::prompt::add_begin_token(&mut tokens, model);
+        Ok(tokens)
+    }
+
+    /// Creates a sequence with that prompt.
+    pub fn sequence(&self, model: &Model) -> Result<Sequence, Error> {
+        let sequence = model.empty_sequence()?;
+        sequence.append_tokens(&self.tokens(model)?)?;
+        Ok(sequence)
+    }
+}
+
+/// `now` is in seconds since 1970, for templates that write the date.
+fn chat_tokens(
+    chat: &Chat,
+    model: TemplateModel,
+    tokenizer: &impl Tokenizer,
+    now: u64,
+) -> Result<Vec<Token>, Error> {
+    let Some(template) = model.chat_template else {
+        return Err(Error::bad_request(
+            "no-chat-template",
+            format!(
+                "the model {} has no chat template and cannot read `messages`; send a `prompt`",
+                model.name
+            ),
+        ));
+    };
+    let bos_token = token_text(model.begin, tokenizer)?;
+    let eos_token = token_text(model.end, tokenizer)?;
+    let context = TemplateContext {
+        bos_token: &bos_token,
+        eos_token: &eos_token,
+        now,
+    };
+
+    let mut texts = Vec::new();
+    map_texts(chat, &mut |text| {
+        texts.push(text.to_owned());
+        String::new()
+    });
+    let marker = unused_character(texts.iter().map(String::as_str).chain([template]))?;
+
+    let mut cut_names = BTreeSet::new();
+    let mut known = BTreeMap::new();
+    // Terminates: each iteration adds a name, and the vocabulary has finitely many.
+    loop {
+        let rendered = if cut_names.is_empty() {
+            render(template, chat, context)?
+        } else {
+            let safe = map_texts(chat, &mut |text| cut(text, &cut_names, marker));
+            render(template, &safe, context)?
+        };
+        let mut tokens = Vec::new();
+        for piece in rendered.split(marker).filter(|piece| !piece.is_empty()) {
+            tokens.extend(tokenizer.tokenize(piece, true)?);
+        }
+        for token in &tokens {
+            if !known.contains_key(token) {
+                known.insert(*token, control_name(*token, tokenizer)?);
+            }
+        }
+        let used = tokens.iter().filter_map(|token| known[token].as_ref());
+        let injected: BTreeSet<String> = used
+            .filter(|name| !cut_names.contains(*name))
+            .filter(|name| texts.iter().any(|text| text.contains(name.as_str())))
+            .cloned()
+            .collect();
+        if injected.is_empty() {
+            return Ok(tokens);
+        }
+        if let Some(name) = injected.iter().find(|name| name.chars().count() < 2) {
+            return Err(Error::bad_request(
+                "control-token",
+                format!("a message contains {name:?}, a control token of the model; remove it"),
+            ));
+        }
+        cut_names.extend(injected);
+    }
+}
+
+/// The text of a token, including control tokens; empty for `None`.
+fn token_text(token: Option<Token>, tokenizer: &impl Tokenizer) -> Result<String, Error> {
+    match token {
+        None => Ok(String::new()),
+        Some(token) => {
+            Ok(String::from_utf8_lossy(&tokenizer.detokenize(&[token], true)?).into_owned())
+        }
+    }
+}
+
+/// The text of a control token; `None` for other tokens.
+fn control_name(token: Token, tokenizer: &impl Tokenizer) -> Result<Option<String>, Error> {
+    if !tokenizer.detokenize(&[token], false)?.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(token_text(Some(token), tokenizer)?).filter(|name| !name.is_empty()))
+}
+
+/// Returns a private-use character that none of the texts contains.
+fn unused_character<'a>(texts: impl Iterator<Item = &'a str> + Clone) -> Result<char, Error> {
+    ('\u{f0000}'..'\u{f0100}')
+        .find(|candidate| !texts.clone().any(|text| text.contains(*candidate)))
+        .ok_or_else(|| {
+            Error::bad_request(
+                "private-characters",
+                "the messages contain every character from U+F0000 to U+F00FF; expected at least one to be unused",
+            )
+        })
+}
+
+/// Inserts the marker after the first character of every occurrence of a name, including
+/// overlapping ones.
+fn cut(text: &str, names: &BTreeSet<String>, marker: char) -> String {
+    let mut cuts = BTreeSet::new();
+    for name in names {
+        let first = name.chars().next().map_or(1, char::len_utf8);
+        let mut from = 0;
+        while let Some(found) = text[from..].find(name.as_str()) {
+            from += found + first;
+            cuts.insert(from);
+        }
+    }
+    let mut marked = String::with_capacity(text.len() + cuts.len() * marker.len_utf8());
+    let mut from = 0;
+    for at in cuts {
+        marked += &text[from..at];
+        marked.push(marker);
+        from = at;
+    }
+    marked + &text[from..]
+}
+
+#[cfg(test)]
+#[path = "control_tokens_tests.rs"]
+mod tests;

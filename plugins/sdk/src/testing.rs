@@ -1,0 +1,40 @@
+//! A scripted host: tests a plugin's logic with `cargo test`, without WebAssembly or a model.
+//!
+//! ```
+//! use corral_sdk::{Error, GenerateOptions, Model, testing::{HostCall, Script}};
+//!
+//! async fn sum(question: &str) -> Result<String, Error> {
+//!     let sequence = Model::open_default().await?.sequence()?;
+//!     sequence.append(question)?;
+//!     sequence.generate(&GenerateOptions::new(8).stop("\n"))?.text().await
+//! }
+//!
+//! let script = Script::new().answers("12+7=", "19");
+//! assert_eq!(script.run(sum("12+7=")).unwrap(), "19");
+//! assert_eq!(script.generations()[0].settings, ["max-tokens 8", "stop \"\\n\""]);
+//!
+//! let busy = Script::new().fails("open", Error::Deadline);
+//! assert_eq!(busy.run(sum("12+7=")), Err(Error::Deadline));
+//! assert_eq!(busy.calls(), [HostCall::Open(None)]);
+//! ```
+//!
+//! The vocabulary consists of the 256 bytes, the control tokens `<|endoftext|>`, `<|im_start|>` and
+//! `<|im_end|>`, and those that the script adds. The host always takes the most likely token and
+//! ignores samplers; [`Script::generations`] records their settings.
+
+mod constraint;
+mod executor;
+mod generation;
+pub(crate) mod host;
+mod options;
+mod sampler_harness;
+mod script;
+mod script_state;
+
+#[cfg(test)]
+mod tests;
+
+pub use executor::{block_on, run_command};
+pub use sampler_harness::SamplerHarness;
+pub use script::Script;
+pub use script_state::{GenerateCall, HostCall};

@@ -1,0 +1,409 @@
+//! The host functions, answered by this thread's script. Names and signatures are those that
+//! `wit-bindgen` generates from `wit/`.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::{Ready, ready};
+use std::rc::Rc;
+
+pub(crate) use super::constraint::{Constraint, Matcher};
+use super::generation;
+pub(crate) use super::options::Options;
+use super::script_state::{GenerateCall, HostCall, ScriptState};
+use crate::Token;
+use crate::bindings::budget::Remainder;
+use crate::bindings::inference::{Chunk, Distribution, Framing, Outcome, Statistics, View};
+use crate::bindings::models::{ModelInfo, Pooling};
+use crate::bindings::types::{ContextLimit, Error};
+use wasip3::wit_bindgen::StreamReader;
+
+thread_local! {
+    static SCRIPT: RefCell<Option<Rc<ScriptState>>> = const { RefCell::new(None) };
+}
+
+/// Uninstalls the script when dropped.
+pub(super) struct InstalledScript(Option<Rc<ScriptState>>);
+
+pub(super) fn install(state: &Rc<ScriptState>) -> InstalledScript {
+    InstalledScript(SCRIPT.replace(Some(Rc::clone(state))))
+}
+
+impl Drop for InstalledScript {
+    fn drop(&mut self) {
+        SCRIPT.set(self.0.take());
+    }
+}
+
+pub(super) fn script() -> Rc<ScriptState> {
+    match SCRIPT.with_borrow(Clone::clone) {
+        Some(script) => script,
+        None => panic!("no host: run this within `testing::Script::run`"),
+    }
+}
+
+pub(super) fn invalid<T>(text: &str) -> Result<T, Error> {
+    Err(Error::Invalid(text.to_owned()))
+}
+
+pub(crate) fn available() -> Vec<String> {
+    vec![script().info.name.clone()]
+}
+
+pub(crate) fn left() -> Remainder {
+    let script = script();
+    Remainder {
+        tokens: script.tokens_left,
+        time: script.time_left,
+    }
+}
+
+#[cfg(feature = "linked-templating")]
+pub(crate) fn render(
+    chat: &crate::bindings::templated::corral::plugin::templating::Chat,
+    facts: &crate::bindings::templated::corral::plugin::templating::ModelFacts,
+) -> Result<crate::bindings::templated::corral::plugin::templating::Prompt, String> {
+    use crate::bindings::templated::corral::plugin::templating as bindings;
+    use crate::template::{Chat, ModelFacts};
+
+    let script = script();
+    let Some(render) = &script.templating else {
+        panic!("the script has no templating plugin; add one with `Script::templating`");
+    };
+    let messages = chat.messages.iter().cloned();
+    let messages = messages.map(|message| (message.role, message.content, message.other));
+    let settings = chat.settings.clone();
+    let chat = Chat::from_plugin(messages, &chat.tools, chat.begin_answer, settings)?;
+    let facts = ModelFacts {
+        name: facts.name.clone(),
+        begin: facts.begin.clone(),
+        end: facts.end.clone(),
+        chat_template: facts.chat_template.clone(),
+    };
+    let prompt = render(chat, facts)?;
+    let pieces = prompt.pieces.into_iter();
+    Ok(bindings::Prompt {
+        pieces: pieces
+            .map(|piece| bindings::Piece {
+                text: piece.text,
+                special: piece.trusted,
+            })
+            .collect(),
+        stop: prompt.stop,
+    })
+}
+
+pub(crate) struct Model(Rc<ScriptState>);
+
+impl Model {
+    pub(crate) async fn open(name: Option<String>) -> Result<Self, Error> {
+        let script = script();
+        script.record(HostCall::Open(name.clone()));
+        script.scripted_error("open")?;
+        match name {
+            Some(name) if name != script.info.name => Err(Error::NotFound(format!(
+                "there is no model {name:?}; expected {:?}",
+                script.info.name
+            ))),
+            _ => Ok(Model(script)),
+        }
+    }
+
+    pub(super) fn script(&self) -> &Rc<ScriptState> {
+        &self.0
+    }
+
+    pub(crate) fn info(&self) -> ModelInfo {
+        self.0.info.clone()
+    }
+
+    pub(crate) fn tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, Error> {
+        self.0.scripted_error("tokenize")?;
+        Ok(self.0.tokenize(text, special))
+    }
+
+    pub(crate) fn detokenize(&self, tokens: &[Token], special: bool) -> Result<Vec<u8>, Error> {
+        self.0.bytes(tokens, special)
+    }
+
+    pub(crate) async fn embed(
+        &self,
+        inputs: Vec<Vec<Token>>,
+        _: Option<Pooling>,
+        _: Option<bool>,
+    ) -> Result<Vec<Vec<f32>>, Error> {
+        let texts: Vec<_> = inputs
+            .iter()
+            .map(|input| self.0.display_text(input))
+            .collect();
+        self.0.record(HostCall::Embed(texts.clone()));
+        self.0.scripted_error("embed")?;
+        let vectors = texts.iter().map(|text| {
+            let known = self.0.embeddings.get(text).cloned();
+            known.ok_or_else(|| Error::Failed(format!("the script has no embedding of {text:?}")))
+        });
+        vectors.collect()
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Look<'a> {
+    pub(crate) view: View,
+    pub(crate) statistics: bool,
+    pub(crate) matcher: Option<&'a Matcher>,
+}
+
+pub(crate) struct Sequence {
+    script: Rc<ScriptState>,
+    tokens: Rc<RefCell<Vec<Token>>>,
+    /// Whether a generation is in progress.
+    busy: Rc<Cell<bool>>,
+}
+
+impl Sequence {
+    pub(crate) fn create(model: &Model) -> Result<Self, Error> {
+        Ok(Self::new(&model.0, Vec::new()))
+    }
+
+    fn new(script: &Rc<ScriptState>, tokens: Vec<Token>) -> Self {
+        Sequence {
+            script: Rc::clone(script),
+            tokens: Rc::new(RefCell::new(tokens)),
+            busy: Rc::default(),
+        }
+    }
+
+    fn check_idle(&self) -> Result<(), Error> {
+        match self.busy.get() {
+            true => invalid(
+                "a generation is in progress on this sequence; read it to its end or drop it",
+            ),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn append(&self, tokens: &[Token]) -> Result<(), Error> {
+        self.check_idle()?;
+        self.script.scripted_error("append")?;
+        self.script.bytes(tokens, true)?;
+        let needed = self.length() + tokens.len() as u32;
+        let limit = self.script.info.context;
+        if needed > limit {
+            return Err(Error::ContextFull(ContextLimit { needed, limit }));
+        }
+        self.tokens.borrow_mut().extend(tokens);
+        Ok(())
+    }
+
+    pub(crate) fn truncate(&self, length: u32) -> Result<(), Error> {
+        self.check_idle()?;
+        self.check_can_fork()?;
+        self.tokens.borrow_mut().truncate(length as usize);
+        Ok(())
+    }
+
+    pub(crate) fn fork(&self) -> Result<Self, Error> {
+        self.check_idle()?;
+        self.check_can_fork()?;
+        self.script.scripted_error("fork")?;
+        Ok(Self::new(&self.script, self.tokens.borrow().clone()))
+    }
+
+    fn check_can_fork(&self) -> Result<(), Error> {
+        match self.script.info.can_fork {
+            true => Ok(()),
+            false => invalid("this model supports neither fork nor truncate"),
+        }
+    }
+
+    pub(crate) fn adapt(&self, adapter: Option<&str>) -> Result<(), Error> {
+        self.check_idle()?;
+        match adapter {
+            Some(name) if !self.script.info.adapters.iter().any(|known| known == name) => {
+                invalid(&format!("there is no adapter {name:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn length(&self) -> u32 {
+        self.tokens.borrow().len() as u32
+    }
+
+    pub(crate) fn tokens(&self, start: u32) -> Vec<Token> {
+        let tokens = self.tokens.borrow();
+        tokens.get(start as usize..).unwrap_or_default().to_vec()
+    }
+
+    pub(crate) fn generate(
+        &self,
+        options: &Options,
+    ) -> Result<(ChunkStream, OutcomeFuture), Error> {
+        self.check_idle()?;
+        let tokens = self.tokens.borrow().clone();
+        self.script.record(HostCall::Generate(GenerateCall {
+            after: self.script.display_text(&tokens),
+            settings: options.settings.borrow().clone(),
+        }));
+        self.script.scripted_error("generate")?;
+        if tokens.is_empty() {
+            return invalid("the sequence is empty; append something first");
+        }
+        if options.max_tokens == 0 {
+            return invalid("max-tokens is 0; it must be 1 or more");
+        }
+        let (chunks, outcome) = generation::generate(&self.script, tokens, options)?;
+        self.busy.set(true);
+        let chunks = ChunkStream {
+            unread: chunks.into(),
+            script: Rc::clone(&self.script),
+            tokens: Rc::clone(&self.tokens),
+            busy: Rc::clone(&self.busy),
+            ended: false,
+        };
+        Ok((chunks, ready(outcome)))
+    }
+
+    pub(crate) async fn next(&self, request: Look<'_>) -> Result<Distribution, Error> {
+        self.check_idle()?;
+        let tokens = self.tokens.borrow();
+        self.script
+            .record(HostCall::Next(self.script.display_text(&tokens)));
+        self.script.scripted_error("next")?;
+        if tokens.is_empty() {
+            return invalid("the sequence is empty; append something first");
+        }
+        let row = self.script.logits(&tokens)?;
+        let next = request.matcher.map(Matcher::next);
+        let allowed = |token| next.as_ref().is_none_or(|next| next.contains(&token));
+        let statistics = request.statistics.then(|| statistics(&row));
+        let (candidates, logits) = match request.view {
+            View::Top(count) => {
+                let mut list = ScriptState::descending(&row, allowed);
+                list.truncate(count as usize);
+                (list, Vec::new())
+            }
+            _ if next.is_some() => return invalid("a matcher requires `top`"),
+            View::Only(tokens) => {
+                let tokens = tokens.into_iter();
+                let list = tokens.map(|token| match row.get(token as usize) {
+                    Some(&logit) => Ok(crate::Candidate { token, logit }),
+                    None => invalid(&format!("token {token} is outside the vocabulary")),
+                });
+                (list.collect::<Result<_, _>>()?, Vec::new())
+            }
+            View::Logits => (Vec::new(), row),
+        };
+        Ok(Distribution {
+            candidates,
+            logits,
+            statistics,
+            position: tokens.len() as u32,
+        })
+    }
+
+    pub(crate) async fn snapshot(&self, name: String) -> Result<(), Error> {
+        self.script.record(HostCall::Snapshot(name.clone()));
+        self.check_idle()?;
+        self.script.scripted_error("snapshot")?;
+        let tokens = self.tokens.borrow().clone();
+        self.script.snapshots.borrow_mut().insert(name, tokens);
+        Ok(())
+    }
+
+    pub(crate) async fn restore(model: &Model, name: String) -> Result<Self, Error> {
+        model.0.record(HostCall::Restore(name.clone()));
+        model.0.scripted_error("restore")?;
+        match model.0.snapshots.borrow().get(&name) {
+            Some(tokens) => Ok(Self::new(&model.0, tokens.clone())),
+            None => Err(Error::NotFound(format!("there is no snapshot {name:?}"))),
+        }
+    }
+
+    pub(crate) async fn forget(model: &Model, name: String) -> Result<(), Error> {
+        model.0.record(HostCall::Forget(name.clone()));
+        match model.0.snapshots.borrow_mut().remove(&name) {
+            Some(_) => Ok(()),
+            None => Err(Error::NotFound(format!("there is no snapshot {name:?}"))),
+        }
+    }
+}
+
+pub(crate) async fn next_many(
+    requests: Vec<(&Sequence, Look<'_>)>,
+) -> Vec<Result<Distribution, Error>> {
+    let mut results = Vec::new();
+    for (sequence, request) in requests {
+        results.push(sequence.next(request).await);
+    }
+    results
+}
+
+pub(crate) async fn collect(mut chunks: ChunkStream) -> Result<Chunk, Error> {
+    let mut all = Chunk {
+        tokens: Vec::new(),
+        text: String::new(),
+        logprobs: Vec::new(),
+    };
+    while let Some(chunk) = chunks.next().await {
+        all.tokens.extend(chunk.tokens);
+        all.text += &chunk.text;
+        all.logprobs.extend(chunk.logprobs);
+    }
+    Ok(all)
+}
+
+/// Not used: [`TextEvents`](crate::http) writes the events here.
+pub(crate) fn frame(
+    _: ChunkStream,
+    _: &Framing,
+    _: StreamReader<u8>,
+) -> Result<StreamReader<u8>, Error> {
+    invalid("the scripted host does not frame streams")
+}
+
+pub(super) fn statistics(row: &[f32]) -> Statistics {
+    let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = row.iter().map(|&logit| f64::from(logit - best).exp()).sum();
+    let log_normalizer = f64::from(best) + sum.ln();
+    let surprises = row.iter().map(|&logit| log_normalizer - f64::from(logit));
+    Statistics {
+        log_normalizer: log_normalizer as f32,
+        entropy: surprises.map(|nats| nats * (-nats).exp()).sum::<f64>() as f32,
+    }
+}
+
+/// The unread chunks. Tokens become part of the sequence when they are read.
+pub(crate) struct ChunkStream {
+    unread: VecDeque<Chunk>,
+    script: Rc<ScriptState>,
+    tokens: Rc<RefCell<Vec<Token>>>,
+    busy: Rc<Cell<bool>>,
+    ended: bool,
+}
+
+pub(crate) type OutcomeFuture = Ready<Result<Outcome, Error>>;
+
+impl ChunkStream {
+    pub(crate) async fn next(&mut self) -> Option<Chunk> {
+        assert!(
+            !self.ended,
+            "the host traps reads after the end of a stream"
+        );
+        let chunk = self.unread.pop_front();
+        self.ended = chunk.is_none();
+        match &chunk {
+            Some(chunk) => self.tokens.borrow_mut().extend(&chunk.tokens),
+            None => self.busy.set(false),
+        }
+        chunk
+    }
+}
+
+impl Drop for ChunkStream {
+    fn drop(&mut self) {
+        self.busy.set(false);
+        if !self.unread.is_empty() {
+            self.script.record(HostCall::Cancelled);
+        }
+    }
+}
