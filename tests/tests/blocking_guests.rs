@@ -233,9 +233,9 @@ fn sampling_plugin_serves_blocking_guest() {
         for (settings, words) in [
             ("refuse:these-settings", "these-settings"),
             ("trap-start", "crashed"),
-            ("spin-start", "was not done after"),
+            ("spin-start", "that a call may take"),
             ("trap:1", "crashed"),
-            ("spin:2", "was not done after"),
+            ("spin:2", "that a call may take"),
             ("error:as-told", "as-told"),
             ("outside candidates=1", "that it was shown"),
         ] {

@@ -99,7 +99,7 @@ fn guest_loop_uses_linked_sampler() {
         let answer = try_deploy(&corral, &manifest("a", &handler, json!({"links": links})));
         let detail = answer.problem(422, "not-linked");
         let expected = format!(
-            "imports corral:plugin/sampling@0.1.0, which a linked component answers, but it is linked with {linked} "
+            "imports corral:plugin/sampling@0.1.0, which exactly one linked component must export, but {linked} of them do"
         );
         assert!(detail.contains(&expected), "{detail}");
     }
@@ -129,7 +129,7 @@ fn misfit_linked_components_say_why() {
             json!({}),
             422,
             "not-linked",
-            "imports corral:plugin/templating@0.1.0, which a linked component answers",
+            "imports corral:plugin/templating@0.1.0, which exactly one linked component must export",
         ),
         (
             misbehave,

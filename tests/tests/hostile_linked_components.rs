@@ -52,9 +52,9 @@ impl Fault {
 
 /// Faults while sampling.
 fn sampling_faults() -> Vec<Fault> {
-    const LATE: &[&str] = &["was not done after"];
+    const LATE: &[&str] = &["that a call may take"];
     // Allocating all memory may take longer than its time limit.
-    const MEMORY: &[&str] = &["needs more memory", "was not done after"];
+    const MEMORY: &[&str] = &["needs more memory", "that a call may take"];
     const OTHER: &[&str] = &["not among the 1 that it was shown"];
     let wrong = |settings: &str, words, tokens| {
         Fault(request(settings), "outcome", "failed", words, tokens)
@@ -87,8 +87,8 @@ fn sampling_faults() -> Vec<Fault> {
 
 /// Faults at the start.
 fn start_faults() -> Vec<Fault> {
-    const LATE: &[&str] = &["was not done after"];
-    const MEMORY: &[&str] = &["needs more memory", "was not done after"];
+    const LATE: &[&str] = &["that a call may take"];
+    const MEMORY: &[&str] = &["needs more memory", "that a call may take"];
     let failed =
         |settings: &str, words| Fault(request(settings), "sample-with", "failed", words, 0);
     let invalid =

@@ -2,7 +2,7 @@
 
 use crate::args::{LINKED_HINT, LinkedArg, RunArgs};
 use crate::{Error, startup};
-use corral_runtime::{Link, Links, Terms};
+use corral_runtime::{LinkedComponent, LinkedComponents, PluginConfig};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -24,14 +24,16 @@ async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
     let runtime = startup::runtime(args.models.cache_dir.clone(), &models)?;
     let stem = args.plugin.file_stem();
     let name = stem.map_or_else(|| "plugin".into(), |stem| stem.to_string_lossy());
-    let terms = Terms {
+    let terms = PluginConfig {
         limits: args.limits.limits(DAY, DAY),
-        links: linked_components(&args.linked),
-        ..Terms::default()
+        linked: linked_components(&args.linked),
+        ..PluginConfig::default()
     };
-    let account = runtime.account();
+    let deployment = runtime.new_deployment();
     let file = args.plugin.clone();
-    let loaded = runtime.plugin_for(&account, &name, file, terms).await;
+    let loaded = runtime
+        .load_plugin_into(&deployment, &name, file, terms)
+        .await;
     let plugin = loaded.map_err(|error| match error.code() {
         "not-linked" => Error::failed(format!("{error}{LINKED_HINT}")),
         _ => error.into(),
@@ -52,8 +54,8 @@ async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
 }
 
 /// The linked components of the command line, none of which inherits grants.
-fn linked_components(args: &[LinkedArg]) -> Links {
-    let mut links = Links::default();
+fn linked_components(args: &[LinkedArg]) -> LinkedComponents {
+    let mut links = LinkedComponents::default();
     for LinkedArg { sampler, file } in args {
         let component = file.clone().into();
         match sampler {
@@ -61,7 +63,7 @@ fn linked_components(args: &[LinkedArg]) -> Links {
                 links.sampling.insert(name.clone(), component);
             }
             None => {
-                links.templating = Some(Link {
+                links.templating = Some(LinkedComponent {
                     component,
                     inherit: false,
                 });

@@ -103,7 +103,7 @@ async fn load(args: &ServeArgs, models: &Models, store: Option<Store>) -> Result
     startup::preload(&args.models, models, note).await?;
     let runtime = startup::runtime(args.models.cache_dir.clone(), models)?;
     let limits = args.limits.limits(CALL_TIME, CALL_CPU_TIME);
-    let max_calls = runtime.most_calls();
+    let max_calls = runtime.max_calls();
     if limits.concurrent > max_calls {
         return Err(Error::usage(format!(
             "--max-calls is {}, and a deployment runs at most {max_calls} calls at once; give less",

@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::args::{ModelArg, ModelArgs};
 use corral_engine::{Caller, Config, ModelState, Models};
-use corral_runtime::{Limits, Plugin, Runtime, Settings};
+use corral_runtime::{Limits, Plugin, Runtime, RuntimeConfig};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -153,9 +153,9 @@ async fn load(models: &Models, name: &str, note: &impl Fn(String)) -> Result<(),
 
 /// A plugin runtime over these models. `cache_dir` holds compiled plugins; by default the user's cache does.
 pub fn runtime(cache_dir: Option<PathBuf>, models: &Models) -> Result<Runtime, Error> {
-    let settings = Settings {
+    let settings = RuntimeConfig {
         cache: cache_dir.or_else(default_cache_dir),
-        ..Settings::default()
+        ..RuntimeConfig::default()
     };
     Ok(Runtime::new(settings, models.clone())?)
 }
@@ -173,7 +173,7 @@ pub async fn load_plugin(
     file: &Path,
     limits: Limits,
 ) -> Result<Plugin, Error> {
-    Ok(runtime.plugin(name, file.to_owned(), limits).await?)
+    Ok(runtime.load_plugin(name, file.to_owned(), limits).await?)
 }
 
 /// `corral/plugins` in the user's cache directory, if the environment names one.

@@ -1,19 +1,15 @@
-//! Who may run now: bounds on the calls of a deployment, and one on instances of the process.
+//! Admission: permits for the calls of a deployment and for the instances of the process.
 //!
-//! The calls of a deployment are counted once, whichever of its revisions they go to: those that run,
-//! and those that wait. Each revision holds its own calls to its own bounds over these counts. So where
-//! two with other bounds serve together, since they share the requests or the old one's calls have not
-//! ended, the deployment runs as many as the larger bound and never the sum.
+//! A deployment counts its running and waiting calls once, over all revisions. Each revision applies its own
+//! limits to that count, so revisions that serve together run as many calls as the larger limit, never the
+//! sum.
 //!
-//! Who waits goes in the order in which they came, also where a later one has a larger bound: so those
-//! of a small bound do not starve. A call holds up those behind it until its own time is over at most.
-//!
-//! The pool of instances is shared by all deployments, first come first served. One place in eight, and
-//! one at least, is never taken by the deployment that has all the others.
+//! Waiting calls are admitted in order of arrival, even if a later one has a larger limit, so that calls
+//! with a small limit do not starve. All deployments share the instance pool, first come first served. One
+//! permit in eight, and at least one, is out of reach of a deployment that holds all others.
 
-use crate::failure::Failure;
-use crate::metrics::Counters;
-use crate::tally::{Bound, Tally};
+use crate::call_error::CallError;
+use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,147 +17,149 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-/// Shortest and longest that a refused client is told to wait.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// Of so many places of the pool one is kept for others.
-const KEPT: usize = 8;
+/// Bounds of the `Retry-After` of a refused call.
+const MIN_RETRY: Duration = Duration::from_secs(1);
+const MAX_RETRY: Duration = Duration::from_secs(60);
+/// The pool reserves one permit out of this many.
+const RESERVED_ONE_IN: usize = 8;
 
-/// The instances that may live at once.
+/// Permits for instances, shared by all deployments.
 #[derive(Debug)]
-pub(crate) struct Pool {
-    places: Arc<Semaphore>,
-    most: usize,
+pub(crate) struct InstancePool {
+    permits: Arc<Semaphore>,
+    max_per_deployment: usize,
 }
 
-impl Pool {
-    /// A pool of `instances` places.
+impl InstancePool {
+    /// A pool of `instances` permits.
     pub(crate) fn new(instances: usize) -> Self {
         let instances = instances.min(Semaphore::MAX_PERMITS);
-        let kept = (instances / KEPT).max(1);
+        let reserved = (instances / RESERVED_ONE_IN).max(1);
         Self {
-            places: Arc::new(Semaphore::new(instances)),
-            most: instances.saturating_sub(kept).max(1),
+            permits: Arc::new(Semaphore::new(instances)),
+            max_per_deployment: instances.saturating_sub(reserved).max(1),
         }
     }
 
-    /// The places.
-    pub(crate) fn places(&self) -> &Arc<Semaphore> {
-        &self.places
+    pub(crate) fn permits(&self) -> &Arc<Semaphore> {
+        &self.permits
     }
 
-    /// Places that one deployment may have: all but those that are kept for others, but one at least.
-    pub(crate) fn most(&self) -> usize {
-        self.most
+    /// Permits that one deployment may hold: all but the reserved ones, and at least one.
+    pub(crate) fn max_per_deployment(&self) -> usize {
+        self.max_per_deployment
     }
 }
 
 /// The calls of one deployment.
 #[derive(Debug)]
-pub(crate) struct Calls {
-    state: Mutex<State>,
-    pool: Arc<Pool>,
-    /// Mean time of a call in milliseconds, each new call counting for an eighth.
-    mean: AtomicU64,
-    counters: Arc<Counters>,
-    tally: Arc<Tally>,
+pub(crate) struct CallQueue {
+    state: Mutex<QueueState>,
+    pool: Arc<InstancePool>,
+    /// Mean time of a call in milliseconds. Each call has a weight of one eighth.
+    mean_millis: AtomicU64,
+    process: Arc<ProcessCounters>,
+    deployment: Arc<DeploymentCounters>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Calls that have a place of the deployment, those included that wait for one of the pool.
+struct QueueState {
+    /// Calls that hold a deployment permit, including those that wait for the pool.
     running: usize,
-    /// Calls that wait for either.
+    /// Calls that wait for a deployment permit or for the pool.
     waiting: usize,
-    /// Those that wait for a place of the deployment, by the numbers in which they came.
+    /// Calls that wait for a deployment permit, in order of arrival.
     line: VecDeque<Waiter>,
-    /// The number of the next one.
-    next: u64,
+    next_number: u64,
 }
 
 #[derive(Debug)]
 struct Waiter {
     number: u64,
-    bound: usize,
-    called: oneshot::Sender<()>,
+    concurrent: usize,
+    admitted: oneshot::Sender<()>,
 }
 
-impl State {
-    /// Gives places to those whose turn it is.
+impl QueueState {
+    /// Admits waiting calls in order, while their limits allow.
     fn admit(&mut self) {
         while let Some(first) = self.line.front()
-            && self.running < first.bound
+            && self.running < first.concurrent
             && let Some(first) = self.line.pop_front()
         {
             self.running += 1;
-            // Who has gone away meanwhile gives it back: see `Turn`.
-            let _ = first.called.send(());
+            // If the call is gone, its `WaitPosition` returns the permit.
+            let _ = first.admitted.send(());
         }
     }
 }
 
-impl Calls {
-    /// None yet.
-    pub(crate) fn new(pool: Arc<Pool>, counters: Arc<Counters>, tally: Arc<Tally>) -> Self {
+impl CallQueue {
+    pub(crate) fn new(
+        pool: Arc<InstancePool>,
+        process: Arc<ProcessCounters>,
+        deployment: Arc<DeploymentCounters>,
+    ) -> Self {
         Self {
             state: Mutex::default(),
             pool,
-            mean: AtomicU64::new(0),
-            counters,
-            tally,
+            mean_millis: AtomicU64::new(0),
+            process,
+            deployment,
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Every method leaves the counts in order, wherever it might panic.
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        // No method leaves the counts inconsistent if it panics.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place, if one is free and nobody waits for it.
-    fn free(self: &Arc<Self>, bound: usize) -> Option<Place> {
+    /// A permit, if one is free and no call waits for it.
+    fn try_acquire(self: &Arc<Self>, concurrent: usize) -> Option<DeploymentPermit> {
         let mut state = self.lock();
-        if state.running >= bound || !state.line.is_empty() {
+        if state.running >= concurrent || !state.line.is_empty() {
             return None;
         }
         state.running += 1;
-        Some(Place(Arc::clone(self)))
+        Some(DeploymentPermit(Arc::clone(self)))
     }
 
-    /// A place, when it is this one's turn.
-    async fn in_line(self: &Arc<Self>, bound: usize) -> Place {
-        let (called, turn) = oneshot::channel();
+    /// Waits in line for a permit.
+    async fn acquire(self: &Arc<Self>, concurrent: usize) -> DeploymentPermit {
+        let (admitted, admission) = oneshot::channel();
         let number = {
             let mut state = self.lock();
-            let number = state.next;
-            state.next += 1;
+            let number = state.next_number;
+            state.next_number += 1;
             state.line.push_back(Waiter {
                 number,
-                bound,
-                called,
+                concurrent,
+                admitted,
             });
-            // One may have come free since it was asked for.
+            // A permit may have become free since the caller tried.
             state.admit();
             number
         };
-        let mut waits = Turn {
+        let mut position = WaitPosition {
             calls: self,
             number: Some(number),
         };
-        // The sender is dropped only after it was used, or by `waits`.
-        let _ = turn.await;
-        waits.number = None;
-        Place(Arc::clone(self))
+        // The sender is dropped only after use, or by `position`.
+        let _ = admission.await;
+        position.number = None;
+        DeploymentPermit(Arc::clone(self))
     }
 }
 
-/// A call that waits in line. Dropped before its turn it leaves the line; dropped after, it gives the
-/// place back that it did not come for.
-struct Turn<'a> {
-    calls: &'a Calls,
-    /// None once the place is taken.
+/// A call's position in line. Dropped before admission, it leaves the line; dropped after admission, it
+/// returns the permit.
+struct WaitPosition<'a> {
+    calls: &'a CallQueue,
+    /// None once the call holds its permit.
     number: Option<u64>,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for WaitPosition<'_> {
     fn drop(&mut self) {
         let Some(number) = self.number else {
             return;
@@ -178,11 +176,11 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// A place of the deployment; dropping it gives it to the next.
+/// A permit of the deployment. Dropping it admits the next call.
 #[derive(Debug)]
-struct Place(Arc<Calls>);
+struct DeploymentPermit(Arc<CallQueue>);
 
-impl Drop for Place {
+impl Drop for DeploymentPermit {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.running -= 1;
@@ -190,27 +188,27 @@ impl Drop for Place {
     }
 }
 
-/// The gate of one plugin: its deployment's calls, and the bounds that hold for its own.
+/// Admission of one plugin: its deployment's calls, and its own limits.
 #[derive(Clone, Debug)]
-pub(crate) struct Gate {
-    calls: Arc<Calls>,
+pub(crate) struct Admission {
+    calls: Arc<CallQueue>,
     concurrent: usize,
     queue: usize,
 }
 
-/// Places of the deployment and of the pool; dropping it gives them to the next.
+/// Permits of the deployment and of the pool. Dropping it releases both.
 #[derive(Debug)]
-pub(crate) struct Pass {
-    place: Place,
+pub(crate) struct CallPermit {
+    deployment: DeploymentPermit,
     _instance: OwnedSemaphorePermit,
     since: Instant,
 }
 
-impl Gate {
-    /// A gate that lets in while fewer than `concurrent` of `calls` run, as far as the pool has room
-    /// for one deployment, and lets wait while fewer than `queue` of them do.
-    pub(crate) fn new(calls: Arc<Calls>, concurrent: usize, queue: usize) -> Self {
-        let concurrent = concurrent.clamp(1, calls.pool.most());
+impl Admission {
+    /// Admits calls while fewer than `concurrent` of `calls` run, clamped to the pool's limit for one
+    /// deployment. Up to `queue` of them may wait.
+    pub(crate) fn new(calls: Arc<CallQueue>, concurrent: usize, queue: usize) -> Self {
+        let concurrent = concurrent.clamp(1, calls.pool.max_per_deployment());
         Self {
             calls,
             concurrent,
@@ -218,93 +216,96 @@ impl Gate {
         }
     }
 
-    /// Waits for a place until `deadline`, if the queue has room.
-    pub(crate) async fn enter(&self, deadline: Instant) -> Result<Pass, Failure> {
-        let pool = &self.calls.pool.places;
-        let mut place = self.calls.free(self.concurrent);
-        let mut full = match self.queue {
-            0 => Bound::Concurrent,
-            _ => Bound::Queue,
+    /// Waits for permits until `deadline`, if the queue has room.
+    pub(crate) async fn acquire(&self, deadline: Instant) -> Result<CallPermit, CallError> {
+        let pool = &self.calls.pool.permits;
+        let mut permit = self.calls.try_acquire(self.concurrent);
+        let mut limit = match self.queue {
+            0 => CallLimit::Concurrent,
+            _ => CallLimit::Queue,
         };
-        if let Some(taken) = place.take() {
+        if let Some(own) = permit.take() {
             match Arc::clone(pool).try_acquire_owned() {
-                Ok(instance) => return Ok(Pass::new(taken, instance)),
-                // It is kept for the wait.
-                Err(_) => place = Some(taken),
+                Ok(instance) => return Ok(CallPermit::new(own, instance)),
+                // Keep the deployment's permit while waiting for the pool.
+                Err(_) => permit = Some(own),
             }
-            full = Bound::Pool;
+            limit = CallLimit::Pool;
         }
-        let Some(_waiting) = Waiting::begin(&self.calls, self.queue) else {
-            return Err(self.busy(full));
+        let Some(_waiting) = WaitingCall::begin(&self.calls, self.queue) else {
+            return Err(self.busy(limit));
         };
-        let mut lacks = Bound::Concurrent;
+        let mut missing = CallLimit::Concurrent;
         let both = async {
-            let place = match place {
-                Some(place) => place,
-                None => self.calls.in_line(self.concurrent).await,
+            let own = match permit {
+                Some(own) => own,
+                None => self.calls.acquire(self.concurrent).await,
             };
-            lacks = Bound::Pool;
-            (place, Arc::clone(pool).acquire_owned().await)
+            missing = CallLimit::Pool;
+            (own, Arc::clone(pool).acquire_owned().await)
         };
         match timeout_at(deadline, both).await {
-            Ok((place, Ok(instance))) => Ok(Pass::new(place, instance)),
-            _ => Err(self.busy(lacks)),
+            Ok((own, Ok(instance))) => Ok(CallPermit::new(own, instance)),
+            _ => Err(self.busy(missing)),
         }
     }
 
-    /// The queue of calls before a new one, over the rate at which calls end.
-    fn busy(&self, bound: Bound) -> Failure {
-        let before = self.calls.lock().waiting as u64 + 1;
-        let mean = self.calls.mean.load(Ordering::Relaxed);
-        let wait = Duration::from_millis(mean.saturating_mul(before) / self.concurrent as u64);
-        Failure::Busy {
-            bound,
-            retry_after: wait.clamp(RETRY.0, RETRY.1),
+    /// Estimates the wait as the queue's length over the rate at which calls end.
+    fn busy(&self, limit: CallLimit) -> CallError {
+        let ahead = self.calls.lock().waiting as u64 + 1;
+        let mean = self.calls.mean_millis.load(Ordering::Relaxed);
+        let wait = Duration::from_millis(mean.saturating_mul(ahead) / self.concurrent as u64);
+        CallError::Busy {
+            limit,
+            retry_after: wait.clamp(MIN_RETRY, MAX_RETRY),
         }
     }
 }
 
-impl Pass {
-    fn new(place: Place, instance: OwnedSemaphorePermit) -> Self {
-        place.0.tally.run_began();
+impl CallPermit {
+    fn new(deployment: DeploymentPermit, instance: OwnedSemaphorePermit) -> Self {
+        deployment.0.deployment.calls_running.increment();
         Self {
-            place,
+            deployment,
             _instance: instance,
             since: Instant::now(),
         }
     }
 }
 
-impl Drop for Pass {
+impl Drop for CallPermit {
     fn drop(&mut self) {
-        let took = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let mean = &self.place.0.mean;
-        let before = mean.load(Ordering::Relaxed);
-        mean.store(before - before / 8 + took / 8, Ordering::Relaxed);
-        self.place.0.tally.run_ended();
+        let calls = &self.deployment.0;
+        let time = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let mean = calls.mean_millis.load(Ordering::Relaxed);
+        calls
+            .mean_millis
+            .store(mean - mean / 8 + time / 8, Ordering::Relaxed);
+        calls.deployment.calls_running.decrement();
     }
 }
 
-struct Waiting<'a>(&'a Calls);
+/// A call that waits for a permit.
+struct WaitingCall<'a>(&'a CallQueue);
 
-impl<'a> Waiting<'a> {
-    fn begin(calls: &'a Calls, queue: usize) -> Option<Self> {
+impl<'a> WaitingCall<'a> {
+    fn begin(calls: &'a CallQueue, queue: usize) -> Option<Self> {
         let mut state = calls.lock();
         if state.waiting >= queue {
             return None;
         }
         state.waiting += 1;
-        calls.counters.wait_began();
-        calls.tally.wait_began();
+        calls.process.calls_waiting.increment();
+        calls.deployment.calls_waiting.increment();
         Some(Self(calls))
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingCall<'_> {
     fn drop(&mut self) {
         self.0.lock().waiting -= 1;
-        self.0.counters.wait_ended();
-        self.0.tally.wait_ended();
+        self.0.process.calls_waiting.decrement();
+        self.0.deployment.calls_waiting.decrement();
     }
 }
 
@@ -321,73 +322,86 @@ mod tests {
         Instant::now() + Duration::from_secs(60)
     }
 
-    fn calls(pool: usize) -> Arc<Calls> {
-        let pool = Arc::new(Pool::new(pool));
-        Arc::new(Calls::new(pool, Arc::default(), Arc::default()))
+    fn deployment(pool: &Arc<InstancePool>) -> Arc<CallQueue> {
+        let pool = Arc::clone(pool);
+        Arc::new(CallQueue::new(pool, Arc::default(), Arc::default()))
     }
 
-    /// Begins to wait at `gate`, as the one after those who wait already.
-    async fn wait_at(gate: &Gate) -> JoinHandle<Result<Pass, Failure>> {
-        let before = gate.calls.lock().waiting;
+    fn calls(pool: usize) -> Arc<CallQueue> {
+        deployment(&Arc::new(InstancePool::new(pool)))
+    }
+
+    fn admission(calls: &Arc<CallQueue>, concurrent: usize, queue: usize) -> Admission {
+        Admission::new(Arc::clone(calls), concurrent, queue)
+    }
+
+    /// Starts a call that waits behind all others.
+    async fn wait(admission: &Admission) -> JoinHandle<Result<CallPermit, CallError>> {
+        let before = admission.calls.lock().waiting;
         let waiter = tokio::spawn({
-            let gate = gate.clone();
-            async move { gate.enter(late()).await }
+            let admission = admission.clone();
+            async move { admission.acquire(late()).await }
         });
-        while gate.calls.lock().waiting == before {
+        while admission.calls.lock().waiting == before {
             tokio::task::yield_now().await;
         }
         waiter
     }
 
-    fn idle(calls: &Calls) -> bool {
+    async fn refusal(admission: &Admission, deadline: Instant) -> Option<CallLimit> {
+        let error = admission.acquire(deadline).await.unwrap_err();
+        assert_eq!(error.code(), "busy");
+        error.limit()
+    }
+
+    fn idle(calls: &CallQueue) -> bool {
         let state = calls.lock();
         (state.running, state.waiting, state.line.len()) == (0, 0, 0)
     }
 
     #[tokio::test]
-    async fn the_queue_is_bounded_in_length_and_time_and_empties() {
+    async fn queue_is_bounded_in_length_and_time() {
         let calls = calls(8);
-        let gate = Gate::new(Arc::clone(&calls), 1, 1);
-        let first = gate.enter(soon()).await.unwrap();
-        let waiter = wait_at(&gate).await;
-        // At once, or it would take a minute.
-        let refused = gate.enter(late()).await.unwrap_err();
-        assert_eq!(refused.code(), "busy");
-        assert_eq!(refused.bound(), Some(Bound::Queue));
-        assert_eq!(calls.tally.gauges().map(|gauge| gauge.value), [1.0, 1.0]);
+        let admission = admission(&calls, 1, 1);
+        let first = admission.acquire(soon()).await.unwrap();
+        let waiter = wait(&admission).await;
+        // Refused at once: the deadline is a minute away.
+        assert_eq!(refusal(&admission, late()).await, Some(CallLimit::Queue));
+        assert_eq!(calls.deployment.calls_running.get(), 1);
+        assert_eq!(calls.deployment.calls_waiting.get(), 1);
         drop(first);
         let second = waiter.await.unwrap().unwrap();
         assert_eq!(calls.lock().waiting, 0);
-        assert_eq!(gate.enter(soon()).await.unwrap_err().code(), "busy");
+        refusal(&admission, soon()).await;
         assert_eq!(calls.lock().waiting, 0);
         drop(second);
-        gate.enter(soon()).await.unwrap();
+        admission.acquire(soon()).await.unwrap();
         assert!(idle(&calls));
     }
 
     #[tokio::test]
-    async fn revisions_are_held_to_their_own_bounds_over_one_count() {
+    async fn revisions_apply_own_limits_to_one_count() {
         let calls = calls(16);
-        let small = Gate::new(Arc::clone(&calls), 2, 1);
-        let large = Gate::new(Arc::clone(&calls), 3, 2);
-        let one = small.enter(late()).await.unwrap();
-        let two = small.enter(late()).await.unwrap();
-        // Not three more: one.
-        let three = large.enter(late()).await.unwrap();
+        let small = admission(&calls, 2, 1);
+        let large = admission(&calls, 3, 2);
+        let one = small.acquire(late()).await.unwrap();
+        let two = small.acquire(late()).await.unwrap();
+        // One more, not three.
+        let three = large.acquire(late()).await.unwrap();
         assert_eq!(calls.lock().running, 3);
-        let waits = wait_at(&large).await;
-        assert_eq!(small.enter(late()).await.unwrap_err().code(), "busy");
-        let last = wait_at(&large).await;
-        assert_eq!(large.enter(late()).await.unwrap_err().code(), "busy");
+        let waits = wait(&large).await;
+        refusal(&small, late()).await;
+        let last = wait(&large).await;
+        refusal(&large, late()).await;
         drop(one);
         let four = waits.await.unwrap().unwrap();
         let small_one = {
             last.abort();
             assert!(last.await.unwrap_err().is_cancelled());
-            wait_at(&small).await
+            wait(&small).await
         };
-        // Who came first goes first, also where the other could run already.
-        let after = wait_at(&large).await;
+        // Arrival order holds even where the later call's limit would let it run.
+        let after = wait(&large).await;
         drop(two);
         assert_eq!(calls.lock().running, 2);
         assert_eq!(calls.lock().line.len(), 2);
@@ -399,87 +413,76 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_goes_away_while_it_waits_keeps_no_place() {
+    async fn cancelled_waiters_leave_the_line() {
         let calls = calls(16);
-        let gate = Gate::new(Arc::clone(&calls), 1, 8);
-        let held = gate.enter(late()).await.unwrap();
-        let gone = wait_at(&gate).await;
-        let mut stays = wait_at(&gate).await;
+        let admission = admission(&calls, 1, 8);
+        let held = admission.acquire(late()).await.unwrap();
+        let gone = wait(&admission).await;
+        let mut stays = wait(&admission).await;
         gone.abort();
         assert!(gone.await.unwrap_err().is_cancelled());
         assert_eq!(calls.lock().line.len(), 1);
-        // Called and gone before it came: the place goes on to the next.
+        // Cancelled between admission and its next poll: the permit is free again.
         drop(held);
         assert_eq!(calls.lock().line.len(), 0);
         stays.abort();
-        let came = (&mut stays).await;
-        drop(came);
+        let result = (&mut stays).await;
+        drop(result);
         assert!(idle(&calls));
-        gate.enter(soon()).await.unwrap();
+        admission.acquire(soon()).await.unwrap();
     }
 
     #[tokio::test]
-    async fn plugins_share_the_pool() {
-        let pool = Arc::new(Pool::new(2));
-        let deployment = || {
-            Arc::new(Calls::new(
-                Arc::clone(&pool),
-                Arc::default(),
-                Arc::default(),
-            ))
-        };
-        let gate = || Gate::new(deployment(), 4, 4);
-        let (one, other, third) = (gate(), gate(), gate());
-        let held = one.enter(soon()).await.unwrap();
-        assert!(one.enter(soon()).await.is_err(), "one place is for others");
-        let beside = other.enter(soon()).await.unwrap();
-        let refused = third.enter(soon()).await.unwrap_err();
-        assert_eq!(refused.bound(), Some(Bound::Pool));
-        assert!(idle(&third.calls), "a place that was kept is given back");
+    async fn deployments_share_the_pool() {
+        let pool = Arc::new(InstancePool::new(2));
+        let new = || admission(&deployment(&pool), 4, 4);
+        let (one, other, third) = (new(), new(), new());
+        let held = one.acquire(soon()).await.unwrap();
+        assert!(one.acquire(soon()).await.is_err(), "one permit is reserved");
+        let beside = other.acquire(soon()).await.unwrap();
+        assert_eq!(refusal(&third, soon()).await, Some(CallLimit::Pool));
+        assert!(idle(&third.calls), "the deployment's permit is free again");
         drop(held);
-        third.enter(soon()).await.unwrap();
+        third.acquire(soon()).await.unwrap();
         drop(beside);
     }
 
     #[test]
-    fn a_pool_keeps_places_for_others() {
-        for (instances, most) in [(1, 1), (2, 1), (3, 2), (8, 7), (16, 14), (256, 224)] {
-            assert_eq!(Pool::new(instances).most(), most, "{instances}");
+    fn pool_reserves_permits() {
+        for (instances, max) in [(1, 1), (2, 1), (3, 2), (8, 7), (16, 14), (256, 224)] {
+            let pool = InstancePool::new(instances);
+            assert_eq!(pool.max_per_deployment(), max, "{instances}");
         }
     }
 
     #[tokio::test]
-    async fn a_refusal_names_what_there_is_too_little_of() {
-        for (concurrent, queue, instances, bound) in [
-            // Nobody may wait.
-            (1, 0, 8, Bound::Concurrent),
-            // One waits until its time is over.
-            (1, 1, 8, Bound::Concurrent),
-            (2, 0, 1, Bound::Pool),
-            (2, 1, 1, Bound::Pool),
+    async fn refusal_names_the_missing_permit() {
+        for (concurrent, queue, instances, limit) in [
+            // No call may wait.
+            (1, 0, 8, CallLimit::Concurrent),
+            // The call waits until its deadline.
+            (1, 1, 8, CallLimit::Concurrent),
+            (2, 0, 1, CallLimit::Pool),
+            (2, 1, 1, CallLimit::Pool),
         ] {
-            let pool = Arc::new(Pool::new(instances));
-            let deployment = || {
-                Arc::new(Calls::new(
-                    Arc::clone(&pool),
-                    Arc::default(),
-                    Arc::default(),
-                ))
-            };
-            let (calls, other) = (deployment(), deployment());
-            let gate = Gate::new(Arc::clone(&calls), concurrent, queue);
-            // A small pool is emptied by another deployment.
+            let pool = Arc::new(InstancePool::new(instances));
+            let (calls, other) = (deployment(&pool), deployment(&pool));
+            let tried = admission(&calls, concurrent, queue);
+            // Another deployment uses up a small pool.
             let holder = match instances {
-                1 => Gate::new(other, 1, 0),
-                _ => gate.clone(),
+                1 => admission(&other, 1, 0),
+                _ => tried.clone(),
             };
-            let held = holder.enter(soon()).await.unwrap();
-            let counted = |at: usize| calls.tally.gauges()[at].value;
-            assert_eq!(counted(1), 0.0);
-            let refused = gate.enter(soon()).await.unwrap_err();
-            assert_eq!(refused.bound(), Some(bound), "{concurrent} {queue}");
+            let held = holder.acquire(soon()).await.unwrap();
+            let counts = || {
+                let counters = &calls.deployment;
+                (counters.calls_running.get(), counters.calls_waiting.get())
+            };
+            assert_eq!(counts().1, 0);
+            let refused = refusal(&tried, soon()).await;
+            assert_eq!(refused, Some(limit), "{concurrent} {queue}");
             drop(held);
-            assert_eq!((counted(0), counted(1)), (0.0, 0.0));
+            assert_eq!(counts(), (0, 0));
         }
     }
 }

@@ -1,23 +1,22 @@
-//! Bodies: a response's on its way out, and the bound on a request's on its way in.
+//! The body of a response, from a plugin or from the host.
 
-use crate::call::Handle;
-use crate::failure::Failure;
+use crate::call::CallHandle;
+use crate::call_error::CallError;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::sync::mpsc;
-use wasmtime_wasi_http::{Error, WasiBody};
+use wasmtime_wasi_http::WasiBody;
 
-/// What polling a body gives: a frame, its end, or how it failed.
-pub type Polled<E = Failure> = Poll<Option<Result<Frame<Bytes>, E>>>;
+/// Result of polling a body: a frame, the end, or an error.
+pub type PolledFrame<E = CallError> = Poll<Option<Result<Frame<Bytes>, E>>>;
 
-/// The body of a response, from a plugin or from the host itself.
+/// The body of a response.
 ///
-/// A plugin's body is the plugin's stream: frames pass through as they are, and reading slowly holds
-/// the plugin up. It ends with an error if the plugin fails on the way, so that the client can tell a
-/// whole answer from a broken one. Dropping it before its end stops the plugin.
+/// A plugin's body passes the plugin's frames through; a slow reader slows the plugin down. It ends
+/// with an error if the plugin fails, so that the client can tell a complete response from a broken one.
+/// Dropping it before its end stops the plugin.
 #[derive(Debug, Default)]
 pub struct Body(Kind);
 
@@ -26,8 +25,8 @@ enum Kind {
     #[default]
     Empty,
     Full(Bytes),
-    Plugin(Box<FromPlugin>),
-    Pieces(mpsc::Receiver<Bytes>),
+    Plugin(Box<PluginBody>),
+    Channel(mpsc::Receiver<Bytes>),
 }
 
 impl std::fmt::Debug for Kind {
@@ -36,47 +35,49 @@ impl std::fmt::Debug for Kind {
             Kind::Empty => "Empty",
             Kind::Full(_) => "Full",
             Kind::Plugin(_) => "Plugin",
-            Kind::Pieces(_) => "Pieces",
+            Kind::Channel(_) => "Channel",
         })
     }
 }
 
-struct FromPlugin {
-    /// Dropped first: who goes away stops the call before the plugin hears that nobody reads.
-    call: Handle,
+struct PluginBody {
+    /// Declared first, so that it is dropped first: the call stops before the plugin sees its stream close.
+    call: CallHandle,
     body: WasiBody,
-    /// What is left of the length that the plugin announced. Who reads by that length drops the
-    /// body after its last byte, before the plugin's stream has ended.
-    left: Option<u64>,
-    /// Bytes that it may still have, of how many.
-    room: (u64, u64),
+    /// Rest of the length that the plugin announced. A reader of that length drops the body after the
+    /// last byte, before the plugin's stream ends.
+    announced: Option<u64>,
+    /// Bytes until the limit.
+    room: u64,
+    limit: u64,
     ended: bool,
 }
 
 impl Body {
-    /// No body.
+    /// An empty body.
     pub fn empty() -> Self {
         Self::default()
     }
 
-    /// A body of the host's own that comes bit by bit, and ends with its sender. Who no longer reads it
-    /// closes the channel.
-    pub fn pieces(pieces: mpsc::Receiver<Bytes>) -> Self {
-        Self(Kind::Pieces(pieces))
+    /// A body that streams `chunks` and ends when their sender is dropped. Dropping the body closes the
+    /// channel.
+    pub fn from_channel(chunks: mpsc::Receiver<Bytes>) -> Self {
+        Self(Kind::Channel(chunks))
     }
 
-    /// A plugin's body, `length` bytes long if the plugin announced that, and at most `most`.
+    /// A plugin's body of at most `limit` bytes, `announced` bytes long if the plugin sent a length.
     pub(crate) fn from_plugin(
         body: WasiBody,
-        call: Handle,
-        length: Option<u64>,
-        most: u64,
+        call: CallHandle,
+        announced: Option<u64>,
+        limit: u64,
     ) -> Self {
-        Self(Kind::Plugin(Box::new(FromPlugin {
+        Self(Kind::Plugin(Box::new(PluginBody {
             body,
             call,
-            left: length,
-            room: (most, most),
+            announced,
+            room: limit,
+            limit,
             ended: false,
         })))
     }
@@ -112,9 +113,9 @@ impl From<&'static str> for Body {
 
 impl http_body::Body for Body {
     type Data = Bytes;
-    type Error = Failure;
+    type Error = CallError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> PolledFrame {
         match &mut self.0 {
             Kind::Empty => Poll::Ready(None),
             Kind::Full(bytes) => {
@@ -123,9 +124,9 @@ impl http_body::Body for Body {
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
             Kind::Plugin(plugin) => plugin.poll_frame(cx),
-            Kind::Pieces(pieces) => {
-                let piece = pieces.poll_recv(cx);
-                piece.map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+            Kind::Channel(chunks) => {
+                let chunk = chunks.poll_recv(cx);
+                chunk.map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))))
             }
         }
     }
@@ -133,7 +134,7 @@ impl http_body::Body for Body {
     fn is_end_stream(&self) -> bool {
         match &self.0 {
             Kind::Empty => true,
-            Kind::Full(_) | Kind::Pieces(_) => false,
+            Kind::Full(_) | Kind::Channel(_) => false,
             Kind::Plugin(plugin) => plugin.is_end(),
         }
     }
@@ -143,89 +144,71 @@ impl http_body::Body for Body {
             Kind::Empty => SizeHint::with_exact(0),
             Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Kind::Plugin(plugin) => plugin.body.size_hint(),
-            Kind::Pieces(_) => SizeHint::default(),
+            Kind::Channel(_) => SizeHint::default(),
         }
     }
 }
 
-impl FromPlugin {
+impl PluginBody {
     fn is_end(&self) -> bool {
         use http_body::Body;
-        let nothing_left = self.left == Some(0) || self.body.is_end_stream();
-        self.ended || (nothing_left && self.call.failure().is_none())
+        let nothing_left = self.announced == Some(0) || self.body.is_end_stream();
+        self.ended || (nothing_left && self.call.error().is_none())
     }
 
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> PolledFrame {
         use http_body::Body;
         if self.ended {
             return Poll::Ready(None);
         }
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        // A store that is dropped closes the body as a plugin does that has said everything. The
-        // failure is noted before the store is dropped, so it can't be missed here.
+        // Dropping a store closes the body like a regular end. The call records its error before it drops
+        // the store, so the error is visible here.
         let frame = match frame {
             Some(Ok(frame)) => {
                 let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
-                if let Some(left) = &mut self.left {
-                    *left = left.saturating_sub(bytes);
+                if let Some(announced) = &mut self.announced {
+                    *announced = announced.saturating_sub(bytes);
                 }
-                let (room, limit) = &mut self.room;
-                match room.checked_sub(bytes) {
-                    Some(left) => {
-                        *room = left;
-                        self.call.sent(bytes);
+                match self.room.checked_sub(bytes) {
+                    Some(room) => {
+                        self.room = room;
+                        self.call.frame_sent(bytes);
                         Some(Ok(frame))
                     }
-                    None => {
-                        let limit = *limit;
-                        Some(Err(self.call.fail(Failure::ResponseTooLarge { limit })))
-                    }
+                    None => Some(Err(self
+                        .call
+                        .fail(CallError::ResponseTooLarge { limit: self.limit }))),
                 }
             }
-            Some(Err(error)) => Some(Err(self.call.failure().unwrap_or_else(|| {
-                Failure::GaveUp {
+            Some(Err(error)) => Some(Err(self.call.error().unwrap_or_else(|| {
+                CallError::GaveUp {
                     message: error.to_string(),
                 }
             }))),
-            None => self.call.failure().map(Err),
+            None => self.call.error().map(Err),
         };
         self.ended = !matches!(frame, Some(Ok(_)));
         Poll::Ready(frame)
     }
 }
 
-impl Drop for FromPlugin {
+impl Drop for PluginBody {
     fn drop(&mut self) {
-        // After the last frame the plugin may still have something to do, such as a line to log.
+        // The plugin may have work left after its last frame, such as a log line.
         if self.is_end() {
             self.call.let_finish();
         }
     }
 }
 
-/// A request's body as `wasi:http` takes it, cut off with an error after `limit` bytes.
-pub(crate) fn inbound<B>(body: B, limit: usize) -> WasiBody
-where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let explain = move |error: Box<dyn std::error::Error + Send + Sync>| {
-        if error.is::<LengthLimitError>() {
-            return Error::HttpRequestBodySize(Some(limit as u64));
-        }
-        tracing::debug!(%error, "the request's body broke off");
-        Error::ConnectionTerminated
-    };
-    Limited::new(body, limit).map_err(explain).boxed_unsync()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http_body_util::Full;
+    use http_body_util::BodyExt;
 
     #[tokio::test]
-    async fn the_hosts_own_bodies_are_what_they_were_made_of() {
+    async fn host_bodies_return_their_content() {
         assert!(http_body::Body::is_end_stream(&Body::empty()));
         assert!(http_body::Body::is_end_stream(&Body::from("")));
         let body = Body::from("hello");
@@ -234,27 +217,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pieces_come_as_they_are_sent_and_end_with_their_sender() {
-        let (sender, pieces) = mpsc::channel(2);
+    async fn channel_body_streams_until_sender_drops() {
+        let (sender, chunks) = mpsc::channel(2);
         let sent = async move {
-            for piece in ["a", "bc", "d"] {
-                sender.send(Bytes::from(piece)).await.expect("it is read");
+            for chunk in ["a", "bc", "d"] {
+                sender.send(Bytes::from(chunk)).await.unwrap();
             }
         };
-        let (read, ()) = tokio::join!(Body::pieces(pieces).collect(), sent);
+        let (read, ()) = tokio::join!(Body::from_channel(chunks).collect(), sent);
         assert_eq!(read.unwrap().to_bytes(), "abcd");
-        let (sender, pieces) = mpsc::channel::<Bytes>(1);
-        drop(Body::pieces(pieces));
+        let (sender, chunks) = mpsc::channel::<Bytes>(1);
+        drop(Body::from_channel(chunks));
         sender.closed().await;
-    }
-
-    #[tokio::test]
-    async fn a_request_that_is_too_long_is_cut_off() {
-        let body = |limit| inbound(Full::new(Bytes::from_static(b"hello")), limit);
-        assert_eq!(body(5).collect().await.unwrap().to_bytes(), "hello");
-        assert!(matches!(
-            body(4).collect().await,
-            Err(Error::HttpRequestBodySize(Some(4)))
-        ));
     }
 }

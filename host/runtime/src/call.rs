@@ -1,21 +1,20 @@
-//! One call of a plugin: a store, a fresh instance, and the bounds around both.
+//! One call of a plugin: a store, a fresh instance, and their limits.
 //!
-//! A call to an HTTP handler runs in a task of its own, since the plugin may go on after its
-//! response's headers, and must be stopped at its deadline even when nobody reads the body. The task
-//! owns the store. Aborting the task drops the store, and with it every sequence of the plugin.
+//! A call of an HTTP handler runs in a task of its own. The plugin may continue after its response's
+//! headers, and must stop at its deadline even if nobody reads the body. The task owns the store: aborting
+//! the task drops the store and all sequences of the plugin.
 
-use crate::admission::Pass;
-use crate::again::again;
-use crate::bounds::{Over, within};
-use crate::failure::Failure;
+use crate::admission::CallPermit;
+use crate::call_error::CallError;
+use crate::config::Limits;
+use crate::counters::{CallEnd, DeploymentCounters, ProcessCounters};
 use crate::meter::Meter;
-use crate::metrics::{Counters, Ending};
 use crate::plugin::Plugin;
-use crate::settings::Limits;
+use crate::repoll::repoll;
 use crate::state::State;
 use crate::store::store;
-use crate::tally::Tally;
-use crate::ticker::Ticking;
+use crate::ticker::TickGuard;
+use crate::time_limits::{TimeExceeded, run_within};
 use futures_channel::oneshot;
 use std::future::{pending, poll_fn};
 use std::pin::pin;
@@ -31,211 +30,212 @@ use wasmtime_wasi::I32Exit;
 use wasmtime_wasi_http::WasiHttpView;
 use wasmtime_wasi_http::handler::{Prepared, ProxyPre, Request, Response};
 
-/// What became of a call. The task and the response share it, and when both are gone it is counted.
+/// How a call ended. Its task and its response share this; the last owner counts the call.
 #[derive(Debug)]
-pub(crate) struct Verdict {
-    failure: OnceLock<Failure>,
-    finished: AtomicBool,
-    /// Told when the whole answer was read.
-    answered: Notify,
-    counters: Arc<Counters>,
-    tally: Arc<Tally>,
+pub(crate) struct CallOutcome {
+    error: OnceLock<CallError>,
+    completed: AtomicBool,
+    /// Notified when the whole response was read.
+    response_read: Notify,
+    process: Arc<ProcessCounters>,
+    deployment: Arc<DeploymentCounters>,
 }
 
-impl Verdict {
-    pub(crate) fn new(counters: Arc<Counters>, tally: Arc<Tally>) -> Self {
+impl CallOutcome {
+    pub(crate) fn new(process: Arc<ProcessCounters>, deployment: Arc<DeploymentCounters>) -> Self {
         Self {
-            failure: OnceLock::new(),
-            finished: AtomicBool::new(false),
-            answered: Notify::new(),
-            counters,
-            tally,
+            error: OnceLock::new(),
+            completed: AtomicBool::new(false),
+            response_read: Notify::new(),
+            process,
+            deployment,
         }
     }
 
-    /// Notes why the call failed, and returns that; only the first reason is kept. If it is a bound,
-    /// that is counted before anybody can see it.
-    pub(crate) fn fail(&self, failure: Failure) -> Failure {
+    /// Records why the call failed and returns the recorded error. The first error stays. Its limit is
+    /// counted before anybody can see the error.
+    pub(crate) fn fail(&self, error: CallError) -> CallError {
         let first = || {
-            if let Some(bound) = failure.bound() {
-                self.tally.trip(bound);
+            if let Some(limit) = error.limit() {
+                self.deployment.limit_hit(limit);
             }
-            failure
+            error
         };
-        self.failure.get_or_init(first).clone()
+        self.error.get_or_init(first).clone()
     }
 
-    /// Why the call failed, if it did.
-    pub(crate) fn failure(&self) -> Option<Failure> {
-        self.failure.get().cloned()
-    }
-
-    fn finish(&self) {
-        self.finished.store(true, Ordering::Relaxed);
+    /// The recorded error.
+    pub(crate) fn error(&self) -> Option<CallError> {
+        self.error.get().cloned()
     }
 }
 
-impl Drop for Verdict {
+impl Drop for CallOutcome {
     fn drop(&mut self) {
-        self.counters.ended(match self.failure.get() {
-            Some(failure) => Ending::Failed(failure.index()),
-            None if *self.finished.get_mut() => Ending::Done,
-            None => Ending::Cancelled,
+        self.process.call_ended(match self.error.get() {
+            Some(error) => CallEnd::Failed(error.index()),
+            None if *self.completed.get_mut() => CallEnd::Completed,
+            None => CallEnd::Cancelled,
         });
     }
 }
 
-/// The caller's hold on a running call. Dropping it stops the call.
+/// The response's handle of a running call. Dropping it stops the call.
 #[derive(Debug)]
-pub(crate) struct Handle {
+pub(crate) struct CallHandle {
     task: AbortHandle,
-    verdict: Arc<Verdict>,
-    stop: bool,
+    outcome: Arc<CallOutcome>,
+    stop_on_drop: bool,
 }
 
-impl Handle {
-    pub(crate) fn new(task: AbortHandle, verdict: Arc<Verdict>) -> Self {
+impl CallHandle {
+    pub(crate) fn new(task: AbortHandle, outcome: Arc<CallOutcome>) -> Self {
         Self {
             task,
-            verdict,
-            stop: true,
+            outcome,
+            stop_on_drop: true,
         }
     }
 
-    /// Why the call failed, if it did.
-    pub(crate) fn failure(&self) -> Option<Failure> {
-        self.verdict.failure()
+    /// The recorded error.
+    pub(crate) fn error(&self) -> Option<CallError> {
+        self.outcome.error()
     }
 
-    /// Stops the call for this reason, and returns it; the first reason counts.
-    pub(crate) fn fail(&self, failure: Failure) -> Failure {
+    /// Stops the call and returns its error: `error`, or one recorded before.
+    pub(crate) fn fail(&self, error: CallError) -> CallError {
         self.task.abort();
-        self.verdict.fail(failure)
+        self.outcome.fail(error)
     }
 
-    /// A frame of the answer, of so many bytes, is on its way.
-    pub(crate) fn sent(&self, bytes: u64) {
-        self.verdict.tally.sent(bytes);
+    /// Counts a frame of the response body.
+    pub(crate) fn frame_sent(&self, bytes: u64) {
+        self.outcome.deployment.frame_sent(bytes);
     }
 
-    /// Lets the call go on, for the rest of its time, when this is dropped.
+    /// Lets the call run on, within its limits, after this is dropped.
     pub(crate) fn let_finish(&mut self) {
-        self.stop = false;
-        self.verdict.answered.notify_one();
+        self.stop_on_drop = false;
+        self.outcome.response_read.notify_one();
     }
 }
 
-impl Drop for Handle {
+impl Drop for CallHandle {
     fn drop(&mut self) {
-        if self.stop {
+        if self.stop_on_drop {
             self.task.abort();
         }
     }
 }
 
-/// What a call holds as long as it lives; dropped after its store.
-pub(crate) struct Live {
+/// A running call. It outlives its store.
+pub(crate) struct Call {
     pub(crate) limits: Arc<Limits>,
     pub(crate) meter: Arc<Meter>,
-    pub(crate) verdict: Arc<Verdict>,
-    /// The time that the call has, and when that is over.
-    pub(crate) time: (Duration, Instant),
+    pub(crate) outcome: Arc<CallOutcome>,
+    pub(crate) time: CallTime,
     began: Instant,
-    counters: Arc<Counters>,
-    _ticking: Ticking,
-    _pass: Pass,
-    /// A plugin that was replaced is there until its last call has ended.
+    _tick: TickGuard,
+    _permit: CallPermit,
+    /// Keeps a replaced plugin loaded until its last call ends.
     _plugin: Plugin,
 }
 
-impl Live {
+/// Wall time of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallTime {
+    pub(crate) limit: Duration,
+    pub(crate) deadline: Instant,
+}
+
+impl Call {
     pub(crate) fn new(
         limits: Arc<Limits>,
-        verdict: Arc<Verdict>,
-        time: (Duration, Instant),
-        ticking: Ticking,
-        pass: Pass,
+        outcome: Arc<CallOutcome>,
+        time: CallTime,
+        tick: TickGuard,
+        permit: CallPermit,
         plugin: Plugin,
     ) -> Self {
-        let counters = Arc::clone(&verdict.counters);
-        counters.instance_began();
+        outcome.process.instance_began();
         Self {
             limits,
             meter: Arc::default(),
-            verdict,
+            outcome,
             time,
             began: Instant::now(),
-            counters,
-            _ticking: ticking,
-            _pass: pass,
+            _tick: tick,
+            _permit: permit,
             _plugin: plugin,
         }
     }
 
-    /// Runs `work` until it ends or a bound is reached. A failure is noted in the verdict while
-    /// `work`, and so the store, are still there.
-    pub(crate) async fn bounded<R>(
+    /// Runs `work` until it ends or exceeds a limit. Records an error while `work`, and so the store, still
+    /// exists.
+    pub(crate) async fn run<R>(
         &self,
         work: impl Future<Output = wasmtime::Result<R>>,
-    ) -> Result<R, Failure> {
+    ) -> Result<R, CallError> {
         let work = pin!(work);
-        let mut work = pin!(again(work));
+        let mut work = pin!(repoll(work));
         let counted = pin!(poll_fn(|cx| {
-            self.verdict.tally.polled();
+            self.outcome.deployment.guest_polls.increment();
             work.as_mut().poll(cx)
         }));
-        let _panics = Panics(&self.verdict);
-        let (time, deadline) = self.time;
+        let _panic_guard = PanicGuard(&self.outcome);
         let cpu = self.limits.cpu;
-        let mut found = pin!(self.meter.spent());
-        // A sampling plugin may use it up while the handler sleeps.
-        let spent =
-            |cx: &mut Context<'_>| self.meter.used() > cpu || found.as_mut().poll(cx).is_ready();
-        let result = match within(&self.meter, spent, deadline, counted).await {
+        let mut spent_elsewhere = pin!(self.meter.spent());
+        // A sampling plugin may use up the CPU time while the handler sleeps.
+        let spent = |cx: &mut Context<'_>| {
+            self.meter.used() > cpu || spent_elsewhere.as_mut().poll(cx).is_ready()
+        };
+        let result = match run_within(&self.meter, spent, self.time.deadline, counted).await {
             Ok(done) => {
-                done.map_err(|error| Failure::from_wasmtime(&error, &self.meter, &self.limits))
+                done.map_err(|error| CallError::from_wasmtime(&error, &self.meter, &self.limits))
             }
-            Err(Over::Cpu) => Err(Failure::CpuTime { cpu }),
-            Err(Over::Wall) => Err(Failure::Deadline { time }),
+            Err(TimeExceeded::Cpu) => Err(CallError::CpuTime { cpu }),
+            Err(TimeExceeded::Wall) => Err(CallError::Deadline {
+                time: self.time.limit,
+            }),
         };
         match result {
             Ok(value) => {
-                self.verdict.finish();
+                self.outcome.completed.store(true, Ordering::Relaxed);
                 Ok(value)
             }
-            Err(failure) => Err(self.verdict.fail(failure)),
+            Err(error) => Err(self.outcome.fail(error)),
         }
     }
 
-    /// Notes how long an instance took to start.
-    pub(crate) fn started(&self, began: Instant) {
-        self.counters.instance_started(began.elapsed());
+    /// Counts the start of the instance, which began at `began`.
+    pub(crate) fn instance_started(&self, began: Instant) {
+        self.outcome.process.instance_started(began.elapsed());
     }
 }
 
-impl Drop for Live {
+impl Drop for Call {
     fn drop(&mut self) {
-        self.counters
+        self.outcome
+            .process
             .instance_ended(self.began.elapsed(), self.meter.used());
     }
 }
 
-/// If the host panics, which is a mistake in the host, then the client still learns that its body is
-/// not whole.
-struct Panics<'a>(&'a Verdict);
+/// Records an error if the host panics, so that the client sees that its response is incomplete.
+struct PanicGuard<'a>(&'a CallOutcome);
 
-impl Drop for Panics<'_> {
+impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.fail(Failure::Internal);
+            self.0.fail(CallError::Internal);
         }
     }
 }
 
-/// Lets a fresh instance of `pre` handle `request`, and go on until all that it started has ended.
-/// The response goes to `reply` as soon as its headers are known.
+/// Lets a fresh instance of `pre` handle `request`, and runs it until all its tasks have ended. Sends the
+/// response to `reply` as soon as its headers are known.
 pub(crate) async fn serve(
-    live: Live,
+    call: Call,
     pre: Arc<ProxyPre<State>>,
     engine: Engine,
     state: State,
@@ -246,7 +246,7 @@ pub(crate) async fn serve(
     let mut store = store(&engine, state);
     let work = async {
         let proxy = pre.instantiate_async(&mut store).await?;
-        live.started(began);
+        call.instance_started(began);
         store
             .run_concurrent(async |accessor| {
                 let prepared = accessor.with(|mut access| {
@@ -256,20 +256,20 @@ pub(crate) async fn serve(
                 poll_fn(|cx| accessor.poll_no_interesting_tasks(cx)).await;
                 let bodies =
                     accessor.with(|mut access| std::mem::take(&mut access.data_mut().bodies));
-                // Whatever of them is left when the answer is whole is no part of it.
+                // A framed body that is still open after the whole response was read is not part of it.
                 tokio::select! {
                     () = bodies.ended() => {}
-                    () = live.verdict.answered.notified() => {}
+                    () = call.outcome.response_read.notified() => {}
                 }
                 Ok(())
             })
             .await?
     };
-    // Whoever waits for the response or its body finds the failure in the verdict.
-    let _ = live.bounded(work).await;
+    // The outcome holds the error for the response and its body.
+    let _ = call.run(work).await;
 }
 
-/// An exit asked for by the guest is no failure of a command.
+/// Converts a guest's exit into its code: for a command, an exit is no error.
 pub(crate) fn exit_code(error: wasmtime::Error) -> wasmtime::Result<i32> {
     match error.downcast_ref::<I32Exit>() {
         Some(exit) => Ok(exit.0),

@@ -1,5 +1,4 @@
-//! What a linked component finds where it may not see what its handler has: nothing, in the shape that it
-//! asked for.
+//! Empty stand-ins for the interfaces that a linked component may not see.
 
 use crate::state::State;
 use std::iter::empty;
@@ -9,27 +8,26 @@ use wasmtime_wasi::p2::DynInputStream;
 use wasmtime_wasi::p2::pipe::ClosedInputStream;
 use wasmtime_wasi::p3::bindings::cli::types::ErrorCode;
 
-/// What the names of those begin with that are there instead.
+/// Prefix of the stand-ins' names.
 pub(crate) const PACKAGE: &str = "corral:denied/";
 const ENVIRONMENT: &str = "corral:denied/environment";
 const STDIN: &str = "corral:denied/stdin";
 
-/// Interfaces that a linked component is not given, each with the one that it gets instead; both are there as
-/// in WASI 0.2 and as in 0.3, whatever the component's version.
+/// Denied interfaces with their stand-ins. Each stand-in exists for WASI 0.2 and 0.3.
 pub(crate) const DENIED: [(&str, &str); 2] = [
     ("wasi:cli/environment", ENVIRONMENT),
     ("wasi:cli/stdin", STDIN),
 ];
 
-/// Links an environment without variables, arguments and a folder, and a standard input that has ended.
+/// Links an environment without variables, arguments and working directory, and an ended standard input.
 pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    for (version, folder) in [("0.2.0", "initial-cwd"), ("0.3.0", "get-initial-cwd")] {
+    for (version, cwd) in [("0.2.0", "initial-cwd"), ("0.3.0", "get-initial-cwd")] {
         let mut denied = linker.instance(&format!("{ENVIRONMENT}@{version}"))?;
         denied.func_wrap("get-environment", |_, (): ()| {
             Ok((Vec::<(String, String)>::new(),))
         })?;
         denied.func_wrap("get-arguments", |_, (): ()| Ok((Vec::<String>::new(),)))?;
-        denied.func_wrap(folder, |_, (): ()| Ok((None::<String>,)))?;
+        denied.func_wrap(cwd, |_, (): ()| Ok((None::<String>,)))?;
     }
     let mut denied = linker.instance(&format!("{STDIN}@0.2.0"))?;
     denied.func_wrap(
@@ -44,9 +42,9 @@ pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> 
         "read-via-stream",
         |mut store: StoreContextMut<'_, State>, (): ()| {
             let ended = StreamReader::<u8>::new(&mut store, empty())?;
-            let good = async { wasmtime::error::Ok(Ok::<(), ErrorCode>(())) };
-            let how = FutureReader::new(&mut store, good)?;
-            Ok(((ended, how),))
+            let success = async { wasmtime::error::Ok(Ok::<(), ErrorCode>(())) };
+            let result = FutureReader::new(&mut store, success)?;
+            Ok(((ended, result),))
         },
     )
 }
@@ -54,49 +52,33 @@ pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::engine;
-    use crate::host::{Snapshots, turns};
-    use crate::linker::linker;
-    use crate::models::Visible;
-    use crate::sampling::Sampling;
-    use crate::settings::Settings;
-    use crate::state::Grants;
+    use crate::sampling::SamplingHost;
+    use crate::test_support::{engine_and_linker, grants};
     use crate::ticker::Ticker;
-    use corral_engine::{Caller, Models};
+    use corral_engine::Caller;
     use std::sync::Arc;
     use wasmtime::Store;
     use wasmtime::component::Component;
     use wasmtime_wasi::WasiCtxBuilder;
     use wasmtime_wasi::p2::pipe::MemoryInputPipe;
 
-    /// Reads from the standard input that it imports under a name, and says whether that has ended.
-    fn reader(stdin: &str) -> Vec<u8> {
-        let text = include_str!("stdin.wat").replace("{stdin}", stdin);
+    /// A component that reads the standard input imported as `stdin` and returns whether it has ended.
+    fn stdin_reader(stdin: &str) -> Vec<u8> {
+        let text = include_str!("denied/stdin.wat").replace("{stdin}", stdin);
         wat::parse_str(text).unwrap()
     }
 
     #[tokio::test]
-    async fn a_standard_input_that_is_denied_has_ended() {
-        let settings = Settings {
-            instances: 1,
-            ..Settings::default()
-        };
-        let engine = engine(&settings).unwrap();
-        let linker = linker(&engine).unwrap();
+    async fn denied_standard_input_has_ended() {
+        let (engine, linker) = engine_and_linker();
         for (stdin, expected) in [
             ("wasi:cli/stdin@0.2.3", 0),
             ("corral:denied/stdin@0.2.3+templating", 1),
         ] {
             let ticker = Arc::new(Ticker::start(&engine).unwrap());
-            let grants = Grants {
-                models: Visible::new(&Models::loaded(Vec::new()), None).unwrap(),
-                snapshots: Snapshots::new("x", turns()),
-                samplers: Arc::default(),
-                sampling: Arc::new(Sampling::new(1, ticker, Arc::default())),
-            };
             let state = State::new(
                 WasiCtxBuilder::new().stdin(MemoryInputPipe::new("secret")),
-                grants,
+                grants(Arc::new(SamplingHost::new(1, ticker, Arc::default()))),
                 Caller::default(),
                 None,
                 &Arc::default(),
@@ -105,7 +87,7 @@ mod tests {
             );
             let mut store = Store::new(&engine, state);
             store.set_epoch_deadline(1_000_000);
-            let component = Component::new(&engine, reader(stdin)).unwrap();
+            let component = Component::new(&engine, stdin_reader(stdin)).unwrap();
             let reader = linker.instantiate_async(&mut store, &component);
             let reader = reader.await.unwrap();
             let ended = reader.get_typed_func::<(), (u32,)>(&mut store, "ended");

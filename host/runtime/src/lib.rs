@@ -1,61 +1,63 @@
-//! The runtime: plugins as WebAssembly components, an instance for each call, and what an instance
-//! may do.
+//! The plugin runtime: WebAssembly components, one fresh instance per call, and their limits.
 //!
-//! A [`Runtime`] is one for the process, a [`Plugin`] one for each component, and an instance lives
-//! for one call: [`Plugin::handle`] for an HTTP request, [`Plugin::run`] for a command. What a plugin
-//! imports is linked once: WASI 0.2 and 0.3 without sockets, files, environment or outbound
-//! requests, and `corral:inference` (`wit/`) over [`corral_engine`]. A plugin may be linked with others that
-//! answer some of its imports ([`Links`]): they are made one component before that is compiled.
+//! A process has one [`Runtime`], a component one [`Plugin`]. [`Plugin::handle`] answers an HTTP request,
+//! [`Plugin::run`] runs a command. A plugin imports WASI 0.2 and 0.3 without sockets, files and outbound
+//! requests, and `corral:inference` (`wit/`) over [`corral_engine`]. [`LinkedComponents`] answer some of a
+//! plugin's imports; the runtime composes them with the plugin into one component before it compiles that.
 //!
-//! Everything that a plugin might take too much of is bounded: [`Limits`] by the operator, the rest
-//! in `settings.rs`. Whatever a plugin does, its own call gets a clear [`Failure`], and nobody else's.
+//! Everything a plugin uses is limited: by the operator in [`Limits`], the rest in `config.rs`. A plugin
+//! that exceeds a limit fails its own call with a [`CallError`] and affects no other call.
 //!
-//! This crate knows no sockets: the server hands requests in and streams bodies out.
+//! This crate opens no sockets: the server passes requests in and streams bodies out.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-mod account;
 mod admission;
-mod again;
 mod body;
-mod bounds;
 mod call;
+mod call_error;
 mod compiler;
+mod composition;
+mod config;
+mod counters;
 mod denied;
-mod engine;
-mod failure;
+mod deployment;
 mod host;
 mod limiter;
-mod link;
 mod linker;
 mod logs;
 mod meter;
-mod metrics;
 mod models;
-mod names;
 mod outbound;
 mod output;
 mod plugin;
+mod plugin_error;
 mod quota;
+mod repoll;
 mod runtime;
 mod sampling;
-mod settings;
-mod soundness;
 mod state;
 mod store;
-mod tally;
+mod structure;
+#[cfg(test)]
+mod test_support;
 mod ticker;
+mod time_limits;
+mod truncate;
 mod validate;
+mod wasm_engine;
 
-pub use account::Account;
-pub use body::{Body, Polled};
-pub use engine::Error;
-pub use failure::Failure;
+pub use body::{Body, PolledFrame};
+pub use call_error::CallError;
+pub use config::{
+    CallOptions, Limits, LinkedComponent, LinkedComponents, PluginConfig, RuntimeConfig,
+};
+pub use counters::CallLimit;
+pub use deployment::DeploymentState;
 pub use logs::{LogLine, Logs};
-pub use plugin::{Exit, Plugin, Roles};
-pub use quota::{Allowance, Limit, Quota, Refusal, Visit};
-pub use runtime::{Runtime, Source};
-pub use settings::{Call, Limits, Link, Links, Settings, Terms};
-pub use tally::Bound;
-pub use validate::PluginError;
+pub use plugin::{ExitStatus, Plugin, Roles};
+pub use plugin_error::PluginError;
+pub use quota::{Quota, QuotaExceeded, QuotaLimit, QuotaLimits, QuotaPermit};
+pub use runtime::{ComponentSource, Runtime};
+pub use wasm_engine::SetupError;

@@ -1,28 +1,28 @@
-//! Bounds what one instance may allocate.
+//! Limits what one instance may allocate.
 
+use crate::config::{CORE_INSTANCES, MEMORIES, TABLE_ELEMENTS, TABLES};
+use crate::counters::DeploymentCounters;
 use crate::meter::Meter;
-use crate::settings::{CORE_INSTANCES, MEMORIES, TABLE_ELEMENTS, TABLES};
-use crate::tally::Tally;
 use std::sync::Arc;
 use wasmtime::ResourceLimiter;
 
-/// Counts the linear memory of an instance, all its memories together.
+/// Counts the linear memory of an instance, over all its memories.
 #[derive(Debug)]
 pub(crate) struct Limiter {
     used: usize,
     limit: usize,
     meter: Arc<Meter>,
-    tally: Arc<Tally>,
+    counters: Arc<DeploymentCounters>,
 }
 
 impl Limiter {
-    /// At most `limit` bytes; a refusal is noted in `meter`, and that a memory grows in `tally`.
-    pub(crate) fn new(limit: usize, meter: Arc<Meter>, tally: Arc<Tally>) -> Self {
+    /// Allows `limit` bytes. Records refusals in `meter` and growth in `counters`.
+    pub(crate) fn new(limit: usize, meter: Arc<Meter>, counters: Arc<DeploymentCounters>) -> Self {
         Self {
             used: 0,
             limit,
             meter,
-            tally,
+            counters,
         }
     }
 }
@@ -39,9 +39,10 @@ impl ResourceLimiter for Limiter {
             self.meter.refuse_memory();
             return Ok(false);
         }
-        // Not what it has to begin with; of a memory that has nothing then, its first growth is taken for that.
+        // The initial size does not count. A memory that starts empty gets its initial size by its first
+        // growth.
         if current > 0 && desired > current {
-            self.tally.grew();
+            self.counters.memory_growths.increment();
         }
         self.used = used;
         Ok(true)
@@ -76,17 +77,16 @@ mod tests {
     #[test]
     fn memories_share_one_limit() {
         let meter = Arc::new(Meter::default());
-        let tally = Arc::new(Tally::default());
-        let grown = || tally.counts()[6].value;
-        let mut limiter = Limiter::new(100, Arc::clone(&meter), Arc::clone(&tally));
+        let counters = Arc::new(DeploymentCounters::default());
+        let mut limiter = Limiter::new(100, Arc::clone(&meter), Arc::clone(&counters));
         assert!(limiter.memory_growing(0, 60, None).unwrap());
         assert!(limiter.memory_growing(0, 30, None).unwrap());
-        assert_eq!(grown(), 0.0);
+        assert_eq!(counters.memory_growths.get(), 0);
         assert!(limiter.memory_growing(30, 30, None).unwrap());
         assert!(limiter.memory_growing(30, 40, None).unwrap());
         assert!(!meter.memory_refused());
         assert!(!limiter.memory_growing(40, 41, None).unwrap());
         assert!(meter.memory_refused());
-        assert_eq!(grown(), 1.0);
+        assert_eq!(counters.memory_growths.get(), 1);
     }
 }

@@ -1,14 +1,14 @@
-//! Everything that a plugin may import, linked once for the process.
+//! The host functions that plugins may import, linked once per process.
 
 use crate::denied;
-use crate::engine::Error;
 use crate::host;
 use crate::state::State;
+use crate::wasm_engine::SetupError;
 use wasmtime::Engine;
 use wasmtime::component::Linker;
 
-/// The interfaces of [`linker`], for messages. A plugin may import another version of one as long as
-/// it is compatible: the same major version, or the same minor version before 1.0.
+/// The interfaces that [`linker`] provides. A plugin may import a compatible version of each: the same major
+/// version, or the same minor version before 1.0.
 pub(crate) const OFFERED: &[&str] = &[
     "corral:inference/blocking@0.1.0",
     "corral:inference/inference@0.1.0",
@@ -70,11 +70,11 @@ pub(crate) const OFFERED: &[&str] = &[
     "wasi:sockets/udp@0.2.12",
 ];
 
-/// Links WASI 0.2 and 0.3 and `corral:inference`. Sockets, files and outbound requests are there to
-/// be called, since the standard libraries of most languages import them, and refuse everything.
-pub(crate) fn linker(engine: &Engine) -> Result<Linker<State>, Error> {
+/// Links WASI 0.2 and 0.3 and `corral:inference`. Sockets, files and outbound requests are linked, since most
+/// standard libraries import them, but every use of them is refused.
+pub(crate) fn linker(engine: &Engine) -> Result<Linker<State>, SetupError> {
     let mut linker = Linker::new(engine);
-    let link = |error: wasmtime::Error| Error::Link(format!("{error:#}"));
+    let link = |error: wasmtime::Error| SetupError::HostFunctions(format!("{error:#}"));
     wasmtime_wasi::p2::add_to_linker_async(&mut linker).map_err(link)?;
     wasmtime_wasi::p3::add_to_linker(&mut linker).map_err(link)?;
     wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker).map_err(link)?;

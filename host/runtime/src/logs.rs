@@ -1,27 +1,27 @@
-//! The last lines that the plugins of a deployment wrote, for whoever asks later.
+//! Recent log lines of a deployment's plugins.
 //!
-//! A ring: [`LINES`] lines and [`BYTES`] of text, whichever is reached first; the oldest go. Readers hold
-//! nothing in it: each knows the number of the last line it saw, and one that is too slow is told how
-//! many it missed.
+//! A ring of at most [`MAX_LINES`] lines and [`MAX_BYTES`] of text; the oldest lines are dropped first.
+//! Readers keep no state in it. Each remembers the number of the last line it read, and a gap in the
+//! numbers shows how many lines a slow reader missed.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
-/// Most lines that are kept.
-const LINES: usize = 1000;
-/// Most bytes of text that are kept.
-const BYTES: usize = 1 << 20;
+/// Most lines in the ring.
+const MAX_LINES: usize = 1000;
+/// Most bytes of text in the ring.
+const MAX_BYTES: usize = 1 << 20;
 
-/// A line that a plugin wrote.
+/// A log line of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogLine {
-    /// Counts the lines of the deployment, from 1.
+    /// Number of the line within the deployment, from 1.
     pub number: u64,
-    /// When it was written, in milliseconds since 1970.
+    /// Time of writing, in milliseconds since 1970.
     pub time_ms: u64,
-    /// The revision whose plugin wrote it, where it has a number.
+    /// The plugin's revision, if it has a number.
     pub revision: Option<u64>,
     /// The id of the call, or its number.
     pub call: Arc<str>,
@@ -31,11 +31,11 @@ pub struct LogLine {
     pub text: String,
 }
 
-/// The last lines of a deployment.
+/// Recent log lines of a deployment.
 #[derive(Debug)]
 pub struct Logs {
     ring: Mutex<Ring>,
-    /// The number of the latest line.
+    /// Number of the latest line.
     latest: watch::Sender<u64>,
 }
 
@@ -56,6 +56,7 @@ impl Default for Logs {
 }
 
 impl Logs {
+    /// Adds a line.
     pub(crate) fn add(
         &self,
         revision: Option<u64>,
@@ -76,7 +77,7 @@ impl Logs {
             stream,
             text,
         });
-        while ring.lines.len() > LINES || ring.bytes > BYTES {
+        while ring.lines.len() > MAX_LINES || ring.bytes > MAX_BYTES {
             let Some(oldest) = ring.lines.pop_front() else {
                 break;
             };
@@ -86,15 +87,14 @@ impl Logs {
         self.latest.send_replace(number);
     }
 
-    /// At most `most` lines after that of number `after`, the oldest first. Lines that are gone are
-    /// left out: there is a gap between `after` and the first number.
-    pub fn after(&self, after: u64, most: usize) -> Vec<LogLine> {
+    /// Up to `max` lines with numbers above `after`, oldest first. Dropped lines are missing.
+    pub fn after(&self, after: u64, max: usize) -> Vec<LogLine> {
         let ring = self.lock();
         let from = ring.lines.partition_point(|line| line.number <= after);
-        ring.lines.range(from..).take(most).cloned().collect()
+        ring.lines.range(from..).take(max).cloned().collect()
     }
 
-    /// Tells when there are new lines; it holds the number of the latest.
+    /// Watches the number of the latest line.
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.latest.subscribe()
     }
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_lines_are_kept_within_bounds() {
+    fn ring_keeps_recent_lines_within_bounds() {
         let logs = Logs::default();
         let call: Arc<str> = "7".into();
         let watch = logs.watch();
@@ -122,7 +122,7 @@ mod tests {
         }
         assert_eq!(*watch.borrow(), 1005);
         let first = logs.after(0, 2);
-        assert_eq!(numbers(&first), [6, 7], "the oldest are gone");
+        assert_eq!(numbers(&first), [6, 7], "the oldest lines are dropped");
         assert_eq!(first[0].text, "line 6");
         assert_eq!(numbers(&logs.after(1003, 10)), [1004, 1005]);
         assert_eq!(logs.after(1005, 10), []);
@@ -131,7 +131,7 @@ mod tests {
         }
         let ring = logs.lock();
         assert!(
-            ring.bytes <= BYTES && ring.lines.len() == 256,
+            ring.bytes <= MAX_BYTES && ring.lines.len() == 256,
             "{}",
             ring.bytes
         );

@@ -1,13 +1,11 @@
-//! Measures the processor time of one call.
+//! Measures the CPU time of one call.
 //!
-//! What counts is the time during which a thread works for the call: guest code and what the host
-//! computes in its name. It is read from the thread's processor clock around every poll of the call,
-//! so neither waiting nor a busy machine counts. Epoch interruption bounds a poll to some ten
-//! milliseconds, hence the limit is kept to within that.
+//! It counts the time during which a thread works for the call: guest code and the host's work for it.
+//! The meter reads the thread's CPU clock around every poll of the call, so waiting and a busy machine do
+//! not count. Epoch interruption bounds a poll to about ten milliseconds, which is the accuracy of the limit.
 //!
-//! A token makes for a poll of some 30 microseconds, and that clock is a system call where the wall clock is
-//! none. So a poll that took no longer than [`SHORT`] by the wall clock is counted by that: it can't have
-//! computed for longer, and what is counted too much is less than that.
+//! The thread's CPU clock costs a system call, the wall clock does not. A poll of at most [`SHORT_POLL`] by
+//! the wall clock, typical for a token, counts its wall time: that is never less than its CPU time.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
@@ -15,75 +13,74 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// The longest poll that is counted by the wall clock.
-const SHORT: Duration = Duration::from_micros(50);
+/// Longest poll that counts its wall time.
+const SHORT_POLL: Duration = Duration::from_micros(50);
 
-/// What one call has used so far. Written by the thread that polls the call, and added to by those that
-/// work for it elsewhere.
+/// CPU time used by one call. The thread that polls the call writes it; threads that work for the call
+/// elsewhere add to it.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     used: AtomicU64,
     poll_began: AtomicU64,
     memory_refused: AtomicBool,
     spent: Notify,
-    /// What is counted here counts there too.
-    whole: Option<Arc<Self>>,
+    /// A meter that is charged for the same work.
+    parent: Option<Arc<Self>>,
 }
 
 impl Meter {
-    /// A meter for a part of what `whole` counts.
-    pub(crate) fn part_of(whole: Arc<Self>) -> Self {
+    /// A meter that also charges `parent`.
+    pub(crate) fn part_of(parent: Arc<Self>) -> Self {
         Self {
-            whole: Some(whole),
+            parent: Some(parent),
             ..Self::default()
         }
     }
 
-    /// Runs `poll` and counts its processor time.
+    /// Runs `poll` and charges its CPU time.
     pub(crate) fn measure<R>(&self, poll: impl FnOnce() -> R) -> R {
         let began = thread_nanos();
         self.poll_began.store(began, Ordering::Relaxed);
         let at = Instant::now();
         let result = poll();
-        let took = at.elapsed();
-        self.charge(match took <= SHORT {
-            true => took,
+        let wall = at.elapsed();
+        self.charge(match wall <= SHORT_POLL {
+            true => wall,
             false => Duration::from_nanos(thread_nanos().saturating_sub(began)),
         });
         result
     }
 
-    /// Adds processor time that was spent for the call elsewhere.
+    /// Adds CPU time that was spent for the call elsewhere.
     pub(crate) fn charge(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.used.fetch_add(nanos, Ordering::Relaxed);
-        if let Some(whole) = &self.whole {
-            whole.charge(time);
+        if let Some(parent) = &self.parent {
+            parent.charge(time);
         }
     }
 
-    /// Processor time of the polls so far.
+    /// CPU time used so far, without the current poll.
     pub(crate) fn used(&self) -> Duration {
         Duration::from_nanos(self.used.load(Ordering::Relaxed))
     }
 
-    /// Processor time since the present poll began; only meaningful inside [`Self::measure`].
+    /// CPU time of the current poll. Only meaningful inside [`Self::measure`].
     pub(crate) fn in_poll(&self) -> Duration {
         Duration::from_nanos(thread_nanos().saturating_sub(self.poll_began.load(Ordering::Relaxed)))
     }
 
-    /// Wakes whoever waits for [`Self::spent`]: somebody else who works for the call found that it used more
-    /// than it may.
-    pub(crate) fn spend(&self) {
+    /// Reports that the call has no CPU time left. Wakes [`Self::spent`].
+    pub(crate) fn report_spent(&self) {
         self.spent.notify_one();
     }
 
-    /// Waits for a [`Self::spend`], also one that was before.
+    /// Waits for [`Self::report_spent`]. Returns at once if that was called before.
     pub(crate) async fn spent(&self) {
         self.spent.notified().await;
     }
 
-    /// Notes that the guest was refused memory, to explain the trap that is likely to follow.
+    /// Records that the guest was refused memory, which explains the trap that is likely to follow.
     pub(crate) fn refuse_memory(&self) {
         self.memory_refused.store(true, Ordering::Relaxed);
     }
@@ -94,7 +91,7 @@ impl Meter {
     }
 }
 
-/// This thread's processor time.
+/// CPU time of this thread, in nanoseconds.
 pub(crate) fn thread_nanos() -> u64 {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
@@ -120,27 +117,27 @@ mod tests {
     }
 
     #[test]
-    fn many_short_polls_count_too() {
+    fn short_polls_count_too() {
         let meter = Meter::default();
         for _ in 0..1000 {
             meter.measure(|| {
                 let began = Instant::now();
-                while began.elapsed() < SHORT / 5 {
+                while began.elapsed() < SHORT_POLL / 5 {
                     std::hint::spin_loop();
                 }
             });
         }
-        // All of them take ten times as long; but another thread may have had the processor meanwhile.
-        assert!(meter.used() >= 100 * SHORT / 5);
+        // A tenth of the wall time: another thread may have used the CPU meanwhile.
+        assert!(meter.used() >= 100 * SHORT_POLL / 5);
     }
 
     #[test]
-    fn a_part_counts_for_the_whole() {
-        let whole = Arc::new(Meter::default());
-        whole.charge(Duration::from_millis(1));
-        let part = Meter::part_of(Arc::clone(&whole));
+    fn part_charges_its_parent() {
+        let parent = Arc::new(Meter::default());
+        parent.charge(Duration::from_millis(1));
+        let part = Meter::part_of(Arc::clone(&parent));
         part.charge(Duration::from_millis(2));
         assert_eq!(part.used(), Duration::from_millis(2));
-        assert_eq!(whole.used(), Duration::from_millis(3));
+        assert_eq!(parent.used(), Duration::from_millis(3));
     }
 }

@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 /// All models of the server, or some of them. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Visible {
+pub(crate) struct VisibleModels {
     models: Models,
     only: Option<Arc<[String]>>,
 }
 
-impl Visible {
-    /// All models, or only those named, the first as the default one.
+impl VisibleModels {
+    /// All models, or those named in `only` with the first as the default.
     ///
     /// # Errors
-    /// The name that there is not.
+    /// The first name that is not a model.
     pub(crate) fn new(models: &Models, only: Option<&[String]>) -> Result<Self, String> {
         for wanted in only.unwrap_or_default() {
             if !models.names().any(|name| name == wanted) {
@@ -27,7 +27,7 @@ impl Visible {
         })
     }
 
-    /// None of them.
+    /// No models.
     pub(crate) fn none(&self) -> Self {
         Self {
             models: self.models.clone(),
@@ -35,7 +35,7 @@ impl Visible {
         }
     }
 
-    /// Their names, the default one first.
+    /// Their names, the default first.
     pub(crate) fn names(&self) -> Vec<&str> {
         match &self.only {
             None => self.models.names().collect(),
@@ -43,7 +43,7 @@ impl Visible {
         }
     }
 
-    /// Opens the model of this name, or the default one; nothing if it may not be opened.
+    /// Opens the named model, or the default. None if it is not visible.
     pub(crate) fn open(&self, name: Option<&str>, caller: &Caller) -> Option<Opening> {
         let name = match &self.only {
             None => name,

@@ -1,15 +1,15 @@
-//! Requests that a plugin wants to send to others: all are refused.
+//! Refuses outbound HTTP requests of plugins.
 //!
-//! This is the one place through which outbound HTTP passes, in both versions of WASI, and so the
-//! place where grants will be checked.
+//! All outbound HTTP passes through here, in both versions of WASI. Grants for outbound requests would be
+//! checked here.
 
 use wasmtime_wasi_http::{Error, RequestOptions, WasiBody, WasiHttpHooks};
 
-/// What `wasi:http` asks the host.
+/// The host's side of `wasi:http` requests.
 #[derive(Debug)]
 pub(crate) struct Outbound;
 
-type Sent = wasmtime_wasi_http::Result<(
+type SendResult = wasmtime_wasi_http::Result<(
     http::Response<WasiBody>,
     Box<dyn Future<Output = wasmtime_wasi_http::Result<()>> + Send>,
 )>;
@@ -20,10 +20,10 @@ impl WasiHttpHooks for Outbound {
         request: http::Request<WasiBody>,
         _options: Option<RequestOptions>,
         _processed: Box<dyn Future<Output = wasmtime_wasi_http::Result<()>> + Send>,
-    ) -> Box<dyn Future<Output = Sent> + Send> {
+    ) -> Box<dyn Future<Output = SendResult> + Send> {
         tracing::warn!(
             to = request.uri().host().unwrap_or(""),
-            "refused an outbound request: this deployment is granted none"
+            "refused an outbound request: the deployment has no grant for any"
         );
         Box::new(async { Err(Error::HttpRequestDenied) })
     }

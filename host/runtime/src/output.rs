@@ -1,8 +1,8 @@
-//! What a plugin writes to standard output and error, line by line into its deployment's [`Logs`] and
-//! into the host's log, there under the target `corral::plugin`. The span of the call, which has the same target, names plugin and call.
+//! Standard output and error of plugins. Each line goes into the deployment's [`Logs`] and into the host's
+//! log, under the target `corral::plugin`. The call's span, of the same target, names plugin and call.
 
+use crate::counters::ProcessCounters;
 use crate::logs::Logs;
-use crate::metrics::Counters;
 use bytes::Bytes;
 use std::io;
 use std::pin::Pin;
@@ -13,36 +13,37 @@ use wasmtime_wasi::async_trait;
 use wasmtime_wasi::cli::{IsTerminal, StdoutStream};
 use wasmtime_wasi::p2::{OutputStream, Pollable, StreamResult};
 
-/// Longest line that is logged; the rest of a longer one is cut off.
+/// Longest line; the rest of a longer line is cut off.
 const LINE_BYTES: usize = 4096;
-/// Lines that one call may log on one stream; then it is told off once and not heard again.
-const LINES: u32 = 1000;
+/// Lines of one call on one stream. One more line says that the rest is dropped.
+const MAX_LINES: u32 = 1000;
 
-/// One of a plugin's two output streams during one call.
+/// An output stream of one call.
 #[derive(Clone)]
-pub(crate) struct Output(Arc<Mutex<Lines>>);
+pub(crate) struct Output(Arc<Mutex<LineWriter>>);
 
-/// Whose output it is, and where it goes.
+/// The call that writes, and the log of its deployment.
 #[derive(Clone)]
-pub(crate) struct Origin {
+pub(crate) struct LogOrigin {
     pub(crate) logs: Arc<Logs>,
     pub(crate) revision: Option<u64>,
     pub(crate) call: Arc<str>,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) counters: Arc<ProcessCounters>,
 }
 
-struct Lines {
+struct LineWriter {
     stream: &'static str,
-    origin: Origin,
+    origin: LogOrigin,
+    /// The current line without its end.
     line: Vec<u8>,
+    /// The current line was longer than [`LINE_BYTES`].
     cut: bool,
     logged: u32,
 }
 
 impl Output {
-    /// The stream named `stream` of one call.
-    pub(crate) fn new(stream: &'static str, origin: Origin) -> Self {
-        Self(Arc::new(Mutex::new(Lines {
+    pub(crate) fn new(stream: &'static str, origin: LogOrigin) -> Self {
+        Self(Arc::new(Mutex::new(LineWriter {
             stream,
             origin,
             line: Vec::new(),
@@ -51,16 +52,16 @@ impl Output {
         })))
     }
 
-    fn take(&self, bytes: &[u8]) {
+    fn append(&self, bytes: &[u8]) {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .take(bytes);
+            .append(bytes);
     }
 }
 
-impl Lines {
-    fn take(&mut self, bytes: &[u8]) {
+impl LineWriter {
+    fn append(&mut self, bytes: &[u8]) {
         for piece in bytes.split_inclusive(|&byte| byte == b'\n') {
             let (text, ended) = match piece.strip_suffix(b"\n") {
                 Some(text) => (text, true),
@@ -70,21 +71,22 @@ impl Lines {
             self.cut |= text.len() > room;
             self.line.extend_from_slice(&text[..text.len().min(room)]);
             if ended {
-                self.end();
+                self.log_line();
             }
         }
     }
 
-    fn end(&mut self) {
+    fn log_line(&mut self) {
         let line = std::mem::take(&mut self.line);
         let cut = std::mem::take(&mut self.cut);
-        if self.logged > LINES {
+        if self.logged > MAX_LINES {
             return;
         }
         self.logged += 1;
-        self.origin.counters.log_line();
-        let text = if self.logged > LINES {
-            format!("(more than {LINES} lines: the rest of this call's output is dropped)").into()
+        self.origin.counters.log_lines.increment();
+        let text = if self.logged > MAX_LINES {
+            format!("(more than {MAX_LINES} lines: the rest of this call's output is dropped)")
+                .into()
         } else {
             String::from_utf8_lossy(&line)
         };
@@ -104,10 +106,10 @@ impl Lines {
     }
 }
 
-impl Drop for Lines {
+impl Drop for LineWriter {
     fn drop(&mut self) {
         if !self.line.is_empty() {
-            self.end();
+            self.log_line();
         }
     }
 }
@@ -134,7 +136,7 @@ impl AsyncWrite for Output {
         _: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.take(bytes);
+        self.append(bytes);
         Poll::Ready(Ok(bytes.len()))
     }
 
@@ -154,7 +156,7 @@ impl Pollable for Output {
 
 impl OutputStream for Output {
     fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
-        self.take(&bytes);
+        self.append(&bytes);
         Ok(())
     }
 
@@ -172,28 +174,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_joined_bounded_and_limited_in_number() {
-        let origin = Origin {
+    fn lines_are_joined_cut_and_limited() {
+        let origin = LogOrigin {
             logs: Arc::default(),
             revision: None,
             call: "1".into(),
             counters: Arc::default(),
         };
         let output = Output::new("stdout", origin.clone());
-        output.take(b"one ");
-        output.take(b"line\ntwo");
+        output.append(b"one ");
+        output.append(b"line\ntwo");
         let held = |output: &Output| {
             let lines = output.0.lock().unwrap();
             (lines.logged, lines.line.clone(), lines.cut)
         };
         assert_eq!(held(&output), (1, b"two".to_vec(), false));
-        output.take(&vec![b'x'; 3 * LINE_BYTES]);
+        output.append(&vec![b'x'; 3 * LINE_BYTES]);
         let (_, line, cut) = held(&output);
         assert_eq!((line.len(), cut), (LINE_BYTES, true));
-        output.take(&b"\n".repeat(5000));
-        assert_eq!(held(&output).0, LINES + 1);
+        output.append(&b"\n".repeat(5000));
+        assert_eq!(held(&output).0, MAX_LINES + 1);
         let last = origin.logs.after(0, usize::MAX).pop().unwrap();
-        assert_eq!(last.number, u64::from(LINES) + 1);
+        assert_eq!(last.number, u64::from(MAX_LINES) + 1);
         assert!(last.text.contains("the rest"), "{last:?}");
     }
 }

@@ -1,24 +1,24 @@
-//! A loaded plugin, and the two ways to call it.
+//! A loaded plugin, and the two ways to call it: for an HTTP request and as a command.
 
-use crate::account::Account;
-use crate::admission::{Gate, Pass};
-use crate::body::{Body, inbound};
-use crate::call::{Handle, Live, Verdict, exit_code, serve};
-use crate::failure::Failure;
-use crate::host::Snapshots;
-use crate::models::Visible;
-use crate::output::{Origin, Output};
+use crate::admission::Admission;
+use crate::body::Body;
+use crate::call::{Call, CallHandle, CallOutcome, CallTime, exit_code, serve};
+use crate::call_error::CallError;
+use crate::config::{CallOptions, Limits, PluginConfig};
+use crate::deployment::DeploymentState;
+use crate::host::DeploymentSnapshots;
+use crate::models::VisibleModels;
+use crate::output::{LogOrigin, Output};
 use crate::runtime::Shared;
-use crate::settings::{Call, Limits, Terms};
 use crate::state::{Grants, State};
 use crate::store::store;
-use crate::validate::{CliPre, Compiled};
+use crate::validate::{CliPre, CompiledPlugin};
 use bytes::Bytes;
 use corral_engine::{Caller, Priority, Share, Tenant};
 use futures_channel::oneshot;
-use http::header::{CONTENT_LENGTH, HOST};
-use http::uri::{Authority, Scheme};
-use http::{HeaderMap, Uri};
+use http::HeaderMap;
+use http::header::CONTENT_LENGTH;
+use http_body_util::BodyExt;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -26,12 +26,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Instrument;
 use wasmtime_wasi::WasiCtxBuilder;
+use wasmtime_wasi_http::WasiBody;
 use wasmtime_wasi_http::handler::ProxyPre;
 
-/// A time that clocks can still count with: a year.
-const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Longest time limit, a year: adding it to the clock cannot overflow.
+const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What a plugin can be called for. What it can be linked for is looked at where that is done.
+/// The ways in which a plugin can be called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Roles {
     /// It handles HTTP requests.
@@ -42,33 +43,33 @@ pub struct Roles {
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exit(i32);
+pub struct ExitStatus(i32);
 
-impl Exit {
-    /// Its exit code; 0 is success.
+impl ExitStatus {
+    /// The exit code; 0 is success.
     pub fn code(self) -> i32 {
         self.0
     }
 
-    /// Whether it succeeded.
+    /// Whether the code is 0.
     pub fn success(self) -> bool {
         self.0 == 0
     }
 }
 
-/// A plugin that can be called. Cheap to clone; it lives as long as a clone or a call does.
+/// A loaded plugin. Cheap to clone; unloaded when the last clone and the last call are gone.
 #[derive(Clone)]
 pub struct Plugin(Arc<Inner>);
 
 struct Inner {
     name: Arc<str>,
     limits: Arc<Limits>,
-    account: Account,
+    deployment: DeploymentState,
     grants: Grants,
     environment: Vec<(String, String)>,
-    /// The number of the revision that it is, once it has one.
+    /// Number of the revision, once it has one.
     revision: OnceLock<u64>,
-    gate: Gate,
+    admission: Admission,
     http: Option<Arc<ProxyPre<State>>>,
     cli: Option<CliPre>,
     calls: AtomicU64,
@@ -77,7 +78,7 @@ struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.shared.counters.unloaded();
+        self.shared.counters.plugins_loaded.decrement();
     }
 }
 
@@ -91,28 +92,28 @@ impl std::fmt::Debug for Plugin {
 }
 
 impl Plugin {
-    /// A plugin of `account` that may open `models`, whatever the terms say of them.
+    /// A plugin of `deployment` that may open `models`, which replace those of `config`.
     pub(crate) fn new(
         name: &str,
-        account: &Account,
-        compiled: Compiled,
-        terms: Terms,
-        models: Visible,
+        deployment: &DeploymentState,
+        compiled: CompiledPlugin,
+        config: PluginConfig,
+        models: VisibleModels,
         shared: Arc<Shared>,
     ) -> Self {
-        shared.counters.loaded();
+        shared.counters.plugins_loaded.increment();
         Self(Arc::new(Inner {
             name: name.into(),
-            gate: account.gate(&terms.limits),
-            limits: Arc::new(terms.limits),
-            account: account.clone(),
+            admission: deployment.admission(&config.limits),
+            limits: Arc::new(config.limits),
+            deployment: deployment.clone(),
             grants: Grants {
                 models,
-                snapshots: Snapshots::new(name, Arc::clone(&shared.snapshot_turns)),
+                snapshots: DeploymentSnapshots::new(name, Arc::clone(&shared.snapshot_permits)),
                 samplers: Arc::new(compiled.samplers),
-                sampling: Arc::clone(account.sampling()),
+                sampling: Arc::clone(deployment.sampling()),
             },
-            environment: terms.environment,
+            environment: config.environment,
             revision: OnceLock::new(),
             http: compiled.http.map(Arc::new),
             cli: compiled.cli,
@@ -126,27 +127,27 @@ impl Plugin {
         &self.0.name
     }
 
-    /// Who it is to the engines, among whom their time is shared fairly.
+    /// Its deployment's tenant.
     pub fn tenant(&self) -> Tenant {
-        self.0.account.tenant()
+        self.0.deployment.tenant()
     }
 
-    /// Whose it is.
-    pub fn account(&self) -> &Account {
-        &self.0.account
+    /// Its deployment.
+    pub fn deployment(&self) -> &DeploymentState {
+        &self.0.deployment
     }
 
-    /// Says the number of the revision that it is, for its log. The first number counts.
-    pub fn number(&self, revision: u64) {
+    /// Sets the number of its revision, for its log. Later calls have no effect.
+    pub fn set_revision(&self, revision: u64) {
         self.0.revision.get_or_init(|| revision);
     }
 
-    /// What one call of it may use.
+    /// Limits of its calls.
     pub fn limits(&self) -> &Limits {
         &self.0.limits
     }
 
-    /// What it can be called for.
+    /// The ways in which it can be called.
     pub fn roles(&self) -> Roles {
         Roles {
             http: self.0.http.is_some(),
@@ -154,45 +155,38 @@ impl Plugin {
         }
     }
 
-    /// Lets a fresh instance answer `request`, within the plugin's limits. A [`Call`] among the
-    /// request's extensions names the call, may bring its deadline forward, and says on whose behalf
-    /// it comes and whose tokens it uses.
+    /// Lets a fresh instance answer `request`. Returns when the response's headers are known; the body
+    /// follows as the plugin writes it. Dropping this future, or the body before its end, stops the plugin.
     ///
-    /// Returns when the response's headers are known; the body follows as the plugin writes it.
-    /// Dropping this future, or the body before its end, stops the plugin at once. On failure
-    /// nothing of the plugin's response is there.
+    /// The caller checks the request: its URI must be absolute, and its body no longer than
+    /// [`Limits::request_bytes`]. Must run in a tokio runtime.
     ///
-    /// Must be called in a tokio runtime.
+    /// # Errors
+    /// Why the call failed. No part of the plugin's response has been returned then.
     pub async fn handle<B>(
         &self,
         request: http::Request<B>,
-    ) -> Result<http::Response<Body>, Failure>
+        options: CallOptions,
+    ) -> Result<http::Response<Body>, CallError>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let plugin = &*self.0;
-        let call = request.extensions().get::<Call>().cloned();
-        let (verdict, span, id) = self.begin(call.as_ref());
-        let fail = |failure| Err(verdict.fail(failure));
+        let (outcome, span, id) = self.begin(options.id.as_deref());
+        let fail = |error| Err(outcome.fail(error));
         let Some(pre) = &plugin.http else {
-            return fail(Failure::Role {
+            return fail(CallError::WrongRole {
                 interface: "wasi:http/handler",
             });
         };
-        if let Err(failure) = announced(request.headers(), plugin.limits.request_bytes) {
-            return fail(failure);
-        }
-        let call = call.unwrap_or_default();
-        let time = self.time(call.deadline);
-        let pass = match plugin.gate.enter(time.1).await {
-            Ok(pass) => pass,
-            Err(failure) => return fail(failure),
+        let call = match self.admit(&outcome, options.deadline).await {
+            Ok(call) => call,
+            Err(error) => return fail(error),
         };
-        let live = self.live(&verdict, time, pass);
-        let meter = Arc::clone(&live.meter);
-        let origin = Origin {
-            logs: Arc::clone(plugin.account.logs()),
+        let meter = Arc::clone(&call.meter);
+        let origin = LogOrigin {
+            logs: Arc::clone(plugin.deployment.logs()),
             revision: plugin.revision.get().copied(),
             call: id,
             counters: Arc::clone(&plugin.shared.counters),
@@ -200,72 +194,74 @@ impl Plugin {
         let mut wasi = WasiCtxBuilder::new();
         wasi.stdout(Output::new("stdout", origin.clone()))
             .stderr(Output::new("stderr", origin.clone()));
-        let mut state = self.state(&mut wasi, &live, time.1, call);
-        state.origin = Some(origin);
-        let request = prepare(request, plugin.limits.request_bytes);
+        let mut state = self.state(&mut wasi, &call, options);
+        state.log_origin = Some(origin);
         let (reply, response) = oneshot::channel();
         let engine = plugin.shared.engine.clone();
-        let task = serve(live, Arc::clone(pre), engine, state, request, reply);
+        let request = request.map(request_body);
+        let task = serve(call, Arc::clone(pre), engine, state, request, reply);
         let task = tokio::spawn(task.instrument(span.clone()));
-        let handle = Handle::new(task.abort_handle(), Arc::clone(&verdict));
+        let handle = CallHandle::new(task.abort_handle(), Arc::clone(&outcome));
         match response.await {
             Ok(Ok(response)) => {
-                let (length, limit) = (length(response.headers()), plugin.limits.response_bytes);
-                if length.is_some_and(|length| length > limit) {
-                    return Err(handle.fail(Failure::ResponseTooLarge { limit }));
+                let limit = plugin.limits.response_bytes;
+                let announced = content_length(response.headers());
+                if announced.is_some_and(|length| length > limit) {
+                    return Err(handle.fail(CallError::ResponseTooLarge { limit }));
                 }
-                Ok(response.map(|body| Body::from_plugin(body, handle, length, limit)))
+                Ok(response.map(|body| Body::from_plugin(body, handle, announced, limit)))
             }
             Ok(Err(error)) => {
                 let _span = span.enter();
-                fail(Failure::from_wasmtime(&error, &meter, &plugin.limits))
+                fail(CallError::from_wasmtime(&error, &meter, &plugin.limits))
             }
-            // The task ended without a response: it knows why.
+            // The task ended without a response.
             Err(oneshot::Canceled) => {
                 let ended = task.await;
-                fail(match (verdict.failure(), ended) {
-                    (Some(failure), _) => failure,
-                    (None, Ok(())) => Failure::NoResponse,
+                fail(match (outcome.error(), ended) {
+                    (Some(error), _) => error,
+                    (None, Ok(())) => CallError::NoResponse,
                     (None, Err(error)) => {
-                        tracing::error!(parent: &span, %error, "a call's task died");
-                        Failure::Internal
+                        tracing::error!(parent: &span, %error, "the task of a call failed");
+                        CallError::Internal
                     }
                 })
             }
         }
     }
 
-    /// Runs a fresh instance as a command with this process's standard input and output. `args`
-    /// follow the plugin's name, which takes the place of the program's.
-    pub async fn run(&self, args: &[String]) -> Result<Exit, Failure> {
+    /// Runs a fresh instance as a command with this process's standard input and output. `args` follow the
+    /// plugin's name, which is argument 0.
+    ///
+    /// # Errors
+    /// Why the call failed.
+    pub async fn run(&self, args: &[String]) -> Result<ExitStatus, CallError> {
         let plugin = &*self.0;
-        let (verdict, span, _) = self.begin(None);
+        let (outcome, span, _) = self.begin(None);
         let Some(pre) = &plugin.cli else {
-            return Err(verdict.fail(Failure::Role {
+            return Err(outcome.fail(CallError::WrongRole {
                 interface: "wasi:cli/run",
             }));
         };
-        let time = self.time(None);
-        let pass = match plugin.gate.enter(time.1).await {
-            Ok(pass) => pass,
-            Err(failure) => return Err(verdict.fail(failure)),
+        let call = match self.admit(&outcome, None).await {
+            Ok(call) => call,
+            Err(error) => return Err(outcome.fail(error)),
         };
-        let live = self.live(&verdict, time, pass);
         let mut wasi = WasiCtxBuilder::new();
         wasi.inherit_stdio().arg(&plugin.name).args(args);
         let began = Instant::now();
-        let state = self.state(&mut wasi, &live, time.1, Call::default());
+        let state = self.state(&mut wasi, &call, CallOptions::default());
         let mut store = store(&plugin.shared.engine, state);
         let work = async {
             let result = match pre {
                 CliPre::P2(pre) => {
                     let command = pre.instantiate_async(&mut store).await?;
-                    live.started(began);
+                    call.instance_started(began);
                     command.wasi_cli_run().call_run(&mut store).await
                 }
                 CliPre::P3(pre) => {
                     let command = pre.instantiate_async(&mut store).await?;
-                    live.started(began);
+                    call.instance_started(began);
                     let run = async |accessor: &wasmtime::component::Accessor<State>| {
                         let result = command.wasi_cli_run().call_run(accessor).await?;
                         poll_fn(|cx| accessor.poll_no_interesting_tasks(cx)).await;
@@ -280,147 +276,99 @@ impl Plugin {
                 Err(error) => exit_code(error),
             }
         };
-        live.bounded(work).instrument(span).await.map(Exit)
+        call.run(work).instrument(span).await.map(ExitStatus)
     }
 
-    /// Counts and names a call.
-    fn begin(&self, call: Option<&Call>) -> (Arc<Verdict>, tracing::Span, Arc<str>) {
+    /// Counts a call, and returns its outcome, span and id.
+    fn begin(&self, id: Option<&str>) -> (Arc<CallOutcome>, tracing::Span, Arc<str>) {
         let plugin = &*self.0;
-        plugin.shared.counters.call();
+        plugin.shared.counters.calls.increment();
         let number = plugin.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let name = &*plugin.name;
-        let span = match call.and_then(|call| call.id.as_deref()) {
-            Some(id) => tracing::info_span!(target: "corral::plugin", "call", plugin = name, id),
-            None => tracing::info_span!(target: "corral::plugin", "call", plugin = name, number),
+        let (span, id) = match id {
+            Some(id) => (
+                tracing::info_span!(target: "corral::plugin", "call", plugin = name, id),
+                id.into(),
+            ),
+            None => (
+                tracing::info_span!(target: "corral::plugin", "call", plugin = name, number),
+                number.to_string().into(),
+            ),
         };
-        let counters = Arc::clone(&plugin.shared.counters);
-        let verdict = Verdict::new(counters, Arc::clone(plugin.account.tally()));
-        let id = match call.and_then(|call| call.id.as_deref()) {
-            Some(id) => id.into(),
-            None => number.to_string().into(),
-        };
-        (Arc::new(verdict), span, id)
+        let outcome = CallOutcome::new(
+            Arc::clone(&plugin.shared.counters),
+            Arc::clone(plugin.deployment.counters()),
+        );
+        (Arc::new(outcome), span, id)
     }
 
-    /// The time that a call has from now on, and when it is over.
-    fn time(&self, sooner: Option<std::time::Instant>) -> (Duration, Instant) {
-        let now = Instant::now();
-        let limit = self.0.limits.time.min(FOREVER);
-        let time = match sooner {
-            Some(sooner) => limit.min(Instant::from(sooner).saturating_duration_since(now)),
-            None => limit,
-        };
-        (time, now + time)
-    }
-
-    fn live(&self, verdict: &Arc<Verdict>, time: (Duration, Instant), pass: Pass) -> Live {
+    /// Waits for a permit and begins the call.
+    async fn admit(
+        &self,
+        outcome: &Arc<CallOutcome>,
+        deadline: Option<std::time::Instant>,
+    ) -> Result<Call, CallError> {
         let plugin = &*self.0;
-        Live::new(
+        let now = Instant::now();
+        let mut limit = plugin.limits.time.min(MAX_TIME);
+        if let Some(deadline) = deadline {
+            limit = limit.min(Instant::from(deadline).saturating_duration_since(now));
+        }
+        let time = CallTime {
+            limit,
+            deadline: now + limit,
+        };
+        let permit = plugin.admission.acquire(time.deadline).await?;
+        Ok(Call::new(
             Arc::clone(&plugin.limits),
-            Arc::clone(verdict),
+            Arc::clone(outcome),
             time,
             plugin.shared.ticker.tick(),
-            pass,
+            permit,
             self.clone(),
-        )
+        ))
     }
 
-    fn state(
-        &self,
-        wasi: &mut WasiCtxBuilder,
-        live: &Live,
-        deadline: Instant,
-        call: Call,
-    ) -> State {
+    fn state(&self, wasi: &mut WasiCtxBuilder, call: &Call, options: CallOptions) -> State {
         wasi.envs(&self.0.environment);
         let caller = Caller {
-            tenant: call.tenant.unwrap_or(self.tenant()),
-            shares: live.limits.share_prefixes.then_some(0),
-            priority: Priority(live.limits.priority),
-            share: live.limits.cells_percent.map(|percent| Share {
+            tenant: options.tenant.unwrap_or(self.tenant()),
+            shares: call.limits.share_prefixes.then_some(0),
+            priority: Priority(call.limits.priority),
+            share: call.limits.cells_percent.map(|percent| Share {
                 group: self.tenant().0,
                 percent,
             }),
-            queue_time: live.limits.queue_time,
-            deadline: Some(deadline.into_std()),
+            queue_time: call.limits.queue_time,
+            deadline: Some(call.time.deadline.into_std()),
         };
         State::new(
             wasi,
             self.0.grants.clone(),
             caller,
-            call.visit,
-            &live.limits,
-            Arc::clone(&live.meter),
-            Arc::clone(self.0.account.tally()),
+            options.quota_permit,
+            &call.limits,
+            Arc::clone(&call.meter),
+            Arc::clone(self.0.deployment.counters()),
         )
     }
 }
 
-/// The length of a body, where the headers say it.
-fn length(headers: &HeaderMap) -> Option<u64> {
+/// The body length in the headers.
+fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Refuses a body that says itself that it is too long.
-fn announced(headers: &HeaderMap, limit: usize) -> Result<(), Failure> {
-    match length(headers) {
-        Some(bytes) if bytes > limit as u64 => Err(Failure::TooLarge { bytes, limit }),
-        _ => Ok(()),
-    }
-}
-
-/// The request as `wasi:http` wants it: with an authority, and a bounded body.
-fn prepare<B>(request: http::Request<B>, limit: usize) -> wasmtime_wasi_http::handler::Request
+/// A request body as `wasi:http` takes it.
+fn request_body<B>(body: B) -> WasiBody
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let (mut parts, body) = request.into_parts();
-    if parts.uri.authority().is_none() {
-        let host = parts
-            .headers
-            .get(HOST)
-            .and_then(|host| Authority::try_from(host.as_bytes()).ok())
-            .unwrap_or_else(|| Authority::from_static("localhost"));
-        let mut uri = std::mem::take(&mut parts.uri).into_parts();
-        uri.scheme.get_or_insert(Scheme::HTTP);
-        uri.authority = Some(host);
-        // Only a path that is no path, such as the * of OPTIONS, makes no URI with an authority.
-        uri.path_and_query = uri
-            .path_and_query
-            .filter(|path| path.as_str().starts_with('/'))
-            .or(Some(http::uri::PathAndQuery::from_static("/")));
-        parts.uri = Uri::from_parts(uri).unwrap_or_default();
-    }
-    http::Request::from_parts(parts, inbound(body, limit))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use http_body_util::Empty;
-
-    fn uri_of(uri: &str, host: Option<&str>) -> String {
-        let mut request = http::Request::builder().uri(uri);
-        if let Some(host) = host {
-            request = request.header(HOST, host);
-        }
-        let request = request.body(Empty::<Bytes>::new()).unwrap();
-        prepare(request, 0).uri().to_string()
-    }
-
-    #[test]
-    fn a_request_gets_an_authority() {
-        assert_eq!(
-            uri_of("/a?b", Some("x.example:1")),
-            "http://x.example:1/a?b"
-        );
-        assert_eq!(uri_of("/a", None), "http://localhost/a");
-        assert_eq!(uri_of("*", Some("x.example")), "http://x.example/");
-        assert_eq!(uri_of("/a", Some("not a host")), "http://localhost/a");
-        assert_eq!(
-            uri_of("https://y.example/", Some("x")),
-            "https://y.example/"
-        );
-    }
+    body.map_err(|error| {
+        let error: Box<dyn std::error::Error + Send + Sync> = error.into();
+        tracing::debug!(%error, "the request body ended early");
+        wasmtime_wasi_http::Error::ConnectionTerminated
+    })
+    .boxed_unsync()
 }

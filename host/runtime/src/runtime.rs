@@ -1,20 +1,23 @@
-//! The runtime of the process.
+//! The runtime of the process: what all plugins share, and loading plugins.
 
-use crate::account::Account;
-use crate::admission::Pool;
+use crate::admission::InstancePool;
 use crate::compiler::Compiler;
-use crate::engine::{Error, engine};
+use crate::composition::{
+    PluginComponents, TemplatingComponent, component_name, sampling_link_name,
+};
+use crate::config::{Limits, LinkedComponent, LinkedComponents, PluginConfig, RuntimeConfig};
+use crate::counters::ProcessCounters;
+use crate::deployment::DeploymentState;
 use crate::host;
-use crate::link::{Parts, Templating, part_name, sampling_name};
 use crate::linker::linker;
-use crate::metrics::Counters;
-use crate::models::Visible;
+use crate::models::VisibleModels;
 use crate::plugin::Plugin;
-use crate::sampling::Sampling;
-use crate::settings::{Limits, Link, Links, Settings, Terms};
+use crate::plugin_error::PluginError;
+use crate::sampling::SamplingHost;
 use crate::state::State;
 use crate::ticker::Ticker;
-use crate::validate::{Compiled, PluginError, compile};
+use crate::validate::{CompiledPlugin, compile};
+use crate::wasm_engine::{SetupError, wasm_engine};
 use bytes::Bytes;
 use corral_engine::{Metric, Models, Tenant};
 use std::collections::BTreeMap;
@@ -27,40 +30,40 @@ use tokio::sync::Semaphore;
 use wasmtime::Engine;
 use wasmtime::component::Linker;
 
-/// Where a plugin comes from.
+/// Where a component comes from.
 #[derive(Clone, Debug)]
-pub enum Source {
-    /// A file with a component.
+pub enum ComponentSource {
+    /// A file.
     File(PathBuf),
-    /// A component.
+    /// The component itself.
     Bytes(Bytes),
 }
 
-impl From<PathBuf> for Source {
+impl From<PathBuf> for ComponentSource {
     fn from(path: PathBuf) -> Self {
         Self::File(path)
     }
 }
 
-impl From<&Path> for Source {
+impl From<&Path> for ComponentSource {
     fn from(path: &Path) -> Self {
         Self::File(path.to_owned())
     }
 }
 
-impl From<Bytes> for Source {
+impl From<Bytes> for ComponentSource {
     fn from(bytes: Bytes) -> Self {
         Self::Bytes(bytes)
     }
 }
 
-impl From<Vec<u8>> for Source {
+impl From<Vec<u8>> for ComponentSource {
     fn from(bytes: Vec<u8>) -> Self {
         Self::Bytes(bytes.into())
     }
 }
 
-/// Runs plugins. One for the process; cheap to clone.
+/// Loads and runs plugins. One per process; cheap to clone.
 #[derive(Clone)]
 pub struct Runtime(Arc<Shared>);
 
@@ -69,15 +72,15 @@ pub(crate) struct Shared {
     pub(crate) engine: Engine,
     pub(crate) linker: Linker<State>,
     pub(crate) models: Models,
-    pool: Arc<Pool>,
+    pool: Arc<InstancePool>,
     pub(crate) ticker: Arc<Ticker>,
-    pub(crate) counters: Arc<Counters>,
-    sampling: Sampling,
-    /// For snapshots, of which few are written or read at a time.
-    pub(crate) snapshot_turns: Arc<Semaphore>,
+    pub(crate) counters: Arc<ProcessCounters>,
+    sampling: SamplingHost,
+    /// Permits for writing, reading and removing snapshots.
+    pub(crate) snapshot_permits: Arc<Semaphore>,
     compiler: Compiler,
     component_bytes: usize,
-    tenants: AtomicU32,
+    next_tenant: AtomicU32,
 }
 
 impl std::fmt::Debug for Runtime {
@@ -87,119 +90,121 @@ impl std::fmt::Debug for Runtime {
 }
 
 impl Runtime {
-    /// Sets up the pool of instances, the host's functions and the cache.
+    /// Sets up the instance pool, the host functions and the cache of compiled plugins.
     ///
     /// # Errors
-    /// If address space, a thread or the cache's folder can't be had; the text says what to do.
-    pub fn new(settings: Settings, models: Models) -> Result<Self, Error> {
-        let engine = engine(&settings)?;
+    /// If the address space, a thread or the cache folder is not available; the text says what to do.
+    pub fn new(config: RuntimeConfig, models: Models) -> Result<Self, SetupError> {
+        let engine = wasm_engine(&config)?;
         let linker = linker(&engine)?;
         let ticker = Arc::new(Ticker::start(&engine)?);
-        let counters = Arc::<Counters>::default();
-        let places = settings.instances as usize;
-        let sampling = Sampling::new(places, Arc::clone(&ticker), Arc::clone(&counters));
+        let counters = Arc::<ProcessCounters>::default();
+        let instances = config.instances as usize;
+        let sampling = SamplingHost::new(instances, Arc::clone(&ticker), Arc::clone(&counters));
         Ok(Self(Arc::new(Shared {
             engine,
             linker,
             models,
-            pool: Arc::new(Pool::new(places)),
+            pool: Arc::new(InstancePool::new(instances)),
             ticker,
             counters,
             sampling,
-            snapshot_turns: host::turns(),
+            snapshot_permits: host::snapshot_permits(),
             compiler: Compiler::start()?,
-            component_bytes: settings.component_bytes,
-            tenants: AtomicU32::new(0),
+            component_bytes: config.component_bytes,
+            next_tenant: AtomicU32::new(0),
         })))
     }
 
-    /// Calls of one deployment that can run at once, whatever its limits allow: all places of the pool
-    /// but one in eight, and one at least, which are kept for other deployments.
-    pub fn most_calls(&self) -> usize {
-        self.0.pool.most()
+    /// Most calls of one deployment that can run at once: all instances of the pool but the reserved ones,
+    /// and at least one.
+    pub fn max_calls(&self) -> usize {
+        self.0.pool.max_per_deployment()
     }
 
-    /// A new deployment, whose plugins [`Runtime::plugin_for`] loads.
-    pub fn account(&self) -> Account {
+    /// A new deployment, for [`Runtime::load_plugin_into`].
+    pub fn new_deployment(&self) -> DeploymentState {
         let shared = &*self.0;
-        let sampling = Arc::new(shared.sampling.for_another());
-        Account::new(
-            shared.new_tenant(),
+        DeploymentState::new(
+            Tenant(shared.next_tenant.fetch_add(1, Ordering::Relaxed)),
             &shared.pool,
             &shared.counters,
-            sampling,
+            Arc::new(shared.sampling.for_another_deployment()),
         )
     }
 
-    /// Loads a plugin of a deployment of its own: [`Runtime::plugin_for`] a new account.
+    /// Loads a plugin into a deployment of its own.
     ///
     /// # Errors
-    /// Those of [`Runtime::plugin_for`].
-    pub async fn plugin(
+    /// As [`Runtime::load_plugin_into`].
+    pub async fn load_plugin(
         &self,
         name: &str,
-        source: impl Into<Source>,
+        source: impl Into<ComponentSource>,
         limits: Limits,
     ) -> Result<Plugin, PluginError> {
-        let terms = Terms {
+        let config = PluginConfig {
             limits,
-            ..Terms::default()
+            ..PluginConfig::default()
         };
-        self.plugin_for(&self.account(), name, source, terms).await
+        self.load_plugin_into(&self.new_deployment(), name, source, config)
+            .await
     }
 
-    /// Loads a plugin: reads it and what it is linked with, checks what they are, what they import and
-    /// export, and compiles them on a thread where nobody waits. `name` is for logs and messages.
+    /// Loads a plugin: reads it and its linked components, checks and composes them, and compiles the
+    /// result in the background. `name` is for logs and messages.
     ///
     /// # Errors
-    /// If the file can't be a plugin of this host; the text says why and what to do.
-    pub async fn plugin_for(
+    /// If the component is not a plugin for this host; the text says why and what to do.
+    pub async fn load_plugin_into(
         &self,
-        account: &Account,
+        deployment: &DeploymentState,
         name: &str,
-        source: impl Into<Source>,
-        mut terms: Terms,
+        source: impl Into<ComponentSource>,
+        mut config: PluginConfig,
     ) -> Result<Plugin, PluginError> {
-        let models = Visible::new(&self.0.models, terms.models.as_deref()).map_err(|model| {
-            PluginError::NoModel {
-                plugin: name.to_owned(),
-                model,
-                have: self.0.models.names().map(str::to_owned).collect(),
-            }
-        })?;
+        let models =
+            VisibleModels::new(&self.0.models, config.models.as_deref()).map_err(|model| {
+                PluginError::NoModel {
+                    plugin: name.to_owned(),
+                    model,
+                    known: self.0.models.names().map(str::to_owned).collect(),
+                }
+            })?;
         let (shared, source, plugin) = (Arc::clone(&self.0), source.into(), name.to_owned());
-        let stopped = || PluginError::Stopped {
-            plugin: name.to_owned(),
-        };
-        let links = std::mem::take(&mut terms.links);
-        let compiled = tokio::task::spawn_blocking(move || shared.compile(&plugin, source, links))
+        let linked = std::mem::take(&mut config.linked);
+        let compiled = tokio::task::spawn_blocking(move || shared.compile(&plugin, source, linked))
             .await
-            .map_err(|_| stopped())??;
+            .map_err(|_| PluginError::Stopped {
+                plugin: name.to_owned(),
+            })??;
         let shared = Arc::clone(&self.0);
-        Ok(Plugin::new(name, account, compiled, terms, models, shared))
+        Ok(Plugin::new(
+            name, deployment, compiled, config, models, shared,
+        ))
     }
 
-    /// The runtime's counters as they are now.
-    pub fn counters(&self) -> Vec<Metric> {
-        self.0.counters.list()
+    /// Counters and gauges of all plugins together.
+    pub fn metrics(&self) -> Vec<Metric> {
+        self.0.counters.metrics()
     }
 }
 
 impl Shared {
-    /// A tenant that nobody else is.
-    pub(crate) fn new_tenant(&self) -> Tenant {
-        Tenant(self.tenants.fetch_add(1, Ordering::Relaxed))
-    }
-
-    fn compile(&self, plugin: &str, source: Source, links: Links) -> Result<Compiled, PluginError> {
-        let parts = self.read_all(plugin, source, links)?;
-        let bytes = parts.bytes();
+    fn compile(
+        &self,
+        plugin: &str,
+        source: ComponentSource,
+        linked: LinkedComponents,
+    ) -> Result<CompiledPlugin, PluginError> {
+        let components = self.read_components(plugin, source, linked)?;
+        let bytes = components.bytes();
         let began = Instant::now();
         let limit = self.component_bytes;
         let compiled = self
             .compiler
-            .run(|| compile(&self.engine, &self.linker, plugin, &parts, limit))?;
-        self.counters.component_compiled(began.elapsed());
+            .run(|| compile(&self.engine, &self.linker, plugin, &components, limit))?;
+        self.counters.component_loaded(began.elapsed());
         tracing::info!(
             plugin,
             bytes,
@@ -209,16 +214,21 @@ impl Shared {
         Ok(compiled)
     }
 
-    /// The plugin and what it is linked with, together within the limit of one component.
-    fn read_all(&self, plugin: &str, source: Source, links: Links) -> Result<Parts, PluginError> {
-        let mut parts = Parts {
+    /// Reads the plugin and its linked components, at most `component_bytes` together.
+    fn read_components(
+        &self,
+        plugin: &str,
+        source: ComponentSource,
+        linked: LinkedComponents,
+    ) -> Result<PluginComponents, PluginError> {
+        let mut components = PluginComponents {
             handler: self.read(plugin, source)?,
             templating: None,
             sampling: BTreeMap::new(),
         };
-        let within = |name: &str, source: Source, read: usize| {
-            let bytes = self.read(&part_name(plugin, name), source)?;
-            if read + bytes.len() > self.component_bytes {
+        let read_linked = |link: &str, source: ComponentSource, so_far: usize| {
+            let bytes = self.read(&component_name(plugin, link), source)?;
+            if so_far + bytes.len() > self.component_bytes {
                 return Err(PluginError::TooLargeTogether {
                     plugin: plugin.to_owned(),
                     limit: self.component_bytes,
@@ -226,26 +236,26 @@ impl Shared {
             }
             Ok(bytes)
         };
-        if let Some(Link { component, inherit }) = links.templating {
-            let bytes = within("templating", component, parts.bytes())?;
-            parts.templating = Some(Templating { bytes, inherit });
+        if let Some(LinkedComponent { component, inherit }) = linked.templating {
+            let bytes = read_linked("templating", component, components.bytes())?;
+            components.templating = Some(TemplatingComponent { bytes, inherit });
         }
-        for (name, component) in links.sampling {
-            let bytes = within(&sampling_name(&name), component, parts.bytes())?;
-            parts.sampling.insert(name, bytes);
+        for (name, component) in linked.sampling {
+            let bytes = read_linked(&sampling_link_name(&name), component, components.bytes())?;
+            components.sampling.insert(name, bytes);
         }
-        Ok(parts)
+        Ok(components)
     }
 
-    /// The component, never more of it than one byte beyond the limit.
-    fn read(&self, plugin: &str, source: Source) -> Result<Bytes, PluginError> {
+    /// Reads a component. Stops one byte beyond the limit.
+    fn read(&self, plugin: &str, source: ComponentSource) -> Result<Bytes, PluginError> {
         let limit = self.component_bytes;
         let (bytes, size) = match source {
-            Source::Bytes(bytes) => {
+            ComponentSource::Bytes(bytes) => {
                 let size = bytes.len() as u64;
                 (bytes, size)
             }
-            Source::File(path) => {
+            ComponentSource::File(path) => {
                 let read = || {
                     let file = std::fs::File::open(&path)?;
                     let size = file.metadata()?.len();

@@ -1,15 +1,15 @@
-//! What the host keeps for one instance: the data of its store.
+//! The data of an instance's store.
 
-use crate::host::{Bodies, Handles, Snapshots};
+use crate::config::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
+use crate::counters::DeploymentCounters;
+use crate::host::{DeploymentSnapshots, FramedBodies, Handles};
 use crate::limiter::Limiter;
 use crate::meter::Meter;
-use crate::models::Visible;
+use crate::models::VisibleModels;
 use crate::outbound::Outbound;
-use crate::output::{Origin, Output};
-use crate::quota::Visit;
-use crate::sampling::{SamplerPre, Sampling};
-use crate::settings::{FIELD_BYTES, Limits, RANDOM_BYTES, RESOURCES};
-use crate::tally::Tally;
+use crate::output::{LogOrigin, Output};
+use crate::quota::QuotaPermit;
+use crate::sampling::{SamplerPre, SamplingHost};
 use corral_engine::{Caller, Lease};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,57 +17,53 @@ use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 
-/// What a deployment lets its plugins use.
+/// What a plugin may use.
 #[derive(Clone)]
 pub(crate) struct Grants {
-    pub(crate) models: Visible,
-    pub(crate) snapshots: Snapshots,
-    /// The sampling plugins that it links, by their names there.
+    pub(crate) models: VisibleModels,
+    pub(crate) snapshots: DeploymentSnapshots,
+    /// Linked sampling plugins, by name.
     pub(crate) samplers: Arc<BTreeMap<String, SamplerPre>>,
-    /// What they share.
-    pub(crate) sampling: Arc<Sampling>,
+    pub(crate) sampling: Arc<SamplingHost>,
 }
 
 /// The data of a store.
 pub(crate) struct State {
     pub(crate) table: ResourceTable,
     pub(crate) handles: Handles,
-    pub(crate) models: Visible,
-    pub(crate) snapshots: Snapshots,
-    pub(crate) samplers: Arc<BTreeMap<String, SamplerPre>>,
-    pub(crate) sampling: Arc<Sampling>,
-    /// On whose behalf the engine works for it.
+    pub(crate) grants: Grants,
+    /// The engine's requests run on behalf of this caller.
     pub(crate) caller: Caller,
-    /// Whose tokens it uses, if somebody counts them.
-    pub(crate) visit: Option<Arc<Visit>>,
+    /// Token reservations come from here, if a quota applies.
+    pub(crate) quota_permit: Option<Arc<QuotaPermit>>,
     pub(crate) limits: Arc<Limits>,
     pub(crate) meter: Arc<Meter>,
     pub(crate) limiter: Limiter,
-    pub(crate) tally: Arc<Tally>,
+    pub(crate) counters: Arc<DeploymentCounters>,
     wasi: WasiCtx,
     http: WasiHttpCtx,
     outbound: Outbound,
-    /// Whose lines those of its linked plugins are; none for a command.
-    pub(crate) origin: Option<Origin>,
-    /// Where they go, once there are any.
-    outputs: Option<[Output; 2]>,
-    /// Streams of bytes that it was given, and that may be on their way to a client.
-    pub(crate) bodies: Bodies,
-    /// Of every model that it has opened, the one that was opened last at the end: they stay in memory until the call ends. Dropped after all
-    /// that uses them.
+    /// Origin of the log lines of linked plugins; none for a command.
+    pub(crate) log_origin: Option<LogOrigin>,
+    /// Their outputs, once created.
+    linked_outputs: Option<[Output; 2]>,
+    /// Framed bodies, which may be on their way to a client.
+    pub(crate) bodies: FramedBodies,
+    /// Leases of all models that the instance opened, the most recent last. They keep the models in memory
+    /// until the call ends, so they are dropped after everything that uses a model.
     pub(crate) leases: Vec<Lease>,
 }
 
 impl State {
-    /// State for an instance that sees nothing of this machine but what `wasi` was given.
+    /// State for an instance that sees nothing of this machine beyond what `wasi` grants.
     pub(crate) fn new(
         wasi: &mut WasiCtxBuilder,
         grants: Grants,
         caller: Caller,
-        visit: Option<Arc<Visit>>,
+        quota_permit: Option<Arc<QuotaPermit>>,
         limits: &Arc<Limits>,
         meter: Arc<Meter>,
-        tally: Arc<Tally>,
+        counters: Arc<DeploymentCounters>,
     ) -> Self {
         let mut table = ResourceTable::new();
         table.set_max_capacity(RESOURCES);
@@ -76,16 +72,13 @@ impl State {
         Self {
             table,
             handles: Handles::default(),
-            models: grants.models,
-            snapshots: grants.snapshots,
-            samplers: grants.samplers,
-            sampling: grants.sampling,
+            grants,
             caller,
-            visit,
+            quota_permit,
             limits: Arc::clone(limits),
-            limiter: Limiter::new(limits.memory, Arc::clone(&meter), Arc::clone(&tally)),
+            limiter: Limiter::new(limits.memory, Arc::clone(&meter), Arc::clone(&counters)),
             meter,
-            tally,
+            counters,
             wasi: wasi
                 .allow_tcp(false)
                 .allow_udp(false)
@@ -94,19 +87,19 @@ impl State {
                 .build(),
             http,
             outbound: Outbound,
-            origin: None,
-            outputs: None,
-            bodies: Bodies::default(),
+            log_origin: None,
+            linked_outputs: None,
+            bodies: FramedBodies::default(),
             leases: Vec::new(),
         }
     }
 
-    /// Where the linked plugins of this call write, its standard output and error: all to the same two,
-    /// so that together they have the lines that one has.
-    pub(crate) fn outputs(&mut self) -> Option<[Output; 2]> {
-        let origin = self.origin.as_ref()?;
+    /// Standard output and error of the call's linked plugins. All share these two, and so the limit on
+    /// lines of one call.
+    pub(crate) fn linked_outputs(&mut self) -> Option<[Output; 2]> {
+        let origin = self.log_origin.as_ref()?;
         let new = || ["stdout", "stderr"].map(|stream| Output::new(stream, origin.clone()));
-        Some(self.outputs.get_or_insert_with(new).clone())
+        Some(self.linked_outputs.get_or_insert_with(new).clone())
     }
 }
 

@@ -1,12 +1,12 @@
-//! The store of an instance: where its limits hold while guest code runs.
+//! The store of an instance, with its limits.
 
-use crate::settings::{HOSTCALL_BYTES, RESOURCES};
+use crate::config::{HOSTCALL_BYTES, RESOURCES};
 use crate::state::State;
-use crate::ticker::TICK;
+use crate::ticker::EPOCH;
 use std::sync::Arc;
 use wasmtime::{AsContextMut, Engine, Store, UpdateDeadline};
 
-/// A store in which the limits of `state` hold, and whose guest gives way to others at each epoch.
+/// A store that applies the limits of `state`, and whose guest yields at each epoch.
 pub(crate) fn store(engine: &Engine, state: State) -> Store<State> {
     let meter = Arc::clone(&state.meter);
     let mut store = Store::new(engine, state);
@@ -16,14 +16,14 @@ pub(crate) fn store(engine: &Engine, state: State) -> Store<State> {
         table.set_max_capacity(RESOURCES);
     }
     store.set_epoch_deadline(1);
-    // After a wait the epoch has moved on without the guest: it yields only when it really had
-    // the thread for a while, so that woken guests don't go to the back of the queue.
+    // Epochs advance while the guest waits. It yields only if it has really used the thread for a while, so
+    // that guests that were just woken do not go to the back of the queue.
     store.epoch_deadline_callback(move |_| {
-        Ok(if meter.in_poll() < TICK / 2 {
+        Ok(if meter.in_poll() < EPOCH / 2 {
             UpdateDeadline::Continue(1)
         } else {
-            // Tokio's own yield also lets it look for timers and sockets, which it would do
-            // only after many turns of a guest that wakes itself.
+            // With tokio's own yield, the worker also polls timers and sockets. It would otherwise do that
+            // only after many polls of a guest that wakes itself.
             UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now()))
         })
     });

@@ -1,36 +1,36 @@
-//! The clock of epoch interruption: a thread that advances wasmtime's epoch every ten milliseconds
-//! while calls are live, and sleeps without waking while there are none.
+//! Advances wasmtime's epoch every ten milliseconds while calls run. The thread sleeps without wake-ups
+//! while none do.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 use wasmtime::Engine;
 
 /// Length of an epoch.
-pub(crate) const TICK: Duration = Duration::from_millis(10);
+pub(crate) const EPOCH: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<TickerState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    live: usize,
+struct TickerState {
+    calls: usize,
     stop: bool,
 }
 
 impl Shared {
-    fn update(&self, change: impl FnOnce(&mut State)) {
+    fn update(&self, change: impl FnOnce(&mut TickerState)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state);
-        if state.live == 1 || state.stop {
+        if state.calls == 1 || state.stop {
             self.changed.notify_one();
         }
     }
 }
 
-/// Owns the thread; dropping it ends the thread.
+/// Owns the thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub(crate) struct Ticker(Arc<Shared>);
 
@@ -38,21 +38,24 @@ impl Ticker {
     /// Starts the thread for `engine`.
     pub(crate) fn start(engine: &Engine) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
-        let (theirs, engine) = (Arc::clone(&shared), engine.weak());
+        let (of_thread, engine) = (Arc::clone(&shared), engine.weak());
         std::thread::Builder::new()
             .name("corral-epoch".into())
             .spawn(move || {
                 loop {
-                    let state = theirs.state.lock().unwrap_or_else(PoisonError::into_inner);
-                    let state = theirs
+                    let state = of_thread
+                        .state
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner);
+                    let state = of_thread
                         .changed
-                        .wait_while(state, |state| state.live == 0 && !state.stop)
+                        .wait_while(state, |state| state.calls == 0 && !state.stop)
                         .unwrap_or_else(PoisonError::into_inner);
                     if state.stop {
                         return;
                     }
                     drop(state);
-                    std::thread::sleep(TICK);
+                    std::thread::sleep(EPOCH);
                     match engine.upgrade() {
                         Some(engine) => engine.increment_epoch(),
                         None => return,
@@ -62,10 +65,10 @@ impl Ticker {
         Ok(Self(shared))
     }
 
-    /// Keeps the epochs going until the guard is dropped.
-    pub(crate) fn tick(&self) -> Ticking {
-        self.0.update(|state| state.live += 1);
-        Ticking(Arc::clone(&self.0))
+    /// Keeps epochs advancing until the guard is dropped.
+    pub(crate) fn tick(&self) -> TickGuard {
+        self.0.update(|state| state.calls += 1);
+        TickGuard(Arc::clone(&self.0))
     }
 }
 
@@ -75,12 +78,12 @@ impl Drop for Ticker {
     }
 }
 
-/// A call is live.
+/// Keeps epochs advancing for a running call.
 #[derive(Debug)]
-pub(crate) struct Ticking(Arc<Shared>);
+pub(crate) struct TickGuard(Arc<Shared>);
 
-impl Drop for Ticking {
+impl Drop for TickGuard {
     fn drop(&mut self) {
-        self.0.update(|state| state.live -= 1);
+        self.0.update(|state| state.calls -= 1);
     }
 }

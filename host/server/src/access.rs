@@ -2,7 +2,7 @@
 
 use crate::traffic::{Open, Traffic};
 use bytes::Bytes;
-use corral_runtime::{Body, Failure, Polled};
+use corral_runtime::{Body, CallError, PolledFrame};
 use http::header::CONTENT_LENGTH;
 use http::{HeaderName, HeaderValue, Method, Response};
 use http_body::{Body as _, SizeHint};
@@ -163,9 +163,9 @@ impl From<Body> for Observed {
 
 impl http_body::Body for Observed {
     type Data = Bytes;
-    type Error = Failure;
+    type Error = CallError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> PolledFrame {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         let ends_here = self.body.is_end_stream();
         if let Some(exchange) = &mut self.exchange {

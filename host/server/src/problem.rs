@@ -5,7 +5,7 @@
 //! errors pass through untouched.
 
 use bytes::Bytes;
-use corral_runtime::{Body, Failure, Limit, Refusal};
+use corral_runtime::{Body, CallError, QuotaExceeded, QuotaLimit};
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
 use serde::{Deserialize, Serialize};
@@ -218,14 +218,14 @@ impl Problem {
     }
 }
 
-impl From<Refusal> for Problem {
-    fn from(refusal: Refusal) -> Self {
+impl From<QuotaExceeded> for Problem {
+    fn from(refusal: QuotaExceeded) -> Self {
         let code = match refusal.limit {
-            Limit::Concurrent => "too-many-at-once",
-            Limit::RequestsPerMinute => "too-many-requests",
-            Limit::TokensPerRequest | Limit::TokensPerMinute | Limit::TokensPerDay => {
-                "out-of-tokens"
-            }
+            QuotaLimit::Concurrent => "too-many-at-once",
+            QuotaLimit::RequestsPerMinute => "too-many-requests",
+            QuotaLimit::TokensPerRequest
+            | QuotaLimit::TokensPerMinute
+            | QuotaLimit::TokensPerDay => "out-of-tokens",
         };
         let mut problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, code, refusal.to_string());
         problem.retry_after = refusal.retry_after;
@@ -233,8 +233,8 @@ impl From<Refusal> for Problem {
     }
 }
 
-impl From<Failure> for Problem {
-    fn from(failure: Failure) -> Self {
+impl From<CallError> for Problem {
+    fn from(failure: CallError) -> Self {
         let status =
             StatusCode::from_u16(failure.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut problem = Problem::new(status, failure.code(), failure.to_string());
@@ -306,7 +306,7 @@ mod tests {
                 "request-too-large",
             ),
             (
-                Failure::Deadline {
+                CallError::Deadline {
                     time: Duration::from_secs(1),
                 }
                 .into(),

@@ -7,7 +7,7 @@ use crate::probes;
 use crate::problem::{ErrorFormat, Problem};
 use crate::request_body::{Capped, State};
 use crate::server::Shared;
-use corral_runtime::{Body, Call};
+use corral_runtime::{Body, CallLimit, CallOptions};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST};
 use http::uri::{Authority, Parts, Scheme};
 use http::{HeaderMap, Request, Response, StatusCode, Uri};
@@ -32,7 +32,10 @@ pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
                 _ => {}
             }
             if let Some(served) = known.served {
-                served.standing.refused(problem.code());
+                served
+                    .standing
+                    .deployment
+                    .count_refused_request(problem.code());
             }
             problem.into_response_as(known.format)
         }
@@ -72,7 +75,7 @@ async fn route(
     let Some(deployment) = house.deployments.find(path) else {
         return Err(Problem::no_route(path));
     };
-    deployment.standing.request();
+    deployment.standing.deployment.count_request();
     known.format = deployment.error_format();
     known.served = Some(Arc::clone(&deployment));
     let (plugin, terms) = deployment
@@ -87,25 +90,29 @@ async fn route(
     known.key = admitted.visitor.as_ref().map(|visitor| visitor.key.clone());
     let limit = plugin.limits().request_bytes as u64;
     if announced_length(&head.headers).is_some_and(|length| length > limit) {
-        deployment.standing.too_large();
+        deployment
+            .standing
+            .deployment
+            .count_limit_hit(CallLimit::RequestBytes);
         return Err(Problem::too_large(limit));
     }
     let standing = Arc::clone(&deployment.standing);
     body.limit(limit)
-        .when_too_large(move || standing.too_large());
+        .when_too_large(move || standing.deployment.count_limit_hit(CallLimit::RequestBytes));
     let secure = head
         .extensions
         .get::<Arrival>()
         .is_some_and(|arrival| arrival.secure);
     head.uri = absolute(head.uri, &head.headers, secure)?;
     head.headers.insert(REQUEST_ID, id.header());
-    head.extensions.insert(Call {
+    let options = CallOptions {
         id: Some(id.to_string()),
         tenant: admitted.visitor.as_ref().map(|visitor| visitor.tenant),
-        visit: admitted.visit,
-        ..Call::default()
-    });
-    let answered = plugin.handle(Request::from_parts(head, body)).await;
+        quota_permit: admitted.quota_permit,
+        ..CallOptions::default()
+    };
+    let request = Request::from_parts(head, body);
+    let answered = plugin.handle(request, options).await;
     match (mark.state(), answered) {
         (State::TooLarge, _) => Err(Problem::too_large(limit)),
         (State::Stalled, _) => Err(Problem::new(

@@ -11,7 +11,7 @@
 //! reads is thrown away here, up to a bound, while the answer goes out.
 
 use bytes::Bytes;
-use corral_runtime::Polled;
+use corral_runtime::PolledFrame;
 use http_body::{Body, SizeHint};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -121,7 +121,7 @@ where
     }
 
     /// Polls the body within, and notes when it can't be read any further.
-    fn poll_inner(&mut self, cx: &mut Context<'_>) -> Polled<B::Error> {
+    fn poll_inner(&mut self, cx: &mut Context<'_>) -> PolledFrame<B::Error> {
         let Some(inner) = &mut self.inner else {
             return Poll::Ready(None);
         };
@@ -167,7 +167,7 @@ where
     type Data = Bytes;
     type Error = Cut;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled<Cut> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> PolledFrame<Cut> {
         loop {
             let polled = self.poll_inner(cx);
             if polled.is_pending() {
@@ -266,7 +266,7 @@ mod tests {
         type Data = Bytes;
         type Error = E;
 
-        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Polled<E> {
+        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> PolledFrame<E> {
             Poll::Ready((self.0)().map(|made| made.map(Frame::data)))
         }
     }
@@ -329,7 +329,7 @@ mod tests {
         type Data = Bytes;
         type Error = std::convert::Infallible;
 
-        fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled<Self::Error> {
+        fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> PolledFrame<Self::Error> {
             let received = ready!(self.0.poll_recv(cx));
             Poll::Ready(received.map(|data| Ok(Frame::data(data))))
         }

@@ -141,7 +141,7 @@ impl Routes {
         let served = house.deployments.all();
         let tenants: HashMap<_, _> = served
             .iter()
-            .map(|served| (served.standing.account.tenant(), served.name.clone()))
+            .map(|served| (served.standing.deployment.tenant(), served.name.clone()))
             .chain(visitors)
             .collect();
         let own_scope = |tenant| Caller {

@@ -2,7 +2,7 @@
 
 use crate::keys::{Keys, Visitor};
 use crate::problem::{ErrorFormat, Problem};
-use corral_runtime::{Quota, Visit};
+use corral_runtime::{Quota, QuotaPermit};
 use http::HeaderMap;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -54,11 +54,14 @@ impl Terms {
         };
         let of_visitor = visitor.iter().flat_map(|visitor| &visitor.quotas);
         let quotas: Vec<_> = self.quota.iter().chain(of_visitor).cloned().collect();
-        let visit = match quotas.is_empty() {
+        let quota_permit = match quotas.is_empty() {
             true => None,
-            false => Some(Visit::begin(quotas)?),
+            false => Some(QuotaPermit::acquire(quotas)?),
         };
-        Ok(Admitted { visitor, visit })
+        Ok(Admitted {
+            visitor,
+            quota_permit,
+        })
     }
 }
 
@@ -66,14 +69,14 @@ impl Terms {
 #[derive(Debug)]
 pub(crate) struct Admitted {
     pub(crate) visitor: Option<Visitor>,
-    pub(crate) visit: Option<Arc<Visit>>,
+    pub(crate) quota_permit: Option<Arc<QuotaPermit>>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::keys::NewKey;
-    use corral_runtime::Allowance;
+    use corral_runtime::QuotaLimits;
 
     #[test]
     fn without_keys_a_deployment_that_asks_for_them_is_closed() {
@@ -109,9 +112,9 @@ mod tests {
 
     #[test]
     fn the_quota_of_a_deployment_concerns_all_its_callers() {
-        let allowance = Allowance {
+        let allowance = QuotaLimits {
             concurrent: Some(1),
-            ..Allowance::default()
+            ..QuotaLimits::default()
         };
         let terms = Terms {
             quota: Some(Quota::new("deployment", "/x", allowance)),
@@ -124,6 +127,6 @@ mod tests {
         drop(admitted);
         assert!(terms.admit(None, "/x", &mut headers).is_ok());
         let open = Terms::default().admit(None, "/x", &mut headers);
-        assert!(open.expect("no terms").visit.is_none());
+        assert!(open.expect("no terms").quota_permit.is_none());
     }
 }

@@ -3,7 +3,7 @@
 use super::seconds;
 use crate::Error;
 use clap::Args;
-use corral_runtime::{Allowance, Limit, Quota};
+use corral_runtime::{Quota, QuotaLimit, QuotaLimits};
 use corral_server::{Access, ErrorFormat, Front, Keys, Limits, Prefix, Terms, Tls};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -146,7 +146,7 @@ pub(crate) fn reload_files(front: &Front, note: impl Fn(String)) {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaArg {
     route: Prefix,
-    allowance: Allowance,
+    allowance: QuotaLimits,
 }
 
 impl FromStr for QuotaArg {
@@ -156,7 +156,7 @@ impl FromStr for QuotaArg {
         let expected =
             || "write ROUTE=LIMIT:N, e.g. /chat=requests-per-minute:60,tokens-per-day:100000";
         let (route, limits) = text.rsplit_once('=').ok_or_else(expected)?;
-        let mut allowance = Allowance::default();
+        let mut allowance = QuotaLimits::default();
         for limit in limits.split(',') {
             let (name, number) = limit.split_once(':').ok_or_else(expected)?;
             let wrong = || {
@@ -167,15 +167,21 @@ impl FromStr for QuotaArg {
             };
             let number = || number.parse::<u64>().map_err(|_| wrong());
             let small = || u32::try_from(number()?).map_err(|_| wrong());
-            let known = Limit::ALL.into_iter().find(|limit| limit.name() == name);
+            let known = QuotaLimit::ALL
+                .into_iter()
+                .find(|limit| limit.name() == name);
             match known {
-                Some(Limit::Concurrent) => allowance.concurrent = Some(small()?),
-                Some(Limit::RequestsPerMinute) => allowance.requests_per_minute = Some(small()?),
-                Some(Limit::TokensPerRequest) => allowance.tokens_per_request = Some(number()?),
-                Some(Limit::TokensPerMinute) => allowance.tokens_per_minute = Some(number()?),
-                Some(Limit::TokensPerDay) => allowance.tokens_per_day = Some(number()?),
+                Some(QuotaLimit::Concurrent) => allowance.concurrent = Some(small()?),
+                Some(QuotaLimit::RequestsPerMinute) => {
+                    allowance.requests_per_minute = Some(small()?)
+                }
+                Some(QuotaLimit::TokensPerRequest) => {
+                    allowance.tokens_per_request = Some(number()?)
+                }
+                Some(QuotaLimit::TokensPerMinute) => allowance.tokens_per_minute = Some(number()?),
+                Some(QuotaLimit::TokensPerDay) => allowance.tokens_per_day = Some(number()?),
                 None => {
-                    let names = Limit::ALL.map(Limit::name).join(", ");
+                    let names = QuotaLimit::ALL.map(QuotaLimit::name).join(", ");
                     return Err(format!("unknown limit '{name}'; write one of {names}"));
                 }
             }
@@ -218,10 +224,10 @@ mod tests {
             .parse()
             .expect("a valid argument");
         assert_eq!(arg.route.as_str(), "/a=b");
-        let allowance = Allowance {
+        let allowance = QuotaLimits {
             concurrent: Some(0),
             tokens_per_day: Some(5_000_000_000),
-            ..Allowance::default()
+            ..QuotaLimits::default()
         };
         assert_eq!(arg.allowance, allowance);
         for (text, expected) in [

@@ -5,7 +5,7 @@ use crate::Error;
 use crate::admin::Admin;
 use crate::terminal::printable;
 use bytes::Bytes;
-use corral_runtime::Polled;
+use corral_runtime::PolledFrame;
 use http::header::{AUTHORIZATION, HOST};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
@@ -181,7 +181,7 @@ impl Body for Outgoing {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Polled<Infallible> {
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> PolledFrame<Infallible> {
         let length = self.bytes.len().min(PIECE);
         if length == 0 {
             return Poll::Ready(None);

@@ -12,7 +12,9 @@ use corral_cli::bench::stats::{Quantiles, float, median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_cli::{Error, startup};
 use corral_engine::{Engine, Models};
-use corral_runtime::{Limits, Links, Plugin, Runtime, Source, Terms};
+use corral_runtime::{
+    CallOptions, ComponentSource, Limits, LinkedComponents, Plugin, PluginConfig, Runtime,
+};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -142,23 +144,23 @@ fn variants(streams: u64) -> Vec<Variant> {
 }
 
 async fn load(runtime: &Runtime, args: &BoundaryArgs) -> Result<Plugin, Error> {
-    let sampler = Source::from(args.sampler.as_path());
-    let terms = Terms {
+    let sampler = ComponentSource::from(args.sampler.as_path());
+    let terms = PluginConfig {
         limits: Limits {
             time: NO_TIME_LIMIT,
             cpu: NO_TIME_LIMIT,
             ..Limits::default()
         },
-        links: Links {
+        linked: LinkedComponents {
             sampling: BTreeMap::from([("sampler".to_owned(), sampler)]),
-            ..Links::default()
+            ..LinkedComponents::default()
         },
-        ..Terms::default()
+        ..PluginConfig::default()
     };
-    let account = runtime.account();
+    let deployment = runtime.new_deployment();
     let plugin = args.plugin.as_path();
     Ok(runtime
-        .plugin_for(&account, "measure", plugin, terms)
+        .load_plugin_into(&deployment, "measure", plugin, terms)
         .await?)
 }
 
@@ -189,10 +191,12 @@ pub(crate) async fn call(
     count: u64,
     prompt: String,
 ) -> Result<(), Error> {
-    let request = http::Request::post(format!("/measure/{operation}?count={count}"))
-        .body(prompt)
-        .map_err(Error::context("cannot build a request"))?;
-    let response = plugin.handle(request).await?;
+    let request = http::Request::post(format!(
+        "http://localhost/measure/{operation}?count={count}"
+    ))
+    .body(prompt)
+    .map_err(Error::context("cannot build a request"))?;
+    let response = plugin.handle(request, CallOptions::default()).await?;
     let status = response.status();
     let body = response.into_body().collect().await;
     let body = body.map_err(Error::context("the plugin ended within its response"))?;
@@ -234,7 +238,7 @@ async fn empty_requests(
 
 /// Seconds that the starts of all instances have taken.
 fn instance_start_seconds(runtime: &Runtime) -> f64 {
-    let counters = runtime.counters();
+    let counters = runtime.metrics();
     let found = counters
         .iter()
         .find(|metric| metric.name == "corral_plugin_instance_start_seconds_total");

@@ -13,7 +13,7 @@ use corral_cli::bench::rounds::Rounds;
 use corral_cli::bench::stats::{median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_engine::{Engine, Models};
-use corral_runtime::{Limits, Runtime, Settings};
+use corral_runtime::{Limits, Runtime, RuntimeConfig};
 use corral_server::deployments::{Bounds, Deployments, Digest, Store};
 use corral_server::{Access, Server, Token};
 use serde_json::{Value, json};
@@ -133,9 +133,9 @@ impl Bench {
     /// Starts a server with its store and cache in `folder`.
     async fn start(engine: &Engine, folder: &Path) -> Result<Self, Error> {
         let models = Models::loaded(vec![engine.clone()]);
-        let settings = Settings {
+        let settings = RuntimeConfig {
             cache: Some(folder.join("compiled")),
-            ..Settings::default()
+            ..RuntimeConfig::default()
         };
         let runtime = Runtime::new(settings, models.clone())?;
         let store = Store::open(&folder.join("store"), Bounds::default())?;
@@ -214,7 +214,7 @@ impl Bench {
     }
 
     fn compile_seconds(&self) -> f64 {
-        let counters = self.runtime.counters();
+        let counters = self.runtime.metrics();
         let mut counters = counters.iter();
         let found = counters.find(|metric| metric.name == "corral_plugin_compile_seconds_total");
         found.map_or(0.0, |metric| metric.value)

@@ -1,77 +1,87 @@
-//! `corral:inference/blocking`: what waits, for guests that can't await.
+//! `corral:inference/blocking`: the waiting functions, for guests that cannot await.
 //!
-//! These are the same functions; only a generation has another form. They hold up their own instance and
-//! nobody else: the call's bounds and its client's going away end them as they end the others.
+//! They behave like the async functions; only a generation has another form. They block their own instance
+//! and no other. The call's limits and the client's disconnect end them as well.
 
 use super::bindings::corral::inference::blocking::{Host, HostGeneration, Token};
 use super::bindings::corral::inference::constraints::Grammar;
 use super::bindings::corral::inference::inference::{Chunk, Distribution, Look, Outcome};
 use super::bindings::corral::inference::models::Pooling;
-use super::generation::Chunks;
-use super::{Answer, Constraint, Model, Options, Sequence, take, wit};
-use super::{constraints, looking, models, sampling, snapshots};
+use super::generation::GenerationChunks;
+use super::{
+    GuestConstraint, GuestModel, GuestOptions, GuestSequence, HostResult, constraints, models,
+    next_token, sampling, snapshots, take_handle, wit,
+};
 use crate::state::State;
 use wasmtime::component::Resource;
 
-/// A generation that a guest holds. Dropping it cancels.
-pub struct Generation(Chunks);
+/// A generation that a blocking guest holds. Dropping it cancels the generation.
+pub struct BlockingGeneration(GenerationChunks);
 
 impl Host for State {
-    async fn open(&mut self, name: Option<String>) -> Answer<Resource<Model>> {
+    async fn open(&mut self, name: Option<String>) -> HostResult<Resource<GuestModel>> {
         models::open(self, name).await
     }
 
     async fn embed(
         &mut self,
-        model: Resource<Model>,
+        model: Resource<GuestModel>,
         inputs: Vec<Vec<Token>>,
         pooling: Option<Pooling>,
         normalize: Option<bool>,
-    ) -> Answer<Vec<Vec<f32>>> {
+    ) -> HostResult<Vec<Vec<f32>>> {
         models::embed(self, model, inputs, pooling, normalize).await
     }
 
     async fn compile(
         &mut self,
-        model: Resource<Model>,
+        model: Resource<GuestModel>,
         grammar: Grammar,
-    ) -> Answer<Resource<Constraint>> {
+    ) -> HostResult<Resource<GuestConstraint>> {
         constraints::compile(self, model, grammar).await
     }
 
     async fn sample_with(
         &mut self,
-        options: Resource<Options>,
+        options: Resource<GuestOptions>,
         name: String,
         settings: String,
-    ) -> Answer<()> {
+    ) -> HostResult<()> {
         sampling::sample_with(self, options, name, settings).await
     }
 
-    async fn next(&mut self, sequence: Resource<Sequence>, look: Look) -> Answer<Distribution> {
-        looking::next(self, sequence, look).await
+    async fn next(
+        &mut self,
+        sequence: Resource<GuestSequence>,
+        look: Look,
+    ) -> HostResult<Distribution> {
+        next_token::next(self, sequence, look).await
     }
 
     async fn next_many(
         &mut self,
-        asks: Vec<(Resource<Sequence>, Look)>,
+        requests: Vec<(Resource<GuestSequence>, Look)>,
     ) -> wasmtime::Result<Vec<Result<Distribution, wit::Error>>> {
-        looking::next_many(self, asks).await
+        next_token::next_many(self, requests).await
     }
 
-    async fn snapshot(&mut self, sequence: Resource<Sequence>, name: String) -> Answer<()> {
+    async fn snapshot(
+        &mut self,
+        sequence: Resource<GuestSequence>,
+        name: String,
+    ) -> HostResult<()> {
         snapshots::snapshot(self, sequence, name).await
     }
 
     async fn restore(
         &mut self,
-        model: Resource<Model>,
+        model: Resource<GuestModel>,
         name: String,
-    ) -> Answer<Resource<Sequence>> {
+    ) -> HostResult<Resource<GuestSequence>> {
         snapshots::restore(self, model, name).await
     }
 
-    async fn forget(&mut self, model: Resource<Model>, name: String) -> Answer<()> {
+    async fn forget(&mut self, model: Resource<GuestModel>, name: String) -> HostResult<()> {
         snapshots::forget(self, model, name).await
     }
 }
@@ -79,14 +89,17 @@ impl Host for State {
 impl HostGeneration for State {
     fn start(
         &mut self,
-        sequence: Resource<Sequence>,
-        options: Resource<Options>,
-    ) -> Answer<Resource<Generation>> {
-        if let Err(error) = take(&mut self.handles.generations, "generations") {
+        sequence: Resource<GuestSequence>,
+        options: Resource<GuestOptions>,
+    ) -> HostResult<Resource<BlockingGeneration>> {
+        if let Err(error) = take_handle(&mut self.handles.generations, "generations") {
             return Ok(Err(error));
         }
         match self.generate(&sequence, &options)? {
-            Ok(run) => Ok(Ok(self.table.push(Generation(run.chunks()))?)),
+            Ok(generation) => {
+                let generation = BlockingGeneration(generation.chunks());
+                Ok(Ok(self.table.push(generation)?))
+            }
             Err(error) => {
                 self.handles.generations -= 1;
                 Ok(Err(error))
@@ -94,19 +107,22 @@ impl HostGeneration for State {
         }
     }
 
-    async fn read(&mut self, generation: Resource<Generation>) -> wasmtime::Result<Option<Chunk>> {
+    async fn read(
+        &mut self,
+        generation: Resource<BlockingGeneration>,
+    ) -> wasmtime::Result<Option<Chunk>> {
         Ok(self.table.get(&generation)?.0.next().await)
     }
 
-    async fn rest(&mut self, generation: Resource<Generation>) -> wasmtime::Result<Chunk> {
+    async fn rest(&mut self, generation: Resource<BlockingGeneration>) -> wasmtime::Result<Chunk> {
         Ok(self.table.get(&generation)?.0.rest().await)
     }
 
-    async fn outcome(&mut self, generation: Resource<Generation>) -> Answer<Outcome> {
+    async fn outcome(&mut self, generation: Resource<BlockingGeneration>) -> HostResult<Outcome> {
         Ok(self.table.get(&generation)?.0.outcome().await)
     }
 
-    fn drop(&mut self, generation: Resource<Generation>) -> wasmtime::Result<()> {
+    fn drop(&mut self, generation: Resource<BlockingGeneration>) -> wasmtime::Result<()> {
         self.table.delete(generation)?;
         self.handles.generations -= 1;
         Ok(())

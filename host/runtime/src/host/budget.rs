@@ -11,8 +11,9 @@ impl Host for State {
             let left = deadline.saturating_duration_since(now).as_nanos();
             u64::try_from(left).unwrap_or(u64::MAX)
         });
+        let permit = self.quota_permit.as_ref();
         Ok(Remainder {
-            tokens: self.visit.as_ref().and_then(|visit| visit.left()),
+            tokens: permit.and_then(|permit| permit.tokens_left()),
             time,
         })
     }

@@ -3,32 +3,32 @@
 use super::bindings::corral::inference::constraints::{
     Grammar, Host, HostConstraint, HostConstraintWithStore, HostMatcher, Token,
 };
-use super::reach::Reach;
-use super::{Answer, MATCHERS, Model, take, take_of};
+use super::store_access::StoreAccess;
+use super::{GuestModel, HostResult, MAX_MATCHERS, take_handle, take_handle_of};
 use crate::state::State;
 use corral_engine::{Engine, Error};
 use wasmtime::component::{Accessor, HasSelf, Resource};
 
 /// A compiled grammar that a guest holds.
-pub struct Constraint(pub(super) corral_engine::Constraint);
+pub struct GuestConstraint(pub(super) corral_engine::Constraint);
 
 impl Host for State {}
 
 impl HostConstraintWithStore<State> for HasSelf<State> {
     async fn compile(
         store: &Accessor<State, Self>,
-        model: Resource<Model>,
+        model: Resource<GuestModel>,
         grammar: Grammar,
-    ) -> Answer<Resource<Constraint>> {
+    ) -> HostResult<Resource<GuestConstraint>> {
         compile(store, model, grammar).await
     }
 }
 
 pub(super) async fn compile(
-    mut on: impl Reach,
-    model: Resource<Model>,
+    mut store: impl StoreAccess,
+    model: Resource<GuestModel>,
     grammar: Grammar,
-) -> Answer<Resource<Constraint>> {
+) -> HostResult<Resource<GuestConstraint>> {
     let grammar = match grammar {
         Grammar::JsonSchema(text) => corral_engine::Grammar::JsonSchema(text),
         Grammar::JsonObject => corral_engine::Grammar::JsonObject,
@@ -36,24 +36,23 @@ pub(super) async fn compile(
         Grammar::Lark(text) => corral_engine::Grammar::Lark(text),
         Grammar::Gbnf(text) => corral_engine::Grammar::Gbnf(text),
     };
-    // Taken before it waits, so that as many compile as may be held.
-    let engine = on.with(|state| {
+    // Take the handle before waiting, so that an instance compiles no more grammars than it may hold.
+    let engine = store.with(|state| {
         let engine = state.table.get(&model)?.0.clone();
-        Ok::<_, wasmtime::Error>(
-            take(&mut state.handles.constraints, "constraints").map(|()| engine),
-        )
+        let taken = take_handle(&mut state.handles.constraints, "constraints");
+        Ok::<_, wasmtime::Error>(taken.map(|()| engine))
     })?;
     let engine = match engine {
         Ok(engine) => engine,
         Err(error) => return Ok(Err(error)),
     };
     let compiled = match engine.compiled(&grammar) {
-        Some(found) => Ok(found),
-        // It waits for the compiler's thread, which has a bound: not where others are turned.
+        Some(compiled) => Ok(compiled),
+        // Blocks on the compiler thread.
         None => tokio::task::spawn_blocking(move || engine.compile(&grammar)).await?,
     };
-    on.with(|state| match compiled {
-        Ok(compiled) => Ok(Ok(state.table.push(Constraint(compiled))?)),
+    store.with(|state| match compiled {
+        Ok(compiled) => Ok(Ok(state.table.push(GuestConstraint(compiled))?)),
         Err(error) => {
             state.handles.constraints -= 1;
             Ok(Err(error.into()))
@@ -62,34 +61,37 @@ pub(super) async fn compile(
 }
 
 impl HostConstraint for State {
-    fn drop(&mut self, constraint: Resource<Constraint>) -> wasmtime::Result<()> {
+    fn drop(&mut self, constraint: Resource<GuestConstraint>) -> wasmtime::Result<()> {
         self.table.delete(constraint)?;
         self.handles.constraints -= 1;
         Ok(())
     }
 }
 
-/// A text's way through a constraint, in a guest's hands.
-pub struct Matcher {
-    inner: corral_engine::Matcher,
+/// Tracks which tokens a constraint allows next, for guests that run their own loop.
+pub struct GuestMatcher {
+    matcher: corral_engine::Matcher,
     constraint: corral_engine::Constraint,
 }
 
-impl Matcher {
-    /// What is allowed, for a sequence of this engine: a bit for each token.
+impl GuestMatcher {
+    /// Bit mask of the allowed tokens, for a sequence of `engine`.
     pub(super) fn mask_for(&mut self, engine: &Engine) -> Result<Vec<u32>, Error> {
         engine.check_made(&self.constraint)?;
-        Ok(self.inner.mask()?.to_vec())
+        Ok(self.matcher.mask()?.to_vec())
     }
 }
 
 impl State {
-    fn matcher(&mut self, matcher: &Resource<Matcher>) -> wasmtime::Result<&mut Matcher> {
-        Ok(self.table.get_mut(matcher)?)
+    fn matcher(
+        &mut self,
+        matcher: &Resource<GuestMatcher>,
+    ) -> wasmtime::Result<&mut corral_engine::Matcher> {
+        Ok(&mut self.table.get_mut(matcher)?.matcher)
     }
 
-    fn add_matcher(&mut self, matcher: Matcher) -> Answer<Resource<Matcher>> {
-        if let Err(error) = take_of(MATCHERS, &mut self.handles.matchers, "matchers") {
+    fn add_matcher(&mut self, matcher: GuestMatcher) -> HostResult<Resource<GuestMatcher>> {
+        if let Err(error) = take_handle_of(MAX_MATCHERS, &mut self.handles.matchers, "matchers") {
             return Ok(Err(error));
         }
         Ok(Ok(self.table.push(matcher)?))
@@ -97,32 +99,42 @@ impl State {
 }
 
 impl HostMatcher for State {
-    fn start(&mut self, constraint: Resource<Constraint>) -> Answer<Resource<Matcher>> {
+    fn start(
+        &mut self,
+        constraint: Resource<GuestConstraint>,
+    ) -> HostResult<Resource<GuestMatcher>> {
         let constraint = self.table.get(&constraint)?.0.clone();
-        self.add_matcher(Matcher {
-            inner: constraint.start(),
+        self.add_matcher(GuestMatcher {
+            matcher: constraint.start(),
             constraint,
         })
     }
 
-    fn fork(&mut self, matcher: Resource<Matcher>) -> Answer<Resource<Matcher>> {
-        let matcher = self.matcher(&matcher)?;
-        match matcher.inner.fork() {
-            Ok(inner) => {
-                let constraint = matcher.constraint.clone();
-                self.add_matcher(Matcher { inner, constraint })
+    fn fork(&mut self, matcher: Resource<GuestMatcher>) -> HostResult<Resource<GuestMatcher>> {
+        let original = self.table.get_mut(&matcher)?;
+        match original.matcher.fork() {
+            Ok(matcher) => {
+                let constraint = original.constraint.clone();
+                self.add_matcher(GuestMatcher {
+                    matcher,
+                    constraint,
+                })
             }
             Err(error) => Ok(Err(error.into())),
         }
     }
 
-    fn mask(&mut self, matcher: Resource<Matcher>) -> Answer<Vec<u32>> {
-        let mask = self.matcher(&matcher)?.inner.mask();
+    fn mask(&mut self, matcher: Resource<GuestMatcher>) -> HostResult<Vec<u32>> {
+        let mask = self.matcher(&matcher)?.mask();
         Ok(mask.map(<[u32]>::to_vec).map_err(Into::into))
     }
 
-    fn allowed(&mut self, matcher: Resource<Matcher>, most: u32) -> Answer<Option<Vec<Token>>> {
-        let mask = match self.matcher(&matcher)?.inner.mask() {
+    fn allowed(
+        &mut self,
+        matcher: Resource<GuestMatcher>,
+        most: u32,
+    ) -> HostResult<Option<Vec<Token>>> {
+        let mask = match self.matcher(&matcher)?.mask() {
             Ok(mask) => mask,
             Err(error) => return Ok(Err(error.into())),
         };
@@ -130,34 +142,34 @@ impl HostMatcher for State {
         if count > most {
             return Ok(Ok(None));
         }
-        let bits = (0..).zip(mask).flat_map(|(index, word)| {
-            let set = (0..u32::BITS).filter(move |bit| word >> bit & 1 == 1);
-            set.map(move |bit| index * u32::BITS + bit)
+        let tokens = (0..).zip(mask).flat_map(|(index, word)| {
+            let bits = (0..u32::BITS).filter(move |bit| word >> bit & 1 == 1);
+            bits.map(move |bit| index * u32::BITS + bit)
         });
-        Ok(Ok(Some(bits.collect())))
+        Ok(Ok(Some(tokens.collect())))
     }
 
-    fn allows(&mut self, matcher: Resource<Matcher>, token: Token) -> Answer<bool> {
-        let allows = self.matcher(&matcher)?.inner.allows(token);
+    fn allows(&mut self, matcher: Resource<GuestMatcher>, token: Token) -> HostResult<bool> {
+        let allows = self.matcher(&matcher)?.allows(token);
         Ok(allows.map_err(Into::into))
     }
 
-    fn accept(&mut self, matcher: Resource<Matcher>, token: Token) -> Answer<()> {
-        let accepted = self.matcher(&matcher)?.inner.advance(token);
+    fn accept(&mut self, matcher: Resource<GuestMatcher>, token: Token) -> HostResult<()> {
+        let accepted = self.matcher(&matcher)?.advance(token);
         Ok(accepted.map_err(Into::into))
     }
 
-    fn forced(&mut self, matcher: Resource<Matcher>, most: u32) -> Answer<Vec<Token>> {
-        let forced = self.matcher(&matcher)?.inner.forced(most as usize);
+    fn forced(&mut self, matcher: Resource<GuestMatcher>, most: u32) -> HostResult<Vec<Token>> {
+        let forced = self.matcher(&matcher)?.forced(most as usize);
         Ok(forced.map_err(Into::into))
     }
 
-    fn is_complete(&mut self, matcher: Resource<Matcher>) -> wasmtime::Result<bool> {
-        let matcher = &self.matcher(&matcher)?.inner;
+    fn is_complete(&mut self, matcher: Resource<GuestMatcher>) -> wasmtime::Result<bool> {
+        let matcher = self.matcher(&matcher)?;
         Ok(matcher.has_ended() || matcher.must_end())
     }
 
-    fn drop(&mut self, matcher: Resource<Matcher>) -> wasmtime::Result<()> {
+    fn drop(&mut self, matcher: Resource<GuestMatcher>) -> wasmtime::Result<()> {
         self.table.delete(matcher)?;
         self.handles.matchers -= 1;
         Ok(())

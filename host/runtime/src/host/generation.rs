@@ -1,18 +1,16 @@
-//! A running generation, as the two things a guest sees of it: a stream of chunks and a future with
-//! the outcome.
+//! A running generation as a guest sees it: a stream of chunks, and a future with the outcome.
 //!
-//! The stream's producer polls the engine's mailbox itself, so no task and no channel stands between
-//! the engine and the guest (nor the client, where the host puts the text into bytes: `framing.rs`). Three parties
-//! share a [`Run`]: the sequence, the stream and the future.
-//! When one of the first two goes away it takes the generation along, and that cancels it. A guest that
-//! blocks (`blocking.rs`) has neither stream nor future, and reads the chunks one by one.
+//! The stream's producer polls the engine's mailbox directly; no task and no channel stands between the
+//! engine and the guest, or the client (`framed_body.rs`). The sequence, the stream and the future share a
+//! [`GenerationHandle`]. Dropping the sequence or the stream cancels the generation. A blocking guest
+//! (`blocking.rs`) has neither stream nor future, and reads the chunks one by one.
 
 use super::bindings::corral::inference::inference::{Chunk, Finish, Outcome, TokenLogprobs};
-use super::sequence::Shared;
+use super::sequence::SharedSequence;
 use super::wit;
-use crate::quota::Reservation;
+use crate::counters::DeploymentCounters;
+use crate::quota::TokenReservation;
 use crate::state::State;
-use crate::tally::Tally;
 use corral_engine::{Error, Generation};
 use std::any::{Any, TypeId};
 use std::future::poll_fn;
@@ -23,55 +21,53 @@ use std::time::Duration;
 use wasmtime::StoreContextMut;
 use wasmtime::component::{Destination, FutureProducer, StreamProducer, StreamResult};
 
-/// Locks what the parties share. All live in one store, but for a stream on its way to a client, and nobody holds it for
-/// long.
+/// Locks state that a store's parties share. Contention is rare: all but framed bodies are in one store.
 pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One generation.
 #[derive(Clone)]
-pub(super) struct Run(Arc<Mutex<Inner>>);
+pub(super) struct GenerationHandle(Arc<Mutex<Inner>>);
 
 struct Inner {
-    /// None once it ended.
+    /// None once it has ended.
     generation: Option<Generation>,
-    /// The text that each chunk's tokens go to; none once it ended, so that what is held of a text ends
-    /// with its sequence, whoever holds on to the run.
-    text: Option<Shared>,
-    tally: Arc<Tally>,
-    /// The tokens that it may come to, if somebody counts them.
-    reservation: Option<Reservation>,
-    /// A chunk that the guest asked about but has not taken.
-    ready: Option<Chunk>,
+    /// Gets the tokens of each chunk. None once the generation has ended, so that a handle does not keep
+    /// the sequence alive.
+    sequence: Option<SharedSequence>,
+    counters: Arc<DeploymentCounters>,
+    /// Tokens that it may use, if a quota applies.
+    reservation: Option<TokenReservation>,
+    /// A chunk that the guest asked about but has not read.
+    unread: Option<Chunk>,
     outcome: Option<Result<Outcome, wit::Error>>,
-    waiting: Option<Waker>,
+    outcome_waker: Option<Waker>,
 }
 
-impl Run {
+impl GenerationHandle {
     pub(super) fn new(
         generation: Generation,
-        text: Shared,
-        tally: Arc<Tally>,
-        reservation: Option<Reservation>,
+        sequence: SharedSequence,
+        counters: Arc<DeploymentCounters>,
+        reservation: Option<TokenReservation>,
     ) -> Self {
         Self(Arc::new(Mutex::new(Inner {
             generation: Some(generation),
-            text: Some(text),
-            tally,
+            sequence: Some(sequence),
+            counters,
             reservation,
-            ready: None,
+            unread: None,
             outcome: None,
-            waiting: None,
+            outcome_waker: None,
         })))
     }
 
-    /// Whether it goes on.
-    pub(super) fn goes_on(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         lock(&self.0).generation.is_some()
     }
 
-    /// Cancels it, unless it has ended.
+    /// Cancels the generation, unless it has ended.
     pub(super) fn cancel(&self) {
         let mut inner = lock(&self.0);
         if inner.generation.is_some() {
@@ -79,41 +75,35 @@ impl Run {
         }
     }
 
-    /// What it generates.
-    pub(super) fn chunks(&self) -> Chunks {
-        Chunks(self.clone())
+    pub(super) fn chunks(&self) -> GenerationChunks {
+        GenerationChunks(self.clone())
     }
 
-    /// How it goes.
-    pub(super) fn ending(&self) -> Ending {
-        Ending(self.clone())
+    pub(super) fn outcome(&self) -> GenerationOutcome {
+        GenerationOutcome(self.clone())
     }
 }
 
 impl Inner {
     fn end(&mut self, outcome: Result<Outcome, wit::Error>) {
-        self.count_unread();
+        // Tokens that nobody reads count as used.
+        if let (Some(generation), Some(reservation)) = (&self.generation, &mut self.reservation) {
+            reservation.mark_used(generation.unread() as u64);
+        }
         self.generation = None;
-        self.text = None;
-        // What was not needed is given back.
+        self.sequence = None;
+        // Returns unused tokens to the quota.
         self.reservation = None;
         self.outcome = Some(outcome);
-        if let Some(waiting) = self.waiting.take() {
-            waiting.wake();
+        if let Some(waker) = self.outcome_waker.take() {
+            waker.wake();
         }
     }
 
-    /// Whoever reads no further has used what was generated all the same.
-    fn count_unread(&mut self) {
-        if let (Some(generation), Some(reservation)) = (&self.generation, &mut self.reservation) {
-            reservation.used(generation.unread() as u64);
-        }
-    }
-
-    /// The next chunk, or none at the end; only at the end there is one, if it is to be `whole`.
+    /// Polls for the next chunk; with `whole`, for the rest of the generation in one chunk. None at the end.
     fn poll_chunk(&mut self, cx: &mut Context<'_>, whole: bool) -> Poll<Option<Chunk>> {
-        self.tally.looked();
-        if let Some(chunk) = self.ready.take() {
+        self.counters.generation_polls.increment();
+        if let Some(chunk) = self.unread.take() {
             return Poll::Ready(Some(chunk));
         }
         let Some(generation) = &mut self.generation else {
@@ -125,12 +115,12 @@ impl Inner {
         };
         match ready!(polled) {
             Some(chunk) => {
-                self.tally.read();
-                if let Some(text) = &self.text {
-                    lock(text).generated(&chunk.tokens);
+                self.counters.generation_chunks.increment();
+                if let Some(sequence) = &self.sequence {
+                    lock(sequence).append_generated(&chunk.tokens);
                 }
                 if let Some(reservation) = &mut self.reservation {
-                    reservation.used(chunk.tokens.len() as u64);
+                    reservation.mark_used(chunk.tokens.len() as u64);
                 }
                 Poll::Ready(Some(Chunk {
                     tokens: chunk.tokens,
@@ -142,7 +132,7 @@ impl Inner {
                 let outcome = generation.outcome().unwrap_or_else(|| {
                     Err(Error::Failed("the engine ended without an outcome".into()))
                 });
-                let outcome = self.tally.ended(outcome);
+                let outcome = self.counters.check_finished(outcome);
                 self.end(outcome.map(Into::into).map_err(Into::into));
                 Poll::Ready(None)
             }
@@ -150,21 +140,21 @@ impl Inner {
     }
 }
 
-/// What it generates, and the producer of the stream. Dropping it cancels.
-pub(super) struct Chunks(Run);
+/// The chunks of a generation, and the producer of its stream. Dropping it cancels the generation.
+pub(super) struct GenerationChunks(GenerationHandle);
 
-impl Chunks {
-    /// The next one; none at the end.
+impl GenerationChunks {
+    /// Polls for the next chunk. None at the end.
     pub(super) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
         lock(&self.0.0).poll_chunk(cx, false)
     }
 
-    /// Waits for the next one; none at the end.
+    /// Waits for the next chunk. None at the end.
     pub(super) async fn next(&self) -> Option<Chunk> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// Waits for the end: all that is left.
+    /// Waits for the end and returns all unread chunks as one.
     pub(super) async fn rest(&self) -> Chunk {
         let mut all = Chunk {
             tokens: Vec::new(),
@@ -180,7 +170,7 @@ impl Chunks {
         all
     }
 
-    /// Waits for the end, without the chunks until then, and says how it went.
+    /// Waits for the end, discards unread chunks, and returns the outcome.
     pub(super) async fn outcome(&self) -> Result<Outcome, wit::Error> {
         self.rest().await;
         let outcome = lock(&self.0.0).outcome.clone();
@@ -188,7 +178,7 @@ impl Chunks {
     }
 }
 
-impl StreamProducer<State> for Chunks {
+impl StreamProducer<State> for GenerationChunks {
     type Item = Chunk;
     type Buffer = Option<Chunk>;
 
@@ -204,9 +194,9 @@ impl StreamProducer<State> for Chunks {
             Poll::Pending if finish => StreamResult::Cancelled,
             Poll::Pending => return Poll::Pending,
             Poll::Ready(None) => StreamResult::Dropped,
-            // A read of no items only asks whether there are any.
+            // A read of zero items asks whether there are any.
             Poll::Ready(Some(chunk)) if destination.remaining(&mut store) == Some(0) => {
-                inner.ready = Some(chunk);
+                inner.unread = Some(chunk);
                 StreamResult::Completed
             }
             Poll::Ready(Some(chunk)) => {
@@ -226,16 +216,16 @@ impl StreamProducer<State> for Chunks {
     }
 }
 
-impl Drop for Chunks {
+impl Drop for GenerationChunks {
     fn drop(&mut self) {
         self.0.cancel();
     }
 }
 
-/// The producer of the future.
-pub(super) struct Ending(Run);
+/// The producer of the outcome's future.
+pub(super) struct GenerationOutcome(GenerationHandle);
 
-impl FutureProducer<State> for Ending {
+impl FutureProducer<State> for GenerationOutcome {
     type Item = Result<Outcome, wit::Error>;
 
     fn poll_produce(
@@ -249,7 +239,7 @@ impl FutureProducer<State> for Ending {
             Some(outcome) => Poll::Ready(Ok(Some(outcome))),
             None if finish => Poll::Ready(Ok(None)),
             None => {
-                inner.waiting = Some(cx.waker().clone());
+                inner.outcome_waker = Some(cx.waker().clone());
                 Poll::Pending
             }
         }
@@ -257,10 +247,10 @@ impl FutureProducer<State> for Ending {
 }
 
 impl From<corral_engine::TokenLogprobs> for TokenLogprobs {
-    fn from(told: corral_engine::TokenLogprobs) -> Self {
+    fn from(logprobs: corral_engine::TokenLogprobs) -> Self {
         Self {
-            logprob: told.logprob,
-            top: told.top,
+            logprob: logprobs.logprob,
+            top: logprobs.top,
         }
     }
 }

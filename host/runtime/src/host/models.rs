@@ -3,87 +3,96 @@
 use super::bindings::corral::inference::models::{
     Host, HostModel, HostModelWithStore, ModelInfo, Pooling, Token,
 };
-use super::reach::Reach;
-use super::{Answer, Model, take, wit};
+use super::store_access::StoreAccess;
+use super::{GuestModel, HostResult, invalid, take_handle, wit};
+use crate::counters::DeploymentCounters;
 use crate::meter::thread_nanos;
 use crate::state::State;
-use crate::tally::Tally;
 use corral_engine::{EmbedOptions, Embedding, Engine, Error, OpenError, Opening};
 use std::sync::Arc;
 use std::time::Duration;
 use wasmtime::component::{Accessor, HasSelf, Resource};
 
-/// Longest text that is tokenised in one call, in bytes.
-const TEXT_BYTES: usize = 4 << 20;
-/// Longest text that is tokenised where we stand; for a longer one a thread is fetched, so that
-/// nobody else waits.
-const INLINE_BYTES: usize = 16 << 10;
-/// Most tokens that are turned into text in one call.
-const DETOKENIZE: usize = 1 << 18;
+/// Longest text of one tokenization, in bytes.
+const MAX_TEXT_BYTES: usize = 4 << 20;
+/// Longest text that is tokenized on the calling thread. A longer one gets a thread of its own, so that it
+/// does not delay other calls.
+const INLINE_TEXT_BYTES: usize = 16 << 10;
+/// Most tokens of one detokenization.
+const MAX_DETOKENIZE: usize = 1 << 18;
 
 impl Host for State {
     fn available(&mut self) -> wasmtime::Result<Vec<String>> {
-        Ok(self.models.names().into_iter().map(str::to_owned).collect())
+        let names = self.grants.models.names();
+        Ok(names.into_iter().map(str::to_owned).collect())
     }
 }
 
 impl HostModelWithStore<State> for HasSelf<State> {
-    async fn open(store: &Accessor<State, Self>, name: Option<String>) -> Answer<Resource<Model>> {
+    async fn open(
+        store: &Accessor<State, Self>,
+        name: Option<String>,
+    ) -> HostResult<Resource<GuestModel>> {
         open(store, name).await
     }
 
     async fn embed(
         store: &Accessor<State, Self>,
-        model: Resource<Model>,
+        model: Resource<GuestModel>,
         inputs: Vec<Vec<Token>>,
         pooling: Option<Pooling>,
         normalize: Option<bool>,
-    ) -> Answer<Vec<Vec<f32>>> {
+    ) -> HostResult<Vec<Vec<f32>>> {
         embed(store, model, inputs, pooling, normalize).await
     }
 }
 
-pub(super) async fn open(mut on: impl Reach, name: Option<String>) -> Answer<Resource<Model>> {
-    // Taken before it waits, so that as many wait as may be open.
-    let begun = on.with(|state| state.begin_open(name.as_deref()));
+pub(super) async fn open(
+    mut store: impl StoreAccess,
+    name: Option<String>,
+) -> HostResult<Resource<GuestModel>> {
+    // Takes the handle before waiting, so that an instance opens no more models than it may hold.
+    let begun = store.with(|state| state.begin_open(name.as_deref()));
     let opened = match begun {
         Err(error) => return Ok(Err(error)),
-        Ok(Opened::Before(engine)) => Ok(engine),
-        Ok(Opened::Now(opening, tally)) => match tally.ended(opening.await.map_err(told)) {
-            Ok(lease) => {
-                let engine = lease.engine().clone();
-                on.with(|state| state.leases.push(lease));
-                Ok(engine)
+        Ok(ModelOpen::Leased(engine)) => Ok(engine),
+        Ok(ModelOpen::Opening(opening, counters)) => {
+            match counters.check_finished(opening.await.map_err(open_error)) {
+                Ok(lease) => {
+                    let engine = lease.engine().clone();
+                    store.with(|state| state.leases.push(lease));
+                    Ok(engine)
+                }
+                Err(error) => Err(wit::Error::from(error)),
             }
-            Err(error) => Err(wit::Error::from(error)),
-        },
+        }
     };
-    on.with(|state| state.end_open(opened))
+    store.with(|state| state.end_open(opened))
 }
 
 pub(super) async fn embed(
-    mut on: impl Reach,
-    model: Resource<Model>,
+    mut store: impl StoreAccess,
+    model: Resource<GuestModel>,
     inputs: Vec<Vec<Token>>,
     pooling: Option<Pooling>,
     normalize: Option<bool>,
-) -> Answer<Vec<Vec<f32>>> {
+) -> HostResult<Vec<Vec<f32>>> {
     let options = EmbedOptions {
         pooling: pooling.map(Into::into),
         normalize,
     };
-    let begun = on.with(|state| {
+    let begun = store.with(|state| {
         let engine = &state.table.get(&model)?.0;
-        let tally = Arc::clone(&state.tally);
-        let embedding = state.embed(engine, inputs, options);
-        Ok::<_, wasmtime::Error>(embedding.map(|embedding| (embedding, tally)))
+        let counters = Arc::clone(&state.counters);
+        let embedding = state.begin_embed(engine, inputs, options);
+        Ok::<_, wasmtime::Error>(embedding.map(|embedding| (embedding, counters)))
     })?;
-    let (embedding, tally) = match begun {
+    let (embedding, counters) = match begun {
         Ok(begun) => begun,
         Err(error) => return Ok(Err(error)),
     };
-    Ok(tally
-        .ended(embedding.await)
+    Ok(counters
+        .check_finished(embedding.await)
         .map(|vectors| vectors.inputs)
         .map_err(Into::into))
 }
@@ -100,70 +109,76 @@ impl From<Pooling> for corral_engine::Pooling {
     }
 }
 
-/// Why a model could not be opened, for the guest; the operator is told more.
-fn told(error: OpenError) -> Error {
+/// Converts an error for the guest, and logs what only the operator may see.
+fn open_error(error: OpenError) -> Error {
     if let OpenError::NotLoaded { name, cause } = &error {
-        // With the file's folder, which the guest is not told.
+        // The cause contains the file's path.
         tracing::warn!(model = name, %cause, "a model could not be loaded");
     }
     Error::from(error)
 }
 
-/// A model on its way to a guest.
-enum Opened {
-    /// It was opened in this call, and so it is in memory.
-    Before(Engine),
-    Now(Opening, Arc<Tally>),
+/// A model that a guest is opening.
+enum ModelOpen {
+    /// The call holds a lease on it.
+    Leased(Engine),
+    Opening(Opening, Arc<DeploymentCounters>),
 }
 
 impl State {
-    /// Reserves what it comes to, all of which counts once it is taken.
-    fn embed(
+    /// Starts an embedding and counts its tokens.
+    fn begin_embed(
         &self,
         engine: &Engine,
         inputs: Vec<Vec<Token>>,
         options: EmbedOptions,
     ) -> Result<Embedding, wit::Error> {
         let tokens = inputs.iter().map(|input| input.len() as u64).sum();
-        let reservation = match &self.visit {
-            Some(visit) => Some(visit.reserve(tokens)?),
+        let reservation = match &self.quota_permit {
+            Some(permit) => Some(permit.reserve(tokens)?),
             None => None,
         };
         let embedding = engine.embed(inputs, options, self.caller)?;
         if let Some(mut reservation) = reservation {
-            reservation.used(tokens);
+            reservation.mark_used(tokens);
         }
         Ok(embedding)
     }
 
-    fn begin_open(&mut self, name: Option<&str>) -> Result<Opened, wit::Error> {
-        take(&mut self.handles.models, "open models")?;
-        let wanted = name.or_else(|| self.models.names().first().copied());
-        let mut held = self.leases.iter();
-        // Not opened again: it might not take new calls until this one ends.
-        let held = held.position(|lease| Some(lease.info().name.as_str()) == wanted);
-        if let Some(held) = held {
-            let engine = self.leases[held].engine().clone();
-            // The last one of them is that which was opened last.
-            self.leases[held..].rotate_left(1);
-            return Ok(Opened::Before(engine));
+    fn begin_open(&mut self, name: Option<&str>) -> Result<ModelOpen, wit::Error> {
+        take_handle(&mut self.handles.models, "open models")?;
+        let models = &self.grants.models;
+        let wanted = name.or_else(|| models.names().first().copied());
+        // A second lease might have to wait until this call ends.
+        let leased = self
+            .leases
+            .iter()
+            .position(|lease| Some(lease.info().name.as_str()) == wanted);
+        if let Some(leased) = leased {
+            let engine = self.leases[leased].engine().clone();
+            // Keep the model that was opened last at the end.
+            self.leases[leased..].rotate_left(1);
+            return Ok(ModelOpen::Leased(engine));
         }
-        match self.models.open(name, &self.caller) {
-            Some(opening) => Ok(Opened::Now(opening, Arc::clone(&self.tally))),
+        match models.open(name, &self.caller) {
+            Some(opening) => Ok(ModelOpen::Opening(opening, Arc::clone(&self.counters))),
             None => {
                 self.handles.models -= 1;
+                let missing = match name {
+                    Some(name) => format!("model {name}"),
+                    None => "default model".to_owned(),
+                };
                 Err(wit::Error::NotFound(format!(
-                    "there is no model {}; there is {}",
-                    name.unwrap_or("to be the default one"),
-                    self.models.names().join(", ")
+                    "there is no {missing}; there is {}",
+                    models.names().join(", ")
                 )))
             }
         }
     }
 
-    fn end_open(&mut self, opened: Result<Engine, wit::Error>) -> Answer<Resource<Model>> {
+    fn end_open(&mut self, opened: Result<Engine, wit::Error>) -> HostResult<Resource<GuestModel>> {
         match opened {
-            Ok(engine) => Ok(Ok(self.table.push(Model(engine))?)),
+            Ok(engine) => Ok(Ok(self.table.push(GuestModel(engine))?)),
             Err(error) => {
                 self.handles.models -= 1;
                 Ok(Err(error))
@@ -173,7 +188,7 @@ impl State {
 }
 
 impl HostModel for State {
-    fn info(&mut self, model: Resource<Model>) -> wasmtime::Result<ModelInfo> {
+    fn info(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<ModelInfo> {
         let info = self.table.get(&model)?.0.info();
         Ok(ModelInfo {
             name: info.name.clone(),
@@ -191,18 +206,18 @@ impl HostModel for State {
 
     async fn tokenize(
         &mut self,
-        model: Resource<Model>,
+        model: Resource<GuestModel>,
         text: String,
         special: bool,
-    ) -> Answer<Vec<Token>> {
+    ) -> HostResult<Vec<Token>> {
         let engine = &self.table.get(&model)?.0;
-        if text.len() > TEXT_BYTES {
-            return Ok(Err(wit::Error::Invalid(format!(
-                "the text has {} bytes; at most {TEXT_BYTES} are tokenised at once",
+        if text.len() > MAX_TEXT_BYTES {
+            return invalid(format!(
+                "the text has {} bytes; one call tokenizes at most {MAX_TEXT_BYTES}",
                 text.len()
-            ))));
+            ));
         }
-        if text.len() <= INLINE_BYTES {
+        if text.len() <= INLINE_TEXT_BYTES {
             return Ok(engine.tokenize(&text, special).map_err(Into::into));
         }
         let engine = engine.clone();
@@ -218,21 +233,21 @@ impl HostModel for State {
 
     fn detokenize(
         &mut self,
-        model: Resource<Model>,
+        model: Resource<GuestModel>,
         tokens: Vec<Token>,
         special: bool,
-    ) -> Answer<Vec<u8>> {
+    ) -> HostResult<Vec<u8>> {
         let engine = &self.table.get(&model)?.0;
-        if tokens.len() > DETOKENIZE {
-            return Ok(Err(wit::Error::Invalid(format!(
-                "there are {} tokens; at most {DETOKENIZE} are turned into text at once",
+        if tokens.len() > MAX_DETOKENIZE {
+            return invalid(format!(
+                "the call has {} tokens; one call detokenizes at most {MAX_DETOKENIZE}",
                 tokens.len()
-            ))));
+            ));
         }
         Ok(engine.detokenize(&tokens, special).map_err(Into::into))
     }
 
-    fn drop(&mut self, model: Resource<Model>) -> wasmtime::Result<()> {
+    fn drop(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<()> {
         self.table.delete(model)?;
         self.handles.models -= 1;
         Ok(())

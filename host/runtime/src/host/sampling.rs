@@ -1,75 +1,77 @@
 //! `options.sample-with`.
 
-use super::reach::Reach;
-use super::{Answer, Options, wit};
-use crate::sampling::Unchecked;
+use super::store_access::StoreAccess;
+use super::{GuestOptions, HostResult, wit};
+use crate::sampling::UncheckedSampler;
 use crate::state::State;
 use std::sync::Arc;
 use wasmtime::component::Resource;
 
 /// Longest settings, in bytes.
-const SETTINGS_BYTES: usize = 64 << 10;
+const MAX_SETTINGS_BYTES: usize = 64 << 10;
 
-/// Lets a sampling plugin choose the tokens, once it has taken its settings.
+/// Checks a sampling plugin's settings and sets it as the options' sampler.
 pub(super) async fn sample_with(
-    mut on: impl Reach,
-    options: Resource<Options>,
+    mut store: impl StoreAccess,
+    options: Resource<GuestOptions>,
     name: String,
     settings: String,
-) -> Answer<()> {
-    let turn = on.with(|state| Arc::clone(&state.handles.check));
-    // One after the other, so that an instance holds one place with them.
-    let _turn = turn.lock_owned().await;
-    let begun = on.with(|state| {
+) -> HostResult<()> {
+    let lock = store.with(|state| Arc::clone(&state.handles.sampler_check));
+    // One check at a time, so that an instance holds at most one check permit.
+    let _lock = lock.lock_owned().await;
+    let begun = store.with(|state| {
         let options = state.table.get(&options)?;
-        let begun = options.check_unsampled();
-        Ok::<_, wasmtime::Error>(begun.and_then(|()| state.unchecked(name, settings)))
+        let checked = options.check_no_samplers();
+        Ok::<_, wasmtime::Error>(checked.and_then(|()| state.unchecked_sampler(name, settings)))
     })?;
     let (sampler, vocabulary) = match begun {
         Ok(begun) => begun,
         Err(error) => return Ok(Err(error)),
     };
-    let linked = match sampler.check(vocabulary).await {
-        Ok(linked) => linked,
+    let sampler = match sampler.check(vocabulary).await {
+        Ok(sampler) => sampler,
         Err(error) => return Ok(Err(error.into())),
     };
-    on.with(|state| {
+    store.with(|state| {
         let options = state.table.get_mut(&options)?;
-        // Some may have come meanwhile.
+        // The guest may have added samplers meanwhile.
         Ok(options
-            .check_unsampled()
-            .map(|()| options.sample_with(linked)))
+            .check_no_samplers()
+            .map(|()| options.set_sampling_plugin(sampler)))
     })
 }
 
 impl State {
-    /// The sampling plugin of this name, and the number of tokens of the model that its settings are
-    /// probably meant for: the one that was opened last.
-    fn unchecked(
+    /// The named sampling plugin, and the vocabulary of the model that was opened last, for which the
+    /// settings are probably meant.
+    fn unchecked_sampler(
         &mut self,
         name: String,
         settings: String,
-    ) -> Result<(Unchecked, u32), wit::Error> {
-        let Some(pre) = self.samplers.get(&name) else {
+    ) -> Result<(UncheckedSampler, u32), wit::Error> {
+        let samplers = &self.grants.samplers;
+        let Some(plugin) = samplers.get(&name) else {
             let name: String = name.chars().take(64).collect();
-            let have: Vec<_> = self.samplers.keys().map(String::as_str).collect();
-            let have = match have.len() {
+            let known: Vec<_> = samplers.keys().map(String::as_str).collect();
+            let known = match known.len() {
                 0 => "none is linked to this deployment".to_owned(),
-                _ => format!("there is: {}", have.join(", ")),
+                _ => format!("there is: {}", known.join(", ")),
             };
             return Err(wit::Error::NotFound(format!(
-                "there is no sampling plugin {name:?}; {have}"
+                "there is no sampling plugin {name:?}; {known}"
             )));
         };
-        if settings.len() > SETTINGS_BYTES {
+        if settings.len() > MAX_SETTINGS_BYTES {
             return Err(wit::Error::Invalid(format!(
-                "the sampler's settings have {} bytes; they may have {SETTINGS_BYTES}",
+                "the sampler's settings have {} bytes; they may have {MAX_SETTINGS_BYTES}",
                 settings.len()
             )));
         }
-        let pre = pre.clone();
+        let plugin = plugin.clone();
         let last = self.leases.last();
         let vocabulary = last.map_or(0, |lease| lease.info().vocabulary);
-        Ok((Unchecked::new(self, name, pre, settings), vocabulary))
+        let sampler = UncheckedSampler::new(self, name, plugin, settings);
+        Ok((sampler, vocabulary))
     }
 }

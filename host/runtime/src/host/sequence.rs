@@ -1,75 +1,72 @@
 //! `corral:inference/inference`: sequences, and generations over them.
 
-use super::bindings::corral::inference::inference::Distribution;
 use super::bindings::corral::inference::inference::{
-    Chunk, HostSequence, HostSequenceWithStore, Look, Outcome, Token,
+    Chunk, Distribution, HostSequence, HostSequenceWithStore, Look, Outcome, Token,
 };
-use super::generation::{Run, lock};
-use super::looking;
-use super::{Answer, Model, Options, TOKENS, invalid, take, wit};
+use super::generation::{GenerationHandle, lock};
+use super::{
+    GuestModel, GuestOptions, HostResult, MAX_TOKENS, invalid, next_token, snapshots, take_handle,
+    wit,
+};
 use crate::meter::thread_nanos;
-use crate::quota::Unreserved;
+use crate::quota::ReserveError;
 use crate::state::State;
 use corral_engine::Engine;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use wasmtime::component::{Access, Accessor, FutureReader, HasSelf, Resource, StreamReader};
 
-/// A text and the engine's memory of it. Whatever generates for it shares it, and adds to it.
-pub(super) type Shared = Arc<Mutex<Text>>;
+/// A sequence that its guest and a running generation share.
+pub(super) type SharedSequence = Arc<Mutex<CountedSequence>>;
 
-/// See [`Shared`].
-pub(super) struct Text {
+/// An engine's sequence, and how many of its tokens the quotas have counted.
+pub(super) struct CountedSequence {
     pub(super) sequence: corral_engine::Sequence,
-    /// How many of its first tokens were counted by whoever counts tokens.
     counted: usize,
 }
 
-impl Text {
-    fn new(sequence: corral_engine::Sequence, counted: usize) -> Shared {
-        Arc::new(Mutex::new(Self { sequence, counted }))
-    }
-
-    pub(super) fn length(&self) -> usize {
+impl CountedSequence {
+    fn len(&self) -> usize {
         self.sequence.tokens().len()
     }
 
-    /// Tokens that are to be counted.
+    /// Number of tokens that no quota has counted.
     pub(super) fn uncounted(&self) -> u64 {
-        self.length().saturating_sub(self.counted) as u64
+        self.len().saturating_sub(self.counted) as u64
     }
 
-    /// All of them are.
-    pub(super) fn count(&mut self) {
-        self.counted = self.length();
+    /// Marks all tokens as counted.
+    pub(super) fn count_all(&mut self) {
+        self.counted = self.len();
     }
 
-    /// Adds what was generated, which was counted before.
-    pub(super) fn generated(&mut self, tokens: &[Token]) {
-        let added = self.sequence.append(tokens);
-        debug_assert!(added.is_ok(), "there was room for what was generated");
+    /// Appends generated tokens, which were counted when they were reserved.
+    pub(super) fn append_generated(&mut self, tokens: &[Token]) {
+        let appended = self.sequence.append(tokens);
+        debug_assert!(appended.is_ok(), "generated tokens fit into the sequence");
         self.counted += tokens.len();
     }
 }
 
 /// A sequence that a guest holds.
-pub struct Sequence {
-    text: Shared,
+pub struct GuestSequence {
+    sequence: SharedSequence,
     engine: Engine,
-    /// Its tokens, as far as they count for what the instance holds.
-    held: usize,
+    /// Its share of [`MAX_TOKENS`].
+    held_tokens: usize,
     adapter: Option<String>,
-    run: Option<Run>,
-    /// Held by a call that has not returned.
-    calls: Arc<()>,
+    generation: Option<GenerationHandle>,
+    /// Cloned by a call that has not returned.
+    call: Arc<()>,
 }
 
-impl Sequence {
-    /// Whether something goes on with it, and what to do then.
-    fn check_free(&self) -> Result<(), wit::Error> {
-        let why = if self.run.as_ref().is_some_and(Run::goes_on) {
+impl GuestSequence {
+    /// Checks that no generation and no call uses the sequence.
+    fn check_unused(&self) -> Result<(), wit::Error> {
+        let running = self.generation.as_ref();
+        let why = if running.is_some_and(GenerationHandle::is_running) {
             "a generation runs on this sequence: wait for its end or drop its stream"
-        } else if Arc::strong_count(&self.calls) > 1 {
+        } else if Arc::strong_count(&self.call) > 1 {
             "a call for this sequence has not returned: wait for it, or drop it"
         } else {
             return Ok(());
@@ -77,10 +74,10 @@ impl Sequence {
         Err(wit::Error::Invalid(why.to_owned()))
     }
 
-    /// The text, which is the caller's as long as it holds the call.
-    pub(super) fn begin(&self) -> Result<(Shared, Arc<()>), wit::Error> {
-        self.check_free()?;
-        Ok((Arc::clone(&self.text), Arc::clone(&self.calls)))
+    /// Begins a call. The sequence is in use until the returned guard is dropped.
+    pub(super) fn begin(&self) -> Result<(SharedSequence, Arc<()>), wit::Error> {
+        self.check_unused()?;
+        Ok((Arc::clone(&self.sequence), Arc::clone(&self.call)))
     }
 
     pub(super) fn engine(&self) -> &Engine {
@@ -92,135 +89,137 @@ impl Sequence {
     }
 }
 
-impl Drop for Sequence {
+impl Drop for GuestSequence {
     fn drop(&mut self) {
-        if let Some(run) = &self.run {
-            run.cancel();
+        if let Some(generation) = &self.generation {
+            generation.cancel();
         }
     }
 }
 
 impl State {
-    /// Takes so many more tokens into an instance's sequences.
-    fn hold(&mut self, tokens: usize) -> Result<(), wit::Error> {
+    /// Counts tokens towards [`MAX_TOKENS`].
+    fn hold_tokens(&mut self, tokens: usize) -> Result<(), wit::Error> {
         let held = self.handles.tokens.saturating_add(tokens);
-        if held > TOKENS {
+        if held > MAX_TOKENS {
             return Err(wit::Error::Invalid(format!(
-                "the plugin's sequences would hold more than {TOKENS} tokens; drop some"
+                "the plugin's sequences would hold more than {MAX_TOKENS} tokens; drop some"
             )));
         }
         self.handles.tokens = held;
         Ok(())
     }
 
-    /// Gives a sequence to the guest, for which [`take`] was asked already. So many of its tokens were
-    /// counted.
-    pub(super) fn give(
+    /// Gives a sequence to the guest. The caller has taken its handle. Quotas have `counted` its first tokens.
+    pub(super) fn add_sequence(
         &mut self,
         engine: Engine,
         sequence: corral_engine::Sequence,
         counted: usize,
-    ) -> Answer<Resource<Sequence>> {
-        let held = sequence.tokens().len();
-        if let Err(error) = self.hold(held) {
+    ) -> HostResult<Resource<GuestSequence>> {
+        let held_tokens = sequence.tokens().len();
+        if let Err(error) = self.hold_tokens(held_tokens) {
             self.handles.sequences -= 1;
             return Ok(Err(error));
         }
-        Ok(Ok(self.table.push(Sequence {
-            text: Text::new(sequence, counted),
+        Ok(Ok(self.table.push(GuestSequence {
+            sequence: Arc::new(Mutex::new(CountedSequence { sequence, counted })),
             engine,
-            held,
+            held_tokens,
             adapter: None,
-            run: None,
-            calls: Arc::default(),
+            generation: None,
+            call: Arc::default(),
         })?))
     }
 }
 
-/// [`Error::Unsupported`] in words for whoever forks or truncates.
-fn check_parts(engine: &Engine) -> Result<(), wit::Error> {
+fn check_can_fork(engine: &Engine) -> Result<(), wit::Error> {
     let info = engine.info();
     if info.can_truncate {
         return Ok(());
     }
     Err(wit::Error::Invalid(format!(
-        "sequences of the model {} can be neither forked nor truncated: its memory is recurrent or a \
-         sliding window; begin a new sequence",
+        "sequences of the model {} can be neither forked nor truncated, because its memory is recurrent or a \
+         sliding window; create a new sequence",
         info.name
     )))
 }
 
 impl HostSequence for State {
-    fn create(&mut self, model: Resource<Model>) -> Answer<Resource<Sequence>> {
+    fn create(&mut self, model: Resource<GuestModel>) -> HostResult<Resource<GuestSequence>> {
         let engine = self.table.get(&model)?.0.clone();
-        if let Err(error) = take(&mut self.handles.sequences, "sequences") {
+        if let Err(error) = take_handle(&mut self.handles.sequences, "sequences") {
             return Ok(Err(error));
         }
         let sequence = corral_engine::Sequence::new(engine.clone(), self.caller);
-        self.give(engine, sequence, 0)
+        self.add_sequence(engine, sequence, 0)
     }
 
-    fn append(&mut self, sequence: Resource<Sequence>, tokens: Vec<Token>) -> Answer<()> {
-        let of_guest = self.table.get(&sequence)?;
-        if let Err(error) = of_guest.check_free() {
+    fn append(&mut self, sequence: Resource<GuestSequence>, tokens: Vec<Token>) -> HostResult<()> {
+        let held = self.table.get(&sequence)?;
+        if let Err(error) = held.check_unused() {
             return Ok(Err(error));
         }
-        let text = Arc::clone(&of_guest.text);
-        if let Err(error) = self.hold(tokens.len()) {
+        let shared = Arc::clone(&held.sequence);
+        if let Err(error) = self.hold_tokens(tokens.len()) {
             return Ok(Err(error));
         }
-        if let Err(error) = lock(&text).sequence.append(&tokens) {
+        if let Err(error) = lock(&shared).sequence.append(&tokens) {
             self.handles.tokens -= tokens.len();
             return Ok(Err(error.into()));
         }
-        self.table.get_mut(&sequence)?.held += tokens.len();
+        self.table.get_mut(&sequence)?.held_tokens += tokens.len();
         Ok(Ok(()))
     }
 
-    fn truncate(&mut self, sequence: Resource<Sequence>, length: u32) -> Answer<()> {
-        let of_guest = self.table.get_mut(&sequence)?;
-        if let Err(error) = of_guest.check_free() {
+    fn truncate(&mut self, sequence: Resource<GuestSequence>, length: u32) -> HostResult<()> {
+        let held = self.table.get_mut(&sequence)?;
+        if let Err(error) = held.check_unused() {
             return Ok(Err(error));
         }
-        let mut text = lock(&of_guest.text);
-        if let Err(error) = text.sequence.truncate(length as usize) {
+        let mut counted = lock(&held.sequence);
+        if let Err(error) = counted.sequence.truncate(length as usize) {
             return Ok(Err(error.into()));
         }
-        let length = text.length();
-        text.counted = text.counted.min(length);
-        drop(text);
-        let less = of_guest.held.saturating_sub(length);
-        of_guest.held -= less;
-        self.handles.tokens -= less;
+        let length = counted.len();
+        counted.counted = counted.counted.min(length);
+        drop(counted);
+        let removed = held.held_tokens.saturating_sub(length);
+        held.held_tokens -= removed;
+        self.handles.tokens -= removed;
         Ok(Ok(()))
     }
 
-    fn fork(&mut self, sequence: Resource<Sequence>) -> Answer<Resource<Sequence>> {
-        let of_guest = self.table.get(&sequence)?;
-        let checked = of_guest.check_free();
-        if let Err(error) = checked.and_then(|()| check_parts(&of_guest.engine)) {
+    fn fork(&mut self, sequence: Resource<GuestSequence>) -> HostResult<Resource<GuestSequence>> {
+        let held = self.table.get(&sequence)?;
+        let checked = held.check_unused();
+        if let Err(error) = checked.and_then(|()| check_can_fork(&held.engine)) {
             return Ok(Err(error));
         }
-        let (engine, adapter) = (of_guest.engine.clone(), of_guest.adapter.clone());
-        if let Err(error) = take(&mut self.handles.sequences, "sequences") {
+        if let Err(error) = take_handle(&mut self.handles.sequences, "sequences") {
             return Ok(Err(error));
         }
-        let text = lock(&self.table.get(&sequence)?.text);
-        let (fork, counted) = (text.sequence.fork(), text.counted);
-        drop(text);
-        let given = self.give(engine, fork, counted)?;
-        if let Ok(given) = &given {
-            self.table.get_mut(given)?.adapter = adapter;
+        let (engine, adapter) = (held.engine.clone(), held.adapter.clone());
+        let original = lock(&held.sequence);
+        let (fork, counted) = (original.sequence.fork(), original.counted);
+        drop(original);
+        let fork = self.add_sequence(engine, fork, counted)?;
+        if let Ok(fork) = &fork {
+            self.table.get_mut(fork)?.adapter = adapter;
         }
-        Ok(given)
+        Ok(fork)
     }
 
-    fn adapt(&mut self, sequence: Resource<Sequence>, adapter: Option<String>) -> Answer<()> {
-        let of_guest = self.table.get_mut(&sequence)?;
-        if let Err(error) = of_guest.check_free() {
+    fn adapt(
+        &mut self,
+        sequence: Resource<GuestSequence>,
+        adapter: Option<String>,
+    ) -> HostResult<()> {
+        let held = self.table.get_mut(&sequence)?;
+        if let Err(error) = held.check_unused() {
             return Ok(Err(error));
         }
-        let known = &of_guest.engine.info().adapters;
+        let known = &held.engine.info().adapters;
         if let Some(name) = &adapter
             && !known.contains(name)
         {
@@ -230,103 +229,106 @@ impl HostSequence for State {
                 known.join(", ")
             ));
         }
-        of_guest.adapter = adapter;
+        held.adapter = adapter;
         Ok(Ok(()))
     }
 
-    fn length(&mut self, sequence: Resource<Sequence>) -> wasmtime::Result<u32> {
-        let length = lock(&self.table.get(&sequence)?.text).length();
+    fn length(&mut self, sequence: Resource<GuestSequence>) -> wasmtime::Result<u32> {
+        let length = lock(&self.table.get(&sequence)?.sequence).len();
         Ok(u32::try_from(length)?)
     }
 
-    fn tokens(&mut self, sequence: Resource<Sequence>, start: u32) -> wasmtime::Result<Vec<Token>> {
-        let text = lock(&self.table.get(&sequence)?.text);
-        let tokens = text.sequence.tokens().get(start as usize..);
+    fn tokens(
+        &mut self,
+        sequence: Resource<GuestSequence>,
+        start: u32,
+    ) -> wasmtime::Result<Vec<Token>> {
+        let counted = lock(&self.table.get(&sequence)?.sequence);
+        let tokens = counted.sequence.tokens().get(start as usize..);
         Ok(tokens.unwrap_or_default().to_vec())
     }
 
-    fn drop(&mut self, sequence: Resource<Sequence>) -> wasmtime::Result<()> {
+    fn drop(&mut self, sequence: Resource<GuestSequence>) -> wasmtime::Result<()> {
         let sequence = self.table.delete(sequence)?;
         self.handles.sequences -= 1;
-        self.handles.tokens -= sequence.held;
+        self.handles.tokens -= sequence.held_tokens;
         Ok(())
     }
 }
 
-impl From<Unreserved> for wit::Error {
-    fn from(no: Unreserved) -> Self {
-        match no {
-            Unreserved::Later(refusal) => {
-                let wait = refusal.retry_after.unwrap_or_default();
+impl From<ReserveError> for wit::Error {
+    fn from(error: ReserveError) -> Self {
+        match error {
+            ReserveError::Temporary(exceeded) => {
+                let wait = exceeded.retry_after.unwrap_or_default();
                 Self::Refused(wit::Refusal {
-                    reason: refusal.to_string(),
+                    reason: exceeded.to_string(),
                     retry_after_ms: u32::try_from(wait.as_nanos().div_ceil(1_000_000))
                         .unwrap_or(u32::MAX),
                 })
             }
-            Unreserved::Never(text) => Self::NotGranted(text),
+            ReserveError::Permanent(text) => Self::NotGranted(text),
         }
     }
 }
 
-type Generated = (
+type ChunksAndOutcome = (
     StreamReader<Chunk>,
     FutureReader<Result<Outcome, wit::Error>>,
 );
 
 impl State {
-    /// Reserves what a generation may come to, which is what was appended since tokens were last
-    /// counted and all that it may generate; and starts it.
+    /// Starts a generation. Reserves the tokens that it may use: those that were appended since tokens were
+    /// last counted, and all that it may generate.
     pub(super) fn generate(
         &mut self,
-        sequence: &Resource<Sequence>,
-        options: &Resource<Options>,
-    ) -> Answer<Run> {
+        sequence: &Resource<GuestSequence>,
+        options: &Resource<GuestOptions>,
+    ) -> HostResult<GenerationHandle> {
         let max_tokens = self.table.get(options)?.max_tokens();
-        let of_guest = self.table.get(sequence)?;
-        if let Err(error) = of_guest.check_free() {
+        let held = self.table.get(sequence)?;
+        if let Err(error) = held.check_unused() {
             return Ok(Err(error));
         }
-        let (engine, shared) = (of_guest.engine.clone(), Arc::clone(&of_guest.text));
-        let mut text = lock(&shared);
-        let length = text.length();
+        let (engine, shared) = (held.engine.clone(), Arc::clone(&held.sequence));
+        let mut counted = lock(&shared);
+        let length = counted.len();
         if length == 0 {
             return invalid("the sequence is empty; append at least one token");
         }
         if max_tokens == 0 {
             return invalid("max-tokens is 0; it must be at least 1");
         }
-        let appended = text.uncounted();
-        let room = u64::from(engine.info().context).saturating_sub(length as u64);
+        let appended = counted.uncounted();
+        let context = engine.info().context;
+        let room = u64::from(context).saturating_sub(length as u64);
         let tokens = appended + u64::from(max_tokens).min(room);
-        let reserved = self.visit.as_ref().map(|visit| visit.reserve(tokens));
-        let mut reservation = match reserved.transpose() {
+        let permit = self.quota_permit.as_ref();
+        let mut reservation = match permit.map(|permit| permit.reserve(tokens)).transpose() {
             Ok(reservation) => reservation,
             Err(error) => return Ok(Err(error.into())),
         };
         let began = thread_nanos();
-        let mut options = match self.table.get(options)?.of(&engine) {
+        let mut options = match self.table.get(options)?.for_engine(&engine) {
             Ok(options) => options,
             Err(error) => return Ok(Err(error.into())),
         };
         let spent = thread_nanos().saturating_sub(began);
         self.meter.charge(Duration::from_nanos(spent));
-        let named = options.adapter.take();
-        options.adapter = named.or_else(|| of_guest.adapter.clone());
-        match self
-            .tally
-            .begun(text.sequence.generate(options), engine.info().context)
-        {
+        let adapter = options.adapter.take();
+        options.adapter = adapter.or_else(|| held.adapter.clone());
+        let started = counted.sequence.generate(options);
+        match self.counters.check_started(started, context) {
             Ok(generation) => {
-                // Only what was taken is used.
                 if let Some(reservation) = &mut reservation {
-                    reservation.used(appended);
+                    reservation.mark_used(appended);
                 }
-                text.count();
-                drop(text);
-                let run = Run::new(generation, shared, Arc::clone(&self.tally), reservation);
-                self.table.get_mut(sequence)?.run = Some(run.clone());
-                Ok(Ok(run))
+                counted.count_all();
+                drop(counted);
+                let counters = Arc::clone(&self.counters);
+                let generation = GenerationHandle::new(generation, shared, counters, reservation);
+                self.table.get_mut(sequence)?.generation = Some(generation.clone());
+                Ok(Ok(generation))
             }
             Err(error) => Ok(Err(error.into())),
         }
@@ -336,48 +338,47 @@ impl State {
 impl HostSequenceWithStore<State> for HasSelf<State> {
     fn generate(
         mut store: Access<'_, State, Self>,
-        sequence: Resource<Sequence>,
-        options: Resource<Options>,
-    ) -> Answer<Generated> {
-        let run = match store.get().generate(&sequence, &options)? {
-            Ok(started) => started,
+        sequence: Resource<GuestSequence>,
+        options: Resource<GuestOptions>,
+    ) -> HostResult<ChunksAndOutcome> {
+        let generation = match store.get().generate(&sequence, &options)? {
+            Ok(generation) => generation,
             Err(error) => return Ok(Err(error)),
         };
-        let (chunks, ending) = (run.chunks(), run.ending());
-        let stream = StreamReader::new(&mut store, chunks)?;
-        let future = FutureReader::new(&mut store, ending)?;
+        let stream = StreamReader::new(&mut store, generation.chunks())?;
+        let future = FutureReader::new(&mut store, generation.outcome())?;
         Ok(Ok((stream, future)))
     }
 
     async fn next(
         store: &Accessor<State, Self>,
-        sequence: Resource<Sequence>,
+        sequence: Resource<GuestSequence>,
         look: Look,
-    ) -> Answer<Distribution> {
-        looking::next(store, sequence, look).await
+    ) -> HostResult<Distribution> {
+        next_token::next(store, sequence, look).await
     }
 
     async fn snapshot(
         store: &Accessor<State, Self>,
-        sequence: Resource<Sequence>,
+        sequence: Resource<GuestSequence>,
         name: String,
-    ) -> Answer<()> {
-        super::snapshots::snapshot(store, sequence, name).await
+    ) -> HostResult<()> {
+        snapshots::snapshot(store, sequence, name).await
     }
 
     async fn restore(
         store: &Accessor<State, Self>,
-        model: Resource<Model>,
+        model: Resource<GuestModel>,
         name: String,
-    ) -> Answer<Resource<Sequence>> {
-        super::snapshots::restore(store, model, name).await
+    ) -> HostResult<Resource<GuestSequence>> {
+        snapshots::restore(store, model, name).await
     }
 
     async fn forget(
         store: &Accessor<State, Self>,
-        model: Resource<Model>,
+        model: Resource<GuestModel>,
         name: String,
-    ) -> Answer<()> {
-        super::snapshots::forget(store, model, name).await
+    ) -> HostResult<()> {
+        snapshots::forget(store, model, name).await
     }
 }

@@ -1,93 +1,93 @@
-//! Sequences that are kept under a name, of one deployment each.
+//! Named snapshots of sequences, separate for each deployment.
 //!
-//! What blocks on the disk runs on a thread of its own, a few in the whole process at a time, since each
-//! may hold all of a sequence's state in memory.
+//! Disk access blocks a thread of its own. Only a few run in the process at a time, since each may hold the
+//! whole state of a sequence in memory.
 
 use super::generation::lock;
-use super::reach::Reach;
-use super::sequence::Sequence;
-use super::{Answer, Model, take, wit};
+use super::store_access::StoreAccess;
+use super::{GuestModel, GuestSequence, HostResult, take_handle, wit};
 use corral_engine::{Caller, Engine};
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wasmtime::component::Resource;
 
-/// Of all instances together that are written, read or removed at a time.
-const AT_ONCE: usize = 4;
+/// Snapshots that are written, read or removed at a time, over all instances.
+const CONCURRENT: usize = 4;
 
-/// Whose snapshots an instance sees.
+/// The snapshots of one deployment.
 #[derive(Clone, Debug)]
-pub(crate) struct Snapshots {
-    owner: Arc<str>,
-    turns: Arc<Semaphore>,
+pub(crate) struct DeploymentSnapshots {
+    /// Name of the deployment's folder. Empty for no deployment.
+    folder: Arc<str>,
+    permits: Arc<Semaphore>,
 }
 
-/// The turns for [`Snapshots::new`]; one for the process.
-pub(crate) fn turns() -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(AT_ONCE))
+/// Permits for [`DeploymentSnapshots::new`], shared by the process.
+pub(crate) fn snapshot_permits() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(CONCURRENT))
 }
 
-impl Snapshots {
-    /// Those of a deployment of this name.
-    pub(crate) fn new(deployment: &str, turns: Arc<Semaphore>) -> Self {
+impl DeploymentSnapshots {
+    /// The snapshots of the named deployment.
+    pub(crate) fn new(deployment: &str, permits: Arc<Semaphore>) -> Self {
         Self {
-            owner: owner(deployment).into(),
-            turns,
+            folder: folder_name(deployment).into(),
+            permits,
         }
     }
 
-    /// Those of no deployment: there are none.
+    /// No snapshots.
     pub(crate) fn none(&self) -> Self {
         Self {
-            owner: Arc::default(),
-            turns: Arc::clone(&self.turns),
+            folder: Arc::default(),
+            permits: Arc::clone(&self.permits),
         }
+    }
+
+    /// A permit to access the disk, if the engine stores snapshots.
+    async fn acquire(&self, engine: &Engine) -> Result<OwnedSemaphorePermit, wit::Error> {
+        if !engine.keeps_snapshots() {
+            let none = "snapshots: this host stores none; its operator can configure a folder";
+            return Err(wit::Error::NotGranted(none.to_owned()));
+        }
+        let permit = Arc::clone(&self.permits).acquire_owned().await;
+        permit.map_err(|_| wit::Error::Cancelled)
     }
 }
 
-/// A name that a folder can have: names of deployments as they are, others (routes) with what else is in
-/// them written as numbers.
-fn owner(deployment: &str) -> String {
-    let written = |byte: u8| match byte {
+/// A folder name for a deployment. Characters of routes that deployment names lack are written as numbers.
+fn folder_name(deployment: &str) -> String {
+    let encode = |byte: u8| match byte {
         b'-' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => char::from(byte).to_string(),
         _ => format!("_{byte:02x}"),
     };
-    deployment.bytes().map(written).collect()
-}
-
-/// A turn, for an engine that keeps snapshots.
-async fn turn(engine: &Engine, snapshots: &Snapshots) -> Result<OwnedSemaphorePermit, wit::Error> {
-    if !engine.keeps_snapshots() {
-        let none = "snapshots: this host keeps none; its operator can give a folder for them";
-        return Err(wit::Error::NotGranted(none.to_owned()));
-    }
-    let turn = Arc::clone(&snapshots.turns).acquire_owned().await;
-    turn.map_err(|_| wit::Error::Cancelled)
+    deployment.bytes().map(encode).collect()
 }
 
 pub(super) async fn snapshot(
-    mut on: impl Reach,
-    sequence: Resource<Sequence>,
+    mut store: impl StoreAccess,
+    sequence: Resource<GuestSequence>,
     name: String,
-) -> Answer<()> {
-    let (engine, snapshots, begun) = on.with(|state| {
+) -> HostResult<()> {
+    let (engine, snapshots, begun) = store.with(|state| {
         let sequence = state.table.get(&sequence)?;
         let engine = sequence.engine().clone();
-        Ok::<_, wasmtime::Error>((engine, state.snapshots.clone(), sequence.begin()))
+        let snapshots = state.grants.snapshots.clone();
+        Ok::<_, wasmtime::Error>((engine, snapshots, sequence.begin()))
     })?;
-    let (text, call) = match begun {
+    let (sequence, call) = match begun {
         Ok(begun) => begun,
         Err(error) => return Ok(Err(error)),
     };
-    let turn = match turn(&engine, &snapshots).await {
-        Ok(turn) => turn,
+    let permit = match snapshots.acquire(&engine).await {
+        Ok(permit) => permit,
         Err(error) => return Ok(Err(error)),
     };
-    // A copy, which shares the claim on the state: nobody waits for the text's lock.
-    let sequence = lock(&text).sequence.clone();
+    // The clone shares the retained state. The lock is not held while the thread writes.
+    let sequence = lock(&sequence).sequence.clone();
     let written = tokio::task::spawn_blocking(move || {
-        let written = sequence.snapshot(&snapshots.owner, &name);
-        drop(turn);
+        let written = sequence.snapshot(&snapshots.folder, &name);
+        drop(permit);
         written
     });
     let written = written.await?;
@@ -95,31 +95,30 @@ pub(super) async fn snapshot(
     Ok(written.map_err(Into::into))
 }
 
-/// The model's engine, and whose snapshots there are, and on whose behalf.
-fn of_model(
-    on: &mut impl Reach,
-    model: &Resource<Model>,
-) -> wasmtime::Result<(Engine, Snapshots, Caller)> {
-    on.with(|state| {
+fn model(
+    store: &mut impl StoreAccess,
+    model: &Resource<GuestModel>,
+) -> wasmtime::Result<(Engine, DeploymentSnapshots, Caller)> {
+    store.with(|state| {
         let engine = state.table.get(model)?.0.clone();
-        Ok((engine, state.snapshots.clone(), state.caller))
+        Ok((engine, state.grants.snapshots.clone(), state.caller))
     })
 }
 
 pub(super) async fn restore(
-    mut on: impl Reach,
-    model: Resource<Model>,
+    mut store: impl StoreAccess,
+    of_model: Resource<GuestModel>,
     name: String,
-) -> Answer<Resource<Sequence>> {
-    let (engine, snapshots, caller) = of_model(&mut on, &model)?;
-    let turn = match turn(&engine, &snapshots).await {
-        Ok(turn) => turn,
+) -> HostResult<Resource<GuestSequence>> {
+    let (engine, snapshots, caller) = model(&mut store, &of_model)?;
+    let permit = match snapshots.acquire(&engine).await {
+        Ok(permit) => permit,
         Err(error) => return Ok(Err(error)),
     };
     let of_engine = engine.clone();
     let read = tokio::task::spawn_blocking(move || {
-        let read = corral_engine::Sequence::restore(of_engine, caller, &snapshots.owner, &name);
-        drop(turn);
+        let read = corral_engine::Sequence::restore(of_engine, caller, &snapshots.folder, &name);
+        drop(permit);
         read
     });
     let sequence = match read.await? {
@@ -127,23 +126,27 @@ pub(super) async fn restore(
         Err(error) => return Ok(Err(error.into())),
     };
     let counted = sequence.tokens().len();
-    on.with(
-        |state| match take(&mut state.handles.sequences, "sequences") {
-            Ok(()) => state.give(engine, sequence, counted),
+    store.with(
+        |state| match take_handle(&mut state.handles.sequences, "sequences") {
+            Ok(()) => state.add_sequence(engine, sequence, counted),
             Err(error) => Ok(Err(error)),
         },
     )
 }
 
-pub(super) async fn forget(mut on: impl Reach, model: Resource<Model>, name: String) -> Answer<()> {
-    let (engine, snapshots, _) = of_model(&mut on, &model)?;
-    let turn = match turn(&engine, &snapshots).await {
-        Ok(turn) => turn,
+pub(super) async fn forget(
+    mut store: impl StoreAccess,
+    of_model: Resource<GuestModel>,
+    name: String,
+) -> HostResult<()> {
+    let (engine, snapshots, _) = model(&mut store, &of_model)?;
+    let permit = match snapshots.acquire(&engine).await {
+        Ok(permit) => permit,
         Err(error) => return Ok(Err(error)),
     };
     let removed = tokio::task::spawn_blocking(move || {
-        let removed = corral_engine::Sequence::forget(&engine, &snapshots.owner, &name);
-        drop(turn);
+        let removed = corral_engine::Sequence::forget(&engine, &snapshots.folder, &name);
+        drop(permit);
         removed
     });
     Ok(removed.await?.map_err(Into::into))
@@ -151,14 +154,14 @@ pub(super) async fn forget(mut on: impl Reach, model: Resource<Model>, name: Str
 
 #[cfg(test)]
 mod tests {
-    use super::owner;
+    use super::folder_name;
 
     #[test]
-    fn no_two_deployments_have_one_folder() {
-        assert_eq!(owner("chat-2"), "chat-2");
-        assert_eq!(owner("/chat/v1"), "_2fchat_2fv1");
-        assert_eq!(owner("/chat_v1"), "_2fchat_5fv1");
-        assert_eq!(owner("../x"), "_2e_2e_2fx");
-        assert_eq!(owner("ä"), "_c3_a4");
+    fn deployments_have_different_folders() {
+        assert_eq!(folder_name("chat-2"), "chat-2");
+        assert_eq!(folder_name("/chat/v1"), "_2fchat_2fv1");
+        assert_eq!(folder_name("/chat_v1"), "_2fchat_5fv1");
+        assert_eq!(folder_name("../x"), "_2e_2e_2fx");
+        assert_eq!(folder_name("ä"), "_c3_a4");
     }
 }

@@ -1,31 +1,29 @@
-//! How much was used lately.
+//! A sliding window that counts recent usage in slots.
 //!
-//! A window of time is cut into slots, each with the sum of what was taken in it. One slot more is
-//! kept than the window has, so the slots together always reach back further than the window: what
-//! they hold is never less than what was taken in any span of the window's length that ends now. So a
-//! sum that stays within its limit at every taking stays within it in *every* span of that length, and
-//! not only in those that begin at a full minute. The price: a limit that is used up comes back after
-//! the window and at most one slot more.
+//! The window keeps one slot more than its length, so its sum is never less than the usage of any span of
+//! the window's length that ends now. Usage that stays within a limit at every addition therefore stays
+//! within it in every such span, not only in spans that start at full minutes. The cost: used-up usage
+//! expires up to one slot late.
 
 use std::time::Duration;
 
-/// Sums over the slots of a window. Time is counted from any moment, and never goes back.
+/// Sums over the slots of a window. Time counts from any fixed moment and never goes back.
 #[derive(Clone, Debug)]
-pub(crate) struct Window {
+pub(crate) struct SlidingWindow {
     slot: Duration,
-    /// A ring; the slot with the number n is at n modulo its length.
+    /// A ring. The slot with number n is at n modulo its length.
     slots: Box<[u64]>,
-    /// Number of the slot in which something was last asked.
+    /// Number of the current slot, as of the last call.
     newest: u64,
     /// Sum of all slots.
     sum: u64,
 }
 
-/// Where something was taken, so that a part of it can be given back.
+/// The slot of an addition, for releasing a part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place(u64);
+pub(crate) struct SlotNumber(u64);
 
-impl Window {
+impl SlidingWindow {
     /// A window of `count` slots, `slot` long each.
     pub(crate) fn new(slot: Duration, count: usize) -> Self {
         Self {
@@ -36,59 +34,58 @@ impl Window {
         }
     }
 
-    /// What was taken and not given back, as of `now`.
+    /// Usage within the window that ends `now`.
     pub(crate) fn used(&mut self, now: Duration) -> u64 {
         self.advance(now);
         self.sum
     }
 
-    /// Takes `amount`, whatever the limit.
-    pub(crate) fn take(&mut self, now: Duration, amount: u64) -> Place {
+    /// Adds `amount`, whatever the limit.
+    pub(crate) fn add(&mut self, now: Duration, amount: u64) -> SlotNumber {
         self.advance(now);
         let at = self.index(self.newest);
-        // What is asked is checked against a limit before, so this ends far from the largest number.
+        // Callers check a limit first, so the sum stays far below the maximum.
         let amount = amount.min(u64::MAX - self.sum);
         self.slots[at] += amount;
         self.sum += amount;
-        Place(self.newest)
+        SlotNumber(self.newest)
     }
 
-    /// Gives back a part of what was taken at `place`, unless that is no longer counted anyway.
-    pub(crate) fn give_back(&mut self, now: Duration, place: Place, amount: u64) {
+    /// Subtracts `amount` of an addition to `slot`, unless the slot has expired.
+    pub(crate) fn release(&mut self, now: Duration, slot: SlotNumber, amount: u64) {
         self.advance(now);
-        if place.0 + (self.slots.len() as u64) <= self.newest {
+        if slot.0 + (self.slots.len() as u64) <= self.newest {
             return;
         }
-        let at = self.index(place.0);
+        let at = self.index(slot.0);
         let amount = amount.min(self.slots[at]);
         self.slots[at] -= amount;
         self.sum -= amount;
     }
 
-    /// How long until `amount` can be taken without passing `limit`, if nobody takes anything before;
-    /// nothing if it never can.
+    /// Time until `amount` fits into `limit` if nothing else is added before. None if it never fits.
     pub(crate) fn wait(&mut self, now: Duration, amount: u64, limit: u64) -> Option<Duration> {
         let room = limit.checked_sub(amount)?;
         self.advance(now);
         let mut held = self.sum;
         let slots = self.slots.len() as u64;
-        // From the oldest on, until enough of them have left.
+        // Expires slots, oldest first, until the amount fits.
         let oldest = (self.newest + 1).saturating_sub(slots);
-        let mut gone = None;
+        let mut expired = None;
         for number in oldest..=self.newest {
             if held <= room {
                 break;
             }
             held -= self.slots[self.index(number)];
-            gone = Some(number);
+            expired = Some(number);
         }
-        let Some(gone) = gone else {
+        let Some(expired) = expired else {
             return Some(Duration::ZERO);
         };
-        Some(self.begin(gone + slots).saturating_sub(now))
+        Some(self.begin(expired + slots).saturating_sub(now))
     }
 
-    /// Forgets the slots that have become too old.
+    /// Clears expired slots.
     fn advance(&mut self, now: Duration) {
         let number = now.as_nanos() / self.slot.as_nanos().max(1);
         let number = u64::try_from(number).unwrap_or(u64::MAX).max(self.newest);
@@ -101,11 +98,11 @@ impl Window {
     }
 
     fn index(&self, number: u64) -> usize {
-        // The remainder is smaller than a length in memory.
+        // The remainder is less than the length, so it fits.
         (number % self.slots.len() as u64) as usize
     }
 
-    /// When the slot with this number begins.
+    /// Start of the slot with this number.
     fn begin(&self, number: u64) -> Duration {
         let nanos = self.slot.as_nanos().saturating_mul(u128::from(number));
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
@@ -124,33 +121,33 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_is_counted_for_the_window_and_a_slot_at_most() {
-        let mut window = Window::new(SECOND, 60);
-        window.take(millis(500), 7);
+    fn usage_expires_within_one_slot_of_the_window() {
+        let mut window = SlidingWindow::new(SECOND, 60);
+        window.add(millis(500), 7);
         assert_eq!(window.used(millis(60_500)), 7);
         assert_eq!(window.used(millis(60_999)), 7);
         assert_eq!(window.used(millis(61_000)), 0);
-        // Long silence is no harm.
-        window.take(millis(62_000), 1);
+        // A long pause does no harm.
+        window.add(millis(62_000), 1);
         assert_eq!(window.used(Duration::from_secs(u64::MAX / 4)), 0);
     }
 
     #[test]
-    fn what_is_given_back_late_changes_nothing() {
-        let mut window = Window::new(SECOND, 2);
-        let place = window.take(millis(0), 5);
-        window.give_back(millis(1000), place, 3);
+    fn late_release_changes_nothing() {
+        let mut window = SlidingWindow::new(SECOND, 2);
+        let slot = window.add(millis(0), 5);
+        window.release(millis(1000), slot, 3);
         assert_eq!(window.used(millis(1000)), 2);
-        window.take(millis(3500), 4);
-        window.give_back(millis(3500), place, 2);
+        window.add(millis(3500), 4);
+        window.release(millis(3500), slot, 2);
         assert_eq!(window.used(millis(3500)), 4);
     }
 
     #[test]
-    fn the_wait_is_until_enough_has_left() {
-        let mut window = Window::new(SECOND, 60);
-        window.take(millis(100), 5);
-        window.take(millis(10_100), 5);
+    fn wait_ends_when_enough_expired() {
+        let mut window = SlidingWindow::new(SECOND, 60);
+        window.add(millis(100), 5);
+        window.add(millis(10_100), 5);
         let mut wait = |amount| window.wait(millis(20_000), amount, 10);
         assert_eq!(wait(0), Some(Duration::ZERO));
         assert_eq!(wait(1), Some(millis(41_000)));
@@ -162,11 +159,11 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Event {
-        Ask {
+        Add {
             after: u64,
             amount: u64,
         },
-        GiveBack {
+        Release {
             after: u64,
             which: prop::sample::Index,
             part: u64,
@@ -174,51 +171,51 @@ mod tests {
     }
 
     fn events() -> impl Strategy<Value = Vec<Event>> {
-        let ask =
-            (0..4_000_u64, 1..12_u64).prop_map(|(after, amount)| Event::Ask { after, amount });
-        let give = (0..4_000_u64, any::<prop::sample::Index>(), 0..12_u64)
-            .prop_map(|(after, which, part)| Event::GiveBack { after, which, part });
-        prop::collection::vec(prop_oneof![4 => ask, 1 => give], 1..300)
+        let add =
+            (0..4_000_u64, 1..12_u64).prop_map(|(after, amount)| Event::Add { after, amount });
+        let release = (0..4_000_u64, any::<prop::sample::Index>(), 0..12_u64)
+            .prop_map(|(after, which, part)| Event::Release { after, which, part });
+        prop::collection::vec(prop_oneof![4 => add, 1 => release], 1..300)
     }
 
     proptest! {
-        /// In no span of the window's length is more taken than the limit, wherever it begins; and
-        /// after the wait that was told, the same amount is to be had.
+        /// No span of the window's length exceeds the limit, wherever it starts. After the wait, and not
+        /// before, the refused amount fits.
         #[test]
         fn no_span_holds_more_than_the_limit(events in events(), limit in 12..40_u64) {
             let span = millis(10_000);
-            let mut window = Window::new(SECOND, 10);
+            let mut window = SlidingWindow::new(SECOND, 10);
             let mut now = millis(0);
-            let mut taken: Vec<(Duration, u64, Place)> = Vec::new();
+            let mut added: Vec<(Duration, u64, SlotNumber)> = Vec::new();
             for event in events {
                 match event {
-                    Event::Ask { after, amount } => {
+                    Event::Add { after, amount } => {
                         now += millis(after);
-                        let wait = window.wait(now, amount, limit).expect("less than the limit");
+                        let wait = window.wait(now, amount, limit).unwrap();
                         if wait.is_zero() {
-                            let place = window.take(now, amount);
-                            taken.push((now, amount, place));
+                            let slot = window.add(now, amount);
+                            added.push((now, amount, slot));
                         } else {
                             let then = |at| window.clone().wait(at, amount, limit);
                             prop_assert_eq!(then(now + wait), Some(Duration::ZERO));
                             let before = now + wait - Duration::from_nanos(1);
-                            prop_assert!(then(before) != Some(Duration::ZERO), "too long a wait");
+                            prop_assert!(then(before) != Some(Duration::ZERO), "the wait is too long");
                         }
                     }
-                    Event::GiveBack { after, which, part } => {
+                    Event::Release { after, which, part } => {
                         now += millis(after);
-                        if taken.is_empty() {
+                        if added.is_empty() {
                             continue;
                         }
-                        let which = which.index(taken.len());
-                        let (_, amount, place) = &mut taken[which];
+                        let which = which.index(added.len());
+                        let (_, amount, slot) = &mut added[which];
                         let part = part.min(*amount);
-                        window.give_back(now, *place, part);
+                        window.release(now, *slot, part);
                         *amount -= part;
                     }
                 }
-                for (begin, _, _) in &taken {
-                    let sum: u64 = taken
+                for (begin, _, _) in &added {
+                    let sum: u64 = added
                         .iter()
                         .filter(|(at, _, _)| at >= begin && *at <= *begin + span)
                         .map(|(_, amount, _)| amount)

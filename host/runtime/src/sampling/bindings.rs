@@ -1,4 +1,4 @@
-//! Rust types and functions made from `corral:plugin/sampling`.
+//! Rust bindings of `corral:plugin/sampling`.
 
 wasmtime::component::bindgen!({
     path: "../../wit",

@@ -1,17 +1,16 @@
-//! One instance of a sampling plugin, for one text.
+//! One instance of a sampling plugin, for one generation.
 
-use super::Ordered;
+use super::RequestSampler;
 use super::bindings::SamplingPlugin;
 use super::bindings::exports::corral::plugin::sampling as guest;
-use super::places::Permit;
-use crate::bounds::{Over, within};
-use crate::failure::Failure;
+use super::permits::SamplerPermit;
+use crate::call_error::CallError;
+use crate::counters::{CallLimit, ProcessCounters};
 use crate::meter::Meter;
-use crate::metrics::Counters;
 use crate::state::State;
 use crate::store::store;
-use crate::tally::Bound;
-use crate::ticker::Ticking;
+use crate::ticker::TickGuard;
+use crate::time_limits::{TimeExceeded, run_within};
 use corral_engine::{Caller, Error, MAX_CANDIDATES, Shown, Token, Wanted};
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,233 +21,233 @@ use wasmtime::Store;
 use wasmtime::component::ResourceAny;
 use wasmtime_wasi::WasiCtxBuilder;
 
-/// When to ask again for a place.
-const RETRY: Duration = Duration::from_secs(1);
-/// What it may take from being made to its first question, and for each question.
-const START: Time = Time {
+/// Suggested wait after a permit timeout.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Limits of starting an instance, up to its first sampling request.
+const START: TimeLimits = TimeLimits {
     cpu: Duration::from_millis(250),
     wall: Duration::from_secs(5),
 };
-const SAMPLE: Time = Time {
+/// Limits of sampling one token.
+const SAMPLE: TimeLimits = TimeLimits {
     cpu: Duration::from_millis(50),
     wall: Duration::from_secs(1),
 };
-/// Most tokens of the text that it may want to see.
-const HISTORY: u32 = 65_536;
-/// Most bytes of a plugin's own words that are passed on.
-const WORDS: usize = 1024;
+/// Most tokens of history that a plugin may need.
+const MAX_HISTORY: u32 = 65_536;
+/// Most bytes of a plugin's error text.
+const MAX_TEXT_BYTES: usize = 1024;
 
-/// Time for one thing that it does.
 #[derive(Clone, Copy)]
-struct Time {
+struct TimeLimits {
     cpu: Duration,
     wall: Duration,
 }
 
-/// What an instance is for.
+/// The purpose of an instance.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Aim {
-    /// To hear what it says to its settings; with the seed 0.
-    Check,
-    /// One text.
-    Text { seed: u64 },
+pub(super) enum Purpose {
+    /// Check the settings, with seed 0.
+    CheckSettings,
+    /// Sample the tokens of a generation.
+    Generate { seed: u64 },
 }
 
-/// An instance that was started. Dropping it frees its place.
+/// A started instance. Dropping it releases its permit.
 pub(super) struct Instance {
     store: Store<State>,
     plugin: SamplingPlugin,
-    sampler: ResourceAny,
+    resource: ResourceAny,
     wanted: Wanted,
     meter: Arc<Meter>,
-    ordered: Arc<Ordered>,
-    _place: Place,
+    sampler: Arc<RequestSampler>,
+    _guard: InstanceGuard,
 }
 
-/// What an instance holds as long as it lives; dropped after its store.
-struct Place {
-    counters: Arc<Counters>,
-    _permit: Permit,
-    _ticking: Ticking,
+/// Permit and counter of an instance. It outlives the store.
+struct InstanceGuard {
+    counters: Arc<ProcessCounters>,
+    _permit: SamplerPermit,
+    _tick: TickGuard,
 }
 
-impl Drop for Place {
+impl Drop for InstanceGuard {
     fn drop(&mut self) {
-        self.counters.sampler_ended();
+        self.counters.sampler_instances.decrement();
     }
 }
 
 impl Instance {
-    /// Waits for a place, makes an instance, and starts its sampler for a model with so many tokens.
+    /// Waits for a permit, creates an instance, and starts its sampler for a model of this vocabulary.
     ///
     /// # Errors
-    /// [`Error::Refused`] if no place came free in time, [`Error::Invalid`] if it refuses its settings, and
-    /// [`Error::Failed`] for all else.
+    /// [`Error::Refused`] if there was no permit in time, [`Error::Invalid`] if the plugin refuses its
+    /// settings, else [`Error::Failed`].
     pub(super) async fn start(
-        ordered: Arc<Ordered>,
-        aim: Aim,
+        sampler: Arc<RequestSampler>,
+        purpose: Purpose,
         vocabulary: u32,
     ) -> Result<Self, Error> {
-        let place = Place::take(&ordered, aim).await?;
-        let meter = Arc::new(Meter::part_of(Arc::clone(&ordered.meter)));
+        let guard = InstanceGuard::acquire(&sampler, purpose).await?;
+        let meter = Arc::new(Meter::part_of(Arc::clone(&sampler.request_meter)));
         let mut wasi = WasiCtxBuilder::new();
-        match ordered.outputs.clone() {
+        match sampler.outputs.clone() {
             Some([out, err]) => wasi.stdout(out).stderr(err),
             None => wasi.inherit_stderr(),
         };
         let state = State::new(
             &mut wasi,
-            ordered.grants.clone(),
+            sampler.grants.clone(),
             Caller::default(),
             None,
-            &ordered.limits,
+            &sampler.limits,
             Arc::clone(&meter),
-            Arc::clone(&ordered.tally),
+            Arc::clone(&sampler.counters),
         );
-        let mut store = store(ordered.plugin.engine(), state);
+        let mut store = store(sampler.plugin.engine(), state);
         let beginning = guest::Beginning {
-            settings: ordered.settings.clone(),
-            seed: match aim {
-                Aim::Check => 0,
-                Aim::Text { seed } => seed,
+            settings: sampler.settings.clone(),
+            seed: match purpose {
+                Purpose::CheckSettings => 0,
+                Purpose::Generate { seed } => seed,
             },
             vocabulary,
         };
         let work = async {
-            let plugin = ordered.plugin.instantiate_async(&mut store).await?;
-            let sampler = plugin.corral_plugin_sampling().sampler();
-            let sampler = match sampler.call_start(&mut store, &beginning).await? {
-                Ok(started) => started,
-                Err(words) => return Ok(Err(words)),
+            let plugin = sampler.plugin.instantiate_async(&mut store).await?;
+            let functions = plugin.corral_plugin_sampling().sampler();
+            let resource = match functions.call_start(&mut store, &beginning).await? {
+                Ok(resource) => resource,
+                Err(text) => return Ok(Err(text)),
             };
-            let guest = plugin.corral_plugin_sampling().sampler();
-            let needs = guest.call_needs(&mut store, sampler).await?;
-            Ok(Ok((plugin, sampler, needs)))
+            let needs = functions.call_needs(&mut store, resource).await?;
+            Ok(Ok((plugin, resource, needs)))
         };
-        let (plugin, sampler, needs) = match bounded(&ordered, &meter, START, work).await? {
+        let (plugin, resource, needs) = match run(&sampler, &meter, START, work).await? {
             Ok(started) => started,
-            Err(words) => {
-                let name = &ordered.name;
-                let words = cut(words);
+            Err(text) => {
+                let name = &sampler.name;
+                let text = truncate(text);
                 return Err(Error::Invalid(format!(
-                    "the sampling plugin {name} refuses its settings: {words}"
+                    "the sampling plugin {name} refuses its settings: {text}"
                 )));
             }
         };
         Ok(Self {
-            wanted: wanted(&ordered, needs)?,
+            wanted: wanted(&sampler, needs)?,
             store,
             plugin,
-            sampler,
+            resource,
             meter,
-            ordered,
-            _place: place,
+            sampler,
+            _guard: guard,
         })
     }
 
-    /// What it wants to be shown.
+    /// What the plugin needs to sample a token.
     pub(super) fn wanted(&self) -> Wanted {
         self.wanted
     }
 
-    /// Lets it choose one of the tokens that it is shown.
+    /// Samples one of the candidates.
     ///
     /// # Errors
-    /// [`Error::Failed`] if it fails, gives an error or takes too long, and if it chooses another one.
+    /// [`Error::Failed`] if the plugin fails, takes too long, or returns another token.
     pub(super) async fn sample(&mut self, shown: Shown) -> Result<Token, Error> {
-        let shown = guest::Distribution::from(shown);
-        let guest = self.plugin.corral_plugin_sampling().sampler();
-        let work = guest.call_sample(&mut self.store, self.sampler, &shown);
-        let token = match bounded(&self.ordered, &self.meter, SAMPLE, work).await? {
+        let distribution = guest::Distribution::from(shown);
+        let functions = self.plugin.corral_plugin_sampling().sampler();
+        let work = functions.call_sample(&mut self.store, self.resource, &distribution);
+        let token = match run(&self.sampler, &self.meter, SAMPLE, work).await? {
             Ok(token) => token,
-            Err(words) => {
-                let words = cut(words);
-                return Err(self.ordered.failed(format_args!("gave up: {words}")));
+            Err(text) => {
+                let text = truncate(text);
+                return Err(self.sampler.failed(format_args!("gave up: {text}")));
             }
         };
-        if !shown.candidates.iter().any(|one| one.token == token) {
-            return Err(self.ordered.failed(format_args!(
+        let candidates = &distribution.candidates;
+        if !candidates.iter().any(|candidate| candidate.token == token) {
+            return Err(self.sampler.failed(format_args!(
                 "chose the token {token}, which is not among the {} that it was shown",
-                shown.candidates.len()
+                candidates.len()
             )));
         }
         Ok(token)
     }
 }
 
-impl Place {
-    /// Waits for one, but not for good: whoever has them may itself wait for what this one's text holds.
-    async fn take(ordered: &Ordered, aim: Aim) -> Result<Self, Error> {
-        let sampling = &ordered.sampling;
-        let places = match aim {
-            Aim::Check => &sampling.checks,
-            Aim::Text { .. } => &sampling.texts,
+impl InstanceGuard {
+    /// Waits for a permit, with a timeout: a request that holds one may wait for cells of this one.
+    async fn acquire(sampler: &RequestSampler, purpose: Purpose) -> Result<Self, Error> {
+        let host = &sampler.host;
+        let permits = match purpose {
+            Purpose::CheckSettings => &host.check_permits,
+            Purpose::Generate { .. } => &host.generation_permits,
         };
-        let Ok(permit) = timeout(sampling.patience, places.take()).await else {
-            ordered.tally.trip(Bound::Pool);
-            let (name, waited) = (&ordered.name, sampling.patience.as_secs_f32());
+        let Ok(permit) = timeout(host.permit_timeout, permits.acquire()).await else {
+            sampler.counters.limit_hit(CallLimit::Pool);
+            let (name, waited) = (&sampler.name, host.permit_timeout.as_secs_f32());
             return Err(Error::Refused {
                 reason: format!(
-                    "no place for the sampling plugin {name} came free within {waited} s"
+                    "no instance of the sampling plugin {name} became available within {waited} s"
                 ),
-                retry_after: RETRY,
+                retry_after: RETRY_AFTER,
             });
         };
-        let permit = permit.ok_or_else(|| ordered.failed("was stopped by the host"))?;
-        sampling.counters.sampler_began();
+        let permit = permit.ok_or_else(|| sampler.failed("was stopped by the host"))?;
+        host.counters.sampler_instances.increment();
         Ok(Self {
-            counters: Arc::clone(&sampling.counters),
+            counters: Arc::clone(&host.counters),
             _permit: permit,
-            _ticking: sampling.ticker.tick(),
+            _tick: host.ticker.tick(),
         })
     }
 }
 
-/// Runs `work` for as long as it may take, and as the request has processor time.
-async fn bounded<R>(
-    ordered: &Ordered,
+/// Runs `work` within `limits` and the request's CPU time.
+async fn run<R>(
+    sampler: &RequestSampler,
     meter: &Meter,
-    time: Time,
+    limits: TimeLimits,
     work: impl Future<Output = wasmtime::Result<R>>,
 ) -> Result<R, Error> {
-    let (most, deadline) = (meter.used() + time.cpu, Instant::now() + time.wall);
-    let spent = |_: &mut Context<'_>| meter.used() > most || ordered.is_spent();
-    let (much, kind) = match within(meter, spent, deadline, pin!(work)).await {
+    let (cpu, deadline) = (meter.used() + limits.cpu, Instant::now() + limits.wall);
+    let spent = |_: &mut Context<'_>| meter.used() > cpu || sampler.is_cpu_spent();
+    let (limit, kind) = match run_within(meter, spent, deadline, pin!(work)).await {
         Ok(done) => {
             return done.map_err(|error| {
-                let failure = Failure::from_wasmtime(&error, meter, &ordered.limits);
-                ordered.failed(format_args!("failed: {failure}"))
+                let error = CallError::from_wasmtime(&error, meter, &sampler.limits);
+                sampler.failed(format_args!("failed: {error}"))
             });
         }
-        Err(Over::Cpu) if ordered.is_spent() => {
+        Err(TimeExceeded::Cpu) if sampler.is_cpu_spent() => {
             // The handler may be asleep.
-            ordered.meter.spend();
-            return Err(ordered.failed(format_args!(
-                "was stopped, since the request's {} s of processor time are used up; raise its cpu limit",
-                ordered.limits.cpu.as_secs_f32()
+            sampler.request_meter.report_spent();
+            return Err(sampler.failed(format_args!(
+                "was stopped, because the request has used its {} s of CPU time; raise its CPU limit",
+                sampler.limits.cpu.as_secs_f32()
             )));
         }
-        Err(Over::Cpu) => (time.cpu, "of processor time"),
-        Err(Over::Wall) => (time.wall, "that a call may take"),
+        Err(TimeExceeded::Cpu) => (limits.cpu, "CPU time"),
+        Err(TimeExceeded::Wall) => (limits.wall, "time"),
     };
-    Err(ordered.failed(format_args!(
-        "was not done after the {} ms {kind}",
-        much.as_millis()
+    Err(sampler.failed(format_args!(
+        "exceeded the {} ms of {kind} that a call may take",
+        limit.as_millis()
     )))
 }
 
-/// What is to be shown to a plugin that needs this.
-fn wanted(ordered: &Ordered, needs: guest::Needs) -> Result<Wanted, Error> {
-    let most = u32::try_from(MAX_CANDIDATES).unwrap_or(u32::MAX);
-    if !(1..=most).contains(&needs.candidates) {
-        return Err(ordered.failed(format_args!(
-            "needs {} candidates; it may have 1 to {most}",
+/// Checks the plugin's needs.
+fn wanted(sampler: &RequestSampler, needs: guest::Needs) -> Result<Wanted, Error> {
+    let max = u32::try_from(MAX_CANDIDATES).unwrap_or(u32::MAX);
+    if !(1..=max).contains(&needs.candidates) {
+        return Err(sampler.failed(format_args!(
+            "needs {} candidates; it may have 1 to {max}",
             needs.candidates
         )));
     }
-    if needs.history > HISTORY {
-        return Err(ordered.failed(format_args!(
-            "needs {} tokens of the text; it may have {HISTORY} at most",
+    if needs.history > MAX_HISTORY {
+        return Err(sampler.failed(format_args!(
+            "needs {} tokens of history; it may have at most {MAX_HISTORY}",
             needs.history
         )));
     }
@@ -259,15 +258,15 @@ fn wanted(ordered: &Ordered, needs: guest::Needs) -> Result<Wanted, Error> {
     })
 }
 
-/// A plugin's own words, as far as they are passed on.
-fn cut(mut words: String) -> String {
-    words.truncate(words.floor_char_boundary(WORDS));
-    words
+/// Truncates a plugin's text.
+fn truncate(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(MAX_TEXT_BYTES));
+    text
 }
 
 impl From<Shown> for guest::Distribution {
     fn from(shown: Shown) -> Self {
-        // Both kinds of candidate are as large, so they stay in the same memory.
+        // Both candidate types have the same size, so the vector's memory is reused.
         let candidates = shown.candidates.into_iter();
         Self {
             candidates: candidates

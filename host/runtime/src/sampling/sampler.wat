@@ -1,5 +1,5 @@
-;; A sampling plugin that needs 40 candidates and always chooses the first, unless a test writes other
-;; code where the braces are.
+;; A sampling plugin that needs 40 candidates and always chooses the first. Tests replace the names in
+;; braces with code.
 (component
     (type $sampler (resource (rep i32)))
     (type $beginning (record (field "settings" string) (field "seed" u64) (field "vocabulary" u32)))
@@ -12,7 +12,7 @@
     (core module $main
         (import "h" "new" (func $new (param i32) (result i32)))
         (memory (export "memory") 1)
-        ;; For errors: where they are, and how long.
+        ;; For errors: address and length of the text.
         (data (i32.const 64) "too loud")
         (func $refuse
             (i32.store (i32.const 0) (i32.const 1))
@@ -52,7 +52,7 @@
         (canon lift (core func $main "needs") (memory $m)))
     (func $sample (param "self" (borrow $sampler)) (param "distribution" $distribution) (result (result u32 (error string)))
         (canon lift (core func $main "sample") (memory $m) (realloc $realloc)))
-    ;; Gives the types the names that they need to be exported.
+    ;; Exports the types under their names.
     (component $names
         (import "a" (type $a (sub resource)))
         (type $b' (record (field "settings" string) (field "seed" u64) (field "vocabulary" u32)))

@@ -3,7 +3,7 @@
 #![allow(dead_code)]
 
 use corral_engine::Models;
-use corral_runtime::{Limits, Plugin, Runtime, Settings};
+use corral_runtime::{Limits, Plugin, Runtime, RuntimeConfig};
 
 /// The error codes of `wasi:http/types`, the same in 0.2 and 0.3, as text inside an instance type.
 const ERROR_CODE: &str = r#"
@@ -184,21 +184,21 @@ pub fn command(version: &str, code: &str) -> Vec<u8> {
 
 /// A runtime without models.
 pub fn runtime(instances: u32) -> Runtime {
-    let settings = Settings {
+    let settings = RuntimeConfig {
         instances,
-        ..Settings::default()
+        ..RuntimeConfig::default()
     };
     Runtime::new(settings, Models::loaded(Vec::new())).unwrap()
 }
 
 /// The plugin of these bytes.
 pub async fn load(runtime: &Runtime, bytes: Vec<u8>, limits: Limits) -> Plugin {
-    runtime.plugin("guest", bytes, limits).await.unwrap()
+    runtime.load_plugin("guest", bytes, limits).await.unwrap()
 }
 
 /// A counter's value; with a label's value where it has one.
 pub fn counter(runtime: &Runtime, name: &str, label: Option<&str>) -> f64 {
-    let metrics = runtime.counters();
+    let metrics = runtime.metrics();
     let found = metrics.iter().find(|metric| {
         metric.name == name
             && label.is_none_or(|label| metric.labels.iter().any(|(_, value)| value == label))

@@ -265,7 +265,7 @@ impl Api<'_> {
         };
         let served = self.deployments.get(name.as_str());
         let served = served.ok_or_else(|| StoreError::NoDeployment(name.clone()))?;
-        let logs = Arc::clone(served.standing.account.logs());
+        let logs = Arc::clone(served.standing.deployment.logs());
         let place = match follow {
             true => Some(self.follower()?),
             false => None,

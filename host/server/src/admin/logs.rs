@@ -22,7 +22,7 @@ const PIECES: usize = 4;
 pub(super) fn body(logs: Arc<Logs>, after: u64, place: Option<OwnedSemaphorePermit>) -> Body {
     let (sender, receiver) = mpsc::channel(PIECES);
     tokio::spawn(send(logs, after, place, sender));
-    Body::pieces(receiver)
+    Body::from_channel(receiver)
 }
 
 async fn send(

@@ -163,7 +163,7 @@ fn metrics_of(shared: &Shared) -> String {
                 families.metric(&metric, &model);
             }
         }
-        for metric in house.runtime.counters() {
+        for metric in house.runtime.metrics() {
             families.metric(&metric, &[]);
         }
         house.deployments.write(&mut families);

@@ -230,7 +230,7 @@ impl Inner {
     ) -> Result<Revision, ChangeError> {
         let writer = Arc::clone(self);
         let revision = on_disk(move || Ok(writer.store()?.add(manifest, activate)?)).await?;
-        plugin.number(revision.number);
+        plugin.set_revision(revision.number);
         let kept = self.store()?.get(&revision.manifest.name)?;
         if let [share] = kept.record.traffic[..]
             && share.revision == revision.number
@@ -266,7 +266,7 @@ impl Inner {
                     Some(plugin) => plugin,
                     None => {
                         let plugin = self.load_kept(&standing, &kept, share).await?;
-                        plugin.number(share.revision);
+                        plugin.set_revision(share.revision);
                         plugin
                     }
                 };
@@ -371,12 +371,12 @@ mod tests {
         assert_eq!(next.number, 2);
         let served = deployments.get("a").expect("it serves");
         let plugin = served.parts[0].plugin.as_ref().expect("loaded");
-        let now = served.standing.account.tenant();
-        assert_ne!(now, old.account.tenant());
+        let now = served.standing.deployment.tenant();
+        assert_ne!(now, old.deployment.tenant());
         assert_eq!(plugin.tenant(), now, "nothing of it is the old one's");
         assert!(Arc::ptr_eq(
-            plugin.account().logs(),
-            served.standing.account.logs()
+            plugin.deployment().logs(),
+            served.standing.deployment.logs()
         ));
     }
 

@@ -19,7 +19,7 @@ use super::tally::Standing;
 use crate::routes::Prefix;
 use crate::terms::Terms as CallTerms;
 use bytes::Bytes;
-use corral_runtime::{Limits, Plugin, PluginError, Terms};
+use corral_runtime::{Limits, Plugin, PluginConfig, PluginError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ impl Inner {
         self.not_slow(compiled)?;
         let ended = Arc::new(AtomicBool::new(false));
         let inner = Arc::clone(self);
-        let account = standing.account.clone();
+        let deployment = standing.deployment.clone();
         let name = manifest.name.to_string();
         let mut terms = self.terms(manifest);
         let manifest_links = manifest.links.clone();
@@ -67,9 +67,11 @@ impl Inner {
             });
             let mut read = reading.await.map_err(|_| ChangeError::Host)??.into_iter();
             let bytes = read.next().ok_or(ChangeError::Host)?;
-            terms.links = linked(&manifest_links, read);
+            terms.linked = linked(&manifest_links, read);
             let runtime = &inner.runtime;
-            let plugin = runtime.plugin_for(&account, &name, bytes, terms).await?;
+            let plugin = runtime
+                .load_plugin_into(&deployment, &name, bytes, terms)
+                .await?;
             {
                 let mut slow = inner.slow();
                 end.store(true, Ordering::Relaxed);
@@ -143,11 +145,11 @@ impl Inner {
     }
 
     /// The manifest's terms for the runtime, completed by the server's.
-    fn terms(&self, manifest: &Manifest) -> Terms {
+    fn terms(&self, manifest: &Manifest) -> PluginConfig {
         let asked = &manifest.limits;
         let own = &self.limits;
         let kib = 1 << 10;
-        Terms {
+        PluginConfig {
             limits: Limits {
                 memory: asked.memory_mib.map_or(own.memory, |n| n.times(1 << 20)),
                 time: asked.time_seconds.map_or(own.time, |s| s.duration()),
@@ -168,7 +170,7 @@ impl Inner {
             models: manifest.models.clone(),
             environment: manifest.configuration.clone().into_iter().collect(),
             // They are read later.
-            links: corral_runtime::Links::default(),
+            linked: corral_runtime::LinkedComponents::default(),
         }
     }
 
@@ -235,12 +237,15 @@ fn read_all(store: &Store, name: &str, digests: &[Digest]) -> Result<Vec<Bytes>,
 }
 
 /// The manifest's links with their components' bytes, which come in the order of [`Links::all`].
-fn linked(links: &Links, mut read: impl Iterator<Item = Bytes>) -> corral_runtime::Links {
+fn linked(
+    links: &Links,
+    mut read: impl Iterator<Item = Bytes>,
+) -> corral_runtime::LinkedComponents {
     let templating = links.templating.as_ref();
     // Only where there is one is the first component its.
     let templating = templating.and_then(|link| Some((link, read.next()?)));
-    corral_runtime::Links {
-        templating: templating.map(|(link, bytes)| corral_runtime::Link {
+    corral_runtime::LinkedComponents {
+        templating: templating.map(|(link, bytes)| corral_runtime::LinkedComponent {
             component: bytes.into(),
             inherit: link.inherit,
         }),
@@ -278,8 +283,7 @@ mod tests {
             1
         );
         let error = read_all(&store, "a", &digests).expect_err("large");
-        let expected =
-            "the plugin a and what it is linked with have more bytes together than the 10";
+        let expected = "the plugin a and its linked components together have more than the 10";
         assert!(error.to_string().contains(expected), "{error}");
     }
 

@@ -12,7 +12,7 @@ use super::name::Name;
 use crate::problem::ErrorFormat;
 use crate::routes::Prefix;
 use crate::terms::Access;
-use corral_runtime::Allowance;
+use corral_runtime::QuotaLimits;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -150,10 +150,10 @@ impl RequestedLimits {
     }
 
     /// Those that are a quota of all callers together.
-    pub(super) fn allowance(&self) -> Allowance {
+    pub(super) fn allowance(&self) -> QuotaLimits {
         // The range keeps it within 32 bits.
         let requests = |number: Whole<1, 1_000_000_000>| u32::try_from(number.get());
-        Allowance {
+        QuotaLimits {
             concurrent: None,
             requests_per_minute: self
                 .requests_per_minute

@@ -118,7 +118,7 @@ impl Inner {
             }
             routes.clone_from(&manifest.routes);
             let loaded = loaded
-                .inspect(|plugin| plugin.number(share.revision))
+                .inspect(|plugin| plugin.set_revision(share.revision))
                 .map_err(|error| Unloaded::new(&error, error.passes()));
             plugins.push((*share, loaded));
         }
@@ -169,7 +169,7 @@ impl Inner {
                 Err(error) => tracing::warn!("revision {number} of '{name}' cannot serve: {error}"),
             }
             part.plugin = loaded
-                .inspect(|plugin| plugin.number(number))
+                .inspect(|plugin| plugin.set_revision(number))
                 .map_err(|error| Unloaded::new(&error, again && error.passes()));
         }
         let left = parts.iter().any(tried_again);

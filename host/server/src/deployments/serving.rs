@@ -118,7 +118,7 @@ impl Deployments {
     /// `limits` and `access` hold where a manifest says nothing.
     pub fn new(runtime: Runtime, store: Option<Store>, limits: Limits, access: Access) -> Self {
         let capacity = Capacity {
-            calls: runtime.most_calls(),
+            calls: runtime.max_calls(),
             memory: corral_engine::machine_memory(),
         };
         Deployments(Arc::new(Inner {
@@ -141,7 +141,7 @@ impl Deployments {
     /// first: a deployment of the store that wants the same route does not serve.
     pub fn add_fixed(&self, route: Prefix, plugin: Plugin, terms: Terms) -> Result<(), RouteTaken> {
         let name = route.as_str().to_owned();
-        let account = plugin.account().clone();
+        let account = plugin.deployment().clone();
         let standing = Arc::new(Standing::fixed(account, terms.quota.clone()));
         self.0.keep(&name, &standing);
         let served = Served {
@@ -194,7 +194,7 @@ impl Deployments {
                 .iter()
                 .filter_map(|part| part.terms.quota.as_ref())
             {
-                if !quotas.iter().any(|seen| seen.shares_with(quota)) {
+                if !quotas.iter().any(|seen| seen.shares_usage_with(quota)) {
                     quotas.push(Arc::clone(quota));
                 }
             }
@@ -231,7 +231,7 @@ impl Inner {
             .unwrap_or_else(PoisonError::into_inner);
         let standing = standings
             .entry(name.to_owned())
-            .or_insert_with(|| Arc::new(Standing::new(self.runtime.account())));
+            .or_insert_with(|| Arc::new(Standing::new(self.runtime.new_deployment())));
         Arc::clone(standing)
     }
 

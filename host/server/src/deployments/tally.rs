@@ -2,113 +2,69 @@
 
 use crate::metrics_text::Families;
 use corral_engine::Kind;
-use corral_runtime::{Account, Allowance, Bound, Quota};
+use corral_runtime::{DeploymentState, Quota, QuotaLimits};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// What of a deployment lasts from one revision to the next.
 #[derive(Debug)]
 pub(crate) struct Standing {
-    /// Who it is to the runtime.
-    pub(crate) account: Account,
-    /// The books of what all its callers together use, once a revision that limits that has served.
+    /// The runtime's state of the deployment, with its counters.
+    pub(crate) deployment: DeploymentState,
+    /// The usage of all its callers together, once a revision with a quota has served.
     quota: OnceLock<Arc<Quota>>,
-    requests: AtomicU64,
-    /// Requests that the host answered with an error of its own, by its code. There are no more codes
-    /// than the host has.
-    refused: Mutex<BTreeMap<&'static str, u64>>,
 }
 
 impl Standing {
-    pub(crate) fn new(account: Account) -> Self {
+    pub(crate) fn new(deployment: DeploymentState) -> Self {
         Standing {
-            account,
+            deployment,
             quota: OnceLock::new(),
-            requests: AtomicU64::new(0),
-            refused: Mutex::default(),
         }
     }
 
-    /// A quota for each revision of those that serve together, which allow this much each.
+    /// A quota for each revision of those that serve together, with these limits.
     ///
-    /// What was used is one book for the deployment, whichever revision used it, and is not forgotten
-    /// when another one takes over. Each request is held to what its own revision allows of that: so
-    /// where two share the requests and one allows 10 a minute and the other 100, the first one
-    /// answers while fewer than 10 have come in all. One without limits is counted too, once another
-    /// one has had some.
-    pub(crate) fn quotas(&self, name: &str, allowances: &[Allowance]) -> Vec<Option<Arc<Quota>>> {
-        let limited = allowances.iter().any(|allowance| !allowance.is_unlimited());
-        let books = match limited {
+    /// All revisions share one usage, which outlasts them. Each request is held to the limits of its own
+    /// revision: where one allows 10 requests a minute and the other 100, the first one answers while
+    /// fewer than 10 have come in all. A revision without limits is counted too, once another one had some.
+    pub(crate) fn quotas(&self, name: &str, limits: &[QuotaLimits]) -> Vec<Option<Arc<Quota>>> {
+        let limited = limits.iter().any(|limits| !limits.is_unlimited());
+        let shared = match limited {
             true => Some(
                 self.quota
-                    .get_or_init(|| Quota::new("deployment", name, Allowance::default())),
+                    .get_or_init(|| Quota::new("deployment", name, QuotaLimits::default())),
             ),
             false => self.quota.get(),
         };
-        let held = |allowance: &Allowance| Some(books?.held_to(*allowance));
-        allowances.iter().map(held).collect()
+        let quota = |limits: &QuotaLimits| Some(shared?.with_limits(*limits));
+        limits.iter().map(quota).collect()
     }
 
-    /// Of a deployment that has this quota for good, if any.
-    pub(crate) fn fixed(account: Account, quota: Option<Arc<Quota>>) -> Self {
-        let standing = Standing::new(account);
+    /// A deployment with a fixed quota, if any.
+    pub(crate) fn fixed(deployment: DeploymentState, quota: Option<Arc<Quota>>) -> Self {
+        let standing = Standing::new(deployment);
         if let Some(quota) = quota {
             standing.quota.get_or_init(|| quota);
         }
         standing
     }
 
-    /// A request came for it.
-    pub(crate) fn request(&self) {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// The host answered one in its place.
-    pub(crate) fn refused(&self, code: &'static str) {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        *refused.entry(code).or_default() += 1;
-    }
-
-    /// A request's body was larger than the plugin takes, whoever answered it.
-    pub(crate) fn too_large(&self) {
-        self.account.trip(Bound::Request);
-    }
-
     /// Writes the counters under the name of the deployment.
     pub(crate) fn write(&self, name: &str, families: &mut Families) {
-        families.sample(
-            "corral_deployment_requests_total",
-            "Requests by the deployment whose route they took.",
-            Kind::Counter,
-            &[("deployment", name)],
-            self.requests.load(Ordering::Relaxed) as f64,
-        );
-        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        for (code, count) in &*refused {
-            families.sample(
-                "corral_deployment_requests_refused_total",
-                "Requests that the host answered with an error of its own, by deployment and code.",
-                Kind::Counter,
-                &[("deployment", name), ("code", code)],
-                *count as f64,
-            );
-        }
-        let gauges = self.account.gauges().into_iter();
-        for metric in gauges.chain(self.account.counts()) {
+        for metric in self.deployment.metrics() {
             families.metric(&metric, &[("deployment", name)]);
         }
-        let bounds = self.account.tripped();
-        let bounds = bounds.map(|(bound, count)| (bound.name(), count));
+        let call_limits = self.deployment.limit_hits();
+        let call_limits = call_limits.map(|(limit, count)| (limit.name(), count));
         let quota = self.quota.get().into_iter();
-        let limits = quota.flat_map(|quota| quota.refusals());
-        let limits = limits.map(|(limit, count)| (limit.name(), count));
-        for (limit, count) in together(bounds.chain(limits)) {
+        let quota_limits = quota.flat_map(|quota| quota.refusals());
+        let quota_limits = quota_limits.map(|(limit, count)| (limit.name(), count));
+        for (limit, count) in together(call_limits.chain(quota_limits)) {
             families.sample(
                 "corral_deployment_limit_total",
-                "Requests and generations that a limit of their deployment stopped, those in the midst \
-                 of their answer included, by deployment and limit as corral.toml names it; the pool is \
-                 of all deployments together.",
+                "Requests and generations that a limit of their deployment stopped, by deployment and \
+                 limit as corral.toml names it. The pool is shared by all deployments.",
                 Kind::Counter,
                 &[("deployment", name), ("limit", limit)],
                 count as f64,
@@ -131,27 +87,28 @@ fn together(counts: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<&'sta
 mod tests {
     use super::*;
     use corral_engine::Models;
-    use corral_runtime::{Runtime, Settings, Visit};
+    use corral_runtime::{QuotaPermit, Runtime, RuntimeConfig};
 
-    fn requests(number: u32) -> Allowance {
-        Allowance {
+    fn requests(number: u32) -> QuotaLimits {
+        QuotaLimits {
             requests_per_minute: Some(number),
-            ..Allowance::default()
+            ..QuotaLimits::default()
         }
     }
 
     #[test]
     fn revisions_share_what_was_used_and_keep_what_they_allow() {
-        let settings = Settings {
+        let settings = RuntimeConfig {
             instances: 1,
-            ..Settings::default()
+            ..RuntimeConfig::default()
         };
         let runtime = Runtime::new(settings, Models::loaded(Vec::new())).expect("starts");
-        let standing = Standing::new(runtime.account());
-        let none = Allowance::default();
+        let standing = Standing::new(runtime.new_deployment());
+        let none = QuotaLimits::default();
         assert_eq!(standing.quotas("a", &[none]).iter().flatten().count(), 0);
         let first = standing.quotas("a", &[requests(2)]).remove(0);
-        let enter = |quota: &Option<Arc<Quota>>| Visit::begin(Vec::from_iter(quota.clone()));
+        let enter =
+            |quota: &Option<Arc<Quota>>| QuotaPermit::acquire(Vec::from_iter(quota.clone()));
         enter(&first).expect("one of two");
         // Terms that are made for other revisions change nothing for those that serve.
         let split = standing.quotas("a", &[none, requests(4)]);

@@ -18,7 +18,7 @@
 //! ```
 
 use super::secret::Digest;
-use corral_runtime::Allowance;
+use corral_runtime::QuotaLimits;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Read};
@@ -67,7 +67,7 @@ pub enum KeysError {
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     pub(super) keys: Vec<Entry>,
-    pub(super) tenants: BTreeMap<String, Allowance>,
+    pub(super) tenants: BTreeMap<String, QuotaLimits>,
 }
 
 #[derive(Debug)]
@@ -77,7 +77,7 @@ pub(super) struct Entry {
     pub(super) tenant: String,
     /// For all of them without a list.
     pub(super) deployments: Option<Vec<String>>,
-    pub(super) quota: Allowance,
+    pub(super) quota: QuotaLimits,
 }
 
 #[derive(Deserialize)]
@@ -110,9 +110,9 @@ struct Limits {
     tokens_per_day: Option<u64>,
 }
 
-impl From<Limits> for Allowance {
+impl From<Limits> for QuotaLimits {
     fn from(limits: Limits) -> Self {
-        Allowance {
+        QuotaLimits {
             concurrent: limits.concurrent,
             requests_per_minute: limits.requests_per_minute,
             tokens_per_request: limits.tokens_per_request,
@@ -242,7 +242,7 @@ mod tests {
             "#,
         )
         .expect("good");
-        let all = Allowance {
+        let all = QuotaLimits {
             concurrent: Some(1),
             requests_per_minute: Some(2),
             tokens_per_request: Some(3),

@@ -3,7 +3,7 @@
 //! A file may be read when only a half of it is written, and an entry may be taken out and put in
 //! again: in neither case does its budget begin anew.
 
-use corral_runtime::{Allowance, Quota};
+use corral_runtime::{Quota, QuotaLimits};
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -51,15 +51,15 @@ impl<K: Clone + Eq + Hash> Kept<K> {
     pub(super) fn of(
         &mut self,
         name: &K,
-        allowance: Allowance,
-        made: impl FnOnce(Allowance) -> Arc<Quota>,
+        allowance: QuotaLimits,
+        made: impl FnOnce(QuotaLimits) -> Arc<Quota>,
     ) -> Arc<Quota> {
         let one = self.0.entry(name.clone()).or_insert_with(|| One {
             quota: made(allowance),
             gone: None,
         });
         one.gone = None;
-        one.quota.allow(allowance);
+        one.quota.set_limits(allowance);
         one.quota.clone()
     }
 
@@ -97,7 +97,7 @@ mod tests {
         kept.begin(now);
         for name in names {
             let quota = |allowance| Quota::new("key", name.to_string(), allowance);
-            kept.of(&name, Allowance::default(), quota);
+            kept.of(&name, QuotaLimits::default(), quota);
         }
         kept.end(now);
     }

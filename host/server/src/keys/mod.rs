@@ -351,7 +351,7 @@ fn bearer(headers: &HeaderMap) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use corral_runtime::Visit;
+    use corral_runtime::QuotaPermit;
     use http::HeaderValue;
 
     fn with(authorization: &str) -> HeaderMap {
@@ -465,8 +465,8 @@ mod tests {
         let admit = |key: &NewKey| keys.admit(&mut with(&format!("Bearer {}", key.key())), "/x");
         let visitor = admit(&one).expect("granted");
         assert_eq!(visitor.quotas.len(), 2);
-        Visit::begin(visitor.quotas.clone()).expect("the first");
-        Visit::begin(visitor.quotas).expect_err("the second");
+        QuotaPermit::acquire(visitor.quotas.clone()).expect("the first");
+        QuotaPermit::acquire(visitor.quotas).expect_err("the second");
 
         folder.write("what = is this");
         keys.reload().expect_err("it makes no sense");
@@ -477,8 +477,8 @@ mod tests {
         keys.reload().expect("good");
         let again = admit(&one).expect("granted");
         assert_eq!(again.tenant, visitor.tenant);
-        Visit::begin(again.quotas.clone()).expect("two a minute now");
-        Visit::begin(again.quotas).expect_err("the first one is still counted");
+        QuotaPermit::acquire(again.quotas.clone()).expect("two a minute now");
+        QuotaPermit::acquire(again.quotas).expect_err("the first one is still counted");
         assert_ne!(admit(&other).expect("granted").tenant, visitor.tenant);
 
         folder.write("");
@@ -489,7 +489,7 @@ mod tests {
         folder.write(&text);
         keys.reload().expect("good");
         let back = admit(&one).expect("granted again").quotas;
-        Visit::begin(back).expect_err("both are still counted");
+        QuotaPermit::acquire(back).expect_err("both are still counted");
     }
 
     #[test]
@@ -505,7 +505,7 @@ mod tests {
             let visit = || {
                 let mut headers = with(&format!("Bearer {}", key.key()));
                 let visitor = keys.admit(&mut headers, "/x").expect("granted");
-                Visit::begin(visitor.quotas)
+                QuotaPermit::acquire(visitor.quotas)
             };
             visit().expect("the first of two");
             folder.write(&entry);

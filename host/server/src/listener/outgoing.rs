@@ -8,7 +8,7 @@ use super::streams::{Outbox, Running, outbox};
 use crate::access::Observed;
 use crate::shutdown::{Phase, reached};
 use bytes::Bytes;
-use corral_runtime::{Failure, Polled};
+use corral_runtime::{CallError, PolledFrame};
 use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use std::pin::Pin;
@@ -34,7 +34,7 @@ pub(super) struct Outgoing {
 /// that, the answer's head too, so it hears of it a poll later: in between it writes what came before, as far as the
 /// connection takes it.
 #[derive(Debug, Default)]
-struct Failed(Option<Failure>);
+struct Failed(Option<CallError>);
 
 /// What is needed to end a stream of events.
 struct Ending {
@@ -76,9 +76,9 @@ impl Outgoing {
 
 impl Body for Outgoing {
     type Data = Bytes;
-    type Error = Failure;
+    type Error = CallError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> PolledFrame {
         let mut failed = std::mem::take(&mut self.failed);
         let polled = failed.poll(cx, |cx| self.poll_body(cx));
         self.failed = failed;
@@ -101,7 +101,7 @@ impl Body for Outgoing {
 
 impl Outgoing {
     /// What comes next, with nothing put off.
-    fn poll_body(&mut self, cx: &mut Context<'_>) -> Polled {
+    fn poll_body(&mut self, cx: &mut Context<'_>) -> PolledFrame {
         let this = self;
         if let Some(outbox) = &this.outbox {
             outbox.set_full(false);
@@ -137,8 +137,8 @@ impl Failed {
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        body: impl FnOnce(&mut Context<'_>) -> Polled,
-    ) -> Polled {
+        body: impl FnOnce(&mut Context<'_>) -> PolledFrame,
+    ) -> PolledFrame {
         if let Some(failure) = self.0.take() {
             return Poll::Ready(Some(Err(failure)));
         }
@@ -260,12 +260,12 @@ mod tests {
         let mut failed = Failed::default();
         let mut polls = Vec::new();
         let error = poll_fn(|cx| {
-            let polled = failed.poll(cx, |_| Poll::Ready(Some(Err(Failure::Internal))));
+            let polled = failed.poll(cx, |_| Poll::Ready(Some(Err(CallError::Internal))));
             polls.push(polled.is_pending());
             polled
         });
         let failure = error.await.expect("one").expect_err("it failed");
-        assert!(matches!(failure, Failure::Internal));
+        assert!(matches!(failure, CallError::Internal));
         assert_eq!(polls, [true, false]);
     }
 

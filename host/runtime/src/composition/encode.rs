@@ -1,19 +1,17 @@
-//! Puts a handler and what is linked with it into one component.
+//! Encodes a handler and its linked components as one component.
 //!
-//! The new component holds the parts as they are, byte for byte, and makes an instance of each: first of
-//! those that are linked, then of the handler, which gets their exports in the place of its imports. What
-//! the parts import beyond that, the new component imports for them: each part's imports one by one, the
-//! linked ones' under names of their own. So nothing of the parts has to be merged, what one part imports is
-//! never handed to another, and the name alone says for whom the host does something.
+//! The composition contains its parts unchanged, byte for byte, and instantiates them: first the linked parts,
+//! then the handler with their exports in place of its imports. It imports what the parts import beyond that.
+//! Linked parts' imports get names of their own, so imports are never merged, no part sees another's imports,
+//! and an import's name tells the host which part calls it.
 //!
-//! To import is to repeat the types of what is imported: those sections of a part that define them are
-//! written again with other indices. Whatever comes of that is checked by wasmtime like any component, so
-//! a mistake here refuses a deployment and does no more.
+//! Importing an interface means repeating its types: the type sections of a part are encoded again with
+//! other indices. Wasmtime validates the result like any component, so a bug here only refuses a deployment.
 
-use super::outline::sections;
+use super::world::for_each_section;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use wasm_encoder::reencode::{Error, Reencode, ReencodeComponent};
+use wasm_encoder::reencode::{Error as ReencodeError, Reencode, ReencodeComponent};
 use wasm_encoder::{
     Alias, Component, ComponentAliasSection, ComponentExportKind, ComponentExportSection,
     ComponentImportSection, ComponentInstanceSection, ComponentSection, ComponentSectionId,
@@ -24,106 +22,103 @@ use wasmparser::{
     ComponentType, Payload,
 };
 
-/// Most types that are written again: as many as wasmtime takes in a component.
-const TYPES: u32 = 1_000_000;
+/// Most types encoded again: wasmtime's limit for a component.
+const MAX_TYPES: u32 = 1_000_000;
 
-/// A component as a part of another one.
+/// A component within the composition.
 pub(super) struct Part<'a> {
     pub(super) bytes: &'a [u8],
-    /// What the new component's import is called, for each of the part's imports that it passes on.
+    /// Name in the composition for each import that it passes on.
     pub(super) imports: BTreeMap<String, String>,
 }
 
-/// A part that answers imports of the handler.
-pub(super) struct Answer<'a> {
+/// A part whose export replaces imports of the handler.
+pub(super) struct LinkedPart<'a> {
     pub(super) part: Part<'a>,
-    /// The export that answers.
     pub(super) export: String,
-    /// The handler's imports that it answers.
-    pub(super) imports: Vec<String>,
+    /// The handler's imports that the export replaces.
+    pub(super) replaces: Vec<String>,
 }
 
-/// Why parts make no component.
+/// Why the parts cannot be encoded as one component.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unfit {
+pub(super) enum EncodeError {
     #[error("{0}")]
     Binary(#[from] BinaryReaderError),
-    #[error("it cannot be written again: {0}")]
-    Encode(#[from] Error),
-    #[error("its import '{0}' is of a kind that cannot be passed on")]
+    #[error("its types cannot be encoded again: {0}")]
+    Reencode(#[from] ReencodeError),
+    #[error("its import '{0}' is not an instance of a known type")]
     Import(String),
-    #[error("they import what is made of more than {TYPES} types")]
+    #[error("their imports have more than {MAX_TYPES} types")]
     Types,
-    /// The new component would be larger than it may be.
-    #[error("what is made of them is too large")]
+    #[error("the composition is too large")]
     TooLarge,
 }
 
-/// The new component, of at most `limit` bytes. It exports those instances of the handler's that `exports`
-/// names.
-pub(super) fn compose(
+/// Encodes the composition, of at most `limit` bytes. It exports the handler's `exports`.
+pub(super) fn encode(
     handler: &Part<'_>,
-    answers: &[Answer<'_>],
+    linked_parts: &[LinkedPart<'_>],
     exports: &[String],
     limit: usize,
-) -> Result<Vec<u8>, Unfit> {
-    let mut whole = Whole {
+) -> Result<Vec<u8>, EncodeError> {
+    let mut encoder = Encoder {
         limit,
-        ..Whole::default()
+        ..Encoder::default()
     };
-    let mut given = Vec::new();
-    for answer in answers {
-        let imports = whole.pass_on(&answer.part)?;
-        let instance = whole.instance_of(answer.part.bytes, &imports)?;
-        let export = whole.export_of(instance, &answer.export)?;
-        given.extend(answer.imports.iter().map(|name| (name.clone(), export)));
+    let mut arguments = Vec::new();
+    for linked in linked_parts {
+        let imports = encoder.pass_on(&linked.part)?;
+        let instance = encoder.instantiate(linked.part.bytes, &imports)?;
+        let export = encoder.export_of(instance, &linked.export)?;
+        arguments.extend(linked.replaces.iter().map(|name| (name.clone(), export)));
     }
-    given.extend(whole.pass_on(handler)?);
-    let instance = whole.instance_of(handler.bytes, &given)?;
+    arguments.extend(encoder.pass_on(handler)?);
+    let instance = encoder.instantiate(handler.bytes, &arguments)?;
     for name in exports {
-        let export = whole.export_of(instance, name)?;
+        let export = encoder.export_of(instance, name)?;
         let mut section = ComponentExportSection::new();
         section.export(name.as_str(), ComponentExportKind::Instance, export, None);
-        whole.write(&section)?;
-        whole.instances += 1;
+        encoder.write(&section)?;
+        encoder.instances += 1;
     }
-    Ok(whole.component.finish())
+    Ok(encoder.component.finish())
 }
 
-/// The new component as far as it is written.
+/// The composition so far, with the sizes of its index spaces.
 #[derive(Default)]
-struct Whole {
+struct Encoder {
     component: Component,
     types: u32,
     instances: u32,
     components: u32,
-    /// Most bytes of it.
+    /// Most bytes of the composition.
     limit: usize,
 }
 
-impl Whole {
-    fn write(&mut self, section: &impl ComponentSection) -> Result<(), Unfit> {
+impl Encoder {
+    fn write(&mut self, section: &impl ComponentSection) -> Result<(), EncodeError> {
         self.component.section(section);
         match self.component.as_slice().len() > self.limit {
-            true => Err(Unfit::TooLarge),
+            true => Err(EncodeError::TooLarge),
             false => Ok(()),
         }
     }
 
-    /// Counts a type that was written. Returns its index.
-    fn new_type(&mut self) -> Result<u32, Unfit> {
+    /// Returns the index of a type that was just written.
+    fn new_type(&mut self) -> Result<u32, EncodeError> {
         self.types += 1;
-        match self.types > TYPES {
-            true => Err(Unfit::Types),
+        match self.types > MAX_TYPES {
+            true => Err(EncodeError::Types),
             false => Ok(self.types - 1),
         }
     }
 
-    /// Imports what the part imports, and says which instance is for which import.
-    fn pass_on(&mut self, part: &Part<'_>) -> Result<Vec<(String, u32)>, Unfit> {
-        let mut known = Known::default();
-        let mut given = Vec::new();
-        sections(part.bytes, |payload| {
+    /// Imports what the part passes on. Returns the instance for each import.
+    fn pass_on(&mut self, part: &Part<'_>) -> Result<Vec<(String, u32)>, EncodeError> {
+        let mut known = KnownIndices::default();
+        let mut arguments = Vec::new();
+        for_each_section(part.bytes, |payload| {
             match payload {
                 Payload::ComponentTypeSection(section) => {
                     for ty in section {
@@ -140,10 +135,11 @@ impl Whole {
                                 let new = part.imports.get(name);
                                 let new = new.map(|new| match known.ty(ty) {
                                     Some(ty) => self.import(new, ty),
-                                    None => Err(Unfit::Import(name.to_owned())),
+                                    None => Err(EncodeError::Import(name.to_owned())),
                                 });
                                 let instance = new.transpose()?;
-                                given.extend(instance.map(|instance| (name.to_owned(), instance)));
+                                arguments
+                                    .extend(instance.map(|instance| (name.to_owned(), instance)));
                                 known.instances.push(instance);
                             }
                             wasmparser::ComponentTypeRef::Type(_) => known.types.push(None),
@@ -157,7 +153,7 @@ impl Whole {
                     }
                 }
                 Payload::ComponentInstanceSection(section) => {
-                    // One by one: what the section says of their number is not trusted.
+                    // Counts items one by one: the section's own count is not trusted.
                     for instance in section {
                         instance?;
                         known.instances.push(None);
@@ -174,17 +170,17 @@ impl Whole {
                 }
                 _ => {}
             }
-            Ok::<_, Unfit>(())
+            Ok::<_, EncodeError>(())
         })?;
-        Ok(given)
+        Ok(arguments)
     }
 
-    /// Defines a type again, unless it is made of what is not here. Returns its new index.
+    /// Encodes a type again and returns its new index. None if it needs a type that the composition lacks.
     fn write_type(
         &mut self,
         ty: ComponentType<'_>,
-        known: &mut Known,
-    ) -> Result<Option<u32>, Unfit> {
+        known: &mut KnownIndices,
+    ) -> Result<Option<u32>, EncodeError> {
         if let ComponentType::Resource { .. } = ty {
             return Ok(None);
         }
@@ -198,7 +194,11 @@ impl Whole {
         self.new_type().map(Some)
     }
 
-    fn write_alias(&mut self, alias: &ComponentAlias<'_>, known: &mut Known) -> Result<(), Unfit> {
+    fn write_alias(
+        &mut self,
+        alias: &ComponentAlias<'_>,
+        known: &mut KnownIndices,
+    ) -> Result<(), EncodeError> {
         match alias {
             ComponentAlias::InstanceExport {
                 kind: ComponentExternalKind::Type,
@@ -229,7 +229,7 @@ impl Whole {
         Ok(())
     }
 
-    fn import(&mut self, name: &str, ty: u32) -> Result<u32, Unfit> {
+    fn import(&mut self, name: &str, ty: u32) -> Result<u32, EncodeError> {
         let mut section = ComponentImportSection::new();
         section.import(name, ComponentTypeRef::Instance(ty));
         self.write(&section)?;
@@ -237,7 +237,12 @@ impl Whole {
         Ok(self.instances - 1)
     }
 
-    fn alias(&mut self, instance: u32, kind: ComponentExportKind, name: &str) -> Result<(), Unfit> {
+    fn alias(
+        &mut self,
+        instance: u32,
+        kind: ComponentExportKind,
+        name: &str,
+    ) -> Result<(), EncodeError> {
         let mut section = ComponentAliasSection::new();
         section.alias(Alias::InstanceExport {
             instance,
@@ -247,24 +252,28 @@ impl Whole {
         self.write(&section)
     }
 
-    /// The instance that an instance exports.
-    fn export_of(&mut self, instance: u32, name: &str) -> Result<u32, Unfit> {
+    /// The instance that `instance` exports under `name`.
+    fn export_of(&mut self, instance: u32, name: &str) -> Result<u32, EncodeError> {
         self.alias(instance, ComponentExportKind::Instance, name)?;
         self.instances += 1;
         Ok(self.instances - 1)
     }
 
-    /// Takes a part in and makes an instance of it.
-    fn instance_of(&mut self, part: &[u8], given: &[(String, u32)]) -> Result<u32, Unfit> {
+    /// Embeds a part and instantiates it.
+    fn instantiate(
+        &mut self,
+        part: &[u8],
+        arguments: &[(String, u32)],
+    ) -> Result<u32, EncodeError> {
         self.write(&RawSection {
             id: ComponentSectionId::Component.into(),
             data: part,
         })?;
-        let given = given
+        let arguments = arguments
             .iter()
             .map(|(name, instance)| (name, ComponentExportKind::Instance, *instance));
         let mut section = ComponentInstanceSection::new();
-        section.instantiate(self.components, given);
+        section.instantiate(self.components, arguments);
         self.write(&section)?;
         self.components += 1;
         self.instances += 1;
@@ -272,19 +281,19 @@ impl Whole {
     }
 }
 
-/// What a part's indices are in the new component; nothing for what is not there.
+/// Maps a part's indices to those of the composition. None for items that the composition lacks.
 #[derive(Default)]
-struct Known {
+struct KnownIndices {
     types: Vec<Option<u32>>,
     instances: Vec<Option<u32>>,
-    /// How deep within a type of an instance or a component: what is numbered there is numbered anew.
+    /// Nesting within instance and component types, which have index spaces of their own.
     depth: u32,
-    /// Something that is not in the new component was named.
+    /// The type refers to an item that the composition lacks.
     missing: bool,
 }
 
-impl Known {
-    /// The new index of one of the part's own types.
+impl KnownIndices {
+    /// The index in the composition of one of the part's types.
     fn ty(&self, index: u32) -> Option<u32> {
         self.types.get(index as usize).copied().flatten()
     }
@@ -297,17 +306,17 @@ impl Known {
     }
 }
 
-impl Reencode for Known {
+impl Reencode for KnownIndices {
     type Error = Infallible;
 
-    fn type_index(&mut self, index: u32) -> Result<u32, Error> {
-        // Core types of the part are not written again.
+    fn type_index(&mut self, index: u32) -> Result<u32, ReencodeError> {
+        // Core types of the part are not encoded again.
         self.missing |= self.depth == 0;
         Ok(index)
     }
 }
 
-impl ReencodeComponent for Known {
+impl ReencodeComponent for KnownIndices {
     fn component_type_index(&mut self, index: u32) -> u32 {
         match self.depth {
             0 => self.outermost(index),
@@ -322,7 +331,7 @@ impl ReencodeComponent for Known {
         }
     }
 
-    fn outer_type_index(&mut self, count: u32, index: u32) -> Result<u32, Error> {
+    fn outer_type_index(&mut self, count: u32, index: u32) -> Result<u32, ReencodeError> {
         self.missing |= count >= self.depth;
         Ok(index)
     }

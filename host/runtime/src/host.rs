@@ -1,17 +1,17 @@
-//! The implementation of `wit/` over the engine.
+//! Implements `wit/corral-inference.wit` over the engine.
 
 mod blocking;
 mod budget;
 mod constraints;
-mod framing;
+mod framed_body;
 mod generation;
-mod looking;
 mod models;
+mod next_token;
 mod options;
-mod reach;
 mod sampling;
 mod sequence;
 mod snapshots;
+mod store_access;
 
 use crate::state::State;
 use corral_engine::{Engine, Error};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use wasmtime::component::{HasSelf, Linker};
 
 pub(crate) mod bindings {
-    //! Rust types and traits made from `wit/`.
+    //! Rust bindings of `wit/corral-inference.wit`.
 
     wasmtime::component::bindgen!({
         path: "../../wit",
@@ -34,32 +34,32 @@ pub(crate) mod bindings {
             default: trappable,
         },
         with: {
-            "corral:inference/blocking.generation": super::Generation,
-            "corral:inference/constraints.constraint": super::Constraint,
-            "corral:inference/constraints.matcher": super::Matcher,
-            "corral:inference/models.model": super::Model,
-            "corral:inference/inference.options": super::Options,
-            "corral:inference/inference.sequence": super::Sequence,
+            "corral:inference/blocking.generation": super::BlockingGeneration,
+            "corral:inference/constraints.constraint": super::GuestConstraint,
+            "corral:inference/constraints.matcher": super::GuestMatcher,
+            "corral:inference/models.model": super::GuestModel,
+            "corral:inference/inference.options": super::GuestOptions,
+            "corral:inference/inference.sequence": super::GuestSequence,
         },
     });
 }
 
 pub(crate) use bindings::corral::inference::types as wit;
-pub use blocking::Generation;
-pub use constraints::{Constraint, Matcher};
-pub(crate) use framing::Bodies;
-pub use options::Options;
-pub use sequence::Sequence;
-pub(crate) use snapshots::{Snapshots, turns};
+pub use blocking::BlockingGeneration;
+pub use constraints::{GuestConstraint, GuestMatcher};
+pub(crate) use framed_body::FramedBodies;
+pub use options::GuestOptions;
+pub use sequence::GuestSequence;
+pub(crate) use snapshots::{DeploymentSnapshots, snapshot_permits};
 
-/// Handles of each kind that one instance may hold at once.
-const HANDLES: u32 = 256;
-/// Matchers that one instance may hold at once: each may take tens of megabytes.
-const MATCHERS: u32 = 16;
-/// Tokens that the sequences of one instance may hold, but for those that were generated.
-const TOKENS: usize = 4 << 20;
+/// Handles of each kind that an instance may hold.
+const MAX_HANDLES: u32 = 256;
+/// Matchers that an instance may hold. Each may use tens of megabytes.
+const MAX_MATCHERS: u32 = 16;
+/// Tokens that the sequences of an instance may hold, generated tokens excluded.
+const MAX_TOKENS: usize = 4 << 20;
 
-/// What an instance holds of ours.
+/// Handles that an instance holds, by kind.
 #[derive(Debug, Default)]
 pub(crate) struct Handles {
     models: u32,
@@ -68,50 +68,51 @@ pub(crate) struct Handles {
     options: u32,
     sequences: u32,
     generations: u32,
-    /// Tokens of these sequences.
+    /// Tokens of all sequences.
     tokens: usize,
-    /// Cloned for each row of logits that it waits for.
-    rows: Arc<()>,
-    /// Cloned for each stream of bytes that it was given of a generation.
-    framings: Arc<()>,
-    /// Held by whoever starts a sampling plugin to check its settings.
-    check: Arc<tokio::sync::Mutex<()>>,
+    /// Cloned for each row of logits that the instance waits for.
+    logits_rows: Arc<()>,
+    /// Cloned for each framed body.
+    framed_bodies: Arc<()>,
+    /// Locked while a sampling plugin's settings are checked.
+    sampler_check: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// An opened model.
-pub struct Model(Engine);
+/// A model that a guest opened.
+pub struct GuestModel(Engine);
 
 /// Links `corral:inference`.
 pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
-    bindings::ImportsBlocking::add_to_linker::<_, HasSelf<State>>(linker, called)
+    bindings::ImportsBlocking::add_to_linker::<_, HasSelf<State>>(linker, count_host_call)
 }
 
-/// What a host function works on: each call asks for it once, and those that wait may do so again.
-fn called(state: &mut State) -> &mut State {
-    state.tally.called();
+/// Returns the data that a host function works on. Runs at each host call, and again each time that a call
+/// which waits accesses the store.
+fn count_host_call(state: &mut State) -> &mut State {
+    state.counters.host_calls.increment();
     state
 }
 
-/// Takes one of `HANDLES` for a `what`.
-fn take(held: &mut u32, what: &str) -> Result<(), wit::Error> {
-    take_of(HANDLES, held, what)
+/// Counts a new handle, up to [`MAX_HANDLES`]. `kind` is for the error.
+fn take_handle(held: &mut u32, kind: &str) -> Result<(), wit::Error> {
+    take_handle_of(MAX_HANDLES, held, kind)
 }
 
-/// Takes one of `most` for a `what`.
-fn take_of(most: u32, held: &mut u32, what: &str) -> Result<(), wit::Error> {
-    if *held >= most {
+/// Counts a new handle, up to `max`.
+fn take_handle_of(max: u32, held: &mut u32, kind: &str) -> Result<(), wit::Error> {
+    if *held >= max {
         return Err(wit::Error::Invalid(format!(
-            "the plugin holds {most} {what}, the most it may; drop some"
+            "the plugin holds the maximum of {max} {kind}; drop some"
         )));
     }
     *held += 1;
     Ok(())
 }
 
-/// What a call comes to: an answer, an error that the guest is told, or the end of its request.
-type Answer<T> = wasmtime::Result<Result<T, wit::Error>>;
+/// Result of a host function: a value, an error for the guest, or a trap.
+type HostResult<T> = wasmtime::Result<Result<T, wit::Error>>;
 
-fn invalid<T>(text: impl Into<String>) -> Answer<T> {
+fn invalid<T>(text: impl Into<String>) -> HostResult<T> {
     Ok(Err(wit::Error::Invalid(text.into())))
 }
 

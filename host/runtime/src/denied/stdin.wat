@@ -1,4 +1,4 @@
-;; Reads a byte of its standard input. `ended` returns 1 if there is none, else 0.
+;; Reads a byte of standard input. `ended` returns 1 if it has ended, else 0.
 (component
   (import "wasi:io/error@0.2.3" (instance $error (export "error" (type (sub resource)))))
   (alias export $error "error" (type $e))

@@ -1,44 +1,42 @@
-//! What a component imports and exports, by name: enough to know how it can be linked, and known without
-//! compiling it.
+//! The imports and exports of a component by name, read without compiling it.
 
 use wasmparser::{BinaryReaderError, Chunk, Parser, Payload};
 
-/// The names, in the component's order.
+/// Names of imports and exports, in the component's order.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Outline {
+pub(super) struct World {
     pub(super) imports: Vec<String>,
     pub(super) exports: Vec<String>,
 }
 
-impl Outline {
-    /// Of these bytes, of which only the outermost component is looked at.
-    pub(super) fn of(bytes: &[u8]) -> Result<Self, BinaryReaderError> {
-        let mut outline = Outline::default();
-        sections(bytes, |payload| {
+impl World {
+    /// Reads the outermost component of `bytes`.
+    pub(super) fn read(bytes: &[u8]) -> Result<Self, BinaryReaderError> {
+        let mut world = World::default();
+        for_each_section(bytes, |payload| {
             match payload {
                 Payload::ComponentImportSection(section) => {
                     for import in section {
-                        outline.imports.push(import?.name.name.to_owned());
+                        world.imports.push(import?.name.name.to_owned());
                     }
                 }
                 Payload::ComponentExportSection(section) => {
                     for export in section {
-                        outline.exports.push(export?.name.name.to_owned());
+                        world.exports.push(export?.name.name.to_owned());
                     }
                 }
                 _ => {}
             }
             Ok::<_, BinaryReaderError>(())
         })?;
-        Ok(outline)
+        Ok(world)
     }
 }
 
-/// Shows `see` what the outermost component consists of, in its order. What lies in modules and components
-/// within it is passed over.
-pub(super) fn sections<'a, E: From<BinaryReaderError>>(
+/// Passes each section of the outermost component to `visit`. Skips nested modules and components.
+pub(super) fn for_each_section<'a, E: From<BinaryReaderError>>(
     bytes: &'a [u8],
-    mut see: impl FnMut(Payload<'a>) -> Result<(), E>,
+    mut visit: impl FnMut(Payload<'a>) -> Result<(), E>,
 ) -> Result<(), E> {
     let (mut parser, mut rest) = (Parser::new(0), bytes);
     loop {
@@ -59,7 +57,7 @@ pub(super) fn sections<'a, E: From<BinaryReaderError>>(
                 rest = rest.get(length..).unwrap_or_default();
             }
             Payload::End(_) => return Ok(()),
-            payload => see(payload)?,
+            payload => visit(payload)?,
         }
     }
 }

@@ -1,43 +1,43 @@
-//! What is refused of a component before wasmtime reads it, since reading it would take too much.
+//! Checks a component's structure before wasmtime reads it.
 //!
-//! Wasmtime's reader calls itself for each type within a type, without counting: some kilobytes of types in
-//! types overflow its thread's stack, which ends the process. What it keeps for each component within
-//! components grows with how deep they lie: 20,000 in each other took 8 GB. So all of a component's types are read
-//! here first, by a later version of the same reader, which refuses types that are deeper than 100; and what a
-//! component consists of is counted. No build comes near these numbers: a component is made of some ten
-//! modules, of a hundred or two if each of its libraries is one, and each time that components are put together adds
-//! one to the depth.
+//! Wasmtime's reader recurses for each type within a type without a limit: a few kilobytes of nested types
+//! overflow the thread's stack, which ends the process. Its memory for nested components grows with their
+//! depth: 20,000 levels took 8 GB. A later version of the same reader checks all types here first and
+//! refuses types nested more than 100 deep; this module also counts components, imports and exports.
+//!
+//! Real builds stay far below these limits. A component consists of about ten modules, or one to two hundred
+//! if each library is one, and each composition adds one level of depth.
 
 use wasmparser::{BinaryReaderError, Parser, Payload};
 
-/// How deep components and modules may lie within each other.
-const DEPTH: usize = 100;
+/// Deepest nesting of components and modules.
+const MAX_DEPTH: usize = 100;
 /// Most components and modules within a component.
-const PARTS: usize = 1_000;
-/// Most imports of a component, and most exports.
-const NAMES: usize = 1_000;
+const MAX_PARTS: usize = 1_000;
+/// Most imports, and most exports.
+const MAX_NAMES: usize = 1_000;
 
 /// Why a component is refused.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unsound {
+pub(crate) enum StructureError {
     #[error("{0}")]
     Binary(#[from] BinaryReaderError),
-    #[error("components lie more than {DEPTH} deep within each other in it")]
+    #[error("its components are nested more than {MAX_DEPTH} deep")]
     Depth,
-    #[error("it consists of more than {PARTS} components and modules")]
+    #[error("it consists of more than {MAX_PARTS} components and modules")]
     Parts,
-    #[error("it has more than {NAMES} {0}")]
+    #[error("it has more than {MAX_NAMES} {0}")]
     Names(&'static str),
 }
 
-/// Reads what a component consists of, and all of its types.
-pub(crate) fn check(component: &[u8]) -> Result<(), Unsound> {
+/// Checks all types, and counts components, modules, imports and exports.
+pub(crate) fn check_structure(component: &[u8]) -> Result<(), StructureError> {
     let (mut depth, mut parts, mut imports, mut exports) = (0_usize, 0, 0, 0);
     for payload in Parser::new(0).parse_all(component) {
         match payload? {
             Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => {
-                count(&mut parts, PARTS, Unsound::Parts)?;
-                count(&mut depth, DEPTH, Unsound::Depth)?;
+                count(&mut parts, MAX_PARTS, StructureError::Parts)?;
+                count(&mut depth, MAX_DEPTH, StructureError::Depth)?;
             }
             Payload::End(_) => depth = depth.saturating_sub(1),
             Payload::ComponentTypeSection(section) => {
@@ -50,17 +50,17 @@ pub(crate) fn check(component: &[u8]) -> Result<(), Unsound> {
                     ty?;
                 }
             }
-            // What they say of their number is not trusted: they are counted one by one.
+            // Counts items one by one: a section's own count is not trusted.
             Payload::ComponentImportSection(section) if depth == 0 => {
                 for import in section {
                     import?;
-                    count(&mut imports, NAMES, Unsound::Names("imports"))?;
+                    count(&mut imports, MAX_NAMES, StructureError::Names("imports"))?;
                 }
             }
             Payload::ComponentExportSection(section) if depth == 0 => {
                 for export in section {
                     export?;
-                    count(&mut exports, NAMES, Unsound::Names("exports"))?;
+                    count(&mut exports, MAX_NAMES, StructureError::Names("exports"))?;
                 }
             }
             _ => {}
@@ -69,9 +69,9 @@ pub(crate) fn check(component: &[u8]) -> Result<(), Unsound> {
     Ok(())
 }
 
-fn count(so_far: &mut usize, most: usize, error: Unsound) -> Result<(), Unsound> {
+fn count(so_far: &mut usize, max: usize, error: StructureError) -> Result<(), StructureError> {
     *so_far += 1;
-    if *so_far > most {
+    if *so_far > max {
         return Err(error);
     }
     Ok(())
@@ -83,7 +83,7 @@ pub(crate) mod tests {
 
     const EMPTY: &[u8] = b"\0asm\x0d\0\x01\0";
 
-    /// A number as the format has it.
+    /// An unsigned LEB128 number.
     fn number(mut n: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         while n > 127 {
@@ -102,7 +102,7 @@ pub(crate) mod tests {
         [EMPTY, &sections.concat()].concat()
     }
 
-    /// A section with a type of a component within one, `depth` times.
+    /// A section with a component type nested `depth` deep.
     pub(crate) fn deep_type(depth: usize) -> Vec<u8> {
         let mut types = vec![1];
         for _ in 1..depth {
@@ -116,12 +116,12 @@ pub(crate) mod tests {
         component(&[deep_type(depth)])
     }
 
-    /// A component with an empty one within one, `depth` times.
+    /// Components nested `depth` deep.
     fn deep_components(depth: usize) -> Vec<u8> {
         (0..depth).fold(EMPTY.to_vec(), |inner, _| component(&[section(4, &inner)]))
     }
 
-    /// A component with `parts` empty ones, half of them in another one.
+    /// A component of `parts` empty ones, half of them nested one level deeper.
     fn many_components(parts: usize) -> Vec<u8> {
         let some = |number| vec![section(4, EMPTY); number];
         let half = some((parts - 1) / 2);
@@ -129,7 +129,7 @@ pub(crate) mod tests {
         component(&[vec![section(4, &component(&half))], other].concat())
     }
 
-    /// A component with so many imports of a function.
+    /// A component with this many imports.
     fn many_imports(imports: usize) -> Vec<u8> {
         let ty = section(7, &[1, 0x40, 0, 1, 0]);
         let mut bytes = number(imports);
@@ -142,7 +142,7 @@ pub(crate) mod tests {
         component(&[ty, section(10, &bytes)])
     }
 
-    /// A component that exports its only type under so many names.
+    /// A component with this many exports.
     fn many_exports(exports: usize) -> Vec<u8> {
         let ty = section(7, &[1, 0x40, 0, 1, 0]);
         let mut bytes = number(exports);
@@ -156,37 +156,33 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_wasmtime_could_not_bear_is_refused() {
+    fn structure_beyond_the_limits_is_refused() {
         let refused = |bytes: &[u8]| {
-            let text = check(bytes).err().map(|error| error.to_string());
+            let text = check_structure(bytes).err().map(|error| error.to_string());
             text.unwrap_or_default()
         };
-        for (make, most, expected) in [
+        for (make, max, expected) in [
             (
                 deep_types as fn(usize) -> Vec<u8>,
                 100,
                 "component type nesting is too deep",
             ),
-            (
-                deep_components,
-                DEPTH,
-                "components lie more than 100 deep within each other",
-            ),
+            (deep_components, MAX_DEPTH, "nested more than 100 deep"),
             (
                 many_components,
-                PARTS,
+                MAX_PARTS,
                 "consists of more than 1000 components and modules",
             ),
-            (many_imports, NAMES, "has more than 1000 imports"),
-            (many_exports, NAMES, "has more than 1000 exports"),
+            (many_imports, MAX_NAMES, "has more than 1000 imports"),
+            (many_exports, MAX_NAMES, "has more than 1000 exports"),
         ] {
-            assert_eq!(refused(&make(most)), "", "{expected}");
-            for more in [most + 1, 10 * most] {
+            assert_eq!(refused(&make(max)), "", "{expected}");
+            for more in [max + 1, 10 * max] {
                 let text = refused(&make(more));
                 assert!(text.contains(expected), "{expected}: {text}");
             }
         }
-        // Deep types wherever they are.
+        // The limit holds for nested components too.
         let within = component(&[section(4, &deep_types(101))]);
         assert!(refused(&within).contains("too deep"));
         let text = refused(&deep_types(200_000));

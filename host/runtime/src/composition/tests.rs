@@ -1,14 +1,13 @@
 use super::*;
-use crate::engine::engine;
-use crate::linker::linker;
-use crate::runtime::{Runtime, Source};
-use crate::settings::{self, Links, Settings, Terms};
-use crate::soundness::tests::deep_type;
+use crate::config::{LinkedComponent, LinkedComponents, PluginConfig};
+use crate::runtime::{ComponentSource, Runtime};
+use crate::structure::tests::deep_type;
+use crate::test_support::{config, engine_and_linker};
 use crate::validate::compile;
 use corral_engine::Models;
 
-/// What both kinds of components below begin with: `$count`, which calls `wasi:cli/environment` of some
-/// version and returns how many variables there are.
+/// Start of the components below: `$count` calls `wasi:cli/environment` of `version` and returns the number of
+/// variables.
 fn counting(version: &str) -> String {
     format!(
         r#"
@@ -37,8 +36,7 @@ fn counting(version: &str) -> String {
     )
 }
 
-/// A template, as far as linking goes: `render` returns how many variables it sees. `more` are further
-/// imports.
+/// A linkable template whose `render` returns the number of variables it sees. `more` are further imports.
 fn template(version: &str, more: &str) -> Vec<u8> {
     let counting = counting(version);
     wat::parse_str(format!(
@@ -50,7 +48,7 @@ fn template(version: &str, more: &str) -> Vec<u8> {
     .unwrap()
 }
 
-/// A command that succeeds if it sees `own` variables and the template `linked` ones.
+/// A command that succeeds if it sees `own` variables and its template sees `linked`.
 fn command(own: usize, linked: usize, more: &str) -> Vec<u8> {
     let counting = counting("0.2.3");
     wat::parse_str(format!(
@@ -74,15 +72,15 @@ fn command(own: usize, linked: usize, more: &str) -> Vec<u8> {
     .unwrap()
 }
 
-/// A component with these imports that exports an interface of this name.
-fn other(imports: &str, export: &str) -> Vec<u8> {
+/// A component with these imports and one empty exported interface.
+fn exporting(imports: &str, export: &str) -> Vec<u8> {
     wat::parse_str(format!(
         r#"(component {imports} (instance $nothing) (export "{export}" (instance $nothing)))"#
     ))
     .unwrap()
 }
 
-/// A sampling plugin, with something else in the place of a part of its text.
+/// A sampling plugin with `part` of its text replaced by `other`.
 fn sampler(part: &str, other: &str) -> Vec<u8> {
     let text = include_str!("../sampling/sampler.wat");
     let text = ["{start}", "{needs}", "{sample}", part]
@@ -97,104 +95,95 @@ fn sampler(part: &str, other: &str) -> Vec<u8> {
 const MODELS: &str = r#"(import "corral:inference/models@0.1.0" (instance
     (export "available" (func (result (list string))))))"#;
 
-fn linked(handler: Vec<u8>, template: Vec<u8>, inherit: bool) -> Parts {
-    Parts {
-        templating: Some(Templating {
+fn with_template(handler: Vec<u8>, template: Vec<u8>, inherit: bool) -> PluginComponents {
+    PluginComponents {
+        templating: Some(TemplatingComponent {
             bytes: template.into(),
             inherit,
         }),
-        ..Parts::alone(handler)
+        ..PluginComponents::unlinked(handler)
     }
 }
 
-fn sampled(handler: Vec<u8>, samplers: &[(&str, Vec<u8>)]) -> Parts {
+fn with_samplers(handler: Vec<u8>, samplers: &[(&str, Vec<u8>)]) -> PluginComponents {
     let named = |(name, bytes): &(&str, Vec<u8>)| ((*name).to_owned(), bytes.clone().into());
-    Parts {
+    PluginComponents {
         sampling: samplers.iter().map(named).collect(),
-        ..Parts::alone(handler)
+        ..PluginComponents::unlinked(handler)
     }
 }
 
-/// The error's code and text.
-fn refused(parts: &Parts, limit: usize) -> (&'static str, String) {
-    let settings = Settings {
-        instances: 1,
-        ..Settings::default()
-    };
-    let engine = engine(&settings).unwrap();
-    let linker = linker(&engine).unwrap();
-    match compile(&engine, &linker, "chat", parts, limit) {
+/// Code and text of the error of compiling the plugin `chat`; empty if it compiles.
+fn error_of(components: &PluginComponents, limit: usize) -> (&'static str, String) {
+    let (engine, linker) = engine_and_linker();
+    match compile(&engine, &linker, "chat", components, limit) {
         Ok(_) => ("", String::new()),
         Err(error) => (error.code(), error.to_string()),
     }
 }
 
 #[tokio::test]
-async fn a_template_sees_no_environment_unless_it_inherits_it() {
-    let settings = Settings {
-        instances: 2,
-        ..Settings::default()
-    };
-    let runtime = Runtime::new(settings, Models::loaded(Vec::new())).unwrap();
-    // Of a version that the handler has as well, of another one, and of WASI 0.3.
+async fn template_sees_environment_only_if_inherited() {
+    let runtime = Runtime::new(config(2), Models::loaded(Vec::new())).unwrap();
+    // The handler's version, another one, and WASI 0.3.
     for version in ["0.2.3", "0.2.12", "0.3.0"] {
         for (inherit, sees) in [(false, 0), (true, 1)] {
-            let component = Source::from(template(version, ""));
-            let terms = Terms {
+            let component = ComponentSource::from(template(version, ""));
+            let config = PluginConfig {
                 environment: vec![("SECRET".to_owned(), "x".to_owned())],
-                links: Links {
-                    templating: Some(settings::Link { component, inherit }),
-                    ..Links::default()
+                linked: LinkedComponents {
+                    templating: Some(LinkedComponent { component, inherit }),
+                    ..LinkedComponents::default()
                 },
-                ..Terms::default()
+                ..PluginConfig::default()
             };
-            let account = runtime.account();
+            let deployment = runtime.new_deployment();
             let handler = command(1, sees, "");
             let plugin = runtime
-                .plugin_for(&account, "chat", handler, terms)
+                .load_plugin_into(&deployment, "chat", handler, config)
                 .await
                 .unwrap();
             let exit = plugin.run(&[]).await.unwrap();
-            assert!(exit.success(), "{version}, inherited: {inherit}");
+            assert!(exit.success(), "{version}, inherit: {inherit}");
         }
     }
 }
 
 #[test]
-fn a_handler_and_its_links_fit_or_are_told_why_not() {
+fn unfit_links_are_refused_with_reason() {
     let good = || template("0.2.3", "");
     let sampling = r#"(import "corral:plugin/sampling@0.1.0" (instance))"#;
-    let sampler = || other("", SAMPLING);
+    let sampler = || exporting("", SAMPLING);
     let handler = || command(0, 0, "");
-    let run = || other("", "wasi:cli/run@0.2.0");
-    for (parts, code, expected) in [
+    let run = || exporting("", "wasi:cli/run@0.2.0");
+    for (components, code, expected) in [
         (
-            Parts::alone(handler()),
+            PluginComponents::unlinked(handler()),
             "not-linked",
-            "imports corral:plugin/templating@0.1.0, which a linked component answers, but it is linked with 0",
+            "imports corral:plugin/templating@0.1.0, which exactly one linked component must export, but 0 of them do",
         ),
         (
-            linked(run(), good(), false),
+            with_template(run(), good(), false),
             "link-not-imported",
-            "does not import corral:plugin/templating@0.1.0; leave the link away",
+            "does not import corral:plugin/templating@0.1.0; remove the link",
         ),
         (
-            linked(handler(), other("", "a:b/c@0.1.0"), true),
+            with_template(handler(), exporting("", "a:b/c@0.1.0"), true),
             "wrong-link",
             "chat (its link templating) exports no corral:plugin/templating@0.1.0, for which it is linked; it exports a:b/c@0.1.0",
         ),
         (
-            linked(handler(), sampler(), false),
+            with_template(handler(), sampler(), false),
             "wrong-link",
             "it exports corral:plugin/sampling@0.1.0",
         ),
         (
-            linked(handler(), template("0.2.3", MODELS), false),
+            with_template(handler(), template("0.2.3", MODELS), false),
             "link-import",
             "is not given: corral:inference/models@0.1.0; build it without, or, if it may use",
         ),
         (
-            linked(
+            with_template(
                 handler(),
                 template(
                     "0.2.3",
@@ -207,7 +196,7 @@ fn a_handler_and_its_links_fit_or_are_told_why_not() {
             "wasi:http/outgoing-handler@0.2.1, wasi:http/client@0.3.0; build",
         ),
         (
-            linked(
+            with_template(
                 handler(),
                 template("0.2.3", r#"(import "a:b/c@1.0.0" (instance))"#),
                 true,
@@ -216,68 +205,68 @@ fn a_handler_and_its_links_fit_or_are_told_why_not() {
             "chat (its link templating) imports what this host does not offer: a:b/c@1.0.0",
         ),
         (
-            linked(handler(), wat::parse_str("(module)").unwrap(), false),
+            with_template(handler(), wat::parse_str("(module)").unwrap(), false),
             "not-a-component",
             "chat (its link templating) is a core",
         ),
         (
-            linked(handler(), b"\0asm\x0d\0\x01\0rest".to_vec(), false),
+            with_template(handler(), b"\0asm\x0d\0\x01\0rest".to_vec(), false),
             "does-not-compile",
             "chat (its link templating) cannot be compiled",
         ),
         (
-            linked(handler(), other("", TEMPLATING), false),
+            with_template(handler(), exporting("", TEMPLATING), false),
             "does-not-compose",
             "; build both against one version of corral:plugin",
         ),
         (
-            Parts::alone(good()),
+            PluginComponents::unlinked(good()),
             "to-be-linked",
             "name this one in its corral.toml: [links] templating = \"FILE.wasm\"",
         ),
         (
-            Parts::alone(sampler()),
+            PluginComponents::unlinked(sampler()),
             "to-be-linked",
             "[links] sampling.NAME = \"FILE.wasm\"",
         ),
         (
-            sampled(other(sampling, "wasi:cli/run@0.2.0"), &[]),
+            with_samplers(exporting(sampling, "wasi:cli/run@0.2.0"), &[]),
             "not-linked",
-            "linked with 0 that could",
+            "but 0 of them do",
         ),
         (
-            sampled(
-                other(sampling, "wasi:cli/run@0.2.0"),
+            with_samplers(
+                exporting(sampling, "wasi:cli/run@0.2.0"),
                 &[("a", sampler()), ("b", sampler())],
             ),
             "not-linked",
-            "linked with 2 that could; link it with one: [links] sampling.NAME",
+            "but 2 of them do; link one: [links] sampling.NAME",
         ),
         (
-            sampled(command(0, 0, sampling), &[("a", sampler())]),
+            with_samplers(command(0, 0, sampling), &[("a", sampler())]),
             "not-linked",
             "imports corral:plugin/templating@0.1.0",
         ),
     ] {
-        let (found, text) = refused(&parts, 1 << 20);
+        let (found, text) = error_of(&components, 1 << 20);
         assert_eq!(found, code, "{text}");
         assert!(text.contains(expected), "{text}");
     }
 }
 
 #[test]
-fn a_sampling_component_is_looked_at_like_any_linked_one() {
+fn sampling_components_are_checked() {
     let run = || {
-        let mut parts = linked(command(0, 0, ""), template("0.2.3", ""), false);
-        parts
+        let mut components = with_template(command(0, 0, ""), template("0.2.3", ""), false);
+        components
             .sampling
             .insert("a".to_owned(), sampler("{}", "").into());
-        parts
+        components
     };
-    assert_eq!(refused(&run(), 1 << 20), ("", String::new()));
+    assert_eq!(error_of(&run(), 1 << 20), ("", String::new()));
     for (sampler, code, expected) in [
         (
-            other(MODELS, SAMPLING),
+            exporting(MODELS, SAMPLING),
             "link-import",
             "chat (its link sampling.a) imports what a linked component is not given: corral:inference/models@0.1.0; build it without",
         ),
@@ -287,7 +276,7 @@ fn a_sampling_component_is_looked_at_like_any_linked_one() {
             "chat (its link sampling.a) exports no corral:plugin/sampling@0.1.0",
         ),
         (
-            other("", SAMPLING),
+            exporting("", SAMPLING),
             "interface-mismatch",
             "chat (its link sampling.a) does not fit this host's interfaces",
         ),
@@ -297,9 +286,9 @@ fn a_sampling_component_is_looked_at_like_any_linked_one() {
             "[method]sampler.needs has another type",
         ),
     ] {
-        let mut parts = run();
-        parts.sampling.insert("a".to_owned(), sampler.into());
-        let (found, text) = refused(&parts, 1 << 20);
+        let mut components = run();
+        components.sampling.insert("a".to_owned(), sampler.into());
+        let (found, text) = error_of(&components, 1 << 20);
         assert_eq!(found, code, "{text}");
         assert!(text.contains(expected), "{text}");
         assert!(!text.contains("inherit"), "{text}");
@@ -307,96 +296,96 @@ fn a_sampling_component_is_looked_at_like_any_linked_one() {
 }
 
 #[test]
-fn what_is_made_of_the_parts_is_no_larger_than_a_component_may_be() {
-    let parts = linked(command(0, 0, ""), template("0.2.3", ""), false);
-    let (code, text) = refused(&parts, parts.bytes());
+fn composition_respects_the_size_limit() {
+    let components = with_template(command(0, 0, ""), template("0.2.3", ""), false);
+    let (code, text) = error_of(&components, components.bytes());
     assert_eq!(code, "component-too-large");
     assert!(
-        text.contains("chat and what it is linked with have more bytes together than the "),
+        text.contains("chat and its linked components together have more than the "),
         "{text}"
     );
 }
 
 #[test]
-fn what_is_made_of_the_parts_does_not_grow_without_bound() {
-    // One type more than are written again, each of one byte here and of more there.
+fn composition_limits_the_number_of_types() {
+    // One type beyond the limit. Each has one byte here and more in the composition.
     let head = [7, 0xc4, 0x84, 0x3d, 0xc1, 0x84, 0x3d];
     let types = [&head[..], &[0x7f; 1_000_001]].concat();
     let handler = [command(0, 0, ""), types].concat();
-    let parts = linked(handler, template("0.2.3", ""), false);
-    let (code, text) = refused(&parts, 64 << 20);
+    let components = with_template(handler, template("0.2.3", ""), false);
+    let (code, text) = error_of(&components, 64 << 20);
     assert_eq!(code, "does-not-compose", "{text}");
     assert!(text.contains("more than 1000000 types"), "{text}");
-    let (code, text) = refused(&parts, 2 << 20);
+    let (code, text) = error_of(&components, 2 << 20);
     assert_eq!(code, "component-too-large", "{text}");
 }
 
 #[test]
-fn what_a_section_says_of_its_number_is_not_believed() {
-    // Four thousand million instances, none of which is there.
+fn item_count_of_a_section_is_not_trusted() {
+    // Announces 2^32 - 1 instances and contains none.
     let many = [5, 5, 0xff, 0xff, 0xff, 0xff, 0x0f];
     let handler = [command(0, 0, ""), many.to_vec()].concat();
-    let parts = linked(handler, template("0.2.3", ""), false);
-    let (code, text) = refused(&parts, 1 << 20);
+    let components = with_template(handler, template("0.2.3", ""), false);
+    let (code, text) = error_of(&components, 1 << 20);
     assert_eq!(code, "does-not-compose", "{text}");
     assert!(!text.contains("build both"), "{text}");
 }
 
-/// A template with types so deep.
+/// A template with types nested `depth` deep.
 fn deep(depth: usize) -> Vec<u8> {
     [template("0.2.3", ""), deep_type(depth)].concat()
 }
 
 #[test]
-fn parts_are_looked_at_before_they_are_compiled() {
-    let sampler = other("", SAMPLING);
+fn structure_is_checked_before_compilation() {
+    let sampler = exporting("", SAMPLING);
     let handler = || command(0, 0, "");
     let nested = |number: usize| {
-        let parts = "(component)".repeat(number);
-        template("0.2.3", &parts)
+        let components = "(component)".repeat(number);
+        template("0.2.3", &components)
     };
-    let sampled_too = || {
-        let mut parts = linked(handler(), other("", TEMPLATING), false);
+    let both_faulty = || {
+        let mut components = with_template(handler(), exporting("", TEMPLATING), false);
         let samplers = [("a", sampler.clone()), ("b", deep(5_000))];
-        parts.sampling = sampled(Vec::new(), &samplers).sampling;
-        parts
+        components.sampling = with_samplers(Vec::new(), &samplers).sampling;
+        components
     };
-    for (parts, code, expected) in [
-        (linked(handler(), deep(100), false), "", ""),
+    for (components, code, expected) in [
+        (with_template(handler(), deep(100), false), "", ""),
         (
-            linked(handler(), deep(101), false),
+            with_template(handler(), deep(101), false),
             "does-not-compile",
             "chat (its link templating) cannot be compiled: component type nesting is too deep",
         ),
         (
-            linked(handler(), deep(5_000), false),
+            with_template(handler(), deep(5_000), false),
             "does-not-compile",
             "too deep",
         ),
         (
-            Parts::alone(deep(5_000)),
+            PluginComponents::unlinked(deep(5_000)),
             "does-not-compile",
             "the plugin chat cannot be compiled: component type nesting",
         ),
-        // It is looked at although another one is at fault.
+        // Checked although another component is faulty too.
         (
-            sampled_too(),
+            both_faulty(),
             "does-not-compile",
             "chat (its link sampling.b) cannot be compiled: component type nesting",
         ),
         (
-            linked(handler(), nested(1_000), false),
+            with_template(handler(), nested(1_000), false),
             "does-not-compile",
             "chat (its link templating) cannot be compiled: it consists of more than 1000",
         ),
-        // With the handler there are too many.
+        // Too many together with the handler.
         (
-            linked(handler(), nested(997), false),
+            with_template(handler(), nested(997), false),
             "does-not-compose",
             "it consists of more than 1000 components and modules",
         ),
     ] {
-        let (found, text) = refused(&parts, 1 << 20);
+        let (found, text) = error_of(&components, 1 << 20);
         assert_eq!(found, code, "{text}");
         assert!(text.contains(expected), "{text}");
         assert!(!text.contains("build both"), "{text}");
@@ -404,28 +393,29 @@ fn parts_are_looked_at_before_they_are_compiled() {
 }
 
 #[test]
-fn thousands_of_names_are_not_repeated() {
+fn long_lists_of_imports_are_cut() {
     let imports = |number: usize| {
         let one = |i| format!(r#"(import "a:b/c{i}@1.0.0" (instance (export "f" (func))))"#);
         Vec::from_iter((0..number).map(one)).concat()
     };
-    let run = |number| Parts::alone(other(&imports(number), "wasi:cli/run@0.2.0"));
-    // Wasmtime takes 1,000 instances, and its own export is one.
-    let (code, text) = refused(&run(900), 1 << 20);
+    let run =
+        |number| PluginComponents::unlinked(exporting(&imports(number), "wasi:cli/run@0.2.0"));
+    // Below wasmtime's limit of 1,000 instances, of which the export is one.
+    let (code, text) = error_of(&run(900), 1 << 20);
     assert_eq!(code, "unknown-import", "{text}");
     assert!(
         text.contains("a:b/c14@1.0.0, a:b/c15@1.0.0, … and 884 more. It offers"),
         "{text}"
     );
-    let (code, text) = refused(&run(1_001), 1 << 20);
+    let (code, text) = error_of(&run(1_001), 1 << 20);
     assert_eq!(code, "does-not-compile");
     assert!(text.contains("more than 1000 imports"), "{text}");
 }
 
-/// Resources, aliases between imports, async functions, streams, and the same interface in two versions and
-/// with two sets of functions: nothing of one part's imports is mixed with the other's.
+/// Covers resources, aliases between imports, async functions, streams, and one interface in two versions with
+/// different functions.
 #[test]
-fn each_part_keeps_its_own_imports() {
+fn parts_imports_are_not_merged() {
     let streams = |version: &str, function: &str| {
         format!(
             r#"
@@ -464,7 +454,11 @@ fn each_part_keeps_its_own_imports() {
     let own = format!("{clock}{}{stdin}", streams("0.2.3", "flush"));
     for version in ["0.2.3", "0.2.12"] {
         let theirs = format!("{}{stdin}{clock}", streams(version, "blocking-flush"));
-        let parts = linked(command(0, 0, &own), template("0.3.0", &theirs), false);
-        assert_eq!(refused(&parts, 1 << 20), ("", String::new()), "{version}");
+        let components = with_template(command(0, 0, &own), template("0.3.0", &theirs), false);
+        assert_eq!(
+            error_of(&components, 1 << 20),
+            ("", String::new()),
+            "{version}"
+        );
     }
 }

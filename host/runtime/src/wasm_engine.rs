@@ -1,7 +1,7 @@
-//! Wasmtime's configuration: the pool of instances, the compiler, and the cache of compiled code.
+//! Wasmtime's configuration: the instance pool, the compiler, and the cache of compiled code.
 
-use crate::sampling::check_places;
-use crate::settings::{CORE_INSTANCES, MEMORIES, Settings, TABLE_ELEMENTS, TABLES};
+use crate::config::{CORE_INSTANCES, MEMORIES, RuntimeConfig, TABLE_ELEMENTS, TABLES};
+use crate::sampling::check_instances;
 use std::fs::{DirBuilder, Metadata};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -11,56 +11,56 @@ use wasmtime::{
     PoolingAllocationConfig,
 };
 
-/// Address space of one linear memory: 4 GiB, so that bounds checks cost nothing.
+/// Address space of one linear memory. With 4 GiB, bounds checks cost nothing.
 const MEMORY_RESERVATION: usize = 4 << 30;
-/// Bytes of a memory that stay resident between instances: cheaper to clear than to map again.
+/// Bytes of a memory that stay resident between instances, since clearing them is cheaper than mapping.
 const MEMORY_RESIDENT: usize = 2 << 20;
 /// The same for a table.
 const TABLE_RESIDENT: usize = 512 << 10;
-/// Stack of a guest task; half of it is for host functions that the guest calls.
+/// Stack of a guest task. Half of it is for the host functions that the guest calls.
 const ASYNC_STACK: usize = 1 << 20;
-/// Part of the stack that guest code may use.
+/// Part of the stack for guest code.
 const WASM_STACK: usize = 512 << 10;
-/// Stacks that one instance may need: one for each task that is suspended inside a call.
+/// Stacks of one instance: one for each task that is suspended inside a call.
 const STACKS: u32 = 4;
 
-/// Why the runtime could not be set up. Each text says what to do.
+/// Why the runtime could not be set up.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// There is no use in a runtime without instances.
-    #[error("0 plugin instances serve nobody; allow at least 1")]
+pub enum SetupError {
+    /// The configuration allows no instances.
+    #[error("the runtime is configured for 0 plugin instances; allow at least 1")]
     NoInstances,
-    /// The pool could not be reserved.
+    /// The address space for the pool is not available.
     #[error(
         "cannot reserve address space for {instances} plugin instances: {cause}; allow fewer, or lift the limit on virtual memory (ulimit -v)"
     )]
     Pool {
-        /// Instances that were asked for.
+        /// Configured instances.
         instances: u32,
-        /// What wasmtime said.
+        /// Wasmtime's error.
         cause: String,
     },
-    /// The folder for compiled plugins can't be used.
-    #[error("cannot keep compiled plugins in {folder}: {cause}; give a folder that only this user can write to", folder = folder.display())]
+    /// The cache folder cannot be used.
+    #[error("cannot store compiled plugins in {folder}: {cause}; give a folder that only this user can write to", folder = folder.display())]
     Cache {
         /// The folder.
         folder: PathBuf,
         /// What is wrong with it.
         cause: String,
     },
-    /// The host functions could not be linked: a mistake in this build.
-    #[error("cannot set up the host's functions: {0}")]
-    Link(String),
-    /// No thread could be started.
+    /// The host functions do not link: a bug in this build.
+    #[error("cannot link the host functions: {0}; this is a bug, report it")]
+    HostFunctions(String),
+    /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] io::Error),
 }
 
-/// Makes the wasmtime engine of the process.
-pub(crate) fn engine(settings: &Settings) -> Result<Engine, Error> {
-    let instances = settings.instances;
+/// Creates the wasmtime engine of the process.
+pub(crate) fn wasm_engine(runtime: &RuntimeConfig) -> Result<Engine, SetupError> {
+    let instances = runtime.instances;
     if instances == 0 {
-        return Err(Error::NoInstances);
+        return Err(SetupError::NoInstances);
     }
     let mut config = Config::new();
     config
@@ -72,19 +72,19 @@ pub(crate) fn engine(settings: &Settings) -> Result<Engine, Error> {
         .max_wasm_stack(WASM_STACK)
         .async_stack_size(ASYNC_STACK)
         .allocation_strategy(InstanceAllocationStrategy::Pooling(pool(instances)));
-    if let Some(folder) = &settings.cache {
+    if let Some(folder) = &runtime.cache {
         config.cache(Some(cache(folder)?));
     }
-    Engine::new(&config).map_err(|error| Error::Pool {
+    Engine::new(&config).map_err(|error| SetupError::Pool {
         instances,
         cause: format!("{error:#}"),
     })
 }
 
-/// A pool in which `instances` plugin instances, as many of sampling plugins, and those where settings are
-/// checked always find room, whatever each consists of.
+/// A pool with room for `instances` plugin instances, as many instances of sampling plugins, and those that
+/// check settings, whatever each consists of.
 fn pool(instances: u32) -> PoolingAllocationConfig {
-    let checks = u32::try_from(check_places(instances as usize)).unwrap_or(u32::MAX);
+    let checks = u32::try_from(check_instances(instances as usize)).unwrap_or(u32::MAX);
     let instances = instances.saturating_mul(2).saturating_add(checks);
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(instances)
@@ -103,10 +103,10 @@ fn pool(instances: u32) -> PoolingAllocationConfig {
     pool
 }
 
-/// Wasmtime's own cache: keyed by the hash of the component, the compiler's version and its
-/// settings, and written atomically. What is in it is trusted code, so the folder must be ours.
-fn cache(folder: &Path) -> Result<Cache, Error> {
-    let refuse = |cause: String| Error::Cache {
+/// Wasmtime's cache, keyed by the component's hash, the compiler's version and its settings. Entries are
+/// executed without a check, so only this user may write to the folder.
+fn cache(folder: &Path) -> Result<Cache, SetupError> {
+    let refuse = |cause: String| SetupError::Cache {
         folder: folder.to_owned(),
         cause,
     };
@@ -118,19 +118,18 @@ fn cache(folder: &Path) -> Result<Cache, Error> {
     let metadata = folder
         .metadata()
         .map_err(|error| refuse(error.to_string()))?;
-    private(&metadata).map_err(|cause| refuse(cause.to_owned()))?;
-    let ours = folder
+    check_private(&metadata).map_err(|cause| refuse(cause.to_owned()))?;
+    let folder = folder
         .canonicalize()
         .map_err(|error| refuse(error.to_string()))?;
     let mut config = CacheConfig::new();
-    // Wasmtime's clean-up removes whatever it doesn't know from its folder: it gets one of its own,
-    // so that nobody loses what else lies in the folder that was named.
-    config.with_directory(ours.join("wasmtime"));
+    // Wasmtime removes files that it does not know from its folder, so it gets one of its own.
+    config.with_directory(folder.join("wasmtime"));
     Cache::new(config).map_err(|error| refuse(format!("{error:#}")))
 }
 
-/// Whether nobody else can put code into the folder.
-fn private(metadata: &Metadata) -> Result<(), &'static str> {
+/// Checks that only this user can write to the folder.
+fn check_private(metadata: &Metadata) -> Result<(), &'static str> {
     if metadata.uid() != rustix::process::geteuid().as_raw() {
         return Err("it belongs to another user");
     }
@@ -146,28 +145,28 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn a_cache_that_others_can_write_to_is_refused() {
+    fn cache_writable_by_others_is_refused() {
         let folder = std::env::temp_dir().join(format!("corral-cache-{}", std::process::id()));
-        let settings = Settings {
+        let config = RuntimeConfig {
             instances: 1,
             cache: Some(folder.clone()),
-            ..Settings::default()
+            ..RuntimeConfig::default()
         };
-        engine(&settings).unwrap();
+        wasm_engine(&config).unwrap();
         let mode = folder.metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
         std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o777)).unwrap();
-        let error = engine(&settings).unwrap_err().to_string();
+        let error = wasm_engine(&config).unwrap_err().to_string();
         std::fs::remove_dir_all(&folder).unwrap();
         assert!(error.contains("other users may write to it"), "{error}");
     }
 
     #[test]
-    fn a_pool_of_none_is_refused() {
-        let settings = Settings {
+    fn zero_instances_are_refused() {
+        let config = RuntimeConfig {
             instances: 0,
-            ..Settings::default()
+            ..RuntimeConfig::default()
         };
-        assert!(matches!(engine(&settings), Err(Error::NoInstances)));
+        assert!(matches!(wasm_engine(&config), Err(SetupError::NoInstances)));
     }
 }

@@ -1,0 +1,146 @@
+//! What an operator configures, and the bounds that hold for every plugin.
+
+use crate::quota::QuotaPermit;
+use crate::runtime::ComponentSource;
+use corral_engine::Tenant;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Core instances of one plugin instance. Composed components have several.
+pub(crate) const CORE_INSTANCES: u32 = 48;
+/// Linear memories of one plugin instance. Each reserves 4 GiB of address space.
+pub(crate) const MEMORIES: u32 = 4;
+/// Tables of one plugin instance.
+pub(crate) const TABLES: u32 = 16;
+/// Elements of one table.
+pub(crate) const TABLE_ELEMENTS: usize = 20_000;
+/// Entries in the host resource table of one plugin instance: handles, streams, headers.
+pub(crate) const RESOURCES: usize = 4096;
+/// Bytes that a plugin may pass in one host call.
+pub(crate) const HOSTCALL_BYTES: usize = 32 << 20;
+/// Bytes of all header fields in one `wasi:http` fields resource.
+pub(crate) const FIELD_BYTES: usize = 64 << 10;
+/// Random bytes that a plugin may request in one call.
+pub(crate) const RANDOM_BYTES: u64 = 1 << 20;
+
+/// Configuration of the [`Runtime`](crate::Runtime).
+#[derive(Clone, Debug)]
+pub struct RuntimeConfig {
+    /// Plugin instances that may exist at once, over all deployments. One in eight, and at least one, is
+    /// reserved: a deployment that uses all others does not get it.
+    ///
+    /// Each instance reserves about 36 GiB of address space, the sampling plugins' share included. It
+    /// uses memory only for the pages that the plugin touches.
+    pub instances: u32,
+    /// Private folder for compiled plugins, created with mode 0700. Without one, every load compiles.
+    pub cache: Option<PathBuf>,
+    /// Largest component, in bytes.
+    pub component_bytes: usize,
+}
+
+impl Default for RuntimeConfig {
+    fn default() -> Self {
+        Self {
+            instances: 256,
+            cache: None,
+            component_bytes: 64 << 20,
+        }
+    }
+}
+
+/// Limits of one call, and of the calls of a deployment.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Bytes of linear memory, over all memories of the instance.
+    pub memory: usize,
+    /// Wall time of the call: waiting in the queue, running, and streaming the body.
+    pub time: Duration,
+    /// CPU time of the plugin and of the host's work for it, such as tokenization. Waiting is free.
+    pub cpu: Duration,
+    /// Largest request body, in bytes. The caller of [`Plugin::handle`](crate::Plugin::handle) enforces it.
+    pub request_bytes: usize,
+    /// Largest response body, in bytes.
+    pub response_bytes: u64,
+    /// Calls of the deployment that may run at once, over all its revisions. Clamped to
+    /// [`Runtime::max_calls`](crate::Runtime::max_calls).
+    pub concurrent: usize,
+    /// Calls of the deployment that may wait for a permit.
+    pub queue: usize,
+    /// How long a generation may wait in the engine's queue before it is refused. Unlimited if `None`.
+    pub queue_time: Option<Duration>,
+    /// Priority of the plugin's generations. Higher priorities always run first.
+    pub priority: u8,
+    /// Share the prefix cache with all deployments that set this. Prefill times then reveal whether
+    /// another deployment used the same prefix.
+    pub share_prefixes: bool,
+    /// Largest part of each model's KV cells that the deployment's running sequences may use, from 1 to
+    /// 100 percent. A request that needs more is refused or ends early.
+    pub cells_percent: Option<u8>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            memory: 64 << 20,
+            time: Duration::from_secs(60),
+            cpu: Duration::from_secs(10),
+            request_bytes: 8 << 20,
+            response_bytes: 256 << 20,
+            concurrent: 64,
+            queue: 256,
+            queue_time: None,
+            priority: 0,
+            share_prefixes: false,
+            cells_percent: None,
+        }
+    }
+}
+
+/// Configuration of one plugin.
+#[derive(Clone, Debug, Default)]
+pub struct PluginConfig {
+    /// Limits of its calls.
+    pub limits: Limits,
+    /// Models that it may open; the first is its default. All models if `None`.
+    pub models: Option<Vec<String>>,
+    /// Its environment variables. It sees no others.
+    pub environment: Vec<(String, String)>,
+    /// Components that answer its imports.
+    pub linked: LinkedComponents,
+}
+
+/// Components linked to a plugin. Each of them, the plugin, and their composition must fit into
+/// [`RuntimeConfig::component_bytes`].
+#[derive(Clone, Debug, Default)]
+pub struct LinkedComponents {
+    /// Answers the plugin's import of `corral:plugin/templating`.
+    pub templating: Option<LinkedComponent>,
+    /// Components that export `corral:plugin/sampling`, by the name that the plugin's generations use. If
+    /// the plugin imports that interface itself, exactly one must be linked. They see only the
+    /// distributions that they sample from.
+    pub sampling: BTreeMap<String, ComponentSource>,
+}
+
+/// A linked component.
+#[derive(Clone, Debug)]
+pub struct LinkedComponent {
+    /// The component.
+    pub component: ComponentSource,
+    /// Grants it the plugin's models and environment. Without this it sees neither.
+    pub inherit: bool,
+}
+
+/// Options of one HTTP call.
+#[derive(Clone, Debug, Default)]
+pub struct CallOptions {
+    /// Request id for logs. The runtime numbers calls without one.
+    pub id: Option<String>,
+    /// Deadline; only shortens [`Limits::time`].
+    pub deadline: Option<Instant>,
+    /// Tenant for the engines' fairness. The deployment's own if `None`.
+    pub tenant: Option<Tenant>,
+    /// Quota permit of the request. Its generations reserve tokens from it. Released with the instance.
+    pub quota_permit: Option<Arc<QuotaPermit>>,
+}

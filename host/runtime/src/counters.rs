@@ -1,0 +1,71 @@
+//! Counters, one store for each level: [`ProcessCounters`] for all plugins together, and
+//! [`DeploymentCounters`] for all revisions of one deployment.
+//!
+//! Quotas count their own usage, since several deployments and keys may share one.
+
+mod deployment;
+mod process;
+
+pub use deployment::CallLimit;
+pub(crate) use deployment::DeploymentCounters;
+pub(crate) use process::{CallEnd, ProcessCounters};
+
+use corral_engine::{Kind, Metric};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A counter or gauge. Relaxed: each value stands alone and is read for display only.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `count` and returns the sum.
+    pub(crate) fn add(&self, count: u64) -> u64 {
+        self.0.fetch_add(count, Ordering::Relaxed) + count
+    }
+
+    pub(crate) fn increment(&self) -> u64 {
+        self.add(1)
+    }
+
+    pub(crate) fn decrement(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Adds a time in nanoseconds.
+    pub(crate) fn add_time(&self, time: Duration) {
+        self.add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Raises the value to at least `value`.
+    pub(crate) fn raise(&self, value: u64) {
+        self.0.fetch_max(value, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn count_metric(&self, name: &'static str, help: &'static str) -> Metric {
+        metric(name, help, Kind::Counter, self.get() as f64)
+    }
+
+    fn gauge_metric(&self, name: &'static str, help: &'static str) -> Metric {
+        metric(name, help, Kind::Gauge, self.get() as f64)
+    }
+
+    /// A counter of seconds, for a counter of [`Counter::add_time`].
+    fn seconds_metric(&self, name: &'static str, help: &'static str) -> Metric {
+        metric(name, help, Kind::Counter, self.get() as f64 / 1e9)
+    }
+}
+
+fn metric(name: &'static str, help: &'static str, kind: Kind, value: f64) -> Metric {
+    Metric {
+        name,
+        help,
+        kind,
+        labels: Vec::new(),
+        value,
+    }
+}

@@ -1,0 +1,275 @@
+//! Counters of one deployment, over all its revisions.
+
+use super::Counter;
+use corral_engine::{Error, Metric};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+/// A limit that can stop a call. Limits of requests and tokens over time are
+/// [`QuotaLimit`](crate::QuotaLimit)s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallLimit {
+    /// [`Limits::memory`](crate::Limits::memory)
+    Memory,
+    /// [`Limits::cpu`](crate::Limits::cpu)
+    Cpu,
+    /// [`Limits::time`](crate::Limits::time)
+    Time,
+    /// [`Limits::request_bytes`](crate::Limits::request_bytes)
+    RequestBytes,
+    /// [`Limits::response_bytes`](crate::Limits::response_bytes)
+    ResponseBytes,
+    /// [`Limits::concurrent`](crate::Limits::concurrent): the queue has length 0, or the call's time ended
+    /// in the queue.
+    Concurrent,
+    /// [`Limits::queue`](crate::Limits::queue)
+    Queue,
+    /// [`Limits::queue_time`](crate::Limits::queue_time)
+    QueueTime,
+    /// [`Limits::cells_percent`](crate::Limits::cells_percent)
+    Cells,
+    /// [`RuntimeConfig::instances`](crate::RuntimeConfig::instances), shared by all deployments.
+    Pool,
+}
+
+impl CallLimit {
+    /// All limits.
+    pub const ALL: [Self; 10] = [
+        Self::Memory,
+        Self::Cpu,
+        Self::Time,
+        Self::RequestBytes,
+        Self::ResponseBytes,
+        Self::Concurrent,
+        Self::Queue,
+        Self::QueueTime,
+        Self::Cells,
+        Self::Pool,
+    ];
+
+    /// Its name in manifests and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory-mib",
+            Self::Cpu => "cpu-seconds",
+            Self::Time => "time-seconds",
+            Self::RequestBytes => "request-kib",
+            Self::ResponseBytes => "response-kib",
+            Self::Concurrent => "concurrent",
+            Self::Queue => "queue",
+            Self::QueueTime => "queue-seconds",
+            Self::Cells => "cells-percent",
+            Self::Pool => "pool",
+        }
+    }
+}
+
+/// Counters of one deployment.
+#[derive(Debug, Default)]
+pub(crate) struct DeploymentCounters {
+    pub(crate) requests: Counter,
+    /// Requests that the host answered with an error, by its code.
+    requests_refused: Mutex<BTreeMap<&'static str, u64>>,
+    /// Calls that hold a permit.
+    pub(crate) calls_running: Counter,
+    /// Calls that wait for a permit.
+    pub(crate) calls_waiting: Counter,
+    limit_hits: [Counter; CallLimit::ALL.len()],
+    pub(crate) guest_polls: Counter,
+    pub(crate) host_calls: Counter,
+    /// Polls of a generation by its plugin, or by a connection that reads it directly.
+    pub(crate) generation_polls: Counter,
+    pub(crate) generation_chunks: Counter,
+    response_frames: Counter,
+    response_bytes: Counter,
+    pub(crate) memory_growths: Counter,
+}
+
+impl DeploymentCounters {
+    /// Counts a request that the host answered with this error code.
+    pub(crate) fn request_refused(&self, code: &'static str) {
+        let mut refused = self
+            .requests_refused
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *refused.entry(code).or_default() += 1;
+    }
+
+    /// Counts a call or generation that `limit` stopped.
+    pub(crate) fn limit_hit(&self, limit: CallLimit) {
+        self.limit_hits[limit as usize].increment();
+    }
+
+    /// Counts a frame of a response body.
+    pub(crate) fn frame_sent(&self, bytes: u64) {
+        self.response_frames.increment();
+        self.response_bytes.add(bytes);
+    }
+
+    /// Counts a hit of [`CallLimit::Cells`] in the engine's answer to a new request. The engine reports a
+    /// limit below the model's `context` only for the deployment's share of the cells.
+    pub(crate) fn check_started<T>(
+        &self,
+        result: Result<T, Error>,
+        context: u32,
+    ) -> Result<T, Error> {
+        if matches!(result, Err(Error::ContextFull { limit, .. }) if limit < context) {
+            self.limit_hit(CallLimit::Cells);
+        }
+        result
+    }
+
+    /// Counts a hit of [`CallLimit::QueueTime`] in the outcome of a request to the engine.
+    pub(crate) fn check_finished<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+        if matches!(result, Err(Error::Overdue { .. })) {
+            self.limit_hit(CallLimit::QueueTime);
+        }
+        result
+    }
+
+    /// How often each limit stopped a call or generation.
+    pub(crate) fn limit_hits(&self) -> impl Iterator<Item = (CallLimit, u64)> {
+        let counts = CallLimit::ALL.into_iter().zip(&self.limit_hits);
+        counts.map(|(limit, count)| (limit, count.get()))
+    }
+
+    /// All counters but those of limits, as metrics.
+    pub(crate) fn metrics(&self) -> Vec<Metric> {
+        let mut metrics = vec![self.requests.count_metric(
+            "corral_deployment_requests_total",
+            "Requests, by deployment.",
+        )];
+        let refused = self
+            .requests_refused
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (code, count) in &*refused {
+            let mut metric = super::metric(
+                "corral_deployment_requests_refused_total",
+                "Requests that the host answered with an error, by deployment and error code.",
+                corral_engine::Kind::Counter,
+                *count as f64,
+            );
+            metric.labels.push(("code", (*code).to_owned()));
+            metrics.push(metric);
+        }
+        metrics.extend([
+            self.calls_running.gauge_metric(
+                "corral_deployment_calls_running",
+                "Running calls, by deployment.",
+            ),
+            self.calls_waiting.gauge_metric(
+                "corral_deployment_calls_waiting",
+                "Calls waiting for a permit, by deployment.",
+            ),
+            self.guest_polls.count_metric(
+                "corral_deployment_guest_polls_total",
+                "Times a call was woken and polled, by deployment.",
+            ),
+            self.host_calls.count_metric(
+                "corral_deployment_host_calls_total",
+                "Calls of corral:inference functions, by deployment. A call that waits may count several times.",
+            ),
+            self.generation_polls.count_metric(
+                "corral_deployment_generation_polls_total",
+                "Polls of generations by plugins or connections, by deployment.",
+            ),
+            self.generation_chunks.count_metric(
+                "corral_deployment_generation_chunks_total",
+                "Chunks of generations that plugins or connections read, by deployment.",
+            ),
+            self.response_frames.count_metric(
+                "corral_deployment_response_frames_total",
+                "Frames of plugins' response bodies, by deployment.",
+            ),
+            self.response_bytes.count_metric(
+                "corral_deployment_response_bytes_total",
+                "Bytes of plugins' response bodies, by deployment.",
+            ),
+            self.memory_growths.count_metric(
+                "corral_deployment_memory_growths_total",
+                "Times a plugin's memory grew beyond its initial size, by deployment.",
+            ),
+        ]);
+        metrics
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn total(counters: &DeploymentCounters) -> u64 {
+        counters.limit_hits().map(|(_, count)| count).sum()
+    }
+
+    #[test]
+    fn each_limit_has_its_own_count() {
+        let counters = DeploymentCounters::default();
+        for (times, limit) in CallLimit::ALL.into_iter().enumerate() {
+            (0..times).for_each(|_| counters.limit_hit(limit));
+        }
+        let expected = CallLimit::ALL.into_iter().zip(0..);
+        assert!(counters.limit_hits().eq(expected));
+    }
+
+    #[test]
+    fn each_metric_reports_its_own_counter() {
+        let counters = DeploymentCounters::default();
+        counters.requests.add(8);
+        counters.request_refused("busy");
+        counters.calls_running.add(9);
+        counters.calls_waiting.add(6);
+        counters.guest_polls.add(7);
+        counters.host_calls.add(1);
+        counters.generation_polls.add(2);
+        counters.generation_chunks.add(3);
+        (0..4).for_each(|_| counters.frame_sent(10));
+        counters.memory_growths.add(5);
+        let metrics = counters.metrics();
+        let values: Vec<_> = metrics.iter().map(|metric| metric.value).collect();
+        let expected = [8.0, 1.0, 9.0, 6.0, 7.0, 1.0, 2.0, 3.0, 4.0, 40.0, 5.0];
+        assert_eq!(values, expected);
+        assert_eq!(metrics[1].labels, [("code", "busy".to_owned())]);
+    }
+
+    #[test]
+    fn only_overdue_requests_count_as_queue_time() {
+        let counters = DeploymentCounters::default();
+        let (reason, retry_after) = (String::new(), Duration::ZERO);
+        let refused = Error::Refused {
+            reason: reason.clone(),
+            retry_after,
+        };
+        let overdue = Error::Overdue {
+            reason,
+            retry_after,
+        };
+        for (result, count) in [
+            (Ok(()), 0),
+            (Err(Error::Deadline), 0),
+            (Err(refused), 0),
+            (Err(overdue), 1),
+        ] {
+            let text = format!("{result:?}");
+            let _ = counters.check_finished(result);
+            assert_eq!(total(&counters), count, "{text}");
+        }
+    }
+
+    #[test]
+    fn only_the_deployments_share_counts_as_cells() {
+        let counters = DeploymentCounters::default();
+        let full = |limit| Err::<(), _>(Error::ContextFull { needed: 9, limit });
+        let _ = (
+            counters.check_started(full(8), 8),
+            counters.check_started(Ok(()), 8),
+        );
+        assert_eq!(total(&counters), 0);
+        let _ = counters.check_started(full(7), 8);
+        let mut hits = counters.limit_hits();
+        assert!(hits.any(|hit| hit == (CallLimit::Cells, 1)));
+        assert_eq!(total(&counters), 1);
+    }
+}

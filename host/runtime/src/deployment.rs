@@ -1,0 +1,96 @@
+//! State that the plugins of one deployment share, across its revisions.
+
+use crate::admission::{Admission, CallQueue, InstancePool};
+use crate::config::Limits;
+use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters};
+use crate::logs::Logs;
+use crate::sampling::SamplingHost;
+use corral_engine::{Metric, Tenant};
+use std::sync::Arc;
+
+/// A deployment: its tenant, log, permits and counters. Cheap to clone.
+///
+/// A deployment loads one plugin per revision. All revisions share its prefix cache entries and its
+/// count of running and waiting calls; each revision applies its own [`Limits`] to that count.
+#[derive(Clone, Debug)]
+pub struct DeploymentState(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    tenant: Tenant,
+    logs: Arc<Logs>,
+    counters: Arc<DeploymentCounters>,
+    calls: Arc<CallQueue>,
+    sampling: Arc<SamplingHost>,
+}
+
+impl DeploymentState {
+    pub(crate) fn new(
+        tenant: Tenant,
+        pool: &Arc<InstancePool>,
+        process_counters: &Arc<ProcessCounters>,
+        sampling: Arc<SamplingHost>,
+    ) -> Self {
+        let counters = Arc::<DeploymentCounters>::default();
+        let calls = CallQueue::new(
+            Arc::clone(pool),
+            Arc::clone(process_counters),
+            Arc::clone(&counters),
+        );
+        Self(Arc::new(Inner {
+            tenant,
+            logs: Arc::default(),
+            counters,
+            calls: Arc::new(calls),
+            sampling,
+        }))
+    }
+
+    /// Its tenant, to which the engines give a fair share of their time.
+    pub fn tenant(&self) -> Tenant {
+        self.0.tenant
+    }
+
+    /// Lines that its plugins wrote recently.
+    pub fn logs(&self) -> &Arc<Logs> {
+        &self.0.logs
+    }
+
+    /// Its counters and gauges. [`Self::limit_hits`] has those of limits.
+    pub fn metrics(&self) -> Vec<Metric> {
+        self.0.counters.metrics()
+    }
+
+    /// How often each limit stopped a call or generation.
+    pub fn limit_hits(&self) -> impl Iterator<Item = (CallLimit, u64)> {
+        self.0.counters.limit_hits()
+    }
+
+    /// Counts a request.
+    pub fn count_request(&self) {
+        self.0.counters.requests.increment();
+    }
+
+    /// Counts a request that the server answered with this error code.
+    pub fn count_refused_request(&self, code: &'static str) {
+        self.0.counters.request_refused(code);
+    }
+
+    /// Counts a request that the server stopped because of `limit`.
+    pub fn count_limit_hit(&self, limit: CallLimit) {
+        self.0.counters.limit_hit(limit);
+    }
+
+    pub(crate) fn counters(&self) -> &Arc<DeploymentCounters> {
+        &self.0.counters
+    }
+
+    pub(crate) fn sampling(&self) -> &Arc<SamplingHost> {
+        &self.0.sampling
+    }
+
+    /// Admission of a plugin with these limits.
+    pub(crate) fn admission(&self, limits: &Limits) -> Admission {
+        Admission::new(Arc::clone(&self.0.calls), limits.concurrent, limits.queue)
+    }
+}

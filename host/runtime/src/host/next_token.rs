@@ -1,0 +1,262 @@
+//! `next` and `next-many`: guest sampling, where the guest runs the loop.
+//!
+//! The next-token requests of one call reach the engine together, so that one step computes them. If the
+//! guest goes away, the replies are dropped and the engine drops the requests.
+
+use super::bindings::corral::inference::inference as guest;
+use super::generation::lock;
+use super::sequence::SharedSequence;
+use super::store_access::StoreAccess;
+use super::{GuestSequence, HostResult, framed_body, wit};
+use crate::counters::DeploymentCounters;
+use crate::quota::TokenReservation;
+use crate::state::State;
+use corral_engine::{Distribution, Error, Look, Reply, Show};
+use std::sync::Arc;
+use wasmtime::component::{Access, Accessor, HasSelf, Resource, StreamReader};
+
+/// Most sequences of one call.
+const MAX_SEQUENCES: usize = 256;
+/// Rows of logits that an instance may wait for. Each takes four bytes per token of the vocabulary.
+const MAX_LOGITS_ROWS: usize = 16;
+
+type GuestRequest = (Resource<GuestSequence>, guest::Look);
+type GuestReply = Result<guest::Distribution, wit::Error>;
+
+/// A valid request.
+struct ValidRequest {
+    sequence: SharedSequence,
+    look: Look,
+    /// Most tokens of a sequence of its model.
+    context: u32,
+    reservation: Option<TokenReservation>,
+    guard: RequestGuard,
+}
+
+/// What a request holds until its reply.
+struct RequestGuard {
+    /// Marks the sequence as in use.
+    _call: Arc<()>,
+    /// Counts a row of logits.
+    _row: Option<Arc<()>>,
+}
+
+/// A request that the engine has accepted.
+struct PendingReply {
+    reply: Reply<Distribution>,
+    counters: Arc<DeploymentCounters>,
+    _guard: RequestGuard,
+}
+
+/// Requests the next tokens of all sequences. Returns the replies in the same order.
+pub(super) async fn next_many(
+    mut store: impl StoreAccess,
+    requests: Vec<GuestRequest>,
+) -> wasmtime::Result<Vec<GuestReply>> {
+    let pending = store.with(|state| state.request_next_tokens(requests))?;
+    let mut replies = Vec::with_capacity(pending.len());
+    for pending in pending {
+        replies.push(match pending {
+            Ok(pending) => {
+                let reply = pending.counters.check_finished(pending.reply.await);
+                reply.map(Into::into).map_err(Into::into)
+            }
+            Err(error) => Err(error),
+        });
+    }
+    Ok(replies)
+}
+
+/// Requests the next token of one sequence.
+pub(super) async fn next(
+    store: impl StoreAccess,
+    sequence: Resource<GuestSequence>,
+    look: guest::Look,
+) -> wasmtime::Result<GuestReply> {
+    let mut replies = next_many(store, vec![(sequence, look)]).await?;
+    Ok(replies.pop().unwrap_or_else(|| {
+        let lost = Error::Failed("the engine gave no reply".into());
+        Err(lost.into())
+    }))
+}
+
+impl guest::HostWithStore<State> for HasSelf<State> {
+    async fn next_many(
+        store: &Accessor<State, Self>,
+        requests: Vec<GuestRequest>,
+    ) -> wasmtime::Result<Vec<GuestReply>> {
+        next_many(store, requests).await
+    }
+
+    async fn collect(
+        store: &Accessor<State, Self>,
+        chunks: StreamReader<guest::Chunk>,
+    ) -> HostResult<guest::Chunk> {
+        framed_body::collect(store, chunks).await
+    }
+
+    fn frame(
+        store: Access<'_, State, Self>,
+        chunks: StreamReader<guest::Chunk>,
+        framing: guest::Framing,
+        rest: StreamReader<u8>,
+    ) -> HostResult<StreamReader<u8>> {
+        framed_body::frame(store, chunks, framing, rest)
+    }
+}
+
+impl State {
+    /// Passes all valid requests to the engine. Returns a result for each request, in order.
+    fn request_next_tokens(
+        &mut self,
+        requests: Vec<GuestRequest>,
+    ) -> wasmtime::Result<Vec<Result<PendingReply, wit::Error>>> {
+        if requests.len() > MAX_SEQUENCES {
+            let many = format!(
+                "the call has {} sequences; it may have {MAX_SEQUENCES}",
+                requests.len()
+            );
+            let refused = || Err(wit::Error::Invalid(many.clone()));
+            return Ok(requests.iter().map(|_| refused()).collect());
+        }
+        let mut valid = Vec::with_capacity(requests.len());
+        let mut results = Vec::with_capacity(requests.len());
+        for (sequence, look) in requests {
+            match self.validate(&sequence, look)? {
+                Ok(request) => {
+                    valid.push(request);
+                    results.push(None);
+                }
+                Err(error) => results.push(Some(Err(error))),
+            }
+        }
+        let mut sent = send(valid, &self.counters).into_iter();
+        Ok(results
+            .into_iter()
+            .filter_map(|result| result.or_else(|| sent.next()))
+            .collect())
+    }
+
+    fn validate(
+        &mut self,
+        sequence: &Resource<GuestSequence>,
+        look: guest::Look,
+    ) -> wasmtime::Result<Result<ValidRequest, wit::Error>> {
+        let among = match &look.matcher {
+            None => None,
+            Some(matcher) => {
+                if !matches!(look.view, guest::View::Top(_)) {
+                    return Ok(Err(wit::Error::Invalid(
+                        "a matcher works only with the view top; apply its mask yourself"
+                            .to_owned(),
+                    )));
+                }
+                let engine = self.table.get(sequence)?.engine().clone();
+                match self.table.get_mut(matcher)?.mask_for(&engine) {
+                    Ok(mask) => Some(mask),
+                    Err(error) => return Ok(Err(error.into())),
+                }
+            }
+        };
+        let sequence = self.table.get(sequence)?;
+        let look = Look {
+            show: match look.view {
+                guest::View::Top(count) => Show::Top(count),
+                guest::View::Only(tokens) => Show::Only(tokens),
+                guest::View::Logits => Show::Logits,
+            },
+            statistics: look.statistics,
+            among,
+            adapter: sequence.adapter().map(str::to_owned),
+        };
+        let context = sequence.engine().info().context;
+        let request = sequence.begin().and_then(|(sequence, call)| {
+            let row = match look.show {
+                Show::Logits => Some(self.handles.take_logits_row()?),
+                Show::Top(_) | Show::Only(_) => None,
+            };
+            // A repeated request computes a token again, so it counts at least one.
+            let tokens = lock(&sequence).uncounted().max(1);
+            let reservation = match &self.quota_permit {
+                Some(permit) => Some(permit.reserve(tokens)?),
+                None => None,
+            };
+            Ok(ValidRequest {
+                reservation,
+                sequence,
+                look,
+                context,
+                guard: RequestGuard {
+                    _call: call,
+                    _row: row,
+                },
+            })
+        });
+        Ok(request)
+    }
+}
+
+/// Passes requests to the engine, and counts the tokens of those that it accepts.
+fn send(
+    requests: Vec<ValidRequest>,
+    counters: &Arc<DeploymentCounters>,
+) -> Vec<Result<PendingReply, wit::Error>> {
+    let shared: Vec<_> = requests
+        .iter()
+        .map(|request| Arc::clone(&request.sequence))
+        .collect();
+    // No sequence occurs twice: its first request marks it as in use.
+    let mut locked: Vec<_> = shared.iter().map(|sequence| lock(sequence)).collect();
+    let (looks, rest): (Vec<_>, Vec<_>) = requests
+        .into_iter()
+        .map(|request| {
+            let rest = (request.context, request.reservation, request.guard);
+            (request.look, rest)
+        })
+        .unzip();
+    let sequences = locked.iter_mut().map(|counted| &mut counted.sequence);
+    let replies = corral_engine::Sequence::next_many(sequences.zip(looks));
+    let replies = replies.into_iter().zip(rest).zip(&mut locked);
+    replies
+        .map(|((reply, (context, mut reservation, guard)), counted)| {
+            let reply = counters.check_started(reply, context)?;
+            if let Some(reservation) = &mut reservation {
+                reservation.mark_used(counted.uncounted().max(1));
+            }
+            counted.count_all();
+            Ok(PendingReply {
+                reply,
+                counters: Arc::clone(counters),
+                _guard: guard,
+            })
+        })
+        .collect()
+}
+
+impl super::Handles {
+    fn take_logits_row(&self) -> Result<Arc<()>, wit::Error> {
+        if Arc::strong_count(&self.logits_rows) > MAX_LOGITS_ROWS {
+            return Err(wit::Error::Invalid(format!(
+                "the plugin waits for the maximum of {MAX_LOGITS_ROWS} rows of logits; await some first"
+            )));
+        }
+        Ok(Arc::clone(&self.logits_rows))
+    }
+}
+
+impl From<Distribution> for guest::Distribution {
+    fn from(distribution: Distribution) -> Self {
+        let candidates = distribution.candidates.into_iter();
+        Self {
+            candidates: candidates
+                .map(|(token, logit)| guest::Candidate { token, logit })
+                .collect(),
+            logits: distribution.logits,
+            statistics: distribution.statistics.map(|statistics| guest::Statistics {
+                log_normalizer: statistics.log_normalizer,
+                entropy: statistics.entropy,
+            }),
+            position: distribution.position,
+        }
+    }
+}

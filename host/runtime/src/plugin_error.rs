@@ -1,0 +1,214 @@
+//! Why a component could not be loaded as a plugin. Each text says what was found, what was expected, and
+//! what to do.
+
+use crate::composition::{LINKED_ROLES, manifest_field};
+use crate::truncate;
+use crate::validate::{ROLES, offered_packages};
+use std::path::PathBuf;
+
+/// Why a plugin could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum PluginError {
+    /// The file cannot be read.
+    #[error("cannot read the plugin {path}: {cause}", path = path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        cause: std::io::Error,
+    },
+    /// The component is too large.
+    #[error(
+        "the plugin {plugin} has {bytes} bytes, but this host accepts {limit}; strip its debug information (wasm-tools strip) or raise the limit"
+    )]
+    TooLarge {
+        /// The plugin.
+        plugin: String,
+        /// Its size.
+        bytes: u64,
+        /// Bytes allowed.
+        limit: usize,
+    },
+    /// The plugin and its linked components together are too large.
+    #[error(
+        "the plugin {plugin} and its linked components together have more than the {limit} bytes that this host accepts; strip their debug information (wasm-tools strip), link fewer, or raise the limit"
+    )]
+    TooLargeTogether {
+        /// The plugin.
+        plugin: String,
+        /// Bytes allowed for all of them.
+        limit: usize,
+    },
+    /// The bytes are not WebAssembly.
+    #[error(
+        "the plugin {plugin} is not a WebAssembly component: it {found}; give the .wasm file that the component's build made"
+    )]
+    NotWasm {
+        /// The plugin.
+        plugin: String,
+        /// What the bytes are, as a predicate.
+        found: &'static str,
+    },
+    /// The bytes are a core module.
+    #[error(
+        "the plugin {plugin} is a core WebAssembly module, not a component; build it for wasm32-wasip2, or wrap it with `wasm-tools component new {plugin}.wasm --adapt wasi_snapshot_preview1.reactor.wasm -o plugin.wasm`"
+    )]
+    CoreModule {
+        /// The plugin.
+        plugin: String,
+    },
+    /// The component is invalid or exceeds a limit of wasmtime.
+    #[error("the plugin {plugin} cannot be compiled: {cause}")]
+    Compile {
+        /// The plugin.
+        plugin: String,
+        /// What is wrong.
+        cause: String,
+    },
+    /// The component imports interfaces that this host lacks.
+    #[error(
+        "the plugin {plugin} imports what this host does not offer: {}. It offers: {}",
+        truncate::list(unknown),
+        offered_packages()
+    )]
+    Imports {
+        /// The plugin.
+        plugin: String,
+        /// The unknown imports.
+        unknown: Vec<String>,
+    },
+    /// An import or export has another type than this host's interface.
+    #[error(
+        "the plugin {plugin} does not fit this host's interfaces: {cause}; rebuild it against the versions that this host offers: {}",
+        offered_packages()
+    )]
+    Mismatch {
+        /// The plugin.
+        plugin: String,
+        /// Wasmtime's error.
+        cause: String,
+    },
+    /// The component exports nothing that can be called.
+    #[error(
+        "the plugin {plugin} exports no role; export one of {}, or, to be linked, one of {}",
+        ROLES.join(", "),
+        LINKED_ROLES.join(", ")
+    )]
+    NoRole {
+        /// The plugin.
+        plugin: String,
+    },
+    /// The component can only be linked to another plugin.
+    #[error(
+        "the plugin {plugin} exports {role}, so it can only be linked to a handler; deploy a handler, and name this component in its corral.toml: [links] {} = \"FILE.wasm\"",
+        manifest_field(role)
+    )]
+    OnlyLinkable {
+        /// The plugin.
+        plugin: String,
+        /// Its export.
+        role: &'static str,
+    },
+    /// The plugin imports a role, and not exactly one linked component exports it.
+    #[error(
+        "the plugin {plugin} imports {role}, which exactly one linked component must export, but {linked} of them do; link one: [links] {} = \"FILE.wasm\" in corral.toml",
+        manifest_field(role)
+    )]
+    NotLinked {
+        /// The plugin.
+        plugin: String,
+        /// Its import.
+        role: &'static str,
+        /// Number of linked components that export the role.
+        linked: usize,
+    },
+    /// The plugin has a linked template but does not import one.
+    #[error(
+        "the plugin {plugin} is linked with a template, but does not import {role}; remove the link, or build the plugin with that import"
+    )]
+    NotImported {
+        /// The plugin.
+        plugin: String,
+        /// The missing import.
+        role: &'static str,
+    },
+    /// A linked component lacks the export for which it is linked.
+    #[error(
+        "the plugin {component} exports no {role}, for which it is linked; it exports {}",
+        if exports.is_empty() { "nothing".to_owned() } else { truncate::list(exports) }
+    )]
+    WrongLink {
+        /// The linked component.
+        component: String,
+        /// The missing export.
+        role: &'static str,
+        /// Its exports.
+        exports: Vec<String>,
+    },
+    /// A linked component imports interfaces that it has no grant for.
+    #[error(
+        "the plugin {component} imports what a linked component is not given: {}; build it without{}",
+        truncate::list(refused),
+        if *may_inherit { ", or, if it may use the deployment's models and see its environment, link it with inherit = true" } else { "" }
+    )]
+    LinkImports {
+        /// The linked component.
+        component: String,
+        /// The refused imports.
+        refused: Vec<String>,
+        /// Whether the manifest may grant them.
+        may_inherit: bool,
+    },
+    /// The plugin and its linked components cannot be composed.
+    #[error(
+        "the plugin {plugin} cannot be composed with its linked components: {cause}{}",
+        if *mismatch { "; build both against one version of corral:plugin" } else { "" }
+    )]
+    Compose {
+        /// The plugin.
+        plugin: String,
+        /// What is wrong.
+        cause: String,
+        /// Each component compiles alone, so an export does not match its import.
+        mismatch: bool,
+    },
+    /// The configuration names an unknown model.
+    #[error("the plugin {plugin} names the model '{model}', which this server does not have; it has: {}", known.join(", "))]
+    NoModel {
+        /// The plugin.
+        plugin: String,
+        /// The unknown model.
+        model: String,
+        /// The server's models.
+        known: Vec<String>,
+    },
+    /// The host is shutting down.
+    #[error("the plugin {plugin} could not be loaded, because the host stopped")]
+    Stopped {
+        /// The plugin.
+        plugin: String,
+    },
+}
+
+impl PluginError {
+    /// A stable name for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Unreadable { .. } => "unreadable",
+            Self::TooLarge { .. } | Self::TooLargeTogether { .. } => "component-too-large",
+            Self::NotWasm { .. } | Self::CoreModule { .. } => "not-a-component",
+            Self::Compile { .. } => "does-not-compile",
+            Self::Imports { .. } => "unknown-import",
+            Self::Mismatch { .. } => "interface-mismatch",
+            Self::NoRole { .. } => "no-role",
+            Self::OnlyLinkable { .. } => "to-be-linked",
+            Self::NotLinked { .. } => "not-linked",
+            Self::NotImported { .. } => "link-not-imported",
+            Self::WrongLink { .. } => "wrong-link",
+            Self::LinkImports { .. } => "link-import",
+            Self::Compose { .. } => "does-not-compose",
+            Self::NoModel { .. } => "no-model",
+            Self::Stopped { .. } => "stopped",
+        }
+    }
+}

@@ -1,0 +1,521 @@
+//! Quotas under a lock and a clock, and what requests and generations hold of them.
+
+use super::limits::{QuotaLimit, QuotaLimits};
+use super::usage::{LimitExceeded, QuotaUsage, TokenSlots};
+use corral_engine::{Kind, Metric};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The quota of a deployment, tenant or API key: its limits, and what was used.
+///
+/// [`Quota::with_limits`] returns a quota that shares the usage but applies its own limits.
+#[derive(Debug)]
+pub struct Quota {
+    /// Locked after the usage, or alone.
+    limits: Mutex<QuotaLimits>,
+    shared: Arc<SharedUsage>,
+}
+
+/// The usage of quotas that share it, and their owner's name.
+#[derive(Debug)]
+struct SharedUsage {
+    kind: &'static str,
+    name: String,
+    start: Instant,
+    usage: Mutex<QuotaUsage>,
+    requests: AtomicU64,
+    tokens: AtomicU64,
+    refusals: [AtomicU64; QuotaLimit::ALL.len()],
+}
+
+/// Why a quota refuses a request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.text())]
+pub struct QuotaExceeded {
+    /// The limit.
+    pub limit: QuotaLimit,
+    /// The quota's owner, such as `tenant alice`.
+    pub owner: String,
+    /// What the limit allows.
+    pub allowed: u64,
+    /// When to retry. None if the limit is 0.
+    pub retry_after: Option<Duration>,
+}
+
+impl QuotaExceeded {
+    fn text(&self) -> String {
+        let Self { owner, allowed, .. } = self;
+        let limit = match self.limit {
+            QuotaLimit::Concurrent => "concurrent requests",
+            QuotaLimit::RequestsPerMinute => "requests per minute",
+            QuotaLimit::TokensPerRequest => "tokens per request",
+            QuotaLimit::TokensPerMinute => "tokens per minute",
+            QuotaLimit::TokensPerDay => "tokens per day",
+        };
+        match self.retry_after {
+            Some(wait) => {
+                let seconds = wait.as_secs_f64().ceil().max(1.0);
+                format!(
+                    "the {owner} has reached its limit of {allowed} {limit}; try again in {seconds} s"
+                )
+            }
+            None => {
+                format!("the {owner} is limited to {allowed} {limit}; ask the operator for more")
+            }
+        }
+    }
+}
+
+/// Why tokens cannot be reserved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ReserveError {
+    /// A retry can succeed.
+    Temporary(QuotaExceeded),
+    /// The request exceeds a limit alone. The text says what to ask for instead.
+    Permanent(String),
+}
+
+impl Quota {
+    /// A quota without usage. `kind` and `name`, such as `tenant` and `alice`, identify it in messages and
+    /// metrics.
+    pub fn new(kind: &'static str, name: impl Into<String>, limits: QuotaLimits) -> Arc<Self> {
+        let shared = SharedUsage {
+            kind,
+            name: name.into(),
+            start: Instant::now(),
+            usage: Mutex::default(),
+            requests: AtomicU64::new(0),
+            tokens: AtomicU64::new(0),
+            refusals: Default::default(),
+        };
+        Self::sharing(Arc::new(shared), limits)
+    }
+
+    /// A quota with other limits over the same usage.
+    pub fn with_limits(&self, limits: QuotaLimits) -> Arc<Self> {
+        Self::sharing(Arc::clone(&self.shared), limits)
+    }
+
+    fn sharing(shared: Arc<SharedUsage>, limits: QuotaLimits) -> Arc<Self> {
+        shared.usage().track(&limits);
+        Arc::new(Self {
+            limits: Mutex::new(limits),
+            shared,
+        })
+    }
+
+    /// Whether both quotas count the same usage.
+    pub fn shares_usage_with(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// The limits.
+    pub fn limits(&self) -> QuotaLimits {
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces the limits, also for requests that hold a permit. Keeps the usage of windows that had a
+    /// limit before.
+    pub fn set_limits(&self, limits: QuotaLimits) {
+        self.shared.usage().track(&limits);
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
+    }
+
+    /// Usage and refusals, labeled with the quota's kind and name.
+    pub fn metrics(&self) -> Vec<Metric> {
+        let shared = &*self.shared;
+        let labels = || {
+            vec![
+                ("kind", shared.kind.to_owned()),
+                ("name", shared.name.clone()),
+            ]
+        };
+        let metric = |name, help, kind, labels, value: u64| Metric {
+            name,
+            help,
+            kind,
+            labels,
+            value: value as f64,
+        };
+        let mut metrics = vec![
+            metric(
+                "corral_quota_requests_total",
+                "Requests that a quota admitted.",
+                Kind::Counter,
+                labels(),
+                shared.requests.load(Ordering::Relaxed),
+            ),
+            metric(
+                "corral_quota_tokens_total",
+                "Tokens counted by a quota: appended to sequences, and generated.",
+                Kind::Counter,
+                labels(),
+                shared.tokens.load(Ordering::Relaxed),
+            ),
+            metric(
+                "corral_quota_requests_running",
+                "Running requests, by quota.",
+                Kind::Gauge,
+                labels(),
+                shared.usage().running().into(),
+            ),
+        ];
+        for (limit, count) in self.refusals() {
+            if count > 0 {
+                let mut labels = labels();
+                labels.push(("limit", limit.name().to_owned()));
+                metrics.push(metric(
+                    "corral_quota_refusals_total",
+                    "Requests and generations that a quota refused, by limit.",
+                    Kind::Counter,
+                    labels,
+                    count,
+                ));
+            }
+        }
+        metrics
+    }
+
+    /// How often each limit refused a request or generation, over all quotas that share the usage.
+    pub fn refusals(&self) -> impl Iterator<Item = (QuotaLimit, u64)> {
+        let counts = QuotaLimit::ALL.into_iter().zip(&self.shared.refusals);
+        counts.map(|(limit, count)| (limit, count.load(Ordering::Relaxed)))
+    }
+}
+
+impl SharedUsage {
+    fn usage(&self) -> MutexGuard<'_, QuotaUsage> {
+        // No method leaves the usage inconsistent if it panics.
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn refuse(&self, exceeded: LimitExceeded) -> QuotaExceeded {
+        let at = QuotaLimit::ALL
+            .iter()
+            .position(|limit| *limit == exceeded.limit);
+        if let Some(count) = at.and_then(|at| self.refusals.get(at)) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        QuotaExceeded {
+            limit: exceeded.limit,
+            owner: format!("{} {}", self.kind, self.name),
+            allowed: exceeded.allowed,
+            retry_after: exceeded.wait,
+        }
+    }
+}
+
+/// Permission of all quotas for one request. It counts as running until the last clone of its [`Arc`] is
+/// dropped.
+#[derive(Debug)]
+pub struct QuotaPermit {
+    quotas: Vec<Arc<Quota>>,
+    /// Tokens that are reserved or used.
+    reserved: AtomicU64,
+}
+
+impl QuotaPermit {
+    /// Counts a request in all of `quotas`, or in none of them.
+    ///
+    /// # Errors
+    /// The refusal with the longest wait.
+    pub fn acquire(quotas: Vec<Arc<Quota>>) -> Result<Arc<Self>, QuotaExceeded> {
+        // Lock all usages in one order, so that two requests cannot deadlock.
+        let mut quotas = quotas;
+        quotas.sort_by_key(|quota| Arc::as_ptr(&quota.shared).addr());
+        quotas.dedup_by(|one, other| one.shares_usage_with(other));
+        let mut usages = lock_all(&quotas);
+        let exceeded = usages
+            .iter_mut()
+            .filter_map(|(quota, usage)| {
+                let checked = usage.check_request(&quota.limits(), quota.shared.now());
+                Some((*quota, checked.err()?))
+            })
+            .max_by_key(|(_, exceeded)| exceeded.wait_order());
+        if let Some((quota, exceeded)) = exceeded {
+            return Err(quota.shared.refuse(exceeded));
+        }
+        for (quota, usage) in &mut usages {
+            usage.begin_request(quota.shared.now());
+            quota.shared.requests.fetch_add(1, Ordering::Relaxed);
+        }
+        drop(usages);
+        Ok(Arc::new(Self {
+            quotas,
+            reserved: AtomicU64::new(0),
+        }))
+    }
+
+    /// Tokens that could be reserved now. None if no quota limits them.
+    pub(crate) fn tokens_left(&self) -> Option<u64> {
+        let reserved = self.reserved.load(Ordering::Relaxed);
+        self.quotas
+            .iter()
+            .filter_map(|quota| {
+                let now = quota.shared.now();
+                let mut usage = quota.shared.usage();
+                usage.tokens_left(&quota.limits(), now, reserved)
+            })
+            .min()
+    }
+
+    /// Reserves tokens in all quotas, or in none.
+    pub(crate) fn reserve(self: &Arc<Self>, tokens: u64) -> Result<TokenReservation, ReserveError> {
+        let mut usages = lock_all(&self.quotas);
+        let reserved = self.reserved.load(Ordering::Relaxed);
+        let exceeded = usages
+            .iter_mut()
+            .filter_map(|(quota, usage)| {
+                let now = quota.shared.now();
+                let checked = usage.check_tokens(&quota.limits(), now, reserved, tokens);
+                Some((*quota, checked.err()?))
+            })
+            .max_by_key(|(_, exceeded)| exceeded.wait_order());
+        if let Some((quota, exceeded)) = exceeded {
+            let refusal = quota.shared.refuse(exceeded);
+            return Err(match exceeded.wait {
+                Some(_) => ReserveError::Temporary(refusal),
+                None => {
+                    let after = match exceeded.limit {
+                        QuotaLimit::TokensPerRequest if reserved > 0 => {
+                            format!(" after {reserved}")
+                        }
+                        _ => String::new(),
+                    };
+                    ReserveError::Permanent(format!(
+                        "{}: this needs up to {tokens} tokens{after}, but the {} may use {}; send a \
+                         shorter prompt, or generate fewer tokens",
+                        exceeded.limit.name(),
+                        refusal.owner,
+                        refusal.allowed,
+                    ))
+                }
+            });
+        }
+        let slots = usages
+            .iter_mut()
+            .map(|(quota, usage)| usage.reserve(quota.shared.now(), tokens))
+            .collect();
+        drop(usages);
+        self.reserved.fetch_add(tokens, Ordering::Relaxed);
+        Ok(TokenReservation {
+            permit: Arc::clone(self),
+            slots,
+            tokens,
+            used: 0,
+        })
+    }
+}
+
+fn lock_all(quotas: &[Arc<Quota>]) -> Vec<(&Arc<Quota>, MutexGuard<'_, QuotaUsage>)> {
+    quotas
+        .iter()
+        .map(|quota| (quota, quota.shared.usage()))
+        .collect()
+}
+
+impl Drop for QuotaPermit {
+    fn drop(&mut self) {
+        for quota in &self.quotas {
+            quota.shared.usage().end_request();
+        }
+    }
+}
+
+/// Tokens that a generation may use. Dropping it returns the unused ones.
+#[derive(Debug)]
+pub(crate) struct TokenReservation {
+    permit: Arc<QuotaPermit>,
+    /// One for each of the permit's quotas.
+    slots: Vec<TokenSlots>,
+    tokens: u64,
+    used: u64,
+}
+
+impl TokenReservation {
+    /// Marks tokens as used.
+    pub(crate) fn mark_used(&mut self, tokens: u64) {
+        self.used = self.used.saturating_add(tokens);
+    }
+}
+
+impl Drop for TokenReservation {
+    fn drop(&mut self) {
+        let unused = self.tokens.saturating_sub(self.used);
+        for (quota, slots) in self.permit.quotas.iter().zip(&self.slots) {
+            let shared = &*quota.shared;
+            shared.usage().release(shared.now(), *slots, unused);
+            shared.tokens.fetch_add(self.used, Ordering::Relaxed);
+        }
+        self.permit.reserved.fetch_sub(unused, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quota(name: &str, limits: QuotaLimits) -> Arc<Quota> {
+        Quota::new("tenant", name, limits)
+    }
+
+    fn concurrent(requests: u32) -> QuotaLimits {
+        QuotaLimits {
+            concurrent: Some(requests),
+            ..QuotaLimits::default()
+        }
+    }
+
+    fn per_minute(requests: u32) -> QuotaLimits {
+        QuotaLimits {
+            requests_per_minute: Some(requests),
+            ..QuotaLimits::default()
+        }
+    }
+
+    fn acquire(quotas: &[&Arc<Quota>]) -> Result<Arc<QuotaPermit>, QuotaExceeded> {
+        QuotaPermit::acquire(quotas.iter().map(|quota| Arc::clone(quota)).collect())
+    }
+
+    #[test]
+    fn last_clone_releases_the_permit() {
+        let one = quota("one", concurrent(1));
+        let permit = acquire(&[&one]).unwrap();
+        let refusal = acquire(&[&one]).unwrap_err();
+        assert_eq!(refusal.limit, QuotaLimit::Concurrent);
+        assert_eq!(
+            refusal.to_string(),
+            "the tenant one has reached its limit of 1 concurrent requests; try again in 1 s"
+        );
+        let clone = permit.clone();
+        drop(permit);
+        assert!(acquire(&[&one]).is_err());
+        drop(clone);
+        acquire(&[&one]).unwrap();
+    }
+
+    #[test]
+    fn refused_request_counts_in_no_quota() {
+        let open = quota("open", per_minute(2));
+        let closed = quota("closed", concurrent(0));
+        for _ in 0..5 {
+            let refusal = acquire(&[&open, &closed]).unwrap_err();
+            assert_eq!(refusal.owner, "tenant closed");
+            assert_eq!(refusal.retry_after, None);
+            let text = refusal.to_string();
+            assert!(text.contains("ask the operator"), "{text}");
+        }
+        acquire(&[&open]).unwrap();
+        // A quota that is named twice counts once.
+        acquire(&[&open, &open]).unwrap();
+        assert!(acquire(&[&open]).is_err());
+    }
+
+    #[test]
+    fn quotas_with_different_limits_share_usage() {
+        let old = quota("one", per_minute(2));
+        let new = old.with_limits(per_minute(4));
+        assert!(old.shares_usage_with(&new) && !Arc::ptr_eq(&old, &new));
+        acquire(&[&old]).unwrap();
+        acquire(&[&new]).unwrap();
+        assert_eq!(acquire(&[&old]).unwrap_err().allowed, 2);
+        // Shared usage is locked and counted once.
+        acquire(&[&new, &new.with_limits(QuotaLimits::default())]).unwrap();
+        acquire(&[&new]).unwrap();
+        assert_eq!(acquire(&[&new]).unwrap_err().allowed, 4);
+        acquire(&[&old.with_limits(QuotaLimits::default())]).unwrap();
+        let counted = &old.metrics()[0];
+        assert_eq!(
+            (counted.name, counted.value),
+            ("corral_quota_requests_total", 5.0)
+        );
+    }
+
+    #[test]
+    fn unused_reservation_is_returned() {
+        let limits = QuotaLimits {
+            tokens_per_request: Some(60),
+            tokens_per_minute: Some(100),
+            ..QuotaLimits::default()
+        };
+        let (one, other) = (quota("one", limits), quota("other", QuotaLimits::default()));
+        let begin = || acquire(&[&one, &other]).unwrap();
+        let (permit, late) = (begin(), begin());
+        let mut first = permit.reserve(50).unwrap();
+        let second = begin().reserve(50).unwrap();
+        assert!(
+            matches!(late.reserve(1), Err(ReserveError::Temporary(refusal))
+            if refusal.limit == QuotaLimit::TokensPerMinute && refusal.retry_after.is_some())
+        );
+        let refusal = acquire(&[&one]).unwrap_err();
+        assert_eq!(refusal.limit, QuotaLimit::TokensPerMinute);
+        first.mark_used(20);
+        drop((first, second));
+        let text = match permit.reserve(41) {
+            Err(ReserveError::Permanent(text)) => text,
+            other => panic!("20 of 60 are used: {other:?}"),
+        };
+        let expected = "tokens-per-request: this needs up to 41 tokens after 20";
+        assert!(text.starts_with(expected), "{text}");
+        assert_eq!(permit.tokens_left(), Some(40), "of 60 and of 80");
+        let mut third = permit.reserve(40).unwrap();
+        third.mark_used(40);
+        drop((third, permit));
+        let tokens = |quota: &Quota| {
+            let metrics = quota.metrics();
+            let tokens = metrics
+                .iter()
+                .find(|metric| metric.name == "corral_quota_tokens_total");
+            tokens.unwrap().value
+        };
+        assert_eq!((tokens(&one), tokens(&other)), (60.0, 60.0));
+        assert_eq!(begin().tokens_left(), Some(40), "of 100 a minute");
+        assert_eq!(acquire(&[&other]).unwrap().tokens_left(), None);
+        assert!(begin().reserve(40).is_ok());
+        assert!(begin().reserve(41).is_err());
+    }
+
+    #[test]
+    fn threads_together_stay_within_limits() {
+        let shared = quota(
+            "shared",
+            QuotaLimits {
+                tokens_per_minute: Some(1000),
+                ..per_minute(100)
+            },
+        );
+        let own = quota("own", QuotaLimits::default());
+        let (admitted, reserved) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for number in 0..8 {
+                let quotas = match number % 2 {
+                    0 => [&shared, &own],
+                    _ => [&own, &shared],
+                };
+                let (admitted, reserved) = (&admitted, &reserved);
+                scope.spawn(move || {
+                    for _ in 0..100 {
+                        let Ok(permit) = acquire(&quotas) else {
+                            continue;
+                        };
+                        admitted.fetch_add(1, Ordering::Relaxed);
+                        if let Ok(mut reservation) = permit.reserve(30) {
+                            reservation.mark_used(30);
+                            reserved.fetch_add(30, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+        });
+        let (admitted, reserved) = (admitted.into_inner(), reserved.into_inner());
+        assert!(admitted <= 100, "{admitted}");
+        // 33 reservations of 30 tokens. Requests are admitted while a token is left.
+        assert_eq!(reserved, 990);
+        assert_eq!(own.shared.usage().running(), 0);
+    }
+}

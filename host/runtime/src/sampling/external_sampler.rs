@@ -1,0 +1,106 @@
+//! Connects the engine thread with the task of a sampling plugin's instance.
+//!
+//! The engine thread never waits. It starts the task and passes one sampling request at a time over a
+//! channel. The task answers directly into the engine's mailbox. When the engine drops its end, the task is
+//! aborted, even during a call, and the instance is dropped.
+
+use super::RequestSampler;
+use super::instance::{Instance, Purpose};
+use corral_engine::{Choice, Chooser, Choosers, Error, Shown, Wanted};
+use std::sync::Arc;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tracing::Instrument;
+
+/// Starts an instance for each generation.
+pub(super) struct SamplerFactory {
+    pub(super) sampler: Arc<RequestSampler>,
+    pub(super) wanted: Wanted,
+    pub(super) runtime: Handle,
+    /// Number of tokens of the model.
+    pub(super) vocabulary: u32,
+}
+
+impl std::fmt::Debug for SamplerFactory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SamplerFactory")
+            .field("name", &self.sampler.name)
+            .field("wanted", &self.wanted)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Choosers for SamplerFactory {
+    fn wanted(&self) -> Wanted {
+        self.wanted
+    }
+
+    fn start(&self, seed: u64) -> Box<dyn Chooser> {
+        let (sender, receiver) = mpsc::channel(1);
+        let sampler = Arc::clone(&self.sampler);
+        let instance = Instance::start(sampler, Purpose::Generate { seed }, self.vocabulary);
+        let serving = serve(Arc::clone(&self.sampler), self.wanted, instance, receiver);
+        let span = self.sampler.span.clone();
+        let mut task = JoinSet::new();
+        task.spawn_on(serving.instrument(span), &self.runtime);
+        Box::new(SamplerClient {
+            calls: sender,
+            _task: task,
+        })
+    }
+}
+
+/// One token to sample.
+struct SampleCall {
+    shown: Shown,
+    choice: Choice,
+    began: Instant,
+}
+
+/// The engine's end. Dropping it aborts the task.
+struct SamplerClient {
+    calls: mpsc::Sender<SampleCall>,
+    _task: JoinSet<()>,
+}
+
+impl Chooser for SamplerClient {
+    fn choose(&mut self, shown: Shown, choice: Choice) {
+        // If the host is shutting down, dropping the call answers it with an error.
+        let _ = self.calls.try_send(SampleCall {
+            shown,
+            choice,
+            began: Instant::now(),
+        });
+    }
+}
+
+/// Samples one token after the other. After the first error, every call gets that error.
+async fn serve(
+    sampler: Arc<RequestSampler>,
+    wanted: Wanted,
+    instance: impl Future<Output = Result<Instance, Error>>,
+    mut calls: mpsc::Receiver<SampleCall>,
+) {
+    let mut instance = match instance.await {
+        Ok(instance) if instance.wanted() == wanted => Ok(instance),
+        Ok(_) => Err(sampler.failed("needs something else than when its settings were checked")),
+        // The settings passed the check, so this is not the caller's mistake.
+        Err(Error::Invalid(text)) => Err(Error::Failed(text)),
+        Err(error) => Err(error),
+    };
+    while let Some(call) = calls.recv().await {
+        let token = match &mut instance {
+            Ok(instance) => instance.sample(call.shown).await,
+            Err(error) => Err(error.clone()),
+        };
+        let time = call.began.elapsed();
+        sampler.host.counters.sampler_called(time, token.is_err());
+        if let Err(error) = &token {
+            // Release the permit before the engine sees the error.
+            instance = Err(error.clone());
+        }
+        call.choice.make(token);
+    }
+}

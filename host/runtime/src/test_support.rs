@@ -1,0 +1,38 @@
+//! Builders for unit tests.
+
+use crate::config::RuntimeConfig;
+use crate::host::{DeploymentSnapshots, snapshot_permits};
+use crate::linker::linker;
+use crate::models::VisibleModels;
+use crate::sampling::SamplingHost;
+use crate::state::{Grants, State};
+use crate::wasm_engine::wasm_engine;
+use corral_engine::Models;
+use std::sync::Arc;
+use wasmtime::Engine;
+use wasmtime::component::Linker;
+
+/// A configuration with this many plugin instances.
+pub(crate) fn config(instances: u32) -> RuntimeConfig {
+    RuntimeConfig {
+        instances,
+        ..RuntimeConfig::default()
+    }
+}
+
+/// A wasmtime engine with room for one plugin instance, and its linker.
+pub(crate) fn engine_and_linker() -> (Engine, Linker<State>) {
+    let engine = wasm_engine(&config(1)).unwrap();
+    let linker = linker(&engine).unwrap();
+    (engine, linker)
+}
+
+/// Grants without models and linked sampling plugins.
+pub(crate) fn grants(sampling: Arc<SamplingHost>) -> Grants {
+    Grants {
+        models: VisibleModels::new(&Models::loaded(Vec::new()), None).unwrap(),
+        snapshots: DeploymentSnapshots::new("x", snapshot_permits()),
+        samplers: Arc::default(),
+        sampling,
+    }
+}
