@@ -69,7 +69,7 @@ fn unix_socket_needs_no_token() {
     let refused = ask(&folder, &another);
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stderr.contains("is in use"), "{refused:?}");
-    assert_eq!(run_ok(&folder, &["remove", "a"]), "a is removed\n");
+    assert_eq!(run_ok(&folder, &["remove", "a"]), "removed a\n");
 
     corral.signal("TERM");
     let status = corral.wait(PATIENCE);

@@ -357,7 +357,7 @@ fn deploy_uploads_linked_components() {
     let deploy = ["deploy", &handler, "--name", "a", "--route", "/a"];
     let with = ["--linked", &template, "--linked", &sampler];
     let printed = cli.run_ok(&[&deploy[..], &with].concat());
-    assert!(printed.starts_with("revision 1 is deployed: a is serving at /a"));
+    assert!(printed.starts_with("deployed revision 1: a is serving at /a"));
     let body = cli.corral.get("/a").body;
     assert!(body.starts_with("template read /a\n"), "{body}");
 
@@ -417,7 +417,7 @@ fn deploy_uploads_linked_components() {
         ),
         (
             [&deploy[..], &["--linked", "templating=/nowhere.wasm"]].concat(),
-            "/nowhere.wasm cannot be read",
+            "cannot read the component /nowhere.wasm",
         ),
         (deploy.to_vec(), "--linked templating=FILE"),
     ] {

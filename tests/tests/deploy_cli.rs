@@ -58,7 +58,7 @@ fn deployment_lifecycle_on_command_line() {
     let printed = cli.run_ok(&["deploy", plugin, "--name", "a", "--route", "/a"]);
     assert_eq!(
         printed,
-        "revision 1 is deployed: a is serving at /a, traffic 1\n"
+        "deployed revision 1: a is serving at /a, traffic 1\n"
     );
     let folder = scratch_folder();
     let manifest = folder.join("corral.toml");
@@ -114,7 +114,7 @@ fn deployment_lifecycle_on_command_line() {
         serde_json::from_str::<Value>(&line).expect("JSON")["number"],
         2
     );
-    assert_eq!(cli.run_ok(&["remove", "a"]), "a is removed\n");
+    assert_eq!(cli.run_ok(&["remove", "a"]), "removed a\n");
     assert!(
         cli.run_err(&["show", "a"])
             .contains("there is no deployment 'a'")
@@ -134,18 +134,15 @@ fn deploy_errors_are_one_line() {
     let manifest = manifest.to_str().expect("ours");
     for (arguments, expected) in [
         (vec!["deploy", norole, "--route", "/x"], "exports no role"),
-        (
-            vec!["deploy", norole],
-            "say where it answers: --route /norole",
-        ),
+        (vec!["deploy", norole], "give --route /norole"),
         (vec!["deploy", norole, "--route", "x"], "write '/x'"),
         (
             vec!["deploy", "/nowhere.wasm", "--route", "/x"],
-            "/nowhere.wasm cannot be read",
+            "cannot read the component /nowhere.wasm",
         ),
         (
             vec!["deploy", "/nowhere.toml"],
-            "/nowhere.toml cannot be read",
+            "cannot read the manifest /nowhere.toml",
         ),
         (
             vec!["deploy", manifest],

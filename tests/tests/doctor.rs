@@ -63,7 +63,7 @@ fn doctor_json_lists_devices() {
     let built_with = found["built_with"].as_array().expect("a list");
     let is_built_with = |feature: &str| built_with.iter().any(|built| built == feature);
     if !is_built_with("dynamic-backends") {
-        assert!(found["backends_folder"].is_null(), "{found}");
+        assert!(found["backend_dir"].is_null(), "{found}");
         let backends = found["backends"].as_array().expect("a list");
         let cuda = backends.iter().find(|backend| backend["name"] == "CUDA");
         let problem = cuda.expect("it is known")["problem"].as_str();

@@ -93,7 +93,7 @@ fn new_key_entry_holds_digest_only() {
     assert!(
         nowhere
             .stderr
-            .contains("cannot add the key to /nowhere/keys.toml"),
+            .contains("cannot append the key to /nowhere/keys.toml"),
         "{nowhere:?}"
     );
 }

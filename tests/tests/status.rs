@@ -177,7 +177,7 @@ fn top_explains_missing_server() {
         let _ = stream.read(&mut some);
         stream.write_all(b"220 mail here\r\n").expect("sent");
     });
-    let nothing_found = ["no admin listener", "'corral serve' says where it is"];
+    let nothing_found = ["not an admin listener", "'corral serve' prints its address"];
     assert_error(&top(&address, &[]), 1, &nothing_found);
     somebody.join().expect("no panic");
     // No listener.

@@ -1,6 +1,9 @@
-//! Where a server's admin listener is, and a connection to it.
+//! The admin listener of a server: its address, and connections and requests to it.
 
+mod client;
 mod tls;
+
+pub(crate) use client::{AdminClient, Outgoing, RequestBody, exchange};
 
 use crate::Error;
 use clap::Args;
@@ -11,90 +14,81 @@ use std::str::FromStr;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-/// What is wrong with an address that is none.
 const EXPECTED: &str = "write http://HOST:PORT, e.g. http://127.0.0.1:8081, https://HOST:PORT or \
                         unix:PATH";
 
-/// The admin listener that is asked.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Admin {
-    /// The server's admin listener, as 'corral serve' says it: http://HOST:PORT, https://HOST:PORT or
-    /// unix:PATH.
+pub struct AdminArgs {
+    /// Admin listener of the server: http://HOST:PORT, https://HOST:PORT or unix:PATH
     #[arg(
         long = "admin",
         value_name = "URL",
         default_value = "http://127.0.0.1:8081"
     )]
     pub(crate) address: Address,
-    /// For https: the certificate of the server, or of who signed it, in PEM format. By default those that
-    /// the system trusts.
+    /// PEM certificate of the server or its issuer, for https [default: those that the system trusts]
     #[arg(long = "admin-ca", value_name = "FILE")]
     pub(crate) ca: Option<PathBuf>,
 }
 
-impl Admin {
-    /// A connection of its own. The bound on the time is the caller's. Where nobody answers the user is
-    /// told that they are `gone`.
-    pub(crate) async fn connect(&self, gone: &str) -> Result<Connection, Error> {
+impl AdminArgs {
+    /// Opens a connection; the caller sets the timeout. The error is `refused` if nothing accepts it.
+    pub(crate) async fn connect(&self, refused: &str) -> Result<Connection, Error> {
         let tcp = async |authority: &Authority| {
-            let connected = TcpStream::connect(authority.as_str()).await;
-            connected.map_err(Error::context(gone))
+            let stream = TcpStream::connect(authority.as_str()).await;
+            stream.map_err(Error::context(refused))
         };
         if self.ca.is_some() && !matches!(self.address, Address::Https(_)) {
-            let text = format!(
-                "--admin-ca is for https://HOST:PORT, and not for {}",
+            return Err(Error::usage(format!(
+                "--admin-ca is for https://HOST:PORT, not for {}",
                 self.address
-            );
-            return Err(Error::Usage(text));
+            )));
         }
         let connection: Connection = match &self.address {
             Address::Http(authority) => Box::new(tcp(authority).await?),
             Address::Https(authority) => {
                 let stream = tcp(authority).await?;
-                let shaken = tls::shake_hands(stream, authority, self.ca.as_deref()).await;
-                Box::new(shaken.map_err(|cause| {
-                    let address = &self.address;
-                    let text = format!(
-                        "{address} is not known to be the server: {cause}; name the certificate that it has, \
-                         or who signed it: --admin-ca FILE"
+                let stream = tls::connect(stream, authority, self.ca.as_deref()).await;
+                Box::new(stream.map_err(|cause| {
+                    let message = format!(
+                        "cannot verify {}: {cause}; name its certificate or that of its issuer with --admin-ca FILE",
+                        self.address
                     );
-                    Error::context(text)(cause)
+                    Error::context(message)(cause)
                 })?)
             }
             Address::Unix(path) => {
-                let connected = UnixStream::connect(path).await;
-                Box::new(connected.map_err(Error::context(gone))?)
+                let stream = UnixStream::connect(path).await;
+                Box::new(stream.map_err(Error::context(refused))?)
             }
         };
         Ok(connection)
     }
 }
 
-impl From<Address> for Admin {
+impl From<Address> for AdminArgs {
     fn from(address: Address) -> Self {
-        Admin { address, ca: None }
+        AdminArgs { address, ca: None }
     }
 }
 
-/// `http://HOST:PORT`, whose scheme may be left away, `https://HOST:PORT` or `unix:PATH`.
+/// `http://HOST:PORT`, whose scheme is optional, `https://HOST:PORT` or `unix:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
     Http(Authority),
     Https(Authority),
-    /// A socket in the file system.
     Unix(PathBuf),
 }
 
-/// A connection, of whatever kind.
+/// A connection of any kind.
 pub(crate) type Connection = Box<dyn Stream>;
 
-/// Bytes in both directions.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 impl Address {
-    /// What a request says in its `Host`.
+    /// The `Host` of requests.
     pub(crate) fn host(&self) -> &str {
         match self {
             Address::Http(authority) | Address::Https(authority) => authority.as_str(),
@@ -141,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read() {
+    fn addresses_parse() {
         for (text, expected) in [
             ("http://127.0.0.1:8081", "http://127.0.0.1:8081"),
             ("http://localhost:1/", "http://localhost:1"),

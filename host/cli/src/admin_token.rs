@@ -1,5 +1,4 @@
-//! The secret that changes deployments: where `corral serve` has it from, and where the other commands
-//! find it.
+//! The admin token, which authorizes changes of deployments: where `corral serve` and the other commands find it.
 
 use crate::Error;
 use corral_server::Token;
@@ -9,45 +8,38 @@ use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Holds the token itself.
+/// The environment variable with the token.
 pub const VARIABLE: &str = "CORRAL_ADMIN_TOKEN";
 /// The file in the store.
 const FILE: &str = "admin-token";
-/// Longest file that is read.
-const BYTES: u64 = 4096;
+const MAX_FILE_BYTES: u64 = 4096;
 
-/// A token, and the file that it was read from.
+/// A token, and the file that contains it.
 #[derive(Clone, Debug)]
 pub(crate) struct AdminToken {
     pub(crate) token: Token,
     pub(crate) file: Option<PathBuf>,
 }
 
-/// The token that a server asks for: from `file`, the environment, or the store, which gets a new one
-/// if it has none.
+/// The token of a server: from `file`, the environment, or the store, which gets a new one if it has none.
 pub(crate) fn find(
     file: Option<&Path>,
     store: Option<&Store>,
 ) -> Result<Option<AdminToken>, Error> {
-    let named = match text(file)? {
-        Some(text) => Some((text, file.map(Path::to_owned))),
-        None => match store {
-            Some(store) => {
-                let path = store.folder().join(FILE);
-                Some((read_or_make(&path)?, Some(path)))
-            }
-            None => None,
-        },
-    };
-    let Some((text, file)) = named else {
-        return Ok(None);
+    let (text, file) = match (read_text(file)?, store) {
+        (Some(text), _) => (text, file.map(Path::to_owned)),
+        (None, Some(store)) => {
+            let path = store.folder().join(FILE);
+            (read_or_create(&path)?, Some(path))
+        }
+        (None, None) => return Ok(None),
     };
     let token = Token::new(&text)?;
     Ok(Some(AdminToken { token, file }))
 }
 
-/// The token's text: from `file`, or else from the environment.
-pub(crate) fn text(file: Option<&Path>) -> Result<Option<String>, Error> {
+/// The token from `file`, or else from the environment.
+pub(crate) fn read_text(file: Option<&Path>) -> Result<Option<String>, Error> {
     match file {
         Some(path) => read(path).map(Some),
         None => Ok(std::env::var(VARIABLE).ok()),
@@ -57,24 +49,25 @@ pub(crate) fn text(file: Option<&Path>) -> Result<Option<String>, Error> {
 fn read(path: &Path) -> Result<String, Error> {
     let read = || {
         let mut text = String::new();
-        File::open(path)?.take(BYTES).read_to_string(&mut text)?;
+        let file = File::open(path)?;
+        file.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
         Ok::<_, std::io::Error>(text.trim().to_owned())
     };
     read().map_err(Error::context(format!(
-        "the admin token cannot be read from {}; name a file that this user can read",
+        "cannot read the admin token from {}; name a file that this user can read",
         path.display()
     )))
 }
 
-fn read_or_make(path: &Path) -> Result<String, Error> {
+fn read_or_create(path: &Path) -> Result<String, Error> {
     if path.exists() {
         return read(path);
     }
-    let make = || {
+    let create = || {
         let mut random = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut random)?;
         let text: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-        // Whole or not there: a kill in between leaves no half token.
+        // A rename leaves a whole token or none after a crash.
         let new = path.with_extension("new");
         let mut file = File::options()
             .write(true)
@@ -87,8 +80,8 @@ fn read_or_make(path: &Path) -> Result<String, Error> {
         fs::rename(&new, path)?;
         Ok::<_, std::io::Error>(text)
     };
-    make().map_err(Error::context(format!(
-        "no admin token could be written to {}; give one with --admin-token-file",
+    create().map_err(Error::context(format!(
+        "cannot write an admin token to {}; give one with --admin-token-file",
         path.display()
     )))
 }
@@ -99,15 +92,15 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn a_token_is_made_once_and_for_this_user_alone() {
+    fn new_token_is_private_and_kept() {
         let folder = std::env::temp_dir().join(format!("corral-token-{}", std::process::id()));
-        fs::create_dir_all(&folder).expect("made");
+        fs::create_dir_all(&folder).expect("a folder");
         let path = folder.join(FILE);
-        let first = read_or_make(&path).map_err(|error| error.message(true));
-        let second = read_or_make(&path).map_err(|error| error.message(true));
-        let mode = fs::metadata(&path).expect("there").permissions().mode();
-        fs::remove_dir_all(&folder).expect("ours");
-        let first = first.expect("made");
+        let first = read_or_create(&path).map_err(|error| error.message(true));
+        let second = read_or_create(&path).map_err(|error| error.message(true));
+        let mode = fs::metadata(&path).expect("a file").permissions().mode();
+        fs::remove_dir_all(&folder).expect("own folder");
+        let first = first.expect("a token");
         assert_eq!(second, Ok(first.clone()));
         assert_eq!(first.len(), 64);
         assert!(Token::new(&first).is_ok());

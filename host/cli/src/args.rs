@@ -39,7 +39,6 @@ pub struct CommandLine {
 }
 
 #[derive(Debug, Subcommand)]
-#[allow(private_interfaces)]
 pub enum Command {
     /// Serve plugins over HTTP until SIGTERM or Ctrl-C
     Serve(Box<ServeArgs>),

@@ -1,57 +1,52 @@
-//! `corral doctor`: what this program was built with, what it finds on this machine, and why the rest is not
-//! used.
+//! `corral doctor`: the features of this build, the devices of this machine, and why the other backends are not used.
 
 use crate::Error;
 use crate::args::BackendArgs;
+use crate::terminal::{align, print};
 use clap::Args;
 use corral_engine::{BackendStatus, Device};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::process::ExitCode;
 
 #[derive(Args, Debug)]
-pub(crate) struct DoctorArgs {
+pub struct DoctorArgs {
     #[command(flatten)]
-    pub(crate) backends: BackendArgs,
-    /// Print one JSON object.
+    backends: BackendArgs,
+    /// Print one JSON object
     #[arg(long)]
-    pub(crate) json: bool,
+    json: bool,
 }
 
-/// What was found.
-struct Found {
-    built_with: Vec<&'static str>,
-    /// Where backends were looked for, if they were.
-    folder: Option<String>,
+struct Report {
+    features: Vec<&'static str>,
+    /// The directory of dynamic backends.
+    backend_dir: Option<String>,
     backends: Vec<BackendStatus>,
     devices: Vec<Device>,
 }
 
-/// Looks, and says what there is.
-pub(crate) fn doctor(arguments: &DoctorArgs) -> Result<ExitCode, Error> {
-    arguments.backends.load()?;
-    let folder = arguments.backends.backend_dir.clone();
+/// Prints the report.
+pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode, Error> {
+    args.backends.load()?;
+    let folder = args.backends.backend_dir.clone();
     let folder = folder.or_else(corral_engine::default_backends);
-    let built_with = corral_engine::built_with();
-    let found = Found {
-        folder: folder
-            .filter(|_| built_with.contains(&"dynamic-backends"))
+    let features = corral_engine::built_with();
+    let report = Report {
+        backend_dir: folder
+            .filter(|_| features.contains(&"dynamic-backends"))
             .map(|folder| folder.display().to_string()),
-        built_with,
+        features,
         backends: corral_engine::backends()?,
         devices: corral_engine::devices()?,
     };
-    let text = match arguments.json {
-        true => format!("{}\n", found.json()),
-        false => found.text(),
-    };
-    // Whoever stops reading has seen enough.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    Ok(ExitCode::SUCCESS)
+    match args.json {
+        true => print(&format!("{}\n", report.json())),
+        false => print(&report.text()),
+    }
 }
 
-impl Found {
+impl Report {
     fn json(&self) -> Value {
         let device = |device: &Device| {
             json!({
@@ -73,32 +68,32 @@ impl Found {
         };
         json!({
             "version": env!("CARGO_PKG_VERSION"),
-            "built_with": self.built_with,
-            "backends_folder": self.folder,
+            "built_with": self.features,
+            "backend_dir": self.backend_dir,
             "devices": self.devices.iter().map(device).collect::<Vec<_>>(),
             "backends": self.backends.iter().map(backend).collect::<Vec<_>>(),
         })
     }
 
     fn text(&self) -> String {
-        let built_with = match self.built_with.as_slice() {
-            [] => "for the processor alone".to_owned(),
+        let features = match self.features.as_slice() {
+            [] => "for the CPU alone".to_owned(),
             features => format!("with {}", features.join(", ")),
         };
-        let mut text = format!("corral {}, built {built_with}\n", env!("CARGO_PKG_VERSION"));
-        // Writing to a String can't fail.
-        if let Some(folder) = &self.folder {
-            let _ = writeln!(text, "backends are those in {folder}");
+        let mut text = format!("corral {}, built {features}\n", env!("CARGO_PKG_VERSION"));
+        // Writing to a String does not fail.
+        if let Some(folder) = &self.backend_dir {
+            let _ = writeln!(text, "backends from {folder}");
         }
         text += "\ndevices\n";
-        text += &table(&self.devices);
+        text += &device_table(&self.devices);
         text += "\nbackends\n";
         for backend in &self.backends {
-            let what = match &backend.problem {
+            let status = match &backend.problem {
                 Some(problem) => format!("not used: {problem}"),
                 None => backend.devices.join(", "),
             };
-            let _ = writeln!(text, "  {:6}  {what}", backend.name);
+            let _ = writeln!(text, "  {:6}  {status}", backend.name);
             if !backend.features.is_empty() {
                 let _ = writeln!(text, "          {}", backend.features.join(" "));
             }
@@ -107,31 +102,18 @@ impl Found {
     }
 }
 
-/// A line for each device: the columns as wide as what they hold.
-fn table(devices: &[Device]) -> String {
-    let mebibytes = |bytes: u64| format!("{} MiB", bytes >> 20);
+fn device_table(devices: &[Device]) -> String {
     let row = |device: &Device| {
-        [
-            device.name.clone(),
+        vec![
+            format!("  {}", device.name),
             device.kind.name().to_owned(),
-            format!("{} free", mebibytes(device.free)),
-            format!("of {}", mebibytes(device.total)),
+            format!("{} MiB free", device.free >> 20),
+            format!("of {} MiB", device.total >> 20),
             device.description.clone(),
         ]
     };
     let rows: Vec<_> = devices.iter().map(row).collect();
-    let mut text = String::new();
-    for row in &rows {
-        let mut line = String::new();
-        for (column, cell) in row.iter().enumerate() {
-            let widths = rows.iter().map(|row| row[column].chars().count());
-            let width = widths.max().unwrap_or(0);
-            let _ = write!(line, "  {cell:width$}");
-        }
-        text += line.trim_end();
-        text.push('\n');
-    }
-    text
+    align(&rows, |_| false)
 }
 
 #[cfg(test)]
@@ -139,7 +121,7 @@ mod tests {
     use super::*;
     use corral_engine::DeviceKind;
 
-    fn found() -> Found {
+    fn report() -> Report {
         let device = |name: &str, kind, total: u64| Device {
             name: name.to_owned(),
             description: format!("the {name}"),
@@ -155,9 +137,9 @@ mod tests {
             features: vec!["A".to_owned(), "B=2".to_owned()],
             problem: problem.map(str::to_owned),
         };
-        Found {
-            built_with: vec!["dynamic-backends", "cuda"],
-            folder: Some("/x".to_owned()),
+        Report {
+            features: vec!["dynamic-backends", "cuda"],
+            backend_dir: Some("/x".to_owned()),
             backends: vec![
                 backend("CPU", &["CPU"], None),
                 backend("Vulkan", &[], Some("there is no libggml-vulkan")),
@@ -170,10 +152,10 @@ mod tests {
     }
 
     #[test]
-    fn people_read_a_table() {
+    fn text_contains_device_table() {
         let expected = format!(
             "corral {}, built with dynamic-backends, cuda\n\
-             backends are those in /x\n\
+             backends from /x\n\
              \n\
              devices\n  \
                CUDA0  gpu  32768 MiB free  of 65536 MiB  the CUDA0\n  \
@@ -186,15 +168,15 @@ mod tests {
                        A B=2\n",
             env!("CARGO_PKG_VERSION")
         );
-        assert_eq!(found().text(), expected);
+        assert_eq!(report().text(), expected);
     }
 
     #[test]
-    fn programs_read_an_object() {
-        let object = found().json();
+    fn json_contains_devices_and_backends() {
+        let object = report().json();
         assert_eq!(object["devices"][0]["total_bytes"], json!(64_u64 << 30));
         assert_eq!(object["devices"][1]["kind"], "cpu");
         assert_eq!(object["backends"][0]["problem"], Value::Null);
-        assert_eq!(object["backends_folder"], "/x");
+        assert_eq!(object["backend_dir"], "/x");
     }
 }

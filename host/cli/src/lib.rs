@@ -14,6 +14,7 @@ mod doctor;
 mod error;
 mod keys;
 pub mod logs;
+mod progress;
 mod run;
 mod serve;
 pub mod startup;

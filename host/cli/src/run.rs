@@ -24,7 +24,7 @@ async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
     let runtime = startup::runtime(args.models.cache_dir.clone(), &models)?;
     let stem = args.plugin.file_stem();
     let name = stem.map_or_else(|| "plugin".into(), |stem| stem.to_string_lossy());
-    let terms = PluginConfig {
+    let config = PluginConfig {
         limits: args.limits.limits(DAY, DAY),
         linked: linked_components(&args.linked),
         ..PluginConfig::default()
@@ -32,7 +32,7 @@ async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
     let deployment = runtime.new_deployment();
     let file = args.plugin.clone();
     let loaded = runtime
-        .load_plugin_into(&deployment, &name, file, terms)
+        .load_plugin_into(&deployment, &name, file, config)
         .await;
     let plugin = loaded.map_err(|error| match error.code() {
         "not-linked" => Error::failed(format!("{error}{LINKED_HINT}")),
@@ -55,20 +55,20 @@ async fn run_plugin(args: &RunArgs) -> Result<ExitCode, Error> {
 
 /// The linked components of the command line, none of which inherits grants.
 fn linked_components(args: &[LinkedArg]) -> LinkedComponents {
-    let mut links = LinkedComponents::default();
+    let mut linked = LinkedComponents::default();
     for LinkedArg { sampler, file } in args {
         let component = file.clone().into();
         match sampler {
             Some(name) => {
-                links.sampling.insert(name.clone(), component);
+                linked.sampling.insert(name.clone(), component);
             }
             None => {
-                links.templating = Some(LinkedComponent {
+                linked.templating = Some(LinkedComponent {
                     component,
                     inherit: false,
                 });
             }
         }
     }
-    links
+    linked
 }

@@ -153,11 +153,11 @@ async fn load(models: &Models, name: &str, note: &impl Fn(String)) -> Result<(),
 
 /// A plugin runtime over these models. `cache_dir` holds compiled plugins; by default the user's cache does.
 pub fn runtime(cache_dir: Option<PathBuf>, models: &Models) -> Result<Runtime, Error> {
-    let settings = RuntimeConfig {
+    let config = RuntimeConfig {
         cache: cache_dir.or_else(default_cache_dir),
         ..RuntimeConfig::default()
     };
-    Ok(Runtime::new(settings, models.clone())?)
+    Ok(Runtime::new(config, models.clone())?)
 }
 
 /// Waits for loads and steps to end, so that the process does not exit inside of llama.cpp.

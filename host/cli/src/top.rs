@@ -1,106 +1,127 @@
-//! `corral top`: what goes on in the models of a server, as its admin listener tells it.
+//! `corral top`: the requests and the memory of a server's models.
 
-mod client;
 mod table;
 
 use crate::Error;
-use crate::admin::Admin;
+use crate::admin::{AdminArgs, AdminClient, RequestBody};
+use crate::terminal::print;
 use clap::Args;
+use http::{Method, StatusCode};
 use rustix::termios::tcgetwinsize;
 use serde_json::Value;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Between two looks.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Time between two updates.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Timeout of a response; the server itself takes two seconds at most.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Rows of a terminal that does not report its size.
+const DEFAULT_ROWS: usize = 24;
 
 #[derive(Args, Debug)]
-pub(crate) struct TopArgs {
+pub struct TopArgs {
     #[command(flatten)]
-    pub(crate) admin: Admin,
-    /// Look once, as is done anyway where the output is no terminal; otherwise each second until Ctrl-C.
+    admin: AdminArgs,
+    /// Print once, as without a terminal, instead of each second until Ctrl-C
     #[arg(long)]
-    pub(crate) once: bool,
-    /// Print what the server says, one JSON object for each look.
+    once: bool,
+    /// Print the server's response, one JSON object for each update
     #[arg(long)]
-    pub(crate) json: bool,
+    json: bool,
 }
 
-/// Shows it. Only the first look must succeed: a server that is busy or started anew is waited for.
-pub(crate) fn top(arguments: &TopArgs) -> Result<ExitCode, Error> {
+/// Shows the status until Ctrl-C. Only the first request must succeed; later ones wait for a restarting server.
+pub(crate) fn top(args: &TopArgs) -> Result<ExitCode, Error> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(Error::context(
-            "nothing can be waited for; raise the limit of open files",
+            "cannot wait for events; raise the limit of open files",
         ))?;
     runtime.block_on(async {
-        let first = client::look(&arguments.admin).await?;
-        if arguments.once || !std::io::stdout().is_terminal() {
-            write(&show(arguments, &first, usize::MAX))?;
-            return Ok(ExitCode::SUCCESS);
+        let first = fetch(&args.admin).await?;
+        if args.once || !std::io::stdout().is_terminal() {
+            return print(&show(args, &first, usize::MAX));
         }
         tokio::select! {
-            ended = go_on(arguments, first) => ended,
-            // Nothing has to be put back as it was.
+            ended = update(args, first) => ended,
             _ = tokio::signal::ctrl_c() => Ok(ExitCode::SUCCESS),
         }
     })
 }
 
-/// Looks again and again, as long as somebody reads.
-async fn go_on(arguments: &TopArgs, first: Value) -> Result<ExitCode, Error> {
-    let mut seen: Result<_, Error> = Ok(first);
+/// Fetches the status of the models.
+async fn fetch(admin: &AdminArgs) -> Result<Value, Error> {
+    let client = AdminClient::without_token(admin);
+    let request = client.try_request(Method::GET, "/sequences", RequestBody::Empty);
+    let late = Error::context(format!(
+        "{} did not answer within {} s; check the server",
+        admin.address,
+        TIMEOUT.as_secs()
+    ));
+    let response = tokio::time::timeout(TIMEOUT, request).await;
+    let (status, value) = response.map_err(late)??;
+    match status {
+        StatusCode::OK if value["models"].is_array() => Ok(value),
+        status if status.is_server_error() => Err(client.response_error(status, &value)),
+        // The public listener answers 404.
+        _ => Err(Error::failed(client.not_corral())),
+    }
+}
+
+/// Updates the screen until stdout is closed.
+async fn update(args: &TopArgs, first: Value) -> Result<ExitCode, Error> {
+    let mut status: Result<_, Error> = Ok(first);
     loop {
-        match &seen {
-            Ok(seen) if arguments.json => write(&show(arguments, seen, rows()))?,
-            Ok(seen) => write(&redrawn(&show(arguments, seen, rows())))?,
-            // Programs read objects and nothing else.
-            Err(complaint) if arguments.json => eprintln!("{}", complaint.message(false)),
-            Err(complaint) => write(&redrawn(&(complaint.message(false) + " (trying again)")))?,
-        }
-        tokio::time::sleep(PAUSE).await;
-        seen = client::look(&arguments.admin).await;
+        match &status {
+            Ok(status) if args.json => print(&show(args, status, rows()))?,
+            Ok(status) => print(&overwrite(&show(args, status, rows())))?,
+            // Stdout has JSON objects only.
+            Err(error) if args.json => {
+                eprintln!("corral: {}", error.message(false));
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                let message = error.message(false);
+                print(&overwrite(&format!("corral: {message} (trying again)")))?
+            }
+        };
+        tokio::time::sleep(INTERVAL).await;
+        status = fetch(&args.admin).await;
     }
 }
 
-fn show(arguments: &TopArgs, seen: &Value, rows: usize) -> String {
-    if arguments.json {
-        return format!("{seen}\n");
+fn show(args: &TopArgs, status: &Value, rows: usize) -> String {
+    match args.json {
+        true => format!("{status}\n"),
+        false => table::models(&args.admin.address.to_string(), status, rows),
     }
-    table::of(&arguments.admin.address.to_string(), seen, rows)
 }
 
-/// Rows of the terminal. One that does not tell has as many as they had of old.
+/// Rows of the terminal.
 fn rows() -> usize {
     let size = tcgetwinsize(std::io::stdout()).ok();
     let rows = size
         .map(|size| usize::from(size.ws_row))
         .filter(|rows| *rows > 0);
-    rows.unwrap_or(24)
+    rows.unwrap_or(DEFAULT_ROWS)
 }
 
-/// The text in place of what the terminal shows: each line over the old one, then nothing below, which
-/// flickers less than clearing first. The last line keeps its place: a line break there would scroll.
-fn redrawn(text: &str) -> String {
+/// Control sequences that overwrite the screen line by line, which flickers less than clearing it first. The last line
+/// has no line break, which would scroll.
+fn overwrite(text: &str) -> String {
     let lines = text.trim_end_matches('\n').replace('\n', "\x1b[K\r\n");
     format!("\x1b[H{lines}\x1b[K\x1b[J")
 }
 
-fn write(text: &str) -> Result<(), Error> {
-    let mut out = std::io::stdout();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(Error::context("nobody reads what is shown"))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::redrawn;
+    use super::overwrite;
 
     #[test]
-    fn old_lines_are_overwritten_to_their_ends() {
-        assert_eq!(redrawn("a\nb\n"), "\x1b[Ha\x1b[K\r\nb\x1b[K\x1b[J");
+    fn old_lines_are_cleared_to_their_ends() {
+        assert_eq!(overwrite("a\nb\n"), "\x1b[Ha\x1b[K\r\nb\x1b[K\x1b[J");
     }
 }

@@ -1,4 +1,4 @@
-//! Whom the command line takes for a server that it was told of by name.
+//! TLS to an admin listener.
 
 use http::uri::Authority;
 use rustls::pki_types::pem::PemObject;
@@ -11,51 +11,51 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Names a file with the certificates that are trusted, as for OpenSSL.
+/// Names a file of trusted certificates, as for OpenSSL.
 const VARIABLE: &str = "SSL_CERT_FILE";
-/// Where systems have theirs.
-const SYSTEM: [&str; 4] = [
+/// Files of trusted certificates by system.
+const SYSTEM_FILES: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
 
-/// Encrypts a connection to the host named so, whose certificate has to lead to one of those in `file`, or
-/// that the system trusts.
-pub(super) async fn shake_hands(
+/// Starts TLS with this host, whose certificate must lead to one in `ca`, or to one that the system trusts.
+pub(super) async fn connect(
     stream: TcpStream,
-    named: &Authority,
-    file: Option<&Path>,
+    authority: &Authority,
+    ca: Option<&Path>,
 ) -> io::Result<TlsStream<TcpStream>> {
-    let host = named.host();
-    let bare = host
+    let host = authority.host();
+    let address = host
         .strip_prefix('[')
         .and_then(|host| host.strip_suffix(']'));
-    let name = ServerName::try_from(bare.unwrap_or(host).to_owned()).map_err(io::Error::other)?;
+    let name = ServerName::try_from(address.unwrap_or(host).to_owned());
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(io::Error::other)?
-        .with_root_certificates(roots(file)?)
+        .with_root_certificates(root_certificates(ca)?)
         .with_no_client_auth();
     let connector = TlsConnector::from(Arc::new(config));
-    connector.connect(name, stream).await
+    connector
+        .connect(name.map_err(io::Error::other)?, stream)
+        .await
 }
 
-fn roots(file: Option<&Path>) -> io::Result<RootCertStore> {
-    let file = match file {
-        Some(file) => file.to_owned(),
-        None => system().ok_or_else(|| io::Error::other("this system names no certificates"))?,
-    };
+fn root_certificates(ca: Option<&Path>) -> io::Result<RootCertStore> {
+    let no_file = || io::Error::other("this system has no file of trusted certificates");
+    let file = ca.map(Path::to_owned).or_else(system_file);
+    let file = file.ok_or_else(no_file)?;
     let certificates = CertificateDer::pem_file_iter(&file).map_err(io::Error::other)?;
     let certificates: Vec<_> = certificates
         .collect::<Result<_, _>>()
         .map_err(io::Error::other)?;
     let mut roots = RootCertStore::empty();
-    // Systems have some that are too old to be understood.
-    let (good, _) = roots.add_parsable_certificates(certificates);
-    match good {
+    // System files contain some that rustls cannot parse.
+    let (added, _) = roots.add_parsable_certificates(certificates);
+    match added {
         0 => Err(io::Error::other(format!(
             "there is no certificate in {}",
             file.display()
@@ -64,8 +64,8 @@ fn roots(file: Option<&Path>) -> io::Result<RootCertStore> {
     }
 }
 
-fn system() -> Option<PathBuf> {
+fn system_file() -> Option<PathBuf> {
     let named = std::env::var_os(VARIABLE).map(PathBuf::from);
-    let known = || SYSTEM.into_iter().map(PathBuf::from);
+    let known = || SYSTEM_FILES.into_iter().map(PathBuf::from);
     named.or_else(|| known().find(|path| path.is_file()))
 }

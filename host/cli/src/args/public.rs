@@ -120,7 +120,7 @@ impl PublicArgs {
             } else {
                 Access::Open
             },
-            quota: quota.map(|arg| Quota::new("deployment", route.as_str(), arg.allowance)),
+            quota: quota.map(|arg| Quota::new("deployment", route.as_str(), arg.limits)),
             errors: format.map_or(ErrorFormat::default(), |arg| arg.format),
         }
     }
@@ -146,7 +146,7 @@ pub(crate) fn reload_files(front: &Front, note: impl Fn(String)) {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaArg {
     route: Prefix,
-    allowance: QuotaLimits,
+    limits: QuotaLimits,
 }
 
 impl FromStr for QuotaArg {
@@ -156,7 +156,7 @@ impl FromStr for QuotaArg {
         let expected =
             || "write ROUTE=LIMIT:N, e.g. /chat=requests-per-minute:60,tokens-per-day:100000";
         let (route, limits) = text.rsplit_once('=').ok_or_else(expected)?;
-        let mut allowance = QuotaLimits::default();
+        let mut quota = QuotaLimits::default();
         for limit in limits.split(',') {
             let (name, number) = limit.split_once(':').ok_or_else(expected)?;
             let wrong = || {
@@ -171,15 +171,11 @@ impl FromStr for QuotaArg {
                 .into_iter()
                 .find(|limit| limit.name() == name);
             match known {
-                Some(QuotaLimit::Concurrent) => allowance.concurrent = Some(small()?),
-                Some(QuotaLimit::RequestsPerMinute) => {
-                    allowance.requests_per_minute = Some(small()?)
-                }
-                Some(QuotaLimit::TokensPerRequest) => {
-                    allowance.tokens_per_request = Some(number()?)
-                }
-                Some(QuotaLimit::TokensPerMinute) => allowance.tokens_per_minute = Some(number()?),
-                Some(QuotaLimit::TokensPerDay) => allowance.tokens_per_day = Some(number()?),
+                Some(QuotaLimit::Concurrent) => quota.concurrent = Some(small()?),
+                Some(QuotaLimit::RequestsPerMinute) => quota.requests_per_minute = Some(small()?),
+                Some(QuotaLimit::TokensPerRequest) => quota.tokens_per_request = Some(number()?),
+                Some(QuotaLimit::TokensPerMinute) => quota.tokens_per_minute = Some(number()?),
+                Some(QuotaLimit::TokensPerDay) => quota.tokens_per_day = Some(number()?),
                 None => {
                     let names = QuotaLimit::ALL.map(QuotaLimit::name).join(", ");
                     return Err(format!("unknown limit '{name}'; write one of {names}"));
@@ -188,7 +184,7 @@ impl FromStr for QuotaArg {
         }
         Ok(QuotaArg {
             route: route.parse::<Prefix>().map_err(|error| error.to_string())?,
-            allowance,
+            limits: quota,
         })
     }
 }
@@ -224,12 +220,12 @@ mod tests {
             .parse()
             .expect("a valid argument");
         assert_eq!(arg.route.as_str(), "/a=b");
-        let allowance = QuotaLimits {
+        let limits = QuotaLimits {
             concurrent: Some(0),
             tokens_per_day: Some(5_000_000_000),
             ..QuotaLimits::default()
         };
-        assert_eq!(arg.allowance, allowance);
+        assert_eq!(arg.limits, limits);
         for (text, expected) in [
             ("/a", "write ROUTE=LIMIT:N"),
             ("/a=", "write ROUTE=LIMIT:N"),

@@ -1,146 +1,160 @@
-//! What each command asks the admin API, and what it prints.
+//! The requests of each command, and its output.
 
-use super::arguments::{Deploy, DeployCommand, Logs, Named, Rollback, Server, Split};
-use super::client::{Client, Sent};
+use super::args::{DeployArgs, DeployCommand, LogsArgs, NamedArgs, ServerArgs};
 use super::manifest::{Prepared, Upload, is_component, prepare};
-use super::progress::Progress;
 use super::{invoke, table};
 use crate::Error;
+use crate::admin::{AdminClient, RequestBody};
 use crate::args::LINKED_HINT;
+use crate::progress::Progress;
+use crate::terminal::print;
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use std::io::Write;
 use std::process::ExitCode;
 
-/// Longest line of a log, as JSON.
-const LINE: usize = 64 << 10;
+/// Longest line of a log as JSON.
+const MAX_LOG_LINE_BYTES: usize = 64 << 10;
 
 pub(super) async fn run(command: &DeployCommand) -> Result<ExitCode, Error> {
     match command {
-        DeployCommand::Deploy(arguments) => deploy(arguments).await,
-        DeployCommand::List(list) => {
-            let all = ask(&list.server, Method::GET, "/deployments", Sent::Nothing).await?;
-            show(&list.server, &all, table::list)
+        DeployCommand::Deploy(args) => deploy(args).await,
+        DeployCommand::List(args) => {
+            let client = client(&args.server)?;
+            let list = client
+                .request(Method::GET, "/deployments", RequestBody::Empty)
+                .await?;
+            show(&args.server, &list, table::list)
         }
         DeployCommand::Show(named) => {
-            let detail = at(named, Method::GET, "", Sent::Nothing).await?;
-            show(&named.server, &detail, table::show)
+            let detail = request(named, Method::GET, "", RequestBody::Empty).await?;
+            show(&named.server, &detail, table::detail)
         }
-        DeployCommand::Logs(arguments) => logs(arguments).await,
-        DeployCommand::Rollback(rollback) => {
-            let Rollback { named, revision } = rollback;
-            let sent = Sent::Json(json!({ "revision": revision }));
-            let now = at(named, Method::POST, "/rollback", sent).await?;
-            show(&named.server, &now, table::deployment_line)
+        DeployCommand::Logs(args) => logs(args).await,
+        DeployCommand::Rollback(args) => {
+            let body = json!({ "revision": args.revision });
+            change(&args.named, Method::POST, "/rollback", body).await
         }
-        DeployCommand::Split(Split { named, shares }) => {
-            let share = |share: &super::arguments::ShareArgument| json!({"revision": share.revision, "weight": share.weight});
-            let traffic = Vec::from_iter(shares.iter().map(share));
-            let sent = Sent::Json(json!({ "traffic": traffic }));
-            let now = at(named, Method::PUT, "/traffic", sent).await?;
-            show(&named.server, &now, table::deployment_line)
+        DeployCommand::Split(args) => {
+            let weights = args.weights.iter();
+            let weights = weights
+                .map(|arg| json!({"revision": arg.revision, "weight": arg.weight}))
+                .collect::<Vec<_>>();
+            let body = json!({ "traffic": weights });
+            change(&args.named, Method::PUT, "/traffic", body).await
         }
-        DeployCommand::Pause(named) => pause(named, true).await,
-        DeployCommand::Resume(named) => pause(named, false).await,
+        DeployCommand::Pause(named) => {
+            change(named, Method::PUT, "/paused", json!({ "paused": true })).await
+        }
+        DeployCommand::Resume(named) => {
+            change(named, Method::PUT, "/paused", json!({ "paused": false })).await
+        }
         DeployCommand::Remove(named) => {
-            let gone = at(named, Method::DELETE, "", Sent::Nothing).await?;
-            let line = |_: &Value| format!("{} is removed\n", named.name);
-            show(&named.server, &gone, line)
+            let removed = request(named, Method::DELETE, "", RequestBody::Empty).await?;
+            let line = |_: &Value| format!("removed {}\n", named.name);
+            show(&named.server, &removed, line)
         }
-        DeployCommand::Invoke(arguments) => {
-            let client = client(&arguments.named.server)?;
-            invoke::invoke(arguments, &client).await
+        DeployCommand::Invoke(args) => {
+            let client = client(&args.named.server)?;
+            invoke::invoke(args, &client).await
         }
     }
 }
 
-fn client(server: &Server) -> Result<Client, Error> {
-    Client::new(&server.admin, server.token_file.as_deref())
+fn client(server: &ServerArgs) -> Result<AdminClient, Error> {
+    AdminClient::new(&server.admin, server.token_file.as_deref())
 }
 
-async fn ask(server: &Server, method: Method, path: &str, sent: Sent) -> Result<Value, Error> {
-    client(server)?.ask(method, path, sent).await
+/// Sends a request about one deployment. `path` follows its name.
+async fn request(
+    named: &NamedArgs,
+    method: Method,
+    path: &str,
+    body: RequestBody,
+) -> Result<Value, Error> {
+    let path = format!("/deployments/{}{path}", named.name);
+    client(&named.server)?.request(method, &path, body).await
 }
 
-/// Asks about one deployment; `below` is what follows its name.
-async fn at(named: &Named, method: Method, below: &str, sent: Sent) -> Result<Value, Error> {
-    let path = format!("/deployments/{}{below}", named.name);
-    ask(&named.server, method, &path, sent).await
+/// Changes a deployment and prints its new status.
+async fn change(
+    named: &NamedArgs,
+    method: Method,
+    path: &str,
+    body: Value,
+) -> Result<ExitCode, Error> {
+    let deployment = request(named, method, path, RequestBody::Json(body)).await?;
+    show(&named.server, &deployment, table::deployment_line)
 }
 
-async fn pause(named: &Named, paused: bool) -> Result<ExitCode, Error> {
-    let sent = Sent::Json(json!({ "paused": paused }));
-    let now = at(named, Method::PUT, "/paused", sent).await?;
-    show(&named.server, &now, table::deployment_line)
-}
-
-async fn deploy(deploy: &Deploy) -> Result<ExitCode, Error> {
-    let Prepared { manifest, parts } = prepare(deploy)?;
-    let client = client(&deploy.server)?;
-    for part in parts {
+async fn deploy(args: &DeployArgs) -> Result<ExitCode, Error> {
+    let Prepared { manifest, uploads } = prepare(args)?;
+    let client = client(&args.server)?;
+    for part in uploads {
         upload(&client, part).await?;
     }
     let path = format!(
         "/deployments/{}?traffic={}",
-        manifest.name, !deploy.no_traffic
+        manifest.name, !args.no_traffic
     );
-    let sent = Sent::Json(serde_json::to_value(&manifest)?);
-    let progress = Progress::wait("checking and compiling");
-    let answer = client.try_ask(Method::POST, &path, sent).await;
-    progress.done();
-    let (status, deployed) = answer?;
+    let body = RequestBody::Json(serde_json::to_value(&manifest)?);
+    let progress = Progress::spinner("checking and compiling");
+    let response = client.try_request(Method::POST, &path, body).await;
+    progress.finish();
+    let (status, deployed) = response?;
     if !status.is_success() {
-        let refused = client.refused(status, &deployed);
-        let advised = deployed["code"] == "not-linked" && is_component(&deploy.file);
-        return Err(match advised {
-            true => refused.append(LINKED_HINT),
-            false => refused,
+        let error = client.response_error(status, &deployed);
+        let needs_hint = deployed["code"] == "not-linked" && is_component(&args.file);
+        return Err(match needs_hint {
+            true => error.append(LINKED_HINT),
+            false => error,
         });
     }
     let line = |deployed: &Value| {
         let number = &deployed["revision"]["number"];
         let line = table::deployment_line(&deployed["deployment"]);
-        format!("revision {number} is deployed: {line}")
+        format!("deployed revision {number}: {line}")
     };
-    show(&deploy.server, &deployed, line)
+    show(&args.server, &deployed, line)
 }
 
-/// Uploads a component, unless the server has it.
-async fn upload(client: &Client, part: Upload) -> Result<(), Error> {
+/// Uploads a component unless the server has it.
+async fn upload(client: &AdminClient, part: Upload) -> Result<(), Error> {
     let path = format!("/components/{}", part.digest);
-    let (status, answer) = client.try_ask(Method::GET, &path, Sent::Nothing).await?;
+    let (status, value) = client
+        .try_request(Method::GET, &path, RequestBody::Empty)
+        .await?;
     match status {
         StatusCode::OK => Ok(()),
-        StatusCode::NOT_FOUND if answer["code"] == "no-component" => {
+        StatusCode::NOT_FOUND if value["code"] == "no-component" => {
             let progress = Progress::upload(&part.field, part.bytes.len());
-            let sent = Sent::Upload(part.bytes, progress.clone());
-            let uploaded = client.ask(Method::PUT, &path, sent).await;
-            progress.done();
+            let body = RequestBody::Upload(part.bytes, progress.clone());
+            let uploaded = client.request(Method::PUT, &path, body).await;
+            progress.finish();
             uploaded.map(drop)
         }
-        status => Err(client.refused(status, &answer)),
+        status => Err(client.response_error(status, &value)),
     }
 }
 
-async fn logs(logs: &Logs) -> Result<ExitCode, Error> {
-    let Logs {
+async fn logs(args: &LogsArgs) -> Result<ExitCode, Error> {
+    let LogsArgs {
         named,
         follow,
         after,
-    } = logs;
+    } = args;
     let client = client(&named.server)?;
     let path = format!(
         "/deployments/{}/logs?follow={follow}&after={after}",
         named.name
     );
-    let answer = client.open(Method::GET, &path, Sent::Nothing).await?;
-    let status = answer.status();
-    let mut body = answer.into_body();
+    let response = client.open(Method::GET, &path, RequestBody::Empty).await?;
+    let status = response.status();
+    let mut body = response.into_body();
     if !status.is_success() {
-        let whole = body.collect().await?.to_bytes();
-        let value = serde_json::from_slice(&whole).unwrap_or_default();
-        return Err(client.refused(status, &value));
+        let bytes = body.collect().await?.to_bytes();
+        let value = serde_json::from_slice(&bytes).unwrap_or_default();
+        return Err(client.response_error(status, &value));
     }
     let mut rest = Vec::new();
     while let Some(frame) = body.frame().await {
@@ -154,31 +168,21 @@ async fn logs(logs: &Logs) -> Result<ExitCode, Error> {
             let value: Value = serde_json::from_slice(&line)?;
             show(&named.server, &value, table::log_line)?;
         }
-        if rest.len() > LINE {
-            return Err(Error::Failed("what comes is no log of Corral".into()));
+        if rest.len() > MAX_LOG_LINE_BYTES {
+            return Err(Error::failed(client.not_corral()));
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints an answer: as it came, or as people read it.
+/// Prints a response as JSON or as `text`.
 fn show(
-    server: &Server,
-    answer: &Value,
-    page: impl FnOnce(&Value) -> String,
+    server: &ServerArgs,
+    response: &Value,
+    text: impl FnOnce(&Value) -> String,
 ) -> Result<ExitCode, Error> {
     match server.json {
-        true => print(&format!("{answer}\n")),
-        false => print(&page(answer)),
+        true => print(&format!("{response}\n")),
+        false => print(&text(response)),
     }
-}
-
-/// Writes a text to standard output.
-pub(super) fn print(text: &str) -> Result<ExitCode, Error> {
-    let mut stdout = std::io::stdout().lock();
-    stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-        .map_err(Error::context("nobody reads what is written"))?;
-    Ok(ExitCode::SUCCESS)
 }

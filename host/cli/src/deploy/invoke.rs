@@ -1,9 +1,9 @@
-//! `corral invoke`: one request to a deployment, as any client would send it.
+//! `corral invoke`: one request to a deployment through the public listener.
 
-use super::arguments::Invoke;
-use super::client::{Client, Outgoing, Sent, exchange};
+use super::args::InvokeArgs;
 use crate::Error;
-use crate::admin::Address;
+use crate::admin::{Address, AdminClient, Outgoing, RequestBody, exchange};
+use crate::terminal::print;
 use bytes::Bytes;
 use http::{Method, Request};
 use http_body_util::{BodyExt, Limited};
@@ -11,46 +11,46 @@ use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::process::ExitCode;
 
-/// Longest body that is sent or, with `--json`, kept; what the largest limit of a deployment allows
-/// is streamed.
-const MOST: usize = 256 << 20;
+/// Largest body from stdin, and largest response with `--json`; other responses are streamed.
+const MAX_BODY_BYTES: usize = 256 << 20;
+const CUT_OFF: &str = "the response broke off";
 
-/// Sends the request and prints the answer; exit code 1 unless it is a success.
-pub(super) async fn invoke(invoke: &Invoke, client: &Client) -> Result<ExitCode, Error> {
-    let name = &invoke.named.name;
+/// Sends the request and prints the response; exit code 1 unless it is a success.
+pub(super) async fn invoke(args: &InvokeArgs, client: &AdminClient) -> Result<ExitCode, Error> {
+    let name = &args.named.name;
+    let path = format!("/deployments/{name}");
     let detail = client
-        .ask(Method::GET, &format!("/deployments/{name}"), Sent::Nothing)
+        .request(Method::GET, &path, RequestBody::Empty)
         .await?;
     let route = detail["deployment"]["routes"][0].as_str();
-    let (Some(public), Some(path)) = (detail["public"].as_str(), invoke.path.as_deref().or(route))
+    let (Some(public), Some(path)) = (detail["public"].as_str(), args.path.as_deref().or(route))
     else {
-        return Err(Error::Failed(
-            format!("'{name}' answers at no route; see 'corral show {name}'").into(),
-        ));
+        return Err(Error::failed(format!(
+            "'{name}' has no route; see 'corral show {name}'"
+        )));
     };
-    let body = body(invoke.data.as_deref())?;
+    let body = body(args.data.as_deref())?;
     let default = match &body {
         Some(_) => Method::POST,
         None => Method::GET,
     };
     let mut request = Request::builder()
-        .method(invoke.method.clone().unwrap_or(default))
+        .method(args.method.clone().unwrap_or(default))
         .uri(path)
         .body(Outgoing::from(body.unwrap_or_default()))
         .map_err(Error::context(
-            "the path is none; write one that begins with '/'",
+            "invalid path; write one that begins with '/'",
         ))?;
-    for header in &invoke.headers {
-        request
-            .headers_mut()
-            .append(header.name.clone(), header.value.clone());
+    for header in &args.headers {
+        let value = header.value.clone();
+        request.headers_mut().append(header.name.clone(), value);
     }
-    let gone = format!("nothing answers at http://{public}; look at the server");
-    let public: Address = public.parse().map_err(Error::context(&gone))?;
-    let answer = exchange(&public.into(), request, &gone, &gone).await?;
-    let status = answer.status();
-    if invoke.named.server.json {
-        let headers: serde_json::Map<String, Value> = answer
+    let refused = format!("nothing answers at http://{public}; check the server");
+    let public: Address = public.parse().map_err(Error::context(refused.as_str()))?;
+    let response = exchange(&public.into(), request, &refused, &refused).await?;
+    let status = response.status();
+    if args.named.server.json {
+        let headers: serde_json::Map<String, Value> = response
             .headers()
             .iter()
             .map(|(name, value)| {
@@ -58,29 +58,29 @@ pub(super) async fn invoke(invoke: &Invoke, client: &Client) -> Result<ExitCode,
                 (name.to_string(), value.into())
             })
             .collect();
-        let body = Limited::new(answer.into_body(), MOST).collect().await;
-        let body = body.map_err(Error::context("the answer broke off"))?;
-        let body = body.to_bytes();
-        let text = String::from_utf8_lossy(&body);
-        let whole = json!({"status": status.as_u16(), "headers": headers, "body": text});
-        super::commands::print(&format!("{whole}\n"))?;
+        let body = Limited::new(response.into_body(), MAX_BODY_BYTES);
+        let body = body
+            .collect()
+            .await
+            .map_err(Error::context(CUT_OFF))?
+            .to_bytes();
+        let body = String::from_utf8_lossy(&body);
+        let object = json!({"status": status.as_u16(), "headers": headers, "body": body});
+        print(&format!("{object}\n"))?;
     } else {
-        let mut body = answer.into_body();
+        let mut body = response.into_body();
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(Error::context("the answer broke off"))?;
-            if let Some(data) = frame.data_ref() {
+            if let Some(data) = frame.map_err(Error::context(CUT_OFF))?.data_ref() {
                 let mut stdout = std::io::stdout().lock();
                 stdout.write_all(data)?;
                 stdout.flush()?;
             }
         }
     }
-    if status.is_success() {
-        return Ok(ExitCode::SUCCESS);
+    match status.is_success() {
+        true => Ok(ExitCode::SUCCESS),
+        false => Err(Error::failed(format!("'{name}' answered with {status}"))),
     }
-    Err(Error::Failed(
-        format!("'{name}' answered with {status}").into(),
-    ))
 }
 
 /// The body that `--data` names.
@@ -90,11 +90,12 @@ fn body(data: Option<&str>) -> Result<Option<Bytes>, Error> {
     };
     let bytes = match data.strip_prefix('@') {
         Some(file) => std::fs::read(file).map_err(Error::context(format!(
-            "the file {file} cannot be read; name another one after the '@'"
+            "cannot read the file {file}; name another one after the '@'"
         )))?,
         None if data == "-" => {
             let mut bytes = Vec::new();
-            std::io::stdin().take(MOST as u64).read_to_end(&mut bytes)?;
+            let stdin = std::io::stdin();
+            stdin.take(MAX_BODY_BYTES as u64).read_to_end(&mut bytes)?;
             bytes
         }
         None => data.as_bytes().to_vec(),

@@ -1,6 +1,6 @@
-//! From what the command line names to a manifest and the bytes of its components.
+//! Turns arguments or a corral.toml into a manifest and the components to upload.
 
-use super::arguments::Deploy;
+use super::args::DeployArgs;
 use crate::Error;
 use crate::args::{LinkedArg, find_duplicate};
 use bytes::Bytes;
@@ -9,40 +9,36 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Longest manifest, in bytes.
-const MANIFEST: u64 = 1 << 20;
+const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
-/// A manifest that names its components by digest.
+/// A manifest with digests of components, and the components.
 pub(super) struct Prepared {
     pub(super) manifest: Manifest,
-    /// Those that the server may not have yet, each once.
-    pub(super) parts: Vec<Upload>,
+    /// Each component once.
+    pub(super) uploads: Vec<Upload>,
 }
 
-/// A component to be uploaded.
 pub(super) struct Upload {
-    /// The manifest's field that names it.
+    /// The field of the manifest that names it.
     pub(super) field: String,
     pub(super) digest: Digest,
     pub(super) bytes: Bytes,
 }
 
-/// Reads what is to be deployed.
-pub(super) fn prepare(deploy: &Deploy) -> Result<Prepared, Error> {
-    // Files that the command line names lie where that says, those of a manifest beside it.
-    let (mut manifest, folder) = if is_component(&deploy.file) {
-        (from_arguments(deploy)?, PathBuf::new())
+/// Reads the manifest and its components.
+pub(super) fn prepare(args: &DeployArgs) -> Result<Prepared, Error> {
+    // Paths of arguments are relative to the working directory, those of a manifest to its folder.
+    let (mut manifest, folder) = if is_component(&args.file) {
+        (from_arguments(args)?, PathBuf::new())
     } else {
-        if deploy.name.is_some() || !deploy.routes.is_empty() || !deploy.linked.is_empty() {
-            return Err(Error::Usage(
-                "--name, --route and --linked are for a component (FILE.wasm); a corral.toml says all \
-                 of them itself"
-                    .to_owned(),
+        if args.name.is_some() || !args.routes.is_empty() || !args.linked.is_empty() {
+            return Err(Error::usage(
+                "--name, --route and --linked are for a component (FILE.wasm); put them into the corral.toml",
             ));
         }
-        from_file(&deploy.file)?
+        from_file(&args.file)?
     };
-    let mut parts: Vec<Upload> = Vec::new();
+    let mut uploads: Vec<Upload> = Vec::new();
     let component = ("component".to_owned(), &mut manifest.component);
     let links = manifest.links.all_mut();
     let links = links.map(|(field, link)| (format!("links.{field}"), &mut link.component));
@@ -50,52 +46,53 @@ pub(super) fn prepare(deploy: &Deploy) -> Result<Prepared, Error> {
         if component.parse::<Digest>().is_ok() {
             continue;
         }
-        // As it was given: a manifest holds texts, which not every path is.
+        // The path itself, since a manifest contains only text and not every path is text.
         let file = match field.as_str() {
-            "component" if is_component(&deploy.file) => deploy.file.clone(),
+            "component" if is_component(&args.file) => args.file.clone(),
             _ => folder.join(component.as_str()),
         };
         let bytes = fs::read(&file).map_err(Error::context(format!(
-            "the component {} cannot be read; build it, or name another file",
+            "cannot read the component {}; build it, or name another file",
             file.display()
         )))?;
         let digest = Digest::of(&bytes);
         *component = digest.to_string();
-        if parts.iter().all(|part| part.digest != digest) {
-            parts.push(Upload {
+        if uploads.iter().all(|upload| upload.digest != digest) {
+            uploads.push(Upload {
                 field,
                 digest,
                 bytes: bytes.into(),
             });
         }
     }
-    Ok(Prepared { manifest, parts })
+    Ok(Prepared { manifest, uploads })
 }
 
-/// Whether `corral deploy` is given a component, and not a manifest.
+/// Whether the argument is a component, not a manifest.
 pub(super) fn is_component(file: &Path) -> bool {
     file.extension()
         .is_some_and(|ending| ending.eq_ignore_ascii_case("wasm"))
 }
 
-/// A manifest with what the command line says, and nothing else.
-fn from_arguments(deploy: &Deploy) -> Result<Manifest, Error> {
-    let stem = deploy.file.file_stem().map(|stem| stem.to_string_lossy());
-    let name = match &deploy.name {
+/// A manifest from arguments alone.
+fn from_arguments(args: &DeployArgs) -> Result<Manifest, Error> {
+    let stem = args.file.file_stem().map(|stem| stem.to_string_lossy());
+    let name = match &args.name {
         Some(name) => name.clone(),
         None => stem.unwrap_or_default().replace('_', "-").to_lowercase(),
     };
-    if deploy.routes.is_empty() {
-        return Err(Error::Usage(format!(
-            "there is no route; say where it answers: --route /{name}, or write a corral.toml"
+    if args.routes.is_empty() {
+        return Err(Error::usage(format!(
+            "there is no route; give --route /{name}, or write a corral.toml"
         )));
     }
-    if let Some(link) = find_duplicate(&deploy.linked) {
-        let told = format!("--linked names {link} twice; remove one of them");
-        return Err(Error::Usage(told));
+    if let Some(role) = find_duplicate(&args.linked) {
+        return Err(Error::usage(format!(
+            "--linked names {role} twice; remove one of them"
+        )));
     }
     let mut links = Links::default();
-    for LinkedArg { sampler, file } in &deploy.linked {
+    for LinkedArg { sampler, file } in &args.linked {
         let link = Link {
             component: file.to_string_lossy().into_owned(),
             inherit: false,
@@ -109,8 +106,8 @@ fn from_arguments(deploy: &Deploy) -> Result<Manifest, Error> {
     }
     let json = serde_json::json!({
         "name": name,
-        "component": deploy.file.to_string_lossy(),
-        "routes": deploy.routes,
+        "component": args.file.to_string_lossy(),
+        "routes": args.routes,
         "links": links,
     });
     let manifest: Manifest =
@@ -119,7 +116,7 @@ fn from_arguments(deploy: &Deploy) -> Result<Manifest, Error> {
     Ok(manifest)
 }
 
-/// A manifest, and the folder that it lies in.
+/// A manifest and its folder.
 fn from_file(path: &Path) -> Result<(Manifest, PathBuf), Error> {
     let path = match path.is_dir() {
         true => path.join("corral.toml"),
@@ -128,17 +125,17 @@ fn from_file(path: &Path) -> Result<(Manifest, PathBuf), Error> {
     let read = || {
         let mut text = String::new();
         File::open(&path)?
-            .take(MANIFEST)
+            .take(MAX_MANIFEST_BYTES)
             .read_to_string(&mut text)?;
         Ok::<_, std::io::Error>(text)
     };
     let text = read().map_err(Error::context(format!(
-        "the manifest {} cannot be read; name a corral.toml or a component: \
+        "cannot read the manifest {}; name a corral.toml or a component: \
          corral deploy FILE.wasm --route /ROUTE",
         path.display()
     )))?;
     let manifest = Manifest::from_toml(&text)
-        .map_err(|error| Error::Failed(format!("{}: {error}", path.display()).into()))?;
+        .map_err(|error| Error::failed(format!("{}: {error}", path.display())))?;
     let folder = path.parent().unwrap_or(Path::new(""));
     Ok((manifest, folder.to_owned()))
 }
@@ -151,25 +148,25 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
 
     #[derive(Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
-        deploy: Deploy,
+        deploy: DeployArgs,
     }
 
     #[test]
-    fn a_component_is_read_whose_path_is_no_text() {
+    fn component_path_need_not_be_text() {
         let folder = std::env::temp_dir().join(format!("corral-path-{}", std::process::id()));
-        fs::create_dir_all(&folder).expect("ours");
+        fs::create_dir_all(&folder).expect("own folder");
         let file = folder.join(OsStr::from_bytes(b"\xff.wasm"));
-        fs::write(&file, b"it").expect("ours");
+        fs::write(&file, b"it").expect("own folder");
         let words = ["deploy", "--name", "a", "--route", "/a"].map(OsStr::new);
-        let line = Line::parse_from(words.into_iter().chain([file.as_os_str()]));
+        let line = CommandLine::parse_from(words.into_iter().chain([file.as_os_str()]));
         let prepared = prepare(&line.deploy);
-        fs::remove_dir_all(&folder).expect("ours");
-        let Ok(prepared) = prepared else {
-            panic!("it is refused");
-        };
+        fs::remove_dir_all(&folder).expect("own folder");
+        let prepared = prepared
+            .map_err(|error| error.message(true))
+            .expect("valid");
         assert_eq!(prepared.manifest.component, Digest::of(b"it").to_string());
-        assert_eq!(prepared.parts[0].bytes, "it");
+        assert_eq!(prepared.uploads[0].bytes, "it");
     }
 }

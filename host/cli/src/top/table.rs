@@ -1,15 +1,13 @@
-//! What goes on, as lines for a terminal.
-//!
-//! Whatever is missing in the server's answer, or comes from another version, is shown as `-`.
+//! The status of models as lines for a terminal. Missing values, as of another version, are shown as `-`.
 
-use crate::terminal::printable;
+use crate::terminal::{align, printable};
 use serde_json::Value;
 use std::cmp::Reverse;
 
-/// A column: its title, where its value is, and what is shown when there is none.
+/// A column: its title, the path of its value, and the text for a missing value.
 type Column = (&'static str, &'static str, &'static str);
 
-const SEQUENCES: [Column; 10] = [
+const REQUESTS: [Column; 10] = [
     ("KEY", "/key", "-"),
     ("ROUTE", "/route", "-"),
     ("PRIORITY", "/priority", "-"),
@@ -22,36 +20,36 @@ const SEQUENCES: [Column; 10] = [
     ("GENERATED", "/generated", "-"),
 ];
 
-const KEPT: [Column; 5] = [
+const CACHE_ENTRIES: [Column; 5] = [
     ("ENTRY", "/entry", "-"),
     ("ROUTE", "/route", "(shared)"),
-    ("ID", "/id", "aside"),
+    ("ID", "/id", "offloaded"),
     ("TOKENS", "/tokens", "-"),
-    ("CLAIMED", "/claimed", "-"),
+    ("RETAINED", "/claimed", "-"),
 ];
 
-/// Lines for all models in at most so many rows, as far as can be: tables are cut short for it.
-pub(super) fn of(address: &str, seen: &Value, rows: usize) -> String {
-    let models = list(seen, "/models");
+/// Lines for all models. Tables are cut so that all fits into `rows` if possible.
+pub(super) fn models(address: &str, status: &Value, rows: usize) -> String {
+    let models = list(status, "/models");
     let mut text = format!("corral at {address}\n");
-    // Each model has a blank line, four lines of sums, and two tables with a blank line and a title.
+    // Each model has a blank line, four lines of summary, and two tables with a blank line and titles.
     let lines = models.len() * 9 + 1;
-    let most = rows.saturating_sub(lines) / models.len().max(1);
+    let max = rows.saturating_sub(lines) / models.len().max(1);
     for model in models {
         text += "\n";
         text += &summary(model);
-        let running: Vec<_> = list(model, "/sequences").iter().collect();
-        let mut kept: Vec<_> = list(model, "/kept").iter().collect();
-        kept.sort_by_key(|entry| Reverse(number(entry, "/tokens")));
-        // What runs goes first; a row stays for what is kept.
-        let shown = running.len().min(most.saturating_sub(1));
-        text += &table(&SEQUENCES, &running, most.saturating_sub(1));
-        text += &table(&KEPT, &kept, most - shown);
+        let requests: Vec<_> = list(model, "/sequences").iter().collect();
+        let mut entries: Vec<_> = list(model, "/kept").iter().collect();
+        entries.sort_by_key(|entry| Reverse(number(entry, "/tokens")));
+        // Requests first; one row remains for cache entries.
+        let shown = requests.len().min(max.saturating_sub(1));
+        text += &table(&REQUESTS, &requests, max.saturating_sub(1));
+        text += &table(&CACHE_ENTRIES, &entries, max - shown);
     }
     text
 }
 
-/// Four lines about a model, short enough for any terminal; one if it is not loaded.
+/// Four lines about a model, or one if it is not loaded.
 fn summary(model: &Value) -> String {
     let show = |path: &str| show(model, path, "-");
     if model["state"]
@@ -60,9 +58,9 @@ fn summary(model: &Value) -> String {
     {
         let mut line = format!("{}: {}", show("/model"), show("/state"));
         if let Some(progress) = model["progress"].as_f64() {
-            line += &format!(", {:.0} % is read", progress * 1e2);
+            line += &format!(", {:.0} % loaded", progress * 1e2);
         }
-        line += &format!(", {} calls wait\n", show("/calls_waiting"));
+        line += &format!(", {} calls waiting\n", show("/calls_waiting"));
         if model["error"].is_string() {
             line += &format!("{}\n", show("/error"));
         }
@@ -73,15 +71,15 @@ fn summary(model: &Value) -> String {
         let bytes = number(model, path) as f64;
         format!("{:.1} MiB", bytes / f64::from(1 << 20))
     };
-    let tokens: u64 = list(model, "/kept")
+    let cached_tokens: u64 = list(model, "/kept")
         .iter()
         .map(|entry| number(entry, "/tokens"))
         .sum();
     format!(
-        "{}: {} running, {} waiting, {} kept with {tokens} tokens\n\
-         cells: {} of {} used, {} by those that run; attention over {}\n\
-         ids: {} of {} used; aside: {} in memory, {} on disk; {} of prefixes\n\
-         so far: {} spilled, {} prefixes put aside, {} restored, {} lost, {} evicted, {} preempted\n",
+        "{}: {} running, {} waiting, {} cache entries with {cached_tokens} tokens\n\
+         cells: {} of {} used, {} by requests; attention over {}\n\
+         ids: {} of {} used; swapped out: {} in memory, {} on disk; offloaded prefixes: {}\n\
+         total: {} swapped out, {} prefixes offloaded, {} swapped in, {} lost, {} evicted, {} preempted\n",
         show("/model"),
         list(model, "/sequences").len(),
         show("/waiting"),
@@ -104,46 +102,31 @@ fn summary(model: &Value) -> String {
     )
 }
 
-/// A table of at most `most` rows after a blank line and its titles; nothing if there are no rows at
-/// all. If it is cut short its last row says so.
-fn table(columns: &[Column], rows: &[&Value], most: usize) -> String {
+/// A table of at most `max` rows after a blank line and the titles; nothing without rows. A row at its end counts the
+/// rows that do not fit.
+fn table(columns: &[Column], rows: &[&Value], max: usize) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let fit = if rows.len() > most {
-        most.saturating_sub(1)
-    } else {
-        most
+    let count = match rows.len() > max {
+        true => max.saturating_sub(1),
+        false => rows.len(),
     };
-    let shown = &rows[..rows.len().min(fit)];
-    let columns: Vec<_> = columns
+    let shown = &rows[..count];
+    let titles = columns.iter().map(|(title, ..)| (*title).to_owned());
+    let mut lines: Vec<Vec<_>> = vec![titles.collect()];
+    lines.extend(shown.iter().map(|row| {
+        let cells = columns.iter().map(|&(_, path, none)| show(row, path, none));
+        cells.collect()
+    }));
+    let is_number = |row: &&Value, path| row.pointer(path).is_some_and(Value::is_number);
+    let is_numeric: Vec<_> = columns
         .iter()
-        .map(|&(title, path, none)| {
-            let cells = shown.iter().map(|row| show(row, path, none));
-            let numeric = shown
-                .iter()
-                .all(|row| row.pointer(path).is_some_and(Value::is_number));
-            let cells: Vec<_> = std::iter::once(title.to_owned()).chain(cells).collect();
-            let width = cells.iter().map(|cell| cell.chars().count()).max();
-            (cells, width.unwrap_or(0), numeric)
-        })
+        .map(|&(_, path, _)| shown.iter().all(|row| is_number(row, path)))
         .collect();
-    let mut text = String::from("\n");
-    for row in 0..=shown.len() {
-        let mut line = String::new();
-        for (cells, width, numeric) in &columns {
-            let cell = &cells[row];
-            line += &if *numeric {
-                format!("{cell:>width$}  ")
-            } else {
-                format!("{cell:<width$}  ")
-            };
-        }
-        text += line.trim_end();
-        text += "\n";
-    }
-    if rows.len() > shown.len() {
-        text += &format!("and {} more\n", rows.len() - shown.len());
+    let mut text = format!("\n{}", align(&lines, |column| is_numeric[column]));
+    if rows.len() > count {
+        text += &format!("and {} more\n", rows.len() - count);
     }
     text
 }
@@ -172,8 +155,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn seen(kept: u64) -> Value {
-        let kept: Vec<_> = (0..kept)
+    fn status(entries: u64) -> Value {
+        let entries: Vec<_> = (0..entries)
             .map(|n| json!({"entry": n, "route": null, "id": null, "tokens": n * 10, "claimed": n == 1}))
             .collect();
         json!({"models": [{
@@ -184,62 +167,62 @@ mod tests {
             "prefix_bytes": 5 << 20,
             "sequences": [{"key": 7, "route": "/chat", "priority": 10, "adapter": 1, "id": 0, "state": "reads",
                 "prompt": 1234, "cached": 0, "computed": 512, "generated": 0}],
-            "kept": kept,
+            "kept": entries,
         }]})
     }
 
     #[test]
-    fn all_is_shown_where_there_is_room() {
-        let text = of("http://a:1", &seen(3), usize::MAX);
+    fn unlimited_rows_show_everything() {
+        let text = models("http://a:1", &status(3), usize::MAX);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(
             lines,
             [
                 "corral at http://a:1",
                 "",
-                "ti?ny: 1 running, 3 waiting, 3 kept with 30 tokens",
-                "cells: 12 of 100 used, - by those that run; attention over -",
-                "ids: - of - used; aside: 1.5 MiB in memory, 0.0 MiB on disk; 5.0 MiB of prefixes",
-                "so far: - spilled, - prefixes put aside, - restored, - lost, - evicted, - preempted",
+                "ti?ny: 1 running, 3 waiting, 3 cache entries with 30 tokens",
+                "cells: 12 of 100 used, - by requests; attention over -",
+                "ids: - of - used; swapped out: 1.5 MiB in memory, 0.0 MiB on disk; offloaded prefixes: 5.0 MiB",
+                "total: - swapped out, - prefixes offloaded, - swapped in, - lost, - evicted, - preempted",
                 "",
                 "KEY  ROUTE  PRIORITY  ADAPTER  ID  STATE  PROMPT  CACHED  COMPUTED  GENERATED",
                 "  7  /chat        10        1   0  reads    1234       0       512          0",
                 "",
-                "ENTRY  ROUTE     ID     TOKENS  CLAIMED",
-                "    2  (shared)  aside      20  no",
-                "    1  (shared)  aside      10  yes",
-                "    0  (shared)  aside       0  no",
+                "ENTRY  ROUTE     ID         TOKENS  RETAINED",
+                "    2  (shared)  offloaded      20  no",
+                "    1  (shared)  offloaded      10  yes",
+                "    0  (shared)  offloaded       0  no",
             ]
         );
     }
 
     #[test]
-    fn who_is_not_loaded_is_one_line() {
-        let seen = json!({"models": [
+    fn unloaded_model_is_one_line() {
+        let status = json!({"models": [
             {"model": "a", "state": "asleep", "calls_waiting": 0, "sequences": [], "kept": []},
             {"model": "b", "state": "loading", "calls_waiting": 3, "progress": 0.25},
             {"model": "c", "state": "failed", "calls_waiting": 0, "error": "x is no\nmodel"},
         ]});
-        let text = of("http://a:1", &seen, usize::MAX);
+        let text = models("http://a:1", &status, usize::MAX);
         let lines: Vec<_> = text.lines().filter(|line| !line.is_empty()).collect();
         assert_eq!(
             lines,
             [
                 "corral at http://a:1",
-                "a: asleep, 0 calls wait",
-                "b: loading, 25 % is read, 3 calls wait",
-                "c: failed, 0 calls wait",
+                "a: asleep, 0 calls waiting",
+                "b: loading, 25 % loaded, 3 calls waiting",
+                "c: failed, 0 calls waiting",
                 "x is no?model",
             ]
         );
     }
 
     #[test]
-    fn a_table_is_cut_to_the_terminal() {
+    fn tables_are_cut_to_the_terminal() {
         for rows in [0, 1, 8, 9, 10, 11, 12, 13, 24, 200] {
-            let text = of("http://a:1", &seen(100), rows);
+            let text = models("http://a:1", &status(100), rows);
             let lines = text.lines().count();
-            // The sums and titles are shown in any case.
+            // Summaries and titles are always shown.
             assert!(lines <= rows.max(12), "{rows}: {text}");
             assert_eq!(text.contains("more"), rows < 111, "{rows}: {text}");
         }

@@ -145,7 +145,7 @@ fn variants(streams: u64) -> Vec<Variant> {
 
 async fn load(runtime: &Runtime, args: &BoundaryArgs) -> Result<Plugin, Error> {
     let sampler = ComponentSource::from(args.sampler.as_path());
-    let terms = PluginConfig {
+    let config = PluginConfig {
         limits: Limits {
             time: NO_TIME_LIMIT,
             cpu: NO_TIME_LIMIT,
@@ -160,7 +160,7 @@ async fn load(runtime: &Runtime, args: &BoundaryArgs) -> Result<Plugin, Error> {
     let deployment = runtime.new_deployment();
     let plugin = args.plugin.as_path();
     Ok(runtime
-        .load_plugin_into(&deployment, "measure", plugin, terms)
+        .load_plugin_into(&deployment, "measure", plugin, config)
         .await?)
 }
 
@@ -238,8 +238,8 @@ async fn empty_requests(
 
 /// Seconds that the starts of all instances have taken.
 fn instance_start_seconds(runtime: &Runtime) -> f64 {
-    let counters = runtime.metrics();
-    let found = counters
+    let metrics = runtime.metrics();
+    let found = metrics
         .iter()
         .find(|metric| metric.name == "corral_plugin_instance_start_seconds_total");
     found.map_or(0.0, |metric| metric.value)

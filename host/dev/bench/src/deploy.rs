@@ -133,11 +133,11 @@ impl Bench {
     /// Starts a server with its store and cache in `folder`.
     async fn start(engine: &Engine, folder: &Path) -> Result<Self, Error> {
         let models = Models::loaded(vec![engine.clone()]);
-        let settings = RuntimeConfig {
+        let config = RuntimeConfig {
             cache: Some(folder.join("compiled")),
             ..RuntimeConfig::default()
         };
-        let runtime = Runtime::new(settings, models.clone())?;
+        let runtime = Runtime::new(config, models.clone())?;
         let store = Store::open(&folder.join("store"), Bounds::default())?;
         let limits = Limits::default();
         let deployments = Deployments::new(runtime.clone(), Some(store), limits, Access::Open);
@@ -214,9 +214,9 @@ impl Bench {
     }
 
     fn compile_seconds(&self) -> f64 {
-        let counters = self.runtime.metrics();
-        let mut counters = counters.iter();
-        let found = counters.find(|metric| metric.name == "corral_plugin_compile_seconds_total");
+        let metrics = self.runtime.metrics();
+        let mut metrics = metrics.iter();
+        let found = metrics.find(|metric| metric.name == "corral_plugin_compile_seconds_total");
         found.map_or(0.0, |metric| metric.value)
     }
 }

@@ -1,38 +1,38 @@
-//! What is seen while one waits: on a terminal only, and on standard error.
+//! Progress on a terminal's stderr; invisible elsewhere.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Duration;
 
-/// A bar or a spinner; gone without a trace when it is dropped.
+/// A bar or a spinner, cleared on drop.
 #[derive(Clone)]
-pub(super) struct Progress(ProgressBar);
+pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
-    /// A bar over this many bytes of what is called so.
-    pub(super) fn upload(what: &str, bytes: usize) -> Self {
+    /// A bar over the bytes of an upload.
+    pub(crate) fn upload(name: &str, bytes: usize) -> Self {
         let bar = ProgressBar::new(bytes as u64);
         if let Ok(style) =
             ProgressStyle::with_template("uploading {msg} {bar:30} {bytes}/{total_bytes} {eta}")
         {
             bar.set_style(style);
         }
-        bar.set_message(what.to_owned());
+        bar.set_message(name.to_owned());
         Progress(bar)
     }
 
     /// A spinner beside a text.
-    pub(super) fn wait(text: &'static str) -> Self {
+    pub(crate) fn spinner(text: &'static str) -> Self {
         let spinner = ProgressBar::new_spinner();
         spinner.set_message(text);
         spinner.enable_steady_tick(Duration::from_millis(100));
         Progress(spinner)
     }
 
-    pub(super) fn sent(&self, bytes: usize) {
+    pub(crate) fn add(&self, bytes: usize) {
         self.0.inc(bytes as u64);
     }
 
-    pub(super) fn done(&self) {
+    pub(crate) fn finish(&self) {
         self.0.finish_and_clear();
     }
 }

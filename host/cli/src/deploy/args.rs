@@ -1,0 +1,199 @@
+//! Arguments of the commands for deployments.
+
+use crate::admin::AdminArgs;
+use crate::args::LinkedArg;
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+#[derive(Debug, Subcommand)]
+pub enum DeployCommand {
+    /// Deploy a plugin: a corral.toml, or a component and its routes
+    Deploy(DeployArgs),
+    /// List the deployments of a server
+    List(ListArgs),
+    /// Show a deployment: its revisions, their traffic, and problems
+    Show(NamedArgs),
+    /// Print the output of a deployment's plugins
+    Logs(LogsArgs),
+    /// Route all requests to an earlier revision [default: undo the last change of traffic]
+    Rollback(RollbackArgs),
+    /// Split requests among revisions, e.g. 'corral split chat 3=90 4=10'
+    Split(SplitArgs),
+    /// Refuse a deployment's requests until it is resumed
+    Pause(NamedArgs),
+    /// Serve a paused deployment's requests again
+    Resume(NamedArgs),
+    /// Remove a deployment with all its revisions
+    Remove(NamedArgs),
+    /// Send a request to a deployment and print its response
+    Invoke(InvokeArgs),
+}
+
+/// Arguments of all commands.
+#[derive(Args, Debug)]
+pub struct ServerArgs {
+    #[command(flatten)]
+    pub(crate) admin: AdminArgs,
+    /// File with the admin token; unix:PATH needs none [default: the token in CORRAL_ADMIN_TOKEN]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct DeployArgs {
+    /// A corral.toml, a folder with one, or a component (FILE.wasm)
+    #[arg(value_name = "FILE", default_value = "corral.toml")]
+    pub(crate) file: PathBuf,
+    /// Name of a component's deployment [default: the file's stem]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Route (path prefix) of a component; repeatable
+    #[arg(long = "route", value_name = "ROUTE")]
+    pub(crate) routes: Vec<String>,
+    /// Linked component of a component: templating=FILE or sampling.NAME=FILE; repeatable
+    #[arg(long = "linked", value_name = "ROLE=FILE")]
+    pub(crate) linked: Vec<LinkedArg>,
+    /// Route no requests to the new revision yet
+    #[arg(long)]
+    pub(crate) no_traffic: bool,
+    /// Print the JSON Schema of corral.toml and exit
+    #[arg(long)]
+    pub(crate) schema: bool,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+}
+
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+}
+
+/// Arguments of commands for one deployment.
+#[derive(Args, Debug)]
+pub struct NamedArgs {
+    /// Name of the deployment
+    #[arg(value_name = "NAME")]
+    pub(crate) name: corral_server::deployments::Name,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+}
+
+#[derive(Args, Debug)]
+pub struct LogsArgs {
+    #[command(flatten)]
+    pub(crate) named: NamedArgs,
+    /// Print new lines until Ctrl-C
+    #[arg(long, short)]
+    pub(crate) follow: bool,
+    /// Start after the line with this number
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) after: u64,
+}
+
+#[derive(Args, Debug)]
+pub struct RollbackArgs {
+    #[command(flatten)]
+    pub(crate) named: NamedArgs,
+    /// Revision that gets all requests [default: as before the last change of traffic]
+    #[arg(long, value_name = "N")]
+    pub(crate) revision: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+pub struct SplitArgs {
+    #[command(flatten)]
+    pub(crate) named: NamedArgs,
+    /// Revisions and their weights; all others get no requests
+    #[arg(value_name = "REVISION=WEIGHT", required = true)]
+    pub(crate) weights: Vec<WeightArg>,
+}
+
+#[derive(Args, Debug)]
+pub struct InvokeArgs {
+    #[command(flatten)]
+    pub(crate) named: NamedArgs,
+    /// Body: a text, @FILE, or - for standard input
+    #[arg(long, short, value_name = "DATA")]
+    pub(crate) data: Option<String>,
+    /// Method [default: POST with a body, else GET]
+    #[arg(long, short = 'X', value_name = "METHOD")]
+    pub(crate) method: Option<http::Method>,
+    /// Path [default: the deployment's first route]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) path: Option<String>,
+    /// Header; repeatable
+    #[arg(long = "header", short = 'H', value_name = "NAME: VALUE")]
+    pub(crate) headers: Vec<HeaderArg>,
+}
+
+/// `REVISION=WEIGHT`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WeightArg {
+    pub(crate) revision: u64,
+    pub(crate) weight: u32,
+}
+
+impl FromStr for WeightArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = || {
+            let (revision, weight) = text.split_once('=')?;
+            Some(WeightArg {
+                revision: revision.parse().ok()?,
+                weight: weight.parse().ok()?,
+            })
+        };
+        parse().ok_or_else(|| "write REVISION=WEIGHT, e.g. 4=10".to_owned())
+    }
+}
+
+/// `NAME: VALUE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HeaderArg {
+    pub(crate) name: http::HeaderName,
+    pub(crate) value: http::HeaderValue,
+}
+
+impl FromStr for HeaderArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = || {
+            let (name, value) = text.split_once(':')?;
+            Some(HeaderArg {
+                name: name.trim().parse().ok()?,
+                value: value.trim().parse().ok()?,
+            })
+        };
+        parse().ok_or_else(|| "write NAME: VALUE, e.g. 'accept: text/plain'".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_and_headers_parse() {
+        let weight = WeightArg {
+            revision: 3,
+            weight: 90,
+        };
+        assert_eq!("3=90".parse(), Ok(weight));
+        for bad in ["3", "3=", "=3", "a=1", "3=-1"] {
+            assert!(bad.parse::<WeightArg>().is_err(), "{bad}");
+        }
+        let header: HeaderArg = "X-A: b c".parse().expect("a valid header");
+        assert_eq!(header.name.as_str(), "x-a");
+        assert_eq!(header.value, "b c");
+        for bad in ["x", "a b: c", ": x"] {
+            assert!(bad.parse::<HeaderArg>().is_err(), "{bad}");
+        }
+    }
+}
