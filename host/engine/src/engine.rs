@@ -362,7 +362,7 @@ impl Engine {
 
     /// Every adapter's number.
     pub(crate) fn adapters(&self) -> impl Iterator<Item = AdapterId> {
-        (1..=AdapterId::MOST)
+        (1..=AdapterId::MAX)
             .take(self.0.adapters.len())
             .map(AdapterId)
     }

@@ -9,7 +9,7 @@ use corral_llama::{
     Token, TokenInput,
 };
 use corral_scheduler::SeqId;
-use corral_scheduler::cells::{Cells, Layout};
+use corral_scheduler::{KvCells, Layout};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::path::Path;
@@ -93,7 +93,7 @@ struct Counts {
 /// A context and its mirror.
 struct Pair {
     context: LlamaContext,
-    mirror: Cells,
+    mirror: KvCells,
     size: u32,
     vocabulary: Token,
     random: ChaCha8Rng,
@@ -107,7 +107,7 @@ impl Pair {
         assert_eq!(context.cells(), size, "a size that is not rounded");
         Self {
             context,
-            mirror: Cells::new(size),
+            mirror: KvCells::new(size),
             size,
             vocabulary: Token::try_from(model.vocabulary_size()).expect("a small vocabulary"),
             random: ChaCha8Rng::seed_from_u64(seed),
@@ -247,7 +247,7 @@ impl Pair {
         assert_eq!(self.context.load(seq.0.into(), &state), restored);
         if restored {
             self.counts.loaded += 1;
-            let mut in_order = Cells::new(self.size);
+            let mut in_order = KvCells::new(self.size);
             in_order.place([(seq, layout.length())].into_iter());
             self.counts.scattered += u32::from(layout != in_order.layout(seq));
         } else {

@@ -1,106 +1,126 @@
-//! A sequence that holds an id.
+//! Requests that run: each holds a sequence id.
 
-use super::words::{AdapterId, EntryId, Request, RequestId, RequestProgress, Row, SeqId, length};
-use super::{recovery::Strikes, speculation::Guess};
 use crate::Token;
+use crate::drafts::DraftState;
+use crate::failure::Strikes;
+use crate::request::{AdapterId, Request, RequestId, RequestProgress, length};
+use crate::step::{EntryId, Row, SeqId};
+use std::collections::BTreeSet;
 
-/// Tokens that may be certain and not computed beside the one that was sampled, for a sequence that
-/// generates. One with more of them reads.
-const FEW: u32 = 8;
+/// Known tokens that a decoding request may have beside the sampled one. With more of them it is in prefill.
+const MAX_KNOWN_TOKENS: u32 = 8;
 
-/// What a sequence waits for before it is computed.
+/// What a running request waits for before it gets rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
+pub(crate) enum Wait {
     /// Nothing.
-    None,
-    /// Another one that is reading the same beginning, until it has read so many tokens.
-    Follows { leader: RequestId, length: u32 },
-    /// The first so many tokens, which were put aside.
-    Fetches { entry: EntryId, length: u32 },
-    /// The token after its last one, which is chosen elsewhere.
-    Chosen,
+    Ready,
+    /// `leader` to compute `length` tokens of the prefix that both share.
+    Prefix { leader: RequestId, length: u32 },
+    /// The first `length` tokens of a swapped-out entry.
+    SwapIn { entry: EntryId, length: u32 },
+    /// The external sampler to pick the next token.
+    Sampler,
 }
 
-/// One of them. Its tokens stand in its request.
+/// A running request. Its tokens are in its [`Request`].
 #[derive(Clone, Debug)]
-pub(super) struct Running {
+pub(crate) struct RunningRequest {
     pub request: Request,
     pub seq: SeqId,
     /// Tokens whose cells are filled.
     pub computed: u32,
-    /// Tokens it had when it was admitted.
-    pub begun: u32,
-    /// For how many tokens there was to be room then.
+    /// Tokens that it is listed with in the prefix tree.
+    pub listed: u32,
+    /// Tokens that there was room for at its admission.
     pub reserved: u32,
     pub wait: Wait,
     /// Rises with each admission.
     pub admission: u64,
     pub strikes: Strikes,
-    /// The furthest place where it failed, in a memory that can't go back, and has not got past since. It is
-    /// alone in the step that tries again.
+    /// The furthest position at which it failed and that it has not passed since, in a memory that can't truncate. It
+    /// is alone in the step that tries again.
     pub failed_at: Option<u32>,
-    /// What may come after its tokens.
-    pub guess: Guess,
-    /// Its tokens are chosen elsewhere.
-    pub asks: bool,
-    /// What it began with is a prefix that was put aside, and brought back for it: there is no other copy.
-    pub fetched: bool,
+    pub drafts: DraftState,
+    /// Whether an external sampler picks its tokens.
+    pub sampled_externally: bool,
+    /// Whether its cells hold the only copy of an offloaded prefix.
+    pub holds_offloaded: bool,
 }
 
-impl Running {
-    pub fn key(&self) -> RequestId {
+impl RunningRequest {
+    /// Starts a request. Nothing of it is computed.
+    pub fn new(request: Request, seq: SeqId, reserved: u32, admission: u64) -> Self {
+        Self {
+            listed: length(&request.tokens),
+            request,
+            seq,
+            computed: 0,
+            reserved,
+            wait: Wait::Ready,
+            admission,
+            strikes: Strikes::default(),
+            failed_at: None,
+            drafts: DraftState::default(),
+            sampled_externally: false,
+            holds_offloaded: false,
+        }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> RequestId {
         self.request.id
     }
 
-    /// What it is computed with.
+    /// Its adapter.
     pub fn adapter(&self) -> AdapterId {
         self.request.scope.adapter()
     }
 
-    /// Whether it shares cells with this group.
-    pub fn is_of(&self, group: u32) -> bool {
-        self.request.quota.is_some_and(|share| share.group == group)
+    /// Whether it belongs to a quota group.
+    pub fn is_in_group(&self, group: u32) -> bool {
+        self.request.quota.is_some_and(|quota| quota.group == group)
     }
 
+    /// Its prompt and generated tokens.
     pub fn tokens(&self) -> &[Token] {
         &self.request.tokens
     }
 
+    /// Tokens that are not computed.
     pub fn pending(&self) -> u32 {
         length(self.tokens()) - self.computed
     }
 
+    /// Whether it can have rows.
     pub fn is_ready(&self) -> bool {
-        self.wait == Wait::None
+        self.wait == Wait::Ready
     }
 
-    /// Whether what comes next is chosen by somebody who has to be waited for: its caller, or whoever
-    /// chooses its tokens.
-    pub fn is_guided(&self) -> bool {
-        self.request.looks() || self.asks
+    /// Whether its next token comes from outside: from its caller, or from an external sampler.
+    pub fn is_sampled_outside(&self) -> bool {
+        self.request.is_next_token() || self.sampled_externally
     }
 
-    /// Whether it is past its prompt, and what it generated is computed but for the last tokens. Of one
-    /// that looks nobody says where its prompt ended: what is computed of it is taken for that.
-    pub fn generates(&self) -> bool {
-        let begun = match self.request.looks() {
+    /// Whether it is past its prompt, and all but its last tokens are computed. The prompt of a next-token request is
+    /// taken to end where it was computed to.
+    pub fn is_decoding(&self) -> bool {
+        let past_prompt = match self.request.is_next_token() {
             true => self.computed > 0,
             false => self.request.progress.generated > 0,
         };
-        self.is_ready() && begun && self.pending() <= 1 + FEW
+        self.is_ready() && past_prompt && self.pending() <= 1 + MAX_KNOWN_TOKENS
     }
 
-    /// Whether a part of a prompt is left to read, or of what was generated: after a preemption, or
-    /// where much was certain at once.
-    pub fn reads(&self) -> bool {
-        self.is_ready() && !self.generates()
+    /// Whether it has a prompt to compute; or generated tokens, after a preemption.
+    pub fn is_prefilling(&self) -> bool {
+        self.is_ready() && !self.is_decoding()
     }
 
-    /// Tokens that may be read in the next step, beside the one that a generating sequence always
-    /// gets.
-    pub fn readable(&self) -> u32 {
+    /// Tokens that it can use of the prefill budget: all pending ones but the one of a decode row.
+    pub fn prefill_tokens(&self) -> u32 {
         match self.is_ready() {
-            true => self.pending() - u32::from(self.generates()),
+            true => self.pending() - u32::from(self.is_decoding()),
             false => 0,
         }
     }
@@ -108,33 +128,34 @@ impl Running {
     /// Cells that were promised to it and that it does not have yet.
     pub fn promised(&self) -> u32 {
         let shared = match self.wait {
-            Wait::Follows { length, .. } => length,
-            Wait::None | Wait::Fetches { .. } | Wait::Chosen => 0,
+            Wait::Prefix { length, .. } => length,
+            Wait::Ready | Wait::SwapIn { .. } | Wait::Sampler => 0,
         };
         let target = self.reserved.max(length(self.tokens()));
         target.saturating_sub(self.computed.max(shared))
     }
 
-    /// So many tokens are computed now.
-    pub fn gets_on(&mut self, to: u32) {
+    /// Records that its tokens are computed up to `to`.
+    pub fn advance(&mut self, to: u32) {
         self.computed = to;
-        // To have read again what it had read before excuses nothing.
+        // Only new progress clears its failures.
         if self.failed_at.is_none_or(|failed_at| to > failed_at) {
             self.failed_at = None;
             self.strikes.reset();
         }
     }
 
-    /// What it matters beside others: whoever has the least gives way first.
+    /// The order of preemption: the least goes first.
     pub fn importance(&self) -> impl Ord + use<> {
         let request = &self.request;
         let latest = std::cmp::Reverse((request.arrived_at, request.id));
         (request.priority, latest)
     }
 
+    /// Its row of the next `tokens` tokens.
     pub fn row(&self, tokens: u32) -> Row {
         Row {
-            request: self.key(),
+            request: self.id(),
             seq: self.seq,
             from: self.computed,
             to: self.computed + tokens,
@@ -143,9 +164,9 @@ impl Running {
         }
     }
 
-    /// It is settled where it starts: the first `length` tokens are there already.
-    pub fn starts_at(&mut self, length: u32) {
-        self.wait = Wait::None;
+    /// Lets it continue after the first `length` tokens, which are in its cells.
+    pub fn start_at(&mut self, length: u32) {
+        self.wait = Wait::Ready;
         self.computed = length;
         self.request.continues = None;
         let progress = &mut self.request.progress;
@@ -154,39 +175,217 @@ impl Running {
         progress.reached = progress.reached.max(length);
     }
 
-    /// What it had of the backend until now.
+    /// Its progress until now.
     pub fn progress(&self) -> RequestProgress {
         let mut progress = self.request.progress.clone();
-        if matches!(self.wait, Wait::None | Wait::Chosen) {
-            // That much was not computed again yet.
+        if matches!(self.wait, Wait::Ready | Wait::Sampler) {
+            // These tokens are not recomputed yet.
             progress.recomputed -= progress.reached.saturating_sub(self.computed);
         }
         progress.reached = progress.reached.max(self.computed);
         progress
     }
 
-    /// What it had of the backend is noted, and gone.
-    pub fn stops(&mut self) {
+    /// Records its progress before its cells are lost.
+    pub fn save_progress(&mut self) {
         self.request.progress = self.progress();
     }
 }
 
-impl Request {
-    /// A sequence of it, nothing of which is computed.
-    pub(super) fn run(self, seq: SeqId, reserved: u32, admission: u64) -> Running {
-        Running {
-            begun: length(&self.tokens),
-            request: self,
-            seq,
-            computed: 0,
-            reserved,
-            wait: Wait::None,
-            admission,
-            strikes: Strikes::default(),
-            failed_at: None,
-            guess: Guess::default(),
-            asks: false,
-            fetched: false,
+/// All running requests, in order of admission except after a failed step.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RunningRequests(Vec<RunningRequest>);
+
+fn count(requests: impl Iterator) -> u32 {
+    u32::try_from(requests.count()).unwrap_or(u32::MAX)
+}
+
+impl RunningRequests {
+    /// All of them.
+    pub fn iter(&self) -> std::slice::Iter<'_, RunningRequest> {
+        self.0.iter()
+    }
+
+    /// All of them.
+    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, RunningRequest> {
+        self.0.iter_mut()
+    }
+
+    /// Number of running requests.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether none runs.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// One of them.
+    pub fn get(&self, id: RequestId) -> Option<&RunningRequest> {
+        self.iter().find(|running| running.id() == id)
+    }
+
+    /// One of them.
+    pub fn get_mut(&mut self, id: RequestId) -> Option<&mut RunningRequest> {
+        self.iter_mut().find(|running| running.id() == id)
+    }
+
+    /// Adds one.
+    pub fn push(&mut self, running: RunningRequest) {
+        self.0.push(running);
+    }
+
+    /// Removes one.
+    pub fn remove(&mut self, id: RequestId) -> Option<RunningRequest> {
+        let index = self.iter().position(|running| running.id() == id)?;
+        Some(self.0.remove(index))
+    }
+
+    /// Moves one to the end, where failure handling tries it last.
+    pub fn move_to_end(&mut self, id: RequestId) {
+        if let Some(running) = self.remove(id) {
+            self.push(running);
         }
+    }
+
+    /// Moves the requests of `rows` to the end.
+    pub fn move_rows_to_end(&mut self, rows: &[Row]) {
+        self.0
+            .sort_by_key(|running| rows.iter().any(|row| row.request == running.id()));
+    }
+
+    /// Whether any can have rows.
+    pub fn any_ready(&self) -> bool {
+        self.iter().any(RunningRequest::is_ready)
+    }
+
+    /// Whether some can have rows, and the next token of each of these comes from outside.
+    pub fn all_ready_are_sampled_outside(&self) -> bool {
+        let mut ready = self.iter().filter(|running| running.is_ready()).peekable();
+        ready.peek().is_some() && ready.all(RunningRequest::is_sampled_outside)
+    }
+
+    /// Number of decoding requests.
+    pub fn decoding(&self) -> u32 {
+        count(self.iter().filter(|running| running.is_decoding()))
+    }
+
+    /// Number of decoding requests of an adapter.
+    pub fn decoding_with(&self, adapter: AdapterId) -> u32 {
+        let decoding = self.iter().filter(|running| running.is_decoding());
+        count(decoding.filter(|running| running.adapter() == adapter))
+    }
+
+    /// Number of requests that wait for the next step: those that decode, or will as soon as an external sampler that
+    /// is not late picks their token.
+    pub fn waiting_for_step(&self) -> u32 {
+        let soon = self
+            .iter()
+            .filter(|running| running.wait == Wait::Sampler && !running.request.progress.late);
+        self.decoding().saturating_add(count(soon))
+    }
+
+    /// Cells that are promised to all of them.
+    pub fn promised(&self) -> u32 {
+        self.iter().map(RunningRequest::promised).sum()
+    }
+
+    /// Number of adapters in use.
+    pub fn adapters(&self) -> u8 {
+        let adapters: BTreeSet<_> = self.iter().map(RunningRequest::adapter).collect();
+        u8::try_from(adapters.len()).unwrap_or(u8::MAX)
+    }
+
+    /// Whether others wait for a prefix of this one.
+    pub fn is_followed(&self, id: RequestId) -> bool {
+        self.iter()
+            .any(|running| matches!(running.wait, Wait::Prefix { leader, .. } if leader == id))
+    }
+
+    /// Whether any waits for an entry to be swapped in.
+    pub fn await_entry(&self, id: EntryId) -> bool {
+        self.iter()
+            .any(|running| matches!(running.wait, Wait::SwapIn { entry, .. } if entry == id))
+    }
+
+    /// Lets the requests that wait for an entry compute its tokens themselves.
+    pub fn stop_awaiting(&mut self, id: EntryId) {
+        for running in self.iter_mut() {
+            if matches!(running.wait, Wait::SwapIn { entry, .. } if entry == id) {
+                running.start_at(0);
+            }
+        }
+    }
+
+    /// Lets requests that wait for at most `computed` tokens of an entry follow `leader`, which has them.
+    pub fn follow_instead(&mut self, id: EntryId, leader: RequestId, computed: u32) {
+        for running in self.iter_mut() {
+            match running.wait {
+                Wait::SwapIn { entry, length } if entry == id && length <= computed => {
+                    running.wait = Wait::Prefix { leader, length };
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The least important of those that `may` be preempted.
+    pub fn least_important(&self, may: impl Fn(&RunningRequest) -> bool) -> Option<RequestId> {
+        let candidates = self.iter().filter(|running| may(running));
+        let least = candidates.min_by_key(|running| running.importance());
+        least.map(RunningRequest::id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Priority;
+    use crate::tests::request;
+
+    fn running(id: u64, priority: u8, prompt: u32) -> RunningRequest {
+        let request = Request {
+            priority: Priority(priority),
+            ..request(id, prompt, 20)
+        };
+        RunningRequest::new(request, SeqId(0), prompt + 20, id)
+    }
+
+    #[test]
+    fn latest_of_lowest_priority_is_least_important() {
+        let mut all = RunningRequests::default();
+        for (id, priority) in [(1, 1), (2, 0), (3, 0)] {
+            all.push(running(id, priority, 5));
+        }
+        assert_eq!(all.least_important(|_| true), Some(RequestId(3)));
+        let first = all.least_important(|one| one.id() == RequestId(1));
+        assert_eq!(first, Some(RequestId(1)));
+        assert_eq!(all.least_important(|_| false), None);
+    }
+
+    #[test]
+    fn recomputed_tokens_count_once_computed() {
+        let mut one = running(1, 0, 10);
+        one.start_at(0);
+        one.advance(8);
+        one.save_progress();
+        one.start_at(3);
+        assert_eq!((one.progress().recomputed, one.progress().cached), (0, 0));
+        one.advance(7);
+        assert_eq!(one.progress().recomputed, 4);
+        one.advance(10);
+        assert_eq!((one.progress().recomputed, one.progress().reached), (5, 10));
+    }
+
+    #[test]
+    fn promise_shrinks_with_computed_and_shared_tokens() {
+        let mut one = running(1, 0, 10);
+        assert_eq!(one.promised(), 30);
+        let leader = RequestId(2);
+        one.wait = Wait::Prefix { leader, length: 8 };
+        assert_eq!(one.promised(), 22);
+        one.start_at(9);
+        assert_eq!(one.promised(), 21);
     }
 }

@@ -1,18 +1,20 @@
 //! The scheduler step by step, without a backend.
 
-use super::prefill::PrefillPolicy;
-use super::*;
+use crate::cost_model::CostModel;
+use crate::kv_cells::Layout;
+use crate::prefill_budget::PrefillPolicy;
+use crate::*;
 
-mod ahead;
+mod batch_window;
+mod device_top_k;
+mod drafts;
+mod eviction;
 mod failures;
-mod gathering;
-mod ids;
-mod memory;
-mod rent;
-mod shares;
-mod speculation;
+mod overlap;
+mod prefix_cache;
+mod quotas;
 
-const LIMITS: SchedulerConfig = SchedulerConfig {
+pub(crate) const CONFIG: SchedulerConfig = SchedulerConfig {
     seq_ids: 4,
     top_k_seq_ids: 0,
     cells: 100,
@@ -28,7 +30,7 @@ const LIMITS: SchedulerConfig = SchedulerConfig {
     overlap: Overlap::Off,
 };
 
-fn request(key: u64, prompt: u32, max_tokens: u32) -> Request {
+pub(crate) fn request(key: u64, prompt: u32, max_tokens: u32) -> Request {
     Request {
         id: RequestId(key),
         tenant: Tenant(0),
@@ -69,7 +71,7 @@ fn computed(scheduler: &mut Scheduler, step: &Step, ended: &[RequestId]) {
 
 #[test]
 fn a_prompt_longer_than_a_step_is_read_in_chunks_and_sampled_at_its_end() {
-    let mut scheduler = Scheduler::new(LIMITS);
+    let mut scheduler = Scheduler::new(CONFIG);
     enqueue(&mut scheduler, 1, 40, 3);
     let spans: Vec<_> = (0..4)
         .map(|_| {
@@ -90,7 +92,7 @@ fn a_prompt_longer_than_a_step_is_read_in_chunks_and_sampled_at_its_end() {
 
 #[test]
 fn an_id_is_cleared_before_it_is_lent_again() {
-    let mut scheduler = Scheduler::new(LIMITS);
+    let mut scheduler = Scheduler::new(CONFIG);
     enqueue(&mut scheduler, 1, 1, 1);
     let step = scheduler.plan(Time::ZERO);
     let first = step.rows[0].seq;
@@ -104,7 +106,7 @@ fn an_id_is_cleared_before_it_is_lent_again() {
 
 #[test]
 fn what_can_never_fit_comes_too_late_or_finds_no_place_is_refused_at_once() {
-    let mut scheduler = Scheduler::new(LIMITS);
+    let mut scheduler = Scheduler::new(CONFIG);
     let now = Duration::from_secs(9);
     let mut enqueue = |request| scheduler.enqueue(now, request);
     assert_eq!(
@@ -143,7 +145,7 @@ fn what_can_never_fit_comes_too_late_or_finds_no_place_is_refused_at_once() {
 fn nobody_waits_beyond_its_time_nor_runs_beyond_its_deadline() {
     let mut scheduler = Scheduler::new(SchedulerConfig {
         seq_ids: 1,
-        ..LIMITS
+        ..CONFIG
     });
     let seconds = Duration::from_secs;
     let running = Request {
@@ -193,7 +195,7 @@ fn nobody_waits_beyond_its_time_nor_runs_beyond_its_deadline() {
 /// Steps can be long: whose time to wait ran out during one, and whose place is free after it, gets it.
 #[test]
 fn a_free_place_is_given_before_the_time_to_wait_is_looked_at() {
-    let mut scheduler = Scheduler::new(LIMITS);
+    let mut scheduler = Scheduler::new(CONFIG);
     let request = Request {
         queue_until: Some(Duration::from_secs(1)),
         ..request(1, 1, 1)

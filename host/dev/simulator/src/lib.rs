@@ -341,7 +341,7 @@ impl Simulator {
 impl Simulator {
     /// Computes with this adapter from the next step on.
     pub fn adapt(&mut self, adapter: AdapterId) -> Result<(), DecodeError> {
-        assert!(adapter.0 <= AdapterId::MOST, "{adapter:?} is not one");
+        assert!(adapter.0 <= AdapterId::MAX, "{adapter:?} is not one");
         self.changed |= adapter != self.adapter;
         self.adapter = adapter;
         Ok(())

@@ -60,7 +60,7 @@ impl Engine {
             },
             overlap: config
                 .overlap
-                .of(model.placement().gpu_layers < model.layer_count()),
+                .resolve(model.placement().gpu_layers < model.layer_count()),
         };
         let ends = model.end_of_generation_tokens();
         let info = ModelInfo {

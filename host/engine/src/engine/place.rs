@@ -153,7 +153,7 @@ impl Buffers {
 }
 
 fn load_adapters(model: &mut Model, adapters: &[(String, PathBuf)]) -> Result<(), LoadError> {
-    let most = usize::from(AdapterId::MOST);
+    let most = usize::from(AdapterId::MAX);
     if adapters.len() > most {
         return Err(LoadError::Config(format!(
             "{} adapters were given; a model may have at most {most}",

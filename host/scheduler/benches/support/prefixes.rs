@@ -1,8 +1,8 @@
 //! Trees of texts that begin alike.
 
 use corral_scheduler::PrefixScope;
+use corral_scheduler::PrefixTree;
 use corral_scheduler::Token;
-use corral_scheduler::tree::Tree;
 
 pub const SCOPE: PrefixScope = PrefixScope(1);
 pub const TEXTS: u32 = 64;
@@ -18,17 +18,17 @@ pub fn text(shared: u32, number: u32) -> Vec<Token> {
 }
 
 /// A tree of [`TEXTS`] of them, numbered from 0.
-pub fn tree(shared: u32) -> Tree<u32> {
-    let mut tree = Tree::default();
+pub fn tree(shared: u32) -> PrefixTree<u32> {
+    let mut tree = PrefixTree::default();
     (0..TEXTS).for_each(|number| tree.insert(SCOPE, &text(shared, number), number));
     tree
 }
 
 /// A conversation of 64 turns, each of which is kept, so that the tree is as deep as it gets; and the text of
 /// the next turn.
-pub fn conversation() -> (Tree<u32>, Vec<Token>) {
+pub fn conversation() -> (PrefixTree<u32>, Vec<Token>) {
     let path: Vec<Token> = (0..(TEXTS + 1) * TAIL).collect();
-    let mut tree = Tree::default();
+    let mut tree = PrefixTree::default();
     for turn in 1..=TEXTS {
         tree.insert(SCOPE, &path[..(turn * TAIL) as usize], turn);
     }

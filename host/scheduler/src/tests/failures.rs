@@ -7,7 +7,7 @@ use super::*;
 #[test]
 fn who_fails_right_after_a_bad_one_is_not_taken_for_it() {
     let given_up = |second_is_bad: bool| {
-        let mut scheduler = Scheduler::new(LIMITS);
+        let mut scheduler = Scheduler::new(CONFIG);
         for key in 1..=3 {
             enqueue(&mut scheduler, key, 1, 30);
         }

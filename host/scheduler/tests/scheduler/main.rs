@@ -10,14 +10,14 @@ use corral_simulator::{Fault, Machine};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-mod ahead;
+mod batch_window;
+mod drafts;
+mod eviction;
 mod failures;
-mod gaps;
-mod gathering;
-mod guests;
-mod memory;
-mod rent;
-mod speculation;
+mod overlap;
+mod prefill_budget;
+mod prefix_cache;
+mod returning_callers;
 mod workloads;
 
 const LIMITS: SchedulerConfig = SchedulerConfig {

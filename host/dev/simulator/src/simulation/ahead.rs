@@ -1,7 +1,7 @@
 //! What the simulation computes while rows are sampled.
 
 use super::Simulation;
-use corral_scheduler::experience::LADDER;
+use corral_scheduler::CHUNK_SIZES;
 use corral_scheduler::{RequestState, Step};
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ impl Simulation {
         assert!(step.is_overlap && step.memory_ops.is_empty() && step.admitted.is_empty());
         assert_eq!((step.shape.rows, step.shape.drafts), (0, 0));
         assert_eq!(step.shape.prefill, tokens);
-        assert!(tokens <= step.prefill_budget / 2 && LADDER.contains(&tokens));
+        assert!(tokens <= step.prefill_budget / 2 && CHUNK_SIZES.contains(&tokens));
         assert!(!self.scheduler.is_recovering());
         for row in &step.rows {
             let mut sequences = self.scheduler.requests();

@@ -1,7 +1,7 @@
 //! What must hold at every step.
 
 use super::Simulation;
-use corral_scheduler::experience::LADDER;
+use corral_scheduler::CHUNK_SIZES;
 use corral_scheduler::{LogitsKind, MemoryOp, RequestId, RequestState, SeqId, Step};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,7 +17,7 @@ impl Simulation {
         let shape = step.shape;
         assert_eq!(tokens, shape.rows + shape.drafts + shape.prefill);
         // The smallest chunk is always allowed.
-        let prompts = match shape.prefill > LADDER[0] {
+        let prompts = match shape.prefill > CHUNK_SIZES[0] {
             true => shape.prefill + step.overlapped,
             false => shape.prefill,
         };
@@ -53,7 +53,7 @@ impl Simulation {
                 "an id of the wrong kind"
             );
         }
-        let most = usize::from(self.limits.running());
+        let most = usize::from(self.limits.max_running());
         assert!(self.scheduler.running_count() <= most, "too many run");
         let paused = self
             .scheduler

@@ -2,7 +2,7 @@
 
 use super::{Alive, Arrival, End, Simulation};
 use crate::POISON;
-use corral_scheduler::speculation::accepted;
+use corral_scheduler::accepted_drafts;
 use corral_scheduler::{LogitsKind, RequestId, Row, Time, Token};
 
 impl Simulation {
@@ -71,7 +71,7 @@ impl Simulation {
                 alive.goes_on(row.request, arrival, self.now);
             }
             let gained = &alive.text[before..];
-            let right = accepted(&draft, gained);
+            let right = accepted_drafts(&draft, gained);
             alive.submitted += right;
             alive.drafts.0 += right;
             alive.drafts.1 += row.drafts - right;

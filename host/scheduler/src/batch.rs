@@ -1,0 +1,134 @@
+//! Puts the rows of a step together.
+//!
+//! A step has a row for each decoding request of its adapter, then chunks of prompts within the
+//! [prefill budget](crate::prefill_budget); [drafts](crate::drafts) are added later.
+
+use crate::adapter_schedule::Candidate;
+use crate::prefill_budget::PrefillBudget;
+use crate::queue::{Queue, effective_deadline};
+use crate::request::AdapterId;
+use crate::running::{RunningRequest, RunningRequests};
+use crate::step::{Row, Step, StepShape};
+use std::cmp::Reverse;
+
+/// Requests of an adapter in prefill, in the order of service.
+pub(crate) fn prompts<'a>(
+    running: &'a RunningRequests,
+    queue: &Queue,
+    prefill: &PrefillBudget,
+    adapter: AdapterId,
+) -> Vec<&'a RunningRequest> {
+    let prefilling = running.iter().filter(|one| one.is_prefilling());
+    let mut prompts: Vec<_> = prefilling.filter(|one| one.adapter() == adapter).collect();
+    if !prefill.is_slot_order() {
+        prompts.sort_by_key(|running| {
+            let request = &running.request;
+            let counter = queue.counter(request.tenant);
+            let priority = Reverse(request.priority);
+            (priority, counter, effective_deadline(request), request.id)
+        });
+    }
+    prompts
+}
+
+/// The rows of an adapter: decode rows, then prompts, within a budget of other tokens. At least half of the budget is
+/// for prompts that need it, so that they advance whatever the known tokens of decode rows.
+pub(crate) fn rows(
+    running: &RunningRequests,
+    adapter: AdapterId,
+    prompts: &[&RunningRequest],
+    budget: u32,
+    prefill: &PrefillBudget,
+) -> Vec<Row> {
+    let pending: Vec<_> = prompts.iter().map(|running| running.pending()).collect();
+    let for_prompts = pending.iter().sum::<u32>().min(budget.div_ceil(2));
+    let mut for_decoding = budget - for_prompts;
+    let mut rows = Vec::with_capacity(running.len());
+    let decoding = running.iter().filter(|one| one.is_decoding());
+    let decoding = decoding.filter(|one| one.adapter() == adapter);
+    rows.extend(decoding.map(|running| {
+        let known = running.prefill_tokens().min(for_decoding);
+        for_decoding -= known;
+        running.row(1 + known)
+    }));
+    let shares = prefill.divide(&pending, for_prompts + for_decoding);
+    let chunks = prompts.iter().zip(shares).filter(|(_, share)| *share > 0);
+    rows.extend(chunks.map(|(running, share)| running.row(share)));
+    rows
+}
+
+/// The rows of a step after a failure: at most `tokens` of the first requests, whether they decode or not, with the
+/// adapter of the first; of one request if `one_by_one`. A request at the position of its failure is alone. Also returns
+/// how many of the rows decode.
+pub(crate) fn recovery_rows(
+    running: &RunningRequests,
+    tokens: u32,
+    one_by_one: bool,
+) -> (AdapterId, Vec<Row>, u32) {
+    let ready = running.iter().filter(|running| running.is_ready());
+    let first = ready.clone().next();
+    let adapter = first.map_or(AdapterId::NONE, RunningRequest::adapter);
+    let (mut left, mut decoding, mut rows) = (tokens, 0, Vec::new());
+    for running in ready.filter(|running| running.adapter() == adapter) {
+        let before_failure = running
+            .failed_at
+            .map(|at| at.saturating_sub(running.computed));
+        let alone = before_failure == Some(0);
+        if alone && !rows.is_empty() {
+            continue;
+        }
+        let most = before_failure.filter(|_| !alone).unwrap_or(u32::MAX);
+        let tokens = running.pending().min(left).min(most);
+        if tokens > 0 {
+            left -= tokens;
+            decoding += u32::from(running.is_decoding());
+            rows.push(running.row(tokens));
+        }
+        if alone || (one_by_one && !rows.is_empty()) {
+            break;
+        }
+    }
+    (adapter, rows, decoding)
+}
+
+/// A step of these rows, of which so many decode.
+pub(crate) fn step(
+    running: &RunningRequests,
+    adapter: AdapterId,
+    rows: Vec<Row>,
+    decoding: u32,
+    prefill_budget: u32,
+) -> Step {
+    let tokens: u32 = rows.iter().map(Row::tokens).sum();
+    let own = running.decoding_with(adapter);
+    Step {
+        shape: StepShape {
+            rows: decoding,
+            prefill: tokens - decoding,
+            ..StepShape::default()
+        },
+        rows,
+        adapter,
+        prefill_budget,
+        skipped: own - decoding,
+        other_adapters: running.decoding() - own,
+        ..Step::default()
+    }
+}
+
+/// The adapters of ready requests, each with its highest priority, and whether one of its requests decodes.
+pub(crate) fn adapters(running: &RunningRequests) -> Vec<(Candidate, bool)> {
+    let mut adapters: Vec<(Candidate, bool)> = Vec::new();
+    for running in running.iter().filter(|running| running.is_ready()) {
+        let (adapter, priority) = (running.adapter(), running.request.priority);
+        let known = adapters.iter_mut().find(|(one, _)| one.adapter == adapter);
+        match known {
+            Some((candidate, decodes)) => {
+                candidate.priority = candidate.priority.max(priority);
+                *decodes |= running.is_decoding();
+            }
+            None => adapters.push((Candidate { adapter, priority }, running.is_decoding())),
+        }
+    }
+    adapters
+}

@@ -1,0 +1,93 @@
+//! The sizes and policies of a scheduler.
+
+use crate::prefill_budget::PrefillPolicy;
+use crate::step::SeqId;
+
+/// The logits that a request needs after its tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LogitsKind {
+    /// The highest ones usually suffice.
+    TopK,
+    /// All of them.
+    #[default]
+    All,
+}
+
+/// Whether prompts are computed while nothing else can be: while rows are sampled, and while steps wait
+/// for callers that sample themselves. See [`plan_overlap`](crate::Scheduler::plan_overlap).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overlap {
+    /// Where it is expected to save time.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Wherever it is possible: for tests.
+    On,
+}
+
+impl Overlap {
+    /// The setting for a model of which the CPU computes a part, if `on_cpu`. A CPU that samples can't
+    /// compute at the same time, so `Auto` is off there.
+    #[must_use]
+    pub fn resolve(self, on_cpu: bool) -> Self {
+        match self {
+            Self::Auto if on_cpu => Self::Off,
+            overlap => overlap,
+        }
+    }
+}
+
+/// The sizes and policies of a scheduler.
+#[derive(Clone, Copy, Debug)]
+pub struct SchedulerConfig {
+    /// Sequence ids of the backend.
+    pub seq_ids: u16,
+    /// Of these ids, so many from 0 on give only the highest logits, and after one position of a step.
+    /// At most as many requests run as there are other ids.
+    pub top_k_seq_ids: u16,
+    /// KV cells of all sequences together.
+    pub cells: u32,
+    /// Most tokens in a step; at least one for each running request.
+    pub max_step_tokens: u32,
+    /// Most waiting requests.
+    pub max_queue: usize,
+    /// Most waiting requests of one tenant.
+    pub max_tenant_queue: usize,
+    /// How prompts are computed beside decoding requests.
+    pub prefill: PrefillPolicy,
+    /// Whether requests reuse what earlier ones computed of the same prefix.
+    pub prefix_cache: bool,
+    /// Whether the model's memory can drop the last positions of a sequence. Recurrent state and sliding
+    /// windows can't: there a prefix is reused as a whole only, and a request of a failed step starts
+    /// again from its first token.
+    pub can_truncate: bool,
+    /// Whether idle sequences can be swapped out.
+    pub swap: bool,
+    /// Whether prefixes without an owner can be offloaded.
+    pub offload_prefixes: bool,
+    /// Most draft tokens in a row; 0 where a sequence can't be truncated.
+    pub max_drafts: u32,
+    /// Anything but [`Overlap::Off`] needs a backend that computes while its caller does something else.
+    pub overlap: Overlap,
+}
+
+impl SchedulerConfig {
+    /// Most requests that run at once.
+    pub fn max_running(&self) -> u16 {
+        self.seq_ids.saturating_sub(self.top_k_seq_ids)
+    }
+
+    /// The logits that the backend gives for an id.
+    pub fn logits_of(&self, seq: SeqId) -> LogitsKind {
+        match seq.0 < self.top_k_seq_ids {
+            true => LogitsKind::TopK,
+            false => LogitsKind::All,
+        }
+    }
+
+    /// Whether a request can reuse a part of a sequence.
+    pub(crate) fn shares_parts(&self) -> bool {
+        self.prefix_cache && self.can_truncate
+    }
+}

@@ -1,0 +1,277 @@
+//! Speculative decoding: rows that continue with draft tokens.
+//!
+//! The caller of a decoding request may propose *drafts*: the tokens that probably come next. A row computes some of
+//! them after its known tokens, and a token is sampled after each. While that is the next draft, the draft is accepted
+//! and its cells stay; the cells of the others are freed. So a step can gain several tokens, and the text is the same as
+//! without drafts (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023; here a draft is
+//! one token, not a distribution).
+//!
+//! Drafts come last. They take free cells or those of unowned entries, and no request is preempted or waits for them. A
+//! step has drafts as long as it is expected to gain more tokens a second than without, and to stay within the prefill
+//! target of its own rows. The acceptance rate of a request's drafts predicts the gain; so where drafts are wrong, or
+//! many rows make each token expensive, there are none. Since their cost shows only in steps that have some, a few are
+//! tried now and then.
+
+use crate::config::SchedulerConfig;
+use crate::cost_model::CostModel;
+use crate::kv_cache::KvCache;
+use crate::prefill_budget::PrefillBudget;
+use crate::running::RunningRequests;
+use crate::size_ceiling::SizeCeiling;
+use crate::step::{Row, Step, StepShape};
+use crate::{LogitsKind, Token};
+
+/// Most drafts in a step: up to a ceiling on this ladder.
+const SIZES: [u32; 6] = [2, 4, 8, 16, 32, 64];
+/// Trials where no drafts are expected to pay: so many at first, then one in so many steps, of so many drafts.
+const INITIAL_TRIALS: u32 = 16;
+const TRIAL_INTERVAL: u32 = 32;
+const TRIAL_DRAFTS: u32 = 2;
+/// A draft that is less likely to be accepted is not worth its sampling.
+const MIN_ACCEPTANCE: f64 = 0.05;
+/// Factor of an observation for each later one.
+const DECAY: f64 = 0.9;
+/// Factor of a request's rejections each time that its drafts were passed over.
+const FORGIVE: f64 = 0.98;
+
+/// A request's drafts and their acceptance rate.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DraftState {
+    /// Empty if nothing is proposed.
+    pub tokens: Vec<Token>,
+    /// Accepted drafts, and first rejected ones, with decaying weights.
+    accepted: f64,
+    rejected: f64,
+}
+
+impl DraftState {
+    /// The probability that a draft is accepted if those before it are.
+    fn acceptance(&self) -> f64 {
+        (self.accepted + 1.0) / (self.accepted + self.rejected + 2.0)
+    }
+
+    /// Records a row with drafts.
+    pub fn observe(&mut self, drafts: u32, accepted: u32) {
+        self.accepted = DECAY * self.accepted + f64::from(accepted);
+        self.rejected = DECAY * self.rejected + f64::from(u8::from(accepted < drafts));
+    }
+}
+
+/// How many drafts were accepted where these tokens were gained. The last gained token is always computed in a later
+/// step, since the token after it is still to be sampled.
+pub fn accepted_drafts(drafts: &[Token], gained: &[Token]) -> u32 {
+    let but_last = &gained[..gained.len().saturating_sub(1)];
+    let equal = drafts.iter().zip(but_last).take_while(|(a, b)| a == b);
+    u32::try_from(equal.count()).unwrap_or(u32::MAX)
+}
+
+/// What was learned of steps with drafts.
+#[derive(Clone, Debug)]
+pub(crate) struct Drafts {
+    ceiling: SizeCeiling,
+    trials: u32,
+    /// Steps that could have had drafts since the last that had.
+    passed: u32,
+}
+
+impl Default for Drafts {
+    fn default() -> Self {
+        Self {
+            ceiling: SizeCeiling::new(0, SIZES.len()),
+            trials: 0,
+            passed: 0,
+        }
+    }
+}
+
+/// A row that could have drafts.
+struct Candidate {
+    /// Its index in the step.
+    row: usize,
+    /// The acceptance rate, and the probability that the next draft and all before it are accepted.
+    acceptance: f64,
+    next: f64,
+    most: u32,
+    taken: u32,
+}
+
+impl Drafts {
+    /// Extends rows of a step by drafts, as far as that pays and cells are free.
+    pub fn extend(
+        &mut self,
+        step: &mut Step,
+        running: &mut RunningRequests,
+        kv: &mut KvCache,
+        costs: &CostModel,
+        prefill: &PrefillBudget,
+    ) {
+        if running.iter().all(|r| r.drafts.tokens.is_empty()) {
+            return;
+        }
+        let mut candidates = candidates(&step.rows, running, &kv.config);
+        if candidates.is_empty() {
+            return;
+        }
+        let tokens: u32 = step.rows.iter().map(Row::tokens).sum();
+        let room = kv.config.max_step_tokens.saturating_sub(tokens);
+        let shape = StepShape {
+            // Overlapped prompts may still run when the step begins.
+            prefill: step.shape.prefill + step.overlapped,
+            n_kv: kv.cells.n_kv(),
+            ..step.shape
+        };
+        // A request that decodes alone delays nobody.
+        let alone = shape.rows == 1 && shape.prefill == 0 && step.other_adapters == 0;
+        let gap = prefill.gap().filter(|_| !alone);
+        let mut drafts = self.choose(shape, &mut candidates, room, gap, costs, prefill);
+        kv.drop_unowned(tokens.saturating_add(drafts));
+        let cells = kv.cells.free().saturating_sub(tokens);
+        // The least likely drafts are left out.
+        while drafts > cells {
+            let taken = candidates.iter_mut().filter(|one| one.taken > 0);
+            let Some(least) = taken.min_by(|a, b| a.next.total_cmp(&b.next)) else {
+                break;
+            };
+            least.taken -= 1;
+            least.next /= least.acceptance;
+            drafts -= 1;
+        }
+        for candidate in candidates {
+            let row = &mut step.rows[candidate.row];
+            row.drafts = candidate.taken;
+            row.to += candidate.taken;
+            if candidate.taken == 0
+                && let Some(running) = running.get_mut(row.request)
+            {
+                running.drafts.rejected *= FORGIVE;
+            }
+        }
+        step.shape.drafts = drafts;
+    }
+
+    /// Takes the likeliest drafts, as many as pay. Returns their number.
+    fn choose(
+        &mut self,
+        shape: StepShape,
+        candidates: &mut [Candidate],
+        room: u32,
+        gap: Option<f64>,
+        costs: &CostModel,
+        prefill: &PrefillBudget,
+    ) -> u32 {
+        let profile = &prefill.profile;
+        let seconds = |drafts, prefill| {
+            let shape = StepShape {
+                drafts,
+                prefill,
+                ..shape
+            };
+            profile.step_seconds(costs, shape)
+        };
+        let longest = gap.map(|gap| profile.max_draft_seconds(gap, costs, shape));
+        let room = room.min(SIZES[self.ceiling.index()]);
+        let likeliest = |candidates: &mut [Candidate]| {
+            let left = (0..candidates.len()).filter(|&i| candidates[i].taken < candidates[i].most);
+            left.max_by(|&a, &b| candidates[a].next.total_cmp(&candidates[b].next))
+        };
+        let (mut drafts, mut tokens) = (0, f64::from(shape.rows));
+        while drafts < room && costs.is_fitted() {
+            let Some(best) = likeliest(candidates) else {
+                break;
+            };
+            let best = &mut candidates[best];
+            // Tokens a second must grow: (tokens + next) / after > tokens / before.
+            let (before, after) = (seconds(drafts, 0), seconds(drafts + 1, 0));
+            let pays =
+                best.next >= MIN_ACCEPTANCE && best.next * before > tokens * (after - before);
+            let expected = seconds(drafts + 1, shape.prefill);
+            if !pays || longest.is_some_and(|longest| expected > longest) {
+                break;
+            }
+            tokens += best.next;
+            best.taken += 1;
+            best.next *= best.acceptance;
+            drafts += 1;
+        }
+        self.passed = match drafts {
+            0 => self.passed.saturating_add(1),
+            _ => 0,
+        };
+        let due = self.trials < INITIAL_TRIALS || self.passed >= TRIAL_INTERVAL;
+        if drafts == 0 && due && shape.prefill == 0 {
+            self.passed = 0;
+            self.trials = self.trials.saturating_add(1);
+            if let Some(best) = likeliest(candidates) {
+                let best = &mut candidates[best];
+                drafts = TRIAL_DRAFTS.min(best.most).min(room);
+                best.taken = drafts;
+            }
+        }
+        drafts
+    }
+
+    /// Learns from a step. `costs` and `prefill` tell what it should have taken.
+    pub fn observe(
+        &mut self,
+        shape: StepShape,
+        seconds: f64,
+        costs: &CostModel,
+        prefill: &PrefillBudget,
+    ) {
+        if shape.drafts == 0 || !costs.is_fitted() {
+            return;
+        }
+        let gap = prefill.gap().filter(|_| shape.rows > 1);
+        let keeps = |gap| prefill.profile.keeps_gap(gap, costs, shape, seconds);
+        let kept = gap.is_none_or(keeps);
+        let index = SIZES.partition_point(|&most| most < shape.drafts);
+        self.ceiling.tried(index, kept);
+    }
+}
+
+fn candidates(rows: &[Row], running: &RunningRequests, config: &SchedulerConfig) -> Vec<Candidate> {
+    let candidate = |(index, row): (usize, &Row)| {
+        let running = running.get(row.request)?;
+        let (request, drafts) = (&running.request, &running.drafts);
+        // One more token is sampled after the drafts.
+        let left = request
+            .max_tokens
+            .checked_sub(request.progress.generated + 1)?;
+        let most = u32::try_from(drafts.tokens.len()).unwrap_or(u32::MAX);
+        let most = most.min(left);
+        // These ids give logits after one position only.
+        let single_output = config.logits_of(row.seq) == LogitsKind::TopK;
+        let can = row.output && running.is_decoding() && most > 0 && !single_output;
+        let acceptance = drafts.acceptance();
+        can.then_some(Candidate {
+            row: index,
+            acceptance,
+            next: acceptance,
+            most,
+            taken: 0,
+        })
+    };
+    rows.iter().enumerate().filter_map(candidate).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_gained_token_is_never_accepted() {
+        assert_eq!(accepted_drafts(&[1, 2, 3], &[1, 2, 9]), 2);
+        assert_eq!(accepted_drafts(&[1, 2, 3], &[1, 2]), 1);
+        assert_eq!(accepted_drafts(&[1], &[]), 0);
+    }
+
+    #[test]
+    fn acceptance_follows_recent_drafts() {
+        let mut drafts = DraftState::default();
+        assert!((drafts.acceptance() - 0.5).abs() < f64::EPSILON);
+        (0..50).for_each(|_| drafts.observe(4, 4));
+        assert!(drafts.acceptance() > 0.95);
+        (0..50).for_each(|_| drafts.observe(4, 0));
+        assert!(drafts.acceptance() < 0.15);
+    }
+}

@@ -1,0 +1,114 @@
+//! Evicts prefixes that cost more in the cells than they may save.
+//!
+//! Attention runs over all cells up to the highest used one, and even a backend that skips the cells of other
+//! sequences visits each. So a cached prefix makes every token of every step slower. The
+//! [cost model](crate::cost_model) measures by how much; on a backend where it is nothing, no prefix is evicted
+//! here. (The time is saved once the highest used cell is a lower one: new requests take the lowest free cells,
+//! and [compaction](crate::compaction) moves sequences down.)
+//!
+//! Whether a prefix will be used again is unknown. So it stays until its accrued cost since its last use exceeds
+//! the cost of evicting it: moving it out and back, or computing it again if that is less or its cells are
+//! shared. By the ski-rental argument this costs at most twice as much as knowing the future.
+//!
+//! A move delays everyone for a moment. So one prefix at a time is evicted, before a step without prompts, unless
+//! it has accrued [`PREFILL_PATIENCE`] times the cost.
+
+use crate::config::SchedulerConfig;
+use crate::cost_model::CostModel;
+use crate::kv_cache::KvCache;
+use crate::prefix_cache::Entry;
+use crate::step::{EntryId, SeqId, StepShape};
+
+/// Accrued cost, in multiples of the eviction cost, that evicts a prefix before a step with prompts.
+const PREFILL_PATIENCE: f64 = 2.0;
+/// Attention never runs over fewer cells.
+const MIN_N_KV: u32 = 256;
+
+/// How to evict a prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Eviction {
+    Offload,
+    Drop,
+    /// Drop it although it could be offloaded, because a move takes too long.
+    DropForSlowMoves,
+}
+
+impl KvCache {
+    /// Charges the cells for a step that is about to run, and evicts a prefix that has accrued enough.
+    pub fn evict_costly(&mut self, costs: &CostModel, shape: StepShape) {
+        let tokens = shape.rows + shape.drafts + shape.prefill;
+        let applies = self.config.shares_parts() && costs.is_fitted();
+        if !applies || tokens == 0 || self.cells.n_kv() <= MIN_N_KV {
+            return;
+        }
+        self.entries.charge_cells(costs.cell(tokens));
+        self.entries.update_owners();
+        let patience = match shape.prefill {
+            0 => 1.0,
+            _ => PREFILL_PATIENCE,
+        };
+        let Some((id, eviction)) = self.overdue(costs, patience) else {
+            return;
+        };
+        if eviction == Eviction::DropForSlowMoves {
+            self.swap_costs.decay();
+        }
+        match self.entries.get(id).and_then(Entry::seq) {
+            Some(seq) if eviction == Eviction::Offload => self.offload(id, seq),
+            _ => self.evict(id),
+        }
+    }
+
+    /// The first prefix that has accrued `patience` times its eviction cost.
+    fn overdue(&self, costs: &CostModel, patience: f64) -> Option<(EntryId, Eviction)> {
+        // No prefix has a lower eviction cost for each of its cells.
+        let least = costs.prefill(1, self.cells.n_kv());
+        let least = patience * least.min(self.swap_costs.seconds(1));
+        let accrued = self.entries.accrued_costs();
+        let mut accrued = accrued.filter(|(_, cell)| *cell > 0.0 && *cell >= least);
+        accrued.find_map(|(id, cell)| {
+            let seq = self.entries.get(id)?.seq()?;
+            let cost = cell * f64::from(self.cells.freed_by_clearing(seq));
+            let (eviction, seconds) = self.cheapest_eviction(costs, id, seq)?;
+            (cost > 0.0 && cost >= patience * seconds).then_some((id, eviction))
+        })
+    }
+
+    /// How to evict an unowned resident entry, and the seconds that costs. An entry with mostly shared cells is not
+    /// offloaded, since its state would copy the shared ones too.
+    fn cheapest_eviction(
+        &self,
+        costs: &CostModel,
+        id: EntryId,
+        seq: SeqId,
+    ) -> Option<(Eviction, f64)> {
+        let SchedulerConfig {
+            offload_prefixes, ..
+        } = self.config;
+        let entry = self.entries.get(id)?;
+        let (all, alone) = (entry.length(), self.cells.freed_by_clearing(seq));
+        let recompute = costs.prefill(alone, self.cells.n_kv());
+        let one_move = self.swap_costs.seconds(all);
+        if self.entries.has_swapped_out(entry.scope, &entry.tokens) {
+            return Some((Eviction::Drop, recompute.min(one_move)));
+        }
+        let can_offload =
+            offload_prefixes && 2 * alone > all && all <= self.swap_costs.longest_prefix;
+        Some(match can_offload {
+            true if 2.0 * one_move < recompute => (Eviction::Offload, 2.0 * one_move),
+            true => (Eviction::DropForSlowMoves, recompute),
+            false => (Eviction::Drop, recompute),
+        })
+    }
+
+    /// Offloads all unowned resident entries.
+    pub fn offload_all(&mut self) {
+        self.entries.update_owners();
+        let all: Vec<_> = self.entries.accrued_costs().map(|(id, _)| id).collect();
+        for id in all {
+            if let Some(seq) = self.entries.get(id).and_then(Entry::seq) {
+                self.offload(id, seq);
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Requests whose tokens an external sampler picks.
+//!
+//! After a row with output such a request has no token to continue with. It keeps its id and cells, and has no row until
+//! the sampler answers; steps wait for it as for [callers that return](crate::returning_callers). If it is preempted
+//! meanwhile, the answer still arrives: its recomputation ends at its last token, which may have arrived by then.
+
+use crate::request::{RequestId, length};
+use crate::running::Wait;
+use crate::scheduler::Scheduler;
+use crate::{Time, Token};
+use std::time::Duration;
+
+impl Scheduler {
+    /// Lets requests wait for their samplers after a step that took `took`.
+    pub(crate) fn await_samplers(&mut self, requests: &[RequestId], took: Duration) {
+        for &id in requests {
+            let Some(running) = self.running.get_mut(id) else {
+                continue;
+            };
+            running.wait = Wait::Sampler;
+            running.sampled_externally = true;
+            let request = &running.request;
+            let punctual = !request.progress.late;
+            let retention = request.retention.clone();
+            self.window.callers.expect(retention, punctual, took);
+        }
+    }
+
+    /// The sampler of a request picked a token; known tokens may follow it. `finished` if the request needs no further
+    /// token. Not between [`Scheduler::plan`] and [`Scheduler::applied`].
+    pub fn sampled_externally(
+        &mut self,
+        now: Time,
+        id: RequestId,
+        tokens: &[Token],
+        finished: bool,
+    ) {
+        debug_assert!(self.is_between_steps(), "answer during a step");
+        let running = self.running.get_mut(id);
+        let runs = running.is_some();
+        let request = match running {
+            Some(running) => {
+                if running.wait == Wait::Sampler {
+                    running.wait = Wait::Ready;
+                }
+                &mut running.request
+            }
+            None => match self.queue.get_mut(id) {
+                Some(request) => request,
+                None => return,
+            },
+        };
+        let in_time = self.window.callers.answered(&request.retention, now);
+        request.progress.late = !in_time;
+        request.tokens.extend_from_slice(tokens);
+        request.progress.generated += length(tokens);
+        let (tenant, generated) = (request.tenant, request.progress.generated);
+        for _ in tokens {
+            self.queue.charge_generated(tenant);
+        }
+        if !finished {
+            return;
+        }
+        self.output_length.observe(generated);
+        if runs {
+            self.finish(id);
+        } else {
+            self.cancel(id);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Overlap: prompts that are computed while nothing else can be.
+//!
+//! While the rows of a step are sampled, a backend that computes by itself is idle. While a step waits for
+//! [callers that return](crate::returning_callers), nobody computes. Then a part of the waiting prompts is computed: of
+//! running requests, never their last token, so that it only fills cells; in free cells, so that nothing is evicted; and
+//! with the adapter of the last step.
+//!
+//! It may still run when the next step begins, which decoding requests wait for. So it counts against that step's
+//! [prefill budget](crate::prefill_budget), and takes half of it at most, so that prompts also come to their ends. Its
+//! sizes are those of the ladder, which lets the backend reuse its graphs.
+//!
+//! How long it takes is not measurable: the next step ends when both are done. So the time of that step counts for its
+//! own prompt tokens and the overlapped ones. If something came between, that time is not learned from.
+//!
+//! An extra step has the fixed cost of every step. So overlap pays where sampling takes longer than that.
+//!
+//! All of it is in this module, [`Step::overlapped`] and [`Step::is_overlap`]: it was not measured on a GPU.
+
+use crate::Time;
+use crate::batch;
+use crate::config::Overlap;
+use crate::prefill_profile::CHUNK_SIZES;
+use crate::request::length;
+use crate::running::RunningRequest;
+use crate::scheduler::Scheduler;
+use crate::step::{Row, Step, StepShape};
+use std::time::Duration;
+
+/// Overlapped work that is not accounted for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OverlapState {
+    /// Rows that were planned and not answered.
+    planned: Vec<Row>,
+    /// Tokens that count against the next step.
+    tokens: u32,
+    /// The time of the next step says nothing about these tokens.
+    separate: bool,
+    /// Tokens that the time of the last planned step includes beside its own. `None` if it says nothing.
+    included: Option<u32>,
+}
+
+impl OverlapState {
+    /// Whether rows are planned and not answered.
+    pub fn is_planned(&self) -> bool {
+        !self.planned.is_empty()
+    }
+
+    /// Tokens that count against the next step.
+    pub fn tokens(&self) -> u32 {
+        self.tokens
+    }
+
+    /// What is left of a budget. The smallest chunk always is, so that prompts come to their ends.
+    pub fn reduce(&self, budget: u32) -> u32 {
+        let least = CHUNK_SIZES[0].min(budget);
+        budget.saturating_sub(self.tokens).max(least)
+    }
+
+    /// Records the next step.
+    pub fn step_planned(&mut self, step: &Step) {
+        if step.rows.is_empty() {
+            self.separate = true;
+        } else if step.is_overlap {
+            self.included = (self.tokens == 0).then_some(0);
+            self.tokens += step.shape.prefill;
+            self.separate = true;
+        } else {
+            let includes = self.tokens == 0 || !self.separate;
+            self.included = includes.then_some(self.tokens);
+            (self.tokens, self.separate) = (0, false);
+        }
+    }
+
+    /// Tokens that the time of the last planned step includes beside its own. `None` if it says nothing.
+    pub fn included(&self) -> Option<u32> {
+        self.included
+    }
+}
+
+impl Scheduler {
+    /// The prompts to compute while the rows of the last planned step are sampled, which usually takes `idle`. Call it
+    /// between [`Scheduler::plan`] and [`Scheduler::applied`] of a computed step. If it returns a step, call
+    /// [`Scheduler::applied_overlap`] right after `applied`. The backend must be idle meanwhile.
+    pub fn plan_overlap(&mut self, idle: Duration) -> Option<Step> {
+        debug_assert!(!self.overlap.is_planned(), "two overlapped steps");
+        let pays = match self.config.overlap {
+            Overlap::Off => false,
+            Overlap::Auto => {
+                let fixed = self.costs.fixed();
+                self.costs.is_fitted() && fixed > 0.0 && idle.as_secs_f64() > fixed
+            }
+            Overlap::On => true,
+        };
+        let outputs = self.planned.iter().filter(|row| row.output).count();
+        // Queued memory operations would have to be done first.
+        if !pays || outputs == 0 || self.kv.has_ops() {
+            return None;
+        }
+        let outputs = u32::try_from(outputs).unwrap_or(u32::MAX);
+        let waiting = self.running.waiting_for_step().max(outputs);
+        let mut step = self.prompts_alone(waiting, |_| true)?;
+        self.kv.place(&step.rows);
+        step.shape.n_kv = self.kv.cells.n_kv();
+        self.overlap.planned.clone_from(&step.rows);
+        Some(step)
+    }
+
+    /// Records whether the overlapped step was computed. If it failed, the next steps are smaller, as after any failure.
+    pub fn applied_overlap(&mut self, success: bool) {
+        debug_assert!(self.planned.is_empty(), "applied_overlap before applied");
+        let mut rows = std::mem::take(&mut self.overlap.planned);
+        // The cells of a request that ended are gone.
+        rows.retain(|row| {
+            let running = self.running.get(row.request);
+            running.is_some_and(|running| running.seq == row.seq)
+        });
+        if !success {
+            self.adapters.step_failed();
+            self.kv.undo(&rows);
+            self.restart(&rows);
+            // Half of the next step with these rows. Decoding requests were not part of them and all continue.
+            let tokens: u32 = rows.iter().map(Row::tokens).sum();
+            let decoding = self.running.decoding();
+            self.failure
+                .halve(tokens.saturating_add(decoding.saturating_mul(2)));
+            return;
+        }
+        for row in &rows {
+            self.overlap.tokens += row.tokens();
+            if let Some(running) = self.running.get_mut(row.request) {
+                running.advance(row.to);
+            }
+        }
+    }
+
+    /// A step of prompts alone while the planned step waits for callers, if it is done by then.
+    pub(crate) fn plan_during_wait(&mut self, now: Time) -> Option<Step> {
+        let left = self.window.waits_until()?.saturating_sub(now).as_secs_f64();
+        let off = self.config.overlap == Overlap::Off;
+        if off || !self.costs.is_fitted() || self.adapters.is_switching() {
+            return None;
+        }
+        let n_kv = self.kv.cells.n_kv();
+        let waiting = self.running.waiting_for_step();
+        let fits = |size| self.costs.prefill_step(size, n_kv) <= left;
+        let step = self.prompts_alone(waiting, fits)?;
+        self.window.set_wait(None);
+        Some(step)
+    }
+
+    /// A step of prompts alone, of a size that `fits`, before a step that `waiting` requests wait for.
+    fn prompts_alone(&self, waiting: u32, fits: impl Fn(u32) -> bool) -> Option<Step> {
+        let paused = self.failure.paused_until().is_some();
+        if self.prefill.gap().is_none() || self.is_recovering() || paused {
+            return None;
+        }
+        let (adapter, n_kv) = (self.adapters.current(), self.kv.cells.n_kv());
+        // A request continues where its row of the last planned step ends.
+        let computed = |running: &RunningRequest| {
+            let row = self.planned.iter().find(|row| row.request == running.id());
+            row.map_or(running.computed, |row| row.to)
+        };
+        let pending = |running: &&RunningRequest| {
+            let end = length(running.tokens()).saturating_sub(1);
+            end.saturating_sub(computed(running))
+        };
+        let prompts = batch::prompts(&self.running, &self.queue, &self.prefill, adapter);
+        let pending: Vec<_> = prompts.iter().map(pending).collect();
+        let room = self.config.max_step_tokens.saturating_sub(waiting);
+        let budget = self.prefill.tokens(&self.costs, waiting, n_kv, room);
+        let most = (budget / 2).saturating_sub(self.overlap.tokens);
+        let free = self.kv.cells.free().saturating_sub(waiting);
+        let most = most.min(free).min(pending.iter().sum());
+        let mut sizes = CHUNK_SIZES.iter().rev().copied();
+        let size = sizes.find(|&size| size <= most && fits(size))?;
+        let shares = self.prefill.divide(&pending, size);
+        let parts = prompts.iter().zip(shares).filter(|(_, share)| *share > 0);
+        let rows = parts.map(|(running, share)| Row {
+            request: running.id(),
+            seq: running.seq,
+            from: computed(running),
+            to: computed(running) + share,
+            output: false,
+            drafts: 0,
+        });
+        Some(Step {
+            rows: rows.collect(),
+            adapter,
+            shape: StepShape {
+                prefill: size,
+                ..StepShape::default()
+            },
+            prefill_budget: budget,
+            is_overlap: true,
+            ..Step::default()
+        })
+    }
+}

@@ -1,0 +1,73 @@
+//! Preemption: running requests that give their cells to others.
+//!
+//! The least important request goes: of the lowest priority the one that arrived last. It returns to the queue with its
+//! generated tokens. Its state is swapped out, or computed again, whichever is expected to be faster. So no admitted
+//! request is lost for another, and the most important one always gets on.
+
+use crate::prefix_cache::EntryState;
+use crate::request::length;
+use crate::retention::Retention;
+use crate::running::RunningRequest;
+use crate::scheduler::Scheduler;
+use std::collections::BTreeSet;
+
+impl Scheduler {
+    /// Preempts the least important request with computed tokens, if another one stays.
+    pub(crate) fn preempt_least_important(&mut self) -> bool {
+        self.running.len() > 1 && self.preempt_one(|running| running.computed > 0)
+    }
+
+    /// Preempts requests of groups that outgrew their quota.
+    pub(crate) fn enforce_quotas(&mut self) {
+        let quotas = self.running.iter().filter_map(|one| one.request.quota);
+        let groups: BTreeSet<_> = quotas.map(|quota| quota.group).collect();
+        for group in groups {
+            loop {
+                let own = self.running.iter().filter(|one| one.is_in_group(group));
+                let held: u32 = own.clone().map(|one| length(one.tokens())).sum();
+                let quotas = own.clone().filter_map(|one| one.request.quota);
+                let cells = quotas.map(|quota| quota.cells).max().unwrap_or(0);
+                let outgrown = own.count() > 1 && held > cells;
+                if !outgrown || !self.preempt_one(|one| one.is_in_group(group)) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Preempts the least important of the requests that `may` be. False if there are none.
+    pub(crate) fn preempt_one(&mut self, may: impl Fn(&RunningRequest) -> bool) -> bool {
+        let least = self.running.least_important(may);
+        let Some(mut running) = least.and_then(|id| self.running.remove(id)) else {
+            return false;
+        };
+        self.unlist(&running);
+        running.save_progress();
+        let swap = self.config.swap && self.kv.swap_is_faster(&self.costs, running.computed);
+        let RunningRequest {
+            mut request,
+            seq,
+            computed,
+            ..
+        } = running;
+        request.progress.preempted += 1;
+        if swap && computed > 0 && self.config.prefix_cache {
+            let retention = Retention::default();
+            let tokens = request.tokens[..computed as usize].to_vec();
+            let state = EntryState::Resident(seq);
+            let entries = &mut self.kv.entries;
+            let entry = entries.insert(request.scope, tokens, state, retention.downgrade());
+            self.kv.swap_out(entry, seq);
+            request.continues = Some(retention);
+        }
+        self.kv.release(seq);
+        self.preempted += 1;
+        self.timers.started(&mut request);
+        let tenant = request.tenant;
+        self.queue.push(request);
+        self.queue.stopped_running(tenant);
+        // At once: when it returns, it may follow requests that followed it.
+        self.update_followers();
+        true
+    }
+}

@@ -1,0 +1,442 @@
+//! The entries of the prefix cache: sequences that stay after their request, for reuse.
+//!
+//! An entry is a text and the place of its state: in the cells of a sequence id (*resident*), or swapped
+//! out. An entry with an owner, that is with a held [`WeakRetention`], is an idle sequence: under pressure it
+//! is swapped out, not dropped. Running requests are in the same [`PrefixTree`], so that others share with
+//! them too.
+//!
+//! There may be very many entries, most of them swapped out. The work of a step visits resident entries
+//! alone, of which there are at most as many as ids. They are ordered by their last use, owned and unowned
+//! ones apart. A released retention never comes back, so an entry changes sides once, in
+//! [`PrefixCache::update_owners`].
+
+use crate::kv_cells::Layout;
+use crate::prefix_tree::PrefixTree;
+use crate::request::{PrefixScope, RequestId, length};
+use crate::retention::{Retention, WeakRetention};
+use crate::step::{EntryId, SeqId};
+use crate::{Time, Token};
+use std::collections::BTreeMap;
+
+/// Candidates for one request: at most so many resident ones, and as many that are swapped out.
+const CANDIDATES: usize = 32;
+/// The candidates come from so many holders that share the most.
+const NEAREST: usize = 256;
+/// Time between two sweeps, and entries that a sweep visits in one step.
+const SWEEP_INTERVAL: Time = Time::from_secs(1);
+pub(crate) const SWEEP_ENTRIES: usize = 128;
+
+/// A holder of a text in the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holder {
+    Entry(EntryId),
+    Running(RequestId),
+}
+
+/// Where an entry's state is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum EntryState {
+    Resident(SeqId),
+    /// Swapped out, from cells of this layout.
+    SwappedOut(Layout),
+}
+
+/// One entry.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub scope: PrefixScope,
+    /// All tokens of the state.
+    pub tokens: Vec<Token>,
+    pub state: EntryState,
+    retention: WeakRetention,
+    /// The clock at its last use.
+    last_used: u64,
+    offloaded: bool,
+}
+
+impl Entry {
+    /// Number of its tokens.
+    pub fn length(&self) -> u32 {
+        length(&self.tokens)
+    }
+
+    /// Whether it has an owner.
+    pub fn is_retained(&self) -> bool {
+        self.retention.is_held()
+    }
+
+    /// Whether it has another owner than the holder of `own`.
+    pub fn is_retained_beside(&self, own: Option<&Retention>) -> bool {
+        self.retention.is_held_beside(own)
+    }
+
+    /// Whether it was swapped out without an owner, for requests with the same prefix.
+    pub fn is_offloaded(&self) -> bool {
+        self.offloaded
+    }
+
+    /// Its id, if it is resident.
+    pub fn seq(&self) -> Option<SeqId> {
+        match self.state {
+            EntryState::Resident(seq) => Some(seq),
+            EntryState::SwappedOut(_) => None,
+        }
+    }
+}
+
+/// All entries.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PrefixCache {
+    entries: BTreeMap<EntryId, Entry>,
+    /// Resident entries without an owner, by their last use; with what a cell had cost in all when the entry
+    /// was last used or lost its owner.
+    unowned: BTreeMap<u64, (EntryId, f64)>,
+    /// The other resident entries, as of the last [`PrefixCache::update_owners`].
+    owned: BTreeMap<u64, (EntryId, WeakRetention)>,
+    tree: PrefixTree<Holder>,
+    last_id: u64,
+    clock: u64,
+    /// Seconds that one used cell has added to all steps so far.
+    cell_seconds: f64,
+    swept_at: Time,
+    /// Where the sweep in progress continues.
+    sweep_next: Option<EntryId>,
+    /// Entries that were visited, for tests.
+    #[cfg(test)]
+    visits: std::cell::Cell<u64>,
+}
+
+impl PrefixCache {
+    /// All entries.
+    pub fn iter(&self) -> impl Iterator<Item = (EntryId, &Entry)> {
+        self.entries.iter().map(|(id, entry)| (*id, entry))
+    }
+
+    /// One entry.
+    pub fn get(&self, id: EntryId) -> Option<&Entry> {
+        self.entries.get(&id)
+    }
+
+    /// Adds an entry.
+    pub fn insert(
+        &mut self,
+        scope: PrefixScope,
+        tokens: Vec<Token>,
+        state: EntryState,
+        retention: WeakRetention,
+    ) -> EntryId {
+        self.last_id += 1;
+        self.clock += 1;
+        let id = EntryId(self.last_id);
+        self.tree.insert(scope, &tokens, Holder::Entry(id));
+        let last_used = self.clock;
+        if let EntryState::Resident(_) = state {
+            self.order(
+                last_used,
+                id,
+                retention.is_held().then(|| retention.clone()),
+            );
+        }
+        let entry = Entry {
+            scope,
+            tokens,
+            state,
+            retention,
+            last_used,
+            offloaded: false,
+        };
+        self.entries.insert(id, entry);
+        id
+    }
+
+    /// Adds a resident entry to the order of its side.
+    fn order(&mut self, last_used: u64, id: EntryId, owner: Option<WeakRetention>) {
+        match owner {
+            Some(retention) => {
+                self.owned.insert(last_used, (id, retention));
+            }
+            None => {
+                self.unowned.insert(last_used, (id, self.cell_seconds));
+            }
+        }
+    }
+
+    /// Removes an entry from the order of its side. Returns its retention if it was on the owned side.
+    fn unorder(&mut self, last_used: u64) -> Option<WeakRetention> {
+        let unowned = self.unowned.remove(&last_used).is_some();
+        let owned = (!unowned).then(|| self.owned.remove(&last_used)).flatten();
+        owned.map(|(_, retention)| retention)
+    }
+
+    /// Removes an entry.
+    pub fn remove(&mut self, id: EntryId) -> Option<Entry> {
+        let entry = self.entries.remove(&id)?;
+        self.unorder(entry.last_used);
+        let removed = self
+            .tree
+            .remove(entry.scope, &entry.tokens, Holder::Entry(id));
+        debug_assert!(removed, "{id:?} is not in the tree");
+        Some(entry)
+    }
+
+    /// Records that an entry was swapped out; as an `offloaded` prefix if it has no owner.
+    pub fn set_swapped_out(&mut self, id: EntryId, layout: Layout, offloaded: bool) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.state = EntryState::SwappedOut(layout);
+            entry.offloaded = offloaded;
+            let last_used = entry.last_used;
+            self.unorder(last_used);
+        }
+    }
+
+    /// Records that a resident entry has another id.
+    pub fn set_seq(&mut self, id: EntryId, seq: SeqId) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.state = EntryState::Resident(seq);
+        }
+    }
+
+    /// Records a use of an entry.
+    pub fn touch(&mut self, id: EntryId) {
+        self.clock += 1;
+        let now = self.clock;
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return;
+        };
+        let before = std::mem::replace(&mut entry.last_used, now);
+        if entry.seq().is_some() {
+            let owner = self.unorder(before);
+            self.order(now, id, owner);
+        }
+    }
+
+    /// Moves resident entries whose owner released them to the unowned side.
+    pub fn update_owners(&mut self) {
+        let mut released = Vec::new();
+        for (last_used, (id, retention)) in &self.owned {
+            self.count_visit();
+            if !retention.is_held() {
+                released.push((*last_used, *id));
+            }
+        }
+        for (last_used, id) in released {
+            self.owned.remove(&last_used);
+            // What it cost until now, it cost for its owner.
+            self.order(last_used, id, None);
+        }
+    }
+
+    /// Charges each used cell for a step that it made longer by so many seconds.
+    pub fn charge_cells(&mut self, seconds: f64) {
+        self.cell_seconds += seconds;
+    }
+
+    /// Resident entries without an owner, least recently used first, with the seconds that each of their cells
+    /// has cost since their last use.
+    pub fn accrued_costs(&self) -> impl Iterator<Item = (EntryId, f64)> {
+        self.unowned.values().map(|(id, since)| {
+            self.count_visit();
+            (*id, self.cell_seconds - since)
+        })
+    }
+
+    /// The least recently used resident entry that `matches`, of the owned or the unowned side.
+    pub fn least_recent(
+        &self,
+        owned: bool,
+        matches: impl Fn(EntryId, SeqId) -> bool,
+    ) -> Option<EntryId> {
+        let matches = |id: &EntryId| {
+            self.count_visit();
+            let seq = self.get(*id).and_then(Entry::seq);
+            seq.is_some_and(|seq| matches(*id, seq))
+        };
+        match owned {
+            true => self.owned.values().map(|(id, _)| *id).find(matches),
+            false => self.unowned.values().map(|(id, _)| *id).find(matches),
+        }
+    }
+
+    /// Resident entries and their ids.
+    pub fn resident(&self) -> impl Iterator<Item = (EntryId, SeqId)> {
+        let unowned = self.unowned.values().map(|(id, _)| *id);
+        let both = unowned.chain(self.owned.values().map(|(id, _)| *id));
+        both.filter_map(move |id| Some((id, self.get(id)?.seq()?)))
+    }
+
+    /// The entry that has a sequence id.
+    pub fn entry_of(&self, seq: SeqId) -> Option<EntryId> {
+        let found = self.resident().find(|(_, other)| *other == seq);
+        found.map(|(id, _)| id)
+    }
+
+    /// Lists a request that starts to run, so that others share its prefix.
+    pub fn add_running(&mut self, scope: PrefixScope, tokens: &[Token], request: RequestId) {
+        self.tree.insert(scope, tokens, Holder::Running(request));
+    }
+
+    /// Removes a request that was listed with these tokens.
+    pub fn remove_running(&mut self, scope: PrefixScope, tokens: &[Token], request: RequestId) {
+        let removed = self.tree.remove(scope, tokens, Holder::Running(request));
+        debug_assert!(removed, "{request:?} is not in the tree");
+    }
+
+    /// The holders that share a prefix with `tokens`, and its length: first those in the cells, then those that
+    /// are swapped out; of either the longest prefix first.
+    pub fn nearest(&self, scope: PrefixScope, tokens: &[Token]) -> Vec<(Holder, u32)> {
+        let found = self.tree.nearest(scope, tokens, NEAREST).into_iter();
+        let found =
+            found.map(|(holder, shared)| (holder, u32::try_from(shared).unwrap_or(u32::MAX)));
+        let (mut nearest, mut swapped): (Vec<_>, Vec<_>) =
+            found.partition(|(holder, _)| match holder {
+                Holder::Entry(id) => self.get(*id).is_some_and(|entry| entry.seq().is_some()),
+                Holder::Running(_) => true,
+            });
+        nearest.truncate(CANDIDATES);
+        swapped.truncate(CANDIDATES);
+        nearest.append(&mut swapped);
+        nearest
+    }
+
+    /// Entries without an owner whose whole text is a prefix of `tokens`.
+    pub fn prefixes_of(&self, scope: PrefixScope, tokens: &[Token]) -> Vec<EntryId> {
+        let unowned = |holder| match holder {
+            Holder::Entry(id) => self
+                .get(id)
+                .is_some_and(|entry| !entry.is_retained())
+                .then_some(id),
+            Holder::Running(_) => None,
+        };
+        let holders = self.tree.prefixes_of(scope, tokens).into_iter();
+        holders.filter_map(unowned).collect()
+    }
+
+    /// Whether a resident entry starts with `tokens`; of the same length unless `longer` ones count too.
+    pub fn has_resident(&self, scope: PrefixScope, tokens: &[Token], longer: bool) -> bool {
+        self.has_extension(scope, tokens, |entry| {
+            entry.seq().is_some() && (longer || entry.tokens.len() == tokens.len())
+        })
+    }
+
+    /// Whether an entry that is swapped out, and stays, starts with `tokens`.
+    pub fn has_swapped_out(&self, scope: PrefixScope, tokens: &[Token]) -> bool {
+        self.has_extension(scope, tokens, |entry| {
+            entry.seq().is_none() && (entry.offloaded || entry.is_retained())
+        })
+    }
+
+    fn has_extension(
+        &self,
+        scope: PrefixScope,
+        tokens: &[Token],
+        matches: impl Fn(&Entry) -> bool,
+    ) -> bool {
+        self.tree
+            .has_extension(scope, tokens, |holder| match holder {
+                Holder::Entry(id) => self.get(id).is_some_and(&matches),
+                Holder::Running(_) => false,
+            })
+    }
+
+    /// Swapped-out idle sequences whose owner released them. Visits a few entries in each call, so that no step
+    /// pays for all of them, and starts a round once a second at most.
+    pub fn sweep(&mut self, now: Time) -> Vec<EntryId> {
+        let due = now.saturating_sub(self.swept_at) >= SWEEP_INTERVAL;
+        let Some(first) = self.sweep_next.or(due.then_some(EntryId(0))) else {
+            return Vec::new();
+        };
+        if self.sweep_next.is_none() {
+            self.swept_at = now;
+        }
+        let (mut next, mut released) = (None, Vec::new());
+        for (index, (&id, entry)) in self.entries.range(first..).take(SWEEP_ENTRIES).enumerate() {
+            self.count_visit();
+            if index + 1 == SWEEP_ENTRIES {
+                next = Some(EntryId(id.0 + 1));
+            }
+            if entry.seq().is_none() && !entry.is_retained() && !entry.offloaded {
+                released.push(id);
+            }
+        }
+        self.sweep_next = next;
+        released
+    }
+
+    fn count_visit(&self) {
+        #[cfg(test)]
+        self.visits.set(self.visits.get() + 1);
+    }
+
+    /// Entries that were visited so far.
+    #[cfg(test)]
+    pub fn visits(&self) -> u64 {
+        self.visits.get()
+    }
+
+    /// Asserts that the orders hold exactly the resident entries, each on its side.
+    pub fn check_consistency(&self) {
+        let resident = self.entries.iter().filter(|(_, e)| e.seq().is_some());
+        let mut expected: Vec<_> = resident.map(|(id, entry)| (entry.last_used, *id)).collect();
+        let unowned = self.unowned.iter().map(|(used, (id, _))| (*used, *id));
+        let owned = self.owned.iter().map(|(used, (id, _))| (*used, *id));
+        let mut ordered: Vec<_> = unowned.chain(owned).collect();
+        expected.sort_unstable();
+        ordered.sort_unstable();
+        assert_eq!(ordered, expected, "order of resident entries");
+        for (id, retention) in self.owned.values() {
+            assert!(
+                retention.is_same(&self.entries[id].retention),
+                "{id:?} is ordered with another retention"
+            );
+        }
+        for (id, _) in self.unowned.values() {
+            assert!(!self.entries[id].is_retained(), "{id:?} has an owner");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SCOPE: PrefixScope = PrefixScope(1);
+
+    fn resident(cache: &mut PrefixCache, tokens: &[Token], seq: u16) -> EntryId {
+        let state = EntryState::Resident(SeqId(seq));
+        cache.insert(SCOPE, tokens.to_vec(), state, WeakRetention::default())
+    }
+
+    #[test]
+    fn resident_holders_come_before_swapped_out_ones() {
+        let mut cache = PrefixCache::default();
+        let swapped = resident(&mut cache, &[1, 2, 3, 4], 0);
+        cache.set_swapped_out(swapped, Layout::default(), true);
+        let short = resident(&mut cache, &[1, 2], 1);
+        cache.add_running(SCOPE, &[1, 2, 3], RequestId(9));
+        let nearest = cache.nearest(SCOPE, &[1, 2, 3, 4, 5]);
+        let expected = [
+            (Holder::Running(RequestId(9)), 3),
+            (Holder::Entry(short), 2),
+            (Holder::Entry(swapped), 4),
+        ];
+        assert_eq!(nearest, expected);
+        assert!(cache.has_swapped_out(SCOPE, &[1, 2, 3]));
+        assert!(!cache.has_resident(SCOPE, &[1, 2, 3], true));
+        assert_eq!(cache.prefixes_of(SCOPE, &[1, 2, 3]), [short]);
+        cache.check_consistency();
+    }
+
+    #[test]
+    fn costs_accrue_from_the_last_use() {
+        let mut cache = PrefixCache::default();
+        let first = resident(&mut cache, &[1], 0);
+        cache.charge_cells(2.0);
+        let second = resident(&mut cache, &[2], 1);
+        cache.charge_cells(1.0);
+        let costs: Vec<_> = cache.accrued_costs().collect();
+        assert_eq!(costs, [(first, 3.0), (second, 1.0)]);
+        cache.touch(first);
+        let costs: Vec<_> = cache.accrued_costs().collect();
+        assert_eq!(costs, [(second, 1.0), (first, 0.0)]);
+    }
+}

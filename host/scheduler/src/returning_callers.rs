@@ -1,0 +1,176 @@
+//! Callers that return with the next token: how long a step waits for them.
+//!
+//! A guest that samples for itself, or an external sampler, receives a distribution and comes back with one token. A
+//! step without it takes nearly as long as one with it. So where all that could be computed belongs to such callers, a
+//! step waits for the others that received something lately: for as long as the step took that produced it, at most 2 ms
+//! or a small part of that step, whichever is more. A caller that was late is not waited for again until it has been in
+//! time once.
+
+use crate::Time;
+use crate::retention::{Retention, WeakRetention};
+use std::time::Duration;
+
+/// The longest wait after a short step, and the part of a long step to wait for.
+const MAX_WAIT: Duration = Duration::from_millis(2);
+const STEP_PART: f64 = 0.04;
+/// The longest wait after any step.
+const MAX_WAIT_AFTER_LONG_STEP: Duration = Duration::from_millis(10);
+/// Callers that are remembered: more than there are sequence ids.
+const MAX_CALLERS: usize = 256;
+
+/// Callers that have not returned.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReturningCallers(Vec<Caller>);
+
+#[derive(Clone, Debug)]
+struct Caller {
+    /// Identifies the caller; once released, it does not return.
+    retention: WeakRetention,
+    /// How long to wait for it.
+    patience: Duration,
+    /// When it received its distribution; set by the next plan.
+    since: Option<Time>,
+    /// It returned in time before.
+    is_punctual: bool,
+}
+
+impl Caller {
+    fn until(&self) -> Option<Time> {
+        Some(self.since? + self.patience)
+    }
+}
+
+impl ReturningCallers {
+    /// A caller receives the result of a step that took `took`.
+    pub fn expect(&mut self, retention: WeakRetention, is_punctual: bool, took: Duration) {
+        // A request that was preempted receives it a second time.
+        self.0
+            .retain(|caller| caller.retention.is_held() && !caller.retention.is_same(&retention));
+        if !retention.is_held() {
+            return;
+        }
+        if self.0.len() >= MAX_CALLERS {
+            self.0.remove(0);
+        }
+        let part = took.mul_f64(STEP_PART).min(MAX_WAIT_AFTER_LONG_STEP);
+        self.0.push(Caller {
+            retention,
+            patience: took.min(MAX_WAIT.max(part)),
+            since: None,
+            is_punctual,
+        });
+    }
+
+    /// Starts the wait for callers of the last step.
+    pub fn step_finished(&mut self, now: Time) {
+        for caller in &mut self.0 {
+            caller.since.get_or_insert(now);
+        }
+    }
+
+    /// A request that continues `retention` arrived at `at`. Returns whether it was in time; true if it was not expected.
+    pub fn returned(&mut self, retention: &Retention, at: Time) -> bool {
+        self.remove(|expected| expected.refers_to(retention), at)
+    }
+
+    /// The external sampler of a request, known by its retention, answered at `at`. Returns as
+    /// [`ReturningCallers::returned`].
+    pub fn answered(&mut self, retention: &WeakRetention, at: Time) -> bool {
+        self.remove(|expected| expected.is_same(retention), at)
+    }
+
+    fn remove(&mut self, matches: impl Fn(&WeakRetention) -> bool, at: Time) -> bool {
+        let found = self.0.iter().position(|caller| matches(&caller.retention));
+        let Some(index) = found else {
+            return true;
+        };
+        let caller = self.0.remove(index);
+        caller.until().is_none_or(|until| at <= until)
+    }
+
+    /// Until when to wait for callers that have not returned, if there are any to wait for.
+    pub fn wait_until(&self, now: Time) -> Option<Time> {
+        let expected = self.0.iter().filter(|caller| caller.is_punctual);
+        let until = expected
+            .filter(|caller| caller.retention.is_held())
+            .filter_map(Caller::until);
+        until.max().filter(|until| now < *until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn wait_ends_when_callers_return_or_leave() {
+        let (one, other) = (Retention::default(), Retention::default());
+        let mut callers = ReturningCallers::default();
+        callers.expect(one.downgrade(), true, MS);
+        callers.expect(other.downgrade(), true, 9 * MS);
+        assert_eq!(callers.wait_until(10 * MS), None, "the step is not over");
+        callers.step_finished(10 * MS);
+        assert_eq!(callers.wait_until(10 * MS), Some(12 * MS), "2 ms at most");
+        assert!(callers.returned(&other, 11 * MS));
+        assert_eq!(callers.wait_until(10 * MS), Some(11 * MS), "one step");
+        assert_eq!(callers.wait_until(11 * MS), None);
+        drop(one);
+        assert_eq!(callers.wait_until(10 * MS), None);
+        assert!(callers.returned(&other, 20 * MS), "it was not expected");
+    }
+
+    #[test]
+    fn late_caller_is_waited_for_once_punctual() {
+        let retention = Retention::default();
+        let mut callers = ReturningCallers::default();
+        let mut round = |since: u32, back: u32, punctual: bool| {
+            callers.expect(retention.downgrade(), punctual, 5 * MS);
+            callers.step_finished(since * MS);
+            let waits = callers.wait_until(since * MS).is_some();
+            (waits, callers.returned(&retention, back * MS))
+        };
+        assert_eq!(round(0, 3, true), (true, false));
+        assert_eq!(round(10, 11, false), (false, true));
+        assert_eq!(round(20, 21, true), (true, true));
+    }
+
+    #[test]
+    fn wait_is_longer_after_long_steps() {
+        let retention = Retention::default();
+        let until = |took: u32| {
+            let mut callers = ReturningCallers::default();
+            callers.expect(retention.downgrade(), true, took * MS);
+            callers.step_finished(Time::ZERO);
+            callers.wait_until(Time::ZERO)
+        };
+        let waits = [1, 20, 100, 1_000].map(until);
+        assert_eq!(waits, [MS, 2 * MS, 4 * MS, 10 * MS].map(Some));
+    }
+
+    #[test]
+    fn second_result_restarts_the_wait() {
+        let retention = Retention::default();
+        let mut callers = ReturningCallers::default();
+        for since in [0, 20] {
+            callers.expect(retention.downgrade(), true, 5 * MS);
+            callers.step_finished(since * MS);
+        }
+        assert!(callers.answered(&retention.downgrade(), 21 * MS));
+        assert_eq!(callers.wait_until(21 * MS), None);
+    }
+
+    #[test]
+    fn callers_that_leave_are_forgotten() {
+        let mut callers = ReturningCallers::default();
+        let held: Vec<_> = (0..2 * MAX_CALLERS).map(|_| Retention::default()).collect();
+        for retention in &held {
+            callers.expect(retention.downgrade(), true, MS);
+        }
+        assert_eq!(callers.0.len(), MAX_CALLERS);
+        drop(held);
+        callers.expect(Retention::default().downgrade(), true, MS);
+        assert_eq!(callers.0.len(), 1);
+    }
+}

@@ -1,0 +1,613 @@
+//! The scheduler: [`Scheduler::plan`] makes the decisions of a step in order; [`Scheduler::applied`] learns its result.
+
+use crate::adapter_schedule::AdapterSchedule;
+use crate::admission::Admission;
+use crate::batch;
+use crate::batch_window::{BatchWindow, MIN_TOKENS};
+use crate::compaction::Compaction;
+use crate::config::{Overlap, SchedulerConfig};
+use crate::cost_model::CostModel;
+use crate::drafts::{Drafts, accepted_drafts};
+use crate::failure::FailureHandling;
+use crate::kv_cache::KvCache;
+use crate::output_length::OutputLength;
+use crate::overlap::OverlapState;
+use crate::prefill_budget::PrefillBudget;
+use crate::queue::Queue;
+use crate::request::{AdapterId, Request, RequestId, length};
+use crate::running::{RunningRequest, RunningRequests};
+use crate::step::{EnqueueError, Expired, MemoryOp, Row, Step, StepResult, StepShape};
+use crate::timers::Timers;
+use crate::{Time, Token};
+use std::time::Duration;
+
+/// Decides what each step computes.
+#[derive(Clone, Debug)]
+pub struct Scheduler {
+    pub(crate) config: SchedulerConfig,
+    pub(crate) queue: Queue,
+    pub(crate) timers: Timers,
+    pub(crate) running: RunningRequests,
+    pub(crate) kv: KvCache,
+    pub(crate) output_length: OutputLength,
+    pub(crate) costs: CostModel,
+    pub(crate) prefill: PrefillBudget,
+    pub(crate) drafts: Drafts,
+    pub(crate) adapters: AdapterSchedule,
+    pub(crate) window: BatchWindow,
+    pub(crate) failure: FailureHandling,
+    pub(crate) compaction: Compaction,
+    pub(crate) overlap: OverlapState,
+    /// The rows of the step that is not answered yet, and the shape of the last step.
+    pub(crate) planned: Vec<Row>,
+    pub(crate) shape: StepShape,
+    /// Counts since the start.
+    pub(crate) admissions: u64,
+    pub(crate) preempted: u64,
+    pub(crate) top_k_retries: u64,
+}
+
+impl Scheduler {
+    /// A scheduler without requests.
+    pub fn new(mut config: SchedulerConfig) -> Self {
+        config.top_k_seq_ids = config.top_k_seq_ids.min(config.seq_ids.saturating_sub(1));
+        let least_tokens = u32::from(config.max_running());
+        config.max_step_tokens = config.max_step_tokens.max(least_tokens);
+        Self {
+            config,
+            queue: Queue::new(config.max_queue, config.max_tenant_queue),
+            timers: Timers::default(),
+            running: RunningRequests::default(),
+            kv: KvCache::new(config),
+            output_length: OutputLength::default(),
+            costs: CostModel::default(),
+            prefill: PrefillBudget::new(config.prefill),
+            drafts: Drafts::default(),
+            adapters: AdapterSchedule::default(),
+            window: BatchWindow::default(),
+            failure: FailureHandling::new(config.max_step_tokens),
+            compaction: Compaction::default(),
+            overlap: OverlapState::default(),
+            planned: Vec::new(),
+            shape: StepShape::default(),
+            admissions: 0,
+            preempted: 0,
+            top_k_retries: 0,
+        }
+    }
+
+    /// Plans the next step. Every step with rows must be answered by [`Scheduler::applied`].
+    pub fn plan(&mut self, now: Time) -> Step {
+        debug_assert!(self.is_between_steps(), "plan before applied");
+        self.drop_released_entries(now);
+        self.window.callers.step_finished(now);
+
+        // Requests past their deadline end; groups that outgrew their quota shrink.
+        let due = self.timers.due(now);
+        let mut expired = self.expire_deadlines(now, &due);
+        self.enforce_quotas();
+
+        // Waiting requests start, unless the batch window is open for more to start with them. Only then do queue times
+        // expire: a request does not expire while there is room for it.
+        let window_closes = self.hold_admission(now, &due);
+        let admitted = match window_closes {
+            Some(_) => Vec::new(),
+            None => self.admit(now),
+        };
+        expired.extend(self.expire_queue_times(now, &due));
+
+        // The step waits, or moves a sequence, or computes.
+        let callers_until = self.wait_for_callers(now);
+        self.window.set_wait(callers_until.or(window_closes));
+        let mut step = if callers_until.is_some() {
+            self.plan_during_wait(now).unwrap_or_default()
+        } else if window_closes.is_some() || self.is_paused(now) || self.compact() {
+            Step::default()
+        } else {
+            self.plan_batch()
+        };
+
+        self.kv.evict_costly(&self.costs, step.shape);
+        self.kv.place(&step.rows);
+        step.shape.n_kv = self.kv.cells.n_kv();
+        self.planned.clone_from(&step.rows);
+        self.shape = step.shape;
+        self.overlap.step_planned(&step);
+        Step {
+            expired,
+            memory_ops: self.take_memory_ops(),
+            admitted,
+            ..step
+        }
+    }
+
+    /// Starts waiting requests while there is room. The next one is not overtaken, so a large request is delayed by those
+    /// before it and by no others. It preempts requests of lower priority.
+    fn admit(&mut self, now: Time) -> Vec<RequestId> {
+        let mut admitted = Vec::new();
+        while let Some(next) = self.next_request() {
+            let (id, priority, logits) = (next.id, next.priority, next.logits);
+            let admission = self.admission();
+            let source = admission.source(next, u64::MAX);
+            let reserved = admission.reservation(next);
+            let fits = self.running.is_empty() || admission.fits(source, reserved);
+            let may_run = self.running.len() < usize::from(self.config.max_running());
+            self.queue.block(id);
+            let start = match fits && may_run {
+                true => self.kv.take_id_for(source, logits),
+                false => None,
+            };
+            let Some((seq, source)) = start else {
+                if self.preempt_one(|running| running.request.priority < priority) {
+                    continue;
+                }
+                break;
+            };
+            let Some(request) = self.queue.admit(id, now, source.length()) else {
+                break;
+            };
+            self.start(request, seq, source, reserved);
+            admitted.push(id);
+        }
+        self.queue.admissions_done();
+        admitted
+    }
+
+    /// Decode rows, prompts within the budget, and drafts, of the adapter whose turn it is. There are cells for all.
+    fn plan_batch(&mut self) -> Step {
+        self.update_followers();
+        if self.is_recovering() {
+            return self.plan_recovery_batch();
+        }
+        let Some(adapter) = self.next_adapter() else {
+            return batch::step(&self.running, AdapterId::NONE, Vec::new(), 0, 0);
+        };
+        let decoding = self.running.decoding_with(adapter);
+        let room = self.config.max_step_tokens.saturating_sub(decoding);
+        // Decoding requests of other adapters wait for the step as well.
+        let waiting = self.running.waiting_for_step();
+        let n_kv = self.kv.cells.n_kv();
+        let allowed = self.prefill.tokens(&self.costs, waiting, n_kv, room);
+        let allowed = (allowed + self.prefill.tile_fill(decoding)).min(room);
+        let budget = self.overlap.reduce(allowed);
+        let budget = budget.min(self.make_room_for_prefill(adapter, decoding, budget));
+        let prompts = batch::prompts(&self.running, &self.queue, &self.prefill, adapter);
+        let rows = batch::rows(&self.running, adapter, &prompts, budget, &self.prefill);
+        let overlapped = self.overlap.tokens();
+        let mut step = Step {
+            overlapped,
+            ..batch::step(
+                &self.running,
+                adapter,
+                rows,
+                decoding,
+                allowed.min(budget + overlapped),
+            )
+        };
+        if step.shape.prefill > 0 {
+            self.prefill.planned(&self.costs, waiting, n_kv);
+        }
+        let (running, kv) = (&mut self.running, &mut self.kv);
+        self.drafts
+            .extend(&mut step, running, kv, &self.costs, &self.prefill);
+        step
+    }
+
+    /// A small step after a failure, which helps to find the request at fault.
+    fn plan_recovery_batch(&mut self) -> Step {
+        while self.running.any_ready() && !self.kv.make_room(1) {
+            if !self.preempt_least_important() {
+                break;
+            }
+        }
+        let tokens = self.failure.step_tokens();
+        self.kv.make_room(tokens);
+        let tokens = tokens.min(self.kv.cells.free());
+        let one_by_one = !self.config.can_truncate && self.failure.is_one_by_one();
+        let (adapter, rows, decoding) = batch::recovery_rows(&self.running, tokens, one_by_one);
+        if !rows.is_empty() {
+            self.adapters.begin_step(adapter, &[]);
+        }
+        batch::step(&self.running, adapter, rows, decoding, tokens)
+    }
+
+    /// The adapter of the next step. There is a cell for each of its decoding requests; if none decodes, for a token of a
+    /// prompt. `None` if there is nothing to compute.
+    fn next_adapter(&mut self) -> Option<AdapterId> {
+        loop {
+            let mut candidates = batch::adapters(&self.running);
+            candidates.retain(|(_, decodes)| *decodes || self.kv.make_room(1));
+            let candidates: Vec<_> = candidates.into_iter().map(|(one, _)| one).collect();
+            if let Some(adapter) = self.adapters.next(&candidates)
+                && self.kv.make_room(self.running.decoding_with(adapter))
+            {
+                self.adapters.begin_step(adapter, &candidates);
+                return Some(adapter);
+            }
+            if !self.running.any_ready() {
+                return None;
+            }
+            if !self.preempt_least_important() {
+                debug_assert!(false, "a single request has room");
+                return None;
+            }
+        }
+    }
+
+    /// Makes room for up to `budget` tokens of an adapter beside its decode rows, without a preemption. Returns the tokens
+    /// that have room, or the budget if none are needed.
+    fn make_room_for_prefill(&mut self, adapter: AdapterId, decoding: u32, budget: u32) -> u32 {
+        let own = self.running.iter().filter(|one| one.adapter() == adapter);
+        let pending: u32 = own.map(RunningRequest::prefill_tokens).sum();
+        let wanted = budget.min(pending);
+        if wanted == 0 {
+            return budget;
+        }
+        // Overlapped prompts make no room for themselves.
+        let overlapped = match self.config.overlap {
+            Overlap::Off => 0,
+            Overlap::Auto | Overlap::On => (pending - wanted).min(budget),
+        };
+        let rows = decoding.saturating_add(wanted);
+        self.kv.make_room(rows.saturating_add(overlapped));
+        let room = self.kv.cells.free().saturating_sub(decoding);
+        if room >= wanted { budget } else { room }
+    }
+
+    /// Records the result of the last planned step. Returns a request that failed alone and has ended.
+    pub fn applied(&mut self, result: StepResult<'_>) -> Option<RequestId> {
+        let planned = std::mem::take(&mut self.planned);
+        match result {
+            StepResult::Decoded {
+                sampled,
+                finished,
+                sampled_externally,
+                needs_all_logits,
+                took,
+            } => {
+                self.learn(took.as_secs_f64());
+                for row in &planned {
+                    let accepted = self.verify_drafts(row, sampled);
+                    if let Some(running) = self.running.get_mut(row.request) {
+                        running.advance(row.certain() + accepted);
+                    }
+                }
+                for &(id, token) in sampled {
+                    if let Some(running) = self.running.get_mut(id) {
+                        running.request.tokens.push(token);
+                        running.drafts.tokens.clear();
+                        running.request.progress.generated += 1;
+                        let tenant = running.request.tenant;
+                        self.queue.charge_generated(tenant);
+                    }
+                }
+                for &id in finished {
+                    let Some(running) = self.running.get(id) else {
+                        continue;
+                    };
+                    let request = &running.request;
+                    if request.is_next_token() {
+                        let punctual = !request.progress.late;
+                        let retention = request.retention.clone();
+                        self.window.callers.expect(retention, punctual, took);
+                    } else {
+                        self.output_length.observe(request.progress.generated);
+                    }
+                    self.finish(id);
+                }
+                self.await_samplers(sampled_externally, took);
+                self.retry_with_all_logits(needs_all_logits);
+                self.failure.step_succeeded(&planned, &mut self.running);
+                None
+            }
+            StepResult::Failed { now } => {
+                self.adapters.step_failed();
+                self.kv.undo(&planned);
+                self.drop_drafts(&planned);
+                self.restart(&planned);
+                let (running, can_truncate) = (&mut self.running, self.config.can_truncate);
+                let failed = self
+                    .failure
+                    .step_failed(&planned, running, now, can_truncate);
+                if let Some(id) = failed {
+                    self.fail_request(id);
+                }
+                failed
+            }
+        }
+    }
+
+    /// Learns from the time of the last step. A step with an adapter switch tells the cost of the switch, and nothing of its
+    /// rows. Overlapped prompts count as its own, since nothing else tells their time.
+    fn learn(&mut self, seconds: f64) {
+        if let Some(overlapped) = self.overlap.included() {
+            self.shape.prefill += overlapped;
+            let (costs, shape) = (&mut self.costs, self.shape);
+            if !self.adapters.is_switching() {
+                let running = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
+                self.prefill.observe(costs, running, shape, seconds);
+                self.drafts.observe(shape, seconds, costs, &self.prefill);
+                costs.observe(shape, seconds);
+            } else if costs.is_fitted() {
+                self.adapters.observe_switch(seconds - costs.predict(shape));
+            }
+        }
+        self.adapters.step_done(seconds);
+    }
+
+    /// Where sequences can't be truncated, restarts the requests of a failed step: parts of it may have been computed.
+    pub(crate) fn restart(&mut self, rows: &[Row]) {
+        if self.config.can_truncate {
+            return;
+        }
+        for row in rows {
+            if let Some(running) = self.running.get_mut(row.request) {
+                running.save_progress();
+                running.start_at(0);
+                // Never before its last failure: it succeeded there, and a request that fails beside it would excuse it
+                // for ever.
+                running.failed_at = running.failed_at.max(Some(row.from));
+                self.kv.clear(row.seq);
+            }
+        }
+    }
+
+    /// Frees the cells of rejected drafts. Returns how many were accepted.
+    fn verify_drafts(&mut self, row: &Row, sampled: &[(RequestId, Token)]) -> u32 {
+        if row.drafts == 0 {
+            return 0;
+        }
+        let own = sampled.iter().filter(|(id, _)| *id == row.request);
+        let gained: Vec<_> = own.map(|(_, token)| *token).collect();
+        let accepted = accepted_drafts(self.draft(row), &gained);
+        self.kv.truncate(row.seq, row.certain() + accepted);
+        if let Some(running) = self.running.get_mut(row.request) {
+            running.drafts.observe(row.drafts, accepted);
+        }
+        accepted
+    }
+
+    /// Drops the drafts of a failed step, which is tried again without.
+    fn drop_drafts(&mut self, rows: &[Row]) {
+        for row in rows.iter().filter(|row| row.drafts > 0) {
+            if let Some(running) = self.running.get_mut(row.request) {
+                running.drafts.tokens.clear();
+                running.drafts.observe(row.drafts, 0);
+            }
+        }
+    }
+
+    /// Adds a request to the queue.
+    ///
+    /// # Errors
+    ///
+    /// If the request can never run, has expired, or finds the queue full.
+    pub fn enqueue(&mut self, now: Time, mut request: Request) -> Result<(), EnqueueError> {
+        if let Some(retention) = &request.continues {
+            let in_time = self.window.callers.returned(retention, request.arrived_at);
+            request.progress.late = !in_time;
+        }
+        let needed = request.cells_needed();
+        let quota = request.quota.map_or(u32::MAX, |quota| quota.cells);
+        let limit = quota.min(self.config.cells);
+        if needed > limit {
+            return Err(EnqueueError::TooLarge { needed, limit });
+        }
+        if request.deadline.is_some_and(|deadline| deadline <= now) {
+            return Err(EnqueueError::DeadlinePassed);
+        }
+        self.queue.check_room(now, request.tenant)?;
+        self.timers.add(&request);
+        self.queue.push(request);
+        Ok(())
+    }
+
+    /// Removes a request, wherever it is. Its sequence is freed before the next step, unless other requests follow it, its
+    /// owner may continue it, or its cells hold the only copy of an offloaded prefix.
+    pub fn cancel(&mut self, id: RequestId) {
+        debug_assert!(self.is_between_steps(), "cancel during a step");
+        if let Some(request) = self.queue.remove(id) {
+            self.timers.remove(&request);
+            return;
+        }
+        let Some(running) = self.running.get(id) else {
+            return;
+        };
+        let useful = running.request.retention.is_held() || running.holds_offloaded;
+        if useful || self.running.is_followed(id) {
+            self.finish(id);
+        } else {
+            self.fail_request(id);
+        }
+    }
+
+    /// Removes a running request that went wrong. Nothing of it is kept.
+    pub fn fail_request(&mut self, id: RequestId) {
+        if let Some(running) = self.stop(id) {
+            self.unlist(&running);
+            self.kv.release(running.seq);
+        }
+    }
+
+    /// Removes a running request and keeps its sequence if that may be of use.
+    pub(crate) fn finish(&mut self, id: RequestId) {
+        let Some(running) = self.stop(id) else {
+            return;
+        };
+        self.unlist(&running);
+        let RunningRequest {
+            request,
+            seq,
+            computed,
+            ..
+        } = running;
+        let mut tokens = request.tokens;
+        tokens.truncate(computed as usize);
+        let awaited = |entry| self.running.await_entry(entry);
+        self.kv
+            .keep(request.scope, tokens, seq, request.retention, awaited);
+    }
+
+    fn stop(&mut self, id: RequestId) -> Option<RunningRequest> {
+        let running = self.running.remove(id)?;
+        self.queue.stopped_running(running.request.tenant);
+        self.timers.remove(&running.request);
+        Some(running)
+    }
+
+    /// Proposes drafts: tokens that probably follow those of a decoding request. The next step computes some, from the
+    /// first one on, or none. They are dropped once the request gains a token.
+    pub fn propose_draft(&mut self, id: RequestId, draft: &[Token]) {
+        debug_assert!(self.is_between_steps(), "propose_draft during a step");
+        let most = draft.len().min(self.config.max_drafts as usize);
+        let running = self.running.get_mut(id);
+        if let Some(running) = running.filter(|running| running.is_decoding()) {
+            running.drafts.tokens.clear();
+            running.drafts.tokens.extend_from_slice(&draft[..most]);
+        }
+    }
+
+    /// The drafts of a row of the last planned step.
+    pub fn draft(&self, row: &Row) -> &[Token] {
+        let running = self.running.get(row.request);
+        let draft = running.map_or(&[][..], |running| &running.drafts.tokens);
+        &draft[..draft.len().min(row.drafts as usize)]
+    }
+
+    /// Takes the memory operations that must precede anything else.
+    pub fn take_memory_ops(&mut self) -> Vec<MemoryOp> {
+        self.kv.take_ops()
+    }
+
+    /// Whether there is nothing to do until a request arrives.
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.running.is_empty() && !self.kv.has_ops()
+    }
+
+    /// Whether steps are small because one failed lately.
+    pub fn is_recovering(&self) -> bool {
+        self.failure.is_recovering(&self.running)
+    }
+
+    /// When [`Scheduler::plan`] has to be called again even if nothing else happens.
+    pub fn next_timer(&self) -> Option<Time> {
+        let pause = self.paused_until().filter(|_| self.running.any_ready());
+        let timers = self.timers.next().into_iter().chain(pause);
+        timers.chain(self.waiting_until()).min()
+    }
+
+    /// Until when the last planned step waits, for callers or for requests to start together.
+    pub fn waiting_until(&self) -> Option<Time> {
+        self.window.waits_until()
+    }
+
+    /// Until when nothing is computed, because a step failed.
+    pub fn paused_until(&self) -> Option<Time> {
+        self.failure.paused_until()
+    }
+
+    fn is_paused(&self, now: Time) -> bool {
+        self.paused_until().is_some_and(|until| now < until)
+    }
+
+    /// Whether every planned step was answered.
+    pub(crate) fn is_between_steps(&self) -> bool {
+        self.planned.is_empty() && !self.overlap.is_planned()
+    }
+
+    pub(crate) fn admission(&self) -> Admission<'_> {
+        Admission {
+            config: &self.config,
+            running: &self.running,
+            kv: &self.kv,
+            costs: &self.costs,
+            output_length: &self.output_length,
+        }
+    }
+
+    /// The next request to start.
+    fn next_request(&self) -> Option<&Request> {
+        let admission = self.admission();
+        self.queue
+            .next(|request| admission.is_within_quota(request))
+    }
+
+    /// Until when waiting requests wait for others to start with them: see [`BatchWindow`].
+    fn hold_admission(&mut self, now: Time, due: &[RequestId]) -> Option<Time> {
+        let usual = self.prefill.profile.usual_running() as usize;
+        let few = !self.queue.is_empty() && self.queue.len() < usual;
+        let expires = due.iter().any(|id| self.is_waiting(*id));
+        if !self.running.is_empty() || self.is_recovering() || !few || expires {
+            self.window.close();
+            return None;
+        }
+        let length = match self.window.is_open() {
+            true => None,
+            false => self.window_length(),
+        };
+        self.window.hold(now, length, self.timers.next())
+    }
+
+    fn window_length(&self) -> Option<Duration> {
+        let first = self.next_request().filter(|_| self.costs.is_fitted())?;
+        let cached = self.admission().source(first, u64::MAX).length();
+        let tokens = length(&first.tokens) - cached;
+        let continues = first.is_next_token() && tokens < MIN_TOKENS;
+        if continues || first.progress.preempted > 0 {
+            return None;
+        }
+        let tokens = tokens.min(self.config.max_step_tokens);
+        let step = self.costs.prefill_step(tokens, self.kv.cells.n_kv());
+        Some(BatchWindow::length(step))
+    }
+
+    /// Until when the step waits for callers: only where every ready request is sampled outside.
+    fn wait_for_callers(&self, now: Time) -> Option<Time> {
+        let may_wait = self.running.all_ready_are_sampled_outside() && !self.is_recovering();
+        self.window.callers.wait_until(now).filter(|_| may_wait)
+    }
+
+    /// Moves a sequence to lower cells if that pays.
+    fn compact(&mut self) -> bool {
+        self.config.shares_parts()
+            && !self.running.is_empty()
+            && self.compaction.is_due(self.failure.successes())
+            && self.kv.compact(&self.costs, self.shape)
+    }
+
+    /// Drops swapped-out sequences whose owner released them, a few in each step.
+    fn drop_released_entries(&mut self, now: Time) {
+        for id in self.kv.entries.sweep(now) {
+            if !self.running.await_entry(id) {
+                self.kv.drop_entry(id);
+            }
+        }
+    }
+
+    fn expire_deadlines(&mut self, now: Time, due: &[RequestId]) -> Vec<(RequestId, Expired)> {
+        let mut expired = Vec::new();
+        for &id in due {
+            let running = self.running.get(id).map(|running| &running.request);
+            let request = running.or_else(|| self.queue.get(id));
+            let deadline = request.and_then(|request| request.deadline);
+            if deadline.is_some_and(|deadline| deadline <= now) {
+                self.cancel(id);
+                expired.push((id, Expired::Deadline));
+            }
+        }
+        expired
+    }
+
+    fn expire_queue_times(&mut self, now: Time, due: &[RequestId]) -> Vec<(RequestId, Expired)> {
+        let mut expired = Vec::new();
+        for &id in due {
+            let until = self.queue.get(id).and_then(|request| request.queue_until);
+            if until.is_some_and(|until| until <= now) {
+                let retry_after = self.queue.retry_after(now);
+                self.cancel(id);
+                expired.push((id, Expired::Queue { retry_after }));
+            }
+        }
+        expired
+    }
+}

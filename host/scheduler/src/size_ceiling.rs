@@ -1,0 +1,59 @@
+//! The largest size on a ladder that a step may try: one above the largest that kept its time.
+
+/// An index into a ladder of sizes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SizeCeiling {
+    index: usize,
+    top: usize,
+}
+
+impl SizeCeiling {
+    /// A ceiling at `index` of a ladder with so many sizes.
+    pub fn new(index: usize, sizes: usize) -> Self {
+        let top = sizes.saturating_sub(1);
+        Self {
+            index: index.min(top),
+            top,
+        }
+    }
+
+    /// The index.
+    pub fn index(self) -> usize {
+        self.index
+    }
+
+    /// Records a step of the size at `index`: one that kept its time raises the ceiling above it, one that did not
+    /// lowers the ceiling below it.
+    pub fn tried(&mut self, index: usize, kept: bool) {
+        if !kept {
+            self.index = self.index.min(index.saturating_sub(1));
+        } else if index >= self.index {
+            self.index = (index + 1).min(self.top);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ceiling_rises_by_one_and_falls_below_failures() {
+        let mut ceiling = SizeCeiling::new(1, 4);
+        let indices: Vec<_> = [
+            (0, true),
+            (1, true),
+            (2, true),
+            (3, true),
+            (1, false),
+            (3, false),
+        ]
+        .into_iter()
+        .map(|(index, kept)| {
+            ceiling.tried(index, kept);
+            ceiling.index()
+        })
+        .collect();
+        assert_eq!(indices, [1, 2, 3, 3, 0, 0]);
+    }
+}

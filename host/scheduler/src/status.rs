@@ -1,0 +1,230 @@
+//! The state of a scheduler, for people and metrics.
+
+use crate::cost_model::CostModel;
+use crate::kv_cells::KvCells;
+use crate::request::{AdapterId, PrefixScope, Priority, RequestId, RequestProgress, Tenant};
+use crate::running::{RunningRequest, Wait};
+use crate::scheduler::Scheduler;
+use crate::step::{EntryId, SeqId};
+use crate::{Time, Token};
+use std::time::Duration;
+
+/// What a scheduler did since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SchedulerCounters {
+    /// Prefix cache entries dropped: to free cells or offload memory, or because they cost too much in the cells.
+    pub evicted: u64,
+    /// Sequences swapped out.
+    pub swapped_out: u64,
+    /// Prefixes without an owner that were offloaded.
+    pub offloaded: u64,
+    /// Sequences and prefixes swapped in.
+    pub swapped_in: u64,
+    /// Swapped-out sequences whose state was lost.
+    pub lost: u64,
+    /// Running requests preempted.
+    pub preempted: u64,
+    /// Sequences moved to lower cells.
+    pub compacted: u64,
+    /// Switches of the adapter.
+    pub adapter_switches: u64,
+    /// Rows that were computed again since their highest logits did not suffice.
+    pub top_k_retries: u64,
+}
+
+/// What a running request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestState {
+    /// Its prompt is being computed.
+    Prefill,
+    /// It generates.
+    Decode,
+    /// Another request computes the prefix that it waits for.
+    WaitsForPrefix,
+    /// Its prefix is being swapped in.
+    SwapsIn,
+    /// An external sampler picks its next token.
+    Samples,
+}
+
+impl RequestState {
+    /// Its name in status reports.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::WaitsForPrefix => "waits_for_prefix",
+            Self::SwapsIn => "swaps_in",
+            Self::Samples => "samples",
+        }
+    }
+}
+
+/// A running request.
+#[derive(Clone, Debug)]
+pub struct RequestStatus {
+    /// Its id.
+    pub id: RequestId,
+    /// Its tenant.
+    pub tenant: Tenant,
+    /// Its priority.
+    pub priority: Priority,
+    /// Its adapter.
+    pub adapter: AdapterId,
+    /// Its sequence id.
+    pub seq: SeqId,
+    /// Tokens of its prompt.
+    pub prompt: u32,
+    /// Tokens generated.
+    pub generated: u32,
+    /// Tokens whose cells are filled.
+    pub computed: u32,
+    /// Prompt tokens that the prefix cache saved.
+    pub cached: u32,
+    /// What it does.
+    pub state: RequestState,
+}
+
+/// A prefix cache entry.
+#[derive(Clone, Debug)]
+pub struct EntryStatus {
+    /// Its id.
+    pub id: EntryId,
+    /// The requests that share it.
+    pub scope: PrefixScope,
+    /// Its sequence id, unless it is swapped out.
+    pub seq: Option<SeqId>,
+    /// Number of its tokens.
+    pub tokens: u32,
+    /// Whether it has an owner.
+    pub retained: bool,
+}
+
+fn state(running: &RunningRequest) -> RequestState {
+    match running.wait {
+        Wait::Prefix { .. } => RequestState::WaitsForPrefix,
+        Wait::SwapIn { .. } => RequestState::SwapsIn,
+        Wait::Sampler => RequestState::Samples,
+        Wait::Ready if running.is_decoding() => RequestState::Decode,
+        Wait::Ready => RequestState::Prefill,
+    }
+}
+
+impl Scheduler {
+    /// Running requests, in order of admission.
+    pub fn requests(&self) -> impl Iterator<Item = RequestStatus> {
+        self.running.iter().map(|running| RequestStatus {
+            id: running.id(),
+            tenant: running.request.tenant,
+            priority: running.request.priority,
+            adapter: running.adapter(),
+            seq: running.seq,
+            prompt: running.request.prompt(),
+            generated: running.request.progress.generated,
+            computed: running.computed,
+            cached: running.request.progress.cached,
+            state: state(running),
+        })
+    }
+
+    /// Prefix cache entries.
+    pub fn entries(&self) -> impl Iterator<Item = EntryStatus> {
+        self.kv.entries.iter().map(|(id, entry)| EntryStatus {
+            id,
+            scope: entry.scope,
+            seq: entry.seq(),
+            tokens: entry.length(),
+            retained: entry.is_retained(),
+        })
+    }
+
+    /// The sequence ids of entries. Unlike [`Scheduler::entries`] it does not visit swapped-out ones.
+    pub fn entry_seq_ids(&self) -> impl Iterator<Item = SeqId> {
+        self.kv.entries.resident().map(|(_, seq)| seq)
+    }
+
+    /// What the scheduler did since its start.
+    pub fn counters(&self) -> SchedulerCounters {
+        let cache = self.kv.counters;
+        SchedulerCounters {
+            evicted: cache.evicted,
+            swapped_out: cache.swapped_out,
+            offloaded: cache.offloaded,
+            swapped_in: cache.swapped_in,
+            lost: cache.lost,
+            preempted: self.preempted,
+            compacted: cache.compacted,
+            adapter_switches: self.adapters.switches(),
+            top_k_retries: self.top_k_retries,
+        }
+    }
+
+    /// The progress of a request; if it is in the planned step, with what that computes.
+    pub fn progress(&self, id: RequestId) -> Option<RequestProgress> {
+        let Some(running) = self.running.get(id) else {
+            return self.queue.get(id).map(|request| request.progress.clone());
+        };
+        let planned = self.planned.iter().any(|row| row.request == id);
+        Some(match planned {
+            true => running.request.progress.clone(),
+            false => running.progress(),
+        })
+    }
+
+    /// Prompt and generated tokens of a running request.
+    pub fn tokens(&self, id: RequestId) -> &[Token] {
+        let running = self.running.get(id);
+        running.map_or(&[], |running| running.tokens())
+    }
+
+    /// Whether a request is in the queue.
+    pub fn is_waiting(&self, id: RequestId) -> bool {
+        self.queue.get(id).is_some()
+    }
+
+    /// Number of requests in the queue.
+    pub fn waiting_count(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Number of running requests.
+    pub fn running_count(&self) -> usize {
+        self.running.len()
+    }
+
+    /// When the queue is expected to be half as long: the `Retry-After` of a refused request.
+    pub fn retry_after(&self, now: Time) -> Duration {
+        self.queue.retry_after(now)
+    }
+
+    /// Sequence ids in use.
+    pub fn seq_ids_used(&self) -> usize {
+        self.kv.ids_used()
+    }
+
+    /// The cells as the backend has them once [`Step::memory_ops`](crate::Step::memory_ops) are done.
+    pub fn cells(&self) -> &KvCells {
+        &self.kv.cells
+    }
+
+    /// Cells that running requests hold or were promised.
+    pub fn cells_reserved(&self) -> u32 {
+        let pinned = self.kv.cells.pinned();
+        pinned.saturating_add(self.running.promised())
+    }
+
+    /// Expected seconds of an adapter switch; 0 before any was measured.
+    pub fn adapter_switch_seconds(&self) -> f64 {
+        self.adapters.switch_seconds()
+    }
+
+    /// What was learned about the time of steps.
+    pub fn cost_model(&self) -> &CostModel {
+        &self.costs
+    }
+
+    /// Asserts invariants that would take too long to check in every step: for tests.
+    pub fn check_consistency(&self) {
+        self.kv.entries.check_consistency();
+    }
+}

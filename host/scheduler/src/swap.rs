@@ -1,0 +1,173 @@
+//! Swapping as the backend drives it: states move between two steps, may be lost, and come from outside.
+
+use crate::Token;
+use crate::kv_cells::Layout;
+use crate::prefix_cache::{Entry, EntryState};
+use crate::request::{PrefixScope, RequestId};
+use crate::retention::WeakRetention;
+use crate::running::Wait;
+use crate::scheduler::Scheduler;
+use crate::step::{EntryId, SeqId};
+
+impl Scheduler {
+    /// Records a move of the state of so many tokens out of the cells or into them.
+    pub fn observe_swap(&mut self, tokens: u32, seconds: f64) {
+        self.kv.swap_costs.observe(tokens, seconds);
+    }
+
+    /// The state of a swapped-out entry is gone. Requests that need it compute its tokens again.
+    pub fn entry_lost(&mut self, id: EntryId) {
+        if self.kv.lose(id) {
+            self.running.stop_awaiting(id);
+        }
+    }
+
+    /// There is no room for the state of a prefix as long as this entry.
+    pub fn offload_too_large(&mut self, id: EntryId) {
+        if let Some(entry) = self.kv.entries.get(id) {
+            let longest = &mut self.kv.swap_costs.longest_prefix;
+            *longest = (*longest).min(entry.length().saturating_sub(1));
+        }
+    }
+
+    /// Whether a swapped-out entry is a prefix without an owner.
+    pub fn is_offloaded_prefix(&self, id: EntryId) -> bool {
+        self.kv.entries.get(id).is_some_and(Entry::is_offloaded)
+    }
+
+    /// Whether an entry exists.
+    pub fn has_entry(&self, id: EntryId) -> bool {
+        self.kv.entries.get(id).is_some()
+    }
+
+    /// Whether a request waits for an entry to be swapped in.
+    pub fn waits_for_swap_in(&self, request: RequestId, id: EntryId) -> bool {
+        let running = self.running.get(request);
+        running.is_some_and(|one| matches!(one.wait, Wait::SwapIn { entry, .. } if entry == id))
+    }
+
+    /// The state that a request waits for is at hand. Returns the id to load it into, which is empty; `None` if the request
+    /// no longer needs it or there is no room. Do [`Scheduler::take_memory_ops`] first, then call
+    /// [`Scheduler::finish_swap_in`].
+    pub fn begin_swap_in(&mut self, request: RequestId, id: EntryId) -> Option<SeqId> {
+        let running = self.running.get(request)?;
+        let Wait::SwapIn { entry, length } = running.wait else {
+            return None;
+        };
+        if entry != id {
+            return None;
+        }
+        let seq = running.seq;
+        let all = self.kv.entries.get(id).map(Entry::length);
+        // Nothing is evicted for a state that can't fit anyway, or of which only a part is needed.
+        let part = self.is_offloaded_prefix(id) && Some(length) < all;
+        let most = match part {
+            true => self.kv.cells.free(),
+            false => self.kv.evictable_cells(),
+        };
+        let fits = all.is_some_and(|all| all <= most && self.kv.make_room(all));
+        if !fits {
+            self.running.get_mut(request)?.start_at(0);
+            return None;
+        }
+        Some(seq)
+    }
+
+    /// Records whether the state of an entry was loaded for a request. Returns whether the swapped-out copy is still
+    /// needed.
+    pub fn finish_swap_in(&mut self, request: RequestId, id: EntryId, success: bool) -> bool {
+        let Some(entry) = self.kv.entries.get(id) else {
+            return false;
+        };
+        let EntryState::SwappedOut(layout) = entry.state.clone() else {
+            return false;
+        };
+        let offloaded = entry.is_offloaded();
+        if !self.waits_for_swap_in(request, id) {
+            return self.is_entry_needed(id);
+        }
+        if !success {
+            self.entry_lost(id);
+            return false;
+        }
+        let Some(running) = self.running.get_mut(request) else {
+            return false;
+        };
+        let Wait::SwapIn { length, .. } = running.wait else {
+            return false;
+        };
+        let seq = running.seq;
+        running.start_at(length);
+        // The rest of a prefix may be of use to others.
+        let part = offloaded && length < layout.length();
+        running.holds_offloaded = offloaded && !part;
+        self.kv.counters.swapped_in += 1;
+        let restored = self.kv.cells.restore(seq, &layout);
+        debug_assert!(restored, "the backend had room");
+        self.kv.truncate(seq, length);
+        self.kv.entries.touch(id);
+        self.running.follow_instead(id, request, length);
+        let needed = part || self.is_entry_needed(id);
+        if !needed {
+            self.kv.entries.remove(id);
+        }
+        needed
+    }
+
+    /// Whether an entry has an owner, or a request waits for it.
+    fn is_entry_needed(&self, id: EntryId) -> bool {
+        let retained = self.kv.entries.get(id).is_some_and(Entry::is_retained);
+        retained || self.running.await_entry(id)
+    }
+
+    /// The backend failed to load the state of a sequence that was compacted: its cells are empty.
+    pub fn compaction_failed(&mut self, seq: SeqId) {
+        self.kv.cells.clear(seq);
+        if let Some(running) = self.running.iter_mut().find(|running| running.seq == seq) {
+            running.save_progress();
+            running.start_at(0);
+            return;
+        }
+        if let Some(id) = self.kv.entries.entry_of(seq) {
+            self.kv.drop_entry(id);
+        }
+    }
+
+    /// An id that holds exactly the longest cached prefix of a text, and its length. Do
+    /// [`Scheduler::take_memory_ops`] before reading its state, and call [`Scheduler::return_prefix`] afterwards.
+    pub fn borrow_prefix(&mut self, scope: PrefixScope, tokens: &[Token]) -> Option<(SeqId, u32)> {
+        self.kv.borrow_prefix(scope, tokens)
+    }
+
+    /// Ends [`Scheduler::borrow_prefix`].
+    pub fn return_prefix(&mut self, seq: SeqId) {
+        self.kv.return_prefix(seq);
+    }
+
+    /// Adds an entry for a state from outside, as if it had been swapped out.
+    pub fn import_entry(
+        &mut self,
+        scope: PrefixScope,
+        tokens: Vec<Token>,
+        layout: Layout,
+        retention: WeakRetention,
+    ) -> EntryId {
+        let state = EntryState::SwappedOut(layout);
+        self.kv.entries.insert(scope, tokens, state, retention)
+    }
+
+    /// Drops all entries without an owner.
+    pub fn clear_prefix_cache(&mut self) {
+        let unowned = self.kv.entries.iter().filter(|(_, e)| !e.is_retained());
+        let dropped = unowned.filter(|(id, _)| !self.running.await_entry(*id));
+        let dropped: Vec<_> = dropped.map(|(id, _)| id).collect();
+        for id in dropped {
+            self.kv.drop_entry(id);
+        }
+    }
+
+    /// Offloads all resident prefixes without an owner: for tests.
+    pub fn offload_all_prefixes(&mut self) {
+        self.kv.offload_all();
+    }
+}
