@@ -7,7 +7,7 @@ use corral_engine::{
     Caller, Config, EmbedOptions, Embedding, Engine, Error, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS,
     Options, Pooling, Tenant, Token, Vectors,
 };
-use corral_random_model::{Qwen3, Shape, TensorType, write_random};
+use corral_random_model::{Architecture, Qwen3, TensorType, write_model};
 use std::time::{Duration, Instant};
 use support::{check_identity, demo_model, metric, read, settle, wait};
 
@@ -31,10 +31,10 @@ fn engine() -> Engine {
     Engine::load(config()).expect("the demo model loads")
 }
 
-fn random_engine(shape: &Shape, name: &str) -> Engine {
+fn random_engine(shape: &Architecture, name: &str) -> Engine {
     let file = format!("corral-embeddings-{name}-{}.gguf", std::process::id());
     let file = std::env::temp_dir().join(file);
-    write_random(shape, &demo_model(), &file, 7).expect("the model is written");
+    write_model(shape, &demo_model(), &file, 7).expect("the model is written");
     let mut config = Config::new(name, &file);
     config.threads = Some(1);
     let engine = Engine::load(config).expect("the model loads");
@@ -155,14 +155,14 @@ fn the_demo_model_agrees_with_another_forward_pass() {
 
 #[test]
 fn an_encoder_agrees_with_another_forward_pass() {
-    let engine = random_engine(&Shape::Bert { ranks: false }, "bert");
+    let engine = random_engine(&Architecture::Bert { ranks: false }, "bert");
     assert_eq!(engine.embedding_info().pooling, Pooling::Cls);
     compare(&engine, include_str!("embeddings/bert.txt"), &VECTORS);
 }
 
 #[test]
 fn a_reranker_agrees_with_another_forward_pass_and_gives_nothing_else() {
-    let engine = random_engine(&Shape::Bert { ranks: true }, "bert-ranker");
+    let engine = random_engine(&Architecture::Bert { ranks: true }, "bert-ranker");
     let info = engine.embedding_info();
     assert_eq!((info.pooling, info.width), (Pooling::Rank, 3));
     let text = include_str!("embeddings/bert-ranker.txt");
@@ -187,7 +187,7 @@ fn an_encoder_sees_what_comes_later_and_generates_nothing() {
     let first = |engine: &Engine, tokens: &[Token]| {
         embed(engine, &[tokens.to_vec()], options(Pooling::Cls, true)).remove(0)
     };
-    let bert = random_engine(&Shape::Bert { ranks: false }, "bert-later");
+    let bert = random_engine(&Architecture::Bert { ranks: false }, "bert-later");
     let moved = apart(&first(&bert, &[5, 6, 7]), &first(&bert, &[5, 6, 8]), 64);
     assert!(moved > 10.0 * TOLERANCE, "{moved}");
     let tiny = engine();
@@ -204,8 +204,8 @@ fn an_encoder_sees_what_comes_later_and_generates_nothing() {
 }
 
 /// A model whose vectors do not depend on how llama.cpp rounds.
-fn exact() -> Shape {
-    Shape::Qwen3(Qwen3 {
+fn exact() -> Architecture {
+    Architecture::Qwen3(Qwen3 {
         matrices: TensorType::F32,
         embedding: TensorType::F32,
         ..Qwen3::tiny()
@@ -237,7 +237,7 @@ fn who_is_beside_an_input_does_not_matter() {
     check(&random_engine(&exact, "exact"), "exact", SAME);
     check(&engine(), "tiny", SAME_ROUNDED);
     check(
-        &random_engine(&Shape::Bert { ranks: false }, "bert-beside"),
+        &random_engine(&Architecture::Bert { ranks: false }, "bert-beside"),
         "bert",
         SAME_ROUNDED,
     );
@@ -246,10 +246,10 @@ fn who_is_beside_an_input_does_not_matter() {
 #[test]
 fn recurrent_hybrid_and_windowed_models_embed_too() {
     for (shape, name) in [
-        (Shape::Mamba, "mamba"),
-        (Shape::Hybrid, "hybrid"),
-        (Shape::SlidingWindow, "sliding-window"),
-        (Shape::Qwen3(Qwen3::tiny()), "qwen3"),
+        (Architecture::Mamba, "mamba"),
+        (Architecture::Hybrid, "hybrid"),
+        (Architecture::SlidingWindow, "sliding-window"),
+        (Architecture::Qwen3(Qwen3::tiny()), "qwen3"),
     ] {
         let engine = random_engine(&shape, name);
         let inputs: Vec<_> = (0..12).map(|i| fox(i, 1 + i * 23)).collect();

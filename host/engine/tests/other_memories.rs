@@ -2,16 +2,16 @@
 //! but each says the same whoever is beside it.
 
 use corral_engine::{Caller, Config, Engine, Error, Generation, Options, Sequence};
-use corral_random_model::{Qwen3, Shape, write_random};
+use corral_random_model::{Architecture, Qwen3, write_model};
 use std::path::Path;
 use support::{check_empty, demo_model, made_model, read};
 
 mod support;
 
-fn engine(shape: &Shape, name: &str) -> Engine {
+fn engine(shape: &Architecture, name: &str) -> Engine {
     let file = format!("corral-random-{name}-{}.gguf", std::process::id());
     let file = std::env::temp_dir().join(file);
-    write_random(shape, &demo_model(), &file, 7).expect("the model is written");
+    write_model(shape, &demo_model(), &file, 7).expect("the model is written");
     load(name, &file)
 }
 
@@ -41,7 +41,7 @@ fn finish(generation: Generation) -> Vec<u32> {
 }
 
 /// Generates alone, again, and beside others of other lengths.
-fn check(shape: &Shape, name: &str, can_truncate: bool) {
+fn check(shape: &Architecture, name: &str, can_truncate: bool) {
     let engine = engine(shape, name);
     assert_eq!(engine.info().can_truncate, can_truncate);
     let prompts = [
@@ -119,22 +119,22 @@ fn check_sequences(engine: &Engine, can_truncate: bool) {
 
 #[test]
 fn a_recurrent_model_generates_alone_and_beside_others_and_goes_on_with_whole_sequences() {
-    check(&Shape::Mamba, "mamba", false);
+    check(&Architecture::Mamba, "mamba", false);
 }
 
 #[test]
 fn a_hybrid_model_generates_alone_and_beside_others_and_goes_on_with_whole_sequences() {
-    check(&Shape::Hybrid, "hybrid", false);
+    check(&Architecture::Hybrid, "hybrid", false);
 }
 
 #[test]
 fn a_model_with_a_sliding_window_generates_and_goes_on_with_whole_sequences() {
-    check(&Shape::SlidingWindow, "window", false);
+    check(&Architecture::SlidingWindow, "window", false);
 }
 
 #[test]
 fn a_plain_model_generates_alone_and_beside_others() {
-    check(&Shape::Qwen3(Qwen3::tiny()), "qwen3", true);
+    check(&Architecture::Qwen3(Qwen3::tiny()), "qwen3", true);
 }
 
 /// As the benchmark's model: with a vocabulary of its own, quantised by llama.cpp.

@@ -2,7 +2,7 @@
 //! facts (`Model::can_truncate`). The contexts are made as `LlamaContext` makes its own.
 
 use corral_llama::{DevicePlacement, LoadProgress, Model, Token};
-use corral_random_model::{Qwen3, Shape, WINDOW, write_random};
+use corral_random_model::{Architecture, Qwen3, WINDOW, write_model};
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, c_void};
 use std::path::Path;
@@ -29,22 +29,22 @@ const SAME: f32 = 0.03;
 /// Logits that differ by more were not (measured: 0.19 or more).
 const OTHER: f32 = 0.1;
 
-fn all_shapes() -> [Shape; 4] {
+fn all_shapes() -> [Architecture; 4] {
     [
-        Shape::Mamba,
-        Shape::Hybrid,
-        Shape::SlidingWindow,
-        Shape::Qwen3(Qwen3::tiny()),
+        Architecture::Mamba,
+        Architecture::Hybrid,
+        Architecture::SlidingWindow,
+        Architecture::Qwen3(Qwen3::tiny()),
     ]
 }
 
-fn model(shape: &Shape) -> Arc<Model> {
+fn model(shape: &Architecture) -> Arc<Model> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let file = format!("corral-memories-{}-{number}.gguf", std::process::id());
     let file = std::env::temp_dir().join(file);
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
-    write_random(shape, &tiny, &file, 1).expect("the model is written");
+    write_model(shape, &tiny, &file, 1).expect("the model is written");
     assert!(std::fs::metadata(&file).expect("it is there").len() < 2_000_000);
     let model = Model::load(&file, DevicePlacement::default(), &LoadProgress::default())
         .expect("the model loads");
@@ -322,7 +322,7 @@ fn a_whole_copy_and_its_source_go_on_without_each_other() {
 
 #[test]
 fn plain_attention_can_be_cut_and_shared_anywhere() {
-    let model = model(&Shape::Qwen3(Qwen3::tiny()));
+    let model = model(&Architecture::Qwen3(Qwen3::tiny()));
     let tokens = words(40);
     let right = truth(&model, &tokens[..21]);
     let mut memory = Memory::new(&model);
@@ -357,10 +357,10 @@ fn three_sequences(model: &Arc<Model>) -> Memory {
 #[test]
 fn an_uneven_step_is_one_run_with_attention_and_several_with_a_state() {
     for (shape, runs) in [
-        (Shape::Qwen3(Qwen3::tiny()), 1),
-        (Shape::SlidingWindow, 1),
-        (Shape::Mamba, 2),
-        (Shape::Hybrid, 2),
+        (Architecture::Qwen3(Qwen3::tiny()), 1),
+        (Architecture::SlidingWindow, 1),
+        (Architecture::Mamba, 2),
+        (Architecture::Hybrid, 2),
     ] {
         let mut memory = three_sequences(&model(&shape));
         uneven_step(&mut memory).expect("the step is computed");
@@ -370,7 +370,10 @@ fn an_uneven_step_is_one_run_with_attention_and_several_with_a_state() {
 
 #[test]
 fn an_aborted_step_leaves_attention_as_it_was() {
-    for shape in [Shape::Qwen3(Qwen3::tiny()), Shape::SlidingWindow] {
+    for shape in [
+        Architecture::Qwen3(Qwen3::tiny()),
+        Architecture::SlidingWindow,
+    ] {
         let model = model(&shape);
         let right = uneven_step(&mut three_sequences(&model)).expect("the step is computed");
         let mut memory = three_sequences(&model);
@@ -389,7 +392,7 @@ fn an_aborted_step_leaves_attention_as_it_was() {
 
 #[test]
 fn an_aborted_step_spoils_the_sequences_of_a_state_that_were_in_it() {
-    for shape in [Shape::Mamba, Shape::Hybrid] {
+    for shape in [Architecture::Mamba, Architecture::Hybrid] {
         let model = model(&shape);
         let mut memory = three_sequences(&model);
         memory.read(3, 0, &words(20));
@@ -429,7 +432,7 @@ fn an_aborted_first_step_leaves_nothing_of_a_sequence() {
 
 #[test]
 fn an_abort_after_the_first_run_of_a_step_leaves_that_run_done() {
-    let model = model(&Shape::Mamba);
+    let model = model(&Architecture::Mamba);
     let mut memory = three_sequences(&model);
     memory.watch.abort.store(2, Ordering::Relaxed);
     assert_eq!(uneven_step(&mut memory), Err(2));

@@ -18,7 +18,7 @@ pub(crate) fn write(args: &ModelArgs) -> Result<(), Error> {
     let out = &args.out;
     let recipe = recipe(args);
     if !args.force {
-        if recipe.made(out) {
+        if recipe.matches(out) {
             report(args, None);
             return Ok(());
         }
@@ -56,7 +56,7 @@ pub(crate) fn write(args: &ModelArgs) -> Result<(), Error> {
     let Some(written) = written else {
         // llama.cpp cannot be interrupted: it ends with the process. Remove its files now.
         runtime.shutdown_background();
-        for file in Recipe::beside(out) {
+        for file in Recipe::temporary_files(out) {
             let _ = std::fs::remove_file(file);
         }
         return Err(Error::failed(format!(
@@ -97,14 +97,14 @@ fn report(args: &ModelArgs, time: Option<Duration>) {
 }
 
 fn recipe(args: &ModelArgs) -> Recipe {
-    let (name, shape, tokens) = match args.shape {
+    let (name, sizes, tokens) = match args.shape {
         Shape::Qwen3_0_6b => ("qwen3-0.6b", Qwen3::qwen3_0_6b(), 151_936),
         Shape::Tiny => ("tiny", Qwen3::tiny(), 4096),
         Shape::Wide => ("wide", Qwen3::tiny(), 151_936),
     };
     Recipe {
         name,
-        shape,
+        sizes,
         tokens,
         quant: match args.quant {
             Quantization::F16 => Quant::F16,

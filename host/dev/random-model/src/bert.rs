@@ -1,34 +1,35 @@
-//! BERT: an encoder, with or without a head that ranks.
+//! BERT: an encoder, with or without a reranker's head.
 
-use super::{FEED_FORWARD, GgufError, HEADS, Plan, TensorType, WIDTH};
+use super::{FEED_FORWARD, GgufError, HEADS, ModelBuilder, TensorType, WIDTH};
 
 const LAYERS: u64 = 2;
-/// Positions: each has a vector of its own.
+/// Number of positions; each has a vector.
 const POSITIONS: u64 = 512;
-/// Kinds of token; llama.cpp takes the first for all.
+/// Number of token types; llama.cpp uses the first for all tokens.
 const TYPES: u64 = 2;
-/// What `pooling_type` says of the first token's vector, and of a head's scores.
+/// Values of `pooling_type`: the first token's vector, and a reranker's scores.
 const POOL_CLS: u32 = 2;
 const POOL_RANK: u32 = 4;
 
-pub(super) fn bert(plan: &mut Plan, tokens: u64, ranks: bool) -> Result<(), GgufError> {
-    plan.writer
+pub(super) fn bert(builder: &mut ModelBuilder, tokens: u64, ranks: bool) -> Result<(), GgufError> {
+    builder
+        .writer
         .set("tokenizer.ggml.token_type_count", TYPES as u32)?;
-    plan.size("vocab_size", tokens)?;
-    plan.size("embedding_length", WIDTH)?;
-    plan.size("block_count", LAYERS)?;
-    plan.size("context_length", POSITIONS)?;
-    plan.size("feed_forward_length", FEED_FORWARD)?;
-    plan.size("attention.head_count", HEADS)?;
-    plan.set("attention.layer_norm_epsilon", 1e-12_f32)?;
-    plan.set("attention.causal", false)?;
-    plan.set("pooling_type", if ranks { POOL_RANK } else { POOL_CLS })?;
+    builder.set_size("vocab_size", tokens)?;
+    builder.set_size("embedding_length", WIDTH)?;
+    builder.set_size("block_count", LAYERS)?;
+    builder.set_size("context_length", POSITIONS)?;
+    builder.set_size("feed_forward_length", FEED_FORWARD)?;
+    builder.set_size("attention.head_count", HEADS)?;
+    builder.set("attention.layer_norm_epsilon", 1e-12_f32)?;
+    builder.set("attention.causal", false)?;
+    builder.set("pooling_type", if ranks { POOL_RANK } else { POOL_CLS })?;
     let w = TensorType::F16;
-    plan.matrix("token_embd.weight", w, WIDTH, tokens)?;
-    plan.matrix("token_types.weight", TensorType::F32, WIDTH, TYPES)?;
-    plan.matrix("position_embd.weight", TensorType::F32, WIDTH, POSITIONS)?;
-    plan.gain("token_embd_norm.weight", WIDTH)?;
-    plan.bias("token_embd_norm.bias", WIDTH)?;
+    builder.matrix("token_embd.weight", w, WIDTH, tokens)?;
+    builder.matrix("token_types.weight", TensorType::F32, WIDTH, TYPES)?;
+    builder.matrix("position_embd.weight", TensorType::F32, WIDTH, POSITIONS)?;
+    builder.gain("token_embd_norm.weight", WIDTH)?;
+    builder.bias("token_embd_norm.bias", WIDTH)?;
     for layer in 0..LAYERS {
         let name = |part: &str| format!("blk.{layer}.{part}");
         for (part, from, to) in [
@@ -39,22 +40,22 @@ pub(super) fn bert(plan: &mut Plan, tokens: u64, ranks: bool) -> Result<(), Gguf
             ("ffn_up", WIDTH, FEED_FORWARD),
             ("ffn_down", FEED_FORWARD, WIDTH),
         ] {
-            plan.matrix(&name(&format!("{part}.weight")), w, from, to)?;
-            plan.bias(&name(&format!("{part}.bias")), to)?;
+            builder.matrix(&name(&format!("{part}.weight")), w, from, to)?;
+            builder.bias(&name(&format!("{part}.bias")), to)?;
         }
         for norm in ["attn_output_norm", "layer_output_norm"] {
-            plan.gain(&name(&format!("{norm}.weight")), WIDTH)?;
-            plan.bias(&name(&format!("{norm}.bias")), WIDTH)?;
+            builder.gain(&name(&format!("{norm}.weight")), WIDTH)?;
+            builder.bias(&name(&format!("{norm}.bias")), WIDTH)?;
         }
     }
     if ranks {
         let labels = ["low", "middle", "high"].map(str::to_owned);
         let classes = labels.len() as u64;
-        plan.set("classifier.output_labels", labels.to_vec())?;
-        plan.matrix("cls.weight", w, WIDTH, WIDTH)?;
-        plan.bias("cls.bias", WIDTH)?;
-        plan.matrix("cls.output.weight", w, WIDTH, classes)?;
-        plan.bias("cls.output.bias", classes)?;
+        builder.set("classifier.output_labels", labels.to_vec())?;
+        builder.matrix("cls.weight", w, WIDTH, WIDTH)?;
+        builder.bias("cls.bias", WIDTH)?;
+        builder.matrix("cls.output.weight", w, WIDTH, classes)?;
+        builder.bias("cls.output.bias", classes)?;
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! A model to measure with: weights of a real model's scale, drawn at random, then quantized by
-//! llama.cpp. The file says how it was made, so that nobody makes it twice.
+//! Models for benchmarks: random weights at a real model's scale, quantized by llama.cpp. The metadata of a file record its
+//! recipe, so that a benchmark reuses it.
 
 use super::vocabulary::Vocabulary;
-use super::{Filling, Plan, Qwen3, Shape, Value};
+use super::{Architecture, Distribution, ModelBuilder, Qwen3, Value};
 use corral_llama::gguf::{GgufError, metadata};
 use corral_llama::quantize::{Quant, quantize};
 use rand::{RngExt, SeedableRng};
@@ -10,51 +10,51 @@ use rand_chacha::ChaCha8Rng;
 use std::f32::consts::TAU;
 use std::path::{Path, PathBuf};
 
-/// What the keys begin with that say how a file was made.
-const KEYS: &str = "corral.random.";
-/// Changes whenever the same recipe gives another file, the vocabulary included.
+/// Prefix of the keys that record the recipe.
+const KEY_PREFIX: &str = "corral.random.";
+/// Increase it when the same recipe gives another file.
 const VERSION: u32 = 1;
-/// Standard deviation of the weights in matrices, about that of trained models; norms are 1.
+/// Standard deviation of the weights in matrices, as in trained models; norms are 1.
 const DEVIATION: f32 = 0.02;
-/// llama.cpp's type of a file that is F16 but for its norms.
+/// llama.cpp's file type of F16 weights with F32 norms.
 const FILE_TYPE_F16: u32 = 1;
-/// At the end of the name of the file with the weights as they were drawn.
+/// Extension of the temporary file of F16 weights.
 const WEIGHTS: &str = "weights";
-/// And of the file that the quantizer writes.
+/// Extension of the file that the quantizer writes, and of any file until it is complete.
 const PART: &str = "part";
 
-/// What a model is made by.
+/// A recipe for a model.
 #[derive(Clone, Debug)]
 pub struct Recipe {
-    /// What its shape is called; two shapes of one name are taken for the same.
+    /// The name of the sizes; recipes of one name count as having the same sizes.
     pub name: &'static str,
-    /// Its layers, stored as F16 before they are quantized.
-    pub shape: Qwen3,
-    /// Tokens of the vocabulary made for it, from 512 on.
+    /// The sizes, with the types before quantization.
+    pub sizes: Qwen3,
+    /// Size of the vocabulary, at least 512.
     pub tokens: u32,
-    /// What it is quantized to.
+    /// The type to quantize to.
     pub quant: Quant,
-    /// What weights and vocabulary follow from.
+    /// Seed of weights and vocabulary.
     pub seed: u64,
 }
 
-/// What is being done.
+/// A stage of [`Recipe::write`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Weights are drawn and written; counted in weights.
+    /// Writing random weights; progress counts weights.
     Writing,
-    /// They are quantized; counted in tensors.
+    /// Quantizing them; progress counts tensors.
     Quantizing,
 }
 
 impl Recipe {
-    /// Whether the file was made by this recipe. Not so for one that can't be read.
-    pub fn made(&self, path: &Path) -> bool {
-        metadata(path, KEYS).is_ok_and(|found| found == self.marks())
+    /// Whether the file records this recipe. False if it can't be read.
+    pub fn matches(&self, path: &Path) -> bool {
+        metadata(path, KEY_PREFIX).is_ok_and(|found| found == self.metadata())
     }
 
-    /// The files that lie beside `path` while it is made: for those who end the process meanwhile.
-    pub fn beside(path: &Path) -> [PathBuf; 3] {
+    /// The temporary files of [`Recipe::write`], to remove after it was interrupted.
+    pub fn temporary_files(path: &Path) -> [PathBuf; 3] {
         let weights = path.with_added_extension(WEIGHTS);
         [
             weights.with_added_extension(PART),
@@ -63,91 +63,91 @@ impl Recipe {
         ]
     }
 
-    /// What a file made by it says of itself.
-    fn marks(&self) -> Vec<(String, Value)> {
-        let marks: [(&str, Value); 4] = [
+    /// The metadata that record the recipe.
+    fn metadata(&self) -> Vec<(String, Value)> {
+        let values: [(&str, Value); 4] = [
             ("shape", self.name.into()),
             ("quant", self.quant.name().into()),
             ("seed", self.seed.into()),
             ("version", VERSION.into()),
         ];
-        marks
-            .map(|(key, value)| (format!("{KEYS}{key}"), value))
+        values
+            .map(|(key, value)| (format!("{KEY_PREFIX}{key}"), value))
             .into()
     }
 
-    /// Makes the file, in place of one that is there, and tells `watch` how much is done and of how
-    /// much. Until it is whole, parts of it lie beside it, with more at the end of their names;
-    /// after an error they are gone. Blocks for as long as it takes.
+    /// Writes the file, or replaces it. Calls `progress` with the stage, the amount that is done and the total. TemporaryFile
+    /// files lie beside it, and are removed after an error. Blocks for as long as it takes.
     pub fn write(
         &self,
         path: &Path,
-        mut watch: impl FnMut(Stage, u64, u64) + 'static,
+        mut progress: impl FnMut(Stage, u64, u64) + 'static,
     ) -> Result<(), GgufError> {
-        let tokenizer = Vocabulary::made(self.tokens, self.seed)?.metadata();
-        let plan = Plan::new(&Shape::Qwen3(self.shape.clone()), tokenizer)?;
-        let Some(mut plan) = plan else {
+        let tokenizer = Vocabulary::train(self.tokens, self.seed)?.metadata();
+        let architecture = Architecture::Qwen3(self.sizes.clone());
+        let builder = ModelBuilder::new(&architecture, tokenizer)?;
+        let Some(mut builder) = builder else {
             return Err(GgufError::Invalid("the vocabulary has no tokens".into()));
         };
-        plan.writer.set("general.file_type", FILE_TYPE_F16)?;
-        for (key, value) in self.marks() {
-            plan.writer.set(&key, value)?;
+        builder.writer.set("general.file_type", FILE_TYPE_F16)?;
+        for (key, value) in self.metadata() {
+            builder.writer.set(&key, value)?;
         }
         let is_quantized = self.quant != Quant::F16;
-        let weights = Temporary(path.with_added_extension(WEIGHTS));
-        let bytes = plan.writer.bytes();
+        let weights = TemporaryFile(path.with_added_extension(WEIGHTS));
+        let bytes = builder.writer.bytes();
         let quantized = if is_quantized {
             bytes / 16 * self.quant.bits()
         } else {
             0
         };
-        check_room(path, bytes + quantized)?;
+        check_space(path, bytes + quantized)?;
         let mut random = ChaCha8Rng::seed_from_u64(self.seed);
         let normal = Normal::new(&mut random);
-        let (fillings, all) = (plan.fillings, plan.writer.weights());
+        let (distributions, all) = (builder.distributions, builder.writer.weights());
         let mut done = 0;
-        plan.writer.write(&weights.0, |number, _, weights| {
-            match fillings[number] {
-                Filling::Matrix => normal.fill(&mut random, weights),
-                // The norms' gains: a Qwen3 has nothing else.
+        builder.writer.write(&weights.0, |index, _, weights| {
+            match distributions[index] {
+                Distribution::Matrix => normal.fill(&mut random, weights),
+                // A Qwen3 has only gains of norms besides matrices.
                 _ => weights.fill(1.0),
             }
             done += weights.len() as u64;
-            watch(Stage::Writing, done, all);
+            progress(Stage::Writing, done, all);
         })?;
-        let whole = if is_quantized {
-            let part = Temporary(path.with_added_extension(PART));
-            let watch = move |done, all| watch(Stage::Quantizing, done, all);
-            quantize(&weights.0, &part.0, self.quant, Box::new(watch))?;
+        let complete = if is_quantized {
+            let part = TemporaryFile(path.with_added_extension(PART));
+            let progress = move |done, all| progress(Stage::Quantizing, done, all);
+            quantize(&weights.0, &part.0, self.quant, Box::new(progress))?;
             part
         } else {
             weights
         };
-        std::fs::rename(&whole.0, path).map_err(|cause| GgufError::Write {
+        std::fs::rename(&complete.0, path).map_err(|cause| GgufError::Write {
             path: path.to_owned(),
             cause,
         })
     }
 }
 
-/// A file that goes when this does, if it is there.
-struct Temporary(PathBuf);
+/// Removes a file when dropped, if it exists.
+struct TemporaryFile(PathBuf);
 
-impl Drop for Temporary {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
-        // It may have got another name, or never have been.
+        // It may have been renamed or never created.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// Says before the first byte is written if there is too little room for this many bytes.
-fn check_room(path: &Path, needed: u64) -> Result<(), GgufError> {
+/// Fails if the disk lacks room for this many bytes.
+fn check_space(path: &Path, needed: u64) -> Result<(), GgufError> {
     let folder = path.parent().filter(|name| !name.as_os_str().is_empty());
-    // Where the system does not say how much is free, the writing itself will fail.
-    let Ok(about) = rustix::fs::statvfs(folder.unwrap_or(Path::new("."))) else {
+    // If the free space is unknown, the write itself may fail.
+    let Ok(stats) = rustix::fs::statvfs(folder.unwrap_or(Path::new("."))) else {
         return Ok(());
     };
-    let free = about.f_bavail.saturating_mul(about.f_frsize);
+    let free = stats.f_bavail.saturating_mul(stats.f_frsize);
     if free >= needed {
         return Ok(());
     }
@@ -163,16 +163,15 @@ fn check_room(path: &Path, needed: u64) -> Result<(), GgufError> {
     })
 }
 
-/// Numbers of a normal distribution: drawn from 65,536 that were computed once, since a model wants
-/// hundreds of millions.
+/// Normally distributed numbers, drawn from 65,536 precomputed ones: a model needs hundreds of millions.
 struct Normal(Vec<f32>);
 
 impl Normal {
-    /// Computes them by Box and Muller's method.
+    /// Precomputes them with the Box-Muller transform.
     fn new(random: &mut ChaCha8Rng) -> Self {
         let mut numbers = Vec::with_capacity(1 << 16);
         while numbers.len() < 1 << 16 {
-            // Above zero, as a logarithm wants it.
+            // Above zero, for the logarithm.
             let uniform = 1.0 - random.random::<f32>();
             let length = DEVIATION * (-2.0 * uniform.ln()).sqrt();
             let (sine, cosine) = (TAU * random.random::<f32>()).sin_cos();

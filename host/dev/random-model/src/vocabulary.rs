@@ -1,10 +1,8 @@
-//! A vocabulary of our own making: byte-level BPE as GPT-2 and Qwen have it, which reads any text
-//! and gives it back.
+//! Trains a byte-level BPE vocabulary like those of GPT-2 and Qwen, which encodes any text.
 //!
-//! The merges are learnt from the licence and from a list of common words, then made to hold each
-//! of those words whole, and then filled up with words that syllables make at random. Each token
-//! but the bytes and the markers is what its own text is read as: a merge is added only where the
-//! merges before it read the text of both halves as just these two.
+//! The merges come from the license and a list of common words, then from whole words of that list, then from random
+//! words of syllables. Each token except bytes and control tokens is the encoding of its own text: a merge is added only
+//! if the earlier merges encode the text of both halves as these two tokens.
 
 use super::Value;
 use corral_llama::gguf::GgufError;
@@ -13,18 +11,18 @@ use rand_chacha::ChaCha8Rng;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-const LICENCE: &str = include_str!("../../../../LICENSE");
+const LICENSE: &str = include_str!("../../../../LICENSE");
 const WORDS: &str = include_str!("words.txt");
-/// ChatML, with tools.
+/// ChatML with tools.
 const CHAT_TEMPLATE: &str = include_str!("../../../../models/tiny/chat_template.jinja");
 
-/// Tokens that stand for no text; their ids come after all others.
-const CONTROLS: [&str; 3] = [END_OF_TEXT, "<|im_start|>", TURN_END];
+/// Control tokens; their ids come last.
+const CONTROL_TOKENS: [&str; 3] = [END_OF_TEXT, "<|im_start|>", TURN_END];
 const END_OF_TEXT: &str = "<|endoftext|>";
 const TURN_END: &str = "<|im_end|>";
-/// Sizes that can be made: all bytes and some merges, and no more than any model has.
+/// Supported sizes: all bytes and some merges, up to the largest vocabularies of models.
 const SIZES: std::ops::RangeInclusive<u32> = 512..=1_000_000;
-/// llama.cpp's types of tokens.
+/// Token types of llama.cpp.
 const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 
@@ -39,47 +37,47 @@ const CODAS: [&str; 22] = [
     "ss", "st", "t", "th", "x",
 ];
 
-/// Tokens and the merges that make them. A token's id is also the rank of its merge: the lower, the
-/// earlier it is applied. The first 256 are the bytes.
+/// Tokens and their merges. A token's id is the rank of its merge: lower ranks apply first. The first 256 are the
+/// bytes.
 pub(super) struct Vocabulary {
     tokens: Vec<Vec<u8>>,
     texts: HashSet<Vec<u8>>,
-    /// The two tokens that each token after the bytes is made of.
+    /// The two halves of each token after the bytes.
     halves: Vec<(u32, u32)>,
     merges: HashMap<(u32, u32), u32>,
-    /// Tokens that there are to be, without [`CONTROLS`].
+    /// Number of tokens to reach, without [`CONTROL_TOKENS`].
     size: usize,
 }
 
 impl Vocabulary {
-    /// A vocabulary of exactly `size` tokens, markers included. The same seed gives the same one.
-    pub(super) fn made(size: u32, seed: u64) -> Result<Self, GgufError> {
+    /// Trains a vocabulary of exactly `size` tokens, with control tokens. The same seed gives the same vocabulary.
+    pub(super) fn train(size: u32, seed: u64) -> Result<Self, GgufError> {
         if !SIZES.contains(&size) {
             return Err(GgufError::Invalid(format!(
-                "a vocabulary of {size} tokens can't be made; ask for {} to {}",
+                "a vocabulary of {size} tokens is not supported; use {} to {}",
                 SIZES.start(),
                 SIZES.end()
             )));
         }
         let tokens: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte]).collect();
-        let mut made = Self {
+        let mut vocabulary = Self {
             texts: tokens.iter().cloned().collect(),
             tokens,
             halves: Vec::new(),
             merges: HashMap::new(),
-            size: size as usize - CONTROLS.len(),
+            size: size as usize - CONTROL_TOKENS.len(),
         };
-        made.learn(&[LICENCE, &format!(" {WORDS}")]);
-        made.hold_words();
-        made.fill(seed);
-        Ok(made)
+        vocabulary.learn(&[LICENSE, &format!(" {WORDS}")]);
+        vocabulary.add_words();
+        vocabulary.add_syllables(seed);
+        Ok(vocabulary)
     }
 
     fn is_full(&self) -> bool {
         self.tokens.len() >= self.size
     }
 
-    /// Adds the token that `left` and `right` are together, unless all are there or it is.
+    /// Adds the merge of two tokens, unless the vocabulary is full or has the merged token.
     fn merge(&mut self, left: u32, right: u32) -> Option<u32> {
         let text = self.text_of(left, right);
         if self.is_full() || self.texts.contains(&text) {
@@ -98,32 +96,32 @@ impl Vocabulary {
         [text(left), text(right)].concat()
     }
 
-    /// The tokens of a piece that the pre-tokenizer gives: as long as there are merges, the one of
-    /// lowest rank is applied where it is possible first.
+    /// Encodes a piece of the pre-tokenizer: applies the merge of the lowest rank, at its first position, until none
+    /// applies.
     fn encode(&self, piece: &[u8]) -> Vec<u32> {
         let mut tokens: Vec<u32> = piece.iter().map(|&byte| u32::from(byte)).collect();
         loop {
-            let possible = tokens.windows(2).enumerate().filter_map(|(place, pair)| {
+            let possible = tokens.windows(2).enumerate().filter_map(|(index, pair)| {
                 let token = *self.merges.get(&(pair[0], pair[1]))?;
-                Some((token, place))
+                Some((token, index))
             });
-            let Some((token, place)) = possible.min() else {
+            let Some((token, index)) = possible.min() else {
                 return tokens;
             };
-            tokens[place] = token;
-            tokens.remove(place + 1);
+            tokens[index] = token;
+            tokens.remove(index + 1);
         }
     }
 
-    /// Adds merges until `piece` is one token, if it can be.
-    fn grow(&mut self, piece: &[u8]) {
+    /// Adds merges until `piece` is one token, if possible.
+    fn add_piece(&mut self, piece: &[u8]) {
         loop {
             let tokens = self.encode(piece);
             let [left, right, rest @ ..] = tokens.as_slice() else {
                 return;
             };
             let (left, right) = (*left, *right);
-            // Without what follows, the first two may be read otherwise.
+            // Alone, the first two may have another encoding.
             if !rest.is_empty() && self.encode(&self.text_of(left, right)) != [left, right] {
                 return;
             }
@@ -133,8 +131,7 @@ impl Vocabulary {
         }
     }
 
-    /// Merges the pair that is most frequent in the texts, again and again, until none is there
-    /// twice.
+    /// Merges the most frequent pair of the texts, until none occurs twice.
     fn learn(&mut self, texts: &[&str]) {
         let mut found: BTreeMap<&str, u64> = BTreeMap::new();
         for piece in texts.iter().flat_map(|text| pieces(text)) {
@@ -145,12 +142,12 @@ impl Vocabulary {
             .map(|(piece, count)| (piece.bytes().map(u32::from).collect(), count))
             .collect();
         let mut counts: HashMap<(u32, u32), u64> = HashMap::new();
-        // In which words a pair is, or was.
-        let mut places: HashMap<(u32, u32), HashSet<usize>> = HashMap::new();
-        for (place, (word, count)) in words.iter().enumerate() {
+        // The words that contain a pair, or did.
+        let mut words_of: HashMap<(u32, u32), HashSet<usize>> = HashMap::new();
+        for (index, (word, count)) in words.iter().enumerate() {
             for pair in pairs(word) {
                 *counts.entry(pair).or_default() += count;
-                places.entry(pair).or_default().insert(place);
+                words_of.entry(pair).or_default().insert(index);
             }
         }
         while !self.is_full() {
@@ -165,24 +162,24 @@ impl Vocabulary {
             let Some(token) = self.merge(pair.0, pair.1) else {
                 continue;
             };
-            for place in places.remove(&pair).unwrap_or_default() {
-                let (word, count) = &mut words[place];
+            for index in words_of.remove(&pair).unwrap_or_default() {
+                let (word, count) = &mut words[index];
                 for old in pairs(word) {
                     if let Some(sum) = counts.get_mut(&old) {
                         *sum = sum.saturating_sub(*count);
                     }
                 }
-                *word = joined(word, pair, token);
+                *word = merge_pair(word, pair, token);
                 for new in pairs(word) {
                     *counts.entry(new).or_default() += *count;
-                    places.entry(new).or_default().insert(place);
+                    words_of.entry(new).or_default().insert(index);
                 }
             }
         }
     }
 
-    /// Makes tokens of the words of the list: after a space and without, small and with a capital.
-    fn hold_words(&mut self) {
+    /// Adds the words of the list: with and without a leading space, in lower case and capitalized.
+    fn add_words(&mut self) {
         let small: Vec<String> = WORDS.split_whitespace().map(str::to_owned).collect();
         let capital = |word: &String| {
             let (first, rest) = word.split_at(1);
@@ -191,13 +188,13 @@ impl Vocabulary {
         let large: Vec<String> = small.iter().map(capital).collect();
         for (space, words) in [(" ", &small), ("", &small), (" ", &large), ("", &large)] {
             for word in words {
-                self.grow(format!("{space}{word}").as_bytes());
+                self.add_piece(format!("{space}{word}").as_bytes());
             }
         }
     }
 
-    /// Makes tokens of words that syllables make at random, until there are enough.
-    fn fill(&mut self, seed: u64) {
+    /// Adds random words of syllables until the vocabulary is full.
+    fn add_syllables(&mut self, seed: u64) {
         let mut syllables = Vec::new();
         for onset in ONSETS {
             for vowel in VOWELS {
@@ -205,39 +202,39 @@ impl Vocabulary {
             }
         }
         let mut random = ChaCha8Rng::seed_from_u64(seed);
-        // Ends: words of three syllables are a million times as many as the largest size.
+        // Ends, because there are far more words of three syllables than tokens.
         while !self.is_full() {
             let mut word = String::from(if random.random() { " " } else { "" });
             for _ in 0..random.random_range(1..=3) {
                 word += &syllables[random.random_range(0..syllables.len())];
             }
-            self.grow(word.as_bytes());
+            self.add_piece(word.as_bytes());
         }
     }
 
-    /// What a GGUF file says of it, chat template included.
+    /// The GGUF metadata, with the chat template.
     pub(super) fn metadata(&self) -> Vec<(String, Value)> {
         let symbols = symbols();
-        let written = |token: &Vec<u8>| -> String {
+        let to_text = |token: &Vec<u8>| -> String {
             token
                 .iter()
                 .map(|&byte| symbols[usize::from(byte)])
                 .collect()
         };
-        let mut tokens: Vec<String> = self.tokens.iter().map(written).collect();
+        let mut tokens: Vec<String> = self.tokens.iter().map(to_text).collect();
         let merges: Vec<String> = self
             .halves
             .iter()
             .map(|&(left, right)| format!("{} {}", tokens[left as usize], tokens[right as usize]))
             .collect();
         let mut types = vec![NORMAL; tokens.len()];
-        types.extend(CONTROLS.map(|_| CONTROL));
-        tokens.extend(CONTROLS.map(str::to_owned));
+        types.extend(CONTROL_TOKENS.map(|_| CONTROL));
+        tokens.extend(CONTROL_TOKENS.map(str::to_owned));
         let id = |name: &str| {
-            let place = tokens.iter().rposition(|token| token == name);
+            let index = tokens.iter().rposition(|token| token == name);
             Value::from(
-                place
-                    .and_then(|place| u32::try_from(place).ok())
+                index
+                    .and_then(|index| u32::try_from(index).ok())
                     .unwrap_or(0),
             )
         };
@@ -262,7 +259,7 @@ impl Vocabulary {
     }
 }
 
-/// GPT-2's stand-in for each byte: itself where it can be seen, else a character that can.
+/// GPT-2's character for each byte: the byte itself if it is printable, else another character.
 fn symbols() -> Vec<char> {
     let mut spare = '\u{100}'..='\u{1ff}';
     (0..=u8::MAX)
@@ -277,24 +274,23 @@ fn pairs(word: &[u32]) -> impl Iterator<Item = (u32, u32)> {
     word.windows(2).map(|pair| (pair[0], pair[1]))
 }
 
-/// The word with `token` in place of `pair`, from left to right.
-fn joined(word: &[u32], pair: (u32, u32), token: u32) -> Vec<u32> {
-    let mut joined = Vec::with_capacity(word.len());
+/// Replaces `pair` by `token` in a word, from left to right.
+fn merge_pair(word: &[u32], pair: (u32, u32), token: u32) -> Vec<u32> {
+    let mut merged = Vec::with_capacity(word.len());
     let mut rest = word;
     while let [first, after @ ..] = rest {
         if *first == pair.0 && after.first() == Some(&pair.1) {
-            joined.push(token);
+            merged.push(token);
             rest = &after[1..];
         } else {
-            joined.push(*first);
+            merged.push(*first);
             rest = after;
         }
     }
-    joined
+    merged
 }
 
-/// The pieces that no token goes beyond, as llama.cpp's pre-tokenizer "qwen2" cuts ASCII text,
-/// but for short forms such as "'s".
+/// Splits ASCII text as llama.cpp's pre-tokenizer "qwen2", except short forms such as "'s". Tokens do not cross pieces.
 fn pieces(text: &str) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut rest = text;
@@ -306,15 +302,15 @@ fn pieces(text: &str) -> Vec<&str> {
     pieces
 }
 
-/// Length of the first piece of a text that is not empty.
+/// Length of the first piece of a nonempty text.
 fn first_piece(text: &[u8]) -> usize {
-    let is_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
-    let is_mark = |byte: &u8| !byte.is_ascii_alphanumeric() && !byte.is_ascii_whitespace();
+    let is_newline = |byte: &u8| matches!(byte, b'\r' | b'\n');
+    let is_punctuation = |byte: &u8| !byte.is_ascii_alphanumeric() && !byte.is_ascii_whitespace();
     let run = |from: usize, of: &dyn Fn(&u8) -> bool| {
         text[from..].iter().take_while(|byte| of(byte)).count()
     };
-    // A word, and at most one character before it that is neither letter nor digit.
-    let lead = usize::from(!text[0].is_ascii_alphanumeric() && !is_end(&text[0]));
+    // A word, with at most one leading character that is neither letter nor digit.
+    let lead = usize::from(!text[0].is_ascii_alphanumeric() && !is_newline(&text[0]));
     let letters = run(lead, &u8::is_ascii_alphabetic);
     if letters > 0 {
         return lead + letters;
@@ -322,15 +318,15 @@ fn first_piece(text: &[u8]) -> usize {
     if text[0].is_ascii_digit() {
         return 1;
     }
-    // Marks, with a space before them and the ends of lines after them.
+    // Punctuation, with a leading space and trailing newlines.
     let lead = usize::from(text[0] == b' ');
-    let marks = run(lead, &is_mark);
-    if marks > 0 {
-        return lead + marks + run(lead + marks, &is_end);
+    let punctuation = run(lead, &is_punctuation);
+    if punctuation > 0 {
+        return lead + punctuation + run(lead + punctuation, &is_newline);
     }
-    // White space: up to the last end of a line, or else without the space that belongs to a word.
+    // Whitespace: up to the last newline, or else without the leading space of a word.
     let space = run(0, &u8::is_ascii_whitespace);
-    match text[..space].iter().rposition(is_end) {
+    match text[..space].iter().rposition(is_newline) {
         Some(end) => end + 1,
         None if space == text.len() => space,
         None => (space - 1).max(1),

@@ -188,7 +188,7 @@ pub fn check_idle_sums(idle: &mut [Sequence]) {
 pub fn made_model(name: &str, tokens: u32, seed: u64) -> PathBuf {
     let recipe = Recipe {
         name: "test",
-        shape: Qwen3 {
+        sizes: Qwen3 {
             width: 256,
             head_size: 64,
             feed_forward: 512,

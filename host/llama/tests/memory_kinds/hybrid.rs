@@ -4,7 +4,7 @@
 use super::*;
 
 fn read() -> (Arc<Model>, Memory, Vec<Token>) {
-    let model = model(&Shape::Hybrid);
+    let model = model(&Architecture::Hybrid);
     let mut memory = Memory::new(&model);
     let tokens = words(21);
     memory.read(0, 0, &tokens[..20]);

@@ -3,7 +3,7 @@
 use super::*;
 
 fn read() -> (Arc<Model>, Memory, Vec<Token>) {
-    let model = model(&Shape::Mamba);
+    let model = model(&Architecture::Mamba);
     let mut memory = Memory::new(&model);
     let tokens = words(21);
     memory.read(0, 0, &tokens[..20]);
@@ -70,7 +70,7 @@ fn a_saved_state_is_as_large_after_a_thousand_tokens_as_after_one() {
 
 #[test]
 fn snapshots_to_roll_back_to_are_not_for_this_architecture() {
-    let model = model(&Shape::Mamba);
+    let model = model(&Architecture::Mamba);
     let mut memory = Memory::with(&model, |params| params.n_rs_seq = 4);
     // SAFETY: the context is alive.
     assert_eq!(unsafe { sys::llama_n_rs_seq(memory.context.as_ptr()) }, 0);

@@ -12,7 +12,7 @@ fn at(position: u32) -> i32 {
 }
 
 fn read(tokens: &[Token]) -> (Arc<Model>, Memory) {
-    let model = model(&Shape::SlidingWindow);
+    let model = model(&Architecture::SlidingWindow);
     let mut memory = Memory::new(&model);
     memory.read(0, 0, tokens);
     (model, memory)
@@ -30,7 +30,7 @@ fn by_turns(memory: &mut Memory, tokens: &[Token]) {
 
 #[test]
 fn llama_cpp_knows_the_window_and_has_a_full_cache_by_default() {
-    let model = model(&Shape::SlidingWindow);
+    let model = model(&Architecture::SlidingWindow);
     // SAFETY: the model is alive; no arguments and a plain struct out.
     unsafe {
         assert_eq!(sys::llama_model_n_swa(model.as_ptr()), at(W));
@@ -59,7 +59,7 @@ fn alone_with_a_full_cache_it_can_be_cut_and_shared_anywhere() {
 
 #[test]
 fn with_a_full_cache_too_cells_behind_the_window_are_taken_when_the_search_comes_by() {
-    let model = model(&Shape::SlidingWindow);
+    let model = model(&Architecture::SlidingWindow);
     let mut memory = Memory::new(&model);
     let tokens = words(5 * W);
     by_turns(&mut memory, &tokens);
@@ -80,7 +80,7 @@ fn with_a_full_cache_too_cells_behind_the_window_are_taken_when_the_search_comes
 
 #[test]
 fn a_sequence_that_only_waits_loses_what_is_behind_its_window_to_others() {
-    let model = model(&Shape::SlidingWindow);
+    let model = model(&Architecture::SlidingWindow);
     let mut memory = Memory::new(&model);
     let tokens = words(5 * W);
     by_turns(&mut memory, &tokens);
@@ -96,7 +96,7 @@ fn a_sequence_that_only_waits_loses_what_is_behind_its_window_to_others() {
 
 #[test]
 fn shared_cells_are_not_taken() {
-    let model = model(&Shape::SlidingWindow);
+    let model = model(&Architecture::SlidingWindow);
     let mut memory = Memory::new(&model);
     let tokens = words(5 * W);
     by_turns(&mut memory, &tokens);
@@ -183,7 +183,7 @@ fn a_shared_part_before_the_first_position_is_wrong_without_a_word() {
 
 #[test]
 fn without_a_full_cache_the_beginning_goes_when_the_small_one_is_full() {
-    let model = model(&Shape::SlidingWindow);
+    let model = model(&Architecture::SlidingWindow);
     let mut memory = Memory::with(&model, |params| params.swa_full = false);
     // 16 positions for each of 4 ids and a step of 64, rounded up to 256 cells.
     let tokens = words(257);

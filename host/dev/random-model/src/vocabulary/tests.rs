@@ -1,4 +1,4 @@
-//! What the vocabulary is made of, and how llama.cpp reads text with it.
+//! The vocabulary, and llama.cpp's tokenizer with it.
 
 use super::*;
 use crate::{Quant, Qwen3, Recipe};
@@ -7,35 +7,39 @@ use corral_llama::{DevicePlacement, LoadProgress, Model};
 const README: &str = include_str!("../../../../../README.md");
 
 #[test]
-fn it_has_the_size_that_is_asked_for_and_follows_from_the_seed() {
-    let made = |size, seed| Vocabulary::made(size, seed).unwrap().tokens;
+fn vocabulary_depends_on_size_and_seed() {
+    let train = |size, seed| Vocabulary::train(size, seed).unwrap().tokens;
     for size in [512, 1000, 8000] {
-        assert_eq!(made(size, 1).len(), size as usize - CONTROLS.len());
+        assert_eq!(train(size, 1).len(), size as usize - CONTROL_TOKENS.len());
     }
-    assert!(made(8000, 1) == made(8000, 1));
-    assert!(made(8000, 1) != made(8000, 2));
+    assert!(train(8000, 1) == train(8000, 1));
+    assert!(train(8000, 1) != train(8000, 2));
     for size in [0, 511, 1_000_001] {
-        let refused = Vocabulary::made(size, 1).err().unwrap().to_string();
+        let refused = Vocabulary::train(size, 1).err().unwrap().to_string();
         assert!(refused.contains("512 to 1000000"), "{refused}");
     }
 }
 
 #[test]
-fn each_token_is_what_its_text_is_read_as() {
-    let made = Vocabulary::made(20_000, 1).unwrap();
-    for (id, text) in made.tokens.iter().enumerate() {
-        assert_eq!(made.encode(text), [u32::try_from(id).unwrap()], "{text:?}");
+fn each_token_encodes_its_own_text() {
+    let vocabulary = Vocabulary::train(20_000, 1).unwrap();
+    for (id, text) in vocabulary.tokens.iter().enumerate() {
+        assert_eq!(
+            vocabulary.encode(text),
+            [u32::try_from(id).unwrap()],
+            "{text:?}"
+        );
     }
     for word in WORDS.split_whitespace() {
         for piece in [word.to_owned(), format!(" {word}")] {
-            assert_eq!(made.encode(piece.as_bytes()).len(), 1, "{piece:?}");
+            assert_eq!(vocabulary.encode(piece.as_bytes()).len(), 1, "{piece:?}");
         }
     }
 }
 
 #[test]
-fn merges_are_written_as_two_tokens_that_are_there_and_make_one_that_is() {
-    let metadata = Vocabulary::made(8000, 1).unwrap().metadata();
+fn merges_name_existing_tokens() {
+    let metadata = Vocabulary::train(8000, 1).unwrap().metadata();
     let texts = |wanted: &str| {
         let found = metadata.iter().find(|(key, _)| key == wanted);
         match &found.unwrap().1 {
@@ -47,9 +51,9 @@ fn merges_are_written_as_two_tokens_that_are_there_and_make_one_that_is() {
         .iter()
         .map(String::as_str)
         .collect();
-    assert_eq!(tokens.len(), 8000, "no two are the same");
+    assert_eq!(tokens.len(), 8000, "tokens are unique");
     let merges = texts("tokenizer.ggml.merges");
-    assert_eq!(merges.len(), 8000 - 256 - CONTROLS.len());
+    assert_eq!(merges.len(), 8000 - 256 - CONTROL_TOKENS.len());
     for merge in merges {
         let (left, right) = merge.split_once(' ').unwrap();
         assert!(tokens.contains(left) && tokens.contains(right), "{merge}");
@@ -58,7 +62,7 @@ fn merges_are_written_as_two_tokens_that_are_there_and_make_one_that_is() {
 }
 
 #[test]
-fn text_is_cut_as_the_pre_tokenizer_cuts_it() {
+fn pieces_match_the_pre_tokenizer() {
     let text = "Two words,(or  three)!\n\n  x1 = 23;\t\n";
     let expected = [
         "Two", " words", ",(", "or", " ", " three", ")!\n\n", " ", " x", "1", " =", " ", "2", "3",
@@ -70,12 +74,12 @@ fn text_is_cut_as_the_pre_tokenizer_cuts_it() {
 }
 
 #[test]
-fn llama_cpp_reads_real_text_with_it_and_gives_it_back() {
+fn llama_cpp_round_trips_text() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.gguf");
     let recipe = Recipe {
         name: "test",
-        shape: Qwen3::tiny(),
+        sizes: Qwen3::tiny(),
         tokens: 151_936,
         quant: Quant::F16,
         seed: 1,
@@ -94,7 +98,7 @@ fn llama_cpp_reads_real_text_with_it_and_gives_it_back() {
     let tokens = model.tokenize(README, false).unwrap().len();
     let characters = README.chars().count();
     assert!(characters > 2 * tokens, "{characters} in {tokens} tokens");
-    // Each 97th token, learnt ones and made ones alike.
+    // Every 97th token, from the texts and from syllables.
     for id in (256..151_933).step_by(97) {
         if let Ok(text) = std::str::from_utf8(model.piece(id, false)) {
             assert_eq!(model.tokenize(text, false).unwrap(), [id], "{text:?}");
@@ -103,12 +107,12 @@ fn llama_cpp_reads_real_text_with_it_and_gives_it_back() {
 }
 
 #[test]
-fn markers_are_tokens_and_the_chat_template_uses_them() {
+fn control_tokens_are_special() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.gguf");
     let recipe = Recipe {
         name: "test",
-        shape: Qwen3::tiny(),
+        sizes: Qwen3::tiny(),
         tokens: 1000,
         quant: Quant::F16,
         seed: 1,
@@ -121,6 +125,6 @@ fn markers_are_tokens_and_the_chat_template_uses_them() {
     assert_eq!((model.bos_token(), model.end_token()), (None, Some(999)));
     assert!(model.end_of_generation_tokens().contains(&997));
     assert!(model.chat_template().unwrap().contains("<|im_start|>"));
-    // As text they are characters as all others.
+    // Without `special` they are plain text.
     assert!(!model.tokenize(turn, false).unwrap().contains(&998));
 }
