@@ -17,19 +17,19 @@ mod recurrent;
 #[path = "memory_kinds/sliding_window.rs"]
 mod sliding_window;
 
-/// Sequence ids of a context here.
+/// Sequence ids of a context.
 const IDS: u32 = 4;
 /// Most tokens in a step.
 const STEP_TOKENS: u32 = 64;
 const CELLS: u32 = 512;
 
-/// Logits that differ by less were computed from the same memory: what is left comes from
-/// rounding, which depends on how many rows a step has (measured: up to 0.006).
+/// Largest difference of logits that come from the same context. Rounding depends on the rows of a step (measured: up to
+/// 0.006).
 const SAME: f32 = 0.03;
-/// Logits that differ by more were not (measured: 0.19 or more).
+/// Smallest difference of logits that come from different memory (measured: 0.19 or more).
 const OTHER: f32 = 0.1;
 
-fn all_shapes() -> [Architecture; 4] {
+fn all_architectures() -> [Architecture; 4] {
     [
         Architecture::Mamba,
         Architecture::Hybrid,
@@ -38,13 +38,13 @@ fn all_shapes() -> [Architecture; 4] {
     ]
 }
 
-fn model(shape: &Architecture) -> Arc<Model> {
+fn model(architecture: &Architecture) -> Arc<Model> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let file = format!("corral-memories-{}-{number}.gguf", std::process::id());
+    let file = format!("corral-memory-kinds-{}-{number}.gguf", std::process::id());
     let file = std::env::temp_dir().join(file);
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
-    write_model(shape, &tiny, &file, 1).expect("the model is written");
+    write_model(architecture, &tiny, &file, 1).expect("the model is written");
     assert!(std::fs::metadata(&file).expect("it is there").len() < 2_000_000);
     let model = Model::load(&file, DevicePlacement::default(), &LoadProgress::default())
         .expect("the model loads");
@@ -52,41 +52,41 @@ fn model(shape: &Architecture) -> Arc<Model> {
     Arc::new(model)
 }
 
-/// Some text, which never repeats itself for long.
-fn words(count: u32) -> Vec<Token> {
+/// Tokens without long repetitions.
+fn test_tokens(count: u32) -> Vec<Token> {
     (0..count).map(|n| (n * n * 7 + n * 31 + 5) % 250).collect()
 }
 
-/// Counts graphs, and aborts them from one on.
+/// Counts graphs, and aborts them from a given one on.
 #[derive(Default)]
-struct Watch {
+struct GraphCounter {
     graphs: AtomicU32,
     /// The first graph to abort, counted from 1; 0 for none.
     abort: AtomicU32,
 }
 
-/// A context and the functions of llama.cpp that this is about, unchanged.
-struct Memory {
+/// A context with thin wrappers of llama.cpp's functions.
+struct TestContext {
     context: NonNull<sys::llama_context>,
-    watch: Box<Watch>,
+    counter: Box<GraphCounter>,
     model: Arc<Model>,
 }
 
-impl Drop for Memory {
+impl Drop for TestContext {
     fn drop(&mut self) {
         // SAFETY: made by `llama_init_from_model` and freed once; the model outlives it.
         unsafe { sys::llama_free(self.context.as_ptr()) };
     }
 }
 
-impl Memory {
+impl TestContext {
     fn new(model: &Arc<Model>) -> Self {
         Self::with(model, |_| {})
     }
 
     fn with(model: &Arc<Model>, change: impl FnOnce(&mut sys::llama_context_params)) -> Self {
-        let watch = Box::<Watch>::default();
-        let data = std::ptr::from_ref(&*watch).cast_mut().cast::<c_void>();
+        let counter = Box::<GraphCounter>::default();
+        let data = std::ptr::from_ref(&*counter).cast_mut().cast::<c_void>();
         // SAFETY: no arguments, a plain struct out.
         let mut params = unsafe { sys::llama_context_default_params() };
         params.n_ctx = CELLS;
@@ -100,21 +100,21 @@ impl Memory {
         params.cb_eval = Some(on_node);
         params.cb_eval_user_data = data;
         change(&mut params);
-        // SAFETY: the model is alive and kept; the callbacks' data stands in a box that this value
-        // keeps, and is only ever read through shared references.
+        // SAFETY: the model is alive and kept; the callbacks' data lies in a box that this value keeps, and is only read
+        // through shared references.
         let context = unsafe {
             let context = sys::llama_init_from_model(model.as_ptr(), params);
             let context = NonNull::new(context).expect("a context can be made");
             sys::llama_set_abort_callback(context.as_ptr(), Some(on_abort), data);
             context
         };
-        let memory = Self {
+        let context = Self {
             context,
-            watch,
+            counter,
             model: model.clone(),
         };
-        memory.watch.graphs.store(0, Ordering::Relaxed);
-        memory
+        context.counter.graphs.store(0, Ordering::Relaxed);
+        context
     }
 
     fn memory(&self) -> sys::llama_memory_t {
@@ -122,7 +122,7 @@ impl Memory {
         unsafe { sys::llama_get_memory(self.context.as_ptr()) }
     }
 
-    /// Decodes one step; the logits after its last token.
+    /// Decodes one step and returns the logits after its last token.
     fn step(&mut self, rows: &[(u16, u32, &[Token])]) -> Result<Vec<f32>, i32> {
         let (mut ids, mut positions, mut seqs) = (Vec::new(), Vec::new(), Vec::new());
         for &(seq, from, tokens) in rows {
@@ -158,8 +158,8 @@ impl Memory {
         }
     }
 
-    /// Reads tokens into a sequence, in steps of at most 16; the logits after the last.
-    fn read(&mut self, seq: u16, from: u32, tokens: &[Token]) -> Vec<f32> {
+    /// Decodes tokens in steps of at most 16 and returns the logits after the last.
+    fn feed(&mut self, seq: u16, from: u32, tokens: &[Token]) -> Vec<f32> {
         let mut logits = Vec::new();
         for (from, part) in (from..).step_by(16).zip(tokens.chunks(16)) {
             logits = self
@@ -212,33 +212,33 @@ impl Memory {
         assert_eq!(read, state.len(), "the state is taken");
     }
 
-    /// Runs of the whole model since it was last asked.
+    /// Number of graphs since the last call.
     fn graphs(&self) -> u32 {
-        self.watch.graphs.swap(0, Ordering::Relaxed)
+        self.counter.graphs.swap(0, Ordering::Relaxed)
     }
 }
 
 unsafe extern "C" fn on_node(node: *mut sys::ggml_tensor, ask: bool, data: *mut c_void) -> bool {
-    // SAFETY: llama.cpp passes a live node with a NUL-terminated name; `data` is the context's
-    // `Watch`, which outlives it.
-    let (name, watch) = unsafe {
+    // SAFETY: llama.cpp passes a live node with a NUL-terminated name; `data` is the context's `GraphCounter`, which
+    // outlives it.
+    let (name, counter) = unsafe {
         (
             CStr::from_ptr((*node).name.as_ptr()),
-            &*data.cast::<Watch>(),
+            &*data.cast::<GraphCounter>(),
         )
     };
     if ask && name == c"result_output" {
-        watch.graphs.fetch_add(1, Ordering::Relaxed);
+        counter.graphs.fetch_add(1, Ordering::Relaxed);
     }
-    // Not wanted for a look; and go on.
+    // Do not copy the node, and continue.
     !ask
 }
 
 unsafe extern "C" fn on_abort(data: *mut c_void) -> bool {
-    // SAFETY: `data` is the context's `Watch`, which outlives it.
-    let watch = unsafe { &*data.cast::<Watch>() };
-    let abort = watch.abort.load(Ordering::Relaxed);
-    abort != 0 && watch.graphs.load(Ordering::Relaxed) >= abort
+    // SAFETY: `data` is the context's `GraphCounter`, which outlives it.
+    let counter = unsafe { &*data.cast::<GraphCounter>() };
+    let abort = counter.abort.load(Ordering::Relaxed);
+    abort != 0 && counter.graphs.load(Ordering::Relaxed) >= abort
 }
 
 /// The largest difference between two rows of logits.
@@ -255,193 +255,199 @@ fn assert_same(a: &[f32], b: &[f32]) {
 }
 
 #[track_caller]
-fn assert_other(a: &[f32], b: &[f32]) {
+fn assert_different(a: &[f32], b: &[f32]) {
     let difference = difference(a, b);
     assert!(difference > OTHER, "the logits differ by {difference} only");
 }
 
-/// The right logits: of a fresh context that reads all of it.
-fn truth(model: &Arc<Model>, tokens: &[Token]) -> Vec<f32> {
-    Memory::new(model).read(0, 0, tokens)
+/// The logits of a new context that decodes all tokens.
+fn expected(model: &Arc<Model>, tokens: &[Token]) -> Vec<f32> {
+    TestContext::new(model).feed(0, 0, tokens)
 }
 
 #[test]
-fn what_comes_next_depends_on_all_that_was_read() {
-    for shape in all_shapes() {
-        let model = model(&shape);
-        let tokens = words(12);
-        let right = truth(&model, &tokens);
-        for place in 0..12 {
+fn logits_depend_on_every_token() {
+    for architecture in all_architectures() {
+        let model = model(&architecture);
+        let tokens = test_tokens(12);
+        let right = expected(&model, &tokens);
+        for index in 0..12 {
             let mut changed = tokens.clone();
-            changed[place] = (changed[place] + 1) % 250;
-            let difference = difference(&right, &truth(&model, &changed));
-            assert!(difference > OTHER, "{shape:?}: {difference} at {place}");
+            changed[index] = (changed[index] + 1) % 250;
+            let difference = difference(&right, &expected(&model, &changed));
+            assert!(
+                difference > OTHER,
+                "{architecture:?}: {difference} at {index}"
+            );
         }
     }
 }
 
 #[test]
-fn a_saved_sequence_goes_on_as_the_one_it_was_saved_from() {
-    for shape in all_shapes() {
-        let model = model(&shape);
-        let tokens = words(50);
-        let right = truth(&model, &tokens);
-        let mut memory = Memory::new(&model);
-        memory.read(1, 0, &words(7));
-        memory.read(0, 0, &tokens[..40]);
-        let state = memory.save(0);
-        // Into another id beside what is there, and into another context.
-        memory.load(2, &state);
-        assert_eq!(memory.span(2).1, 39);
-        assert_same(&memory.read(2, 40, &tokens[40..]), &right);
-        assert_same(&memory.read(0, 40, &tokens[40..]), &right);
-        let mut other = Memory::new(&model);
+fn loaded_sequence_continues_like_the_saved_one() {
+    for architecture in all_architectures() {
+        let model = model(&architecture);
+        let tokens = test_tokens(50);
+        let right = expected(&model, &tokens);
+        let mut context = TestContext::new(&model);
+        context.feed(1, 0, &test_tokens(7));
+        context.feed(0, 0, &tokens[..40]);
+        let state = context.save(0);
+        // Into another id of this context, and into another context.
+        context.load(2, &state);
+        assert_eq!(context.span(2).1, 39);
+        assert_same(&context.feed(2, 40, &tokens[40..]), &right);
+        assert_same(&context.feed(0, 40, &tokens[40..]), &right);
+        let mut other = TestContext::new(&model);
         other.load(3, &state);
-        assert_same(&other.read(3, 40, &tokens[40..]), &right);
+        assert_same(&other.feed(3, 40, &tokens[40..]), &right);
     }
 }
 
 #[test]
-fn a_whole_copy_and_its_source_go_on_without_each_other() {
-    for shape in all_shapes() {
-        let model = model(&shape);
-        let (tokens, others) = (words(30), words(60));
-        let mut memory = Memory::new(&model);
-        memory.read(0, 0, &tokens[..20]);
-        memory.copy(0, 1, -1, -1);
-        assert_eq!(memory.span(0), memory.span(1));
-        let copied = memory.read(1, 20, &others[50..]);
-        let mut expected = tokens[..20].to_vec();
-        expected.extend(&others[50..]);
-        assert_same(&copied, &truth(&model, &expected));
-        assert_same(&memory.read(0, 20, &tokens[20..]), &truth(&model, &tokens));
-        assert!(memory.remove(0, -1, -1) && memory.remove(1, -1, -1));
-        assert_eq!((memory.span(0), memory.span(1)), ((-1, -1), (-1, -1)));
+fn whole_copy_and_source_are_independent() {
+    for architecture in all_architectures() {
+        let model = model(&architecture);
+        let (tokens, others) = (test_tokens(30), test_tokens(60));
+        let mut context = TestContext::new(&model);
+        context.feed(0, 0, &tokens[..20]);
+        context.copy(0, 1, -1, -1);
+        assert_eq!(context.span(0), context.span(1));
+        let copied = context.feed(1, 20, &others[50..]);
+        let mut all = tokens[..20].to_vec();
+        all.extend(&others[50..]);
+        assert_same(&copied, &expected(&model, &all));
+        assert_same(
+            &context.feed(0, 20, &tokens[20..]),
+            &expected(&model, &tokens),
+        );
+        assert!(context.remove(0, -1, -1) && context.remove(1, -1, -1));
+        assert_eq!((context.span(0), context.span(1)), ((-1, -1), (-1, -1)));
     }
 }
 
 #[test]
-fn plain_attention_can_be_cut_and_shared_anywhere() {
+fn full_attention_can_be_cut_and_shared_anywhere() {
     let model = model(&Architecture::Qwen3(Qwen3::tiny()));
-    let tokens = words(40);
-    let right = truth(&model, &tokens[..21]);
-    let mut memory = Memory::new(&model);
-    memory.read(0, 0, &tokens);
-    memory.copy(0, 1, 0, 20);
-    assert_eq!(memory.span(1), (0, 19));
-    assert_same(&memory.read(1, 20, &tokens[20..21]), &right);
-    assert!(memory.remove(0, 20, -1));
-    assert_eq!(memory.span(0), (0, 19));
-    assert_same(&memory.read(0, 20, &tokens[20..21]), &right);
+    let tokens = test_tokens(40);
+    let right = expected(&model, &tokens[..21]);
+    let mut context = TestContext::new(&model);
+    context.feed(0, 0, &tokens);
+    context.copy(0, 1, 0, 20);
+    assert_eq!(context.span(1), (0, 19));
+    assert_same(&context.feed(1, 20, &tokens[20..21]), &right);
+    assert!(context.remove(0, 20, -1));
+    assert_eq!(context.span(0), (0, 19));
+    assert_same(&context.feed(0, 20, &tokens[20..21]), &right);
 }
 
-/// Three sequences of which one has more tokens than the others.
-fn uneven_step(memory: &mut Memory) -> Result<Vec<f32>, i32> {
-    let tokens = words(8);
-    memory.step(&[
+/// Decodes one token of two sequences and eight of a third.
+fn uneven_step(context: &mut TestContext) -> Result<Vec<f32>, i32> {
+    let tokens = test_tokens(8);
+    context.step(&[
         (0, 20, &tokens[..1]),
         (1, 20, &tokens[..1]),
         (2, 20, &tokens),
     ])
 }
 
-fn three_sequences(model: &Arc<Model>) -> Memory {
-    let mut memory = Memory::new(model);
+fn three_sequences(model: &Arc<Model>) -> TestContext {
+    let mut context = TestContext::new(model);
     for seq in 0..3 {
-        memory.read(seq, 0, &words(20));
+        context.feed(seq, 0, &test_tokens(20));
     }
-    memory.graphs();
-    memory
+    context.graphs();
+    context
 }
 
 #[test]
-fn an_uneven_step_is_one_run_with_attention_and_several_with_a_state() {
-    for (shape, runs) in [
+fn recurrent_models_split_an_uneven_step() {
+    for (architecture, runs) in [
         (Architecture::Qwen3(Qwen3::tiny()), 1),
         (Architecture::SlidingWindow, 1),
         (Architecture::Mamba, 2),
         (Architecture::Hybrid, 2),
     ] {
-        let mut memory = three_sequences(&model(&shape));
-        uneven_step(&mut memory).expect("the step is computed");
-        assert_eq!(memory.graphs(), runs, "{shape:?}");
+        let mut context = three_sequences(&model(&architecture));
+        uneven_step(&mut context).expect("the step is computed");
+        assert_eq!(context.graphs(), runs, "{architecture:?}");
     }
 }
 
 #[test]
-fn an_aborted_step_leaves_attention_as_it_was() {
-    for shape in [
+fn aborted_step_leaves_attention_unchanged() {
+    for architecture in [
         Architecture::Qwen3(Qwen3::tiny()),
         Architecture::SlidingWindow,
     ] {
-        let model = model(&shape);
+        let model = model(&architecture);
         let right = uneven_step(&mut three_sequences(&model)).expect("the step is computed");
-        let mut memory = three_sequences(&model);
-        memory.watch.abort.store(1, Ordering::Relaxed);
-        assert_eq!(uneven_step(&mut memory), Err(2));
+        let mut context = three_sequences(&model);
+        context.counter.abort.store(1, Ordering::Relaxed);
+        assert_eq!(uneven_step(&mut context), Err(2));
         for seq in 0..3 {
-            assert_eq!(memory.span(seq), (0, 19), "{shape:?}");
+            assert_eq!(context.span(seq), (0, 19), "{architecture:?}");
         }
-        memory.watch.abort.store(0, Ordering::Relaxed);
+        context.counter.abort.store(0, Ordering::Relaxed);
         assert_same(
-            &uneven_step(&mut memory).expect("it can be repeated"),
+            &uneven_step(&mut context).expect("it can be repeated"),
             &right,
         );
     }
 }
 
 #[test]
-fn an_aborted_step_spoils_the_sequences_of_a_state_that_were_in_it() {
-    for shape in [Architecture::Mamba, Architecture::Hybrid] {
-        let model = model(&shape);
-        let mut memory = three_sequences(&model);
-        memory.read(3, 0, &words(20));
-        memory.graphs();
-        memory.watch.abort.store(1, Ordering::Relaxed);
-        assert_eq!(uneven_step(&mut memory), Err(2));
-        memory.watch.abort.store(0, Ordering::Relaxed);
-        // The positions say that the tokens were read, though their states were not computed, and
-        // the third sequence stands in the middle of the step.
+fn aborted_step_corrupts_its_recurrent_sequences() {
+    for architecture in [Architecture::Mamba, Architecture::Hybrid] {
+        let model = model(&architecture);
+        let mut context = three_sequences(&model);
+        context.feed(3, 0, &test_tokens(20));
+        context.graphs();
+        context.counter.abort.store(1, Ordering::Relaxed);
+        assert_eq!(uneven_step(&mut context), Err(2));
+        context.counter.abort.store(0, Ordering::Relaxed);
+        // The positions count the first tokens, though their states were not computed; the third sequence is in the
+        // middle of the step.
         for seq in 0..3 {
-            assert_eq!(memory.span(seq).1, 20, "{shape:?}");
+            assert_eq!(context.span(seq).1, 20, "{architecture:?}");
         }
-        // So the step can't be repeated: it is refused as a gap in the positions would be.
-        assert_eq!(uneven_step(&mut memory), Err(-1));
-        // Who was not in the step goes on as if nothing had been.
-        let (next, right) = (words(21), truth(&model, &words(21)));
-        assert_same(&memory.read(3, 20, &next[20..]), &right);
-        // Clearing helps, and the id is as good as new.
-        assert!(memory.remove(0, -1, -1));
-        assert_same(&memory.read(0, 0, &next), &right);
+        // So llama.cpp refuses the step again, like a gap in the positions.
+        assert_eq!(uneven_step(&mut context), Err(-1));
+        // A sequence outside the step is unaffected.
+        let (next, right) = (test_tokens(21), expected(&model, &test_tokens(21)));
+        assert_same(&context.feed(3, 20, &next[20..]), &right);
+        // A cleared id works again.
+        assert!(context.remove(0, -1, -1));
+        assert_same(&context.feed(0, 0, &next), &right);
     }
 }
 
 #[test]
-fn an_aborted_first_step_leaves_nothing_of_a_sequence() {
-    for shape in all_shapes() {
-        let model = model(&shape);
-        let mut memory = Memory::new(&model);
-        memory.watch.abort.store(1, Ordering::Relaxed);
-        assert_eq!(memory.step(&[(0, 0, &words(8))]), Err(2));
-        assert_eq!(memory.span(0), (-1, -1), "{shape:?}");
-        memory.watch.abort.store(0, Ordering::Relaxed);
-        let tokens = words(8);
-        assert_same(&memory.read(0, 0, &tokens), &truth(&model, &tokens));
+fn aborted_first_step_leaves_sequences_empty() {
+    for architecture in all_architectures() {
+        let model = model(&architecture);
+        let mut context = TestContext::new(&model);
+        context.counter.abort.store(1, Ordering::Relaxed);
+        assert_eq!(context.step(&[(0, 0, &test_tokens(8))]), Err(2));
+        assert_eq!(context.span(0), (-1, -1), "{architecture:?}");
+        context.counter.abort.store(0, Ordering::Relaxed);
+        let tokens = test_tokens(8);
+        assert_same(&context.feed(0, 0, &tokens), &expected(&model, &tokens));
     }
 }
 
 #[test]
-fn an_abort_after_the_first_run_of_a_step_leaves_that_run_done() {
+fn abort_keeps_the_graphs_before_it() {
     let model = model(&Architecture::Mamba);
-    let mut memory = three_sequences(&model);
-    memory.watch.abort.store(2, Ordering::Relaxed);
-    assert_eq!(uneven_step(&mut memory), Err(2));
-    memory.watch.abort.store(0, Ordering::Relaxed);
-    // The first run took a token of each sequence; the two that had but one go on from there.
-    let mut tokens = words(20);
-    tokens.extend([words(1)[0], 9]);
-    let right = truth(&model, &tokens);
-    assert_same(&memory.read(0, 21, &[9]), &right);
-    assert_same(&memory.read(1, 21, &[9]), &right);
-    assert_eq!(memory.span(2).1, 27);
+    let mut context = three_sequences(&model);
+    context.counter.abort.store(2, Ordering::Relaxed);
+    assert_eq!(uneven_step(&mut context), Err(2));
+    context.counter.abort.store(0, Ordering::Relaxed);
+    // The first graph decoded a token of each sequence; the two with one token continue from there.
+    let mut tokens = test_tokens(20);
+    tokens.extend([test_tokens(1)[0], 9]);
+    let right = expected(&model, &tokens);
+    assert_same(&context.feed(0, 21, &[9]), &right);
+    assert_same(&context.feed(1, 21, &[9]), &right);
+    assert_eq!(context.span(2).1, 27);
 }

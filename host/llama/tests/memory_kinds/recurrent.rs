@@ -1,79 +1,91 @@
-//! Purely recurrent memory: one state for each sequence, and its last position.
+//! Recurrent context: one state and the last position of each sequence.
 
 use super::*;
 
-fn read() -> (Arc<Model>, Memory, Vec<Token>) {
+fn with_20_tokens() -> (Arc<Model>, TestContext, Vec<Token>) {
     let model = model(&Architecture::Mamba);
-    let mut memory = Memory::new(&model);
-    let tokens = words(21);
-    memory.read(0, 0, &tokens[..20]);
-    (model, memory, tokens)
+    let mut context = TestContext::new(&model);
+    let tokens = test_tokens(21);
+    context.feed(0, 0, &tokens[..20]);
+    (model, context, tokens)
 }
 
 #[test]
 fn only_the_last_position_is_known() {
-    let (_, memory, _) = read();
-    assert_eq!(memory.span(0), (19, 19));
-    assert_eq!(memory.span(1), (-1, -1));
+    let (_, context, _) = with_20_tokens();
+    assert_eq!(context.span(0), (19, 19));
+    assert_eq!(context.span(1), (-1, -1));
 }
 
 #[test]
-fn an_end_cannot_be_cut_off_which_is_said_and_harms_nothing() {
-    let (model, mut memory, tokens) = read();
+fn removing_an_end_fails_without_effect() {
+    let (model, mut context, tokens) = with_20_tokens();
     for from in [1, 10, 19] {
-        assert!(!memory.remove(0, from, -1));
+        assert!(!context.remove(0, from, -1));
     }
-    assert_eq!(memory.span(0), (19, 19));
-    assert_same(&memory.read(0, 20, &tokens[20..]), &truth(&model, &tokens));
+    assert_eq!(context.span(0), (19, 19));
+    assert_same(
+        &context.feed(0, 20, &tokens[20..]),
+        &expected(&model, &tokens),
+    );
 }
 
 #[test]
-fn cutting_out_a_beginning_or_middle_answers_true_and_does_nothing() {
-    let (model, mut memory, tokens) = read();
+fn removing_a_start_silently_does_nothing() {
+    let (model, mut context, tokens) = with_20_tokens();
     for (from, to) in [(0, 10), (0, 19), (5, 10), (20, -1)] {
-        assert!(memory.remove(0, from, to), "{from} to {to}");
+        assert!(context.remove(0, from, to), "{from} to {to}");
     }
-    assert_eq!(memory.span(0), (19, 19));
-    assert_same(&memory.read(0, 20, &tokens[20..]), &truth(&model, &tokens));
+    assert_eq!(context.span(0), (19, 19));
+    assert_same(
+        &context.feed(0, 20, &tokens[20..]),
+        &expected(&model, &tokens),
+    );
 }
 
 #[test]
-fn a_partial_copy_is_silently_the_whole() {
-    let (model, mut memory, tokens) = read();
-    memory.copy(0, 1, 0, 10);
-    assert_eq!(memory.span(1), (19, 19));
-    assert_same(&memory.read(1, 20, &tokens[20..]), &truth(&model, &tokens));
+fn partial_copy_is_silently_whole() {
+    let (model, mut context, tokens) = with_20_tokens();
+    context.copy(0, 1, 0, 10);
+    assert_eq!(context.span(1), (19, 19));
+    assert_same(
+        &context.feed(1, 20, &tokens[20..]),
+        &expected(&model, &tokens),
+    );
 }
 
 #[test]
-fn a_copy_replaces_what_was_there() {
-    let (model, mut memory, tokens) = read();
-    memory.read(1, 0, &words(5));
-    memory.copy(0, 1, -1, -1);
-    assert_same(&memory.read(1, 20, &tokens[20..]), &truth(&model, &tokens));
-    // Even by nothing.
-    memory.copy(3, 1, -1, -1);
-    assert_eq!(memory.span(1), (-1, -1));
+fn copy_replaces_the_target() {
+    let (model, mut context, tokens) = with_20_tokens();
+    context.feed(1, 0, &test_tokens(5));
+    context.copy(0, 1, -1, -1);
+    assert_same(
+        &context.feed(1, 20, &tokens[20..]),
+        &expected(&model, &tokens),
+    );
+    // Even an empty source does.
+    context.copy(3, 1, -1, -1);
+    assert_eq!(context.span(1), (-1, -1));
 }
 
 #[test]
-fn a_saved_state_is_as_large_after_a_thousand_tokens_as_after_one() {
-    let (_, mut memory, _) = read();
-    let short = memory.save(0).len();
-    memory.read(1, 0, &words(1));
-    assert_eq!(memory.save(1).len(), short);
-    // More positions than the context has cells: a state needs none.
-    memory.read(2, 0, &words(1000));
-    assert_eq!(memory.span(2), (999, 999));
-    assert_eq!(memory.save(2).len(), short);
+fn state_size_is_constant() {
+    let (_, mut context, _) = with_20_tokens();
+    let short = context.save(0).len();
+    context.feed(1, 0, &test_tokens(1));
+    assert_eq!(context.save(1).len(), short);
+    // More positions than the context has cells: recurrent states need none.
+    context.feed(2, 0, &test_tokens(1000));
+    assert_eq!(context.span(2), (999, 999));
+    assert_eq!(context.save(2).len(), short);
 }
 
 #[test]
-fn snapshots_to_roll_back_to_are_not_for_this_architecture() {
+fn rollback_snapshots_are_unsupported() {
     let model = model(&Architecture::Mamba);
-    let mut memory = Memory::with(&model, |params| params.n_rs_seq = 4);
+    let mut context = TestContext::with(&model, |params| params.n_rs_seq = 4);
     // SAFETY: the context is alive.
-    assert_eq!(unsafe { sys::llama_n_rs_seq(memory.context.as_ptr()) }, 0);
-    memory.read(0, 0, &words(20));
-    assert!(!memory.remove(0, 19, -1));
+    assert_eq!(unsafe { sys::llama_n_rs_seq(context.context.as_ptr()) }, 0);
+    context.feed(0, 0, &test_tokens(20));
+    assert!(!context.remove(0, 19, -1));
 }
