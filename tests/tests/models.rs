@@ -88,8 +88,8 @@ fn first_model_preloads_others_load_on_demand() {
     let states: Vec<_> = states.iter().map(|m| (&m["model"], &m["state"])).collect();
     let expected = [
         ("tiny", "loaded"),
-        ("second", "asleep"),
-        ("never", "asleep"),
+        ("second", "unloaded"),
+        ("never", "unloaded"),
     ];
     let expected = expected.map(|(model, state)| (json!(model), json!(state)));
     assert_eq!(
@@ -122,11 +122,11 @@ fn first_model_preloads_others_load_on_demand() {
     let seen = corral.get_admin("/sequences").json();
     assert_eq!(seen["models"][1]["state"], "loaded");
     assert_eq!(seen["models"][1]["cells"]["all"], 512);
-    assert_eq!(seen["models"][2]["state"], "asleep");
+    assert_eq!(seen["models"][2]["state"], "unloaded");
     let admin = format!("http://{}", corral.admin());
     let top = run(["top", "--admin", &admin]);
     assert!(top.stdout.contains("\nsecond: 0 running"), "{top:?}");
-    assert!(top.stdout.contains("\nnever: asleep"), "{top:?}");
+    assert!(top.stdout.contains("\nnever: unloaded"), "{top:?}");
 
     let unknown = corral.post("/generate", r#"{"model": "other", "prompt": "1+1="}"#);
     let detail = unknown.problem(404, "unknown-model");
@@ -139,8 +139,9 @@ fn idle_models_unload_busy_ones_stay() {
     let (mut decoded, mut unloads) = (0.0, 0.0);
     for _ in 0..3 {
         ask(&corral, "tiny");
-        let metrics =
-            corral.wait_until("it is unloaded", |metrics| is_in(metrics, "tiny", "asleep"));
+        let metrics = corral.wait_until("it is unloaded", |metrics| {
+            is_in(metrics, "tiny", "unloaded")
+        });
         // A test thread that is delayed between two sums finds the model unloaded, too.
         let so_often = sample(&metrics, "corral_model_unloads_total", "tiny");
         assert!(so_often > unloads, "{so_often} after {unloads}");
@@ -169,7 +170,7 @@ fn idle_models_unload_busy_ones_stay() {
         "{problem}"
     );
     drop(stream);
-    let gone = |metrics: &Metrics| is_in(metrics, "tiny", "asleep");
+    let gone = |metrics: &Metrics| is_in(metrics, "tiny", "unloaded");
     corral.wait_until("it is unloaded", gone);
     corral.wait_until_idle();
 }
@@ -188,7 +189,7 @@ fn admin_api_loads_and_unloads() {
     let (code, told) = admin_request(&corral, "DELETE", "/models/second");
     assert_eq!(code, 202, "{told}");
     corral.wait_until("it is unloaded", |metrics| {
-        is_in(metrics, "second", "asleep")
+        is_in(metrics, "second", "unloaded")
     });
     assert_eq!(
         admin_request(&corral, "DELETE", "/models/second").0,
@@ -261,7 +262,7 @@ fn broken_model_fails_until_file_is_replaced() {
         }
         for _ in 0..3 {
             let detail = corral.post("/generate", request).problem(500, "failed");
-            assert!(detail.contains("model bad can't be loaded"), "{detail}");
+            assert!(detail.contains("model bad cannot be loaded"), "{detail}");
             assert!(detail.contains(expected), "{detail}");
             assert!(
                 !detail.contains(folder.to_str().expect("UTF-8")),
@@ -343,7 +344,7 @@ fn broken_preloaded_model_stops_startup() {
     let ended = run(line);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(
-        ended.stderr.contains("model missing can't be loaded"),
+        ended.stderr.contains("model missing cannot be loaded"),
         "{ended:?}"
     );
     std::fs::remove_dir_all(folder).expect("it is ours");

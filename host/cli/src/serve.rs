@@ -3,7 +3,7 @@
 use crate::admin_token::{self, AdminToken};
 use crate::args::{ServeArgs, reload_files};
 use crate::{Error, startup};
-use corral_engine::Models;
+use corral_engine::ModelPool;
 use corral_server::deployments::{Bounds, Deployments, Store};
 use corral_server::{Access, Front, House, Listeners, ReloadSignals, Server, StopSignals};
 use std::io::Write;
@@ -99,7 +99,7 @@ async fn reload_on_signal(front: Front, mut reload: ReloadSignals) {
 }
 
 /// Loads models, plugins and deployments.
-async fn load(args: &ServeArgs, models: &Models, store: Option<Store>) -> Result<House, Error> {
+async fn load(args: &ServeArgs, models: &ModelPool, store: Option<Store>) -> Result<House, Error> {
     startup::preload(&args.models, models, note).await?;
     let runtime = startup::runtime(args.models.cache_dir.clone(), models)?;
     let limits = args.limits.limits(CALL_TIME, CALL_CPU_TIME);

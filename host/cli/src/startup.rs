@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::args::{ModelArg, ModelArgs};
-use corral_engine::{Caller, Config, ModelState, Models};
+use corral_engine::{Caller, Config, ModelPool, ModelState};
 use corral_runtime::{Limits, Plugin, Runtime, RuntimeConfig};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ pub fn tokio_runtime(workers: usize) -> Result<tokio::runtime::Runtime, Error> {
 }
 
 /// The models of the command line, none of them loaded.
-pub(crate) fn model_pool(args: &ModelArgs) -> Result<Models, Error> {
+pub(crate) fn model_pool(args: &ModelArgs) -> Result<ModelPool, Error> {
     args.devices.backends.load()?;
     // Report wrong devices of models that load later at startup too.
     for ModelArg { name, .. } in &args.models {
@@ -61,14 +61,14 @@ pub(crate) fn model_pool(args: &ModelArgs) -> Result<Models, Error> {
         config
     };
     let configs = args.models.iter().enumerate().map(config).collect();
-    Ok(Models::new(configs, &args.pool.settings())?)
+    Ok(ModelPool::new(configs, &args.pool.settings())?)
 }
 
 /// Loads the models of `--preload` and checks the files of the others. Reports progress to `note`; a broken file of a
 /// model that loads later is reported, not an error.
 pub(crate) async fn preload(
     args: &ModelArgs,
-    models: &Models,
+    models: &ModelPool,
     note: impl Fn(String),
 ) -> Result<(), Error> {
     let count = args.pool.preload.count(args.models.len());
@@ -82,8 +82,9 @@ pub(crate) async fn preload(
         }
         let (models, name) = (models.clone(), name.clone());
         // It reads the head of the file: not on a worker.
-        let checked =
-            tokio::task::spawn_blocking(move || models.look(&name).map_err(|e| (name, e)));
+        let checked = tokio::task::spawn_blocking(move || {
+            models.estimate_host_bytes(&name).map_err(|e| (name, e))
+        });
         if let Ok(Err((name, error))) = checked.await {
             note(format!(
                 "model {name} is unusable, requests for it will fail: {error}"
@@ -94,10 +95,10 @@ pub(crate) async fn preload(
 }
 
 /// The sizes that a model's file states, for a message; empty if it states none, since the load reports why.
-async fn expected_sizes(models: &Models, name: &str) -> String {
+async fn expected_sizes(models: &ModelPool, name: &str) -> String {
     let (models, name) = (models.clone(), name.to_owned());
     // It reads the head of the file: not on a worker.
-    let expected = tokio::task::spawn_blocking(move || models.expected(&name)).await;
+    let expected = tokio::task::spawn_blocking(move || models.estimate(&name)).await;
     let Ok(Ok(Some(expected))) = expected else {
         return String::new();
     };
@@ -116,7 +117,7 @@ fn mebibytes(bytes: u64) -> String {
 }
 
 /// Loads one model; reports the progress of a slow load.
-async fn load(models: &Models, name: &str, note: &impl Fn(String)) -> Result<(), Error> {
+async fn load(models: &ModelPool, name: &str, note: &impl Fn(String)) -> Result<(), Error> {
     let start = Instant::now();
     let caller = Caller::default();
     let opening = models.open(Some(name), &caller);
@@ -152,7 +153,7 @@ async fn load(models: &Models, name: &str, note: &impl Fn(String)) -> Result<(),
 }
 
 /// A plugin runtime over these models. `cache_dir` holds compiled plugins; by default the user's cache does.
-pub fn runtime(cache_dir: Option<PathBuf>, models: &Models) -> Result<Runtime, Error> {
+pub fn runtime(cache_dir: Option<PathBuf>, models: &ModelPool) -> Result<Runtime, Error> {
     let config = RuntimeConfig {
         cache: cache_dir.or_else(default_cache_dir),
         ..RuntimeConfig::default()
@@ -161,7 +162,7 @@ pub fn runtime(cache_dir: Option<PathBuf>, models: &Models) -> Result<Runtime, E
 }
 
 /// Waits for loads and steps to end, so that the process does not exit inside of llama.cpp.
-pub(crate) async fn shut_down(models: Models) {
+pub(crate) async fn shut_down(models: ModelPool) {
     let ending = tokio::task::spawn_blocking(move || models.shutdown());
     let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, ending).await;
 }

@@ -24,7 +24,7 @@ mod look;
 mod lookup;
 mod memory_estimate;
 mod metrics;
-mod models;
+mod model_pool;
 mod places;
 mod processor;
 mod raw;
@@ -64,9 +64,9 @@ pub use generation::{
 };
 pub use look::{Distribution, Look, MAX_CANDIDATES, Show};
 pub use metrics::{Kind, Metric};
-pub use models::{
-    Expected, Lease, ModelState, ModelStatus, Models, OpenError, Opening,
-    Settings as ModelSettings, machine_memory,
+pub use model_pool::{
+    ModelLease, ModelPool, ModelPoolSettings, ModelSize, ModelState, ModelStatus, OpenError,
+    OpenModel, machine_memory,
 };
 pub use raw::Raw;
 pub use reply::Reply;

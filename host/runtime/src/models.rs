@@ -1,12 +1,12 @@
 //! The models that a plugin may open.
 
-use corral_engine::{Caller, Models, Opening};
+use corral_engine::{Caller, ModelPool, OpenModel};
 use std::sync::Arc;
 
 /// All models of the server, or some of them. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct VisibleModels {
-    models: Models,
+    models: ModelPool,
     only: Option<Arc<[String]>>,
 }
 
@@ -15,7 +15,7 @@ impl VisibleModels {
     ///
     /// # Errors
     /// The first name that is not a model.
-    pub(crate) fn new(models: &Models, only: Option<&[String]>) -> Result<Self, String> {
+    pub(crate) fn new(models: &ModelPool, only: Option<&[String]>) -> Result<Self, String> {
         for wanted in only.unwrap_or_default() {
             if !models.names().any(|name| name == wanted) {
                 return Err(wanted.clone());
@@ -44,7 +44,7 @@ impl VisibleModels {
     }
 
     /// Opens the named model, or the default. None if it is not visible.
-    pub(crate) fn open(&self, name: Option<&str>, caller: &Caller) -> Option<Opening> {
+    pub(crate) fn open(&self, name: Option<&str>, caller: &Caller) -> Option<OpenModel> {
         let name = match &self.only {
             None => name,
             Some(only) => {

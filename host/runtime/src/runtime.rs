@@ -19,7 +19,7 @@ use crate::ticker::Ticker;
 use crate::validate::{CompiledPlugin, compile};
 use crate::wasm_engine::{SetupError, wasm_engine};
 use bytes::Bytes;
-use corral_engine::{Metric, Models, Tenant};
+use corral_engine::{Metric, ModelPool, Tenant};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -71,7 +71,7 @@ pub struct Runtime(Arc<Shared>);
 pub(crate) struct Shared {
     pub(crate) engine: Engine,
     pub(crate) linker: Linker<State>,
-    pub(crate) models: Models,
+    pub(crate) models: ModelPool,
     pool: Arc<InstancePool>,
     pub(crate) ticker: Arc<Ticker>,
     pub(crate) counters: Arc<ProcessCounters>,
@@ -94,7 +94,7 @@ impl Runtime {
     ///
     /// # Errors
     /// If the address space, a thread or the cache folder is not available; the text says what to do.
-    pub fn new(config: RuntimeConfig, models: Models) -> Result<Self, SetupError> {
+    pub fn new(config: RuntimeConfig, models: ModelPool) -> Result<Self, SetupError> {
         let engine = wasm_engine(&config)?;
         let linker = linker(&engine)?;
         let ticker = Arc::new(Ticker::start(&engine)?);

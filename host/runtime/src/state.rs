@@ -10,7 +10,7 @@ use crate::outbound::Outbound;
 use crate::output::{LogOrigin, Output};
 use crate::quota::QuotaPermit;
 use crate::sampling::{SamplerPre, SamplingHost};
-use corral_engine::{Caller, Lease};
+use corral_engine::{Caller, ModelLease};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use wasmtime::component::ResourceTable;
@@ -51,7 +51,7 @@ pub(crate) struct State {
     pub(crate) bodies: FramedBodies,
     /// Leases of all models that the instance opened, the most recent last. They keep the models in memory
     /// until the call ends, so they are dropped after everything that uses a model.
-    pub(crate) leases: Vec<Lease>,
+    pub(crate) leases: Vec<ModelLease>,
 }
 
 impl State {

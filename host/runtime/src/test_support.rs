@@ -7,7 +7,7 @@ use crate::models::VisibleModels;
 use crate::sampling::SamplingHost;
 use crate::state::{Grants, State};
 use crate::wasm_engine::wasm_engine;
-use corral_engine::Models;
+use corral_engine::ModelPool;
 use std::sync::Arc;
 use wasmtime::Engine;
 use wasmtime::component::Linker;
@@ -30,7 +30,7 @@ pub(crate) fn engine_and_linker() -> (Engine, Linker<State>) {
 /// Grants without models and linked sampling plugins.
 pub(crate) fn grants(sampling: Arc<SamplingHost>) -> Grants {
     Grants {
-        models: VisibleModels::new(&Models::loaded(Vec::new()), None).unwrap(),
+        models: VisibleModels::new(&ModelPool::loaded(Vec::new()), None).unwrap(),
         snapshots: DeploymentSnapshots::new("x", snapshot_permits()),
         samplers: Arc::default(),
         sampling,

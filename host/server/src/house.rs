@@ -1,7 +1,7 @@
 //! What the server serves: models, runtime and deployments, once all is there that has to be.
 
 use crate::deployments::Deployments;
-use corral_engine::Models;
+use corral_engine::ModelPool;
 use corral_runtime::{Quota, Runtime};
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ pub struct House {
     /// The plugins' runtime, for its counters.
     pub runtime: Runtime,
     /// The models. When the engine of one that is loaded stops, the server is no longer ready.
-    pub models: Models,
+    pub models: ModelPool,
     /// What answers which path.
     pub deployments: Deployments,
 }

@@ -5,7 +5,7 @@
 use crate::probes;
 use crate::problem::Problem;
 use crate::server::Shared;
-use corral_engine::{Caller, Error, ModelState, ModelStatus, Models, OpenError};
+use corral_engine::{Caller, Error, ModelPool, ModelState, ModelStatus, OpenError};
 use corral_runtime::Body;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, Response, StatusCode};
@@ -41,12 +41,12 @@ pub(crate) async fn answer(
     })
 }
 
-fn all(models: &Models) -> Response<Body> {
+fn all(models: &ModelPool) -> Response<Body> {
     let all: Vec<_> = models.status().iter().map(whole).collect();
     json_response(StatusCode::OK, &json!({ "models": all }))
 }
 
-fn one(models: &Models, name: &str, status: StatusCode) -> Result<Response<Body>, Problem> {
+fn one(models: &ModelPool, name: &str, status: StatusCode) -> Result<Response<Body>, Problem> {
     let all = models.status();
     let found = all.iter().find(|model| model.name == name);
     let found = found.ok_or_else(|| {
@@ -59,7 +59,7 @@ fn one(models: &Models, name: &str, status: StatusCode) -> Result<Response<Body>
     Ok(json_response(status, &whole(found)))
 }
 
-async fn load(models: &Models, name: &str) -> Result<Response<Body>, Problem> {
+async fn load(models: &ModelPool, name: &str) -> Result<Response<Body>, Problem> {
     let caller = Caller {
         deadline: Instant::now().checked_add(LOAD_TIME),
         ..Caller::default()
@@ -69,7 +69,7 @@ async fn load(models: &Models, name: &str) -> Result<Response<Body>, Problem> {
     one(models, name, StatusCode::OK)
 }
 
-fn unload(models: &Models, name: &str) -> Result<Response<Body>, Problem> {
+fn unload(models: &ModelPool, name: &str) -> Result<Response<Body>, Problem> {
     let begun = models.unload(name).map_err(problem)?;
     let all = models.status();
     let state = all.iter().find(|model| model.name == name);
@@ -93,7 +93,7 @@ fn problem(error: OpenError) -> Problem {
         OpenError::NotLoaded { .. } => {
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "model-failed", text)
         }
-        OpenError::NotNow(error) => {
+        OpenError::Unavailable(error) => {
             let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, "model-busy", text);
             match error {
                 Error::Refused { retry_after, .. } | Error::Overdue { retry_after, .. } => {
@@ -134,8 +134,8 @@ fn whole(model: &ModelStatus) -> Value {
     if let Some(unused) = model.unused_for {
         told["unused_seconds"] = json!(unused.as_secs_f64());
     }
-    if let ModelState::Failed { again } = model.state {
-        told["retry_seconds"] = json!(again.as_secs_f64());
+    if let ModelState::Failed { retry_after } = model.state {
+        told["retry_seconds"] = json!(retry_after.as_secs_f64());
     }
     told
 }
@@ -197,7 +197,7 @@ mod tests {
         });
         assert_eq!(whole(&model), told);
         model.state = ModelState::Failed {
-            again: Duration::from_secs(4),
+            retry_after: Duration::from_secs(4),
         };
         model.error = Some("it is broken".to_owned());
         let told = whole(&model);

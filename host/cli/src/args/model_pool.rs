@@ -2,7 +2,7 @@
 
 use super::seconds;
 use clap::{Args, ValueEnum};
-use corral_engine::ModelSettings;
+use corral_engine::ModelPoolSettings;
 use std::time::Duration;
 
 #[derive(Args, Debug)]
@@ -40,8 +40,8 @@ impl Preload {
 }
 
 impl ModelPoolArgs {
-    pub(crate) fn settings(&self) -> ModelSettings {
-        ModelSettings {
+    pub(crate) fn settings(&self) -> ModelPoolSettings {
+        ModelPoolSettings {
             memory: self.model_memory.map(|mebibytes| mebibytes << 20),
             idle: self.model_idle_timeout,
         }

@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn unloaded_model_is_one_line() {
         let status = json!({"models": [
-            {"model": "a", "state": "asleep", "calls_waiting": 0, "sequences": [], "kept": []},
+            {"model": "a", "state": "unloaded", "calls_waiting": 0, "sequences": [], "kept": []},
             {"model": "b", "state": "loading", "calls_waiting": 3, "progress": 0.25},
             {"model": "c", "state": "failed", "calls_waiting": 0, "error": "x is no\nmodel"},
         ]});
@@ -209,7 +209,7 @@ mod tests {
             lines,
             [
                 "corral at http://a:1",
-                "a: asleep, 0 calls waiting",
+                "a: unloaded, 0 calls waiting",
                 "b: loading, 25 % loaded, 3 calls waiting",
                 "c: failed, 0 calls waiting",
                 "x is no?model",

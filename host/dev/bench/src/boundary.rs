@@ -11,7 +11,7 @@ use corral_cli::bench::rounds::Rounds;
 use corral_cli::bench::stats::{Quantiles, float, median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_cli::{Error, startup};
-use corral_engine::{Engine, Models};
+use corral_engine::{Engine, ModelPool};
 use corral_runtime::{
     CallOptions, ComponentSource, Limits, LinkedComponents, Plugin, PluginConfig, Runtime,
 };
@@ -69,7 +69,7 @@ pub(crate) async fn measure(args: &BoundaryArgs) -> Result<(), Error> {
         tokens,
         PROMPT_TOKENS,
     )?;
-    let models = Models::loaded(vec![engine.clone()]);
+    let models = ModelPool::loaded(vec![engine.clone()]);
     let runtime = startup::runtime(None, &models)?;
     let plugin = load(&runtime, args).await?;
     let mut variants = variants(args.streams);

@@ -12,7 +12,7 @@ use corral_cli::Error;
 use corral_cli::bench::rounds::Rounds;
 use corral_cli::bench::stats::{median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
-use corral_engine::{Engine, Models};
+use corral_engine::{Engine, ModelPool};
 use corral_runtime::{Limits, Runtime, RuntimeConfig};
 use corral_server::deployments::{Bounds, Deployments, Digest, Store};
 use corral_server::{Access, Server, Token};
@@ -132,7 +132,7 @@ struct Bench {
 impl Bench {
     /// Starts a server with its store and cache in `folder`.
     async fn start(engine: &Engine, folder: &Path) -> Result<Self, Error> {
-        let models = Models::loaded(vec![engine.clone()]);
+        let models = ModelPool::loaded(vec![engine.clone()]);
         let config = RuntimeConfig {
             cache: Some(folder.join("compiled")),
             ..RuntimeConfig::default()

@@ -14,7 +14,7 @@ use corral_cli::bench::table::{self, Column, Unit};
 use corral_cli::bench::url::Url;
 use corral_cli::terminal::printable;
 use corral_cli::{Error, startup};
-use corral_engine::Models;
+use corral_engine::ModelPool;
 use corral_runtime::Limits;
 use http::Request;
 use http::header::HOST;
@@ -68,7 +68,7 @@ pub(crate) fn measure(args: &HttpArgs) -> Result<(), Error> {
     let workers = startup::workers(args.workers);
     let server_runtime = startup::tokio_runtime(workers)?;
     let clients = client_runtime()?;
-    let models = Models::loaded(Vec::new());
+    let models = ModelPool::loaded(Vec::new());
     let serving = serve(models, "/", &args.plugin, Limits::default());
     let server = server_runtime.block_on(serving)?;
     let own = format!("http://{}", server.public_address());

@@ -1,7 +1,7 @@
 //! A server in this process on free ports, and single requests to it.
 
 use corral_cli::{Error, startup};
-use corral_engine::{Engine, Models};
+use corral_engine::{Engine, ModelPool};
 use corral_runtime::Runtime;
 use corral_server::deployments::Deployments;
 use corral_server::{Access, House, Limits, Listeners, Server, Terms, Token};
@@ -20,7 +20,7 @@ pub(crate) const NO_TIME_LIMIT: Duration = Duration::from_secs(86_400);
 
 /// Starts a server with the plugin `generate`.
 pub(crate) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Error> {
-    let models = Models::loaded(vec![engine.clone()]);
+    let models = ModelPool::loaded(vec![engine.clone()]);
     let limits = corral_runtime::Limits {
         time: NO_TIME_LIMIT,
         // Has no effect on an engine without a prefix cache.
@@ -32,7 +32,7 @@ pub(crate) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Erro
 
 /// Starts a server with one plugin at `route`.
 pub(crate) async fn serve(
-    models: Models,
+    models: ModelPool,
     route: &str,
     plugin: &Path,
     limits: corral_runtime::Limits,
@@ -46,7 +46,7 @@ pub(crate) async fn serve(
 
 /// Starts a server with these deployments. `token` guards the admin listener.
 pub(crate) async fn open(
-    models: Models,
+    models: ModelPool,
     runtime: Runtime,
     deployments: Deployments,
     token: Option<Token>,

@@ -4,7 +4,7 @@ use crate::runtime::{ComponentSource, Runtime};
 use crate::structure::tests::deep_type;
 use crate::test_support::{config, engine_and_linker};
 use crate::validate::compile;
-use corral_engine::Models;
+use corral_engine::ModelPool;
 
 /// Start of the components below: `$count` calls `wasi:cli/environment` of `version` and returns the number of
 /// variables.
@@ -124,7 +124,7 @@ fn error_of(components: &PluginComponents, limit: usize) -> (&'static str, Strin
 
 #[tokio::test]
 async fn template_sees_environment_only_if_inherited() {
-    let runtime = Runtime::new(config(2), Models::loaded(Vec::new())).unwrap();
+    let runtime = Runtime::new(config(2), ModelPool::loaded(Vec::new())).unwrap();
     // The handler's version, another one, and WASI 0.3.
     for version in ["0.2.3", "0.2.12", "0.3.0"] {
         for (inherit, sees) in [(false, 0), (true, 1)] {

@@ -2,7 +2,7 @@
 
 #![allow(dead_code)]
 
-use corral_engine::Models;
+use corral_engine::ModelPool;
 use corral_runtime::{Limits, Plugin, Runtime, RuntimeConfig};
 
 /// The error codes of `wasi:http/types`, the same in 0.2 and 0.3, as text inside an instance type.
@@ -188,7 +188,7 @@ pub fn runtime(instances: u32) -> Runtime {
         instances,
         ..RuntimeConfig::default()
     };
-    Runtime::new(settings, Models::loaded(Vec::new())).unwrap()
+    Runtime::new(settings, ModelPool::loaded(Vec::new())).unwrap()
 }
 
 /// The plugin of these bytes.

@@ -86,7 +86,7 @@ fn together(counts: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<&'sta
 #[cfg(test)]
 mod tests {
     use super::*;
-    use corral_engine::Models;
+    use corral_engine::ModelPool;
     use corral_runtime::{QuotaPermit, Runtime, RuntimeConfig};
 
     fn requests(number: u32) -> QuotaLimits {
@@ -102,7 +102,7 @@ mod tests {
             instances: 1,
             ..RuntimeConfig::default()
         };
-        let runtime = Runtime::new(settings, Models::loaded(Vec::new())).expect("starts");
+        let runtime = Runtime::new(settings, ModelPool::loaded(Vec::new())).expect("starts");
         let standing = Standing::new(runtime.new_deployment());
         let none = QuotaLimits::default();
         assert_eq!(standing.quotas("a", &[none]).iter().flatten().count(), 0);

@@ -4,7 +4,7 @@ use super::http::{GENERATE_ROUTE, OPENAI_ROUTE};
 use super::stage::Stage;
 use crate::local_server::{NO_TIME_LIMIT, open};
 use corral_cli::{Error, startup};
-use corral_engine::{Engine, Models};
+use corral_engine::{Engine, ModelPool};
 use corral_runtime::{Limits, Plugin, Runtime};
 use corral_server::deployments::Deployments;
 use corral_server::{Access, Server, Terms};
@@ -29,7 +29,7 @@ impl Services {
             cpu: NO_TIME_LIMIT,
             ..Limits::default()
         };
-        let models = Models::loaded(vec![engine.clone()]);
+        let models = ModelPool::loaded(vec![engine.clone()]);
         let runtime = startup::runtime(None, &models)?;
         let load = async |name: &'static str| -> Result<Option<Plugin>, Error> {
             if !stages.iter().any(|stage| stage.plugin == Some(name)) {

@@ -1,4 +1,4 @@
-//! The models over the demo model: one file under several names counts as several models.
+//! The pool with the demo model: the same file under several names is several models.
 
 use super::*;
 use crate::Options;
@@ -20,11 +20,11 @@ fn config(name: &str, path: PathBuf) -> Config {
     config
 }
 
-/// Models `a`, `b`, `c` and so on.
-fn models(count: u8, settings: &Settings) -> Models {
+/// ModelPool `a`, `b`, `c` and so on.
+fn models(count: u8, settings: &ModelPoolSettings) -> ModelPool {
     let name = |n: u8| char::from(b'a' + n).to_string();
     let configs = (0..count).map(|n| config(&name(n), demo_model()));
-    Models::new(configs.collect(), settings).expect("a thread starts")
+    ModelPool::new(configs.collect(), settings).expect("a thread starts")
 }
 
 /// Waits for a future on this thread.
@@ -45,11 +45,11 @@ fn wait<F: Future>(future: F) -> F::Output {
     }
 }
 
-fn open(models: &Models, name: &str) -> Result<Lease, OpenError> {
+fn open(models: &ModelPool, name: &str) -> Result<ModelLease, OpenError> {
     wait(models.open(Some(name), &Caller::default()))
 }
 
-fn sum(lease: &Lease, a: u32, b: u32) {
+fn sum(lease: &ModelLease, a: u32, b: u32) {
     let tokens = lease.tokenize(&format!("{a}+{b}="), true).expect("short");
     let options = Options {
         max_tokens: 10,
@@ -66,18 +66,18 @@ fn sum(lease: &Lease, a: u32, b: u32) {
     assert_eq!(text, (a + b).to_string(), "{a}+{b}");
 }
 
-fn ask(models: &Models, name: &str, a: u32) {
-    let lease = open(models, name).expect("it can be opened");
+fn ask(models: &ModelPool, name: &str, a: u32) {
+    let lease = open(models, name).expect("it opens");
     assert_eq!(lease.info().name, name);
     sum(&lease, a, 7);
 }
 
-fn status(models: &Models, name: &str) -> ModelStatus {
+fn status(models: &ModelPool, name: &str) -> ModelStatus {
     let mut all = models.status().into_iter();
     all.find(|status| status.name == name).expect(name)
 }
 
-fn number(models: &Models, name: &str, metric: &str) -> f64 {
+fn number(models: &ModelPool, name: &str, metric: &str) -> f64 {
     let all = models.metrics();
     let (_, metrics) = all.iter().find(|(own, _)| own == name).expect(name);
     let found = metrics.iter().find(|found| found.name == metric);
@@ -89,15 +89,15 @@ fn until(what: &str, holds: impl Fn() -> bool) {
     while !holds() {
         assert!(
             started.elapsed() < Duration::from_secs(120),
-            "no sign that {what}"
+            "timeout: {what}"
         );
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
 #[test]
-fn the_first_fifty_load_it_once_and_each_gets_its_answer() {
-    let models = models(2, &Settings::default());
+fn concurrent_opens_share_one_load() {
+    let models = models(2, &ModelPoolSettings::default());
     assert_eq!(models.names().collect::<Vec<_>>(), ["a", "b"]);
     std::thread::scope(|scope| {
         for a in 0..50 {
@@ -106,7 +106,11 @@ fn the_first_fifty_load_it_once_and_each_gets_its_answer() {
         }
     });
     let (a, b) = (status(&models, "a"), status(&models, "b"));
-    assert_eq!((a.state, a.memory), (ModelState::Asleep, 0), "nobody asked");
+    assert_eq!(
+        (a.state, a.memory),
+        (ModelState::Unloaded, 0),
+        "it was not opened"
+    );
     assert_eq!((b.state, b.leases, b.waiting), (ModelState::Loaded, 0, 0));
     assert_eq!(number(&models, "b", "corral_model_loads_total"), 1.0);
     assert_eq!(
@@ -117,27 +121,25 @@ fn the_first_fifty_load_it_once_and_each_gets_its_answer() {
         number(&models, "a", "corral_engine_requests_finished_total"),
         0.0
     );
-    // The default one is the first.
+    // The default model is the first.
     let lease = wait(models.open(None, &Caller::default())).expect("it is there");
     assert_eq!(lease.info().name, "a");
     models.shutdown();
     assert!(!lease.alive());
-    let closed = open(&models, "b")
-        .err()
-        .expect("nothing is opened any more");
+    let closed = open(&models, "b").err().expect("the pool is closed");
     assert!(
-        matches!(closed, OpenError::NotNow(Error::Cancelled)),
+        matches!(closed, OpenError::Unavailable(Error::Cancelled)),
         "{closed:?}"
     );
 }
 
 #[test]
-fn what_is_not_there_is_named_and_what_there_is_too() {
-    let some = models(2, &Settings::default());
+fn unknown_model_error_lists_names() {
+    let some = models(2, &ModelPoolSettings::default());
     let error = open(&some, "z").err().expect("there is none");
     assert_eq!(error.to_string(), "there is no model z; there is a, b");
     assert!(matches!(Error::from(error), Error::NotFound(_)));
-    let none = Models::loaded(Vec::new());
+    let none = ModelPool::loaded(Vec::new());
     let error = wait(none.open(None, &Caller::default()))
         .err()
         .expect("there is none");
@@ -146,26 +148,26 @@ fn what_is_not_there_is_named_and_what_there_is_too() {
 }
 
 #[test]
-fn who_is_idle_leaves_nothing_behind_and_comes_back_when_it_is_asked() {
-    let settings = Settings {
+fn idle_model_frees_memory_and_loads_again() {
+    let settings = ModelPoolSettings {
         idle: Some(Duration::from_millis(20)),
-        ..Settings::default()
+        ..ModelPoolSettings::default()
     };
     let models = models(1, &settings);
     let mut expected = 0.0;
-    for life in 1..=5 {
-        let lease = open(&models, "a").expect("it can be opened");
-        sum(&lease, life, 7);
+    for round in 1..=5 {
+        let lease = open(&models, "a").expect("it opens");
+        sum(&lease, round, 7);
         let freed = lease.engine().watch();
-        let lives = lease.clone();
+        let clone = lease.clone();
         drop(lease);
         std::thread::sleep(Duration::from_millis(60));
-        assert!(lives.alive(), "somebody has it");
-        drop(lives);
+        assert!(clone.alive(), "it is in use");
+        drop(clone);
         until("it is unloaded", || {
-            status(&models, "a").state == ModelState::Asleep
+            status(&models, "a").state == ModelState::Unloaded
         });
-        assert!(freed(), "its memory is still there");
+        assert!(freed(), "its memory is not freed");
         assert_eq!(status(&models, "a").memory, 0);
         expected += 1.0;
         for (metric, value) in [
@@ -181,10 +183,10 @@ fn who_is_idle_leaves_nothing_behind_and_comes_back_when_it_is_asked() {
 }
 
 #[test]
-fn requests_that_come_while_it_goes_are_answered_all_the_same() {
-    let settings = Settings {
+fn requests_during_unload_are_answered() {
+    let settings = ModelPoolSettings {
         idle: Some(Duration::from_millis(1)),
-        ..Settings::default()
+        ..ModelPoolSettings::default()
     };
     let models = models(2, &settings);
     let done = AtomicBool::new(false);
@@ -213,7 +215,7 @@ fn requests_that_come_while_it_goes_are_answered_all_the_same() {
     });
     assert!(
         number(&models, "a", "corral_model_unloads_total") > 1.0,
-        "nothing was tried"
+        "it was never unloaded"
     );
     let finished = "corral_engine_requests_finished_total";
     let all = number(&models, "a", finished) + number(&models, "b", finished);
@@ -221,20 +223,20 @@ fn requests_that_come_while_it_goes_are_answered_all_the_same() {
     models.shutdown();
 }
 
-/// Bytes that one model takes, as it is found out by loading it.
-fn size_of_one() -> u64 {
-    let models = models(1, &Settings::default());
-    let memory = open(&models, "a").expect("it can be opened").memory();
+/// Bytes that the demo model really takes.
+fn loaded_size() -> u64 {
+    let models = models(1, &ModelPoolSettings::default());
+    let memory = open(&models, "a").expect("it opens").memory();
     models.shutdown();
     memory
 }
 
 #[test]
-fn three_take_turns_where_two_have_room() {
-    let expected = file::expected_bytes(&config("a", demo_model())).expect("a model");
-    let settings = Settings {
-        memory: Some(2 * expected.max(size_of_one())),
-        ..Settings::default()
+fn three_models_rotate_in_room_for_two() {
+    let expected = estimate::estimate_host_bytes(&config("a", demo_model())).expect("a model");
+    let settings = ModelPoolSettings {
+        memory: Some(2 * expected.max(loaded_size())),
+        ..ModelPoolSettings::default()
     };
     let models = models(3, &settings);
     let names = ["a", "b", "c"];
@@ -247,11 +249,11 @@ fn three_take_turns_where_two_have_room() {
         let here = models.status().iter().filter(|s| s.memory > 0).count();
         assert!(here <= 2, "{:?}", models.status());
     }
-    // Whoever was used last stays: each came anew.
+    // The least recently used model leaves, so each open was a load.
     for name in names {
         assert_eq!(number(&models, name, "corral_model_loads_total"), 4.0);
     }
-    // And where several want all of them at once.
+    // Concurrent callers of all three.
     std::thread::scope(|scope| {
         for thread in 0..6_u32 {
             let models = &models;
@@ -266,19 +268,19 @@ fn three_take_turns_where_two_have_room() {
 }
 
 #[test]
-fn who_waits_for_room_gets_it_though_the_other_is_always_in_use() {
-    let expected = file::expected_bytes(&config("a", demo_model())).expect("a model");
-    let settings = Settings {
-        memory: Some(expected.max(size_of_one())),
-        ..Settings::default()
+fn waiter_gets_room_of_busy_model() {
+    let expected = estimate::estimate_host_bytes(&config("a", demo_model())).expect("a model");
+    let settings = ModelPoolSettings {
+        memory: Some(expected.max(loaded_size())),
+        ..ModelPoolSettings::default()
     };
     let models = models(2, &settings);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let mut held = open(&models, "a").expect("it can be opened");
+        let mut held = open(&models, "a").expect("it opens");
         let (models, done) = (&models, &done);
         scope.spawn(move || {
-            // Always one who has it when the next one comes.
+            // A lease always overlaps the next one.
             while !done.load(Ordering::Relaxed) {
                 let mut next = models.open(Some("a"), &Caller::default());
                 let asked_twice = Waker::noop();
@@ -296,7 +298,7 @@ fn who_waits_for_room_gets_it_though_the_other_is_always_in_use() {
             deadline: Instant::now().checked_add(Duration::from_secs(100)),
             ..Caller::default()
         };
-        let lease = wait(models.open(Some("b"), &caller)).expect("its turn comes");
+        let lease = wait(models.open(Some("b"), &caller)).expect("it gets room");
         sum(&lease, 3, 4);
         done.store(true, Ordering::Relaxed);
     });
@@ -304,10 +306,10 @@ fn who_waits_for_room_gets_it_though_the_other_is_always_in_use() {
 }
 
 #[test]
-fn what_is_larger_than_all_there_is_is_refused_at_once() {
-    let settings = Settings {
+fn model_over_budget_fails_at_once() {
+    let settings = ModelPoolSettings {
         memory: Some(1 << 20),
-        ..Settings::default()
+        ..ModelPoolSettings::default()
     };
     let models = models(1, &settings);
     let error = open(&models, "a").err().expect("it is larger");
@@ -322,24 +324,24 @@ fn what_is_larger_than_all_there_is_is_refused_at_once() {
 }
 
 #[test]
-fn a_broken_file_fails_those_who_want_it_until_there_is_a_good_one() {
+fn broken_file_fails_callers_until_replaced() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("changing.gguf");
     let whole = std::fs::read(demo_model()).expect("it is there");
     let configs = vec![config("good", demo_model()), config("bad", path.clone())];
-    let models = Models::new(configs, &Settings::default()).expect("a thread starts");
+    let models = ModelPool::new(configs, &ModelPoolSettings::default()).expect("a thread starts");
     let mut failures = 0.0;
-    // The token "+" a second time, in place of "*": a file on which llama.cpp ends the process.
+    // The token "+" twice, in place of "*": llama.cpp aborts the process on this file.
     let mut twice = whole.clone();
     let star = [1, 0, 0, 0, 0, 0, 0, 0, b'*'];
     let at = whole.windows(star.len()).position(|window| window == star);
     twice[at.expect("a token") + star.len() - 1] = b'+';
-    // Each is found at once, since the file is another one each time.
+    // Each changed file is tried at once.
     for (bytes, expected) in [
         (None, "cannot read"),
         (Some(&b""[..]), "not a GGUF model"),
         (Some(&whole[..1000]), "cannot be loaded"),
-        (Some(&twice[..]), "the token \"+\" twice"),
+        (Some(&twice[..]), "contains the token \"+\" twice"),
         (Some(&whole[..whole.len() / 2]), "cannot be loaded"),
     ] {
         if let Some(bytes) = bytes {
@@ -350,7 +352,7 @@ fn a_broken_file_fails_those_who_want_it_until_there_is_a_good_one() {
             let text = error.to_string();
             assert!(text.contains(expected), "{text}");
             let shown = Error::from(error).to_string();
-            assert!(shown.contains("the model bad can't be loaded"), "{shown}");
+            assert!(shown.contains("the model bad cannot be loaded"), "{shown}");
             assert!(shown.contains("changing.gguf"), "{shown}");
             let folder = folder.path().to_str().expect("UTF-8");
             assert!(!shown.contains(folder), "{shown}");
@@ -369,14 +371,14 @@ fn a_broken_file_fails_those_who_want_it_until_there_is_a_good_one() {
 }
 
 #[test]
-fn nobody_waits_beyond_its_deadline() {
-    let expected = file::expected_bytes(&config("a", demo_model())).expect("a model");
-    let settings = Settings {
-        memory: Some(expected.max(size_of_one())),
-        ..Settings::default()
+fn open_ends_at_deadline_or_queue_time() {
+    let expected = estimate::estimate_host_bytes(&config("a", demo_model())).expect("a model");
+    let settings = ModelPoolSettings {
+        memory: Some(expected.max(loaded_size())),
+        ..ModelPoolSettings::default()
     };
     let models = models(2, &settings);
-    let held = open(&models, "a").expect("it can be opened");
+    let held = open(&models, "a").expect("it opens");
     for millis in [0, 30] {
         let short = Duration::from_millis(millis);
         let deadline = Instant::now().checked_add(short);
@@ -386,7 +388,7 @@ fn nobody_waits_beyond_its_deadline() {
         };
         let error = wait(models.open(Some("b"), &late)).err().expect("no room");
         assert!(
-            matches!(error, OpenError::NotNow(Error::Deadline)),
+            matches!(error, OpenError::Unavailable(Error::Deadline)),
             "{error:?}"
         );
         assert!(Instant::now() >= deadline.expect("it is soon"));
@@ -400,13 +402,13 @@ fn nobody_waits_beyond_its_deadline() {
         let text = error.to_string();
         assert!(text.contains("the model b was not loaded within"), "{text}");
         assert!(
-            matches!(error, OpenError::NotNow(Error::Overdue { .. })),
+            matches!(error, OpenError::Unavailable(Error::Overdue { .. })),
             "{error:?}"
         );
     }
     assert_eq!(
         (status(&models, "b").state, status(&models, "b").waiting),
-        (ModelState::Asleep, 0)
+        (ModelState::Unloaded, 0)
     );
     drop(held);
     ask(&models, "b", 1);
@@ -414,7 +416,7 @@ fn nobody_waits_beyond_its_deadline() {
 }
 
 #[test]
-fn a_load_that_nobody_needs_any_more_is_given_up() {
+fn shutdown_cancels_load() {
     let progress = LoadProgress::default();
     progress.cancel();
     let error = Engine::load_watched(config("a", demo_model()), &progress);
@@ -427,23 +429,26 @@ fn a_load_that_nobody_needs_any_more_is_given_up() {
     let engine = Engine::load_watched(config("a", demo_model()), &progress).expect("it loads");
     assert_eq!(progress.fraction(), 1.0);
     engine.shutdown();
-    // Whoever waits is told when the end comes during a load.
-    let models = models(1, &Settings::default());
+    // A shutdown during a load fails its waiters.
+    let models = models(1, &ModelPoolSettings::default());
     let opening = models.open(None, &Caller::default());
     models.shutdown();
-    let told = wait(opening).map(|lease| lease.alive());
+    let opened = wait(opening).map(|lease| lease.alive());
     assert!(
-        matches!(told, Ok(false) | Err(OpenError::NotNow(Error::Cancelled))),
-        "{told:?}"
+        matches!(
+            opened,
+            Ok(false) | Err(OpenError::Unavailable(Error::Cancelled))
+        ),
+        "{opened:?}"
     );
 }
 
 #[test]
-fn a_guess_is_no_less_than_what_it_takes_and_not_much_more() {
+fn memory_estimate_is_close_upper_bound() {
     for cells in [512, 4096] {
         let mut config = config("a", demo_model());
         config.cells = Some(cells);
-        let expected = file::expected_bytes(&config).expect("a model");
+        let expected = estimate::estimate_host_bytes(&config).expect("a model");
         let engine = Engine::load(config).expect("it loads");
         let file = std::fs::metadata(demo_model()).expect("it is there").len();
         let took = engine.memory();
@@ -457,15 +462,15 @@ fn a_guess_is_no_less_than_what_it_takes_and_not_much_more() {
 }
 
 #[test]
-fn models_that_were_loaded_before_stay() {
+fn preloaded_models_stay_loaded() {
     let engine = Engine::load(config("a", demo_model())).expect("it loads");
-    let models = Models::loaded(vec![engine.clone()]);
+    let models = ModelPool::loaded(vec![engine.clone()]);
     ask(&models, "a", 1);
     assert!(!models.unload("a").expect("there is one"));
     assert_eq!(models.engines().len(), 1);
     drop(models);
-    assert!(engine.alive(), "it is somebody else's");
-    let models = Models::loaded(vec![engine.clone()]);
+    assert!(engine.alive(), "the pool does not own it");
+    let models = ModelPool::loaded(vec![engine.clone()]);
     models.shutdown();
     assert!(!engine.alive());
 }

@@ -1,40 +1,40 @@
-//! What people and programs are told about the models.
+//! Status and metrics of the models.
 
-use super::residency::State;
-use super::{Inner, Models, Slot};
+use super::policy::LoadState;
+use super::{Inner, ModelPool, Slot};
 use crate::engine::Engine;
 use crate::metrics::{Counters, Kind, Metric};
 use std::time::Duration;
 
-/// Where a model is.
+/// The state of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ModelState {
-    /// Not in memory; the next who opens it has it loaded.
-    Asleep,
-    /// On its way into memory.
+    /// Not in memory; the next open loads it.
+    Unloaded,
+    /// Being loaded.
     Loading {
-        /// The part of its weights that is read, from 0 to 1.
+        /// The fraction of the weights that is read.
         progress: f32,
     },
     /// In memory.
     Loaded,
-    /// On its way out of memory.
+    /// Being unloaded.
     Unloading,
-    /// It could not be loaded.
+    /// The last load failed.
     Failed {
-        /// How long until a request tries it again, or until its file is another one.
-        again: Duration,
+        /// The delay before a request retries it, unless its file changes.
+        retry_after: Duration,
     },
 }
 
 impl ModelState {
-    /// All names of states.
-    pub const NAMES: [&'static str; 5] = ["asleep", "loading", "loaded", "unloading", "failed"];
+    /// The names of all states.
+    pub const NAMES: [&'static str; 5] = ["unloaded", "loading", "loaded", "unloading", "failed"];
 
-    /// One word, which never changes.
+    /// The state's name, which is stable.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Asleep => "asleep",
+            Self::Unloaded => "unloaded",
             Self::Loading { .. } => "loading",
             Self::Loaded => "loaded",
             Self::Unloading => "unloading",
@@ -43,60 +43,59 @@ impl ModelState {
     }
 }
 
-/// What goes on with a model at one moment.
+/// A model's status at one moment.
 #[derive(Clone, Debug)]
 pub struct ModelStatus {
-    /// The name under which it is served.
+    /// The model's name.
     pub name: String,
-    /// Where it is.
+    /// Its state.
     pub state: ModelState,
-    /// Bytes of weights and context that it holds in the machine's memory; while it is loaded, that it is
-    /// expected to hold.
+    /// Bytes of weights and context in the machine's memory; while it loads, an estimate.
     pub memory: u64,
-    /// Calls that use it.
+    /// Number of calls that use it.
     pub leases: usize,
-    /// Calls that wait until it is loaded.
+    /// Number of calls that wait for it to load.
     pub waiting: usize,
-    /// How long nobody has used it, where it is loaded and nobody does.
+    /// How long it has been loaded and idle.
     pub unused_for: Option<Duration>,
-    /// Why it could not be loaded, for the operator.
+    /// Why the last load failed, for the operator.
     pub error: Option<String>,
-    /// Whether its engine's thread has ended while it should run.
+    /// Whether its engine thread has ended unexpectedly.
     pub stopped: bool,
 }
 
-/// What is counted over all lives of a model.
+/// Counters over all loads of a model.
 #[derive(Debug, Default)]
-pub(super) struct Totals {
+pub(super) struct ModelTotals {
     pub(super) loads: u64,
     pub(super) unloads: u64,
     pub(super) failures: u64,
     pub(super) load_time: Duration,
-    /// What its engines counted that are no more.
+    /// The counters of its earlier engines.
     past: Vec<Metric>,
 }
 
-impl Totals {
-    /// Adds what an engine has counted that ended. What goes up and down ends with it.
-    pub(super) fn remember(&mut self, metrics: &[Metric]) {
+impl ModelTotals {
+    /// Adds the counters of an engine that ended; its gauges are dropped.
+    pub(super) fn add(&mut self, metrics: &[Metric]) {
         let past = std::mem::take(&mut self.past);
         let counted = metrics.iter().filter(|metric| metric.kind != Kind::Gauge);
         self.past = sum(counted.cloned().collect(), &past);
     }
 
-    /// The numbers of an engine that goes on where others ended; without one, what they left.
+    /// The metrics of the present engine plus the earlier counters.
     fn with(&self, engine: Option<Vec<Metric>>) -> Vec<Metric> {
-        // Of a model that was never there all is 0, so that whoever watches it sees it begin.
+        // A model that was never loaded exports zeros, so that the first increment is visible.
         let now = engine.unwrap_or_else(|| Counters::default().list());
         sum(now, &self.past)
     }
 }
 
-/// Adds the numbers of `past` to those of the same name and labels; what is only there comes last.
+/// Adds the values of `past` to metrics of the same name and labels, and appends the others.
 fn sum(mut now: Vec<Metric>, past: &[Metric]) -> Vec<Metric> {
     for (index, metric) in past.iter().enumerate() {
         let same = |m: &Metric| m.name == metric.name && m.labels == metric.labels;
-        // Mostly they come in the same order.
+        // Usually both have the same order.
         let at = match now.get(index) {
             Some(found) if same(found) => Some(index),
             _ => now.iter().position(same),
@@ -109,8 +108,8 @@ fn sum(mut now: Vec<Metric>, past: &[Metric]) -> Vec<Metric> {
     now
 }
 
-impl Models {
-    /// What goes on with each model.
+impl ModelPool {
+    /// The status of each model.
     pub fn status(&self) -> Vec<ModelStatus> {
         let shared = &self.0.0;
         let inner = shared.lock();
@@ -119,15 +118,15 @@ impl Models {
         names
             .map(|(model, name)| {
                 let slot = &inner.slots[model];
-                let residency = &inner.residency;
+                let policy = &inner.policy;
                 let state = state(&inner, slot, model, now);
                 ModelStatus {
                     name: name.clone(),
                     state,
-                    memory: residency.held(model),
-                    leases: residency.leases(model),
-                    waiting: residency.waiting(model),
-                    unused_for: residency.unused_for(now, model),
+                    memory: policy.held(model),
+                    leases: policy.leases(model),
+                    waiting: policy.waiting(model),
+                    unused_for: policy.unused_for(now, model),
                     error: matches!(state, ModelState::Failed { .. })
                         .then(|| slot.error.as_ref().map(ToString::to_string))
                         .flatten(),
@@ -138,8 +137,8 @@ impl Models {
             .collect()
     }
 
-    /// The numbers of each model, by its name: its engine's, over all of its lives, and those about
-    /// loading it.
+    /// The metrics of each model, with its name: those of its engines since the start, and those of the
+    /// pool.
     pub fn metrics(&self) -> Vec<(String, Vec<Metric>)> {
         let statuses = self.status();
         let inner = self.0.0.lock();
@@ -148,8 +147,8 @@ impl Models {
             .map(|(slot, status)| {
                 let engine = slot.engine.as_ref().map(|engine| engine.metrics());
                 let mut metrics = slot.totals.with(engine);
-                metrics.extend(own(&slot.totals, &status));
-                metrics.extend(slot.engine.iter().flat_map(on_devices));
+                metrics.extend(pool_metrics(&slot.totals, &status));
+                metrics.extend(slot.engine.iter().flat_map(device_memory));
                 (status.name, metrics)
             })
             .collect()
@@ -157,26 +156,25 @@ impl Models {
 }
 
 fn state(inner: &Inner, slot: &Slot, model: usize, now: Duration) -> ModelState {
-    match inner.residency.state(model) {
-        State::Asleep => ModelState::Asleep,
-        State::Loading => ModelState::Loading {
+    match inner.policy.state(model) {
+        LoadState::Unloaded => ModelState::Unloaded,
+        LoadState::Loading => ModelState::Loading {
             progress: slot.progress.fraction(),
         },
-        State::Loaded => ModelState::Loaded,
-        State::Unloading => ModelState::Unloading,
-        State::Failed { again } => ModelState::Failed {
-            again: again.saturating_sub(now),
+        LoadState::Loaded => ModelState::Loaded,
+        LoadState::Unloading => ModelState::Unloading,
+        LoadState::Failed { retry_at } => ModelState::Failed {
+            retry_after: retry_at.saturating_sub(now),
         },
     }
 }
 
-/// Of one that is loaded: what of it is on devices.
-fn on_devices(engine: &Engine) -> Vec<Metric> {
+fn device_memory(engine: &Engine) -> Vec<Metric> {
     let memory = engine.device_memory().iter();
     #[allow(clippy::cast_precision_loss)]
     let metrics = memory.map(|(device, bytes)| Metric {
         name: "corral_model_device_memory_bytes",
-        help: "Bytes of weights and context that the model holds on a device with a memory of its own.",
+        help: "Bytes of the model's weights and context on a device with its own memory.",
         kind: Kind::Gauge,
         labels: vec![("device", device.clone())],
         value: *bytes as f64,
@@ -184,7 +182,7 @@ fn on_devices(engine: &Engine) -> Vec<Metric> {
     metrics.collect()
 }
 
-fn own(totals: &Totals, status: &ModelStatus) -> Vec<Metric> {
+fn pool_metrics(totals: &ModelTotals, status: &ModelStatus) -> Vec<Metric> {
     let metric = |name, help, kind, value| Metric {
         name,
         help,
@@ -212,7 +210,7 @@ fn own(totals: &Totals, status: &ModelStatus) -> Vec<Metric> {
             labels: vec![("state", (*state).to_owned())],
             ..gauge(
                 "corral_model_state",
-                "1 for the state that the model is in, 0 for the others.",
+                "1 for the model's current state, 0 for the others.",
                 f64::from(u8::from(*state == status.state.name())),
             )
         })
@@ -220,38 +218,38 @@ fn own(totals: &Totals, status: &ModelStatus) -> Vec<Metric> {
     metrics.extend([
         gauge(
             "corral_model_load_progress",
-            "The part of the weights that is read; 1 once the model is loaded.",
+            "The fraction of the weights that is read; 1 once the model is loaded.",
             progress,
         ),
         gauge(
             "corral_model_memory_bytes",
-            "Bytes of weights and context that the model holds.",
+            "Bytes of the model's weights and context.",
             memory,
         ),
         gauge("corral_model_leases", "Calls that use the model.", leases),
         gauge(
             "corral_model_waiting",
-            "Calls that wait until the model is loaded.",
+            "Calls that wait for the model to load.",
             waiting,
         ),
         counter(
             "corral_model_loads_total",
-            "Times the model was loaded.",
+            "Loads of the model.",
             totals.loads,
         ),
         counter(
             "corral_model_unloads_total",
-            "Times the model was unloaded.",
+            "Unloads of the model.",
             totals.unloads,
         ),
         counter(
             "corral_model_load_failures_total",
-            "Times the model could not be loaded.",
+            "Loads of the model that failed.",
             totals.failures,
         ),
         metric(
             "corral_model_load_seconds_total",
-            "Seconds that loading the model took.",
+            "Time spent loading the model, in seconds.",
             Kind::Counter,
             totals.load_time.as_secs_f64(),
         ),
@@ -270,31 +268,31 @@ mod tests {
     }
 
     #[test]
-    fn counters_go_on_and_gauges_end() {
-        let mut totals = Totals::default();
+    fn counters_continue_and_gauges_reset() {
+        let mut totals = ModelTotals::default();
         let steps = "corral_engine_steps_total";
         let running = "corral_engine_requests_running";
         let gaps = "corral_engine_inter_token_latency_seconds_count";
         assert_eq!(value(&totals.with(None), steps), 0.0);
-        for life in 1..4 {
+        for load in 1..4 {
             let counters = Counters::default();
             add(&counters.steps, 10);
             set(&counters.running, 3);
             counters.gap_seconds.observe(0.1);
             let now = totals.with(Some(counters.list()));
             assert_eq!(now.len(), counters.list().len());
-            assert_eq!(value(&now, steps), 10.0 * f64::from(life));
-            assert_eq!(value(&now, gaps), f64::from(life));
+            assert_eq!(value(&now, steps), 10.0 * f64::from(load));
+            assert_eq!(value(&now, gaps), f64::from(load));
             assert_eq!(value(&now, running), 3.0);
-            totals.remember(&counters.list());
+            totals.add(&counters.list());
             let left = totals.with(None);
-            assert_eq!(value(&left, steps), 10.0 * f64::from(life));
+            assert_eq!(value(&left, steps), 10.0 * f64::from(load));
             assert_eq!(value(&left, running), 0.0);
         }
     }
 
     #[test]
-    fn what_only_an_earlier_life_counted_stays() {
+    fn counters_of_earlier_engines_stay() {
         let adapter = |value| Metric {
             name: "x_total",
             help: "x",
@@ -302,8 +300,8 @@ mod tests {
             labels: vec![("adapter", "a".to_owned())],
             value,
         };
-        let mut totals = Totals::default();
-        totals.remember(&[adapter(2.0)]);
+        let mut totals = ModelTotals::default();
+        totals.add(&[adapter(2.0)]);
         assert_eq!(value(&totals.with(Some(vec![])), "x_total"), 2.0);
         assert_eq!(
             value(&totals.with(Some(vec![adapter(5.0)])), "x_total"),

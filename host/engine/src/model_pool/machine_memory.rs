@@ -1,20 +1,19 @@
-//! Memory that the machine has, and has left.
+//! Total and free memory of the machine, as Linux reports them.
 
 use std::path::{Path, PathBuf};
 
-/// Bytes that a process can have without anybody being driven out, as Linux sees it: the kernel's own
-/// guess for the machine, and what the control groups (version 2) of this process leave. None where
-/// the system does not say.
+/// Bytes that this process can allocate without swapping: the kernel's estimate for the machine, limited
+/// by the process's control groups (version 2). `None` if the system does not report it.
 pub fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok();
     let machine = text.and_then(|text| line(&text, "MemAvailable:"));
     let groups = groups();
-    let groups = groups.iter().filter_map(|folder| left_in(folder));
+    let groups = groups.iter().filter_map(|folder| free_in(folder));
     machine.into_iter().chain(groups).min()
 }
 
-/// Bytes that a process can have when it has the machine to itself: the machine's, and what the control
-/// groups of this process allow. None where the system does not say.
+/// Bytes of the machine's memory, limited by the process's control groups. `None` if the system does not
+/// report it.
 pub fn machine_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok();
     let machine = text.and_then(|text| line(&text, "MemTotal:"));
@@ -26,7 +25,7 @@ pub fn machine_memory() -> Option<u64> {
     machine.into_iter().chain(groups).min()
 }
 
-/// The folders of this process's groups.
+/// The folders of this process's control groups.
 fn groups() -> Vec<PathBuf> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok();
     groups.as_deref().map_or_else(Vec::new, folders)
@@ -39,7 +38,7 @@ fn line(meminfo: &str, name: &str) -> Option<u64> {
     kibibytes.checked_mul(1024)
 }
 
-/// The group's folder and those above it, each of which may have a limit of its own.
+/// A group's folder and its parents, each of which may have a limit.
 fn folders(cgroup: &str) -> Vec<PathBuf> {
     let Some(path) = cgroup.lines().find_map(|line| line.strip_prefix("0::/")) else {
         return Vec::new();
@@ -52,17 +51,17 @@ fn folders(cgroup: &str) -> Vec<PathBuf> {
     above.map(Path::to_owned).collect()
 }
 
-/// What a group has left; what it holds of files that nobody uses now is given back when needed.
-fn left_in(folder: &Path) -> Option<u64> {
+/// Free memory of a group. Its inactive file cache counts as free.
+fn free_in(folder: &Path) -> Option<u64> {
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
-    left(
+    free(
         &read("memory.max")?,
         &read("memory.current")?,
         &read("memory.stat")?,
     )
 }
 
-fn left(max: &str, current: &str, stat: &str) -> Option<u64> {
+fn free(max: &str, current: &str, stat: &str) -> Option<u64> {
     let max: u64 = max.trim().parse().ok()?;
     let current: u64 = current.trim().parse().ok()?;
     let mut lines = stat.lines();
@@ -76,20 +75,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_linux_says_is_read() {
+    fn linux_memory_files_are_parsed() {
         let meminfo = "MemTotal:       100 kB\nMemAvailable:     40 kB\n";
         assert_eq!(line(meminfo, "MemAvailable:"), Some(40 << 10));
         assert_eq!(line(meminfo, "MemTotal:"), Some(100 << 10));
         assert_eq!(line("MemTotal: 1 kB\n", "MemAvailable:"), None);
         let stat = "anon 5\ninactive_file 30\n";
-        assert_eq!(left("100\n", "90\n", stat), Some(40));
-        assert_eq!(left("100\n", "190\n", stat), Some(0));
-        assert_eq!(left("max\n", "90\n", stat), None, "there is no limit");
-        assert_eq!(left("100\n", "90\n", ""), Some(10));
+        assert_eq!(free("100\n", "90\n", stat), Some(40));
+        assert_eq!(free("100\n", "190\n", stat), Some(0));
+        assert_eq!(free("max\n", "90\n", stat), None, "no limit");
+        assert_eq!(free("100\n", "90\n", ""), Some(10));
     }
 
     #[test]
-    fn a_group_is_below_those_above_it() {
+    fn group_folders_include_parents() {
         let root = Path::new("/sys/fs/cgroup");
         let found = folders("1:name=x:/y\n0::/a/b\n");
         assert_eq!(found, [root.join("a/b"), root.join("a"), root.to_owned()]);
@@ -99,9 +98,9 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn this_machine_has_some() {
-        let free = free_memory().expect("Linux tells it");
-        let all = machine_memory().expect("Linux tells it");
+    fn free_memory_is_at_most_total() {
+        let free = free_memory().expect("Linux reports it");
+        let all = machine_memory().expect("Linux reports it");
         assert!(1 << 20 < free && free <= all, "{free} of {all}");
     }
 }

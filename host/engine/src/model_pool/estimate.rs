@@ -1,0 +1,77 @@
+//! What a model's file tells before it is loaded: that it is a model, and the memory it will take.
+
+use crate::config::Config;
+use crate::device_placement::PlacementPlan;
+use crate::error::LoadError;
+use crate::memory_estimate::MemoryEstimate;
+use corral_llama::KvType;
+use std::path::Path;
+use std::time::SystemTime;
+
+/// Size and modification time of a file: they tell whether it was replaced or written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileStamp {
+    bytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl FileStamp {
+    /// The stamp of a file; `None` if it cannot be read.
+    pub fn of(path: &Path) -> Option<Self> {
+        let metadata = std::fs::metadata(path).ok()?;
+        Some(Self {
+            bytes: metadata.len(),
+            modified: metadata.modified().ok(),
+        })
+    }
+}
+
+/// The memory that a model will take for weights and cells, as its file tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelSize {
+    /// Bytes of the weights.
+    pub weights: u64,
+    /// Number of KV cells.
+    pub cells: u32,
+    /// The type of the cells.
+    pub kv: KvType,
+    /// Bytes of all cells.
+    pub cell_bytes: u64,
+}
+
+/// Estimates the size of a model. Fails as the load would, as far as the head of the file tells.
+pub fn estimate(config: &Config) -> Result<ModelSize, LoadError> {
+    Ok(size(config, &MemoryEstimate::read(&config.path)?))
+}
+
+fn size(config: &Config, estimate: &MemoryEstimate) -> ModelSize {
+    let cells = config.cells_for(estimate.trained_context());
+    let kv = config.placement.kv_type;
+    ModelSize {
+        weights: estimate.weight_bytes(),
+        cells,
+        kv,
+        cell_bytes: estimate.cell_bytes(cells, kv),
+    }
+}
+
+/// Estimates the bytes that a model will take of the machine's memory: weights, cells, states of
+/// Mamba, and buffers of a full step (logits, rows of a layer, attention mask), without what lies on
+/// devices with a memory of their own. Too high for hybrid models and models with sliding windows.
+///
+/// Fails as the load would: the file cannot be read or is no GGUF, or the devices do not exist.
+pub fn estimate_host_bytes(config: &Config) -> Result<u64, LoadError> {
+    let estimate = MemoryEstimate::read(&config.path)?;
+    let size = size(config, &estimate);
+    let plan = PlacementPlan::with_estimate(config, &estimate)?;
+    let on_device = plan.attempts().first().is_some_and(|layers| *layers > 0);
+    let selects = config.device_sampling.is_expected(on_device);
+    let all = size
+        .weights
+        .saturating_add(size.cell_bytes)
+        .saturating_add(estimate.state_bytes(config.sequences))
+        .saturating_add(estimate.logit_bytes(selects))
+        .saturating_add(estimate.output_bytes(config.sequences, selects))
+        .saturating_add(estimate.step_bytes(size.cells));
+    Ok(all.saturating_sub(plan.device_bytes()))
+}
