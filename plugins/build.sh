@@ -3,12 +3,12 @@
 #
 #   plugins/build.sh OUT_DIR
 #
-# The crates are compiled to core modules for wasm32-wasip1 and made components by
-# plugins/componentize; who has a corral.toml gets it beside the component, as NAME.toml. Two compilers can do the first part:
+# Compiles the crates to core modules for wasm32-wasip1 and turns them into components with
+# plugins/componentize. Copies a crate's corral.toml beside the component, as NAME.toml. The compiler is
 #   - the one in PATH, if it has the target or rustup can add it;
-#   - otherwise Debian's, which has no wasm std but its source (-Zbuild-std).
-# Each has a target directory of its own in $CORRAL_CACHE/build ($CORRAL_CACHE is ~/.cache/corral
-# unless it is set), and neither sees the flags that are meant for native code.
+#   - otherwise Debian's, which builds std from source (-Zbuild-std).
+# Each compiler has its own target directory in $CORRAL_CACHE/build (default: ~/.cache/corral/build), and
+# neither sees flags for native code.
 set -euo pipefail
 
 readonly target=wasm32-wasip1
@@ -23,12 +23,11 @@ out=$(cd "$1" && pwd)
 cd "$(dirname "$0")/.."
 # shellcheck source=../host/apt.sh
 source host/apt.sh
-# Not the folder in which the host keeps compiled plugins: wasmtime clears that of what it does not
-# know.
+# Not the host's folder of compiled plugins: wasmtime removes unknown files there.
 cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}/build
 mkdir -p "$cache"
 
-# What the caller set for native code, or for another compiler, ends here.
+# Runs a command without the caller's settings for native code or another compiler.
 clean() {
   env -u RUSTFLAGS -u CARGO_ENCODED_RUSTFLAGS -u CARGO_BUILD_RUSTFLAGS -u CARGO_BUILD_TARGET \
     -u CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS \
@@ -36,14 +35,14 @@ clean() {
     -u CC -u CXX -u CFLAGS -u CXXFLAGS -u LDFLAGS -u AR -u LD "$@"
 }
 
-# Whether the compiler in PATH has a std for the target, from rustup or from anyone else.
+# Whether the compiler in PATH has a std for the target.
 path_compiler_works() {
   local libraries
   libraries=$(clean rustc --print target-libdir --target $target 2>/dev/null) || return 1
   compgen -G "$libraries/libstd-*.rlib" >/dev/null
 }
 
-# Without a network rustup hangs rather than fails: a time limit, paid once a day at most.
+# Without a network rustup hangs. Hence the time limit, and at most one attempt a day.
 rustup_adds_target() {
   command -v rustup >/dev/null || return 1
   local stamp=$cache/rustup-could-not-add-target
@@ -53,13 +52,13 @@ rustup_adds_target() {
     return 0
   fi
   touch "$stamp"
-  say "rustup could not add it, which is not tried again for a day (or until you remove $stamp)"
+  say "rustup could not add the target; the next attempt is in a day (remove $stamp to retry now)"
   return 1
 }
 
 wasm_linker() { compgen -c wasm-ld | grep -Ex 'wasm-ld(-[0-9]+)?' | sort -Vru | head -n1; }
 
-# Names what the Debian compiler lacks, or nothing.
+# Lists the missing parts of the Debian compiler.
 debian_lacks() {
   local minor
   minor=$(/usr/bin/rustc --version 2>/dev/null | sed -En 's/^rustc 1\.([0-9]+).*/\1/p')
@@ -67,7 +66,7 @@ debian_lacks() {
   [ -x /usr/bin/cargo ] || echo "/usr/bin/cargo"
   [ -d /usr/lib/rustlib/src/rust/library/std ] || echo "the source of std"
   [ -f /usr/lib/wasm32-wasi/libc.a ] || echo "wasi-libc"
-  # The flags of .cargo/config.toml need one that knows them; those of the compiler's own are added to them.
+  # .cargo/config.toml uses this flag.
   "$(wasm_linker)" --help 2>/dev/null | grep -e --initial-heap >/dev/null || echo "wasm-ld of version 18 or later"
 }
 
@@ -90,7 +89,7 @@ build_with_debian_compiler() {
     --target $target -Zbuild-std=std,panic_abort -Zbuild-std-features=
 }
 
-# One build at a time in one cache: other checkouts may share it.
+# Other checkouts may share the cache: one build at a time.
 if command -v flock >/dev/null; then
   exec 9>"$cache/lock"
   flock 9
@@ -107,7 +106,7 @@ else
     "the packages $debian_packages (missing there: $(debian_lacks | paste -sd, | sed 's/,/, /g'))"
 fi
 
-# Every crate of the workspace that is a component: it says so by its crate type.
+# Every crate with the crate type cdylib is a component.
 components=()
 for manifest in plugins/*/Cargo.toml examples/*/Cargo.toml tests/plugins/*/Cargo.toml; do
   grep -q '"cdylib"' "$manifest" || continue
@@ -117,7 +116,6 @@ for manifest in plugins/*/Cargo.toml examples/*/Cargo.toml tests/plugins/*/Cargo
     cp "${manifest%/*}/corral.toml" "$out/$name.toml"
   fi
 done
-# Empty flags win over those of .cargo/config.toml: the tool must run on whatever machine the cache
-# is next found on.
+# Empty flags override .cargo/config.toml: the tool must run on any machine that uses the cache.
 clean RUSTFLAGS= cargo run --quiet --release --manifest-path plugins/componentize/Cargo.toml \
   --target-dir "$cache/native" -- "$out" "${components[@]}"

@@ -1,9 +1,8 @@
 //! Turns core WebAssembly modules, as cargo builds them for `wasm32-wasip1`, into components.
 //!
-//! The module carries the description of its world in custom sections that `wit-bindgen` wrote;
-//! what the standard library needs of WASI 0.1 is supplied by wasmtime's reactor adapter, so the
-//! component imports WASI 0.2 for that part. The result is validated before it is written, and a
-//! file whose bytes would not change is left alone, so that nothing downstream rebuilds.
+//! `wit-bindgen` stores the world in custom sections of the module. Wasmtime's reactor adapter provides
+//! the WASI 0.1 functions of the standard library on top of WASI 0.2. The component is validated before
+//! it is written. An unchanged file is not rewritten, so nothing downstream rebuilds.
 //!
 //! Usage: `corral-componentize OUT_DIR NAME=CORE_MODULE…` writes `OUT_DIR/NAME.wasm` for each.
 #![forbid(unsafe_code)]
@@ -31,30 +30,30 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let Some(out_dir) = arguments.next().map(PathBuf::from) else {
-        bail!("no output folder given; usage: corral-componentize OUT_DIR NAME=CORE_MODULE…");
+        bail!("the output folder is missing; usage: corral-componentize OUT_DIR NAME=CORE_MODULE…");
     };
     fs::create_dir_all(&out_dir)
         .with_context(|| format!("cannot create the folder {}", out_dir.display()))?;
     for argument in arguments {
         let Some((name, module)) = argument.split_once('=') else {
-            bail!("`{argument}` is not NAME=CORE_MODULE");
+            bail!("the argument is `{argument}`; expected NAME=CORE_MODULE");
         };
         let target = out_dir.join(format!("{name}.wasm"));
         componentize(Path::new(module), &target)
-            .with_context(|| format!("{module} did not become a component"))?;
+            .with_context(|| format!("cannot turn {module} into a component"))?;
     }
     Ok(())
 }
 
-/// Encodes the core module in `module`, validates the component and writes it to `target`, unless
-/// that file holds the same bytes already.
+/// Encodes and validates the core module in `module` and writes the component to `target`, unless it is
+/// unchanged.
 fn componentize(module: &Path, target: &Path) -> Result<()> {
     let core = fs::read(module).context("cannot read it")?;
     let component = encode(&core)?;
     if fs::read(target).is_ok_and(|old| old == component) {
         return Ok(());
     }
-    // In one step: a server that watches the folder never sees half a component.
+    // Rename, so that a server that watches the folder never sees a partial component.
     let partial = target.with_extension(format!("wasm.{}", std::process::id()));
     fs::write(&partial, &component)
         .and_then(|()| fs::rename(&partial, target))
@@ -67,19 +66,19 @@ fn componentize(module: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The component made of a core module and the WASI 0.1 adapter.
+/// Encodes a core module and the WASI 0.1 adapter as a component.
 fn encode(core: &[u8]) -> Result<Vec<u8>> {
     ComponentEncoder::default()
         .validate(true)
         .module(core)
-        .context("it is not a core module with readable component metadata")?
+        .context("the file is not a core module with component metadata")?
         .adapter(
             WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME,
             WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
         )
-        .context("the WASI 0.1 adapter was refused")?
+        .context("the WASI 0.1 adapter does not fit")?
         .encode()
-        .context("its imports and exports do not fit the world it was built for")
+        .context("the imports and exports do not match the module's world")
 }
 
 #[cfg(test)]
@@ -88,21 +87,21 @@ mod tests {
 
     /// A module without imports, exports or metadata is an empty component.
     #[test]
-    fn the_empty_module_becomes_a_component() {
+    fn empty_module_becomes_a_component() {
         let component = encode(b"\0asm\x01\0\0\0").unwrap();
         // The layer field of the header tells a component from a core module.
         assert_eq!(&component[..8], b"\0asm\x0d\0\x01\0");
     }
 
     #[test]
-    fn what_is_no_module_is_refused() {
+    fn other_files_are_rejected() {
         for bytes in [&b""[..], b"\0asm", b"#!/bin/sh\n"] {
             assert!(encode(bytes).is_err());
         }
     }
 
     #[test]
-    fn an_unchanged_component_is_not_written_again() {
+    fn unchanged_component_is_not_rewritten() {
         let folder = std::env::temp_dir().join(format!("componentize-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let (module, target) = (folder.join("core.wasm"), folder.join("out.wasm"));

@@ -1,4 +1,4 @@
-//! The command line of `corral run`.
+//! Command-line arguments.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -31,8 +31,8 @@ usage: generate [OPTIONS] PROMPT...
   --speculate N      Draft up to N tokens, 0 to 16 [default: 0]
 ";
 
-/// Reads a request from arguments, the program's name not among them. Words that are no options
-/// are the prompt, joined by spaces; `--` ends the options. The error is one line for a person.
+/// Parses the arguments. Words that are not options form the prompt, joined by spaces; `--` ends
+/// the options. Errors are one line.
 pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Request, String> {
     let mut arguments = arguments.into_iter();
     let mut settings = Settings::default();
@@ -134,7 +134,7 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Request, Str
     })
 }
 
-/// Two constraints could both be meant to hold, which the host can't do.
+/// Sets the constraint; the host supports one per generation.
 fn constrain(constraint: &mut Option<Grammar>, grammar: Grammar) -> Result<(), String> {
     match constraint.replace(grammar) {
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! Reads the field `constraint`.
+//! The field `constraint`.
 
 use serde_json::Value;
 

@@ -1,13 +1,13 @@
-//! From input to tokens.
+//! Tokenizes the input.
 
 use corral_sdk::{Error, Model};
 
 use crate::request::Input;
 
-/// The tokens of the prompt: at least one, and fewer than the context has positions.
+/// Returns the prompt's tokens: at least one, and fewer than the context has positions.
 pub fn tokens(input: &Input, model: &Model) -> Result<Vec<u32>, Error> {
     let mut tokens = match input {
-        // As llama.cpp's server does: people paste prompts that a template made.
+        // As in llama.cpp's server: clients send prompts that they rendered with a template.
         Input::Prompt(text) => model.tokenize_trusted(text)?,
         Input::Chat(chat) => chat.tokens(model)?,
     };

@@ -1,7 +1,7 @@
-//! The body of a request: what is read from it, and every way in which it can be wrong.
+//! Parses the request body.
 //!
-//! Nothing is dropped in silence: a field that is not known is an error which names it, and so is
-//! a value that could not be honoured as it stands. `null` counts as absent.
+//! Unknown fields and values that can't be honored are errors that name the field. `null` counts as
+//! absent.
 
 use corral_sdk::fields::Fields;
 use corral_sdk::template::Chat;
@@ -11,14 +11,14 @@ use serde_json::Value;
 use crate::constraint::constraint;
 use crate::sampling::{self, Sampler};
 
-/// What `max_tokens` is when the request does not say.
+/// Default of `max_tokens`.
 pub const DEFAULT_MAX_TOKENS: u32 = 128;
-/// As many stop strings, and as long ones, as the host takes.
+/// The host's limits for stop strings.
 const STOP_COUNT_LIMIT: usize = 16;
 const STOP_LENGTH_LIMIT: usize = 256;
-/// As many likeliest tokens as the host tells.
+/// The host's limit for logprobs.
 pub const LOGPROBS_LIMIT: u8 = 20;
-/// As many guesses as the host takes.
+/// The host's limit for draft tokens.
 pub const SPECULATE_LIMIT: u8 = 16;
 
 const FIELDS: [&str; 19] = [
@@ -43,42 +43,42 @@ const FIELDS: [&str; 19] = [
     "template_arguments",
 ];
 
-/// A request that can be tried.
+/// A valid request.
 #[derive(Debug, PartialEq)]
 pub struct Request {
-    /// The model by name, or the deployment's default.
+    /// The model's name; default: the first model.
     pub model: Option<String>,
     pub input: Input,
     pub settings: Settings,
-    /// Whether the answer is a stream of events.
+    /// Whether to stream the response.
     pub stream: bool,
 }
 
-/// What the model is to continue.
+/// The text or chat to continue.
 #[derive(Debug, PartialEq)]
 pub enum Input {
-    /// Text, taken as it stands; control tokens that are written in it are control tokens.
+    /// Text, in which control tokens are read.
     Prompt(String),
-    /// A conversation, for the model's chat template.
+    /// A chat for the model's template.
     Chat(Chat),
 }
 
-/// How to generate.
+/// Generation settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     pub max_tokens: u32,
-    /// The chain, in the order in which it is applied; empty is greedy.
+    /// The sampler chain in order; empty is greedy.
     pub samplers: Vec<Sampler>,
     pub seed: Option<u64>,
     pub stop: Vec<String>,
     pub ignore_end: bool,
-    /// What the text must look like.
+    /// The grammar that constrains the text.
     pub constraint: Option<Grammar>,
-    /// Whether to tell how likely each token was, and how many of the likeliest.
+    /// Whether to return log probabilities, and of how many most likely tokens.
     pub logprobs: Option<u8>,
-    /// Most tokens that are guessed at once.
+    /// Most draft tokens per step.
     pub speculate: u8,
-    /// The adapter by name.
+    /// The LoRA adapter's name.
     pub adapter: Option<String>,
 }
 
@@ -98,7 +98,7 @@ impl Default for Settings {
     }
 }
 
-/// Reads a request from the JSON text of its body.
+/// Parses the body.
 pub fn parse(body: &[u8]) -> Result<Request, Error> {
     let mut fields = Fields::parse(body)?;
     fields.reject_unknown(&FIELDS)?;

@@ -1,8 +1,7 @@
-//! How tokens are drawn: a chain of samplers, in the order in which they are applied.
+//! The sampler chain, in the order of application.
 //!
-//! A request gives it in one of two ways: by the fields `temperature`, `top_k`, `top_p` and `min_p`,
-//! whose order is fixed, or link by link in `samplers`. Ranges are those that the host states; what
-//! takes a vocabulary to check (a token that does not exist) is left to it.
+//! A request has either the fields `temperature`, `top_k`, `top_p` and `min_p`, whose order is
+//! fixed, or the list `samplers`. Ranges are those of the WIT; the host checks token ids.
 
 use serde_json::Value;
 
@@ -11,11 +10,11 @@ use corral_sdk::fields::{
 };
 use corral_sdk::{Dry, Error, Penalties};
 
-/// Links that `samplers` may have, which is what the host takes.
+/// The host's limit for samplers.
 const CHAIN_LIMIT: usize = 32;
-/// Tokens that DRY and penalties may look back over, which is what the host takes.
+/// The host's limit for the tokens that DRY and penalties consider.
 const LOOK_BACK_LIMIT: u32 = 65_536;
-/// What bans a token in a `logit_bias`: JSON has no infinity.
+/// Bans a token in `logit_bias`: JSON has no infinity.
 const BANNED: &str = "-inf";
 
 const SAMPLER_NAMES: [&str; 13] = [
@@ -34,7 +33,7 @@ const SAMPLER_NAMES: [&str; 13] = [
     "mirostat",
 ];
 
-/// One link. They mean what the setters of `options` in the WIT say.
+/// A sampler, as in `options` of the WIT.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Sampler {
     Temperature(f32),
@@ -55,7 +54,7 @@ pub enum Sampler {
     Dry(Dry),
     Penalties(Penalties),
     AnswerPenalties(Penalties),
-    /// Tokens and what is added to their logits; minus infinity bans one.
+    /// Tokens and the biases on their logits; minus infinity bans a token.
     LogitBias(Vec<(u32, f32)>),
     Mirostat {
         tau: f32,
@@ -63,7 +62,7 @@ pub enum Sampler {
     },
 }
 
-/// The samplers that have a field of their own.
+/// The samplers with their own fields.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CommonSamplers {
     pub temperature: Option<f32>,
@@ -73,7 +72,7 @@ pub struct CommonSamplers {
 }
 
 impl CommonSamplers {
-    /// The chain: what is unlikely is left out first, then the temperature evens out the rest.
+    /// The chain: filters first, then the temperature.
     pub fn chain(&self) -> Vec<Sampler> {
         let samplers = [
             self.top_k.map(Sampler::TopK),
@@ -145,7 +144,8 @@ fn sampler(path: &str, entry: Value) -> Result<Sampler, Error> {
     })
 }
 
-/// A link whose value is an object.
+/// Reads a sampler whose value is an object. The defaults are llama.cpp's; DRY's `multiplier` is
+/// required.
 fn sampler_with_fields(name: &str, mut fields: Fields) -> Result<Sampler, Error> {
     Ok(match name {
         "dynamic_temperature" => {
@@ -166,7 +166,7 @@ fn sampler_with_fields(name: &str, mut fields: Fields) -> Result<Sampler, Error>
         "dry" => Sampler::Dry(dry(&mut fields)?),
         "penalties" => Sampler::Penalties(penalties(&mut fields)?),
         "answer_penalties" => Sampler::AnswerPenalties(penalties(&mut fields)?),
-        // Mirostat: `link` knows no other name.
+        // Mirostat, the last of `SAMPLER_NAMES`.
         _ => {
             fields.reject_unknown(&["tau", "eta"])?;
             Sampler::Mirostat {

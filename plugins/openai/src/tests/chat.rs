@@ -181,9 +181,9 @@ fn reasoning_and_stop_strings_are_separated() {
         .chat_template(&think)
         .answers("assistant\n", "<think>\nhm\n</think>\n\nHi");
     let (_, answer) = post(&script, PATH, &hi(json!({})));
-    let told = combined_response(&answer, 0);
+    let response = combined_response(&answer, 0);
     assert_eq!(
-        (&told["reasoning"], &told["content"]),
+        (&response["reasoning"], &response["content"]),
         (&"hm".into(), &"Hi".into())
     );
     assert_eq!(
@@ -193,15 +193,15 @@ fn reasoning_and_stop_strings_are_separated() {
 
     let body = hi(json!({"stop": "lo", "logprobs": true}));
     let (_, answer) = post(&self::script("Hello!"), PATH, &body);
-    let told = combined_response(&answer, 0);
+    let response = combined_response(&answer, 0);
     assert_eq!(
-        (&told["content"], &told["finish"]),
+        (&response["content"], &response["finish"]),
         (&"Hel".into(), &"stop".into())
     );
-    let tokens = told["logprobs"].as_array().unwrap().iter();
+    let tokens = response["logprobs"].as_array().unwrap().iter();
     let tokens: Vec<_> = tokens.map(|one| one["token"].as_str().unwrap()).collect();
     assert_eq!(tokens, ["H", "e", "l"]);
-    assert_eq!(told["logprobs"][0]["bytes"], json!([72]));
+    assert_eq!(response["logprobs"][0]["bytes"], json!([72]));
 }
 
 #[test]
@@ -255,13 +255,13 @@ fn answer_ends_after_the_only_call() {
     ] {
         let script = script(&says);
         let (_, answer) = post(&script, PATH, &body);
-        let told = combined_response(&answer, 0);
+        let response = combined_response(&answer, 0);
         assert_eq!(
-            told["calls"],
+            response["calls"],
             json!([{"name": "calculator", "arguments": "{\"e\": \"1\"}"}])
         );
         assert_eq!(
-            (&told["finish"], &told["content"]),
+            (&response["finish"], &response["content"]),
             (&"tool_calls".into(), &"".into())
         );
         assert_eq!(answer["usage"]["completion_tokens"], generated, "{says}");
@@ -292,39 +292,39 @@ fn tool_choice_controls_tools_and_grammar() {
         json!("required"),
         json!({"type": "function", "function": {"name": "calculator"}}),
     ] {
-        let asked = script("Hi");
-        let (status, answer) = post(&asked, PATH, &calculator(choice));
+        let scripted = script("Hi");
+        let (status, answer) = post(&scripted, PATH, &calculator(choice));
         // The script has no grammar; only the call matters.
         assert_eq!((status, &answer["error"]["param"]), (400, &"tools".into()));
         assert!(
-            grammar(&asked).contains("start: \"<tool_call>\" tagged"),
+            grammar(&scripted).contains("start: \"<tool_call>\" tagged"),
             "{}",
-            grammar(&asked)
+            grammar(&scripted)
         );
     }
     let mut strict = calculator("auto".into());
     strict["tools"][0]["function"]["strict"] = true.into();
-    let asked = script("Hi");
-    let (status, answer) = post(&asked, PATH, &strict);
+    let scripted = script("Hi");
+    let (status, answer) = post(&scripted, PATH, &strict);
     assert_eq!((status, &answer["error"]["param"]), (400, &"tools".into()));
     assert!(
-        grammar(&asked).contains("start: (PLAIN | lead tagged"),
+        grammar(&scripted).contains("start: (PLAIN | lead tagged"),
         "{}",
-        grammar(&asked)
+        grammar(&scripted)
     );
 
     let mut body = calculator("auto".into());
     body["response_format"] = json!({"type": "json_object"});
-    let asked = script("Hi");
-    let (status, answer) = post(&asked, PATH, &body);
+    let scripted = script("Hi");
+    let (status, answer) = post(&scripted, PATH, &body);
     assert_eq!(
         (status, &answer["error"]["param"]),
         (400, &"response_format".into())
     );
     assert!(
-        grammar(&asked).contains("start: (value | \"<tool_call>\" tagged"),
+        grammar(&scripted).contains("start: (value | \"<tool_call>\" tagged"),
         "{}",
-        grammar(&asked)
+        grammar(&scripted)
     );
 
     let plain = Script::new()

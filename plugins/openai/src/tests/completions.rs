@@ -337,11 +337,11 @@ fn zero_max_tokens_gives_empty_text() {
     // There is no room for tokens, and none is needed.
     let script = || Script::new().context(3);
     let body = json!({"prompt": ["abc", "ab"], "max_tokens": 0, "n": 2, "logprobs": 1});
-    let asked = script();
-    let (status, answer) = post(&asked, PATH, &body);
+    let scripted = script();
+    let (status, answer) = post(&scripted, PATH, &body);
     assert_eq!(status, 200, "{answer}");
     assert_eq!(
-        (next_token_requests(&asked), asked.generations().len()),
+        (next_token_requests(&scripted), scripted.generations().len()),
         (0, 0)
     );
     let choices = answer["choices"].as_array().unwrap();

@@ -124,7 +124,7 @@ fn tool_results_precede_text() {
 #[test]
 fn errors_have_the_format_of_anthropic() {
     let user = json!({"role": "user", "content": "Hi"});
-    let said =
+    let assistant =
         |content: Value| json!({"messages": [{"role": "assistant", "content": content}, user]});
     for (members, detail) in [
         (json!({"max_tokens": null}), "`max_tokens` is missing"),
@@ -141,18 +141,18 @@ fn errors_have_the_format_of_anthropic() {
             json!({"messages": [user, {"role": "assistant", "content": "So"}]}),
             "`messages[1]` is not supported",
         ),
-        (said(json!("")), "`messages[0].content` has no content"),
-        (said(json!([])), "`messages[0].content` has no content"),
+        (assistant(json!("")), "`messages[0].content` has no content"),
+        (assistant(json!([])), "`messages[0].content` has no content"),
         (
-            said(json!([{"type": "thinking", "thinking": "hm", "signature": "x"}])),
+            assistant(json!([{"type": "thinking", "thinking": "hm", "signature": "x"}])),
             "`messages[0].content` has no content",
         ),
         (
-            said(json!([{"type": "text", "text": "x", "id": "y"}])),
+            assistant(json!([{"type": "text", "text": "x", "id": "y"}])),
             "`messages[0].content[0].id` is unknown",
         ),
         (
-            said(json!([{"type": "tool_use", "id": "a", "name": "add", "text": "x"}])),
+            assistant(json!([{"type": "tool_use", "id": "a", "name": "add", "text": "x"}])),
             "`messages[0].content[0].text` is unknown",
         ),
         (
@@ -185,8 +185,8 @@ fn errors_have_the_format_of_anthropic() {
         let (status, answer) = post(&script("x"), "/v1/messages", &message(members));
         assert_eq!((status, &answer["type"]), (400, &"error".into()));
         assert_eq!(answer["error"]["type"], "invalid_request_error");
-        let told = answer["error"]["message"].as_str().unwrap();
-        assert!(told.contains(detail), "{told}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(detail), "{message}");
     }
 }
 

@@ -26,14 +26,18 @@ fn response_has_its_items() {
         "instructions": "Be brief.", "tools": tools, "temperature": 0, "metadata": {"a": "b"},
     });
     let says = format!("<think>\nhm\n</think>\n\n{CALL}");
-    let asked = script(&says);
-    let (status, answer) = post(&asked, "/v1/responses", &body);
+    let scripted = script(&says);
+    let (status, answer) = post(&scripted, "/v1/responses", &body);
     assert_eq!(
         (status, &answer["status"]),
         (200, &"completed".into()),
         "{answer}"
     );
-    assert!(asked.generations()[0].after.contains("system\nBe brief."));
+    assert!(
+        scripted.generations()[0]
+            .after
+            .contains("system\nBe brief.")
+    );
     assert_eq!(
         without_ids(answer["output"].clone()),
         json!([

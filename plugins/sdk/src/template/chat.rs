@@ -103,7 +103,7 @@ impl Chat {
     }
 
     /// Creates a chat from the arguments of a templating plugin. Each role must be a word, and
-    /// `other` overrides neither role nor content, whoever the caller is.
+    /// `other` overrides neither role nor content.
     pub(crate) fn from_plugin(
         messages: impl Iterator<Item = (String, String, Option<String>)>,
         tools: &[String],
