@@ -22,11 +22,11 @@ pub fn start(arguments: &[&str]) -> Corral {
 /// Deploys `roles` as `name` at `/NAME`, linked with `template`; `more` is added to the manifest.
 pub fn deploy(corral: &Corral, name: &str, template: &str, more: &str) {
     let manifest = format!(
-        "name = '{name}'\ncomponent = 'roles.wasm'\nroutes = ['/{name}']\n{more}\n\
+        "name = '{name}'\ncomponent = 'handler.wasm'\nroutes = ['/{name}']\n{more}\n\
          [links]\ntemplating = {template}\n\
          [links.sampling]\nany = 'samplers.wasm'\nother = 'samplers.wasm'\n"
     );
-    let ended = deploy_folder(corral, &manifest, &["roles", "samplers", "templates"]);
+    let ended = deploy_folder(corral, &manifest, &["handler", "samplers", "templates"]);
     assert_eq!(ended.code, Some(0), "{manifest}: {ended:?}");
 }
 

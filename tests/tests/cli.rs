@@ -223,14 +223,14 @@ fn invalid_plugin_file_is_one_line_error() {
             vec!["half"],
         ),
         (
-            artifacts::plugin("alien"),
+            artifacts::plugin("unknown-import"),
             vec![
                 "imports what this host does not offer",
-                "test:alien/elsewhere",
+                "test:unknown-import/unknown",
             ],
         ),
         (
-            artifacts::plugin("norole"),
+            artifacts::plugin("unknown-export"),
             vec!["exports no role", "wasi:http/handler"],
         ),
     ] {

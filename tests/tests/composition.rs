@@ -73,8 +73,8 @@ fn template_environment_is_empty_unless_inherited() {
     assert_eq!(corral.get("/a").body, denied);
 
     // An inheriting template that imports models gets the deployment's.
-    let nosy = upload(&corral, &component("linked-nosy"));
-    let inherited = json!({"templating": {"component": nosy, "inherit": true}});
+    let model_lister = upload(&corral, &component("linked-models"));
+    let inherited = json!({"templating": {"component": model_lister, "inherit": true}});
     deploy(&corral, &linked("a", &handler, inherited));
     let told = "template knows tiny\nown of the handler\n";
     assert_eq!(corral.get("/a").body, told);
@@ -85,13 +85,13 @@ fn template_environment_is_empty_unless_inherited() {
 fn guest_loop_uses_linked_sampler() {
     let corral = with_store(&scratch_folder());
     let handler = upload(&corral, &component("linked-loop"));
-    let chooser = upload(&corral, &component("linked-chooser"));
-    let links = json!({"sampling": {"least": chooser}});
+    let sampler_component = upload(&corral, &component("linked-sampler"));
+    let links = json!({"sampling": {"least": sampler_component}});
     deploy(&corral, &manifest("a", &handler, json!({"links": links})));
     assert_eq!(corral.get("/a").body, "3 candidates, token 12\n");
     // Samplers alone do not change a handler that does not import them.
     let bare = upload(&corral, &component("misbehave"));
-    let links = json!({"sampling": {"least": chooser, "same": chooser}});
+    let links = json!({"sampling": {"least": sampler_component, "same": sampler_component}});
     deploy(&corral, &manifest("b", &bare, json!({"links": links})));
     assert_eq!(corral.get("/b/ok").body, "ok");
     let (two, none) = (links, json!({}));
@@ -113,14 +113,22 @@ fn misfit_linked_components_say_why() {
     let digests = [
         "linked-handler",
         "linked-template",
-        "linked-nosy",
-        "linked-chooser",
+        "linked-models",
+        "linked-sampler",
         "misbehave",
-        "alien",
-        "norole",
+        "unknown-import",
+        "unknown-export",
     ]
     .map(|name| upload(&corral, &component(name)));
-    let [handler, template, nosy, chooser, misbehave, alien, norole] = &digests;
+    let [
+        handler,
+        template,
+        model_lister,
+        sampler_component,
+        misbehave,
+        unknown_import,
+        unknown_export,
+    ] = &digests;
     let junk = upload(&corral, b"hello");
     let gone = digest(b"never uploaded");
     for (main, links, status, code, expected) in [
@@ -140,7 +148,7 @@ fn misfit_linked_components_say_why() {
         ),
         (
             handler,
-            json!({"templating": chooser}),
+            json!({"templating": sampler_component}),
             422,
             "wrong-link",
             "a (its link templating) exports no corral:plugin/templating@0.1.0, for which it is linked; it exports corral:plugin/sampling@0.1.0",
@@ -154,21 +162,21 @@ fn misfit_linked_components_say_why() {
         ),
         (
             handler,
-            json!({"templating": norole}),
+            json!({"templating": unknown_export}),
             422,
             "wrong-link",
             "exports no corral:plugin/templating",
         ),
         (
             handler,
-            json!({"templating": nosy}),
+            json!({"templating": model_lister}),
             422,
             "link-import",
             "is not given: corral:inference/models@0.1.0",
         ),
         (
             handler,
-            json!({"templating": {"component": alien, "inherit": true}}),
+            json!({"templating": {"component": unknown_import, "inherit": true}}),
             422,
             "wrong-link",
             "exports no corral:plugin/templating",
@@ -189,7 +197,7 @@ fn misfit_linked_components_say_why() {
         ),
         (
             handler,
-            json!({"sampling": {"x": {"component": chooser, "inherit": true}}}),
+            json!({"sampling": {"x": {"component": sampler_component, "inherit": true}}}),
             422,
             "bad-manifest",
             "'links.sampling.x.inherit' cannot be true",
@@ -202,7 +210,7 @@ fn misfit_linked_components_say_why() {
             "[links] templating = \"FILE.wasm\"",
         ),
         (
-            chooser,
+            sampler_component,
             json!({}),
             422,
             "to-be-linked",
@@ -353,7 +361,7 @@ fn deploy_uploads_linked_components() {
     };
     let handler = path("linked-handler");
     let template = format!("templating={}", path("linked-template"));
-    let sampler = format!("sampling.least={}", path("linked-chooser"));
+    let sampler = format!("sampling.least={}", path("linked-sampler"));
     let deploy = ["deploy", &handler, "--name", "a", "--route", "/a"];
     let with = ["--linked", &template, "--linked", &sampler];
     let printed = cli.run_ok(&[&deploy[..], &with].concat());
@@ -363,13 +371,13 @@ fn deploy_uploads_linked_components() {
 
     // The same from a manifest whose parts lie beside it and are uploaded already.
     let folder = scratch_folder();
-    for name in ["linked-handler", "linked-template", "linked-chooser"] {
+    for name in ["linked-handler", "linked-template", "linked-sampler"] {
         let copy = folder.join(format!("{name}.wasm"));
         std::fs::copy(artifacts::plugin(name), copy).expect("ours");
     }
     let text = "name = 'a'\ncomponent = 'linked-handler.wasm'\nroutes = ['/a']\n\
                 [links]\ntemplating = { component = 'linked-template.wasm', inherit = true }\n\
-                [links.sampling]\nleast = 'linked-chooser.wasm'\n\
+                [links.sampling]\nleast = 'linked-sampler.wasm'\n\
                 [configuration]\nSECRET = 'of the handler'\n";
     std::fs::write(folder.join("corral.toml"), text).expect("ours");
     cli.run_ok(&["deploy", folder.to_str().expect("ours")]);
@@ -382,7 +390,7 @@ fn deploy_uploads_linked_components() {
             .take(19)
             .collect::<String>()
     };
-    let (template_digest, sampler_digest) = (short("linked-template"), short("linked-chooser"));
+    let (template_digest, sampler_digest) = (short("linked-template"), short("linked-sampler"));
     for expected in [
         format!("templating={template_digest} sampling.least={sampler_digest}\n"),
         format!("templating={template_digest} (inherits) sampling.least={sampler_digest}\n"),
@@ -393,7 +401,7 @@ fn deploy_uploads_linked_components() {
     let listed: Value = serde_json::from_str(&listed).expect("JSON");
     let all = listed["deployments"].as_array().expect("a list");
     let one = all.iter().find(|one| one["name"] == "a").expect("there");
-    let whole = digest(&component("linked-chooser"));
+    let whole = digest(&component("linked-sampler"));
     assert_eq!(one["traffic"][0]["links"]["sampling"]["least"], *whole);
 
     let manifest = folder.join("corral.toml");
@@ -431,7 +439,7 @@ fn deploy_uploads_linked_components() {
 fn run_accepts_linked_components() {
     let model = artifacts::model();
     let generate = artifacts::plugin("generate");
-    let chooser = artifacts::plugin("linked-chooser");
+    let sampler_component = artifacts::plugin("linked-sampler");
     let template = artifacts::plugin("linked-template");
     let text = |path: &Path| path.to_str().expect("ours").to_owned();
     let cache = artifacts::scratch().join("compiled");
@@ -452,7 +460,7 @@ fn run_accepts_linked_components() {
             "1+1=",
         ])
     };
-    let ended = run(&format!("sampling.least={}", text(&chooser)));
+    let ended = run(&format!("sampling.least={}", text(&sampler_component)));
     assert_eq!((ended.code, &*ended.stdout), (Some(0), "2\n"), "{ended:?}");
     let ended = run(&format!("templating={}", text(&template)));
     assert_eq!(ended.code, Some(1), "{ended:?}");

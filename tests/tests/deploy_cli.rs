@@ -126,16 +126,22 @@ fn deployment_lifecycle_on_command_line() {
 #[test]
 fn deploy_errors_are_one_line() {
     let cli = Cli::start();
-    let norole = artifacts::plugin("norole");
-    let norole = norole.to_str().expect("ours");
+    let unknown_export = artifacts::plugin("unknown-export");
+    let unknown_export = unknown_export.to_str().expect("ours");
     let folder = scratch_folder();
     let manifest = folder.join("corral.toml");
     std::fs::write(&manifest, "name = 'a'\ncolour = 'red'\n").expect("ours");
     let manifest = manifest.to_str().expect("ours");
     for (arguments, expected) in [
-        (vec!["deploy", norole, "--route", "/x"], "exports no role"),
-        (vec!["deploy", norole], "give --route /norole"),
-        (vec!["deploy", norole, "--route", "x"], "write '/x'"),
+        (
+            vec!["deploy", unknown_export, "--route", "/x"],
+            "exports no role",
+        ),
+        (
+            vec!["deploy", unknown_export],
+            "give --route /unknown-export",
+        ),
+        (vec!["deploy", unknown_export, "--route", "x"], "write '/x'"),
         (
             vec!["deploy", "/nowhere.wasm", "--route", "/x"],
             "cannot read the component /nowhere.wasm",

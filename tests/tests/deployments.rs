@@ -101,10 +101,15 @@ fn refused_deploy_says_why() {
         "does-not-compile",
         "cannot be compiled",
     );
-    refused(&component("norole"), 422, "no-role", "exports no role");
-    let alien = component("alien");
     refused(
-        &alien,
+        &component("unknown-export"),
+        422,
+        "no-role",
+        "exports no role",
+    );
+    let unknown_import = component("unknown-import");
+    refused(
+        &unknown_import,
         422,
         "unknown-import",
         "It offers: corral:inference@",

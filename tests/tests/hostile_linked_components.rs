@@ -76,11 +76,11 @@ fn sampling_faults() -> Vec<Fault> {
         wrong("error:as-it-was-told-to", &["as-it-was-told-to"], 0),
         wrong("outside candidates=1", OTHER, 0),
         wrong("beyond candidates=1", OTHER, 0),
-        wrong("nothing", &["there is no sampler 'nothing'"], 0),
+        wrong("nothing", &["there is no behavior 'nothing'"], 0),
         Fault(constrained, "outcome", "failed", &["that it was shown"], 0),
         begun("trap-seed:77", &["crashed"]),
         begun("spin-seed:77", LATE),
-        begun("refuse-seed:77", &["no text of the seed 77"]),
+        begun("refuse-seed:77", &["refused the seed 77"]),
         begun("fickle", &["needs something else"]),
     ]
 }
@@ -112,7 +112,7 @@ fn start_faults() -> Vec<Fault> {
         invalid("refuse:these-settings", &["these-settings"]),
         invalid(
             "greedy colour=1",
-            &["'colour=1' says nothing to this sampler"],
+            &["'colour=1' is not a setting of this sampler"],
         ),
         Fault(long, "sample-with", "invalid", &["8388608 bytes"], 0),
         chain("before", "sample-with"),
@@ -311,10 +311,7 @@ fn faulty_template_loses_only_its_request() {
             (refused.at.as_str(), refused.case.as_str()),
             ("render", "other")
         );
-        assert_eq!(
-            refused.text,
-            "this chat can't be written, as it was told to"
-        );
+        assert_eq!(refused.text, "this chat is refused on request");
     });
     assert!(asked >= 5, "1+1 was answered {asked} times meanwhile");
     corral.wait_until_idle();

@@ -16,7 +16,7 @@ fn each_fault_has_its_own_error() {
             ("spin", 504, "cpu-time", "looping"),
             ("hog", 500, "memory", "64 MiB"),
             ("sleeper", 504, "deadline", "12 s"),
-            ("refuse", 500, "gave-up", "as it was told to"),
+            ("refuse", 500, "gave-up", "refused on request"),
         ] {
             let started = Instant::now();
             let answer = corral.post(&format!("/misbehave/{deed}"), "");

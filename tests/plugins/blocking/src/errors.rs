@@ -1,4 +1,4 @@
-//! What is wrong, and what comes of it.
+//! Invalid calls and their results.
 
 use std::fmt::Debug;
 
@@ -6,7 +6,7 @@ use crate::bindings::corral::inference::blocking::{self, Generation};
 use crate::bindings::corral::inference::constraints::Grammar;
 use crate::bindings::corral::inference::inference::{Options, Sequence};
 use crate::bindings::corral::inference::types::Error;
-use crate::ways::{Opened, look};
+use crate::operations::{OpenModel, request};
 
 #[derive(Default)]
 struct Lines(Vec<String>);
@@ -16,21 +16,21 @@ impl Lines {
     where
         T: Debug,
     {
-        let said = match result {
+        let line = match result {
             Ok(value) => format!("ok {value:?}"),
             Err(error) => format!("{error:?}"),
         };
-        self.0.push(format!("{what}: {said}"));
+        self.0.push(format!("{what}: {line}"));
     }
 }
 
 pub fn errors() -> Result<String, Error> {
-    let opened = Opened::new()?;
+    let model = OpenModel::new()?;
     let mut lines = Lines::default();
     let unknown = blocking::open(Some("nobody"));
     lines.add("an unknown model", unknown.map(|_| ()));
-    let empty = Sequence::create(&opened.model)?;
-    let position = blocking::next(&empty, &look()).map(|told| told.position);
+    let empty = Sequence::create(&model.handle)?;
+    let position = blocking::next(&empty, &request()).map(|distribution| distribution.position);
     lines.add("next of an empty sequence", position);
     let options = Options::new(1000);
     options.ignore_end();
@@ -39,24 +39,27 @@ pub fn errors() -> Result<String, Error> {
     let sampler = blocking::sample_with(&options, "nobody", "");
     lines.add("an unknown sampler", sampler);
     let grammar = Grammar::Regex("(".to_owned());
-    let compiled = blocking::compile(&opened.model, &grammar);
+    let compiled = blocking::compile(&model.handle, &grammar);
     lines.add("a wrong expression", compiled.map(|_| ()));
-    let embedded = blocking::embed(&opened.model, &[Vec::new()], None, None);
+    let embedded = blocking::embed(&model.handle, &[Vec::new()], None, None);
     lines.add("an empty input", embedded.map(|vectors| vectors.len()));
-    let sequence = opened.sequence("1+1=")?;
-    let asks = [(&sequence, look()), (&sequence, look())];
-    for told in blocking::next_many(&asks) {
-        lines.add("of twice the same", told.map(|told| told.position));
+    let sequence = model.sequence("1+1=")?;
+    let requests = [(&sequence, request()), (&sequence, request())];
+    for result in blocking::next_many(&requests) {
+        lines.add(
+            "of twice the same",
+            result.map(|distribution| distribution.position),
+        );
     }
     let running = Generation::start(&sequence, &options)?;
     let again = Generation::start(&sequence, &options);
     lines.add("generate while it generates", again.map(|_| ()));
-    let kept = blocking::snapshot(&sequence, "fox");
-    lines.add("snapshot while it generates", kept);
+    let saved = blocking::snapshot(&sequence, "fox");
+    lines.add("snapshot while it generates", saved);
     drop(running);
-    let restored = blocking::restore(&opened.model, "../fox");
+    let restored = blocking::restore(&model.handle, "../fox");
     lines.add("no name", restored.map(|_| ()));
-    let forgotten = blocking::forget(&opened.model, "owl");
+    let forgotten = blocking::forget(&model.handle, "owl");
     lines.add("a name that is not there", forgotten);
     Ok(lines.0.join("\n"))
 }

@@ -1,29 +1,30 @@
-//! A handler of WASI 0.2 (`wasi:http/incoming-handler`), whose export can't await: it uses models through
-//! `corral:inference/blocking`. The last segment of the path says how; the body is text.
+//! A handler of WASI 0.2 (`wasi:http/incoming-handler`), whose export can't await. It uses models
+//! through `corral:inference/blocking`. The last segment of the path selects the operation; the
+//! body is text.
 //!
-//! | segment | body | answer |
+//! | segment | body | response |
 //! |---|---|---|
-//! | `generate` | a prompt | what the host generates, chunk by chunk |
-//! | `outcome` | a prompt | the same, without a look at the chunks |
-//! | `rest` | a prompt | the same, all but the first chunk at once |
-//! | `next` | a prompt | the same by a loop over the likeliest token |
-//! | `many` | prompts, a line each | the same for all of them, by `next-many`, a line each |
-//! | `sampled` | the name of a sampling plugin, its settings and a prompt, a line each | what it makes of it |
-//! | `match` | a regular expression, and a prompt | what is generated under it |
-//! | `embed` | texts, a line each | their vectors, a line of numbers each |
-//! | `keep` | a name and a prompt | keeps the prompt's sequence; what comes after it |
-//! | `kept` | a name | what comes after what was kept |
+//! | `generate` | a prompt | the host's generation, chunk by chunk |
+//! | `outcome` | a prompt | the same, without reading chunks |
+//! | `rest` | a prompt | the same, with all but the first chunk at once |
+//! | `next` | a prompt | the same with a greedy guest loop |
+//! | `many` | prompts, one per line | the same for all of them with `next-many`, one per line |
+//! | `sampled` | a sampling plugin's name, its settings and a prompt, one per line | its generation |
+//! | `match` | a regular expression and a prompt | a generation under this constraint |
+//! | `embed` | texts, one per line | their vectors, one per line |
+//! | `keep` | a name and a prompt | snapshots the prompt; its generation |
+//! | `kept` | a name | the generation after this snapshot |
 //! | `forget` | a name | "ok" |
-//! | `drop` | a prompt | drops a generation midway; then what comes after the prompt |
+//! | `drop` | a prompt | drops a generation midway; then the prompt's generation |
 //! | `endless` | a prompt | generates 16,000 tokens |
-//! | `errors` | | a line for each wrong call, with what came of it |
+//! | `errors` | | a line with the result of each invalid call |
 //!
-//! What fails is answered with 400.
-// Not forbid: the bindings are generated, with unsafe code.
+//! Errors are responses with status 400.
+// Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
-mod ways;
-mod wrong;
+mod errors;
+mod operations;
 
 use wasip2::http::types::{
     ErrorCode, Fields, IncomingRequest, OutgoingBody, OutgoingResponse, ResponseOutparam,
@@ -56,7 +57,7 @@ impl wasip2::exports::http::incoming_handler::Guest for Blocking {
         let Some(body) = read(&request) else {
             return ResponseOutparam::set(answer, Err(ErrorCode::InternalError(None)));
         };
-        let (status, text) = match ways(which, &body) {
+        let (status, text) = match run(which, &body) {
             Ok(text) => (200, text),
             Err(error) => (400, format!("{error:?}")),
         };
@@ -66,30 +67,30 @@ impl wasip2::exports::http::incoming_handler::Guest for Blocking {
             return ResponseOutparam::set(answer, Err(ErrorCode::InternalError(None)));
         };
         ResponseOutparam::set(answer, Ok(response));
-        // The client sees what fails from here on as a body that ends early.
+        // The client sees a later error as a body that ends early.
         if write(&body, &text).is_some() {
             let _ = OutgoingBody::finish(body, None);
         }
     }
 }
 
-fn ways(which: &str, body: &str) -> Result<String, Error> {
+fn run(which: &str, body: &str) -> Result<String, Error> {
     match which {
-        "generate" => ways::generate(body),
-        "outcome" => ways::outcome(body),
-        "rest" => ways::rest(body),
-        "next" => ways::next(body),
-        "many" => ways::many(body),
-        "sampled" => ways::sampled(body),
-        "match" => ways::matched(body),
-        "embed" => ways::embed(body),
-        "keep" => ways::keep(body),
-        "kept" => ways::kept(body),
-        "forget" => ways::forget(body),
-        "drop" => ways::leave(body),
-        "endless" => ways::endless(body),
-        "errors" => wrong::errors(),
-        other => Ok(format!("there is no way {other}")),
+        "generate" => operations::generate(body),
+        "outcome" => operations::outcome(body),
+        "rest" => operations::rest(body),
+        "next" => operations::next(body),
+        "many" => operations::many(body),
+        "sampled" => operations::sampled(body),
+        "match" => operations::matched(body),
+        "embed" => operations::embed(body),
+        "keep" => operations::keep(body),
+        "kept" => operations::kept(body),
+        "forget" => operations::forget(body),
+        "drop" => operations::leave(body),
+        "endless" => operations::endless(body),
+        "errors" => errors::errors(),
+        other => Ok(format!("there is no operation {other}")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is right.
+//! Valid operations.
 
 use crate::bindings::corral::inference::blocking::{self, Generation};
 use crate::bindings::corral::inference::constraints::Grammar;
@@ -8,31 +8,34 @@ use crate::bindings::corral::inference::inference::{
 use crate::bindings::corral::inference::models::{Model, ModelInfo};
 use crate::bindings::corral::inference::types::Error;
 
-/// Tokens that these generate at most.
-const MOST: u32 = 24;
+/// Most tokens to generate.
+const MAX_TOKENS: u32 = 24;
 
-/// A model, and what is known of it.
-pub struct Opened {
-    pub model: Model,
+/// An model model and its metadata.
+pub struct OpenModel {
+    pub handle: Model,
     pub info: ModelInfo,
 }
 
-impl Opened {
+impl OpenModel {
     pub fn new() -> Result<Self, Error> {
         let model = blocking::open(None)?;
         let info = model.info();
-        Ok(Self { model, info })
+        Ok(Self {
+            handle: model,
+            info,
+        })
     }
 
     pub fn sequence(&self, prompt: &str) -> Result<Sequence, Error> {
-        let sequence = Sequence::create(&self.model)?;
-        sequence.append(&self.model.tokenize(prompt, false)?)?;
+        let sequence = Sequence::create(&self.handle)?;
+        sequence.append(&self.handle.tokenize(prompt, false)?)?;
         Ok(sequence)
     }
 
-    /// What stands in a sequence from a place on; control tokens say nothing.
+    /// The text of a sequence from a position on, without control tokens.
     fn text(&self, sequence: &Sequence, from: u32) -> Result<String, Error> {
-        let bytes = self.model.detokenize(&sequence.tokens(from), false)?;
+        let bytes = self.handle.detokenize(&sequence.tokens(from), false)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -42,8 +45,8 @@ impl Opened {
 
     fn greedy(&self, sequence: &Sequence) -> Result<String, Error> {
         let from = sequence.length();
-        for _ in 0..MOST {
-            let token = likeliest(&blocking::next(sequence, &look())?)?;
+        for _ in 0..MAX_TOKENS {
+            let token = most_likely(&blocking::next(sequence, &request())?)?;
             if self.ends(token) {
                 break;
             }
@@ -53,7 +56,7 @@ impl Opened {
     }
 }
 
-pub fn look() -> Look<'static> {
+pub fn request() -> Look<'static> {
     Look {
         view: View::Top(1),
         statistics: false,
@@ -61,59 +64,59 @@ pub fn look() -> Look<'static> {
     }
 }
 
-fn likeliest(told: &Distribution) -> Result<u32, Error> {
-    let nothing = || Error::Failed("a distribution without candidates".to_owned());
-    Ok(told.candidates.first().ok_or_else(nothing)?.token)
+fn most_likely(distribution: &Distribution) -> Result<u32, Error> {
+    let empty = || Error::Failed("the distribution has no candidates".to_owned());
+    Ok(distribution.candidates.first().ok_or_else(empty)?.token)
 }
 
-/// The text of a generation's chunks, and how it went, which it says twice.
-fn all(generation: &Generation, sequence: &Sequence) -> Result<(String, Outcome), Error> {
+/// Reads all chunks and the outcome, which must be the same twice.
+fn read_all(generation: &Generation, sequence: &Sequence) -> Result<(String, Outcome), Error> {
     let (mut text, mut tokens) = (String::new(), Vec::new());
     while let Some(chunk) = generation.read() {
         text += &chunk.text;
         tokens.extend(chunk.tokens);
     }
     let outcome = generation.outcome()?;
-    let again = generation.outcome()?;
-    // What was generated is a part of the sequence.
-    let right = outcome.generated_tokens as usize == tokens.len()
+    let repeated = generation.outcome()?;
+    // Generated tokens are part of the sequence.
+    let consistent = outcome.generated_tokens as usize == tokens.len()
         && sequence.tokens(outcome.prompt_tokens) == tokens
-        && again.generated_tokens == outcome.generated_tokens
+        && repeated.generated_tokens == outcome.generated_tokens
         && generation.read().is_none();
-    match right {
+    match consistent {
         true => Ok((text, outcome)),
         false => Err(Error::Failed(format!(
-            "{tokens:?} of {outcome:?}, {again:?}"
+            "{tokens:?} of {outcome:?}, {repeated:?}"
         ))),
     }
 }
 
 fn run(sequence: &Sequence, options: &Options) -> Result<String, Error> {
     let generation = Generation::start(sequence, options)?;
-    Ok(all(&generation, sequence)?.0)
+    Ok(read_all(&generation, sequence)?.0)
 }
 
 pub fn generate(prompt: &str) -> Result<String, Error> {
-    let opened = Opened::new()?;
-    run(&opened.sequence(prompt)?, &Options::new(MOST))
+    let model = OpenModel::new()?;
+    run(&model.sequence(prompt)?, &Options::new(MAX_TOKENS))
 }
 
 pub fn outcome(prompt: &str) -> Result<String, Error> {
-    let opened = Opened::new()?;
-    let sequence = opened.sequence(prompt)?;
+    let model = OpenModel::new()?;
+    let sequence = model.sequence(prompt)?;
     let from = sequence.length();
-    let generation = Generation::start(&sequence, &Options::new(MOST))?;
+    let generation = Generation::start(&sequence, &Options::new(MAX_TOKENS))?;
     let outcome = generation.outcome()?;
     if generation.read().is_some() || outcome.finish != Finish::End {
         return Err(Error::Failed(format!("{outcome:?}")));
     }
-    opened.text(&sequence, from)
+    model.text(&sequence, from)
 }
 
 pub fn rest(prompt: &str) -> Result<String, Error> {
-    let opened = Opened::new()?;
-    let sequence = opened.sequence(prompt)?;
-    let generation = Generation::start(&sequence, &Options::new(MOST))?;
+    let model = OpenModel::new()?;
+    let sequence = model.sequence(prompt)?;
+    let generation = Generation::start(&sequence, &Options::new(MAX_TOKENS))?;
     let first = generation
         .read()
         .map(|chunk| chunk.text)
@@ -126,34 +129,34 @@ pub fn rest(prompt: &str) -> Result<String, Error> {
 }
 
 pub fn next(prompt: &str) -> Result<String, Error> {
-    let opened = Opened::new()?;
-    opened.greedy(&opened.sequence(prompt)?)
+    let model = OpenModel::new()?;
+    model.greedy(&model.sequence(prompt)?)
 }
 
 pub fn many(prompts: &str) -> Result<String, Error> {
-    let opened = Opened::new()?;
-    let sequences = prompts.lines().map(|prompt| opened.sequence(prompt));
+    let model = OpenModel::new()?;
+    let sequences = prompts.lines().map(|prompt| model.sequence(prompt));
     let sequences = sequences.collect::<Result<Vec<_>, _>>()?;
     let from: Vec<_> = sequences.iter().map(Sequence::length).collect();
     let mut open: Vec<_> = sequences.iter().collect();
-    for _ in 0..MOST {
+    for _ in 0..MAX_TOKENS {
         if open.is_empty() {
             break;
         }
-        let asks = open.iter().map(|&sequence| (sequence, look()));
-        let told = blocking::next_many(&asks.collect::<Vec<_>>());
-        let mut left = Vec::new();
-        for (sequence, told) in open.into_iter().zip(told) {
-            let token = likeliest(&told?)?;
-            if !opened.ends(token) {
+        let requests = open.iter().map(|&sequence| (sequence, request()));
+        let distributions = blocking::next_many(&requests.collect::<Vec<_>>());
+        let mut unfinished = Vec::new();
+        for (sequence, distribution) in open.into_iter().zip(distributions) {
+            let token = most_likely(&distribution?)?;
+            if !model.ends(token) {
                 sequence.append(&[token])?;
-                left.push(sequence);
+                unfinished.push(sequence);
             }
         }
-        open = left;
+        open = unfinished;
     }
     let texts = sequences.iter().zip(from);
-    let texts = texts.map(|(sequence, from)| opened.text(sequence, from));
+    let texts = texts.map(|(sequence, from)| model.text(sequence, from));
     Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
@@ -161,27 +164,27 @@ pub fn sampled(body: &str) -> Result<String, Error> {
     let mut lines = body.splitn(3, '\n');
     let mut line = || lines.next().unwrap_or_default();
     let (name, settings, prompt) = (line(), line(), line());
-    let opened = Opened::new()?;
-    let options = Options::new(MOST);
+    let model = OpenModel::new()?;
+    let options = Options::new(MAX_TOKENS);
     blocking::sample_with(&options, name, settings)?;
-    run(&opened.sequence(prompt)?, &options)
+    run(&model.sequence(prompt)?, &options)
 }
 
 pub fn matched(body: &str) -> Result<String, Error> {
     let (regex, prompt) = body.split_once('\n').unwrap_or_default();
-    let opened = Opened::new()?;
-    let constraint = blocking::compile(&opened.model, &Grammar::Regex(regex.to_owned()))?;
-    let options = Options::new(MOST);
+    let model = OpenModel::new()?;
+    let constraint = blocking::compile(&model.handle, &Grammar::Regex(regex.to_owned()))?;
+    let options = Options::new(MAX_TOKENS);
     options.constrain(&constraint);
-    run(&opened.sequence(prompt)?, &options)
+    run(&model.sequence(prompt)?, &options)
 }
 
 pub fn embed(texts: &str) -> Result<String, Error> {
-    let opened = Opened::new()?;
+    let model = OpenModel::new()?;
     let inputs = texts.split('\n');
-    let inputs = inputs.map(|text| opened.model.tokenize(text, false));
+    let inputs = inputs.map(|text| model.handle.tokenize(text, false));
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
-    let vectors = blocking::embed(&opened.model, &inputs, None, None)?;
+    let vectors = blocking::embed(&model.handle, &inputs, None, None)?;
     let line = |vector: &Vec<f32>| {
         let numbers: Vec<_> = vector.iter().map(f32::to_string).collect();
         numbers.join(" ")
@@ -191,49 +194,49 @@ pub fn embed(texts: &str) -> Result<String, Error> {
 
 pub fn keep(body: &str) -> Result<String, Error> {
     let (name, prompt) = body.split_once('\n').unwrap_or_default();
-    let opened = Opened::new()?;
-    let sequence = opened.sequence(prompt)?;
+    let model = OpenModel::new()?;
+    let sequence = model.sequence(prompt)?;
     let length = sequence.length();
-    let text = opened.greedy(&sequence)?;
+    let text = model.greedy(&sequence)?;
     sequence.truncate(length)?;
     blocking::snapshot(&sequence, name)?;
     Ok(text)
 }
 
 pub fn kept(name: &str) -> Result<String, Error> {
-    let opened = Opened::new()?;
-    opened.greedy(&blocking::restore(&opened.model, name)?)
+    let model = OpenModel::new()?;
+    model.greedy(&blocking::restore(&model.handle, name)?)
 }
 
 pub fn forget(name: &str) -> Result<String, Error> {
-    let opened = Opened::new()?;
-    blocking::forget(&opened.model, name)?;
+    let model = OpenModel::new()?;
+    blocking::forget(&model.handle, name)?;
     Ok("ok".to_owned())
 }
 
-/// Begins what would go on for many seconds.
-fn begin(sequence: &Sequence) -> Result<Generation, Error> {
+/// Starts a generation of many seconds.
+fn start_endless(sequence: &Sequence) -> Result<Generation, Error> {
     let options = Options::new(16_000);
     options.ignore_end();
     Generation::start(sequence, &options)
 }
 
 pub fn leave(prompt: &str) -> Result<String, Error> {
-    let opened = Opened::new()?;
-    let sequence = opened.sequence(prompt)?;
+    let model = OpenModel::new()?;
+    let sequence = model.sequence(prompt)?;
     let length = sequence.length();
-    let generation = begin(&sequence)?;
+    let generation = start_endless(&sequence)?;
     let first = generation.read();
     if first.is_none_or(|chunk| chunk.tokens.is_empty()) {
-        return Err(Error::Failed("it ended at once".to_owned()));
+        return Err(Error::Failed("the generation ended at once".to_owned()));
     }
     drop(generation);
     sequence.truncate(length)?;
-    opened.greedy(&sequence)
+    model.greedy(&sequence)
 }
 
 pub fn endless(prompt: &str) -> Result<String, Error> {
-    let opened = Opened::new()?;
-    let sequence = opened.sequence(prompt)?;
-    Ok(all(&begin(&sequence)?, &sequence)?.0)
+    let model = OpenModel::new()?;
+    let sequence = model.sequence(prompt)?;
+    Ok(read_all(&start_endless(&sequence)?, &sequence)?.0)
 }

@@ -1,6 +1,6 @@
-//! A handler of WASI 0.2: `wasi:http/incoming-handler`. It answers with the path and the body of
-//! the request, in as many pieces as it read.
-// Not forbid: the bindings are generated, with unsafe code.
+//! A handler of WASI 0.2: `wasi:http/incoming-handler`. Responds with the path and the body of the
+//! request, in the pieces in which it reads them.
+// Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
 use wasip2::http::types::{
@@ -23,7 +23,7 @@ impl wasip2::exports::http::incoming_handler::Guest for Classic {
             return ResponseOutparam::set(answer, Err(ErrorCode::InternalError(None)));
         };
         ResponseOutparam::set(answer, Ok(response));
-        // The client sees what fails from here on as a body that ends early.
+        // The client sees a later error as a body that ends early.
         if write(&request, &body).is_some() {
             let _ = OutgoingBody::finish(body, None);
         }

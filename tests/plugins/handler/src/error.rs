@@ -1,20 +1,20 @@
-//! What failed, in words for a test.
+//! Errors in the form that tests check.
 
 use serde_json::{Value, json};
 
 use crate::bindings::corral::inference::types::Error;
 
-/// A call that did.
-pub struct Failed {
+/// A failed call.
+pub struct CallError {
     at: &'static str,
     case: &'static str,
     text: String,
-    /// What was generated up to there.
+    /// Tokens generated before the error.
     tokens: Vec<u32>,
 }
 
-impl Failed {
-    /// One that is no error of the host's.
+impl CallError {
+    /// An error that does not come from the host.
     pub fn other(at: &'static str, text: String) -> Self {
         Self {
             at,
@@ -24,16 +24,17 @@ impl Failed {
         }
     }
 
-    /// For `map_err` after a call.
+    /// Creates a function for `map_err`.
     pub fn at(at: &'static str) -> impl Fn(Error) -> Self {
         move |error| {
             let (case, text) = match error {
                 Error::Invalid(text) => ("invalid", text),
                 Error::NotFound(text) => ("not-found", text),
                 Error::NotGranted(text) => ("not-granted", text),
-                Error::ContextFull(of) => {
-                    ("context-full", format!("{} of {}", of.needed, of.limit))
-                }
+                Error::ContextFull(limit) => (
+                    "context-full",
+                    format!("{} of {}", limit.needed, limit.limit),
+                ),
                 Error::Refused(refusal) => ("refused", refusal.reason),
                 Error::Deadline => ("deadline", String::new()),
                 Error::Cancelled => ("cancelled", String::new()),
@@ -55,7 +56,7 @@ impl Failed {
         }
     }
 
-    pub fn told(&self) -> Value {
+    pub fn to_json(&self) -> Value {
         let error = json!({ "at": self.at, "case": self.case, "text": self.text });
         json!({ "error": error, "tokens": self.tokens })
     }

@@ -1,4 +1,4 @@
-//! The host's loop, with and without a sampling plugin, and the guest's own over the likeliest token.
+//! The host's loop, with and without a sampling plugin, and greedy guest loops.
 
 use serde_json::{Value, json};
 use wasip3::clocks::monotonic_clock;
@@ -8,10 +8,10 @@ use crate::bindings::corral::inference::inference::{
     Distribution, Finish, Look, Options, Sequence, TokenLogprobs, View, next_many,
 };
 use crate::bindings::corral::inference::types::Error;
-use crate::failed::Failed;
-use crate::opened::{Opened, endless, list, most, number, text};
+use crate::error::CallError;
+use crate::model::{OpenModel, ignores_end, list, max_tokens, number, text};
 
-/// What was generated.
+/// The result of a generation.
 #[derive(Default)]
 struct Generated {
     text: String,
@@ -20,17 +20,17 @@ struct Generated {
     finish: Option<Finish>,
 }
 
-pub async fn generate(asked: &Value, sampler: Option<&str>) -> Result<Value, Failed> {
-    let opened = Opened::new().await?;
-    let options = options(&opened, asked, sampler).await?;
-    let prompt = opened.tokens(text(asked, "prompt"), false)?;
-    if asked["sleep"] == true {
-        return sleep(&opened, asked, &options, &prompt).await;
+pub async fn generate(request: &Value, sampler: Option<&str>) -> Result<Value, CallError> {
+    let model = OpenModel::new().await?;
+    let options = options(&model, request, sampler).await?;
+    let prompt = model.tokens(text(request, "prompt"), false)?;
+    if request["sleep"] == true {
+        return sleep(&model, request, &options, &prompt).await;
     }
     let (mut texts, mut last) = (Vec::new(), Generated::default());
-    for _ in 0..number(asked, "times", 1) {
-        let sequence = opened.sequence(&prompt)?;
-        last = run(&sequence, &options, asked["leave"] == true).await?;
+    for _ in 0..number(request, "times", 1) {
+        let sequence = model.sequence(&prompt)?;
+        last = run(&sequence, &options, request["leave"] == true).await?;
         texts.push(last.text.clone());
     }
     let logprobs = last
@@ -41,30 +41,30 @@ pub async fn generate(asked: &Value, sampler: Option<&str>) -> Result<Value, Fai
         "text": last.text,
         "tokens": last.tokens,
         "prompt_tokens": prompt,
-        "finish": last.finish.map(named),
+        "finish": last.finish.map(finish_name),
         "logprobs": logprobs.collect::<Vec<_>>(),
         "texts": texts,
     }))
 }
 
-/// Generates as often as it is asked to, and does not listen.
+/// Starts all generations and never reads them.
 async fn sleep(
-    opened: &Opened,
-    asked: &Value,
+    model: &OpenModel,
+    request: &Value,
     options: &Options,
     prompt: &[u32],
-) -> Result<Value, Failed> {
+) -> Result<Value, CallError> {
     let mut generations = Vec::new();
-    for _ in 0..number(asked, "times", 1) {
-        let sequence = opened.sequence(prompt)?;
+    for _ in 0..number(request, "times", 1) {
+        let sequence = model.sequence(prompt)?;
         let generation = sequence.generate(options);
-        generations.push((generation.map_err(Failed::at("generate"))?, sequence));
+        generations.push((generation.map_err(CallError::at("generate"))?, sequence));
     }
     monotonic_clock::wait_for(365 * 24 * 3600 * 1_000_000_000).await;
     Ok(json!({ "generations": generations.len() }))
 }
 
-fn named(finish: Finish) -> &'static str {
+fn finish_name(finish: Finish) -> &'static str {
     match finish {
         Finish::End => "end",
         Finish::Stop => "stop",
@@ -72,11 +72,11 @@ fn named(finish: Finish) -> &'static str {
     }
 }
 
-/// Generates to the end, or to the first chunk.
-async fn run(sequence: &Sequence, options: &Options, leave: bool) -> Result<Generated, Failed> {
+/// Generates to the end, or to the first chunk with `leave`.
+async fn run(sequence: &Sequence, options: &Options, leave: bool) -> Result<Generated, CallError> {
     let mut generated = Generated::default();
     let generation = sequence.generate(options);
-    let (mut chunks, outcome) = generation.map_err(Failed::at("generate"))?;
+    let (mut chunks, outcome) = generation.map_err(CallError::at("generate"))?;
     while let Some(chunk) = chunks.next().await {
         generated.text += &chunk.text;
         generated.tokens.extend(chunk.tokens);
@@ -85,102 +85,108 @@ async fn run(sequence: &Sequence, options: &Options, leave: bool) -> Result<Gene
             return Ok(generated);
         }
     }
-    let failed = |error| Failed::at("outcome")(error).after(&generated.tokens);
+    let failed = |error| CallError::at("outcome")(error).after(&generated.tokens);
     generated.finish = Some(outcome.await.map_err(failed)?.finish);
     Ok(generated)
 }
 
-async fn options(opened: &Opened, asked: &Value, sampler: Option<&str>) -> Result<Options, Failed> {
-    let options = Options::new(most(asked));
-    let chain = |place: &str| match text(asked, "chain") == place {
-        true => options.temperature(0.5).map_err(Failed::at("temperature")),
+async fn options(
+    model: &OpenModel,
+    request: &Value,
+    sampler: Option<&str>,
+) -> Result<Options, CallError> {
+    let options = Options::new(max_tokens(request));
+    let chain = |position: &str| match text(request, "chain") == position {
+        true => options
+            .temperature(0.5)
+            .map_err(CallError::at("temperature")),
         false => Ok(()),
     };
     chain("before")?;
     if let Some(name) = sampler {
-        let settings = match asked["settings_bytes"].as_u64() {
+        let settings = match request["settings_bytes"].as_u64() {
             Some(bytes) => "x".repeat(bytes as usize),
-            None => text(asked, "settings").to_owned(),
+            None => text(request, "settings").to_owned(),
         };
         let linked = options.sample_with(name.to_owned(), settings).await;
-        linked.map_err(Failed::at("sample-with"))?;
+        linked.map_err(CallError::at("sample-with"))?;
     }
     chain("after")?;
-    if endless(asked) {
+    if ignores_end(request) {
         options.ignore_end();
     }
-    if let Some(seed) = asked["seed"].as_u64() {
+    if let Some(seed) = request["seed"].as_u64() {
         options.seed(seed);
     }
-    for stop in list(asked, "stop") {
+    for stop in list(request, "stop") {
         let stopped = options.stop(stop.as_str().unwrap_or_default());
-        stopped.map_err(Failed::at("stop"))?;
+        stopped.map_err(CallError::at("stop"))?;
     }
-    if let Some(top) = asked["logprobs"].as_u64() {
+    if let Some(top) = request["logprobs"].as_u64() {
         options
             .logprobs(top as u8)
-            .map_err(Failed::at("logprobs"))?;
+            .map_err(CallError::at("logprobs"))?;
     }
-    let guesses = number(asked, "speculate", 0) as u8;
+    let draft_tokens = number(request, "speculate", 0) as u8;
     options
-        .speculate(guesses)
-        .map_err(Failed::at("speculate"))?;
-    if let Some(regex) = asked["regex"].as_str() {
-        let constraint = Constraint::compile(&opened.model, Grammar::Regex(regex.to_owned())).await;
-        options.constrain(&constraint.map_err(Failed::at("compile"))?);
+        .speculate(draft_tokens)
+        .map_err(CallError::at("speculate"))?;
+    if let Some(regex) = request["regex"].as_str() {
+        let constraint = Constraint::compile(&model.handle, Grammar::Regex(regex.to_owned())).await;
+        options.constrain(&constraint.map_err(CallError::at("compile"))?);
     }
     Ok(options)
 }
 
-pub async fn next(asked: &Value) -> Result<Value, Failed> {
-    let opened = Opened::new().await?;
-    let prompt = opened.tokens(text(asked, "prompt"), false)?;
-    let sequence = opened.sequence(&prompt)?;
+pub async fn next(request: &Value) -> Result<Value, CallError> {
+    let model = OpenModel::new().await?;
+    let prompt = model.tokens(text(request, "prompt"), false)?;
+    let sequence = model.sequence(&prompt)?;
     let mut tokens = Vec::new();
-    while goes_on(&opened, asked, &tokens) {
-        let token = likeliest(sequence.next(look()).await)?;
-        sequence.append(&[token]).map_err(Failed::at("append"))?;
+    while continues(&model, request, &tokens) {
+        let token = most_likely(sequence.next(top_candidate()).await)?;
+        sequence.append(&[token]).map_err(CallError::at("append"))?;
         tokens.push(token);
     }
-    Ok(json!({ "text": opened.text(&tokens)?, "tokens": tokens, "prompt_tokens": prompt }))
+    Ok(json!({ "text": model.text(&tokens)?, "tokens": tokens, "prompt_tokens": prompt }))
 }
 
-pub async fn many(asked: &Value) -> Result<Value, Failed> {
-    let opened = Opened::new().await?;
+pub async fn many(request: &Value) -> Result<Value, CallError> {
+    let model = OpenModel::new().await?;
     let mut texts = Vec::new();
-    for prompt in list(asked, "prompts") {
-        let prompt = opened.tokens(prompt.as_str().unwrap_or_default(), false)?;
-        texts.push((opened.sequence(&prompt)?, Vec::new()));
+    for prompt in list(request, "prompts") {
+        let prompt = model.tokens(prompt.as_str().unwrap_or_default(), false)?;
+        texts.push((model.sequence(&prompt)?, Vec::new()));
     }
     loop {
         let open = texts.iter_mut();
         let mut open: Vec<_> = open
-            .filter(|(_, tokens)| goes_on(&opened, asked, tokens))
+            .filter(|(_, tokens)| continues(&model, request, tokens))
             .collect();
         if open.is_empty() {
             break;
         }
-        let asks = open.iter().map(|(sequence, _)| (sequence, look()));
-        let told = next_many(asks.collect()).await;
-        for ((sequence, tokens), told) in open.iter_mut().zip(told) {
-            let token = likeliest(told)?;
-            sequence.append(&[token]).map_err(Failed::at("append"))?;
+        let requests = open.iter().map(|(sequence, _)| (sequence, top_candidate()));
+        let distributions = next_many(requests.collect()).await;
+        for ((sequence, tokens), distribution) in open.iter_mut().zip(distributions) {
+            let token = most_likely(distribution)?;
+            sequence.append(&[token]).map_err(CallError::at("append"))?;
             tokens.push(token);
         }
     }
     let mut answers = Vec::new();
     for (_, tokens) in texts {
-        answers.push(json!({ "text": opened.text(&tokens)?, "tokens": tokens }));
+        answers.push(json!({ "text": model.text(&tokens)?, "tokens": tokens }));
     }
     Ok(json!({ "answers": answers }))
 }
 
-fn goes_on(opened: &Opened, asked: &Value, tokens: &[u32]) -> bool {
-    let ends = |token| !endless(asked) && opened.info.end_of_generation.contains(token);
-    tokens.len() < most(asked) as usize && !tokens.last().is_some_and(ends)
+fn continues(model: &OpenModel, request: &Value, tokens: &[u32]) -> bool {
+    let ends = |token| !ignores_end(request) && model.info.end_of_generation.contains(token);
+    tokens.len() < max_tokens(request) as usize && !tokens.last().is_some_and(ends)
 }
 
-fn look() -> Look<'static> {
+fn top_candidate() -> Look<'static> {
     Look {
         view: View::Top(1),
         statistics: false,
@@ -188,8 +194,8 @@ fn look() -> Look<'static> {
     }
 }
 
-fn likeliest(told: Result<Distribution, Error>) -> Result<u32, Failed> {
-    let told = told.map_err(Failed::at("next"))?;
-    let nothing = || Failed::other("next", "no candidates".to_owned());
-    Ok(told.candidates.first().ok_or_else(nothing)?.token)
+fn most_likely(distribution: Result<Distribution, Error>) -> Result<u32, CallError> {
+    let distribution = distribution.map_err(CallError::at("next"))?;
+    let empty = || CallError::other("next", "the distribution has no candidates".to_owned());
+    Ok(distribution.candidates.first().ok_or_else(empty)?.token)
 }

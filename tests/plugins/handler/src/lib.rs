@@ -1,36 +1,37 @@
-//! A handler that leaves its work to the plugins that it is linked with: a template, and samplers. The
-//! last segment of the path says what it does, and its body is JSON; so are its answers.
+//! A handler that uses a linked template and linked samplers. The last segment of the path selects
+//! the operation; request and response bodies are JSON.
 //!
-//! | segment | body | answer |
+//! | segment | body | response |
 //! |---|---|---|
-//! | `generate` | see below | what the host generates, by a sampling plugin with `?sampler=NAME` |
-//! | `next` | `prompt`, `max_tokens`, `ignore_end` | the same by a loop over the likeliest token |
+//! | `generate` | see below | the host's generation, with a sampling plugin for `?sampler=NAME` |
+//! | `next` | `prompt`, `max_tokens`, `ignore_end` | the same with a greedy guest loop |
 //! | `many` | `prompts`, `max_tokens`, `ignore_end` | `answers`, by `next-many` |
-//! | `chat` | `messages`, `tools`, `settings`, `max_tokens` | the `pieces` of the prompt that the template makes of it, its `stop`, and what the host generates |
+//! | `chat` | `messages`, `tools`, `settings`, `max_tokens` | the rendered prompt's `pieces` and `stop`, and the host's generation |
 //! | `environment` | | its environment variables |
 //!
-//! `generate` takes `prompt`, `max_tokens`, `ignore_end`, `seed`, `stop` (a list), `logprobs` (how many),
-//! `speculate`, `regex`, and for the sampler `settings`, or `settings_bytes` for so many bytes of them.
-//! `chain` is "before" or "after" to add a sampler of the host's before or after the plugin; `times` is how
-//! often it generates with the same options, of which all `texts` are told; with `leave` it drops each
-//! generation after the first chunk, and with `sleep` it starts all of them at once and sleeps for good.
+//! `generate` takes `prompt`, `max_tokens`, `ignore_end`, `seed`, `stop` (a list), `logprobs` (a
+//! number), `speculate`, `regex`, and the sampler's `settings`, or `settings_bytes` for settings of
+//! this length. `chain` is "before" or "after" to add a host sampler before or after the plugin.
+//! `times` is the number of generations with the same options; the response has all `texts`.
+//! `leave` drops each generation after the first chunk. `sleep` starts all generations at once and
+//! then sleeps.
 //!
-//! An answer has `text`, `tokens` with the one that ends it, `prompt_tokens`, `finish` and `logprobs`. What
-//! fails is answered with 400 and `error`: `at` which call, its `case` and `text`; with the `tokens` up to
-//! there.
-// Not forbid: the bindings are generated, with unsafe code.
+//! A response has `text`, `tokens` including the end token, `prompt_tokens`, `finish` and
+//! `logprobs`. An error is a 400 with `error` (the call `at`, `case` and `text`) and the `tokens`
+//! before it.
+// Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
 mod chat;
-mod failed;
+mod error;
 mod generate;
-mod opened;
+mod model;
 
 use serde_json::{Value, json};
 use wasip3::http::types::{ErrorCode, Fields, Request, Response};
 use wasip3::{spawn_local, wit_future, wit_stream};
 
-use failed::Failed;
+use error::CallError;
 
 #[allow(unsafe_code)]
 mod bindings {
@@ -42,15 +43,15 @@ mod linked {
     wit_bindgen::generate!({ world: "corral:plugin/templated", path: "../../../wit" });
 }
 
-struct Roles;
+struct Handler;
 
 #[allow(unsafe_code)]
 mod exports {
-    use super::Roles;
-    wasip3::http::service::export!(Roles);
+    use super::Handler;
+    wasip3::http::service::export!(Handler);
 }
 
-impl wasip3::exports::http::handler::Guest for Roles {
+impl wasip3::exports::http::handler::Guest for Handler {
     async fn handle(request: Request) -> Result<Response, ErrorCode> {
         let path = request.get_path_with_query().unwrap_or_default();
         let (path, query) = path.split_once('?').unwrap_or((&path, ""));
@@ -58,18 +59,18 @@ impl wasip3::exports::http::handler::Guest for Roles {
         let which = path.rsplit('/').next().unwrap_or_default();
         match answer(which, query.strip_prefix("sampler="), &body).await {
             Ok(answer) => response(200, &answer),
-            Err(failed) => response(400, &failed.told()),
+            Err(error) => response(400, &error.to_json()),
         }
     }
 }
 
-async fn answer(which: &str, sampler: Option<&str>, body: &str) -> Result<Value, Failed> {
-    let asked = serde_json::from_str(body).unwrap_or_default();
+async fn answer(which: &str, sampler: Option<&str>, body: &str) -> Result<Value, CallError> {
+    let request = serde_json::from_str(body).unwrap_or_default();
     match which {
-        "generate" => generate::generate(&asked, sampler).await,
-        "next" => generate::next(&asked).await,
-        "many" => generate::many(&asked).await,
-        "chat" => chat::chat(&asked).await,
+        "generate" => generate::generate(&request, sampler).await,
+        "next" => generate::next(&request).await,
+        "many" => generate::many(&request).await,
+        "chat" => chat::chat(&request).await,
         "environment" => Ok(Value::from_iter(std::env::vars())),
         other => Ok(json!({ "nothing": other })),
     }

@@ -1,6 +1,6 @@
-//! A handler that is linked with a template: it answers with the prompt that the template makes of the
-//! path, a piece on each line, and then with its own environment variable `SECRET`.
-// Not forbid: the bindings are generated, with unsafe code.
+//! A handler with a linked template. Responds with the prompt that the template renders from the
+//! path, one piece per line, and then with its own environment variable `SECRET`.
+// Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
 use wasip3::http::types::{ErrorCode, Fields, Request, Response};
@@ -39,7 +39,8 @@ impl wasip3::exports::http::handler::Guest for Handler {
             end: None,
             chat_template: None,
         };
-        let prompt = render(&chat, &model).map_err(|told| ErrorCode::InternalError(Some(told)))?;
+        let prompt =
+            render(&chat, &model).map_err(|error| ErrorCode::InternalError(Some(error)))?;
         let lines = prompt
             .pieces
             .iter()

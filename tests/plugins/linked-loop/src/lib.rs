@@ -1,6 +1,5 @@
-//! A handler that leaves the choice to a linked sampler: it hands over one distribution, and answers with
-//! the token that was chosen.
-// Not forbid: the bindings are generated, with unsafe code.
+//! A handler that calls a linked sampler with one distribution and responds with the chosen token.
+// Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
 use wasip3::http::types::{ErrorCode, Fields, Request, Response};
@@ -23,17 +22,17 @@ mod exports {
 
 impl wasip3::exports::http::handler::Guest for Handler {
     async fn handle(_: Request) -> Result<Response, ErrorCode> {
-        let told = |told| ErrorCode::InternalError(Some(told));
+        let to_error = |error| ErrorCode::InternalError(Some(error));
         let sampler = Sampler::start(&Beginning {
             settings: String::new(),
             seed: 1,
             vocabulary: 100,
         })
-        .map_err(told)?;
-        let wanted = sampler.needs().candidates;
-        let candidates = (0..wanted).map(|place| Candidate {
-            token: 10 + place,
-            logit: -(place as f32),
+        .map_err(to_error)?;
+        let count = sampler.needs().candidates;
+        let candidates = (0..count).map(|index| Candidate {
+            token: 10 + index,
+            logit: -(index as f32),
         });
         let distribution = Distribution {
             candidates: candidates.collect(),
@@ -41,8 +40,8 @@ impl wasip3::exports::http::handler::Guest for Handler {
             since: Vec::new(),
             position: 0,
         };
-        let token = sampler.sample(&distribution).map_err(told)?;
-        let text = format!("{wanted} candidates, token {token}\n");
+        let token = sampler.sample(&distribution).map_err(to_error)?;
+        let text = format!("{count} candidates, token {token}\n");
         let (mut writer, reader) = wit_stream::new();
         spawn_local(async move { writer.write_all(text.into_bytes()).await });
         let (_, trailers) = wit_future::new(|| Ok(None));

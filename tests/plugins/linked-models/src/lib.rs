@@ -1,5 +1,5 @@
-//! A template that wants to know the deployment's models, which only one that inherits may.
-// Not forbid: the bindings are generated, with unsafe code.
+//! A template that imports the deployment's models, which requires inheritance.
+// Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
 use bindings::corral::inference::models::available;
@@ -7,25 +7,25 @@ use bindings::exports::corral::plugin::templating::{Chat, Guest, ModelFacts, Pie
 
 #[allow(unsafe_code)]
 mod bindings {
-    use super::Nosy;
+    use super::ModelLister;
     wit_bindgen::generate!({
         inline: "
-            package test:linked-nosy;
-            world nosy {
+            package test:linked-models;
+            world models-template {
                 import corral:inference/models@0.1.0;
                 export corral:plugin/templating@0.1.0;
             }
         ",
         path: "../../../wit",
-        world: "test:linked-nosy/nosy",
+        world: "test:linked-models/models-template",
         generate_all,
     });
-    export!(Nosy);
+    export!(ModelLister);
 }
 
-struct Nosy;
+struct ModelLister;
 
-impl Guest for Nosy {
+impl Guest for ModelLister {
     fn render(_: Chat, _: ModelFacts) -> Result<Prompt, String> {
         let text = format!("template knows {}", available().join(","));
         Ok(Prompt {

@@ -1,5 +1,5 @@
-//! A sampler that asks for three candidates and takes the least likely of them.
-// Not forbid: the bindings are generated, with unsafe code.
+//! A sampler that requests three candidates and chooses the least likely of them.
+// Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
 use bindings::exports::corral::plugin::sampling::{
@@ -8,20 +8,20 @@ use bindings::exports::corral::plugin::sampling::{
 
 #[allow(unsafe_code)]
 mod bindings {
-    use super::Chooser;
+    use super::LeastLikely;
     wit_bindgen::generate!({ world: "corral:plugin/sampling-plugin", path: "../../../wit" });
-    export!(Chooser);
+    export!(LeastLikely);
 }
 
-struct Chooser;
+struct LeastLikely;
 
-impl Guest for Chooser {
-    type Sampler = Chooser;
+impl Guest for LeastLikely {
+    type Sampler = LeastLikely;
 }
 
-impl GuestSampler for Chooser {
+impl GuestSampler for LeastLikely {
     fn start(_: Beginning) -> Result<Sampler, String> {
-        Ok(Sampler::new(Chooser))
+        Ok(Sampler::new(LeastLikely))
     }
 
     fn needs(&self) -> Needs {
@@ -33,7 +33,10 @@ impl GuestSampler for Chooser {
     }
 
     fn sample(&self, distribution: Distribution) -> Result<Token, String> {
-        let least = distribution.candidates.last().ok_or("there are none")?;
+        let least = distribution
+            .candidates
+            .last()
+            .ok_or("there are no candidates")?;
         Ok(least.token)
     }
 }

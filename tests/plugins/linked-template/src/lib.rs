@@ -1,6 +1,6 @@
-//! A template that tells what it sees of the deployment: a piece for each message, one with the environment
-//! variable `SECRET`, and one with how many variables and arguments there are.
-// Not forbid: the bindings are generated, with unsafe code.
+//! A template that reports what it sees of the deployment: a piece for each message, one with the
+//! environment variable `SECRET`, and one with the number of variables and arguments.
+// Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
 use bindings::exports::corral::plugin::templating::{Chat, Guest, ModelFacts, Piece, Prompt};

@@ -1,45 +1,45 @@
-//! Loops that the guest runs over `next` and `next-many`, and every wrong thing that can be asked of
-//! them. The last segment of the path says which; the body is text. With `?most=N` so many tokens are
-//! generated, ends or not.
+//! Guest loops over `next` and `next-many`, and invalid calls. The last segment of the path selects
+//! the operation; the body is text. With `?most=N` it generates exactly N tokens, ignoring
+//! end-of-generation tokens.
 //!
-//! | segment | body | answer |
+//! | segment | body | response |
 //! |---|---|---|
-//! | `generate` | a prompt | what the host generates, greedily |
-//! | `next` | a prompt | the same by a loop over the likeliest token |
-//! | `logits` | a prompt | the same by a loop over whole rows |
-//! | `only` | a prompt | the same by a loop over the digits and the end |
-//! | `many` | prompts, a line each | the same for all of them, by `next-many`, a line each |
-//! | `beam` | a prompt | the likeliest text of three beams |
-//! | `again` | a prompt, with a bar for each line's end, then others, a line each | what comes after each of them in place of the one before, by `truncate` |
-//! | `match` | a regular expression, and a prompt | a text that the expression matches, with its mask checked |
-//! | `statistics` | a prompt | checks the statistics against the row; "ok" |
-//! | `keep` | a name and a prompt | keeps the prompt's sequence; what comes after it |
-//! | `kept` | a name | what comes after what was kept |
+//! | `generate` | a prompt | the host's greedy generation |
+//! | `next` | a prompt | the same with a guest loop |
+//! | `logits` | a prompt | the same with a loop over all logits |
+//! | `only` | a prompt | the same with a loop over the digits and end tokens |
+//! | `many` | prompts, one per line | the same for all of them with `next-many`, one per line |
+//! | `beam` | a prompt | the best of three beams |
+//! | `again` | a prompt with `|` for line breaks, then suffixes, one per line | the generation after each suffix, with `truncate` between them |
+//! | `match` | a regular expression and a prompt | a text that the expression matches; checks the mask |
+//! | `statistics` | a prompt | checks the statistics against the logits; "ok" |
+//! | `keep` | a name and a prompt | snapshots the prompt; its generation |
+//! | `kept` | a name | the generation after this snapshot |
 //! | `forget` | a name | "ok" |
-//! | `budget` | a prompt | tokens left, before and after a loop over it |
-//! | `info` | | the tokens that begin and end a text |
-//! | `errors` | | a line for each wrong call, with what came of it |
-//! | `bomb` | | how many sequences, forks and matchers it could hold |
-//! | `rows` | | how many rows of logits it could wait for |
-//! | `giant` | | appends ten million tokens in a call |
-//! | `forged` | | uses a sequence that it does not have |
+//! | `budget` | a prompt | remaining tokens before and after a loop |
+//! | `info` | | the begin and end tokens |
+//! | `errors` | | a line with the result of each invalid call |
+//! | `bomb` | | the number of sequences, forks and matchers that it could hold |
+//! | `rows` | | the number of pending requests for all logits |
+//! | `giant` | | appends ten million tokens in one call |
+//! | `forged` | | uses a sequence handle that it does not own |
 //! | `closed` | | drops a sequence twice |
-//! | `collect` | a prompt | the same as `generate`, all but the first piece by `collect` |
-//! | `frame` | a prompt | the same in bytes that `frame` makes and the guest reads: `<[1][9]>3` |
-//! | `late` | a prompt | the same in JSON, where one piece was read before |
-//! | `dropped` | a prompt | makes such bytes of another text and drops them; then as `generate` |
-//! | `leaked` | a prompt | the same, and forgets them |
-//! | `body` | a prompt | answers with such bytes in JSON: `<["1"]["9"]` |
+//! | `collect` | a prompt | as `generate`, with all but the first chunk by `collect` |
+//! | `frame` | a prompt | the same as bytes of `frame` that the guest reads: `<[1][9]>3` |
+//! | `late` | a prompt | the same as JSON, after reading one chunk |
+//! | `dropped` | a prompt | drops such bytes of another text; then as `generate` |
+//! | `leaked` | a prompt | the same, but leaks them |
+//! | `body` | a prompt | responds with such bytes as JSON: `<["1"]["9"]` |
 //! | `forgotten` | a prompt | the same, with an end that never comes |
-//! | `held` | a prompt | the same, with an end that the guest waits with for ever |
-//! | `broken` | a prompt | the same of a long text, and traps when some of it is there |
-//! | `leave` | a prompt | begins a `next` and drops it; then what comes after the prompt |
-// Not forbid: the bindings are generated, with unsafe code.
+//! | `held` | a prompt | the same, with an end that the guest withholds |
+//! | `broken` | a prompt | the same with a long text, and traps midway |
+//! | `leave` | a prompt | drops a `next`; then the prompt's generation |
+// Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
-mod handed;
+mod errors;
 mod loops;
-mod wrong;
+mod streams;
 
 use std::sync::atomic::Ordering;
 
@@ -47,7 +47,7 @@ use wasip3::http::types::{ErrorCode, Fields, Request, Response};
 use wasip3::{spawn_local, wit_future, wit_stream};
 
 use bindings::corral::inference::types::Error;
-use handed::Wrong;
+use streams::BodyFault;
 
 #[allow(unsafe_code)]
 mod bindings {
@@ -67,14 +67,14 @@ impl wasip3::exports::http::handler::Guest for Loops {
         let path = request.get_path_with_query().unwrap_or_default();
         let (path, query) = path.split_once('?').unwrap_or((&path, ""));
         if let Some(most) = query.strip_prefix("most=") {
-            loops::MOST.store(most.parse().unwrap_or(1), Ordering::Relaxed);
+            loops::TOKENS.store(most.parse().unwrap_or(1), Ordering::Relaxed);
         }
         let body = read(request).await;
         match path.rsplit('/').next() {
-            Some("body") => return handed::body(&body, Wrong::Nothing).await,
-            Some("held") => return handed::body(&body, Wrong::Held).await,
-            Some("forgotten") => return handed::body(&body, Wrong::Forgotten).await,
-            Some("broken") => return handed::body(&body, Wrong::Trap).await,
+            Some("body") => return streams::body(&body, BodyFault::None).await,
+            Some("held") => return streams::body(&body, BodyFault::Held).await,
+            Some("forgotten") => return streams::body(&body, BodyFault::Forgotten).await,
+            Some("broken") => return streams::body(&body, BodyFault::Trap).await,
             _ => {}
         }
         match answer(path.rsplit('/').next().unwrap_or_default(), &body).await {
@@ -100,19 +100,19 @@ async fn answer(which: &str, body: &str) -> Result<String, Error> {
         "forget" => loops::forget(body).await,
         "budget" => loops::budget(body).await,
         "leave" => loops::leave(body).await,
-        "collect" => handed::collected(body).await,
-        "frame" => handed::framed(body, false, 0).await,
-        "late" => handed::framed(body, true, 1).await,
-        "dropped" => handed::dropped(body).await,
-        "leaked" => handed::leaked(body).await,
+        "collect" => streams::collected(body).await,
+        "frame" => streams::framed(body, false, 0).await,
+        "late" => streams::framed(body, true, 1).await,
+        "dropped" => streams::dropped(body).await,
+        "leaked" => streams::leaked(body).await,
         "info" => loops::info().await,
-        "errors" => wrong::errors().await,
-        "bomb" => wrong::bomb().await,
-        "rows" => wrong::rows().await,
-        "giant" => wrong::giant().await,
-        "forged" => wrong::forged().await,
-        "closed" => wrong::closed().await,
-        other => Ok(format!("there is no loop {other}")),
+        "errors" => errors::errors().await,
+        "bomb" => errors::bomb().await,
+        "rows" => errors::rows().await,
+        "giant" => errors::giant().await,
+        "forged" => errors::forged().await,
+        "closed" => errors::closed().await,
+        other => Ok(format!("there is no operation {other}")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Text that the guest does not look at: what `collect` and `frame` are given.
+//! Streams that the guest does not read: `collect` and `frame`.
 
 use wasip3::http::types::{ErrorCode, Fields, Response};
 use wasip3::wit_bindgen::StreamReader;
@@ -6,12 +6,12 @@ use wasip3::{spawn_local, wit_future, wit_stream};
 
 use crate::bindings::corral::inference::inference::{Framing, Options, collect, frame};
 use crate::bindings::corral::inference::types::Error;
-use crate::loops::{Opened, most};
+use crate::loops::{OpenModel, max_tokens};
 
-/// Greedy, as `loops::generate`.
+/// Greedy options, as in `loops::generate`.
 fn options(tokens: u32) -> Options {
     let options = Options::new(tokens);
-    if tokens != most() || tokens > 24 {
+    if tokens != max_tokens() || tokens > 24 {
         options.ignore_end();
     }
     options
@@ -26,16 +26,16 @@ fn framing(json: bool) -> Framing {
     }
 }
 
-/// What is generated: the first chunk, and all that is left, by `collect`.
+/// Reads the first chunk and `collect`s the rest.
 pub async fn collected(prompt: &str) -> Result<String, Error> {
-    let opened = Opened::new().await?;
-    let sequence = opened.sequence(prompt)?;
+    let model = OpenModel::new().await?;
+    let sequence = model.sequence(prompt)?;
     let from = sequence.length();
-    let (mut chunks, outcome) = sequence.generate(&options(most()))?;
+    let (mut chunks, outcome) = sequence.generate(&options(max_tokens()))?;
     let first = chunks.next().await.map(|chunk| chunk.text);
     let rest = collect(chunks).await?;
     let outcome = outcome.await?;
-    // What was collected stands in the sequence.
+    // Collected tokens are part of the sequence.
     let tokens = sequence.length() - from;
     match tokens == outcome.generated_tokens {
         true => Ok(first.unwrap_or_default() + &rest.text),
@@ -43,11 +43,11 @@ pub async fn collected(prompt: &str) -> Result<String, Error> {
     }
 }
 
-/// The bytes that `frame` makes, read here; `read` chunks were read before.
+/// Reads the bytes that `frame` makes after `read` chunks.
 pub async fn framed(prompt: &str, json: bool, read: usize) -> Result<String, Error> {
-    let opened = Opened::new().await?;
-    let sequence = opened.sequence(prompt)?;
-    let (mut chunks, outcome) = sequence.generate(&options(most()))?;
+    let model = OpenModel::new().await?;
+    let sequence = model.sequence(prompt)?;
+    let (mut chunks, outcome) = sequence.generate(&options(max_tokens()))?;
     let mut text = String::new();
     for _ in 0..read {
         text += &chunks
@@ -72,10 +72,10 @@ pub async fn framed(prompt: &str, json: bool, read: usize) -> Result<String, Err
     Ok(text + &String::from_utf8_lossy(&read))
 }
 
-/// Makes bytes of it, and drops them; then what comes after the prompt.
+/// Drops a byte stream; then generates after the prompt.
 pub async fn dropped(prompt: &str) -> Result<String, Error> {
-    let opened = Opened::new().await?;
-    let sequence = opened.sequence("1+1=")?;
+    let model = OpenModel::new().await?;
+    let sequence = model.sequence("1+1=")?;
     let (chunks, outcome) = sequence.generate(&options(2_000))?;
     let (_, rest) = wit_stream::new();
     drop(frame(chunks, &framing(false), rest)?);
@@ -85,54 +85,54 @@ pub async fn dropped(prompt: &str) -> Result<String, Error> {
     }
 }
 
-/// Forgets a stream of bytes that nobody reads; then what comes after the prompt.
+/// Leaks an unread byte stream; then generates after the prompt.
 pub async fn leaked(prompt: &str) -> Result<String, Error> {
-    let opened = Opened::new().await?;
-    let sequence = opened.sequence("1+1=")?;
+    let model = OpenModel::new().await?;
+    let sequence = model.sequence("1+1=")?;
     let (chunks, _) = sequence.generate(&options(100))?;
     std::mem::forget(frame(chunks, &framing(false), wit_stream::new().1)?);
     crate::loops::generate(prompt).await
 }
 
-/// What is to go wrong with [`body`].
+/// The failure in [`body`].
 #[derive(Clone, Copy, PartialEq)]
-pub enum Wrong {
-    Nothing,
-    /// The guest forgets its end of the rest.
+pub enum BodyFault {
+    None,
+    /// The guest leaks its end of `rest`.
     Forgotten,
-    /// It holds it, and is never over.
+    /// The guest holds its end of `rest` forever.
     Held,
-    /// It traps when some of the text is there.
+    /// The guest traps after part of the text.
     Trap,
 }
 
-/// Answers with the bytes.
-pub async fn body(prompt: &str, wrong: Wrong) -> Result<Response, ErrorCode> {
-    let traps = wrong == Wrong::Trap;
+/// Responds with the byte stream.
+pub async fn body(prompt: &str, fault: BodyFault) -> Result<Response, ErrorCode> {
+    let traps = fault == BodyFault::Trap;
     let stream = async {
-        let opened = Opened::new().await?;
-        let sequence = opened.sequence(prompt)?;
-        let tokens = if traps { 4_000 } else { most() };
+        let model = OpenModel::new().await?;
+        let sequence = model.sequence(prompt)?;
+        let tokens = if traps { 4_000 } else { max_tokens() };
         let (chunks, outcome) = sequence.generate(&options(tokens))?;
         let (writer, rest) = wit_stream::new();
         let bytes = frame(chunks, &framing(true), rest)?;
         Ok::<_, Error>((sequence, outcome, writer, bytes))
     };
-    let begun = stream.await.map_err(|_| ErrorCode::InternalError(None))?;
-    let (sequence, outcome, writer, bytes) = begun;
+    let started = stream.await.map_err(|_| ErrorCode::InternalError(None))?;
+    let (sequence, outcome, writer, bytes) = started;
     spawn_local(async move {
         while traps && sequence.length() < 100 {
             wasip3::clocks::monotonic_clock::wait_for(1_000_000).await;
         }
-        // What it generates goes on as long as its sequence is there.
-        let whole = !traps && outcome.await.is_ok();
-        assert!(whole, "the answer must not look whole");
-        match wrong {
-            Wrong::Forgotten => std::mem::forget(writer),
-            Wrong::Held => loop {
+        // The generation continues while its sequence exists.
+        let complete = !traps && outcome.await.is_ok();
+        assert!(complete, "the response must not look complete");
+        match fault {
+            BodyFault::Forgotten => std::mem::forget(writer),
+            BodyFault::Held => loop {
                 wasip3::clocks::monotonic_clock::wait_for(1_000_000_000).await;
             },
-            Wrong::Nothing | Wrong::Trap => drop(writer),
+            BodyFault::None | BodyFault::Trap => drop(writer),
         }
     });
     answer(bytes)
@@ -143,7 +143,7 @@ fn answer(bytes: StreamReader<u8>) -> Result<Response, ErrorCode> {
     Ok(Response::new(Fields::new(), Some(bytes), trailers).0)
 }
 
-/// A stream of chunks of the guest's own.
-pub fn own() -> StreamReader<crate::bindings::corral::inference::inference::Chunk> {
+/// A chunk stream that the guest created.
+pub fn guest_stream() -> StreamReader<crate::bindings::corral::inference::inference::Chunk> {
     crate::bindings::wit_stream::new().1
 }

@@ -1,31 +1,31 @@
-//! Everything a handler can do wrong, or oddly: the last segment of the path says which.
+//! A handler with faulty and unusual behavior. The last segment of the path selects it.
 //!
-//! | segment | what it does |
+//! | segment | behavior |
 //! |---|---|
-//! | `ok` | answers "ok" straight away, without a model |
-//! | `state` | answers how often this instance was called: 1, unless instances are reused |
-//! | `echo` | answers with the body of the request |
+//! | `ok` | responds with "ok" without a model |
+//! | `state` | responds with the number of calls of this instance: 1 unless instances are reused |
+//! | `echo` | responds with the request's body |
 //! | `trap` | traps |
-//! | `panic` | panics, with a message on the standard error |
-//! | `spin` | never ends and never waits |
-//! | `hog` | allocates until it cannot |
+//! | `panic` | panics with a message on standard error |
+//! | `spin` | loops forever without waiting |
+//! | `hog` | allocates memory until that fails |
 //! | `sleeper` | waits on the clock for a year |
-//! | `abandon` | begins a generation, reads one chunk, drops the rest and answers "ok" |
+//! | `abandon` | starts a generation, reads one chunk, drops the rest and responds with "ok" |
 //! | `midtrap` | sends a head and a first piece of the body, then traps |
-//! | `midspin` | sends a head and a first piece of the body, then never ends |
-//! | `drip` | sends "drip" ten times a second for ever |
-//! | `flood` | sends a body without end as fast as it is read |
+//! | `midspin` | sends a head and a first piece of the body, then loops forever |
+//! | `drip` | sends "drip" ten times a second forever |
+//! | `flood` | sends an endless body as fast as it is read |
 //! | `refuse` | returns an error instead of a response |
-//! | `deaf` | answers "ok" and never reads the body of the request |
-//! | `hold` | sends its environment variables as `env` does, then the body of the request as it comes, then the variables again |
-//! | `env` | answers with its environment variables, each on a line, sorted |
-//! | `headers` | answers with the headers of the request, each on a line, sorted |
-//! | `models` | answers with the models that it may open, the default one first |
-//! | `embed` | answers with the embeddings of two texts that are the body's two lines, a line of numbers each |
-//! | `log` | writes a line to the standard output and one to the standard error |
+//! | `deaf` | responds with "ok" without reading the request's body |
+//! | `hold` | sends its environment variables as `env` does, then the request's body as it arrives, then the variables again |
+//! | `env` | responds with its environment variables, one per line, sorted |
+//! | `headers` | responds with the request's headers, one per line, sorted |
+//! | `models` | responds with the available models, the default first |
+//! | `embed` | responds with the embeddings of the body's lines, one per line |
+//! | `log` | writes a line to standard output and one to standard error |
 //!
-//! Anything else is answered by 404.
-// Not forbid: the bindings are generated, with unsafe code.
+//! Other segments get a 404.
+// Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -66,7 +66,7 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
             "state" => calls.to_string(),
             "echo" => return response(200, body(request)),
             "trap" => trap(),
-            "panic" => panic!("misbehave panics, as it was told to"),
+            "panic" => panic!("misbehave panics on request"),
             "spin" => spin(),
             "hog" => hog(),
             "sleeper" => {
@@ -77,13 +77,13 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
                 Ok(()) => "ok".to_owned(),
                 Err(error) => format!("{error:?}"),
             },
-            "midtrap" => return begin_then(async { trap() }),
-            "midspin" => return begin_then(async { spin() }),
+            "midtrap" => return send_then(async { trap() }),
+            "midspin" => return send_then(async { spin() }),
             "drip" => return repeat("drip\n", SECOND / 10),
             "flood" => return repeat(&"flood\n".repeat(10_000), 0),
             "refuse" => {
                 return Err(ErrorCode::InternalError(Some(
-                    "as it was told to".to_owned(),
+                    "refused on request".to_owned(),
                 )));
             }
             "hold" => return hold(request),
@@ -113,9 +113,9 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
                 eprintln!("a line on the standard error");
                 "ok".to_owned()
             }
-            _ => return response(404, whole("no such misbehaviour\n")),
+            _ => return response(404, body_of("unknown behavior\n")),
         };
-        response(200, whole(&text))
+        response(200, body_of(&text))
     }
 }
 
@@ -127,7 +127,7 @@ fn environment() -> String {
     variables.concat()
 }
 
-/// The embeddings of the body's lines, one line of numbers for each.
+/// Embeds each line of the body.
 async fn embed(request: Request) -> Result<String, Error> {
     let mut bytes = Vec::new();
     let mut body = body(request);
@@ -146,7 +146,7 @@ async fn embed(request: Request) -> Result<String, Error> {
     Ok(vectors.iter().map(line).collect::<Vec<_>>().join("\n"))
 }
 
-/// `unreachable` without a message, as a bug in a guest without a panic handler is.
+/// Traps without a message, as a guest without a panic handler does.
 fn trap() -> ! {
     std::process::abort()
 }
@@ -157,7 +157,7 @@ fn spin() -> ! {
     }
 }
 
-/// Takes memory in pieces that are written to, so that it is really taken.
+/// Allocates memory and writes to it.
 fn hog() -> ! {
     let mut pieces = Vec::new();
     loop {
@@ -177,19 +177,19 @@ async fn abandon() -> Result<(), Error> {
     Ok(())
 }
 
-/// Answers with a head and "begun", and then does what `rest` does.
-fn begin_then(rest: impl Future<Output = ()> + 'static) -> Result<Response, ErrorCode> {
+/// Responds with a head and "begun", then runs `rest`.
+fn send_then(rest: impl Future<Output = ()> + 'static) -> Result<Response, ErrorCode> {
     let (mut writer, reader) = wit_stream::new();
     spawn_local(async move {
         writer.write_all(b"begun\n".to_vec()).await;
-        // Long enough for the piece to leave the host.
+        // Long enough for the host to send the piece.
         monotonic_clock::wait_for(SECOND / 10).await;
         rest.await;
     });
     response(200, reader)
 }
 
-/// Answers for as long as the body of the request comes.
+/// Responds for as long as the request's body arrives.
 fn hold(request: Request) -> Result<Response, ErrorCode> {
     let (mut writer, reader) = wit_stream::new();
     let mut body = body(request);
@@ -203,7 +203,7 @@ fn hold(request: Request) -> Result<Response, ErrorCode> {
     response(200, reader)
 }
 
-/// Answers with `text` over and over, until nobody reads it any more.
+/// Responds with `text` repeatedly until the client stops reading.
 fn repeat(text: &str, pause: u64) -> Result<Response, ErrorCode> {
     let (mut writer, reader) = wit_stream::new();
     let text = text.as_bytes().to_vec();
@@ -222,7 +222,7 @@ fn body(request: Request) -> StreamReader<u8> {
     Request::consume_body(request, processed).0
 }
 
-fn whole(text: &str) -> StreamReader<u8> {
+fn body_of(text: &str) -> StreamReader<u8> {
     let (mut writer, reader) = wit_stream::new();
     let text = text.as_bytes().to_vec();
     spawn_local(async move { writer.write_all(text).await });

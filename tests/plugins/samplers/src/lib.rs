@@ -1,30 +1,30 @@
-//! A sampling plugin that is right or wrong in every way: the first word of its settings says which.
+//! A sampling plugin with correct and faulty behavior. The first word of the settings selects it.
 //!
-//! | word | what it does |
+//! | word | behavior |
 //! |---|---|
-//! | `greedy` | chooses the likeliest |
-//! | `second` | chooses the second likeliest, or the only one |
-//! | `seeded` | chooses evenly, by the seed |
-//! | `record` | chooses the likeliest, and checks that all that it is shown fits together |
-//! | `tell` | answers the first question with an error that says what it was shown before it |
-//! | `environment` | the same with its environment variables and arguments |
-//! | `slow:MS` | computes for so many milliseconds, then chooses the likeliest |
-//! | `log` | writes a line to the standard output, then as `greedy` |
-//! | `error:TEXT` | answers with an error |
-//! | `outside` | chooses a token that it was not shown |
-//! | `beyond` | chooses one that the vocabulary does not have |
-//! | `trap:N` | traps when it is asked for the Nth time |
-//! | `spin:N` | never answers when it is asked for the Nth time |
-//! | `hog:N` | takes memory without end when it is asked for the Nth time |
-//! | `refuse:TEXT` | does not start |
+//! | `greedy` | chooses the most likely token |
+//! | `second` | chooses the second most likely token, or the only one |
+//! | `seeded` | chooses uniformly at random from the seed |
+//! | `record` | chooses the most likely token and checks that its inputs are consistent |
+//! | `tell` | fails at the first call with the tokens before it |
+//! | `environment` | fails with its environment variables and arguments |
+//! | `slow:MS` | computes for this many milliseconds, then chooses the most likely token |
+//! | `log` | writes a line to standard output, then as `greedy` |
+//! | `error:TEXT` | fails |
+//! | `outside` | chooses a token that is not a candidate |
+//! | `beyond` | chooses a token outside the vocabulary |
+//! | `trap:N` | traps at the Nth call |
+//! | `spin:N` | loops forever at the Nth call |
+//! | `hog:N` | allocates memory without end at the Nth call |
+//! | `refuse:TEXT` | fails to start |
 //! | `trap-start`, `spin-start`, `hog-start` | the same at the start |
-//! | `trap-seed:N`, `spin-seed:N`, `refuse-seed:N` | the same if the seed is N: when a text begins |
-//! | `trap-needs`, `spin-needs` | the same when it is asked what it needs |
-//! | `fickle` | needs something else each time |
+//! | `trap-seed:N`, `spin-seed:N`, `refuse-seed:N` | the same if the seed is N, that is when a generation starts |
+//! | `trap-needs`, `spin-needs` | the same in `needs` |
+//! | `fickle` | has different needs each time |
 //!
-//! Further words say what it needs: `candidates=N` (64 without), `history=N` (none without) and
-//! `statistics`. With `forced` it expects that tokens may follow that it did not choose.
-// Not forbid: the bindings are generated, with unsafe code.
+//! Further words set the needs: `candidates=N` (default 64), `history=N` (default 0) and
+//! `statistics`. With `forced` it expects tokens that it did not choose.
+// Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
 mod record;
@@ -36,6 +36,8 @@ use std::time::{Duration, Instant};
 use bindings::exports::corral::plugin::sampling::{
     Beginning, Distribution, Guest, GuestSampler, Needs, Sampler, Token,
 };
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::SplitMix64;
 use record::Record;
 
 #[allow(unsafe_code)]
@@ -48,30 +50,30 @@ mod bindings {
 struct Samplers;
 
 impl Guest for Samplers {
-    type Sampler = One;
+    type Sampler = TextSampler;
 }
 
-/// A sampler of one text.
-struct One {
-    deed: String,
-    /// What stands behind the deed's colon.
+/// The sampler of one generation.
+struct TextSampler {
+    behavior: String,
+    /// The text after the colon.
     argument: String,
     needs: Needs,
     vocabulary: u32,
-    state: RefCell<State>,
+    state: RefCell<SamplerState>,
 }
 
-struct State {
-    asked: u64,
-    random: u64,
+struct SamplerState {
+    calls: u64,
+    rng: SplitMix64,
     record: Record,
 }
 
-impl GuestSampler for One {
+impl GuestSampler for TextSampler {
     fn start(beginning: Beginning) -> Result<Sampler, String> {
         let mut words = beginning.settings.split_whitespace();
         let first = words.next().unwrap_or_default();
-        let (deed, argument) = first.split_once(':').unwrap_or((first, ""));
+        let (behavior, argument) = first.split_once(':').unwrap_or((first, ""));
         let mut needs = Needs {
             candidates: 64,
             statistics: false,
@@ -80,108 +82,102 @@ impl GuestSampler for One {
         let mut forced = false;
         for word in words {
             let (name, value) = word.split_once('=').unwrap_or((word, "0"));
-            let number = value.parse().map_err(|_| format!("{word} is no number"))?;
+            let number = value
+                .parse()
+                .map_err(|_| format!("{word} is not a number"))?;
             match name {
                 "candidates" => needs.candidates = number,
                 "history" => needs.history = number,
                 "statistics" => needs.statistics = true,
                 "forced" => forced = true,
-                _ => return Err(format!("'{word}' says nothing to this sampler")),
+                _ => return Err(format!("'{word}' is not a setting of this sampler")),
             }
         }
         let seeded = argument.parse() == Ok(beginning.seed);
-        match deed {
+        match behavior {
             "trap-seed" if seeded => trap(),
             "spin-seed" if seeded => spin(),
-            "refuse-seed" if seeded => return Err(format!("no text of the seed {argument}")),
+            "refuse-seed" if seeded => return Err(format!("refused the seed {argument}")),
             "refuse" => return Err(argument.to_owned()),
             "trap-start" => trap(),
             "spin-start" => spin(),
             "hog-start" => hog(),
             "log" => println!("a line of a sampler"),
             "fickle" => {
-                needs.candidates = by_chance() % 4096 + 1;
-                needs.history = by_chance() % 65_536;
+                needs.candidates = random_number() % 4096 + 1;
+                needs.history = random_number() % 65_536;
             }
             _ => {}
         }
-        Ok(Sampler::new(One {
-            deed: deed.to_owned(),
+        Ok(Sampler::new(TextSampler {
+            behavior: behavior.to_owned(),
             argument: argument.to_owned(),
             needs,
             vocabulary: beginning.vocabulary,
-            state: RefCell::new(State {
-                asked: 0,
-                random: beginning.seed,
+            state: RefCell::new(SamplerState {
+                calls: 0,
+                rng: SplitMix64::seed_from_u64(beginning.seed),
                 record: Record::new(needs, beginning.vocabulary, forced),
             }),
         }))
     }
 
     fn needs(&self) -> Needs {
-        match self.deed.as_str() {
+        match self.behavior.as_str() {
             "trap-needs" => trap(),
             "spin-needs" => spin(),
             _ => {}
         }
-        self.state.borrow_mut().record.needed();
+        self.state.borrow_mut().record.count_needs();
         self.needs
     }
 
-    fn sample(&self, told: Distribution) -> Result<Token, String> {
+    fn sample(&self, input: Distribution) -> Result<Token, String> {
         let mut state = self.state.borrow_mut();
-        state.asked += 1;
-        let its_turn = self
-            .argument
-            .parse()
-            .is_ok_and(|turn: u64| turn == state.asked);
-        let likeliest = told.candidates.first().map(|candidate| candidate.token);
-        let likeliest = likeliest.ok_or("it was shown no candidates")?;
-        match self.deed.as_str() {
-            "greedy" | "log" => Ok(likeliest),
-            "second" => Ok(told.candidates.get(1).map_or(likeliest, |next| next.token)),
+        state.calls += 1;
+        let is_call_n = self.argument.parse().is_ok_and(|n: u64| n == state.calls);
+        let most_likely = input.candidates.first().map(|candidate| candidate.token);
+        let most_likely = most_likely.ok_or("there are no candidates")?;
+        match self.behavior.as_str() {
+            "greedy" | "log" => Ok(most_likely),
+            "second" => Ok(input
+                .candidates
+                .get(1)
+                .map_or(most_likely, |next| next.token)),
             "seeded" => {
-                state.random = next(state.random);
-                let place = (state.random >> 33) as usize % told.candidates.len();
-                Ok(told.candidates[place].token)
+                let index = state.rng.random_range(0..input.candidates.len());
+                Ok(input.candidates[index].token)
             }
             "record" => {
-                state.record.check(&told)?;
-                state.record.chose(likeliest);
-                Ok(likeliest)
+                state.record.check(&input)?;
+                state.record.record_choice(most_likely);
+                Ok(most_likely)
             }
-            "tell" => Err(format!("{:?} before {}", told.since, told.position)),
+            "tell" => Err(format!("{:?} before {}", input.since, input.position)),
             "environment" => Err(environment()),
             "slow" => {
                 let time = self.argument.parse().map_err(|_| "slow:MS")?;
                 compute(Duration::from_millis(time));
-                Ok(likeliest)
+                Ok(most_likely)
             }
             "error" => Err(self.argument.clone()),
             "outside" => {
-                let shown = |token| told.candidates.iter().any(|other| other.token == token);
-                let other = (0..self.vocabulary).find(|&token| !shown(token));
-                other.ok_or_else(|| "it was shown all tokens; write candidates=1".to_owned())
+                let is_candidate =
+                    |token| input.candidates.iter().any(|other| other.token == token);
+                let other = (0..self.vocabulary).find(|&token| !is_candidate(token));
+                other.ok_or_else(|| "all tokens are candidates; set candidates=1".to_owned())
             }
             "beyond" => Ok(self.vocabulary),
-            "trap" if its_turn => trap(),
-            "spin" if its_turn => spin(),
-            "hog" if its_turn => hog(),
-            "trap" | "spin" | "hog" => Ok(likeliest),
-            other => Err(format!("there is no sampler '{other}'")),
+            "trap" if is_call_n => trap(),
+            "spin" if is_call_n => spin(),
+            "hog" if is_call_n => hog(),
+            "trap" | "spin" | "hog" => Ok(most_likely),
+            other => Err(format!("there is no behavior '{other}'")),
         }
     }
 }
 
-/// The next of SplitMix64's states, mixed.
-fn next(state: u64) -> u64 {
-    let mut mixed = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
-}
-
-fn by_chance() -> u32 {
+fn random_number() -> u32 {
     RandomState::new().hash_one(0) as u32
 }
 
@@ -198,7 +194,7 @@ fn compute(time: Duration) {
     }
 }
 
-/// `unreachable` without a message.
+/// Traps without a message.
 fn trap() -> ! {
     std::process::abort()
 }
@@ -209,7 +205,7 @@ fn spin() -> ! {
     }
 }
 
-/// Takes memory in pieces that are written to, so that it is really taken.
+/// Allocates memory and writes to it.
 fn hog() -> ! {
     let mut pieces = Vec::new();
     loop {

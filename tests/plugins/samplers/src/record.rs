@@ -1,16 +1,16 @@
-//! Whether what a sampler is shown from call to call is one text.
+//! Checks that a sampler's inputs are consistent from call to call.
 
 use crate::bindings::exports::corral::plugin::sampling::{Candidate, Distribution, Needs, Token};
 
-/// What it was shown and chose so far.
+/// The inputs and choices so far.
 pub struct Record {
     needs: Needs,
     vocabulary: u32,
-    /// Whether tokens may follow that it did not choose.
+    /// Whether tokens may occur that the sampler did not choose.
     forced: bool,
-    /// How often it was asked for its needs.
-    needed: u32,
-    /// The last position, and the token that was chosen there.
+    /// Number of calls of `needs`.
+    needs_calls: u32,
+    /// The last position and the token chosen there.
     last: Option<(u32, Token)>,
 }
 
@@ -20,42 +20,42 @@ impl Record {
             needs,
             vocabulary,
             forced,
-            needed: 0,
+            needs_calls: 0,
             last: None,
         }
     }
 
-    pub fn needed(&mut self) {
-        self.needed += 1;
+    pub fn count_needs(&mut self) {
+        self.needs_calls += 1;
     }
 
-    /// The choice after the distribution that was checked last.
-    pub fn chose(&mut self, token: Token) {
+    /// Records the choice after the last checked distribution.
+    pub fn record_choice(&mut self, token: Token) {
         if let Some((_, chosen)) = &mut self.last {
             *chosen = token;
         }
     }
 
-    /// The error names what does not fit.
-    pub fn check(&mut self, told: &Distribution) -> Result<(), String> {
-        if self.needed != 1 {
-            return Err(format!("it was asked {} times what it needs", self.needed));
+    /// Checks an input. The error names the inconsistency.
+    pub fn check(&mut self, input: &Distribution) -> Result<(), String> {
+        if self.needs_calls != 1 {
+            return Err(format!("`needs` was called {} times", self.needs_calls));
         }
-        self.check_text(told)?;
-        self.check_candidates(&told.candidates)?;
-        self.check_statistics(told)?;
-        self.last = Some((told.position, 0));
+        self.check_position(input)?;
+        self.check_candidates(&input.candidates)?;
+        self.check_statistics(input)?;
+        self.last = Some((input.position, 0));
         Ok(())
     }
 
-    fn check_text(&self, told: &Distribution) -> Result<(), String> {
-        let (since, position) = (&told.since, told.position);
+    fn check_position(&self, input: &Distribution) -> Result<(), String> {
+        let (since, position) = (&input.since, input.position);
         if let Some(unknown) = since.iter().find(|&&token| token >= self.vocabulary) {
             return Err(format!("the text has the token {unknown}"));
         }
         let Some((before, chosen)) = self.last else {
             let expected = position.min(self.needs.history) as usize;
-            // Tokens without a choice may have come before the first one with a choice.
+            // Forced tokens may precede the first call.
             let most = if self.forced {
                 position as usize
             } else {
@@ -76,51 +76,53 @@ impl Record {
         Ok(())
     }
 
-    fn check_candidates(&self, shown: &[Candidate]) -> Result<(), String> {
+    fn check_candidates(&self, candidates: &[Candidate]) -> Result<(), String> {
         let most = self.needs.candidates.min(self.vocabulary) as usize;
-        // A constraint may allow fewer.
-        let right = match self.forced {
-            true => (1..=most).contains(&shown.len()),
-            false => shown.len() == most,
+        // A constraint may allow fewer candidates.
+        let valid = match self.forced {
+            true => (1..=most).contains(&candidates.len()),
+            false => candidates.len() == most,
         };
-        if !right {
-            return Err(format!("{} candidates, not {most}", shown.len()));
+        if !valid {
+            return Err(format!("{} candidates, not {most}", candidates.len()));
         }
         let good = |one: &&Candidate| one.logit.is_finite() && one.token < self.vocabulary;
-        if let Some(bad) = shown.iter().find(|one| !good(one)) {
+        if let Some(bad) = candidates.iter().find(|one| !good(one)) {
             return Err(format!("the candidate {bad:?}"));
         }
-        let falls = |pair: &&[Candidate]| {
+        let is_descending = |pair: &&[Candidate]| {
             let (one, next) = (pair[0], pair[1]);
             one.logit > next.logit || (one.logit == next.logit && one.token < next.token)
         };
-        match shown.windows(2).find(|pair| !falls(pair)) {
-            Some(pair) => Err(format!("{pair:?} do not fall")),
+        match candidates.windows(2).find(|pair| !is_descending(pair)) {
+            Some(pair) => Err(format!("{pair:?} are not in descending order")),
             None => Ok(()),
         }
     }
 
-    fn check_statistics(&self, told: &Distribution) -> Result<(), String> {
-        let Some(of) = told.statistics else {
+    fn check_statistics(&self, input: &Distribution) -> Result<(), String> {
+        let Some(statistics) = input.statistics else {
             return match self.needs.statistics {
                 true => Err("no statistics".to_owned()),
                 false => Ok(()),
             };
         };
-        // The sum of what is shown is a part of the whole.
-        let likeliest = told.candidates.first().map_or(0.0, |one| one.logit);
-        let parts = told
+        // The sum over the candidates is at most the whole.
+        let highest = input.candidates.first().map_or(0.0, |one| one.logit);
+        let parts = input
             .candidates
             .iter()
-            .map(|one| (one.logit - likeliest).exp());
-        let shown = likeliest + parts.sum::<f32>().ln();
-        let most = (self.vocabulary as f32).ln();
-        let right = self.needs.statistics
-            && of.log_normalizer > shown - 1e-2
-            && (-1e-2..most + 1e-2).contains(&of.entropy);
-        match right {
+            .map(|one| (one.logit - highest).exp());
+        let candidate_sum = highest + parts.sum::<f32>().ln();
+        let max_entropy = (self.vocabulary as f32).ln();
+        let valid = self.needs.statistics
+            && statistics.log_normalizer > candidate_sum - 1e-2
+            && (-1e-2..max_entropy + 1e-2).contains(&statistics.entropy);
+        match valid {
             true => Ok(()),
-            false => Err(format!("{of:?} beside {shown} that are shown")),
+            false => Err(format!(
+                "{statistics:?} beside the candidates' {candidate_sum}"
+            )),
         }
     }
 }

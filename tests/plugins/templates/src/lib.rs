@@ -1,18 +1,18 @@
-//! A templating plugin that is right or wrong in every way. Without settings it writes ChatML; with
-//! `{"do":"DEED"}` it does a deed:
+//! A templating plugin with correct and faulty behavior. Without settings it renders ChatML;
+//! `{"do":"WORD"}` selects another behavior:
 //!
-//! | deed | what it does |
+//! | word | behavior |
 //! |---|---|
-//! | `stop` | writes ChatML, and stops answers at a "9" |
-//! | `facts` | answers with an error that says all that it was told of the model and the chat |
-//! | `environment` | writes ChatML, and before it its environment variables and arguments |
-//! | `allowed` | writes ChatML, and uses the clocks, chance and the log |
-//! | `refuse` | answers with an error |
+//! | `stop` | renders ChatML, and stops answers at a "9" |
+//! | `facts` | fails with all that it received about the model and the chat |
+//! | `environment` | renders its environment variables and arguments, then ChatML |
+//! | `allowed` | renders ChatML, and uses the clocks, random numbers and the log |
+//! | `refuse` | fails |
 //! | `trap` | traps |
-//! | `spin` | never answers |
-//! | `hog` | takes memory without end |
-//! | `giant` | writes a prompt of 33 MiB |
-// Not forbid: the bindings are generated, with unsafe code.
+//! | `spin` | loops forever |
+//! | `hog` | allocates memory without end |
+//! | `giant` | renders a prompt of 33 MiB |
+// Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
 use std::collections::HashMap;
@@ -32,23 +32,23 @@ struct Templates;
 impl Guest for Templates {
     fn render(chat: Chat, model: ModelFacts) -> Result<Prompt, String> {
         let settings = chat.settings.clone().unwrap_or_default();
-        let deed = settings.strip_prefix("{\"do\":\"");
-        let deed = deed.and_then(|deed| deed.strip_suffix("\"}"));
+        let word = settings.strip_prefix("{\"do\":\"");
+        let word = word.and_then(|word| word.strip_suffix("\"}"));
         let mut prompt = chatml(&chat);
-        match deed.unwrap_or(&settings) {
+        match word.unwrap_or(&settings) {
             "" => {}
             "stop" => prompt.stop.push("9".to_owned()),
             "facts" => return Err(format!("{model:?} {chat:?}")),
             "environment" => prompt.pieces.insert(0, plain(environment())),
             "allowed" => allowed()?,
-            "refuse" => return Err("this chat can't be written, as it was told to".to_owned()),
+            "refuse" => return Err("this chat is refused on request".to_owned()),
             "trap" => std::process::abort(),
             "spin" => loop {
                 std::hint::spin_loop();
             },
             "hog" => hog(),
             "giant" => prompt.pieces.push(plain("x".repeat(33 << 20))),
-            other => return Err(format!("there is no deed {other}")),
+            other => return Err(format!("there is no behavior {other}")),
         }
         Ok(prompt)
     }
@@ -90,7 +90,7 @@ fn environment() -> String {
     format!("variables {variables:?}, arguments {arguments:?}")
 }
 
-/// What every linked plugin may use. The error says what it got in place of it.
+/// Uses everything that a linked plugin may use. The error gives an unexpected result.
 fn allowed() -> Result<(), String> {
     println!("a line of a template");
     let began = Instant::now();
@@ -98,7 +98,7 @@ fn allowed() -> Result<(), String> {
     if let Err(error) = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
         return Err(error.to_string());
     }
-    // Its hashes are seeded by chance.
+    // The hash seeds are random.
     let map = HashMap::from([(1, 1)]);
     match map.get(&1) {
         Some(1) => Ok(()),
@@ -106,7 +106,7 @@ fn allowed() -> Result<(), String> {
     }
 }
 
-/// Takes memory in pieces that are written to, so that it is really taken.
+/// Allocates memory and writes to it.
 fn hog() -> ! {
     let mut pieces = Vec::new();
     loop {

@@ -1,17 +1,17 @@
-//! A good component that is no plugin: nothing that it exports is a role.
-// Not forbid: the bindings are generated, with unsafe code.
+//! A valid component that is not a plugin: Corral knows none of its exports.
+// Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
 mod bindings {
-    use super::Norole;
-    wit_bindgen::generate!({ world: "norole", path: "wit" });
-    export!(Norole);
+    use super::Component;
+    wit_bindgen::generate!({ world: "unknown-export", path: "wit" });
+    export!(Component);
 }
 
-struct Norole;
+struct Component;
 
-impl bindings::Guest for Norole {
+impl bindings::Guest for Component {
     fn add(a: u32, b: u32) -> u32 {
         a.wrapping_add(b)
     }

@@ -1,6 +1,6 @@
-//! A handler that imports what Corral does not offer: it must be refused when it is loaded, by name
-//! of the interface.
-// Not forbid: the bindings are generated, with unsafe code.
+//! A handler with an import that Corral does not provide. Loading it must fail and name the
+//! interface.
+// Not `forbid`: the generated bindings contain unsafe code.
 #![deny(unsafe_code)]
 
 use wasip3::http::types::{ErrorCode, Fields, Request, Response};
@@ -11,20 +11,20 @@ mod bindings {
     wit_bindgen::generate!({ world: "imports", path: "wit" });
 }
 
-struct Alien;
+struct Handler;
 
 #[allow(unsafe_code)]
 mod exports {
-    use super::Alien;
-    wasip3::http::service::export!(Alien);
+    use super::Handler;
+    wasip3::http::service::export!(Handler);
 }
 
-impl wasip3::exports::http::handler::Guest for Alien {
+impl wasip3::exports::http::handler::Guest for Handler {
     async fn handle(_: Request) -> Result<Response, ErrorCode> {
         let headers = Fields::new();
         let _ = headers.append(
-            "x-alien",
-            bindings::test::alien::elsewhere::call().as_bytes(),
+            "x-unknown",
+            bindings::test::unknown_import::unknown::call().as_bytes(),
         );
         let (_, trailers) = wit_future::new(|| Ok(None));
         Ok(Response::new(headers, None, trailers).0)
