@@ -55,8 +55,8 @@ fn enqueue(scheduler: &mut Scheduler, key: u64, prompt: u32, max_tokens: u32) {
         .unwrap();
 }
 
-/// The step was computed, and each row with output got a token.
-fn computed(scheduler: &mut Scheduler, step: &Step, ended: &[RequestId]) {
+/// Reports that the step was computed and each row with output gained a token.
+fn report_computed(scheduler: &mut Scheduler, step: &Step, ended: &[RequestId]) {
     let rows = step.rows.iter().filter(|row| row.output);
     let sampled: Vec<_> = rows.map(|row| (row.request, 7)).collect();
     let result = StepResult::Decoded {
@@ -70,13 +70,13 @@ fn computed(scheduler: &mut Scheduler, step: &Step, ended: &[RequestId]) {
 }
 
 #[test]
-fn a_prompt_longer_than_a_step_is_read_in_chunks_and_sampled_at_its_end() {
+fn long_prompt_is_computed_in_chunks() {
     let mut scheduler = Scheduler::new(CONFIG);
     enqueue(&mut scheduler, 1, 40, 3);
     let spans: Vec<_> = (0..4)
         .map(|_| {
             let step = scheduler.plan(Time::ZERO);
-            computed(&mut scheduler, &step, &[]);
+            report_computed(&mut scheduler, &step, &[]);
             let row = step.rows[0];
             (row.from, row.to, row.output)
         })
@@ -91,13 +91,13 @@ fn a_prompt_longer_than_a_step_is_read_in_chunks_and_sampled_at_its_end() {
 }
 
 #[test]
-fn an_id_is_cleared_before_it_is_lent_again() {
+fn id_is_cleared_before_reuse() {
     let mut scheduler = Scheduler::new(CONFIG);
     enqueue(&mut scheduler, 1, 1, 1);
     let step = scheduler.plan(Time::ZERO);
     let first = step.rows[0].seq;
-    computed(&mut scheduler, &step, &[RequestId(1)]);
-    assert!(!scheduler.is_idle(), "there is something to clear");
+    report_computed(&mut scheduler, &step, &[RequestId(1)]);
+    assert!(!scheduler.is_idle(), "an id to clear");
     enqueue(&mut scheduler, 2, 1, 1);
     let step = scheduler.plan(Time::ZERO);
     assert_eq!(step.memory_ops, [MemoryOp::Clear(first)]);
@@ -105,7 +105,7 @@ fn an_id_is_cleared_before_it_is_lent_again() {
 }
 
 #[test]
-fn what_can_never_fit_comes_too_late_or_finds_no_place_is_refused_at_once() {
+fn unservable_requests_are_refused_at_once() {
     let mut scheduler = Scheduler::new(CONFIG);
     let now = Duration::from_secs(9);
     let mut enqueue = |request| scheduler.enqueue(now, request);
@@ -142,7 +142,7 @@ fn what_can_never_fit_comes_too_late_or_finds_no_place_is_refused_at_once() {
 }
 
 #[test]
-fn nobody_waits_beyond_its_time_nor_runs_beyond_its_deadline() {
+fn queue_times_and_deadlines_expire() {
     let mut scheduler = Scheduler::new(SchedulerConfig {
         seq_ids: 1,
         ..CONFIG
@@ -163,7 +163,7 @@ fn nobody_waits_beyond_its_time_nor_runs_beyond_its_deadline() {
     };
     scheduler.enqueue(Time::ZERO, running).unwrap();
     let step = scheduler.plan(Time::ZERO);
-    computed(&mut scheduler, &step, &[]);
+    report_computed(&mut scheduler, &step, &[]);
     for request in [impatient, late, request(4, 1, 1)] {
         scheduler.enqueue(Time::ZERO, request).unwrap();
     }
@@ -171,7 +171,7 @@ fn nobody_waits_beyond_its_time_nor_runs_beyond_its_deadline() {
         let step = scheduler.plan(seconds(second));
         let keys: Vec<_> = step.rows.iter().map(|row| row.request.0).collect();
         let timer = scheduler.next_timer();
-        computed(&mut scheduler, &step, &[]);
+        report_computed(&mut scheduler, &step, &[]);
         (step.expired, keys, timer)
     };
     assert_eq!(at(9), (vec![], vec![1], Some(seconds(10))));
@@ -185,16 +185,16 @@ fn nobody_waits_beyond_its_time_nor_runs_beyond_its_deadline() {
         (expired, timer),
         (vec![(RequestId(3), Expired::Deadline)], Some(seconds(30)))
     );
-    // Its place goes to the next in the same step.
+    // The next request starts in the same step.
     assert_eq!(
         at(31),
         (vec![(RequestId(1), Expired::Deadline)], vec![4], None)
     );
 }
 
-/// Steps can be long: whose time to wait ran out during one, and whose place is free after it, gets it.
+/// A request whose queue time ended during a long step still starts if there is room.
 #[test]
-fn a_free_place_is_given_before_the_time_to_wait_is_looked_at() {
+fn admission_precedes_queue_timeout() {
     let mut scheduler = Scheduler::new(CONFIG);
     let request = Request {
         queue_until: Some(Duration::from_secs(1)),

@@ -1,13 +1,12 @@
-//! A backend without a model: what llama.cpp does to cells, ids and return codes, in virtual time.
+//! A simulated backend in virtual time: what llama.cpp does to cells, ids and return codes, without a model.
 //!
-//! It predicts `token + 1`, and with adapter `n` `token + 1 + n`, so whoever reads can tell whether a
-//! sequence was computed whole, once and in order. It is strict where llama.cpp ends the process or
-//! silently computes nonsense: unknown ids, gaps in positions, steps that are too large, a row whose
-//! state was computed with another adapter, and sharing or loading into an id that holds something
-//! are panics here. Like llama.cpp it gives the highest logits in place of all for some ids, if told so.
+//! It predicts `token + 1`, and `token + 1 + n` with adapter `n`, so that a caller can tell whether a sequence was
+//! computed whole, once and in order. It panics where llama.cpp ends the process or silently computes nonsense: unknown
+//! ids, gaps in positions, steps that are too large, rows whose state was computed with another adapter, and sharing or
+//! loading into an id that is not empty. As with llama.cpp, some ids can give the highest logits alone.
 //!
-//! [`simulation`] drives the scheduler over it, with arrivals, cancellations and faults, and checks
-//! every invariant at every step.
+//! [`simulation`] drives a scheduler over it, with arrivals, cancellations and faults, and checks the invariants in every
+//! step.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -19,20 +18,21 @@ use corral_scheduler::{AdapterId, SeqId, Token};
 use machine::scatter;
 pub use machine::{Fault, Machine};
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-/// A token that makes every step fail which it is part of.
+/// A token that makes every step with it fail.
 pub const POISON: Token = 666;
 
-/// What a saved state begins with.
+/// The first bytes of a saved state.
 const MARK: [u8; 4] = *b"CRLS";
 
-/// How large the simulated context is.
+/// The size of a simulated context.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
     /// Sequence ids.
     pub seq_ids: u16,
-    /// Cells that all sequences share.
+    /// Cells of all sequences together.
     pub cells: u32,
     /// Most tokens in a step.
     pub step_tokens: u32,
@@ -67,7 +67,7 @@ pub enum Output<'a> {
     },
 }
 
-/// Why a step failed. Unless the memory can't part a sequence, nothing of the step stays.
+/// Why a step failed. Nothing of it stays, unless the memory can't truncate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// Too few cells are free.
@@ -97,49 +97,56 @@ pub enum SaveError {
     },
 }
 
+/// A pseudo-random number, the same for equal values.
+pub(crate) fn pseudo_random(value: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
 /// The backend.
 #[derive(Clone, Debug)]
 pub struct Simulator {
     size: Size,
     machine: Machine,
-    /// By the number of the step, from 0.
+    /// By step, from 0.
     faults: BTreeMap<u64, Fault>,
     steps: u64,
-    /// Numbers of the saves and loads that fail, counted together from 0.
+    /// The saves and loads that fail, counted together from 0.
     state_faults: BTreeSet<u64>,
     states: u64,
-    /// Whether a part of a sequence can be shared, and a sequence be truncated.
+    /// Whether sequences can be truncated, and shared in part.
     can_truncate: bool,
     adapter: AdapterId,
-    /// Whether the next step is longer by a change.
-    changed: bool,
+    /// Whether the next step includes an adapter switch.
+    switched: bool,
     held: Vec<Sequence>,
-    /// By cell, how many sequences hold it.
+    /// The number of holders of each cell.
     holders: Vec<u16>,
     free: BTreeSet<u32>,
     taken: BTreeSet<u32>,
-    /// For each input of the last step, the token that is predicted after it.
+    /// The predicted token after each input of the last step.
     predicted: Vec<Option<Token>>,
-    /// For so many ids, the first ones, only so many of the highest logits are given.
+    /// The number of ids, from 0 on, with only the highest logits, and the number of those logits.
     top: (u16, u32),
-    /// Those of the inputs of the last step for which they are.
+    /// The highest logits, by input of the last step.
     tops: BTreeMap<usize, (Vec<Token>, Vec<f32>)>,
-    /// One peak in the middle: a window of it is the logits of any token.
+    /// A single peak in the middle: the logits that predict any token are a window of it.
     peak: Vec<f32>,
     took: Duration,
 }
 
-/// What an id holds, by position.
+/// The tokens and cells of an id, by position.
 #[derive(Clone, Debug, Default)]
 struct Sequence {
     tokens: Vec<Token>,
     cells: Vec<u32>,
-    /// With what they were computed.
+    /// The adapter that computed them.
     adapter: AdapterId,
 }
 
 impl Simulator {
-    /// An empty one.
+    /// An empty backend.
     pub fn new(size: Size, machine: Machine, faults: BTreeMap<u64, Fault>) -> Self {
         let vocabulary = size.vocabulary as usize;
         let mut peak = vec![0.0; 2 * vocabulary - 1];
@@ -153,7 +160,7 @@ impl Simulator {
             states: 0,
             can_truncate: true,
             adapter: AdapterId::NONE,
-            changed: false,
+            switched: false,
             held: vec![Sequence::default(); usize::from(size.seq_ids)],
             holders: vec![0; size.cells as usize],
             free: (0..size.cells).collect(),
@@ -166,30 +173,30 @@ impl Simulator {
         }
     }
 
-    /// Lets saves and loads fail: those with these numbers, counted together from 0.
+    /// Lets these saves and loads fail, counted together from 0.
     #[must_use]
     pub fn with_state_faults(mut self, faults: BTreeSet<u64>) -> Self {
         self.state_faults = faults;
         self
     }
 
-    /// Makes it a memory that can't part a sequence, as recurrent and sliding-window models have:
-    /// sharing a part, and truncating to one, are panics.
+    /// A memory that can't truncate, as of recurrent and sliding-window models: sharing or keeping a part of a sequence
+    /// panics.
     #[must_use]
     pub fn without_parts(mut self) -> Self {
         self.can_truncate = false;
         self
     }
 
-    /// Gives only the `k` highest logits for so many ids, the first ones, and one row of each in a step:
-    /// more are a panic. All but the highest one are equal.
+    /// Gives only the `k` highest logits for the first `ids` ids, after one position of each in a step: a second output
+    /// panics. All but the highest logit are equal.
     #[must_use]
     pub fn with_top(mut self, ids: u16, k: u32) -> Self {
         self.top = (ids, k.min(self.size.vocabulary));
         self
     }
 
-    /// A saved state as [`Simulator::save`] writes it, of a sequence that was computed elsewhere.
+    /// A state as [`Simulator::save`] returns it, of a sequence that was computed elsewhere.
     pub fn state_of(tokens: &[Token], adapter: AdapterId) -> Vec<u8> {
         let length = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
         let mut state = MARK.to_vec();
@@ -198,27 +205,27 @@ impl Simulator {
         state
     }
 
-    /// How long the last step took, failed or not.
+    /// The time of the last step, failed or not.
     pub fn took(&self) -> Duration {
         self.took
     }
 
-    /// The tokens that a sequence id holds.
+    /// The tokens of an id.
     pub fn held(&self, seq: SeqId) -> &[Token] {
         &self.held[usize::from(seq.0)].tokens
     }
 
-    /// With what a sequence id's tokens were computed.
+    /// The adapter that computed the tokens of an id.
     pub fn adapter_of(&self, seq: SeqId) -> AdapterId {
         self.held[usize::from(seq.0)].adapter
     }
 
-    /// Cells that are taken. One that several sequences share counts once.
+    /// Used cells. A shared cell counts once.
     pub fn used(&self) -> usize {
         self.holders.len() - self.free.len()
     }
 
-    /// Takes a cell for one more token of a sequence. There must be one.
+    /// Takes a free cell for a token.
     fn push(&mut self, seq: SeqId, token: Token) {
         let cell = self.free.pop_first().expect("there is a free cell");
         self.taken.insert(cell);
@@ -232,8 +239,8 @@ impl Simulator {
         held.cells.push(cell);
     }
 
-    /// What stays of a step that failed half-way: nothing, but where the memory can't go back.
-    fn leave_a_part(&mut self, step: &[Input]) {
+    /// Keeps a part of a failed step, if the memory can't truncate.
+    fn keep_part(&mut self, step: &[Input]) {
         if !self.can_truncate {
             for input in &step[..step.len() / 2] {
                 self.push(input.seq, input.token);
@@ -241,7 +248,7 @@ impl Simulator {
         }
     }
 
-    /// The highest logits where this token is predicted, the highest of all in the middle.
+    /// The highest logits that predict a token, with the highest of all in the middle.
     fn highest(&self, token: Token) -> (Vec<Token>, Vec<f32>) {
         let count = self.top.1;
         let tokens = (0..count).map(|i| (token + count / 2 + i + 1) % self.size.vocabulary);
@@ -263,12 +270,12 @@ impl Simulator {
         self.state_faults.contains(&(self.states - 1))
     }
 
-    /// The tokens in a saved state, and with what they were computed.
+    /// The tokens of a saved state and their adapter.
     fn read(&self, state: &[u8]) -> Option<(Vec<Token>, AdapterId)> {
         let (count, rest) = state.strip_prefix(&MARK)?.split_first_chunk()?;
         let (tokens, more) = rest.as_chunks();
         let tokens: Vec<_> = tokens.iter().copied().map(Token::from_le_bytes).collect();
-        // The highest byte of the number is the adapter.
+        // The highest byte is the adapter.
         let [low, middle, high, adapter] = *count;
         let count = u32::from_le_bytes([low, middle, high, 0]) as usize;
         let whole = more.is_empty() && tokens.len() == count;
@@ -276,13 +283,13 @@ impl Simulator {
         (whole && known).then_some((tokens, AdapterId(adapter)))
     }
 
-    /// Puts a step into cells, and says how long that took.
+    /// Computes a step and its time.
     fn compute(&mut self, step: &[Input]) -> Result<(), DecodeError> {
         assert!(!step.is_empty() && step.len() <= self.size.step_tokens as usize);
         let fault = self.faults.get(&self.steps).copied();
         self.steps += 1;
         let mut seconds = self.seconds(step);
-        self.changed = false;
+        self.switched = false;
         seconds *= 1.0 + self.machine.noise * scatter(self.steps);
         if let Some(Fault::Slow(times)) = fault {
             seconds *= times;
@@ -294,18 +301,18 @@ impl Simulator {
         match fault {
             Some(Fault::Code(1)) => return Err(DecodeError::NoRoom),
             Some(Fault::Code(code)) => {
-                self.leave_a_part(step);
+                self.keep_part(step);
                 return Err(DecodeError::Failed(code));
             }
             Some(Fault::Slow(_)) | None => {}
         }
         if step.iter().any(|input| input.token == POISON) {
-            self.leave_a_part(step);
+            self.keep_part(step);
             return Err(DecodeError::Failed(-3));
         }
         for input in step {
             let length = self.held(input.seq).len();
-            assert_eq!(length, input.position as usize, "positions without gaps");
+            assert_eq!(length, input.position as usize, "a gap in the positions");
             let of = self.adapter_of(input.seq);
             assert!(length == 0 || of == self.adapter, "a state of {of:?}");
             self.push(input.seq, input.token);
@@ -314,7 +321,7 @@ impl Simulator {
     }
 
     fn seconds(&self, step: &[Input]) -> f64 {
-        // Of each sequence, its tokens and those after which logits are wanted.
+        // The tokens and outputs of each sequence.
         let mut mates: BTreeMap<SeqId, (u32, u32)> = BTreeMap::new();
         for input in step {
             let (all, outputs) = mates.entry(input.seq).or_default();
@@ -334,15 +341,19 @@ impl Simulator {
             + machine.row * rows
             + machine.prefill * (tokens - rows)
             + machine.attention * tokens * reach
-            + if self.changed { machine.change } else { 0.0 }
+            + if self.switched {
+                machine.adapter_switch
+            } else {
+                0.0
+            }
     }
 }
 
 impl Simulator {
     /// Computes with this adapter from the next step on.
     pub fn adapt(&mut self, adapter: AdapterId) -> Result<(), DecodeError> {
-        assert!(adapter.0 <= AdapterId::MAX, "{adapter:?} is not one");
-        self.changed |= adapter != self.adapter;
+        assert!(adapter.0 <= AdapterId::MAX, "unknown {adapter:?}");
+        self.switched |= adapter != self.adapter;
         self.adapter = adapter;
         Ok(())
     }
@@ -366,13 +377,7 @@ impl Simulator {
         Ok(())
     }
 
-    /// Whether [`Simulator::decode_ahead`] works.
-    pub fn can_go_ahead(&self) -> bool {
-        true
-    }
-
-    /// In virtual time it only begins: it is for the caller to add [`Simulator::took`] where something waits
-    /// for it.
+    /// Starts a step without outputs. The caller adds [`Simulator::took`] where something waits for it.
     pub fn decode_ahead(&mut self, step: &[Input]) -> Result<(), DecodeError> {
         assert!(!step.iter().any(|input| input.output), "outputs ahead");
         self.compute(step)
@@ -485,7 +490,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_predicts_the_next_number_and_keeps_cells_and_time() {
+    fn steps_predict_and_take_cells_and_time() {
         let size = Size {
             seq_ids: 2,
             cells: 3,
@@ -540,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_cells_count_once_and_are_free_with_the_last_holder() {
+    fn shared_cells_free_with_last_holder() {
         let [a, b, c] = [0, 1, 2].map(SeqId);
         let mut simulator = Simulator::new(SIZE, Machine::default(), BTreeMap::new());
         feed(&mut simulator, a, &[1, 2, 3, 4, 5]).unwrap();
@@ -566,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saved_sequence_comes_back_unless_it_is_damaged_or_has_no_room() {
+    fn saved_state_loads_unless_damaged_or_full() {
         let [a, b] = [0, 1].map(SeqId);
         let faults = BTreeSet::from([1, 3]);
         let mut simulator =
@@ -602,7 +607,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "as a whole")]
-    fn a_memory_without_parts_shares_and_frees_wholes() {
+    fn memory_without_parts_frees_wholes_only() {
         let mut simulator =
             Simulator::new(SIZE, Machine::default(), BTreeMap::new()).without_parts();
         feed(&mut simulator, SeqId(0), &[1, 2, 3]).unwrap();

@@ -1,57 +1,55 @@
-//! How long the steps of a simulated machine take, and what goes wrong in them.
+//! How long the steps of a simulated machine take, and how they fail.
 
-/// How long steps take, in seconds: `fixed + row * rows + prefill * tokens of prompts +
-/// attention * tokens * cells up to the highest used one`, and `change` more after a change of
-/// adapters. A draft counts as a row. After each step its outputs are sampled, which takes `sample` for each
-/// of them; meanwhile what runs ahead is computed.
+use crate::pseudo_random;
+
+/// The time of steps, in seconds: `fixed + row * rows + prefill * other tokens + attention * tokens * cells up to the
+/// highest used one`, and `adapter_switch` more after a switch. A draft counts as a row. After each step, sampling takes
+/// `sample` for each output; an overlapped step is computed meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
-    /// Of every step.
+    /// For every step.
     pub fixed: f64,
-    /// Of each sequence that generates.
+    /// For each decode row.
     pub row: f64,
-    /// Of each prompt token.
+    /// For each prompt token.
     pub prefill: f64,
-    /// Of each token for each cell up to the highest used one.
+    /// For each token and each cell up to the highest used one.
     pub attention: f64,
-    /// Of a change from one adapter to another.
-    pub change: f64,
-    /// To sample after each row with output.
+    /// For an adapter switch.
+    pub adapter_switch: f64,
+    /// For sampling after each output.
     pub sample: f64,
-    /// By what part steps take longer or shorter than this, at random.
+    /// The largest random deviation of a step, as a part of its time.
     pub noise: f64,
 }
 
 impl Default for Machine {
-    /// About what two cores do with a model of 0.6 billion weights.
+    /// About two CPU cores with a model of 0.6 billion weights.
     fn default() -> Self {
         Self {
             fixed: 0.040,
             row: 0.004,
             prefill: 0.0025,
             attention: 1e-8,
-            change: 0.010,
+            adapter_switch: 0.010,
             sample: 0.0,
             noise: 0.0,
         }
     }
 }
 
-/// What goes wrong in a step.
+/// A fault of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
-    /// It fails with a return code of llama_decode: 1, 2, -2 or -3. Nothing of it stays, unless the
-    /// memory can't part a sequence: then the first half of it does, but for code 1.
+    /// The step fails with a return code of `llama_decode`: 1, 2, -2 or -3. Nothing of it stays, unless the memory can't
+    /// truncate: then its first half does, except for code 1.
     Code(i32),
-    /// It takes so many times as long.
+    /// The step takes so many times as long.
     Slow(f64),
 }
 
-/// A number from -1 to 1 that looks random, the same for the same `step` (splitmix64).
+/// A pseudo-random number from -1 to 1, the same for the same `step`.
 #[allow(clippy::cast_precision_loss)]
 pub(super) fn scatter(step: u64) -> f64 {
-    let mut x = step.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (x >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    (pseudo_random(step) >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
 }

@@ -1,132 +1,137 @@
-//! The scheduler over the simulator, in virtual time: what the engine's thread does, with every
-//! invariant checked at every step. A broken one panics.
+//! Drives a scheduler over the simulated backend in virtual time, as the engine thread does, and checks the invariants
+//! in every step. A violation panics.
 
-mod ahead;
-mod aside;
-mod blame;
 mod check;
+mod overlap;
 mod record;
+mod strikes;
+mod swap;
 mod text;
 
-use super::{Fault, Input, Machine, POISON, Simulator, Size};
-use aside::Wanted;
-use blame::Blame;
+use crate::{Fault, Input, Machine, POISON, Simulator, Size};
 use corral_scheduler::{
-    EnqueueError, EntryId, MemoryOp, PrefixScope, Request, RequestId, Retention, Row, Scheduler,
-    SchedulerConfig, SchedulerCounters, StepResult, Time, Token,
+    EnqueueError, EntryId, MemoryOp, PrefixScope, Request, RequestId, RequestProgress, Retention,
+    Row, Scheduler, SchedulerConfig, SchedulerCounters, Step, StepResult, Time, Token,
 };
-pub use record::{Arrival, End, Record, Taken};
+pub use record::{Arrival, End, Record, StepRecord};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
-use text::Computed;
+use strikes::StrikeCount;
+use swap::PendingSwapIn;
+use text::SampledStep;
 
-/// What the outside knows of a request that has not ended.
+/// A request that has not ended, as its caller sees it.
 #[derive(Debug)]
 struct Alive {
     index: usize,
     prompt: u32,
-    /// Its prompt and what was generated.
+    /// Its prompt and generated tokens.
     text: Vec<Token>,
-    /// Tokens that were computed for it, but for drafts that were wrong.
+    /// Tokens that were computed for it, without rejected drafts.
     submitted: u32,
+    /// Accepted and rejected drafts.
     drafts: (u32, u32),
-    /// Tokens of its last step, if it has ended.
-    told: u32,
-    /// How many of those were not computed.
-    left: u32,
+    /// Tokens of its last step, once it has ended, and how many of those were not computed.
+    last_gained: u32,
+    uncomputed: u32,
     admitted: Option<Time>,
     tokens: Vec<Time>,
-    passed_by: u32,
-    /// Steps since it could have had a row and was the turn of another adapter.
-    off_turn: u32,
-    /// Its next token is being chosen.
-    asked: bool,
-    /// The highest logits were not enough.
-    unsettled: bool,
+    overtaken: u32,
+    /// Steps of other adapters while it could have had a row.
+    adapter_wait: u32,
+    /// An external sampler picks its next token.
+    sampling: bool,
+    /// The highest logits did not suffice.
+    needs_all_logits: bool,
 }
 
-/// Steps after which a simulation that has not ended is taken to be stuck.
-const STUCK: u64 = 100_000;
+/// Steps after which a simulation counts as stuck.
+const MAX_STEPS: u64 = 100_000;
 
-/// Logits that the simulator gives where it does not give all.
-const CANDIDATES: u32 = 4;
+/// The number of highest logits that the backend gives for some ids.
+const TOP_K: u32 = 4;
 
-/// A scheduler, a simulator, and a clock.
+/// A scheduler, a backend and a clock.
 #[derive(Debug)]
 pub struct Simulation {
-    limits: SchedulerConfig,
+    config: SchedulerConfig,
     scheduler: Scheduler,
     backend: Simulator,
     machine: Machine,
     now: Time,
-    /// Until when what ran ahead is computed.
-    busy: Time,
+    /// The end of an overlapped step.
+    busy_until: Time,
     arrivals: Vec<Arrival>,
     alive: HashMap<RequestId, Alive>,
-    blame: Blame,
+    strikes: StrikeCount,
     records: Vec<Option<Record>>,
-    /// Texts of those that finished.
+    /// The texts of finished arrivals.
     texts: HashMap<usize, Vec<Token>>,
-    /// Held for those that go on with an earlier one.
-    claims: HashMap<usize, Retention>,
-    /// What was put aside.
+    /// The retentions of arrivals that others continue.
+    retentions: HashMap<usize, Retention>,
+    /// The swapped-out states.
     store: HashMap<EntryId, Vec<u8>>,
-    wanted: Vec<Wanted>,
-    /// Operations on the store, and every how many of them one fails.
+    swap_ins: Vec<PendingSwapIn>,
+    /// Operations on the store, and the interval at which one fails.
     stored: u64,
     store_fails: Option<u64>,
-    /// Those that come back, as arrivals, from the last one that is known on.
-    back: Vec<usize>,
-    /// Whose tokens are chosen, and when, from the last one that is known on.
-    chosen: Vec<(Time, usize)>,
-    /// Time in which nothing was computed, for the sake of those that were expected back.
-    pub awaited: Duration,
-    /// The steps in their order, but for those that ran while rows were sampled.
-    pub steps: Vec<Taken>,
-    /// Those that did, and the tokens that they computed.
-    pub ahead: (u32, u32),
+    /// Arrivals that return, not scheduled yet.
+    returning: Vec<usize>,
+    /// Answers of external samplers, not scheduled yet.
+    answers: Vec<(Time, usize)>,
+    /// The time that steps waited.
+    pub waited: Duration,
+    /// All steps but overlapped ones.
+    pub steps: Vec<StepRecord>,
+    /// The number of overlapped steps, and of their tokens.
+    pub overlapped: (u32, u32),
+}
+
+enum Event {
+    Arrive(usize),
+    Cancel(usize),
+    Answer(usize),
 }
 
 impl Simulation {
-    /// Nothing has come yet.
-    pub fn new(limits: SchedulerConfig, machine: Machine, faults: BTreeMap<u64, Fault>) -> Self {
+    /// A simulation without arrivals. Faults are by step, from 0.
+    pub fn new(config: SchedulerConfig, machine: Machine, faults: BTreeMap<u64, Fault>) -> Self {
         let size = Size {
-            seq_ids: limits.seq_ids,
-            cells: limits.cells,
-            step_tokens: limits.max_step_tokens,
+            seq_ids: config.seq_ids,
+            cells: config.cells,
+            step_tokens: config.max_step_tokens,
             vocabulary: POISON + 1,
         };
-        let backend =
-            Simulator::new(size, machine, faults).with_top(limits.top_k_seq_ids, CANDIDATES);
+        let backend = Simulator::new(size, machine, faults).with_top(config.top_k_seq_ids, TOP_K);
         Self {
-            limits,
-            scheduler: Scheduler::new(limits),
-            backend: match !limits.can_truncate {
-                true => backend.without_parts(),
-                false => backend,
+            config,
+            scheduler: Scheduler::new(config),
+            backend: match config.can_truncate {
+                true => backend,
+                false => backend.without_parts(),
             },
             machine,
             now: Time::ZERO,
-            busy: Time::ZERO,
+            busy_until: Time::ZERO,
             arrivals: Vec::new(),
             alive: HashMap::new(),
-            blame: Blame::default(),
+            strikes: StrikeCount::default(),
             records: Vec::new(),
             texts: HashMap::new(),
-            claims: HashMap::new(),
+            retentions: HashMap::new(),
             store: HashMap::new(),
-            wanted: Vec::new(),
+            swap_ins: Vec::new(),
             stored: 0,
             store_fails: None,
-            back: Vec::new(),
-            chosen: Vec::new(),
-            awaited: Duration::ZERO,
+            returning: Vec::new(),
+            answers: Vec::new(),
+            waited: Duration::ZERO,
             steps: Vec::new(),
-            ahead: (0, 0),
+            overlapped: (0, 0),
         }
     }
 
-    /// Lets every so many-th operation on what is put aside fail.
+    /// Lets one in `every` operations on the swap store fail.
     #[must_use]
     pub fn with_failing_store(mut self, every: Option<u64>) -> Self {
         self.store_fails = every;
@@ -140,42 +145,41 @@ impl Simulation {
         self
     }
 
-    /// What was done about memory.
+    /// What the scheduler did.
     pub fn counters(&self) -> SchedulerCounters {
         self.scheduler.counters()
     }
 
-    /// Runs until all `arrivals` have ended; returns what became of each, in their order, and then of those
-    /// that came back, in theirs.
+    /// Runs until all `arrivals` have ended. Returns their records in order, then those of arrivals that returned.
     ///
     /// # Panics
     ///
-    /// If an invariant is broken, or it does not come to an end.
+    /// If an invariant is violated, or the simulation does not end.
     pub fn run(&mut self, arrivals: Vec<Arrival>) -> Vec<Record> {
         let mut events: BTreeMap<(Time, usize), Event> = BTreeMap::new();
         for (index, arrival) in arrivals.iter().enumerate() {
             events.insert((arrival.at, 2 * index), Event::Arrive(index));
-            if let Some(after) = arrival.leaves {
-                events.insert((arrival.at + after, 2 * index + 1), Event::Leave(index));
+            if let Some(after) = arrival.cancels_after {
+                events.insert((arrival.at + after, 2 * index + 1), Event::Cancel(index));
             }
         }
         self.records = vec![None; arrivals.len()];
         self.arrivals = arrivals;
-        for _ in 0..STUCK {
+        for _ in 0..MAX_STEPS {
             while let Some(entry) = events.first_entry().filter(|e| e.key().0 <= self.now) {
                 match entry.remove() {
                     Event::Arrive(index) => self.arrive(index),
-                    Event::Leave(index) => self.leave(index),
-                    Event::Choose(index) => self.choose(index),
+                    Event::Cancel(index) => self.cancel(index),
+                    Event::Answer(index) => self.answer(index),
                 }
             }
             let works = self.step();
-            for index in std::mem::take(&mut self.back) {
+            for index in std::mem::take(&mut self.returning) {
                 let at = self.arrivals[index].at;
                 events.insert((at, 2 * index), Event::Arrive(index));
             }
-            for (at, index) in std::mem::take(&mut self.chosen) {
-                events.insert((at, usize::MAX - index), Event::Choose(index));
+            for (at, index) in std::mem::take(&mut self.answers) {
+                events.insert((at, usize::MAX - index), Event::Answer(index));
             }
             if works {
                 continue;
@@ -185,7 +189,7 @@ impl Simulation {
                 Some(time) => {
                     let time = self.now.max(time);
                     if self.scheduler.waiting_until().is_some() {
-                        self.awaited += time - self.now;
+                        self.waited += time - self.now;
                     }
                     self.now = time;
                 }
@@ -195,14 +199,15 @@ impl Simulation {
         panic!("the simulation does not end");
     }
 
+    /// Checks that nothing is left, and returns the records.
     fn finish(&mut self) -> Vec<Record> {
         assert!(self.scheduler.is_idle() && self.alive.is_empty());
-        self.claims.clear();
+        self.retentions.clear();
         self.scheduler.clear_prefix_cache();
-        self.see_to_memory();
-        assert!(self.store.is_empty(), "something put aside was left behind");
-        assert_eq!(self.scheduler.seq_ids_used(), 0, "ids were left behind");
-        assert_eq!(self.scheduler.cells_reserved(), 0, "cells were left behind");
+        self.do_pending_memory_ops();
+        assert!(self.store.is_empty(), "swapped-out states are left");
+        assert_eq!(self.scheduler.seq_ids_used(), 0, "ids are left");
+        assert_eq!(self.scheduler.cells_reserved(), 0, "cells are left");
         assert_eq!((self.scheduler.cells().used(), self.backend.used()), (0, 0));
         let records = std::mem::take(&mut self.records);
         let records = records
@@ -213,44 +218,38 @@ impl Simulation {
 
     fn arrive(&mut self, index: usize) {
         let arrival = self.arrivals[index].clone();
-        let key = RequestId(index as u64);
+        let id = RequestId(index as u64);
         let tokens = self.prompt_of(index);
         let prompt = u32::try_from(tokens.len()).unwrap();
-        let went_on = self.arrivals.iter().any(|other| {
-            let earlier = |(earlier, _)| earlier == index;
-            other.goes_on.is_some_and(earlier)
-        });
-        let went_on = went_on || arrival.comes_back.0 > 0 || arrival.asks.is_some();
-        let claim = went_on.then(Retention::default);
-        let watch = claim.as_ref().map(Retention::downgrade).unwrap_or_default();
+        let is_continued = self.is_continued(index, None)
+            || arrival.returns.0 > 0
+            || arrival.external_sampler.is_some();
+        let retention = is_continued.then(Retention::default);
+        let weak = retention.as_ref().map(Retention::downgrade);
+        let earlier = arrival.continues.map(|(earlier, _)| earlier);
         let request = Request {
-            id: key,
+            id,
             tenant: arrival.tenant,
             scope: PrefixScope(u64::from(arrival.tenant.0)).with(arrival.adapter),
             priority: arrival.priority,
             tokens: tokens.clone(),
             max_tokens: arrival.max_tokens,
             arrived_at: arrival.at,
-            queue_until: arrival.patience.map(|time| arrival.at + time),
-            deadline: arrival.time.map(|time| arrival.at + time),
-            quota: arrival.share,
-            retention: watch,
-            continues: arrival
-                .goes_on
-                .and_then(|(earlier, _)| self.claims.get(&earlier).cloned()),
-            logits: arrival.rows,
-            progress: Default::default(),
+            queue_until: arrival.queue_time.map(|time| arrival.at + time),
+            deadline: arrival.deadline_after.map(|time| arrival.at + time),
+            quota: arrival.quota,
+            retention: weak.unwrap_or_default(),
+            continues: earlier.and_then(|earlier| self.retentions.get(&earlier).cloned()),
+            logits: arrival.logits,
+            progress: RequestProgress::default(),
         };
-        if let Some((earlier, _)) = arrival.goes_on {
-            let still = |other: &Arrival| {
-                other.goes_on.is_some_and(|(e, _)| e == earlier) && other.at > arrival.at
-            };
-            if !self.arrivals.iter().any(still) {
-                self.claims.remove(&earlier);
-            }
+        if let Some(earlier) =
+            earlier.filter(|&earlier| !self.is_continued(earlier, Some(arrival.at)))
+        {
+            self.retentions.remove(&earlier);
         }
-        if let Some(claim) = claim {
-            self.claims.insert(index, claim);
+        if let Some(retention) = retention {
+            self.retentions.insert(index, retention);
         }
         let alive = Alive {
             index,
@@ -258,79 +257,90 @@ impl Simulation {
             text: tokens,
             submitted: 0,
             drafts: (0, 0),
-            told: 0,
-            left: 0,
+            last_gained: 0,
+            uncomputed: 0,
             admitted: None,
             tokens: Vec::new(),
-            passed_by: 0,
-            off_turn: 0,
-            asked: false,
-            unsettled: false,
+            overtaken: 0,
+            adapter_wait: 0,
+            sampling: false,
+            needs_all_logits: false,
         };
-        self.alive.insert(key, alive);
-        if let Err(refused) = self.scheduler.enqueue(self.now, request) {
-            match refused {
-                EnqueueError::TooLarge { needed, limit } => {
-                    let share = self.arrivals[index].share;
-                    let share = share.map_or(u32::MAX, |share| share.cells);
-                    assert_eq!(limit, share.min(self.limits.cells));
-                    assert!(needed > limit);
-                }
-                EnqueueError::QueueFull { .. } => {
-                    assert!(self.scheduler.waiting_count() >= self.limits.max_queue);
-                }
-                EnqueueError::TenantQueueFull { .. } => {
-                    assert!(self.waiting_of(index) >= self.limits.max_tenant_queue);
-                }
-                EnqueueError::DeadlinePassed => {
-                    let arrival = &self.arrivals[index];
-                    let deadline = arrival.time.map(|time| arrival.at + time);
-                    assert!(deadline.is_some_and(|deadline| deadline <= self.now));
-                }
-            }
-            self.end(key, End::Refused(refused));
+        self.alive.insert(id, alive);
+        if let Err(error) = self.scheduler.enqueue(self.now, request) {
+            self.check_refusal(index, error);
+            self.end(id, End::Refused(error));
         }
-        // Those that had to give way come back into the queue, however full.
-        let back = usize::from(self.limits.seq_ids);
-        assert!(self.scheduler.waiting_count() <= self.limits.max_queue + back);
-        assert!(self.waiting_of(index) <= self.limits.max_tenant_queue + back);
+        // Preempted requests return to the queue, however full it is.
+        let preempted = usize::from(self.config.seq_ids);
+        assert!(self.scheduler.waiting_count() <= self.config.max_queue + preempted);
+        assert!(self.waiting_of_tenant(index) <= self.config.max_tenant_queue + preempted);
     }
 
-    /// How many of the tenant of that arrival wait.
-    fn waiting_of(&self, index: usize) -> usize {
+    /// Whether another arrival continues this one; if `after` is given, one after that time.
+    fn is_continued(&self, index: usize, after: Option<Time>) -> bool {
+        self.arrivals.iter().any(|other| {
+            let continues = other.continues.is_some_and(|(earlier, _)| earlier == index);
+            continues && after.is_none_or(|after| other.at > after)
+        })
+    }
+
+    fn check_refusal(&self, index: usize, error: EnqueueError) {
+        let arrival = &self.arrivals[index];
+        match error {
+            EnqueueError::TooLarge { needed, limit } => {
+                let quota = arrival.quota.map_or(u32::MAX, |quota| quota.cells);
+                assert_eq!(limit, quota.min(self.config.cells));
+                assert!(needed > limit);
+            }
+            EnqueueError::QueueFull { .. } => {
+                assert!(self.scheduler.waiting_count() >= self.config.max_queue);
+            }
+            EnqueueError::TenantQueueFull { .. } => {
+                assert!(self.waiting_of_tenant(index) >= self.config.max_tenant_queue);
+            }
+            EnqueueError::DeadlinePassed => {
+                let deadline = arrival.deadline_after.map(|time| arrival.at + time);
+                assert!(deadline.is_some_and(|deadline| deadline <= self.now));
+            }
+        }
+    }
+
+    /// Waiting requests of an arrival's tenant.
+    fn waiting_of_tenant(&self, index: usize) -> usize {
         let tenant = |index: usize| self.arrivals[index].tenant;
-        let waiting = self.alive.iter().filter(|(key, alive)| {
-            self.scheduler.is_waiting(**key) && tenant(alive.index) == tenant(index)
+        let waiting = self.alive.iter().filter(|(id, alive)| {
+            self.scheduler.is_waiting(**id) && tenant(alive.index) == tenant(index)
         });
         waiting.count()
     }
 
-    fn leave(&mut self, index: usize) {
-        let key = RequestId(index as u64);
-        if self.alive.contains_key(&key) {
-            self.scheduler.cancel(key);
-            self.end(key, End::Left);
+    fn cancel(&mut self, index: usize) {
+        let id = RequestId(index as u64);
+        if self.alive.contains_key(&id) {
+            self.scheduler.cancel(id);
+            self.end(id, End::Cancelled);
         }
     }
 
-    fn end(&mut self, key: RequestId, end: End) {
-        let progress = self.scheduler.progress(key).unwrap_or_default();
-        let alive = self.alive.remove(&key).expect("a request ends once");
+    fn end(&mut self, id: RequestId, end: End) {
+        let progress = self.scheduler.progress(id).unwrap_or_default();
+        let alive = self.alive.remove(&id).expect("a request ends once");
         if end == End::Finished {
             let generated = u32::try_from(alive.tokens.len()).unwrap();
-            let told = alive.told + progress.generated;
-            assert_eq!(told, generated, "the last ones are still to be said");
-            // Those of the last step were sampled or certain, and most often not computed any more.
-            let computed = alive.prompt + generated - alive.left;
+            // The scheduler does not know the last tokens yet.
+            assert_eq!(alive.last_gained + progress.generated, generated);
+            // The last tokens are usually not computed.
+            let computed = alive.prompt + generated - alive.uncomputed;
             assert_eq!(
                 alive.submitted,
                 computed - progress.cached + progress.recomputed,
-                "each token once but for those that were found or lost: {progress:?}"
+                "a token was not computed once: {progress:?}"
             );
             self.texts.insert(alive.index, alive.text);
-            self.comes_back(alive.index);
+            self.schedule_return(alive.index);
         }
-        self.let_go(alive.index);
+        self.release_retention(alive.index);
         let record = &mut self.records[alive.index];
         assert!(record.is_none(), "a request ends once");
         *record = Some(Record {
@@ -342,151 +352,153 @@ impl Simulation {
             recomputed: progress.recomputed,
             drafts: alive.drafts,
             ended: self.now,
-            passed_by: alive.passed_by,
-            blamed: self.blame.forget(key),
+            overtaken: alive.overtaken,
+            strikes: self.strikes.remove(id),
         });
     }
 
-    /// Who had its tokens chosen holds on to its text no longer, unless others go on with it.
-    fn let_go(&mut self, index: usize) {
-        let goes_on = |other: &Arrival| other.goes_on.is_some_and(|(earlier, _)| earlier == index);
-        if self.arrivals[index].asks.is_some() && !self.arrivals.iter().any(goes_on) {
-            self.claims.remove(&index);
+    /// Releases the sequence of an externally sampled request, unless others continue it.
+    fn release_retention(&mut self, index: usize) {
+        let sampled = self.arrivals[index].external_sampler.is_some();
+        if sampled && !self.is_continued(index, None) {
+            self.retentions.remove(&index);
         }
     }
 
-    /// One that was told what may come next thinks, and then comes back with one token more.
-    fn comes_back(&mut self, index: usize) {
+    /// Lets a next-token request return with one more token.
+    fn schedule_return(&mut self, index: usize) {
         let arrival = &self.arrivals[index];
-        let (times, thinks) = arrival.comes_back;
+        let (times, after) = arrival.returns;
         if times == 0 || arrival.max_tokens > 0 {
             return;
         }
-        let back = Arrival {
-            at: self.now + thinks,
+        let next = Arrival {
+            at: self.now + after,
             prompt: 1,
-            goes_on: Some((index, u32::MAX)),
-            comes_back: (times - 1, thinks),
+            continues: Some((index, u32::MAX)),
+            returns: (times - 1, after),
             ..arrival.clone()
         };
-        self.back.push(self.arrivals.len());
-        self.arrivals.push(back);
+        self.returning.push(self.arrivals.len());
+        self.arrivals.push(next);
         self.records.push(None);
     }
 
-    /// Plans and computes one step. False if there was nothing to compute.
+    /// Plans and computes a step. False if there was nothing to do.
     fn step(&mut self) -> bool {
-        self.bring_back();
+        self.swap_in();
         let step = self.scheduler.plan(self.now);
-        for &(key, expired) in &step.expired {
-            self.end(key, End::Expired(expired));
+        for &(id, expired) in &step.expired {
+            self.end(id, End::Expired(expired));
         }
-        self.check_awaited(&step);
-        self.do_memory(&step.memory_ops);
-        let relocated = step
-            .memory_ops
-            .iter()
-            .any(|m| matches!(m, MemoryOp::Compact(_)));
-        for key in &step.admitted {
-            self.admitted(*key);
+        self.check_wait(&step);
+        self.do_memory_ops(&step.memory_ops);
+        let is_compaction = |op: &MemoryOp| matches!(op, MemoryOp::Compact(_));
+        let compacted = step.memory_ops.iter().any(is_compaction);
+        for id in &step.admitted {
+            self.admitted(*id);
         }
-        self.check(&step, relocated);
-        self.check_turns(&step);
-        self.check_shares(&step);
+        self.check_step(&step, compacted);
+        self.check_adapters(&step);
+        self.check_quotas(&step);
         if step.rows.is_empty() {
-            // What could not be put aside may have left something to forget.
-            self.see_to_memory();
+            // Failed operations may have queued others.
+            self.do_pending_memory_ops();
             self.check_cells(&[]);
-            return relocated || !self.wanted.is_empty();
+            return compacted || !self.swap_ins.is_empty();
         }
-        let inputs = self.inputs(&step.rows);
-        let adapted = self.backend.adapt(step.adapter);
-        let decoded = adapted.and_then(|()| self.backend.decode(&inputs));
-        let began = self.now;
-        // It begins when what ran ahead is computed.
-        self.now = self.now.max(self.busy) + self.backend.took();
-        let mut ahead = None;
-        if decoded.is_ok() {
-            let outputs = inputs.iter().filter(|input| input.output).count();
-            let sampling = Duration::from_secs_f64(self.machine.sample * outputs as f64);
-            ahead = self.begin_ahead(sampling);
-            self.now += sampling;
-        }
-        let took = self.now - began;
-        self.steps.push(Taken {
-            running: self.scheduler.running_count(),
-            rows: step.shape.rows,
-            drafts: step.shape.drafts,
-            prefill: step.shape.prefill,
-            ahead: step.overlapped,
-            meanwhile: step.is_overlap,
-            failed: decoded.is_err(),
-            adapter: step.adapter,
-            took,
-        });
-        let anew = !self.limits.can_truncate;
-        self.blame.stepped(&step.rows, decoded.is_err(), anew);
-        if decoded.is_err() {
-            if let Some(key) = self.scheduler.applied(StepResult::Failed { now: self.now }) {
-                self.end(key, End::GivenUp);
-            }
-        } else {
-            let Computed {
-                sampled,
-                ended,
-                asked,
-                unsettled,
-            } = self.computed(&step.rows);
-            let result = StepResult::Decoded {
-                sampled: &sampled,
-                finished: &ended,
-                sampled_externally: &asked,
-                needs_all_logits: &unsettled,
-                took,
-            };
-            assert_eq!(self.scheduler.applied(result), None);
-            if let Some((step, success)) = ahead {
-                self.finish_ahead(&step, success);
-            }
-        }
+        self.compute(&step);
         let pending = self.scheduler.take_memory_ops();
-        self.do_memory(&pending);
+        self.do_memory_ops(&pending);
         self.check_cells(&pending);
         self.propose(&step.rows);
         true
     }
 
-    fn admitted(&mut self, key: RequestId) {
-        let alive = self.alive.get_mut(&key).expect("it was waiting");
+    /// Computes the rows of a step and reports the result.
+    fn compute(&mut self, step: &Step) {
+        let inputs = self.inputs(&step.rows);
+        let adapted = self.backend.adapt(step.adapter);
+        let decoded = adapted.and_then(|()| self.backend.decode(&inputs));
+        let began = self.now;
+        // It begins after the overlapped step.
+        self.now = self.now.max(self.busy_until) + self.backend.took();
+        let mut overlap = None;
+        if decoded.is_ok() {
+            let outputs = inputs.iter().filter(|input| input.output).count();
+            let sampling = Duration::from_secs_f64(self.machine.sample * outputs as f64);
+            overlap = self.begin_overlap(sampling);
+            self.now += sampling;
+        }
+        let took = self.now - began;
+        self.steps.push(StepRecord {
+            running: self.scheduler.running_count(),
+            rows: step.shape.rows,
+            drafts: step.shape.drafts,
+            prefill: step.shape.prefill,
+            overlapped: step.overlapped,
+            is_overlap: step.is_overlap,
+            failed: decoded.is_err(),
+            adapter: step.adapter,
+            took,
+        });
+        let restart = !self.config.can_truncate;
+        self.strikes.stepped(&step.rows, decoded.is_err(), restart);
+        if decoded.is_err() {
+            let result = StepResult::Failed { now: self.now };
+            if let Some(id) = self.scheduler.applied(result) {
+                self.end(id, End::Failed);
+            }
+            return;
+        }
+        let SampledStep {
+            sampled,
+            finished,
+            sampled_externally,
+            needs_all_logits,
+        } = self.sample(&step.rows);
+        let result = StepResult::Decoded {
+            sampled: &sampled,
+            finished: &finished,
+            sampled_externally: &sampled_externally,
+            needs_all_logits: &needs_all_logits,
+            took,
+        };
+        assert_eq!(self.scheduler.applied(result), None);
+        if let Some((step, success)) = overlap {
+            self.finish_overlap(&step, success);
+        }
+    }
+
+    fn admitted(&mut self, id: RequestId) {
+        let alive = self.alive.get_mut(&id).expect("it was waiting");
         if alive.admitted.is_some() {
             return;
         }
         alive.admitted = Some(self.now);
         let tenant = self.arrivals[alive.index].tenant;
         for other in self.alive.values_mut().filter(|a| a.admitted.is_none()) {
-            other.passed_by += u32::from(self.arrivals[other.index].tenant != tenant);
+            other.overtaken += u32::from(self.arrivals[other.index].tenant != tenant);
         }
     }
 
+    /// The inputs of rows, which must match the texts and the cells.
     fn inputs(&mut self, rows: &[Row]) -> Vec<Input> {
         let mut inputs = Vec::new();
         for row in rows {
-            let alive = self
-                .alive
-                .get(&row.request)
-                .expect("a row of one that ended");
+            let alive = self.alive.get(&row.request).expect("it has not ended");
             assert!(row.certain() as usize <= alive.text.len());
             assert_eq!(row.output, row.certain() as usize == alive.text.len());
             assert_eq!(self.scheduler.tokens(row.request), alive.text);
             let before = &alive.text[..row.from as usize];
-            assert_eq!(self.backend.held(row.seq), before, "what its cells hold");
-            let certain = &alive.text[row.from as usize..row.certain() as usize];
+            assert_eq!(self.backend.held(row.seq), before, "the cells of a row");
+            let known = &alive.text[row.from as usize..row.certain() as usize];
             let draft = self.scheduler.draft(row);
             assert_eq!(draft.len(), row.drafts as usize);
             let generated = alive.text.len() - alive.prompt as usize;
             let most = self.arrivals[alive.index].max_tokens as usize;
             assert!(draft.is_empty() || generated + draft.len() < most);
-            for (position, &token) in (row.from..).zip(certain.iter().chain(draft)) {
+            for (position, &token) in (row.from..).zip(known.iter().chain(draft)) {
                 inputs.push(Input {
                     token,
                     position,
@@ -497,10 +509,4 @@ impl Simulation {
         }
         inputs
     }
-}
-
-enum Event {
-    Arrive(usize),
-    Leave(usize),
-    Choose(usize),
 }

@@ -1,4 +1,4 @@
-//! Those that come at about the same time.
+//! Requests that arrive at about the same time.
 
 use super::*;
 
@@ -12,9 +12,9 @@ const MANY: SchedulerConfig = SchedulerConfig {
 };
 
 #[test]
-fn who_waits_for_others_waits_once_and_not_beyond_its_time() {
+fn window_opens_once_and_respects_timers() {
     let mut scheduler = Scheduler::new(MANY);
-    // Eight run as a rule, and 100 tokens take 100 ms.
+    // Eight usually run, and 100 tokens take 100 ms.
     let teach = |scheduler: &mut Scheduler| {
         scheduler.costs = CostModel::default();
         for _ in 0..200 {
@@ -40,13 +40,13 @@ fn who_waits_for_others_waits_once_and_not_beyond_its_time() {
     assert_eq!(
         scheduler.waiting_until(),
         Some(until),
-        "no longer for the second"
+        "the second does not extend it"
     );
     let step = scheduler.plan(until);
     assert_eq!((step.rows.len(), scheduler.waiting_until()), (2, None));
-    computed(&mut scheduler, &step, &[RequestId(1), RequestId(2)]);
+    report_computed(&mut scheduler, &step, &[RequestId(1), RequestId(2)]);
     teach(&mut scheduler);
-    // The next one does so anew, but not beyond its own time.
+    // The next request opens a window too, but not beyond a queue time.
     enqueue(&mut scheduler, 20, 100, 1);
     assert!(scheduler.plan(ms(15)).rows.is_empty());
     let impatient = Request {
@@ -56,9 +56,9 @@ fn who_waits_for_others_waits_once_and_not_beyond_its_time() {
     scheduler.enqueue(ms(15), impatient).unwrap();
     let step = scheduler.plan(ms(15));
     assert_eq!(step.rows.len(), 2);
-    computed(&mut scheduler, &step, &[RequestId(20), RequestId(21)]);
+    report_computed(&mut scheduler, &step, &[RequestId(20), RequestId(21)]);
     teach(&mut scheduler);
-    // Who looks at what may come next does where that begins something.
+    // A next-token request opens one if it has many tokens to compute.
     enqueue(&mut scheduler, 22, 100, 0);
     assert!(scheduler.plan(ms(17)).rows.is_empty());
     scheduler.cancel(RequestId(22));
@@ -66,9 +66,9 @@ fn who_waits_for_others_waits_once_and_not_beyond_its_time() {
     enqueue(&mut scheduler, 22, 10, 0);
     let step = scheduler.plan(ms(17));
     assert_eq!(step.rows.len(), 1);
-    computed(&mut scheduler, &step, &[RequestId(22)]);
+    report_computed(&mut scheduler, &step, &[RequestId(22)]);
     teach(&mut scheduler);
-    // As many as usually run wait for nobody.
+    // As many requests as usually run do not wait.
     for key in 3..11 {
         enqueue(&mut scheduler, key, 10, 1);
     }

@@ -1,8 +1,8 @@
-//! Ids for which the backend gives the highest logits only, beside others.
+//! Sequence ids with only the highest logits, beside others.
 
 use super::*;
 
-/// Three run at once.
+/// At most three requests run.
 const TWO_KINDS: SchedulerConfig = SchedulerConfig {
     seq_ids: 6,
     top_k_seq_ids: 3,
@@ -17,12 +17,12 @@ fn of(key: u64, rows: LogitsKind) -> Request {
     }
 }
 
-/// Steps until the only one that runs has its first token, and ends there if it is to.
-fn read(scheduler: &mut Scheduler, ended: &[RequestId]) {
+/// Runs steps until the only request has its first token, and finishes it if it is in `ended`.
+fn run_to_first_token(scheduler: &mut Scheduler, ended: &[RequestId]) {
     loop {
         let step = scheduler.plan(Time::ZERO);
         let output = step.rows.iter().any(|row| row.output);
-        computed(scheduler, &step, if output { ended } else { &[] });
+        report_computed(scheduler, &step, if output { ended } else { &[] });
         if output {
             return;
         }
@@ -30,7 +30,7 @@ fn read(scheduler: &mut Scheduler, ended: &[RequestId]) {
 }
 
 #[test]
-fn everybody_gets_an_id_of_its_kind_and_no_more_run_than_may() {
+fn requests_get_ids_of_their_kind() {
     let mut scheduler = Scheduler::new(TWO_KINDS);
     let kinds = [
         LogitsKind::TopK,
@@ -48,12 +48,12 @@ fn everybody_gets_an_id_of_its_kind_and_no_more_run_than_may() {
         running.map(|one| (one.id.0, one.seq.0)).collect()
     };
     assert_eq!(ids(&scheduler), [(1, 0), (2, 3), (3, 1)]);
-    computed(&mut scheduler, &step, &[]);
+    report_computed(&mut scheduler, &step, &[]);
     scheduler.cancel(RequestId(1));
     let step = scheduler.plan(Time::ZERO);
     assert_eq!(ids(&scheduler), [(2, 3), (3, 1), (4, 4)]);
-    computed(&mut scheduler, &step, &[]);
-    // Whatever is asked for, as many run.
+    report_computed(&mut scheduler, &step, &[]);
+    // As many run whatever their logits.
     let mut scheduler = Scheduler::new(TWO_KINDS);
     for key in 1..=4 {
         scheduler
@@ -65,7 +65,7 @@ fn everybody_gets_an_id_of_its_kind_and_no_more_run_than_may() {
 }
 
 #[test]
-fn without_two_kinds_nobody_is_asked_for_one() {
+fn single_kind_serves_all_requests() {
     let mut scheduler = Scheduler::new(SchedulerConfig {
         cells: 400,
         ..CONFIG
@@ -81,7 +81,7 @@ fn without_two_kinds_nobody_is_asked_for_one() {
 }
 
 #[test]
-fn what_is_gone_on_with_otherwise_changes_its_id_and_is_not_computed_again() {
+fn continuation_changes_id_kind_without_recompute() {
     for (prefix_cache, can_truncate) in [(true, true), (true, false)] {
         for (first, then) in [
             (LogitsKind::TopK, LogitsKind::All),
@@ -92,20 +92,20 @@ fn what_is_gone_on_with_otherwise_changes_its_id_and_is_not_computed_again() {
                 can_truncate,
                 ..TWO_KINDS
             });
-            let claim = Retention::default();
-            let claimed = Request {
-                retention: claim.downgrade(),
+            let retention = Retention::default();
+            let retained = Request {
+                retention: retention.downgrade(),
                 ..of(1, first)
             };
-            let mut tokens = claimed.tokens.clone();
-            scheduler.enqueue(Time::ZERO, claimed).unwrap();
-            read(&mut scheduler, &[RequestId(1)]);
+            let mut tokens = retained.tokens.clone();
+            scheduler.enqueue(Time::ZERO, retained).unwrap();
+            run_to_first_token(&mut scheduler, &[RequestId(1)]);
             let before = scheduler.entries().next().unwrap().seq.unwrap();
             assert_eq!(TWO_KINDS.logits_of(before), first);
             tokens.extend([7, 9]);
             let next = Request {
                 tokens,
-                continues: Some(claim),
+                continues: Some(retention),
                 ..of(2, then)
             };
             scheduler.enqueue(Time::ZERO, next).unwrap();
@@ -133,7 +133,7 @@ fn what_is_gone_on_with_otherwise_changes_its_id_and_is_not_computed_again() {
 }
 
 #[test]
-fn entries_change_over_until_all_ids_are_taken_and_then_the_oldest_goes() {
+fn entries_change_kind_before_eviction() {
     let mut scheduler = Scheduler::new(SchedulerConfig {
         seq_ids: 2,
         top_k_seq_ids: 1,
@@ -144,14 +144,14 @@ fn entries_change_over_until_all_ids_are_taken_and_then_the_oldest_goes() {
         scheduler
             .enqueue(Time::ZERO, of(key, LogitsKind::TopK))
             .unwrap();
-        read(&mut scheduler, &[RequestId(key)]);
+        run_to_first_token(&mut scheduler, &[RequestId(key)]);
         let entries = scheduler.entries();
         kept.push(entries.map(|one| one.id.0).collect::<Vec<_>>());
     }
     assert_eq!(kept, [vec![1], vec![1, 2], vec![2, 3]]);
-    let tally = scheduler.counters();
-    assert_eq!((tally.evicted, tally.swapped_out), (1, 0));
-    // One that needs all logits has the other id.
+    let counters = scheduler.counters();
+    assert_eq!((counters.evicted, counters.swapped_out), (1, 0));
+    // A request that needs all logits gets the other id.
     scheduler
         .enqueue(Time::ZERO, of(4, LogitsKind::All))
         .unwrap();
@@ -162,7 +162,7 @@ fn entries_change_over_until_all_ids_are_taken_and_then_the_oldest_goes() {
 }
 
 #[test]
-fn whose_top_does_not_tell_enough_sees_all_after_one_token_more() {
+fn retry_with_all_logits_recomputes_one_token() {
     for ((prefix_cache, can_truncate), from) in
         [((true, true), 19), ((true, false), 0), ((false, true), 0)]
     {
@@ -175,7 +175,7 @@ fn whose_top_does_not_tell_enough_sees_all_after_one_token_more() {
             .enqueue(Time::ZERO, of(1, LogitsKind::TopK))
             .unwrap();
         let step = scheduler.plan(Time::ZERO);
-        computed(&mut scheduler, &step, &[]);
+        report_computed(&mut scheduler, &step, &[]);
         let step = scheduler.plan(Time::ZERO);
         let row = step.rows[0];
         assert_eq!(
@@ -199,9 +199,9 @@ fn whose_top_does_not_tell_enough_sees_all_after_one_token_more() {
         );
         let clear = MemoryOp::Clear(SeqId(0));
         assert_eq!(step.memory_ops.last(), Some(&clear));
-        computed(&mut scheduler, &step, &[]);
+        report_computed(&mut scheduler, &step, &[]);
         if !row.output {
-            read(&mut scheduler, &[]);
+            run_to_first_token(&mut scheduler, &[]);
         }
         let progress = scheduler.progress(RequestId(1)).unwrap();
         assert_eq!((progress.recomputed, progress.generated), (20 - from, 1));
@@ -212,9 +212,9 @@ fn whose_top_does_not_tell_enough_sees_all_after_one_token_more() {
     }
 }
 
-/// Also where all ids are taken: one that something lies under is given up.
+/// Also with all ids in use: an entry is evicted.
 #[test]
-fn there_is_an_id_for_whose_top_does_not_tell_enough() {
+fn retry_with_all_logits_evicts_for_an_id() {
     let mut scheduler = Scheduler::new(SchedulerConfig {
         seq_ids: 2,
         top_k_seq_ids: 1,
@@ -223,12 +223,12 @@ fn there_is_an_id_for_whose_top_does_not_tell_enough() {
     scheduler
         .enqueue(Time::ZERO, of(1, LogitsKind::All))
         .unwrap();
-    read(&mut scheduler, &[RequestId(1)]);
+    run_to_first_token(&mut scheduler, &[RequestId(1)]);
     scheduler
         .enqueue(Time::ZERO, of(2, LogitsKind::TopK))
         .unwrap();
     let step = scheduler.plan(Time::ZERO);
-    computed(&mut scheduler, &step, &[]);
+    report_computed(&mut scheduler, &step, &[]);
     let step = scheduler.plan(Time::ZERO);
     assert_eq!((step.rows[0].seq, scheduler.seq_ids_used()), (SeqId(0), 2));
     let result = StepResult::Decoded {

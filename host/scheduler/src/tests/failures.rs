@@ -1,11 +1,11 @@
-//! Steps that fail: who is to blame is found, and nobody else pays for it.
+//! Failed steps: the request at fault is found, and no other fails for it.
 
 use super::*;
 
-/// One is bad, and another is met each time by the moment of the device that follows: the first is given up, and the
-/// other gets on. If that one is bad as well, it is soon found where nobody fails before it.
+/// Request 1 is bad, and a device fault hits request 2 right after each of its failures. Request 1 fails, and request 2
+/// gets on. If request 2 is bad as well, it fails soon after.
 #[test]
-fn who_fails_right_after_a_bad_one_is_not_taken_for_it() {
+fn fault_after_bad_request_counts_half() {
     let given_up = |second_is_bad: bool| {
         let mut scheduler = Scheduler::new(CONFIG);
         for key in 1..=3 {
@@ -22,13 +22,13 @@ fn who_fails_right_after_a_bad_one_is_not_taken_for_it() {
                 let found = scheduler.applied(StepResult::Failed { now });
                 ended.extend(found.map(|key| (moment, key.0)));
             } else {
-                computed(&mut scheduler, &step, &[]);
+                report_computed(&mut scheduler, &step, &[]);
             }
         }
         ended
     };
-    // The first step has all three. Each time these two fail alone, the third gets on, and a step of two fails. Without
-    // the first, the second fails alone again right away, which still counts half, and then twice by itself.
+    // The first step has all three requests. Each time the two fail alone, the third gets on, and a step of two fails.
+    // Without the first, the second fails alone at once, which counts half, and then twice more.
     assert_eq!(given_up(false), [(9, 1)]);
     assert_eq!(given_up(true), [(9, 1), (16, 2)]);
 }

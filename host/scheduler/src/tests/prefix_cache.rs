@@ -1,9 +1,9 @@
-//! What is shared, put aside, brought back and moved.
+//! Sharing, swapping and compaction of cached sequences.
 
 use super::*;
 
-/// Tokens of a text that several begin with, and then their own.
-fn beginning(key: u64, shared: u32, own: u32) -> Request {
+/// A request with a prefix that all share, and tokens of its own.
+fn with_prefix(key: u64, shared: u32, own: u32) -> Request {
     let mut request = request(key, own, 5);
     request.tokens.splice(0..0, 500_000..500_000 + shared);
     request
@@ -14,19 +14,19 @@ const ROOMY: SchedulerConfig = SchedulerConfig {
     ..CONFIG
 };
 
-/// Something of so many tokens that was put aside.
-fn put_aside(scheduler: &mut Scheduler, tokens: u32, claim: WeakRetention) -> EntryId {
+/// A swapped-out entry of so many tokens.
+fn swapped_out_entry(scheduler: &mut Scheduler, tokens: u32, retention: WeakRetention) -> EntryId {
     let layout = Layout::new(std::iter::once(0..tokens).collect()).unwrap();
-    let text = beginning(0, tokens, 0).tokens;
-    scheduler.import_entry(PrefixScope(0), text, layout, claim)
+    let text = with_prefix(0, tokens, 0).tokens;
+    scheduler.import_entry(PrefixScope(0), text, layout, retention)
 }
 
 #[test]
-fn two_that_begin_unlike_each_get_what_they_share_of_what_was_put_aside() {
+fn two_requests_share_one_swapped_entry() {
     let mut scheduler = Scheduler::new(ROOMY);
-    let claim = Retention::default();
-    let entry = put_aside(&mut scheduler, 60, claim.downgrade());
-    for request in [beginning(1, 40, 30), beginning(2, 60, 30)] {
+    let retention = Retention::default();
+    let entry = swapped_out_entry(&mut scheduler, 60, retention.downgrade());
+    for request in [with_prefix(1, 40, 30), with_prefix(2, 60, 30)] {
         scheduler.enqueue(Time::ZERO, request).unwrap();
     }
     assert!(scheduler.plan(Time::ZERO).rows.is_empty());
@@ -34,13 +34,13 @@ fn two_that_begin_unlike_each_get_what_they_share_of_what_was_put_aside() {
         scheduler.waits_for_swap_in(RequestId(1), entry)
             && scheduler.waits_for_swap_in(RequestId(2), entry)
     );
-    drop(claim);
+    drop(retention);
     assert!(scheduler.begin_swap_in(RequestId(1), entry).is_some());
     assert!(
         scheduler.finish_swap_in(RequestId(1), entry, true),
         "one still waits"
     );
-    // The first begins otherwise after 40.
+    // The first differs after 40 tokens.
     assert!(scheduler.waits_for_swap_in(RequestId(2), entry));
     assert!(scheduler.begin_swap_in(RequestId(2), entry).is_some());
     assert!(
@@ -57,48 +57,50 @@ fn two_that_begin_unlike_each_get_what_they_share_of_what_was_put_aside() {
 }
 
 #[test]
-fn what_is_being_fetched_is_not_swept() {
+fn awaited_entry_is_not_swept() {
     let mut scheduler = Scheduler::new(ROOMY);
-    let entry = put_aside(&mut scheduler, 60, WeakRetention::default());
-    scheduler.enqueue(Time::ZERO, beginning(1, 60, 3)).unwrap();
+    let entry = swapped_out_entry(&mut scheduler, 60, WeakRetention::default());
+    scheduler
+        .enqueue(Time::ZERO, with_prefix(1, 60, 3))
+        .unwrap();
     scheduler.plan(Time::ZERO);
     scheduler.plan(Duration::from_secs(9));
     assert!(scheduler.waits_for_swap_in(RequestId(1), entry));
 }
 
-/// The caller has only the new claim in hand as soon as it has asked.
+/// The request alone holds the retention of the sequence that it continues.
 #[test]
-fn what_was_put_aside_is_kept_for_who_goes_on_with_it_however_long_it_waits() {
+fn swapped_entry_is_kept_for_its_owner() {
     let mut scheduler = Scheduler::new(SchedulerConfig {
         seq_ids: 1,
         ..ROOMY
     });
     enqueue(&mut scheduler, 1, 5, 9);
     let step = scheduler.plan(Time::ZERO);
-    computed(&mut scheduler, &step, &[]);
-    let claim = Retention::default();
-    let entry = put_aside(&mut scheduler, 60, claim.downgrade());
+    report_computed(&mut scheduler, &step, &[]);
+    let retention = Retention::default();
+    let entry = swapped_out_entry(&mut scheduler, 60, retention.downgrade());
     let request = Request {
-        continues: Some(claim),
-        ..beginning(2, 60, 3)
+        continues: Some(retention),
+        ..with_prefix(2, 60, 3)
     };
     scheduler.enqueue(Time::ZERO, request).unwrap();
     for second in 1..9 {
         let step = scheduler.plan(Duration::from_secs(second));
         let ended = [RequestId(1)];
-        computed(&mut scheduler, &step, &ended[..usize::from(second == 8)]);
+        report_computed(&mut scheduler, &step, &ended[..usize::from(second == 8)]);
     }
     scheduler.plan(Duration::from_secs(9));
     assert!(scheduler.waits_for_swap_in(RequestId(2), entry));
-    // And no longer, as soon as it has it.
+    // It is dropped once the request has it.
     assert!(scheduler.begin_swap_in(RequestId(2), entry).is_some());
     assert!(!scheduler.finish_swap_in(RequestId(2), entry, true));
     assert!(!scheduler.has_entry(entry));
 }
 
-/// It gave way once, and again before it had its state back.
+/// The request is preempted a second time before its state is back.
 #[test]
-fn who_gives_way_while_it_fetches_keeps_what_it_left_behind() {
+fn preemption_during_swap_in_keeps_the_entry() {
     let mut scheduler = Scheduler::new(CONFIG);
     let urgent = |key, priority| Request {
         priority: Priority(priority),
@@ -107,7 +109,7 @@ fn who_gives_way_while_it_fetches_keeps_what_it_left_behind() {
     enqueue(&mut scheduler, 1, 60, 20);
     for _ in 0..5 {
         let step = scheduler.plan(Time::ZERO);
-        computed(&mut scheduler, &step, &[]);
+        report_computed(&mut scheduler, &step, &[]);
     }
     for key in [2, 3] {
         scheduler.enqueue(Time::ZERO, urgent(key, 1)).unwrap();
@@ -122,24 +124,24 @@ fn who_gives_way_while_it_fetches_keeps_what_it_left_behind() {
 }
 
 #[test]
-fn what_a_leader_has_read_stays_for_its_followers_when_it_goes_away() {
+fn cancelled_leader_leaves_prefix_to_followers() {
     let mut scheduler = Scheduler::new(ROOMY);
     for key in [1, 2, 3] {
         scheduler
-            .enqueue(Time::ZERO, beginning(key, 60, 9))
+            .enqueue(Time::ZERO, with_prefix(key, 60, 9))
             .unwrap();
     }
     let step = scheduler.plan(Time::ZERO);
     assert_eq!(step.rows.len(), 1);
-    computed(&mut scheduler, &step, &[]);
+    report_computed(&mut scheduler, &step, &[]);
     scheduler.cancel(RequestId(1));
     let step = scheduler.plan(Time::ZERO);
     assert_eq!(
         (step.rows[0].request, step.rows[0].from),
         (RequestId(2), 16)
     );
-    computed(&mut scheduler, &step, &[]);
-    // But not of one that went wrong.
+    report_computed(&mut scheduler, &step, &[]);
+    // A request that went wrong leaves nothing.
     scheduler.fail_request(RequestId(2));
     let step = scheduler.plan(Time::ZERO);
     assert_eq!(
@@ -148,25 +150,25 @@ fn what_a_leader_has_read_stays_for_its_followers_when_it_goes_away() {
     );
 }
 
-/// Who cancels what it reads may go on with it all the same.
+/// The owner may continue a cancelled request.
 #[test]
-fn what_is_claimed_stays_when_it_is_cancelled() {
+fn retained_sequence_survives_cancel() {
     let mut scheduler = Scheduler::new(ROOMY);
-    let claim = Retention::default();
-    let claimed = Request {
-        retention: claim.downgrade(),
+    let retention = Retention::default();
+    let retained = Request {
+        retention: retention.downgrade(),
         ..request(1, 30, 5)
     };
-    scheduler.enqueue(Time::ZERO, claimed).unwrap();
+    scheduler.enqueue(Time::ZERO, retained).unwrap();
     let step = scheduler.plan(Time::ZERO);
-    computed(&mut scheduler, &step, &[]);
+    report_computed(&mut scheduler, &step, &[]);
     scheduler.cancel(RequestId(1));
     let kept: Vec<_> = scheduler.entries().map(|entry| entry.tokens).collect();
     assert_eq!(kept, [16]);
 }
 
 #[test]
-fn a_longer_sequence_does_not_stand_for_a_shorter_one_where_there_are_no_parts() {
+fn longer_entry_replaces_shorter_only_if_truncatable() {
     for ((prefix_cache, can_truncate), kept) in
         [((true, true), vec![39]), ((true, false), vec![39, 34])]
     {
@@ -186,7 +188,7 @@ fn a_longer_sequence_does_not_stand_for_a_shorter_one_where_there_are_no_parts()
                 let step = scheduler.plan(Time::ZERO);
                 said += step.rows.iter().filter(|row| row.output).count();
                 let ended = [RequestId(key)];
-                computed(&mut scheduler, &step, &ended[..usize::from(said == steps)]);
+                report_computed(&mut scheduler, &step, &ended[..usize::from(said == steps)]);
             }
         }
         let lengths: Vec<_> = scheduler.entries().map(|entry| entry.tokens).collect();
@@ -194,17 +196,17 @@ fn a_longer_sequence_does_not_stand_for_a_shorter_one_where_there_are_no_parts()
     }
 }
 
-/// A host keeps thousands of chats, nearly all of which were put aside.
+/// A host keeps thousands of sequences, nearly all of them swapped out.
 #[test]
-fn no_step_looks_at_all_that_is_kept() {
+fn steps_visit_few_entries() {
     const KEPT: u64 = 5000;
     let looked_at = crate::prefix_cache::SWEEP_ENTRIES as u64;
     let mut scheduler = Scheduler::new(CONFIG);
     let old: Vec<_> = (0..KEPT).map(|_| Retention::default()).collect();
-    for (number, claim) in (1000..).zip(&old) {
+    for (number, retention) in (1000..).zip(&old) {
         let layout = Layout::new(std::iter::once(0..20).collect()).unwrap();
         let text = request(number, 20, 1).tokens;
-        scheduler.import_entry(PrefixScope(0), text, layout, claim.downgrade());
+        scheduler.import_entry(PrefixScope(0), text, layout, retention.downgrade());
     }
     let new: Vec<_> = (0..50).map(|_| Retention::default()).collect();
     let mut most = 0_u64;
@@ -215,9 +217,9 @@ fn no_step_looks_at_all_that_is_kept() {
         most = most.max(scheduler.kv.entries.visits() - before);
         step
     };
-    for (key, claim) in (1..).zip(&new) {
+    for (key, retention) in (1..).zip(&new) {
         let newcomer = Request {
-            retention: claim.downgrade(),
+            retention: retention.downgrade(),
             ..request(key, 20, 1)
         };
         scheduler.enqueue(Time::ZERO, newcomer).unwrap();
@@ -225,46 +227,49 @@ fn no_step_looks_at_all_that_is_kept() {
         for (from, count) in [(0, 0), (16, 1)] {
             let step = plan(&mut scheduler, key);
             assert_eq!((step.rows.len(), step.rows[0].from), (1, from));
-            computed(&mut scheduler, &step, &ended[..count]);
+            report_computed(&mut scheduler, &step, &ended[..count]);
         }
     }
-    // Each had to make room for the next one but three, and has been kept.
+    // Each is swapped out for the fourth request after it.
     assert_eq!(scheduler.counters().swapped_out, 46);
     assert_eq!(scheduler.entries().count() as u64, KEPT + 50);
-    // What is let go is gone after a while all the same.
+    // Released entries are dropped after a while.
     drop(old);
     let rounds = 2 * (KEPT / looked_at + 2);
     for second in 100..100 + rounds {
         plan(&mut scheduler, second);
     }
     assert_eq!(scheduler.entries().count(), 50);
-    assert!(most >= looked_at, "it is swept");
+    assert!(most >= looked_at, "no sweep");
     let ids = u64::from(CONFIG.seq_ids);
     assert!(most <= looked_at + 16 * ids, "{most} of {KEPT} in a step");
 }
 
-/// Who was of use last gives way last, and who is claimed after all that nobody claims.
+/// Unowned entries go first, each side in order of last use.
 #[test]
-fn the_least_recently_used_gives_way_first_and_claims_count_when_they_are_held() {
+fn least_recently_used_unowned_entry_goes_first() {
     let mut scheduler = Scheduler::new(ROOMY);
-    let mut claims: Vec<_> = (0..4).map(|_| Some(Retention::default())).collect();
-    for (key, claim) in (1..).zip(&claims) {
-        let watch = claim.as_ref().map(Retention::downgrade).unwrap_or_default();
+    let mut retentions: Vec<_> = (0..4).map(|_| Some(Retention::default())).collect();
+    for (key, retention) in (1..).zip(&retentions) {
+        let watch = retention
+            .as_ref()
+            .map(Retention::downgrade)
+            .unwrap_or_default();
         let kept = Request {
             retention: watch,
             ..request(key, 16, 1)
         };
         scheduler.enqueue(Time::ZERO, kept).unwrap();
         let step = scheduler.plan(Time::ZERO);
-        computed(&mut scheduler, &step, &[RequestId(key)]);
+        report_computed(&mut scheduler, &step, &[RequestId(key)]);
     }
     let kept = |scheduler: &Scheduler| -> Vec<u64> {
         let in_cells = scheduler.entries().filter(|entry| entry.seq.is_some());
         in_cells.map(|entry| entry.id.0).collect()
     };
     assert_eq!(kept(&scheduler), [1, 2, 3, 4]);
-    // The third was let go, and the first is of use once more.
-    claims[2] = None;
+    // The third loses its owner, and the first is used again.
+    retentions[2] = None;
     scheduler.kv.entries.touch(EntryId(1));
     let mut gone = Vec::new();
     for _ in 0..4 {

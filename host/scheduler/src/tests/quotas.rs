@@ -1,4 +1,4 @@
-//! Shares of the cells.
+//! Cell quotas of groups.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn of(key: u64, tenant: u32, prompt: u32, cells: Option<u32>) -> Request {
 }
 
 #[test]
-fn who_has_its_share_waits_and_others_pass() {
+fn request_at_quota_waits_while_others_pass() {
     let mut scheduler = Scheduler::new(CONFIG);
     let requests = [
         (1, 1, Some(60)),
@@ -24,16 +24,16 @@ fn who_has_its_share_waits_and_others_pass() {
         scheduler.enqueue(Time::ZERO, request).unwrap();
     }
     let step = scheduler.plan(Time::ZERO);
-    // 25 and 9 more to come, twice, are more than 60.
+    // 25 tokens and 9 to generate, twice, exceed 60.
     assert_eq!(step.admitted, [RequestId(1), RequestId(4)]);
-    computed(&mut scheduler, &step, &[]);
+    report_computed(&mut scheduler, &step, &[]);
     scheduler.cancel(RequestId(1));
-    // The other tenant has had more of late.
+    // The other tenant has had more service.
     assert_eq!(scheduler.plan(Time::ZERO).admitted, [RequestId(2)]);
 }
 
 #[test]
-fn what_is_larger_than_the_share_is_refused() {
+fn request_above_quota_is_refused() {
     let mut scheduler = Scheduler::new(CONFIG);
     let refused = scheduler.enqueue(Time::ZERO, of(1, 1, 52, Some(60)));
     let (needed, limit) = (61, 60);
@@ -45,13 +45,13 @@ fn what_is_larger_than_the_share_is_refused() {
 }
 
 #[test]
-fn those_who_outgrow_the_share_give_way_to_their_own() {
+fn outgrown_quota_preempts_its_own_group() {
     let mut scheduler = Scheduler::new(CONFIG);
-    // Requests have generated little of late, so little room is kept for what they generate.
+    // After requests that generate one token, little room is reserved.
     for key in 10..70 {
         scheduler.enqueue(Time::ZERO, of(key, 3, 1, None)).unwrap();
         let step = scheduler.plan(Time::ZERO);
-        computed(&mut scheduler, &step, &[RequestId(key)]);
+        report_computed(&mut scheduler, &step, &[RequestId(key)]);
     }
     for key in [1, 2] {
         let request = Request {
@@ -68,7 +68,7 @@ fn those_who_outgrow_the_share_give_way_to_their_own() {
         assert!(held <= 90, "{held}");
         together = together.max(scheduler.running_count());
         preempted = scheduler.counters().preempted;
-        computed(&mut scheduler, &step, &[]);
+        report_computed(&mut scheduler, &step, &[]);
     }
     assert_eq!((together, preempted), (2, 1));
 }

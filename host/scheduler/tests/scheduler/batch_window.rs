@@ -1,4 +1,4 @@
-//! Those that come at about the same time.
+//! Requests that arrive at about the same time.
 
 use super::*;
 
@@ -8,12 +8,11 @@ const MANY: SchedulerConfig = SchedulerConfig {
     max_step_tokens: 512,
     max_queue: 64,
     max_tenant_queue: 64,
-    ..LIMITS
+    ..CONFIG
 };
 
-/// Rounds of so many that come 0.3 ms apart, the next round when all of the last one have ended; of callers who let
-/// the host generate, or run the loop themselves. Returns the time that was waited, and the rows of the steps in
-/// which any generated, on the average.
+/// Rounds of `count` requests that arrive 0.3 ms apart, each round after the last has ended; of guests that run their own
+/// loop if `own_loop`. Returns the time that steps waited, and the mean rows of steps with decode rows.
 fn rounds(count: u32, times: u32, own_loop: bool) -> (Duration, f64) {
     let mut simulation = Simulation::new(MANY, Machine::default(), BTreeMap::new());
     let arrivals = (0..times).flat_map(|round| {
@@ -22,7 +21,7 @@ fn rounds(count: u32, times: u32, own_loop: bool) -> (Duration, f64) {
             prompt: 32,
             max_tokens: if own_loop { 0 } else { 40 },
             ends_after: 40,
-            comes_back: (40, Duration::from_micros(100)),
+            returns: (40, Duration::from_micros(100)),
             family: (0, u64::from(count * round + number)),
             ..Arrival::default()
         })
@@ -35,27 +34,24 @@ fn rounds(count: u32, times: u32, own_loop: bool) -> (Duration, f64) {
         .filter(|taken| taken.rows > 0)
         .collect();
     let rows: u32 = generating.iter().map(|taken| taken.rows).sum();
-    (
-        simulation.awaited,
-        f64::from(rows) / generating.len() as f64,
-    )
+    (simulation.waited, f64::from(rows) / generating.len() as f64)
 }
 
 #[test]
-fn those_that_come_at_about_the_same_time_begin_in_one_step() {
+fn simultaneous_requests_start_in_one_step() {
     let (waited, rows) = rounds(8, 16, false);
-    // All but the first round: before that nobody knew that many would come.
+    // In all but the first round, before which nothing is known.
     assert!(rows > 7.5, "{rows}");
     assert!(waited <= 16 * Duration::from_millis(5), "{waited:?}");
 }
 
 #[test]
-fn those_that_run_the_loop_themselves_begin_in_one_step_too() {
+fn simultaneous_guests_start_in_one_step() {
     let (_, rows) = rounds(8, 16, true);
     assert!(rows > 7.5, "{rows}");
 }
 
 #[test]
-fn one_that_runs_alone_as_a_rule_waits_for_nobody() {
+fn single_requests_do_not_wait() {
     assert_eq!(rounds(1, 6, false).0, Duration::ZERO);
 }

@@ -1,9 +1,9 @@
-//! Tokens that are guessed, and such as are certain without being sampled.
+//! Drafts, and known tokens that were not sampled.
 
 use super::*;
 
-/// For each token of so many sequences: the drafts that were right, and those that were wrong.
-fn speculated(count: usize, machine: Machine) -> (f64, f64) {
+/// Accepted and rejected drafts for each token of so many requests.
+fn draft_rates(count: usize, machine: Machine) -> (f64, f64) {
     let limits = SchedulerConfig {
         seq_ids: 64,
         cells: 65_536,
@@ -11,13 +11,13 @@ fn speculated(count: usize, machine: Machine) -> (f64, f64) {
         max_queue: 100,
         max_tenant_queue: 100,
         max_drafts: 16,
-        ..LIMITS
+        ..CONFIG
     };
     let arrival = Arrival {
         prompt: 20,
         max_tokens: 400,
         ends_after: 400,
-        drafts: 16,
+        max_drafts: 16,
         ..Arrival::default()
     };
     let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
@@ -31,18 +31,18 @@ fn speculated(count: usize, machine: Machine) -> (f64, f64) {
 }
 
 #[test]
-fn there_are_drafts_where_they_pay() {
-    // A step takes 44 ms alone, and each draft 4 more.
-    let (right, wrong) = speculated(1, Machine::default());
+fn drafts_are_used_where_they_pay() {
+    // A step takes 44 ms, and each draft 4 more.
+    let (right, wrong) = draft_rates(1, Machine::default());
     assert!(right > 0.4 && wrong < 0.5, "{right} {wrong}");
-    // Where each row costs as much as the whole step, or many share it, next to none are tried.
+    // Few are tried if a row costs as much as the step, or if many rows share it.
     let dear = Machine {
         fixed: 0.001,
         row: 0.040,
         ..Machine::default()
     };
     for (count, machine) in [(1, dear), (64, Machine::default())] {
-        let (right, wrong) = speculated(count, machine);
+        let (right, wrong) = draft_rates(count, machine);
         assert!(right + wrong < 0.15, "{count}: {right} {wrong}");
     }
 }
@@ -56,13 +56,13 @@ fn steps_with_drafts_keep_the_target() {
         max_queue: 64,
         max_tenant_queue: 64,
         max_drafts: 16,
-        ..LIMITS
+        ..CONFIG
     };
     let arrival = Arrival {
         prompt: 20,
         max_tokens: 300,
         ends_after: 300,
-        drafts: 16,
+        max_drafts: 16,
         ..Arrival::default()
     };
     let machine = Machine {

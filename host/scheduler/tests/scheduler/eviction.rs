@@ -1,4 +1,4 @@
-//! Prefixes that cost more in the cells than they are worth.
+//! Eviction of prefixes that cost more in the cells than they may save.
 
 use super::*;
 
@@ -7,14 +7,14 @@ const ROOMY: SchedulerConfig = SchedulerConfig {
     cells: 8192,
     max_step_tokens: 512,
     offload_prefixes: true,
-    ..LIMITS
+    ..CONFIG
 };
-/// Prefixes that stay of those that came first, and tokens that those who come with the same share with them.
+/// Requests with a prefix of their own, and the length of the prefix.
 const KEPT: u32 = 8;
 const SHARED: u32 = 100;
 
-/// Several that end soon, one that generates for long, and then one that begins like one of the first.
-fn comes_again(attention: f64, limits: SchedulerConfig) -> (Simulation, Vec<Record>) {
+/// Several short requests, one that decodes for long, and then one with the prefix of a short one.
+fn run_with_returning_prefix(attention: f64, limits: SchedulerConfig) -> (Simulation, Vec<Record>) {
     let with = |family: u32, at| Arrival {
         family: (SHARED, family.into()),
         ..arrival(at, SHARED + 20, 2)
@@ -34,15 +34,18 @@ fn comes_again(attention: f64, limits: SchedulerConfig) -> (Simulation, Vec<Reco
 }
 
 #[test]
-fn prefixes_leave_the_cells_where_they_make_steps_longer_and_come_back_for_those_that_begin_alike()
-{
-    let (simulation, records) = comes_again(1e-5, ROOMY);
-    let tally = simulation.counters();
-    assert!(tally.offloaded >= u64::from(KEPT), "{tally:?}");
-    assert_eq!((tally.swapped_in, tally.evicted), (1, 0), "{tally:?}");
+fn costly_prefixes_are_offloaded_and_return() {
+    let (simulation, records) = run_with_returning_prefix(1e-5, ROOMY);
+    let counters = simulation.counters();
+    assert!(counters.offloaded >= u64::from(KEPT), "{counters:?}");
+    assert_eq!(
+        (counters.swapped_in, counters.evicted),
+        (1, 0),
+        "{counters:?}"
+    );
     assert_eq!(records[KEPT as usize + 1].cached, SHARED);
-    // The steps of the long one at its end are as short as if it had been alone.
-    let alone = |taken: &&Taken| taken.rows == 1 && taken.prefill == 0;
+    // In the end the steps of the long request are as fast as if it had been alone.
+    let alone = |taken: &&StepRecord| taken.rows == 1 && taken.prefill == 0;
     let steps: Vec<_> = simulation.steps.iter().filter(alone).collect();
     let took = steps[steps.len() - 10].took.as_secs_f64();
     let machine = Machine::default();
@@ -51,11 +54,11 @@ fn prefixes_leave_the_cells_where_they_make_steps_longer_and_come_back_for_those
 }
 
 #[test]
-fn prefixes_stay_where_they_cost_nothing() {
-    let (simulation, records) = comes_again(0.0, ROOMY);
-    let tally = simulation.counters();
+fn free_prefixes_stay_resident() {
+    let (simulation, records) = run_with_returning_prefix(0.0, ROOMY);
+    let counters = simulation.counters();
     assert_eq!(
-        (tally.offloaded, tally.swapped_in, tally.evicted),
+        (counters.offloaded, counters.swapped_in, counters.evicted),
         (0, 0, 0)
     );
     assert_eq!(records[KEPT as usize + 1].cached, SHARED);

@@ -1,15 +1,15 @@
-//! Steps that fail: who is to blame is found, and nobody else pays for it.
+//! Failed steps: the request at fault is found, and no other fails for it.
 
 use super::*;
 
-/// The others outlast the culprit by far, some generate and some read long prompts.
+/// The others outlast the culprit; some decode, some have long prompts.
 #[test]
-fn a_step_that_fails_is_halved_until_the_culprit_stands_alone() {
+fn failed_step_is_halved_to_the_culprit() {
     let limits = SchedulerConfig {
         seq_ids: 12,
         cells: 8192,
         max_step_tokens: 64,
-        ..LIMITS
+        ..CONFIG
     };
     let sound = |prompt| Arrival {
         prompt,
@@ -28,7 +28,7 @@ fn a_step_that_fails_is_halved_until_the_culprit_stands_alone() {
     let records = simulation.run(arrivals);
     for (index, record) in records.iter().enumerate() {
         let expected = if index == 6 {
-            End::GivenUp
+            End::Failed
         } else {
             End::Finished
         };
@@ -38,10 +38,9 @@ fn a_step_that_fails_is_halved_until_the_culprit_stands_alone() {
     assert!(failed <= 40, "{failed} steps failed for one sequence");
 }
 
-/// A device that fails for a moment costs nobody anything; one that fails for good fails all that
-/// is asked of it, one after the other.
+/// A short outage fails no request; a device that fails for good fails all.
 #[test]
-fn an_outage_is_survived_and_a_dead_device_says_so() {
+fn short_outage_is_survived_long_one_fails() {
     let arrival = Arrival {
         prompt: 30,
         max_tokens: 10,
@@ -56,7 +55,7 @@ fn an_outage_is_survived_and_a_dead_device_says_so() {
     };
     let outage = |steps: u64| {
         let faults = (3..3 + steps).map(|step| (step, Fault::Code(-2))).collect();
-        let mut simulation = Simulation::new(LIMITS, fast, faults);
+        let mut simulation = Simulation::new(CONFIG, fast, faults);
         simulation
             .run(vec![arrival.clone(); 6])
             .iter()
@@ -64,35 +63,35 @@ fn an_outage_is_survived_and_a_dead_device_says_so() {
             .collect::<Vec<_>>()
     };
     assert_eq!(outage(15), [End::Finished; 6]);
-    assert_eq!(outage(100_000), [End::GivenUp; 6]);
-    // However many there are, it takes little more than one round of them after the outage has lasted long enough.
+    assert_eq!(outage(100_000), [End::Failed; 6]);
+    // With many requests it takes little more than one round of them.
     let limits = SchedulerConfig {
         seq_ids: 64,
         cells: 8192,
         max_step_tokens: 64,
         max_queue: 64,
         max_tenant_queue: 64,
-        ..LIMITS
+        ..CONFIG
     };
     let faults = (3..100_000).map(|step| (step, Fault::Code(-2))).collect();
     let mut simulation = Simulation::new(limits, fast, faults);
     let ends = simulation.run(vec![arrival.clone(); 64]);
-    assert!(ends.iter().all(|record| record.end == End::GivenUp));
+    assert!(ends.iter().all(|record| record.end == End::Failed));
     let failed = simulation.steps.iter().filter(|step| step.failed).count();
     assert!(failed <= 3 * 64, "{failed} steps failed for 64 sequences");
 }
 
-/// A device that is half dead fails what is asked of it too, also where a memory can't go back and a sequence
-/// never gets to the place where it failed first.
+/// Requests end even on a device that fails every few steps, also where requests start again and never get back to the
+/// position of their first failure.
 #[test]
-fn a_device_that_goes_on_failing_keeps_nobody_for_ever() {
+fn half_dead_device_keeps_no_request_forever() {
     let limits = SchedulerConfig {
         cells: 2000,
         max_step_tokens: 64,
         prefix_cache: false,
         can_truncate: false,
         max_drafts: 0,
-        ..LIMITS
+        ..CONFIG
     };
     let long = Arrival {
         prompt: 400,
@@ -104,19 +103,19 @@ fn a_device_that_goes_on_failing_keeps_nobody_for_ever() {
         let failing = (5..60_000).step_by(every);
         let faults: Vec<_> = failing.map(|step| (step, Fault::Code(-2))).collect();
         let mut simulation = simulation(limits, &faults);
-        // They end, one way or the other; where every other step fails none gets anywhere.
+        // If every other step fails, none gets on.
         let records = simulation.run(vec![long.clone(); 3]);
-        let given_up = records.iter().filter(|record| record.end == End::GivenUp);
+        let given_up = records.iter().filter(|record| record.end == End::Failed);
         assert!(every > 2 || given_up.count() == 3, "every {every}");
         let steps = simulation.steps.len();
         assert!(steps < 1_000, "{steps} steps, every {every}");
     }
 }
 
-/// Where a memory can't go back, all that were in a step that failed read again from the start, and pass the
-/// place one by one. There several bad ones must not excuse each other.
+/// Without truncation, the requests of a failed step start again and pass the position of the failure one by one. Several
+/// bad requests must not excuse each other.
 #[test]
-fn several_culprits_are_found_where_all_have_to_start_anew() {
+fn several_culprits_are_found_without_truncation() {
     let limits = SchedulerConfig {
         seq_ids: 4,
         cells: 400,
@@ -124,7 +123,7 @@ fn several_culprits_are_found_where_all_have_to_start_anew() {
         prefix_cache: true,
         can_truncate: false,
         max_drafts: 0,
-        ..LIMITS
+        ..CONFIG
     };
     let sound = |adapter| Arrival {
         prompt: 22,
@@ -143,7 +142,7 @@ fn several_culprits_are_found_where_all_have_to_start_anew() {
             let arrivals = vec![bad(first), sound(1), bad(second), sound(0)];
             let records = simulation(limits, &[]).run(arrivals);
             let ends: Vec<_> = records.iter().map(|record| record.end).collect();
-            let expected = [End::GivenUp, End::Finished, End::GivenUp, End::Finished];
+            let expected = [End::Failed, End::Finished, End::Failed, End::Finished];
             assert_eq!(ends, expected, "{first} and {second}");
         }
     }

@@ -5,7 +5,7 @@ use corral_scheduler::{
     AdapterId, CellQuota, EnqueueError, Expired, LogitsKind, Overlap, Priority, SchedulerConfig,
     Tenant, Time,
 };
-use corral_simulator::simulation::{Arrival, End, Record, Simulation, Taken};
+use corral_simulator::simulation::{Arrival, End, Record, Simulation, StepRecord};
 use corral_simulator::{Fault, Machine};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +20,7 @@ mod prefix_cache;
 mod returning_callers;
 mod workloads;
 
-const LIMITS: SchedulerConfig = SchedulerConfig {
+const CONFIG: SchedulerConfig = SchedulerConfig {
     seq_ids: 4,
     top_k_seq_ids: 0,
     cells: 100,
@@ -36,7 +36,7 @@ const LIMITS: SchedulerConfig = SchedulerConfig {
     overlap: Overlap::Off,
 };
 
-/// One that comes after so many milliseconds, and generates so many tokens.
+/// A request that arrives at `at` milliseconds and generates `tokens` tokens.
 fn arrival(at: u64, prompt: u32, tokens: u32) -> Arrival {
     Arrival {
         at: Duration::from_millis(at),
@@ -57,7 +57,7 @@ fn simulation_on(machine: Machine, limits: SchedulerConfig, faults: &[(u64, Faul
 
 fn machine(limits: &SchedulerConfig) -> Machine {
     Machine {
-        // Now less than what every step takes, now more.
+        // Below the fixed cost of a step for few outputs, above it for many.
         sample: if limits.overlap == Overlap::Off {
             0.0
         } else {
@@ -68,20 +68,19 @@ fn machine(limits: &SchedulerConfig) -> Machine {
 }
 
 fn waited(record: &Record, arrival: &Arrival) -> Duration {
-    record.admitted.expect("it was served") - arrival.at
+    record.admitted.expect("it started") - arrival.at
 }
 
-/// One tenant floods the queue with 50 requests; two others send one after another. Bound: no more
-/// requests of others are taken up before theirs than there are other tenants, so they wait for
-/// about one request's end and never for the flood's.
+/// One tenant floods the queue with 50 requests; two others send one after another. No more requests of others start
+/// before theirs than there are other tenants.
 #[test]
-fn a_greedy_tenant_delays_the_others_by_no_more_than_their_number() {
+fn flooding_tenant_delays_others_little() {
     let limits = SchedulerConfig {
         cells: 4096,
         max_step_tokens: 512,
         max_queue: 64,
         max_tenant_queue: 64,
-        ..LIMITS
+        ..CONFIG
     };
     let of = |tenant, at| Arrival {
         at: Duration::from_millis(at),
@@ -103,25 +102,25 @@ fn a_greedy_tenant_delays_the_others_by_no_more_than_their_number() {
     let others = records.iter().zip(&arrivals).skip(50);
     for (record, arrival) in others {
         assert_eq!(record.end, End::Finished);
-        assert!(record.passed_by <= 2, "{record:?}");
+        assert!(record.overtaken <= 2, "{record:?}");
         assert!(waited(record, arrival) <= service, "{record:?} {service:?}");
     }
-    // And the flood is served too, in what the others leave.
+    // The flood is served too.
     assert!(greedy.iter().all(|record| record.end == End::Finished));
     let last = greedy.iter().map(|record| record.ended).max().unwrap();
     assert!(last > 8 * service);
 }
 
 #[test]
-fn a_higher_priority_goes_first_and_a_deadline_before_none() {
+fn priority_then_deadline_goes_first() {
     let limits = SchedulerConfig {
         seq_ids: 1,
-        ..LIMITS
+        ..CONFIG
     };
-    let of = |at, priority, time: Option<u64>| Arrival {
+    let of = |at, priority, deadline: Option<u64>| Arrival {
         at: Duration::from_millis(at),
         priority: Priority(priority),
-        time: time.map(Duration::from_secs),
+        deadline_after: deadline.map(Duration::from_secs),
         prompt: 8,
         max_tokens: 8,
         ends_after: 8,
@@ -139,15 +138,15 @@ fn a_higher_priority_goes_first_and_a_deadline_before_none() {
     assert_eq!(order, [0, 3, 2, 1]);
 }
 
-/// One request, and then a flood of the same tenant while it runs: the flood is charged for all of it.
+/// A single request, then a flood of the same tenant: all of the flood is charged.
 #[test]
-fn a_flood_behind_a_single_request_gets_no_more_than_its_share() {
+fn flood_gets_its_share_only() {
     let limits = SchedulerConfig {
         seq_ids: 2,
         cells: 4096,
         max_queue: 200,
         max_tenant_queue: 200,
-        ..LIMITS
+        ..CONFIG
     };
     let of = |tenant, at| Arrival {
         at: Duration::from_millis(at),
@@ -161,7 +160,7 @@ fn a_flood_behind_a_single_request_gets_no_more_than_its_share() {
     arrivals.push(of(1, 5_000));
     arrivals.extend(vec![of(1, 5_100); 60]);
     let records = simulation(limits, &[]).run(arrivals);
-    // From the flood on both have as much to do: they end side by side, not one after the other.
+    // From then on both floods are equally large: they end side by side.
     let end = |of: &[Record]| of.iter().map(|record| record.ended).max().unwrap();
     let halfway = records[90].ended;
     let greedy = records[..60]
@@ -172,9 +171,9 @@ fn a_flood_behind_a_single_request_gets_no_more_than_its_share() {
     assert!(end(&records) >= halfway);
 }
 
-/// A large request whose turn it is waits for room, and nobody slips past it.
+/// Small requests do not pass a large one that waits for room.
 #[test]
-fn whose_turn_it_is_is_not_overtaken() {
+fn blocked_request_is_not_overtaken() {
     let of = |tenant, at, prompt| Arrival {
         at: Duration::from_millis(at),
         tenant: Tenant(tenant),
@@ -183,7 +182,7 @@ fn whose_turn_it_is_is_not_overtaken() {
         ends_after: 20,
         ..Arrival::default()
     };
-    // Tenant 0 runs something long, so its counter rises; then its large request comes.
+    // A long request raises the counter of tenant 0; then its large request arrives.
     let long = Arrival {
         max_tokens: 60,
         ends_after: 60,
@@ -191,14 +190,14 @@ fn whose_turn_it_is_is_not_overtaken() {
     };
     let mut arrivals = vec![long, of(0, 50, 80)];
     arrivals.extend((0..6).map(|i| of(1, 60 + 700 * i, 2)));
-    let records = simulation(LIMITS, &[]).run(arrivals);
-    assert!(records[1].passed_by <= 1, "{:?}", records[1]);
+    let records = simulation(CONFIG, &[]).run(arrivals);
+    assert!(records[1].overtaken <= 1, "{:?}", records[1]);
     assert_eq!(records[1].end, End::Finished);
 }
 
-/// A trace that once went wrong is easier to read than a seed: fixed faults at the very start.
+/// A past failure: faults at the very start.
 #[test]
-fn a_device_that_fails_at_once_and_recovers_loses_nobody() {
+fn early_device_faults_lose_no_request() {
     let faults: Vec<_> = [(0, -2), (1, 2), (3, 1), (4, -3)]
         .map(|(at, code)| (at, Fault::Code(code)))
         .into();
@@ -208,7 +207,7 @@ fn a_device_that_fails_at_once_and_recovers_loses_nobody() {
         ends_after: 10,
         ..Arrival::default()
     };
-    let mut simulation = simulation(LIMITS, &faults);
+    let mut simulation = simulation(CONFIG, &faults);
     let records = simulation.run(vec![arrival; 6]);
     assert!(records.iter().all(|record| record.end == End::Finished));
     let steps = simulation.steps.iter().filter(|step| !step.failed);
@@ -218,11 +217,11 @@ fn a_device_that_fails_at_once_and_recovers_loses_nobody() {
 
 /// Its prefix is read again and again, and goes well each time; that does not excuse it.
 #[test]
-fn a_prompt_that_fails_is_given_up_where_a_memory_cannot_go_back() {
+fn bad_prompt_fails_without_truncation() {
     let limits = SchedulerConfig {
         prefix_cache: true,
         can_truncate: false,
-        ..LIMITS
+        ..CONFIG
     };
     let sound = Arrival {
         prompt: 30,
@@ -238,7 +237,7 @@ fn a_prompt_that_fails_is_given_up_where_a_memory_cannot_go_back() {
         });
         let mut simulation = simulation(limits, &[]);
         let records = simulation.run(arrivals);
-        assert_eq!(records[company].end, End::GivenUp);
+        assert_eq!(records[company].end, End::Failed);
         assert!(records[..company].iter().all(|r| r.end == End::Finished));
         let failed = simulation.steps.iter().filter(|step| step.failed).count();
         assert!(failed <= 60, "{failed} steps failed for one sequence");

@@ -1,9 +1,9 @@
-//! Prompts that are read while rows are sampled, and while callers that sample themselves are waited for.
+//! Prompts that are computed while rows are sampled, and while steps wait for callers.
 
 use super::*;
 
-/// Some that generate beside many that read, on a machine that computes while rows are sampled, which takes
-/// as long. When all of it is done, the longest gap, and the longest step without prompts.
+/// Decoding requests beside many prompts, on a machine with slow sampling. Returns the end of the work, the longest gap,
+/// and the longest step without prompts.
 fn busy(overlap: Overlap) -> (Simulation, Time, Duration, Duration) {
     let limits = SchedulerConfig {
         seq_ids: 16,
@@ -12,7 +12,7 @@ fn busy(overlap: Overlap) -> (Simulation, Time, Duration, Duration) {
         max_queue: 100,
         max_tenant_queue: 100,
         overlap,
-        ..LIMITS
+        ..CONFIG
     };
     let machine = Machine {
         fixed: 0.005,
@@ -34,7 +34,7 @@ fn busy(overlap: Overlap) -> (Simulation, Time, Duration, Duration) {
     });
     let longest = gaps.max();
     let plain = simulation.steps.iter().filter(|step| {
-        let prompts = step.prefill + step.ahead;
+        let prompts = step.prefill + step.overlapped;
         step.rows >= 8 && prompts == 0
     });
     let plain = plain.map(|step| step.took).max();
@@ -42,32 +42,36 @@ fn busy(overlap: Overlap) -> (Simulation, Time, Duration, Duration) {
 }
 
 #[test]
-fn the_same_work_ends_sooner_and_nobody_waits_longer() {
+fn overlap_saves_time_and_keeps_gaps() {
     let (without, late, _, _) = busy(Overlap::Off);
-    assert_eq!(without.ahead, (0, 0));
+    assert_eq!(without.overlapped, (0, 0));
     let (with, early, longest, plain) = busy(Overlap::On);
-    assert!(with.ahead.1 > 5_000, "{:?} ran ahead", with.ahead);
+    assert!(with.overlapped.1 > 5_000, "{:?} ran ahead", with.overlapped);
     assert!(early < late, "{early:?} with, {late:?} without");
     assert!(longest <= 3 * plain, "{longest:?} against {plain:?}");
 }
 
 #[test]
-fn by_itself_it_runs_ahead_where_sampling_takes_longer_than_a_step_costs_anyhow() {
+fn auto_overlaps_with_slow_sampling() {
     let (simulation, ..) = busy(Overlap::Auto);
-    assert!(simulation.ahead.1 > 0, "{:?} ran ahead", simulation.ahead);
+    assert!(
+        simulation.overlapped.1 > 0,
+        "{:?} ran ahead",
+        simulation.overlapped
+    );
 }
 
 #[test]
-fn where_sampling_takes_no_time_nothing_runs_ahead_unless_it_must() {
+fn auto_does_not_overlap_with_instant_sampling() {
     for (overlap, runs) in [(Overlap::Auto, false), (Overlap::On, true)] {
         let limits = SchedulerConfig {
             cells: 1000,
             max_queue: 16,
             max_tenant_queue: 16,
             overlap,
-            ..LIMITS
+            ..CONFIG
         };
-        // They end one after the other, so that some read while others generate.
+        // They end one after the other, so that prompts and decode rows mix.
         let arrival = |i: u32| Arrival {
             prompt: 90,
             max_tokens: 10 + 7 * i,
@@ -76,13 +80,13 @@ fn where_sampling_takes_no_time_nothing_runs_ahead_unless_it_must() {
         };
         let mut simulation = Simulation::new(limits, Machine::default(), BTreeMap::new());
         simulation.run((0..8).map(arrival).collect());
-        assert_eq!(simulation.ahead.1 > 0, runs, "{overlap:?}");
+        assert_eq!(simulation.overlapped.1 > 0, runs, "{overlap:?}");
     }
 }
 
-/// Guests that think for a moment each time, and others that have much to read before they do.
+/// Fast guests, and others with long prompts.
 #[test]
-fn prompts_are_read_while_guests_think() {
+fn prompts_are_computed_during_waits() {
     for overlap in [Overlap::Off, Overlap::On] {
         let limits = SchedulerConfig {
             seq_ids: 16,
@@ -91,7 +95,7 @@ fn prompts_are_read_while_guests_think() {
             max_queue: 64,
             max_tenant_queue: 64,
             overlap,
-            ..LIMITS
+            ..CONFIG
         };
         let machine = Machine {
             fixed: 1e-4,
@@ -103,7 +107,7 @@ fn prompts_are_read_while_guests_think() {
         let guest = |at, prompt, times, thinks| Arrival {
             at: Duration::from_micros(at),
             prompt,
-            comes_back: (times, Duration::from_micros(thinks)),
+            returns: (times, Duration::from_micros(thinks)),
             ..Arrival::default()
         };
         let mut arrivals: Vec<_> = (1..5).map(|i| guest(0, 20, 200, 40 * i)).collect();
@@ -111,7 +115,7 @@ fn prompts_are_read_while_guests_think() {
         let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
         let records = simulation.run(arrivals);
         assert!(records.iter().all(|record| record.end == End::Finished));
-        let read = simulation.steps.iter().filter(|step| step.meanwhile);
+        let read = simulation.steps.iter().filter(|step| step.is_overlap);
         assert_eq!(read.count() > 0, overlap == Overlap::On);
     }
 }

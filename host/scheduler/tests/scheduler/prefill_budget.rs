@@ -1,8 +1,8 @@
-//! How long those who generate wait while others read.
+//! Inter-token gaps of decoding requests beside prompts.
 
 use super::*;
 
-/// Longest time between two tokens of a sequence, and the time of a step without prompts.
+/// The longest gap between two tokens of a request, and the longest step without prompts.
 fn gaps(prefill: PrefillPolicy) -> (Duration, Duration) {
     let limits = SchedulerConfig {
         seq_ids: 16,
@@ -11,7 +11,7 @@ fn gaps(prefill: PrefillPolicy) -> (Duration, Duration) {
         max_queue: 64,
         max_tenant_queue: 64,
         prefill,
-        ..LIMITS
+        ..CONFIG
     };
     let mut arrivals = vec![arrival(0, 32, 400); 8];
     arrivals.extend((0..20).map(|i| arrival(2_000 + 1_500 * i, [600, 32][(i % 2) as usize], 50)));
@@ -22,21 +22,21 @@ fn gaps(prefill: PrefillPolicy) -> (Duration, Duration) {
         pairs.map(|pair| pair[1] - pair[0]).max()
     };
     let longest = records.iter().filter_map(gap).max().unwrap();
-    let alone = |step: &&Taken| step.rows >= 8 && step.prefill == 0;
+    let alone = |step: &&StepRecord| step.rows >= 8 && step.prefill == 0;
     let plain = simulation.steps.iter().filter(alone).map(|step| step.took);
     (longest, plain.max().unwrap())
 }
 
-/// Of the steps in which some generate and others read: the times over that of the rows alone, or of as many
-/// as sequences ran as a rule, if that is more.
-fn stretched(arrivals: Vec<Arrival>, machine: Machine) -> Vec<f64> {
+/// The times of steps with decode rows and prompts, relative to the rows alone, or to as many rows as requests usually
+/// ran if those are more.
+fn relative_step_times(arrivals: Vec<Arrival>, machine: Machine) -> Vec<f64> {
     let limits = SchedulerConfig {
         seq_ids: 64,
         cells: 65_536,
         max_step_tokens: 512,
         max_queue: 100,
         max_tenant_queue: 100,
-        ..LIMITS
+        ..CONFIG
     };
     let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
     simulation.run(arrivals);
@@ -47,7 +47,7 @@ fn stretched(arrivals: Vec<Arrival>, machine: Machine) -> Vec<f64> {
             let alone = machine.fixed + machine.row * rows;
             ratios.push(step.took.as_secs_f64() / alone);
         }
-        // A mean of the last 64 steps or so, and of all at first.
+        // A mean of about the last 64 steps.
         seen = (seen + 1.0).min(64.0);
         usual += (step.running as f64 - usual) / seen;
     }
@@ -55,11 +55,10 @@ fn stretched(arrivals: Vec<Arrival>, machine: Machine) -> Vec<f64> {
     ratios
 }
 
-/// What once went wrong: a cold start with nothing but prompts, and prompts so short that they say
-/// nothing about long ones. On two machines: one of 0.6 billion weights, and one as quick as the demo
-/// model's.
+/// Two past failures: a cold start with prompts alone, and prompts so short that they say nothing about long ones. On a
+/// machine with a model of 0.6 billion weights, and on one as fast as with the demo model.
 #[test]
-fn the_target_is_kept_from_the_first_step_whatever_came_before() {
+fn gap_target_holds_from_the_first_step() {
     let of = |at, prompt, tokens| Arrival {
         at: Duration::from_secs_f64(at),
         prompt,
@@ -72,7 +71,7 @@ fn the_target_is_kept_from_the_first_step_whatever_came_before() {
         row: 1e-4,
         prefill: 2e-5,
         attention: 0.0,
-        change: 0.0,
+        adapter_switch: 0.0,
         sample: 0.0,
         noise: 0.15,
     };
@@ -90,7 +89,7 @@ fn the_target_is_kept_from_the_first_step_whatever_came_before() {
             loads.push(load);
         }
         for load in loads {
-            let ratios = stretched(load, machine);
+            let ratios = relative_step_times(load, machine);
             let (most, p99) = (ratios[ratios.len() - 1], ratios[ratios.len() * 99 / 100]);
             let of = ratios.len();
             assert!(p99 <= 2.1 && most <= 3.0, "p99 {p99}, most {most} of {of}");
@@ -98,9 +97,9 @@ fn the_target_is_kept_from_the_first_step_whatever_came_before() {
     }
 }
 
-/// So a prompt whose parts are of no fixed size does not have every step try one.
+/// Also with prompts whose chunks have no fixed size.
 #[test]
-fn larger_sizes_are_tried_now_and_then_whatever_prompts_come() {
+fn larger_chunks_are_probed_rarely() {
     for length in [11, 23, 600] {
         let limits = SchedulerConfig {
             seq_ids: 16,
@@ -108,7 +107,7 @@ fn larger_sizes_are_tried_now_and_then_whatever_prompts_come() {
             max_step_tokens: 512,
             max_queue: 4_000,
             max_tenant_queue: 4_000,
-            ..LIMITS
+            ..CONFIG
         };
         let mut arrivals = vec![arrival(0, 32, 4_000); 8];
         let prompts = 30_000 / length;
@@ -121,7 +120,7 @@ fn larger_sizes_are_tried_now_and_then_whatever_prompts_come() {
             .map(|step| step.prefill)
             .filter(|&n| n > 0)
             .collect();
-        // 72 ms without prompts: 16 tokens more take 112, and 24 take 132, which steps that scatter may not keep.
+        // 72 ms without prompts: 16 tokens more take 112, and 24 take 132, too much with the margin for scatter.
         let tried = sizes.iter().filter(|&&size| size > 16).count();
         let most = sizes.len() / 60;
         assert!(
@@ -133,9 +132,9 @@ fn larger_sizes_are_tried_now_and_then_whatever_prompts_come() {
     }
 }
 
-/// One step in more than sixty tries a larger size than is known to keep the target.
+/// Fewer than one step in sixty probes a larger chunk.
 #[test]
-fn a_long_prompt_stretches_the_gap_of_others_by_little_more_than_the_target() {
+fn long_prompt_keeps_gap_near_target() {
     let (longest, plain) = gaps(PrefillPolicy::Budgeted { gap: 2.0 });
     assert!(longest <= plain * 5 / 2, "{longest:?} against {plain:?}");
     let (in_slot_order, plain) = gaps(PrefillPolicy::SlotOrder);

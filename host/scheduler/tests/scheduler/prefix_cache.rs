@@ -1,27 +1,27 @@
-//! What is shared, put aside, brought back and moved.
+//! Sharing, swapping and compaction of cached sequences.
 
 use super::*;
 
 const ROOMY: SchedulerConfig = SchedulerConfig {
     cells: 400,
-    ..LIMITS
+    ..CONFIG
 };
 
-/// One that was placed behind a long prompt is moved down when that is gone, where attention costs
-/// anything; the steps after it are as short as if it had been alone.
+/// A sequence behind a long prompt moves down once the prompt is gone, if attention costs anything. Then its steps are as
+/// fast as if it had been alone.
 #[test]
-fn a_survivor_that_lies_high_is_moved_where_that_pays() {
+fn high_sequence_is_compacted_where_it_pays() {
     let limits = SchedulerConfig {
         seq_ids: 4,
         cells: 8192,
         max_step_tokens: 512,
         prefix_cache: true,
         can_truncate: true,
-        ..LIMITS
+        ..CONFIG
     };
-    // The first one goes away when it has been read, and leaves a gap below the second.
+    // The first request is cancelled after its prompt, and cancels_after a gap below the second.
     let first = Arrival {
-        leaves: Some(Duration::from_secs(60)),
+        cancels_after: Some(Duration::from_secs(60)),
         ..arrival(0, 6000, 2000)
     };
     let arrivals = vec![first, arrival(1, 8, 2000)];
@@ -33,12 +33,15 @@ fn a_survivor_that_lies_high_is_moved_where_that_pays() {
         };
         let mut simulation = Simulation::new(limits, machine, BTreeMap::new());
         let records = simulation.run(arrivals.clone());
-        assert_eq!((records[0].end, records[1].end), (End::Left, End::Finished));
+        assert_eq!(
+            (records[0].end, records[1].end),
+            (End::Cancelled, End::Finished)
+        );
         assert_eq!(simulation.counters().compacted > 0, moved, "{attention}");
         let last = simulation.steps.last().unwrap().took.as_secs_f64();
         let short = machine.fixed + machine.row + attention * 2100.0;
         assert!(!moved || last < 1.1 * short, "{last} against {short}");
-        // It could not be saved, or not be put back: it is computed again, and lies low all the same.
+        // If its state can't be saved or loaded, it is computed again.
         for fault in 0..2 {
             let faults = std::collections::BTreeSet::from([fault]);
             let simulation = Simulation::new(limits, machine, BTreeMap::new());
@@ -49,13 +52,12 @@ fn a_survivor_that_lies_high_is_moved_where_that_pays() {
     }
 }
 
-/// The leader gives way to a more urgent one, comes back in the same plan, and finds that its follower
-/// is about to read what it wants.
+/// The leader is preempted and starts again in the same plan, when its follower is about to compute their prefix.
 #[test]
-fn nobody_follows_its_own_follower() {
+fn no_request_follows_its_follower() {
     let limits = SchedulerConfig {
         cells: 200,
-        ..LIMITS
+        ..CONFIG
     };
     let follower = Arrival {
         prompt: 80,
@@ -65,7 +67,7 @@ fn nobody_follows_its_own_follower() {
         ..Arrival::default()
     };
     let leader = Arrival {
-        time: Some(Duration::from_secs(50)),
+        deadline_after: Some(Duration::from_secs(50)),
         ..follower.clone()
     };
     let urgent = Arrival {
@@ -81,15 +83,15 @@ fn nobody_follows_its_own_follower() {
     assert!(records.iter().all(|record| record.end == End::Finished));
 }
 
-/// Also if there is only one to give way.
+/// Also with a single id.
 #[test]
-fn a_higher_priority_does_not_wait_for_a_lower_one_to_end() {
+fn higher_priority_preempts_lower() {
     for limits in [
         SchedulerConfig {
             seq_ids: 1,
-            ..LIMITS
+            ..CONFIG
         },
-        LIMITS,
+        CONFIG,
     ] {
         let low = Arrival {
             prompt: 30,
@@ -111,9 +113,9 @@ fn a_higher_priority_does_not_wait_for_a_lower_one_to_end() {
     }
 }
 
-/// With one id: what somebody else means to go on with, too, is put aside, and gone on with at once.
+/// With one id: a sequence with a second owner is swapped out and continued at once.
 #[test]
-fn a_whole_sequence_is_gone_on_with_where_it_is() {
+fn continued_sequence_is_taken_over() {
     for can_truncate in [true, false] {
         let limits = SchedulerConfig {
             seq_ids: 1,
@@ -129,7 +131,7 @@ fn a_whole_sequence_is_gone_on_with_where_it_is() {
         let next = |at| Arrival {
             at: Duration::from_secs(at),
             prompt: 4,
-            goes_on: Some((0, 49)),
+            continues: Some((0, 49)),
             ..first.clone()
         };
         let records = simulation(limits, &[]).run(vec![first.clone(), next(20), next(40)]);

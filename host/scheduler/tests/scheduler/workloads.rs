@@ -1,4 +1,4 @@
-//! Random workloads, and what must be true of every one.
+//! Random workloads: properties of every one.
 
 use super::*;
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ fn arrival() -> impl Strategy<Value = Arrival> {
     };
     (
         (0..6_000u64, 0..3u32, 0..3u8, 0..4u8),
-        // Some generate nothing: they look at what may come next.
+        // Some are next-token requests.
         (1..70u32, prop_oneof![8 => 1..50u32, 2 => Just(0)], 1..60u32),
         (
             sometimes(0..3_000),
@@ -39,38 +39,45 @@ fn arrival() -> impl Strategy<Value = Arrival> {
                 times,
                 poisoned,
                 family,
-                goes_on,
-                (drafts, forced, share, (returns, thinks), asks, (rows, unsettled)),
+                continues,
+                (
+                    drafts,
+                    max_known_tokens,
+                    share,
+                    (returns, thinks),
+                    external_sampler,
+                    (rows, unsettled),
+                ),
             )| {
-                let (patience, time, leaves) = times;
+                let (queue_time, deadline_after, cancels_after) = times;
                 Arrival {
                     at: Duration::from_millis(at),
                     tenant: Tenant(tenant),
                     priority: Priority(priority),
-                    // Half of them with none.
+                    // Half of them without an adapter.
                     adapter: AdapterId(adapter.saturating_sub(1)),
                     prompt,
                     family,
-                    goes_on,
+                    continues,
                     max_tokens,
                     ends_after,
-                    patience,
-                    time,
-                    leaves,
+                    queue_time,
+                    deadline_after,
+                    cancels_after,
                     poisoned,
-                    drafts,
-                    forced,
-                    share: share.map(|(group, cells)| CellQuota { group, cells }),
-                    comes_back: (returns, Duration::from_micros(thinks)),
-                    asks: asks.map(Duration::from_micros),
-                    rows,
-                    unsettled,
+                    max_drafts: drafts,
+                    max_known_tokens,
+                    quota: share.map(|(group, cells)| CellQuota { group, cells }),
+                    returns: (returns, Duration::from_micros(thinks)),
+                    external_sampler: external_sampler.map(Duration::from_micros),
+                    logits: rows,
+                    needs_all_logits_after: unsettled,
                 }
             },
         )
 }
 
-/// Faults: bursts of failing steps with more good ones between them, and slow steps.
+/// Bursts of failed steps with more good ones between them, and slow steps.
 fn faults() -> impl Strategy<Value = Vec<(u64, Fault)>> {
     let code = prop_oneof![Just(1), Just(2), Just(-2), Just(-3)];
     let fault = prop_oneof![
@@ -83,7 +90,7 @@ fn faults() -> impl Strategy<Value = Vec<(u64, Fault)>> {
     })
 }
 
-fn limits() -> impl Strategy<Value = SchedulerConfig> {
+fn config() -> impl Strategy<Value = SchedulerConfig> {
     let prefill = prop_oneof![
         4 => (1.0..4.0).prop_map(|gap| PrefillPolicy::Budgeted { gap }),
         1 => Just(PrefillPolicy::SlotOrder),
@@ -122,16 +129,15 @@ fn limits() -> impl Strategy<Value = SchedulerConfig> {
     )
 }
 
-/// Seconds of a token for each cell that attention runs over: hardly any, or so many that prefixes soon cost more
-/// than to move them, or to compute them again.
+/// Seconds of a token for each cell that attention runs over: from nearly none to so many that prefixes are soon evicted.
 fn attention() -> impl Strategy<Value = f64> {
     prop_oneof![Just(1e-8), Just(1e-6), Just(1e-5)]
 }
 
-/// SchedulerConfig near the least that there can be.
-fn tight_limits() -> impl Strategy<Value = SchedulerConfig> {
+/// Configurations near the smallest possible.
+fn tight_config() -> impl Strategy<Value = SchedulerConfig> {
     let least = (1..3u16, 0..2u16, 60..80u32, 9..12u32, 1..3usize);
-    (limits(), least).prop_map(|(limits, (whole, top_ids, cells, step_tokens, queue))| {
+    (config(), least).prop_map(|(config, (whole, top_ids, cells, step_tokens, queue))| {
         SchedulerConfig {
             seq_ids: whole + top_ids,
             top_k_seq_ids: top_ids,
@@ -139,28 +145,28 @@ fn tight_limits() -> impl Strategy<Value = SchedulerConfig> {
             max_step_tokens: step_tokens,
             max_queue: queue,
             max_tenant_queue: queue.div_ceil(2),
-            prefill: match limits.prefill {
+            prefill: match config.prefill {
                 PrefillPolicy::Budgeted { gap } if gap < 2.5 => {
                     PrefillPolicy::Budgeted { gap: 1.0 }
                 }
                 prefill => prefill,
             },
-            ..limits
+            ..config
         }
     })
 }
 
-/// What must be true of a request from the outside; the simulation itself checks every step.
-fn judge(
-    limits: &SchedulerConfig,
+/// Checks the end of a request; the simulation itself checks every step.
+fn check_end(
+    config: &SchedulerConfig,
     arrival: &Arrival,
     record: &Record,
 ) -> Result<(), TestCaseError> {
     let needed = record.prompt + arrival.max_tokens.saturating_sub(1);
     let most = arrival
-        .share
+        .quota
         .map_or(u32::MAX, |share| share.cells)
-        .min(limits.cells);
+        .min(config.cells);
     prop_assert_eq!(
         needed > most,
         matches!(record.end, End::Refused(EnqueueError::TooLarge { .. }))
@@ -171,25 +177,25 @@ fn judge(
             prop_assert_eq!(record.tokens.len(), wanted);
             prop_assert!(!arrival.poisoned);
         }
-        // Only who fails alone is given up: nobody pays for a fault of another or of the moment. Who is met by three of
-        // the moment at the same place, while others get on, can't be told from one that is bad.
-        End::GivenUp => prop_assert!(arrival.poisoned || record.blamed >= 6, "{record:?}"),
-        End::Left => prop_assert!(arrival.leaves.is_some()),
+        // A sound request fails only if three device faults hit it alone at the same position while others succeed: the
+        // scheduler can't tell that from a bad request.
+        End::Failed => prop_assert!(arrival.poisoned || record.strikes >= 6, "{record:?}"),
+        End::Cancelled => prop_assert!(arrival.cancels_after.is_some()),
         End::Expired(Expired::Queue { .. }) => {
-            prop_assert!(record.admitted.is_none() && arrival.patience.is_some());
-            prop_assert!(record.ended >= arrival.at + arrival.patience.unwrap());
+            prop_assert!(record.admitted.is_none() && arrival.queue_time.is_some());
+            prop_assert!(record.ended >= arrival.at + arrival.queue_time.unwrap());
         }
         End::Expired(Expired::Deadline) => {
-            prop_assert!(record.ended >= arrival.at + arrival.time.unwrap());
+            prop_assert!(record.ended >= arrival.at + arrival.deadline_after.unwrap());
         }
         End::Refused(_) => prop_assert!(record.admitted.is_none()),
     }
     Ok(())
 }
 
-/// Simulates one workload and judges each of its requests.
-fn end_and_leave_nothing(
-    limits: SchedulerConfig,
+/// Simulates one workload and checks the end of each request.
+fn simulate(
+    config: SchedulerConfig,
     arrivals: &[Arrival],
     (faults, attention): (&[(u64, Fault)], f64),
     store_fails: Option<u64>,
@@ -197,56 +203,55 @@ fn end_and_leave_nothing(
 ) -> Result<(), TestCaseError> {
     let machine = Machine {
         attention,
-        ..machine(&limits)
+        ..machine(&config)
     };
-    let mut simulation = simulation_on(machine, limits, faults)
+    let mut simulation = simulation_on(machine, config, faults)
         .with_failing_store(store_fails)
         .with_state_faults(state_faults);
     let records = simulation.run(arrivals.to_vec());
     for (arrival, record) in arrivals.iter().zip(&records) {
-        judge(&limits, arrival, record)?;
+        check_end(&config, arrival, record)?;
     }
     Ok(())
 }
 
-/// Random workloads that are tried of each kind.
+/// Random workloads of each kind.
 const CASES: u32 = 20_000;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(CASES))]
 
-    /// Whatever comes, leaves and fails: every request ends once, as it should, and nothing of it
-    /// stays.
+    /// Every request ends once, as it should, and nothing of it stays.
     #[test]
-    fn random_workloads_end_and_leave_nothing(
-        limits in limits(),
+    fn random_workloads_end_cleanly(
+        config in config(),
         arrivals in proptest::collection::vec(arrival(), 1..40),
         (faults, attention) in (faults(), attention()),
         store_fails in proptest::option::weighted(0.3, 1..9u64),
         state_faults in proptest::collection::btree_set(0..40u64, 0..6),
     ) {
-        end_and_leave_nothing(limits, &arrivals, (&faults, attention), store_fails, state_faults)?;
+        simulate(config, &arrivals, (&faults, attention), store_fails, state_faults)?;
     }
 
-    /// The same where there is the least of everything, so that all stand in each other's way.
+    /// The same with few ids, cells and queue places.
     #[test]
-    fn random_workloads_end_where_there_is_hardly_room(
-        limits in tight_limits(),
+    fn random_workloads_end_in_tight_limits(
+        config in tight_config(),
         arrivals in proptest::collection::vec(arrival(), 1..12),
         (faults, attention) in (faults(), attention()),
         store_fails in proptest::option::weighted(0.3, 1..4u64),
         state_faults in proptest::collection::btree_set(0..10u64, 0..6),
     ) {
-        end_and_leave_nothing(limits, &arrivals, (&faults, attention), store_fails, state_faults)?;
+        simulate(config, &arrivals, (&faults, attention), store_fails, state_faults)?;
     }
 
-    /// Among equals nobody starves: those of one tenant are served as they came, and while one is
-    /// its tenant's first, no other tenant gets more than the work of one request ahead of it.
+    /// Equal requests of one tenant start in order of arrival. While one is the first of its tenant, no other tenant gets
+    /// more than the work of one request ahead of it.
     #[test]
-    fn nobody_starves(
+    fn no_request_starves(
         arrivals in proptest::collection::vec((0..3_000u64, 0..4u32, 20..40u32, 1..20u32), 20..80),
     ) {
-        let limits = SchedulerConfig { cells: 400, max_queue: 100, max_tenant_queue: 100, ..LIMITS };
+        let limits = SchedulerConfig { cells: 400, max_queue: 100, max_tenant_queue: 100, ..CONFIG };
         let arrivals: Vec<_> = arrivals.into_iter().map(|(at, tenant, prompt, tokens)| Arrival {
             at: Duration::from_millis(at),
             tenant: Tenant(tenant),
@@ -256,12 +261,12 @@ proptest! {
             ..Arrival::default()
         }).collect();
         let records = simulation(limits, &[]).run(arrivals.clone());
-        let served = |index: usize| records[index].admitted.expect("all are served");
+        let served = |index: usize| records[index].admitted.expect("all start");
         for (index, arrival) in arrivals.iter().enumerate() {
             let order = |other: usize| (arrivals[other].at, other);
             let mates = (0..arrivals.len()).filter(|&i| arrivals[i].tenant == arrival.tenant);
             let earlier: Vec<_> = mates.filter(|&mate| order(mate) < order(index)).collect();
-            // First of its tenant from then on.
+            // It is the first of its tenant from then on.
             let mut first = arrival.at;
             for &mate in &earlier {
                 prop_assert!(served(mate) <= served(index));
@@ -278,7 +283,7 @@ proptest! {
     }
 }
 
-/// How often another tenant's requests may pass one that is its tenant's first. Its own tenant can be
-/// ahead by what four requests of the largest size got meanwhile (four ids), and the other's may be
-/// of the smallest: 4 * (39 + 2 * 19) / 20, and one at the tie.
+/// How many requests of another tenant may start before the first one of a tenant. Its own tenant can be ahead by the
+/// service of four requests of the largest size (four ids), and the other's may be of the smallest:
+/// 4 * (39 + 2 * 19) / 20, and one at the tie.
 const PASSES: usize = 17;

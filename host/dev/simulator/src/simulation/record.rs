@@ -1,54 +1,53 @@
-//! What comes to a simulation, and what it tells afterwards.
+//! The input of a simulation and its results.
 
 use corral_scheduler::{
     AdapterId, CellQuota, EnqueueError, Expired, LogitsKind, Priority, Tenant, Time,
 };
 use std::time::Duration;
 
-/// A request that comes, and what becomes of it if nobody interferes.
+/// A request, and how it behaves.
 #[derive(Clone, Debug, Default)]
 pub struct Arrival {
-    /// When.
+    /// When it arrives.
     pub at: Time,
-    /// Whose.
+    /// Its tenant.
     pub tenant: Tenant,
-    /// How urgent.
+    /// Its priority.
     pub priority: Priority,
-    /// With what it is computed.
+    /// Its adapter.
     pub adapter: AdapterId,
-    /// Tokens of the prompt, at least 1; those of `goes_on` come before them.
+    /// Tokens of the prompt, at least 1, after those of `continues`.
     pub prompt: u32,
-    /// How many of them are the same for all of a family, and which family.
+    /// Length of the prefix that all prompts of a family share, and the family.
     pub family: (u32, u64),
-    /// Its text goes on with so many tokens of an earlier one's, if that one has finished.
-    pub goes_on: Option<(usize, u32)>,
-    /// Most tokens it may generate; with 0 it ends with what may come next.
+    /// It continues so many tokens of an earlier arrival's text, if that has finished.
+    pub continues: Option<(usize, u32)>,
+    /// Most tokens to generate; 0 for a next-token request.
     pub max_tokens: u32,
-    /// Tokens after which it ends by itself, if that is sooner.
+    /// Tokens after which it ends by itself, if those are fewer.
     pub ends_after: u32,
-    /// How long it waits at most.
-    pub patience: Option<Duration>,
-    /// How long it may take at all.
-    pub time: Option<Duration>,
-    /// The caller goes away so long after its arrival.
-    pub leaves: Option<Duration>,
+    /// Its longest time in the queue.
+    pub queue_time: Option<Duration>,
+    /// Its deadline, from its arrival.
+    pub deadline_after: Option<Duration>,
+    /// When the caller cancels it, from its arrival.
+    pub cancels_after: Option<Duration>,
     /// Its prompt makes each step fail.
     pub poisoned: bool,
-    /// Up to so many drafts are proposed after each of its steps; some are wrong.
-    pub drafts: u32,
-    /// Up to so many tokens are certain after some that are sampled.
-    pub forced: u32,
-    /// How many cells it may have together with others.
-    pub share: Option<CellQuota>,
-    /// Of one that generates nothing: it comes back so often with one token more, each time so long
-    /// after it was told what may come next.
-    pub comes_back: (u32, Duration),
-    /// Its tokens are chosen elsewhere, which takes up to so long for each.
-    pub asks: Option<Duration>,
-    /// What it needs to see of logits.
-    pub rows: LogitsKind,
-    /// Where the highest are enough: they no longer are once it has generated so many tokens.
-    pub unsettled: Option<u32>,
+    /// Most drafts that are proposed after each of its steps; some are wrong.
+    pub max_drafts: u32,
+    /// Most known tokens that follow some of the sampled ones.
+    pub max_known_tokens: u32,
+    /// A bound on the cells of its group.
+    pub quota: Option<CellQuota>,
+    /// For a next-token request: how often it returns with one more token, and how long after each result.
+    pub returns: (u32, Duration),
+    /// An external sampler picks its tokens and takes at most so long for each.
+    pub external_sampler: Option<Duration>,
+    /// The logits that it needs.
+    pub logits: LogitsKind,
+    /// After so many tokens the highest logits do not suffice.
+    pub needs_all_logits_after: Option<u32>,
 }
 
 /// How a request ended.
@@ -56,60 +55,60 @@ pub struct Arrival {
 pub enum End {
     /// It got all its tokens.
     Finished,
-    /// It was not taken.
+    /// The queue refused it.
     Refused(EnqueueError),
-    /// A time of its own ran out.
+    /// It expired.
     Expired(Expired),
-    /// Its caller went away.
-    Left,
-    /// It failed alone.
-    GivenUp,
+    /// Its caller cancelled it.
+    Cancelled,
+    /// The scheduler failed it.
+    Failed,
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Debug)]
 pub struct Record {
     /// How it ended.
     pub end: End,
-    /// When it left the queue for the first time.
+    /// When it first left the queue.
     pub admitted: Option<Time>,
-    /// When each of its tokens was there.
+    /// When it got each of its tokens.
     pub tokens: Vec<Time>,
-    /// Tokens that it came with.
+    /// Tokens of its prompt.
     pub prompt: u32,
-    /// Tokens of its prompt that were not computed.
+    /// Prompt tokens that were not computed.
     pub cached: u32,
-    /// Tokens that were computed again after a preemption.
+    /// Tokens that were computed again.
     pub recomputed: u32,
-    /// Drafts that were computed and were right, and those that were not.
+    /// Accepted and rejected drafts.
     pub drafts: (u32, u32),
     /// When it ended.
     pub ended: Time,
-    /// Requests of other tenants that were admitted while it waited.
-    pub passed_by: u32,
-    /// How often it failed alone since it last got on, in halves, as [`Blame`](super::blame::Blame) counts.
-    pub blamed: u32,
+    /// Requests of other tenants that started while it waited.
+    pub overtaken: u32,
+    /// Its solitary failures since it last got on, as [`StrikeCount`](super::strikes::StrikeCount) counts them.
+    pub strikes: u32,
 }
 
-/// A step that was taken.
+/// A step.
 #[derive(Clone, Copy, Debug)]
-pub struct Taken {
-    /// Sequences that ran.
+pub struct StepRecord {
+    /// Running requests.
     pub running: usize,
-    /// Generating rows.
+    /// Decode rows.
     pub rows: u32,
     /// Drafts in them.
     pub drafts: u32,
-    /// Prompt tokens.
+    /// Other tokens.
     pub prefill: u32,
-    /// Prompt tokens that ran ahead of it.
-    pub ahead: u32,
-    /// Whether it ran while those who could get on waited for others.
-    pub meanwhile: bool,
-    /// Whether nothing came of it.
+    /// Prompt tokens that were overlapped before it.
+    pub overlapped: u32,
+    /// Whether it ran while others waited for callers.
+    pub is_overlap: bool,
+    /// Whether it failed.
     pub failed: bool,
-    /// With what it was computed.
+    /// Its adapter.
     pub adapter: AdapterId,
-    /// How long it took, with the sampling of its rows and what was left of those ahead of it.
+    /// How long it took, with the sampling of its rows and the rest of what was overlapped.
     pub took: Duration,
 }

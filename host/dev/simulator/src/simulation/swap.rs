@@ -1,40 +1,39 @@
-//! What the simulation does to cells, and what it puts aside and brings back.
+//! The memory operations of a simulation, and its swap store.
 
 use super::Simulation;
 use corral_scheduler::{EntryId, MemoryOp, RequestId};
 
-/// Something put aside that somebody waits for.
+/// A state that a request waits for.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(super) struct PendingSwapIn {
     entry: EntryId,
-    key: RequestId,
-    /// Looks until it is at hand.
-    looks: u64,
+    request: RequestId,
+    /// Plans until it is at hand.
+    delay: u64,
 }
 
 impl Simulation {
-    /// Does what has to be done to the cells.
-    pub(super) fn see_to_memory(&mut self) {
+    /// Does the queued memory operations, and those that they cause.
+    pub(super) fn do_pending_memory_ops(&mut self) {
         loop {
-            let memory = self.scheduler.take_memory_ops();
-            if memory.is_empty() {
+            let ops = self.scheduler.take_memory_ops();
+            if ops.is_empty() {
                 return;
             }
-            self.do_memory(&memory);
+            self.do_memory_ops(&ops);
         }
     }
 
-    pub(super) fn do_memory(&mut self, memory: &[MemoryOp]) {
-        for operation in memory {
-            match *operation {
+    pub(super) fn do_memory_ops(&mut self, ops: &[MemoryOp]) {
+        for op in ops {
+            match *op {
                 MemoryOp::Clear(seq) => self.backend.clear(seq),
                 MemoryOp::Share { from, to, length } => self.backend.share(from, to, length),
                 MemoryOp::Truncate { seq, length } => self.backend.truncate(seq, length),
                 MemoryOp::SwapOut { entry, seq } => {
-                    let saved = if self.store_fails() {
-                        None
-                    } else {
-                        self.backend.save(seq, usize::MAX).ok()
+                    let saved = match self.store_fails() {
+                        true => None,
+                        false => self.backend.save(seq, usize::MAX).ok(),
                     };
                     match saved {
                         Some(state) => {
@@ -43,12 +42,13 @@ impl Simulation {
                         None => self.scheduler.entry_lost(entry),
                     }
                 }
-                MemoryOp::SwapIn {
-                    entry,
-                    request: key,
-                } => {
-                    let looks = self.stored % 3;
-                    self.wanted.push(Wanted { entry, key, looks });
+                MemoryOp::SwapIn { entry, request } => {
+                    let delay = self.stored % 3;
+                    self.swap_ins.push(PendingSwapIn {
+                        entry,
+                        request,
+                        delay,
+                    });
                 }
                 MemoryOp::Compact(seq) => {
                     let state = self.backend.save(seq, usize::MAX);
@@ -71,31 +71,31 @@ impl Simulation {
             .is_some_and(|every| self.stored.is_multiple_of(every))
     }
 
-    /// Brings back what was put aside and is wanted again.
-    pub(super) fn bring_back(&mut self) {
-        for mut wanted in std::mem::take(&mut self.wanted) {
-            if wanted.looks > 0 {
-                wanted.looks -= 1;
-                self.wanted.push(wanted);
+    /// Swaps in the states that are at hand.
+    pub(super) fn swap_in(&mut self) {
+        for mut pending in std::mem::take(&mut self.swap_ins) {
+            if pending.delay > 0 {
+                pending.delay -= 1;
+                self.swap_ins.push(pending);
                 continue;
             }
-            let (entry, key) = (wanted.entry, wanted.key);
-            let Some(seq) = self.scheduler.begin_swap_in(key, entry) else {
-                self.see_to_memory();
+            let (entry, request) = (pending.entry, pending.request);
+            let Some(seq) = self.scheduler.begin_swap_in(request, entry) else {
+                self.do_pending_memory_ops();
                 continue;
             };
-            self.see_to_memory();
+            self.do_pending_memory_ops();
             let fails = self.store_fails();
             match self.store.remove(&entry).filter(|_| !fails) {
                 None => self.scheduler.entry_lost(entry),
                 Some(state) => {
                     let success = self.backend.load(seq, &state);
-                    if self.scheduler.finish_swap_in(key, entry, success) {
+                    if self.scheduler.finish_swap_in(request, entry, success) {
                         self.store.insert(entry, state);
                     }
                 }
             }
         }
-        self.see_to_memory();
+        self.do_pending_memory_ops();
     }
 }
