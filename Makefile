@@ -47,7 +47,7 @@ SETUP := $(SETUP); $(VULKAN)
 endif
 
 # The engine's tests to repeat on a device; empty to skip them. Other tests are too slow for Vulkan on the CPU.
-DEVICE_TESTS ?= offload
+DEVICE_TESTS ?= device_placement
 DEVICE_FLAGS := --release --workspace --features corral-engine/vulkan $(addprefix --test ,$(DEVICE_TESTS))
 
 # The micro-benchmarks; `events` is in the plugins' workspace.

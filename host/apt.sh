@@ -1,6 +1,6 @@
-# To be sourced by who has a function `say`.
+# Source this from a script that defines a function `say`.
 
-# Installs Debian's packages, where there is apt-get and who runs this may use it without being asked.
+# Installs Debian packages, if apt-get exists and needs no password.
 apt_install() {
   local sudo=
   command -v apt-get >/dev/null || return 1

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Counts the instructions of the hot paths, each alone, and compares them with those that were written down: a count
-# hardly changes from run to run, however busy the machine is.
+# Counts the instructions of each hot path and compares them with recorded counts. Counts hardly vary between runs,
+# whatever else the machine does.
 #
 #   host/instructions.sh [--json] [--write]
 #
-# --json prints one line for programs instead of a table; --write writes the counts down, in
-# host/instructions-MACHINE.txt. Without it, it fails if a path takes over 10 % more than written there, or if the
-# file and the paths are not the same ones. Where there is no such file nothing is compared.
+# --json prints one line of JSON instead of a table; --write records the counts in host/instructions-MACHINE.txt. Without
+# --write the script fails if a path exceeds its recorded count by more than 10 %, or if the file lists other paths.
+# Without the file it compares nothing.
 #
-# valgrind counts (cachegrind, without simulating caches). Each path runs twice, with its operations and without them;
-# the difference by the number of operations is what one takes.
+# valgrind (cachegrind without cache simulation) counts each path twice, with and without its operations; the difference
+# divided by the number of operations is the count of one operation.
 #
-# Expects the environment that host/setup.sh prints. Builds in $CARGO_TARGET_DIR/counted, llama.cpp too the first
-# time, since it is linked though it never runs.
+# Needs the environment that host/setup.sh prints. Builds in $CARGO_TARGET_DIR/counted, with llama.cpp the first time,
+# because it is linked though it never runs.
 set -euo pipefail
 
 # Percent.
@@ -26,7 +26,7 @@ for argument in "$@"; do
   case $argument in
     --json) json=1 ;;
     --write) write=1 ;;
-    *) die "there is no argument '$argument'; expected --json, --write or none" ;;
+    *) die "unknown argument '$argument'; expected --json, --write or none" ;;
   esac
 done
 
@@ -34,23 +34,22 @@ cd "$(dirname "$0")/.."
 # shellcheck source=apt.sh
 source host/apt.sh
 command -v valgrind >/dev/null || apt_install valgrind || true
-command -v valgrind >/dev/null || die "valgrind is missing, which counts instructions; on Debian: apt-get install valgrind"
+command -v valgrind >/dev/null || die "valgrind is missing; on Debian: apt-get install valgrind"
 
 machine=$(uname -m)
 reference=host/instructions-$machine.txt
 target=${CARGO_TARGET_DIR:-$PWD/target}/counted
 mkdir -p "$target"
-# One at a time: the files beside the programs are shared.
+# One run at a time: runs share files.
 exec {lock}>"$target/lock"
-flock -n "$lock" || die "somebody counts in $target already; wait for that, or set another CARGO_TARGET_DIR"
+flock -n "$lock" || die "another run uses $target; wait for it, or set another CARGO_TARGET_DIR"
 
-# Not code of this very processor, which may be able to do more than valgrind knows (AVX-512), and so that counts of
-# different processors can be compared.
+# Portable code: valgrind lacks AVX-512, and counts of different processors must be comparable.
 flags=''
 [ "$machine" != x86_64 ] || flags='-C target-cpu=x86-64-v3'
 
-# Builds a package's program; prints where it is. llama.cpp without optimization, since that is quicker; and without
-# debug information: valgrind 3.19 reads it at every start, and gives up where a newer compiler wrote it.
+# Builds the bench of a package and prints its path. llama.cpp is not optimized, which builds faster. Debug information
+# is stripped: valgrind 3.19 reads it at every start, and fails on that of newer compilers.
 program() {
   local built
   env -u CARGO_ENCODED_RUSTFLAGS RUSTFLAGS="$flags" CARGO_TARGET_DIR="$target" LLAMA_LIB_PROFILE=Debug \
@@ -60,18 +59,18 @@ program() {
   echo "$built-stripped"
 }
 
-# Instructions of a whole run.
+# Instructions of one run.
 count() {
   valgrind --tool=cachegrind --cache-sim=no --cachegrind-out-file=/dev/null "$@" \
     </dev/null >"$target/log" 2>&1 || {
     cat "$target/log" >&2
-    die "'$*' does not run in valgrind; above is what was printed"
+    die "'$*' fails in valgrind; see its output above"
   }
   sed -n 's/^==.*I *refs: *//p' "$target/log" | tr -d , | grep . || die "no count in $target/log; expected 'I refs: N'"
 }
 
-# What is written down for a path, or nothing.
-written() {
+# The recorded count of a path, or nothing.
+recorded() {
   [ ! -f "$reference" ] || awk -v path="$1" '$1 == path { print $2 }' "$reference"
 }
 
@@ -82,37 +81,37 @@ programs=$(program -p corral-scheduler)
 programs+=$'\n'$(program -p corral-engine)
 programs+=$'\n'$(program --manifest-path plugins/Cargo.toml -p corral-sdk)
 
-row path instructions written ''
-names='' lines='' objects='' complaints=''
+row path instructions recorded ''
+names='' lines='' objects='' errors=''
 while read -r program; do
   paths=$("$program")
   while read -r name operations; do
     with=$(count "$program" count "$name")
     without=$(count "$program" count "$name" without)
     one=$(((with - without + operations / 2) / operations))
-    [ "$one" -gt 0 ] || die "$name: $with instructions with its operations, $without without; expected more with them"
+    [ "$one" -gt 0 ] || die "$name: $with instructions with its operations and $without without; expected more with them"
     case $'\n'$names in
-      *$'\n'"$name"$'\n'*) die "there are two paths of the name $name" ;;
+      *$'\n'"$name"$'\n'*) die "two paths have the name $name" ;;
     esac
-    was=$(written "$name")
-    [[ $was =~ ^([1-9][0-9]*)?$ ]] || die "$reference: '$was' is written down for $name; expected one number above 0"
+    was=$(recorded "$name")
+    [[ $was =~ ^([1-9][0-9]*)?$ ]] || die "$reference: '$was' is recorded for $name; expected one number above 0"
     remark=''
     if [ -n "$was" ]; then
       remark=$(awk -v one="$one" -v was="$was" 'BEGIN { printf "%+.1f %%", (one / was - 1) * 100 }')
       if [ $((one * 100)) -gt $((was * (100 + tolerance))) ]; then
-        complaints+="$name takes $one instructions, over $tolerance % more than the $was written down"$'\n'
+        errors+="$name takes $one instructions, over $tolerance % more than the recorded $was"$'\n'
         remark+=', too many'
       elif [ $((one * 100)) -lt $((was * (100 - tolerance))) ]; then
-        remark+=', to be written down'
+        remark+=', record the new count'
       fi
     elif [ -f "$reference" ]; then
-      complaints+="$name is not in $reference"$'\n'
-      remark='not written down'
+      errors+="$name is not in $reference"$'\n'
+      remark='not recorded'
     fi
     row "$name" "$one" "${was:--}" "$remark"
     names+="$name"$'\n'
     lines+=$(printf '%-36s %12s' "$name" "$one")$'\n'
-    objects+=",{\"path\":\"$name\",\"instructions\":$one,\"written\":${was:-null}}"
+    objects+=",{\"path\":\"$name\",\"instructions\":$one,\"recorded\":${was:-null}}"
   done <<<"$paths"
 done <<<"$programs"
 
@@ -127,12 +126,12 @@ if [ -n "$write" ]; then
   exit 0
 fi
 if [ ! -f "$reference" ]; then
-  say "there is no $reference, so nothing was compared; make instructions WRITE=1 writes it"
+  say "$reference is missing, so nothing was compared; make instructions WRITE=1 writes it"
   exit 0
 fi
 gone=$(grep -v '^#' "$reference" | awk '{ print $1 }' | grep -vxF -f <(printf %s "$names") || true)
-[ -z "$gone" ] || complaints+="no path any more, but in $reference: ${gone//$'\n'/, }"$'\n'
-if [ -n "$complaints" ]; then
-  while read -r complaint; do say "$complaint"; done < <(printf %s "$complaints")
-  die "if that is meant to be so: make instructions WRITE=1, and commit $reference"
+[ -z "$gone" ] || errors+="paths that no longer exist, in $reference: ${gone//$'\n'/, }"$'\n'
+if [ -n "$errors" ]; then
+  while read -r error; do say "$error"; done < <(printf %s "$errors")
+  die "if this is intended, run make instructions WRITE=1 and commit $reference"
 fi

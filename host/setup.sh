@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Finds, or installs where apt-get can, what the host's build needs beside Rust: clang 15 or later
-# with libclang, and cmake. Prints the environment of the build as `export` lines; everything else
-# goes to stderr. Quick when all is there.
+# Finds what the host's build needs besides Rust, or installs it if apt-get can: clang 15 or later with libclang, and
+# cmake. Prints the build environment as `export` lines; all other output goes to stderr. Fast if all is installed.
 #
-# clang and not gcc: Debian 12's gcc miscompiles llama.cpp's AMX code, which then crashes at the
-# first batch on processors that have AMX.
+# clang and not gcc: the gcc of Debian 12 miscompiles llama.cpp's AMX code, which then crashes at the first batch on
+# processors with AMX.
 set -euo pipefail
 
 readonly packages="clang-19 libclang-19-dev cmake g++"
@@ -14,7 +13,7 @@ say() { echo "host/setup.sh: $*" >&2; }
 # shellcheck source=apt.sh
 source "$(dirname "$0")/apt.sh"
 
-# The newest clang from 15 on, as the suffix of its name ("-19", or "" for a plain `clang`).
+# The suffix of the newest clang from 15 on ("-19", or "" for a plain `clang`).
 clang_suffix() {
   local version
   for version in 22 21 20 19 18 17 16 15; do
@@ -28,7 +27,7 @@ clang_suffix() {
   [ "${version:-0}" -ge 15 ] && [ -n "$(libclang_folder clang)" ]
 }
 
-# Where a clang's libclang lies, which bindgen loads.
+# The folder of a clang's libclang, which bindgen loads.
 libclang_folder() {
   local folder
   folder=$("$1" -print-resource-dir 2>/dev/null) || return 0
@@ -45,7 +44,7 @@ complete() { clang_suffix >/dev/null && command -v cmake >/dev/null; }
 # shellcheck disable=SC2086
 install() { apt_install $packages || apt_install $fallback; }
 
-# A component of rustup's toolchain, where its minimal profile left it out.
+# Adds a component that rustup's minimal profile lacks.
 rust_component() {
   "cargo-$1" --version >/dev/null 2>&1 && return 0
   command -v rustup >/dev/null && timeout 120 rustup component add "$2" >&2 && return 0

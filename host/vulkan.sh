@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Finds, or installs where apt-get can, a Vulkan device that every machine has and what llama.cpp's Vulkan backend is
-# built with: Mesa's lavapipe, which computes on the processor, the loader with its headers, SPIR-V's headers, and
-# glslc. Prints the environment of tests on that device as `export` lines, or with the word `build` that of building
-# alone; everything else goes to stderr. Quick when all is there.
+# Finds, or installs if apt-get can, a Vulkan device that every machine has and the build dependencies of llama.cpp's
+# Vulkan backend: Mesa's lavapipe, which computes on the CPU, the loader with its headers, SPIR-V's headers and glslc.
+# Prints the environment of tests on that device as `export` lines, or with the argument `build` that of the build alone;
+# all other output goes to stderr. Fast if all is installed.
 set -euo pipefail
 
 readonly packages="mesa-vulkan-drivers libvulkan-dev spirv-headers glslc"
@@ -11,7 +11,7 @@ say() { echo "host/vulkan.sh: $*" >&2; }
 # shellcheck source=apt.sh
 source "$(dirname "$0")/apt.sh"
 
-# The first of some files that is there.
+# The first of some files that exists.
 first() {
   local file
   for file in "$@"; do
@@ -23,8 +23,7 @@ first() {
   return 1
 }
 
-# The file that tells the loader of lavapipe, in the folders that it reads: that of this kind of processor, where
-# there are several.
+# The loader's manifest of lavapipe; the one for this architecture if there are several.
 lavapipe() {
   local name
   for name in "lvp_icd.$(uname -m).json" 'lvp_icd*.json'; do
@@ -34,8 +33,8 @@ lavapipe() {
   return 1
 }
 
-# Names what is missing, or nothing.
-lacks() {
+# Lists missing files.
+list_missing() {
   local root=${VULKAN_SDK:-/usr}
   lavapipe >/dev/null || echo "lavapipe (lvp_icd.*.json)"
   first {"$root",/usr,/usr/local}/include/vulkan/vulkan.hpp >/dev/null || echo "vulkan/vulkan.hpp"
@@ -45,16 +44,16 @@ lacks() {
 }
 
 # shellcheck disable=SC2086
-[ -z "$(lacks)" ] || apt_install $packages || true
-missing=$(lacks)
+[ -z "$(list_missing)" ] || apt_install $packages || true
+missing=$(list_missing)
 if [ -n "$missing" ]; then
   say "missing: $(paste -sd, <<<"$missing" | sed 's/,/, /g'). On Debian: apt-get install $packages." \
-    "To leave the tests on a Vulkan device out: make test DEVICE_TESTS="
+    "To skip the tests on a Vulkan device: make test DEVICE_TESTS="
   exit 1
 fi
 
-# A header that Debian 12's is too old for stands before it. At a place that is the same for every clone: where it
-# changes, what is written in C++ is built anew.
+# A header that supplements the old one of Debian 12 precedes it. Its path is the same for every clone, because another
+# path rebuilds all C++ code.
 cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}
 mkdir -p "$cache/include/vulkan"
 header=$(dirname "$0")/include/vulkan/vulkan.hpp
@@ -62,20 +61,19 @@ cmp -s "$header" "$cache/include/vulkan/vulkan.hpp" || cp "$header" "$cache/incl
 echo "export CPLUS_INCLUDE_PATH='$cache/include'"
 [ "${1:-}" != build ] || exit 0
 
-# The loader is told of lavapipe alone, and by both names that loaders know this by. Otherwise device 0 would be a
-# GPU where there is one: the tests would run on another device on each machine, and take it from whoever works on it.
+# Restrict the loader to lavapipe, with the variables of old and new loaders. Otherwise device 0 would be a GPU on some
+# machines.
 driver=$(lavapipe)
 echo "export VK_DRIVER_FILES='$driver' VK_ICD_FILENAMES='$driver'"
-# llama.cpp leaves out devices that are no GPUs, unless they are asked for by their number.
+# llama.cpp skips devices that are not GPUs, unless this variable lists their index.
 echo "export GGML_VK_VISIBLE_DEVICES=0"
-# lavapipe of Mesa 22.3 goes on using buffers that were freed (it is well when what it frees is kept). With the kernels
-# that do several operations at once, the process then ends where a few rows generate beside prompts that are read, and
-# with operations in another order than the graph's where long parts of prompts are read ahead; without either that
-# was not seen, but for adapters, which no test uses there.
+# lavapipe of Mesa 22.3 uses freed buffers. With fused kernels the process crashes when rows decode beside a prefill, and
+# with reordered graphs when long prefill chunks overlap with sampling. Without both it crashes only with adapters, which
+# no test uses there.
 echo "export GGML_VK_DISABLE_FUSION=1 GGML_VK_DISABLE_GRAPH_OPTIMIZE=1"
-# The name that llama.cpp gives to that device.
+# llama.cpp's name of that device.
 echo "export CORRAL_TEST_DEVICE=Vulkan0"
-# A step takes many times as long as on the processor itself.
+# A step is many times slower than on the CPU backend.
 echo "export CORRAL_TEST_SUMS=300"
-# Shaders are compiled for the processor when they are first used: once, and not in each test's process.
+# Keep compiled shaders, so that not every test compiles them.
 echo "export MESA_SHADER_CACHE_DIR='$cache/shaders'"

@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# Packs what a machine with an NVIDIA GPU needs to build the CUDA backend, to test Corral on it and to measure,
-# where there is no network: see README.md.
+# Packs all that a machine with an NVIDIA GPU and no network needs to build the CUDA backend, to test Corral and to
+# benchmark it: see README.md.
 #
-#   tests/gpu/pack.sh ARCHIVE.tar.gz [--with-cmake | --with-cuda KINDS]
+#   tests/gpu/pack.sh ARCHIVE.tar.gz [--with-cmake | --with-cuda CAPABILITIES]
 #
-# --with-cmake  packs CMake too, for machines that have none
-# --with-cuda   builds the CUDA backend here, where no GPU has to be but nvcc, for KINDS of GPU such as 90-real; it is
-#               written to ARCHIVE-cuda.tar.gz, which is unpacked over the other one
+# --with-cmake  packs CMake too, for machines without it
+# --with-cuda   builds the CUDA backend here, with nvcc but without a GPU, for CAPABILITIES such as 90-real, into
+#               ARCHIVE-cuda.tar.gz, which is unpacked over the first archive
 set -euo pipefail
 
-# Of the engine, and of the whole program: those whose sums show a wrong cell.
-readonly tests="offload real_model looking sequences speculative constrained generate loops"
-# What can be carried to where the GPU is.
-readonly most=$((60 << 20))
+# Tests of the engine and of the whole program whose sums reveal a wrong cell.
+readonly tests="device_placement real_model looking sequences speculative constrained generate guest_sampling"
+# Largest archive in bytes.
+readonly max_bytes=$((60 << 20))
 
 say() { echo "tests/gpu/pack.sh: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-readonly usage="expected the archive to write, NAME.tar.gz, and perhaps --with-cmake, or --with-cuda KINDS"
-cmake='' kinds=''
-case $#:${2:-}:${3:+kinds} in
+readonly usage="expected NAME.tar.gz [--with-cmake | --with-cuda CAPABILITIES]"
+cmake='' capabilities=''
+case $#:${2:-}:${3:+capabilities} in
   1::) ;;
   2:--with-cmake:) cmake=yes ;;
-  3:--with-cuda:kinds) kinds=$3 ;;
+  3:--with-cuda:capabilities) capabilities=$3 ;;
   *) die "$usage" ;;
 esac
 [[ $1 = *.tar.gz ]] || die "$usage"
@@ -46,7 +46,7 @@ cp tests/gpu/{run.sh,cuda.sh,CMakeLists.txt,README.md} LICENSE "$pack/"
   sed -n '/^name = "llama-cpp-sys-2"/,/^$/s/^version = "\(.*\)"/llama-cpp-sys-2 \1/p' Cargo.lock
 } >"$pack/version"
 
-# The sources of the very llama.cpp that was built: what all backends share, and CUDA's.
+# The sources of the same llama.cpp version: ggml's common files and the CUDA backend.
 crate=$(cargo metadata --format-version 1 |
   grep -o '"manifest_path":"[^"]*/llama-cpp-sys-2-[^"]*/Cargo.toml"' | head -n1 | cut -d'"' -f4)
 ggml=$(dirname "$crate")/llama.cpp/ggml
@@ -58,7 +58,7 @@ cp -R "$ggml/src/ggml-cuda" "$pack/ggml/src/"
 cp "$ggml/../LICENSE" "$pack/ggml/"
 
 if [ -n "$cmake" ]; then
-  # In a Python package that is CMake itself, for any Linux of this kind of processor.
+  # A Python package contains CMake for any Linux of this architecture.
   python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
     --platform "manylinux2014_$(uname -m)" --platform "manylinux_2_17_$(uname -m)" -d "$stage/wheel" 'cmake==3.31.*'
   python3 -m zipfile -e "$stage/wheel"/cmake-*.whl "$stage/wheel/in"
@@ -68,19 +68,19 @@ if [ -n "$cmake" ]; then
   chmod +x "$pack/cmake/bin/cmake"
 fi
 
-# write ARCHIVE WHAT…: of what lies in the stage.
+# write ARCHIVE FILES…: archives files of the stage.
 write() {
   local size
   tar -C "$stage" -czf "$@"
   size=$(stat -c %s "$1")
-  [ "$size" -le "$most" ] || die "$1 has $((size >> 20)) MiB; no more than $((most >> 20)) can be carried"
+  [ "$size" -le "$max_bytes" ] || die "$1 has $((size >> 20)) MiB; the limit is $((max_bytes >> 20))"
   say "$1: $((size >> 20)) MiB"
 }
 
 write "$archive" corral-gpu
-if [ -n "$kinds" ]; then
-  # In a folder that is kept: stopped and started again it goes on.
-  build=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}/$(basename "$(dirname "$crate")")-cuda-${kinds//;/-}
-  CMAKE_CUDA_ARCHITECTURES=$kinds tests/gpu/cuda.sh "$ggml" "$build" "$pack/dist/backends"
+if [ -n "$capabilities" ]; then
+  # In a persistent folder, so that an interrupted build continues.
+  build=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}/$(basename "$(dirname "$crate")")-cuda-${capabilities//;/-}
+  CMAKE_CUDA_ARCHITECTURES=$capabilities tests/gpu/cuda.sh "$ggml" "$build" "$pack/dist/backends"
   write "${archive%.tar.gz}-cuda.tar.gz" corral-gpu/dist/backends/libggml-cuda.so
 fi

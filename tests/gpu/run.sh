@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU and its compiler, without a network: builds llama.cpp's CUDA backend, tests Corral on
-# the GPU, and measures it. Lies in what pack.sh packed; see README.md.
+# the GPU, and benchmarks it. Part of the archive of pack.sh; see README.md.
 #
 #   ./run.sh [--out FOLDER] [--work FOLDER] [--limit SECONDS] [--device NAME]
 #
-# --out     gets report.md, report.json and log.txt, also while there is more to do; report/ here unless it is said
-# --work    what is built, and what was done; work/ here unless it is said
-# --limit   how long this call may take, 540 unless it is said: it ends before, and the next one goes on
-# --device  as `corral doctor` lists it, CUDA0 unless it is said
+# --out     the folder of report.md, report.json and log.txt, also of an unfinished run (default report/ here)
+# --work    the folder of builds and the results of steps (default work/ here)
+# --limit   seconds until this run ends; the next run continues (default 540)
+# --device  the device, as `corral doctor` lists it (default CUDA0)
 #
-# Ends with 0 when everything ran and was right, 1 when something was not, 75 when there is more to do: start it again.
-# What failed is done again once its file in the work folder's state/ is removed.
+# Exits with 0 if all steps succeeded, 1 if one failed, 75 if steps remain. To repeat a failed step, remove its file in
+# the work folder's state/.
 #
-# Functions that are called in other processes:
+# The steps call functions in other processes:
 # shellcheck disable=SC2329
 set -euo pipefail
 
@@ -26,35 +26,35 @@ while [ $# -gt 0 ]; do
     --work) work=$2 ;;
     --limit) limit=$2 ;;
     --device) device=$2 ;;
-    *) say "'$1' is not known, or has no value; see the head of this script"; exit 2 ;;
+    *) say "'$1' is unknown or has no value; see the head of this script"; exit 2 ;;
   esac
   shift 2
 done
-[ -x "$here/dist/corral" ] || { say "there is no dist/corral here: this runs in what pack.sh has packed"; exit 2; }
+[ -x "$here/dist/corral" ] || { say "dist/corral is missing; run this script in the unpacked archive of pack.sh"; exit 2; }
 mkdir -p "$out" "$work"/{state,logs,tmp}
 out=$(cd "$out" && pwd)
 work=$(cd "$work" && pwd)
 cd "$here"
 
 readonly streams="1 8 32 64"
-# Seconds that a step may take. The build takes what there is, and goes on the next time.
-readonly most=480
-# Seconds that are left for the report, and those without which nothing is begun.
-readonly spare=15 least=30
+# Most seconds of a step. The build takes the rest of the limit, and continues in the next run.
+readonly max_step=480
+# Seconds reserved for the report, and fewest seconds to start a step.
+readonly reserve=15 min_step=30
 
-# CMake of the system, of a Python that has it, or the one that was packed.
+# CMake of the system, of a Python package, or of the archive.
 python=$(command -v python3 || true)
 export PATH=$PATH:${python:+$(dirname "$python"):}$here/cmake/bin
 export TMPDIR=$work/tmp
 export here work device model=$work/qwen3-0.6b.gguf backend=$here/dist/backends/libggml-cuda.so
-# Where the tests look, those of the engine and those of the whole program.
+# The environment of the tests.
 export CORRAL_BIN=$here/dist/corral CORRAL_PLUGINS=$here/plugins CORRAL_MODEL=$here/model/tiny.gguf
 export CORRAL_TEST_DEVICE=$device CORRAL_TEST_BACKENDS=$here/dist/backends
 
-# ---- what is done: `step` calls these, in processes of their own ----
+# ---- steps: `step` calls these in processes of their own ----
 
-# What this machine is, and whether what was built elsewhere runs here.
-look() {
+# Lists the hardware and checks that the packed binary runs.
+inspect() {
   local program missing=() programs=(nvidia-smi cmake)
   [ ! -e "$backend" ] || programs=(nvidia-smi)
   paste -sd' ' version
@@ -71,114 +71,114 @@ look() {
   "$here/dist/corral" --version
 }
 
-# The CUDA backend, where it did not come with the pack.
+# Builds the CUDA backend, unless it is prebuilt.
 build() {
   if [ -e "$backend" ]; then
-    echo "$backend was built elsewhere"
+    echo "$backend is prebuilt"
   else
     "$here/cuda.sh" "$here/ggml" "$work/cuda" "$here/dist/backends"
   fi
 }
 
-# That the program itself sees the GPU.
+# Checks that the program finds the GPU.
 doctor() {
-  local told
-  told=$("$here/dist/corral" doctor)
-  echo "$told"
-  grep -qw "$device" <<<"$told" || { echo "corral doctor says nothing of $device" >&2; return 1; }
+  local devices
+  devices=$("$here/dist/corral" doctor)
+  echo "$devices"
+  grep -qw "$device" <<<"$devices" || { echo "corral doctor does not list $device" >&2; return 1; }
 }
 
-# One of the test binaries. They are not neighbours of their libraries.
+# Runs a test binary; its libraries are in another folder.
 run_test() {
   LD_LIBRARY_PATH=$here/dist${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$here/dist/tests/$1" --test-threads 4
 }
 
-# Tokens a second of each stage with so many requests at once.
+# Benchmarks all stages with this many concurrent requests.
 stages() {
-  local at_once=$1 requests
-  requests=$((at_once < 8 ? 8 : 3 * at_once))
+  local concurrency=$1 requests
+  requests=$((concurrency < 8 ? 8 : 3 * concurrency))
   "$here/dist/corral-bench" stages --model "$model" --plugins "$here/plugins" --device "$device" \
-    --concurrency "$at_once" --requests "$requests" --rounds 5 --json
+    --concurrency "$concurrency" --requests "$requests" --rounds 5 --json
 }
 
-export -f look build doctor run_test stages
+export -f inspect build doctor run_test stages
 
-# A backend that was built elsewhere knows no folder of this machine: where CUDA's libraries are not the system's, they
-# are looked for, and the loader is told. What one of them needs lies beside it.
+# A prebuilt backend has no rpath to CUDA's libraries. Finds those that the system does not know and sets LD_LIBRARY_PATH.
+# Their dependencies lie in the same folders.
 find_libraries() {
   local name file
   for name in $(ldd "$backend" 2>/dev/null | awk '/not found/ && !/libggml/ { print $1 }'); do
     file=$(find /usr /opt "$HOME" -name "$name" -not -path '*/stubs/*' -print -quit 2>/dev/null || true)
     if [ -n "$file" ]; then
-      say "takes $name from $(dirname "$file")"
+      say "using $name from $(dirname "$file")"
       export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$(dirname "$file")
     else
-      say "$name, which the CUDA backend needs, is not on this machine"
+      say "$name, which the CUDA backend needs, is missing on this machine"
     fi
   done
 }
 
-# ---- step after step ----
+# ---- running steps ----
 
 state_of() { cut -d' ' -f1 "$work/state/$1" 2>/dev/null || true; }
 
-# Writes the report of what was done so far, and ends.
+# Writes the report and exits.
 finish() {
   report
   say "$2; the report is in $out"
   exit "$1"
 }
 
-# step NAME COMMAND…: does it, once. What it prints is kept in logs/NAME.out and NAME.err.
+# step NAME COMMAND…: runs a step once. Its output goes to logs/NAME.out and NAME.err.
 step() {
-  local name=$1 began=$SECONDS left=$((limit - SECONDS - spare)) code=0 may
+  local name=$1 start=$SECONDS left=$((limit - SECONDS - reserve)) code=0 seconds
   shift
   [ ! -e "$work/state/$name" ] || return 0
-  [ "$left" -ge "$least" ] || finish 75 "the time is up: start it again"
-  may=$left
-  [ "$name" = build ] || [ "$left" -le "$most" ] || may=$most
-  say "$name, at most $may s"
-  # What `timeout` runs is a process of its own: it knows the functions above, since they are exported.
-  timeout "$may" bash -euo pipefail -c '"$@"' step "$@" >"$work/logs/$name.out" 2>"$work/logs/$name.err" || code=$?
-  if [ "$code" = 124 ] && [ "$may" -lt "$most" ] && [ "$began" -gt 10 ]; then
-    finish 75 "$name was stopped, as the time is up: start it again"
+  [ "$left" -ge "$min_step" ] || finish 75 "the time limit is reached: run again"
+  seconds=$left
+  [ "$name" = build ] || [ "$left" -le "$max_step" ] || seconds=$max_step
+  say "$name, at most $seconds s"
+  # `timeout` starts a process, which gets the exported functions.
+  timeout "$seconds" bash -euo pipefail -c '"$@"' step "$@" >"$work/logs/$name.out" 2>"$work/logs/$name.err" || code=$?
+  if [ "$code" = 124 ] && [ "$seconds" -lt "$max_step" ] && [ "$start" -gt 10 ]; then
+    finish 75 "$name was stopped at the time limit: run again"
   elif [ "$code" = 124 ] && [ "$name" = build ]; then
-    finish 75 "the build was stopped, and goes on where it was: start it again"
+    finish 75 "the build was stopped and will continue: run again"
   elif [ "$code" = 0 ]; then
-    echo "ok $((SECONDS - began))" >"$work/state/$name"
+    echo "ok $((SECONDS - start))" >"$work/state/$name"
   else
-    echo "failed $((SECONDS - began)) $code" >"$work/state/$name"
+    echo "failed $((SECONDS - start)) $code" >"$work/state/$name"
     say "$name failed ($code): $(tail -n 5 "$work/logs/$name.err")"
   fi
 }
 
-# The same, where there is nothing more to do without it. It is tried again the next time.
+# Runs a step that all later ones need. The next run repeats it after a failure.
 needed() {
   step "$@"
   [ "$(state_of "$1")" != ok ] || return 0
   report
   rm -f "$work/state/$1"
-  say "without '$1' nothing else can be done; the report is in $out"
+  say "the later steps need '$1'; the report is in $out"
   exit 1
 }
 
-# All steps, in their order.
+# All steps in order.
 steps() {
-  local test at_once
-  echo look build doctor
+  local test concurrency
+  echo inspect build doctor
   for test in dist/tests/*; do echo "test-${test##*/}"; done
   echo model
-  for at_once in $streams; do echo "stages-$at_once"; done
+  for concurrency in $streams; do echo "stages-$concurrency"; done
 }
 
 # ---- the report ----
 
-# A text as a string of JSON, its lines with semicolons between them.
+# Prints a text as a JSON string, with semicolons for newlines.
 quoted() { printf '"%s"' "$(tr '\n\t' '; ' | tr -d '\000-\037' | sed 's/; *$//; s/[\\"]/\\&/g')"; }
 
-# The rows of `corral-bench stages --json` as a table.
+# Prints the JSON of `corral-bench stages` as a table.
 table() {
-  echo "| stage | what | tok/s | ratio to raw | least | most | µs CPU a token |"
+  echo "| stage | name | tok/s | ratio to raw | min | max | CPU µs/token |"
   echo "|---|---|---|---|---|---|---|"
   tr '{' '\n' <"$1" | awk '
     function member(name,   rest) {
@@ -199,18 +199,18 @@ markdown() {
   local name state
   echo "# Corral on a GPU"
   echo
-  sed 's/^/    /' "$work/logs/look.out" 2>/dev/null || true
+  sed 's/^/    /' "$work/logs/inspect.out" 2>/dev/null || true
   echo
   echo "| step | | seconds |"
   echo "|---|---|---|"
   for name in $(steps); do
-    state=(not-done "")
+    state=(pending "")
     [ ! -e "$work/state/$name" ] || read -ra state <"$work/state/$name"
     echo "| $name | ${state[0]} | ${state[1]} |"
   done
   for name in $streams; do
     [ "$(state_of "stages-$name")" = ok ] || continue
-    printf '\n## %s at once\n\n' "$name"
+    printf '\n## %s concurrent requests\n\n' "$name"
     table "$work/logs/stages-$name.out"
   done
 }
@@ -218,7 +218,7 @@ markdown() {
 json() {
   local name state separator=
   printf '{"machine":'
-  quoted 2>/dev/null <"$work/logs/look.out"
+  quoted 2>/dev/null <"$work/logs/inspect.out"
   printf ',"device":'
   quoted <<<"$device"
   printf ',"steps":['
@@ -243,20 +243,20 @@ log() {
   local name end
   for name in $(steps); do
     [ -e "$work/logs/$name.err" ] || continue
-    echo "==== $name: $(cat "$work/state/$name" 2>/dev/null || echo "not done")"
-    # Of a long one the end says what went wrong.
+    echo "==== $name: $(cat "$work/state/$name" 2>/dev/null || echo "pending")"
+    # The end of a long log names the error.
     for end in out err; do tail -c 100000 "$work/logs/$name.$end"; done
   done
 }
 
 report() {
-  [ -e "$work/logs/look.out" ] || : >"$work/logs/look.out"
+  [ -e "$work/logs/inspect.out" ] || : >"$work/logs/inspect.out"
   markdown >"$out/report.md"
   json >"$out/report.json"
   log >"$out/log.txt"
 }
 
-needed look look
+needed inspect inspect
 needed build build
 find_libraries
 needed doctor doctor
@@ -264,10 +264,10 @@ for test in dist/tests/*; do
   step "test-${test##*/}" run_test "${test##*/}"
 done
 needed model "$here/dist/corral-bench" model "$model"
-for at_once in $streams; do
-  step "stages-$at_once" stages "$at_once"
+for concurrency in $streams; do
+  step "stages-$concurrency" stages "$concurrency"
 done
 
-wrong=$(grep -l '^failed' "$work/state"/* | sed 's|.*/||' | paste -sd' ' || true)
-[ -z "$wrong" ] || finish 1 "failed: $wrong"
-finish 0 "everything ran and was right"
+failed=$(grep -l '^failed' "$work/state"/* | sed 's|.*/||' | paste -sd' ' || true)
+[ -z "$failed" ] || finish 1 "failed: $failed"
+finish 0 "all steps succeeded"

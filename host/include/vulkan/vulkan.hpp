@@ -1,6 +1,5 @@
-// Vulkan's own header, with what llama.cpp's backend names of it and headers before 1.3.272 lack (those of Debian 12
-// do): the structs of VK_EXT_layer_settings. It fills them in any case, and hands them over to a loader that passes
-// over what it does not know.
+// Supplements Vulkan's header with the structs of VK_EXT_layer_settings, which llama.cpp's backend uses and headers before
+// 1.3.272 (such as Debian 12's) lack. Older loaders ignore these structs.
 #pragma once
 
 #include_next <vulkan/vulkan.hpp>
@@ -25,7 +24,7 @@ struct LayerSettingsCreateInfoEXT {
   explicit LayerSettingsCreateInfoEXT(const std::vector<LayerSettingEXT> &settings)
       : settingCount(static_cast<uint32_t>(settings.size())), pSettings(settings.data()) {}
 
-  // The number of the extension, 497, as Vulkan counts types of structs.
+  // VK_STRUCTURE_TYPE_LAYER_SETTINGS_CREATE_INFO_EXT: extension number 497.
   VkStructureType sType = static_cast<VkStructureType>(1000496000);
   const void *pNext = nullptr;
   uint32_t settingCount;

@@ -1,6 +1,6 @@
-//! Where a model is computed, over llama.cpp and the demo model. Without a device these tests say that
-//! the processor does everything. On one (`make test-device`) they say that the layers are there and
-//! that the sums stay right, whatever happens to sequences whose cells are there too.
+//! Device placement, over llama.cpp and the demo model. Without a device the tests check the CPU. On a device
+//! (`make test-device`) they check that the layers are there, and that sums stay right when sequences fork, leave the
+//! cells and return.
 
 use corral_engine::{
     Caller, Config, DeviceKind, DeviceSampling, DeviceSelection, EmbedOptions, Engine, Generation,
@@ -13,10 +13,10 @@ use support::{
 
 mod support;
 
-/// The demo model's four layers, and its output, which counts as one.
+/// The demo model's four layers and its output.
 const LAYERS: u32 = 5;
-/// Less than its weights and 512 cells have together, 3 MiB, and more than either.
-const WHOLE: u64 = 5 << 19;
+/// Below the 3 MiB of its weights and 512 cells together, and above either.
+const MIN_DEVICE_BYTES: u64 = 5 << 19;
 
 fn load(change: impl FnOnce(&mut Config)) -> Engine {
     let mut config = support::config();
@@ -39,30 +39,30 @@ fn start(engine: &Engine, prompt: &str, options: Options) -> Generation {
 
 fn answer(generation: Generation) -> String {
     let (chunk, outcome) = read(generation);
-    outcome.expect("it is answered");
+    outcome.expect("it finishes");
     chunk.text
 }
 
-/// Bytes of weights, cells and what is computed with on a device that is no part of the machine's memory.
+/// Bytes on a device with its own memory.
 fn on_device(engine: &Engine, device: &str) -> u64 {
     let mut memory = engine.device_memory().iter();
     let found = memory.find(|(name, _)| name == device);
     found.map_or(0, |(_, bytes)| *bytes)
 }
 
-/// Many sums at once.
-fn check_together(engine: &Engine) {
-    let asked: Vec<_> = (1..=24).map(|n| (n, 2 * n + 1)).collect();
-    let running: Vec<_> = asked
+/// Checks many concurrent sums.
+fn check_concurrent(engine: &Engine) {
+    let sums: Vec<_> = (1..=24).map(|n| (n, 2 * n + 1)).collect();
+    let running: Vec<_> = sums
         .iter()
         .map(|(a, b)| start(engine, &format!("{a}+{b}="), limit(8)))
         .collect();
-    for ((a, b), generation) in asked.into_iter().zip(running) {
+    for ((a, b), generation) in sums.into_iter().zip(running) {
         assert_eq!(answer(generation), (a + b).to_string(), "{a}+{b}");
     }
 }
 
-/// Forks of one text which go on at the same time: it is read once, and none sees another's tokens.
+/// Checks concurrent forks: the prefix is computed once, and no fork sees another's tokens.
 fn check_forks(engine: &Engine) {
     let story = "The quiet owl looks at the river and the stone.\n";
     let mut trunk = Sequence::new(engine.clone(), Caller::default());
@@ -84,51 +84,51 @@ fn check_forks(engine: &Engine) {
     for ((a, b), generation) in SURE.into_iter().zip(running) {
         let (chunk, outcome) = read(generation);
         assert_eq!(chunk.text, (a + b).to_string(), "{a}+{b}");
-        let cached = outcome.expect("it is answered").cached_tokens as usize;
-        assert!(cached >= story, "{cached} of {story} tokens were there");
+        let cached = outcome.expect("it finishes").cached_tokens as usize;
+        assert!(cached >= story, "{cached} of {story} tokens were cached");
     }
 }
 
-/// More sequences than there is room for: their states leave the cells and come back as they were.
-fn check_states(engine: &Engine) {
-    let restored = metric(engine, "swap_ins_total");
+/// Checks that more sequences than fit are swapped out and in.
+fn check_swap(engine: &Engine) {
+    let swap_ins = metric(engine, "swap_ins_total");
     let mut idle = idle_sums(engine);
     settle(engine);
-    assert!(view(engine).spilled_ram > 0, "all of them found room");
+    assert!(view(engine).spilled_ram > 0, "none was swapped out");
     check_idle_sums(&mut idle);
-    assert!(metric(engine, "swap_ins_total") > restored);
+    assert!(metric(engine, "swap_ins_total") > swap_ins);
 }
 
-/// All of that, in an engine that has room for two longer sequences.
-fn exercise(change: impl FnOnce(&mut Config)) -> Engine {
+/// Runs all checks in an engine with room for two longer sequences.
+fn check_all(change: impl FnOnce(&mut Config)) -> Engine {
     let engine = load(|config| {
         config.context = Some(512);
         config.cells = Some(512);
         config.sequences = 8;
         change(config);
     });
-    check_together(&engine);
+    check_concurrent(&engine);
     check_forks(&engine);
-    check_states(&engine);
+    check_swap(&engine);
     assert_eq!(metric(&engine, "steps_failed_total"), 0.0);
     check_empty(&engine);
     engine
 }
 
 #[test]
-fn the_whole_model_is_where_it_was_to_be() {
+fn whole_model_is_on_its_device() {
     demo_model();
-    let there = devices().expect("devices can be listed");
-    assert!(there.iter().any(|one| one.kind == DeviceKind::Cpu));
+    let all = devices().expect("backends start");
+    assert!(all.iter().any(|one| one.kind == DeviceKind::Cpu));
     let Some(device) = device() else {
-        let engine = exercise(|config| config.placement.devices = DeviceSelection::Cpu);
+        let engine = check_all(|config| config.placement.devices = DeviceSelection::Cpu);
         assert_eq!(engine.info().layers, LAYERS);
         assert_eq!(engine.info().gpu_layers, 0);
         assert!(engine.info().devices.is_empty());
         return;
     };
-    let found = there.iter().find(|one| one.name == device);
-    let found = found.unwrap_or_else(|| panic!("no {device} among {there:?}"));
+    let found = all.iter().find(|one| one.name == device);
+    let found = found.unwrap_or_else(|| panic!("no {device} among {all:?}"));
     assert!(matches!(
         found.kind,
         DeviceKind::Gpu | DeviceKind::Integrated
@@ -137,36 +137,36 @@ fn the_whole_model_is_where_it_was_to_be() {
         found.total > 0 && !found.description.is_empty(),
         "{found:?}"
     );
-    let engine = exercise(|_| {});
+    let engine = check_all(|_| {});
     assert_eq!(engine.info().layers, LAYERS);
     assert_eq!(engine.info().gpu_layers, LAYERS);
-    // That is what was asked for; this is what llama.cpp says it took there.
+    // Beside the requested number, check the buffers that llama.cpp reports.
     if found.kind == DeviceKind::Gpu {
         let taken = on_device(&engine, &device);
-        assert!(taken > WHOLE, "{taken} bytes on {device}");
+        assert!(taken > MIN_DEVICE_BYTES, "{taken} bytes on {device}");
     }
     assert_eq!(engine.info().devices, [device]);
 }
 
 #[test]
-fn a_part_of_it_can_be_offloaded() {
+fn part_of_the_layers_can_be_on_a_device() {
     if device().is_none() {
         return;
     }
     for layers in [0, 1, 3] {
-        let engine = exercise(|config| config.placement.gpu_layers = GpuLayers::Exactly(layers));
+        let engine = check_all(|config| config.placement.gpu_layers = GpuLayers::Exactly(layers));
         assert_eq!(engine.info().gpu_layers, layers);
         if layers == 0 {
             assert!(engine.device_memory().is_empty());
         }
     }
     let engine = load(|config| config.placement.gpu_layers = GpuLayers::Auto);
-    assert_eq!(engine.info().gpu_layers, LAYERS, "there is room");
+    assert_eq!(engine.info().gpu_layers, LAYERS, "all layers fit");
 }
 
 #[test]
-fn cells_of_8_bits_hold_what_is_needed() {
-    exercise(|config| config.placement.kv_type = KvType::Q8_0);
+fn q8_0_cells_give_right_sums() {
+    check_all(|config| config.placement.kv_type = KvType::Q8_0);
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn two_engines_share_a_device() {
     std::thread::scope(|scope| {
         for engine in &engines {
             scope.spawn(move || {
-                check_together(engine);
+                check_concurrent(engine);
                 check_forks(engine);
             });
         }
@@ -186,37 +186,36 @@ fn two_engines_share_a_device() {
 }
 
 #[test]
-fn guessed_tokens_change_no_answer() {
+fn drafts_do_not_change_the_output() {
     let engine = load(|_| {});
     for prompt in [
         "repeat: Blue owls, 7! Blue owls, 7!\n",
         "repeat: the old fox looks at the stone\n",
         "12+7=",
     ] {
-        let said = |speculate| {
+        let output = |speculate| {
             let options = Options {
                 speculate,
                 ..limit(60)
             };
             answer(start(&engine, prompt, options))
         };
-        assert_eq!(said(8), said(0), "{prompt}");
+        assert_eq!(output(8), output(0), "{prompt}");
     }
     settle(&engine);
     assert!(metric(&engine, "draft_tokens_accepted_total") > 0.0);
     check_empty(&engine);
 }
 
-/// Prompts come while others generate: while those are sampled, a part of the prompts is read.
 #[test]
-fn prompts_are_read_while_others_are_answered() {
+fn prefill_overlaps_with_sampling() {
     for device_sampling in [DeviceSampling::Off, DeviceSampling::On { k: 32 }] {
         let engine = load(|config| {
             config.overlap = Overlap::On;
             config.device_sampling = device_sampling;
-            // How long steps take decides nothing: on a busy machine they would have the smallest parts alone.
+            // A huge budget, so that the time of a step has no influence.
             config.prefill = PrefillPolicy::Budgeted { gap: 1000.0 };
-            // Each reads the whole of its prompt, though all begin alike.
+            // Each request computes its whole prompt, despite the common prefix.
             config.prefix_cache = false;
         });
         let endless = Options {
@@ -246,53 +245,52 @@ fn prompts_are_read_while_others_are_answered() {
     }
 }
 
-/// Without being told it does so on devices alone.
 #[test]
-fn a_processor_reads_nothing_ahead() {
+fn cpu_does_not_overlap_by_default() {
     let engine = load(|config| {
         config.placement.devices = DeviceSelection::Cpu;
         config.placement.gpu_layers = GpuLayers::Auto;
     });
-    check_together(&engine);
+    check_concurrent(&engine);
     settle(&engine);
     assert_eq!(metric(&engine, "overlapped_steps_total"), 0.0);
 }
 
 #[test]
-fn embeddings_are_those_of_the_processor() {
+fn device_embeddings_match_the_cpu() {
     let text = "The quiet owl looks at the river and the stone.";
     let embed = |change: fn(&mut Config)| {
         let engine = load(change);
         let tokens = engine.tokenize(text, true).unwrap();
         let embedding = engine.embed(vec![tokens], EmbedOptions::default(), Caller::default());
-        let vectors = wait(embedding.expect("there is room")).expect("it is computed");
-        vectors.inputs.into_iter().next().expect("one for the text")
+        let vectors = wait(embedding.expect("all layers fit")).expect("it is computed");
+        vectors.inputs.into_iter().next().expect("one vector")
     };
-    let here = embed(|config| {
+    let cpu = embed(|config| {
         config.placement.devices = DeviceSelection::Cpu;
         config.placement.gpu_layers = GpuLayers::Auto;
     });
-    let there = embed(|_| {});
+    let other = embed(|_| {});
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
-    let cosine = dot(&here, &there) / (dot(&here, &here) * dot(&there, &there)).sqrt();
+    let cosine = dot(&cpu, &other) / (dot(&cpu, &cpu) * dot(&other, &other)).sqrt();
     assert!(cosine > 0.999, "{cosine}");
 }
 
 #[test]
-fn a_device_that_is_not_there_is_refused_and_those_that_are_are_named() {
-    let refusal = |devices, layers| {
+fn unknown_device_error_lists_devices() {
+    let load_error = |devices, layers| {
         let mut config = support::config();
         config.placement.devices = devices;
         config.placement.gpu_layers = layers;
-        let refused = Engine::load(config).err().expect("it is refused");
-        refused.to_string()
+        let error = Engine::load(config).err().expect("the load fails");
+        error.to_string()
     };
     let unknown = DeviceSelection::Named(vec!["Nonsense7".into()]);
-    let text = refusal(unknown, GpuLayers::Auto);
+    let text = load_error(unknown, GpuLayers::Auto);
     assert!(text.contains("Nonsense7") && text.contains("CPU"), "{text}");
     if let Some(device) = device() {
         assert!(text.contains(&device), "{text}");
     }
-    let text = refusal(DeviceSelection::Cpu, GpuLayers::Exactly(3));
+    let text = load_error(DeviceSelection::Cpu, GpuLayers::Exactly(3));
     assert!(text.contains("3 GPU layers"), "{text}");
 }

@@ -1,5 +1,5 @@
-//! Where a model is computed and how its cells are stored, over llama.cpp and the demo model: cells of
-//! 8 bits give the right sums, also after they were put aside, and what names no device is refused.
+//! The type of the KV cells on the CPU, over llama.cpp and the demo model: q8_0 cells give right sums, also after a swap
+//! and from a snapshot. Also errors of device placement.
 
 use corral_engine::{
     Caller, Config, DeviceSelection, EmbedOptions, Engine, Error, GpuLayers, KvType, LlamaError,
@@ -13,7 +13,7 @@ use support::{
 
 mod support;
 
-/// On the processor, so that it is the same on any machine.
+/// A configuration for the CPU, so that results do not depend on the machine.
 fn config(kv: KvType) -> Config {
     let mut config = Config::new("tiny", demo_model());
     config.threads = Some(1);
@@ -29,31 +29,31 @@ fn limit(max_tokens: u32) -> Options {
     }
 }
 
-fn refused(config: Config) -> String {
+fn config_error(config: Config) -> String {
     match Engine::load(config) {
         Err(error @ LoadError::Config(_)) => error.to_string(),
         Err(error) => panic!("{error}"),
-        Ok(_) => panic!("it loads"),
+        Ok(_) => panic!("it loaded"),
     }
 }
 
 #[test]
-fn the_processor_alone_has_all_layers() {
+fn cpu_has_all_layers() {
     let engine = Engine::load(config(KvType::F16)).unwrap();
     let info = engine.info();
-    // Four, and the output.
+    // Four layers and the output.
     assert_eq!((info.layers, info.gpu_layers), (5, 0));
     assert!(info.devices.is_empty() && engine.device_memory().is_empty());
 }
 
 #[test]
-fn cells_of_8_bits_take_less_and_the_sums_are_right() {
+fn q8_0_cells_take_less_memory_and_give_right_sums() {
     let large = Engine::load(config(KvType::F16)).unwrap();
     let (memory, cells) = (large.memory(), 16_384 * 4 * 2 * 128);
     drop(large);
     let engine = Engine::load(config(KvType::Q8_0)).unwrap();
     let less = memory - engine.memory();
-    // 34 bytes for 32 numbers and not 64; what is computed with may differ by a little.
+    // 34 bytes for 32 numbers instead of 64; compute buffers may differ a little.
     let expected = cells * 2 - cells / 32 * 34;
     assert!(
         less > expected / 10 * 9 && less < expected / 10 * 11,
@@ -75,16 +75,15 @@ fn cells_of_8_bits_take_less_and_the_sums_are_right() {
         outcome.unwrap();
         assert_eq!(chunk.text, (a + b).to_string());
     }
-    // Vectors have cells of their own, which stay as they are.
+    // The embedding context has f16 cells.
     let text = engine.tokenize("a text", true).unwrap();
     let embedding = engine.embed(vec![text], EmbedOptions::default(), Caller::default());
     assert!(wait(embedding.unwrap()).is_ok());
     check_empty(&engine);
 }
 
-/// As with 16 bits: whose cells others need is put aside and comes back.
 #[test]
-fn states_of_8_bits_leave_the_cells_and_come_back() {
+fn q8_0_states_are_swapped_out_and_in() {
     let mut config = config(KvType::Q8_0);
     (config.context, config.cells) = (Some(512), Some(512));
     config.sequences = 2;
@@ -99,7 +98,7 @@ fn states_of_8_bits_leave_the_cells_and_come_back() {
 }
 
 #[test]
-fn a_snapshot_is_of_use_to_cells_of_its_type_alone() {
+fn snapshots_need_cells_of_their_type() {
     let folder = tempfile::tempdir().unwrap();
     let limits = SnapshotLimits {
         snapshot_bytes: 1 << 24,
@@ -128,7 +127,7 @@ fn a_snapshot_is_of_use_to_cells_of_its_type_alone() {
     match restored {
         Err(Error::Snapshot(text)) => assert!(text.contains("other cache settings"), "{text}"),
         Err(error) => panic!("{error}"),
-        Ok(_) => panic!("a state of 8 bits was taken for one of 16"),
+        Ok(_) => panic!("f16 cells loaded a q8_0 state"),
     }
     other.shutdown();
     drop(other);
@@ -145,18 +144,18 @@ fn a_snapshot_is_of_use_to_cells_of_its_type_alone() {
 }
 
 #[test]
-fn devices_that_are_not_there_are_refused_with_those_that_are() {
+fn placement_errors_list_devices() {
     let mut nonsense = config(KvType::F16);
     nonsense.placement.devices = DeviceSelection::Named(vec!["nonsense".to_owned()]);
     assert!(nonsense.placement.devices.check().is_err());
-    let text = refused(nonsense);
+    let text = config_error(nonsense);
     assert!(
         text.contains("\"nonsense\"") && text.contains("CPU"),
         "{text}"
     );
-    let mut nobody = config(KvType::F16);
-    nobody.placement.gpu_layers = GpuLayers::Exactly(3);
-    let text = refused(nobody);
+    let mut impossible = config(KvType::F16);
+    impossible.placement.gpu_layers = GpuLayers::Exactly(3);
+    let text = config_error(impossible);
     assert!(
         text.contains("3 GPU layers") && text.contains("corral doctor"),
         "{text}"
