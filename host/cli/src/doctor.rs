@@ -30,7 +30,7 @@ struct Report {
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode, Error> {
     args.backends.load()?;
     let folder = args.backends.backend_dir.clone();
-    let folder = folder.or_else(corral_engine::default_backends);
+    let folder = folder.or_else(corral_engine::default_backend_dir);
     let features = corral_engine::built_with();
     let report = Report {
         backend_dir: folder

@@ -44,7 +44,7 @@ pub use config::{Config, DeviceSampling, ModelInfo};
 pub use corral_constraint::{Constraint, Error as ConstraintError, Grammar, Matcher};
 pub use corral_llama::{
     BackendFile, BackendStatus, Device, DeviceKind, KvType, LlamaError, LoadProgress, backends,
-    built_with, default_backends, devices, load_backends,
+    built_with, default_backend_dir, devices, load_backends,
 };
 pub use corral_sampling::{self as sampling, Sampler, Statistics, TokenLogprobs};
 pub use corral_scheduler::{

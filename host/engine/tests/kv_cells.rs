@@ -41,7 +41,7 @@ struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
     fn u32(&mut self) -> u32 {
-        let (value, rest) = self.0.split_first_chunk().expect("the state goes on");
+        let (value, rest) = self.0.split_first_chunk().expect("the state is longer");
         self.0 = rest;
         u32::from_ne_bytes(*value)
     }

@@ -346,7 +346,7 @@ mod tests {
             first += number;
         }
         let mut result = vec![f32::NAN; tokens * heads * LENGTH];
-        let place = result.as_mut_ptr();
+        let results = result.as_mut_ptr();
         let mut sources = [
             tensor(sys::GGML_TYPE_F32, [LENGTH, tokens, heads, 1], &mut query),
             tensor(sys::GGML_TYPE_F16, [LENGTH, all, groups, 1], &mut keys),
@@ -373,7 +373,7 @@ mod tests {
                 return None;
             }
             // SAFETY: alive, and no thread is at work.
-            let results = unsafe { std::slice::from_raw_parts_mut(place, found.len()) };
+            let results = unsafe { std::slice::from_raw_parts_mut(results, found.len()) };
             let mut done = 0;
             for (result, found) in results.iter_mut().zip(&mut found) {
                 let result = std::mem::replace(result, f32::NAN);
@@ -431,7 +431,7 @@ mod tests {
         assert_eq!(parts(&[100; 8], 8, 2, 2), Some(vec![64, 64]));
         assert_eq!(parts(&[100], 8, 2, 2), Some(vec![8, 8]));
         assert_eq!(parts(&[100], 8, 2, 8), Some(vec![2; 8]));
-        // ggml computes what would keep one thread busy and others idle.
+        // ggml takes work that would keep one thread busy and others idle.
         assert_eq!(parts(&[1000, 10, 10, 10], 1, 8, 4), None);
         assert_eq!(parts(&[1000], 1, 8, 4), None);
         // Tiles shrink until they divide: two threads compute four of eight tokens each.

@@ -91,9 +91,9 @@ pub fn load_backends(folder: &Path) -> Result<Vec<BackendFile>, LlamaError> {
     }
 }
 
-/// The default folder of backends: `backends` beside the executable, or else the executable's own folder. `None` if
+/// The default directory of backends: `backends` beside the executable, or else the executable's own directory. `None` if
 /// all backends are built in.
-pub fn default_backends() -> Option<PathBuf> {
+pub fn default_backend_dir() -> Option<PathBuf> {
     if !cfg!(feature = "dynamic-backends") {
         return None;
     }
@@ -107,14 +107,14 @@ pub fn default_backends() -> Option<PathBuf> {
     })
 }
 
-/// Initializes llama.cpp, once per process; loads the backends of [`default_backends`] unless others are loaded.
+/// Initializes llama.cpp, once per process; loads the backends of [`default_backend_dir`] unless others are loaded.
 pub(crate) fn start() -> Result<(), LlamaError> {
     let mut registry = lock();
     if !registry.started {
         log::forward();
         let folder = match registry.folder {
             Some(_) => None,
-            None => default_backends(),
+            None => default_backend_dir(),
         };
         if let Some(folder) = folder {
             let found = BackendFolder::list(&folder)?;
@@ -342,7 +342,7 @@ mod tests {
     fn missing_folder_and_unusable_backends_are_errors() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let missing = load_backends(&folder.path().join("missing"));
-        let missing = missing.expect_err("there is none").to_string();
+        let missing = missing.expect_err("the folder is missing").to_string();
         assert!(
             missing.contains("cannot read the backend folder"),
             "{missing}"
@@ -355,6 +355,6 @@ mod tests {
         let error = load_backends(folder.path()).expect_err("it loads none");
         let text = error.to_string();
         assert!(text.contains("without `dynamic-backends`"), "{text}");
-        assert_eq!(default_backends(), None);
+        assert_eq!(default_backend_dir(), None);
     }
 }

@@ -106,7 +106,7 @@ impl LlamaContext {
         self.raw.model().can_truncate()
     }
 
-    /// Computes with the adapter at this index of those that were loaded, or with none, from the next step on.
+    /// Computes with the loaded adapter of this index, or with none, from the next step on.
     ///
     /// A change makes the next decode build a new graph scheduler and plan the three largest graphs
     /// (`llama_context::sched_reserve`), at about the same cost whatever the step.
@@ -373,7 +373,7 @@ impl LlamaContext {
     }
 }
 
-/// For tests: what llama.cpp exposes in no other way.
+/// Access for tests.
 impl LlamaContext {
     /// The state of all sequences as llama.cpp saves it, which lists the used cells.
     pub fn save_all(&mut self) -> Vec<u8> {

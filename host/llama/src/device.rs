@@ -1,4 +1,4 @@
-//! Devices that ggml computes on: the CPU, and those that its other backends find.
+//! Devices that ggml computes on: the CPU, and the devices of its other backends.
 
 use crate::{LlamaError, backends};
 use llama_cpp_sys_2 as sys;

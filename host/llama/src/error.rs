@@ -1,4 +1,4 @@
-//! Errors of this crate. Each text says what happened, and what to do where a person can do something.
+//! Errors of this crate. Each text names the failure, the expectation and a remedy.
 
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,7 @@ pub enum LlamaError {
     Unsuitable {
         /// The file.
         path: PathBuf,
-        /// What the model lacks.
+        /// The missing property.
         cause: String,
     },
     /// The adapter does not fit the model.
@@ -42,7 +42,7 @@ pub enum LlamaError {
         name: String,
         /// The file.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// The problem and its remedy.
         cause: String,
     },
     /// A backend, a device, a path or an environment variable is wrong.

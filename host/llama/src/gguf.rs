@@ -52,7 +52,7 @@ pub enum GgufError {
         /// The error that llama.cpp logged.
         cause: String,
     },
-    /// GGUF can't express the input; says what and why.
+    /// GGUF can't express the input.
     #[error("{0}")]
     Invalid(String),
 }
@@ -213,7 +213,8 @@ impl Writer {
         tensor_type: TensorType,
         dimensions: &[u64],
     ) -> Result<(), GgufError> {
-        let invalid = |what: String| Err(GgufError::Invalid(format!("tensor {name}: {what}")));
+        let invalid =
+            |problem: String| Err(GgufError::Invalid(format!("tensor {name}: {problem}")));
         if name.len() >= NAME_BYTES {
             return invalid(format!("its name must have less than {NAME_BYTES} bytes"));
         }

@@ -32,7 +32,7 @@ mod reference;
 mod thread_pool;
 
 pub use backends::{
-    BackendFile, BackendStatus, backends, built_with, default_backends, load_backends,
+    BackendFile, BackendStatus, backends, built_with, default_backend_dir, load_backends,
 };
 pub use batch::TokenInput;
 pub use context::{LlamaContext, LogitsCopied, Output};

@@ -1,4 +1,4 @@
-//! Forwards llama.cpp's log to `tracing` (target `llama`) and extracts what llama.cpp reports only there: the cause of
+//! Forwards llama.cpp's log to `tracing` (target `llama`) and extracts facts that llama.cpp reports only there: the cause of
 //! a failure, sizes of buffers, warnings about backends and the quantizer's progress. All state is per thread, because
 //! llama.cpp logs in the thread that calls it.
 
@@ -10,7 +10,7 @@ use std::sync::Once;
 thread_local! {
     /// The first error since the last [`take_first_error`].
     static FIRST_ERROR: RefCell<Option<String>> = const { RefCell::new(None) };
-    /// Place and size of the buffers since the last [`take_buffer_sizes`].
+    /// Location and bytes of the buffers since the last [`take_buffer_sizes`].
     static BUFFER_SIZES: RefCell<Vec<(String, u64)>> = const { RefCell::new(Vec::new()) };
     /// Errors and warnings, during [`capture`].
     static CAPTURED: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
@@ -51,7 +51,7 @@ pub(crate) fn take_first_error() -> Option<String> {
     FIRST_ERROR.take()
 }
 
-/// Takes the sizes of the buffers that this thread made since the last call: the place (`CPU`, `CUDA0`, `CUDA_Host` and
+/// Takes the sizes of the buffers that this thread made since the last call: the location (`CPU`, `CUDA0`, `CUDA_Host` and
 /// the like), and the bytes of all buffers there.
 pub fn take_buffer_sizes() -> Vec<(String, u64)> {
     BUFFER_SIZES.take()
@@ -71,10 +71,10 @@ pub(crate) fn report_quantize(progress: QuantizeProgress) -> QuantizeReports {
     QuantizeReports(())
 }
 
-fn add_buffer(sizes: &mut Vec<(String, u64)>, place: &str, bytes: u64) {
-    match sizes.iter_mut().find(|(known, _)| known == place) {
+fn add_buffer(sizes: &mut Vec<(String, u64)>, location: &str, bytes: u64) {
+    match sizes.iter_mut().find(|(known, _)| known == location) {
         Some((_, sum)) => *sum = sum.saturating_add(bytes),
-        None => sizes.push((place.to_owned(), bytes)),
+        None => sizes.push((location.to_owned(), bytes)),
     }
 }
 
@@ -96,16 +96,16 @@ fn parse_tensor_number(line: &str) -> Option<(u64, u64)> {
     Some((number.trim().parse().ok()?, all.trim().parse().ok()?))
 }
 
-/// Parses place and bytes of a line about a buffer.
+/// Parses location and bytes of a line about a buffer.
 fn parse_buffer_size(line: &str) -> Option<(&str, u64)> {
     let (buffer, size) = line.split_once(BUFFER_SIZE)?;
     let mebibytes: f64 = size.trim().strip_suffix("MiB")?.trim().parse().ok()?;
     // The line starts with the name of a function.
     let buffer = buffer.split_once(": ").map_or(buffer, |(_, buffer)| buffer);
-    let place = buffer.split_whitespace().next().unwrap_or_default();
+    let location = buffer.split_whitespace().next().unwrap_or_default();
     // Not truncated: no machine has 2^64 bytes.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    (mebibytes >= 0.0).then_some((place, (mebibytes * f64::from(1 << 20)) as u64))
+    (mebibytes >= 0.0).then_some((location, (mebibytes * f64::from(1 << 20)) as u64))
 }
 
 unsafe extern "C" fn on_log(
@@ -135,8 +135,8 @@ unsafe extern "C" fn on_log(
             add_captured(text);
         }
         _ => {
-            if let Some((place, bytes)) = parse_buffer_size(text) {
-                BUFFER_SIZES.with_borrow_mut(|sizes| add_buffer(sizes, place, bytes));
+            if let Some((location, bytes)) = parse_buffer_size(text) {
+                BUFFER_SIZES.with_borrow_mut(|sizes| add_buffer(sizes, location, bytes));
             }
             if let Some((number @ 1.., all)) = parse_tensor_number(text) {
                 QUANTIZE_PROGRESS.with_borrow_mut(|progress| {

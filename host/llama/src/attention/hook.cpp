@@ -1,7 +1,7 @@
 // Puts Corral's attention before that of ggml's CPU backend.
 //
 // ggml offers each operation to its "extra buffer types" before it computes it. They exist for other layouts of weights;
-// this one has no buffers and takes one operation. ggml computes what it refuses.
+// this one has no buffers and takes one operation. ggml computes all others.
 //
 // The declarations below are internal to ggml (ggml-cpu/traits.h and ggml-backend-impl.h), copied because the headers are
 // not installed. Compare them with every new version of llama-cpp-sys-2.
@@ -60,8 +60,8 @@ class Attention final : public ggml::cpu::tensor_traits, public ggml::cpu::extra
 
 // Called once, before anything is loaded or computed. Returns false if the struct's layout has changed.
 //
-// Models call `get_extra_types` for the buffer types of weights. It returns forever what it returned first, so this calls
-// it before adding the new type.
+// Models call `get_extra_types` for the buffer types of weights. It caches its first result, so this calls it before adding
+// the new type.
 extern "C" bool corral_attention_install(ggml_backend_device * cpu, GetExtraTypes get_extra_types, Compute compute) {
     auto name = [](ggml_backend_buffer_type *) { return "CORRAL_ATTENTION"; };
     auto * type = new ggml_backend_buffer_type{name, {}, cpu, nullptr};

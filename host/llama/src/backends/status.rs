@@ -15,7 +15,7 @@ pub struct BackendStatus {
     pub devices: Vec<String>,
     /// Features that it reports, such as instruction sets.
     pub features: Vec<String>,
-    /// Why it has no devices, and what to do about it.
+    /// Why it has no devices, and the remedy.
     pub problem: Option<String>,
 }
 
