@@ -63,8 +63,6 @@ async fn plugin_answers_requests() {
         counter(&runtime, "corral_plugin_calls_completed_total", None),
         100.0
     );
-    let starts = counter(&runtime, "corral_plugin_instance_start_seconds_total", None);
-    println!("an instance starts in {:.1} µs", starts / 100.0 * 1e6);
 }
 
 #[tokio::test]
@@ -79,10 +77,8 @@ async fn crash_is_a_500_with_reason() {
 #[tokio::test]
 async fn endless_loop_is_a_504() {
     for bytes in [http_2(SPIN), http_3(&format!("{SPIN} unreachable"))] {
-        let begun = Instant::now();
         let error = error_of(bytes, limits()).await;
         assert_eq!((error.status(), error.code()), (504, "cpu-time"));
-        assert!(begun.elapsed() < Duration::from_secs(10));
     }
 }
 

@@ -222,7 +222,7 @@ fn unfit_links_are_refused_with_reason() {
         (
             PluginComponents::unlinked(good()),
             "to-be-linked",
-            "name this one in its corral.toml: [links] templating = \"FILE.wasm\"",
+            "name this component in its corral.toml: [links] templating = \"FILE.wasm\"",
         ),
         (
             PluginComponents::unlinked(sampler()),

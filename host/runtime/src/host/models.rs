@@ -56,7 +56,7 @@ pub(super) async fn open(
     let opened = match begun {
         Err(error) => return Ok(Err(error)),
         Ok(ModelOpen::Leased(engine)) => Ok(engine),
-        Ok(ModelOpen::OpenModel(opening, counters)) => {
+        Ok(ModelOpen::Opening(opening, counters)) => {
             match counters.check_finished(opening.await.map_err(open_error)) {
                 Ok(lease) => {
                     let engine = lease.engine().clone();
@@ -122,7 +122,7 @@ fn open_error(error: OpenError) -> Error {
 enum ModelOpen {
     /// The call holds a lease on it.
     Leased(Engine),
-    OpenModel(OpenModel, Arc<DeploymentCounters>),
+    Opening(OpenModel, Arc<DeploymentCounters>),
 }
 
 impl State {
@@ -161,7 +161,7 @@ impl State {
             return Ok(ModelOpen::Leased(engine));
         }
         match models.open(name, &self.caller) {
-            Some(opening) => Ok(ModelOpen::OpenModel(opening, Arc::clone(&self.counters))),
+            Some(opening) => Ok(ModelOpen::Opening(opening, Arc::clone(&self.counters))),
             None => {
                 self.handles.models -= 1;
                 let missing = match name {

@@ -1,11 +1,11 @@
-//! Plugins written by hand in WebAssembly text, each just large enough to misbehave in one way.
+//! Small plugins in WebAssembly text, and helpers to run them. The server's unit tests use them too.
 
 #![allow(dead_code)]
 
 use corral_engine::ModelPool;
 use corral_runtime::{Limits, Plugin, Runtime, RuntimeConfig};
 
-/// The error codes of `wasi:http/types`, the same in 0.2 and 0.3, as text inside an instance type.
+/// The error codes of `wasi:http/types` inside an instance type, the same in 0.2 and 0.3.
 const ERROR_CODE: &str = r#"
     (type $dns' (record (field "rcode" (option string)) (field "info-code" (option u16))))
     (export "DNS-error-payload" (type $dns (eq $dns')))
@@ -40,9 +40,8 @@ const ERROR_CODE: &str = r#"
     (export "error-code" (type $code (eq $code')))
 "#;
 
-/// A `wasi:http/incoming-handler@0.2` whose `handle` is `code`. In it, `(call $respond)` sends the
-/// headers of a response with status 200, `(call $say)` writes "hello" to its body and waits until
-/// there is room, and `(call $finish)` ends the body.
+/// A `wasi:http/incoming-handler@0.2` whose `handle` is `code`. `(call $respond)` sends headers with status
+/// 200, `(call $say)` writes "hello" to the body and waits until there is room, `(call $finish)` ends it.
 pub fn http_2(code: &str) -> Vec<u8> {
     let text = format!(
         r#"(component
@@ -140,7 +139,7 @@ pub fn http_2(code: &str) -> Vec<u8> {
     wat::parse_str(text).unwrap()
 }
 
-/// A `wasi:http/handler@0.3` whose `handle` is `code`, which leaves an address of its result.
+/// A `wasi:http/handler@0.3` whose `handle` is `code`, which returns the address of its result.
 pub fn http_3(code: &str) -> Vec<u8> {
     let text = format!(
         r#"(component
@@ -164,7 +163,7 @@ pub fn http_3(code: &str) -> Vec<u8> {
     wat::parse_str(text).unwrap()
 }
 
-/// A command for `wasi:cli/run` in the given version; `code` leaves 0 for success or 1.
+/// A command for `wasi:cli/run` in the given version. `code` returns 0 for success, else 1.
 pub fn command(version: &str, code: &str) -> Vec<u8> {
     let kind = if version.starts_with("0.3") {
         "async"
@@ -184,19 +183,19 @@ pub fn command(version: &str, code: &str) -> Vec<u8> {
 
 /// A runtime without models.
 pub fn runtime(instances: u32) -> Runtime {
-    let settings = RuntimeConfig {
+    let config = RuntimeConfig {
         instances,
         ..RuntimeConfig::default()
     };
-    Runtime::new(settings, ModelPool::loaded(Vec::new())).unwrap()
+    Runtime::new(config, ModelPool::loaded(Vec::new())).unwrap()
 }
 
-/// The plugin of these bytes.
+/// Loads a plugin into a deployment of its own.
 pub async fn load(runtime: &Runtime, bytes: Vec<u8>, limits: Limits) -> Plugin {
     runtime.load_plugin("guest", bytes, limits).await.unwrap()
 }
 
-/// A counter's value; with a label's value where it has one.
+/// The value of a counter, of the sample with this label value if given.
 pub fn counter(runtime: &Runtime, name: &str, label: Option<&str>) -> f64 {
     let metrics = runtime.metrics();
     let found = metrics.iter().find(|metric| {
@@ -206,13 +205,13 @@ pub fn counter(runtime: &Runtime, name: &str, label: Option<&str>) -> f64 {
     found.unwrap().value
 }
 
-/// Waits until no instance lives, which must not take long.
+/// Waits until no instance exists, at most 30 s.
 pub async fn idle(runtime: &Runtime) {
-    for _ in 0..400 {
+    for _ in 0..6000 {
         if counter(runtime, "corral_plugin_instances", None) == 0.0 {
             return;
         }
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
-    panic!("an instance lives on");
+    panic!("an instance still exists");
 }
