@@ -51,7 +51,7 @@ DEVICE_TESTS ?= device_placement
 DEVICE_FLAGS := --release --workspace --features corral-engine/vulkan $(addprefix --test ,$(DEVICE_TESTS))
 
 # The micro-benchmarks; `events` is in the plugins' workspace.
-BENCHES ?= attention scheduling prefixes sampling constraints text events
+BENCHES ?= attention scheduling prefixes sampling grammars text events
 HOST_BENCHES := $(filter-out events,$(BENCHES))
 FILTER ?=
 BENCH_ARGUMENTS := $(if $(FILTER),-- '$(FILTER)')

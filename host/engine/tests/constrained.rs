@@ -1,4 +1,4 @@
-//! Grammars, samplers and probabilities over llama.cpp and the demo model, as a caller sees them.
+//! Grammars, samplers and log probabilities with the demo model.
 
 use corral_engine::sampling::Penalties;
 use corral_engine::{
@@ -12,21 +12,21 @@ use support::{check_empty, metric, read, settle, wait};
 mod schemas;
 mod support;
 
-/// Sequences that run at once.
-const AT_ONCE: usize = 32;
+/// Requests in flight.
+const MAX_IN_FLIGHT: usize = 32;
 
 fn engine() -> Engine {
     Engine::load(support::config()).expect("the demo model loads")
 }
 
-fn begin(engine: &Engine, prompt: &str, options: Options) -> Generation {
+fn start(engine: &Engine, prompt: &str, options: Options) -> Generation {
     let tokens = engine.tokenize(prompt, true).unwrap();
     let generation = engine.generate(tokens, options, Caller::default());
-    generation.expect("it is taken")
+    generation.expect("it is accepted")
 }
 
 fn answer(engine: &Engine, prompt: &str, options: Options) -> (Chunk, Outcome) {
-    let mut generation = begin(engine, prompt, options);
+    let mut generation = start(engine, prompt, options);
     let mut all = Chunk::default();
     while let Some(chunk) = wait(generation.next()) {
         all.tokens.extend(chunk.tokens);
@@ -46,15 +46,14 @@ fn following(engine: &Engine, grammar: Grammar, max_tokens: u32) -> Options {
 }
 
 #[test]
-fn a_grammar_shapes_the_answer_and_ends_it() {
+fn grammar_limits_and_ends_the_output() {
     let engine = engine();
     let digits = following(&engine, Grammar::Regex("[0-9]{1,3}".into()), 20);
     for (question, sum) in [("1+1=", "2"), ("45+54=", "99"), ("77+44=", "121")] {
         let (chunk, outcome) = answer(&engine, question, digits.clone());
         assert_eq!((chunk.text.as_str(), outcome.finish), (sum, Finish::End));
     }
-    // The model wants to answer at once; the grammar lets it say a sentence first, and what the
-    // grammar leaves no choice about costs no step.
+    // The grammar requires a sentence before the sum. Forced tokens need no step.
     settle(&engine);
     let steps = metric(&engine, "steps_total");
     let sentence = following(&engine, Grammar::Regex("The sum is [0-9]{2}[.]".into()), 40);
@@ -72,7 +71,7 @@ fn a_grammar_shapes_the_answer_and_ends_it() {
 }
 
 #[test]
-fn a_text_that_is_complete_ends_also_where_the_end_token_is_ignored() {
+fn complete_text_ends_with_ignored_end_token() {
     let engine = engine();
     let mut options = following(&engine, Grammar::Regex("[0-9]+".into()), 20);
     options.ignore_end = true;
@@ -83,7 +82,7 @@ fn a_text_that_is_complete_ends_also_where_the_end_token_is_ignored() {
 }
 
 #[test]
-fn grammars_of_each_kind_hold_beside_sums_that_stay_right() {
+fn concurrent_grammars_do_not_affect_others() {
     let engine = engine();
     let kinds = [
         Grammar::JsonObject,
@@ -108,12 +107,12 @@ fn grammars_of_each_kind_hold_beside_sums_that_stay_right() {
             seed: Some(seed),
             ..following(&engine, kinds[number].clone(), 200)
         };
-        running.push((Some(number), begin(&engine, "say: ", options)));
+        running.push((Some(number), start(&engine, "say: ", options)));
         let plain = Options {
             max_tokens: 5,
             ..Options::default()
         };
-        running.push((None, begin(&engine, &format!("{seed}+7="), plain)));
+        running.push((None, start(&engine, &format!("{seed}+7="), plain)));
     }
     for (index, (kind, generation)) in running.into_iter().enumerate() {
         let (chunk, outcome) = read(generation);
@@ -129,9 +128,9 @@ fn grammars_of_each_kind_hold_beside_sums_that_stay_right() {
     check_empty(&engine);
 }
 
-/// Every answer that ends by itself is JSON and fits its schema.
+/// Every output that ends by itself is JSON and matches its schema.
 #[test]
-fn five_hundred_random_schemas_are_followed() {
+fn outputs_match_random_schemas() {
     let engine = engine();
     let mut running: VecDeque<(u64, serde_json::Value, Generation)> = VecDeque::new();
     let (mut ended, mut cut) = (0, 0);
@@ -158,8 +157,8 @@ fn five_hundred_random_schemas_are_followed() {
             speculate: if seed % 5 == 0 { 4 } else { 0 },
             ..following(&engine, Grammar::JsonSchema(schema.to_string()), 600)
         };
-        running.push_back((seed, schema, begin(&engine, "JSON: ", options)));
-        if running.len() >= AT_ONCE
+        running.push_back((seed, schema, start(&engine, "JSON: ", options)));
+        if running.len() >= MAX_IN_FLIGHT
             && let Some(oldest) = running.pop_front()
         {
             check(oldest);
@@ -169,14 +168,14 @@ fn five_hundred_random_schemas_are_followed() {
     assert_eq!(ended + cut, 500);
     assert!(
         ended >= 400,
-        "{ended} ended by themselves, {cut} were cut short"
+        "{ended} ended, {cut} reached the length limit"
     );
     assert_eq!(metric(&engine, "grammar_compilation_failures_total"), 0.0);
     check_empty(&engine);
 }
 
 #[test]
-fn guessing_changes_nothing_of_what_a_grammar_lets_through() {
+fn drafts_do_not_change_constrained_output() {
     let engine = engine();
     let grammar = Grammar::JsonSchema(
         r#"{"type":"array","items":{"type":"object","properties":{"name":{"enum":["Ada","Bob"]},
@@ -190,12 +189,12 @@ fn guessing_changes_nothing_of_what_a_grammar_lets_through() {
             seed: Some(seed),
             ..following(&engine, grammar.clone(), 300)
         };
-        let guessed = Options {
+        let drafted = Options {
             speculate: 8,
             ..plain.clone()
         };
         let (expected, plainly) = answer(&engine, "Ada is 36 years old\n", plain);
-        let (chunk, outcome) = answer(&engine, "Ada is 36 years old\n", guessed);
+        let (chunk, outcome) = answer(&engine, "Ada is 36 years old\n", drafted);
         assert_eq!(chunk, expected);
         assert_eq!(outcome.finish, plainly.finish);
     }
@@ -203,7 +202,7 @@ fn guessing_changes_nothing_of_what_a_grammar_lets_through() {
 }
 
 #[test]
-fn what_is_wrong_with_a_grammar_is_said_and_harms_nobody() {
+fn invalid_grammar_fails_only_its_request() {
     let engine = engine();
     for (grammar, place) in [
         (
@@ -220,14 +219,14 @@ fn what_is_wrong_with_a_grammar_is_said_and_harms_nobody() {
         };
         assert!(text.contains(place), "{text}");
     }
-    // Nothing is left to say: an error of this request alone.
+    // The bias bans all tokens that the grammar allows.
     let mut options = following(&engine, Grammar::Regex("[0-9]".into()), 5);
     let digits = (0..10).map(|digit: u32| {
         let tokens = engine.tokenize(&digit.to_string(), false).unwrap();
         (tokens[tokens.len() - 1], f32::NEG_INFINITY)
     });
     options.samplers = vec![Sampler::LogitBias(digits.collect())];
-    let (_, outcome) = read(begin(&engine, "1+1=", options));
+    let (_, outcome) = read(start(&engine, "1+1=", options));
     assert!(matches!(outcome, Err(Error::Invalid(_))), "{outcome:?}");
     assert_eq!(
         answer(
@@ -246,7 +245,7 @@ fn what_is_wrong_with_a_grammar_is_said_and_harms_nobody() {
 }
 
 #[test]
-fn probabilities_are_those_of_a_second_evaluation() {
+fn logprobs_equal_a_second_evaluation() {
     let engine = engine();
     let prompt = "Ada is 36 years old\nrepeat: ";
     let asked = |seed| Options {
@@ -266,7 +265,7 @@ fn probabilities_are_those_of_a_second_evaluation() {
             assert!(told.top.is_sorted_by(|a, b| a.1 >= b.1));
             let total: f32 = told.top.iter().map(|(_, logprob)| logprob.exp()).sum();
             assert!(total <= 1.0 + 1e-4 && told.logprob <= told.top[0].1 + 1e-6);
-            // The same place again, without what came after: greedy takes the likeliest.
+            // The same position in a new request: greedy takes the most likely token.
             let mut tokens = before.clone();
             tokens.extend(&chunk.tokens[..at]);
             let again = Options {
@@ -286,7 +285,7 @@ fn probabilities_are_those_of_a_second_evaluation() {
 }
 
 #[test]
-fn penalties_and_biases_look_at_what_was_said() {
+fn penalties_and_biases_change_the_output() {
     let engine = engine();
     let said = |samplers: Vec<Sampler>| {
         let options = Options {

@@ -1,7 +1,5 @@
-//! Embeddings over llama.cpp, against a forward pass of another hand.
-//!
-//! The files in `embeddings/` are what `models/tiny/reference_embeddings.py` computed; its head says
-//! how to make them again.
+//! Embeddings with llama.cpp, against an independent forward pass: `models/tiny/reference_embeddings.py`
+//! computed the files in `embeddings/`, and tells how to compute them again.
 
 use corral_engine::{
     Caller, Config, EmbedOptions, Embedding, Engine, Error, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS,
@@ -13,12 +11,11 @@ use support::{check_identity, demo_model, metric, read, settle, wait};
 
 mod support;
 
-/// Largest difference to the other forward pass, in parts of the vector's length.
+/// Largest difference to the other forward pass, relative to the vector's length.
 const TOLERANCE: f32 = 1e-3;
-/// The same between two runs of ours, of a model whose weights have 32 bits.
+/// Largest difference between two runs of a model with 32-bit weights.
 const SAME: f32 = 1e-4;
-/// And of one whose weights have 16: llama.cpp then rounds what it multiplies them with, and how
-/// depends on the number of tokens in a step.
+/// The same with 16-bit weights: llama.cpp rounds activations, depending on the tokens in a step.
 const SAME_ROUNDED: f32 = 5e-4;
 
 fn config() -> Config {
@@ -60,7 +57,7 @@ fn embed(engine: &Engine, inputs: &[Vec<Token>], options: EmbedOptions) -> Vec<V
         .inputs
 }
 
-/// The largest difference between two lists of vectors, in parts of the wanted one's length.
+/// The largest difference between two lists of vectors, relative to the length of the expected ones.
 fn apart(got: &[f32], wanted: &[f32], width: usize) -> f32 {
     assert_eq!(got.len(), wanted.len());
     let pairs = got.chunks(width).zip(wanted.chunks(width));
@@ -77,20 +74,20 @@ fn cosine(a: &[f32], b: &[f32]) -> f32 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
-/// One input of a fixture and what is wanted of it.
-struct Wanted {
+/// One input of a fixture and its expected vectors.
+struct FixtureInput {
     tokens: Vec<Token>,
     rows: Vec<(Pooling, Vec<f32>)>,
 }
 
-fn fixture(text: &str) -> Vec<Wanted> {
-    let mut all: Vec<Wanted> = Vec::new();
+fn fixture(text: &str) -> Vec<FixtureInput> {
+    let mut all: Vec<FixtureInput> = Vec::new();
     for line in text.lines() {
         let (name, numbers) = line.split_once(' ').expect("a name and numbers");
         let pooling = match name {
             "input" => {
                 let tokens = numbers.split(' ').map(|t| t.parse().expect("a token"));
-                all.push(Wanted {
+                all.push(FixtureInput {
                     tokens: tokens.collect(),
                     rows: Vec::new(),
                 });
@@ -101,7 +98,7 @@ fn fixture(text: &str) -> Vec<Wanted> {
             "mean" => Pooling::Mean,
             "tokens" => Pooling::Tokens,
             "rank" => Pooling::Rank,
-            other => panic!("what is {other}?"),
+            other => panic!("unknown line {other}"),
         };
         let numbers = numbers.split(' ').map(|x| x.parse().expect("a number"));
         let input = all.last_mut().expect("an input comes first");
@@ -134,7 +131,7 @@ fn compare(engine: &Engine, text: &str, poolings: &[Pooling]) {
             worst = worst.max(apart(&alone[0], wanted, width));
             compared += 1;
         }
-        // What would equal all of them equals none.
+        // Different inputs have different vectors.
         let (first, other) = (&together[0], &together[3.min(together.len() - 1)]);
         let length = first.len().min(other.len());
         assert!(apart(&first[..length], &other[..length], width) > 10.0 * TOLERANCE);
@@ -147,21 +144,21 @@ fn compare(engine: &Engine, text: &str, poolings: &[Pooling]) {
 const VECTORS: [Pooling; 4] = [Pooling::Mean, Pooling::Cls, Pooling::Last, Pooling::Tokens];
 
 #[test]
-fn the_demo_model_agrees_with_another_forward_pass() {
+fn demo_model_matches_reference() {
     let engine = engine();
     assert_eq!(engine.embedding_info().pooling, Pooling::Last);
     compare(&engine, include_str!("embeddings/tiny.txt"), &VECTORS);
 }
 
 #[test]
-fn an_encoder_agrees_with_another_forward_pass() {
+fn encoder_matches_reference() {
     let engine = random_engine(&Architecture::Bert { ranks: false }, "bert");
     assert_eq!(engine.embedding_info().pooling, Pooling::Cls);
     compare(&engine, include_str!("embeddings/bert.txt"), &VECTORS);
 }
 
 #[test]
-fn a_reranker_agrees_with_another_forward_pass_and_gives_nothing_else() {
+fn reranker_matches_reference_and_has_no_vectors() {
     let engine = random_engine(&Architecture::Bert { ranks: true }, "bert-ranker");
     let info = engine.embedding_info();
     assert_eq!((info.pooling, info.width), (Pooling::Rank, 3));
@@ -174,7 +171,7 @@ fn a_reranker_agrees_with_another_forward_pass_and_gives_nothing_else() {
     }
     let error = ask(options(Pooling::Rank, true)).expect_err("scores have no length");
     assert!(matches!(error, Error::Invalid(_)), "{error:?}");
-    // By default the scores as they are.
+    // The default is scores without normalization.
     let scores = embed(&engine, &[vec![1, 2]], EmbedOptions::default());
     assert_eq!(
         scores,
@@ -183,7 +180,7 @@ fn a_reranker_agrees_with_another_forward_pass_and_gives_nothing_else() {
 }
 
 #[test]
-fn an_encoder_sees_what_comes_later_and_generates_nothing() {
+fn encoder_attends_to_later_tokens() {
     let first = |engine: &Engine, tokens: &[Token]| {
         embed(engine, &[tokens.to_vec()], options(Pooling::Cls, true)).remove(0)
     };
@@ -196,14 +193,14 @@ fn an_encoder_sees_what_comes_later_and_generates_nothing() {
     assert!(!bert.info().can_generate && tiny.info().can_generate);
     let generate = bert.generate(vec![1], Options::default(), Caller::default());
     assert!(matches!(generate, Err(Error::Unsupported(_))));
-    // The longest input is read whole; a longer one has no positions.
+    // The longest input has all positions of the model.
     let longest = bert.embedding_info().longest;
     assert_eq!(longest, 512);
     first(&bert, &vec![9; 512]);
     bert.shutdown();
 }
 
-/// A model whose vectors do not depend on how llama.cpp rounds.
+/// A model whose vectors do not depend on llama.cpp's rounding.
 fn exact() -> Architecture {
     Architecture::Qwen3(Qwen3 {
         matrices: TensorType::F32,
@@ -218,9 +215,8 @@ fn fox(seed: usize, length: usize) -> Vec<Token> {
     (0..length).map(|i| Token::from(at(i))).collect()
 }
 
-/// Every kind of memory and of attention: an input's vector is the same whoever is beside it.
 #[test]
-fn who_is_beside_an_input_does_not_matter() {
+fn vectors_do_not_depend_on_other_inputs() {
     let check = |engine: &Engine, name: &str, same: f32| {
         let inputs: Vec<_> = (0..31).map(|i| fox(i, 1 + (i * i * 13) % 500)).collect();
         for pooling in VECTORS {
@@ -244,7 +240,7 @@ fn who_is_beside_an_input_does_not_matter() {
 }
 
 #[test]
-fn recurrent_hybrid_and_windowed_models_embed_too() {
+fn recurrent_hybrid_and_windowed_models_embed() {
     for (shape, name) in [
         (Architecture::Mamba, "mamba"),
         (Architecture::Hybrid, "hybrid"),
@@ -260,7 +256,7 @@ fn recurrent_hybrid_and_windowed_models_embed_too() {
                 std::slice::from_ref(input),
                 EmbedOptions::default(),
             );
-            // Chunks add up in another order, and a recurrent state carries that on.
+            // Chunks are summed in another order, which a recurrent state carries on.
             let cosine = cosine(got, &alone[0]);
             assert!(cosine > 0.9999, "{name}, {} tokens: {cosine}", input.len());
         }
@@ -269,7 +265,7 @@ fn recurrent_hybrid_and_windowed_models_embed_too() {
 }
 
 #[test]
-fn poolings_agree_with_the_vectors_of_the_tokens() {
+fn poolings_match_token_vectors() {
     let engine = engine();
     let input = [fox(1, 300)];
     let tokens = embed(&engine, &input, options(Pooling::Tokens, false)).remove(0);
@@ -307,7 +303,7 @@ fn poolings_agree_with_the_vectors_of_the_tokens() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_a_reason() {
+fn invalid_requests_are_refused() {
     let engine = engine();
     let longest = engine.embedding_info().longest;
     assert_eq!(longest, 2048);
@@ -337,7 +333,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
     let many = usize::try_from(MAX_EMBED_NUMBERS).unwrap() / 128 / 2048 + 1;
     assert_eq!(
         many, 65,
-        "the bound on tokens comes first for vectors this short"
+        "the limit on tokens comes first for vectors this short"
     );
     let full = Error::ContextFull {
         needed: longest + 1,
@@ -346,7 +342,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
     assert_eq!(ask(vec![vec![1; 2049]], Pooling::Mean), full);
     let error = ask(vec![vec![1]], Pooling::Rank);
     assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
-    // None of them made anybody work.
+    // No refused request created a context.
     assert_eq!(metric(&engine, "embedding_contexts"), 0.0);
     let mut config = config();
     config.embedding.longest = Some(1_000_000);
@@ -354,7 +350,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
 }
 
 #[test]
-fn a_full_queue_refuses_and_says_when_to_come_back() {
+fn full_quota_refuses_with_retry_after() {
     let mut config = config();
     config.embedding.queue = 8;
     let engine = Engine::load(config).expect("the demo model loads");
@@ -373,10 +369,10 @@ fn a_full_queue_refuses_and_says_when_to_come_back() {
     assert!(ask(2).is_ok());
     assert!(held.iter().all(Result::is_ok));
     drop(held);
-    // These two and tenant 2's are gone at the next step.
+    // These two and that of tenant 2 end before the next step.
     let until = Instant::now() + Duration::from_secs(20);
     while metric(&engine, "embedding_requests_cancelled_total") < 3.0 {
-        assert!(Instant::now() < until, "they are still there");
+        assert!(Instant::now() < until, "requests are still open");
         std::thread::sleep(Duration::from_millis(2));
     }
     assert!(ask(1).is_ok());
@@ -395,15 +391,15 @@ fn settle_embeddings(engine: &Engine) {
 }
 
 #[test]
-fn who_goes_away_or_is_late_costs_little_and_leaves_nothing() {
+fn abandoned_and_late_requests_stop_early() {
     let engine = engine();
-    let giant = vec![fox(1, 2048); 30];
-    let gone = start(&engine, &giant, EmbedOptions::default());
+    let large = vec![fox(1, 2048); 30];
+    let gone = start(&engine, &large, EmbedOptions::default());
     let late = Caller {
         deadline: Some(Instant::now()),
         ..Caller::default()
     };
-    let late = engine.embed(giant.clone(), EmbedOptions::default(), late);
+    let late = engine.embed(large.clone(), EmbedOptions::default(), late);
     assert_eq!(wait(late.expect("there is room")), Err(Error::Deadline));
     drop(gone);
     settle_embeddings(&engine);
@@ -414,7 +410,7 @@ fn who_goes_away_or_is_late_costs_little_and_leaves_nothing() {
 }
 
 #[test]
-fn two_hundred_at_once_get_their_own_vectors_while_sums_stay_right() {
+fn concurrent_embeddings_and_generations_are_correct() {
     let engine = engine();
     let wanted: Vec<Vec<f32>> = (0..200)
         .map(|i| embed(&engine, &[fox(i, 1 + i % 90)], EmbedOptions::default()).remove(0))
@@ -441,8 +437,7 @@ fn two_hundred_at_once_get_their_own_vectors_while_sums_stay_right() {
     for (i, (embedding, wanted)) in running.into_iter().zip(&wanted).enumerate() {
         let Vectors { inputs, tokens, .. } = wait(embedding).expect("it is computed");
         assert_eq!(tokens, 1 + i as u64 % 90);
-        // By the direction: some of these texts make no sense to the model, and how it rounds them
-        // differs with the steps. Those of others are elsewhere.
+        // Rounding depends on the steps, so only the direction is compared.
         let own = cosine(&inputs[0], wanted);
         assert!(own > 0.999, "{i}: {own}");
         distinct += usize::from(i > 0 && cosine(&inputs[0], &first) < 0.95);
@@ -451,10 +446,10 @@ fn two_hundred_at_once_get_their_own_vectors_while_sums_stay_right() {
     settle(&engine);
     check_identity(&engine);
     settle_embeddings(&engine);
-    // Each token was computed once.
+    // Each token is computed once.
     let count = |name: &str| metric(&engine, &format!("embedding_{name}_total"));
-    assert_eq!(count("tokens_computed"), count("tokens"));
-    assert_eq!(count("tokens_computed") - before, before);
+    assert_eq!(count("computed_tokens"), count("tokens"));
+    assert_eq!(count("computed_tokens") - before, before);
     assert_eq!(count("requests_finished"), 400.0);
     assert!(metric(&engine, "embedding_wakeups_total") <= 400.0);
     // Inputs share steps.
@@ -466,7 +461,7 @@ fn two_hundred_at_once_get_their_own_vectors_while_sums_stay_right() {
 }
 
 #[test]
-fn two_hundred_at_once_get_exactly_what_each_gets_alone() {
+fn concurrent_embeddings_equal_separate_ones() {
     let engine = random_engine(&exact(), "exact-load");
     let input = |i: usize| vec![fox(i, 1 + i * 3)];
     let alone: Vec<_> = (0..200)
@@ -484,14 +479,14 @@ fn two_hundred_at_once_get_exactly_what_each_gets_alone() {
 }
 
 #[test]
-fn the_context_is_freed_when_idle_and_made_again() {
+fn idle_context_is_freed_and_created_again() {
     let mut config = config();
     config.embedding.idle = Duration::from_millis(20);
     let engine = Engine::load(config).expect("the demo model loads");
     let first = embed(&engine, &[fox(1, 20)], EmbedOptions::default());
     let until = Instant::now() + Duration::from_secs(20);
     while metric(&engine, "embedding_contexts") > 0.0 {
-        assert!(Instant::now() < until, "the context is still there");
+        assert!(Instant::now() < until, "the context is not freed");
         std::thread::sleep(Duration::from_millis(2));
     }
     assert_eq!(

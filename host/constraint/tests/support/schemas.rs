@@ -1,14 +1,13 @@
-//! Random bounded JSON schemas, and a check of values against them that knows nothing of grammars.
+//! Random JSON schemas of bounded size, and a validator that is independent of grammars.
 #![allow(dead_code)]
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, Value, json};
 
-/// The schema of a seed: the same seed gives the same schema. Every value that fits is of a bounded
-/// size, but for a linked list that some schemas have.
+/// The schema of a seed. Matching values have a bounded size, except for a linked list in some schemas.
 pub fn schema(seed: u64) -> Value {
-    let mut make = Make {
+    let mut make = SchemaGenerator {
         rng: ChaCha8Rng::seed_from_u64(seed),
         defined: Vec::new(),
     };
@@ -43,13 +42,13 @@ pub fn schema(seed: u64) -> Value {
     root.into()
 }
 
-struct Make {
+struct SchemaGenerator {
     rng: ChaCha8Rng,
-    /// Definitions that can be referred to.
+    /// Names of definitions.
     defined: Vec<String>,
 }
 
-impl Make {
+impl SchemaGenerator {
     fn chance(&mut self, probability: f64) -> bool {
         self.rng.random::<f64>() < probability
     }
@@ -58,7 +57,7 @@ impl Make {
         self.rng.random_range(0..end)
     }
 
-    /// Any schema; the deeper, the simpler.
+    /// A random schema, simpler at greater depth.
     fn any(&mut self, depth: u32) -> Value {
         let kinds = if depth == 0 {
             // A whole schema is mostly an object.
@@ -212,7 +211,7 @@ impl Make {
     }
 }
 
-/// Checks a value against a schema of the kind that [`schema`] makes; the error says where it fails.
+/// Validates a value against a schema made by [`schema`]; the error says where it fails.
 pub fn validate(schema: &Value, value: &Value) -> Result<(), String> {
     fits(schema, schema, value, "")
 }
@@ -346,7 +345,7 @@ fn elements(
     Ok(())
 }
 
-/// Whether two values are equal as JSON: numbers by what they amount to.
+/// Whether two values are equal as JSON; numbers compare by value.
 fn equal(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
@@ -362,8 +361,7 @@ fn equal(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// Whether a text matches one of the patterns above: characters and classes, each perhaps with a
-/// count, from beginning to end.
+/// Whether a whole text matches one of the patterns above: characters and classes with optional counts.
 fn matches(pattern: &str, text: &str) -> bool {
     let inner = pattern
         .strip_prefix('^')

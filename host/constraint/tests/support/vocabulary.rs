@@ -1,4 +1,4 @@
-//! Vocabularies for grammars that need no model. Not all who share this use all of it.
+//! Vocabularies without a model, for tests and benches of grammars; each uses a part of this.
 #![allow(dead_code)]
 
 use corral_constraint::{Token, Vocabulary};
@@ -6,36 +6,36 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::HashMap;
 
-/// What the tokenizer of a vocabulary does to a text.
+/// How a tokenizer treats texts.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Habit {
-    /// Spells it.
+pub enum TokenizerStyle {
+    /// Preserves them.
     Exact,
-    /// Puts a space before it, as tokenizers of the SentencePiece kind do.
+    /// Puts a space before them, like SentencePiece.
     SpaceBefore,
-    /// Writes capitals small.
+    /// Converts them to lower case.
     LowerCase,
 }
 
-/// A list of tokens; the longest that fits is taken, from left to right.
-pub struct Words {
+/// A list of tokens, with a greedy tokenizer.
+pub struct TestVocabulary {
     pieces: Vec<Vec<u8>>,
     controls: HashMap<Token, Vec<u8>>,
     end: Vec<Token>,
     tokens: HashMap<Vec<u8>, Token>,
     longest: usize,
-    habit: Habit,
+    style: TokenizerStyle,
 }
 
-impl Words {
-    fn new(words: impl IntoIterator<Item = Vec<u8>>, habit: Habit) -> Self {
+impl TestVocabulary {
+    fn new(words: impl IntoIterator<Item = Vec<u8>>, style: TokenizerStyle) -> Self {
         let mut made = Self {
             pieces: Vec::new(),
             controls: HashMap::new(),
             end: Vec::new(),
             tokens: HashMap::new(),
             longest: 1,
-            habit,
+            style,
         };
         let bytes = (0..=255).map(|byte| vec![byte]);
         for word in bytes.chain(words) {
@@ -60,13 +60,13 @@ impl Words {
                 made.end.push(token);
             }
         }
-        // Padding, as many a model has it.
+        // Padding tokens, which many models have.
         made.pieces.extend([const { Vec::new() }; 5]);
         made
     }
 
-    /// Every byte, some words, control tokens, two of which end a generation.
-    pub fn small(habit: Habit) -> Self {
+    /// All bytes, some words, and control tokens, two of them end tokens.
+    pub fn small(style: TokenizerStyle) -> Self {
         let words = [
             "\": ",
             "\", \"",
@@ -126,10 +126,10 @@ impl Words {
             "((",
             "))",
         ];
-        Self::new(words.map(|word| word.as_bytes().to_vec()), habit)
+        Self::new(words.map(|word| word.as_bytes().to_vec()), style)
     }
 
-    /// 152,000 tokens: what a large model's vocabulary is like to a grammar.
+    /// 152,000 tokens, similar to a large model's vocabulary.
     pub fn large() -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(152);
         let mut words: Vec<Vec<u8>> = Vec::new();
@@ -180,13 +180,13 @@ impl Words {
             }
             words.push(word.into());
         }
-        let mut made = Self::new(words, Habit::Exact);
-        made.cut(152_000);
+        let mut made = Self::new(words, TokenizerStyle::Exact);
+        made.truncate(152_000);
         made
     }
 
-    /// Takes words out, the last ones before the control tokens, until so many tokens are left.
-    fn cut(&mut self, size: usize) {
+    /// Removes the last words before the control tokens until `size` tokens are left.
+    fn truncate(&mut self, size: usize) {
         let special = self.controls.len() + 5;
         let surplus = self.pieces.len().checked_sub(size).expect("there are more");
         let words = self.pieces.len() - special;
@@ -204,7 +204,7 @@ impl Words {
         }
     }
 
-    /// The tokens of some bytes.
+    /// Tokenizes bytes.
     pub fn encode(&self, bytes: &[u8]) -> Vec<Token> {
         let mut tokens = Vec::new();
         let mut rest = bytes;
@@ -223,8 +223,8 @@ impl Words {
         tokens
     }
 
-    /// The bytes of some tokens; end tokens have none.
-    pub fn spell(&self, tokens: &[Token]) -> Vec<u8> {
+    /// The bytes of tokens; end tokens have none.
+    pub fn bytes(&self, tokens: &[Token]) -> Vec<u8> {
         tokens
             .iter()
             .flat_map(|&token| self.piece(token))
@@ -232,13 +232,13 @@ impl Words {
             .collect()
     }
 
-    /// The text of some tokens that end where a character does.
+    /// The text of tokens.
     pub fn decode(&self, tokens: &[Token]) -> String {
-        String::from_utf8(self.spell(tokens)).expect("grammars allow only UTF-8")
+        String::from_utf8(self.bytes(tokens)).expect("grammars allow only UTF-8")
     }
 }
 
-impl Vocabulary for Words {
+impl Vocabulary for TestVocabulary {
     fn size(&self) -> usize {
         self.pieces.len()
     }
@@ -256,10 +256,10 @@ impl Vocabulary for Words {
     }
 
     fn tokenize(&self, text: &str) -> Vec<Token> {
-        match self.habit {
-            Habit::Exact => self.encode(text.as_bytes()),
-            Habit::SpaceBefore => self.encode(format!(" {text}").as_bytes()),
-            Habit::LowerCase => self.encode(text.to_lowercase().as_bytes()),
+        match self.style {
+            TokenizerStyle::Exact => self.encode(text.as_bytes()),
+            TokenizerStyle::SpaceBefore => self.encode(format!(" {text}").as_bytes()),
+            TokenizerStyle::LowerCase => self.encode(text.to_lowercase().as_bytes()),
         }
     }
 }

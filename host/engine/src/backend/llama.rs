@@ -1,7 +1,7 @@
-//! [`Backend`] and [`Embeds`] for llama.cpp's contexts: converts ids and outputs, without allocations.
+//! [`Backend`] and [`EmbeddingBackend`] for llama.cpp's contexts: converts ids and outputs, without allocations.
 
 use crate::backend::{Backend, LogitsCopied, TokenInput};
-use crate::embedding::Embeds;
+use crate::embedding::EmbeddingBackend;
 use corral_llama::{DecodeError, EmbeddingContext, LlamaContext, Output, SaveError};
 use corral_sampling::{Logits, TopLogits};
 use corral_scheduler::{AdapterId, SeqId};
@@ -89,7 +89,7 @@ impl Backend for LlamaContext {
     }
 }
 
-impl Embeds for EmbeddingContext {
+impl EmbeddingBackend for EmbeddingContext {
     fn compute(&mut self, step: &[TokenInput], busy: bool) -> Result<(), DecodeError> {
         self.decode(llama_inputs(step), busy)
     }

@@ -1,26 +1,25 @@
-//! From a vector for each token to what was asked for.
+//! Pooling: from a vector per token to the result of an input.
 //!
-//! Pooling happens here and not in llama.cpp, so that one context serves every pooling and the
-//! chunks of a long input add up. Only [`Pooling::Rank`] needs the model's own layers.
+//! This is not left to llama.cpp, so that one context serves every pooling and the chunks of a long
+//! input can be combined. Only [`Pooling::Rank`] needs layers of the model.
 
 /// How the vectors of an input's tokens become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pooling {
     /// The mean over all tokens.
     Mean,
-    /// The first token's vector ("cls"), which models like BERT are trained to speak through.
+    /// The first token's vector ("cls"), which models like BERT are trained for.
     Cls,
-    /// The last token's vector, the only one that has seen all of the input where attention is
-    /// causal.
+    /// The last token's vector, the only one that depends on the whole input of a causal model.
     Last,
     /// Every token's vector ("none").
     Tokens,
-    /// The scores of a reranker's head, one for each of its classes, in place of a vector.
+    /// The scores of a reranker's head, one per class, instead of a vector.
     Rank,
 }
 
 impl Pooling {
-    /// What the number in a GGUF file's `pooling_type` means; `None` for any other.
+    /// The pooling for `pooling_type` in a GGUF file; `None` for unknown numbers.
     pub fn from_gguf(number: u32) -> Option<Self> {
         match number {
             0 => Some(Self::Tokens),
@@ -32,12 +31,12 @@ impl Pooling {
         }
     }
 
-    /// Whether there is one vector for an input.
+    /// Whether an input has one vector.
     pub fn is_pooled(self) -> bool {
         matches!(self, Self::Mean | Self::Cls | Self::Last)
     }
 
-    /// Numbers that the answer for an input has.
+    /// Numbers in the result of an input.
     pub fn numbers(self, tokens: usize, width: usize) -> usize {
         match self {
             Self::Tokens => tokens.saturating_mul(width),
@@ -46,19 +45,19 @@ impl Pooling {
     }
 }
 
-/// What is known so far of an input's answer. Holds no more numbers than the answer has.
+/// Pools the vectors of an input. Holds no more numbers than the result.
 #[derive(Debug)]
-pub struct Pool {
+pub struct Pooler {
     pooling: Pooling,
     width: usize,
-    /// Of [`Pooling::Mean`]: in f64, so that the order of a long sum does not show.
+    /// For [`Pooling::Mean`]; in f64, so that the order of a long sum does not matter.
     sum: Vec<f64>,
     numbers: Vec<f32>,
     tokens: usize,
 }
 
-impl Pool {
-    /// For an input of `tokens` tokens and vectors of `width` numbers.
+impl Pooler {
+    /// A pooler for an input of `tokens` tokens and vectors of `width` numbers.
     pub fn new(pooling: Pooling, width: usize, tokens: usize) -> Self {
         let mean = pooling == Pooling::Mean;
         Self {
@@ -74,12 +73,12 @@ impl Pool {
         }
     }
 
-    /// Whether it takes scores in place of vectors.
+    /// Whether it takes scores instead of vectors.
     pub fn is_rank(&self) -> bool {
         self.pooling == Pooling::Rank
     }
 
-    /// Takes in the next token's vector; of [`Pooling::Rank`], the scores so far.
+    /// Adds the next token's vector; for [`Pooling::Rank`], the scores so far.
     pub fn add(&mut self, vector: &[f32]) {
         debug_assert_eq!(vector.len(), self.width, "the length of a vector");
         match self.pooling {
@@ -98,21 +97,21 @@ impl Pool {
         self.tokens += 1;
     }
 
-    /// Forgets what it took in.
+    /// Drops all vectors so far.
     pub fn restart(&mut self) {
         self.sum.fill(0.0);
         self.numbers.clear();
         self.tokens = 0;
     }
 
-    /// The answer: one vector, or one for each token, one after another. With `normalize` each has
-    /// the length 1. `None` if a number is none (the model's computation overflowed).
+    /// The result: one vector, or the concatenated vectors of the tokens; with `normalize`, of length 1
+    /// each. `None` if a number is not finite, since the model's computation overflowed.
     pub fn finish(self, normalize: bool) -> Option<Vec<f32>> {
         let mut numbers = self.numbers;
         if self.pooling == Pooling::Mean {
             #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 tokens")]
             let count = self.tokens.max(1) as f64;
-            #[expect(clippy::cast_possible_truncation, reason = "to the answer's precision")]
+            #[expect(clippy::cast_possible_truncation, reason = "the result's precision")]
             let mean = |sum: &f64| (sum / count) as f32;
             numbers = self.sum.iter().map(mean).collect();
         }
@@ -129,10 +128,7 @@ fn to_unit_length(vector: &mut [f32]) {
     let length = square.sqrt();
     if length > 0.0 {
         for number in vector {
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "back to where it came from"
-            )]
+            #[expect(clippy::cast_possible_truncation, reason = "the input's precision")]
             let scaled = (f64::from(*number) / length) as f32;
             *number = scaled;
         }
@@ -146,16 +142,16 @@ mod tests {
     const VECTORS: [[f32; 2]; 3] = [[3.0, 4.0], [0.0, -2.0], [6.0, 4.0]];
 
     fn pooled(pooling: Pooling, normalize: bool) -> Vec<f32> {
-        let mut pool = Pool::new(pooling, 2, VECTORS.len());
-        // What was taken in before a restart leaves no trace.
-        pool.add(&[100.0, 100.0]);
-        pool.restart();
-        VECTORS.iter().for_each(|vector| pool.add(vector));
-        pool.finish(normalize).expect("all numbers are finite")
+        let mut pooler = Pooler::new(pooling, 2, VECTORS.len());
+        // Vectors before a restart have no effect.
+        pooler.add(&[100.0, 100.0]);
+        pooler.restart();
+        VECTORS.iter().for_each(|vector| pooler.add(vector));
+        pooler.finish(normalize).expect("all numbers are finite")
     }
 
     #[test]
-    fn each_pooling_takes_what_its_name_says() {
+    fn each_pooling_gives_expected_numbers() {
         assert_eq!(pooled(Pooling::Mean, false), [3.0, 2.0]);
         assert_eq!(pooled(Pooling::Cls, false), [3.0, 4.0]);
         assert_eq!(pooled(Pooling::Last, false), [6.0, 4.0]);
@@ -164,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_normalised_vector_has_length_one_and_each_token_has_its_own() {
+    fn normalized_vectors_have_length_one() {
         assert_eq!(pooled(Pooling::Cls, true), [0.6, 0.8]);
         let tokens = pooled(Pooling::Tokens, true);
         assert_eq!(tokens[..4], [0.6, 0.8, 0.0, -1.0]);
@@ -173,22 +169,22 @@ mod tests {
     }
 
     #[test]
-    fn zeros_stay_and_overflow_is_noticed() {
-        let mut pool = Pool::new(Pooling::Last, 2, 1);
-        pool.add(&[0.0, 0.0]);
-        assert_eq!(pool.finish(true), Some(vec![0.0, 0.0]));
+    fn zeros_stay_and_overflow_gives_none() {
+        let mut pooler = Pooler::new(Pooling::Last, 2, 1);
+        pooler.add(&[0.0, 0.0]);
+        assert_eq!(pooler.finish(true), Some(vec![0.0, 0.0]));
         for pooling in [Pooling::Mean, Pooling::Cls, Pooling::Tokens] {
-            let mut pool = Pool::new(pooling, 2, 1);
-            pool.add(&[1.0, f32::NAN]);
-            assert_eq!(pool.finish(false), None, "{pooling:?}");
+            let mut pooler = Pooler::new(pooling, 2, 1);
+            pooler.add(&[1.0, f32::NAN]);
+            assert_eq!(pooler.finish(false), None, "{pooling:?}");
         }
     }
 
     #[test]
-    fn large_numbers_are_normalised_too() {
-        let mut pool = Pool::new(Pooling::Last, 2, 1);
-        pool.add(&[3e30, 4e30]);
-        let unit = pool.finish(true).expect("all numbers are finite");
+    fn large_numbers_are_normalized() {
+        let mut pooler = Pooler::new(Pooling::Last, 2, 1);
+        pooler.add(&[3e30, 4e30]);
+        let unit = pooler.finish(true).expect("all numbers are finite");
         assert!((unit[0] - 0.6).abs() < 1e-6 && (unit[1] - 0.8).abs() < 1e-6);
     }
 }

@@ -1,11 +1,11 @@
-//! The thread over a stand-in for the model, whose steps the tests let through one by one.
+//! The worker with a fake backend, whose steps the tests release one by one.
 
-use super::backend::Embeds;
-use super::delivery::{Embedding, Vectors};
-use super::packing::Sizes;
-use super::places::{Load, Places};
+use super::backend::EmbeddingBackend;
+use super::batch::BatchLimits;
 use super::pooling::Pooling;
-use super::thread::{Command, Request, Thread};
+use super::quota::{EmbeddingQuota, Load};
+use super::vectors::{Embedding, Vectors};
+use super::worker::{EmbeddingCommand, EmbeddingRequest, EmbeddingWorker};
 use crate::backend::{DecodeError, TokenInput};
 use crate::metrics::{Counters, get, set};
 use crate::reply::reply;
@@ -20,44 +20,45 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const SIZES: Sizes = Sizes {
+const LIMITS: BatchLimits = BatchLimits {
     whole: false,
     step_tokens: 32,
-    together: 32,
+    shared_tokens: 32,
     seq_ids: 4,
-    longest: 1000,
+    max_input: 1000,
 };
 /// Steps with this token fail.
 const POISON: Token = 666;
 /// Its vector is not finite.
 const OVERFLOW: Token = 667;
 
-/// What a step looked like.
+/// A step that the backend was called with.
 #[derive(Debug)]
-struct Seen {
+struct FakeStep {
     tokens: Vec<Token>,
     busy: bool,
 }
 
-/// Gives each token the vector (token, position), and waits for leave before each step.
-struct Fake {
-    leave: Arc<Mutex<Receiver<()>>>,
-    seen: Sender<Seen>,
+/// Gives each token the vector (token, position), and waits for its release before each step.
+struct FakeBackend {
+    release: Arc<Mutex<Receiver<()>>>,
+    steps: Sender<FakeStep>,
     lengths: HashMap<SeqId, u32>,
     vectors: Vec<[f32; 2]>,
 }
 
-impl Embeds for Fake {
+impl EmbeddingBackend for FakeBackend {
     fn compute(&mut self, step: &[TokenInput], busy: bool) -> Result<(), DecodeError> {
-        assert!((1..=SIZES.step_tokens as usize).contains(&step.len()));
+        assert!((1..=LIMITS.step_tokens as usize).contains(&step.len()));
         let tokens = step.iter().map(|input| input.token).collect();
-        self.seen.send(Seen { tokens, busy }).expect("a test looks");
-        let leave = self.leave.lock().expect("nobody panicked");
-        leave.recv().expect("the test gives leave");
+        let step_call = FakeStep { tokens, busy };
+        self.steps.send(step_call).expect("the test runs");
+        let release = self.release.lock().expect("no panic");
+        release.recv().expect("the test runs");
         let poisoned = step.iter().any(|input| input.token == POISON);
         self.vectors.clear();
         for input in step {
-            // Positions come in order and without gaps, also after a failure.
+            // Positions have no gaps, even after a failure.
             let length = self.lengths.entry(input.seq).or_default();
             assert_eq!(*length, input.position, "{input:?}");
             *length += 1;
@@ -88,51 +89,51 @@ impl Embeds for Fake {
     }
 }
 
-struct Rig {
-    commands: Option<SyncSender<Command>>,
-    leave: Sender<()>,
-    seen: Receiver<Seen>,
-    places: Places,
+struct TestWorker {
+    commands: Option<SyncSender<EmbeddingCommand>>,
+    release: Sender<()>,
+    steps: Receiver<FakeStep>,
+    quota: EmbeddingQuota,
     counters: Arc<Counters>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Rig {
-    /// The first `broken` attempts to make a context fail.
+impl TestWorker {
+    /// The first `broken` attempts to create a context fail.
     fn new(idle: Duration, mut broken: u32) -> Self {
-        let (leave, wait) = channel();
-        let (see, seen) = channel();
-        let wait = Arc::new(Mutex::new(wait));
+        let (release, released) = channel();
+        let (step, steps) = channel();
+        let released = Arc::new(Mutex::new(released));
         let make = Box::new(move || {
             if broken > 0 {
                 broken -= 1;
                 return Err(Error::Failed("no memory for a context".into()));
             }
-            Ok(Fake {
-                leave: wait.clone(),
-                seen: see.clone(),
+            Ok(FakeBackend {
+                release: released.clone(),
+                steps: step.clone(),
                 lengths: HashMap::new(),
                 vectors: Vec::new(),
             })
         });
         let (commands, inbox) = sync_channel(100);
         let counters = Arc::new(Counters::default());
-        let thread = Thread::new(make, SIZES, 2, idle, inbox, counters.clone());
+        let worker = EmbeddingWorker::new(make, LIMITS, 2, idle, inbox, counters.clone());
         Self {
             commands: Some(commands),
-            leave,
-            seen,
-            places: Places::new(Load {
+            release,
+            steps,
+            quota: EmbeddingQuota::new(Load {
                 requests: 100,
                 tokens: 100_000,
                 numbers: 100_000,
             }),
             counters,
-            thread: Some(std::thread::spawn(move || thread.run())),
+            thread: Some(std::thread::spawn(move || worker.run())),
         }
     }
 
-    fn steady() -> Self {
+    fn without_idle() -> Self {
         Self::new(Duration::from_secs(3600), 0)
     }
 
@@ -143,32 +144,37 @@ impl Rig {
             tokens: 1,
             numbers: 1,
         };
-        let request = Request {
+        let request = EmbeddingRequest {
             inputs: inputs.to_vec(),
             pooling: Pooling::Last,
             normalize: false,
             caller,
             sender,
             submitted: Instant::now(),
-            place: self.places.take(caller.tenant, load).expect("a place"),
+            permit: self.quota.acquire(caller.tenant, load).expect("a permit"),
         };
-        let command = Command::Embed(Box::new(request));
-        let commands = self.commands.as_ref().expect("it is not ended");
+        let command = EmbeddingCommand::Embed(Box::new(request));
+        let commands = self.commands.as_ref().expect("it has not ended");
         commands.try_send(command).expect("there is room");
         embedding
     }
 
-    /// Waits for the next step and lets it through.
-    fn step(&self) -> Seen {
-        let seen = self.see();
-        self.leave.send(()).expect("the thread runs");
-        seen
+    /// Waits for the next step and releases it.
+    fn step(&self) -> FakeStep {
+        let step = self.wait_for_step();
+        self.release();
+        step
     }
 
-    /// Waits for the next step, which stays.
-    fn see(&self) -> Seen {
-        let long = Duration::from_secs(20);
-        self.seen.recv_timeout(long).expect("a step comes")
+    /// Waits for the next step without releasing it.
+    fn wait_for_step(&self) -> FakeStep {
+        let step = self.steps.recv_timeout(Duration::from_secs(20));
+        step.expect("a step")
+    }
+
+    /// Releases a step.
+    fn release(&self) {
+        self.release.send(()).expect("the thread runs");
     }
 
     fn count(&self, counter: fn(&Counters) -> &AtomicU64) -> u64 {
@@ -211,156 +217,158 @@ fn tenant(tenant: u32) -> Caller {
 }
 
 #[test]
-fn a_small_request_passes_a_giant_one_by() {
-    let mut rig = Rig::steady();
-    let mut giant = rig.ask(&vec![input(1, 500); 4], tenant(1));
-    rig.see();
-    let mut small = rig.ask(&[input(2, 3), input(3, 4)], tenant(1));
-    rig.leave.send(()).expect("the thread runs");
-    let mut tokens = rig.step().tokens;
+fn small_request_passes_a_large_one() {
+    let mut worker = TestWorker::without_idle();
+    let mut large = worker.ask(&vec![input(1, 500); 4], tenant(1));
+    worker.wait_for_step();
+    let mut small = worker.ask(&[input(2, 3), input(3, 4)], tenant(1));
+    worker.release();
+    let mut tokens = worker.step().tokens;
     tokens.retain(|&token| token != 1);
     assert_eq!(tokens, [2, 2, 2, 3, 3, 3, 3]);
     let answer = wait(&mut small).expect("it is computed");
     assert_eq!(answer.inputs, [[2.0, 2.0], [3.0, 3.0]]);
     assert_eq!((answer.tokens, answer.width), (7, 2));
     for _ in 0..100 {
-        rig.leave.send(()).expect("the thread runs");
+        worker.release();
     }
-    let answer = wait(&mut giant).expect("it is computed");
+    let answer = wait(&mut large).expect("it is computed");
     assert_eq!(answer.inputs, vec![[1.0, 499.0]; 4]);
-    rig.end();
-    assert_eq!(rig.count(|c| &c.embed_computed), 2007);
-    assert_eq!(rig.count(|c| &c.embed_tokens), 2007);
-    assert_eq!(rig.count(|c| &c.embed_open), 0);
+    worker.end();
+    assert_eq!(worker.count(|c| &c.embed_computed), 2007);
+    assert_eq!(worker.count(|c| &c.embed_tokens), 2007);
+    assert_eq!(worker.count(|c| &c.embed_open), 0);
 }
 
 #[test]
-fn who_goes_away_or_is_late_is_gone_at_the_next_step() {
-    let mut rig = Rig::steady();
-    let gone = rig.ask(&[input(1, 500)], tenant(1));
-    rig.see();
+fn abandoned_and_expired_requests_end_before_next_step() {
+    let mut worker = TestWorker::without_idle();
+    let gone = worker.ask(&[input(1, 500)], tenant(1));
+    worker.wait_for_step();
     let passed = Instant::now();
     let at_once = |caller: Caller| Caller {
         queue_time: Some(Duration::ZERO),
         ..caller
     };
-    let mut late = rig.ask(
+    let mut late = worker.ask(
         &[input(2, 1)],
         Caller {
             deadline: Some(passed),
             ..tenant(2)
         },
     );
-    let mut hasty = rig.ask(&[input(3, 1)], at_once(tenant(3)));
-    let mut patient = rig.ask(&[input(4, 1)], tenant(4));
+    let mut hasty = worker.ask(&[input(3, 1)], at_once(tenant(3)));
+    let mut patient = worker.ask(&[input(4, 1)], tenant(4));
     drop(gone);
-    rig.leave.send(()).expect("the thread runs");
-    assert_eq!(rig.step().tokens, [4], "nothing of the others");
+    worker.release();
+    assert_eq!(worker.step().tokens, [4], "only the open request");
     assert_eq!(wait(&mut late), Err(Error::Deadline));
     assert!(matches!(wait(&mut hasty), Err(Error::Overdue { .. })));
     assert!(wait(&mut patient).is_ok());
-    rig.end();
-    assert_eq!(rig.count(|c| &c.embed_cancelled), 1);
-    assert_eq!(rig.count(|c| &c.embed_expired), 2);
-    assert_eq!(rig.count(|c| &c.embed_computed), 33);
+    worker.end();
+    assert_eq!(worker.count(|c| &c.embed_cancelled), 1);
+    assert_eq!(worker.count(|c| &c.embed_expired), 2);
+    assert_eq!(worker.count(|c| &c.embed_computed), 33);
 }
 
 #[test]
-fn the_culprit_of_a_failed_step_fails_alone() {
-    let mut rig = Rig::steady();
-    let mut first = rig.ask(&[input(1, 100)], tenant(1));
-    rig.see();
-    let mut bad = rig.ask(&[input(2, 3), input(POISON, 3)], tenant(1));
-    let mut last = rig.ask(&[input(3, 3)], tenant(2));
+fn faulty_input_fails_its_request_alone() {
+    let mut worker = TestWorker::without_idle();
+    let mut first = worker.ask(&[input(1, 100)], tenant(1));
+    worker.wait_for_step();
+    let mut bad = worker.ask(&[input(2, 3), input(POISON, 3)], tenant(1));
+    let mut last = worker.ask(&[input(3, 3)], tenant(2));
     for _ in 0..20 {
-        rig.leave.send(()).expect("the thread runs");
+        worker.release();
     }
-    let error = wait(&mut bad).expect_err("it can't be computed");
+    let error = wait(&mut bad).expect_err("it cannot be computed");
     assert!(error.to_string().contains("input 1"), "{error}");
     assert_eq!(
         wait(&mut first).map(|a| a.inputs),
         Ok(vec![vec![1.0, 99.0]])
     );
     assert_eq!(wait(&mut last).map(|a| a.inputs), Ok(vec![vec![3.0, 2.0]]));
-    rig.end();
-    assert_eq!(rig.count(|c| &c.embed_failed), 1);
-    assert_eq!(rig.count(|c| &c.embed_failed_steps), 3);
+    worker.end();
+    assert_eq!(worker.count(|c| &c.embed_failed), 1);
+    assert_eq!(worker.count(|c| &c.embed_failed_steps), 3);
 }
 
 #[test]
-fn numbers_that_are_none_fail_their_request_alone() {
-    let rig = Rig::steady();
-    let mut bad = rig.ask(&[input(1, 1), input(OVERFLOW, 1)], tenant(1));
-    rig.see();
-    let mut good = rig.ask(&[input(1, 1)], tenant(1));
-    rig.leave.send(()).expect("the thread runs");
-    rig.step();
-    let error = wait(&mut bad).expect_err("there is no answer");
+fn numbers_that_are_not_finite_fail_their_request() {
+    let worker = TestWorker::without_idle();
+    let mut bad = worker.ask(&[input(1, 1), input(OVERFLOW, 1)], tenant(1));
+    worker.wait_for_step();
+    let mut good = worker.ask(&[input(1, 1)], tenant(1));
+    worker.release();
+    worker.step();
+    let error = wait(&mut bad).expect_err("not finite");
     assert!(error.to_string().contains("not finite"), "{error}");
     assert!(wait(&mut good).is_ok());
 }
 
 #[test]
-fn a_context_that_cannot_be_made_fails_who_asked_and_not_who_comes_later() {
-    let rig = Rig::new(Duration::from_secs(3600), 1);
-    let error = wait(&mut rig.ask(&[input(1, 1)], tenant(1)));
+fn failed_context_fails_only_open_requests() {
+    let worker = TestWorker::new(Duration::from_secs(3600), 1);
+    let error = wait(&mut worker.ask(&[input(1, 1)], tenant(1)));
     assert_eq!(error, Err(Error::Failed("no memory for a context".into())));
-    let mut later = rig.ask(&[input(1, 1)], tenant(1));
-    rig.step();
+    let mut later = worker.ask(&[input(1, 1)], tenant(1));
+    worker.step();
     assert!(wait(&mut later).is_ok());
-    assert_eq!(rig.count(|c| &c.embed_contexts), 1);
+    assert_eq!(worker.count(|c| &c.embed_contexts), 1);
 }
 
 #[test]
-fn an_idle_context_is_freed_and_made_again() {
-    let rig = Rig::new(Duration::from_millis(5), 0);
+fn idle_context_is_freed_and_created_again() {
+    let worker = TestWorker::new(Duration::from_millis(5), 0);
     for _ in 0..2 {
-        let mut embedding = rig.ask(&[input(1, 1)], tenant(1));
-        rig.step();
+        let mut embedding = worker.ask(&[input(1, 1)], tenant(1));
+        worker.step();
         assert!(wait(&mut embedding).is_ok());
         let until = Instant::now() + Duration::from_secs(20);
-        while rig.count(|c| &c.embed_contexts) > 0 {
-            assert!(Instant::now() < until, "the context is still there");
+        while worker.count(|c| &c.embed_contexts) > 0 {
+            assert!(Instant::now() < until, "the context is not freed");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    // For each request once, and once to free.
-    assert_eq!(rig.count(|c| &c.embed_wake_ups), 4);
+    // One per request, and one to free the context.
+    assert_eq!(worker.count(|c| &c.embed_wake_ups), 4);
 }
 
 #[test]
-fn the_end_cancels_what_waits_and_what_is_computed() {
-    let mut rig = Rig::steady();
-    let mut running = rig.ask(&[input(1, 100)], tenant(1));
-    rig.see();
-    let commands = rig.commands.clone().expect("it runs");
-    commands.try_send(Command::Shutdown).expect("there is room");
-    let mut waiting = rig.ask(&[input(1, 100)], tenant(1));
-    rig.leave.send(()).expect("the thread runs");
+fn shutdown_cancels_all_requests() {
+    let mut worker = TestWorker::without_idle();
+    let mut running = worker.ask(&[input(1, 100)], tenant(1));
+    worker.wait_for_step();
+    let commands = worker.commands.clone().expect("it runs");
+    commands
+        .try_send(EmbeddingCommand::Shutdown)
+        .expect("there is room");
+    let mut waiting = worker.ask(&[input(1, 100)], tenant(1));
+    worker.release();
     assert_eq!(wait(&mut running), Err(Error::Cancelled));
     assert_eq!(wait(&mut waiting), Err(Error::Cancelled));
     drop(commands);
-    rig.end();
-    assert_eq!(rig.count(|c| &c.embed_cancelled), 2);
+    worker.end();
+    assert_eq!(worker.count(|c| &c.embed_cancelled), 2);
 }
 
 #[test]
-fn without_handles_left_it_ends_when_all_have_their_answers() {
-    let mut rig = Rig::steady();
-    let mut embedding = rig.ask(&[input(1, 64)], tenant(1));
-    rig.leave.send(()).expect("the thread runs");
-    rig.leave.send(()).expect("the thread runs");
-    rig.end();
+fn closed_channel_ends_after_open_requests() {
+    let mut worker = TestWorker::without_idle();
+    let mut embedding = worker.ask(&[input(1, 64)], tenant(1));
+    worker.release();
+    worker.release();
+    worker.end();
     assert!(wait(&mut embedding).is_ok());
 }
 
 #[test]
-fn it_says_when_others_compute() {
-    let rig = Rig::steady();
+fn busy_reflects_running_generations() {
+    let worker = TestWorker::without_idle();
     for running in [0, 1] {
-        set(&rig.counters.running, running);
-        let mut embedding = rig.ask(&[input(1, 1)], tenant(1));
-        assert_eq!(rig.step().busy, running > 0);
+        set(&worker.counters.running, running);
+        let mut embedding = worker.ask(&[input(1, 1)], tenant(1));
+        assert_eq!(worker.step().busy, running > 0);
         assert!(wait(&mut embedding).is_ok());
     }
 }

@@ -1,6 +1,5 @@
-//! What grammars cost beside a step of the model, over a vocabulary of 152,000 tokens.
-//!
-//! `floor` is the twin of `mask`: the copy of a mask that is there already.
+//! The time of grammars, with a vocabulary of 152,000 tokens. `floor` copies a mask, the lower bound of
+//! `mask`.
 
 #[path = "../tests/support/vocabulary.rs"]
 mod vocabulary;
@@ -8,7 +7,7 @@ mod vocabulary;
 use corral_constraint::{Constraint, Grammar, GrammarCompiler, Matcher, Vocabulary};
 use divan::{Bencher, black_box};
 use std::sync::{Arc, OnceLock};
-use vocabulary::Words;
+use vocabulary::TestVocabulary;
 
 fn main() {
     divan::main();
@@ -22,9 +21,9 @@ const PERSON: &str = r#"{"type": "object", "properties": {
     "pattern": "^[0-9]{5}$"}}, "required": ["street", "zip"], "additionalProperties": false}},
     "required": ["name", "age", "role", "address"], "additionalProperties": false}"#;
 
-/// A text before the place that is looked at.
+/// The texts before the measured token.
 const STATES: [(&str, &str); 7] = [
-    ("beginning", ""),
+    ("start", ""),
     ("key", "{\""),
     ("short string", "{\"name\":\"Jo"),
     ("number", "{\"name\":\"Jo\",\"age\":4"),
@@ -36,26 +35,26 @@ const STATES: [(&str, &str); 7] = [
     ),
 ];
 
-fn words() -> &'static Arc<Words> {
-    static WORDS: OnceLock<Arc<Words>> = OnceLock::new();
-    WORDS.get_or_init(|| Arc::new(Words::large()))
+fn vocabulary() -> &'static Arc<TestVocabulary> {
+    static VOCABULARY: OnceLock<Arc<TestVocabulary>> = OnceLock::new();
+    VOCABULARY.get_or_init(|| Arc::new(TestVocabulary::large()))
 }
 
-fn constraints() -> &'static GrammarCompiler {
-    static CONSTRAINTS: OnceLock<GrammarCompiler> = OnceLock::new();
-    CONSTRAINTS.get_or_init(|| {
-        let vocabulary: Arc<dyn Vocabulary> = Arc::clone(words()) as _;
+fn compiler() -> &'static GrammarCompiler {
+    static COMPILER: OnceLock<GrammarCompiler> = OnceLock::new();
+    COMPILER.get_or_init(|| {
+        let vocabulary: Arc<dyn Vocabulary> = Arc::clone(vocabulary()) as _;
         GrammarCompiler::new(vocabulary)
     })
 }
 
 fn person() -> Constraint {
     let grammar = Grammar::JsonSchema(PERSON.into());
-    constraints().compile(&grammar).expect("it is right")
+    compiler().compile(&grammar).expect("a valid grammar")
 }
 
-/// A matcher behind a text, byte by byte where there is a choice.
-fn behind(constraint: &Constraint, text: &str) -> Matcher {
+/// A matcher after a text.
+fn after(constraint: &Constraint, text: &str) -> Matcher {
     let mut matcher = constraint.start();
     let mut done = 0;
     while done < text.len() {
@@ -64,7 +63,7 @@ fn behind(constraint: &Constraint, text: &str) -> Matcher {
             done += 1;
         } else {
             let forced = matcher.forced(1).expect("it fits");
-            done += words().spell(&forced).len();
+            done += vocabulary().bytes(&forced).len();
             assert!(!forced.is_empty(), "{text} fits");
         }
     }
@@ -73,24 +72,24 @@ fn behind(constraint: &Constraint, text: &str) -> Matcher {
 
 #[divan::bench(sample_count = 3, sample_size = 1)]
 fn trie(bencher: Bencher) {
-    words();
+    vocabulary();
     bencher.bench(|| {
-        let vocabulary: Arc<dyn Vocabulary> = Arc::clone(words()) as _;
+        let vocabulary: Arc<dyn Vocabulary> = Arc::clone(vocabulary()) as _;
         GrammarCompiler::new(vocabulary).prepare()
     });
 }
 
 #[divan::bench(sample_count = 20, sample_size = 1)]
 fn compile(bencher: Bencher) {
-    constraints().prepare().expect("it can be used");
+    compiler().prepare().expect("it can be used");
     let mut number = 0;
     bencher
         .with_inputs(|| {
-            // Another schema each time, since the same one is kept.
+            // A different schema each time, since the cache has the last one.
             number += 1;
             Grammar::JsonSchema(PERSON.replace("reader", &format!("reader{number}")))
         })
-        .bench_local_values(|grammar| constraints().compile(&grammar));
+        .bench_local_values(|grammar| compiler().compile(&grammar));
 }
 
 #[divan::bench]
@@ -103,7 +102,7 @@ fn start(bencher: Bencher) {
 fn mask(bencher: Bencher, state: &str) {
     let constraint = person();
     bencher
-        .with_inputs(|| behind(&constraint, text_of(state)))
+        .with_inputs(|| after(&constraint, text_of(state)))
         .bench_local_refs(|matcher| matcher.mask().map(<[u32]>::len));
 }
 
@@ -111,7 +110,7 @@ fn mask(bencher: Bencher, state: &str) {
 fn allows(bencher: Bencher, state: &str) {
     let constraint = person();
     bencher
-        .with_inputs(|| behind(&constraint, text_of(state)))
+        .with_inputs(|| after(&constraint, text_of(state)))
         .bench_local_refs(|matcher| matcher.allows(black_box(u32::from(b'"'))));
 }
 
@@ -119,7 +118,7 @@ fn allows(bencher: Bencher, state: &str) {
 fn advance_and_forced(bencher: Bencher) {
     let constraint = person();
     bencher
-        .with_inputs(|| behind(&constraint, "{"))
+        .with_inputs(|| after(&constraint, "{"))
         .bench_local_refs(|matcher| {
             matcher
                 .advance(u32::from(b'"'))

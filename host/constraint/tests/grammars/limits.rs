@@ -1,4 +1,4 @@
-//! What is too large, too costly or never ends harms nobody; what was compiled is kept and shared.
+//! Limits on grammars and matchers, and the cache of compiled grammars.
 
 use super::*;
 use corral_constraint::limits;
@@ -7,13 +7,13 @@ fn nested(open: &str, inner: &str, close: &str, times: usize) -> String {
     open.repeat(times) + inner + &close.repeat(times)
 }
 
-/// Rules that each name the next.
+/// A chain of rules.
 fn chain(length: usize, rule: impl Fn(usize) -> String) -> String {
     (0..length).map(rule).collect()
 }
 
 #[test]
-fn what_is_too_large_is_refused() {
+fn too_large_grammars_are_refused() {
     let values: Vec<String> = (0..40_000).map(|n| format!("\"{n}\"")).collect();
     let values = values.join(",");
     for (grammar, words) in [
@@ -56,9 +56,9 @@ fn what_is_too_large_is_refused() {
     }
 }
 
-/// None of these may end the process, or hold anybody up for long.
+/// None of these may end the process or block for long.
 #[test]
-fn chains_as_long_as_a_text_allows_harm_nobody() {
+fn longest_chains_of_rules_are_harmless() {
     let reference = |n: usize| format!(r##""{n}":{{"$ref":"#/$defs/{}"}},"##, n + 1);
     let (schemas, rules) = (8_000, 1_600);
     let grammars = [
@@ -86,7 +86,7 @@ fn chains_as_long_as_a_text_allows_harm_nobody() {
             "root ::= a0\n{}a{rules} ::= \"x\" root\n",
             chain(rules, |n| format!("a{n} ::= a{}\n", n + 1))
         )),
-        // As deep as may be within each link.
+        // As deep as possible within each rule.
         schema(&format!(
             r##"{{"$ref":"#/$defs/0","$defs":{{{}"250":{{"type":"null"}}}}}}"##,
             chain(250, |n| {
@@ -122,9 +122,9 @@ fn chains_as_long_as_a_text_allows_harm_nobody() {
         regex(&"ab".repeat(8_000)),
         regex("a{100000}"),
     ];
-    let constraints = over(words());
+    let compiler = compiler_for(vocabulary());
     for grammar in grammars {
-        match constraints.compile(&grammar) {
+        match compiler.compile(&grammar) {
             Ok(constraint) => {
                 let mut matcher = constraint.start();
                 let forced = matcher.forced(100).map(|forced| forced.len());
@@ -135,35 +135,37 @@ fn chains_as_long_as_a_text_allows_harm_nobody() {
                 assert!(!matches!(matcher.mask(), Err(Error::Failed(_))));
             }
             Err(Error::Invalid(what)) => {
-                assert!(!what.contains("bytes; at most"), "it shows nothing: {what}");
+                assert!(
+                    !what.contains("bytes; it may have"),
+                    "the text is too long: {what}"
+                );
             }
             Err(other) => panic!("{other:?}"),
         }
     }
-    assert!(constraints.compile(&regex("fine")).is_ok());
+    assert!(compiler.compile(&regex("fine")).is_ok());
 }
 
-/// The time for a token grows with the square of the text here, until it is too long.
+/// The time per token is quadratic in the text here.
 #[test]
-fn a_grammar_that_is_ambiguous_without_end_is_cut_short() {
+fn ambiguous_grammar_is_canceled() {
     let constraint = compile(&lark("start: a\na: a a | a a a | a a a a | /[a-z]/\n"));
     let mut matcher = constraint.start();
-    let word = words().encode(b"count")[0];
+    let word = vocabulary().encode(b"count")[0];
     let failed = (0..100_000).find_map(|_| matcher.advance(word).err());
     assert!(matches!(failed, Some(Error::Invalid(_))), "{failed:?}");
     assert_eq!(constraint.start().allows(97), Ok(true));
 }
 
 #[test]
-fn a_grammar_that_nothing_fits_says_so() {
+fn grammar_without_matches_reports_dead_end() {
     let mut matcher = compile(&lark("start: X\nX: /a+/ & /b+/\n")).start();
     let failed = matcher.mask().map(<[u32]>::len).unwrap_err();
     assert!(failed.to_string().contains("dead end"), "{failed}");
 }
 
-/// A step that costs too much fails for the one who asked for it.
 #[test]
-fn a_step_that_is_too_costly_ends_one_matcher_only() {
+fn costly_step_fails_only_its_matcher() {
     // The lexer must remember which of the last 25 characters were an `a`.
     let constraint = compile(&regex("[ab]*a[ab]{25}c"));
     let mut rng = ChaCha8Rng::seed_from_u64(5);
@@ -180,7 +182,7 @@ fn a_step_that_is_too_costly_ends_one_matcher_only() {
     assert_eq!(
         one.mask().map(<[u32]>::len),
         Err(failed.clone()),
-        "and stays failed"
+        "later calls fail too"
     );
     assert_eq!(one.allows(97), Err(failed));
     assert_eq!(other.allows(97), Ok(true));
@@ -189,15 +191,15 @@ fn a_step_that_is_too_costly_ends_one_matcher_only() {
 }
 
 #[test]
-fn what_was_compiled_is_kept_and_counted() {
-    let constraints = over(words());
-    assert!(constraints.cached(&regex("a")).is_none());
-    constraints.compile(&regex("a")).unwrap();
-    constraints.compile(&lark("start: \"a\"")).unwrap();
-    constraints.compile(&regex("a")).unwrap();
-    assert!(constraints.cached(&regex("a")).is_some());
-    constraints.compile(&regex("(")).unwrap_err();
-    let counts = constraints.counters();
+fn compiled_grammars_are_cached_and_counted() {
+    let compiler = compiler_for(vocabulary());
+    assert!(compiler.cached(&regex("a")).is_none());
+    compiler.compile(&regex("a")).unwrap();
+    compiler.compile(&lark("start: \"a\"")).unwrap();
+    compiler.compile(&regex("a")).unwrap();
+    assert!(compiler.cached(&regex("a")).is_some());
+    compiler.compile(&regex("(")).unwrap_err();
+    let counts = compiler.counters();
     assert_eq!(
         (counts.hits, counts.compiled, counts.failed, counts.cached),
         (2, 2, 1, 2)
@@ -205,34 +207,37 @@ fn what_was_compiled_is_kept_and_counted() {
     assert!(counts.cached_bytes > 0);
 
     for n in 0..limits::MAX_CACHED + 20 {
-        constraints.compile(&regex(&format!("n{n}"))).unwrap();
+        compiler.compile(&regex(&format!("n{n}"))).unwrap();
     }
-    let counts = constraints.counters();
+    let counts = compiler.counters();
     assert_eq!(counts.cached, limits::MAX_CACHED as u64);
     assert!(counts.cached_bytes <= limits::MAX_CACHED_BYTES as u64);
-    assert!(constraints.cached(&regex("a")).is_none(), "the oldest went");
+    assert!(
+        compiler.cached(&regex("a")).is_none(),
+        "the oldest was evicted"
+    );
 }
 
 #[test]
-fn many_who_come_with_one_grammar_compile_it_once() {
-    let constraints = over(words());
+fn concurrent_compilations_are_shared() {
+    let compiler = compiler_for(vocabulary());
     let grammar = Grammar::JsonSchema(schemas::schema(3).to_string());
     std::thread::scope(|scope| {
         for _ in 0..16 {
             scope.spawn(|| {
-                let mut matcher = constraints.compile(&grammar).unwrap().start();
+                let mut matcher = compiler.compile(&grammar).unwrap().start();
                 walk(&mut matcher, &mut ChaCha8Rng::seed_from_u64(9))
             });
         }
     });
-    let counts = constraints.counters();
+    let counts = compiler.counters();
     assert_eq!((counts.compiled, counts.cached), (1, 1));
 }
 
 #[test]
-fn a_vocabulary_without_an_end_is_refused() {
-    struct Endless;
-    impl Vocabulary for Endless {
+fn vocabulary_without_end_token_is_refused() {
+    struct NoEndToken;
+    impl Vocabulary for NoEndToken {
         fn size(&self) -> usize {
             1
         }
@@ -249,16 +254,16 @@ fn a_vocabulary_without_an_end_is_refused() {
             vec![0; text.len()]
         }
     }
-    let constraints = GrammarCompiler::new(Arc::new(Endless));
-    assert!(matches!(constraints.prepare(), Err(Error::Unsupported(_))));
+    let compiler = GrammarCompiler::new(Arc::new(NoEndToken));
+    assert!(matches!(compiler.prepare(), Err(Error::Unsupported(_))));
     assert!(matches!(
-        constraints.compile(&regex("a")),
+        compiler.compile(&regex("a")),
         Err(Error::Unsupported(_))
     ));
 }
 
 #[test]
-fn matchers_go_from_thread_to_thread() {
+fn matchers_are_send() {
     fn check<T: Send + 'static>() {}
     fn check_shared<T: Send + Sync + 'static>() {}
     check::<Matcher>();

@@ -1,33 +1,32 @@
-//! Grammars over vocabularies without a model: what they allow, what is forced, what is refused and
-//! where, and that every finished text fits.
+//! Grammars with vocabularies without a model: allowed and forced tokens, errors and their positions,
+//! and that every complete text matches.
 
 #[path = "../support/schemas.rs"]
 mod schemas;
 #[path = "../support/vocabulary.rs"]
 mod vocabulary;
 
-mod bounds;
+mod limits;
 
 use corral_constraint::{Constraint, Error, Grammar, GrammarCompiler, Matcher, Token, Vocabulary};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::sync::{Arc, OnceLock};
-use vocabulary::{Habit, Words};
+use vocabulary::{TestVocabulary, TokenizerStyle};
 
-fn words() -> &'static Arc<Words> {
-    static WORDS: OnceLock<Arc<Words>> = OnceLock::new();
-    WORDS.get_or_init(|| Arc::new(Words::small(Habit::Exact)))
+fn vocabulary() -> &'static Arc<TestVocabulary> {
+    static VOCABULARY: OnceLock<Arc<TestVocabulary>> = OnceLock::new();
+    VOCABULARY.get_or_init(|| Arc::new(TestVocabulary::small(TokenizerStyle::Exact)))
 }
 
-fn over(words: &Arc<Words>) -> GrammarCompiler {
-    let vocabulary: Arc<dyn Vocabulary> = Arc::clone(words) as _;
-    GrammarCompiler::new(vocabulary)
+fn compiler_for(vocabulary: &Arc<TestVocabulary>) -> GrammarCompiler {
+    GrammarCompiler::new(Arc::clone(vocabulary) as Arc<dyn Vocabulary>)
 }
 
-/// GrammarCompiler that tests share.
+/// The compiler that tests share.
 fn shared() -> &'static GrammarCompiler {
     static SHARED: OnceLock<GrammarCompiler> = OnceLock::new();
-    SHARED.get_or_init(|| over(words()))
+    SHARED.get_or_init(|| compiler_for(vocabulary()))
 }
 
 fn compile(grammar: &Grammar) -> Constraint {
@@ -66,14 +65,14 @@ fn allowed(mask: &[u32]) -> Vec<Token> {
         .collect()
 }
 
-/// Whether a text as a whole fits, byte for byte where the grammar leaves a choice.
-fn fits(constraint: &Constraint, text: &str) -> bool {
+/// Whether a grammar accepts a whole text, byte by byte where it leaves a choice.
+fn accepts(constraint: &Constraint, text: &str) -> bool {
     let mut matcher = constraint.start();
     let mut rest = text.as_bytes();
     while !rest.is_empty() {
         let forced = matcher.forced(usize::MAX).unwrap();
-        let spelled = words().spell(&forced);
-        let Some(left) = rest.strip_prefix(&spelled[..]) else {
+        let bytes = vocabulary().bytes(&forced);
+        let Some(left) = rest.strip_prefix(&bytes[..]) else {
             return false;
         };
         rest = left;
@@ -93,13 +92,13 @@ fn walk(matcher: &mut Matcher, rng: &mut ChaCha8Rng) -> Vec<Token> {
         let choices = allowed(matcher.mask().unwrap());
         let token = choices[rng.random_range(0..choices.len())];
         matcher.advance(token).unwrap();
-        if words().end_tokens().contains(&token) {
+        if vocabulary().end_tokens().contains(&token) {
             return tokens;
         }
         tokens.push(token);
         tokens.extend(matcher.forced(usize::MAX).unwrap());
     }
-    panic!("it does not end: {}", words().decode(&tokens));
+    panic!("no end: {}", vocabulary().decode(&tokens));
 }
 
 fn examples() -> Vec<(Grammar, &'static [&'static str], &'static [&'static str])> {
@@ -158,41 +157,44 @@ fn examples() -> Vec<(Grammar, &'static [&'static str], &'static [&'static str])
 }
 
 #[test]
-fn each_kind_of_grammar_takes_what_fits_and_nothing_else() {
+fn each_kind_of_grammar_accepts_matching_texts() {
     for (grammar, right, wrong) in examples() {
         let constraint = compile(&grammar);
         for text in right {
-            assert!(fits(&constraint, text), "{grammar:?} takes {text:?}");
+            assert!(
+                accepts(&constraint, text),
+                "{grammar:?} must accept {text:?}"
+            );
         }
         for text in wrong {
             assert!(
-                !fits(&constraint, text),
-                "{grammar:?} does not take {text:?}"
+                !accepts(&constraint, text),
+                "{grammar:?} must not accept {text:?}"
             );
         }
     }
 }
 
-/// Looks at every token at every step of some random walks.
+/// Checks every token at every step of random walks.
 #[test]
-fn allows_mask_and_advance_agree_about_every_token() {
-    let end = words().end_tokens();
+fn allows_mask_and_advance_agree() {
+    let end = vocabulary().end_tokens();
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let size = Token::try_from(words().size()).unwrap();
+    let size = Token::try_from(vocabulary().size()).unwrap();
     for (grammar, ..) in examples() {
         for _ in 0..3 {
             let mut matcher = compile(&grammar).start();
             for _ in 0..25 {
                 let mask = matcher.mask().unwrap().to_vec();
-                assert_eq!(mask.len(), words().size().div_ceil(32));
+                assert_eq!(mask.len(), vocabulary().size().div_ceil(32));
                 let choices = allowed(&mask);
                 assert!(
                     choices.iter().all(|&token| token < size),
-                    "only what there is"
+                    "a token outside the vocabulary"
                 );
                 for token in 0..size + 3 {
                     let wanted = choices.contains(&token);
-                    let piece = (token < size).then(|| words().piece(token));
+                    let piece = (token < size).then(|| vocabulary().piece(token));
                     assert_eq!(
                         matcher.allows(token),
                         Ok(wanted),
@@ -202,7 +204,7 @@ fn allows_mask_and_advance_agree_about_every_token() {
                         assert!(matches!(matcher.advance(token), Err(Error::Invalid(_))));
                     }
                 }
-                assert_eq!(matcher.mask().unwrap(), mask, "looking changes nothing");
+                assert_eq!(matcher.mask().unwrap(), mask, "`allows` changed the mask");
                 let may_end = matcher.may_end().unwrap();
                 assert!(end.iter().all(|token| choices.contains(token) == may_end));
                 let only_ends = choices.iter().all(|token| end.contains(token));
@@ -217,9 +219,9 @@ fn allows_mask_and_advance_agree_about_every_token() {
     }
 }
 
-/// The same walk twice: once taking what is forced, once drawing every token by the mask.
+/// Compares a walk with forced tokens with one that draws every token by the mask.
 #[test]
-fn forced_tokens_are_what_a_masked_loop_draws() {
+fn forced_tokens_equal_masked_draws() {
     let mut forced_tokens = 0;
     for seed in 0..100 {
         let grammar = Grammar::JsonSchema(schemas::schema(seed).to_string());
@@ -238,12 +240,12 @@ fn forced_tokens_are_what_a_masked_loop_draws() {
             assert!(one_by_one.forced(1).unwrap().is_empty());
             assert!(
                 quick.forced(usize::MAX).unwrap().is_empty(),
-                "they were taken"
+                "forced tokens are consumed"
             );
             let choices = allowed(quick.mask().unwrap());
             assert_eq!(allowed(slow.mask().unwrap()), choices);
             let token = choices[rng.random_range(0..choices.len())];
-            if words().end_tokens().contains(&token) {
+            if vocabulary().end_tokens().contains(&token) {
                 break;
             }
             for matcher in [&mut quick, &mut slow, &mut one_by_one] {
@@ -251,20 +253,20 @@ fn forced_tokens_are_what_a_masked_loop_draws() {
             }
         }
     }
-    assert!(forced_tokens > 500, "{forced_tokens} show little");
+    assert!(forced_tokens > 500, "only {forced_tokens} forced tokens");
 }
 
 #[test]
-fn what_is_forced_is_written_as_the_tokenizer_writes_it() {
+fn forced_tokens_follow_the_tokenizer() {
     let text = r#"{"name":"the end"}"#;
     let grammar = schema(
         r#"{"x": 1, "type": "object", "properties": {"name": {"const": "the end"}}, "required": ["name"],
         "additionalProperties": false}"#,
     );
     let expected = regex(r#"\{"name":"the end"\}"#);
-    for habit in [Habit::Exact, Habit::SpaceBefore] {
-        let words = Arc::new(Words::small(habit));
-        let constraints = over(&words);
+    for style in [TokenizerStyle::Exact, TokenizerStyle::SpaceBefore] {
+        let words = Arc::new(TestVocabulary::small(style));
+        let constraints = compiler_for(&words);
         let mut matcher = constraints.compile(&expected).unwrap().start();
         assert_eq!(
             matcher.forced(usize::MAX).unwrap(),
@@ -272,7 +274,7 @@ fn what_is_forced_is_written_as_the_tokenizer_writes_it() {
         );
         assert!(matcher.must_end());
 
-        // What may be a blank or a longer token is open; the name is not.
+        // Only the name is forced; elsewhere a blank or a longer token may come.
         let mut matcher = constraints.compile(&grammar).unwrap().start();
         assert!(matcher.forced(usize::MAX).unwrap().is_empty());
         matcher.advance(words.encode(b"{\"")[0]).unwrap();
@@ -281,9 +283,12 @@ fn what_is_forced_is_written_as_the_tokenizer_writes_it() {
 }
 
 #[test]
-fn with_a_tokenizer_that_does_not_spell_nothing_is_forced() {
-    let words = Arc::new(Words::small(Habit::LowerCase));
-    let mut matcher = over(&words).compile(&regex("Zoo|Zip")).unwrap().start();
+fn lossy_tokenizer_forces_nothing() {
+    let words = Arc::new(TestVocabulary::small(TokenizerStyle::LowerCase));
+    let mut matcher = compiler_for(&words)
+        .compile(&regex("Zoo|Zip"))
+        .unwrap()
+        .start();
     assert!(matcher.forced(usize::MAX).unwrap().is_empty());
     for byte in *b"Zip" {
         assert_eq!(matcher.allows(Token::from(byte)), Ok(true));
@@ -293,11 +298,14 @@ fn with_a_tokenizer_that_does_not_spell_nothing_is_forced() {
 }
 
 #[test]
-fn a_complete_text_ends_and_stays_ended() {
-    let end = words().end_tokens();
+fn complete_text_stays_ended() {
+    let end = vocabulary().end_tokens();
     let mut matcher = compile(&regex("ab")).start();
     assert_eq!((matcher.may_end(), matcher.must_end()), (Ok(false), false));
-    assert_eq!(matcher.forced(usize::MAX).unwrap(), words().encode(b"ab"));
+    assert_eq!(
+        matcher.forced(usize::MAX).unwrap(),
+        vocabulary().encode(b"ab")
+    );
     assert_eq!((matcher.may_end(), matcher.must_end()), (Ok(true), true));
     assert_eq!(allowed(matcher.mask().unwrap()), end);
     assert!(matcher.forced(usize::MAX).unwrap().is_empty());
@@ -306,14 +314,14 @@ fn a_complete_text_ends_and_stays_ended() {
     assert!(matches!(matcher.advance(97), Err(Error::Invalid(_))));
 
     let mut empty = compile(&regex("")).start();
-    assert!(empty.must_end(), "nothing but the empty text fits");
+    assert!(empty.must_end(), "only the empty text matches");
     assert_eq!(allowed(empty.mask().unwrap()), end);
 }
 
 #[test]
-fn control_tokens_come_only_where_a_grammar_names_them() {
+fn control_tokens_need_to_be_named() {
     let tool = (0..)
-        .find(|&token| words().control_name(token) == b"<|tool|>")
+        .find(|&token| vocabulary().control_name(token) == b"<|tool|>")
         .unwrap();
     let mut anything = compile(&regex("(?s:.)*")).start();
     assert_eq!(anything.allows(tool), Ok(false));
@@ -332,8 +340,8 @@ fn control_tokens_come_only_where_a_grammar_names_them() {
 }
 
 #[test]
-fn faults_are_named_with_their_place() {
-    for (grammar, place, words) in [
+fn errors_name_their_position() {
+    for (grammar, position, words) in [
         (
             schema("{\"type\": \"object\",\n \"properties\" {}}"),
             "line 2, column 15",
@@ -440,13 +448,13 @@ fn faults_are_named_with_their_place() {
         ),
     ] {
         let what = refused(&grammar);
-        assert!(what.contains(place), "{grammar:?}: {what}");
+        assert!(what.contains(position), "{grammar:?}: {what}");
         assert!(what.contains(words), "{grammar:?}: {what}");
         assert!(what.len() < 500 && !what.contains('\n'), "{what}");
     }
 }
 
-/// JSON as a GBNF grammar, in the way that such grammars are written.
+/// JSON as a usual GBNF grammar.
 const JSON_GBNF: &str = r#"
 root   ::= object
 value  ::= object | array | string | number | ("true" | "false" | "null") ws
@@ -459,12 +467,15 @@ ws     ::= | " " | "\n" [ \t]{0,20}
 "#;
 
 #[test]
-fn walks_through_a_recursive_grammar_end_and_parse() {
+fn recursive_grammar_yields_parsable_json() {
     let constraint = compile(&gbnf(JSON_GBNF));
     for text in [r#"{"a": [1, -2.5, {"b\u00e9": null}], "c" : ""}"#, "{}"] {
-        assert!(fits(&constraint, text) || text.contains("\" :"), "{text}");
+        assert!(
+            accepts(&constraint, text) || text.contains("\" :"),
+            "{text}"
+        );
     }
-    assert!(fits(
+    assert!(accepts(
         &constraint,
         r#"{"a": [1, -2.5, {"b\u00e9": null}], "c": ""}"#
     ));
@@ -473,8 +484,8 @@ fn walks_through_a_recursive_grammar_end_and_parse() {
             &mut constraint.start(),
             &mut ChaCha8Rng::seed_from_u64(seed),
         );
-        let text = words().decode(&tokens);
-        // A lone surrogate is fine by this grammar, but not by serde_json.
+        let text = vocabulary().decode(&tokens);
+        // The grammar accepts lone surrogates; serde_json does not.
         if !text.contains("\\u") {
             let parsed: Result<serde_json::Value, _> = serde_json::from_str(&text);
             assert!(parsed.is_ok_and(|value| value.is_object()), "{text}");
@@ -483,7 +494,7 @@ fn walks_through_a_recursive_grammar_end_and_parse() {
 }
 
 #[test]
-fn every_walk_through_five_hundred_schemas_fits_its_schema() {
+fn random_walks_match_their_schemas() {
     let mut longest = 0;
     for seed in 0..500 {
         let schema = schemas::schema(seed);
@@ -491,7 +502,7 @@ fn every_walk_through_five_hundred_schemas_fits_its_schema() {
         for round in 0..2 {
             let mut rng = ChaCha8Rng::seed_from_u64(seed * 2 + round);
             let tokens = walk(&mut constraint.start(), &mut rng);
-            let text = words().decode(&tokens);
+            let text = vocabulary().decode(&tokens);
             let value = serde_json::from_str(&text)
                 .unwrap_or_else(|error| panic!("seed {seed}: {error}: {text}"));
             schemas::validate(&schema, &value)
@@ -499,5 +510,5 @@ fn every_walk_through_five_hundred_schemas_fits_its_schema() {
             longest = longest.max(text.len());
         }
     }
-    assert!(longest > 200, "they are all small: {longest}");
+    assert!(longest > 200, "the longest text has {longest} bytes");
 }

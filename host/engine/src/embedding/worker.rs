@@ -1,15 +1,15 @@
-//! The embedding thread: take up inputs in turn, compute a step, hand out vectors, and again.
+//! The embedding thread: starts inputs, computes steps and delivers vectors.
 //!
-//! It makes its context when the first request comes and frees it when none came for a while, so
-//! nobody pays who does not embed. With nothing to do it blocks on the channel; it holds no lock
-//! across a step. Who goes away, or whose time is over, is gone at the next step.
+//! It creates its context with the first request and frees it after an idle time. Without requests it
+//! blocks on its channel; it holds no lock across a step. Abandoned and expired requests end before the
+//! next step.
 
-use super::backend::Embeds;
-use super::delivery::{Sender, Vectors};
-use super::packing::{Active, Packing, Row, SHORT, Sizes};
-use super::places::Place;
-use super::pooling::{Pool, Pooling};
-use super::turns::{Key, Turns};
+use super::backend::EmbeddingBackend;
+use super::batch::{ActiveInput, BatchLimits, EmbeddingBatch, InputRow, MAX_SHORT_TOKENS};
+use super::fair_queue::{EmbeddingId, FairQueue};
+use super::pooling::{Pooler, Pooling};
+use super::quota::EmbeddingPermit;
+use super::vectors::{VectorSender, Vectors};
 use crate::backend::TokenInput;
 use crate::metrics::{Counters, add, add_time, get, set};
 use crate::{Caller, Error, Token};
@@ -19,48 +19,49 @@ use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-/// What the thread is asked.
-pub enum Command {
-    /// Compute vectors. The inputs are checked: none is empty or too long, all tokens are in the
-    /// vocabulary, and the model can pool so.
-    Embed(Box<Request>),
-    /// Cancel everything and end.
+/// A command to the thread.
+pub enum EmbeddingCommand {
+    /// Compute vectors. The request is checked: no input is empty or too long, all tokens are in the
+    /// vocabulary, and the model supports the pooling.
+    Embed(Box<EmbeddingRequest>),
+    /// Cancel all requests and end.
     Shutdown,
 }
 
-/// A request on its way in.
-pub struct Request {
+/// A checked request.
+pub struct EmbeddingRequest {
     pub inputs: Vec<Vec<Token>>,
     pub pooling: Pooling,
     pub normalize: bool,
     pub caller: Caller,
-    pub sender: Sender,
+    pub sender: VectorSender,
     pub submitted: Instant,
-    /// Held until the request has ended: bounds how many there are.
-    pub place: Place,
+    /// Held until the request ends.
+    pub permit: EmbeddingPermit,
 }
 
-/// A request that is not done.
-struct Open {
-    request: Request,
+/// An open request.
+struct OpenRequest {
+    request: EmbeddingRequest,
     tokens: u64,
-    /// The first input that was not taken up.
+    /// The next input to start.
     next: usize,
     vectors: Vec<Option<Vec<f32>>>,
+    /// Vectors that are not computed yet.
     missing: usize,
     started: Option<Instant>,
 }
 
-impl Open {
+impl OpenRequest {
     /// Length of the next input.
     fn next_length(&self) -> Option<u32> {
         let input = self.request.inputs.get(self.next)?;
         Some(u32::try_from(input.len()).unwrap_or(u32::MAX))
     }
 
-    /// When it ends if nothing is taken up or done before.
-    fn overdue(&self, now: Instant) -> Option<Error> {
-        let Request {
+    /// The error if the request has expired.
+    fn expired(&self, now: Instant) -> Option<Error> {
+        let EmbeddingRequest {
             caller, submitted, ..
         } = &self.request;
         if caller.deadline.is_some_and(|deadline| deadline <= now) {
@@ -69,73 +70,76 @@ impl Open {
         let waited = now.saturating_duration_since(*submitted);
         let late = caller.queue_time.is_some_and(|most| most <= waited);
         (late && self.started.is_none()).then(|| Error::Overdue {
-            reason: format!("it was not its turn within {:.1} s", waited.as_secs_f64()),
+            reason: format!(
+                "the request for embeddings did not start within {:.1} s",
+                waited.as_secs_f64()
+            ),
             retry_after: waited.clamp(Duration::from_secs(1), Duration::from_secs(60)),
         })
     }
 }
 
-/// Makes a context.
-pub type Make<B> = Box<dyn FnMut() -> Result<B, Error> + Send>;
+/// Creates a context.
+pub type MakeBackend<B> = Box<dyn FnMut() -> Result<B, Error> + Send>;
 
 /// The embedding thread's state.
-pub struct Thread<B> {
-    make: Make<B>,
+pub struct EmbeddingWorker<B> {
+    make: MakeBackend<B>,
     backend: Option<B>,
-    sizes: Sizes,
+    limits: BatchLimits,
     /// Numbers in a vector.
     width: usize,
-    /// How long the context stays with nothing to do.
+    /// How long the context stays without requests.
     idle: Duration,
-    requests: BTreeMap<Key, Open>,
-    next_key: u64,
-    turns: Turns,
-    packing: Packing,
-    commands: Receiver<Command>,
+    requests: BTreeMap<EmbeddingId, OpenRequest>,
+    next_id: u64,
+    queue: FairQueue,
+    batch: EmbeddingBatch,
+    commands: Receiver<EmbeddingCommand>,
     counters: Arc<Counters>,
     inputs: Vec<TokenInput>,
 }
 
-impl<B: Embeds> Thread<B> {
+impl<B: EmbeddingBackend> EmbeddingWorker<B> {
     pub fn new(
-        make: Make<B>,
-        sizes: Sizes,
+        make: MakeBackend<B>,
+        limits: BatchLimits,
         width: usize,
         idle: Duration,
-        commands: Receiver<Command>,
+        commands: Receiver<EmbeddingCommand>,
         counters: Arc<Counters>,
     ) -> Self {
         Self {
             make,
             backend: None,
-            sizes,
+            limits,
             width,
             idle,
             requests: BTreeMap::new(),
-            next_key: 0,
-            turns: Turns::default(),
-            packing: Packing::new(sizes),
+            next_id: 0,
+            queue: FairQueue::default(),
+            batch: EmbeddingBatch::new(limits),
             commands,
             counters,
             inputs: Vec::new(),
         }
     }
 
-    /// Runs until it is told to end, or every handle is gone and all requests are done.
+    /// Runs until it is shut down, or until its channel is closed and all requests are done.
     pub fn run(mut self) {
-        while self.listen() {
-            self.drop_gone();
-            if !self.requests.is_empty() && self.have_backend() {
-                self.take_up();
+        while self.receive() {
+            self.end_abandoned();
+            if !self.requests.is_empty() && self.ensure_backend() {
+                self.start_inputs();
                 self.step();
             }
             set(&self.counters.embed_open, self.requests.len() as u64);
         }
         self.end_all(&Error::Cancelled, |counters| &counters.embed_cancelled);
         while let Ok(command) = self.commands.try_recv() {
-            if let Command::Embed(request) = command {
+            if let EmbeddingCommand::Embed(request) = command {
                 add(&self.counters.embed_cancelled, 1);
-                drop(request.place);
+                drop(request.permit);
                 request.sender.finish(Err(Error::Cancelled));
             }
         }
@@ -143,8 +147,8 @@ impl<B: Embeds> Thread<B> {
         set(&self.counters.embed_open, 0);
     }
 
-    /// Takes in what was sent; waits when nothing is to do. False at the end.
-    fn listen(&mut self) -> bool {
+    /// Receives commands; blocks while there are no requests. Returns false at the end.
+    fn receive(&mut self) -> bool {
         while self.requests.is_empty() {
             let command = if self.backend.is_some() {
                 match self.commands.recv_timeout(self.idle) {
@@ -160,47 +164,47 @@ impl<B: Embeds> Thread<B> {
                 self.commands.recv().ok()
             };
             add(&self.counters.embed_wake_ups, 1);
-            if !command.is_some_and(|command| self.take(command)) {
+            if !command.is_some_and(|command| self.handle(command)) {
                 return false;
             }
         }
         loop {
             match self.commands.try_recv() {
                 Ok(command) => {
-                    if !self.take(command) {
+                    if !self.handle(command) {
                         return false;
                     }
                 }
-                // Those who still wait get their answers.
+                // Open requests are still computed.
                 Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
             }
         }
     }
 
-    /// False if the thread shall end.
-    fn take(&mut self, command: Command) -> bool {
-        let Command::Embed(request) = command else {
+    /// Returns false if the thread must end.
+    fn handle(&mut self, command: EmbeddingCommand) -> bool {
+        let EmbeddingCommand::Embed(request) = command else {
             return false;
         };
-        let key = Key(self.next_key);
-        self.next_key += 1;
-        let many = request.inputs.len();
-        self.turns
-            .enter(key, request.caller.tenant, request.caller.priority);
-        let open = Open {
+        let id = EmbeddingId(self.next_id);
+        self.next_id += 1;
+        let count = request.inputs.len();
+        self.queue
+            .add(id, request.caller.tenant, request.caller.priority);
+        let open = OpenRequest {
             tokens: request.inputs.iter().map(|input| input.len() as u64).sum(),
             next: 0,
-            vectors: vec![None; many],
-            missing: many,
+            vectors: vec![None; count],
+            missing: count,
             started: None,
             request: *request,
         };
-        self.requests.insert(key, open);
+        self.requests.insert(id, open);
         true
     }
 
-    /// Whether there is a context; makes one. Without one all requests fail.
-    fn have_backend(&mut self) -> bool {
+    /// Creates a context if there is none. If that fails, fails all requests and returns false.
+    fn ensure_backend(&mut self) -> bool {
         if self.backend.is_none() {
             match (self.make)() {
                 Ok(backend) => {
@@ -218,52 +222,53 @@ impl<B: Embeds> Thread<B> {
         set(&self.counters.embed_contexts, 0);
     }
 
-    /// Ends the requests that nobody waits for and those whose time is over.
-    fn drop_gone(&mut self) {
+    /// Ends abandoned and expired requests.
+    fn end_abandoned(&mut self) {
         let now = Instant::now();
-        let mut gone = Vec::new();
-        for (key, open) in &self.requests {
+        let mut ended = Vec::new();
+        for (id, open) in &self.requests {
             if open.request.sender.is_abandoned() {
-                gone.push((*key, Error::Cancelled, true));
-            } else if let Some(error) = open.overdue(now) {
-                gone.push((*key, error, false));
+                ended.push((*id, Error::Cancelled, true));
+            } else if let Some(error) = open.expired(now) {
+                ended.push((*id, error, false));
             }
         }
-        for (key, error, cancelled) in gone {
+        for (id, error, cancelled) in ended {
             let counter = if cancelled {
                 &self.counters.embed_cancelled
             } else {
                 &self.counters.embed_expired
             };
             add(counter, 1);
-            self.end(key, Err(error));
+            self.end(id, Err(error));
         }
     }
 
-    /// Takes up inputs in turn. Who finds no room keeps the turn: nobody of its kind goes before it.
-    fn take_up(&mut self) {
+    /// Starts inputs in the order of the queue. If the first short (or long) one has no room, no later
+    /// short (or long) one starts.
+    fn start_inputs(&mut self) {
         let (mut short, mut long) = (true, true);
         let now = Instant::now();
         while short || long {
-            let lane = |length: u32| self.sizes.whole || length <= SHORT;
-            let open = |key: Key| {
-                let length = self.requests.get(&key).and_then(Open::next_length);
+            let is_short = |length: u32| self.limits.whole || length <= MAX_SHORT_TOKENS;
+            let eligible = |id: EmbeddingId| {
+                let length = self.requests.get(&id).and_then(OpenRequest::next_length);
                 length.is_some_and(|length| {
-                    (if lane(length) { short } else { long })
-                        && !self.packing.holds_its_part(key, length)
+                    (if is_short(length) { short } else { long })
+                        && !self.batch.exceeds_request_limit(id, length)
                 })
             };
-            let Some(key) = self.turns.next(open) else {
+            let Some(id) = self.queue.next(eligible) else {
                 return;
             };
-            let Some(open) = self.requests.get_mut(&key) else {
+            let Some(open) = self.requests.get_mut(&id) else {
                 return;
             };
             let Some(length) = open.next_length() else {
                 return;
             };
-            if !self.packing.has_room(length) {
-                if lane(length) {
+            if !self.batch.has_room(length) {
+                if is_short(length) {
                     short = false;
                 } else {
                     long = false;
@@ -275,18 +280,18 @@ impl<B: Embeds> Thread<B> {
                 let waited = now.saturating_duration_since(open.request.submitted);
                 add_time(&self.counters.embed_queue_nanos, waited);
             }
-            let pool = Pool::new(open.request.pooling, self.width, length as usize);
-            self.packing.take_up(key, open.next, length, pool);
+            let pooler = Pooler::new(open.request.pooling, self.width, length as usize);
+            self.batch.start(id, open.next, length, pooler);
             open.next += 1;
-            self.turns.charge(key, u64::from(length));
+            self.queue.charge(id, u64::from(length));
         }
     }
 
     fn step(&mut self) {
-        let rows = self.packing.step();
+        let rows = self.batch.step();
         self.inputs.clear();
         for row in &rows {
-            let Some(open) = self.requests.get(&row.key) else {
+            let Some(open) = self.requests.get(&row.id) else {
                 continue;
             };
             let tokens = open.request.inputs[row.input].iter();
@@ -315,31 +320,31 @@ impl<B: Embeds> Thread<B> {
         match computed {
             Ok(()) => {
                 add(&self.counters.embed_computed, self.inputs.len() as u64);
-                match collect(backend, &mut self.packing, &rows) {
-                    Ok(()) => self.hand_out(&rows),
-                    Err(error) => self.failed(&rows, &error),
+                match pool_step(backend, &mut self.batch, &rows) {
+                    Ok(()) => self.deliver(&rows),
+                    Err(error) => self.fail_step(&rows, &error),
                 }
             }
-            Err(error) => self.failed(&rows, &error.to_string()),
+            Err(error) => self.fail_step(&rows, &error.to_string()),
         }
     }
 
-    /// Gives the answers of the inputs that are done to their requests.
-    fn hand_out(&mut self, rows: &[Row]) {
-        for active in self.packing.computed(rows) {
-            let (key, input) = (active.key, active.input);
-            let Some(open) = self.requests.get_mut(&key) else {
+    /// Stores the vectors of finished inputs in their requests.
+    fn deliver(&mut self, rows: &[InputRow]) {
+        for active in self.batch.complete_step(rows) {
+            let (id, input) = (active.id, active.input);
+            let Some(open) = self.requests.get_mut(&id) else {
                 continue;
             };
             let normalize = open.request.normalize;
-            let vector = finished(self.backend.as_mut(), active).finish(normalize);
+            let vector = release(self.backend.as_mut(), active).finish(normalize);
             let Some(vector) = vector else {
                 let what = format!(
                     "the model's numbers for input {input} are not finite; \
                      its weights may be damaged or overflow in this format"
                 );
                 add(&self.counters.embed_failed, 1);
-                self.end(key, Err(Error::Failed(what)));
+                self.end(id, Err(Error::Failed(what)));
                 continue;
             };
             if let Some(slot) = open.vectors.get_mut(input) {
@@ -347,20 +352,20 @@ impl<B: Embeds> Thread<B> {
             }
             open.missing -= 1;
             if open.missing == 0 {
-                self.finish(key);
+                self.finish(id);
             }
         }
     }
 
-    /// Gives the whole answer to a request.
-    fn finish(&mut self, key: Key) {
-        let Some(open) = self.requests.get_mut(&key) else {
+    /// Sends the result of a request.
+    fn finish(&mut self, id: EmbeddingId) {
+        let Some(open) = self.requests.get_mut(&id) else {
             return;
         };
         let now = Instant::now();
         let started = open.started.unwrap_or(now);
         let pooling = open.request.pooling;
-        let answer = Vectors {
+        let vectors = Vectors {
             pooling,
             width: self.width,
             inputs: open.vectors.drain(..).flatten().collect(),
@@ -369,68 +374,72 @@ impl<B: Embeds> Thread<B> {
             compute_time: now.saturating_duration_since(started),
         };
         add(&self.counters.embed_finished, 1);
-        add(&self.counters.embed_inputs, answer.inputs.len() as u64);
-        add(&self.counters.embed_tokens, answer.tokens);
-        self.end(key, Ok(answer));
+        add(&self.counters.embed_inputs, vectors.inputs.len() as u64);
+        add(&self.counters.embed_tokens, vectors.tokens);
+        self.end(id, Ok(vectors));
     }
 
-    fn failed(&mut self, rows: &[Row], cause: &str) {
+    fn fail_step(&mut self, rows: &[InputRow], cause: &str) {
         add(&self.counters.embed_failed_steps, 1);
         if let Some(backend) = &mut self.backend {
             for row in rows {
                 backend.clear(row.seq);
             }
         }
-        for culprit in self.packing.failed(rows) {
-            let what = format!("input {} can't be computed: {cause}", culprit.input);
+        for failed in self.batch.fail_step(rows) {
+            let what = format!("input {} cannot be computed: {cause}", failed.input);
             add(&self.counters.embed_failed, 1);
-            self.end(culprit.key, Err(Error::Failed(what)));
+            self.end(failed.id, Err(Error::Failed(what)));
         }
     }
 
-    /// Ends a request and frees what it held.
-    fn end(&mut self, key: Key, answer: Result<Vectors, Error>) {
-        self.turns.leave(key);
-        for active in self.packing.remove(key) {
-            finished(self.backend.as_mut(), active);
+    /// Ends a request and frees its inputs.
+    fn end(&mut self, id: EmbeddingId, result: Result<Vectors, Error>) {
+        self.queue.remove(id);
+        for active in self.batch.remove(id) {
+            release(self.backend.as_mut(), active);
         }
-        let Some(open) = self.requests.remove(&key) else {
+        let Some(open) = self.requests.remove(&id) else {
             return;
         };
         if open.started.is_none() {
             let waited = open.request.submitted.elapsed();
             add_time(&self.counters.embed_queue_nanos, waited);
         }
-        let Request { sender, place, .. } = open.request;
+        let EmbeddingRequest { sender, permit, .. } = open.request;
         set(&self.counters.embed_open, self.requests.len() as u64);
-        // Before the caller knows: it may come again at once.
-        drop(place);
-        sender.finish(answer);
+        // Before the result, since the caller may send another request at once.
+        drop(permit);
+        sender.finish(result);
     }
 
     fn end_all(&mut self, error: &Error, counter: fn(&Counters) -> &AtomicU64) {
         let all: Vec<_> = self.requests.keys().copied().collect();
-        for key in all {
+        for id in all {
             add(counter(&self.counters), 1);
-            self.end(key, Err(error.clone()));
+            self.end(id, Err(error.clone()));
         }
     }
 }
 
-/// Takes the step's vectors into the pools of its inputs.
-fn collect<B: Embeds>(backend: &B, packing: &mut Packing, rows: &[Row]) -> Result<(), String> {
+/// Adds the vectors of a step to the poolers of its inputs.
+fn pool_step<B: EmbeddingBackend>(
+    backend: &B,
+    batch: &mut EmbeddingBatch,
+    rows: &[InputRow],
+) -> Result<(), String> {
     let mut index = 0;
     for row in rows {
-        let Some(Active { pool, .. }) = packing.get(row.seq) else {
+        let Some(ActiveInput { pooler, .. }) = batch.get(row.seq) else {
             continue;
         };
-        let missing = || "the model gave no vector".to_owned();
+        let missing = || "the model returned no vector".to_owned();
         let count = row.count as usize;
-        if pool.is_rank() {
-            pool.add(backend.scores(row.seq).ok_or_else(missing)?);
+        if pooler.is_rank() {
+            pooler.add(backend.scores(row.seq).ok_or_else(missing)?);
         } else {
             for token in index..index + count {
-                pool.add(backend.vector(token).ok_or_else(missing)?);
+                pooler.add(backend.vector(token).ok_or_else(missing)?);
             }
         }
         index += count;
@@ -438,10 +447,10 @@ fn collect<B: Embeds>(backend: &B, packing: &mut Packing, rows: &[Row]) -> Resul
     Ok(())
 }
 
-/// Frees an input's sequence; what was learnt of it remains.
-fn finished<B: Embeds>(backend: Option<&mut B>, active: Active) -> Pool {
+/// Frees an input's sequence and returns its pooler.
+fn release<B: EmbeddingBackend>(backend: Option<&mut B>, active: ActiveInput) -> Pooler {
     if let Some(backend) = backend {
         backend.clear(active.seq);
     }
-    active.pool
+    active.pooler
 }

@@ -1,85 +1,82 @@
-//! Embeddings: vectors that say what texts are about, in a context of their own.
+//! Embeddings: vectors of texts, computed in a context of their own.
 //!
-//! Why of their own: llama.cpp computes vectors only where every token is an output, which the
-//! generating context must not pay for. It is made when the first request comes, in a thread that
-//! is started then, and freed after [`EmbeddingConfig::idle`] without one.
+//! llama.cpp computes vectors only if every token is an output, which the generating context must not
+//! pay for. The first request starts the thread and its context; the context is freed after
+//! [`EmbeddingConfig::idle`] without requests.
 //!
-//! - `mod.rs`: what callers see; arguments are checked and counted before anything waits.
-//! - `places.rs` bounds what waits, `turns.rs` says whose input is next, `packing.rs` which tokens
-//!   make a step, `pooling.rs` turns vectors of tokens into the answer, `delivery.rs` hands it over.
-//! - `thread.rs` runs them over `backend.rs`, which `backend/llama.rs` implements.
+//! - This module checks arguments and acquires a permit of the [`quota`] before a request is queued.
+//! - [`fair_queue`] orders requests, [`batch`] forms steps, [`pooling`] turns vectors of tokens into
+//!   results, and [`worker`] runs them on an [`EmbeddingBackend`].
 //!
-//! Beside generation: the thread and its compute threads have a low priority, and while sequences
-//! run it uses half of them, so that on few cores a token takes a fraction longer and not a
-//! multiple. Steps are short ([`STEP_TOKENS`]); who goes away is noticed between them.
+//! Generation comes first: the thread and its compute threads have a low priority, and half of them
+//! are used while requests generate. Steps are short ([`STEP_TOKENS`]), and abandoned requests end
+//! between them.
 //!
-//! Bounds: [`MAX_EMBED_INPUTS`] inputs, [`MAX_EMBED_TOKENS`] tokens and [`MAX_EMBED_NUMBERS`]
-//! numbers a call; four times these tokens and numbers, and [`EmbeddingConfig::queue`] requests, in
-//! all, of which a tenant may have a quarter.
+//! Limits: [`MAX_EMBED_INPUTS`] inputs, [`MAX_EMBED_TOKENS`] tokens and [`MAX_EMBED_NUMBERS`] numbers
+//! per call; four times these tokens and numbers, and [`EmbeddingConfig::queue`] requests, in all. A
+//! tenant may use a quarter of these.
 
 mod backend;
-mod delivery;
-mod packing;
-mod places;
+mod batch;
+mod fair_queue;
 mod pooling;
-mod thread;
-mod turns;
+mod quota;
+mod vectors;
+mod worker;
 
-pub use backend::Embeds;
-pub use delivery::{Embedding, Vectors};
+pub use backend::EmbeddingBackend;
 pub use pooling::Pooling;
+pub use vectors::{Embedding, Vectors};
 
 use crate::metrics::{Counters, add, get};
 use crate::{Caller, Engine, Error, LoadError, Token};
+use batch::BatchLimits;
 use corral_llama::{
     ContextSettings, EmbeddingContext, EmbeddingSettings, EmbeddingTraits, KvType, Model,
 };
-use packing::Sizes;
-use places::{Load, Places, TENANT_SHARE};
+use quota::{EmbeddingQuota, Load, TENANT_DIVISOR};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use thread::{Command, Request, Thread};
+use worker::{EmbeddingCommand, EmbeddingRequest, EmbeddingWorker};
 
-/// Most inputs of a call.
+/// Inputs of a call.
 pub const MAX_EMBED_INPUTS: usize = 2048;
-/// Most tokens of all inputs of a call.
+/// Tokens of all inputs of a call.
 pub const MAX_EMBED_TOKENS: u64 = 131_072;
-/// Most numbers in the answer to a call: 64 MiB.
+/// Numbers in the result of a call: 64 MiB.
 pub const MAX_EMBED_NUMBERS: u64 = 1 << 24;
 
-/// Most tokens of a step of a causal model. Reads about as fast as longer steps do on a CPU, and
-/// each token costs llama.cpp a row of logits (0.6 MB with 152k tokens in the vocabulary, twice).
+/// Tokens of a step of a causal model. On a CPU longer steps are hardly faster, and each token costs
+/// llama.cpp two rows of logits (0.6 MB each for a vocabulary of 152k tokens).
 const STEP_TOKENS: u32 = 128;
-/// Inputs that are read whole share a step up to so many tokens.
-const TOGETHER: u32 = 512;
+/// Tokens up to which several whole inputs share a step.
+const SHARED_TOKENS: u32 = 512;
 /// Inputs computed at once.
 const SEQ_IDS: u16 = 32;
-/// Longest input, unless the caller says otherwise or the model's context is shorter: each token
-/// needs a cell, at some 100 KiB.
-const LONGEST: u32 = 2048;
-/// Bytes of logits that a model which reads inputs whole may cost, unless the caller asks for longer
-/// inputs.
-const LOGITS_BYTES: u32 = 1 << 30;
-/// Requests that may wait or be computed, unless the caller says otherwise.
+/// Default tokens of the longest input, if the model's context is not shorter: each token needs a cell,
+/// of some 100 KiB.
+const MAX_INPUT: u32 = 2048;
+/// Bytes of logits that limit the default length of whole inputs.
+const MAX_LOGIT_BYTES: u32 = 1 << 30;
+/// Default limit of open requests.
 const QUEUE: usize = 1024;
-/// Without a request for so long the context is freed, unless the caller says otherwise.
+/// Default time without requests after which the context is freed.
 const IDLE: Duration = Duration::from_secs(60);
-/// Of the thread and its compute threads: on a core that it shares with a thread of niceness 0 it
-/// gets a quarter of the time. On Linux alone; elsewhere niceness is the whole process's.
+/// Niceness of the thread and its compute threads: beside a thread of niceness 0 on the same core they
+/// get a quarter of the time. Only on Linux; elsewhere niceness belongs to the process.
 #[cfg(target_os = "linux")]
 const NICENESS: i32 = 5;
 
-/// How embeddings are computed.
+/// Settings of embeddings.
 #[derive(Clone, Debug)]
 pub struct EmbeddingConfig {
     /// Longest input in tokens; by default the model's context, at most 2,048.
     pub longest: Option<u32>,
-    /// Requests that may wait or be computed before more are refused; one tenant may have a quarter
-    /// of them.
+    /// Open requests before more are refused; one tenant may have a quarter of them.
     pub queue: usize,
-    /// How long the context stays when nothing is asked; making it again takes some milliseconds.
+    /// How long the context stays without requests; creating it takes some milliseconds.
     pub idle: Duration,
 }
 
@@ -93,45 +90,42 @@ impl Default for EmbeddingConfig {
     }
 }
 
-/// What to compute.
+/// Options of a request for embeddings.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EmbedOptions {
-    /// How the vectors of tokens become one; by default as the model's file says. Where it says
-    /// nothing: the last token's if attention is causal, since only the last has seen all of the
-    /// input, the mean otherwise.
+    /// How to pool the vectors of tokens; by default as the model's file says. Without that, the last
+    /// token of causal models, which alone depends on the whole input, and the mean of others.
     pub pooling: Option<Pooling>,
-    /// Whether vectors get the length 1; by default they do if they are pooled. Scores have no
-    /// length.
+    /// Whether to normalize vectors to length 1; by default pooled vectors are. Not for scores.
     pub normalize: Option<bool>,
 }
 
-/// What may be known of a model's embeddings.
+/// Properties of a model's embeddings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmbeddingInfo {
-    /// Numbers in a vector; of a reranker the number of scores.
+    /// Numbers in a vector; for a reranker the number of scores.
     pub width: u32,
-    /// Longest input in tokens.
+    /// Tokens of the longest input.
     pub longest: u32,
-    /// How vectors are pooled when the caller does not say. [`Pooling::Rank`] for a reranker, which
-    /// can nothing else.
+    /// The default pooling; [`Pooling::Rank`] for a reranker, which supports no other.
     pub pooling: Pooling,
 }
 
 impl Engine {
-    /// What may be known of the model's embeddings.
+    /// The properties of the model's embeddings.
     pub fn embedding_info(&self) -> EmbeddingInfo {
         self.embedder().info
     }
 
-    /// Computes a vector for each input, on behalf of `caller`. Returns at once; the answer comes
-    /// through the [`Embedding`], a future, and dropping that cancels the request.
+    /// Computes a vector for each input. Returns at once a future of the vectors; dropping it cancels
+    /// the request.
     ///
-    /// [`Error::Invalid`] if there are no inputs, too many, too many tokens or numbers in the
-    /// answer, an empty input, or a token that is not in the vocabulary; [`Error::ContextFull`] if an
-    /// input is longer than [`EmbeddingInfo::longest`]; [`Error::Unsupported`] if the model can't
-    /// pool so; [`Error::Refused`] if too much waits. Later, through the future:
-    /// [`Error::Deadline`], [`Error::Overdue`] after the caller's queue time, [`Error::Cancelled`]
-    /// at a shutdown, [`Error::Failed`].
+    /// Fails with [`Error::Invalid`] if there are no inputs, too many inputs, tokens or numbers in the
+    /// result, an empty input, or a token outside the vocabulary; [`Error::ContextFull`] if an input is
+    /// longer than [`EmbeddingInfo::longest`]; [`Error::Unsupported`] if the model does not support the
+    /// pooling; [`Error::Refused`] if the quota is full. The future fails with [`Error::Deadline`],
+    /// [`Error::Overdue`] after the caller's queue time, [`Error::Cancelled`] at a shutdown, or
+    /// [`Error::Failed`].
     pub fn embed(
         &self,
         inputs: Vec<Vec<Token>>,
@@ -145,30 +139,30 @@ impl Engine {
     }
 }
 
-/// The embedding thread, as the engine sees it.
+/// A handle to the embedding thread.
 pub struct Embedder {
     model: Arc<Model>,
     settings: EmbeddingSettings,
-    sizes: Sizes,
+    limits: BatchLimits,
     info: EmbeddingInfo,
     idle: Duration,
-    /// Requests that the channel holds.
+    /// Capacity of the channel.
     queue: usize,
-    places: Places,
+    quota: EmbeddingQuota,
     counters: Arc<Counters>,
-    state: Mutex<State>,
+    state: Mutex<EmbedderState>,
 }
 
-enum State {
-    /// Nobody asked yet.
+enum EmbedderState {
+    /// No request has come.
     Unused,
-    Runs(SyncSender<Command>, JoinHandle<()>),
+    Runs(SyncSender<EmbeddingCommand>, JoinHandle<()>),
     Ended,
 }
 
 impl Embedder {
-    /// Starts nothing yet. `memory` says whether the model remembers what it read, `context` how
-    /// long a sequence may be.
+    /// Creates the handle; the first request starts the thread. `memory`: the model has a KV cache or a
+    /// recurrent state. `context`: tokens of the longest sequence.
     pub fn new(
         model: &Arc<Model>,
         memory: bool,
@@ -190,21 +184,21 @@ impl Embedder {
                 )));
             }
             None if whole => context
-                .min(LONGEST)
-                .min(LOGITS_BYTES / 4 / vocabulary)
+                .min(MAX_INPUT)
+                .min(MAX_LOGIT_BYTES / 4 / vocabulary)
                 .max(1),
-            None => context.min(LONGEST),
+            None => context.min(MAX_INPUT),
         };
-        let sizes = Sizes {
+        let limits = BatchLimits {
             whole,
             step_tokens: if whole {
-                longest.max(TOGETHER)
+                longest.max(SHARED_TOKENS)
             } else {
                 STEP_TOKENS
             },
-            together: TOGETHER,
+            shared_tokens: SHARED_TOKENS,
             seq_ids: SEQ_IDS,
-            longest,
+            max_input: longest,
         };
         let pooling = default_pooling(&traits, whole);
         let ranks = pooling == Pooling::Rank;
@@ -213,33 +207,33 @@ impl Embedder {
             longest,
             pooling,
         };
-        let limit = Load {
+        let quota = Load {
             requests: config.queue as u64,
-            tokens: TENANT_SHARE * MAX_EMBED_TOKENS,
-            numbers: TENANT_SHARE * MAX_EMBED_NUMBERS,
+            tokens: TENANT_DIVISOR * MAX_EMBED_TOKENS,
+            numbers: TENANT_DIVISOR * MAX_EMBED_NUMBERS,
         };
         Ok(Self {
             model: model.clone(),
             settings: EmbeddingSettings {
                 context: ContextSettings {
-                    cells: sizes.cells(),
-                    step_tokens: sizes.step_tokens,
+                    cells: limits.cells(),
+                    step_tokens: limits.step_tokens,
                     seq_ids: SEQ_IDS,
                     threads,
-                    // Without flash attention there are no other cells.
+                    // Other cell types need flash attention.
                     kv_type: KvType::F16,
                     device_top_k: None,
                 },
                 ranks,
-                flash_attention: whole && longest > LONGEST,
+                flash_attention: whole && longest > MAX_INPUT,
             },
-            sizes,
+            limits,
             info,
             idle: config.idle,
             queue: config.queue,
-            places: Places::new(limit),
+            quota: EmbeddingQuota::new(quota),
             counters: counters.clone(),
-            state: Mutex::new(State::Unused),
+            state: Mutex::new(EmbedderState::Unused),
         })
     }
 
@@ -251,50 +245,49 @@ impl Embedder {
     ) -> Result<Embedding, Error> {
         let (pooling, normalize) = self.pooling(options)?;
         let load = self.load(&inputs, pooling)?;
-        let place = self.places.take(caller.tenant, load);
-        let place = place.map_err(|taken| self.refusal(taken))?;
+        let permit = self.quota.acquire(caller.tenant, load);
+        let permit = permit.map_err(|used| self.refusal(used))?;
         let (sender, embedding) = crate::reply::reply();
-        let request = Request {
+        let request = EmbeddingRequest {
             inputs,
             pooling,
             normalize,
             caller,
             sender,
             submitted: Instant::now(),
-            place,
+            permit,
         };
-        self.send(Command::Embed(Box::new(request)))?;
+        self.send(EmbeddingCommand::Embed(Box::new(request)))?;
         Ok(embedding)
     }
 
-    /// What the caller's options come to.
+    /// The pooling and normalization of a request.
     fn pooling(&self, options: EmbedOptions) -> Result<(Pooling, bool), Error> {
         let unsupported = |what: &str| Err(Error::Unsupported(what.into()));
         let pooling = options.pooling.unwrap_or(self.info.pooling);
         match (self.info.pooling, pooling) {
             (Pooling::Rank, Pooling::Rank) if options.normalize == Some(true) => {
-                let scores = "scores of a reranker can't be normalised; ask for them as they are";
+                let scores =
+                    "scores of a reranker cannot be normalized; request them without `normalize`";
                 Err(Error::Invalid(scores.into()))
             }
             (Pooling::Rank, Pooling::Rank) => Ok((pooling, false)),
             (Pooling::Rank, _) => unsupported(
-                "this model is a reranker, which gives scores and no vectors; \
-                 pool by rank or use an embedding model",
+                "this model is a reranker and has no vectors; use the pooling rank or an embedding model",
             ),
-            (_, Pooling::Rank) => unsupported(
-                "this model is no reranker: its file says nothing of pooling by rank; \
-                 use another pooling or another model",
-            ),
+            (_, Pooling::Rank) => {
+                unsupported("this model is not a reranker; use another pooling or a reranker")
+            }
             _ => Ok((pooling, options.normalize.unwrap_or(pooling.is_pooled()))),
         }
     }
 
-    /// Checks the inputs, all but their tokens, and counts what they need.
+    /// Checks the inputs except their tokens, and returns their load.
     fn load(&self, inputs: &[Vec<Token>], pooling: Pooling) -> Result<Load, Error> {
         let invalid = |text: String| Err(Error::Invalid(text));
         if !(1..=MAX_EMBED_INPUTS).contains(&inputs.len()) {
             return invalid(format!(
-                "{} inputs were given; give 1 to {MAX_EMBED_INPUTS}",
+                "the request has {} inputs; it must have 1 to {MAX_EMBED_INPUTS}",
                 inputs.len()
             ));
         }
@@ -303,7 +296,7 @@ impl Embedder {
             let length = u32::try_from(input.len()).unwrap_or(u32::MAX);
             if length == 0 {
                 return invalid(format!(
-                    "input {number} is empty; give at least one token for each input"
+                    "input {number} is empty; it must have at least one token"
                 ));
             }
             if length > self.info.longest {
@@ -317,13 +310,13 @@ impl Embedder {
         }
         if tokens > MAX_EMBED_TOKENS {
             return invalid(format!(
-                "the inputs have {tokens} tokens together; give at most {MAX_EMBED_TOKENS} at once"
+                "the inputs have {tokens} tokens together; a request may have at most {MAX_EMBED_TOKENS}"
             ));
         }
         if numbers > MAX_EMBED_NUMBERS {
             return invalid(format!(
-                "the answer would have {numbers} numbers; ask for at most {MAX_EMBED_NUMBERS} at \
-                 once, by fewer or shorter inputs or another pooling"
+                "the result would have {numbers} numbers; it may have at most {MAX_EMBED_NUMBERS}: \
+                 send fewer or shorter inputs or use another pooling"
             ));
         }
         Ok(Load {
@@ -333,29 +326,30 @@ impl Embedder {
         })
     }
 
-    /// Says when to come back: when what is there is computed, as fast as it went so far.
-    fn refusal(&self, taken: Load) -> Error {
+    /// The error of a full quota. Its `retry_after` is the time to compute all open requests at the speed
+    /// so far.
+    fn refusal(&self, used: Load) -> Error {
         add(&self.counters.embed_refused, 1);
         let spent = Duration::from_nanos(get(&self.counters.embed_step_nanos));
         let computed = get(&self.counters.embed_computed).max(1);
-        #[expect(clippy::cast_precision_loss, reason = "a guess")]
-        let seconds = spent.as_secs_f64() * taken.tokens as f64 / computed as f64;
+        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+        let seconds = spent.as_secs_f64() * used.tokens as f64 / computed as f64;
         Error::Refused {
             reason: format!(
-                "{} requests for embeddings with {} tokens wait or are computed already",
-                taken.requests, taken.tokens
+                "{} requests for embeddings with {} tokens are already open",
+                used.requests, used.tokens
             ),
             retry_after: Duration::from_secs_f64(seconds.clamp(1.0, 60.0)),
         }
     }
 
-    fn send(&self, command: Command) -> Result<(), Error> {
+    fn send(&self, command: EmbeddingCommand) -> Result<(), Error> {
         let mut state = self.lock();
-        if matches!(*state, State::Unused) {
+        if matches!(*state, EmbedderState::Unused) {
             let (commands, thread) = self.start()?;
-            *state = State::Runs(commands, thread);
+            *state = EmbedderState::Runs(commands, thread);
         }
-        let State::Runs(commands, _) = &*state else {
+        let EmbedderState::Runs(commands, _) = &*state else {
             return Err(Error::Cancelled);
         };
         match commands.try_send(command) {
@@ -363,20 +357,20 @@ impl Embedder {
             Err(TrySendError::Full(_)) => {
                 add(&self.counters.embed_refused, 1);
                 Err(Error::Refused {
-                    reason: "too many requests for embeddings came at once".into(),
+                    reason: "the command queue of embeddings is full".into(),
                     retry_after: Duration::from_secs(1),
                 })
             }
             Err(TrySendError::Disconnected(_)) => {
-                // It panicked: the next request starts it anew.
-                *state = State::Unused;
+                // The thread panicked. The next request starts another.
+                *state = EmbedderState::Unused;
                 Err(Error::Failed("the embedding thread has ended".into()))
             }
         }
     }
 
-    fn start(&self) -> Result<(SyncSender<Command>, JoinHandle<()>), Error> {
-        // One more than requests have places, for the word to end.
+    fn start(&self) -> Result<(SyncSender<EmbeddingCommand>, JoinHandle<()>), Error> {
+        // One more than the quota's requests, for the shutdown.
         let (commands, inbox) = sync_channel(self.queue + 1);
         let (model, settings) = (self.model.clone(), self.settings);
         let make = Box::new(move || {
@@ -385,12 +379,12 @@ impl Embedder {
         });
         let width = self.info.width as usize;
         let counters = self.counters.clone();
-        let thread = Thread::new(make, self.sizes, width, self.idle, inbox, counters);
+        let worker = EmbeddingWorker::new(make, self.limits, width, self.idle, inbox, counters);
         let started = std::thread::Builder::new()
             .name("embedder".into())
             .spawn(move || {
-                give_way();
-                thread.run();
+                lower_priority();
+                worker.run();
             });
         let thread = started.map_err(|error| {
             Error::Failed(format!(
@@ -400,21 +394,21 @@ impl Embedder {
         Ok((commands, thread))
     }
 
-    /// Cancels what waits or is computed, and waits until the thread has ended and its context is
-    /// freed. Later requests are cancelled.
+    /// Cancels all requests, and waits until the thread has ended and its context is freed. Later
+    /// requests are canceled.
     pub fn shutdown(&self) {
-        let state = std::mem::replace(&mut *self.lock(), State::Ended);
-        if let State::Runs(commands, thread) = state {
+        let state = std::mem::replace(&mut *self.lock(), EmbedderState::Ended);
+        if let EmbedderState::Runs(commands, thread) = state {
             // Fails only if the thread has ended already.
-            let _ = commands.send(Command::Shutdown);
+            let _ = commands.send(EmbeddingCommand::Shutdown);
             if thread.join().is_err() {
-                tracing::error!("the embedding thread had panicked");
+                tracing::error!("the embedding thread panicked");
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing under this lock panics half-way.
+    fn lock(&self) -> MutexGuard<'_, EmbedderState> {
+        // No change under this lock panics half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -425,11 +419,11 @@ fn default_pooling(traits: &EmbeddingTraits, whole: bool) -> Pooling {
     trained.unwrap_or(otherwise)
 }
 
-/// Lets those go first who generate: this thread, and the compute threads that it will start.
-fn give_way() {
+/// Lowers the priority of this thread and of the compute threads it will start.
+fn lower_priority() {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
-        tracing::debug!(%error, "the embedding thread runs at the priority of all others");
+        tracing::debug!(%error, "the embedding thread runs at normal priority");
     }
 }
 
