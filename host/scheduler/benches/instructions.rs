@@ -1,5 +1,5 @@
-//! The scheduler's hot paths, to have their instructions counted: `make instructions`. What they work on is what the
-//! timing benches work on, which stand beside this.
+//! The scheduler's hot paths, for `make instructions`, which counts their instructions. The scenes are those of the timing
+//! benches.
 
 #[path = "../../engine/benches/support/counted.rs"]
 mod counted;
@@ -10,13 +10,13 @@ mod scheduling;
 
 use counted::{Path, done};
 use prefixes::{CANDIDATES, SCOPE, TEXTS};
-use scheduling::{Attic, House, Size};
+use scheduling::{AdmissionScene, DecodeScene, Load};
 use std::hint::black_box;
 
-/// Tokens that the texts of the tree begin with.
+/// Length of the common prefix of the texts.
 const SHARED: u32 = 2048;
-/// Steps after which the scheduler has learnt what steps take, and has looked at everybody who waits.
-const SETTLED: u32 = 32;
+/// Steps after which the cost model is fitted.
+const FITTED_STEPS: u32 = 32;
 
 const PATHS: &[Path] = &[
     Path {
@@ -45,9 +45,9 @@ const PATHS: &[Path] = &[
         run: |times, with| step((64, 1000), times, with),
     },
     Path {
-        name: "newcomer-10000-kept",
+        name: "admit-with-10000-entries",
         operations: 256,
-        run: |times, with| newcomer(10_000, times, with),
+        run: |times, with| admit(10_000, times, with),
     },
     Path {
         name: "prefix-lookup",
@@ -70,12 +70,12 @@ fn main() {
     counted::main(PATHS);
 }
 
-/// Planning a step alone. What was planned has to be answered before the next is, so each is planned on a copy.
-fn plan(size: Size, times: u32, with: bool) {
-    let mut house = House::new(size);
-    house.steps(SETTLED);
+/// Plans a step alone, each on a copy, since a planned step must be answered.
+fn plan(load: Load, times: u32, with: bool) {
+    let mut scene = DecodeScene::new(load);
+    scene.steps(FITTED_STEPS);
     for _ in 0..times {
-        let (mut scheduler, now) = house.copy();
+        let (mut scheduler, now) = scene.copy();
         if with {
             black_box(scheduler.plan(now));
         }
@@ -83,25 +83,24 @@ fn plan(size: Size, times: u32, with: bool) {
     }
 }
 
-/// Planning a step and taking note of its result.
-fn step(size: Size, times: u32, with: bool) {
-    let mut house = House::new(size);
-    house.steps(SETTLED);
-    house.steps(done(times, with));
+/// Plans a step and applies its result.
+fn step(load: Load, times: u32, with: bool) {
+    let mut scene = DecodeScene::new(load);
+    scene.steps(FITTED_STEPS);
+    scene.steps(done(times, with));
 }
 
-/// Enqueueing a request that gets the id and the cells of somebody else, planning its step and taking note of
-/// the result.
-fn newcomer(kept: u32, times: u32, with: bool) {
-    let mut attic = Attic::new(kept);
+/// Enqueues a request that needs the id and cells of an idle sequence, plans its step and applies the result.
+fn admit(swapped_out: u32, times: u32, with: bool) {
+    let mut scene = AdmissionScene::new(swapped_out);
     for _ in 0..done(times, with) {
-        attic.enqueue();
-        attic.plan();
-        attic.answer();
+        scene.enqueue();
+        scene.plan();
+        scene.answer();
     }
 }
 
-/// Finding those that begin like a text.
+/// Finds the texts that share a prefix with another.
 fn lookup(times: u32, with: bool) {
     let (tree, path) = (prefixes::tree(SHARED), prefixes::text(SHARED, TEXTS));
     for _ in 0..done(times, with) {
@@ -109,7 +108,7 @@ fn lookup(times: u32, with: bool) {
     }
 }
 
-/// The same where one lies behind the other.
+/// The same with one entry behind the other.
 fn lookup_in_a_conversation(times: u32, with: bool) {
     let (tree, path) = prefixes::conversation();
     for _ in 0..done(times, with) {
@@ -117,12 +116,12 @@ fn lookup_in_a_conversation(times: u32, with: bool) {
     }
 }
 
-/// One text more, and it goes again.
+/// Inserts a text and removes it.
 fn insert_and_evict(times: u32, with: bool) {
     let (mut tree, path) = (prefixes::tree(SHARED), prefixes::text(SHARED, TEXTS));
     for _ in 0..done(times, with) {
         tree.insert(SCOPE, black_box(&path), TEXTS);
         let there = tree.remove(SCOPE, black_box(&path), TEXTS);
-        assert!(there, "it was put there");
+        assert!(there, "inserted before");
     }
 }

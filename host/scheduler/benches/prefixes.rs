@@ -1,5 +1,4 @@
-//! The radix tree of the prefix cache: who has a text that begins like this one, one more comes, one
-//! goes. 64 texts begin with the same tokens and end in some of their own.
+//! The radix tree of the prefix cache: search, insert and remove, with 64 texts that share a prefix.
 //!
 //! `make microbench BENCHES=prefixes`
 
@@ -17,7 +16,7 @@ fn main() {
     divan::main();
 }
 
-/// Tokens that all texts begin with.
+/// Lengths of the common prefix.
 const SHARED: [u32; 3] = [128, 2048, 8192];
 
 #[divan::bench(args = SHARED)]
@@ -48,17 +47,17 @@ fn insert(bencher: Bencher, shared: u32) {
 }
 
 #[divan::bench(args = SHARED, sample_count = 1000, sample_size = 1)]
-fn evict(bencher: Bencher, shared: u32) {
+fn remove(bencher: Bencher, shared: u32) {
     let (tree, path) = (RefCell::new(tree(shared)), text(shared, TEXTS));
     bencher
         .with_inputs(|| tree.borrow_mut().insert(SCOPE, &path, TEXTS))
         .bench_local_values(|()| {
             let there = tree.borrow_mut().remove(SCOPE, &path, TEXTS);
-            assert!(there, "it was put there");
+            assert!(there, "inserted before");
         });
 }
 
-/// The twin of them all: comparing the shared tokens once.
+/// The floor of all: comparing the shared tokens once.
 #[divan::bench(args = SHARED)]
 fn floor(bencher: Bencher, shared: u32) {
     let (one, other) = (text(shared, 0), text(shared, 1));

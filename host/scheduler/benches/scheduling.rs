@@ -1,6 +1,5 @@
-//! What planning a step takes, and what taking note of its result does, beside the step itself: the
-//! scheduler alone, where so many sequences generate, and where others wait for one of their ids; and what
-//! planning takes where ids and cells are full and so many chats are kept.
+//! The time to plan a step and to apply its result, for decoding and waiting requests; and to admit a request while ids
+//! and cells are full and many idle sequences are swapped out.
 //!
 //! `make microbench BENCHES=scheduling`
 
@@ -10,7 +9,7 @@ mod support;
 use corral_scheduler::RequestId;
 use divan::{AllocProfiler, Bencher};
 use std::cell::RefCell;
-use support::{Attic, House, Size};
+use support::{AdmissionScene, DecodeScene, Load};
 
 #[global_allocator]
 static ALLOCATOR: AllocProfiler = AllocProfiler::system();
@@ -19,7 +18,7 @@ fn main() {
     divan::main();
 }
 
-const SIZES: [Size; 8] = [
+const LOADS: [Load; 8] = [
     (1, 0),
     (8, 0),
     (64, 0),
@@ -30,45 +29,45 @@ const SIZES: [Size; 8] = [
     (512, 1000),
 ];
 
-#[divan::bench(args = SIZES, sample_count = 1000, sample_size = 1)]
-fn plan(bencher: Bencher, size: Size) {
-    let house = RefCell::new(House::new(size));
+#[divan::bench(args = LOADS, sample_count = 1000, sample_size = 1)]
+fn plan(bencher: Bencher, load: Load) {
+    let scene = RefCell::new(DecodeScene::new(load));
     bencher
         .with_inputs(|| {
-            let mut house = house.borrow_mut();
-            house.answer();
-            house.go_on();
+            let mut scene = scene.borrow_mut();
+            scene.answer();
+            scene.ensure_step();
         })
-        .bench_local_values(|()| house.borrow_mut().plan());
+        .bench_local_values(|()| scene.borrow_mut().plan());
 }
 
-#[divan::bench(args = SIZES, sample_count = 1000, sample_size = 1)]
-fn applied(bencher: Bencher, size: Size) {
-    let house = RefCell::new(House::new(size));
+#[divan::bench(args = LOADS, sample_count = 1000, sample_size = 1)]
+fn applied(bencher: Bencher, load: Load) {
+    let scene = RefCell::new(DecodeScene::new(load));
     bencher
         .with_inputs(|| {
-            let mut house = house.borrow_mut();
-            house.go_on();
-            house.plan();
-            house.sample();
+            let mut scene = scene.borrow_mut();
+            scene.ensure_step();
+            scene.plan();
+            scene.sample();
         })
-        .bench_local_values(|()| house.borrow_mut().apply());
+        .bench_local_values(|()| scene.borrow_mut().apply());
 }
 
-/// One newcomer, who is taken up with the id and the cells of another one.
+/// Admits one request, which needs the id and the cells of an idle sequence.
 #[divan::bench(args = [0, 1000, 10_000], sample_count = 1000, sample_size = 1)]
-fn plan_with_kept(bencher: Bencher, kept: u32) {
-    let attic = RefCell::new(Attic::new(kept));
+fn admit(bencher: Bencher, swapped_out: u32) {
+    let scene = RefCell::new(AdmissionScene::new(swapped_out));
     bencher
         .with_inputs(|| {
-            let mut attic = attic.borrow_mut();
-            attic.answer();
-            attic.enqueue();
+            let mut scene = scene.borrow_mut();
+            scene.answer();
+            scene.enqueue();
         })
-        .bench_local_values(|()| attic.borrow_mut().plan());
+        .bench_local_values(|()| scene.borrow_mut().plan());
 }
 
-/// The twin of `plan`: what a list of its rows takes that says no more than whose each is.
+/// The floor of `plan`: a list of the rows' requests.
 #[divan::bench(args = [1, 8, 64, 512])]
 fn floor(bencher: Bencher, rows: u64) {
     bencher.bench_local(|| (0..rows).map(RequestId).collect::<Vec<_>>());

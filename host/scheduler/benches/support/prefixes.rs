@@ -1,14 +1,12 @@
-//! Trees of texts that begin alike.
+//! Radix trees of texts with a common prefix.
 
-use corral_scheduler::PrefixScope;
-use corral_scheduler::PrefixTree;
-use corral_scheduler::Token;
+use corral_scheduler::{PrefixScope, PrefixTree, Token};
 
 pub const SCOPE: PrefixScope = PrefixScope(1);
 pub const TEXTS: u32 = 64;
-/// Tokens of its own at the end of each.
+/// Tokens at the end of each text that no other has.
 pub const TAIL: u32 = 64;
-/// Candidates that admission looks at.
+/// Candidates that a search returns.
 pub const CANDIDATES: usize = 32;
 
 /// A text that shares so many tokens with all others.
@@ -17,15 +15,15 @@ pub fn text(shared: u32, number: u32) -> Vec<Token> {
     (0..shared).chain(own..own + TAIL).collect()
 }
 
-/// A tree of [`TEXTS`] of them, numbered from 0.
+/// A tree of [`TEXTS`] texts, numbered from 0.
 pub fn tree(shared: u32) -> PrefixTree<u32> {
     let mut tree = PrefixTree::default();
     (0..TEXTS).for_each(|number| tree.insert(SCOPE, &text(shared, number), number));
     tree
 }
 
-/// A conversation of 64 turns, each of which is kept, so that the tree is as deep as it gets; and the text of
-/// the next turn.
+/// A conversation with an entry for each of its 64 turns, which makes the tree as deep as possible; and the text of the
+/// next turn.
 pub fn conversation() -> (PrefixTree<u32>, Vec<Token>) {
     let path: Vec<Token> = (0..(TEXTS + 1) * TAIL).collect();
     let mut tree = PrefixTree::default();
