@@ -23,8 +23,8 @@ pub fn start(arguments: &[&str]) -> Corral {
 pub fn deploy(corral: &Corral, name: &str, template: &str, more: &str) {
     let manifest = format!(
         "name = '{name}'\ncomponent = 'handler.wasm'\nroutes = ['/{name}']\n{more}\n\
-         [links]\ntemplating = {template}\n\
-         [links.sampling]\nany = 'samplers.wasm'\nother = 'samplers.wasm'\n"
+         [linked]\ntemplating = {template}\n\
+         [linked.sampling]\nany = 'samplers.wasm'\nother = 'samplers.wasm'\n"
     );
     let ended = deploy_folder(corral, &manifest, &["handler", "samplers", "templates"]);
     assert_eq!(ended.code, Some(0), "{manifest}: {ended:?}");

@@ -119,7 +119,7 @@ fn operations_match_openapi_document() {
         &digest_of,
         json!({
             "models": ["tiny"], "error-format": "problem", "priority": 3,
-            "grants": {"share-prefixes": false, "outbound": []}, "links": {},
+            "grants": {"share-prefixes": false, "outbound": []}, "linked": {},
             "limits": {
                 "memory-mib": 64, "time-seconds": 10.5, "cpu-seconds": 1, "request-kib": 10,
                 "response-kib": 10, "concurrent": 5, "queue": 0, "queue-seconds": 1.5,
@@ -313,8 +313,8 @@ fn foreign_host_header_is_refused() {
     let port = corral.admin().rsplit_once(':').expect("HOST:PORT").1;
     for request in [
         "GET /metrics",
-        "GET /sequences",
-        "DELETE /cache",
+        "GET /requests",
+        "DELETE /prefix-cache",
         "GET /readyz",
     ] {
         let refused = ask(&format!("evil.example:{port}"), request);

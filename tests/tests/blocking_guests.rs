@@ -216,7 +216,7 @@ fn time_limit_ends_blocking_call() {
 
 #[test]
 fn sampling_plugin_serves_blocking_guest() {
-    let links = "[links.sampling]\nany = 'samplers.wasm'\n";
+    let links = "[linked.sampling]\nany = 'samplers.wasm'\n";
     let corral = deployed(&[], links, &["blocking", "samplers"]);
     let asks = |settings: &str, question: &str| {
         corral.post("/deployed/sampled", format!("any\n{settings}\n{question}"))

@@ -42,7 +42,7 @@ fn rendered(name: &str, sees: &str, variables: usize) -> String {
 /// A manifest for `/NAME` with a secret in its environment.
 fn linked(name: &str, handler: &str, links: Value) -> Value {
     let configuration = json!({"SECRET": "of the handler"});
-    let more = json!({"links": links, "configuration": configuration});
+    let more = json!({"linked": links, "configuration": configuration});
     manifest(name, handler, more)
 }
 
@@ -63,13 +63,13 @@ fn template_environment_is_empty_unless_inherited() {
     assert_eq!(corral.get("/a").body, rendered("a", "of the handler", 1));
 
     let shown = show(&corral, "a");
-    assert_eq!(shown["revisions"][0]["manifest"]["links"], links);
-    assert_eq!(shown["revisions"][1]["manifest"]["links"], inherited);
-    assert_eq!(shown["deployment"]["traffic"][0]["links"], inherited);
+    assert_eq!(shown["revisions"][0]["manifest"]["linked"], links);
+    assert_eq!(shown["revisions"][1]["manifest"]["linked"], inherited);
+    assert_eq!(shown["deployment"]["traffic"][0]["linked"], inherited);
     let to_first = json!({"revision": 1}).to_string();
     let answer = corral.request_admin("POST", "/deployments/a/rollback", to_first);
     assert_eq!(answer.status, 200, "{answer:?}");
-    assert_eq!(answer.json()["traffic"][0]["links"], links);
+    assert_eq!(answer.json()["traffic"][0]["linked"], links);
     assert_eq!(corral.get("/a").body, denied);
 
     // An inheriting template that imports models gets the deployment's.
@@ -87,16 +87,16 @@ fn guest_loop_uses_linked_sampler() {
     let handler = upload(&corral, &component("linked-loop"));
     let sampler_component = upload(&corral, &component("linked-sampler"));
     let links = json!({"sampling": {"least": sampler_component}});
-    deploy(&corral, &manifest("a", &handler, json!({"links": links})));
+    deploy(&corral, &manifest("a", &handler, json!({"linked": links})));
     assert_eq!(corral.get("/a").body, "3 candidates, token 12\n");
     // Samplers alone do not change a handler that does not import them.
     let bare = upload(&corral, &component("misbehave"));
     let links = json!({"sampling": {"least": sampler_component, "same": sampler_component}});
-    deploy(&corral, &manifest("b", &bare, json!({"links": links})));
+    deploy(&corral, &manifest("b", &bare, json!({"linked": links})));
     assert_eq!(corral.get("/b/ok").body, "ok");
     let (two, none) = (links, json!({}));
     for (links, linked) in [(two, 2), (none, 0)] {
-        let answer = try_deploy(&corral, &manifest("a", &handler, json!({"links": links})));
+        let answer = try_deploy(&corral, &manifest("a", &handler, json!({"linked": links})));
         let detail = answer.problem(422, "not-linked");
         let expected = format!(
             "imports corral:plugin/sampling@0.1.0, which exactly one linked component must export, but {linked} of them do"
@@ -200,21 +200,21 @@ fn misfit_linked_components_say_why() {
             json!({"sampling": {"x": {"component": sampler_component, "inherit": true}}}),
             422,
             "bad-manifest",
-            "'links.sampling.x.inherit' cannot be true",
+            "'linked.sampling.x.inherit' cannot be true",
         ),
         (
             template,
             json!({}),
             422,
             "to-be-linked",
-            "[links] templating = \"FILE.wasm\"",
+            "[linked] templating = \"FILE.wasm\"",
         ),
         (
             sampler_component,
             json!({}),
             422,
             "to-be-linked",
-            "[links] sampling.NAME = \"FILE.wasm\"",
+            "[linked] sampling.NAME = \"FILE.wasm\"",
         ),
     ] {
         let answer = try_deploy(&corral, &linked("a", main, links));
@@ -277,7 +277,7 @@ fn linked_components_live_with_their_revision() {
     let back = || json!({"revision": 1}).to_string();
     let answer = corral.request_admin("POST", "/deployments/a/rollback", back());
     assert_eq!(answer.status, 200, "{answer:?}");
-    assert_eq!(answer.json()["traffic"][0].get("links"), None);
+    assert_eq!(answer.json()["traffic"][0].get("linked"), None);
     assert_eq!(corral.get("/a/ok").body, "ok");
     // Killed while the linked revision is stored but not serving.
     drop(corral);
@@ -297,7 +297,7 @@ fn linked_components_live_with_their_revision() {
     let corral = with_store(&folder);
     assert_eq!(corral.get("/a").body, denied);
     assert_eq!(
-        show(&corral, "a")["revisions"][1]["manifest"]["links"],
+        show(&corral, "a")["revisions"][1]["manifest"]["linked"],
         links
     );
     drop(corral);
@@ -305,7 +305,7 @@ fn linked_components_live_with_their_revision() {
     std::fs::remove_file(file(&template)).expect("ours");
     let corral = with_store(&folder);
     let shown = show(&corral, "a");
-    let problem = &shown["deployment"]["traffic"][0]["problem"];
+    let problem = &shown["deployment"]["traffic"][0]["error"];
     let problem = problem.as_str().expect("it has one");
     assert!(problem.contains(&template), "{problem}");
     // After another upload it serves.
@@ -376,8 +376,8 @@ fn deploy_uploads_linked_components() {
         std::fs::copy(artifacts::plugin(name), copy).expect("ours");
     }
     let text = "name = 'a'\ncomponent = 'linked-handler.wasm'\nroutes = ['/a']\n\
-                [links]\ntemplating = { component = 'linked-template.wasm', inherit = true }\n\
-                [links.sampling]\nleast = 'linked-sampler.wasm'\n\
+                [linked]\ntemplating = { component = 'linked-template.wasm', inherit = true }\n\
+                [linked.sampling]\nleast = 'linked-sampler.wasm'\n\
                 [configuration]\nSECRET = 'of the handler'\n";
     std::fs::write(folder.join("corral.toml"), text).expect("ours");
     cli.run_ok(&["deploy", folder.to_str().expect("ours")]);
@@ -402,7 +402,7 @@ fn deploy_uploads_linked_components() {
     let all = listed["deployments"].as_array().expect("a list");
     let one = all.iter().find(|one| one["name"] == "a").expect("there");
     let whole = digest(&component("linked-sampler"));
-    assert_eq!(one["traffic"][0]["links"]["sampling"]["least"], *whole);
+    assert_eq!(one["traffic"][0]["linked"]["sampling"]["least"], *whole);
 
     let manifest = folder.join("corral.toml");
     let manifest = manifest.to_str().expect("ours");

@@ -105,7 +105,7 @@ fn shown(corral: &Corral, name: &str) -> Option<DeploymentState> {
     let traffic = deployment["traffic"].as_array().expect("a list").iter();
     let revisions = shown["revisions"].as_array().expect("a list").iter();
     Some(DeploymentState {
-        latest: number(&deployment["latest"]),
+        latest: number(&deployment["latest_revision"]),
         traffic: traffic
             .map(|part| (number(&part["revision"]), number(&part["weight"])))
             .collect(),

@@ -130,10 +130,10 @@ fn refused_deploy_says_why() {
             "it has: tiny",
         ),
         (
-            json!({"links": {"sampling": {"a b": "c"}}}),
+            json!({"linked": {"sampling": {"a b": "c"}}}),
             422,
             "bad-manifest",
-            "'links.sampling.a b' is no name",
+            "'linked.sampling.a b' is no name",
         ),
         (
             json!({"grants": {"outbound": ["x.example"]}}),
@@ -173,7 +173,7 @@ fn refused_deploy_says_why() {
     let missing = digest(b"never uploaded");
     try_deploy(&corral, &manifest("bad", &missing, json!({}))).problem(404, "no-component");
     let answer = corral.request_admin("PUT", &format!("/components/{missing}"), "other bytes");
-    answer.problem(422, "other-digest");
+    answer.problem(422, "digest-mismatch");
     let large = vec![0; (64 << 20) + 1];
     let answer = corral.request_admin("PUT", &format!("/components/{}", digest(&large)), &large);
     answer.problem(413, "component-too-large");
@@ -249,7 +249,7 @@ fn traffic_is_split_rolled_back_and_paused() {
         {"revision": 3, "weight": 1}, {"revision": 4, "weight": 1},
     ]});
     let answer = corral.request_admin("PUT", "/deployments/a/traffic", split.to_string());
-    answer.problem(409, "other-routes");
+    answer.problem(409, "routes-differ");
     let body = json!({"revision": 4}).to_string();
     assert_eq!(
         corral
@@ -303,13 +303,13 @@ fn unloadable_revision_is_shown_while_others_serve() {
     assert_eq!(shown["deployment"]["state"], "failed");
     let part = &shown["deployment"]["traffic"][0];
     assert!(
-        part["problem"].as_str().expect("told").contains("damaged"),
+        part["error"].as_str().expect("told").contains("damaged"),
         "{part}"
     );
     let shown = show(&corral, "late");
     let part = &shown["deployment"]["traffic"][0];
     assert!(
-        part["problem"]
+        part["error"]
             .as_str()
             .expect("told")
             .contains("belongs to '/later'"),
@@ -342,7 +342,7 @@ fn unreadable_component_serves_once_readable() {
     let corral = with_store(&folder);
     corral.get("/a/env").problem(503, "deployment-failed");
     let shown = show(&corral, "a");
-    let told = shown["deployment"]["traffic"][0]["problem"].as_str();
+    let told = shown["deployment"]["traffic"][0]["error"].as_str();
     let told = told.expect("told");
     assert!(
         told.contains("cannot be read") && told.contains("tried again"),
@@ -380,7 +380,7 @@ fn plugin_logs_can_be_read_and_followed() {
     assert_eq!(streams, ["stderr", "stdout"]);
     assert_eq!((&one["number"], &two["number"]), (&json!(1), &json!(2)));
     assert_eq!(one["revision"], 1);
-    assert_eq!(one["call"], two["call"]);
+    assert_eq!(one["request_id"], two["request_id"]);
     deploy(&corral, &versioned("a", &digest, 2));
     let answer = corral.get("/a/log");
     let call = answer.header("x-request-id").expect("named");
@@ -389,7 +389,7 @@ fn plugin_logs_can_be_read_and_followed() {
         (&three["number"], &three["revision"]),
         (&json!(3), &json!(2))
     );
-    assert_eq!(three["call"], call);
+    assert_eq!(three["request_id"], call);
     let answer = corral.request_admin("GET", "/deployments/a/logs?after=3", "");
     assert_eq!(answer.body.lines().count(), 1, "{answer:?}");
     corral
@@ -424,7 +424,7 @@ fn store_has_one_server_and_a_token() {
     assert!(ended.stderr.contains("--admin-token-file"), "{ended:?}");
     for path in ["/deployments", "/deployments/a", "/components/x"] {
         let answer = corral.get_admin(path);
-        answer.problem(401, "no-token");
+        answer.problem(401, "token-required");
         assert_eq!(
             answer.header("www-authenticate"),
             Some("Bearer realm=\"corral\"")
@@ -432,5 +432,7 @@ fn store_has_one_server_and_a_token() {
     }
     assert_eq!(corral.get_admin("/metrics").status, 200);
     let without = Corral::start();
-    without.get_admin("/deployments").problem(401, "no-token");
+    without
+        .get_admin("/deployments")
+        .problem(401, "token-required");
 }

@@ -98,7 +98,7 @@ fn unread_stream_is_reset_alone() {
     });
     let metrics = corral.wait_until_idle();
     assert_eq!(
-        metrics.get("corral_http_terminations_total{reason=\"stalled\"}"),
+        metrics.get("corral_http_terminations_total{reason=\"write-timeout\"}"),
         1.0
     );
     assert_eq!(metrics.get("corral_http_connections_total"), 1.0);

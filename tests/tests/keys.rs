@@ -123,7 +123,7 @@ fn missing_key_error_has_route_format() {
         (None, "missing-key"),
         (Some(""), "missing-key"),
         (Some("Basic YTpi"), "missing-key"),
-        (Some(&*wrong), "wrong-key"),
+        (Some(&*wrong), "invalid-key"),
     ] {
         let answer = ask(&corral, "/generate", authorization, "{}");
         answer.problem(401, code);
@@ -141,7 +141,7 @@ fn missing_key_error_has_route_format() {
     assert_eq!(error["code"], "invalid_api_key");
     assert_eq!(error["param"], Value::Null);
     let metrics = corral.wait_until_idle();
-    for (reason, count) in [("missing", 3.0), ("wrong", 2.0), ("not-granted", 1.0)] {
+    for (reason, count) in [("missing", 3.0), ("invalid", 2.0), ("not-granted", 1.0)] {
         let name = format!("corral_api_key_rejections_total{{reason=\"{reason}\"}}");
         assert_eq!(metrics.get(&name), count, "{reason}");
     }
@@ -270,7 +270,7 @@ fn each_key_limit_trips_alone() {
         let refused = ask(&corral, "/misbehave/ok", Some(&bearer(rate)), "");
         assert!(
             refused
-                .problem(429, "too-many-requests")
+                .problem(429, "request-rate-exceeded")
                 .contains("tenant rate")
         );
         waits(&refused, 1, 61);
@@ -292,7 +292,7 @@ fn each_key_limit_trips_alone() {
             );
             assert_eq!(generate(key, 8).status, 200, "exactly what is left");
             let refused = ask(&corral, "/misbehave/ok", Some(&bearer(key)), "");
-            refused.problem(429, "out-of-tokens");
+            refused.problem(429, "token-quota-exceeded");
             waits(&refused, 1, longest);
         }
 
@@ -317,7 +317,7 @@ fn each_key_limit_trips_alone() {
             drip.chunk().await.expect("it drips").expect("and drips");
             let refused = connect().await.request("/misbehave/ok", &headers, "").await;
             let refused = refused.expect("answered");
-            refused.problem(429, "too-many-at-once");
+            refused.problem(429, "concurrency-exceeded");
             waits(&refused, 1, 1);
         });
         // The connection's end frees its slot.

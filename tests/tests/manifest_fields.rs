@@ -161,9 +161,9 @@ fn quotas_span_callers_and_revisions() {
     );
     assert_eq!(ask().status, 200);
     let refused = ask();
-    refused.problem(429, "too-many-requests");
+    refused.problem(429, "request-rate-exceeded");
     assert!(refused.header("retry-after").is_some());
-    assert_eq!(server.refused("a", "too-many-requests"), 1.0);
+    assert_eq!(server.refused("a", "request-rate-exceeded"), 1.0);
     for (name, limit) in [
         ("request", "tokens-per-request"),
         ("minute", "tokens-per-minute"),
@@ -207,7 +207,7 @@ fn quota_changes_with_its_revision() {
     let hex = doomed.strip_prefix("sha256:").expect("a digest");
     let folder = server.token.parent().expect("in the store");
     std::fs::remove_file(folder.join(format!("components/{hex}.wasm"))).expect("there");
-    share([2, 3]).problem(500, "damaged");
+    share([2, 3]).problem(500, "component-damaged");
     let ask = || corral.get("/a/ok").status;
     assert_eq!([ask(), ask(), ask(), ask()], [200, 200, 200, 429]);
     // Each revision applies its own limit to the shared usage.
@@ -317,10 +317,10 @@ fn priority_and_shared_prefixes() {
     deploy(corral, &manifest("other", &server.generate, more));
     deploy(corral, &manifest("alone", &server.generate, json!({})));
     let running = [corral.endless("/high"), corral.endless("/alone")];
-    let seen = corral.get_admin("/sequences").json();
-    let sequences = seen["models"][0]["sequences"].as_array().expect("a list");
+    let seen = corral.get_admin("/requests").json();
+    let sequences = seen["models"][0]["requests"].as_array().expect("a list");
     let of = |route: &str| {
-        let found = sequences.iter().find(|sequence| sequence["route"] == route);
+        let found = sequences.iter().find(|sequence| sequence["owner"] == route);
         found.unwrap_or_else(|| panic!("{route} runs: {seen}"))["priority"].clone()
     };
     assert_eq!((of("high"), of("alone")), (json!(9), json!(0)));

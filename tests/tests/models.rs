@@ -119,9 +119,9 @@ fn first_model_preloads_others_load_on_demand() {
     assert_eq!(status(&corral, "never")["memory_bytes"], 0);
 
     // Every listing shows all of them.
-    let seen = corral.get_admin("/sequences").json();
+    let seen = corral.get_admin("/requests").json();
     assert_eq!(seen["models"][1]["state"], "loaded");
-    assert_eq!(seen["models"][1]["cells"]["all"], 512);
+    assert_eq!(seen["models"][1]["cells"]["total"], 512);
     assert_eq!(seen["models"][2]["state"], "unloaded");
     let admin = format!("http://{}", corral.admin());
     let top = run(["top", "--admin", &admin]);

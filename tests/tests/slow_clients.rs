@@ -47,7 +47,7 @@ fn half_sent_heads_are_closed() {
     });
     let ended = corral
         .metrics()
-        .get("corral_http_terminations_total{reason=\"head-time\"}");
+        .get("corral_http_terminations_total{reason=\"header-timeout\"}");
     assert!(ended >= 250.0, "{ended}");
     corral.wait_until_idle();
 }
@@ -86,7 +86,7 @@ fn client_that_reads_nothing_is_dropped() {
     });
     let metrics = corral.wait_until_idle();
     assert_eq!(
-        metrics.get("corral_http_terminations_total{reason=\"stalled\"}"),
+        metrics.get("corral_http_terminations_total{reason=\"write-timeout\"}"),
         1.0
     );
     drop(unread);

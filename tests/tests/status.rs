@@ -10,7 +10,7 @@ use std::time::Instant;
 fn status(corral: &Corral) -> Value {
     let begun = Instant::now();
     let answer = loop {
-        let answer = corral.get_admin("/sequences");
+        let answer = corral.get_admin("/requests");
         if answer.status != 503 || begun.elapsed() > PATIENCE {
             break answer;
         }
@@ -27,9 +27,9 @@ fn only_model(seen: &Value) -> Value {
     models[0].clone()
 }
 
-/// `DELETE /cache`; returns the status afterwards.
+/// `DELETE /prefix-cache`; returns the status afterwards.
 fn clear(corral: &Corral) -> Value {
-    let request = b"DELETE /cache HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    let request = b"DELETE /prefix-cache HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     let answer = raw_exchange(corral.admin(), request, false, PATIENCE);
     let answer = String::from_utf8(answer).expect("text");
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
@@ -56,13 +56,13 @@ fn top(admin: &str, arguments: &[&str]) -> Ended {
 fn cached_entries_add_up_and_can_be_dropped() {
     let corral = Corral::start();
     let index = corral.get_admin("/");
-    for path in ["/sequences", "/cache"] {
+    for path in ["/requests", "/prefix-cache"] {
         assert!(index.body.contains(path), "{index:?}");
     }
     let before = status(&corral);
-    assert_eq!(before["ids"], json!({"all": 64, "used": 0}));
+    assert_eq!(before["sequence_ids"], json!({"total": 64, "used": 0}));
     assert_eq!(before["cells"]["used"], 0);
-    assert_eq!(*list(&before, "kept"), [] as [Value; 0]);
+    assert_eq!(*list(&before, "prefix_cache"), [] as [Value; 0]);
 
     let mut kept = 0;
     for sum in RELIABLE_SUMS {
@@ -72,16 +72,22 @@ fn cached_entries_add_up_and_can_be_dropped() {
     }
     let metrics = corral.wait_until_idle();
     let model = status(&corral);
-    let entries = list(&model, "kept");
+    let entries = list(&model, "prefix_cache");
     assert_eq!(entries.len(), RELIABLE_SUMS.len(), "{model}");
     let tokens: u64 = entries.iter().map(|entry| number(&entry["tokens"])).sum();
     assert_eq!(tokens, kept, "{model}");
     for entry in entries {
-        assert_eq!(entry["route"], "/generate", "{model}");
-        assert_eq!(entry["claimed"], false, "{model}");
-        assert!(entry["id"].is_u64(), "there is room in the cells: {model}");
+        assert_eq!(entry["owner"], "/generate", "{model}");
+        assert_eq!(entry["retained"], false, "{model}");
+        assert!(
+            entry["sequence_id"].is_u64(),
+            "there is room in the cells: {model}"
+        );
     }
-    assert_eq!(number(&model["ids"]["used"]), RELIABLE_SUMS.len() as u64);
+    assert_eq!(
+        number(&model["sequence_ids"]["used"]),
+        RELIABLE_SUMS.len() as u64
+    );
     // All share a prefix, which has its cells once.
     let computed = metrics.get("corral_engine_computed_tokens_total");
     assert_eq!(number(&model["cells"]["used"]) as f64, computed, "{model}");
@@ -89,9 +95,9 @@ fn cached_entries_add_up_and_can_be_dropped() {
     assert_eq!(model["cells"]["pinned"], 0);
 
     let cleared = clear(&corral);
-    assert_eq!(*list(&cleared, "kept"), [] as [Value; 0]);
+    assert_eq!(*list(&cleared, "prefix_cache"), [] as [Value; 0]);
     assert_eq!(cleared["cells"]["used"], 0, "{cleared}");
-    assert_eq!(cleared["ids"]["used"], 0, "{cleared}");
+    assert_eq!(cleared["sequence_ids"]["used"], 0, "{cleared}");
     assert_eq!(status(&corral), cleared, "and so it stays");
     corral.wait_until_idle();
     corral.check_alive();
@@ -109,28 +115,31 @@ fn running_requests_survive_cache_clear() {
     );
     let stream = corral.endless("/urgent");
     let model = status(&corral);
-    let kept = list(&model, "kept");
+    let kept = list(&model, "prefix_cache");
     assert_eq!(kept.len(), 1, "{model}");
-    assert_eq!(kept[0]["route"], Value::Null, "who shares has no own");
+    assert_eq!(kept[0]["owner"], Value::Null, "who shares has no own");
     for model in [model, clear(&corral)] {
-        let sequences = list(&model, "sequences");
+        let sequences = list(&model, "requests");
         assert_eq!(sequences.len(), 1, "{model}");
         let sequence = &sequences[0];
-        assert_eq!(sequence["route"], "/urgent");
+        assert_eq!(sequence["owner"], "/urgent");
         assert_eq!(sequence["priority"], 7);
         assert_eq!(sequence["state"], "decode");
-        assert_eq!(sequence["cached"], 0);
-        let generated = number(&sequence["generated"]);
+        assert_eq!(sequence["cached_tokens"], 0);
+        let generated = number(&sequence["generated_tokens"]);
         assert!(generated >= 1, "{model}");
-        let (prompt, computed) = (number(&sequence["prompt"]), number(&sequence["computed"]));
+        let (prompt, computed) = (
+            number(&sequence["prompt_tokens"]),
+            number(&sequence["computed_tokens"]),
+        );
         assert_eq!(computed, prompt + generated - 1, "{model}");
         assert_eq!(number(&model["cells"]["pinned"]), computed, "{model}");
-        assert_eq!(model["waiting"], 0);
+        assert_eq!(model["requests_waiting"], 0);
     }
-    assert_eq!(*list(&status(&corral), "kept"), [] as [Value; 0]);
+    assert_eq!(*list(&status(&corral), "prefix_cache"), [] as [Value; 0]);
     drop(stream);
     corral.wait_until_idle();
-    assert_eq!(*list(&status(&corral), "sequences"), [] as [Value; 0]);
+    assert_eq!(*list(&status(&corral), "requests"), [] as [Value; 0]);
 }
 
 #[test]
@@ -143,13 +152,13 @@ fn top_shows_status() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(ended.stderr, "");
     let shown: Value = serde_json::from_str(&ended.stdout).expect("one object");
-    assert_eq!(shown, corral.get_admin("/sequences").json());
+    assert_eq!(shown, corral.get_admin("/requests").json());
     // Without a terminal it prints once.
     for arguments in [&[] as &[&str], &["--once"]] {
         let ended = top(&admin, arguments);
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert!(ended.stdout.contains("\ntiny: 0 running"), "{ended:?}");
-        assert!(ended.stdout.contains("ENTRY  ROUTE"), "{ended:?}");
+        assert!(ended.stdout.contains("ENTRY  OWNER"), "{ended:?}");
         assert!(ended.stdout.contains("/generate"), "{ended:?}");
         assert!(!ended.stdout.contains('\x1b'), "{ended:?}");
     }

@@ -1,7 +1,7 @@
 //! The admin token, which authorizes changes of deployments: where `corral serve` and the other commands find it.
 
 use crate::Error;
-use corral_server::Token;
+use corral_server::AdminToken;
 use corral_server::deployments::Store;
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -16,8 +16,8 @@ const MAX_FILE_BYTES: u64 = 4096;
 
 /// A token, and the file that contains it.
 #[derive(Clone, Debug)]
-pub(crate) struct AdminToken {
-    pub(crate) token: Token,
+pub(crate) struct ConfiguredToken {
+    pub(crate) token: AdminToken,
     pub(crate) file: Option<PathBuf>,
 }
 
@@ -25,17 +25,17 @@ pub(crate) struct AdminToken {
 pub(crate) fn find(
     file: Option<&Path>,
     store: Option<&Store>,
-) -> Result<Option<AdminToken>, Error> {
+) -> Result<Option<ConfiguredToken>, Error> {
     let (text, file) = match (read_text(file)?, store) {
         (Some(text), _) => (text, file.map(Path::to_owned)),
         (None, Some(store)) => {
-            let path = store.folder().join(FILE);
+            let path = store.directory().join(FILE);
             (read_or_create(&path)?, Some(path))
         }
         (None, None) => return Ok(None),
     };
-    let token = Token::new(&text)?;
-    Ok(Some(AdminToken { token, file }))
+    let token = AdminToken::new(&text)?;
+    Ok(Some(ConfiguredToken { token, file }))
 }
 
 /// The token from `file`, or else from the environment.
@@ -103,7 +103,7 @@ mod tests {
         let first = first.expect("a token");
         assert_eq!(second, Ok(first.clone()));
         assert_eq!(first.len(), 64);
-        assert!(Token::new(&first).is_ok());
+        assert!(AdminToken::new(&first).is_ok());
         assert_eq!(mode & 0o777, 0o600);
     }
 }

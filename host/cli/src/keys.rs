@@ -3,8 +3,8 @@
 use crate::Error;
 use crate::terminal::print;
 use clap::{Args, Subcommand};
-use corral_server::deployments::Name;
-use corral_server::{NewKey, Prefix};
+use corral_server::deployments::DeploymentName;
+use corral_server::{NewApiKey, Route};
 use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ pub struct NewArgs {
 /// Runs `corral keys`.
 pub(crate) fn keys(command: &KeysCommand) -> Result<ExitCode, Error> {
     let KeysCommand::New(args) = command;
-    let key = NewKey::generate();
+    let key = NewApiKey::generate();
     let sha256 = key.sha256();
     let tenant = &args.tenant;
     let name = match &args.name {
@@ -53,7 +53,7 @@ pub(crate) fn keys(command: &KeysCommand) -> Result<ExitCode, Error> {
         }
     };
     let deployments = &args.deployments;
-    let entry = key.entry(&name, tenant, deployments);
+    let entry = key.toml_entry(&name, tenant, deployments);
     if let Some(path) = &args.append {
         // One write, so that a server that reads the file meanwhile finds the whole entry or none.
         std::fs::OpenOptions::new()
@@ -95,11 +95,11 @@ fn name(text: &str) -> Result<String, String> {
 fn deployment(text: &str) -> Result<String, String> {
     match text.starts_with('/') {
         true => text
-            .parse::<Prefix>()
+            .parse::<Route>()
             .map(|route| route.to_string())
             .map_err(|error| error.to_string()),
         false => text
-            .parse::<Name>()
+            .parse::<DeploymentName>()
             .map(|name| name.to_string())
             .map_err(|error| error.to_string()),
     }

@@ -1,11 +1,13 @@
 //! `corral serve`.
 
-use crate::admin_token::{self, AdminToken};
+use crate::admin_token::{self, ConfiguredToken};
 use crate::args::{ServeArgs, reload_files};
 use crate::{Error, startup};
 use corral_engine::ModelPool;
-use corral_server::deployments::{Bounds, Deployments, Store};
-use corral_server::{Access, Front, House, Listeners, ReloadSignals, Server, StopSignals};
+use corral_server::deployments::{Deployments, Store, StoreLimits};
+use corral_server::{
+    Access, Listeners, ReloadSignals, Server, ServerOptions, Services, StopSignals,
+};
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -26,7 +28,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Error> {
 async fn serve_until_stopped(args: &ServeArgs) -> Result<ExitCode, Error> {
     // First, since the store's lock shows whether another process uses it.
     let store = match &args.store {
-        Some(folder) => Some(Store::open(folder, Bounds::default())?),
+        Some(folder) => Some(Store::open(folder, StoreLimits::default())?),
         None => None,
     };
     // A unix socket needs no token.
@@ -36,15 +38,15 @@ async fn serve_until_stopped(args: &ServeArgs) -> Result<ExitCode, Error> {
     };
     let listeners = Listeners::bind(&args.listen, &args.admin)
         .await?
-        .guarded_by(token.as_ref().map(|token| token.token.clone()))?;
-    let front = args.public.open(note)?;
+        .with_admin_token(token.as_ref().map(|token| token.token.clone()))?;
+    let options = args.public.open(note)?;
     // Watch signals before models load, which takes long.
     let no_signals = || Error::context("cannot watch signals; raise the limit of open files");
     let mut stop = StopSignals::new().map_err(no_signals())?;
     let reload = ReloadSignals::new().map_err(no_signals())?;
-    let reloading = tokio::spawn(reload_on_signal(front.clone(), reload));
+    let reloading = tokio::spawn(reload_on_signal(options.clone(), reload));
     let server =
-        Server::start(listeners, front).map_err(Error::context("cannot start the listeners"))?;
+        Server::start(listeners, options).map_err(Error::context("cannot start the listeners"))?;
     server.admin_warning().into_iter().for_each(note);
 
     let models = startup::model_pool(&args.models)?;
@@ -55,12 +57,12 @@ async fn serve_until_stopped(args: &ServeArgs) -> Result<ExitCode, Error> {
             return Ok(ExitCode::SUCCESS);
         }
     };
-    server.open(services);
+    server.serve(services);
     announce(args, &server, token.as_ref());
 
     stop.next().await;
     if let Some(delay) = args.drain_delay {
-        server.announce_stop();
+        server.mark_not_ready();
         note(format!(
             "stopping: new requests are accepted for {} s; a second signal skips this",
             delay.as_secs_f64()
@@ -89,17 +91,21 @@ async fn serve_until_stopped(args: &ServeArgs) -> Result<ExitCode, Error> {
 }
 
 /// Reads the certificate and the keys again on each SIGHUP.
-async fn reload_on_signal(front: Front, mut reload: ReloadSignals) {
+async fn reload_on_signal(options: ServerOptions, mut reload: ReloadSignals) {
     loop {
         reload.next().await;
-        let front = front.clone();
+        let options = options.clone();
         // After a panic the previous files stay in use.
-        let _ = tokio::task::spawn_blocking(move || reload_files(&front, note)).await;
+        let _ = tokio::task::spawn_blocking(move || reload_files(&options, note)).await;
     }
 }
 
 /// Loads models, plugins and deployments.
-async fn load(args: &ServeArgs, models: &ModelPool, store: Option<Store>) -> Result<House, Error> {
+async fn load(
+    args: &ServeArgs,
+    models: &ModelPool,
+    store: Option<Store>,
+) -> Result<Services, Error> {
     startup::preload(&args.models, models, note).await?;
     let runtime = startup::runtime(args.models.cache_dir.clone(), models)?;
     let limits = args.limits.limits(CALL_TIME, CALL_CPU_TIME);
@@ -137,11 +143,11 @@ async fn load(args: &ServeArgs, models: &ModelPool, store: Option<Store>) -> Res
                 arg.file.display()
             )));
         }
-        let terms = args.public.terms(&arg.route);
-        deployments.add_fixed(arg.route.clone(), plugin, terms)?;
+        let policy = args.public.request_policy(&arg.route);
+        deployments.add_static(arg.route.clone(), plugin, policy)?;
     }
     deployments.restore().await;
-    Ok(House {
+    Ok(Services {
         runtime,
         models: models.clone(),
         deployments,
@@ -149,7 +155,7 @@ async fn load(args: &ServeArgs, models: &ModelPool, store: Option<Store>) -> Res
 }
 
 /// Prints on stdout that the server is ready, and its addresses. Programs wait for these lines.
-fn announce(args: &ServeArgs, server: &Server, token: Option<&AdminToken>) {
+fn announce(args: &ServeArgs, server: &Server, token: Option<&ConfiguredToken>) {
     let mut text = String::new();
     for plugin in &args.plugins {
         text += &format!("route {} is {}\n", plugin.route, plugin.file.display());

@@ -55,7 +55,7 @@ pub(crate) fn top(args: &TopArgs) -> Result<ExitCode, Error> {
 /// Fetches the status of the models.
 async fn fetch(admin: &AdminArgs) -> Result<Value, Error> {
     let client = AdminClient::without_token(admin);
-    let request = client.try_request(Method::GET, "/sequences", RequestBody::Empty);
+    let request = client.try_request(Method::GET, "/requests", RequestBody::Empty);
     let late = Error::context(format!(
         "{} did not answer within {} s; check the server",
         admin.address,

@@ -100,7 +100,7 @@ pub enum PluginError {
     },
     /// The component can only be linked to another plugin.
     #[error(
-        "the plugin {plugin} exports {role}, so it can only be linked to a handler; deploy a handler, and name this component in its corral.toml: [links] {} = \"FILE.wasm\"",
+        "the plugin {plugin} exports {role}, so it can only be linked to a handler; deploy a handler, and name this component in its corral.toml: [linked] {} = \"FILE.wasm\"",
         manifest_field(role)
     )]
     OnlyLinkable {
@@ -111,7 +111,7 @@ pub enum PluginError {
     },
     /// The plugin imports a role, and not exactly one linked component exports it.
     #[error(
-        "the plugin {plugin} imports {role}, which exactly one linked component must export, but {linked} of them do; link one: [links] {} = \"FILE.wasm\" in corral.toml",
+        "the plugin {plugin} imports {role}, which exactly one linked component must export, but {linked} of them do; link one: [linked] {} = \"FILE.wasm\" in corral.toml",
         manifest_field(role)
     )]
     NotLinked {

@@ -1,48 +1,42 @@
-//! corral-server: HTTP in front of the runtime.
+//! HTTP server in front of the plugin runtime.
 //!
-//! Two listeners. The *public* one has `/healthz`, `/readyz` and the plugins' routes; the *admin*
-//! one, meant for loopback, has `/metrics`, a view of what goes on in the models, and the API that
-//! changes [`deployments`]. Both are up before
-//! the models are, so that whoever watches the process can tell "loading" from "dead"; until
-//! [`Server::open`] hands over the [`House`], every route is answered by 503.
+//! The *public* listener serves `/healthz`, `/readyz` and the routes of the deployments. The *admin*
+//! listener serves `/metrics`, the status of the models, and the API that changes [`deployments`]. Both
+//! accept connections before the models are loaded; until [`Server::serve`] provides the [`Services`],
+//! every route answers 503.
 //!
-//! A request costs no task and no channel: hyper polls the plugin's body itself. What a client can
-//! make the server keep is bounded: connections by a semaphore, headers by size and time, request
-//! bodies by the plugin's limit and by how long nothing comes, and a reader that does not read by the
-//! stall limit.
+//! A request needs no task and no channel of its own: hyper polls the plugin's body directly. Every
+//! resource that a client can occupy is bounded by [`HttpLimits`] or by the limits of the deployment.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-mod access;
 mod admin;
-mod changes;
+mod api_keys;
 pub mod deployments;
-mod house;
-mod keys;
+mod file_watcher;
+mod http_counters;
 mod listener;
-mod metrics_text;
-mod models;
 mod probes;
 mod problem;
+mod prometheus;
 mod public;
 mod request_body;
+mod request_log;
+mod request_policy;
 mod routes;
-mod sequences;
 mod server;
+mod services;
 mod shutdown;
-mod stall;
-mod terms;
 mod tls;
-mod traffic;
 
-pub use admin::{Token, TokenError};
-pub use house::House;
-pub use keys::{Keys, KeysError, NewKey};
-pub use listener::{BindError, Limits};
+pub use admin::{AdminToken, AdminTokenError};
+pub use api_keys::{ApiKeys, ApiKeysError, NewApiKey};
+pub use listener::{BindError, HttpLimits};
 pub use problem::ErrorFormat;
-pub use routes::{Prefix, PrefixError, RouteTaken, Routes};
-pub use server::{Front, Listeners, Server};
+pub use request_policy::{Access, RequestPolicy};
+pub use routes::{Route, RouteError, RouteTable, RouteTaken};
+pub use server::{Listeners, Server, ServerOptions};
+pub use services::Services;
 pub use shutdown::{ReloadSignals, StopSignals};
-pub use terms::{Access, Terms};
 pub use tls::{Tls, TlsError};

@@ -1,7 +1,7 @@
-//! `/healthz` and `/readyz`: for whoever watches the process, on both listeners.
+//! `/healthz` and `/readyz`, on both listeners.
 
 use crate::problem::Problem;
-use crate::server::Shared;
+use crate::server::ServerState;
 use corral_runtime::Body;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, Response, StatusCode};
@@ -9,47 +9,42 @@ use std::time::Duration;
 
 /// Answers `path` if it is a probe.
 pub(crate) fn answer(
-    shared: &Shared,
+    state: &ServerState,
     method: &Method,
     path: &str,
 ) -> Option<Result<Response<Body>, Problem>> {
-    let probe = match path {
-        "/healthz" => health,
-        "/readyz" => readiness,
+    let answer = match path {
+        // Independent of models: an orchestrator must not kill a process that loads a large model.
+        "/healthz" => Ok(plain_text("ok\n")),
+        "/readyz" => readiness(state),
         _ => return None,
     };
     if !matches!(*method, Method::GET | Method::HEAD) {
         return Some(Err(Problem::method("GET, HEAD")));
     }
-    Some(probe(shared))
+    Some(answer)
 }
 
-/// The process is there and its event loop turns. Says nothing about models: a watcher that kills
-/// on this must not kill while a large model is being loaded.
-fn health(_: &Shared) -> Result<Response<Body>, Problem> {
-    Ok(plain_text("ok\n"))
-}
-
-/// A request would be answered now.
-fn readiness(shared: &Shared) -> Result<Response<Body>, Problem> {
-    let missing = shared.missing();
-    if missing.is_empty() {
+/// 200 if a request would be served now.
+fn readiness(state: &ServerState) -> Result<Response<Body>, Problem> {
+    let reasons = state.not_ready_reasons();
+    if reasons.is_empty() {
         return Ok(plain_text("ready\n"));
     }
-    Err(not_ready(&missing))
+    Err(not_ready(&reasons))
 }
 
-/// The answer to everything while something is missing.
-pub(crate) fn not_ready(missing: &[String]) -> Problem {
+/// The answer to every request while the server is not ready.
+pub(crate) fn not_ready(reasons: &[String]) -> Problem {
     Problem::new(
         StatusCode::SERVICE_UNAVAILABLE,
         "not-ready",
-        format!("{}; try again later", missing.join("; ")),
+        format!("{}; try again later", reasons.join("; ")),
     )
     .retry_after(Duration::from_secs(1))
 }
 
-/// A short text, not to be cached.
+/// A short text that is not to be cached.
 pub(crate) fn plain_text(text: &'static str) -> Response<Body> {
     let mut response = Response::new(Body::from(text));
     let headers = response.headers_mut();

@@ -1,8 +1,7 @@
-//! The host's own errors, in the format that a deployment asks for: as RFC 9457 problems, or as OpenAI's
-//! API has them.
+//! Errors of the host, in the format of the deployment: RFC 9457 problems, or errors as in OpenAI's API.
 //!
-//! `code` is stable and for programs; `detail` is for people and says what to do. A plugin's own
-//! errors pass through untouched.
+//! `code` is stable and for programs; `detail` is for people and says what to do. Errors of plugins pass
+//! through unchanged.
 
 use bytes::Bytes;
 use corral_runtime::{Body, CallError, QuotaExceeded, QuotaLimit};
@@ -12,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// How errors of the host look.
+/// Format of the host's errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
@@ -41,12 +40,12 @@ impl FromStr for ErrorFormat {
         match text {
             "problem" => Ok(ErrorFormat::Problem),
             "openai" => Ok(ErrorFormat::OpenAi),
-            _ => Err("it is no format of errors; write problem or openai".to_owned()),
+            _ => Err("unknown error format; write problem or openai".to_owned()),
         }
     }
 }
 
-/// An error answer.
+/// An error response.
 #[derive(Clone, Debug)]
 pub(crate) struct Problem {
     status: StatusCode,
@@ -54,8 +53,8 @@ pub(crate) struct Problem {
     detail: String,
     retry_after: Option<Duration>,
     allow: Option<&'static str>,
-    /// The challenge that goes with a 401.
-    authenticate: Option<&'static str>,
+    /// Value of `WWW-Authenticate`, for a 401.
+    challenge: Option<&'static str>,
 }
 
 impl Problem {
@@ -66,17 +65,17 @@ impl Problem {
             detail: detail.into(),
             retry_after: None,
             allow: None,
-            authenticate: None,
+            challenge: None,
         }
     }
 
-    /// Tells the client when to come again, in whole seconds rounded up.
+    /// Adds `Retry-After`, in whole seconds rounded up.
     pub(crate) fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
     }
 
-    /// No route leads to this path. Doesn't say which ones there are.
+    /// 404: no route matches `path`. Does not reveal the existing routes.
     pub(crate) fn no_route(path: &str) -> Self {
         Problem::new(
             StatusCode::NOT_FOUND,
@@ -85,7 +84,7 @@ impl Problem {
         )
     }
 
-    /// This path is there, but not for this method.
+    /// 405: the path exists, but not for this method.
     pub(crate) fn method(allow: &'static str) -> Self {
         let mut problem = Problem::new(
             StatusCode::METHOD_NOT_ALLOWED,
@@ -96,16 +95,29 @@ impl Problem {
         problem
     }
 
-    /// The admin API's token is missing or wrong.
-    pub(crate) fn no_token() -> Self {
-        Problem::unauthorized(
-            "no-token",
-            "this needs the admin token: send 'Authorization: Bearer TOKEN'; \
-             'corral serve' says which file it is in",
+    /// 400: the request is malformed.
+    pub(crate) fn bad_request(detail: impl Into<String>) -> Self {
+        Problem::new(StatusCode::BAD_REQUEST, "bad-request", detail)
+    }
+
+    /// 400: the client did not send the whole body.
+    pub(crate) fn body_incomplete() -> Self {
+        Problem::bad_request("the request's body is incomplete or violates HTTP; send it again")
+    }
+
+    /// 408: the client paused within the body for `idle` or longer.
+    pub(crate) fn body_stalled(idle: Duration) -> Self {
+        Problem::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "request-stalled",
+            format!(
+                "nothing of the request's body arrived for {} s; send it without such pauses",
+                idle.as_secs_f32()
+            ),
         )
     }
 
-    /// The request's body is larger than the plugin takes.
+    /// 413: the request's body is larger than `limit`.
     pub(crate) fn too_large(limit: u64) -> Self {
         Problem::new(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -114,11 +126,20 @@ impl Problem {
         )
     }
 
-    /// The request has no key, or one that is no good (RFC 6750, 3).
+    /// 401: the admin token is missing or wrong.
+    pub(crate) fn token_required() -> Self {
+        Problem::unauthorized(
+            "token-required",
+            "this needs the admin token: send 'Authorization: Bearer TOKEN'; \
+             'corral serve' prints the file that holds it",
+        )
+    }
+
+    /// 401: the request has no valid key (RFC 6750, 3).
     pub(crate) fn unauthorized(code: &'static str, detail: &str) -> Self {
         let mut problem = Problem::new(StatusCode::UNAUTHORIZED, code, detail);
-        problem.authenticate = Some(match code {
-            "wrong-key" => "Bearer realm=\"corral\", error=\"invalid_token\"",
+        problem.challenge = Some(match code {
+            "invalid-key" => "Bearer realm=\"corral\", error=\"invalid_token\"",
             _ => "Bearer realm=\"corral\"",
         });
         problem
@@ -132,12 +153,12 @@ impl Problem {
         self.code
     }
 
-    /// The answer to send, as a problem.
+    /// The response, as an RFC 9457 problem.
     pub(crate) fn into_response(self) -> Response<Body> {
         self.into_response_as(ErrorFormat::Problem)
     }
 
-    /// The answer to send.
+    /// The response in `format`.
     pub(crate) fn into_response_as(self, format: ErrorFormat) -> Response<Body> {
         let text = self.text(format);
         let mut response = Response::new(Body::from(text));
@@ -157,17 +178,16 @@ impl Problem {
         if let Some(allow) = self.allow {
             headers.insert(ALLOW, HeaderValue::from_static(allow));
         }
-        if let Some(challenge) = self.authenticate {
+        if let Some(challenge) = self.challenge {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
         }
         response
     }
 
-    /// The last event of a stream of server-sent events that ends with it.
+    /// The final event of a stream of server-sent events.
     pub(crate) fn event(&self, format: ErrorFormat) -> Bytes {
         let text = self.text(format);
-        // Those who read problems know events by their names; OpenAI's clients look at the data of
-        // every event for an `error`.
+        // OpenAI's clients ignore event names and look for an `error` in the data of every event.
         let event = match format {
             ErrorFormat::Problem => format!("event: error\ndata: {text}\n\n"),
             ErrorFormat::OpenAi => format!("data: {text}\n\n"),
@@ -175,7 +195,7 @@ impl Problem {
         event.into()
     }
 
-    /// JSON, in one line.
+    /// JSON on one line.
     fn text(&self, format: ErrorFormat) -> String {
         let json = match format {
             ErrorFormat::Problem => serde_json::json!({
@@ -197,7 +217,7 @@ impl Problem {
         json.to_string()
     }
 
-    /// What OpenAI's API calls this kind of error.
+    /// The error type in OpenAI's API.
     fn openai_type(&self) -> &'static str {
         match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
@@ -208,7 +228,7 @@ impl Problem {
         }
     }
 
-    /// The code where OpenAI's API has one of its own for this, else ours.
+    /// The code in OpenAI's API, or our own if that has none.
     fn openai_code(&self) -> &'static str {
         match self.status {
             StatusCode::UNAUTHORIZED => "invalid_api_key",
@@ -219,31 +239,31 @@ impl Problem {
 }
 
 impl From<QuotaExceeded> for Problem {
-    fn from(refusal: QuotaExceeded) -> Self {
-        let code = match refusal.limit {
-            QuotaLimit::Concurrent => "too-many-at-once",
-            QuotaLimit::RequestsPerMinute => "too-many-requests",
+    fn from(error: QuotaExceeded) -> Self {
+        let code = match error.limit {
+            QuotaLimit::Concurrent => "concurrency-exceeded",
+            QuotaLimit::RequestsPerMinute => "request-rate-exceeded",
             QuotaLimit::TokensPerRequest
             | QuotaLimit::TokensPerMinute
-            | QuotaLimit::TokensPerDay => "out-of-tokens",
+            | QuotaLimit::TokensPerDay => "token-quota-exceeded",
         };
-        let mut problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, code, refusal.to_string());
-        problem.retry_after = refusal.retry_after;
+        let mut problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, code, error.to_string());
+        problem.retry_after = error.retry_after;
         problem
     }
 }
 
 impl From<CallError> for Problem {
-    fn from(failure: CallError) -> Self {
+    fn from(error: CallError) -> Self {
         let status =
-            StatusCode::from_u16(failure.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut problem = Problem::new(status, failure.code(), failure.to_string());
-        problem.retry_after = failure.retry_after();
+            StatusCode::from_u16(error.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut problem = Problem::new(status, error.code(), error.to_string());
+        problem.retry_after = error.retry_after();
         problem
     }
 }
 
-/// Seconds for `Retry-After`: rounded up, and at least one, since 0 invites a storm.
+/// Seconds for `Retry-After`: rounded up and at least one, since 0 invites a storm of retries.
 fn whole_seconds(wait: Duration) -> u64 {
     (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
 }
@@ -265,7 +285,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_problem_has_what_rfc_9457_asks_for() {
+    async fn problem_has_members_of_rfc_9457() {
         let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", "say \"when\"\n")
             .retry_after(Duration::from_millis(1500));
         let (head, body) = body_of(problem).await;
@@ -285,16 +305,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn errors_look_as_the_deployment_asks() {
+    async fn errors_use_format_of_deployment() {
         for (problem, status, kind, code) in [
             (
-                Problem::unauthorized("wrong-key", "x"),
+                Problem::unauthorized("invalid-key", "x"),
                 401,
                 "authentication_error",
                 "invalid_api_key",
             ),
             (
-                Problem::new(StatusCode::TOO_MANY_REQUESTS, "out-of-tokens", "x"),
+                Problem::new(StatusCode::TOO_MANY_REQUESTS, "token-quota-exceeded", "x"),
                 429,
                 "rate_limit_error",
                 "rate_limit_exceeded",
@@ -340,16 +360,16 @@ mod tests {
         for format in [ErrorFormat::Problem, ErrorFormat::OpenAi] {
             assert_eq!(format.name().parse(), Ok(format));
         }
-        let (head, body) = body_of(Problem::unauthorized("wrong-key", "x")).await;
+        let (head, body) = body_of(Problem::unauthorized("invalid-key", "x")).await;
         assert_eq!(
             head.headers()[WWW_AUTHENTICATE],
             "Bearer realm=\"corral\", error=\"invalid_token\""
         );
-        assert_eq!(body["code"], "wrong-key");
+        assert_eq!(body["code"], "invalid-key");
     }
 
     #[tokio::test]
-    async fn a_wrong_method_is_told_the_right_one() {
+    async fn wrong_method_answers_allowed_methods() {
         let (head, body) = body_of(Problem::method("GET, HEAD")).await;
         assert_eq!(head.status(), 405);
         assert_eq!(head.headers()[ALLOW], "GET, HEAD");

@@ -1,12 +1,12 @@
-//! The public listener: probes, and the plugins behind their routes.
+//! The public listener: probes, and the routes of the deployments.
 
-use crate::access::{Exchange, Observed, REQUEST_ID, RequestId};
-use crate::deployments::{NotServing, Served};
-use crate::listener::{Arrival, Farewell};
+use crate::deployments::{ServingDeployment, Unavailable};
+use crate::listener::{ConnectionInfo, FinalEvent};
 use crate::probes;
 use crate::problem::{ErrorFormat, Problem};
-use crate::request_body::{Capped, State};
-use crate::server::Shared;
+use crate::request_body::{BodyState, RequestBody};
+use crate::request_log::{LoggedBody, REQUEST_ID, RequestId, RequestLog};
+use crate::server::ServerState;
 use corral_runtime::{Body, CallLimit, CallOptions};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST};
 use http::uri::{Authority, Parts, Scheme};
@@ -15,196 +15,187 @@ use hyper::body::Incoming;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// `Retry-After` of a deployment that an operator has to repair or resume.
+const UNAVAILABLE_RETRY: Duration = Duration::from_secs(5);
+
 /// Answers one request; errors become problems.
-pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Observed> {
-    let id = shared.request_ids.next();
-    let exchange = Exchange::begin(&shared.traffic, id, request.method(), request.uri().path());
-    let mut known = Known::default();
-    let response = match route(&shared, id, request, &mut known).await {
-        Ok(response) => with_farewell(response, known.format),
+pub(crate) async fn answer(
+    state: Arc<ServerState>,
+    request: Request<Incoming>,
+) -> Response<LoggedBody> {
+    let id = state.request_ids.next();
+    let log = RequestLog::begin(&state.counters, id, request.method(), request.uri().path());
+    let mut context = RequestContext::default();
+    let response = match route(&state, id, request, &mut context).await {
+        Ok(response) => with_final_event(response, context.format),
         Err(problem) => {
-            // A full queue or a model that is being loaded is no news for each request.
+            // 503 is routine: a full queue, or a model that is being loaded.
             match problem.status() {
-                StatusCode::SERVICE_UNAVAILABLE => tracing::debug!(%id, ?problem, "not now"),
+                StatusCode::SERVICE_UNAVAILABLE => tracing::debug!(%id, ?problem, "unavailable"),
                 status if status.is_server_error() => {
                     tracing::warn!(%id, ?problem, "request failed");
                 }
                 _ => {}
             }
-            if let Some(served) = known.served {
-                served
-                    .standing
+            if let Some(deployment) = context.deployment {
+                deployment
+                    .context
                     .deployment
                     .count_refused_request(problem.code());
             }
-            problem.into_response_as(known.format)
+            problem.into_response_as(context.format)
         }
     };
-    exchange.answer(response, known.key)
+    log.answer(response, context.key_name)
 }
 
-/// What became known of a request on its way, however far it got.
+/// What routing has determined about a request so far.
 #[derive(Default)]
-struct Known {
-    /// How the errors of the deployment look.
+struct RequestContext {
+    /// Error format of the deployment.
     format: ErrorFormat,
-    /// The name of the key that it came with.
-    key: Option<Arc<str>>,
-    /// The deployment whose route it took.
-    served: Option<Arc<Served>>,
+    /// Name of the API key.
+    key_name: Option<Arc<str>>,
+    /// Deployment that owns the route.
+    deployment: Option<Arc<ServingDeployment>>,
 }
 
-/// Lets the plugin answer whose route it is.
+/// Passes the request to the plugin that owns the route.
 async fn route(
-    shared: &Shared,
+    state: &ServerState,
     id: RequestId,
     request: Request<Incoming>,
-    known: &mut Known,
+    context: &mut RequestContext,
 ) -> Result<Response<Body>, Problem> {
     let (mut head, body) = request.into_parts();
-    // Wherever this ends early, what is left of the body is thrown away.
-    let limits = &shared.limits;
-    let (mut body, mark) = Capped::new(body, linger(shared, &head.headers), limits.body_time);
+    // Every early return drops the body, which discards its rest.
+    let discard_time = discard_time(state, &head.headers);
+    let idle_timeout = state.limits.body_idle_timeout;
+    let (mut body, body_status) = RequestBody::new(body, discard_time, idle_timeout);
     let path = head.uri.path();
-    if let Some(answer) = probes::answer(shared, &head.method, path) {
+    if let Some(answer) = probes::answer(state, &head.method, path) {
         return answer;
     }
-    let Some(house) = shared.house.get() else {
-        return Err(probes::not_ready(&shared.missing()));
-    };
-    let Some(deployment) = house.deployments.find(path) else {
+    let Some(deployment) = state.services()?.deployments.find(path) else {
         return Err(Problem::no_route(path));
     };
-    deployment.standing.deployment.count_request();
-    known.format = deployment.error_format();
-    known.served = Some(Arc::clone(&deployment));
-    let (plugin, terms) = deployment
+    deployment.context.deployment.count_request();
+    context.format = deployment.error_format();
+    context.deployment = Some(Arc::clone(&deployment));
+    let (plugin, policy) = deployment
         .pick()
-        .map_err(|why| not_serving(&deployment.name, &why))?;
-    known.format = terms.errors;
-    if let Some(keys) = &shared.keys {
+        .map_err(|reason| unavailable(&deployment.name, &reason))?;
+    context.format = policy.error_format;
+    if let Some(keys) = &state.api_keys {
         keys.refresh().await;
     }
-    let keys = shared.keys.as_deref();
-    let admitted = terms.admit(keys, &deployment.name, &mut head.headers)?;
-    known.key = admitted.visitor.as_ref().map(|visitor| visitor.key.clone());
+    let keys = state.api_keys.as_deref();
+    let admission = policy.admit(keys, &deployment.name, &mut head.headers)?;
+    context.key_name = admission
+        .holder
+        .as_ref()
+        .map(|holder| holder.key_name.clone());
     let limit = plugin.limits().request_bytes as u64;
-    if announced_length(&head.headers).is_some_and(|length| length > limit) {
-        deployment
-            .standing
-            .deployment
-            .count_limit_hit(CallLimit::RequestBytes);
+    let counters = Arc::clone(&deployment.context);
+    body.set_limit(limit, move || {
+        counters.deployment.count_limit_hit(CallLimit::RequestBytes);
+    });
+    if body.exceeds_announced(&head.headers) {
         return Err(Problem::too_large(limit));
     }
-    let standing = Arc::clone(&deployment.standing);
-    body.limit(limit)
-        .when_too_large(move || standing.deployment.count_limit_hit(CallLimit::RequestBytes));
-    let secure = head
+    let is_tls = head
         .extensions
-        .get::<Arrival>()
-        .is_some_and(|arrival| arrival.secure);
-    head.uri = absolute(head.uri, &head.headers, secure)?;
+        .get::<ConnectionInfo>()
+        .is_some_and(|connection| connection.is_tls);
+    head.uri = absolute_uri(head.uri, &head.headers, is_tls)?;
     head.headers.insert(REQUEST_ID, id.header());
     let options = CallOptions {
         id: Some(id.to_string()),
-        tenant: admitted.visitor.as_ref().map(|visitor| visitor.tenant),
-        quota_permit: admitted.quota_permit,
+        tenant: admission.holder.as_ref().map(|holder| holder.tenant),
+        quota_permit: admission.quota_permit,
         ..CallOptions::default()
     };
-    let request = Request::from_parts(head, body);
-    let answered = plugin.handle(request, options).await;
-    match (mark.state(), answered) {
-        (State::TooLarge, _) => Err(Problem::too_large(limit)),
-        (State::Stalled, _) => Err(Problem::new(
-            StatusCode::REQUEST_TIMEOUT,
-            "request-stalled",
-            format!(
-                "nothing came of the request's body for {} s; send it without such pauses",
-                limits.body_time.as_secs_f32()
-            ),
-        )),
-        (State::Broken, Err(_)) => Err(bad_request(
-            "the request's body was not sent to its end, or not as HTTP wants it; send it again",
-        )),
-        (_, answered) => Ok(answered?),
+    let answer = plugin
+        .handle(Request::from_parts(head, body), options)
+        .await;
+    match (body_status.state(), answer) {
+        (BodyState::TooLarge, _) => Err(Problem::too_large(limit)),
+        (BodyState::Stalled, _) => Err(Problem::body_stalled(idle_timeout)),
+        (BodyState::Broken, Err(_)) => Err(Problem::body_incomplete()),
+        (_, answer) => Ok(answer?),
     }
 }
 
-/// How long to read on after an early answer. Not at all for who waits to be asked for the body:
-/// nothing is on the way, and reading would ask for it.
-fn linger(shared: &Shared, headers: &HeaderMap) -> Option<Duration> {
-    (!headers.contains_key(EXPECT)).then_some(shared.limits.discard_time)
+/// How long to discard the rest of the body after an early answer. `None` for `Expect: 100-continue`:
+/// the client sends nothing yet, and reading would ask for the body.
+fn discard_time(state: &ServerState, headers: &HeaderMap) -> Option<Duration> {
+    (!headers.contains_key(EXPECT)).then_some(state.limits.discard_timeout)
 }
 
-/// The deployment is there, but an operator has to do something first.
-fn not_serving(name: &str, why: &NotServing) -> Problem {
-    let (code, detail) = match why {
-        NotServing::Paused => ("paused", format!("'{name}' is paused; try again later")),
-        NotServing::Failed => (
+/// The deployment exists, but an operator has to act first.
+fn unavailable(name: &str, reason: &Unavailable) -> Problem {
+    let (code, detail) = match reason {
+        Unavailable::Paused => ("paused", format!("'{name}' is paused; try again later")),
+        Unavailable::LoadFailed => (
             "deployment-failed",
-            format!(
-                "'{name}' could not be loaded; its operator sees why with 'corral show {name}'"
-            ),
+            format!("'{name}' could not be loaded; 'corral show {name}' tells its operator why"),
         ),
     };
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, detail).retry_after(Duration::from_secs(5))
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, detail).retry_after(UNAVAILABLE_RETRY)
 }
 
-/// Gives a stream of events what to end with when the server has to end it.
-fn with_farewell(mut response: Response<Body>, format: ErrorFormat) -> Response<Body> {
+/// Attaches the event that ends a stream of server-sent events when the server shuts down.
+fn with_final_event(mut response: Response<Body>, format: ErrorFormat) -> Response<Body> {
     let headers = response.headers();
-    let is_events = headers.get(CONTENT_TYPE).is_some_and(|value| {
+    let is_event_stream = headers.get(CONTENT_TYPE).is_some_and(|value| {
         let kind = value.as_bytes().split(|byte| *byte == b';').next();
         kind.is_some_and(|kind| kind.trim_ascii().eq_ignore_ascii_case(b"text/event-stream"))
     });
-    let as_it_stands =
+    let can_append =
         !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(CONTENT_ENCODING);
-    if is_events && as_it_stands {
+    if is_event_stream && can_append {
         let problem = Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "shutting-down",
-            "the server is shutting down and ended this answer before its end; ask again",
+            "the server is shutting down and ended this answer early; send the request again",
         );
         response
             .extensions_mut()
-            .insert(Farewell(problem.event(format)));
+            .insert(FinalEvent(problem.event(format)));
     }
     response
 }
 
-fn bad_request(detail: &str) -> Problem {
-    Problem::new(StatusCode::BAD_REQUEST, "bad-request", detail)
-}
-
-/// The body's length as the client announced it; hyper has checked the header.
-fn announced_length(headers: &HeaderMap) -> Option<u64> {
-    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
-}
-
-/// The request's target with scheme and authority, which WASI gives a plugin apart from the path.
-/// Path and query stay as they came.
-fn absolute(target: Uri, headers: &HeaderMap, secure: bool) -> Result<Uri, Problem> {
+/// The request's target with scheme and authority, which WASI passes to a plugin apart from the path.
+/// Path and query stay unchanged.
+fn absolute_uri(target: Uri, headers: &HeaderMap, is_tls: bool) -> Result<Uri, Problem> {
     let mut parts: Parts = target.into_parts();
-    // As the connection is, whatever the client wrote.
-    parts.scheme = Some(if secure { Scheme::HTTPS } else { Scheme::HTTP });
+    // The scheme of the connection, whatever the client wrote.
+    parts.scheme = Some(if is_tls { Scheme::HTTPS } else { Scheme::HTTP });
     if parts.authority.is_none() {
         let mut hosts = headers.get_all(HOST).iter();
         let host = match (hosts.next(), hosts.next()) {
             (Some(host), None) => host,
-            (None, _) => return Err(bad_request("the request has no Host header; send one")),
+            (None, _) => {
+                return Err(Problem::bad_request(
+                    "the request has no Host header; send one",
+                ));
+            }
             (Some(_), Some(_)) => {
-                return Err(bad_request("the request has two Host headers; send one"));
+                return Err(Problem::bad_request(
+                    "the request has two Host headers; send one",
+                ));
             }
         };
-        let authority = host
-            .to_str()
-            .ok()
-            .and_then(|host| host.parse::<Authority>().ok())
-            .ok_or_else(|| bad_request("the Host header is no host; send HOST or HOST:PORT"))?;
-        parts.authority = Some(authority);
+        let host = host.to_str().ok();
+        let authority = host.and_then(|host| host.parse::<Authority>().ok());
+        parts.authority = Some(authority.ok_or_else(|| {
+            Problem::bad_request("the Host header is not a host; send HOST or HOST:PORT")
+        })?);
     }
-    Uri::from_parts(parts)
-        .map_err(|_| bad_request("the request's target is no path; send one that begins with '/'"))
+    Uri::from_parts(parts).map_err(|_| {
+        Problem::bad_request("the request's target is not a path; send one that begins with '/'")
+    })
 }
 
 #[cfg(test)]
@@ -217,17 +208,17 @@ mod tests {
     }
 
     #[test]
-    fn the_target_gets_its_host_and_keeps_its_path() {
+    fn target_gets_host_and_keeps_path() {
         let target = Uri::from_static("/a%20b/../c?d=e&f");
-        let uri = absolute(target, &with_host("example:8080"), false).expect("good");
+        let uri = absolute_uri(target, &with_host("example:8080"), false).expect("good");
         assert_eq!(uri, "http://example:8080/a%20b/../c?d=e&f");
         let target = Uri::from_static("http://other/x");
-        let uri = absolute(target, &with_host("example"), true).expect("good");
-        assert_eq!(uri, "https://other/x", "an absolute target goes first");
+        let uri = absolute_uri(target, &with_host("example"), true).expect("good");
+        assert_eq!(uri, "https://other/x", "an absolute target wins over Host");
     }
 
     #[test]
-    fn only_plain_streams_of_events_have_a_farewell() {
+    fn only_plain_event_streams_get_final_event() {
         let with = |headers: &[(http::HeaderName, &'static str)]| {
             let mut response = Response::new(Body::empty());
             for (name, value) in headers {
@@ -235,8 +226,8 @@ mod tests {
                     .headers_mut()
                     .insert(name, HeaderValue::from_static(value));
             }
-            let response = with_farewell(response, ErrorFormat::Problem);
-            response.extensions().get::<Farewell>().is_some()
+            let response = with_final_event(response, ErrorFormat::Problem);
+            response.extensions().get::<FinalEvent>().is_some()
         };
         assert!(with(&[(CONTENT_TYPE, "text/event-stream")]));
         assert!(with(&[(CONTENT_TYPE, "Text/Event-Stream ; charset=utf-8")]));
@@ -248,12 +239,12 @@ mod tests {
     }
 
     #[test]
-    fn a_request_without_one_host_is_bad_request() {
+    fn request_without_single_host_answers_400() {
         let target = Uri::from_static("/x");
         let mut two = with_host("a");
         two.append(HOST, HeaderValue::from_static("b"));
         for headers in [HeaderMap::new(), two, with_host("a b"), with_host("")] {
-            let problem = absolute(target.clone(), &headers, false).expect_err("bad");
+            let problem = absolute_uri(target.clone(), &headers, false).expect_err("bad");
             assert_eq!(problem.status(), 400, "{headers:?}");
         }
     }

@@ -1,8 +1,7 @@
-//! Which deployment answers a path.
+//! Maps paths to deployments.
 //!
-//! A route is a path prefix. It matches whole segments only (`/chat` takes `/chat` and `/chat/x`,
-//! not `/chatter`), and the longest one wins. Paths are compared as they were sent: `/%63hat` is
-//! not `/chat`.
+//! A route is a path prefix. It matches whole segments only (`/chat` matches `/chat` and `/chat/x`, not
+//! `/chatter`), and the longest one wins. Paths are not decoded: `/%63hat` does not match `/chat`.
 
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -12,137 +11,137 @@ use std::str::FromStr;
 /// Paths that the host itself answers on the public listener.
 const RESERVED: [&str; 2] = ["/healthz", "/readyz"];
 
-/// A path prefix such as `/chat` or `/v1/models`; `/` takes every path.
+/// A path prefix such as `/chat` or `/v1/models`; `/` matches every path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Prefix(String);
+pub struct Route(String);
 
-impl Prefix {
-    /// The prefix as it was written.
+impl Route {
+    /// The route as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Display for Prefix {
+impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl TryFrom<String> for Prefix {
-    type Error = PrefixError;
+impl TryFrom<String> for Route {
+    type Error = RouteError;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         text.parse()
     }
 }
 
-impl From<Prefix> for String {
-    fn from(prefix: Prefix) -> Self {
-        prefix.0
+impl From<Route> for String {
+    fn from(route: Route) -> Self {
+        route.0
     }
 }
 
-/// Why a text is no route.
+/// Why a text is not a route.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PrefixError {
-    /// It does not begin with a slash.
-    #[error("the route '{0}' does not begin with '/'; write '/{0}'")]
+pub enum RouteError {
+    /// It does not start with a slash.
+    #[error("the route '{0}' does not start with '/'; write '/{0}'")]
     NoSlash(String),
     /// It ends with a slash.
-    #[error(
-        "the route '{0}' ends with '/'; leave the last '/' away, '{1}' takes all paths below it"
-    )]
+    #[error("the route '{0}' ends with '/'; write '{1}', which matches all paths below it")]
     TrailingSlash(String, String),
-    /// A segment is empty, `.` or `..`, which no client sends as it stands.
-    #[error("the route '{0}' has a segment '{1}' that no client sends; leave it out")]
+    /// A segment is empty, `.` or `..`, which clients do not send.
+    #[error("the route '{0}' has a segment '{1}' that clients do not send; remove it")]
     Segment(String, String),
-    /// It holds a character that does not stand in a path as it is.
-    #[error("the route '{0}' holds {1:?}; use letters, digits and '-', '_', '.', '~', '/'")]
+    /// It contains a character that is not allowed in a path.
+    #[error("the route '{0}' contains {1:?}; use letters, digits and '-', '_', '.', '~', '/'")]
     Character(String, char),
-    /// The host answers there itself.
-    #[error("the route '{0}' belongs to the host; choose another")]
+    /// The host answers this path itself.
+    #[error("the route '{0}' is reserved for the host; choose another")]
     Reserved(String),
 }
 
-impl FromStr for Prefix {
-    type Err = PrefixError;
+impl FromStr for Route {
+    type Err = RouteError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == "/" {
-            return Ok(Prefix(text.to_owned()));
+            return Ok(Route(text.to_owned()));
         }
         let Some(inner) = text.strip_prefix('/') else {
-            return Err(PrefixError::NoSlash(text.to_owned()));
+            return Err(RouteError::NoSlash(text.to_owned()));
         };
-        let stands_for_itself =
-            |c: char| c.is_ascii_alphanumeric() || "-_.~/@:+,;=$!'()*".contains(c);
-        if let Some(other) = text.chars().find(|c| !stands_for_itself(*c)) {
-            return Err(PrefixError::Character(text.to_owned(), other));
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.~/@:+,;=$!'()*".contains(c);
+        if let Some(other) = text.chars().find(|c| !is_allowed(*c)) {
+            return Err(RouteError::Character(text.to_owned(), other));
         }
         if let Some(shorter) = text.strip_suffix('/').filter(|s| !s.ends_with('/')) {
-            return Err(PrefixError::TrailingSlash(
+            return Err(RouteError::TrailingSlash(
                 text.to_owned(),
                 shorter.to_owned(),
             ));
         }
         if let Some(odd) = inner.split('/').find(|s| matches!(*s, "" | "." | "..")) {
-            return Err(PrefixError::Segment(text.to_owned(), odd.to_owned()));
+            return Err(RouteError::Segment(text.to_owned(), odd.to_owned()));
         }
         let below = |host: &str| {
             text.strip_prefix(host)
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
         if RESERVED.into_iter().any(below) {
-            return Err(PrefixError::Reserved(text.to_owned()));
+            return Err(RouteError::Reserved(text.to_owned()));
         }
-        Ok(Prefix(text.to_owned()))
+        Ok(Route(text.to_owned()))
     }
 }
 
-/// Two deployments were given one route.
+/// Two deployments have the same route.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("two plugins are given the route '{0}'; give each its own")]
-pub struct RouteTaken(pub Prefix);
+#[error("two plugins have the route '{0}'; give each its own")]
+pub struct RouteTaken(pub Route);
 
-/// Path prefixes, each with what answers below it.
+/// Routes with their targets.
 #[derive(Clone, Debug)]
-pub struct Routes<T> {
-    /// By prefix without a slash at the end, so `/` is the empty text.
-    by_prefix: HashMap<String, T>,
+pub struct RouteTable<T> {
+    /// By route without a trailing slash, so `/` is the empty string.
+    targets: HashMap<String, T>,
     /// Length of the longest key.
-    longest: usize,
+    max_length: usize,
 }
 
-impl<T> Default for Routes<T> {
+impl<T> Default for RouteTable<T> {
     fn default() -> Self {
-        Routes {
-            by_prefix: HashMap::new(),
-            longest: 0,
+        RouteTable {
+            targets: HashMap::new(),
+            max_length: 0,
         }
     }
 }
 
-impl<T> Routes<T> {
-    /// Adds a route; one that is already there is refused and stays as it was.
-    pub fn add(&mut self, prefix: Prefix, target: T) -> Result<(), RouteTaken> {
-        let key = prefix.as_str().trim_end_matches('/');
-        if self.by_prefix.contains_key(key) {
-            return Err(RouteTaken(prefix));
+impl<T> RouteTable<T> {
+    /// Adds a route.
+    ///
+    /// # Errors
+    /// If the route exists; it keeps its target.
+    pub fn add(&mut self, route: Route, target: T) -> Result<(), RouteTaken> {
+        let key = route.as_str().trim_end_matches('/');
+        if self.targets.contains_key(key) {
+            return Err(RouteTaken(route));
         }
-        self.longest = self.longest.max(key.len());
-        self.by_prefix.insert(key.to_owned(), target);
+        self.max_length = self.max_length.max(key.len());
+        self.targets.insert(key.to_owned(), target);
         Ok(())
     }
 
-    /// What answers `path`: the target of the longest prefix that matches whole segments of it.
+    /// The target of the longest route that matches whole segments of `path`.
     pub fn find(&self, path: &str) -> Option<&T> {
         let mut candidate = path;
         loop {
-            // Longer than every key: don't hash it, or a path of many slashes costs its square.
-            if candidate.len() <= self.longest
-                && let Some(target) = self.by_prefix.get(candidate)
+            // Hashing candidates longer than every key would make a path of many slashes cost its square.
+            if candidate.len() <= self.max_length
+                && let Some(target) = self.targets.get(candidate)
             {
                 return Some(target);
             }
@@ -151,8 +150,8 @@ impl<T> Routes<T> {
     }
 
     /// The target of exactly this route.
-    pub fn get(&self, prefix: &Prefix) -> Option<&T> {
-        self.by_prefix.get(prefix.as_str().trim_end_matches('/'))
+    pub fn get(&self, route: &Route) -> Option<&T> {
+        self.targets.get(route.as_str().trim_end_matches('/'))
     }
 }
 
@@ -160,12 +159,12 @@ impl<T> Routes<T> {
 mod tests {
     use super::*;
 
-    fn routes(prefixes: &[&'static str]) -> Routes<&'static str> {
-        let mut routes = Routes::default();
+    fn routes(prefixes: &[&'static str]) -> RouteTable<&'static str> {
+        let mut routes = RouteTable::default();
         for prefix in prefixes {
             routes
-                .add(prefix.parse().expect("a good prefix"), *prefix)
-                .expect("a free prefix");
+                .add(prefix.parse().expect("a valid route"), *prefix)
+                .expect("a free route");
         }
         routes
     }
@@ -193,46 +192,46 @@ mod tests {
     }
 
     #[test]
-    fn the_root_takes_what_is_left() {
+    fn root_matches_all_other_paths() {
         let routes = routes(&["/", "/chat"]);
         assert_eq!(routes.find("/"), Some(&"/"));
         assert_eq!(routes.find("/other/x"), Some(&"/"));
         assert_eq!(routes.find("/chat/x"), Some(&"/chat"));
-        assert_eq!(routes.find("*"), None, "'*' is no path");
+        assert_eq!(routes.find("*"), None, "'*' is not a path");
     }
 
     #[test]
-    fn a_route_is_given_once() {
+    fn route_is_given_once() {
         let mut routes = routes(&["/chat"]);
-        let chat: Prefix = "/chat".parse().expect("a good prefix");
+        let chat: Route = "/chat".parse().expect("a valid route");
         assert_eq!(routes.add(chat.clone(), "other"), Err(RouteTaken(chat)));
         assert_eq!(routes.find("/chat"), Some(&"/chat"));
     }
 
     #[test]
-    fn bad_routes_say_what_to_write() {
+    fn invalid_routes_say_what_to_write() {
         for (text, expected) in [
             ("chat", "write '/chat'"),
-            ("", "does not begin with '/'"),
-            ("/chat/", "'/chat' takes all paths below it"),
+            ("", "does not start with '/'"),
+            ("/chat/", "write '/chat', which matches all paths below"),
             ("/a//b", "segment ''"),
             ("//", "segment ''"),
             ("/a/../b", "segment '..'"),
-            ("/a b", "holds ' '"),
-            ("/a?b", "holds '?'"),
-            ("/%41", "holds '%'"),
-            ("/é", "holds 'é'"),
-            ("/healthz", "belongs to the host"),
-            ("/readyz/x", "belongs to the host"),
+            ("/a b", "contains ' '"),
+            ("/a?b", "contains '?'"),
+            ("/%41", "contains '%'"),
+            ("/é", "contains 'é'"),
+            ("/healthz", "reserved for the host"),
+            ("/readyz/x", "reserved for the host"),
         ] {
-            let error = text.parse::<Prefix>().expect_err(text).to_string();
+            let error = text.parse::<Route>().expect_err(text).to_string();
             assert!(error.contains(expected), "{text:?}: {error}");
         }
-        assert!("/healthz2".parse::<Prefix>().is_ok());
+        assert!("/healthz2".parse::<Route>().is_ok());
     }
 
     #[test]
-    fn a_path_of_many_slashes_is_cheap() {
+    fn path_of_many_slashes_is_cheap() {
         let routes = routes(&["/chat"]);
         let path = "/".repeat(1 << 20);
         let started = std::time::Instant::now();

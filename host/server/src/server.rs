@@ -1,59 +1,72 @@
-//! The server as the binary drives it: bind, start, open, stop.
+//! The server as the binary drives it: bind, start, serve, stop.
 
-use crate::access::RequestIds;
-use crate::admin::{FOLLOWERS, Guard, Reach, Token, UPLOADS};
-use crate::house::House;
-use crate::keys::Keys;
-use crate::listener::{BindError, Limits, Listener, Setup, Socket, SocketFile, bind, bind_file};
-use crate::sequences::LOOKS;
+use crate::admin::{
+    self, AdminExposure, AdminGuard, AdminToken, MAX_LOG_FOLLOWERS, MAX_STATUS_QUERIES, MAX_UPLOADS,
+};
+use crate::api_keys::ApiKeys;
+use crate::http_counters::HttpCounters;
+use crate::listener::{
+    BindError, HttpLimits, Listener, ListenerConfig, Socket, UnixSocketFile, bind, bind_unix,
+};
+use crate::probes;
+use crate::problem::Problem;
+use crate::public;
+use crate::request_log::RequestIdGenerator;
+use crate::services::Services;
 use crate::tls::Tls;
-use crate::traffic::Traffic;
-use crate::{admin, public};
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tokio::io::DuplexStream;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 /// Connections of the admin listener: a scraper, a prober, a few people.
-const ADMIN_CONNECTIONS: usize = 32;
-
-/// What the address of a socket in the file system begins with.
+const MAX_ADMIN_CONNECTIONS: usize = 32;
+/// Time for a running scrape to end at shutdown.
+const ADMIN_DRAIN: Duration = Duration::from_millis(200);
+/// Start of the address of a Unix domain socket.
 const UNIX: &str = "unix:";
 
-/// The two sockets, bound and not yet accepting. Bound first, so that a port in use is known
-/// before gigabytes of model are read.
+/// The two sockets, bound but not yet accepting. Binding first reports a port in use before gigabytes
+/// of model are read.
 #[derive(Debug)]
 pub struct Listeners {
     public: TcpListener,
-    admin: Admin,
-    token: Option<Token>,
+    admin: AdminSocket,
+    token: Option<AdminToken>,
 }
 
 #[derive(Debug)]
-enum Admin {
-    /// With its host as the operator has written it.
-    Address(TcpListener, String),
-    File(SocketFile, Socket),
+enum AdminSocket {
+    Tcp {
+        listener: TcpListener,
+        /// Host as the operator wrote it.
+        host: String,
+    },
+    Unix(UnixSocketFile, Socket),
 }
 
 impl Listeners {
-    /// Binds both, each `HOST:PORT`; port 0 picks a free one. The admin listener can be `unix:PATH`
-    /// instead: a socket in the file system that only its owner can connect to. Must be called inside a
-    /// tokio runtime.
+    /// Binds both addresses, each `HOST:PORT`; port 0 picks a free one. The admin address can be
+    /// `unix:PATH` instead, a socket that only its owner can connect to. Must be called inside a tokio
+    /// runtime.
     pub async fn bind(public: &str, admin: &str) -> Result<Self, BindError> {
         let public = bind(public).await?;
         let admin = match admin.strip_prefix(UNIX) {
             Some(path) => {
-                let (file, socket) = bind_file(Path::new(path)).await?;
-                Admin::File(file, socket)
+                let (file, socket) = bind_unix(Path::new(path)).await?;
+                AdminSocket::Unix(file, socket)
             }
             None => {
                 let host = admin.rsplit_once(':').map_or(admin, |(host, _)| host);
-                Admin::Address(bind(admin).await?, host.to_owned())
+                AdminSocket::Tcp {
+                    listener: bind(admin).await?,
+                    host: host.to_owned(),
+                }
             }
         };
         Ok(Listeners {
@@ -63,230 +76,234 @@ impl Listeners {
         })
     }
 
-    /// Has the admin listener ask for `token` before anything is changed; and before anything at all
-    /// but the probes, if it can be reached from other machines. On a socket in the file system nobody
-    /// is asked for it: who may connect there may read the server's files too.
+    /// Requires `token` for every change, and for everything but the probes if other machines can reach
+    /// the admin listener. A Unix domain socket requires no token: its file permissions protect it.
     ///
     /// # Errors
-    /// If it can be reached from other machines and there is no token.
-    pub fn guarded_by(mut self, token: Option<Token>) -> Result<Self, BindError> {
-        if let (None, Admin::Address(socket, _)) = (&token, &self.admin)
-            && !on_loopback(socket)
+    /// If other machines can reach the admin listener and `token` is `None`.
+    pub fn with_admin_token(mut self, token: Option<AdminToken>) -> Result<Self, BindError> {
+        if let (None, AdminSocket::Tcp { listener, .. }) = (&token, &self.admin)
+            && !on_loopback(listener)
         {
-            let address = socket.local_addr();
+            let address = listener.local_addr();
             let address = address.map_or_else(|_| "?".to_owned(), |address| address.to_string());
-            return Err(BindError::Unguarded(address));
+            return Err(BindError::TokenRequired(address));
         }
         self.token = token;
         Ok(self)
     }
 }
 
-fn on_loopback(socket: &TcpListener) -> bool {
-    socket
+fn on_loopback(listener: &TcpListener) -> bool {
+    listener
         .local_addr()
         .is_ok_and(|address| address.ip().is_loopback())
 }
 
-/// How the public listener meets its clients.
+/// Options of the server.
 #[derive(Clone, Debug, Default)]
-pub struct Front {
-    /// What clients may make the server hold on to.
-    pub limits: Limits,
-    /// Without it connections are not encrypted. The admin listener has it too where other machines can
-    /// reach it.
+pub struct ServerOptions {
+    /// Bounds on what clients can occupy.
+    pub limits: HttpLimits,
+    /// Certificate of the public listener, and of the admin listener where other machines can reach it.
+    /// Without it, connections are not encrypted.
     pub tls: Option<Arc<Tls>>,
-    /// The keys that deployments may ask for.
-    pub keys: Option<Arc<Keys>>,
+    /// API keys that deployments can require.
+    pub api_keys: Option<Arc<ApiKeys>>,
 }
 
-impl From<Limits> for Front {
-    fn from(limits: Limits) -> Self {
-        Front {
+impl From<HttpLimits> for ServerOptions {
+    fn from(limits: HttpLimits) -> Self {
+        ServerOptions {
             limits,
-            ..Front::default()
+            ..ServerOptions::default()
         }
     }
 }
 
-/// What every request can see.
-pub(crate) struct Shared {
-    pub(crate) limits: Limits,
-    pub(crate) traffic: Arc<Traffic>,
-    pub(crate) request_ids: RequestIds,
-    pub(crate) house: OnceLock<House>,
-    pub(crate) keys: Option<Arc<Keys>>,
+/// State that all requests share.
+pub(crate) struct ServerState {
+    pub(crate) limits: HttpLimits,
+    pub(crate) counters: Arc<HttpCounters>,
+    pub(crate) request_ids: RequestIdGenerator,
+    pub(crate) services: OnceLock<Services>,
+    pub(crate) api_keys: Option<Arc<ApiKeys>>,
     pub(crate) tls: Option<Arc<Tls>>,
-    /// Places for those that look into the models.
-    pub(crate) looks: Arc<Semaphore>,
-    /// Places for components that arrive.
+    /// Permits for status queries.
+    pub(crate) status_queries: Arc<Semaphore>,
+    /// Permits for uploads of components.
     pub(crate) uploads: Semaphore,
-    /// Places for those who follow logs.
-    pub(crate) followers: Arc<Semaphore>,
-    pub(crate) guard: Guard,
-    /// The address of the public listener.
-    pub(crate) public: SocketAddr,
+    /// Permits for clients that follow logs.
+    pub(crate) log_followers: Arc<Semaphore>,
+    pub(crate) guard: AdminGuard,
+    pub(crate) public_address: SocketAddr,
     stopping: AtomicBool,
 }
 
-impl Shared {
-    fn new(front: Front, guard: Guard, public: SocketAddr) -> Self {
-        Shared {
-            limits: front.limits,
-            keys: front.keys,
-            tls: front.tls,
-            traffic: Arc::default(),
-            request_ids: RequestIds::default(),
-            house: OnceLock::new(),
-            looks: Arc::new(Semaphore::new(LOOKS)),
-            uploads: Semaphore::new(UPLOADS),
-            followers: Arc::new(Semaphore::new(FOLLOWERS)),
+impl ServerState {
+    fn new(options: ServerOptions, guard: AdminGuard, public_address: SocketAddr) -> Self {
+        ServerState {
+            limits: options.limits,
+            api_keys: options.api_keys,
+            tls: options.tls,
+            counters: Arc::default(),
+            request_ids: RequestIdGenerator::default(),
+            services: OnceLock::new(),
+            status_queries: Arc::new(Semaphore::new(MAX_STATUS_QUERIES)),
+            uploads: Semaphore::new(MAX_UPLOADS),
+            log_followers: Arc::new(Semaphore::new(MAX_LOG_FOLLOWERS)),
             guard,
-            public,
+            public_address,
             stopping: AtomicBool::new(false),
         }
     }
 
-    /// Why requests can't be served now; empty when they can.
-    pub(crate) fn missing(&self) -> Vec<String> {
+    /// Reasons why requests cannot be served; empty if they can.
+    pub(crate) fn not_ready_reasons(&self) -> Vec<String> {
         if self.stopping.load(Ordering::Acquire) {
             return vec!["the server is shutting down".to_owned()];
         }
-        match self.house.get() {
+        match self.services.get() {
             None => vec!["models and plugins are being loaded".to_owned()],
-            Some(house) => house.missing(),
+            Some(services) => services.not_ready_reasons(),
         }
+    }
+
+    /// The services, or the problem to answer while they are being loaded.
+    pub(crate) fn services(&self) -> Result<&Services, Problem> {
+        let not_ready = || probes::not_ready(&self.not_ready_reasons());
+        self.services.get().ok_or_else(not_ready)
     }
 }
 
-/// A running server. Dropping it closes its sockets and cuts off what runs: [`Server::stop`] lets that
-/// end.
+/// A running server. Dropping it closes its sockets and cuts off running requests; [`Server::stop`]
+/// lets them end.
 pub struct Server {
-    shared: Arc<Shared>,
+    state: Arc<ServerState>,
     public: Listener,
-    /// Goes before the listener, see there.
-    admin_file: Option<SocketFile>,
+    /// Dropped before the listener, see [`UnixSocketFile`].
+    admin_socket_file: Option<UnixSocketFile>,
     admin: Listener,
-    admin_at: String,
-    /// Whether the admin token crosses a network as it is.
-    in_clear: bool,
+    admin_address: String,
+    /// The admin token crosses a network without encryption.
+    token_in_clear: bool,
 }
 
 impl Server {
-    /// Starts to accept on both sockets. Until [`Server::open`], routes are answered by 503. Must
-    /// be called inside a tokio runtime. The error is the operating system's.
-    pub fn start(listeners: Listeners, front: impl Into<Front>) -> io::Result<Self> {
-        let front = front.into();
+    /// Starts to accept on both sockets. Until [`Server::serve`], routes answer 503. Must be called
+    /// inside a tokio runtime.
+    ///
+    /// # Errors
+    /// If the operating system does not report the addresses of the sockets.
+    pub fn start(listeners: Listeners, options: impl Into<ServerOptions>) -> io::Result<Self> {
+        let options = options.into();
         let mut admin_tls = None;
-        let (admin, admin_at, admin_file, reach) = match listeners.admin {
-            Admin::File(file, socket) => {
-                let at = format!("{UNIX}{}", file.path().display());
-                (socket, at, Some(file), Reach::Owner)
+        let (admin, admin_address, admin_socket_file, exposure) = match listeners.admin {
+            AdminSocket::Unix(file, socket) => {
+                let address = format!("{UNIX}{}", file.path().display());
+                (socket, address, Some(file), AdminExposure::Owner)
             }
-            Admin::Address(socket, host) => {
-                let reach = match on_loopback(&socket) {
-                    true => Reach::Machine(host),
-                    false => Reach::Network,
+            AdminSocket::Tcp { listener, host } => {
+                let exposure = match on_loopback(&listener) {
+                    true => AdminExposure::Machine(host),
+                    false => AdminExposure::Network,
                 };
-                if reach == Reach::Network {
-                    admin_tls.clone_from(&front.tls);
+                if exposure == AdminExposure::Network {
+                    admin_tls.clone_from(&options.tls);
                 }
                 let scheme = if admin_tls.is_some() { "https" } else { "http" };
-                let at = format!("{scheme}://{}", socket.local_addr()?);
-                (Socket::Tcp(socket), at, None, reach)
+                let address = format!("{scheme}://{}", listener.local_addr()?);
+                (Socket::Tcp(listener), address, None, exposure)
             }
         };
-        let in_clear = reach == Reach::Network && admin_tls.is_none();
-        let guard = Guard::new(listeners.token, reach);
-        let address = listeners.public.local_addr()?;
-        let shared = Arc::new(Shared::new(front.clone(), guard, address));
-        let for_public = shared.clone();
+        let token_in_clear = exposure == AdminExposure::Network && admin_tls.is_none();
+        let guard = AdminGuard::new(listeners.token, exposure);
+        let public_address = listeners.public.local_addr()?;
+        let state = Arc::new(ServerState::new(options.clone(), guard, public_address));
+        let public_state = state.clone();
         let public = Listener::start(
             Socket::Tcp(listeners.public),
-            Setup {
-                limits: front.limits.clone(),
-                tls: front.tls,
-                traffic: Some(shared.traffic.clone()),
+            ListenerConfig {
+                limits: options.limits.clone(),
+                tls: options.tls,
+                counters: Some(state.counters.clone()),
             },
-            move |request| public::answer(for_public.clone(), request),
+            move |request| public::answer(public_state.clone(), request),
         );
-        let for_admin = shared.clone();
+        let admin_state = state.clone();
         let admin = Listener::start(
             admin,
-            Setup {
-                limits: Limits {
-                    connections: ADMIN_CONNECTIONS,
-                    connections_per_address: None,
-                    ..front.limits
+            ListenerConfig {
+                limits: HttpLimits {
+                    max_connections: MAX_ADMIN_CONNECTIONS,
+                    max_connections_per_address: None,
+                    ..options.limits
                 },
                 tls: admin_tls,
-                traffic: None,
+                counters: None,
             },
-            move |request| admin::answer(for_admin.clone(), request),
+            move |request| admin::answer(admin_state.clone(), request),
         );
         Ok(Server {
-            shared,
+            state,
             public,
-            admin_file,
+            admin_socket_file,
             admin,
-            admin_at,
-            in_clear,
+            admin_address,
+            token_in_clear,
         })
     }
 
-    /// Opens the house: from here on requests reach the plugins. Only the first call counts.
-    pub fn open(&self, house: House) {
-        if self.shared.house.set(house).is_err() {
-            tracing::error!("the house was opened twice; the second one is ignored");
+    /// Starts to serve requests. Only the first call has an effect.
+    pub fn serve(&self, services: Services) {
+        if self.state.services.set(services).is_err() {
+            tracing::error!("the server has its services already; the second ones are ignored");
         }
     }
 
-    /// Where the public listener is, with its real port.
+    /// Address of the public listener, with its actual port.
     pub fn public_address(&self) -> SocketAddr {
-        self.shared.public
+        self.state.public_address
     }
 
-    /// The other end of a new connection to the public listener through memory: as over a socket, but that
-    /// the system is not in its way, and nothing is encrypted. `None` if there are as many connections as there
-    /// may be, of which one place is the listener's own, for who comes next.
+    /// Opens an unencrypted in-memory connection to the public listener and returns the client's end.
+    /// `None` if the listener has as many connections as it may; one of them is reserved for the next
+    /// client of the socket.
     pub fn connect(&self) -> Option<DuplexStream> {
         self.public.connect()
     }
 
-    /// Where the admin listener is, as clients of it are told: `http://HOST:PORT` with its real port,
+    /// Address of the admin listener for clients: `http://HOST:PORT` with its actual port,
     /// `https://HOST:PORT` if other machines can reach it and there is a certificate, or `unix:PATH`.
     pub fn admin_address(&self) -> &str {
-        &self.admin_at
+        &self.admin_address
     }
 
-    /// What an operator should know of the admin listener.
+    /// A warning for the operator about the admin listener.
     pub fn admin_warning(&self) -> Option<String> {
-        self.in_clear.then(|| {
+        self.token_in_clear.then(|| {
             format!(
-                "WARNING: other machines can reach the admin listener at {}, and nothing is encrypted \
-                 there: whoever sees the traffic has the admin token; give --tls-cert and --tls-key, or \
-                 an address that only this machine has",
-                self.admin_at
+                "WARNING: other machines can reach the admin listener at {} without encryption, so \
+                 the network can read the admin token; give --tls-cert and --tls-key, or an address \
+                 of this machine only",
+                self.admin_address
             )
         })
     }
 
-    /// Turns readiness off and goes on serving: so that whoever sends requests here can learn of it
+    /// Reports the server as not ready but keeps serving, so that load balancers stop sending requests
     /// before [`Server::stop`].
-    pub fn announce_stop(&self) {
-        self.shared.stopping.store(true, Ordering::Release);
+    pub fn mark_not_ready(&self) {
+        self.state.stopping.store(true, Ordering::Release);
     }
 
-    /// Turns readiness off, stops accepting, lets running requests end while `until` has not
-    /// come, and cuts off those that are left. The admin listener goes last. Returns whether every
-    /// request ended by itself.
-    pub async fn stop(self, until: impl Future<Output = ()>) -> bool {
-        self.announce_stop();
-        let all_ended = self.public.drain(until).await;
-        drop(self.admin_file);
-        // A scrape that runs now may end, but nobody waits long for one.
-        let moment = tokio::time::sleep(std::time::Duration::from_millis(200));
-        self.admin.drain(moment).await;
+    /// Stops accepting, lets running requests end until `deadline` completes, and cuts off the rest. The
+    /// admin listener stops last. Returns whether every request ended by itself.
+    pub async fn stop(self, deadline: impl Future<Output = ()>) -> bool {
+        self.mark_not_ready();
+        let all_ended = self.public.drain(deadline).await;
+        drop(self.admin_socket_file);
+        self.admin.drain(tokio::time::sleep(ADMIN_DRAIN)).await;
         all_ended
     }
 }
@@ -294,18 +311,17 @@ impl Server {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
 
-    async fn start(limits: Limits) -> Server {
+    async fn start(limits: HttpLimits) -> Server {
         let listeners = Listeners::bind("127.0.0.1:0", "127.0.0.1:0")
             .await
             .expect("a free port");
         Server::start(listeners, limits).expect("started")
     }
 
-    /// Sends `request` as it stands and reads until the server closes.
+    /// Sends `request` unchanged and reads until the server closes the connection.
     async fn exchange(address: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(address).await.expect("connected");
         stream.write_all(request.as_bytes()).await.expect("sent");
@@ -332,16 +348,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_through_memory_is_served_like_any_other() {
-        let server = start(Limits {
-            connections: 2,
-            ..Limits::default()
+    async fn in_memory_connection_is_served() {
+        let server = start(HttpLimits {
+            max_connections: 2,
+            ..HttpLimits::default()
         })
         .await;
-        // The listener takes its place as soon as it runs.
+        // The listener reserves a connection as soon as it runs.
         tokio::task::yield_now().await;
-        let mut stream = server.connect().expect("there is a place");
-        assert!(server.connect().is_none(), "for one");
+        let mut stream = server.connect().expect("a free connection");
+        assert!(server.connect().is_none(), "the other is reserved");
         let request = "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
         stream.write_all(request.as_bytes()).await.expect("sent");
         let mut answer = String::new();
@@ -354,8 +370,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn before_the_house_is_open_probes_tell_loading_from_dead() {
-        let server = start(Limits::default()).await;
+    async fn probes_answer_before_services_are_loaded() {
+        let server = start(HttpLimits::default()).await;
         for address in [server.public_address(), admin_of(&server)] {
             let alive = get(address, "/healthz").await;
             assert!(alive.starts_with("HTTP/1.1 200 OK\r\n"), "{alive}");
@@ -370,20 +386,20 @@ mod tests {
         assert!(answer.contains("\r\nx-request-id: "), "{answer}");
         let metrics = get(admin_of(&server), "/metrics").await;
         assert!(metrics.contains("\ncorral_ready 0\n"), "{metrics}");
-        let sequences = get(admin_of(&server), "/sequences").await;
-        assert!(sequences.starts_with("HTTP/1.1 503 "), "{sequences}");
-        assert!(sequences.contains("being loaded"), "{sequences}");
+        let requests = get(admin_of(&server), "/requests").await;
+        assert!(requests.starts_with("HTTP/1.1 503 "), "{requests}");
+        assert!(requests.contains("being loaded"), "{requests}");
         assert!(server.stop(std::future::pending()).await);
     }
 
     #[tokio::test]
     async fn wrong_methods_and_paths_are_problems() {
-        let server = start(Limits::default()).await;
+        let server = start(HttpLimits::default()).await;
         let post = "POST /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
         let answer = exchange(server.public_address(), post).await;
         assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
         assert!(answer.contains("\r\nallow: GET, HEAD\r\n"), "{answer}");
-        for (path, allow) in [("/sequences", "GET, HEAD"), ("/cache", "DELETE")] {
+        for (path, allow) in [("/requests", "GET, HEAD"), ("/prefix-cache", "DELETE")] {
             let post =
                 format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
             let answer = exchange(admin_of(&server), &post).await;
@@ -400,13 +416,13 @@ mod tests {
         assert!(answer.ends_with(INDEX_END), "{answer}");
         server.stop(std::future::pending()).await;
     }
-    const INDEX_END: &str = "the same, described for programs\n";
+    const INDEX_END: &str = "all of /deployments and /components.\n";
 
     #[tokio::test]
-    async fn a_client_that_sends_no_head_is_dropped() {
-        let limits = Limits {
-            head_time: Duration::from_millis(200),
-            ..Limits::default()
+    async fn client_without_complete_header_is_dropped() {
+        let limits = HttpLimits {
+            header_timeout: Duration::from_millis(200),
+            ..HttpLimits::default()
         };
         let server = start(limits).await;
         for part in ["", "G", "GET / HTTP/1.1\r\nHost: localhost\r\n"] {
@@ -420,8 +436,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_head_beyond_its_size_is_refused() {
-        let server = start(Limits::default()).await;
+    async fn oversized_header_answers_431() {
+        let server = start(HttpLimits::default()).await;
         let request = format!(
             "GET / HTTP/1.1\r\nHost: localhost\r\nA: {}\r\n\r\n",
             "a".repeat(33_000)
@@ -432,10 +448,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn beyond_the_connections_clients_wait_their_turn() {
-        let limits = Limits {
-            connections: 1,
-            ..Limits::default()
+    async fn clients_beyond_max_connections_wait() {
+        let limits = HttpLimits {
+            max_connections: 1,
+            ..HttpLimits::default()
         };
         let server = start(limits).await;
         let address = server.public_address();
@@ -443,7 +459,7 @@ mod tests {
         first.write_all(b"GET ").await.expect("sent");
         let second = tokio::spawn(get(address, "/healthz"));
         tokio::time::sleep(Duration::from_millis(200)).await;
-        assert!(!second.is_finished(), "the only place is taken");
+        assert!(!second.is_finished(), "the only connection is taken");
         drop(first);
         let answer = second.await.expect("no panic");
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
@@ -451,8 +467,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stopping_closes_idle_connections_and_the_port() {
-        let server = start(Limits::default()).await;
+    async fn stopping_closes_idle_connections_and_port() {
+        let server = start(HttpLimits::default()).await;
         let address = server.public_address();
         let mut idle = TcpStream::connect(address).await.expect("connected");
         idle.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -460,15 +476,15 @@ mod tests {
             .expect("sent");
         let mut some = [0; 512];
         assert!(idle.read(&mut some).await.expect("answered") > 0);
-        assert!(server.stop(std::future::pending()).await, "nothing runs");
+        assert!(server.stop(std::future::pending()).await, "no request runs");
         assert_eq!(idle.read(&mut some).await.expect("closed"), 0);
         TcpStream::connect(address)
             .await
-            .expect_err("nobody listens any more");
+            .expect_err("the port is closed");
     }
 
     #[tokio::test]
-    async fn a_port_in_use_is_named() {
+    async fn port_in_use_is_reported() {
         let taken = Listeners::bind("127.0.0.1:0", "127.0.0.1:0")
             .await
             .expect("free ports");

@@ -1,27 +1,27 @@
-//! The way down: signal → no longer ready → no new connections → running requests end → gone.
+//! Shutdown: signal → not ready → no new connections → running requests end → exit.
 
 use std::io;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-/// How far a listener is on its way.
+/// The phase of a listener. Phases only advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Phase {
+pub(crate) enum ListenerPhase {
     /// Accepts connections and requests.
     Serving,
-    /// Accepts nothing; what runs may end.
+    /// Accepts nothing; running requests may end.
     Draining,
-    /// The time to end is over: connections are dropped.
+    /// The grace period is over: connections are dropped.
     Ending,
 }
 
-/// Waits until `phase` is at least `wanted`, or its owner is gone.
-pub(crate) async fn reached(phase: &mut watch::Receiver<Phase>, wanted: Phase) {
-    // An error means that the listener is no more, which is as good as the last phase.
+/// Waits until `phase` is at least `wanted`, or the listener is gone.
+pub(crate) async fn reached(phase: &mut watch::Receiver<ListenerPhase>, wanted: ListenerPhase) {
+    // An error means that the listener is gone, which equals the last phase.
     let _ = phase.wait_for(|now| *now >= wanted).await;
 }
 
-/// SIGTERM and SIGINT. None is lost from when this is made, also while nobody waits.
+/// SIGTERM and SIGINT. No signal is lost after construction.
 #[derive(Debug)]
 pub struct StopSignals {
     terminate: Signal,
@@ -29,7 +29,7 @@ pub struct StopSignals {
 }
 
 impl StopSignals {
-    /// Watches for them from now on. The error is the operating system's, when it refuses the handler.
+    /// Installs the signal handlers.
     pub fn new() -> io::Result<Self> {
         Ok(StopSignals {
             terminate: signal(SignalKind::terminate())?,
@@ -37,7 +37,7 @@ impl StopSignals {
         })
     }
 
-    /// Waits for the next one. Several that came while nobody waited may count as one.
+    /// Waits for the next signal. Signals since the last call may count as one.
     pub async fn next(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
@@ -46,17 +46,17 @@ impl StopSignals {
     }
 }
 
-/// SIGHUP. None is lost from when this is made, also while nobody waits.
+/// SIGHUP. No signal is lost after construction.
 #[derive(Debug)]
 pub struct ReloadSignals(Signal);
 
 impl ReloadSignals {
-    /// Watches for it from now on. The error is the operating system's, when it refuses the handler.
+    /// Installs the signal handler.
     pub fn new() -> io::Result<Self> {
         signal(SignalKind::hangup()).map(ReloadSignals)
     }
 
-    /// Waits for the next one. Several that came while nobody waited may count as one.
+    /// Waits for the next signal. Signals since the last call may count as one.
     pub async fn next(&mut self) {
         self.0.recv().await;
     }

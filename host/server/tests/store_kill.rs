@@ -7,7 +7,8 @@
 //! compares.
 
 use corral_server::deployments::{
-    Bounds, Digest, Kept, Manifest, Name, Record, Share, Store, StoreError,
+    DeploymentName, DeploymentRecord, Digest, Manifest, Store, StoreError, StoreLimits,
+    StoredDeployment, TrafficShare,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
@@ -60,7 +61,7 @@ fn manifest(name: &str, digest: Digest, note: u64) -> Manifest {
 /// A deployment as it has to be: its record, and the component of each revision by its number.
 #[derive(Clone, Debug, PartialEq)]
 struct Known {
-    record: Record,
+    record: DeploymentRecord,
     notes: BTreeMap<u64, u64>,
 }
 
@@ -68,7 +69,7 @@ struct Known {
 #[derive(Clone, Debug, PartialEq)]
 enum Change {
     Add { note: u64, activate: bool },
-    Share(Vec<Share>),
+    Share(Vec<TrafficShare>),
     Pause(bool),
     Remove,
 }
@@ -100,7 +101,7 @@ impl FromStr for Change {
                 activate: activate == "true",
             },
             ["share", ref shares @ ..] => {
-                let shares = shares.chunks_exact(2).map(|share| Share {
+                let shares = shares.chunks_exact(2).map(|share| TrafficShare {
                     revision: number(share[0]),
                     weight: number(share[1]) as u32,
                 });
@@ -115,7 +116,7 @@ impl FromStr for Change {
 
 impl Change {
     /// What to do with a deployment of which this is kept.
-    fn choose(kept: Option<&Kept>, random: &mut Random) -> Self {
+    fn choose(kept: Option<&StoredDeployment>, random: &mut Random) -> Self {
         let chance = random.below(20);
         if let Some(kept) = kept {
             let record = &kept.record;
@@ -123,12 +124,14 @@ impl Change {
                 0 => return Change::Remove,
                 1..3 => return Change::Pause(!record.paused),
                 // A roll back.
-                3 if !record.before.is_empty() => return Change::Share(record.before.clone()),
+                3 if !record.previous_traffic.is_empty() => {
+                    return Change::Share(record.previous_traffic.clone());
+                }
                 4..7 => {
                     let first = random.below(kept.revisions.len() as u64) as usize;
                     let many = 1 + random.below(3) as usize;
                     let numbers = kept.revisions.keys().skip(first).take(many);
-                    let shares = numbers.map(|number| Share {
+                    let shares = numbers.map(|number| TrafficShare {
                         revision: *number,
                         weight: 1 + random.below(9) as u32,
                     });
@@ -144,7 +147,7 @@ impl Change {
     }
 
     /// Does it; returns the number of a new revision, or 0.
-    fn make(&self, store: &Store, name: &Name) -> u64 {
+    fn make(&self, store: &Store, name: &DeploymentName) -> u64 {
         match self {
             Change::Add { note, activate } => {
                 let bytes = component(*note);
@@ -169,24 +172,24 @@ impl Change {
     /// What becomes of a deployment by it; a new revision gets this number.
     fn of(&self, known: Option<&Known>, number: u64) -> Option<Known> {
         let all = || {
-            vec![Share {
+            vec![TrafficShare {
                 revision: number,
                 weight: 1,
             }]
         };
         let mut known = known.cloned().unwrap_or_else(|| Known {
-            record: Record {
-                latest: number,
+            record: DeploymentRecord {
+                latest_revision: number,
                 traffic: all(),
-                before: Vec::new(),
+                previous_traffic: Vec::new(),
                 paused: false,
             },
             notes: BTreeMap::new(),
         });
         let record = &mut known.record;
-        let mut share = |traffic: Vec<Share>| {
+        let mut share = |traffic: Vec<TrafficShare>| {
             if record.traffic != traffic {
-                record.before = std::mem::replace(&mut record.traffic, traffic);
+                record.previous_traffic = std::mem::replace(&mut record.traffic, traffic);
             }
         };
         match self {
@@ -194,7 +197,7 @@ impl Change {
                 if *activate {
                     share(all());
                 }
-                record.latest = number;
+                record.latest_revision = number;
                 known.notes.insert(number, *note);
             }
             Change::Share(traffic) => share(traffic.clone()),
@@ -207,7 +210,7 @@ impl Change {
 
 impl Known {
     /// What is kept, with the components' bytes checked.
-    fn read(store: &Store, name: &Name, kept: &Kept) -> Self {
+    fn read(store: &Store, name: &DeploymentName, kept: &StoredDeployment) -> Self {
         let mut notes = BTreeMap::new();
         for (number, revision) in &kept.revisions {
             assert_eq!(*number, revision.number);
@@ -215,7 +218,7 @@ impl Known {
             assert_eq!(revision.manifest.component, revision.component.to_string());
             let note = &revision.manifest.configuration["NOTE"];
             let note = note.parse().expect("ours");
-            // Whole, and what the manifest says that it is.
+            // BoundedInteger, and what the manifest says that it is.
             let bytes = store.read(revision.component).expect("its file is whole");
             assert!(bytes == component(note), "another component: {revision:?}");
             notes.insert(*number, note);
@@ -232,7 +235,11 @@ impl Known {
             (Some(read), Some(known)) => (read, known),
             (read, known) => return read.is_none() && known.is_none(),
         };
-        let used = known.record.traffic.iter().chain(&known.record.before);
+        let used = known
+            .record
+            .traffic
+            .iter()
+            .chain(&known.record.previous_traffic);
         let mut needed: BTreeSet<_> = used.map(|share| share.revision).collect();
         needed.extend(known.notes.keys().rev().take(KEPT));
         read.record == known.record
@@ -244,9 +251,9 @@ impl Known {
     }
 }
 
-/// Changes the store for ever, and says so.
+/// FileWatcher the store for ever, and says so.
 fn child(folder: &Path, seed: u64) {
-    let store = Store::open(folder, Bounds::default()).expect("the store opens");
+    let store = Store::open(folder, StoreLimits::default()).expect("the store opens");
     let say = |line: String| {
         let mut stdout = std::io::stdout().lock();
         // In one piece, so that the lines of two threads stay apart.
@@ -261,7 +268,7 @@ fn child(folder: &Path, seed: u64) {
             scope.spawn(move || {
                 loop {
                     let name = names[random.below(names.len() as u64) as usize];
-                    let known: Name = name.parse().expect("a name");
+                    let known: DeploymentName = name.parse().expect("a name");
                     let change = Change::choose(store.get(&known).ok().as_ref(), &mut random);
                     say(format!("{name} {change}\n"));
                     let number = change.make(store, &known);
@@ -274,7 +281,7 @@ fn child(folder: &Path, seed: u64) {
 
 /// A deployment in the eyes of the parent.
 #[derive(Default)]
-struct Watched {
+struct WatchedStream {
     known: Option<Known>,
     under_way: Option<Change>,
     /// The highest number that was ever acknowledged, also before it was removed.
@@ -296,7 +303,7 @@ fn parent() {
     let names = NAMES.concat();
     let mut watched: BTreeMap<_, _> = names
         .iter()
-        .map(|name| ((*name).to_owned(), Watched::default()))
+        .map(|name| ((*name).to_owned(), WatchedStream::default()))
         .collect();
     let mut random = Random(seed | 1);
     let (mut acknowledged, mut caught, mut made) = (0, 0, 0);
@@ -324,17 +331,17 @@ fn parent() {
                 None => of.under_way = Some(said.parse().expect("a change")),
             }
         }
-        let store = Store::open(&folder, Bounds::default()).expect("it opens after a kill");
+        let store = Store::open(&folder, StoreLimits::default()).expect("it opens after a kill");
         let kept = store.list();
         check_files(&folder, &kept);
         for (name, of) in &mut watched {
-            let parsed: Name = name.parse().expect("a name");
+            let parsed: DeploymentName = name.parse().expect("a name");
             let kept = kept.get(&parsed);
             let read = kept.map(|kept| Known::read(&store, &parsed, kept));
             // What was about to happen when the kill came has happened or not.
             let happened = of.under_way.take().map(|change| {
                 caught += 1;
-                let number = read.as_ref().map_or(0, |read| read.record.latest);
+                let number = read.as_ref().map_or(0, |read| read.record.latest_revision);
                 change.of(of.known.as_ref(), number)
             });
             if !Known::is(read.as_ref(), of.known.as_ref()) {
@@ -408,7 +415,7 @@ fn run_and_kill(folder: &Path, random: &mut Random, kill: u64) -> Vec<String> {
 }
 
 /// One file for each component that a revision names, and nothing left over.
-fn check_files(folder: &Path, kept: &BTreeMap<Name, Kept>) {
+fn check_files(folder: &Path, kept: &BTreeMap<DeploymentName, StoredDeployment>) {
     let revisions = kept.values().flat_map(|kept| kept.revisions.values());
     let named: BTreeSet<_> = revisions.map(|revision| revision.component).collect();
     let mut files = BTreeSet::new();

@@ -1,6 +1,6 @@
 //! `--linked`: linked components given on the command line instead of in a corral.toml.
 
-use corral_server::deployments::check_sampler;
+use corral_server::deployments::check_sampler_name;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -27,7 +27,7 @@ impl FromStr for LinkedArg {
         let (sampler, file) =
             read().ok_or_else(|| "write templating=FILE or sampling.NAME=FILE".to_owned())?;
         if let Some(name) = &sampler {
-            check_sampler(name).map_err(|problem| format!("'{name}' {problem}"))?;
+            check_sampler_name(name).map_err(|problem| format!("'{name}' {problem}"))?;
         }
         Ok(LinkedArg { sampler, file })
     }

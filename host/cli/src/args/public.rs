@@ -4,7 +4,9 @@ use super::seconds;
 use crate::Error;
 use clap::Args;
 use corral_runtime::{Quota, QuotaLimit, QuotaLimits};
-use corral_server::{Access, ErrorFormat, Front, Keys, Limits, Prefix, Terms, Tls};
+use corral_server::{
+    Access, ApiKeys, ErrorFormat, HttpLimits, RequestPolicy, Route, ServerOptions, Tls,
+};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -52,7 +54,7 @@ pub struct PublicArgs {
         requires = "keys",
         help_heading = "Security"
     )]
-    pub(crate) open_routes: Vec<Prefix>,
+    pub(crate) open_routes: Vec<Route>,
     /// Quota of a route: concurrent, requests-per-minute, tokens-per-request, -minute or -day; repeatable
     #[arg(
         long = "quota",
@@ -71,7 +73,7 @@ pub struct PublicArgs {
 
 impl PublicArgs {
     /// The routes that options name, each with its option.
-    pub(crate) fn routes(&self) -> impl Iterator<Item = (&'static str, &Prefix)> {
+    pub(crate) fn routes(&self) -> impl Iterator<Item = (&'static str, &Route)> {
         let open = self.open_routes.iter();
         let open = open.map(|route| ("--open-route", route));
         let quotas = self.quotas.iter().map(|arg| ("--quota", &arg.route));
@@ -81,60 +83,60 @@ impl PublicArgs {
     }
 
     /// Reads the certificate and the keys; reports warnings to `note`.
-    pub(crate) fn open(&self, note: impl Fn(String)) -> Result<Front, Error> {
+    pub(crate) fn open(&self, note: impl Fn(String)) -> Result<ServerOptions, Error> {
         let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-        let mut limits = Limits::default();
-        limits.connections = size(self.max_connections);
-        limits.connections_per_address = self.max_connections_per_address.map(size);
-        limits.head_time = self.header_timeout;
-        limits.handshake_time = limits.handshake_time.min(self.header_timeout);
-        limits.body_time = self.io_timeout;
-        limits.stall_time = self.io_timeout;
-        let mut front = Front::from(limits);
+        let mut limits = HttpLimits::default();
+        limits.max_connections = size(self.max_connections);
+        limits.max_connections_per_address = self.max_connections_per_address.map(size);
+        limits.header_timeout = self.header_timeout;
+        limits.handshake_timeout = limits.handshake_timeout.min(self.header_timeout);
+        limits.body_idle_timeout = self.io_timeout;
+        limits.write_timeout = self.io_timeout;
+        let mut options = ServerOptions::from(limits);
         if let (Some(certificate), Some(key)) = (&self.tls_cert, &self.tls_key) {
             let tls = Tls::open(certificate, key)?;
             tls.warning().into_iter().for_each(&note);
-            front.tls = Some(Arc::new(tls));
+            options.tls = Some(Arc::new(tls));
         }
         if let Some(file) = &self.keys {
-            let keys = Keys::open(file)?;
+            let keys = ApiKeys::open(file)?;
             if keys.count() == 0 {
                 note(format!(
                     "{} contains no key, so every request is refused; add the output of 'corral keys new'",
                     file.display()
                 ));
             }
-            front.keys = Some(Arc::new(keys));
+            options.api_keys = Some(Arc::new(keys));
         }
-        Ok(front)
+        Ok(options)
     }
 
     /// Access, quota and error format of a route.
-    pub(crate) fn terms(&self, route: &Prefix) -> Terms {
+    pub(crate) fn request_policy(&self, route: &Route) -> RequestPolicy {
         let quota = self.quotas.iter().rfind(|arg| arg.route == *route);
         let format = self.error_formats.iter().rfind(|arg| arg.route == *route);
         let needs_key = self.keys.is_some() && !self.open_routes.contains(route);
-        Terms {
+        RequestPolicy {
             access: if needs_key {
                 Access::Keys
             } else {
                 Access::Open
             },
             quota: quota.map(|arg| Quota::new("deployment", route.as_str(), arg.limits)),
-            errors: format.map_or(ErrorFormat::default(), |arg| arg.format),
+            error_format: format.map_or(ErrorFormat::default(), |arg| arg.format),
         }
     }
 }
 
 /// Reads the certificate and the keys again.
-pub(crate) fn reload_files(front: &Front, note: impl Fn(String)) {
-    if let Some(tls) = &front.tls {
+pub(crate) fn reload_files(options: &ServerOptions, note: impl Fn(String)) {
+    if let Some(tls) = &options.tls {
         match tls.reload() {
             Ok(()) => note(tls.warning().unwrap_or("reloaded the certificate".into())),
             Err(error) => note(format!("{error}; the old certificate stays in use")),
         }
     }
-    if let Some(keys) = &front.keys {
+    if let Some(keys) = &options.api_keys {
         match keys.reload() {
             Ok(()) => note(format!("reloaded the keys: there are {}", keys.count())),
             Err(error) => note(format!("{error}; the old keys stay in use")),
@@ -145,7 +147,7 @@ pub(crate) fn reload_files(front: &Front, note: impl Fn(String)) {
 /// `ROUTE=LIMIT:N[,LIMIT:N..]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaArg {
-    route: Prefix,
+    route: Route,
     limits: QuotaLimits,
 }
 
@@ -183,7 +185,7 @@ impl FromStr for QuotaArg {
             }
         }
         Ok(QuotaArg {
-            route: route.parse::<Prefix>().map_err(|error| error.to_string())?,
+            route: route.parse::<Route>().map_err(|error| error.to_string())?,
             limits: quota,
         })
     }
@@ -192,7 +194,7 @@ impl FromStr for QuotaArg {
 /// `ROUTE=FORMAT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorFormatArg {
-    route: Prefix,
+    route: Route,
     format: ErrorFormat,
 }
 
@@ -204,7 +206,7 @@ impl FromStr for ErrorFormatArg {
             .rsplit_once('=')
             .ok_or("write ROUTE=FORMAT, e.g. /v1=openai")?;
         Ok(ErrorFormatArg {
-            route: route.parse::<Prefix>().map_err(|error| error.to_string())?,
+            route: route.parse::<Route>().map_err(|error| error.to_string())?,
             format: format.parse()?,
         })
     }

@@ -4,7 +4,7 @@ use super::public::PublicArgs;
 use super::{CallLimitArgs, ModelArgs, seconds};
 use crate::Error;
 use clap::Args;
-use corral_server::{Prefix, Routes};
+use corral_server::{Route, RouteTable};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub struct ServeArgs {
     pub priorities: Vec<PriorityArg>,
     /// Route that shares cached prefixes with other such routes, visible to them in response times; repeatable
     #[arg(long = "share-prefixes", value_name = "ROUTE")]
-    pub share_prefixes: Vec<Prefix>,
+    pub share_prefixes: Vec<Route>,
     #[command(flatten)]
     pub models: ModelArgs,
     #[command(flatten)]
@@ -67,7 +67,7 @@ impl ServeArgs {
                  remove one of them",
             ));
         }
-        let mut routes = Routes::default();
+        let mut routes = RouteTable::default();
         for plugin in &self.plugins {
             routes
                 .add(plugin.route.clone(), ())
@@ -88,7 +88,7 @@ impl ServeArgs {
     }
 
     /// The priority of a route: the last one given, or 0.
-    pub(crate) fn priority(&self, route: &Prefix) -> u8 {
+    pub(crate) fn priority(&self, route: &Route) -> u8 {
         let priority = self.priorities.iter().rfind(|arg| arg.route == *route);
         priority.map_or(0, |arg| arg.priority)
     }
@@ -97,7 +97,7 @@ impl ServeArgs {
 /// `ROUTE=FILE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PluginArg {
-    pub route: Prefix,
+    pub route: Route,
     pub file: PathBuf,
 }
 
@@ -112,7 +112,7 @@ impl FromStr for PluginArg {
             .filter(|(_, file)| !file.is_empty())
             .ok_or_else(|| format!("the route or the file is missing; {EXPECTED}"))?;
         Ok(PluginArg {
-            route: route.parse::<Prefix>().map_err(|error| error.to_string())?,
+            route: route.parse::<Route>().map_err(|error| error.to_string())?,
             file: PathBuf::from(file),
         })
     }
@@ -121,7 +121,7 @@ impl FromStr for PluginArg {
 /// `ROUTE=N`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PriorityArg {
-    route: Prefix,
+    route: Route,
     priority: u8,
 }
 
@@ -132,7 +132,7 @@ impl FromStr for PriorityArg {
         let expected = || "write ROUTE=N with N from 0 to 255, e.g. /chat=10".to_owned();
         let (route, priority) = text.rsplit_once('=').ok_or_else(expected)?;
         Ok(PriorityArg {
-            route: route.parse::<Prefix>().map_err(|error| error.to_string())?,
+            route: route.parse::<Route>().map_err(|error| error.to_string())?,
             priority: priority.parse().map_err(|_| expected())?,
         })
     }

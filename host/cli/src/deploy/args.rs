@@ -78,7 +78,7 @@ pub struct ListArgs {
 pub struct NamedArgs {
     /// Name of the deployment
     #[arg(value_name = "NAME")]
-    pub(crate) name: corral_server::deployments::Name,
+    pub(crate) name: corral_server::deployments::DeploymentName,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
 }

@@ -23,8 +23,10 @@ pub(super) async fn invoke(args: &InvokeArgs, client: &AdminClient) -> Result<Ex
         .request(Method::GET, &path, RequestBody::Empty)
         .await?;
     let route = detail["deployment"]["routes"][0].as_str();
-    let (Some(public), Some(path)) = (detail["public"].as_str(), args.path.as_deref().or(route))
-    else {
+    let (Some(public), Some(path)) = (
+        detail["public_address"].as_str(),
+        args.path.as_deref().or(route),
+    ) else {
         return Err(Error::failed(format!(
             "'{name}' has no route; see 'corral show {name}'"
         )));

@@ -4,7 +4,7 @@ use super::args::DeployArgs;
 use crate::Error;
 use crate::args::{LinkedArg, find_duplicate};
 use bytes::Bytes;
-use corral_server::deployments::{Digest, Link, Links, Manifest};
+use corral_server::deployments::{Digest, LinkedComponent, LinkedComponents, Manifest};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -40,9 +40,9 @@ pub(super) fn prepare(args: &DeployArgs) -> Result<Prepared, Error> {
     };
     let mut uploads: Vec<Upload> = Vec::new();
     let component = ("component".to_owned(), &mut manifest.component);
-    let links = manifest.links.all_mut();
-    let links = links.map(|(field, link)| (format!("links.{field}"), &mut link.component));
-    for (field, component) in std::iter::once(component).chain(links) {
+    let linked = manifest.linked.all_mut();
+    let linked = linked.map(|(field, linked)| (format!("linked.{field}"), &mut linked.component));
+    for (field, component) in std::iter::once(component).chain(linked) {
         if component.parse::<Digest>().is_ok() {
             continue;
         }
@@ -91,24 +91,24 @@ fn from_arguments(args: &DeployArgs) -> Result<Manifest, Error> {
             "--linked names {role} twice; remove one of them"
         )));
     }
-    let mut links = Links::default();
+    let mut linked = LinkedComponents::default();
     for LinkedArg { sampler, file } in &args.linked {
-        let link = Link {
+        let component = LinkedComponent {
             component: file.to_string_lossy().into_owned(),
             inherit: false,
         };
         match sampler {
             Some(name) => {
-                links.sampling.insert(name.clone(), link);
+                linked.sampling.insert(name.clone(), component);
             }
-            None => links.templating = Some(link),
+            None => linked.templating = Some(component),
         }
     }
     let json = serde_json::json!({
         "name": name,
         "component": args.file.to_string_lossy(),
         "routes": args.routes,
-        "links": links,
+        "linked": linked,
     });
     let manifest: Manifest =
         serde_json::from_value(json).map_err(|error| Error::Usage(error.to_string()))?;

@@ -16,8 +16,8 @@ pub(super) fn list(list: &Value) -> String {
             text(&deployment["name"]),
             text(&deployment["state"]),
             routes(deployment),
-            match deployment["kept"].as_bool() {
-                Some(false) => "(not kept)".to_owned(),
+            match deployment["stored"].as_bool() {
+                Some(false) => "(not stored)".to_owned(),
                 _ => traffic(deployment),
             },
         ]);
@@ -30,7 +30,7 @@ pub(super) fn detail(detail: &Value) -> String {
     let deployment = &detail["deployment"];
     let mut page = deployment_line(deployment);
     for share in deployment["traffic"].as_array().into_iter().flatten() {
-        if let Some(problem) = share["problem"].as_str() {
+        if let Some(problem) = share["error"].as_str() {
             let revision = &share["revision"];
             page += &format!("revision {revision} cannot serve: {}\n", printable(problem));
         }
@@ -49,7 +49,7 @@ pub(super) fn detail(detail: &Value) -> String {
             revision["created_ms"]
                 .as_u64()
                 .map_or_else(String::new, timestamp),
-            linked(&revision["manifest"]["links"]),
+            linked(&revision["manifest"]["linked"]),
         ]);
     }
     page + &align(&rows, |_| false)
@@ -95,7 +95,7 @@ pub(super) fn log_line(line: &Value) -> String {
         "{} r{} {} {}: {}\n",
         line["time_ms"].as_u64().map_or_else(String::new, timestamp),
         revision.map_or_else(|| "-".to_owned(), |revision| revision.to_string()),
-        text(&line["call"]),
+        text(&line["request_id"]),
         text(&line["stream"]),
         text(&line["text"]),
     )
@@ -144,12 +144,12 @@ mod tests {
     fn list_has_a_line_for_each_deployment() {
         let traffic = json!([{"revision": 3, "weight": 90}, {"revision": 4, "weight": 10}]);
         let page = list(&json!({"deployments": [
-            {"name": "/x", "kept": false, "state": "serving", "routes": ["/x"], "traffic": []},
-            {"name": "chat", "kept": true, "state": "paused", "routes": ["/a", "/b"],
+            {"name": "/x", "stored": false, "state": "serving", "routes": ["/x"], "traffic": []},
+            {"name": "chat", "stored": true, "state": "paused", "routes": ["/a", "/b"],
              "traffic": traffic},
         ]}));
         let expected = "NAME  STATE    ROUTES  TRAFFIC\n\
-                        /x    serving  /x      (not kept)\n\
+                        /x    serving  /x      (not stored)\n\
                         chat  paused   /a /b   3=90 4=10\n";
         assert_eq!(page, expected);
     }
@@ -159,7 +159,7 @@ mod tests {
         let digest = |letter: &str| format!("sha256:{}", letter.repeat(64));
         let revision = |number: u64, links: Value| {
             json!({"number": number, "component": digest("a"), "component_bytes": 9,
-                   "created_ms": 0, "manifest": {"links": links}})
+                   "created_ms": 0, "manifest": {"linked": links}})
         };
         let links = json!({
             "templating": {"component": digest("b"), "inherit": true},

@@ -9,23 +9,23 @@ type Column = (&'static str, &'static str, &'static str);
 
 const REQUESTS: [Column; 10] = [
     ("KEY", "/key", "-"),
-    ("ROUTE", "/route", "-"),
+    ("OWNER", "/owner", "-"),
     ("PRIORITY", "/priority", "-"),
     ("ADAPTER", "/adapter", "-"),
-    ("ID", "/id", "-"),
+    ("ID", "/sequence_id", "-"),
     ("STATE", "/state", "-"),
-    ("PROMPT", "/prompt", "-"),
-    ("CACHED", "/cached", "-"),
-    ("COMPUTED", "/computed", "-"),
-    ("GENERATED", "/generated", "-"),
+    ("PROMPT", "/prompt_tokens", "-"),
+    ("CACHED", "/cached_tokens", "-"),
+    ("COMPUTED", "/computed_tokens", "-"),
+    ("GENERATED", "/generated_tokens", "-"),
 ];
 
 const CACHE_ENTRIES: [Column; 5] = [
     ("ENTRY", "/entry", "-"),
-    ("ROUTE", "/route", "(shared)"),
-    ("ID", "/id", "offloaded"),
+    ("OWNER", "/owner", "(shared)"),
+    ("ID", "/sequence_id", "offloaded"),
     ("TOKENS", "/tokens", "-"),
-    ("RETAINED", "/claimed", "-"),
+    ("RETAINED", "/retained", "-"),
 ];
 
 /// Lines for all models. Tables are cut so that all fits into `rows` if possible.
@@ -38,8 +38,8 @@ pub(super) fn models(address: &str, status: &Value, rows: usize) -> String {
     for model in models {
         text += "\n";
         text += &summary(model);
-        let requests: Vec<_> = list(model, "/sequences").iter().collect();
-        let mut entries: Vec<_> = list(model, "/kept").iter().collect();
+        let requests: Vec<_> = list(model, "/requests").iter().collect();
+        let mut entries: Vec<_> = list(model, "/prefix_cache").iter().collect();
         entries.sort_by_key(|entry| Reverse(number(entry, "/tokens")));
         // Requests first; one row remains for cache entries.
         let shown = requests.len().min(max.saturating_sub(1));
@@ -71,7 +71,7 @@ fn summary(model: &Value) -> String {
         let bytes = number(model, path) as f64;
         format!("{:.1} MiB", bytes / f64::from(1 << 20))
     };
-    let cached_tokens: u64 = list(model, "/kept")
+    let cached_tokens: u64 = list(model, "/prefix_cache")
         .iter()
         .map(|entry| number(entry, "/tokens"))
         .sum();
@@ -81,24 +81,24 @@ fn summary(model: &Value) -> String {
          ids: {} of {} used; swapped out: {} in memory, {} on disk; offloaded prefixes: {}\n\
          total: {} swapped out, {} prefixes offloaded, {} swapped in, {} lost, {} evicted, {} preempted\n",
         show("/model"),
-        list(model, "/sequences").len(),
-        show("/waiting"),
-        list(model, "/kept").len(),
+        list(model, "/requests").len(),
+        show("/requests_waiting"),
+        list(model, "/prefix_cache").len(),
         show("/cells/used"),
-        show("/cells/all"),
+        show("/cells/total"),
         show("/cells/pinned"),
         show("/cells/n_kv"),
-        show("/ids/used"),
-        show("/ids/all"),
-        megabytes("/spilled_bytes/memory"),
-        megabytes("/spilled_bytes/disk"),
-        megabytes("/prefix_bytes"),
-        show("/tally/spilled"),
-        show("/tally/prefixes"),
-        show("/tally/restored"),
-        show("/tally/lost"),
-        show("/tally/evicted"),
-        show("/tally/preempted"),
+        show("/sequence_ids/used"),
+        show("/sequence_ids/total"),
+        megabytes("/swapped_bytes/memory"),
+        megabytes("/swapped_bytes/disk"),
+        megabytes("/offloaded_prefix_bytes"),
+        show("/counters/swapped_out"),
+        show("/counters/prefixes_offloaded"),
+        show("/counters/swapped_in"),
+        show("/counters/lost"),
+        show("/counters/evicted"),
+        show("/counters/preempted"),
     )
 }
 
@@ -157,17 +157,17 @@ mod tests {
 
     fn status(entries: u64) -> Value {
         let entries: Vec<_> = (0..entries)
-            .map(|n| json!({"entry": n, "route": null, "id": null, "tokens": n * 10, "claimed": n == 1}))
+            .map(|n| json!({"entry": n, "owner": null, "sequence_id": null, "tokens": n * 10, "retained": n == 1}))
             .collect();
         json!({"models": [{
             "model": "ti\u{1b}ny",
-            "cells": {"all": 100, "used": 12},
-            "waiting": 3,
-            "spilled_bytes": {"memory": 3 << 19},
-            "prefix_bytes": 5 << 20,
-            "sequences": [{"key": 7, "route": "/chat", "priority": 10, "adapter": 1, "id": 0, "state": "reads",
-                "prompt": 1234, "cached": 0, "computed": 512, "generated": 0}],
-            "kept": entries,
+            "cells": {"total": 100, "used": 12},
+            "requests_waiting": 3,
+            "swapped_bytes": {"memory": 3 << 19},
+            "offloaded_prefix_bytes": 5 << 20,
+            "requests": [{"key": 7, "owner": "/chat", "priority": 10, "adapter": 1, "sequence_id": 0, "state": "reads",
+                "prompt_tokens": 1234, "cached_tokens": 0, "computed_tokens": 512, "generated_tokens": 0}],
+            "prefix_cache": entries,
         }]})
     }
 
@@ -185,10 +185,10 @@ mod tests {
                 "ids: - of - used; swapped out: 1.5 MiB in memory, 0.0 MiB on disk; offloaded prefixes: 5.0 MiB",
                 "total: - swapped out, - prefixes offloaded, - swapped in, - lost, - evicted, - preempted",
                 "",
-                "KEY  ROUTE  PRIORITY  ADAPTER  ID  STATE  PROMPT  CACHED  COMPUTED  GENERATED",
+                "KEY  OWNER  PRIORITY  ADAPTER  ID  STATE  PROMPT  CACHED  COMPUTED  GENERATED",
                 "  7  /chat        10        1   0  reads    1234       0       512          0",
                 "",
-                "ENTRY  ROUTE     ID         TOKENS  RETAINED",
+                "ENTRY  OWNER     ID         TOKENS  RETAINED",
                 "    2  (shared)  offloaded      20  no",
                 "    1  (shared)  offloaded      10  yes",
                 "    0  (shared)  offloaded       0  no",
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn unloaded_model_is_one_line() {
         let status = json!({"models": [
-            {"model": "a", "state": "unloaded", "calls_waiting": 0, "sequences": [], "kept": []},
+            {"model": "a", "state": "unloaded", "calls_waiting": 0, "requests": [], "prefix_cache": []},
             {"model": "b", "state": "loading", "calls_waiting": 3, "progress": 0.25},
             {"model": "c", "state": "failed", "calls_waiting": 0, "error": "x is no\nmodel"},
         ]});

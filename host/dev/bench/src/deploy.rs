@@ -14,8 +14,8 @@ use corral_cli::bench::stats::{median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_engine::{Engine, ModelPool};
 use corral_runtime::{Limits, Runtime, RuntimeConfig};
-use corral_server::deployments::{Bounds, Deployments, Digest, Store};
-use corral_server::{Access, Server, Token};
+use corral_server::deployments::{Deployments, Digest, Store, StoreLimits};
+use corral_server::{Access, AdminToken, Server};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -138,10 +138,10 @@ impl Bench {
             ..RuntimeConfig::default()
         };
         let runtime = Runtime::new(config, models.clone())?;
-        let store = Store::open(&folder.join("store"), Bounds::default())?;
+        let store = Store::open(&folder.join("store"), StoreLimits::default())?;
         let limits = Limits::default();
         let deployments = Deployments::new(runtime.clone(), Some(store), limits, Access::Open);
-        let token = Some(Token::new(TOKEN)?);
+        let token = Some(AdminToken::new(TOKEN)?);
         let server = local_server::open(models, runtime.clone(), deployments, token).await?;
         Ok(Bench { runtime, server })
     }

@@ -4,7 +4,7 @@ use corral_cli::{Error, startup};
 use corral_engine::{Engine, ModelPool};
 use corral_runtime::Runtime;
 use corral_server::deployments::Deployments;
-use corral_server::{Access, House, Limits, Listeners, Server, Terms, Token};
+use corral_server::{Access, AdminToken, HttpLimits, Listeners, RequestPolicy, Server, Services};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -40,7 +40,7 @@ pub(crate) async fn serve(
     let runtime = startup::runtime(None, &models)?;
     let plugin = startup::load_plugin(&runtime, route, plugin, limits.clone()).await?;
     let deployments = Deployments::new(runtime.clone(), None, limits, Access::Open);
-    deployments.add_fixed(route.parse()?, plugin, Terms::default())?;
+    deployments.add_static(route.parse()?, plugin, RequestPolicy::default())?;
     open(models, runtime, deployments, None).await
 }
 
@@ -49,13 +49,13 @@ pub(crate) async fn open(
     models: ModelPool,
     runtime: Runtime,
     deployments: Deployments,
-    token: Option<Token>,
+    token: Option<AdminToken>,
 ) -> Result<Server, Error> {
     let listeners = Listeners::bind("127.0.0.1:0", "127.0.0.1:0").await?;
-    let listeners = listeners.guarded_by(token)?;
-    let server = Server::start(listeners, Limits::default())
+    let listeners = listeners.with_admin_token(token)?;
+    let server = Server::start(listeners, HttpLimits::default())
         .map_err(Error::context("cannot start the listeners"))?;
-    server.open(House {
+    server.serve(Services {
         runtime,
         models,
         deployments,

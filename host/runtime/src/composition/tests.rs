@@ -222,12 +222,12 @@ fn unfit_links_are_refused_with_reason() {
         (
             PluginComponents::unlinked(good()),
             "to-be-linked",
-            "name this component in its corral.toml: [links] templating = \"FILE.wasm\"",
+            "name this component in its corral.toml: [linked] templating = \"FILE.wasm\"",
         ),
         (
             PluginComponents::unlinked(sampler()),
             "to-be-linked",
-            "[links] sampling.NAME = \"FILE.wasm\"",
+            "[linked] sampling.NAME = \"FILE.wasm\"",
         ),
         (
             with_samplers(exporting(sampling, "wasi:cli/run@0.2.0"), &[]),
@@ -240,7 +240,7 @@ fn unfit_links_are_refused_with_reason() {
                 &[("a", sampler()), ("b", sampler())],
             ),
             "not-linked",
-            "but 2 of them do; link one: [links] sampling.NAME",
+            "but 2 of them do; link one: [linked] sampling.NAME",
         ),
         (
             with_samplers(command(0, 0, sampling), &[("a", sampler())]),

@@ -1,24 +1,25 @@
-//! The API that sees and changes deployments. `openapi.json` says it in full.
+//! The API that lists and changes deployments. `openapi.json` describes it completely.
 //!
-//! A deploy takes two steps: `PUT /components/DIGEST` brings the component, if it is not there yet, and
-//! `POST /deployments/NAME` its manifest. So an upload that broke off is repeated alone, and a component
-//! that is deployed again does not travel again.
+//! A deploy takes two steps: `PUT /components/DIGEST` uploads the component if the server lacks it, and
+//! `POST /deployments/NAME` sends its manifest. A client repeats a failed upload alone, and uploads a
+//! component only once.
 
 use super::logs;
-use super::view::{
-    ComponentView, DeployedView, DeploymentView, DetailView, ListView, PauseWanted, RemovedView,
-    RollbackWanted, TrafficWanted,
+use super::types::{
+    ComponentInfo, DeployResponse, DeploymentDetails, DeploymentList, DeploymentStatus,
+    PauseRequest, RemoveResponse, RollbackRequest, TrafficRequest,
 };
-use crate::deployments::{ChangeError, Deployments, Digest, Manifest, Name, Store, StoreError};
-use crate::probes;
+use super::{json_response, no_store};
+use crate::deployments::{
+    ChangeError, DeploymentName, Deployments, Digest, Manifest, Store, StoreError,
+};
 use crate::problem::Problem;
-use crate::request_body::{Capped, State};
-use crate::server::Shared;
+use crate::request_body::{BodyState, BodyStatus, RequestBody};
+use crate::server::ServerState;
 use bytes::Bytes;
 use corral_runtime::{Body, PluginError};
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::request::Parts;
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde::Serialize;
@@ -28,128 +29,144 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// The API's description.
+/// Description of the API.
 pub(super) const OPENAPI: &str = include_str!("../../openapi.json");
-/// Longest JSON body.
-const JSON_BYTES: u64 = 1 << 20;
-/// How long a body may take to arrive.
-const BODY_TIME: Duration = Duration::from_secs(300);
-/// Components that arrive at once, each held in memory until it is on the disk.
-pub(crate) const UPLOADS: usize = 2;
-/// When to come again while others upload or change things.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Largest JSON body.
+const MAX_JSON_BYTES: u64 = 1 << 20;
+/// Time limit for a whole body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(300);
+/// Concurrent uploads of components; each is held in memory until it is on disk.
+pub(crate) const MAX_UPLOADS: usize = 2;
+/// `Retry-After` while others upload or change deployments.
+const BUSY_RETRY: Duration = Duration::from_secs(1);
 
 type Answer = Result<Response<Body>, Problem>;
 
-/// Whether the path belongs to this API.
+/// Whether `path` belongs to this API.
 pub(super) fn owns(path: &str) -> bool {
     let first = path.split('/').nth(1);
     matches!(first, Some("components" | "deployments" | "openapi.json"))
 }
 
 /// Answers a request to this API.
-pub(super) async fn answer(shared: &Shared, request: Request<Incoming>) -> Answer {
+pub(super) async fn answer(state: &ServerState, request: Request<Incoming>) -> Answer {
     let (head, body) = request.into_parts();
-    // Wherever this ends early, what is left of the body is thrown away.
-    let limits = &shared.limits;
-    let body = Capped::new(body, Some(limits.discard_time), limits.body_time);
+    // Every early return drops the body, which discards its rest.
+    let limits = &state.limits;
+    let (body, status) =
+        RequestBody::new(body, Some(limits.discard_timeout), limits.body_idle_timeout);
     let segments = Vec::from_iter(head.uri.path().split('/').skip(1));
     if segments == ["openapi.json"] {
         return match head.method {
-            Method::GET | Method::HEAD => Ok(json_text(StatusCode::OK, OPENAPI)),
+            Method::GET | Method::HEAD => Ok(json_response(StatusCode::OK, OPENAPI)),
             _ => Err(Problem::method("GET, HEAD")),
         };
     }
-    shared.guard.may_change(&head.headers)?;
-    let Some(house) = shared.house.get() else {
-        return Err(probes::not_ready(&shared.missing()));
-    };
+    state.guard.check_deploy(&head.headers)?;
     let api = Api {
-        deployments: &house.deployments,
-        uploads: &shared.uploads,
-        followers: &shared.followers,
-        public: shared.public.to_string(),
+        deployments: &state.services()?.deployments,
+        uploads: &state.uploads,
+        log_followers: &state.log_followers,
+        public_address: state.public_address.to_string(),
     };
-    api.dispatch(&head, body, &segments).await
+    let request = ApiRequest {
+        head: &head,
+        body,
+        body_status: status,
+        idle_timeout: limits.body_idle_timeout,
+    };
+    api.dispatch(request, &segments).await
 }
 
-type Arriving = (Capped<Incoming>, crate::request_body::Mark);
+/// A request whose body has not been read.
+struct ApiRequest<'a> {
+    head: &'a Parts,
+    body: RequestBody<Incoming>,
+    body_status: BodyStatus,
+    idle_timeout: Duration,
+}
 
 struct Api<'a> {
     deployments: &'a Deployments,
     uploads: &'a Semaphore,
-    followers: &'a Arc<Semaphore>,
-    public: String,
+    log_followers: &'a Arc<Semaphore>,
+    public_address: String,
 }
 
 impl Api<'_> {
-    async fn dispatch(&self, head: &Parts, body: Arriving, segments: &[&str]) -> Answer {
-        let method = &head.method;
+    async fn dispatch(&self, request: ApiRequest<'_>, segments: &[&str]) -> Answer {
         match segments {
             ["components", digest] => {
                 let digest = digest.parse().map_err(ChangeError::from)?;
-                match *method {
+                match request.head.method {
                     Method::GET | Method::HEAD => self.component(digest),
-                    Method::PUT => self.upload(digest, body).await,
+                    Method::PUT => self.upload(digest, request).await,
                     _ => Err(Problem::method("GET, HEAD, PUT")),
                 }
             }
-            ["deployments"] => match *method {
+            ["deployments"] => match request.head.method {
                 Method::GET | Method::HEAD => self.list(),
                 _ => Err(Problem::method("GET, HEAD")),
             },
             ["deployments", name, rest @ ..] => {
-                let name: Name = name.parse().map_err(|error| {
+                let name: DeploymentName = name.parse().map_err(|error| {
                     Problem::new(StatusCode::BAD_REQUEST, "bad-name", format!("{error}"))
                 })?;
-                self.deployment(head, body, name, rest).await
+                self.deployment(request, name, rest).await
             }
-            _ => Err(Problem::no_route(head.uri.path())),
+            _ => Err(Problem::no_route(request.head.uri.path())),
         }
     }
 
-    async fn deployment(&self, head: &Parts, body: Arriving, name: Name, rest: &[&str]) -> Answer {
-        let method = &head.method;
+    async fn deployment(
+        &self,
+        request: ApiRequest<'_>,
+        name: DeploymentName,
+        rest: &[&str],
+    ) -> Answer {
+        let method = &request.head.method;
         match rest {
             [] => match *method {
                 Method::GET | Method::HEAD => self.show(&name),
-                Method::POST => self.deploy(head, body, name).await,
+                Method::POST => self.deploy(request, name).await,
                 Method::DELETE => {
                     self.deployments.remove(name.clone()).await?;
-                    Ok(json(StatusCode::OK, &RemovedView { removed: name }))
+                    Ok(json(StatusCode::OK, &RemoveResponse { removed: name }))
                 }
                 _ => Err(Problem::method("DELETE, GET, HEAD, POST")),
             },
             ["traffic"] => match *method {
                 Method::PUT => {
-                    let wanted: TrafficWanted = parse(body).await?;
-                    self.deployments.share(name.clone(), wanted.traffic).await?;
+                    let wanted: TrafficRequest = request.json().await?;
+                    let traffic = wanted.traffic;
+                    self.deployments.set_traffic(name.clone(), traffic).await?;
                     self.changed(&name)
                 }
                 _ => Err(Problem::method("PUT")),
             },
             ["rollback"] => match *method {
                 Method::POST => {
-                    let wanted: RollbackWanted = parse(body).await?;
-                    let to = wanted.revision;
-                    self.deployments.roll_back(name.clone(), to).await?;
+                    let wanted: RollbackRequest = request.json().await?;
+                    let revision = wanted.revision;
+                    self.deployments.roll_back(name.clone(), revision).await?;
                     self.changed(&name)
                 }
                 _ => Err(Problem::method("POST")),
             },
             ["paused"] => match *method {
                 Method::PUT => {
-                    let wanted: PauseWanted = parse(body).await?;
-                    self.deployments.pause(name.clone(), wanted.paused).await?;
+                    let wanted: PauseRequest = request.json().await?;
+                    let paused = wanted.paused;
+                    self.deployments.set_paused(name.clone(), paused).await?;
                     self.changed(&name)
                 }
                 _ => Err(Problem::method("PUT")),
             },
             ["logs"] => match *method {
-                Method::GET => self.logs(head, &name),
+                Method::GET => self.logs(request.head, &name),
                 _ => Err(Problem::method("GET")),
             },
-            _ => Err(Problem::no_route(head.uri.path())),
+            _ => Err(Problem::no_route(request.head.uri.path())),
         }
     }
 
@@ -159,100 +176,97 @@ impl Api<'_> {
 
     fn component(&self, digest: Digest) -> Answer {
         match self.store()?.component(digest) {
-            Some(bytes) => Ok(json(StatusCode::OK, &ComponentView { digest, bytes })),
+            Some(bytes) => Ok(json(StatusCode::OK, &ComponentInfo { digest, bytes })),
             None => Err(StoreError::NoComponent(digest).into()),
         }
     }
 
-    async fn upload(&self, digest: Digest, body: Arriving) -> Answer {
-        let limit = self.store()?.bounds().component_bytes;
-        let Ok(_place) = self.uploads.try_acquire() else {
+    async fn upload(&self, digest: Digest, request: ApiRequest<'_>) -> Answer {
+        let limit = self.store()?.limits().max_component_bytes;
+        let Ok(_permit) = self.uploads.try_acquire() else {
             return Err(ChangeError::Busy.into());
         };
-        let bytes = collect(body, limit).await.map_err(|late| match late {
-            Late::TooLarge => StoreError::TooLarge {
-                bytes: limit + 1,
-                limit,
-            }
-            .into(),
-            Late::Other(problem) => problem,
-        })?;
+        let too_large = StoreError::TooLarge {
+            bytes: limit + 1,
+            limit,
+        };
+        let bytes = request.collect(limit, too_large.into()).await?;
         let deployments = self.deployments.clone();
         let size = bytes.len() as u64;
         let put = tokio::task::spawn_blocking(move || {
             let store = deployments.store().ok_or(ChangeError::NoStore)?;
             Ok::<_, ChangeError>(store.put(digest, &bytes)?)
         });
-        let new = put.await.map_err(|_| ChangeError::Host)??;
-        let status = if new {
+        let is_new = put.await.map_err(|_| ChangeError::Host)??;
+        let status = if is_new {
             StatusCode::CREATED
         } else {
             StatusCode::OK
         };
-        let view = ComponentView {
+        let component = ComponentInfo {
             digest,
             bytes: size,
         };
-        Ok(json(status, &view))
+        Ok(json(status, &component))
     }
 
     fn list(&self) -> Answer {
         let store = self.store()?;
-        let fixed = self.deployments.all();
-        let fixed = fixed.iter().filter(|served| !served.kept);
-        let mut deployments = Vec::from_iter(fixed.map(|one| DeploymentView::of_fixed(one)));
-        for (name, kept) in store.list() {
-            deployments.push(DeploymentView::of(&name, &kept, self.deployments));
+        let serving = self.deployments.all();
+        let fixed = serving.iter().filter(|deployment| !deployment.stored);
+        let mut deployments = Vec::from_iter(fixed.map(|one| DeploymentStatus::of_static(one)));
+        for (name, stored) in store.list() {
+            deployments.push(DeploymentStatus::of(&name, &stored, self.deployments));
         }
-        let view = ListView {
-            public: self.public.clone(),
+        let list = DeploymentList {
+            public_address: self.public_address.clone(),
             deployments,
         };
-        Ok(json(StatusCode::OK, &view))
+        Ok(json(StatusCode::OK, &list))
     }
 
-    fn show(&self, name: &Name) -> Answer {
-        let kept = self.store()?.get(name).map_err(ChangeError::from)?;
-        let view = DetailView {
-            public: self.public.clone(),
-            deployment: DeploymentView::of(name, &kept, self.deployments),
-            revisions: kept.revisions.into_values().collect(),
+    fn show(&self, name: &DeploymentName) -> Answer {
+        let stored = self.store()?.get(name).map_err(ChangeError::from)?;
+        let details = DeploymentDetails {
+            public_address: self.public_address.clone(),
+            deployment: DeploymentStatus::of(name, &stored, self.deployments),
+            revisions: stored.revisions.into_values().collect(),
         };
-        Ok(json(StatusCode::OK, &view))
+        Ok(json(StatusCode::OK, &details))
     }
 
-    /// A deployment after a change.
-    fn changed(&self, name: &Name) -> Answer {
-        let kept = self.store()?.get(name).map_err(ChangeError::from)?;
-        let view = DeploymentView::of(name, &kept, self.deployments);
-        Ok(json(StatusCode::OK, &view))
+    /// The status of a deployment after a change.
+    fn changed(&self, name: &DeploymentName) -> Answer {
+        let stored = self.store()?.get(name).map_err(ChangeError::from)?;
+        let status = DeploymentStatus::of(name, &stored, self.deployments);
+        Ok(json(StatusCode::OK, &status))
     }
 
-    async fn deploy(&self, head: &Parts, body: Arriving, name: Name) -> Answer {
-        let activate = match query(head, "traffic") {
+    async fn deploy(&self, request: ApiRequest<'_>, name: DeploymentName) -> Answer {
+        let activate = match query(request.head, "traffic") {
             None | Some("true") => true,
             Some("false") => false,
             Some(_) => return Err(bad_query("traffic", "true or false")),
         };
-        let manifest: Manifest = parse(body).await?;
+        let manifest: Manifest = request.json().await?;
         if manifest.name != name {
             let manifest = manifest.name;
-            return Err(ChangeError::OtherName {
+            return Err(ChangeError::NameMismatch {
                 manifest,
                 path: name,
             }
             .into());
         }
         let revision = self.deployments.deploy(manifest, activate).await?;
-        let kept = self.store()?.get(&name).map_err(ChangeError::from)?;
-        let view = DeployedView {
-            deployment: DeploymentView::of(&name, &kept, self.deployments),
+        let stored = self.store()?.get(&name).map_err(ChangeError::from)?;
+        let response = DeployResponse {
+            deployment: DeploymentStatus::of(&name, &stored, self.deployments),
             revision,
         };
-        Ok(json(StatusCode::CREATED, &view))
+        Ok(json(StatusCode::CREATED, &response))
     }
 
-    fn logs(&self, head: &Parts, name: &Name) -> Answer {
+    fn logs(&self, head: &Parts, name: &DeploymentName) -> Answer {
         let follow = match query(head, "follow") {
             None | Some("false") => false,
             Some("true") => true,
@@ -263,91 +277,70 @@ impl Api<'_> {
             Some(Ok(after)) => after,
             Some(Err(_)) => return Err(bad_query("after", "the number of a line")),
         };
-        let served = self.deployments.get(name.as_str());
-        let served = served.ok_or_else(|| StoreError::NoDeployment(name.clone()))?;
-        let logs = Arc::clone(served.standing.deployment.logs());
-        let place = match follow {
-            true => Some(self.follower()?),
+        let deployment = self.deployments.get(name.as_str());
+        let deployment = deployment.ok_or_else(|| StoreError::NoDeployment(name.clone()))?;
+        let logs = Arc::clone(deployment.context.deployment.logs());
+        let permit = match follow {
+            true => Some(self.follow_permit()?),
             false => None,
         };
-        let mut response = Response::new(logs::body(logs, after, place));
-        let headers = response.headers_mut();
-        let content_type = HeaderValue::from_static("application/x-ndjson");
-        headers.insert(CONTENT_TYPE, content_type);
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        Ok(response)
+        let body = logs::body(logs, after, permit);
+        Ok(no_store(body, "application/x-ndjson"))
     }
 
-    /// A place for somebody who follows a log.
-    fn follower(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        let place = Arc::clone(self.followers).try_acquire_owned();
-        place.map_err(|_| {
+    fn follow_permit(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        let permit = Arc::clone(self.log_followers).try_acquire_owned();
+        permit.map_err(|_| {
             let detail = format!(
-                "{} logs are being followed already; end one of them, or ask without 'follow'",
-                logs::FOLLOWERS
+                "{} clients follow logs already; stop one of them, or ask without 'follow'",
+                logs::MAX_LOG_FOLLOWERS
             );
             Problem::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "too-many-followers",
                 detail,
             )
-            .retry_after(AGAIN)
+            .retry_after(BUSY_RETRY)
         })
     }
 }
 
-/// Why a body did not arrive.
-enum Late {
-    TooLarge,
-    Other(Problem),
-}
+impl ApiRequest<'_> {
+    /// Reads the whole body, or returns `too_large` if it exceeds `limit` bytes.
+    async fn collect(mut self, limit: u64, too_large: Problem) -> Result<Bytes, Problem> {
+        self.body.set_limit(limit, || ());
+        let collected = timeout(BODY_TIMEOUT, self.body.collect()).await;
+        match (self.body_status.state(), collected) {
+            (BodyState::TooLarge, _) => Err(too_large),
+            (BodyState::Good, Ok(Ok(body))) => Ok(body.to_bytes()),
+            (_, Err(_)) => Err(Problem::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "slow-request",
+                format!(
+                    "the request's body did not arrive within {} s; send it again",
+                    BODY_TIMEOUT.as_secs()
+                ),
+            )),
+            (BodyState::Stalled, _) => Err(Problem::body_stalled(self.idle_timeout)),
+            (_, Ok(_)) => Err(Problem::body_incomplete()),
+        }
+    }
 
-/// The whole body, at most `limit` bytes, in time.
-async fn collect((mut body, mark): Arriving, limit: u64) -> Result<Bytes, Late> {
-    body.limit(limit);
-    let arrived = timeout(BODY_TIME, body.collect()).await;
-    match (mark.state(), arrived) {
-        (State::TooLarge, _) => Err(Late::TooLarge),
-        (State::Good, Ok(Ok(whole))) => Ok(whole.to_bytes()),
-        (_, Err(_)) => Err(Late::Other(Problem::new(
-            StatusCode::REQUEST_TIMEOUT,
-            "slow-request",
-            format!(
-                "the request's body did not arrive within {} s; send it again",
-                BODY_TIME.as_secs()
-            ),
-        ))),
-        (State::Stalled, _) => Err(Late::Other(Problem::new(
-            StatusCode::REQUEST_TIMEOUT,
-            "request-stalled",
-            "nothing came of the request's body for too long; send it again",
-        ))),
-        (_, Ok(_)) => Err(Late::Other(Problem::new(
-            StatusCode::BAD_REQUEST,
-            "bad-request",
-            "the request's body was not sent to its end; send it again",
-        ))),
+    /// Reads the body as JSON.
+    async fn json<T: DeserializeOwned>(self) -> Result<T, Problem> {
+        let too_large = Problem::too_large(MAX_JSON_BYTES);
+        let bytes = self.collect(MAX_JSON_BYTES, too_large).await?;
+        serde_json::from_slice(&bytes).map_err(|error| {
+            Problem::new(
+                StatusCode::BAD_REQUEST,
+                "bad-json",
+                format!("the request's body is invalid: {error}; /openapi.json describes it"),
+            )
+        })
     }
 }
 
-/// The body as JSON.
-async fn parse<T: DeserializeOwned>(body: Arriving) -> Result<T, Problem> {
-    let bytes = collect(body, JSON_BYTES).await.map_err(|late| match late {
-        Late::TooLarge => Problem::too_large(JSON_BYTES),
-        Late::Other(problem) => problem,
-    })?;
-    serde_json::from_slice(&bytes).map_err(|error| {
-        Problem::new(
-            StatusCode::BAD_REQUEST,
-            "bad-json",
-            format!(
-                "the request's body is not what is wanted here: {error}; /openapi.json says what is"
-            ),
-        )
-    })
-}
-
-/// A query parameter; those of this API need no unescaping.
+/// The value of a query parameter; the parameters of this API need no unescaping.
 fn query<'a>(head: &'a Parts, name: &str) -> Option<&'a str> {
     let pairs = head.uri.query()?.split('&');
     pairs
@@ -355,31 +348,22 @@ fn query<'a>(head: &'a Parts, name: &str) -> Option<&'a str> {
         .find_map(|(key, value)| (key == name).then_some(value))
 }
 
-fn bad_query(name: &str, wanted: &str) -> Problem {
+fn bad_query(name: &str, expected: &str) -> Problem {
     Problem::new(
         StatusCode::BAD_REQUEST,
         "bad-query",
-        format!("the query's '{name}' has to be {wanted}"),
+        format!("the query parameter '{name}' must be {expected}"),
     )
 }
 
-fn json(status: StatusCode, view: &impl Serialize) -> Response<Body> {
-    match serde_json::to_string(view) {
-        Ok(text) => json_text(status, text),
+fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
+    match serde_json::to_string(value) {
+        Ok(text) => json_response(status, text),
         Err(error) => {
-            tracing::error!(%error, "an answer could not be written as JSON");
+            tracing::error!(%error, "an answer cannot be written as JSON");
             Problem::from(ChangeError::Host).into_response()
         }
     }
-}
-
-fn json_text(status: StatusCode, text: impl Into<Body>) -> Response<Body> {
-    let mut response = Response::new(text.into());
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
 }
 
 impl From<StoreError> for Problem {
@@ -390,34 +374,35 @@ impl From<StoreError> for Problem {
 
 impl From<ChangeError> for Problem {
     fn from(error: ChangeError) -> Self {
-        let (status, code) = kind(&error);
+        let (status, code) = status_and_code(&error);
         if status.is_server_error() {
-            tracing::warn!(%error, "a deployment was not changed");
+            tracing::warn!(%error, "a change of a deployment failed");
         }
         let problem = Problem::new(status, code, error.to_string());
         match error {
-            ChangeError::Busy => problem.retry_after(AGAIN),
-            ChangeError::Store(StoreError::Crowded { wait, .. }) => problem.retry_after(wait),
+            ChangeError::Busy => problem.retry_after(BUSY_RETRY),
+            ChangeError::Store(StoreError::TooManyUnreferenced { wait, .. }) => {
+                problem.retry_after(wait)
+            }
             _ => problem,
         }
     }
 }
 
-/// Status and code of an error.
-fn kind(error: &ChangeError) -> (StatusCode, &'static str) {
+fn status_and_code(error: &ChangeError) -> (StatusCode, &'static str) {
     let unprocessable = StatusCode::UNPROCESSABLE_ENTITY;
     match error {
         ChangeError::NoStore => (StatusCode::SERVICE_UNAVAILABLE, "no-store"),
         ChangeError::Manifest(_) => (unprocessable, "bad-manifest"),
-        ChangeError::OtherName { .. } => (unprocessable, "other-name"),
+        ChangeError::NameMismatch { .. } => (unprocessable, "name-mismatch"),
         ChangeError::Digest(_) => (StatusCode::BAD_REQUEST, "bad-digest"),
         ChangeError::NoHandler => (unprocessable, "no-role"),
-        ChangeError::CompileTime { .. } | ChangeError::CompiledTooLong { .. } => {
-            (unprocessable, "compile-time")
+        ChangeError::CompileTimeout { .. } | ChangeError::RecentCompileTimeout { .. } => {
+            (unprocessable, "compile-timeout")
         }
         ChangeError::RouteTaken { .. } => (StatusCode::CONFLICT, "route-taken"),
-        ChangeError::OtherRoutes { .. } => (StatusCode::CONFLICT, "other-routes"),
-        ChangeError::NothingBefore(_) => (StatusCode::CONFLICT, "nothing-before"),
+        ChangeError::RoutesDiffer { .. } => (StatusCode::CONFLICT, "routes-differ"),
+        ChangeError::NoPreviousTraffic(_) => (StatusCode::CONFLICT, "no-previous-traffic"),
         ChangeError::Busy => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
         ChangeError::Host => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
         ChangeError::Plugin(error) => match error {
@@ -431,23 +416,23 @@ fn kind(error: &ChangeError) -> (StatusCode, &'static str) {
         },
         ChangeError::Store(error) => match error {
             StoreError::TooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "component-too-large"),
-            StoreError::OtherDigest { .. } => (unprocessable, "other-digest"),
-            StoreError::NoDigest(_) => (unprocessable, "bad-manifest"),
+            StoreError::DigestMismatch { .. } => (unprocessable, "digest-mismatch"),
+            StoreError::NotADigest(_) => (unprocessable, "bad-manifest"),
             StoreError::NoComponent(_) => (StatusCode::NOT_FOUND, "no-component"),
             StoreError::NoDeployment(_) => (StatusCode::NOT_FOUND, "no-deployment"),
             StoreError::NoRevision { .. } => (StatusCode::NOT_FOUND, "no-revision"),
-            StoreError::Traffic(_) => (unprocessable, "bad-traffic"),
-            StoreError::Full { .. } | StoreError::TooMany { .. } => {
+            StoreError::InvalidTraffic(_) => (unprocessable, "bad-traffic"),
+            StoreError::Full { .. } | StoreError::TooManyDeployments { .. } => {
                 (StatusCode::INSUFFICIENT_STORAGE, "store-full")
             }
-            StoreError::Crowded { .. } => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
-            StoreError::Damaged(_) => (StatusCode::INTERNAL_SERVER_ERROR, "damaged"),
+            StoreError::TooManyUnreferenced { .. } => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
+            StoreError::Damaged(_) => (StatusCode::INTERNAL_SERVER_ERROR, "component-damaged"),
             StoreError::Locked(_)
             | StoreError::NoDatabase { .. }
             | StoreError::Unreadable { .. }
-            | StoreError::Folder { .. }
+            | StoreError::Directory { .. }
             | StoreError::Database { .. }
-            | StoreError::Format { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "store-fails"),
+            | StoreError::Format { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "store-failed"),
         },
     }
 }

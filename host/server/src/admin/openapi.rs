@@ -1,9 +1,9 @@
-//! Makes `openapi.json` from the structures that the API reads and answers, so that it can't drift; a
-//! test compares. What stands here by hand is what Rust's types don't say: paths, statuses, words.
+//! Generates `openapi.json` from the types of the API; a test compares it with the file. Written by hand are
+//! only paths, statuses and descriptions.
 
-use super::view::{
-    ComponentView, DeployedView, DeploymentView, DetailView, LineView, ListView, PauseWanted,
-    ProblemView, RemovedView, RollbackWanted, TrafficWanted,
+use super::types::{
+    ComponentInfo, DeployResponse, DeploymentDetails, DeploymentList, DeploymentStatus, LogLine,
+    PauseRequest, ProblemDocument, RemoveResponse, RollbackRequest, TrafficRequest,
 };
 use crate::deployments::Manifest;
 use schemars::SchemaGenerator;
@@ -16,62 +16,67 @@ struct Operation {
     method: &'static str,
     path: &'static str,
     summary: &'static str,
-    /// Name, type and meaning of each query parameter.
+    /// DeploymentName, type and meaning of each query parameter.
     query: &'static [(&'static str, &'static str, &'static str)],
-    /// What its body holds.
+    /// Content type and schema of the request's body.
     request: Option<(&'static str, Value)>,
     /// Status, meaning, content type and schema of each success.
-    answers: Vec<(u16, &'static str, &'static str, Value)>,
-    /// Statuses and meanings of its problems, apart from those that all have.
+    responses: Vec<(u16, &'static str, &'static str, Value)>,
+    /// Status and meaning of its problems, apart from the common ones.
     problems: &'static [(u16, &'static str)],
 }
 
 const JSON: &str = "application/json";
 const DIGEST: &str = "^sha256:[0-9a-f]{64}$";
 const NAME: &str = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$";
-const NO_DEPLOYMENT: (u16, &str) = (
-    404,
-    "There is no such deployment, or no such revision of it.",
-);
-const BAD_BODY: (u16, &str) = (400, "The body is not what is wanted here.");
+const NO_DEPLOYMENT: (u16, &str) = (404, "The deployment or its revision does not exist.");
+const BAD_BODY: (u16, &str) = (400, "The body is invalid.");
 const LARGE_BODY: (u16, &str) = (413, "The body is too large.");
 
-/// The operations; `schemas` gets what they refer to.
+/// The operations. Adds the types they use to `schemas`.
 fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
     let schema = |schema: schemars::Schema| Value::from(schema);
     let changed = |schemas: &mut SchemaGenerator| {
-        let now = schema(schemas.subschema_for::<DeploymentView>());
-        vec![(200, "The deployment as it is now.", JSON, now)]
+        let now = schema(schemas.subschema_for::<DeploymentStatus>());
+        vec![(200, "The deployment after the change.", JSON, now)]
     };
     let bytes = json!({"type": "string", "format": "binary"});
-    let component = schema(schemas.subschema_for::<ComponentView>());
+    let component = schema(schemas.subschema_for::<ComponentInfo>());
     vec![
         Operation {
             id: "getComponent",
             method: "get",
             path: "/components/{digest}",
-            summary: "Whether the server has a component.",
+            summary: "Get a component's size.",
             query: &[],
             request: None,
-            answers: vec![(200, "It has.", JSON, component.clone())],
-            problems: &[(400, "This is no digest."), (404, "It has not.")],
+            responses: vec![(200, "The component.", JSON, component.clone())],
+            problems: &[
+                (400, "The digest is malformed."),
+                (404, "The server does not have the component."),
+            ],
         },
         Operation {
             id: "putComponent",
             method: "put",
             path: "/components/{digest}",
-            summary: "Uploads a component. One that no deployment uses soon may be dropped again.",
+            summary: "Upload a component. The server may drop it again if no deployment uses it soon.",
             query: &[],
             request: Some(("application/wasm", bytes)),
-            answers: vec![
-                (200, "The server had it already.", JSON, component.clone()),
-                (201, "The server has it now.", JSON, component),
+            responses: vec![
+                (
+                    200,
+                    "The server had the component already.",
+                    JSON,
+                    component.clone(),
+                ),
+                (201, "The component is stored.", JSON, component),
             ],
             problems: &[
                 BAD_BODY,
                 (408, "The body did not arrive in time."),
-                (413, "The component is larger than the server takes."),
-                (422, "These bytes have another digest."),
+                (413, "The component is too large."),
+                (422, "The bytes have another digest."),
                 (507, "The store is full."),
             ],
         },
@@ -79,14 +84,14 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             id: "listDeployments",
             method: "get",
             path: "/deployments",
-            summary: "All deployments.",
+            summary: "List all deployments.",
             query: &[],
             request: None,
-            answers: vec![(
+            responses: vec![(
                 200,
                 "The deployments.",
                 JSON,
-                schema(schemas.subschema_for::<ListView>()),
+                schema(schemas.subschema_for::<DeploymentList>()),
             )],
             problems: &[],
         },
@@ -94,77 +99,80 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             id: "getDeployment",
             method: "get",
             path: "/deployments/{name}",
-            summary: "A deployment with its revisions.",
+            summary: "Get a deployment with its revisions.",
             query: &[],
             request: None,
-            answers: vec![(
+            responses: vec![(
                 200,
                 "The deployment.",
                 JSON,
-                schema(schemas.subschema_for::<DetailView>()),
+                schema(schemas.subschema_for::<DeploymentDetails>()),
             )],
-            problems: &[(400, "This is no name."), NO_DEPLOYMENT],
+            problems: &[(400, "The name is malformed."), NO_DEPLOYMENT],
         },
         Operation {
             id: "deploy",
             method: "post",
             path: "/deployments/{name}",
-            summary: "Deploys a component that was uploaded, with those that it is linked with: checks them, compiles them, keeps them as a new revision, and gives that all requests.",
+            summary: "Deploy an uploaded component with its linked components: validates and compiles them, stores them as a new revision, and routes all requests to it.",
             query: &[(
                 "traffic",
                 "boolean",
-                "False gives the new revision no requests yet, unless it is the first.",
+                "False routes no requests to the new revision yet, unless it is the first.",
             )],
             request: Some((JSON, schema(schemas.subschema_for::<Manifest>()))),
-            answers: vec![(
+            responses: vec![(
                 201,
-                "The new revision. It is kept, and new requests go there.",
+                "The new revision is stored and receives requests.",
                 JSON,
-                schema(schemas.subschema_for::<DeployedView>()),
+                schema(schemas.subschema_for::<DeployResponse>()),
             )],
             problems: &[
                 BAD_BODY,
                 (404, "A component has not been uploaded."),
-                (409, "One of the routes belongs to another deployment."),
+                (409, "A route belongs to another deployment."),
                 LARGE_BODY,
                 (
                     422,
-                    "The manifest or a component can't be deployed: not a component, an unknown import, no role, links that don't fit, a model that there is not, or it takes too long to compile.",
+                    "The manifest or a component cannot be deployed: invalid component, unknown import, no role, linked components that do not fit, unknown model, or compilation takes too long.",
                 ),
-                (507, "There are as many deployments as are kept."),
+                (507, "The store holds the maximum number of deployments."),
             ],
         },
         Operation {
             id: "removeDeployment",
             method: "delete",
             path: "/deployments/{name}",
-            summary: "Removes a deployment with all its revisions. Its running requests end as they would have.",
+            summary: "Remove a deployment with all its revisions. Running requests continue.",
             query: &[],
             request: None,
-            answers: vec![(
+            responses: vec![(
                 200,
-                "It is removed.",
+                "The deployment is removed.",
                 JSON,
-                schema(schemas.subschema_for::<RemovedView>()),
+                schema(schemas.subschema_for::<RemoveResponse>()),
             )],
-            problems: &[(400, "This is no name."), NO_DEPLOYMENT],
+            problems: &[(400, "The name is malformed."), NO_DEPLOYMENT],
         },
         Operation {
             id: "setTraffic",
             method: "put",
             path: "/deployments/{name}/traffic",
-            summary: "Shares requests out among revisions with the same routes.",
+            summary: "Distribute requests among revisions with the same routes.",
             query: &[],
-            request: Some((JSON, schema(schemas.subschema_for::<TrafficWanted>()))),
-            answers: changed(schemas),
+            request: Some((JSON, schema(schemas.subschema_for::<TrafficRequest>()))),
+            responses: changed(schemas),
             problems: &[
                 BAD_BODY,
                 NO_DEPLOYMENT,
-                (409, "Their routes differ, or belong to another deployment."),
+                (
+                    409,
+                    "The routes of the revisions differ, or belong to another deployment.",
+                ),
                 LARGE_BODY,
                 (
                     422,
-                    "The weights are none, or a component can't serve any more.",
+                    "A weight is invalid, or a component cannot be loaded any more.",
                 ),
             ],
         },
@@ -172,62 +180,62 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             id: "rollBack",
             method: "post",
             path: "/deployments/{name}/rollback",
-            summary: "Gives all requests to one revision, or shares them out as before the last change.",
+            summary: "Route all requests to one revision, or restore the previous traffic.",
             query: &[],
-            request: Some((JSON, schema(schemas.subschema_for::<RollbackWanted>()))),
-            answers: changed(schemas),
+            request: Some((JSON, schema(schemas.subschema_for::<RollbackRequest>()))),
+            responses: changed(schemas),
             problems: &[
                 BAD_BODY,
                 NO_DEPLOYMENT,
                 (
                     409,
-                    "There is nothing to roll back to, or its routes belong to another deployment.",
+                    "There is no previous traffic, or a route belongs to another deployment.",
                 ),
                 LARGE_BODY,
-                (422, "The component can't serve any more."),
+                (422, "The component cannot be loaded any more."),
             ],
         },
         Operation {
             id: "setPaused",
             method: "put",
             path: "/deployments/{name}/paused",
-            summary: "Refuses a deployment's requests, or serves them again. Running ones go on.",
+            summary: "Refuses a deployment's requests, or serves them again. RequestGuard ones go on.",
             query: &[],
-            request: Some((JSON, schema(schemas.subschema_for::<PauseWanted>()))),
-            answers: changed(schemas),
+            request: Some((JSON, schema(schemas.subschema_for::<PauseRequest>()))),
+            responses: changed(schemas),
             problems: &[BAD_BODY, NO_DEPLOYMENT, LARGE_BODY],
         },
         Operation {
             id: "getLogs",
             method: "get",
             path: "/deployments/{name}/logs",
-            summary: "The last lines that a deployment's plugins wrote, one JSON object on each line.",
+            summary: "Get the last lines that a deployment's plugins wrote, one JSON object per line.",
             query: &[
                 (
                     "follow",
                     "boolean",
-                    "True goes on with what comes, for 16 at a time.",
+                    "True streams future lines too; at most 16 clients at once.",
                 ),
-                ("after", "integer", "Begins after the line of this number."),
+                ("after", "integer", "Start after the line with this number."),
             ],
             request: None,
-            answers: vec![(
+            responses: vec![(
                 200,
                 "The lines.",
                 "application/x-ndjson",
-                schema(schemas.subschema_for::<LineView>()),
+                schema(schemas.subschema_for::<LogLine>()),
             )],
-            problems: &[(400, "The name or the query is none."), NO_DEPLOYMENT],
+            problems: &[(400, "The name or the query is malformed."), NO_DEPLOYMENT],
         },
     ]
 }
 
-/// The whole document.
+/// The complete document.
 fn document() -> Value {
     let settings = SchemaSettings::draft2020_12()
         .with(|settings| settings.definitions_path = "/components/schemas".into());
     let mut schemas = settings.into_generator();
-    let problem = Value::from(schemas.subschema_for::<ProblemView>());
+    let problem = Value::from(schemas.subschema_for::<ProblemDocument>());
     let mut paths = json!({});
     for operation in operations(&mut schemas) {
         let mut parameters = Vec::new();
@@ -249,7 +257,7 @@ fn document() -> Value {
             }));
         }
         let mut responses = json!({});
-        for (status, what, content, schema) in operation.answers {
+        for (status, what, content, schema) in operation.responses {
             responses[status.to_string()] =
                 json!({"description": what, "content": {content: {"schema": schema}}});
         }
@@ -257,12 +265,12 @@ fn document() -> Value {
             (401, "The admin token is missing or wrong."),
             (
                 421,
-                "The server can be asked from its own machine alone, and not by this name of it.",
+                "The server is reachable from its own machine only, and not by this host name.",
             ),
             (500, "The server failed; its log says why."),
             (
                 503,
-                "Not now: models are being loaded, other changes are under way, or the server keeps no deployments.",
+                "Unavailable: models are loading, other changes are in progress, or the server has no store.",
             ),
         ];
         for (status, what) in common.iter().chain(operation.problems) {
@@ -291,7 +299,7 @@ fn document() -> Value {
         "info": {
             "title": "Corral's admin API",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Sees and changes what a server has deployed. A deploy takes two steps: PUT the component, then POST its manifest.",
+            "description": "Lists and changes the deployments of a server. A deploy takes two steps: PUT the component, then POST its manifest.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "http://127.0.0.1:8081"}],
@@ -305,18 +313,18 @@ fn document() -> Value {
 }
 
 #[test]
-fn the_served_document_is_that_of_the_structures() {
-    let made = document();
+fn openapi_json_matches_the_types() {
+    let generated = document();
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
     if std::env::var_os("CORRAL_WRITE_SCHEMAS").is_some() {
-        let text = serde_json::to_string_pretty(&made).expect("serialisable");
+        let text = serde_json::to_string_pretty(&generated).expect("serializable");
         std::fs::write(file, text + "\n").expect("the source can be written");
         return;
     }
-    // Not as texts: in which order members are written depends on features of other crates.
+    // Compared as values: the order of members depends on features of other crates.
     let served: Value = serde_json::from_str(super::api::OPENAPI).expect("JSON");
     assert_eq!(
-        served, made,
-        "the API has changed; write its description anew: CORRAL_WRITE_SCHEMAS=1 cargo test"
+        served, generated,
+        "the API has changed; regenerate its description: CORRAL_WRITE_SCHEMAS=1 cargo test"
     );
 }

@@ -1,4 +1,4 @@
-//! What a component is known by: the SHA-256 of its bytes.
+//! The digest that identifies a component: SHA-256 of its bytes.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -23,13 +23,13 @@ impl Digest {
         use fmt::Write;
         let mut hex = String::with_capacity(64);
         for byte in self.0 {
-            // Writing to a String can't fail.
+            // Writing to a String cannot fail.
             let _ = write!(hex, "{byte:02x}");
         }
         hex
     }
 
-    /// The digest with these 64 digits.
+    /// Parses 64 lower-case hexadecimal digits.
     pub fn from_hex(hex: &str) -> Option<Self> {
         let digits = hex.as_bytes();
         if digits.len() != 64 {
@@ -43,7 +43,7 @@ impl Digest {
     }
 }
 
-/// One digit; the large letters would name the same digest in a second way.
+/// One hexadecimal digit. Refuses upper case, so that each digest has one textual form.
 fn nibble(digit: u8) -> Option<u8> {
     match digit {
         b'0'..=b'9' => Some(digit - b'0'),
@@ -64,9 +64,9 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// The text is no digest.
+/// The text is not a digest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{}' is no digest of a component; write sha256: and 64 lower-case hexadecimal digits", .0.escape_debug())]
+#[error("'{}' is not the digest of a component; write sha256: and 64 lower-case hexadecimal digits", .0.escape_debug())]
 pub struct DigestError(String);
 
 impl FromStr for Digest {
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_is_written_in_one_way() {
+    fn digest_has_one_textual_form() {
         // FIPS 180-2, appendix B.1.
         let text = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         let digest = Digest::of(b"abc");

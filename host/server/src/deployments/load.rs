@@ -1,23 +1,22 @@
-//! From a revision that is kept to a plugin that can be called, beside the serving path.
+//! Loads a stored revision as a plugin, without blocking the serving path.
 //!
-//! A component is compiled on threads that give way to those that serve. There are at most so many
-//! at once, and each gets so long; one that takes longer is refused, and though nothing can stop it, it
-//! keeps its place until it ends, so that many of them can't pile up. For an hour the same one is refused
-//! at once. What remains: as many others as there are places, none of which ever ends, take all of them
-//! until the process is started again. Then nothing new is compiled, which is said to be busy; what
-//! serves goes on, and so do changes that compile nothing.
+//! Components are compiled on low-priority threads, a few at a time and each within a time limit. A
+//! compilation cannot be interrupted: one that exceeds its limit fails its change but keeps its permit until
+//! it ends, and the same component is refused for an hour. If as many different components never finish
+//! compiling as there are permits, nothing new compiles until a restart and changes answer "busy"; serving,
+//! and changes that compile nothing, continue.
 
 use super::Digest;
 use super::change::ChangeError;
-use super::links::Links;
+use super::compile_timeouts::CompileTimeouts;
+use super::context::DeploymentContext;
+use super::linked_components::LinkedComponents;
 use super::manifest::Manifest;
-use super::revision::Share;
-use super::serving::{Inner, Part, Unloaded};
-use super::slow::Slow;
-use super::store::{Kept, Store, StoreError};
-use super::tally::Standing;
-use crate::routes::Prefix;
-use crate::terms::Terms as CallTerms;
+use super::revision::TrafficShare;
+use super::serving::{Inner, LoadError, ServingRevision};
+use super::store::{Store, StoreError, StoredDeployment};
+use crate::request_policy::RequestPolicy;
+use crate::routes::Route;
 use bytes::Bytes;
 use corral_runtime::{Limits, Plugin, PluginConfig, PluginError};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,175 +24,186 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
-/// How long a component may take to compile: some hundred times what one of a megabyte takes.
-pub(super) const COMPILE_TIME: Duration = Duration::from_secs(60);
+/// Time limit for compiling a component: a hundred times what a component of a megabyte takes.
+pub(super) const COMPILE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a change waits for a place.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a change waits for a compile permit.
+pub(super) const COMPILE_QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Inner {
-    /// Compiles a component of the store, with those that the manifest links with it, on the manifest's
-    /// terms. The plugin has no number yet.
+    /// Compiles a component of the store, composed with the manifest's linked components. The plugin has no
+    /// revision number yet.
     pub(super) async fn load(
         self: &Arc<Self>,
-        standing: &Standing,
+        context: &DeploymentContext,
         manifest: &Manifest,
         component: Digest,
-        patience: Duration,
+        queue_timeout: Duration,
     ) -> Result<Plugin, ChangeError> {
-        let links = manifest.links.digests()?;
-        let compiled = together(component, &links);
-        self.not_slow(compiled)?;
-        let place = Arc::clone(&self.compiling).acquire_owned();
-        let place = match timeout(patience, place).await {
-            Ok(Ok(place)) => place,
+        let linked = manifest.linked.digests()?;
+        let compiled = compilation_digest(component, &linked);
+        self.check_compile_timeout(compiled)?;
+        let permit = Arc::clone(&self.compile_permits).acquire_owned();
+        let permit = match timeout(queue_timeout, permit).await {
+            Ok(Ok(permit)) => permit,
             _ => return Err(ChangeError::Busy),
         };
-        // It may have run over for another one while this one waited.
-        self.not_slow(compiled)?;
+        // Another change may have exceeded the limit in the meantime.
+        self.check_compile_timeout(compiled)?;
         let ended = Arc::new(AtomicBool::new(false));
         let inner = Arc::clone(self);
-        let deployment = standing.deployment.clone();
+        let deployment = context.deployment.clone();
         let name = manifest.name.to_string();
-        let mut terms = self.terms(manifest);
-        let manifest_links = manifest.links.clone();
+        let mut config = self.plugin_config(manifest);
+        let manifest_linked = manifest.linked.clone();
         let end = Arc::clone(&ended);
         let loading = tokio::spawn(async move {
-            let (reader, called) = (Arc::clone(&inner), name.clone());
+            let (reader, reader_name) = (Arc::clone(&inner), name.clone());
             let reading = tokio::task::spawn_blocking(move || {
                 let store = reader.store.as_ref().ok_or(ChangeError::NoStore)?;
-                let all = std::iter::once(component).chain(links);
-                read_all(store, &called, &Vec::from_iter(all))
+                let all = std::iter::once(component).chain(linked);
+                read_components(store, &reader_name, &Vec::from_iter(all))
             });
             let mut read = reading.await.map_err(|_| ChangeError::Host)??.into_iter();
             let bytes = read.next().ok_or(ChangeError::Host)?;
-            terms.linked = linked(&manifest_links, read);
+            config.linked = with_bytes(&manifest_linked, read);
             let runtime = &inner.runtime;
             let plugin = runtime
-                .load_plugin_into(&deployment, &name, bytes, terms)
+                .load_plugin_into(&deployment, &name, bytes, config)
                 .await?;
             {
-                let mut slow = inner.slow();
+                let mut timeouts = inner.compile_timeouts();
                 end.store(true, Ordering::Relaxed);
-                slow.forget(compiled);
+                timeouts.remove(compiled);
             }
-            drop(place);
+            drop(permit);
             if !plugin.roles().http {
                 return Err(ChangeError::NoHandler);
             }
             Ok(plugin)
         });
-        match timeout(self.compile_time, loading).await {
+        match timeout(self.compile_timeout, loading).await {
             Ok(loaded) => loaded.map_err(|_| ChangeError::Host)?,
             Err(_) => {
-                let mut slow = self.slow();
-                // Not if it was through at the last moment.
+                let mut timeouts = self.compile_timeouts();
+                // Unless the compilation ended at the last moment.
                 if !ended.load(Ordering::Relaxed) {
-                    slow.ran_over(compiled, Instant::now());
+                    timeouts.record(compiled, Instant::now());
                 }
-                Err(ChangeError::CompileTime {
-                    limit: self.compile_time,
+                Err(ChangeError::CompileTimeout {
+                    limit: self.compile_timeout,
                 })
             }
         }
     }
 
-    /// Whether nothing speaks against compiling it.
-    fn not_slow(&self, component: Digest) -> Result<(), ChangeError> {
-        match self.slow().refused(component, Instant::now()) {
-            Some(wait) => Err(ChangeError::CompiledTooLong { wait }),
+    /// Refuses a component whose compilation recently exceeded its limit.
+    fn check_compile_timeout(&self, component: Digest) -> Result<(), ChangeError> {
+        match self.compile_timeouts().remaining(component, Instant::now()) {
+            Some(wait) => Err(ChangeError::RecentCompileTimeout { wait }),
             None => Ok(()),
         }
     }
 
-    fn slow(&self) -> MutexGuard<'_, Slow> {
-        self.slow.lock().unwrap_or_else(PoisonError::into_inner)
+    fn compile_timeouts(&self) -> MutexGuard<'_, CompileTimeouts> {
+        self.compile_timeouts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Revisions that are to serve together, each on its own terms. Those that serve now keep theirs.
-    pub(super) fn parts(
+    /// The revisions that serve together, each with its own policy. Revisions that serve already keep
+    /// theirs.
+    pub(super) fn serving_revisions(
         &self,
-        standing: &Standing,
-        kept: &Kept,
-        plugins: Vec<(Share, Result<Plugin, Unloaded>)>,
-    ) -> Vec<Part> {
+        context: &DeploymentContext,
+        stored: &StoredDeployment,
+        plugins: Vec<(TrafficShare, Result<Plugin, LoadError>)>,
+    ) -> Vec<ServingRevision> {
         let known = plugins.into_iter().filter_map(|(share, plugin)| {
-            let revision = kept.revisions.get(&share.revision)?;
+            let revision = stored.revisions.get(&share.revision)?;
             Some((share, plugin, &revision.manifest))
         });
         let known = Vec::from_iter(known);
         let Some((_, _, manifest)) = known.first() else {
             return Vec::new();
         };
-        let allowances = known
-            .iter()
-            .map(|(_, _, manifest)| manifest.limits.allowance());
-        let quotas = standing.quotas(manifest.name.as_str(), &Vec::from_iter(allowances));
+        let limits = known.iter();
+        let limits = limits.map(|(_, _, manifest)| manifest.limits.quota_limits());
+        let quotas = context.quotas(manifest.name.as_str(), &Vec::from_iter(limits));
         known
             .into_iter()
             .zip(quotas)
-            .map(|((share, plugin, manifest), quota)| Part {
+            .map(|((share, plugin, manifest), quota)| ServingRevision {
                 share,
-                terms: CallTerms {
+                policy: RequestPolicy {
                     access: manifest.access.unwrap_or(self.access),
                     quota,
-                    errors: manifest.error_format,
+                    error_format: manifest.error_format,
                 },
                 plugin,
             })
             .collect()
     }
 
-    /// The manifest's terms for the runtime, completed by the server's.
-    fn terms(&self, manifest: &Manifest) -> PluginConfig {
+    /// The runtime's configuration of a plugin: the manifest, with the server's defaults.
+    fn plugin_config(&self, manifest: &Manifest) -> PluginConfig {
         let asked = &manifest.limits;
-        let own = &self.limits;
+        let default = &self.limits;
         let kib = 1 << 10;
         PluginConfig {
             limits: Limits {
-                memory: asked.memory_mib.map_or(own.memory, |n| n.times(1 << 20)),
-                time: asked.time_seconds.map_or(own.time, |s| s.duration()),
-                cpu: asked.cpu_seconds.map_or(own.cpu, |s| s.duration()),
+                memory: asked
+                    .memory_mib
+                    .map_or(default.memory, |n| n.times(1 << 20)),
+                time: asked.time_seconds.map_or(default.time, |s| s.duration()),
+                cpu: asked.cpu_seconds.map_or(default.cpu, |s| s.duration()),
                 request_bytes: asked
                     .request_kib
-                    .map_or(own.request_bytes, |n| n.times(kib)),
+                    .map_or(default.request_bytes, |n| n.times(kib)),
                 response_bytes: asked
                     .response_kib
-                    .map_or(own.response_bytes, |n| n.times(kib) as u64),
-                concurrent: asked.concurrent.map_or(own.concurrent, |n| n.times(1)),
-                queue: asked.queue.map_or(own.queue, |n| n.times(1)),
-                queue_time: asked.queue_seconds.map(|s| s.duration()).or(own.queue_time),
+                    .map_or(default.response_bytes, |n| n.times(kib) as u64),
+                concurrent: asked.concurrent.map_or(default.concurrent, |n| n.times(1)),
+                queue: asked.queue.map_or(default.queue, |n| n.times(1)),
+                queue_time: asked
+                    .queue_seconds
+                    .map(|s| s.duration())
+                    .or(default.queue_time),
                 priority: manifest.priority,
                 share_prefixes: manifest.grants.share_prefixes,
                 cells_percent: asked.cells_percent.and_then(|n| u8::try_from(n.get()).ok()),
             },
             models: manifest.models.clone(),
             environment: manifest.configuration.clone().into_iter().collect(),
-            // They are read later.
+            // Added when their bytes have been read.
             linked: corral_runtime::LinkedComponents::default(),
         }
     }
 
     /// The plugin of a revision that is loaded already.
-    pub(super) fn loaded(&self, name: &str, share: &Share) -> Option<Plugin> {
+    pub(super) fn loaded_plugin(&self, name: &str, share: &TrafficShare) -> Option<Plugin> {
         let table = self.table();
-        let parts = &table.by_name.get(name)?.parts;
-        let part = parts
-            .iter()
-            .find(|part| part.share.revision == share.revision)?;
-        part.plugin.as_ref().ok().cloned()
+        let mut revisions = table.by_name.get(name)?.revisions.iter();
+        let revision = revisions.find(|revision| revision.share.revision == share.revision)?;
+        revision.plugin.as_ref().ok().cloned()
     }
 
-    /// The routes of all these revisions, which have to be the same for all.
-    pub(super) fn routes_of(kept: &Kept, traffic: &[Share]) -> Result<Vec<Prefix>, ChangeError> {
-        let mut routes: Option<&Vec<Prefix>> = None;
+    /// The routes of the revisions of `traffic`.
+    ///
+    /// # Errors
+    /// If their routes differ.
+    pub(super) fn common_routes(
+        stored: &StoredDeployment,
+        traffic: &[TrafficShare],
+    ) -> Result<Vec<Route>, ChangeError> {
+        let mut routes: Option<&Vec<Route>> = None;
         for share in traffic {
-            let Some(revision) = kept.revisions.get(&share.revision) else {
+            let Some(revision) = stored.revisions.get(&share.revision) else {
                 continue;
             };
             match routes {
                 Some(first) if *first != revision.manifest.routes => {
-                    return Err(ChangeError::OtherRoutes {
+                    return Err(ChangeError::RoutesDiffer {
                         one: traffic[0].revision,
                         other: share.revision,
                     });
@@ -205,18 +215,23 @@ impl Inner {
     }
 }
 
-/// What is compiled is known by: the component's digest, or one of all the digests where it is linked.
-fn together(component: Digest, links: &[Digest]) -> Digest {
-    if links.is_empty() {
+/// Identifies a compilation: the component's digest, or a digest of all composed components.
+fn compilation_digest(component: Digest, linked: &[Digest]) -> Digest {
+    if linked.is_empty() {
         return component;
     }
-    let all = std::iter::once(&component).chain(links);
+    let all = std::iter::once(&component).chain(linked);
     Digest::of(all.map(Digest::hex).collect::<String>().as_bytes())
 }
 
-/// Components of the store, those of the deployment `name`: all of them together no larger than one may be.
-fn read_all(store: &Store, name: &str, digests: &[Digest]) -> Result<Vec<Bytes>, ChangeError> {
-    let limit = store.bounds().component_bytes;
+/// Reads components of the deployment `name` from the store. Together they must not exceed the size limit
+/// of one.
+fn read_components(
+    store: &Store,
+    name: &str,
+    digests: &[Digest],
+) -> Result<Vec<Bytes>, ChangeError> {
+    let limit = store.limits().max_component_bytes;
     let mut all = Vec::new();
     let mut bytes = 0;
     for digest in digests {
@@ -236,24 +251,25 @@ fn read_all(store: &Store, name: &str, digests: &[Digest]) -> Result<Vec<Bytes>,
     Ok(all)
 }
 
-/// The manifest's links with their components' bytes, which come in the order of [`Links::all`].
-fn linked(
-    links: &Links,
-    mut read: impl Iterator<Item = Bytes>,
+/// The manifest's linked components with their bytes, which are in the order of
+/// [`LinkedComponents::all`].
+fn with_bytes(
+    linked: &LinkedComponents,
+    mut bytes: impl Iterator<Item = Bytes>,
 ) -> corral_runtime::LinkedComponents {
-    let templating = links.templating.as_ref();
-    // Only where there is one is the first component its.
-    let templating = templating.and_then(|link| Some((link, read.next()?)));
+    let templating = linked.templating.as_ref();
+    // The first bytes belong to the template only if there is one.
+    let templating = templating.and_then(|component| Some((component, bytes.next()?)));
     corral_runtime::LinkedComponents {
-        templating: templating.map(|(link, bytes)| corral_runtime::LinkedComponent {
+        templating: templating.map(|(component, bytes)| corral_runtime::LinkedComponent {
             component: bytes.into(),
-            inherit: link.inherit,
+            inherit: component.inherit,
         }),
-        sampling: links
+        sampling: linked
             .sampling
             .keys()
             .cloned()
-            .zip(read.map(Into::into))
+            .zip(bytes.map(Into::into))
             .collect(),
     }
 }
@@ -261,35 +277,37 @@ fn linked(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::deployments::Bounds;
-    use crate::deployments::fixture::{Fixture, manifest};
+    use crate::deployments::StoreLimits;
+    use crate::deployments::test_support::{Fixture, manifest};
     use std::sync::mpsc;
 
     #[test]
-    fn a_sum_that_is_too_large_is_called_a_sum() {
+    fn oversized_composition_is_reported_as_such() {
         let folder = tempfile::tempdir().expect("there is room");
-        let bounds = Bounds {
-            component_bytes: 10,
-            ..Bounds::default()
+        let limits = StoreLimits {
+            max_component_bytes: 10,
+            ..StoreLimits::default()
         };
-        let store = Store::open(folder.path(), bounds).expect("opens");
+        let store = Store::open(folder.path(), limits).expect("opens");
         let digests = [b"1234567", b"abcdefg"].map(|bytes| {
             let digest = Digest::of(bytes);
             store.put(digest, bytes).expect("small");
             digest
         });
         assert_eq!(
-            read_all(&store, "a", &digests[..1]).expect("small").len(),
+            read_components(&store, "a", &digests[..1])
+                .expect("small")
+                .len(),
             1
         );
-        let error = read_all(&store, "a", &digests).expect_err("large");
+        let error = read_components(&store, "a", &digests).expect_err("large");
         let expected = "the plugin a and its linked components together have more than the 10";
         assert!(error.to_string().contains(expected), "{error}");
     }
 
     #[test]
-    fn what_ran_over_its_time_is_refused_at_once_until_it_is_through() {
-        // One thread for all that blocks, so that nothing is compiled while the test has it.
+    fn timed_out_component_is_refused_until_compiled() {
+        // One blocking thread, so that nothing compiles while the test occupies it.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(1)
@@ -298,41 +316,41 @@ mod tests {
         runtime.block_on(async {
             let mut fixture = Fixture::new();
             let component = fixture.upload(1);
-            let alone =
+            let set_timeout =
                 |fixture: &mut Fixture, limit| match Arc::get_mut(&mut fixture.deployments.0) {
                     Some(inner) => {
-                        inner.compile_time = limit;
+                        inner.compile_timeout = limit;
                         true
                     }
                     None => false,
                 };
-            assert!(alone(&mut fixture, Duration::ZERO));
+            assert!(set_timeout(&mut fixture, Duration::ZERO));
             let (go, wait) = mpsc::channel::<()>();
             let blocked = tokio::task::spawn_blocking(move || wait.recv());
             let deploy = async |fixture: &Fixture| {
                 let manifest = manifest("a", component);
                 fixture.deployments.deploy(manifest, true).await
             };
-            let error = deploy(&fixture).await.expect_err("it ran over");
+            let error = deploy(&fixture).await.expect_err("timed out");
             assert!(
-                matches!(error, ChangeError::CompileTime { .. }),
+                matches!(error, ChangeError::CompileTimeout { .. }),
                 "{error:?}"
             );
-            // It has its place still; the second time it asks for none.
-            let places = || fixture.deployments.0.compiling.available_permits();
-            assert_eq!(places(), 1);
-            let error = deploy(&fixture).await.expect_err("it was tried just now");
+            // The compilation still has its permit; the second deploy asks for none.
+            let permits = || fixture.deployments.0.compile_permits.available_permits();
+            assert_eq!(permits(), 1);
+            let error = deploy(&fixture).await.expect_err("refused");
             assert!(
-                matches!(error, ChangeError::CompiledTooLong { .. }),
+                matches!(error, ChangeError::RecentCompileTimeout { .. }),
                 "{error:?}"
             );
-            assert_eq!((places(), fixture.compiled()), (1, 0.0));
+            assert_eq!((permits(), fixture.compiled()), (1, 0.0));
             drop(go);
-            blocked.await.expect("no crash").expect_err("nothing came");
-            while !alone(&mut fixture, COMPILE_TIME) {
+            blocked.await.expect("no crash").expect_err("disconnected");
+            while !set_timeout(&mut fixture, COMPILE_TIMEOUT) {
                 tokio::task::yield_now().await;
             }
-            assert_eq!(fixture.compiled(), 1.0, "nothing could stop it");
+            assert_eq!(fixture.compiled(), 1.0, "compilation is not interrupted");
             assert_eq!(deploy(&fixture).await.expect("at once").number, 1);
         });
     }

@@ -1,17 +1,16 @@
-//! `corral.toml`: what a deployment is, as its author writes it.
+//! `corral.toml`: an author's description of a deployment.
 //!
-//! The same structure travels to the admin API as JSON, with the digests of the component and of those
-//! that it is linked with in the places of their files, and lies in the store. Fields that nobody knows are refused, and so are fields whose time
-//! has not come, since a setting that does nothing is worse than none. `manifest.schema.json` is the
-//! structure as a JSON Schema for editors; a test keeps it true.
+//! The admin API receives the same structure as JSON, with digests instead of files, and the store holds it.
+//! Unknown fields are refused, and so are planned ones: a setting without effect is worse than none.
+//! `manifest.schema.json` is the JSON Schema for editors; a test keeps it current.
 
-use super::bounded::{Seconds, Whole};
+use super::bounded_number::{BoundedInteger, BoundedSeconds};
 use super::digest::{Digest, DigestError};
-use super::links::Links;
-use super::name::Name;
+use super::linked_components::LinkedComponents;
+use super::name::DeploymentName;
 use crate::problem::ErrorFormat;
-use crate::routes::Prefix;
-use crate::terms::Access;
+use crate::request_policy::Access;
+use crate::routes::Route;
 use corral_runtime::QuotaLimits;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,69 +19,68 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const MANIFEST_SCHEMA: &str = include_str!("../../manifest.schema.json");
 
 /// Most routes of a deployment.
-const ROUTES: usize = 32;
-/// Most models that a manifest names.
-const MODELS: usize = 64;
+const MAX_ROUTES: usize = 32;
+/// Most models of a deployment.
+const MAX_MODELS: usize = 64;
 /// Most entries of a configuration.
-const ENTRIES: usize = 64;
+const MAX_ENTRIES: usize = 64;
 /// Longest key of a configuration, in bytes.
-const KEY: usize = 128;
+const MAX_KEY: usize = 128;
 /// Longest value of a configuration, in bytes.
-const VALUE: usize = 8 << 10;
+const MAX_VALUE: usize = 8 << 10;
 
-/// A deployment as its author describes it.
+/// Description of a deployment.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Manifest {
-    /// What the deployment is called: lower-case letters, digits and '-'.
-    pub name: Name,
-    /// The component: a file beside the manifest, or the digest of one that the server has,
-    /// 'sha256:' and 64 hexadecimal digits.
+    /// Name of the deployment: lower-case letters, digits and '-'.
+    pub name: DeploymentName,
+    /// The component: a file beside the manifest, or the digest of an uploaded component, 'sha256:' and 64
+    /// hexadecimal digits.
     pub component: String,
-    /// Path prefixes below which it answers, such as '/chat'. They match whole segments, and the
-    /// longest one wins.
+    /// Path prefixes that the deployment answers, such as '/chat'. They match whole segments; the longest
+    /// match wins.
     #[cfg_attr(test, schemars(with = "Vec<String>", length(min = 1, max = 32)))]
-    pub routes: Vec<Prefix>,
-    /// Components that the handler is linked with.
-    #[serde(default, skip_serializing_if = "Links::is_none")]
-    pub links: Links,
-    /// The models that the plugin may open, the default one first; all that the server has, when
-    /// left out.
+    pub routes: Vec<Route>,
+    /// ComponentFiles that the handler is linked with.
+    #[serde(default, skip_serializing_if = "LinkedComponents::is_none")]
+    pub linked: LinkedComponents,
+    /// Models that the plugin may open, the default one first. If omitted, all models of the server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub models: Option<Vec<String>>,
-    /// How the errors look that the host answers in the plugin's place.
+    /// Format of the host's errors.
     #[serde(default)]
     pub error_format: ErrorFormat,
-    /// Who may call it: 'keys' for those with an API key, 'open' for everyone. When left out, those
-    /// with a key if the server has any, else everyone.
+    /// 'keys' requires an API key, 'open' does not. If omitted, a key is required if the server has a key
+    /// file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
-    /// Whose generations go first: those of the deployment with the higher number, always.
+    /// Priority of its generations: those of a deployment with a higher number always go first.
     #[serde(default)]
     pub priority: u8,
-    /// What it may do beyond answering with what the server's models say.
+    /// Permissions beyond the models.
     #[serde(default, skip_serializing_if = "Grants::is_none")]
     pub grants: Grants,
-    /// What it may use; where something is left out, the server's own limits hold.
+    /// Limits. Omitted ones default to the server's.
     #[serde(default, skip_serializing_if = "RequestedLimits::is_none")]
     pub limits: RequestedLimits,
-    /// What the plugin finds in its environment, and all that it finds there.
+    /// The plugin's environment variables.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub configuration: BTreeMap<String, String>,
 }
 
-/// What a deployment may do beyond the ordinary.
+/// Permissions of a deployment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Grants {
-    /// The beginnings of its prompts are shared with all deployments that share theirs. How quickly a
-    /// prompt is read then tells them whether another one's began like it.
+    /// Share cached prefixes with all deployments that share theirs. The time to process a prompt then
+    /// reveals to them whether another prompt had the same prefix.
     #[serde(default)]
     pub share_prefixes: bool,
-    /// Hosts that it may send requests to. This version of Corral lets none out: the list has to be
-    /// empty.
+    /// Hosts that it may send requests to. Must be empty: this version of Corral allows no outbound
+    /// requests.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outbound: Vec<String>,
 }
@@ -93,55 +91,54 @@ impl Grants {
     }
 }
 
-/// What a deployment asks to be held to.
+/// Limits of a deployment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RequestedLimits {
-    /// Memory of one instance, in MiB. Times the requests at once it has to fit into the machine.
+    /// Memory of one instance, in MiB. Times 'concurrent' it must fit into the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_mib: Option<Whole<1, 4096>>,
-    /// How long a request may take, its wait and its whole answer included.
+    pub memory_mib: Option<BoundedInteger<1, 4096>>,
+    /// Time limit of a request, from its arrival to the end of its response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub time_seconds: Option<Seconds>,
-    /// How long the plugin may compute for a request; waiting costs nothing. No longer than the request
-    /// may take.
+    pub time_seconds: Option<BoundedSeconds>,
+    /// CPU time limit of a request; waiting does not count. At most 'time-seconds'.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu_seconds: Option<Seconds>,
+    pub cpu_seconds: Option<BoundedSeconds>,
     /// Largest body of a request, in KiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub request_kib: Option<Whole<1, 4_194_304>>,
-    /// Largest body of an answer, in KiB.
+    pub request_kib: Option<BoundedInteger<1, 4_194_304>>,
+    /// Largest body of a response, in KiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub response_kib: Option<Whole<1, 4_194_304>>,
-    /// Requests at once, each in an instance of its own; those of other revisions that still run count.
-    /// At most as many as the server's pool of instances has for one deployment: all but one in eight.
+    pub response_kib: Option<BoundedInteger<1, 4_194_304>>,
+    /// Concurrent requests, each in an instance of its own; running requests of other revisions count. At
+    /// most 7/8 of the server's pool of instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub concurrent: Option<Whole<1, 10_000>>,
-    /// Requests that may wait for one of those to end; more are told to come back. At most 16 for each
-    /// that the pool has.
+    pub concurrent: Option<BoundedInteger<1, 10_000>>,
+    /// Requests that may wait for a free instance; further ones are refused. At most 16 per instance of
+    /// the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub queue: Option<Whole<0, 1_000_000>>,
-    /// How long a generation may wait for its turn before it is refused; as long as the request has
-    /// time, when left out, and no longer.
+    pub queue: Option<BoundedInteger<0, 1_000_000>>,
+    /// How long a generation may wait in the model's queue before it is refused. At most 'time-seconds',
+    /// which is the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub queue_seconds: Option<Seconds>,
-    /// The part of each model's cells that its sequences may have together while they run. A prompt that
-    /// needs more alone is refused, and an answer that gets longer is cut.
+    pub queue_seconds: Option<BoundedSeconds>,
+    /// Share of each model's KV cells that its running sequences may occupy together. A prompt that needs
+    /// more is refused; a response that grows beyond is cut.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cells_percent: Option<Whole<1, 100>>,
-    /// Requests in any minute.
+    pub cells_percent: Option<BoundedInteger<1, 100>>,
+    /// Requests per minute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requests_per_minute: Option<Whole<1, 1_000_000_000>>,
-    /// Tokens of one request, those of its prompts and those that it may generate.
+    pub requests_per_minute: Option<BoundedInteger<1, 1_000_000_000>>,
+    /// Tokens of one request: those of its prompts and those it may generate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tokens_per_request: Option<Whole<1, 1_000_000_000>>,
-    /// Tokens in any minute, of all requests together.
+    pub tokens_per_request: Option<BoundedInteger<1, 1_000_000_000>>,
+    /// Tokens per minute, of all requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tokens_per_minute: Option<Whole<1, 1_000_000_000_000>>,
-    /// Tokens in any 24 hours, of all requests together.
+    pub tokens_per_minute: Option<BoundedInteger<1, 1_000_000_000_000>>,
+    /// Tokens per 24 hours, of all requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tokens_per_day: Option<Whole<1, 1_000_000_000_000>>,
+    pub tokens_per_day: Option<BoundedInteger<1, 1_000_000_000_000>>,
 }
 
 impl RequestedLimits {
@@ -149,39 +146,39 @@ impl RequestedLimits {
         *self == RequestedLimits::default()
     }
 
-    /// Those that are a quota of all callers together.
-    pub(super) fn allowance(&self) -> QuotaLimits {
-        // The range keeps it within 32 bits.
-        let requests = |number: Whole<1, 1_000_000_000>| u32::try_from(number.get());
+    /// The limits that form the quota of all clients together.
+    pub(super) fn quota_limits(&self) -> QuotaLimits {
+        // The range fits 32 bits.
+        let requests = |number: BoundedInteger<1, 1_000_000_000>| u32::try_from(number.get());
         QuotaLimits {
             concurrent: None,
             requests_per_minute: self
                 .requests_per_minute
                 .map(|number| requests(number).unwrap_or(u32::MAX)),
-            tokens_per_request: self.tokens_per_request.map(Whole::get),
-            tokens_per_minute: self.tokens_per_minute.map(Whole::get),
-            tokens_per_day: self.tokens_per_day.map(Whole::get),
+            tokens_per_request: self.tokens_per_request.map(BoundedInteger::get),
+            tokens_per_minute: self.tokens_per_minute.map(BoundedInteger::get),
+            tokens_per_day: self.tokens_per_day.map(BoundedInteger::get),
         }
     }
 }
 
-/// Why a manifest is refused.
+/// Why a manifest is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
-    /// It can't be read as TOML, or not as a manifest.
+    /// It is not TOML, or not a manifest.
     #[error("line {line}, column {column}: {message}")]
     Syntax {
         /// Line, from 1.
         line: usize,
         /// Column in characters, from 1.
         column: usize,
-        /// What is wrong there, and what was expected.
+        /// What is wrong, and what was expected.
         message: String,
     },
-    /// A field says what can't be.
+    /// A field is invalid.
     #[error("the field '{field}' {problem}")]
     Field {
-        /// The field's name, with those of its tables before it.
+        /// Path of the field.
         field: String,
         /// What is wrong with it, and what to do.
         problem: String,
@@ -196,13 +193,13 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Digests of the component and of those that it is linked with, in this order, each once.
+    /// Digests of the component and its linked components, in this order, without duplicates.
     ///
     /// # Errors
-    /// If one of them is named by its file.
+    /// If a component is named by its file.
     pub fn digests(&self) -> Result<Vec<Digest>, DigestError> {
         let mut digests = vec![self.component.parse()?];
-        for digest in self.links.digests()? {
+        for digest in self.linked.digests()? {
             if !digests.contains(&digest) {
                 digests.push(digest);
             }
@@ -210,7 +207,7 @@ impl Manifest {
         Ok(digests)
     }
 
-    /// What reading alone does not find: doubled and unoffered things, and too much of anything.
+    /// Checks what deserialization does not: duplicates, unsupported permissions, and sizes.
     pub fn check(&self) -> Result<(), ManifestError> {
         let refuse = |field: &str, problem: String| {
             Err(ManifestError::Field {
@@ -221,35 +218,35 @@ impl Manifest {
         if self.component.is_empty() {
             return refuse("component", "is empty; name a .wasm file".to_owned());
         }
-        if self.routes.is_empty() || self.routes.len() > ROUTES {
+        if self.routes.is_empty() || self.routes.len() > MAX_ROUTES {
             let problem = format!(
-                "has {} entries; give from 1 to {ROUTES}, e.g. [\"/chat\"]",
+                "has {} entries; give from 1 to {MAX_ROUTES}, e.g. [\"/chat\"]",
                 self.routes.len()
             );
             return refuse("routes", problem);
         }
         let mut seen = BTreeSet::new();
         if let Some(twice) = self.routes.iter().find(|route| !seen.insert(*route)) {
-            return refuse("routes", format!("names '{twice}' twice; leave one away"));
+            return refuse("routes", format!("names '{twice}' twice; remove one"));
         }
-        self.links.check()?;
+        self.linked.check()?;
         if let Some(host) = self.grants.outbound.first() {
             let problem = format!(
-                "asks for '{host}', but this version of Corral lets no requests out; leave it away"
+                "asks for '{host}', but this version of Corral allows no outbound requests; remove it"
             );
             return refuse("grants.outbound", problem);
         }
         if let Some(models) = &self.models {
-            if models.is_empty() || models.len() > MODELS {
+            if models.is_empty() || models.len() > MAX_MODELS {
                 let problem = format!(
-                    "has {} entries; give from 1 to {MODELS}, or leave it away for all models",
+                    "has {} entries; give from 1 to {MAX_MODELS}, or omit it for all models",
                     models.len()
                 );
                 return refuse("models", problem);
             }
             let mut seen = BTreeSet::new();
             if let Some(twice) = models.iter().find(|model| !seen.insert(*model)) {
-                return refuse("models", format!("names '{twice}' twice; leave one away"));
+                return refuse("models", format!("names '{twice}' twice; remove one"));
             }
         }
         self.check_configuration()
@@ -257,28 +254,29 @@ impl Manifest {
 
     fn check_configuration(&self) -> Result<(), ManifestError> {
         let refuse = |field: String, problem: String| Err(ManifestError::Field { field, problem });
-        if self.configuration.len() > ENTRIES {
+        if self.configuration.len() > MAX_ENTRIES {
             let problem = format!(
-                "has {} entries; at most {ENTRIES} are taken",
+                "has {} entries; at most {MAX_ENTRIES} are allowed",
                 self.configuration.len()
             );
             return refuse("configuration".to_owned(), problem);
         }
         for (key, value) in &self.configuration {
             let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-            let good = key.chars().all(word)
-                && key.len() <= KEY
+            let valid = key.chars().all(word)
+                && key.len() <= MAX_KEY
                 && key.starts_with(|c: char| !c.is_ascii_digit());
-            if !good {
+            if !valid {
                 let problem = format!(
-                    "is no name for an environment variable; use letters, digits and '_', at most {KEY}"
+                    "is not a valid name of an environment variable; use letters, digits and '_', at most {MAX_KEY}"
                 );
-                let key: String = key.chars().take(KEY).collect();
+                let key: String = key.chars().take(MAX_KEY).collect();
                 return refuse(format!("configuration.{}", key.escape_debug()), problem);
             }
-            if value.len() > VALUE || value.contains('\0') {
-                let problem =
-                    format!("has a value that is longer than {VALUE} bytes or holds a zero byte");
+            if value.len() > MAX_VALUE || value.contains('\0') {
+                let problem = format!(
+                    "has a value that is longer than {MAX_VALUE} bytes or holds a zero byte"
+                );
                 return refuse(format!("configuration.{key}"), problem);
             }
         }
@@ -286,7 +284,7 @@ impl Manifest {
     }
 }
 
-/// Where in the text the error is, and what it says in one line.
+/// The position of the error, and its message on one line.
 fn syntax(text: &str, error: &toml::de::Error) -> ManifestError {
     let at = error.span().map_or(0, |span| span.start).min(text.len());
     let before = text.get(..at).unwrap_or(text);
@@ -318,10 +316,10 @@ priority = 7
 [grants]
 share-prefixes = true
 
-[links]
+[linked]
 templating = "chatml.wasm"
 
-[links.sampling]
+[linked.sampling]
 min-p = "min-p.wasm"
 
 [limits]
@@ -348,7 +346,7 @@ GREETING = "hello"
     }
 
     #[test]
-    fn a_full_manifest_is_read_and_travels_as_json() {
+    fn full_manifest_is_read_and_round_trips() {
         let manifest = Manifest::from_toml(FULL).expect("good");
         assert_eq!(manifest.name.as_str(), "chat");
         assert_eq!(manifest.routes[1].as_str(), "/v1/chat");
@@ -356,11 +354,11 @@ GREETING = "hello"
         let limits = &manifest.limits;
         assert_eq!(limits.memory_mib.map(|n| n.times(1 << 20)), Some(32 << 20));
         assert_eq!(
-            limits.cpu_seconds.map(Seconds::duration),
+            limits.cpu_seconds.map(BoundedSeconds::duration),
             Some(std::time::Duration::from_millis(500))
         );
-        assert_eq!(limits.queue.map(Whole::get), Some(0));
-        let json = serde_json::to_string(&manifest).expect("serialisable");
+        assert_eq!(limits.queue.map(BoundedInteger::get), Some(0));
+        let json = serde_json::to_string(&manifest).expect("serializable");
         assert_eq!(
             serde_json::from_str::<Manifest>(&json).expect("its own"),
             manifest
@@ -368,12 +366,12 @@ GREETING = "hello"
     }
 
     #[test]
-    fn what_may_be_left_out_has_a_default() {
+    fn omitted_fields_have_defaults() {
         let manifest =
             Manifest::from_toml("name = 'a'\ncomponent = 'a.wasm'\nroutes = ['/a']").expect("good");
         assert_eq!(manifest.error_format, ErrorFormat::Problem);
         assert_eq!((manifest.priority, manifest.models.as_ref()), (0, None));
-        let json = serde_json::to_value(&manifest).expect("serialisable");
+        let json = serde_json::to_value(&manifest).expect("serializable");
         let expected = serde_json::json!({
             "name": "a", "component": "a.wasm", "routes": ["/a"], "error-format": "problem",
             "priority": 0,
@@ -382,7 +380,7 @@ GREETING = "hello"
     }
 
     #[test]
-    fn mistakes_are_shown_where_they_stand() {
+    fn mistakes_name_their_position() {
         let head = "name = 'a'\ncomponent = 'a.wasm'\nroutes = ['/a']\n";
         for (text, expected) in [
             (
@@ -391,11 +389,11 @@ GREETING = "hello"
             ),
             (
                 "name = 'A'\n".to_owned(),
-                "line 1, column 8: 'A' is no name",
+                "line 1, column 8: 'A' is not a valid name",
             ),
             (
                 "name = 'a'\ncomponent = 'a'\nroutes = ['/a', 'b']".to_owned(),
-                "line 3, column 10: the route 'b' does not begin with '/'",
+                "line 3, column 10: the route 'b' does not start with '/'",
             ),
             ("name = ".to_owned(), "line 1, column 8: "),
             (
@@ -404,7 +402,7 @@ GREETING = "hello"
             ),
             (
                 format!("{head}[limits]\n\tmemory-mib = 0\n"),
-                "line 5, column 15: 0 is out of range; give a whole number from 1 to 4096",
+                "line 5, column 15: 0 is out of range; give an integer from 1 to 4096",
             ),
             (
                 format!("{head}[limits]\nqueue = -1\n"),
@@ -434,7 +432,7 @@ GREETING = "hello"
             (format!("{head}models = []\n"), "'models' has 0 entries"),
             (format!("{head}models = ['a', 'a']\n"), "names 'a' twice"),
             (
-                format!("{head}[links]\n'a:b/c' = 'd.wasm'\n"),
+                format!("{head}[linked]\n'a:b/c' = 'd.wasm'\n"),
                 "line 5, column 1: unknown field `a:b/c`",
             ),
             (
@@ -443,7 +441,7 @@ GREETING = "hello"
             ),
             (
                 format!("{head}[configuration]\n'a b' = 'c'\n"),
-                "configuration.a b' is no name",
+                "configuration.a b' is not a valid name",
             ),
             (
                 format!("{head}[configuration]\na = \"\\u0000\"\n"),
@@ -460,40 +458,40 @@ GREETING = "hello"
     }
 
     #[test]
-    fn the_readmes_manifest_is_one_and_whole() {
+    fn readme_manifest_is_valid_and_complete() {
         let readme = include_str!("../../../../README.md");
         let (_, from) = readme.split_once("```toml\n").expect("it has one");
         let (text, _) = from.split_once("```").expect("it ends");
         let manifest = Manifest::from_toml(text).expect("good");
         let schema: serde_json::Value = serde_json::from_str(MANIFEST_SCHEMA).expect("JSON");
-        let shown = serde_json::to_value(&manifest).expect("serialisable");
+        let shown = serde_json::to_value(&manifest).expect("serializable");
         for name in schema["properties"].as_object().expect("fields").keys() {
             assert!(shown.get(name).is_some(), "the README shows '{name}'");
         }
-        let links = shown["links"].as_object().expect("a table");
-        let known = &schema["$defs"]["Links"]["properties"];
-        assert_eq!(links.len(), known.as_object().expect("fields").len());
+        let linked = shown["linked"].as_object().expect("a table");
+        let known = &schema["$defs"]["LinkedComponents"]["properties"];
+        assert_eq!(linked.len(), known.as_object().expect("fields").len());
         let limits = shown["limits"].as_object().expect("a table");
         let known = &schema["$defs"]["RequestedLimits"]["properties"];
         assert_eq!(limits.len(), known.as_object().expect("fields").len());
     }
 
     #[test]
-    fn the_published_schema_is_that_of_the_structure() {
+    fn manifest_schema_matches_the_type() {
         let settings = schemars::generate::SchemaSettings::draft2020_12();
         let schema = settings.into_generator().into_root_schema_for::<Manifest>();
-        let made = serde_json::Value::from(schema);
+        let generated = serde_json::Value::from(schema);
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/manifest.schema.json");
         if std::env::var_os("CORRAL_WRITE_SCHEMAS").is_some() {
-            let text = serde_json::to_string_pretty(&made).expect("serialisable");
+            let text = serde_json::to_string_pretty(&generated).expect("serializable");
             std::fs::write(file, text + "\n").expect("the source can be written");
             return;
         }
-        // Not as texts: in which order members are written depends on features of other crates.
+        // Compared as values: the order of members depends on features of other crates.
         let published: serde_json::Value = serde_json::from_str(MANIFEST_SCHEMA).expect("JSON");
         assert_eq!(
-            published, made,
-            "the structure has changed; write the schema anew: CORRAL_WRITE_SCHEMAS=1 cargo test"
+            published, generated,
+            "the type has changed; regenerate the schema: CORRAL_WRITE_SCHEMAS=1 cargo test"
         );
     }
 }

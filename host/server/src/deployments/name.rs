@@ -1,73 +1,75 @@
-//! What a deployment is called.
+//! The name of a deployment.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
 /// Longest name, in bytes.
-const LONGEST: usize = 63;
+const MAX_LENGTH: usize = 63;
 
 /// A deployment's name: lower-case letters, digits and `-`, 1 to 63 of them, and no `-` at either end.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Name(String);
+pub struct DeploymentName(String);
 
-impl Name {
+impl DeploymentName {
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for DeploymentName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-/// The text is no name.
+/// The text is not a valid name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "'{}' is no name for a deployment; use 1 to {LONGEST} lower-case letters, digits and '-', with no '-' at either end",
+    "'{}' is not a valid name of a deployment; use 1 to {MAX_LENGTH} lower-case letters, digits and '-', with no '-' at either end",
     .0.escape_debug()
 )]
-pub struct NameError(String);
+pub struct DeploymentNameError(String);
 
-impl FromStr for Name {
-    type Err = NameError;
+impl FromStr for DeploymentName {
+    type Err = DeploymentNameError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        let good = (1..=LONGEST).contains(&text.len())
+        let valid = (1..=MAX_LENGTH).contains(&text.len())
             && text.chars().all(fits)
             && !text.starts_with('-')
             && !text.ends_with('-');
-        if good {
-            Ok(Name(text.to_owned()))
+        if valid {
+            Ok(DeploymentName(text.to_owned()))
         } else {
-            Err(NameError(text.chars().take(2 * LONGEST).collect()))
+            Err(DeploymentNameError(
+                text.chars().take(2 * MAX_LENGTH).collect(),
+            ))
         }
     }
 }
 
-impl TryFrom<String> for Name {
-    type Error = NameError;
+impl TryFrom<String> for DeploymentName {
+    type Error = DeploymentNameError;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         text.parse()
     }
 }
 
-impl From<Name> for String {
-    fn from(name: Name) -> Self {
+impl From<DeploymentName> for String {
+    fn from(name: DeploymentName) -> Self {
         name.0
     }
 }
 
 #[cfg(test)]
-impl schemars::JsonSchema for Name {
+impl schemars::JsonSchema for DeploymentName {
     fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Name".into()
+        "DeploymentName".into()
     }
 
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
@@ -83,9 +85,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_short_and_plain() {
+    fn names_are_short_and_lower_case() {
         for good in ["a", "chat", "chat-2", "7", &"a".repeat(63)] {
-            assert_eq!(good.parse::<Name>().expect(good).as_str(), good);
+            assert_eq!(good.parse::<DeploymentName>().expect(good).as_str(), good);
         }
         for bad in [
             "",
@@ -98,7 +100,7 @@ mod tests {
             "..",
             &"a".repeat(64),
         ] {
-            let error = bad.parse::<Name>().expect_err(bad).to_string();
+            let error = bad.parse::<DeploymentName>().expect_err(bad).to_string();
             assert!(error.contains("lower-case letters"), "{bad}: {error}");
         }
     }

@@ -1,116 +1,121 @@
-//! What the store has serves again when a server starts.
+//! Restores the stored deployments when a server starts.
 //!
-//! A revision that can't be loaded does not serve, says why, and keeps nobody else from it. Where the
-//! reason may pass by itself, such as a disk that can't be read now or too many open files, it is tried
-//! again, after a second and then with pauses that grow to a minute, for half an hour; from then on at
-//! the next change of the deployment. A damaged component does not mend itself, and is not.
+//! A revision that cannot be loaded does not serve and reports why; other deployments are not affected. If
+//! the cause may be temporary, such as a busy disk or too many open files, loading is retried for half an
+//! hour, with pauses that grow from a second to a minute, and afterwards at the next change of the
+//! deployment. A damaged component is not retried.
 
 use super::change::ChangeError;
-use super::load::PATIENCE;
-use super::name::Name;
-use super::serving::{Deployments, Inner, Part, Served, Unloaded};
-use super::store::{Kept, StoreError};
+use super::load::COMPILE_QUEUE_TIMEOUT;
+use super::name::DeploymentName;
+use super::serving::{Deployments, Inner, LoadError, ServingDeployment, ServingRevision};
+use super::store::{StoreError, StoredDeployment};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// How long a deployment waits for a place to be compiled when a server starts: as long as all the others
-/// take.
-const PATIENCE_AT_START: Duration = Duration::from_secs(6 * 3600);
-/// The first pause, after which each is twice as long as the one before.
-const PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// How often a revision is tried again: for half an hour, about.
-const TRIES: u32 = 35;
+/// How long a deployment waits for a compile permit at start: until all others are compiled.
+const RESTORE_QUEUE_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
+/// The first pause; each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// Retries: about half an hour.
+const MAX_RETRIES: u32 = 35;
 
 impl Deployments {
-    /// Loads what the store has, as many at once as may be compiled. What can't be loaded does not
-    /// serve, says why, and keeps nobody else from it; if that may pass, it is tried again in the
+    /// Loads all stored deployments, as many at once as may compile. Retries temporary failures in the
     /// background.
     pub async fn restore(&self) {
         for name in self.restore_once().await {
-            tokio::spawn(try_again(Arc::downgrade(&self.0), name));
+            tokio::spawn(retry_until_loaded(Arc::downgrade(&self.0), name));
         }
     }
 
-    /// Loads what the store has. Returns the names of those that are to be tried again.
+    /// Loads all stored deployments. Returns the names of those to retry.
     async fn restore_once(&self) -> Vec<String> {
-        let mut again = Vec::new();
+        let mut to_retry = Vec::new();
         let Some(store) = &self.0.store else {
-            return again;
+            return to_retry;
         };
         let mut loading = JoinSet::new();
-        for (name, kept) in store.list() {
+        for (name, stored) in store.list() {
             let inner = Arc::clone(&self.0);
-            loading.spawn(async move { inner.restored(name.to_string(), kept).await });
+            loading.spawn(async move { inner.load_deployment(name.to_string(), stored).await });
         }
-        while let Some(restored) = loading.join_next().await {
-            let Ok(served) = restored else {
-                tracing::error!("a deployment could not be restored: its loader crashed");
+        while let Some(loaded) = loading.join_next().await {
+            let Ok(deployment) = loaded else {
+                tracing::error!("a deployment could not be restored: its loader panicked");
                 continue;
             };
-            if served.parts.iter().any(tried_again) {
-                again.push(served.name.clone());
+            if deployment.revisions.iter().any(is_retryable) {
+                to_retry.push(deployment.name.clone());
             }
-            let _changing = self.0.changing.lock().await;
-            self.0.install_restored(served);
+            let _lock = self.0.change_lock.lock().await;
+            self.0.activate_restored(deployment);
         }
-        again
+        to_retry
     }
 }
 
-/// Whether a part could not be loaded for a reason that may pass.
-fn tried_again(part: &Part) -> bool {
-    matches!(&part.plugin, Err(unloaded) if unloaded.passing)
+/// Whether a revision failed to load for a possibly temporary reason.
+fn is_retryable(revision: &ServingRevision) -> bool {
+    matches!(&revision.plugin, Err(error) if error.retryable)
 }
 
-/// Tries again until there is nothing left that may pass, or often enough. Lasts no longer than the
-/// deployments do.
-async fn try_again(inner: Weak<Inner>, name: String) {
-    let mut pause = PAUSE;
-    for _ in 0..TRIES {
+/// Retries until nothing retryable is left, or [`MAX_RETRIES`] times. Ends with the deployments.
+async fn retry_until_loaded(inner: Weak<Inner>, name: String) {
+    let mut pause = FIRST_PAUSE;
+    for _ in 0..MAX_RETRIES {
         tokio::time::sleep(pause).await;
-        pause = (2 * pause).min(LONGEST_PAUSE);
+        pause = (2 * pause).min(MAX_PAUSE);
         let Some(inner) = inner.upgrade() else {
             return;
         };
-        if !inner.mend(&name, true).await {
+        if !inner.retry(&name, true).await {
             return;
         }
     }
     if let Some(inner) = inner.upgrade() {
-        // Once more for each change that came in between.
-        while inner.mend(&name, false).await {}
+        // Repeats only if the deployment changes at the same time.
+        while inner.retry(&name, false).await {}
     }
 }
 
 impl ChangeError {
-    /// Whether it may pass without anybody doing something about the deployment.
-    fn passes(&self) -> bool {
+    /// Whether the cause may pass without a change of the deployment.
+    fn is_temporary(&self) -> bool {
         matches!(
             self,
             ChangeError::Busy
-                | ChangeError::CompileTime { .. }
-                | ChangeError::CompiledTooLong { .. }
+                | ChangeError::CompileTimeout { .. }
+                | ChangeError::RecentCompileTimeout { .. }
                 | ChangeError::Store(StoreError::Unreadable { .. })
         )
     }
 }
 
 impl Inner {
-    async fn restored(self: Arc<Self>, name: String, kept: Kept) -> Served {
-        let standing = self.standing(&name);
+    async fn load_deployment(
+        self: Arc<Self>,
+        name: String,
+        stored: StoredDeployment,
+    ) -> ServingDeployment {
+        let context = self.context(&name);
         let mut plugins = Vec::new();
         let mut routes = Vec::new();
-        for share in &kept.record.traffic {
-            // The store has checked that it is there.
-            let Some(revision) = kept.revisions.get(&share.revision) else {
+        for share in &stored.record.traffic {
+            // The store has verified that the revision exists.
+            let Some(revision) = stored.revisions.get(&share.revision) else {
                 continue;
             };
             let manifest = &revision.manifest;
             let loaded = self
-                .load(&standing, manifest, revision.component, PATIENCE_AT_START)
+                .load(
+                    &context,
+                    manifest,
+                    revision.component,
+                    RESTORE_QUEUE_TIMEOUT,
+                )
                 .await;
             if let Err(error) = &loaded {
                 let number = share.revision;
@@ -119,156 +124,166 @@ impl Inner {
             routes.clone_from(&manifest.routes);
             let loaded = loaded
                 .inspect(|plugin| plugin.set_revision(share.revision))
-                .map_err(|error| Unloaded::new(&error, error.passes()));
+                .map_err(|error| LoadError::new(&error, error.is_temporary()));
             plugins.push((*share, loaded));
         }
-        let parts = self.parts(&standing, &kept, plugins);
-        Served::new(name, standing, routes, kept.record.paused, parts)
+        let revisions = self.serving_revisions(&context, &stored, plugins);
+        ServingDeployment::new(name, context, routes, stored.record.paused, revisions)
     }
 
-    fn install_restored(&self, mut served: Served) {
-        if let Some((route, holder)) = self.holder(&served.name, &served.routes) {
-            let problem = ChangeError::RouteTaken { route, holder };
-            tracing::error!("'{}' cannot serve: {problem}", served.name);
-            served.routes.clear();
-            for part in &mut served.parts {
-                part.plugin = Err(Unloaded::new(&problem, false));
+    fn activate_restored(&self, mut deployment: ServingDeployment) {
+        if let Some((route, owner)) = self.other_owner(&deployment.name, &deployment.routes) {
+            let error = ChangeError::RouteTaken { route, owner };
+            tracing::error!("'{}' cannot serve: {error}", deployment.name);
+            deployment.routes.clear();
+            for revision in &mut deployment.revisions {
+                revision.plugin = Err(LoadError::new(&error, false));
             }
         }
-        let installed = self.replace(|by_name| {
-            by_name.insert(served.name.clone(), Arc::new(served));
-        });
-        if let Err(taken) = installed {
-            tracing::error!("a deployment cannot serve: {taken}");
-        }
+        self.activate(deployment);
     }
 
-    /// Tries the parts once more that could not be loaded for a reason that may pass; without `again`
-    /// for the last time. Returns whether one of them is to be tried again.
-    async fn mend(self: &Arc<Self>, name: &str, again: bool) -> bool {
-        let Some(served) = self.table().by_name.get(name).cloned() else {
+    /// Retries the revisions that failed to load for a possibly temporary reason. Unless `retry_again`, a
+    /// further failure is final. Returns whether to retry once more.
+    async fn retry(self: &Arc<Self>, name: &str, retry_again: bool) -> bool {
+        let Some(serving) = self.table().by_name.get(name).cloned() else {
             return false;
         };
-        let known = name.parse::<Name>().ok();
-        let kept = known.and_then(|name| self.store.as_ref()?.get(&name).ok());
-        let Some(kept) = kept.filter(|_| served.parts.iter().any(tried_again)) else {
+        let parsed = name.parse::<DeploymentName>().ok();
+        let stored = parsed.and_then(|name| self.store.as_ref()?.get(&name).ok());
+        let Some(stored) = stored.filter(|_| serving.revisions.iter().any(is_retryable)) else {
             return false;
         };
-        let mut parts = served.parts.clone();
-        for part in parts.iter_mut().filter(|part| tried_again(part)) {
-            let number = part.share.revision;
-            let Some(revision) = kept.revisions.get(&number) else {
+        let mut revisions = serving.revisions.clone();
+        for revision in revisions
+            .iter_mut()
+            .filter(|revision| is_retryable(revision))
+        {
+            let number = revision.share.revision;
+            let Some(stored) = stored.revisions.get(&number) else {
                 continue;
             };
-            let (manifest, component) = (&revision.manifest, revision.component);
+            let (manifest, component) = (&stored.manifest, stored.component);
             let loaded = self
-                .load(&served.standing, manifest, component, PATIENCE)
+                .load(&serving.context, manifest, component, COMPILE_QUEUE_TIMEOUT)
                 .await;
             match &loaded {
                 Ok(_) => tracing::info!("revision {number} of '{name}' serves again"),
                 Err(error) => tracing::warn!("revision {number} of '{name}' cannot serve: {error}"),
             }
-            part.plugin = loaded
+            revision.plugin = loaded
                 .inspect(|plugin| plugin.set_revision(number))
-                .map_err(|error| Unloaded::new(&error, again && error.passes()));
+                .map_err(|error| LoadError::new(&error, retry_again && error.is_temporary()));
         }
-        let left = parts.iter().any(tried_again);
-        let _changing = self.changing.lock().await;
-        // What was changed meanwhile is as somebody wants it now, and looked at again.
+        let failures_left = revisions.iter().any(is_retryable);
+        let _lock = self.change_lock.lock().await;
+        // A concurrent change wins; check its result in the next retry.
         let table = self.table();
-        let now = table.by_name.get(name);
-        if !now.is_some_and(|now| Arc::ptr_eq(now, &served)) {
+        let current = table.by_name.get(name);
+        if !current.is_some_and(|current| Arc::ptr_eq(current, &serving)) {
             return true;
         }
-        self.install(Served::new(
-            served.name.clone(),
-            Arc::clone(&served.standing),
-            served.routes.clone(),
-            served.paused,
-            parts,
+        self.activate(ServingDeployment::new(
+            serving.name.clone(),
+            Arc::clone(&serving.context),
+            serving.routes.clone(),
+            serving.paused,
+            revisions,
         ));
-        left
+        failures_left
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::deployments::Share;
-    use crate::deployments::fixture::{Fixture, manifest, name};
+    use crate::deployments::TrafficShare;
+    use crate::deployments::test_support::{Fixture, manifest, name};
     use std::path::PathBuf;
 
-    /// A server that starts again with a deployment `a` whose component's file can't be read: that file,
-    /// and where what it held is.
+    /// Restarts a server with a deployment `a` whose component's file cannot be read. Returns that file, and
+    /// the file with the original content.
     async fn unreadable() -> (Fixture, PathBuf, PathBuf) {
         let fixture = Fixture::new();
         let component = fixture.upload(1);
         let deployed = fixture.deployments.deploy(manifest("a", component), true);
         deployed.await.expect("good");
-        let fixture = fixture.again();
-        let file = fixture.folder().join("components");
+        let fixture = fixture.restart();
+        let file = fixture.directory().join("components");
         let file = file.join(format!("{}.wasm", component.hex()));
-        let aside = fixture.folder().join("aside");
-        std::fs::rename(&file, &aside).expect("ours");
-        // A folder can be opened and not be read, also by root.
+        let backup = fixture.directory().join("backup");
+        std::fs::rename(&file, &backup).expect("ours");
+        // A directory can be opened but not read, even by root.
         std::fs::create_dir(&file).expect("ours");
-        (fixture, file, aside)
+        (fixture, file, backup)
     }
 
-    /// Why the first part of `a` does not serve, and whether it is tried again.
-    fn problem(deployments: &Deployments) -> (String, bool) {
-        let served = deployments.get("a").expect("it is known");
-        let unloaded = served.parts[0].plugin.as_ref().expect_err("it can't");
-        (unloaded.to_string(), unloaded.passing)
+    /// The load error of the first revision of `a`, and whether loading is retried.
+    fn load_error(deployments: &Deployments) -> (String, bool) {
+        let serving = deployments.get("a").expect("it exists");
+        let error = serving.revisions[0]
+            .plugin
+            .as_ref()
+            .expect_err("unreadable");
+        (error.to_string(), error.retryable)
     }
 
     #[tokio::test]
-    async fn what_could_not_be_read_for_now_is_tried_again() {
-        let (fixture, file, aside) = unreadable().await;
+    async fn temporary_failure_is_retried() {
+        let (fixture, file, backup) = unreadable().await;
         let deployments = &fixture.deployments;
         assert_eq!(deployments.restore_once().await, ["a"]);
-        let (told, passing) = problem(deployments);
-        assert!(passing && told.contains("cannot be read"), "{told}");
-        assert!(told.ends_with("it is tried again by itself"), "{told}");
+        let (message, retryable) = load_error(deployments);
+        assert!(retryable && message.contains("cannot be read"), "{message}");
+        assert!(
+            message.ends_with("loading is retried automatically"),
+            "{message}"
+        );
         let inner = &deployments.0;
-        assert!(inner.mend("a", true).await, "nothing has changed");
-        // Given up at some time, which does not stop anybody from changing it.
-        assert!(!inner.mend("a", false).await);
-        assert!(!inner.mend("a", true).await, "there is nothing to be tried");
-        let (told, passing) = problem(deployments);
-        assert!(!passing && told.contains("cannot be read"), "{told}");
+        assert!(inner.retry("a", true).await, "nothing has changed");
+        // The last retry. Changes remain possible.
+        assert!(!inner.retry("a", false).await);
+        assert!(!inner.retry("a", true).await, "nothing is retryable");
+        let (message, retryable) = load_error(deployments);
+        assert!(
+            !retryable && message.contains("cannot be read"),
+            "{message}"
+        );
         std::fs::remove_dir(&file).expect("ours");
-        std::fs::rename(&aside, &file).expect("ours");
-        let all = vec![Share {
+        std::fs::rename(&backup, &file).expect("ours");
+        let all = vec![TrafficShare {
             revision: 1,
             weight: 1,
         }];
         deployments
-            .share(name("a"), all)
+            .set_traffic(name("a"), all)
             .await
             .expect("it is there");
-        assert!(deployments.get("a").expect("there").pick().is_ok());
+        assert!(deployments.get("a").expect("exists").pick().is_ok());
     }
 
     #[tokio::test]
-    async fn what_can_be_read_again_serves_again_and_damage_does_not() {
-        let (fixture, file, aside) = unreadable().await;
+    async fn readable_component_serves_again_but_damaged_does_not() {
+        let (fixture, file, backup) = unreadable().await;
         let deployments = &fixture.deployments;
         deployments.restore_once().await;
         std::fs::remove_dir(&file).expect("ours");
-        std::fs::copy(&aside, &file).expect("ours");
-        assert!(!deployments.0.mend("a", true).await, "nothing is left");
-        let served = deployments.get("a").expect("there");
-        assert!(served.pick().is_ok());
-        assert_eq!(served.routes.len(), 1);
-        drop(served);
+        std::fs::copy(&backup, &file).expect("ours");
+        assert!(!deployments.0.retry("a", true).await, "nothing is left");
+        let serving = deployments.get("a").expect("exists");
+        assert!(serving.pick().is_ok());
+        assert_eq!(serving.routes.len(), 1);
+        drop(serving);
 
-        let fixture = fixture.again();
+        let fixture = fixture.restart();
         std::fs::write(&file, "damaged").expect("ours");
         assert!(fixture.deployments.restore_once().await.is_empty());
-        let (told, passing) = problem(&fixture.deployments);
-        assert!(!passing && told.contains("is damaged or gone"), "{told}");
-        std::fs::rename(&aside, &file).expect("ours");
-        assert!(!fixture.deployments.0.mend("a", true).await);
+        let (message, retryable) = load_error(&fixture.deployments);
+        assert!(
+            !retryable && message.contains("is damaged or missing"),
+            "{message}"
+        );
+        std::fs::rename(&backup, &file).expect("ours");
+        assert!(!fixture.deployments.0.retry("a", true).await);
     }
 }

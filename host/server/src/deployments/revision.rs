@@ -1,61 +1,80 @@
-//! What is kept of a deployment: its revisions, and who of them gets how much of its requests.
+//! The stored state of a deployment: its revisions and the distribution of its requests.
 
 use super::digest::Digest;
 use super::manifest::Manifest;
 use serde::{Deserialize, Serialize};
 
-/// Largest weight in a split.
-pub const WEIGHT: u32 = 10_000;
+/// Largest weight of a revision.
+pub const MAX_WEIGHT: u32 = 10_000;
 
-/// One deploy, as it was; never changed afterwards.
+/// One deploy. Immutable.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Revision {
-    /// Its number within the deployment: 1, 2, …; none is given twice, also where the deployment was
-    /// removed and another one has its name now.
+    /// Number within the deployment: 1, 2, … Never reused, even after the deployment was removed and
+    /// created again.
     pub number: u64,
-    /// The component's digest.
+    /// Digest of the component.
     pub component: Digest,
-    /// The component's size.
+    /// Size of the component.
     pub component_bytes: u64,
-    /// When it was deployed, in milliseconds since 1970.
+    /// Time of the deploy, in milliseconds since 1970.
     pub created_ms: u64,
-    /// The manifest; its component is the digest, and so are those that it is linked with.
+    /// The manifest, which names all components by digest.
     pub manifest: Manifest,
 }
 
 impl Revision {
-    /// The components that it needs.
+    /// The components that the revision references.
     pub(super) fn components(&self) -> impl Iterator<Item = Digest> {
-        // A revision is kept with digests only.
-        let links = self.manifest.links.digests().unwrap_or_default();
-        std::iter::once(self.component).chain(links)
+        // Stored manifests name components by digest only.
+        let linked = self.manifest.linked.digests().unwrap_or_default();
+        std::iter::once(self.component).chain(linked)
     }
 }
 
-/// A revision's part of a deployment's requests.
+/// A revision's share of a deployment's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
-pub struct Share {
-    /// The revision's number.
+pub struct TrafficShare {
+    /// Number of the revision.
     pub revision: u64,
     /// Its part of the sum of all weights, from 1 to 10000.
     #[cfg_attr(test, schemars(range(min = 1, max = 10_000)))]
     pub weight: u32,
 }
 
-/// What changes about a deployment.
+impl TrafficShare {
+    /// All requests for `revision`, if no other share exists.
+    pub(super) fn all(revision: u64) -> Self {
+        TrafficShare {
+            revision,
+            weight: 1,
+        }
+    }
+}
+
+/// The mutable state of a deployment.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Record {
-    /// The number of its latest revision.
-    pub latest: u64,
-    /// Who gets its requests; never empty.
-    pub traffic: Vec<Share>,
-    /// Who got them before the last change, for a roll back.
-    pub before: Vec<Share>,
-    /// Its requests are refused for now.
+pub struct DeploymentRecord {
+    /// Number of the latest revision.
+    pub latest_revision: u64,
+    /// Distribution of requests; never empty.
+    pub traffic: Vec<TrafficShare>,
+    /// Distribution before the last change, for a rollback.
+    pub previous_traffic: Vec<TrafficShare>,
+    /// Whether requests are refused.
     pub paused: bool,
+}
+
+impl DeploymentRecord {
+    /// Changes the traffic and remembers the previous one.
+    pub(super) fn set_traffic(&mut self, traffic: Vec<TrafficShare>) {
+        if self.traffic != traffic {
+            self.previous_traffic = std::mem::replace(&mut self.traffic, traffic);
+        }
+    }
 }

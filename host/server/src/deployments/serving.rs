@@ -1,31 +1,31 @@
-//! What serves now: from a path to the plugin that answers it.
+//! The deployments that serve, by route.
 //!
-//! Readers take the table as it is and hold it for a moment; a change puts another one in its place. So
-//! a request finds either all of a change or nothing of it.
+//! Requests read an immutable table; a change replaces the table as a whole. A request therefore sees
+//! either all of a change or nothing of it.
 
 use super::capacity::Capacity;
-use super::change::ChangeError;
-use super::load::COMPILE_TIME;
-use super::name::Name;
-use super::revision::Share;
-use super::slow::Slow;
+use super::change::{ChangeError, MAX_CHANGES};
+use super::compile_timeouts::CompileTimeouts;
+use super::context::DeploymentContext;
+use super::load::COMPILE_TIMEOUT;
+use super::name::DeploymentName;
+use super::revision::TrafficShare;
 use super::store::Store;
-use super::tally::Standing;
-use crate::metrics_text::Families;
 use crate::problem::ErrorFormat;
-use crate::routes::{Prefix, RouteTaken, Routes};
-use crate::terms::{Access, Terms};
+use crate::prometheus::MetricFamilies;
+use crate::request_policy::{Access, RequestPolicy};
+use crate::routes::{Route, RouteTable, RouteTaken};
 use corral_engine::Kind;
 use corral_runtime::{Limits, Plugin, Quota, Runtime};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Components that are compiled at once.
-const COMPILING: usize = 2;
+/// Concurrent compilations.
+const MAX_COMPILATIONS: usize = 2;
 
 /// The deployments of the process. Cheap to clone.
 #[derive(Clone)]
@@ -34,88 +34,87 @@ pub struct Deployments(pub(super) Arc<Inner>);
 pub(super) struct Inner {
     pub(super) runtime: Runtime,
     pub(super) store: Option<Store>,
-    /// What holds where a manifest says nothing.
+    /// Defaults for what a manifest omits.
     pub(super) limits: Limits,
     pub(super) access: Access,
     pub(super) capacity: Capacity,
-    table: RwLock<Arc<Table>>,
-    /// Deployments by name, also while their first revision is being compiled.
-    pub(super) standings: Mutex<BTreeMap<String, Arc<Standing>>>,
-    /// Held while the store and the table are changed.
-    pub(super) changing: tokio::sync::Mutex<()>,
-    pub(super) compiling: Arc<Semaphore>,
-    pub(super) compile_time: Duration,
-    pub(super) slow: Mutex<Slow>,
-    /// Changes under way, those that wait included.
-    pub(super) changes: Arc<Semaphore>,
+    table: RwLock<Arc<DeploymentTable>>,
+    /// Contexts by name, including deployments whose first revision is being compiled.
+    pub(super) contexts: Mutex<BTreeMap<String, Arc<DeploymentContext>>>,
+    /// Held while the store and the table change.
+    pub(super) change_lock: tokio::sync::Mutex<()>,
+    pub(super) compile_permits: Arc<Semaphore>,
+    pub(super) compile_timeout: Duration,
+    pub(super) compile_timeouts: Mutex<CompileTimeouts>,
+    /// Permits for changes in progress.
+    pub(super) change_permits: Arc<Semaphore>,
 }
 
-/// All that serves.
+/// All deployments, by route and by name.
 #[derive(Default)]
-pub(super) struct Table {
-    routes: Routes<Arc<Served>>,
-    pub(super) by_name: BTreeMap<String, Arc<Served>>,
+pub(super) struct DeploymentTable {
+    routes: RouteTable<Arc<ServingDeployment>>,
+    pub(super) by_name: BTreeMap<String, Arc<ServingDeployment>>,
 }
 
-/// A deployment that serves, or would if it could.
-pub(crate) struct Served {
+/// A deployment with its loaded revisions.
+pub(crate) struct ServingDeployment {
     pub(crate) name: String,
-    pub(crate) standing: Arc<Standing>,
-    pub(crate) routes: Vec<Prefix>,
+    pub(crate) context: Arc<DeploymentContext>,
+    pub(crate) routes: Vec<Route>,
     pub(crate) paused: bool,
-    /// Whether it is in the store, and not one that lasts as long as the process.
-    pub(crate) kept: bool,
-    pub(crate) parts: Vec<Part>,
-    turn: AtomicU64,
+    /// Whether the store holds it; false for deployments of the command line.
+    pub(crate) stored: bool,
+    pub(crate) revisions: Vec<ServingRevision>,
+    requests: AtomicU64,
 }
 
-/// A revision that gets requests.
+/// A revision that receives requests.
 #[derive(Clone)]
-pub(crate) struct Part {
-    pub(crate) share: Share,
-    pub(crate) terms: Terms,
-    /// Its plugin, or why there is none.
-    pub(crate) plugin: Result<Plugin, Unloaded>,
+pub(crate) struct ServingRevision {
+    pub(crate) share: TrafficShare,
+    pub(crate) policy: RequestPolicy,
+    pub(crate) plugin: Result<Plugin, LoadError>,
 }
 
 /// Why a revision could not be loaded.
 #[derive(Clone, Debug)]
-pub(crate) struct Unloaded {
-    problem: String,
-    /// The reason may pass, so it is tried again.
-    pub(super) passing: bool,
+pub(crate) struct LoadError {
+    message: String,
+    /// The cause may be temporary, so loading is retried.
+    pub(super) retryable: bool,
 }
 
-impl Unloaded {
-    pub(super) fn new(problem: &ChangeError, passing: bool) -> Self {
-        Unloaded {
-            problem: problem.to_string(),
-            passing,
+impl LoadError {
+    pub(super) fn new(error: &ChangeError, retryable: bool) -> Self {
+        LoadError {
+            message: error.to_string(),
+            retryable,
         }
     }
 }
 
-impl fmt::Display for Unloaded {
+impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.problem)?;
-        match self.passing {
-            true => f.write_str("; it is tried again by itself"),
+        f.write_str(&self.message)?;
+        match self.retryable {
+            true => f.write_str("; loading is retried automatically"),
             false => Ok(()),
         }
     }
 }
 
-/// Why a deployment does not answer itself.
-pub(crate) enum NotServing {
-    /// An operator said so.
+/// Why a deployment answers no requests.
+pub(crate) enum Unavailable {
+    /// An operator paused it.
     Paused,
-    /// None of its revisions could be loaded; the text is for the operator.
-    Failed,
+    /// None of its revisions could be loaded.
+    LoadFailed,
 }
 
 impl Deployments {
-    /// No deployments yet. Those in `store` serve once they are [restored](Deployments::restore);
-    /// `limits` and `access` hold where a manifest says nothing.
+    /// Creates an empty table. Deployments of `store` serve once they are
+    /// [restored](Deployments::restore). `limits` and `access` are the defaults for manifests.
     pub fn new(runtime: Runtime, store: Option<Store>, limits: Limits, access: Access) -> Self {
         let capacity = Capacity {
             calls: runtime.max_calls(),
@@ -128,71 +127,74 @@ impl Deployments {
             limits,
             access,
             table: RwLock::default(),
-            standings: Mutex::default(),
-            changing: tokio::sync::Mutex::new(()),
-            compiling: Arc::new(Semaphore::new(COMPILING)),
-            compile_time: COMPILE_TIME,
-            slow: Mutex::default(),
-            changes: Arc::new(Semaphore::new(super::change::WAITING)),
+            contexts: Mutex::default(),
+            change_lock: tokio::sync::Mutex::new(()),
+            compile_permits: Arc::new(Semaphore::new(MAX_COMPILATIONS)),
+            compile_timeout: COMPILE_TIMEOUT,
+            compile_timeouts: Mutex::default(),
+            change_permits: Arc::new(Semaphore::new(MAX_CHANGES)),
         }))
     }
 
-    /// Adds a deployment that lasts as long as the process and is known by its route. Such ones go
-    /// first: a deployment of the store that wants the same route does not serve.
-    pub fn add_fixed(&self, route: Prefix, plugin: Plugin, terms: Terms) -> Result<(), RouteTaken> {
+    /// Adds a deployment of the command line, named by its route. It lasts as long as the process and wins
+    /// over a stored deployment with the same route, which then does not serve.
+    pub fn add_static(
+        &self,
+        route: Route,
+        plugin: Plugin,
+        policy: RequestPolicy,
+    ) -> Result<(), RouteTaken> {
         let name = route.as_str().to_owned();
-        let account = plugin.deployment().clone();
-        let standing = Arc::new(Standing::fixed(account, terms.quota.clone()));
-        self.0.keep(&name, &standing);
-        let served = Served {
+        let state = plugin.deployment().clone();
+        let context = DeploymentContext::with_quota(state, policy.quota.clone());
+        let context = Arc::new(context);
+        self.0.contexts().insert(name.clone(), Arc::clone(&context));
+        let deployment = ServingDeployment {
             name,
-            standing,
+            context,
             routes: vec![route],
             paused: false,
-            kept: false,
-            parts: vec![Part {
-                share: Share {
-                    revision: 0,
-                    weight: 1,
-                },
-                terms,
+            stored: false,
+            revisions: vec![ServingRevision {
+                share: TrafficShare::all(0),
+                policy,
                 plugin: Ok(plugin),
             }],
-            turn: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
         };
-        self.0.replace(|by_name| {
-            by_name.insert(served.name.clone(), Arc::new(served));
+        self.0.update_table(|by_name| {
+            by_name.insert(deployment.name.clone(), Arc::new(deployment));
         })
     }
 
-    /// Where it keeps them, if anywhere.
+    /// The store, if the server has one.
     pub fn store(&self) -> Option<&Store> {
         self.0.store.as_ref()
     }
 
-    /// Whose the path is.
-    pub(crate) fn find(&self, path: &str) -> Option<Arc<Served>> {
+    /// The deployment that owns the route of `path`.
+    pub(crate) fn find(&self, path: &str) -> Option<Arc<ServingDeployment>> {
         self.0.table().routes.find(path).cloned()
     }
 
     /// The deployment of this name.
-    pub(crate) fn get(&self, name: &str) -> Option<Arc<Served>> {
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<ServingDeployment>> {
         self.0.table().by_name.get(name).cloned()
     }
 
-    /// All that serve, by name.
-    pub(crate) fn all(&self) -> Vec<Arc<Served>> {
+    /// All deployments, by name.
+    pub(crate) fn all(&self) -> Vec<Arc<ServingDeployment>> {
         self.0.table().by_name.values().cloned().collect()
     }
 
-    /// The quotas, one of those that share their books.
+    /// The quotas; of those that share usage, one.
     pub(crate) fn quotas(&self) -> Vec<Arc<Quota>> {
         let mut quotas: Vec<Arc<Quota>> = Vec::new();
-        for served in self.all() {
-            for quota in served
-                .parts
+        for deployment in self.all() {
+            for quota in deployment
+                .revisions
                 .iter()
-                .filter_map(|part| part.terms.quota.as_ref())
+                .filter_map(|revision| revision.policy.quota.as_ref())
             {
                 if !quotas.iter().any(|seen| seen.shares_usage_with(quota)) {
                     quotas.push(Arc::clone(quota));
@@ -202,192 +204,189 @@ impl Deployments {
         quotas
     }
 
-    /// Writes what is counted.
-    pub(crate) fn write(&self, families: &mut Families) {
+    /// Writes the metrics of all deployments.
+    pub(crate) fn write_metrics(&self, families: &mut MetricFamilies) {
         let all = self.all();
         families.sample(
             "corral_deployments",
-            "Deployments, those that can't serve included.",
+            "Deployments, including those that cannot serve.",
             Kind::Gauge,
             &[],
             all.len() as f64,
         );
-        for served in all {
-            served.standing.write(&served.name, families);
+        for deployment in all {
+            deployment.context.write_metrics(&deployment.name, families);
         }
     }
 }
 
 impl Inner {
-    pub(super) fn table(&self) -> Arc<Table> {
+    pub(super) fn table(&self) -> Arc<DeploymentTable> {
         Arc::clone(&self.table.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What lasts of the deployment of this name.
-    pub(super) fn standing(&self, name: &str) -> Arc<Standing> {
-        let mut standings = self
-            .standings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let standing = standings
+    fn contexts(&self) -> MutexGuard<'_, BTreeMap<String, Arc<DeploymentContext>>> {
+        self.contexts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The context of this deployment, created if needed.
+    pub(super) fn context(&self, name: &str) -> Arc<DeploymentContext> {
+        let mut contexts = self.contexts();
+        let context = contexts
             .entry(name.to_owned())
-            .or_insert_with(|| Arc::new(Standing::new(self.runtime.new_deployment())));
-        Arc::clone(standing)
+            .or_insert_with(|| Arc::new(DeploymentContext::new(self.runtime.new_deployment())));
+        Arc::clone(context)
     }
 
-    /// Has `standing` last under this name.
-    fn keep(&self, name: &str, standing: &Arc<Standing>) {
-        let mut standings = self
-            .standings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        standings.insert(name.to_owned(), Arc::clone(standing));
+    /// Whether `context` belongs to the current deployment of this name, not to a removed one.
+    pub(super) fn is_current(
+        &self,
+        name: &DeploymentName,
+        context: &Arc<DeploymentContext>,
+    ) -> bool {
+        let contexts = self.contexts();
+        let current = contexts.get(name.as_str());
+        current.is_some_and(|current| Arc::ptr_eq(current, context))
     }
 
-    /// Whether this is what lasts of the deployment of this name, and not of one that was removed.
-    pub(super) fn stands(&self, name: &Name, standing: &Arc<Standing>) -> bool {
-        let standings = self
-            .standings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let now = standings.get(name.as_str());
-        now.is_some_and(|now| Arc::ptr_eq(now, standing))
+    /// Removes the context of a removed deployment. A change in progress then finds its own context no
+    /// longer [current](Inner::is_current).
+    pub(super) fn remove_context(&self, name: &str) {
+        self.contexts().remove(name);
     }
 
-    /// Forgets what lasts of the deployment of this name: it was removed. A change that has it already
-    /// finds that it [stands](Inner::stands) no more.
-    pub(super) fn dismiss(&self, name: &str) {
-        let mut standings = self
-            .standings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        standings.remove(name);
-    }
-
-    /// Forgets the standing of a deployment that there is not, unless another change has it too, which
-    /// does this when it ends.
-    pub(super) fn forget(&self, name: &str) {
-        let mut standings = self
-            .standings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let alone = standings
+    /// Removes the context of a deployment that does not exist, unless another change uses it too, which
+    /// removes it at its end.
+    pub(super) fn remove_unused_context(&self, name: &str) {
+        let mut contexts = self.contexts();
+        let unused = contexts
             .get(name)
-            .is_some_and(|standing| Arc::strong_count(standing) == 1);
-        if alone && !self.table().by_name.contains_key(name) {
-            standings.remove(name);
+            .is_some_and(|context| Arc::strong_count(context) == 1);
+        if unused && !self.table().by_name.contains_key(name) {
+            contexts.remove(name);
         }
     }
 
-    /// Puts a table with other deployments in the place of the present one, unless two of them want
-    /// one route.
-    pub(super) fn replace(
+    /// Replaces the table by a changed copy.
+    ///
+    /// # Errors
+    /// If two deployments have the same route; the table stays as it was.
+    pub(super) fn update_table(
         &self,
-        change: impl FnOnce(&mut BTreeMap<String, Arc<Served>>),
+        change: impl FnOnce(&mut BTreeMap<String, Arc<ServingDeployment>>),
     ) -> Result<(), RouteTaken> {
         let mut by_name = self.table().by_name.clone();
         change(&mut by_name);
-        let mut routes = Routes::default();
-        for served in by_name.values() {
-            for route in &served.routes {
-                routes.add(route.clone(), Arc::clone(served))?;
+        let mut routes = RouteTable::default();
+        for deployment in by_name.values() {
+            for route in &deployment.routes {
+                routes.add(route.clone(), Arc::clone(deployment))?;
             }
         }
-        let new = Arc::new(Table { routes, by_name });
+        let new = Arc::new(DeploymentTable { routes, by_name });
         let old = std::mem::replace(
             &mut *self.table.write().unwrap_or_else(PoisonError::into_inner),
             new,
         );
-        // Out of the lock, since the last of a plugin may go with it.
+        // Outside the lock: this may free a plugin.
         drop(old);
         Ok(())
     }
 
-    /// Who has one of these routes already, other than `name`.
-    pub(super) fn holder(&self, name: &str, routes: &[Prefix]) -> Option<(Prefix, String)> {
+    /// The first of `routes` that belongs to a deployment other than `name`, and its owner.
+    pub(super) fn other_owner(&self, name: &str, routes: &[Route]) -> Option<(Route, String)> {
         let table = self.table();
         routes.iter().find_map(|route| {
-            let holder = table.routes.get(route)?;
-            (holder.name != name).then(|| (route.clone(), holder.name.clone()))
+            let owner = table.routes.get(route)?;
+            (owner.name != name).then(|| (route.clone(), owner.name.clone()))
         })
     }
 }
 
-impl Served {
+impl ServingDeployment {
     pub(super) fn new(
         name: String,
-        standing: Arc<Standing>,
-        routes: Vec<Prefix>,
+        context: Arc<DeploymentContext>,
+        routes: Vec<Route>,
         paused: bool,
-        parts: Vec<Part>,
+        revisions: Vec<ServingRevision>,
     ) -> Self {
-        Served {
+        ServingDeployment {
             name,
-            standing,
+            context,
             routes,
             paused,
-            kept: true,
-            parts,
-            turn: AtomicU64::new(0),
+            stored: true,
+            revisions,
+            requests: AtomicU64::new(0),
         }
     }
 
-    /// How the host answers in its place before a revision is picked.
+    /// Error format before a revision is picked.
     pub(crate) fn error_format(&self) -> ErrorFormat {
-        self.parts
+        self.revisions
             .first()
-            .map_or_else(ErrorFormat::default, |part| part.terms.errors)
+            .map_or_else(ErrorFormat::default, |revision| {
+                revision.policy.error_format
+            })
     }
 
-    /// The plugin whose turn it is. Requests are dealt out among the parts that could be loaded, evenly
-    /// also over a few requests.
-    pub(crate) fn pick(&self) -> Result<(&Plugin, &Terms), NotServing> {
+    /// Picks the revision for the next request. Distributes requests among the loaded revisions by weight,
+    /// evenly even over few requests.
+    pub(crate) fn pick(&self) -> Result<(&Plugin, &RequestPolicy), Unavailable> {
         if self.paused {
-            return Err(NotServing::Paused);
+            return Err(Unavailable::Paused);
         }
         let loaded = || {
-            self.parts
+            self.revisions
                 .iter()
-                .filter_map(|part| Some((part, part.plugin.as_ref().ok()?)))
+                .filter_map(|revision| Some((revision, revision.plugin.as_ref().ok()?)))
         };
         let mut all = loaded();
-        if let (Some((part, plugin)), None) = (all.next(), all.next()) {
-            return Ok((plugin, &part.terms));
+        if let (Some((revision, plugin)), None) = (all.next(), all.next()) {
+            return Ok((plugin, &revision.policy));
         }
-        let sum = loaded().map(|(part, _)| u64::from(part.share.weight)).sum();
-        let mut point = deal(self.turn.fetch_add(1, Ordering::Relaxed), sum);
-        for (part, plugin) in loaded() {
-            let weight = u64::from(part.share.weight);
+        let sum = loaded()
+            .map(|(revision, _)| u64::from(revision.share.weight))
+            .sum();
+        let request = self.requests.fetch_add(1, Ordering::Relaxed);
+        let mut point = spread_point(request, sum);
+        for (revision, plugin) in loaded() {
+            let weight = u64::from(revision.share.weight);
             if point < weight {
-                return Ok((plugin, &part.terms));
+                return Ok((plugin, &revision.policy));
             }
             point -= weight;
         }
-        Err(NotServing::Failed)
+        Err(Unavailable::LoadFailed)
     }
 }
 
-/// A point below `sum` for each turn; the points of successive turns lie evenly (Weyl's sequence with
-/// the golden ratio).
-fn deal(turn: u64, sum: u64) -> u64 {
-    let fraction = turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+/// A point below `sum` for the request of this number. Points of successive requests are spread evenly:
+/// Weyl's sequence with the golden ratio.
+fn spread_point(request: u64, sum: u64) -> u64 {
+    let fraction = request.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     (fraction * sum) >> 32
 }
 
 #[cfg(test)]
 mod tests {
-    use super::deal;
+    use super::spread_point;
 
     #[test]
-    fn turns_are_dealt_by_weight_also_in_the_short_run() {
-        for (weight, sum, turns) in [(1, 2, 10), (9, 10, 100), (1, 100, 1000), (5000, 10_000, 20)] {
-            let got = (0..turns).filter(|turn| deal(*turn, sum) < weight).count() as f64;
-            let due = (turns * weight) as f64 / sum as f64;
+    fn requests_follow_weights_even_in_short_runs() {
+        for (weight, sum, requests) in
+            [(1, 2, 10), (9, 10, 100), (1, 100, 1000), (5000, 10_000, 20)]
+        {
+            let got = (0..requests)
+                .filter(|request| spread_point(*request, sum) < weight)
+                .count() as f64;
+            let expected = (requests * weight) as f64 / sum as f64;
             assert!(
-                (got - due).abs() <= 2.0,
-                "{weight} of {sum}: {got}, not {due}"
+                (got - expected).abs() <= 2.0,
+                "{weight} of {sum}: {got}, not {expected}"
             );
         }
-        assert_eq!(deal(7, 0), 0);
+        assert_eq!(spread_point(7, 0), 0);
     }
 }

@@ -1,16 +1,16 @@
-//! One connection: handshake, which HTTP it speaks, its requests, and its end.
+//! One connection: TLS handshake, protocol detection, requests, and shutdown.
 
-use super::outgoing::Outgoing;
-use super::preface::{Rewound, sniff};
-use super::socket::{Accepted, Peer};
-use super::streams::{Activity, Streams};
-use super::wire::Wire;
-use super::{LAST_MOMENT, Setup};
-use crate::access::Observed;
-use crate::shutdown::{Phase, reached};
-use crate::stall::StallLimit;
+use super::preface::{Rewind, detect_http2};
+use super::response_body::ResponseBody;
+use super::socket::{AcceptedStream, Peer};
+use super::streams::{ConnectionActivity, StreamExecutor};
+use super::transport::Transport;
+use super::write_timeout::WriteTimeout;
+use super::{FINAL_EVENT_TIME, ListenerConfig};
+use crate::http_counters::TerminationReason;
+use crate::request_log::LoggedBody;
+use crate::shutdown::{ListenerPhase, reached};
 use crate::tls;
-use crate::traffic::End;
 use http::header::CONNECTION;
 use http::{HeaderValue, Request, Response, Version};
 use hyper::body::Incoming;
@@ -26,265 +26,275 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-/// How long a connection on which nothing goes on stays open when the server drains: its client may
-/// be sending a request just now, and would not know whether it was heard.
+/// How long an idle connection stays open at shutdown: the client may be sending a request and could not
+/// know whether the server received it.
 const LAST_REQUEST: Duration = Duration::from_millis(300);
-/// HTTP/2's windows: bytes of request bodies that a client may send before they are read, for each
-/// stream and for the whole connection.
+/// HTTP/2 flow-control windows: bytes of request bodies that a client may send ahead, per stream and per
+/// connection.
 const WINDOWS: (u32, u32) = (64 << 10, 256 << 10);
-/// Bytes of an answer that hyper may hold for a stream of HTTP/2.
-const SEND_BYTES: usize = 64 << 10;
-/// Streams of HTTP/2 that a client has reset and that hyper has not seen yet; more end the connection.
-const RESETS: usize = 20;
-/// Streams that may end by a client's breach of the protocol; more end the connection.
-const BREACHES: usize = 100;
-/// How often a silent HTTP/2 client is asked whether it is there, and how long it may take to answer.
+/// Bytes of a response that hyper may buffer per HTTP/2 stream.
+const SEND_BUFFER_BYTES: usize = 64 << 10;
+/// HTTP/2 streams that a client may reset before hyper accepts them; more end the connection.
+const MAX_PENDING_RESETS: usize = 20;
+/// Streams that the server may reset for protocol errors; more end the connection.
+const MAX_ERROR_RESETS: usize = 100;
+/// Interval of HTTP/2 pings to a silent client, and the time limit for its answer.
 const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
 
-/// Where a request came from: an extension of the request.
+/// Properties of the connection: an extension of its requests.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrival {
-    /// Whether it came through TLS.
-    pub(crate) secure: bool,
+pub(crate) struct ConnectionInfo {
+    pub(crate) is_tls: bool,
 }
 
 pub(super) struct Connection<H> {
     pub(super) peer: Peer,
-    pub(super) setup: Arc<Setup>,
-    pub(super) phase: watch::Receiver<Phase>,
+    pub(super) config: Arc<ListenerConfig>,
+    pub(super) phase: watch::Receiver<ListenerPhase>,
     pub(super) answer: H,
 }
 
 /// A stream that is ready for requests.
-struct Ready {
-    stream: Rewound<Wire>,
+struct ReadyStream {
+    stream: Rewind<Transport>,
     is_http2: bool,
 }
 
-/// Why there will be none.
-enum NotReady {
+/// Why a connection ended before its first request.
+enum SetupError {
     Handshake(io::Error),
-    Silent,
-    Gone(io::Error),
+    Timeout,
+    Io(io::Error),
 }
 
 impl<H, F> Connection<H>
 where
     H: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Response<Observed>> + Send + 'static,
+    F: Future<Output = Response<LoggedBody>> + Send + 'static,
 {
-    /// Serves it until it ends.
-    pub(super) async fn serve(mut self, stream: Accepted) {
-        let setup = self.setup.clone();
+    /// Serves the connection to its end.
+    pub(super) async fn serve(mut self, stream: AcceptedStream) {
+        let config = self.config.clone();
         let ready = tokio::select! {
-            ready = prepare(stream, &setup) => ready,
+            ready = prepare(stream, &config) => ready,
             () = last_request(&mut self.phase) => return,
         };
         match ready {
-            Ok(Ready {
+            Ok(ReadyStream {
                 stream,
                 is_http2: true,
             }) => self.serve_http2(stream).await,
-            Ok(Ready { stream, .. }) => self.serve_http1(stream).await,
-            Err(NotReady::Handshake(error)) => {
-                tracing::debug!(peer = %self.peer, %error, "no TLS handshake");
-                self.ended(End::Handshake);
+            Ok(ReadyStream { stream, .. }) => self.serve_http1(stream).await,
+            Err(SetupError::Handshake(error)) => {
+                tracing::debug!(peer = %self.peer, %error, "TLS handshake failed");
+                self.count(TerminationReason::Handshake);
             }
-            Err(NotReady::Silent) => self.ended(End::HeadTime),
-            Err(NotReady::Gone(error)) => {
+            Err(SetupError::Timeout) => self.count(TerminationReason::HeaderTimeout),
+            Err(SetupError::Io(error)) => {
                 tracing::debug!(peer = %self.peer, %error, "connection ended");
             }
         }
     }
 
-    async fn serve_http1(self, stream: Rewound<Wire>) {
-        let limits = &self.setup.limits;
-        let activity = Activity::new();
+    async fn serve_http1(self, stream: Rewind<Transport>) {
+        let limits = &self.config.limits;
+        let activity = ConnectionActivity::new();
         let mut builder = http1::Builder::new();
         builder
             .timer(TokioTimer::new())
-            .header_read_timeout(limits.head_time)
-            .max_header_size(limits.head_bytes)
-            .max_buf_size(limits.head_bytes.saturating_mul(2).max(8192));
+            .header_read_timeout(limits.header_timeout)
+            .max_header_size(limits.max_header_bytes)
+            .max_buf_size(limits.max_header_bytes.saturating_mul(2).max(8192));
         let connection =
             builder.serve_connection(TokioIo::new(stream), service_fn(self.service(&activity)));
         tokio::pin!(connection);
         let mut phase = self.phase.clone();
-        let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
-            // Answers say from now on that they are the last; see `service`.
+        let result = tokio::select! {
+            result = connection.as_mut() => result,
+            // Responses announce `Connection: close` from now on, see `service`.
             () = async {
-                reached(&mut phase, Phase::Draining).await;
+                reached(&mut phase, ListenerPhase::Draining).await;
                 activity.idle_for(LAST_REQUEST, Instant::now()).await;
             } => {
                 connection.as_mut().graceful_shutdown();
                 tokio::select! {
-                    ended = connection => ended,
-                    () = last_moment(&mut phase) => Ok(()),
+                    result = connection => result,
+                    () = end_of_grace(&mut phase) => Ok(()),
                 }
             }
         };
-        self.told(ended);
+        self.record(result);
     }
 
-    async fn serve_http2(self, stream: Rewound<Wire>) {
-        let limits = &self.setup.limits;
-        let activity = Activity::new();
-        let setup = self.setup.clone();
-        let streams = Streams {
-            stall_time: limits.stall_time,
-            stalled: move || count(&setup, End::Stalled),
+    async fn serve_http2(self, stream: Rewind<Transport>) {
+        let limits = &self.config.limits;
+        let activity = ConnectionActivity::new();
+        let config = self.config.clone();
+        let streams = StreamExecutor {
+            write_timeout: limits.write_timeout,
+            on_stalled: move || count(&config, TerminationReason::WriteTimeout),
         };
         let mut builder = http2::Builder::new(streams);
         builder
             .timer(TokioTimer::new())
-            .max_concurrent_streams(limits.streams)
-            .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
+            .max_concurrent_streams(limits.max_concurrent_streams)
+            .max_header_list_size(u32::try_from(limits.max_header_bytes).unwrap_or(u32::MAX))
             .initial_stream_window_size(WINDOWS.0)
             .initial_connection_window_size(WINDOWS.1)
-            .max_send_buf_size(SEND_BYTES)
-            .max_pending_accept_reset_streams(RESETS)
-            .max_local_error_reset_streams(BREACHES)
+            .max_send_buf_size(SEND_BUFFER_BYTES)
+            .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+            .max_local_error_reset_streams(MAX_ERROR_RESETS)
             .keep_alive_interval(PING.0)
             .keep_alive_timeout(PING.1);
         let connection =
             builder.serve_connection(TokioIo::new(stream), service_fn(self.service(&activity)));
         tokio::pin!(connection);
         let mut phase = self.phase.clone();
-        let begun = Instant::now();
-        let draining = async |phase: &mut watch::Receiver<Phase>| {
+        let started = Instant::now();
+        let draining = async |phase: &mut watch::Receiver<ListenerPhase>| {
             tokio::select! {
-                () = reached(phase, Phase::Draining) => None,
-                () = activity.idle_for(limits.head_time, begun) => Some(End::Idle),
+                () = reached(phase, ListenerPhase::Draining) => None,
+                () = activity.idle_for(limits.header_timeout, started) => Some(TerminationReason::Idle),
             }
         };
-        let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
-            () = activity.flooded.notified() => return self.ended(End::Resets),
+        let result = tokio::select! {
+            result = connection.as_mut() => result,
+            () = activity.flooded.notified() => return self.count(TerminationReason::Resets),
             idle = draining(&mut phase) => {
-                // The client is told that what it sends from now on is not heard (GOAWAY).
+                // Sends GOAWAY: the client learns that later requests are not processed.
                 connection.as_mut().graceful_shutdown();
-                let left = async {
+                let unread = async {
                     match idle {
-                        // It may have bytes of ours that it does not read.
-                        Some(_) => sleep(limits.stall_time).await,
+                        // The client may leave the last bytes unread.
+                        Some(_) => sleep(limits.write_timeout).await,
                         None => std::future::pending().await,
                     }
                 };
-                if let Some(end) = idle {
-                    count(&self.setup, end);
+                if let Some(reason) = idle {
+                    self.count(reason);
                 }
                 tokio::select! {
-                    ended = connection => ended,
-                    () = activity.flooded.notified() => return self.ended(End::Resets),
-                    () = left => Ok(()),
-                    () = last_moment(&mut phase) => Ok(()),
+                    result = connection => result,
+                    () = activity.flooded.notified() => return self.count(TerminationReason::Resets),
+                    () = unread => Ok(()),
+                    () = end_of_grace(&mut phase) => Ok(()),
                 }
             }
         };
-        self.told(ended);
+        self.record(result);
     }
 
-    /// What hyper calls for each request.
-    fn service(&self, activity: &Arc<Activity>) -> impl Service + use<H, F> {
+    /// The service that hyper calls for each request.
+    fn service(&self, activity: &Arc<ConnectionActivity>) -> impl Service + use<H, F> {
         let (activity, answer) = (activity.clone(), self.answer.clone());
-        let (phase, secure) = (self.phase.clone(), self.setup.tls.is_some());
+        let (phase, is_tls) = (self.phase.clone(), self.config.tls.is_some());
         move |mut request: Request<Incoming>| {
-            let running = activity.begin();
-            let one_by_one = request.version() < Version::HTTP_2;
-            request.extensions_mut().insert(Arrival { secure });
-            let (answering, phase) = (answer(request), phase.clone());
+            let running = activity.begin_request();
+            let is_http1 = request.version() < Version::HTTP_2;
+            request.extensions_mut().insert(ConnectionInfo { is_tls });
+            let (answer, phase) = (answer(request), phase.clone());
             Box::pin(async move {
-                let mut answer = answering.await;
-                if one_by_one && *phase.borrow() >= Phase::Draining {
-                    let last = HeaderValue::from_static("close");
-                    answer.headers_mut().insert(CONNECTION, last);
+                let mut response = answer.await;
+                if is_http1 && *phase.borrow() >= ListenerPhase::Draining {
+                    let close = HeaderValue::from_static("close");
+                    response.headers_mut().insert(CONNECTION, close);
                 }
-                Ok(Outgoing::of(answer, running, &phase))
+                Ok(ResponseBody::wrap(response, running, &phase))
             })
         }
     }
 
-    /// Notes how hyper left it.
-    fn told(&self, ended: hyper::Result<()>) {
-        let Err(error) = ended else {
+    /// Records how hyper ended the connection.
+    fn record(&self, result: hyper::Result<()>) {
+        let Err(error) = result else {
             return;
         };
         tracing::debug!(peer = %self.peer, %error, "connection ended");
         if error.is_timeout() {
-            self.ended(End::HeadTime);
-        } else if is_stall(&error) {
-            self.ended(End::Stalled);
+            self.count(TerminationReason::HeaderTimeout);
+        } else if is_write_timeout(&error) {
+            self.count(TerminationReason::WriteTimeout);
         }
     }
 
-    fn ended(&self, end: End) {
-        count(&self.setup, end);
+    fn count(&self, reason: TerminationReason) {
+        count(&self.config, reason);
     }
 }
 
-/// What hyper calls for each request.
+/// The function that hyper calls for each request.
 trait Service:
-    Fn(Request<Incoming>) -> Pin<Box<dyn Future<Output = Answered> + Send>> + Send + 'static
+    Fn(Request<Incoming>) -> Pin<Box<dyn Future<Output = ServiceResult> + Send>> + Send + 'static
 {
 }
 
 impl<S> Service for S where
-    S: Fn(Request<Incoming>) -> Pin<Box<dyn Future<Output = Answered> + Send>> + Send + 'static
+    S: Fn(Request<Incoming>) -> Pin<Box<dyn Future<Output = ServiceResult> + Send>>
+        + Send
+        + 'static
 {
 }
 
-type Answered = Result<Response<Outgoing>, Infallible>;
+type ServiceResult = Result<Response<ResponseBody>, Infallible>;
 
-/// Shakes hands where that is wanted, and finds out which HTTP is spoken.
-async fn prepare(stream: Accepted, setup: &Setup) -> Result<Ready, NotReady> {
-    let limits = &setup.limits;
-    let wire = match (stream, &setup.tls) {
-        (Accepted::Tcp(stream), Some(tls)) => {
-            let stream = StallLimit::new(stream, limits.stall_time);
+/// Performs the TLS handshake, if configured, and detects the HTTP version.
+async fn prepare(
+    stream: AcceptedStream,
+    config: &ListenerConfig,
+) -> Result<ReadyStream, SetupError> {
+    let limits = &config.limits;
+    let transport = match (stream, &config.tls) {
+        (AcceptedStream::Tcp(stream), Some(tls)) => {
+            let stream = WriteTimeout::new(stream, limits.write_timeout);
             let acceptor = tls.acceptor().await;
-            let stream = timeout(limits.handshake_time, acceptor.accept(stream))
+            let stream = timeout(limits.handshake_timeout, acceptor.accept(stream))
                 .await
                 .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-                .map_err(NotReady::Handshake)?;
+                .map_err(SetupError::Handshake)?;
             let is_http2 = stream.get_ref().1.alpn_protocol() == Some(tls::HTTP2);
-            return Ok(Ready {
-                stream: Rewound::untouched(Wire::Tls(Box::new(stream))),
+            return Ok(ReadyStream {
+                stream: Rewind::untouched(Transport::Tls(Box::new(stream))),
                 is_http2,
             });
         }
-        (Accepted::Tcp(stream), None) => Wire::Tcp(StallLimit::new(stream, limits.stall_time)),
-        // It does not leave the machine.
-        (Accepted::Unix(stream), _) => Wire::Unix(StallLimit::new(stream, limits.stall_time)),
-        (Accepted::Memory(stream), _) => Wire::Memory(StallLimit::new(stream, limits.stall_time)),
+        (AcceptedStream::Tcp(stream), None) => {
+            Transport::Tcp(WriteTimeout::new(stream, limits.write_timeout))
+        }
+        // Local connections are not encrypted: they do not leave the machine.
+        (AcceptedStream::Unix(stream), _) => {
+            Transport::Unix(WriteTimeout::new(stream, limits.write_timeout))
+        }
+        (AcceptedStream::Memory(stream), _) => {
+            Transport::Memory(WriteTimeout::new(stream, limits.write_timeout))
+        }
     };
-    let (is_http2, stream) = timeout(limits.head_time, sniff(wire))
+    let (is_http2, stream) = timeout(limits.header_timeout, detect_http2(transport))
         .await
-        .map_err(|_| NotReady::Silent)?
-        .map_err(NotReady::Gone)?;
-    Ok(Ready { stream, is_http2 })
+        .map_err(|_| SetupError::Timeout)?
+        .map_err(SetupError::Io)?;
+    Ok(ReadyStream { stream, is_http2 })
 }
 
-/// Returns when the server drains and a request that was under way would have come.
-async fn last_request(phase: &mut watch::Receiver<Phase>) {
-    reached(phase, Phase::Draining).await;
+/// Returns when the server drains and a request in flight would have arrived.
+async fn last_request(phase: &mut watch::Receiver<ListenerPhase>) {
+    reached(phase, ListenerPhase::Draining).await;
     sleep(LAST_REQUEST).await;
 }
 
-/// Returns when the time to end is over, and what could be ended whole has been.
-async fn last_moment(phase: &mut watch::Receiver<Phase>) {
-    reached(phase, Phase::Ending).await;
-    sleep(LAST_MOMENT).await;
+/// Returns when the grace period is over and event streams have had time for their final event.
+async fn end_of_grace(phase: &mut watch::Receiver<ListenerPhase>) {
+    reached(phase, ListenerPhase::Ending).await;
+    sleep(FINAL_EVENT_TIME).await;
 }
 
-fn count(setup: &Setup, end: End) {
-    if let Some(traffic) = &setup.traffic {
-        traffic.ended(end);
+fn count(config: &ListenerConfig, reason: TerminationReason) {
+    if let Some(counters) = &config.counters {
+        counters.count_termination(reason);
     }
 }
 
-/// Whether the stall limit is what ended a connection.
-fn is_stall(error: &(dyn Error + 'static)) -> bool {
+/// Whether [`WriteTimeout`] ended the connection.
+fn is_write_timeout(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<io::Error>() {

@@ -1,7 +1,7 @@
-//! Tells HTTP/2 from HTTP/1 by a connection's first bytes.
+//! Distinguishes HTTP/2 from HTTP/1 by the first bytes of an unencrypted connection.
 //!
-//! A client that knows that a server speaks HTTP/2 begins with a fixed preface (RFC 9113, 3.4), whose
-//! first four bytes begin no HTTP/1 request. What was read of it is given back in front of the rest.
+//! An HTTP/2 client starts with a fixed preface (RFC 9113, 3.4), whose first four bytes start no HTTP/1
+//! request. [`Rewind`] replays the bytes that detection has read.
 
 use std::io;
 use std::pin::Pin;
@@ -10,17 +10,18 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// A stream some of whose bytes have been read already.
-pub(super) struct Rewound<S> {
+/// A stream that replays its first bytes.
+pub(super) struct Rewind<S> {
     stream: S,
     first: [u8; PREFACE.len()],
-    /// What is left of `first`.
+    /// Part of `first` that has not been replayed.
     left: std::ops::Range<usize>,
 }
 
-/// Reads as much of `stream` as it takes to tell whether it begins with the preface. The bound on the
-/// time is the caller's. A stream that ends before is none of HTTP/2.
-pub(super) async fn sniff<S: AsyncRead + Unpin>(mut stream: S) -> io::Result<(bool, Rewound<S>)> {
+/// Whether `stream` starts with the HTTP/2 preface. The caller limits the time.
+pub(super) async fn detect_http2<S: AsyncRead + Unpin>(
+    mut stream: S,
+) -> io::Result<(bool, Rewind<S>)> {
     let mut first = [0; PREFACE.len()];
     let mut read = 0;
     while read < PREFACE.len() && first[..read] == PREFACE[..read] {
@@ -29,18 +30,18 @@ pub(super) async fn sniff<S: AsyncRead + Unpin>(mut stream: S) -> io::Result<(bo
             count => read += count,
         }
     }
-    let rewound = Rewound {
+    let rewind = Rewind {
         stream,
         first,
         left: 0..read,
     };
-    Ok((first == PREFACE, rewound))
+    Ok((first == PREFACE, rewind))
 }
 
-impl<S> Rewound<S> {
-    /// A stream of which nothing has been read.
+impl<S> Rewind<S> {
+    /// A stream with nothing to replay.
     pub(super) fn untouched(stream: S) -> Self {
-        Rewound {
+        Rewind {
             stream,
             first: [0; PREFACE.len()],
             left: 0..0,
@@ -48,7 +49,7 @@ impl<S> Rewound<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Rewound<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for Rewind<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -65,7 +66,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Rewound<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Rewound<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Rewind<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -101,7 +102,7 @@ mod tests {
     use tokio::io::{AsyncWriteExt, duplex};
 
     #[tokio::test]
-    async fn whatever_comes_in_whatever_pieces_is_read_whole() {
+    async fn bytes_stay_complete_for_any_chunking() {
         let with_more = [PREFACE, b"more"].concat();
         for (sent, expected) in [
             (&b""[..], false),
@@ -119,7 +120,7 @@ mod tests {
                     client.write_all(part).await.expect("there is room");
                 }
                 drop(client);
-                let (is_http2, mut stream) = sniff(server).await.expect("it can be read");
+                let (is_http2, mut stream) = detect_http2(server).await.expect("it can be read");
                 let mut read = Vec::new();
                 stream.read_to_end(&mut read).await.expect("to its end");
                 assert_eq!((is_http2, &read[..]), (expected, sent));

@@ -1,9 +1,8 @@
-//! What goes on in one connection: its requests, and how HTTP/2 runs them.
+//! The requests of one connection, and the tasks of HTTP/2 streams.
 //!
-//! HTTP/2 has stalls of its own, which the socket does not show: a client may let one stream's window
-//! run empty and go on with the others. hyper then waits for room and polls neither the body nor its
-//! deadline. So every stream's task is watched: has the body given bytes that hyper found no room for,
-//! the stream is reset when that lasts too long.
+//! An HTTP/2 client can stop reading one stream and continue with others, which the socket's write timeout
+//! does not notice: hyper then waits for window space and polls neither the body nor its deadline. Each
+//! stream's task is therefore watched: it is reset once hyper has held bytes without space for too long.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,24 +13,24 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Requests of a connection that were given up before they had an answer, beyond those that had one:
-/// more, and the connection is closed. Opening streams only to reset them is how servers are flooded.
-const ABANDONED: usize = 100;
+/// How many more requests a client may abandon before their response than it lets complete. More close
+/// the connection: opening streams only to reset them is a known attack.
+const MAX_ABANDONED: usize = 100;
 
 /// The requests of one connection.
 #[derive(Debug)]
-pub(super) struct Activity {
+pub(super) struct ConnectionActivity {
     running: AtomicUsize,
     answered: AtomicUsize,
     abandoned: AtomicUsize,
     idle_since: Mutex<Instant>,
-    /// Too many requests were given up.
+    /// Notified when the client has abandoned too many requests.
     pub(super) flooded: Notify,
 }
 
-impl Activity {
+impl ConnectionActivity {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Activity {
+        Arc::new(ConnectionActivity {
             running: AtomicUsize::new(0),
             answered: AtomicUsize::new(0),
             abandoned: AtomicUsize::new(0),
@@ -40,10 +39,10 @@ impl Activity {
         })
     }
 
-    /// A request begins; it ends with what is returned.
-    pub(super) fn begin(self: &Arc<Self>) -> Running {
+    /// Counts a request as running until the guard is dropped.
+    pub(super) fn begin_request(self: &Arc<Self>) -> RequestGuard {
         self.running.fetch_add(1, Ordering::AcqRel);
-        Running {
+        RequestGuard {
             activity: self.clone(),
             answered: false,
         }
@@ -54,12 +53,12 @@ impl Activity {
         self.running.load(Ordering::Acquire) > 0
     }
 
-    /// Returns when no request has run for `limit`, counted from `from` at the earliest.
-    pub(super) async fn idle_for(&self, limit: Duration, from: Instant) {
+    /// Returns when no request has run for `limit`, counted from `start` at the earliest.
+    pub(super) async fn idle_for(&self, limit: Duration, start: Instant) {
         loop {
             let idle_since = match self.is_busy() {
                 true => Instant::now(),
-                false => from.max(*self.lock()),
+                false => start.max(*self.lock()),
             };
             let until = idle_since + limit;
             if until <= Instant::now() {
@@ -76,108 +75,108 @@ impl Activity {
     }
 }
 
-/// A request, from its head to the end of its answer.
+/// A running request, from its header to the end of its response.
 #[derive(Debug)]
-pub(super) struct Running {
-    activity: Arc<Activity>,
+pub(super) struct RequestGuard {
+    activity: Arc<ConnectionActivity>,
     answered: bool,
 }
 
-impl Running {
-    /// The answer's head is known.
+impl RequestGuard {
+    /// Records that the response's header is complete.
     pub(super) fn answered(&mut self) {
         self.answered = true;
         self.activity.answered.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-impl Drop for Running {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         let activity = &self.activity;
         *activity.lock() = Instant::now();
         activity.running.fetch_sub(1, Ordering::AcqRel);
         if !self.answered {
             let abandoned = activity.abandoned.fetch_add(1, Ordering::Relaxed) + 1;
-            if abandoned > ABANDONED + activity.answered.load(Ordering::Relaxed) {
+            if abandoned > MAX_ABANDONED + activity.answered.load(Ordering::Relaxed) {
                 activity.flooded.notify_one();
             }
         }
     }
 }
 
-/// Whether hyper holds bytes of a stream for which the client has made no room.
+/// Whether hyper holds bytes of a stream without window space for them.
 #[derive(Debug, Default)]
-pub(super) struct Outbox {
+pub(super) struct SendBuffer {
     full: AtomicBool,
 }
 
-impl Outbox {
-    /// The body has given bytes; they are gone when it is asked for more.
+impl SendBuffer {
+    /// Set when the body yields bytes, cleared when hyper polls it again.
     pub(super) fn set_full(&self, full: bool) {
         self.full.store(full, Ordering::Relaxed);
     }
 }
 
 tokio::task_local! {
-    static OUTBOX: Arc<Outbox>;
+    static SEND_BUFFER: Arc<SendBuffer>;
 }
 
-/// That of the stream whose task this is; nothing outside of HTTP/2.
-pub(super) fn outbox() -> Option<Arc<Outbox>> {
-    OUTBOX.try_with(Arc::clone).ok()
+/// The send buffer of the current stream's task; `None` outside HTTP/2.
+pub(super) fn current_send_buffer() -> Option<Arc<SendBuffer>> {
+    SEND_BUFFER.try_with(Arc::clone).ok()
 }
 
-/// Runs the streams of HTTP/2 connections, each as a task that is watched.
+/// Runs each stream of an HTTP/2 connection as a watched task.
 #[derive(Clone, Debug)]
-pub(super) struct Streams<S> {
-    pub(super) stall_time: Duration,
-    /// Told of each stream that stalled.
-    pub(super) stalled: S,
+pub(super) struct StreamExecutor<S> {
+    pub(super) write_timeout: Duration,
+    /// Called for each stream that is reset.
+    pub(super) on_stalled: S,
 }
 
-impl<S, F> hyper::rt::Executor<F> for Streams<S>
+impl<S, F> hyper::rt::Executor<F> for StreamExecutor<S>
 where
     S: Fn() + Clone + Send + 'static,
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, stream: F) {
-        let outbox = Arc::<Outbox>::default();
-        let watched = Watched {
-            stream: Box::pin(OUTBOX.scope(outbox.clone(), stream)),
-            outbox,
-            limit: self.stall_time,
+        let buffer = Arc::<SendBuffer>::default();
+        let watched = WatchedStream {
+            stream: Box::pin(SEND_BUFFER.scope(buffer.clone(), stream)),
+            buffer,
+            limit: self.write_timeout,
             timer: None,
             is_waiting: false,
         };
-        let stalled = self.stalled.clone();
+        let on_stalled = self.on_stalled.clone();
         tokio::spawn(async move {
             if watched.await.is_err() {
-                stalled();
+                on_stalled();
             }
         });
     }
 }
 
-/// The client made no room for too long.
-struct Stalled;
+/// The client has not read for too long.
+struct StreamStalled;
 
-/// A stream's task. When it ends by itself hyper's half is dropped, which resets the stream.
-struct Watched<F> {
+/// A stream's task. If it ends first, hyper's part is dropped, which resets the stream.
+struct WatchedStream<F> {
     stream: Pin<Box<F>>,
-    outbox: Arc<Outbox>,
+    buffer: Arc<SendBuffer>,
     limit: Duration,
     timer: Option<Pin<Box<Sleep>>>,
     is_waiting: bool,
 }
 
-impl<F: Future<Output = ()>> Future for Watched<F> {
-    type Output = Result<(), Stalled>;
+impl<F: Future<Output = ()>> Future for WatchedStream<F> {
+    type Output = Result<(), StreamStalled>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if self.stream.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Ok(()));
         }
-        if !self.outbox.full.load(Ordering::Relaxed) {
+        if !self.buffer.full.load(Ordering::Relaxed) {
             self.is_waiting = false;
             return Poll::Pending;
         }
@@ -187,7 +186,7 @@ impl<F: Future<Output = ()>> Future for Watched<F> {
         if !is_waiting {
             timer.as_mut().reset(Instant::now() + limit);
         }
-        timer.as_mut().poll(cx).map(|()| Err(Stalled))
+        timer.as_mut().poll(cx).map(|()| Err(StreamStalled))
     }
 }
 
@@ -199,12 +198,12 @@ mod tests {
 
     fn watched<F: Future<Output = ()>>(
         limit: Duration,
-        make: impl FnOnce(Arc<Outbox>) -> F,
-    ) -> Watched<impl Future<Output = ()>> {
-        let outbox = Arc::<Outbox>::default();
-        Watched {
-            stream: Box::pin(OUTBOX.scope(outbox.clone(), make(outbox.clone()))),
-            outbox,
+        make: impl FnOnce(Arc<SendBuffer>) -> F,
+    ) -> WatchedStream<impl Future<Output = ()>> {
+        let buffer = Arc::<SendBuffer>::default();
+        WatchedStream {
+            stream: Box::pin(SEND_BUFFER.scope(buffer.clone(), make(buffer.clone()))),
+            buffer,
             limit,
             timer: None,
             is_waiting: false,
@@ -212,25 +211,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_without_room_is_ended() {
+    async fn stalled_stream_is_reset() {
         let (began, limit) = (Instant::now(), Duration::from_millis(100));
         let stream = watched(limit, |_| async move {
             sleep(2 * limit).await;
-            outbox().expect("in its task").set_full(true);
+            current_send_buffer().expect("in its task").set_full(true);
             std::future::pending().await
         });
         assert!(stream.await.is_err());
         assert!(began.elapsed() >= 3 * limit);
-        assert!(outbox().is_none(), "nowhere else");
+        assert!(current_send_buffer().is_none(), "outside its task");
     }
 
     #[tokio::test]
-    async fn a_stream_that_gets_on_slowly_is_left_alone() {
-        // Longer than any test: that each wait has its own limit shows in when it would be over.
+    async fn slow_stream_is_not_reset() {
+        // Longer than any test: the deadlines show that each wait has its own limit.
         let limit = Duration::from_secs(3600);
         let mut stream = watched(limit, |_| std::future::pending());
         let mut poll = |full: bool| {
-            stream.outbox.set_full(full);
+            stream.buffer.set_full(full);
             let mut cx = Context::from_waker(Waker::noop());
             assert!(Pin::new(&mut stream).poll(&mut cx).is_pending());
             stream.timer.as_ref().map(|timer| timer.deadline())
@@ -239,17 +238,17 @@ mod tests {
         let first = poll(true);
         assert!(first.is_some());
         sleep(Duration::from_millis(1)).await;
-        assert_eq!(poll(true), first, "it is the same wait");
-        // Asked for more, hyper waits for the body.
+        assert_eq!(poll(true), first, "the same wait");
+        // hyper polls the body again and waits for it.
         poll(false);
-        assert!(poll(true) > first, "it is another one");
+        assert!(poll(true) > first, "a new wait");
     }
 
     #[tokio::test]
-    async fn idle_is_counted_from_the_last_request() {
+    async fn idle_time_counts_from_last_request() {
         let (began, limit) = (Instant::now(), Duration::from_millis(100));
-        let activity = Activity::new();
-        let request = activity.begin();
+        let activity = ConnectionActivity::new();
+        let request = activity.begin_request();
         let idle = {
             let activity = activity.clone();
             tokio::spawn(async move { activity.idle_for(limit, began).await })
@@ -261,20 +260,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_opens_only_to_reset_is_noticed() {
-        let activity = Activity::new();
+    async fn resetting_every_stream_is_detected() {
+        let activity = ConnectionActivity::new();
         let flooded = activity.flooded.notified();
         tokio::pin!(flooded);
         let mut is_flooded = async || {
             let mut flooded = flooded.as_mut();
             poll_fn(|cx| Poll::Ready(flooded.as_mut().poll(cx).is_ready())).await
         };
-        activity.begin().answered();
-        for _ in 0..=ABANDONED {
-            drop(activity.begin());
+        activity.begin_request().answered();
+        for _ in 0..=MAX_ABANDONED {
+            drop(activity.begin_request());
         }
-        assert!(!is_flooded().await, "one had an answer");
-        drop(activity.begin());
+        assert!(!is_flooded().await, "one was answered");
+        drop(activity.begin_request());
         assert!(is_flooded().await);
         assert!(!activity.is_busy());
     }

@@ -7,7 +7,7 @@ use corral_cli::{Error, startup};
 use corral_engine::{Engine, ModelPool};
 use corral_runtime::{Limits, Plugin, Runtime};
 use corral_server::deployments::Deployments;
-use corral_server::{Access, Server, Terms};
+use corral_server::{Access, RequestPolicy, Server};
 use std::path::Path;
 
 /// Plugins and server for stages 4 to 9.
@@ -46,7 +46,7 @@ impl Services {
         let deployments = Deployments::new(runtime.clone(), None, limits, Access::Open);
         for (route, plugin) in routes {
             if let Some(plugin) = plugin {
-                deployments.add_fixed(route.parse()?, plugin, Terms::default())?;
+                deployments.add_static(route.parse()?, plugin, RequestPolicy::default())?;
             }
         }
         let server = open(models, runtime, deployments, None).await?;

@@ -1,190 +1,166 @@
-//! Records and revisions in redb: one transaction for each change, synced when it is committed.
+//! Deployments in redb: one transaction per change, synced on commit.
 //!
-//! A new database is made under another name and then renamed, so that a kill in the midst of that
-//! leaves none rather than half of one.
+//! A new database is created under another name and then renamed, so that a kill leaves no partial one.
 
-use super::components::Components;
-use super::private::{file_options, sync_folder, take_away};
-use super::{Kept, StoreError};
-use crate::deployments::name::Name;
-use crate::deployments::revision::{Record, Revision};
-use redb::{
-    Builder, ReadableDatabase, ReadableTable, TableDefinition, TableError, WriteTransaction,
-};
+use super::component_files::ComponentFiles;
+use super::private_files::{file_options, restrict_to_owner, sync_directory};
+use super::{Removed, StoreError, StoredDeployment};
+use crate::deployments::name::DeploymentName;
+use crate::deployments::revision::{DeploymentRecord, Revision};
+use redb::{Builder, ReadableDatabase, TableDefinition, WriteTransaction};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What the tables hold. A later format gets a later number, and a way to read this one.
-const FORMAT: u64 = 1;
-/// Memory for pages: the whole database is some hundred kilobytes.
-const CACHE: usize = 4 << 20;
+/// Version of the format. Databases of other versions are refused.
+const FORMAT: u64 = 2;
+/// Page cache; the whole database has some hundred kilobytes.
+const CACHE_BYTES: usize = 4 << 20;
 const FILE: &str = "deployments.redb";
 
-const ABOUT: TableDefinition<&str, u64> = TableDefinition::new("about");
-/// Name → [`Record`] as JSON.
-const RECORDS: TableDefinition<&str, &[u8]> = TableDefinition::new("records");
+const METADATA: TableDefinition<&str, u64> = TableDefinition::new("metadata");
+/// Name → [`DeploymentRecord`] as JSON.
+const DEPLOYMENTS: TableDefinition<&str, &[u8]> = TableDefinition::new("deployments");
 /// Name and number → [`Revision`] as JSON.
 const REVISIONS: TableDefinition<(&str, u64), &[u8]> = TableDefinition::new("revisions");
+/// Name of a removed deployment → [`Removed`].
+const REMOVED: TableDefinition<&str, Removed> = TableDefinition::new("removed");
 
-/// Name of a deployment that was removed → the number of its latest revision, and when it was removed, in
-/// milliseconds since 1970. A database of before has no such table.
-const REMOVED: TableDefinition<&str, (u64, u64)> = TableDefinition::new("removed");
-
-/// What a database holds.
+/// The content of a database.
 #[derive(Debug, Default)]
-pub(super) struct Contents {
-    /// The deployments.
-    pub(super) kept: BTreeMap<Name, Kept>,
-    /// Those that were removed, as far as that is remembered: the number of the latest revision, and
-    /// when, in milliseconds since 1970.
-    pub(super) removed: BTreeMap<Name, (u64, u64)>,
+pub(super) struct DatabaseContent {
+    pub(super) deployments: BTreeMap<DeploymentName, StoredDeployment>,
+    /// Removed deployments, as far as they are remembered.
+    pub(super) removed: BTreeMap<DeploymentName, Removed>,
 }
 
-/// The open database.
+/// An open database.
 #[derive(Debug)]
 pub(super) struct Database {
     path: PathBuf,
     redb: redb::Database,
 }
 
+/// An error while reading: of redb, or of the content.
+#[derive(Debug, thiserror::Error)]
+enum ReadError {
+    #[error(transparent)]
+    Redb(#[from] redb::Error),
+    #[error("it contains {0}")]
+    Invalid(String),
+    #[error("format {0}")]
+    Format(u64),
+}
+
 impl Database {
-    /// Opens or makes the database in `folder`, and reads it all. None is made beside components: they
-    /// would be nobody's, and swept.
-    pub(super) fn open(folder: &Path) -> Result<(Self, Contents), StoreError> {
-        let path = folder.join(FILE);
-        let fails = |cause: redb::Error| StoreError::Database {
+    /// Opens or creates the database in `directory` and reads its content. Creates none beside existing
+    /// components: they would be unreferenced and removed.
+    pub(super) fn open(directory: &Path) -> Result<(Self, DatabaseContent), StoreError> {
+        let path = directory.join(FILE);
+        let failed = |cause: redb::Error| StoreError::Database {
             path: path.clone(),
             cause: cause.to_string(),
         };
-        let io = |cause| fails(redb::Error::Io(cause));
+        let io = |cause| failed(redb::Error::Io(cause));
         if !path.try_exists().map_err(io)? {
-            let components = Components::count(folder).map_err(io)?;
+            let components = ComponentFiles::count(directory).map_err(io)?;
             if components > 0 {
                 return Err(StoreError::NoDatabase {
-                    folder: folder.to_owned(),
+                    directory: directory.to_owned(),
                     file: FILE,
                     components,
                 });
             }
-            make(folder, &path).map_err(fails)?;
+            create(directory, &path).map_err(failed)?;
         }
-        take_away(&path).map_err(io)?;
+        restrict_to_owner(&path).map_err(io)?;
         let mut builder = Builder::new();
-        builder.set_cache_size(CACHE);
-        let redb = builder.open(&path).map_err(|error| fails(error.into()))?;
+        builder.set_cache_size(CACHE_BYTES);
+        let redb = builder.open(&path).map_err(|error| failed(error.into()))?;
         let database = Database {
             path: path.clone(),
             redb,
         };
-        let (found, contents) = database.read().map_err(fails)?;
-        if found != FORMAT {
-            return Err(StoreError::Format {
-                path: folder.to_owned(),
+        match database.read() {
+            Ok(content) => Ok((database, content)),
+            Err(ReadError::Format(found)) => Err(StoreError::Format {
+                path: directory.to_owned(),
                 found,
                 known: FORMAT,
-            });
+            }),
+            Err(error) => Err(StoreError::Database {
+                path,
+                cause: error.to_string(),
+            }),
         }
-        Ok((database, contents?))
     }
 
-    /// The format, and all there is.
-    #[allow(clippy::type_complexity)]
-    fn read(&self) -> Result<(u64, Result<Contents, StoreError>), redb::Error> {
-        let reading = self.redb.begin_read()?;
-        let about = reading.open_table(ABOUT)?;
-        let format = about.get("format")?.map_or(0, |format| format.value());
+    fn read(&self) -> Result<DatabaseContent, ReadError> {
+        let reading = self.redb.begin_read().map_err(redb::Error::from)?;
+        let metadata = match reading.open_table(METADATA) {
+            Ok(metadata) => metadata,
+            // Formats before 2 have no such table.
+            Err(redb::TableError::TableDoesNotExist(_)) => return Err(ReadError::Format(1)),
+            Err(error) => return Err(redb::Error::from(error).into()),
+        };
+        let format = metadata.get("format").map_err(redb::Error::from)?;
+        let format = format.map_or(0, |format| format.value());
         if format != FORMAT {
-            return Ok((format, Ok(Contents::default())));
+            return Err(ReadError::Format(format));
         }
-        let mut kept = BTreeMap::new();
-        for row in reading.open_table(RECORDS)?.iter()? {
-            let (name, record) = row?;
-            match self.parse(name.value(), record.value()) {
-                Ok((name, record)) => kept.insert(
-                    name,
-                    Kept {
-                        record,
-                        revisions: BTreeMap::new(),
-                    },
-                ),
-                Err(error) => return Ok((format, Err(error))),
+        let mut content = DatabaseContent::default();
+        for row in rows(&reading, DEPLOYMENTS)? {
+            let (name, record) = row.map_err(redb::Error::from)?;
+            let (name, record) = parse(name.value(), record.value())?;
+            let deployment = StoredDeployment {
+                record,
+                revisions: BTreeMap::new(),
             };
+            content.deployments.insert(name, deployment);
         }
-        for row in reading.open_table(REVISIONS)?.iter()? {
-            let (key, revision) = row?;
+        for row in rows(&reading, REVISIONS)? {
+            let (key, revision) = row.map_err(redb::Error::from)?;
             let (name, number) = key.value();
-            let (name, revision) = match self.parse::<Revision>(name, revision.value()) {
-                Ok(parsed) => parsed,
-                Err(error) => return Ok((format, Err(error))),
+            let (name, revision) = parse::<Revision>(name, revision.value())?;
+            let Some(deployment) = content.deployments.get_mut(&name) else {
+                return Err(ReadError::Invalid(format!(
+                    "revision {number} of '{name}', which does not exist"
+                )));
             };
-            match kept.get_mut(&name) {
-                Some(kept) => kept.revisions.insert(number, revision),
-                None => {
-                    let what = format!("revision {number} of '{name}', which isn't there");
-                    return Ok((format, Err(self.nonsense(&what))));
-                }
-            };
+            deployment.revisions.insert(number, revision);
         }
-        for (name, kept) in &kept {
-            let shares = kept.record.traffic.iter();
-            if let Some(gone) = shares
-                .map(|share| share.revision)
-                .find(|number| !kept.revisions.contains_key(number))
+        for (name, deployment) in &content.deployments {
+            let mut shares = deployment.record.traffic.iter();
+            if let Some(share) =
+                shares.find(|share| !deployment.revisions.contains_key(&share.revision))
             {
-                let what = format!("'{name}' without its revision {gone}");
-                return Ok((format, Err(self.nonsense(&what))));
+                let revision = share.revision;
+                return Err(ReadError::Invalid(format!(
+                    "'{name}' without its revision {revision}"
+                )));
             }
         }
-        let mut removed = BTreeMap::new();
-        match reading.open_table(REMOVED) {
-            Ok(table) => {
-                for row in table.iter()? {
-                    let (name, row) = row?;
-                    match name.value().parse::<Name>() {
-                        Ok(name) => removed.insert(name, row.value()),
-                        Err(error) => return Ok((format, Err(self.nonsense(&error.to_string())))),
-                    };
-                }
-            }
-            Err(TableError::TableDoesNotExist(_)) => {}
-            Err(error) => return Err(error.into()),
+        for row in rows(&reading, REMOVED)? {
+            let (name, removed) = row.map_err(redb::Error::from)?;
+            content
+                .removed
+                .insert(parse_name(name.value())?, removed.value());
         }
-        Ok((format, Ok(Contents { kept, removed })))
+        Ok(content)
     }
 
-    fn parse<T: serde::de::DeserializeOwned>(
-        &self,
-        name: &str,
-        json: &[u8],
-    ) -> Result<(Name, T), StoreError> {
-        let parsed_name = name.parse::<Name>();
-        let name = parsed_name.map_err(|error| self.nonsense(&error.to_string()))?;
-        let value = serde_json::from_slice(json)
-            .map_err(|error| self.nonsense(&format!("'{name}': {error}")))?;
-        Ok((name, value))
-    }
-
-    fn nonsense(&self, what: &str) -> StoreError {
-        StoreError::Database {
-            path: self.path.clone(),
-            cause: format!("it holds {what}"),
-        }
-    }
-
-    /// Writes a deployment's record, a new revision, and that these revisions are gone: all or nothing.
-    /// With a new revision the deployment is not one that was removed.
-    /// It was synced to the disk when this returns.
+    /// Writes, in one transaction, a deployment's record, a new revision, and the removal of `dropped`
+    /// revisions. Durable when this returns.
     pub(super) fn write(
         &self,
-        name: &Name,
-        record: &Record,
+        name: &DeploymentName,
+        record: &DeploymentRecord,
         revision: Option<&Revision>,
         dropped: &[u64],
     ) -> Result<(), StoreError> {
         let name = name.as_str();
         let json = |value: Result<Vec<u8>, serde_json::Error>| {
-            value.map_err(|error| self.nonsense(&error.to_string()))
+            value.map_err(|error| self.failed(error.to_string()))
         };
         let record = json(serde_json::to_vec(record))?;
         let revision = match revision {
@@ -193,7 +169,7 @@ impl Database {
         };
         self.transact(|writing| {
             writing
-                .open_table(RECORDS)?
+                .open_table(DEPLOYMENTS)?
                 .insert(name, record.as_slice())?;
             let mut revisions = writing.open_table(REVISIONS)?;
             for number in dropped {
@@ -207,14 +183,14 @@ impl Database {
         })
     }
 
-    /// Removes a deployment with these revisions. Its latest number and the time stay, and those of
-    /// `forgotten` go.
+    /// Removes, in one transaction, a deployment with these revisions, remembers it as removed, and forgets
+    /// `forgotten`.
     pub(super) fn remove(
         &self,
-        name: &Name,
+        name: &DeploymentName,
         revisions: &[u64],
-        latest: (u64, u64),
-        forgotten: Option<&Name>,
+        latest: Removed,
+        forgotten: Option<&DeploymentName>,
     ) -> Result<(), StoreError> {
         let name = name.as_str();
         self.transact(|writing| {
@@ -223,7 +199,7 @@ impl Database {
                 removed.remove(forgotten.as_str())?;
             }
             removed.insert(name, latest)?;
-            writing.open_table(RECORDS)?.remove(name)?;
+            writing.open_table(DEPLOYMENTS)?.remove(name)?;
             let mut table = writing.open_table(REVISIONS)?;
             for number in revisions {
                 table.remove((name, *number))?;
@@ -242,16 +218,43 @@ impl Database {
             writing.commit()?;
             Ok(())
         };
-        transact().map_err(|cause: redb::Error| StoreError::Database {
+        transact().map_err(|cause: redb::Error| self.failed(cause.to_string()))
+    }
+
+    fn failed(&self, cause: String) -> StoreError {
+        StoreError::Database {
             path: self.path.clone(),
-            cause: cause.to_string(),
-        })
+            cause,
+        }
     }
 }
 
-/// Makes an empty database: whole before it has its name.
-fn make(folder: &Path, path: &Path) -> Result<(), redb::Error> {
-    let new = folder.join("being-made.redb");
+/// All rows of a table.
+fn rows<K: redb::Key + 'static, V: redb::Value + 'static>(
+    reading: &redb::ReadTransaction,
+    table: TableDefinition<K, V>,
+) -> Result<redb::Range<'static, K, V>, redb::Error> {
+    Ok(reading.open_table(table)?.range::<K::SelfType<'_>>(..)?)
+}
+
+fn parse<T: serde::de::DeserializeOwned>(
+    name: &str,
+    json: &[u8],
+) -> Result<(DeploymentName, T), ReadError> {
+    let name = parse_name(name)?;
+    let value = serde_json::from_slice(json)
+        .map_err(|error| ReadError::Invalid(format!("'{name}': {error}")))?;
+    Ok((name, value))
+}
+
+fn parse_name(name: &str) -> Result<DeploymentName, ReadError> {
+    name.parse::<DeploymentName>()
+        .map_err(|error| ReadError::Invalid(error.to_string()))
+}
+
+/// Creates an empty database, complete before it has its final name.
+fn create(directory: &Path, path: &Path) -> Result<(), redb::Error> {
+    let new = directory.join("being-made.redb");
     match fs::remove_file(&new) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             return Err(redb::Error::Io(error));
@@ -262,13 +265,14 @@ fn make(folder: &Path, path: &Path) -> Result<(), redb::Error> {
         .create_new(true)
         .open(&new)
         .map_err(redb::Error::Io)?;
-    let made = Builder::new().create(&new)?;
-    let writing = made.begin_write()?;
-    writing.open_table(ABOUT)?.insert("format", FORMAT)?;
-    writing.open_table(RECORDS)?;
+    let database = Builder::new().create(&new)?;
+    let writing = database.begin_write()?;
+    writing.open_table(METADATA)?.insert("format", FORMAT)?;
+    writing.open_table(DEPLOYMENTS)?;
     writing.open_table(REVISIONS)?;
+    writing.open_table(REMOVED)?;
     writing.commit()?;
-    drop(made);
+    drop(database);
     fs::rename(&new, path).map_err(redb::Error::Io)?;
-    sync_folder(folder).map_err(redb::Error::Io)
+    sync_directory(directory).map_err(redb::Error::Io)
 }

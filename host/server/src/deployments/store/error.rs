@@ -1,136 +1,136 @@
-//! Why the store says no.
+//! Errors of the store.
 
 use crate::deployments::digest::Digest;
-use crate::deployments::name::Name;
+use crate::deployments::name::DeploymentName;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Why the store did not do what it was asked to. Nothing is changed then.
+/// Why the store refused or failed an operation. The store is unchanged then.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Another process has it.
-    #[error("the store {path} is in use by another process; stop that one, or name another folder", path = .0.display())]
+    /// Another process uses the store.
+    #[error("the store {path} is in use by another process; stop that process, or name another directory", path = .0.display())]
     Locked(PathBuf),
-    /// The operating system says no.
-    #[error("the store {path} cannot be used: {cause}; give a folder that this user can write to, on a disk with room", path = folder.display())]
-    Folder {
-        /// The store's folder.
-        folder: PathBuf,
-        /// What the operating system said.
+    /// The directory cannot be used.
+    #[error("the store {path} cannot be used: {cause}; give a directory that this user can write to, on a disk with free space", path = directory.display())]
+    Directory {
+        /// The store's directory.
+        directory: PathBuf,
+        /// Error of the operating system.
         cause: io::Error,
     },
-    /// There are components and no database that says whose they are.
-    #[error("the store {folder} holds {components} components, but its database {file} is gone; put it back, or, to begin anew, move the folder 'components' away as well", folder = folder.display())]
+    /// There are components but no database that references them.
+    #[error("the store {directory} contains {components} components, but its database {file} is missing; restore it, or move the directory 'components' away to start empty", directory = directory.display())]
     NoDatabase {
-        /// The store's folder.
-        folder: PathBuf,
-        /// The name of the database's file.
+        /// The store's directory.
+        directory: PathBuf,
+        /// Name of the database's file.
         file: &'static str,
-        /// How many components there are.
+        /// Number of components.
         components: usize,
     },
-    /// The database can't be read or written.
-    #[error("the store's database {path} fails: {cause}; check the disk, or, to begin anew, move the whole folder away", path = path.display())]
+    /// The database cannot be read or written.
+    #[error("the store's database {path} fails: {cause}; check the disk, or move the whole directory away to start empty", path = path.display())]
     Database {
         /// The database's file.
         path: PathBuf,
-        /// What the database said.
+        /// Error of the database.
         cause: String,
     },
-    /// A later version of Corral wrote it.
-    #[error("the store {path} has format {found}, this version of Corral knows {known}; use the version that wrote it, or name another folder", path = path.display())]
+    /// Another version of Corral wrote the database.
+    #[error("the store {path} has format {found}, this version of Corral requires {known}; use the version that wrote it, or name another directory", path = path.display())]
     Format {
-        /// The store's folder.
+        /// The store's directory.
         path: PathBuf,
-        /// The format that was found.
+        /// Format of the database.
         found: u64,
-        /// The format that is known.
+        /// Format of this version.
         known: u64,
     },
-    /// The bytes have another digest than was said.
-    #[error("these bytes are {found}, not {digest}; send the component whose digest it is")]
-    OtherDigest {
-        /// What was said.
-        digest: Digest,
-        /// What was found.
-        found: Digest,
-    },
-    /// A component is larger than is kept.
+    /// The bytes do not have the given digest.
     #[error(
-        "the component has {bytes} bytes, but at most {limit} are taken; strip its debug information (wasm-tools strip)"
+        "the bytes have the digest {actual}, not {digest}; send the component with that digest"
+    )]
+    DigestMismatch {
+        /// The given digest.
+        digest: Digest,
+        /// The digest of the bytes.
+        actual: Digest,
+    },
+    /// A component is too large.
+    #[error(
+        "the component has {bytes} bytes, the limit is {limit}; strip its debug information (wasm-tools strip)"
     )]
     TooLarge {
         /// Its size.
         bytes: u64,
-        /// The largest that is kept.
+        /// The size limit.
         limit: u64,
     },
-    /// All components together are more than is kept.
-    #[error(
-        "the store is full: it has {used} of {limit} bytes; remove deployments that nobody needs"
-    )]
+    /// All components together reach the size limit.
+    #[error("the store is full: it has {used} of {limit} bytes; remove unused deployments")]
     Full {
-        /// Bytes that are there.
+        /// Bytes in use.
         used: u64,
-        /// Bytes that may be there.
+        /// The size limit.
         limit: u64,
     },
-    /// Many were uploaded just now and are not deployed yet.
-    #[error("{limit} components that no revision names were uploaded or asked for just now; deploy them, or try again in {} s", wait.as_secs() + 1)]
-    Crowded {
-        /// How many of them are kept.
+    /// Too many components were uploaded and not deployed yet.
+    #[error("{limit} components have been uploaded or queried and not deployed; deploy them, or try again in {} s", wait.as_secs() + 1)]
+    TooManyUnreferenced {
+        /// The limit of such components.
         limit: usize,
-        /// When the first of them may go.
+        /// When the next one may be dropped.
         wait: Duration,
     },
-    /// There are as many deployments as there may be.
-    #[error("there are {limit} deployments, the most that are kept; remove one that nobody needs")]
-    TooMany {
-        /// How many there may be.
+    /// The store has the maximum number of deployments.
+    #[error("there are {limit} deployments already, which is the limit; remove an unused one")]
+    TooManyDeployments {
+        /// The limit.
         limit: usize,
     },
-    /// A manifest names no digest.
-    #[error("the manifest names the component '{}'; name a component that was uploaded by its digest, sha256:…", .0.escape_debug())]
-    NoDigest(String),
-    /// A component isn't there.
+    /// A manifest names a component by something else than a digest.
+    #[error("the manifest names the component '{}'; name an uploaded component by its digest, sha256:…", .0.escape_debug())]
+    NotADigest(String),
+    /// A component does not exist.
     #[error("there is no component {0}; upload it first")]
     NoComponent(Digest),
-    /// A component's file can't be read now. It may be whole.
+    /// A component's file cannot be read for now. It may be intact.
     #[error(
         "the file of component {digest} cannot be read: {cause}; check the disk, and the limit on open files (ulimit -n)"
     )]
     Unreadable {
         /// The component.
         digest: Digest,
-        /// What the operating system said.
+        /// Error of the operating system.
         cause: io::Error,
     },
-    /// A component's file isn't what it was.
-    #[error("the file of component {0} is damaged or gone; upload it again")]
+    /// A component's file is damaged or missing.
+    #[error("the file of component {0} is damaged or missing; upload it again")]
     Damaged(Digest),
-    /// There is no such deployment.
-    #[error("there is no deployment '{0}'; see which there are with 'corral list'")]
-    NoDeployment(Name),
-    /// There is no such revision.
-    #[error("'{name}' has no revision {revision}; it has {}", list(kept))]
+    /// A deployment does not exist.
+    #[error("there is no deployment '{0}'; list deployments with 'corral list'")]
+    NoDeployment(DeploymentName),
+    /// A revision does not exist.
+    #[error("'{name}' has no revision {revision}; it has {}", list(existing))]
     NoRevision {
         /// The deployment.
-        name: Name,
-        /// The number that was asked for.
+        name: DeploymentName,
+        /// The requested revision.
         revision: u64,
-        /// Those that there are.
-        kept: Vec<u64>,
+        /// The existing revisions.
+        existing: Vec<u64>,
     },
-    /// Requests can't be shared out so.
-    #[error("the requests cannot be shared out so: {0}")]
-    Traffic(String),
+    /// The distribution of requests is invalid.
+    #[error("the traffic is invalid: {0}")]
+    InvalidTraffic(String),
 }
 
 impl StoreError {
-    pub(super) fn folder(folder: &Path, cause: io::Error) -> Self {
-        StoreError::Folder {
-            folder: folder.to_owned(),
+    pub(super) fn directory(directory: &Path, cause: io::Error) -> Self {
+        StoreError::Directory {
+            directory: directory.to_owned(),
             cause,
         }
     }

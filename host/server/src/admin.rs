@@ -1,0 +1,192 @@
+//! The admin listener: probes, metrics, the status of the models, and the API for deployments.
+
+mod api;
+mod authorization;
+mod engine_status;
+mod host_check;
+mod logs;
+mod models;
+#[cfg(test)]
+mod openapi;
+mod types;
+
+pub(crate) use api::MAX_UPLOADS;
+pub(crate) use authorization::{AdminExposure, AdminGuard};
+pub use authorization::{AdminToken, AdminTokenError};
+pub(crate) use engine_status::MAX_STATUS_QUERIES;
+pub(crate) use logs::MAX_LOG_FOLLOWERS;
+
+use crate::probes;
+use crate::problem::Problem;
+use crate::prometheus::{self, MetricFamilies};
+use crate::request_log::LoggedBody;
+use crate::server::ServerState;
+use corral_engine::Kind;
+use corral_runtime::Body;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use std::sync::Arc;
+
+/// Body of `GET /`.
+const INDEX: &str = "\
+corral admin
+/healthz        200 while the process is alive
+/readyz         200 while requests can be served, else 503 with the reason
+/requests       requests and cached prefixes of each model, as JSON; 'corral top' shows it
+/models         state of each model, as JSON; PUT /models/NAME loads one, DELETE unloads an idle one
+/prefix-cache   DELETE evicts the prefixes that no request retains
+/metrics        counters, as Prometheus text
+/deployments, /components
+                list and change deployments; 'corral deploy' does
+/openapi.json   description of the API for programs
+If there is an admin token, every change needs it, and so does all of /deployments and /components.
+";
+
+/// Answers one request.
+pub(crate) async fn answer(
+    state: Arc<ServerState>,
+    request: Request<Incoming>,
+) -> Response<LoggedBody> {
+    route(&state, request)
+        .await
+        .unwrap_or_else(Problem::into_response)
+        .map(LoggedBody::from)
+}
+
+async fn route(state: &ServerState, request: Request<Incoming>) -> Result<Response<Body>, Problem> {
+    state.guard.check_host(&request)?;
+    let path = request.uri().path();
+    if let Some(answer) = probes::answer(state, request.method(), path) {
+        return answer;
+    }
+    if api::owns(path) {
+        return api::answer(state, request).await;
+    }
+    match *request.method() {
+        Method::GET | Method::HEAD => state.guard.check_read(request.headers())?,
+        _ => state.guard.check_unload(request.headers())?,
+    }
+    match path {
+        "/" => on_get(request.method(), || probes::plain_text(INDEX)),
+        "/metrics" => on_get(request.method(), || metrics_response(state)),
+        "/requests" => match *request.method() {
+            Method::GET | Method::HEAD => engine_status(state, false).await,
+            _ => Err(Problem::method("GET, HEAD")),
+        },
+        // Not POST: browsers let any page send a POST, but not a DELETE.
+        "/prefix-cache" => match *request.method() {
+            Method::DELETE => engine_status(state, true).await,
+            _ => Err(Problem::method("DELETE")),
+        },
+        path => models::answer(state, request.method(), path)
+            .await
+            .unwrap_or_else(|| Err(Problem::no_route(path))),
+    }
+}
+
+fn on_get(
+    method: &Method,
+    make: impl FnOnce() -> Response<Body>,
+) -> Result<Response<Body>, Problem> {
+    match *method {
+        Method::GET | Method::HEAD => Ok(make()),
+        _ => Err(Problem::method("GET, HEAD")),
+    }
+}
+
+async fn engine_status(state: &ServerState, clear_cache: bool) -> Result<Response<Body>, Problem> {
+    let services = state.services()?;
+    let keys = state.api_keys.as_deref();
+    engine_status::answer(services, keys, &state.status_queries, clear_cache).await
+}
+
+/// A JSON answer that is not to be cached.
+fn json_response(status: StatusCode, text: impl Into<Body>) -> Response<Body> {
+    let mut response = no_store(text.into(), "application/json");
+    *response.status_mut() = status;
+    response
+}
+
+fn no_store(body: Body, content_type: &'static str) -> Response<Body> {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+fn metrics_response(state: &ServerState) -> Response<Body> {
+    no_store(Body::from(metrics_text(state)), prometheus::CONTENT_TYPE)
+}
+
+fn metrics_text(state: &ServerState) -> String {
+    let mut families = MetricFamilies::default();
+    families.sample(
+        "corral_build_info",
+        "The running version; the value is always 1.",
+        Kind::Gauge,
+        &[("version", env!("CARGO_PKG_VERSION"))],
+        1.0,
+    );
+    families.sample(
+        "corral_ready",
+        "1 while requests can be served.",
+        Kind::Gauge,
+        &[],
+        f64::from(u8::from(state.not_ready_reasons().is_empty())),
+    );
+    if let Some(bytes) = resident_bytes() {
+        families.sample(
+            "process_resident_memory_bytes",
+            "Resident memory of the process.",
+            Kind::Gauge,
+            &[],
+            bytes as f64,
+        );
+    }
+    state.counters.write(&mut families);
+    let keys = state.api_keys.iter().flat_map(|keys| keys.metrics());
+    let tls = state.tls.iter().flat_map(|tls| tls.metrics());
+    for metric in keys.chain(tls) {
+        families.metric(&metric, &[]);
+    }
+    if let Some(services) = state.services.get() {
+        for quota in services.deployments.quotas() {
+            for metric in quota.metrics() {
+                families.metric(&metric, &[]);
+            }
+        }
+        for (name, metrics) in services.models.metrics() {
+            let model = [("model", name.as_str())];
+            for metric in metrics {
+                families.metric(&metric, &model);
+            }
+        }
+        for metric in services.runtime.metrics() {
+            families.metric(&metric, &[]);
+        }
+        services.deployments.write_metrics(&mut families);
+    }
+    families.text()
+}
+
+/// Resident memory of the process, where the system provides it.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kilobytes.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn resident_memory_is_reported() {
+        let bytes = super::resident_bytes().expect("Linux reports it");
+        assert!((1 << 20..1 << 40).contains(&bytes), "{bytes}");
+    }
+}

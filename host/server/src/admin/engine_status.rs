@@ -1,0 +1,307 @@
+//! `GET /requests` and `DELETE /prefix-cache`: what occupies sequence ids, cells and memory in each
+//! model, as JSON, and a way to free what is only cached.
+//!
+//! An engine thread answers between two steps. A request therefore waits for the current step, but at
+//! most [`STATUS_TIMEOUT`]. A query that nobody waits for any more stays in the engine's channel until
+//! that step ends, so at most [`MAX_STATUS_QUERIES`] are in flight.
+
+use super::models;
+use crate::api_keys::ApiKeys;
+use crate::problem::Problem;
+use crate::services::Services;
+use corral_engine::{
+    Caller, EntryStatus, Error, ModelState, ModelStatus, RequestStatus, Tenant, View,
+};
+use corral_runtime::Body;
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::{Instant, timeout_at};
+
+/// Longest wait for a model that is in the middle of a step.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Status queries in flight.
+pub(crate) const MAX_STATUS_QUERIES: usize = 4;
+
+/// Answers with the status of all models. With `clear_cache`, evicts the prefixes that no request
+/// retains first.
+pub(super) async fn answer(
+    services: &Services,
+    keys: Option<&ApiKeys>,
+    queries: &Arc<Semaphore>,
+    clear_cache: bool,
+) -> Result<Response<Body>, Problem> {
+    let until = Instant::now() + STATUS_TIMEOUT;
+    let permit = match timeout_at(until, Arc::clone(queries).acquire_owned()).await {
+        Ok(Ok(permit)) => Arc::new(permit),
+        _ => return Err(busy("other status queries are waiting for the models")),
+    };
+    // Ask all engines before waiting for the first: each may be in the middle of a step.
+    let mut queries = Vec::new();
+    for engine in services.models.engines() {
+        let (sender, receiver) = oneshot::channel();
+        let permit = Arc::clone(&permit);
+        let send = move |status| {
+            drop(permit);
+            // The receiver is gone after the timeout.
+            let _ = sender.send(status);
+        };
+        let cleared = if clear_cache {
+            engine.clear_cache()
+        } else {
+            Ok(())
+        };
+        let queried = cleared.and_then(|()| engine.view(send));
+        // Keep the name only: holding the engine would keep the model loaded.
+        queries.push((engine.info().name.clone(), queried, receiver));
+    }
+    let mut statuses = HashMap::new();
+    for (name, queried, receiver) in queries {
+        let status = match queried {
+            Ok(()) => receive(&name, receiver, until).await,
+            Err(error) => Err(query_problem(&name, error)),
+        };
+        statuses.insert(name, status);
+    }
+    let owners = Owners::new(services, keys);
+    let mut models = Vec::new();
+    for status in services.models.status() {
+        models.push(match statuses.remove(&status.name) {
+            Some(Ok(engine)) => owners.model_json(&status.name, &engine),
+            // Unless the model was unloaded in the meantime.
+            Some(Err(problem)) if status.state == ModelState::Loaded => return Err(problem),
+            Some(Err(_)) | None => unloaded_json(&status),
+        });
+    }
+    Ok(super::json_response(
+        StatusCode::OK,
+        json!({ "models": models }).to_string(),
+    ))
+}
+
+/// A model that is not loaded has no requests and no cache.
+fn unloaded_json(status: &ModelStatus) -> Value {
+    let mut model = models::state_json(status);
+    model["requests"] = json!([]);
+    model["prefix_cache"] = json!([]);
+    model
+}
+
+async fn receive(
+    model: &str,
+    receiver: oneshot::Receiver<View>,
+    until: Instant,
+) -> Result<View, Problem> {
+    match timeout_at(until, receiver).await {
+        Ok(Ok(status)) => Ok(status),
+        Ok(Err(_)) => Err(stopped(model)),
+        Err(_) => Err(busy(&format!(
+            "a step of the model {model} takes longer than {} s",
+            STATUS_TIMEOUT.as_secs()
+        ))),
+    }
+}
+
+fn query_problem(model: &str, error: Error) -> Problem {
+    match error {
+        Error::Refused { reason, .. } => {
+            busy(&format!("the model {model} accepts no query: {reason}"))
+        }
+        _ => stopped(model),
+    }
+}
+
+fn busy(what: &str) -> Problem {
+    let detail = format!("{what}; try again later; /metrics answers at any time");
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "model-busy", detail)
+        .retry_after(Duration::from_secs(1))
+}
+
+fn stopped(model: &str) -> Problem {
+    let detail = format!("the model {model} has stopped; see the log and restart the server");
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "model-stopped", detail)
+}
+
+/// Names of deployments, and of tenants of API keys, by the ids that engines use.
+struct Owners {
+    tenants: HashMap<Tenant, String>,
+    /// Prefix scopes of a single tenant. A shared scope is absent.
+    scopes: HashMap<u64, String>,
+}
+
+impl Owners {
+    fn new(services: &Services, keys: Option<&ApiKeys>) -> Self {
+        let deployments = services.deployments.all();
+        let tenants: HashMap<_, _> = deployments
+            .iter()
+            .map(|deployment| {
+                let tenant = deployment.context.deployment.tenant();
+                (tenant, deployment.name.clone())
+            })
+            .chain(keys.map(ApiKeys::tenants).unwrap_or_default())
+            .collect();
+        let own_scope = |tenant| Caller {
+            tenant,
+            ..Caller::default()
+        };
+        let scopes = tenants
+            .iter()
+            .map(|(tenant, name)| (own_scope(*tenant).scope().0, name.clone()))
+            .collect();
+        Owners { tenants, scopes }
+    }
+
+    fn model_json(&self, name: &str, status: &View) -> Value {
+        let counters = status.tally;
+        let requests = status.sequences.iter();
+        let requests = requests.map(|request| self.request_json(request));
+        let entries = status.entries.iter().map(|entry| self.entry_json(entry));
+        json!({
+            "model": name,
+            "state": "loaded",
+            "cells": {
+                "total": status.cells,
+                "pinned": status.cells_pinned,
+                "used": status.cells_used,
+                "n_kv": status.n_kv,
+            },
+            "sequence_ids": {"total": status.ids, "used": status.ids_used},
+            "requests_waiting": status.waiting,
+            "swapped_bytes": {"memory": status.spilled_ram, "disk": status.spilled_disk},
+            "offloaded_prefix_bytes": status.prefixes_ram,
+            "counters": {
+                "evicted": counters.evicted,
+                "swapped_out": counters.swapped_out,
+                "prefixes_offloaded": counters.offloaded,
+                "swapped_in": counters.swapped_in,
+                "lost": counters.lost,
+                "preempted": counters.preempted,
+                "compacted": counters.compacted,
+                "adapter_switches": counters.adapter_switches,
+            },
+            "requests": requests.collect::<Vec<_>>(),
+            "prefix_cache": entries.collect::<Vec<_>>(),
+        })
+    }
+
+    fn request_json(&self, request: &RequestStatus) -> Value {
+        json!({
+            "key": request.id.0,
+            "tenant": request.tenant.0,
+            "owner": self.tenants.get(&request.tenant),
+            "priority": request.priority.0,
+            "adapter": request.adapter.0,
+            "sequence_id": request.seq.0,
+            "prompt_tokens": request.prompt,
+            "generated_tokens": request.generated,
+            "computed_tokens": request.computed,
+            "cached_tokens": request.cached,
+            "state": request.state.as_str(),
+        })
+    }
+
+    fn entry_json(&self, entry: &EntryStatus) -> Value {
+        json!({
+            "entry": entry.id.0,
+            "scope": entry.scope.group(),
+            "owner": self.scopes.get(&entry.scope.group()),
+            "adapter": entry.scope.adapter().0,
+            "sequence_id": entry.seq.map(|seq| seq.0),
+            "tokens": entry.tokens,
+            "retained": entry.retained,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use corral_engine::{AdapterId, Priority, SchedulerCounters};
+    use corral_engine::{EntryId, PrefixScope, RequestId, RequestState, SeqId};
+
+    fn status() -> View {
+        View {
+            cells: 100,
+            cells_pinned: 3,
+            cells_used: 10,
+            n_kv: 32,
+            ids: 4,
+            ids_used: 2,
+            waiting: 1,
+            spilled_ram: 5,
+            spilled_disk: 6,
+            prefixes_ram: 7,
+            sequences: vec![RequestStatus {
+                id: RequestId(9),
+                tenant: Tenant(1),
+                priority: Priority(7),
+                adapter: AdapterId::NONE,
+                seq: SeqId(0),
+                prompt: 2,
+                generated: 2,
+                computed: 3,
+                cached: 0,
+                state: RequestState::Decode,
+            }],
+            entries: [
+                (PrefixScope(1), Some(SeqId(2))),
+                (PrefixScope(1 << 32), None),
+            ]
+            .map(|(scope, seq)| EntryStatus {
+                id: EntryId(scope.0),
+                scope,
+                seq,
+                tokens: 7,
+                retained: seq.is_none(),
+            })
+            .into(),
+            tally: SchedulerCounters::default(),
+        }
+    }
+
+    #[test]
+    fn status_names_the_owner_unless_shared() {
+        let owners = Owners {
+            tenants: HashMap::from([(Tenant(1), "/chat".to_owned())]),
+            scopes: HashMap::from([(1, "/chat".to_owned())]),
+        };
+        let model = owners.model_json("tiny", &status());
+        assert_eq!(model["model"], "tiny");
+        assert_eq!(
+            model["cells"],
+            json!({"total": 100, "pinned": 3, "used": 10, "n_kv": 32})
+        );
+        assert_eq!(model["requests"][0]["owner"], "/chat");
+        assert_eq!(model["requests"][0]["key"], 9);
+        assert_eq!(model["prefix_cache"][0]["owner"], "/chat");
+        assert_eq!(model["prefix_cache"][0]["sequence_id"], 2);
+        assert_eq!(model["prefix_cache"][1]["owner"], Value::Null, "shared");
+        assert_eq!(
+            model["prefix_cache"][1]["sequence_id"],
+            Value::Null,
+            "offloaded"
+        );
+    }
+
+    #[tokio::test]
+    async fn busy_and_stopped_engines_are_problems() {
+        let (sender, receiver) = oneshot::channel();
+        let now = Instant::now();
+        let problem = receive("big", receiver, now).await.expect_err("timeout");
+        assert_eq!(problem.status(), 503);
+        assert_eq!(problem.code(), "model-busy");
+        drop(sender);
+        let (sender, receiver) = oneshot::channel();
+        drop(sender);
+        let later = now + Duration::from_secs(60);
+        let problem = receive("big", receiver, later).await;
+        assert_eq!(problem.expect_err("no sender").code(), "model-stopped");
+        let (sender, receiver) = oneshot::channel();
+        assert!(sender.send(status()).is_ok());
+        let received = receive("big", receiver, later).await.expect("a status");
+        assert_eq!(received.cells, 100);
+    }
+}

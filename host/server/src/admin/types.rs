@@ -1,0 +1,261 @@
+//! Requests and responses of the admin API, as JSON. `openapi.json` is generated from these types.
+
+use crate::deployments::{
+    DeploymentName, Deployments, Digest, LinkedComponents, Revision, ServingDeployment,
+    ServingRevision, StoredDeployment, TrafficShare,
+};
+use serde::{Deserialize, Serialize};
+
+/// Whether a deployment, or a revision, answers requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ServingState {
+    /// It answers requests.
+    Serving,
+    /// Its requests are refused until it is resumed.
+    Paused,
+    /// It could not be loaded.
+    Failed,
+}
+
+/// A deployment.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct DeploymentStatus {
+    /// Name, or the route of a deployment of the command line.
+    pub(super) name: String,
+    /// Whether the store holds it; false for deployments of the command line.
+    pub(super) stored: bool,
+    /// Whether it answers requests.
+    pub(super) state: ServingState,
+    /// Path prefixes that it answers.
+    pub(super) routes: Vec<String>,
+    /// Number of the latest revision; 0 for deployments of the command line.
+    pub(super) latest_revision: u64,
+    /// Revisions that receive its requests.
+    pub(super) traffic: Vec<RevisionStatus>,
+}
+
+/// A revision that receives requests.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct RevisionStatus {
+    /// Number of the revision.
+    pub(super) revision: u64,
+    /// Its share of the sum of all weights.
+    pub(super) weight: u32,
+    /// Whether it answers requests.
+    pub(super) state: ServingState,
+    /// Why it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) error: Option<String>,
+    /// Its linked components, by digest.
+    #[serde(default, skip_serializing_if = "LinkedComponents::is_none")]
+    pub(super) linked: LinkedComponents,
+}
+
+/// All deployments.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct DeploymentList {
+    /// HOST:PORT of the public listener.
+    pub(super) public_address: String,
+    /// The deployments, by name.
+    pub(super) deployments: Vec<DeploymentStatus>,
+}
+
+/// A deployment with its revisions.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct DeploymentDetails {
+    /// HOST:PORT of the public listener.
+    pub(super) public_address: String,
+    /// The deployment.
+    pub(super) deployment: DeploymentStatus,
+    /// Its revisions, oldest first.
+    pub(super) revisions: Vec<Revision>,
+}
+
+/// The result of a deploy.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct DeployResponse {
+    /// The deployment after the change.
+    pub(super) deployment: DeploymentStatus,
+    /// The new revision.
+    pub(super) revision: Revision,
+}
+
+/// The result of a removal.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct RemoveResponse {
+    /// Name of the removed deployment.
+    pub(super) removed: DeploymentName,
+}
+
+/// A component in the store.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct ComponentInfo {
+    /// Its digest.
+    pub(super) digest: Digest,
+    /// Its size.
+    pub(super) bytes: u64,
+}
+
+/// A line that a plugin wrote: one JSON object per line.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct LogLine<'a> {
+    /// Number of the line within the deployment, from 1. A gap means that lines were dropped.
+    pub(super) number: u64,
+    /// Time of the line, in milliseconds since 1970.
+    pub(super) time_ms: u64,
+    /// The revision whose plugin wrote it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) revision: Option<u64>,
+    /// Id of the request.
+    pub(super) request_id: &'a str,
+    /// 'stdout' or 'stderr'.
+    pub(super) stream: &'a str,
+    /// The line.
+    pub(super) text: &'a str,
+}
+
+/// A new distribution of requests.
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct TrafficRequest {
+    /// The share of each revision. Revisions that are not listed receive no requests.
+    pub(super) traffic: Vec<TrafficShare>,
+}
+
+/// The target of a rollback.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct RollbackRequest {
+    /// The revision that receives all requests. If omitted, the previous traffic is restored.
+    #[serde(default)]
+    pub(super) revision: Option<u64>,
+}
+
+/// Whether to refuse requests.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(super) struct PauseRequest {
+    /// True refuses requests, false serves them again.
+    pub(super) paused: bool,
+}
+
+/// A problem document, RFC 9457.
+#[cfg(test)]
+#[derive(schemars::JsonSchema, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ProblemDocument {
+    /// Always 'about:blank'.
+    r#type: String,
+    /// Reason phrase of the status.
+    title: String,
+    /// HTTP status.
+    #[schemars(range(min = 400, max = 599))]
+    status: u16,
+    /// Stable name of the error, for programs.
+    code: String,
+    /// What happened, what was expected, and what to do.
+    detail: String,
+}
+
+impl DeploymentStatus {
+    /// The status of a deployment in the store.
+    pub(super) fn of(
+        name: &DeploymentName,
+        stored: &StoredDeployment,
+        deployments: &Deployments,
+    ) -> Self {
+        let serving = deployments.get(name.as_str());
+        let revisions = serving
+            .as_ref()
+            .map_or(&[][..], |serving| &serving.revisions);
+        let traffic = stored.record.traffic.iter().map(|share| {
+            let revision = revisions
+                .iter()
+                .find(|revision| revision.share.revision == share.revision);
+            let linked = match stored.revisions.get(&share.revision) {
+                Some(revision) => revision.manifest.linked.clone(),
+                None => LinkedComponents::default(),
+            };
+            RevisionStatus::of(*share, revision, linked)
+        });
+        let traffic = Vec::from_iter(traffic);
+        let routes = serving.as_ref().map_or(&[][..], |serving| &serving.routes);
+        DeploymentStatus {
+            name: name.to_string(),
+            stored: true,
+            state: serving_state(stored.record.paused, &traffic),
+            routes: routes.iter().map(|route| route.to_string()).collect(),
+            latest_revision: stored.record.latest_revision,
+            traffic,
+        }
+    }
+
+    /// The status of a deployment of the command line.
+    pub(super) fn of_static(deployment: &ServingDeployment) -> Self {
+        let routes = deployment.routes.iter();
+        DeploymentStatus {
+            name: deployment.name.clone(),
+            stored: false,
+            state: ServingState::Serving,
+            routes: routes.map(|route| route.to_string()).collect(),
+            latest_revision: 0,
+            traffic: Vec::new(),
+        }
+    }
+}
+
+impl RevisionStatus {
+    fn of(
+        share: TrafficShare,
+        revision: Option<&ServingRevision>,
+        linked: LinkedComponents,
+    ) -> Self {
+        let error = match revision {
+            Some(revision) => revision.plugin.as_ref().err().map(ToString::to_string),
+            None => Some("it is not loaded; deploy it again, or restart the server".to_owned()),
+        };
+        RevisionStatus {
+            revision: share.revision,
+            weight: share.weight,
+            state: match error {
+                None => ServingState::Serving,
+                Some(_) => ServingState::Failed,
+            },
+            error,
+            linked,
+        }
+    }
+}
+
+/// A deployment serves if one of its revisions does.
+fn serving_state(paused: bool, traffic: &[RevisionStatus]) -> ServingState {
+    let serves = traffic
+        .iter()
+        .any(|revision| revision.state == ServingState::Serving);
+    match (paused, serves) {
+        (true, _) => ServingState::Paused,
+        (false, true) => ServingState::Serving,
+        (false, false) => ServingState::Failed,
+    }
+}

@@ -1,0 +1,34 @@
+//! Deployments: their storage, their changes, and the table that serves requests.
+//!
+//! [`Store`] persists components and revisions and knows neither HTTP nor plugins. [`Manifest`] is an author's
+//! description of a deployment. [`Deployments`] serves: requests read its table, and changes replace the
+//! table as a whole. A change is compiled without blocking requests, stored, and then activated. A request
+//! keeps the revision that it started on, which is freed after its last request.
+
+mod bounded_number;
+mod capacity;
+mod change;
+mod compile_timeouts;
+mod context;
+mod digest;
+mod linked_components;
+mod load;
+mod manifest;
+mod name;
+mod restore;
+mod revision;
+mod serving;
+mod store;
+#[cfg(test)]
+mod test_support;
+
+pub use bounded_number::{BoundedInteger, BoundedSeconds};
+pub(crate) use change::ChangeError;
+pub use digest::{Digest, DigestError};
+pub use linked_components::{LinkedComponent, LinkedComponents, check_sampler_name};
+pub use manifest::{Grants, MANIFEST_SCHEMA, Manifest, ManifestError, RequestedLimits};
+pub use name::{DeploymentName, DeploymentNameError};
+pub use revision::{DeploymentRecord, MAX_WEIGHT, Revision, TrafficShare};
+pub use serving::Deployments;
+pub(crate) use serving::{ServingDeployment, ServingRevision, Unavailable};
+pub use store::{Store, StoreError, StoreLimits, StoredDeployment};

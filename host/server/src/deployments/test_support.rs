@@ -1,0 +1,73 @@
+//! Deployments for tests: a runtime without models, a temporary store, and handwritten plugins.
+
+use super::{DeploymentName, Deployments, Digest, Manifest, Store, StoreLimits};
+use crate::request_policy::Access;
+use corral_runtime::{Limits, Runtime};
+use std::path::Path;
+use std::time::Duration;
+
+#[path = "../../../runtime/tests/support/mod.rs"]
+mod plugins;
+
+/// Deployments with a store without a grace period.
+pub(super) struct Fixture {
+    pub(super) deployments: Deployments,
+    pub(super) runtime: Runtime,
+    folder: tempfile::TempDir,
+}
+
+impl Fixture {
+    pub(super) fn new() -> Self {
+        Self::open(tempfile::tempdir().expect("there is room"))
+    }
+
+    fn open(folder: tempfile::TempDir) -> Self {
+        let limits = StoreLimits {
+            grace_period: Duration::ZERO,
+            ..StoreLimits::default()
+        };
+        let store = Store::open(folder.path(), limits).expect("opens");
+        let runtime = plugins::runtime(2);
+        let own = Limits::default();
+        let deployments = Deployments::new(runtime.clone(), Some(store), own, Access::Open);
+        Fixture {
+            deployments,
+            runtime,
+            folder,
+        }
+    }
+
+    /// Restarts with the same store, without restoring deployments.
+    pub(super) fn restart(self) -> Self {
+        drop((self.deployments, self.runtime));
+        Self::open(self.folder)
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Uploads an HTTP component; each number gives a different one.
+    pub(super) fn upload(&self, number: u64) -> Digest {
+        let bytes = plugins::http_3(&format!("(drop (i64.const {number})) unreachable"));
+        let digest = Digest::of(&bytes);
+        let store = self.deployments.store().expect("there is one");
+        store.put(digest, &bytes).expect("there is room");
+        digest
+    }
+
+    /// Number of components compiled or taken from the cache.
+    pub(super) fn compiled(&self) -> f64 {
+        plugins::counter(&self.runtime, "corral_plugin_components_loaded_total", None)
+    }
+}
+
+pub(super) fn name(text: &str) -> DeploymentName {
+    text.parse().expect("a name")
+}
+
+/// A manifest for `/NAME`.
+pub(super) fn manifest(name: &str, digest: Digest) -> Manifest {
+    let text = format!("name = '{name}'\ncomponent = '{digest}'\nroutes = ['/{name}']");
+    Manifest::from_toml(&text).expect("good")
+}

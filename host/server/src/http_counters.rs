@@ -1,0 +1,223 @@
+//! Counters of the public listener: connections, requests, responses.
+
+use crate::prometheus::MetricFamilies;
+use corral_engine::Kind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Range of HTTP statuses.
+const STATUSES: std::ops::Range<u16> = 100..600;
+
+/// Why the server ended a connection or a stream that the client would have kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TerminationReason {
+    /// The client address has too many connections.
+    AddressFull,
+    /// The TLS handshake failed or took too long.
+    Handshake,
+    /// The header of a request took too long. Includes idle HTTP/1 connections.
+    HeaderTimeout,
+    /// The client did not read its response.
+    WriteTimeout,
+    /// The HTTP/2 connection was idle.
+    Idle,
+    /// The client reset too many requests before their response.
+    Resets,
+}
+
+impl TerminationReason {
+    const ALL: [TerminationReason; 6] = [
+        TerminationReason::AddressFull,
+        TerminationReason::Handshake,
+        TerminationReason::HeaderTimeout,
+        TerminationReason::WriteTimeout,
+        TerminationReason::Idle,
+        TerminationReason::Resets,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            TerminationReason::AddressFull => "address-full",
+            TerminationReason::Handshake => "handshake",
+            TerminationReason::HeaderTimeout => "header-timeout",
+            TerminationReason::WriteTimeout => "write-timeout",
+            TerminationReason::Idle => "idle",
+            TerminationReason::Resets => "resets",
+        }
+    }
+}
+
+/// Counters of the public listener. All use relaxed ordering: each is read on its own, for display.
+#[derive(Debug)]
+pub(crate) struct HttpCounters {
+    connections_open: AtomicU64,
+    connections: AtomicU64,
+    in_flight: AtomicU64,
+    aborted: AtomicU64,
+    terminations: [AtomicU64; TerminationReason::ALL.len()],
+    responses: Vec<AtomicU64>,
+}
+
+impl Default for HttpCounters {
+    fn default() -> Self {
+        HttpCounters {
+            connections_open: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
+            aborted: AtomicU64::new(0),
+            terminations: Default::default(),
+            responses: STATUSES.map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+}
+
+impl HttpCounters {
+    /// Counts a connection, as open until the guard is dropped.
+    pub(crate) fn count_connection(self: &Arc<Self>) -> CounterGuard {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        CounterGuard::new(self, |counters| &counters.connections_open)
+    }
+
+    /// Counts a request as in flight until the guard is dropped.
+    pub(crate) fn count_request(self: &Arc<Self>) -> CounterGuard {
+        CounterGuard::new(self, |counters| &counters.in_flight)
+    }
+
+    /// Counts a response by its status.
+    pub(crate) fn count_response(&self, status: http::StatusCode) {
+        let at = status.as_u16().checked_sub(STATUSES.start);
+        if let Some(count) = at.and_then(|at| self.responses.get(usize::from(at))) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a request whose response was not sent to its end.
+    pub(crate) fn count_aborted(&self) {
+        self.aborted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a connection or stream that the server ended.
+    pub(crate) fn count_termination(&self, reason: TerminationReason) {
+        self.terminations[reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Writes all counters to `families`.
+    pub(crate) fn write(&self, families: &mut MetricFamilies) {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed) as f64;
+        families.sample(
+            "corral_http_connections",
+            "Open connections of the public listener.",
+            Kind::Gauge,
+            &[],
+            read(&self.connections_open),
+        );
+        families.sample(
+            "corral_http_connections_total",
+            "Connections that the public listener accepted.",
+            Kind::Counter,
+            &[],
+            read(&self.connections),
+        );
+        families.sample(
+            "corral_http_requests_in_flight",
+            "Requests whose response has not been sent to its end.",
+            Kind::Gauge,
+            &[],
+            read(&self.in_flight),
+        );
+        families.sample(
+            "corral_http_requests_aborted_total",
+            "Requests that ended early: the client disconnected, or the plugin failed during its response.",
+            Kind::Counter,
+            &[],
+            read(&self.aborted),
+        );
+        for (reason, count) in TerminationReason::ALL.into_iter().zip(&self.terminations) {
+            families.sample(
+                "corral_http_terminations_total",
+                "Connections and HTTP/2 streams that the server terminated, by reason.",
+                Kind::Counter,
+                &[("reason", reason.name())],
+                read(count),
+            );
+        }
+        for (status, count) in STATUSES.zip(&self.responses) {
+            let count = read(count);
+            if count > 0.0 {
+                families.sample(
+                    "corral_http_responses_total",
+                    "Responses of the public listener, by status.",
+                    Kind::Counter,
+                    &[("status", &status.to_string())],
+                    count,
+                );
+            }
+        }
+    }
+}
+
+/// Decrements a gauge when dropped.
+#[derive(Debug)]
+pub(crate) struct CounterGuard {
+    counters: Arc<HttpCounters>,
+    gauge: fn(&HttpCounters) -> &AtomicU64,
+}
+
+impl CounterGuard {
+    fn new(counters: &Arc<HttpCounters>, gauge: fn(&HttpCounters) -> &AtomicU64) -> Self {
+        gauge(counters).fetch_add(1, Ordering::Relaxed);
+        CounterGuard {
+            counters: counters.clone(),
+            gauge,
+        }
+    }
+
+    pub(crate) fn counters(&self) -> &HttpCounters {
+        &self.counters
+    }
+}
+
+impl Drop for CounterGuard {
+    fn drop(&mut self) {
+        (self.gauge)(&self.counters).fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gauges_count_until_guard_drops() {
+        let counters = Arc::new(HttpCounters::default());
+        let line = |name: &str| {
+            let mut families = MetricFamilies::default();
+            counters.write(&mut families);
+            let text = families.text();
+            let value = text
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
+                .map(str::to_owned);
+            value.expect(name)
+        };
+        let one = counters.count_request();
+        let two = counters.count_request();
+        assert_eq!(line("corral_http_requests_in_flight"), "2");
+        drop((one, two));
+        assert_eq!(line("corral_http_requests_in_flight"), "0");
+        counters.count_response(http::StatusCode::OK);
+        counters.count_response(http::StatusCode::OK);
+        assert_eq!(line("corral_http_responses_total{status=\"200\"}"), "2");
+        for (at, reason) in TerminationReason::ALL.into_iter().enumerate() {
+            assert_eq!(reason as usize, at);
+        }
+        counters.count_termination(TerminationReason::WriteTimeout);
+        assert_eq!(
+            line("corral_http_terminations_total{reason=\"write-timeout\"}"),
+            "1"
+        );
+        drop(counters.count_connection());
+        assert_eq!(line("corral_http_connections"), "0");
+        assert_eq!(line("corral_http_connections_total"), "1");
+    }
+}

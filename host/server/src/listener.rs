@@ -1,0 +1,370 @@
+//! A listening socket and its connections.
+//!
+//! Serves HTTP/1.1 and HTTP/2, distinguished by ALPN under TLS and by the first bytes otherwise. Bounds
+//! what a client can occupy before hyper sees the connection: the number of connections, in total and
+//! optionally per client address, and the time of the TLS handshake and of the first bytes.
+
+mod address_limiter;
+mod connection;
+mod preface;
+mod response_body;
+mod socket;
+mod streams;
+mod transport;
+mod write_timeout;
+
+use crate::http_counters::{HttpCounters, TerminationReason};
+use crate::request_log::LoggedBody;
+use crate::shutdown::{ListenerPhase, reached};
+use crate::tls::Tls;
+use address_limiter::{AddressLimiter, AddressPermit};
+use connection::Connection;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use socket::{AcceptedStream, Peer};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{DuplexStream, duplex};
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinHandle;
+
+pub(crate) use connection::ConnectionInfo;
+pub(crate) use response_body::FinalEvent;
+pub(crate) use socket::{Socket, UnixSocketFile, bind_unix};
+
+/// From the end of the grace period until connections are dropped: time for event streams to send their
+/// final event.
+const FINAL_EVENT_TIME: Duration = Duration::from_secs(1);
+
+/// Wait for the next client of the backlog at shutdown; it is connected already, so this only covers the
+/// system call.
+const BACKLOG_WAIT: Duration = Duration::from_millis(10);
+/// Time limit for emptying the backlog at shutdown.
+const BACKLOG_TIME: Duration = Duration::from_millis(200);
+
+/// Pause after a failed accept.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Buffer of an in-memory connection per direction, similar to that of a socket.
+const MEMORY_BUFFER: usize = 64 << 10;
+
+/// Bounds on what clients can occupy.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct HttpLimits {
+    /// Connections of the public listener; further clients wait in the socket's backlog. Default 1,024:
+    /// each costs some tens of kilobytes over HTTP/1 at worst, and the number stays below common limits
+    /// of open files.
+    pub max_connections: usize,
+    /// Connections of one client address, or of one /64 for IPv6; further ones are closed at once.
+    /// Unlimited by default: behind a proxy all clients share an address.
+    pub max_connections_per_address: Option<usize>,
+    /// Time limit for a TLS handshake. Default 10 s.
+    pub handshake_timeout: Duration,
+    /// Time limit from the start of a connection, or the end of a response, to the next complete request
+    /// header. Also limits idle connections. Default 30 s. A client that starts like HTTP/2 but is not
+    /// gets it twice.
+    pub header_timeout: Duration,
+    /// Size limit for a request header. Default 32 KiB: twice what common proxies forward.
+    pub max_header_bytes: usize,
+    /// Time limit for a pause within a request's body that the plugin waits for. Default 30 s.
+    pub body_idle_timeout: Duration,
+    /// Time limit for a client to read more of its response. Default 30 s.
+    pub write_timeout: Duration,
+    /// How long to read and discard the rest of a request's body after an early response. Default 2 s.
+    pub discard_timeout: Duration,
+    /// Concurrent requests of an HTTP/2 connection; the client holds back further ones. Default 128: the
+    /// minimum that RFC 9113 recommends, rounded up.
+    pub max_concurrent_streams: u32,
+}
+
+impl Default for HttpLimits {
+    fn default() -> Self {
+        HttpLimits {
+            max_connections: 1024,
+            max_connections_per_address: None,
+            handshake_timeout: Duration::from_secs(10),
+            header_timeout: Duration::from_secs(30),
+            max_header_bytes: 32 << 10,
+            body_idle_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_secs(30),
+            discard_timeout: Duration::from_secs(2),
+            max_concurrent_streams: 128,
+        }
+    }
+}
+
+/// Why an address cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// The address is in use.
+    #[error("{0} is in use; stop what listens there or choose another address")]
+    InUse(String),
+    /// Without a token, other machines could change deployments.
+    #[error(
+        "other machines can reach the admin listener on {0}, and it has no token; give one with --admin-token-file, or keep --admin on 127.0.0.1"
+    )]
+    TokenRequired(String),
+    /// The operating system refuses, or the address does not exist.
+    #[error(
+        "cannot listen on {address}: {cause}; give HOST:PORT of this machine, e.g. 127.0.0.1:8080"
+    )]
+    Refused {
+        /// The address as given.
+        address: String,
+        /// Error of the operating system.
+        cause: io::Error,
+    },
+    /// The operating system refuses a Unix domain socket.
+    #[error(
+        "cannot listen on unix:{}: {cause}; give a path in a writable directory, of at most 107 bytes, e.g. unix:/run/corral/admin.sock",
+        path.display()
+    )]
+    UnixSocket {
+        /// The path as given.
+        path: PathBuf,
+        /// Error of the operating system.
+        cause: io::Error,
+    },
+    /// The path exists and is not a socket.
+    #[error("{} exists and is not a socket; choose another path, or move it away", .0.display())]
+    NotASocket(PathBuf),
+}
+
+/// Binds `address`, `HOST:PORT`.
+pub(crate) async fn bind(address: &str) -> Result<TcpListener, BindError> {
+    TcpListener::bind(address).await.map_err(|cause| {
+        let address = address.to_owned();
+        match cause.kind() {
+            io::ErrorKind::AddrInUse => BindError::InUse(address),
+            _ => BindError::Refused { address, cause },
+        }
+    })
+}
+
+/// Options of a listener beside its socket.
+pub(crate) struct ListenerConfig {
+    pub(crate) limits: HttpLimits,
+    /// Without it, connections are not encrypted.
+    pub(crate) tls: Option<Arc<Tls>>,
+    /// `None` on the admin listener, whose connections are not counted.
+    pub(crate) counters: Option<Arc<HttpCounters>>,
+}
+
+/// A listener that accepts connections.
+pub(crate) struct Listener {
+    phase: watch::Sender<ListenerPhase>,
+    /// One permit per connection.
+    permits: Arc<Semaphore>,
+    max_connections: u32,
+    accept_task: JoinHandle<()>,
+    connect: Connect,
+}
+
+/// Opens an in-memory connection, if a permit is free.
+type Connect = Box<dyn Fn() -> Option<DuplexStream> + Send + Sync>;
+
+impl Listener {
+    /// Starts to accept on `socket` and to answer with `answer`.
+    pub(crate) fn start<H, F>(socket: Socket, config: ListenerConfig, answer: H) -> Self
+    where
+        H: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response<LoggedBody>> + Send + 'static,
+    {
+        let limits = &config.limits;
+        let max_connections = limits
+            .max_connections
+            .clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
+        let permits = Arc::new(Semaphore::new(max_connections));
+        let (phase, phase_receiver) = watch::channel(ListenerPhase::Serving);
+        let addresses = limits.max_connections_per_address.map(AddressLimiter::new);
+        let config = Arc::new(config);
+        let connect = connect(&permits, &phase_receiver, &config, &answer);
+        let accept_loop = AcceptLoop {
+            socket,
+            permits: permits.clone(),
+            addresses,
+            phase: phase_receiver,
+            config,
+            answer,
+        };
+        Listener {
+            phase,
+            permits,
+            // Clamped above.
+            max_connections: max_connections as u32,
+            accept_task: tokio::spawn(accept_loop.run()),
+            connect,
+        }
+    }
+
+    /// Opens an in-memory connection and returns the client's end. `None` if no connection is free; the
+    /// accept loop reserves one for the next client of the socket.
+    pub(crate) fn connect(&self) -> Option<DuplexStream> {
+        (self.connect)()
+    }
+
+    /// Stops accepting, lets running requests end until `deadline` completes, and cuts off the rest.
+    /// Returns whether every request ended by itself.
+    pub(crate) async fn drain(self, deadline: impl Future<Output = ()>) -> bool {
+        self.phase.send_replace(ListenerPhase::Draining);
+        // Closes the socket.
+        let _ = self.accept_task.await;
+        let all_ended = || async {
+            self.permits
+                .acquire_many(self.max_connections)
+                .await
+                .is_ok()
+        };
+        let in_time = tokio::select! {
+            ended = all_ended() => ended,
+            () = deadline => false,
+        };
+        self.phase.send_replace(ListenerPhase::Ending);
+        if !in_time {
+            // Connections drop themselves after half of this time.
+            let _ = tokio::time::timeout(2 * FINAL_EVENT_TIME, all_ended()).await;
+        }
+        in_time
+    }
+}
+
+struct AcceptLoop<H> {
+    socket: Socket,
+    permits: Arc<Semaphore>,
+    addresses: Option<AddressLimiter>,
+    phase: watch::Receiver<ListenerPhase>,
+    config: Arc<ListenerConfig>,
+    answer: H,
+}
+
+impl<H, F> AcceptLoop<H>
+where
+    H: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<LoggedBody>> + Send + 'static,
+{
+    async fn run(mut self) {
+        loop {
+            let accepted = tokio::select! {
+                // Checked first, so that a flood of clients cannot delay the shutdown.
+                biased;
+                () = reached(&mut self.phase, ListenerPhase::Draining) => break,
+                accepted = accept(&self.socket, &self.permits) => accepted,
+            };
+            match accepted {
+                Ok((stream, peer, permit)) => self.serve(stream, peer, permit),
+                Err(error) => {
+                    // Usually too many open files, until connections end. The client stays in the
+                    // backlog, so without a pause this loop would spin.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_RETRY).await;
+                }
+            }
+        }
+        self.empty_backlog().await;
+    }
+
+    /// Serves the clients of the backlog: they are connected and may have sent a request. Bounded in
+    /// number and time, so that new clients cannot delay the shutdown.
+    async fn empty_backlog(&self) {
+        let until = tokio::time::Instant::now() + BACKLOG_TIME;
+        for _ in 0..self.config.limits.max_connections {
+            let next = accept(&self.socket, &self.permits);
+            let deadline = until.min(tokio::time::Instant::now() + BACKLOG_WAIT);
+            match tokio::time::timeout_at(deadline, next).await {
+                Ok(Ok((stream, peer, permit))) => self.serve(stream, peer, permit),
+                _ => break,
+            }
+            if tokio::time::Instant::now() >= until {
+                break;
+            }
+        }
+    }
+
+    fn serve(&self, stream: AcceptedStream, peer: Peer, permit: OwnedSemaphorePermit) {
+        let address = match (&self.addresses, peer) {
+            (None, _) | (_, Peer::Process) => None,
+            (Some(addresses), Peer::Address(address)) => match addresses.acquire(address.ip()) {
+                Some(permit) => Some(permit),
+                None => {
+                    tracing::debug!(%peer, "too many connections of one address");
+                    if let Some(counters) = &self.config.counters {
+                        counters.count_termination(TerminationReason::AddressFull);
+                    }
+                    return;
+                }
+            },
+        };
+        // Nagle's algorithm would delay small chunks of a stream by 40 ms.
+        if let AcceptedStream::Tcp(stream) = &stream
+            && let Err(error) = stream.set_nodelay(true)
+        {
+            tracing::debug!(%error, "cannot set TCP_NODELAY");
+        }
+        let counted = self
+            .config
+            .counters
+            .as_ref()
+            .map(HttpCounters::count_connection);
+        let connection = Connection {
+            peer,
+            config: self.config.clone(),
+            phase: self.phase.clone(),
+            answer: self.answer.clone(),
+        };
+        tokio::spawn(async move {
+            connection.serve(stream).await;
+            drop::<(_, Option<AddressPermit>, _)>((counted, address, permit));
+        });
+    }
+}
+
+/// Creates the function behind [`Listener::connect`], which spawns on the current tokio runtime.
+fn connect<H, F>(
+    permits: &Arc<Semaphore>,
+    phase: &watch::Receiver<ListenerPhase>,
+    config: &Arc<ListenerConfig>,
+    answer: &H,
+) -> Connect
+where
+    H: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<LoggedBody>> + Send + 'static,
+{
+    let (permits, phase) = (permits.clone(), phase.clone());
+    let (config, answer) = (config.clone(), answer.clone());
+    let tokio = Handle::current();
+    Box::new(move || {
+        let permit = permits.clone().try_acquire_owned().ok()?;
+        let (client, stream) = duplex(MEMORY_BUFFER);
+        let counted = config.counters.as_ref().map(HttpCounters::count_connection);
+        let connection = Connection {
+            peer: Peer::Process,
+            config: config.clone(),
+            phase: phase.clone(),
+            answer: answer.clone(),
+        };
+        tokio.spawn(async move {
+            connection.serve(AcceptedStream::Memory(stream)).await;
+            drop((counted, permit));
+        });
+        Some(client)
+    })
+}
+
+/// Accepts the next connection, once a permit is free.
+async fn accept(
+    socket: &Socket,
+    permits: &Arc<Semaphore>,
+) -> io::Result<(AcceptedStream, Peer, OwnedSemaphorePermit)> {
+    let permit = permits
+        .clone()
+        .acquire_owned()
+        .await
+        .map_err(io::Error::other)?;
+    let (stream, peer) = socket.accept().await?;
+    Ok((stream, peer, permit))
+}

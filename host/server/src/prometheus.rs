@@ -1,0 +1,174 @@
+//! The Prometheus text format, version 0.0.4.
+//!
+//! The samples of a family stand together after its one `HELP` and one `TYPE` line. Label values escape
+//! `\`, `"` and newlines.
+//! <https://prometheus.io/docs/instrumenting/exposition_formats/>
+
+use corral_engine::{Kind, Metric};
+use std::fmt::Write;
+
+/// `Content-Type` of the text.
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Metric families in the order of their first sample.
+#[derive(Debug, Default)]
+pub(crate) struct MetricFamilies(Vec<MetricFamily>);
+
+#[derive(Debug)]
+struct MetricFamily {
+    name: String,
+    help: String,
+    kind: Kind,
+    samples: String,
+}
+
+impl MetricFamilies {
+    /// Adds a metric of the engine or the runtime, with `labels` before its own.
+    pub(crate) fn metric(&mut self, metric: &Metric, labels: &[(&str, &str)]) {
+        let own = metric
+            .labels
+            .iter()
+            .map(|(label, text)| (*label, text.as_str()));
+        let labels: Vec<_> = labels.iter().copied().chain(own).collect();
+        self.sample(metric.name, metric.help, metric.kind, &labels, metric.value);
+    }
+
+    /// Adds one sample.
+    pub(crate) fn sample(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: Kind,
+        labels: &[(&str, &str)],
+        value: f64,
+    ) {
+        // The samples of a histogram have suffixes of the family's name.
+        let family_name = match kind {
+            Kind::Histogram => name.rsplit_once('_').map_or(name, |(family, _)| family),
+            Kind::Counter | Kind::Gauge => name,
+        };
+        let found = self.0.iter().position(|f| f.name == family_name);
+        let at = match found {
+            Some(at) => at,
+            None => {
+                self.0.push(MetricFamily {
+                    name: family_name.to_owned(),
+                    help: help.to_owned(),
+                    kind,
+                    samples: String::new(),
+                });
+                self.0.len() - 1
+            }
+        };
+        let family = &mut self.0[at];
+        debug_assert_eq!(family.kind, kind, "{name} is of one kind");
+        let line = &mut family.samples;
+        line.push_str(name);
+        for (i, (label, text)) in labels.iter().enumerate() {
+            line.push(if i == 0 { '{' } else { ',' });
+            line.push_str(label);
+            line.push_str("=\"");
+            escape(line, text, true);
+            line.push('"');
+        }
+        if !labels.is_empty() {
+            line.push('}');
+        }
+        line.push(' ');
+        write_value(line, value);
+        line.push('\n');
+    }
+
+    /// All families as text.
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        for family in &self.0 {
+            text.push_str("# HELP ");
+            text.push_str(&family.name);
+            text.push(' ');
+            escape(&mut text, &family.help, false);
+            text.push_str("\n# TYPE ");
+            text.push_str(&family.name);
+            text.push_str(match family.kind {
+                Kind::Counter => " counter\n",
+                Kind::Gauge => " gauge\n",
+                Kind::Histogram => " histogram\n",
+            });
+            text.push_str(&family.samples);
+        }
+        text
+    }
+}
+
+/// Escapes `\` and newlines; in label values also quotes.
+fn escape(out: &mut String, text: &str, quotes: bool) {
+    for c in text.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '"' if quotes => out.push_str("\\\""),
+            other => out.push(other),
+        }
+    }
+}
+
+/// Writes a number. Rust and Prometheus write infinities differently.
+fn write_value(out: &mut String, value: f64) {
+    if value == f64::INFINITY {
+        out.push_str("+Inf");
+    } else if value == f64::NEG_INFINITY {
+        out.push_str("-Inf");
+    } else {
+        // Writing to a String cannot fail.
+        let _ = write!(out, "{value}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_of_a_family_stand_together() {
+        let mut families = MetricFamilies::default();
+        for model in ["a", "b"] {
+            let labels = [("model", model)];
+            families.sample(
+                "steps_total",
+                "Steps.",
+                Kind::Counter,
+                &labels,
+                12345678901.0,
+            );
+            families.sample("rows", "Rows now.", Kind::Gauge, &labels, 0.5);
+        }
+        families.sample("up", "Is it up?", Kind::Gauge, &[], f64::INFINITY);
+        assert_eq!(
+            families.text(),
+            "# HELP steps_total Steps.\n\
+             # TYPE steps_total counter\n\
+             steps_total{model=\"a\"} 12345678901\n\
+             steps_total{model=\"b\"} 12345678901\n\
+             # HELP rows Rows now.\n\
+             # TYPE rows gauge\n\
+             rows{model=\"a\"} 0.5\n\
+             rows{model=\"b\"} 0.5\n\
+             # HELP up Is it up?\n\
+             # TYPE up gauge\n\
+             up +Inf\n"
+        );
+    }
+
+    #[test]
+    fn help_and_labels_are_escaped() {
+        let mut families = MetricFamilies::default();
+        let labels = [("model", "a\"b\\c\nd"), ("plugin", "/é")];
+        families.sample("x", "one\ntwo \\ \"three\"", Kind::Gauge, &labels, -1.0);
+        assert_eq!(
+            families.text(),
+            "# HELP x one\\ntwo \\\\ \"three\"\n\
+             # TYPE x gauge\n\
+             x{model=\"a\\\"b\\\\c\\nd\",plugin=\"/é\"} -1\n"
+        );
+    }
+}

@@ -1,0 +1,230 @@
+//! Request ids, and one access log line and the counters for each request.
+//!
+//! A [`RequestLog`] travels inside the response body, so it observes the end of the answer, or that the
+//! client disconnected before it.
+
+use crate::http_counters::{CounterGuard, HttpCounters};
+use bytes::Bytes;
+use corral_runtime::{Body, CallError, PolledFrame};
+use http::header::CONTENT_LENGTH;
+use http::{HeaderName, HeaderValue, Method, Response};
+use http_body::{Body as _, SizeHint};
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+/// Header with the request id, in the plugin's request and in the answer.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Generates ids that differ between requests and between runs of the process.
+#[derive(Debug)]
+pub(crate) struct RequestIdGenerator {
+    process: u32,
+    next: AtomicU64,
+}
+
+impl Default for RequestIdGenerator {
+    fn default() -> Self {
+        RequestIdGenerator {
+            // The keys of the standard library's hasher are random; the upper half suffices.
+            process: (RandomState::new().hash_one(std::process::id()) >> 32) as u32,
+            next: AtomicU64::new(0),
+        }
+    }
+}
+
+impl RequestIdGenerator {
+    pub(crate) fn next(&self) -> RequestId {
+        RequestId {
+            process: self.process,
+            number: self.next.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+}
+
+/// Id of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RequestId {
+    process: u32,
+    number: u64,
+}
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}-{}", self.process, self.number)
+    }
+}
+
+impl RequestId {
+    pub(crate) fn header(&self) -> HeaderValue {
+        HeaderValue::try_from(self.to_string()).unwrap_or(HeaderValue::from_static("unnamed"))
+    }
+}
+
+/// A request in progress. Dropping it writes the access log line.
+pub(crate) struct RequestLog {
+    in_flight: CounterGuard,
+    id: RequestId,
+    method: Method,
+    path: String,
+    key_name: Option<Arc<str>>,
+    started: Instant,
+    status: u16,
+    bytes: u64,
+    /// The answer's `Content-Length`: hyper drops the body after that many bytes.
+    content_length: Option<u64>,
+    complete: bool,
+}
+
+impl RequestLog {
+    pub(crate) fn begin(
+        counters: &Arc<HttpCounters>,
+        id: RequestId,
+        method: &Method,
+        path: &str,
+    ) -> Self {
+        RequestLog {
+            in_flight: counters.count_request(),
+            id,
+            method: method.clone(),
+            path: path.to_owned(),
+            key_name: None,
+            started: Instant::now(),
+            status: 0,
+            bytes: 0,
+            content_length: None,
+            complete: false,
+        }
+    }
+
+    /// Records the answer's head and attaches this log to its body.
+    pub(crate) fn answer(
+        mut self,
+        response: Response<Body>,
+        key_name: Option<Arc<str>>,
+    ) -> Response<LoggedBody> {
+        self.key_name = key_name;
+        self.in_flight.counters().count_response(response.status());
+        self.status = response.status().as_u16();
+        self.content_length = response
+            .headers()
+            .get(CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok()?.parse().ok());
+        // hyper does not poll a body that is known to be empty, nor that of a HEAD request.
+        self.complete = response.body().is_end_stream()
+            || self.content_length == Some(0)
+            || self.method == Method::HEAD;
+        let id = self.id.header();
+        let mut response = response.map(|body| LoggedBody {
+            body,
+            log: Some(self),
+        });
+        response.headers_mut().insert(REQUEST_ID, id);
+        response
+    }
+}
+
+impl Drop for RequestLog {
+    fn drop(&mut self) {
+        if !self.complete {
+            self.in_flight.counters().count_aborted();
+        }
+        tracing::info!(
+            target: "corral::access",
+            id = %self.id,
+            method = %self.method,
+            path = self.path,
+            key = self.key_name.as_deref(),
+            status = self.status,
+            bytes = self.bytes,
+            ms = self.started.elapsed().as_millis() as u64,
+            complete = self.complete,
+        );
+    }
+}
+
+/// A response body that records in the [`RequestLog`] how the answer ended.
+pub(crate) struct LoggedBody {
+    body: Body,
+    /// `None` on the admin listener, which logs nothing.
+    log: Option<RequestLog>,
+}
+
+impl From<Body> for LoggedBody {
+    fn from(body: Body) -> Self {
+        LoggedBody { body, log: None }
+    }
+}
+
+impl http_body::Body for LoggedBody {
+    type Data = Bytes;
+    type Error = CallError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> PolledFrame {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        let ends_here = self.body.is_end_stream();
+        if let Some(log) = &mut self.log {
+            match &polled {
+                Poll::Ready(Some(Ok(frame))) => {
+                    log.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
+                    log.complete =
+                        ends_here || log.content_length.is_some_and(|length| log.bytes >= length);
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    tracing::warn!(id = %log.id, path = log.path, %error, "answer cut off");
+                }
+                Poll::Ready(None) => log.complete = true,
+                Poll::Pending => {}
+            }
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_differ_between_requests_and_processes() {
+        let ids = RequestIdGenerator::default();
+        let (one, two) = (ids.next(), ids.next());
+        assert_ne!(one.to_string(), two.to_string());
+        assert_eq!(one.header(), one.to_string());
+        assert_ne!(
+            RequestIdGenerator::default().process,
+            RequestIdGenerator::default().process,
+            "two processes; equal once in 2^32 runs"
+        );
+    }
+
+    #[test]
+    fn request_dropped_early_counts_as_aborted() {
+        let counters = Arc::new(HttpCounters::default());
+        let ids = RequestIdGenerator::default();
+        let begin = || RequestLog::begin(&counters, ids.next(), &Method::GET, "/x");
+        let aborted = || {
+            let mut families = crate::prometheus::MetricFamilies::default();
+            counters.write(&mut families);
+            families
+                .text()
+                .contains("\ncorral_http_requests_aborted_total 1\n")
+        };
+        drop(begin().answer(Response::new(Body::empty()), None));
+        assert!(!aborted(), "an empty answer is complete");
+        drop(begin().answer(Response::new(Body::from("not read")), None));
+        assert!(aborted());
+    }
+}

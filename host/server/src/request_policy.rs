@@ -1,0 +1,133 @@
+//! The policy of a deployment for its requests: access, quota, and format of the host's errors.
+
+use crate::api_keys::{ApiKeys, KeyHolder};
+use crate::problem::{ErrorFormat, Problem};
+use corral_runtime::{Quota, QuotaPermit};
+use http::HeaderMap;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Access to a deployment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Access {
+    /// No API key is required. The plugin receives the `Authorization` header, unless it holds an API
+    /// key of this server.
+    #[default]
+    Open,
+    /// An API key is required.
+    Keys,
+}
+
+/// Policy for the requests of a deployment. Independent of the plugin, so that a new revision can keep
+/// it together with the usage of its quota.
+#[derive(Clone, Debug, Default)]
+pub struct RequestPolicy {
+    /// Whether an API key is required.
+    pub access: Access,
+    /// Quota of all clients together.
+    pub quota: Option<Arc<Quota>>,
+    /// Format of the host's errors.
+    pub error_format: ErrorFormat,
+}
+
+impl RequestPolicy {
+    /// Admits a request to the deployment named `deployment`: checks its API key and acquires all quotas
+    /// that apply. Removes API keys from the headers, even if none is required.
+    pub(crate) fn admit(
+        &self,
+        keys: Option<&ApiKeys>,
+        deployment: &str,
+        headers: &mut HeaderMap,
+    ) -> Result<Admission, Problem> {
+        let holder = match (self.access, keys) {
+            (Access::Open, keys) => {
+                if let Some(keys) = keys {
+                    keys.remove_from(headers);
+                }
+                None
+            }
+            (Access::Keys, Some(keys)) => Some(keys.authenticate(headers, deployment)?),
+            // Without a key file the deployment is closed, not open.
+            (Access::Keys, None) => Some(ApiKeys::none().authenticate(headers, deployment)?),
+        };
+        let holder_quotas = holder.iter().flat_map(|holder| &holder.quotas);
+        let quotas: Vec<_> = self.quota.iter().chain(holder_quotas).cloned().collect();
+        let quota_permit = match quotas.is_empty() {
+            true => None,
+            false => Some(QuotaPermit::acquire(quotas)?),
+        };
+        Ok(Admission {
+            holder,
+            quota_permit,
+        })
+    }
+}
+
+/// An admitted request.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    pub(crate) holder: Option<KeyHolder>,
+    /// Holds the quotas while the request runs.
+    pub(crate) quota_permit: Option<Arc<QuotaPermit>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api_keys::NewApiKey;
+    use corral_runtime::QuotaLimits;
+
+    #[test]
+    fn deployment_requiring_keys_is_closed_without_any() {
+        let policy = RequestPolicy {
+            access: Access::Keys,
+            ..RequestPolicy::default()
+        };
+        let mut headers = HeaderMap::new();
+        let problem = policy.admit(None, "/x", &mut headers).expect_err("closed");
+        assert_eq!(problem.status(), 401);
+        let value = "Bearer corral_0".parse().expect("a header");
+        headers.insert(http::header::AUTHORIZATION, value);
+        let problem = policy.admit(None, "/x", &mut headers).expect_err("closed");
+        assert_eq!(problem.status(), 401);
+    }
+
+    #[test]
+    fn open_deployment_does_not_receive_keys() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, key) = (folder.path().join("keys.toml"), NewApiKey::generate());
+        std::fs::write(&file, key.toml_entry("one", "alice", &[])).expect("written");
+        let keys = ApiKeys::open(&file).expect("good");
+        let headers_left = |sent: &str| {
+            let value = sent.parse().expect("a header");
+            let mut headers = HeaderMap::from_iter([(http::header::AUTHORIZATION, value)]);
+            let admitted = RequestPolicy::default().admit(Some(&keys), "/x", &mut headers);
+            assert!(admitted.expect("it is open").holder.is_none());
+            headers.len()
+        };
+        assert_eq!(headers_left(&format!("Bearer {}", key.key())), 0);
+        assert_eq!(headers_left("Bearer of-the-plugin"), 1);
+    }
+
+    #[test]
+    fn quota_of_deployment_applies_to_all_clients() {
+        let allowance = QuotaLimits {
+            concurrent: Some(1),
+            ..QuotaLimits::default()
+        };
+        let policy = RequestPolicy {
+            quota: Some(Quota::new("deployment", "/x", allowance)),
+            ..RequestPolicy::default()
+        };
+        let mut headers = HeaderMap::new();
+        let admitted = policy.admit(None, "/x", &mut headers).expect("the first");
+        let problem = policy.admit(None, "/x", &mut headers);
+        assert_eq!(problem.expect_err("the second").status(), 429);
+        drop(admitted);
+        assert!(policy.admit(None, "/x", &mut headers).is_ok());
+        let open = RequestPolicy::default().admit(None, "/x", &mut headers);
+        assert!(open.expect("no quota").quota_permit.is_none());
+    }
+}
