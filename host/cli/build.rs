@@ -1,5 +1,4 @@
-//! Built with `dynamic-backends`, the binary looks for llama.cpp's libraries in the folder that it lies in itself,
-//! wherever somebody put that (`make dist`). Without, they are part of it.
+//! With `dynamic-backends` the binary finds llama.cpp's libraries in its own directory (`make dist`).
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -7,7 +6,7 @@ fn main() {
         return;
     }
     let folder = match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
-        // Windows looks there anyway.
+        // Windows does so by default.
         Ok("windows") => return,
         Ok("macos") => "@executable_path",
         _ => "$ORIGIN",
