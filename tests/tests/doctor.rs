@@ -81,13 +81,13 @@ fn missing_backends_folder_is_an_error() {
     let ended = doctor(&["--backend-dir", missing]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert_eq!(ended.stdout, "");
-    for said in ["corral: ", missing, "can't be read"] {
+    for said in ["corral: ", missing, "cannot read"] {
         assert!(ended.stderr.contains(said), "{said}: {ended:?}");
     }
     assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
     let (code, text) = error(&["--backend-dir", missing]);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("can't be read"), "{text}");
+    assert!(text.contains("cannot read"), "{text}");
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn invalid_device_options_list_valid_ones() {
         assert!(text.contains(said), "{said}: {text}");
     }
     for (arguments, said) in [
-        (["--gpu-layers", "x"], "write auto, or how many"),
+        (["--gpu-layers", "x"], "write auto or a number"),
         (["--kv-type", "q4_0"], "write f16 or q8_0"),
         (["--device", "a,a"], "named twice"),
         (["--device", "other=cpu"], "'other', which no --model has"),

@@ -292,7 +292,7 @@ mod tests {
             ("corral serve --model x.gguf --context 0", "'--context <N>'"),
             (
                 "corral serve --model x.gguf --gpu-layers x",
-                "write auto, or how many",
+                "write auto or a number",
             ),
             (
                 "corral serve --model x.gguf --kv-type q4_0",
