@@ -458,15 +458,15 @@ GREETING = "hello"
     }
 
     #[test]
-    fn readme_manifest_is_valid_and_complete() {
-        let readme = include_str!("../../../../README.md");
-        let (_, from) = readme.split_once("```toml\n").expect("it has one");
+    fn documented_manifest_is_valid_and_complete() {
+        let guide = include_str!("../../../../docs/deployments.md");
+        let (_, from) = guide.split_once("```toml\n").expect("it has one");
         let (text, _) = from.split_once("```").expect("it ends");
         let manifest = Manifest::from_toml(text).expect("good");
         let schema: serde_json::Value = serde_json::from_str(MANIFEST_SCHEMA).expect("JSON");
         let shown = serde_json::to_value(&manifest).expect("serializable");
         for name in schema["properties"].as_object().expect("fields").keys() {
-            assert!(shown.get(name).is_some(), "the README shows '{name}'");
+            assert!(shown.get(name).is_some(), "the guide shows '{name}'");
         }
         let linked = shown["linked"].as_object().expect("a table");
         let known = &schema["$defs"]["LinkedComponents"]["properties"];

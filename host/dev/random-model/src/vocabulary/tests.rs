@@ -4,7 +4,7 @@ use super::*;
 use crate::{Quant, Qwen3, Recipe};
 use corral_llama::{DevicePlacement, LoadProgress, Model};
 
-const README: &str = include_str!("../../../../../README.md");
+const GUIDE: &str = include_str!("../../../../../docs/serving.md");
 
 #[test]
 fn vocabulary_depends_on_size_and_seed() {
@@ -87,7 +87,7 @@ fn llama_cpp_round_trips_text() {
     recipe.write(&file, |_, _, _| {}).unwrap();
     let model = Model::load(&file, DevicePlacement::default(), &LoadProgress::default()).unwrap();
     assert_eq!(model.vocabulary_size(), 151_936);
-    for text in [README, "h\u{e9}llo \u{1f600}\r\n\t \u{7f}"] {
+    for text in [GUIDE, "h\u{e9}llo \u{1f600}\r\n\t \u{7f}"] {
         let tokens = model.tokenize(text, false).unwrap();
         let bytes: Vec<u8> = tokens
             .iter()
@@ -95,8 +95,8 @@ fn llama_cpp_round_trips_text() {
             .collect();
         assert_eq!(String::from_utf8(bytes).unwrap(), text);
     }
-    let tokens = model.tokenize(README, false).unwrap().len();
-    let characters = README.chars().count();
+    let tokens = model.tokenize(GUIDE, false).unwrap().len();
+    let characters = GUIDE.chars().count();
     assert!(characters > 2 * tokens, "{characters} in {tokens} tokens");
     // Every 97th token, from the texts and from syllables.
     for id in (256..151_933).step_by(97) {
