@@ -100,7 +100,13 @@ pub(crate) fn step(
     prefill_budget: u32,
 ) -> Step {
     let tokens: u32 = rows.iter().map(Row::tokens).sum();
-    let own = running.decoding_with(adapter);
+    let (mut own, mut others) = (0, 0);
+    for one in running.iter().filter(|one| one.is_decoding()) {
+        match one.adapter() == adapter {
+            true => own += 1,
+            false => others += 1,
+        }
+    }
     Step {
         shape: StepShape {
             rows: decoding,
@@ -111,7 +117,7 @@ pub(crate) fn step(
         adapter,
         prefill_budget,
         skipped: own - decoding,
-        other_adapters: running.decoding() - own,
+        other_adapters: others,
         ..Step::default()
     }
 }

@@ -123,8 +123,8 @@ impl FailureHandling {
 
     /// Whether steps are small because one failed, or a request has still to pass the position of a failure.
     pub fn is_recovering(&self, running: &RunningRequests) -> bool {
-        let has_failed = running.iter().any(|running| running.failed_at.is_some());
-        self.step_tokens < self.max_step_tokens || has_failed
+        self.step_tokens < self.max_step_tokens
+            || running.iter().any(|running| running.failed_at.is_some())
     }
 
     /// Successful steps in all.

@@ -280,10 +280,10 @@ impl RunningRequests {
     /// Number of requests that wait for the next step: those that decode, or will as soon as an external sampler that
     /// is not late picks their token.
     pub fn waiting_for_step(&self) -> u32 {
-        let soon = self
-            .iter()
-            .filter(|running| running.wait == Wait::Sampler && !running.request.progress.late);
-        self.decoding().saturating_add(count(soon))
+        count(self.iter().filter(|running| match running.wait {
+            Wait::Sampler => !running.request.progress.late,
+            _ => running.is_decoding(),
+        }))
     }
 
     /// Cells that are promised to all of them.
