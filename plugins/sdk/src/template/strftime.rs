@@ -1,23 +1,22 @@
 //! `strftime_now` of chat templates: the UTC date in C's and Python's notation.
 
-use jiff::fmt::strtime;
-use jiff::{Timestamp, tz::TimeZone};
+use chrono::DateTime;
 use minijinja::{Error, ErrorKind};
+use std::fmt::Write;
 
 /// Formats `seconds` since 1970. An unknown directive is an error: a wrong date in a prompt would go
 /// unnoticed.
 pub fn strftime(format: &str, seconds: u64) -> Result<String, Error> {
-    let formatted = i64::try_from(seconds)
-        .map_err(|error| error.to_string())
-        .and_then(|seconds| Timestamp::from_second(seconds).map_err(|error| error.to_string()))
-        .and_then(|now| {
-            let now = now.to_zoned(TimeZone::UTC);
-            strtime::format(format, &now).map_err(|error| error.to_string())
-        });
-    formatted.map_err(|error| {
-        let detail = format!("strftime_now cannot apply the format {format:?}: {error}");
-        Error::new(ErrorKind::InvalidOperation, detail)
-    })
+    let mut text = String::new();
+    i64::try_from(seconds)
+        .ok()
+        .and_then(|seconds| DateTime::from_timestamp(seconds, 0))
+        .and_then(|now| write!(text, "{}", now.format(format)).ok())
+        .map(|()| text)
+        .ok_or_else(|| {
+            let detail = format!("strftime_now cannot apply the format {format:?}");
+            Error::new(ErrorKind::InvalidOperation, detail)
+        })
 }
 
 #[cfg(test)]
