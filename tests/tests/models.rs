@@ -298,7 +298,7 @@ fn oversized_model_is_refused() {
     let answer = corral.post("/generate", r#"{"prompt": "1+1="}"#);
     let detail = answer.problem(500, "failed");
     assert!(
-        detail.contains("all models together may have 1 MiB"),
+        detail.contains("all models together may use 1 MiB"),
         "{detail}"
     );
     assert_eq!(

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::args::{ModelArg, ModelArgs};
-use corral_engine::{Caller, Config, ModelPool, ModelState};
+use corral_engine::{Caller, ModelConfig, ModelPool, ModelState};
 use corral_runtime::{Limits, Plugin, Runtime, RuntimeConfig};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -50,12 +50,12 @@ pub(crate) fn model_pool(args: &ModelArgs) -> Result<ModelPool, Error> {
     }
     let snapshots = args.memory.open_snapshots()?;
     let config = |(index, ModelArg { name, file }): (usize, &ModelArg)| {
-        let mut config = Config::new(name, file);
+        let mut config = ModelConfig::new(name, file);
         config.adapters = args.adapters_of(index);
         config.context = args.context;
         config.threads = args.threads;
         config.placement = args.devices.for_model(name);
-        config.device_sampling = args.device_top_k;
+        config.device_top_k = args.device_top_k;
         config.overlap = args.overlap;
         args.memory.apply(&mut config, snapshots.as_ref());
         config

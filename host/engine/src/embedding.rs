@@ -28,7 +28,7 @@ pub use backend::EmbeddingBackend;
 pub use pooling::Pooling;
 pub use vectors::{Embedding, Vectors};
 
-use crate::metrics::{Counters, add, get};
+use crate::metrics::{EngineMetrics, add, get};
 use crate::{Caller, Engine, Error, LoadError, Token};
 use batch::BatchLimits;
 use corral_llama::{
@@ -90,7 +90,7 @@ impl Default for EmbeddingConfig {
     }
 }
 
-/// Options of a request for embeddings.
+/// GenerateOptions of a request for embeddings.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EmbedOptions {
     /// How to pool the vectors of tokens; by default as the model's file says. Without that, the last
@@ -123,8 +123,8 @@ impl Engine {
     /// Fails with [`Error::Invalid`] if there are no inputs, too many inputs, tokens or numbers in the
     /// result, an empty input, or a token outside the vocabulary; [`Error::ContextFull`] if an input is
     /// longer than [`EmbeddingInfo::longest`]; [`Error::Unsupported`] if the model does not support the
-    /// pooling; [`Error::Refused`] if the quota is full. The future fails with [`Error::Deadline`],
-    /// [`Error::Overdue`] after the caller's queue time, [`Error::Cancelled`] at a shutdown, or
+    /// pooling; [`Error::Overloaded`] if the quota is full. The future fails with [`Error::DeadlineExceeded`],
+    /// [`Error::QueueTimeout`] after the caller's queue time, [`Error::Cancelled`] at a shutdown, or
     /// [`Error::Failed`].
     pub fn embed(
         &self,
@@ -149,7 +149,7 @@ pub struct Embedder {
     /// Capacity of the channel.
     queue: usize,
     quota: EmbeddingQuota,
-    counters: Arc<Counters>,
+    counters: Arc<EngineMetrics>,
     state: Mutex<EmbedderState>,
 }
 
@@ -169,7 +169,7 @@ impl Embedder {
         context: u32,
         threads: u32,
         config: &EmbeddingConfig,
-        counters: &Arc<Counters>,
+        counters: &Arc<EngineMetrics>,
     ) -> Result<Self, LoadError> {
         let traits = model.embedding_traits();
         let whole = !memory || !traits.causal;
@@ -334,7 +334,7 @@ impl Embedder {
         let computed = get(&self.counters.embed_computed).max(1);
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
         let seconds = spent.as_secs_f64() * used.tokens as f64 / computed as f64;
-        Error::Refused {
+        Error::Overloaded {
             reason: format!(
                 "{} requests for embeddings with {} tokens are already open",
                 used.requests, used.tokens
@@ -356,7 +356,7 @@ impl Embedder {
             Ok(()) => Ok(()),
             Err(TrySendError::Full(_)) => {
                 add(&self.counters.embed_refused, 1);
-                Err(Error::Refused {
+                Err(Error::Overloaded {
                     reason: "the command queue of embeddings is full".into(),
                     retry_after: Duration::from_secs(1),
                 })

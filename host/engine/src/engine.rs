@@ -1,18 +1,19 @@
-//! A loaded model with its engine thread, as everyone else sees it.
+//! The handle to a loaded model and its engine thread.
 
-mod load;
-mod place;
+mod loaded_model;
+mod startup;
 
-use crate::chooser::Desk;
-use crate::delivery::mailbox;
 use crate::embedding::Embedder;
-use crate::look;
-use crate::metrics::{Counters, Metric, add, get, grammar_metrics};
-use crate::places::{Place, Places};
-use crate::store::snapshot::Snapshots;
-use crate::view::View;
-use crate::worker::{Command, Submission, Vocabulary, Wants};
-use crate::{Caller, Constraint, Error, Generation, LoadError, ModelInfo, Options, Raw, Token};
+use crate::engine_waker::EngineWaker;
+use crate::generation::mailbox;
+use crate::metrics::{EngineMetrics, Metric, add, get, grammar_metrics};
+use crate::next_token;
+use crate::permits::{RequestPermit, RequestPermits};
+use crate::raw_context::RawContext;
+use crate::snapshot::Snapshots;
+use crate::status::EngineStatus;
+use crate::worker::{Command, NewRequest, RequestKind, Vocabulary};
+use crate::{Caller, Constraint, Error, GenerateOptions, Generation, LoadError, ModelInfo, Token};
 use corral_constraint::{Grammar, GrammarCompiler};
 use corral_llama::{ContextSettings, KvType, Model};
 use corral_sampling::DryBreakers;
@@ -24,54 +25,54 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Lists of DRY's breakers that are kept.
-const BREAKERS: usize = 16;
+/// Number of cached DRY breaker lists.
+const CACHED_BREAKERS: usize = 16;
 
-/// A handle to a loaded model. Cheap to clone; the engine thread ends with the last of them.
+/// A handle to a loaded model. Cheap to clone; the engine thread ends with the last handle.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
 struct Inner {
-    model: Arc<ModelWords>,
+    vocabulary: Arc<EngineVocabulary>,
     grammars: GrammarCompiler,
-    /// Built lately, with the texts they are of.
+    /// Recently built DRY breakers and the strings they were built from.
     breakers: Mutex<VecDeque<(Vec<String>, Arc<DryBreakers>)>>,
     info: ModelInfo,
     path: PathBuf,
-    /// SHA-256 of the model file, once it was needed.
+    /// SHA-256 of the model file, computed when first needed.
     digest: OnceLock<[u8; 32]>,
-    adapters: Vec<Adapter>,
+    adapters: Vec<AdapterFile>,
     snapshots: Option<Arc<Snapshots>>,
     commands: Arc<SyncSender<Command>>,
-    places: Places,
-    counters: Arc<Counters>,
-    desk: Arc<Desk>,
-    /// What the context was made with.
+    permits: RequestPermits,
+    metrics: Arc<EngineMetrics>,
+    waker: EngineWaker,
+    /// Settings of the context.
     settings: ContextSettings,
-    /// Cells that all sequences share.
+    /// KV cells of the context.
     cells: u32,
     /// Bytes of weights and context in the machine's memory.
     memory: u64,
-    /// Bytes of them on devices with a memory of their own, by the devices' names.
+    /// Bytes of weights and context on devices with their own memory, by device name.
     device_memory: Vec<(String, u64)>,
     thread: Mutex<Option<JoinHandle<()>>>,
     embedder: Embedder,
 }
 
-/// An adapter's file.
-struct Adapter {
+/// The file of a LoRA adapter.
+struct AdapterFile {
     path: PathBuf,
-    /// Its SHA-256, once it was needed.
+    /// SHA-256 of the file, computed when first needed.
     digest: OnceLock<[u8; 32]>,
 }
 
 /// The model's vocabulary as the engine thread reads it.
-struct ModelWords {
+struct EngineVocabulary {
     model: Arc<Model>,
     end_of_generation: Vec<Token>,
 }
 
-impl Vocabulary for ModelWords {
+impl Vocabulary for EngineVocabulary {
     fn piece(&self, token: Token) -> &[u8] {
         self.model.piece(token, false)
     }
@@ -82,131 +83,123 @@ impl Vocabulary for ModelWords {
 }
 
 impl Engine {
-    /// What the model is.
+    /// Facts about the model.
     pub fn info(&self) -> &ModelInfo {
         &self.0.info
     }
 
-    /// Bytes of the weights and the context in the machine's memory, as llama.cpp gave them out. States that
-    /// are put aside come on top.
+    /// Bytes of the weights and the context in the machine's memory, as llama.cpp allocated them. Swapped-out
+    /// sequences come on top.
     pub fn memory(&self) -> u64 {
         self.0.memory
     }
 
-    /// Bytes of the weights and the context on devices with a memory of their own, by the devices' names.
+    /// Bytes of the weights and the context on devices with their own memory, by device name.
     pub fn device_memory(&self) -> &[(String, u64)] {
         &self.0.device_memory
     }
 
-    /// How the cells are stored.
+    /// Type of the KV cells.
     pub(crate) fn kv(&self) -> KvType {
         self.0.settings.kv_type
     }
 
-    /// Whether both are handles to the same.
+    /// Whether both handles belong to one engine.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether there are other handles to it.
+    /// Whether other handles exist.
     pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// Text to tokens. With `special`, control tokens written in the text are read as such.
+    /// Tokenizes a text. With `special`, control tokens written in the text become control tokens.
     pub fn tokenize(&self, text: &str, special: bool) -> Result<Vec<Token>, Error> {
-        self.0
-            .model
-            .model
+        self.model()
             .tokenize(text, special)
-            .ok_or_else(|| Error::Invalid("the text is too long to be tokenised".into()))
+            .ok_or_else(|| Error::Invalid("the text is too long to tokenize; shorten it".into()))
     }
 
-    /// Tokens to bytes; control tokens are written out with `special` and give nothing without.
+    /// The bytes of tokens. Control tokens are written out with `special` and empty without.
     pub fn detokenize(&self, tokens: &[Token], special: bool) -> Result<Vec<u8>, Error> {
         self.check_tokens(tokens)?;
-        Ok(tokens
+        let pieces = tokens
             .iter()
-            .flat_map(|&token| self.0.model.model.piece(token, special))
-            .copied()
-            .collect())
+            .map(|&token| self.model().piece(token, special));
+        Ok(pieces.flatten().copied().collect())
     }
 
-    /// Compiles a grammar, or finds it compiled, for [`Options::constraint`]. Blocks for as long as that
-    /// takes, which is bounded; the first time for a model it reads all of the vocabulary.
+    /// Compiles a grammar for [`GenerateOptions::constraint`], or returns it from the cache. Blocks for a bounded
+    /// time; the first call for a model reads the whole vocabulary.
     ///
-    /// [`Error::Invalid`] says what is wrong with the grammar and where, [`Error::Refused`] that too
-    /// many others are being compiled.
+    /// [`Error::Invalid`] describes a mistake in the grammar; [`Error::Overloaded`] if too many are being compiled.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, Error> {
         Ok(self.0.grammars.compile(grammar)?)
     }
 
-    /// A grammar that was compiled lately, at once.
-    pub fn compiled(&self, grammar: &Grammar) -> Option<Constraint> {
+    /// A recently compiled grammar, if it is in the cache. Does not block.
+    pub fn compiled_grammar(&self, grammar: &Grammar) -> Option<Constraint> {
         self.0.grammars.cached(grammar)
     }
 
-    /// Where the repetitions of [`Sampler::Dry`](crate::Sampler::Dry) end, from texts. Goes through all of the
-    /// vocabulary, unless it did for the same texts not long ago.
-    pub fn breakers(&self, texts: &[String]) -> Result<Arc<DryBreakers>, Error> {
-        let lock = || {
-            self.0
-                .breakers
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-        };
+    /// Builds the sequence breakers of [`Sampler::Dry`](crate::Sampler::Dry) from strings. Scans the whole
+    /// vocabulary unless the result is cached.
+    pub fn dry_breakers(&self, texts: &[String]) -> Result<Arc<DryBreakers>, Error> {
+        let cache = &self.0.breakers;
+        let lock = || cache.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, found)) = lock().iter().find(|(of, _)| of == texts) {
             return Ok(found.clone());
         }
-        let model = &self.0.model.model;
+        let model = self.model();
         let pieces = (0..self.0.info.vocabulary).map(|token| model.piece(token, true));
         let breakers = DryBreakers::from_text(texts, pieces, |text| model.tokenize(text, false))?;
         let breakers = Arc::new(breakers);
-        let mut kept = lock();
-        kept.truncate(BREAKERS - 1);
-        kept.push_front((texts.to_vec(), breakers.clone()));
+        let mut cache = lock();
+        cache.truncate(CACHED_BREAKERS - 1);
+        cache.push_front((texts.to_vec(), breakers.clone()));
         Ok(breakers)
     }
 
-    /// Generates after `prompt`, on behalf of `caller`. Returns at once: what comes is read from the [`Generation`].
+    /// Starts a generation after `prompt`. Returns at once; read the result from the [`Generation`].
     ///
-    /// [`Error::Invalid`] if an argument is out of range or names no adapter, [`Error::ContextFull`] if
-    /// the prompt leaves no room for a token, [`Error::Refused`] if too many sequences wait.
-    /// `max_tokens` is cut down to what the context leaves.
+    /// [`Error::Invalid`] if an argument is out of range or the adapter is unknown, [`Error::ContextFull`] if the
+    /// prompt leaves no room for a token, [`Error::Overloaded`] if too many requests wait. `max_tokens` is reduced
+    /// to what fits the context.
     pub fn generate(
         &self,
         prompt: Vec<Token>,
-        options: Options,
+        options: GenerateOptions,
         caller: Caller,
     ) -> Result<Generation, Error> {
-        self.generate_claimed(prompt, options, caller, WeakRetention::default(), None)
+        self.generate_retained(prompt, options, caller, WeakRetention::default(), None)
     }
 
-    /// [`Engine::generate`] for someone who means to go on with the sequence as long as the claim is
-    /// held, and goes on with what another claim is on.
-    pub fn generate_claimed(
+    /// [`Engine::generate`] whose state is retained while `retention` is held, and which continues the state that
+    /// `continued` retains.
+    pub(crate) fn generate_retained(
         &self,
         prompt: Vec<Token>,
-        options: Options,
+        options: GenerateOptions,
         caller: Caller,
-        claim: WeakRetention,
-        goes_on: Option<Retention>,
+        retention: WeakRetention,
+        continued: Option<Retention>,
     ) -> Result<Generation, Error> {
-        let (submission, generation) = self.submission(prompt, options, caller, claim, goes_on)?;
-        self.order(Command::Submit(Box::new(submission)))?;
+        let (request, generation) =
+            self.generate_request(prompt, options, caller, retention, continued)?;
+        self.send(Command::Add(Box::new(request)))?;
         Ok(generation)
     }
 
-    /// [`Engine::generate`] after each of several prompts, which no step comes between: where there is room
-    /// they begin in the same one. If one of them is refused, all are.
-    pub fn generate_together(
+    /// Starts a generation after each prompt, such that their first steps coincide where they fit. Fails as a whole.
+    pub fn generate_batch(
         &self,
         prompts: Vec<Vec<Token>>,
-        options: &Options,
+        options: &GenerateOptions,
         caller: Caller,
     ) -> Result<Vec<Generation>, Error> {
-        let one = |prompt| {
-            self.submission(
+        let request = |prompt| {
+            self.generate_request(
                 prompt,
                 options.clone(),
                 caller,
@@ -214,27 +207,27 @@ impl Engine {
                 None,
             )
         };
-        let all: Result<Vec<(Submission, Generation)>, Error> =
-            prompts.into_iter().map(one).collect();
-        let (submissions, generations) = all?.into_iter().unzip();
-        self.order(Command::SubmitAll(submissions))?;
+        let all: Result<Vec<(NewRequest, Generation)>, Error> =
+            prompts.into_iter().map(request).collect();
+        let (requests, generations) = all?.into_iter().unzip();
+        self.send(Command::AddAll(requests))?;
         Ok(generations)
     }
 
-    /// Checks what is asked, and makes of it what the thread takes.
-    fn submission(
+    /// Checks the arguments of a generation and builds its request.
+    fn generate_request(
         &self,
         prompt: Vec<Token>,
-        mut options: Options,
+        mut options: GenerateOptions,
         caller: Caller,
-        claim: WeakRetention,
-        goes_on: Option<Retention>,
-    ) -> Result<(Submission, Generation), Error> {
+        retention: WeakRetention,
+        continued: Option<Retention>,
+    ) -> Result<(NewRequest, Generation), Error> {
         let context = self.0.info.context;
         self.check_generates()?;
         options.check(self.0.info.vocabulary as usize)?;
         if let Some(constraint) = &options.constraint {
-            self.check_made(constraint)?;
+            self.check_constraint(constraint)?;
         }
         let adapter = self.adapter(options.adapter.as_deref())?;
         self.check_tokens(&prompt)?;
@@ -243,50 +236,49 @@ impl Engine {
             let empty = "the sequence is empty; append at least one token before generating";
             return Err(Error::Invalid(empty.into()));
         }
-        let share = caller.share.map(|share| share.of(self.0.cells).cells);
-        let context = share.map_or(context, |share| context.min(share));
-        if length >= context {
+        let quota = caller.cell_share.map(|share| share.of(self.0.cells).cells);
+        let limit = quota.map_or(context, |quota| context.min(quota));
+        if length >= limit {
             return Err(Error::ContextFull {
                 needed: length.saturating_add(1),
-                limit: context,
+                limit,
             });
         }
-        options.max_tokens = options.max_tokens.min(context - length);
-        let place = self.place(caller.tenant)?;
-        let (delivery, generation) = mailbox(self.0.counters.clone(), self.0.desk.clone());
-        let submission = Submission {
+        options.max_tokens = options.max_tokens.min(limit - length);
+        let permit = self.permit(caller.tenant)?;
+        let (sender, generation) = mailbox(self.0.metrics.clone(), self.0.waker.clone());
+        let request = NewRequest {
             prompt,
             caller,
             adapter,
-            claim,
-            goes_on,
-            submitted: Instant::now(),
-            place,
-            wants: Wants::Tokens { options, delivery },
+            retention,
+            continued,
+            arrived: Instant::now(),
+            permit,
+            kind: RequestKind::Generate { options, sender },
         };
-        Ok((submission, generation))
+        Ok((request, generation))
     }
 
-    /// Another context of the same weights, sizes and number of compute threads, without an engine over it: to
-    /// measure beside. It takes as much memory for its cells again; its compute threads are the children of
-    /// the calling thread.
-    pub fn raw(&self) -> Result<Raw, LoadError> {
-        Raw::new(self.0.model.model.clone(), self.0.settings)
+    /// A second context with the engine's weights, sizes and number of compute threads, as the baseline of
+    /// benchmarks. Takes the memory of the cells again; its compute threads belong to the calling thread.
+    pub fn raw_context(&self) -> Result<RawContext, LoadError> {
+        RawContext::new(self.0.vocabulary.model.clone(), self.0.settings)
     }
 
-    /// A place for a sequence, among those that run or wait.
-    pub(crate) fn place(&self, tenant: Tenant) -> Result<Place, Error> {
-        self.0.places.take(tenant).map_err(|many| {
-            add(&self.0.counters.refused, 1);
-            Error::Refused {
-                reason: format!("{many} sequences run or wait already"),
-                retry_after: Duration::from_secs(get(&self.0.counters.retry_after).max(1)),
+    /// A permit for a request to run or wait. [`Error::Overloaded`] if there is none.
+    pub(crate) fn permit(&self, tenant: Tenant) -> Result<RequestPermit, Error> {
+        self.0.permits.acquire(tenant).map_err(|limit| {
+            add(&self.0.metrics.refused, 1);
+            Error::Overloaded {
+                reason: format!("{limit} requests already run or wait"),
+                retry_after: Duration::from_secs(get(&self.0.metrics.retry_after).max(1)),
             }
         })
     }
 
     /// [`Error::Invalid`] if a constraint was compiled for another model.
-    pub fn check_made(&self, constraint: &Constraint) -> Result<(), Error> {
+    pub fn check_constraint(&self, constraint: &Constraint) -> Result<(), Error> {
         if self.0.grammars.owns(constraint) {
             return Ok(());
         }
@@ -294,7 +286,7 @@ impl Engine {
         Err(Error::Invalid(other.into()))
     }
 
-    /// [`Error::Unsupported`] if the model has no next token.
+    /// [`Error::Unsupported`] if the model is an encoder.
     pub(crate) fn check_generates(&self) -> Result<(), Error> {
         if self.0.info.can_generate {
             return Ok(());
@@ -303,71 +295,70 @@ impl Engine {
         Err(Error::Unsupported(encoder.into()))
     }
 
-    /// The counters as they are now.
+    /// The current metrics.
     pub fn metrics(&self) -> Vec<Metric> {
-        let mut list = self.0.counters.list();
+        let mut list = self.0.metrics.list();
         list.extend(grammar_metrics(&self.0.grammars.counters()));
         list
     }
 
-    /// Has `tell` called, on the engine's thread and between two steps, with what goes on. It must
-    /// not block. [`Error::Refused`] if too much is asked at once.
-    pub fn view(&self, tell: impl FnOnce(View) + Send + 'static) -> Result<(), Error> {
-        self.order(Command::View(Box::new(tell)))
+    /// Calls `receive` on the engine thread, between two steps, with the engine's status. `receive` must not block.
+    /// [`Error::Overloaded`] if the command queue is full.
+    pub fn status(&self, receive: impl FnOnce(EngineStatus) + Send + 'static) -> Result<(), Error> {
+        self.send(Command::Status(Box::new(receive)))
     }
 
-    /// Drops what was kept and nobody means to go on with.
-    pub fn clear_cache(&self) -> Result<(), Error> {
-        self.order(Command::ClearCache)
+    /// Evicts all prefix cache entries that are not retained.
+    pub fn clear_prefix_cache(&self) -> Result<(), Error> {
+        self.send(Command::ClearPrefixCache)
     }
 
-    pub(crate) fn order(&self, command: Command) -> Result<(), Error> {
+    /// Sends a command to the engine thread.
+    pub(crate) fn send(&self, command: Command) -> Result<(), Error> {
         self.0
             .commands
             .try_send(command)
             .map_err(|error| match error {
-                TrySendError::Full(_) => Error::Refused {
-                    reason: "the engine has too much to look at".into(),
+                TrySendError::Full(_) => Error::Overloaded {
+                    reason: "the engine's command queue is full".into(),
                     retry_after: Duration::from_secs(1),
                 },
-                TrySendError::Disconnected(_) => {
-                    Error::Failed("the engine thread has ended".into())
-                }
+                TrySendError::Disconnected(_) => thread_ended(),
             })
     }
 
-    /// Whether named snapshots are kept.
-    pub fn keeps_snapshots(&self) -> bool {
+    /// Whether the engine has a store of named snapshots.
+    pub fn has_snapshots(&self) -> bool {
         self.0.snapshots.is_some()
     }
 
-    /// Where named snapshots are kept.
+    /// The store of named snapshots.
     pub(crate) fn snapshots(&self) -> Option<&Arc<Snapshots>> {
         self.0.snapshots.as_ref()
     }
 
-    /// SHA-256 of the model file. Reads all of it the first time.
+    /// SHA-256 of the model file. The first call reads the whole file.
     pub(crate) fn digest(&self) -> Result<[u8; 32], Error> {
-        digest("model", &self.0.path, &self.0.digest)
+        file_digest("model", &self.0.path, &self.0.digest)
     }
 
-    /// SHA-256 of an adapter's file, `None` for the model alone. Reads all of it the first time.
+    /// SHA-256 of an adapter's file, `None` for the base model. The first call reads the whole file.
     pub(crate) fn adapter_digest(&self, adapter: AdapterId) -> Result<Option<[u8; 32]>, Error> {
         let index = usize::from(adapter.0).checked_sub(1);
         let adapter = index.and_then(|index| self.0.adapters.get(index));
         adapter
-            .map(|adapter| digest("adapter", &adapter.path, &adapter.digest))
+            .map(|adapter| file_digest("adapter", &adapter.path, &adapter.digest))
             .transpose()
     }
 
-    /// Every adapter's number.
+    /// The ids of all adapters.
     pub(crate) fn adapters(&self) -> impl Iterator<Item = AdapterId> {
         (1..=AdapterId::MAX)
             .take(self.0.adapters.len())
             .map(AdapterId)
     }
 
-    /// The adapter of this name; without a name, the model alone. [`Error::Invalid`] if there is none.
+    /// The adapter of this name; the base model without a name. [`Error::Invalid`] if there is none.
     pub(crate) fn adapter(&self, name: Option<&str>) -> Result<AdapterId, Error> {
         let Some(name) = name else {
             return Ok(AdapterId::NONE);
@@ -376,18 +367,17 @@ impl Engine {
         let found = self.adapters().zip(names).find(|(_, known)| *known == name);
         found.map(|(adapter, _)| adapter).ok_or_else(|| {
             let model = &self.0.info.name;
-            let there_is = if names.is_empty() {
-                "none was loaded".to_owned()
-            } else {
-                format!("there is {}", names.join(", "))
+            let known = match names.is_empty() {
+                true => "it has none".to_owned(),
+                false => format!("it has {}", names.join(", ")),
             };
             Error::Invalid(format!(
-                "there is no adapter {name:?} of the model {model}; {there_is}"
+                "the model {model} has no adapter {name:?}; {known}"
             ))
         })
     }
 
-    /// What computes embeddings.
+    /// Computes embeddings.
     pub(crate) fn embedder(&self) -> &Embedder {
         &self.0.embedder
     }
@@ -398,42 +388,51 @@ impl Engine {
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Cancels what runs and waits until the engine's threads have ended and the model's memory of
-    /// sequences is freed. To be called before the process exits, so that no computation is cut.
+    /// Cancels all requests and waits until the engine's threads have ended and the context is freed. Call it before
+    /// the process exits, so that no computation is interrupted.
     pub fn shutdown(&self) {
         self.0.embedder.shutdown();
         let mut thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
-            // Fails only if the thread has ended already.
+            // Fails only if the thread has already ended.
             let _ = self.0.commands.send(Command::Shutdown);
             if thread.join().is_err() {
-                tracing::error!(model = %self.0.info.name, "the engine thread had panicked");
+                tracing::error!(model = %self.0.info.name, "the engine thread panicked");
             }
         }
     }
 
     pub(crate) fn check_tokens(&self, tokens: &[Token]) -> Result<(), Error> {
-        look::check_tokens(tokens, self.0.info.vocabulary)
+        next_token::check_tokens(tokens, self.0.info.vocabulary)
+    }
+
+    fn model(&self) -> &Model {
+        &self.0.vocabulary.model
     }
 }
 
-/// SHA-256 of a file, which is read once.
-fn digest(what: &str, path: &Path, digest: &OnceLock<[u8; 32]>) -> Result<[u8; 32], Error> {
+/// The engine thread no longer receives commands.
+pub(crate) fn thread_ended() -> Error {
+    Error::Failed("the engine thread has ended; restart the server, its log says why".into())
+}
+
+/// SHA-256 of a file, computed once.
+fn file_digest(kind: &str, path: &Path, digest: &OnceLock<[u8; 32]>) -> Result<[u8; 32], Error> {
     if let Some(digest) = digest.get() {
         return Ok(*digest);
     }
-    let read = crate::store::snapshot::digest_of(path).map_err(|error| {
+    let computed = crate::snapshot::digest_of(path).map_err(|error| {
         let path = path.display();
         Error::Failed(format!(
-            "the {what} file {path} can't be read any more: {error}"
+            "cannot read the {kind} file {path}: {error}; put the file back"
         ))
     })?;
-    Ok(*digest.get_or_init(|| read))
+    Ok(*digest.get_or_init(|| computed))
 }
 
 #[cfg(test)]
 impl Engine {
-    /// Tells whether all of it is freed.
+    /// Returns a function that says whether the engine is freed.
     pub(crate) fn watch(&self) -> impl Fn() -> bool + use<> {
         let inner = Arc::downgrade(&self.0);
         move || inner.strong_count() == 0

@@ -1,59 +1,60 @@
-//! What can go wrong, in words for the person who can do something about it.
+//! Errors of requests and of model loads.
+//!
+//! Each text says what happened, what was expected and what to do.
 
 use corral_llama::LlamaError;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why a request was not done, or ended before its time.
+/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// An argument is wrong; says which one and what was expected.
+    /// An argument is invalid. The text names it and what was expected.
     #[error("{0}")]
     Invalid(String),
-    /// More positions are needed than a sequence may have.
-    #[error("{needed} positions are needed, but a sequence may have {limit}")]
+    /// The request needs more positions than a sequence may have.
+    #[error("the request needs {needed} positions, but a sequence may have {limit}; shorten it")]
     ContextFull {
         /// Positions that the request needs.
         needed: u32,
         /// Positions that a sequence may have.
         limit: u32,
     },
-    /// A queue is full; trying again after `retry_after` can succeed.
+    /// A queue is full. A retry after `retry_after` can succeed.
     #[error("{reason}; try again in {} s", retry_after.as_secs_f32().ceil())]
-    Refused {
+    Overloaded {
         /// What is full.
         reason: String,
-        /// A guess of when there is room again.
+        /// Estimated time until there is room.
         retry_after: Duration,
     },
-    /// It was not its turn within the time that its caller would wait; trying again after `retry_after`
-    /// can succeed.
+    /// The request waited longer than its caller allows. A retry after `retry_after` can succeed.
     #[error("{reason}; try again in {} s", retry_after.as_secs_f32().ceil())]
-    Overdue {
-        /// What it waited for, and how long.
+    QueueTimeout {
+        /// What the request waited for, and how long.
         reason: String,
-        /// A guess of when there is room.
+        /// Estimated time until there is room.
         retry_after: Duration,
     },
-    /// The deadline passed before it was done.
-    #[error("its deadline passed before it was done")]
-    Deadline,
-    /// The request was cancelled by the operator: the engine is shutting down.
-    #[error("the request was cancelled, since the engine is shutting down")]
+    /// The deadline passed before the request finished.
+    #[error("the deadline passed before the request finished")]
+    DeadlineExceeded,
+    /// The engine is shutting down.
+    #[error("the request was cancelled because the engine is shutting down")]
     Cancelled,
-    /// The model can't do that.
+    /// The model does not support the operation.
     #[error("{0}")]
     Unsupported(String),
     /// There is no model or snapshot of the name.
     #[error("{0}")]
     NotFound(String),
-    /// There is no room for a snapshot, and none comes by waiting.
+    /// There is no room for a snapshot; waiting does not help.
     #[error("{0}")]
     SnapshotsFull(String),
     /// A snapshot could not be written or read.
     #[error("{0}")]
     Snapshot(String),
-    /// The model or device failed; this sequence is lost, others are not.
+    /// The model or the device failed. Other requests are not affected.
     #[error("{0}")]
     Failed(String),
 }
@@ -72,7 +73,7 @@ impl From<corral_constraint::Error> for Error {
             Constraint::Busy {
                 reason,
                 retry_after,
-            } => Self::Refused {
+            } => Self::Overloaded {
                 reason,
                 retry_after,
             },
@@ -82,13 +83,13 @@ impl From<corral_constraint::Error> for Error {
     }
 }
 
-/// Why a model could not be loaded. Each text says what to do.
+/// Why a model could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// llama.cpp can't load the model, an adapter or a backend, or make the context.
+    /// llama.cpp cannot load the model, an adapter or a backend, or create the context.
     #[error(transparent)]
     Llama(#[from] LlamaError),
-    /// The configuration makes no sense for this model.
+    /// The configuration does not fit the model.
     #[error("{0}")]
     Config(String),
     /// The GPU layers do not fit on their devices.
@@ -113,23 +114,23 @@ pub enum LoadError {
         /// The first error that llama.cpp logged.
         cause: String,
     },
-    /// It takes more memory than all models together may have.
+    /// The model exceeds the memory budget of all models.
     #[error(
-        "the model {name} takes some {} MiB, but all models together may have {} MiB; allow more, or give it fewer cells",
+        "the model {name} needs about {} MiB, but all models together may use {} MiB; raise the budget or give the model fewer cells",
         bytes.div_ceil(1 << 20), budget >> 20
     )]
     TooLarge {
-        /// The name under which it is served.
+        /// The model's name.
         name: String,
-        /// Bytes that it is expected to take.
+        /// Estimate of the bytes it needs.
         bytes: u64,
-        /// Bytes that all models together may have.
+        /// Bytes that all models together may use.
         budget: u64,
     },
 }
 
 impl LoadError {
-    /// The same in words for people who have no business knowing in which folder the file is.
+    /// The text without the file's folder, for readers outside of the machine.
     pub fn without_folder(&self) -> String {
         let path = match self {
             Self::Llama(error) => error.model_path(),

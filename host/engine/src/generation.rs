@@ -1,218 +1,315 @@
-//! What a caller asks of a generation and what comes back.
+//! A running generation: the mailbox through which tokens leave the engine thread.
+//!
+//! The engine thread appends tokens and text through a [`Sender`]; the reader takes everything that is ready
+//! from its [`Generation`]. A slow reader delays nobody: it gets fewer and larger chunks. A mailbox never holds
+//! more than the generation's token limit, and no lock is held longer than an append takes. The engine thread
+//! wakes readers in batches ([`WakeBatch`](crate::wake_batch::WakeBatch)).
 
-use crate::chooser::Choosers;
-use crate::look::MAX_CANDIDATES;
+use crate::engine_waker::EngineWaker;
+use crate::metrics::{EngineMetrics, add_time};
 use crate::{Error, Token};
-use corral_constraint::Constraint;
-use corral_sampling::{MAX_TOP_LOGPROBS, Sampler, TokenLogprobs};
-use corral_scheduler::{CellQuota, PrefixScope, Priority, Tenant};
-use std::sync::Arc;
+use corral_sampling::TokenLogprobs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Most stop strings a generation may have.
-pub const MAX_STOPS: usize = 16;
-/// Longest stop string, in bytes.
-pub const MAX_STOP_BYTES: usize = 256;
-/// Most tokens that are guessed at once.
-pub const MAX_DRAFTS: u8 = 16;
-
-/// How to generate.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// At most this many tokens are generated; at least 1.
-    pub max_tokens: u32,
-    /// The sampling chain, applied in order; empty is greedy.
-    pub samplers: Vec<Sampler>,
-    /// Fixes the random numbers; without it the engine draws a seed.
-    pub seed: Option<u64>,
-    /// Texts that end the generation; at most [`MAX_STOPS`] of at most [`MAX_STOP_BYTES`] bytes.
-    pub stop: Vec<String>,
-    /// Go on after an end-of-generation token.
-    pub ignore_end: bool,
-    /// The name of the adapter to generate with; without one, the model alone. What was computed
-    /// with another one is not reused.
-    pub adapter: Option<String>,
-    /// Guess up to so many of the next tokens, at most [`MAX_DRAFTS`], from what stands in the text
-    /// already, and compute them together, where that is expected to be quicker. What is generated
-    /// stays the same. 0 guesses nothing; and nothing is guessed where
-    /// [`ModelInfo::can_truncate`](crate::ModelInfo::can_truncate) is false.
-    pub speculate: u8,
-    /// What the text must look like.
-    pub constraint: Option<Constraint>,
-    /// Tell with each token how likely the model found it, and so many of the likeliest, at most
-    /// [`MAX_TOP_LOGPROBS`](corral_sampling::MAX_TOP_LOGPROBS).
-    pub logprobs: Option<u8>,
-    /// Who chooses the tokens, in place of `samplers`, which then are empty; and nothing is guessed.
-    pub chooser: Option<Arc<dyn Choosers>>,
-    /// Take this token each time, and don't look at what the model says: to measure what sampling takes.
-    /// Without samplers, a chooser, a constraint or `logprobs`.
-    pub fixed: Option<Token>,
-}
-
-impl Options {
-    /// Whether the tokens follow, as a rule, from the `k` highest logits of each row alone.
-    pub(crate) fn follows_from_top(&self, k: u32) -> bool {
-        // How likely a token is needs the whole row, and guesses need several rows of a step.
-        if self.logprobs.is_some() || self.speculate > 0 {
-            return false;
-        }
-        match &self.chooser {
-            // What a grammar allows is seldom among the likeliest alone.
-            Some(_) if self.constraint.is_some() => false,
-            Some(choosers) => {
-                let wanted = choosers.wanted();
-                !wanted.statistics && wanted.candidates < k
-            }
-            None => corral_sampling::top_k_suffices(&self.samplers, k, self.max_tokens),
-        }
-    }
-
-    /// Whether everything is within its range; `vocabulary` is the number of tokens.
-    pub(crate) fn check(&self, vocabulary: usize) -> Result<(), Error> {
-        let invalid = |text: String| Err(Error::Invalid(text));
-        if self.max_tokens == 0 {
-            return invalid("max-tokens is 0; it must be at least 1".into());
-        }
-        if self.stop.len() > MAX_STOPS {
-            return invalid(format!(
-                "{} stop strings were given; at most {MAX_STOPS} are allowed",
-                self.stop.len()
-            ));
-        }
-        let fits = |stop: &String| (1..=MAX_STOP_BYTES).contains(&stop.len());
-        if let Some(stop) = self.stop.iter().find(|stop| !fits(stop)) {
-            return invalid(format!(
-                "a stop string has {} bytes; it must have 1 to {MAX_STOP_BYTES}",
-                stop.len()
-            ));
-        }
-        if self.speculate > MAX_DRAFTS {
-            return invalid(format!(
-                "{} tokens were to be guessed at once; at most {MAX_DRAFTS} can be",
-                self.speculate
-            ));
-        }
-        if self
-            .logprobs
-            .is_some_and(|top| usize::from(top) > MAX_TOP_LOGPROBS)
-        {
-            return invalid(format!(
-                "the {} likeliest tokens were asked for; at most {MAX_TOP_LOGPROBS} can be",
-                self.logprobs.unwrap_or_default()
-            ));
-        }
-        if let Some(choosers) = &self.chooser {
-            if !self.samplers.is_empty() {
-                return invalid("tokens are chosen by samplers or elsewhere, not by both".into());
-            }
-            let wanted = choosers.wanted().candidates;
-            if !(1..=MAX_CANDIDATES).contains(&(wanted as usize)) {
-                return invalid(format!(
-                    "who chooses the tokens wants {wanted} candidates; it must be 1 to {MAX_CANDIDATES}"
-                ));
-            }
-        }
-        if let Some(token) = self.fixed {
-            if token as usize >= vocabulary {
-                return invalid(format!(
-                    "token {token} was to be taken each time; the vocabulary has those under {vocabulary}"
-                ));
-            }
-            let sampled = !self.samplers.is_empty() || self.chooser.is_some();
-            if sampled || self.constraint.is_some() || self.logprobs.is_some() {
-                let both = "tokens are fixed or follow from what the model says, not both";
-                return invalid(both.into());
-            }
-        }
-        Ok(corral_sampling::check_samplers(&self.samplers, vocabulary)?)
-    }
-}
-
-/// The part of a model's cells that a group of callers may have together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
-    /// Which group: whoever has the same number.
-    pub group: u32,
-    /// Its part, from 1 to 100.
-    pub percent: u8,
-}
-
-impl Share {
-    /// What it is of so many cells; at least two, since a prompt and what comes after it need so many.
-    pub fn of(self, cells: u32) -> CellQuota {
-        let part = (u64::from(cells) * u64::from(self.percent)).div_ceil(100);
-        CellQuota {
-            group: self.group,
-            cells: u32::try_from(part).unwrap_or(u32::MAX).max(2),
-        }
-    }
-}
-
-/// On whose behalf something is generated, and how long that is of use.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Caller {
-    /// Among whom the engine's time is shared fairly.
-    pub tenant: Tenant,
-    /// Shares prefixes with all others of this group; without one, with its own tenant alone.
-    pub shares: Option<u32>,
-    /// The part of the cells that its sequences may have together with others while they run; all of
-    /// them without one. No sequence gets longer than that.
-    pub share: Option<Share>,
-    /// Higher goes first.
-    pub priority: Priority,
-    /// How long it may wait for its turn; then it is refused.
-    pub queue_time: Option<Duration>,
-    /// When it is worth nothing any more, wherever it is. Within a tenant the earliest goes first.
-    pub deadline: Option<Instant>,
-}
-
-impl Caller {
-    /// With whom it shares prefixes.
-    pub fn scope(&self) -> PrefixScope {
-        match self.shares {
-            Some(group) => PrefixScope((1 << 32) | u64::from(group)),
-            None => PrefixScope(u64::from(self.tenant.0)),
-        }
-    }
-}
-
-/// What became ready since the reader last looked.
+/// Tokens and text that became ready since the last read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chunk {
-    /// Generated tokens, an end-of-generation token included.
+    /// Generated tokens, including an end-of-generation token.
     pub tokens: Vec<Token>,
-    /// One for each token, if they were asked for.
+    /// One entry per token, if the options request log probabilities.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Their text: whole characters, without what may still become a stop string.
+    /// The tokens' text: whole characters, without an ending that could begin a stop string.
     pub text: String,
 }
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// The model produced an end-of-generation token, or the constraint leaves nothing more to say.
+pub enum FinishReason {
+    /// The model produced an end-of-generation token, or the constraint is complete.
     End,
     /// A stop string appeared.
     Stop,
-    /// The limit of tokens, or the context, was reached.
+    /// The token limit or the context length was reached.
     Length,
 }
 
-/// How a generation went.
+/// Summary of a generation that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Why it ended.
-    pub finish: Finish,
+    pub finish: FinishReason,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Prompt tokens that were still in memory and not computed.
+    /// Prompt tokens that came from the prefix cache.
     pub cached_tokens: u32,
-    /// Tokens generated, an end-of-generation token included.
+    /// Tokens generated, including an end-of-generation token.
     pub generated_tokens: u32,
-    /// From the call until the scheduler admitted the sequence.
+    /// From the call to the scheduler's admission.
     pub queue_time: Duration,
-    /// From admission until the first token was generated.
+    /// From admission to the first token.
     pub prefill_time: Duration,
-    /// From the first token until the last.
+    /// From the first token to the last.
     pub decode_time: Duration,
+}
+
+#[derive(Debug, Default)]
+struct MailboxState {
+    chunk: Chunk,
+    outcome: Option<Result<Outcome, Error>>,
+    waker: Option<Waker>,
+    /// The reader waits for the end and not for single tokens.
+    until_end: bool,
+    /// When the oldest unread token arrived.
+    unread_since: Option<Instant>,
+}
+
+impl MailboxState {
+    fn set_waker(&mut self, context: &Context<'_>) {
+        match &mut self.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Mailbox {
+    state: Mutex<MailboxState>,
+    metrics: Arc<EngineMetrics>,
+    /// The reader dropped its [`Generation`].
+    abandoned: AtomicBool,
+    /// Wakes the engine thread when the reader goes away.
+    engine: EngineWaker,
+}
+
+impl Mailbox {
+    fn lock(&self) -> MutexGuard<'_, MailboxState> {
+        // No code under this lock panics midway.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The engine thread's end of a mailbox. Dropping it without [`Sender::finish`] fails the generation.
+#[derive(Debug)]
+pub struct Sender(Arc<Mailbox>);
+
+impl Sender {
+    /// Appends a token and the text that it completes. The caller wakes the returned reader.
+    #[must_use]
+    pub fn push(&self, token: Token, logprobs: Option<TokenLogprobs>, text: &str) -> Option<Waker> {
+        let mut state = self.0.lock();
+        state.chunk.tokens.push(token);
+        state.chunk.logprobs.extend(logprobs);
+        state.chunk.text.push_str(text);
+        if state.until_end {
+            return None;
+        }
+        state.unread_since.get_or_insert_with(Instant::now);
+        state.waker.take()
+    }
+
+    /// Appends the held-back text and ends the generation. The caller wakes the returned reader.
+    #[must_use]
+    pub fn finish(self, text: &str, outcome: Result<Outcome, Error>) -> Option<Waker> {
+        let mut state = self.0.lock();
+        state.chunk.text.push_str(text);
+        state.outcome = Some(outcome);
+        state.waker.take()
+    }
+
+    /// Whether the reader dropped its [`Generation`].
+    pub fn is_abandoned(&self) -> bool {
+        self.0.abandoned.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        if state.outcome.is_none() {
+            let error = "the engine thread ended before the generation did; restart the server";
+            state.outcome = Some(Err(Error::Failed(error.into())));
+            if let Some(waker) = state.waker.take() {
+                drop(state);
+                waker.wake();
+            }
+        }
+    }
+}
+
+/// The reader's end of a running generation. Dropping it cancels the generation at the next step.
+#[derive(Debug)]
+pub struct Generation {
+    mailbox: Arc<Mailbox>,
+    outcome: Option<Result<Outcome, Error>>,
+}
+
+/// Creates a mailbox and returns both ends.
+pub fn mailbox(metrics: Arc<EngineMetrics>, engine: EngineWaker) -> (Sender, Generation) {
+    let mailbox = Arc::new(Mailbox {
+        state: Mutex::default(),
+        metrics,
+        abandoned: AtomicBool::new(false),
+        engine,
+    });
+    let generation = Generation {
+        mailbox: mailbox.clone(),
+        outcome: None,
+    };
+    (Sender(mailbox), generation)
+}
+
+impl Generation {
+    /// Returns everything that became ready since the last call, or `None` at the end of the generation.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Chunk>> {
+        if self.outcome.is_some() {
+            return Poll::Ready(None);
+        }
+        let mut state = self.mailbox.lock();
+        if let Some(since) = state.unread_since.take() {
+            add_time(&self.mailbox.metrics.delivery_nanos, since.elapsed());
+        }
+        if !state.chunk.tokens.is_empty() || !state.chunk.text.is_empty() {
+            return Poll::Ready(Some(std::mem::take(&mut state.chunk)));
+        }
+        if let Some(outcome) = state.outcome.take() {
+            self.outcome = Some(outcome);
+            return Poll::Ready(None);
+        }
+        state.until_end = false;
+        state.set_waker(context);
+        Poll::Pending
+    }
+
+    /// Like [`Generation::poll_next`], but pending until the generation has ended: then returns the rest at once.
+    pub fn poll_rest(&mut self, context: &mut Context<'_>) -> Poll<Option<Chunk>> {
+        if self.outcome.is_none() {
+            let mut state = self.mailbox.lock();
+            if state.outcome.is_none() {
+                state.until_end = true;
+                state.unread_since = None;
+                state.set_waker(context);
+                return Poll::Pending;
+            }
+        }
+        self.poll_next(context)
+    }
+
+    /// Number of tokens that are ready and unread.
+    pub fn unread(&self) -> usize {
+        self.mailbox.lock().chunk.tokens.len()
+    }
+
+    /// [`Generation::poll_next`] as a future. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Chunk> {
+        std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// The outcome, once all chunks have been read; `None` before.
+    pub fn outcome(&self) -> Option<Result<Outcome, Error>> {
+        self.outcome.clone()
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.mailbox.abandoned.store(true, Ordering::Relaxed);
+        if self.outcome.is_none() {
+            self.mailbox.engine.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    fn mailbox() -> (Sender, Generation) {
+        super::mailbox(Arc::default(), EngineWaker::default())
+    }
+
+    fn poll(generation: &mut Generation) -> Poll<Option<Chunk>> {
+        generation.poll_next(&mut Context::from_waker(Waker::noop()))
+    }
+
+    fn poll_rest(generation: &mut Generation) -> Poll<Option<Chunk>> {
+        generation.poll_rest(&mut Context::from_waker(Waker::noop()))
+    }
+
+    fn chunk(tokens: &[Token], text: &str) -> Poll<Option<Chunk>> {
+        Poll::Ready(Some(Chunk {
+            tokens: tokens.to_vec(),
+            logprobs: Vec::new(),
+            text: text.into(),
+        }))
+    }
+
+    #[test]
+    fn slow_reader_gets_one_ordered_chunk() {
+        let (sender, mut generation) = mailbox();
+        assert!(poll(&mut generation).is_pending());
+        assert!(sender.push(1, None, "a").is_some());
+        assert!(
+            sender.push(2, None, "b").is_none(),
+            "the reader is woken once"
+        );
+        assert_eq!(poll(&mut generation), chunk(&[1, 2], "ab"));
+        assert!(poll(&mut generation).is_pending());
+    }
+
+    #[test]
+    fn poll_rest_wakes_at_the_end_only() {
+        let (sender, mut generation) = mailbox();
+        assert!(poll_rest(&mut generation).is_pending());
+        assert!(sender.push(1, None, "a").is_none());
+        assert!(poll_rest(&mut generation).is_pending());
+        // The reader may return to single chunks.
+        assert!(matches!(poll(&mut generation), Poll::Ready(Some(_))));
+        assert!(poll(&mut generation).is_pending());
+        assert!(sender.push(2, None, "b").is_some());
+        assert!(poll_rest(&mut generation).is_pending());
+        assert!(sender.push(3, None, "c").is_none());
+        assert_eq!(generation.unread(), 2);
+        let finished = sender.finish("d", Err(Error::DeadlineExceeded));
+        assert!(finished.is_some());
+        assert_eq!(poll_rest(&mut generation), chunk(&[2, 3], "bcd"));
+        assert_eq!(poll_rest(&mut generation), Poll::Ready(None));
+        assert_eq!(generation.outcome(), Some(Err(Error::DeadlineExceeded)));
+    }
+
+    #[test]
+    fn dropped_sender_fails_the_generation() {
+        let (sender, mut generation) = mailbox();
+        drop(sender);
+        assert_eq!(poll(&mut generation), Poll::Ready(None));
+        assert!(matches!(generation.outcome(), Some(Err(Error::Failed(_)))));
+    }
+
+    #[test]
+    fn sender_sees_dropped_reader() {
+        let (sender, generation) = mailbox();
+        assert!(!sender.is_abandoned());
+        drop(generation);
+        assert!(sender.is_abandoned());
+    }
+
+    #[test]
+    fn engine_wakes_for_unfinished_dropped_reader_only() {
+        let wakes = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&wakes);
+        let engine = EngineWaker::new(move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+        });
+        drop(super::mailbox(Arc::default(), engine.clone()).1);
+        assert_eq!(wakes.load(Ordering::Relaxed), 1);
+        let (sender, mut generation) = super::mailbox(Arc::default(), engine);
+        drop(sender);
+        assert_eq!(poll(&mut generation), Poll::Ready(None));
+        drop(generation);
+        assert_eq!(wakes.load(Ordering::Relaxed), 1);
+    }
 }

@@ -1,9 +1,8 @@
-//! The engine: everything that touches the model.
+//! The engine: one thread per loaded model owns llama.cpp's context and generates for all callers.
 //!
-//! One OS thread per loaded model owns llama.cpp's context. It takes commands from a bounded
-//! channel, asks the [scheduler](corral_scheduler) for the next step, decodes it, samples a token for each row
-//! that wants one, and puts tokens and text into the mailbox of each sequence. Nothing else ever
-//! touches the context, and no lock is held across a decode.
+//! The engine thread ([`worker`]) takes commands from a bounded channel, asks the [scheduler](corral_scheduler) for the
+//! next step, decodes it, samples a token for each row with output, and appends tokens and text to the mailbox of each
+//! request. No other thread touches the context, and no lock is held across a decode.
 //!
 //! This crate knows neither WASM nor HTTP. `corral-llama` holds the bindings to llama.cpp.
 
@@ -11,36 +10,37 @@
 #![warn(missing_docs)]
 
 mod backend;
-mod bell;
-mod chooser;
-mod config;
-mod delivery;
+mod caller;
+mod cpu_time;
 mod device_placement;
 mod embedding;
 mod engine;
+mod engine_waker;
 mod error;
+mod external_sampler;
+mod generate_options;
 mod generation;
-mod look;
-mod lookup;
 mod memory_estimate;
 mod metrics;
+mod model_config;
 mod model_pool;
-mod places;
-mod processor;
-mod raw;
+mod next_token;
+mod permits;
+mod prompt_lookup;
+mod raw_context;
 mod reply;
 #[cfg(test)]
 mod sampler_reference;
 mod sequence;
-mod store;
-pub mod text;
-mod view;
+mod snapshot;
+mod status;
+mod swap_store;
+mod text_decoder;
 mod vocabulary;
+mod wake_batch;
 mod worker;
 
-pub use backend::{Backend, DecodeError, LogitsCopied, SaveError, TokenInput};
-pub use chooser::{Choice, Chooser, Choosers, Desk, Shown, Wanted};
-pub use config::{Config, DeviceSampling, ModelInfo};
+pub use caller::{Caller, CellShare};
 pub use corral_constraint::{Constraint, Error as ConstraintError, Grammar, Matcher};
 pub use corral_llama::{
     BackendFile, BackendStatus, Device, DeviceKind, KvType, LlamaError, LoadProgress, backends,
@@ -51,7 +51,6 @@ pub use corral_scheduler::{
     AdapterId, EntryId, Overlap, PrefillPolicy, PrefixScope, Priority, RequestId, RequestState,
     Retention, SeqId, Tenant, WeakRetention,
 };
-pub use delivery::Generation;
 pub use device_placement::{DeviceSelection, GpuLayers, PlacementOptions};
 pub use embedding::{
     EmbedOptions, Embedding, EmbeddingConfig, EmbeddingInfo, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS,
@@ -59,22 +58,33 @@ pub use embedding::{
 };
 pub use engine::Engine;
 pub use error::{Error, LoadError};
-pub use generation::{
-    Caller, Chunk, Finish, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS, Options, Outcome, Share,
+pub use external_sampler::{
+    ExternalSampler, ExternalSamplerFactory, SamplingReply, SamplingRequest, SamplingRequestOptions,
 };
-pub use look::{Distribution, Look, MAX_CANDIDATES, Show};
-pub use metrics::{Kind, Metric};
+pub use generate_options::{GenerateOptions, MAX_DRAFTS, MAX_STOP_BYTES, MAX_STOPS};
+pub use generation::{Chunk, FinishReason, Generation, Outcome};
+pub use metrics::{Metric, MetricKind};
+pub use model_config::{DeviceTopKMode, ModelConfig, ModelInfo};
 pub use model_pool::{
     ModelLease, ModelPool, ModelPoolSettings, ModelSize, ModelState, ModelStatus, OpenError,
     OpenModel, machine_memory,
 };
-pub use raw::Raw;
+pub use next_token::{Distribution, DistributionPart, MAX_CANDIDATES, NextTokenRequest};
 pub use reply::Reply;
 pub use sequence::Sequence;
-pub use store::snapshot::{
+pub use snapshot::{
     Entry as SnapshotEntry, Error as SnapshotError, Limits as SnapshotLimits, Snapshots,
 };
-pub use view::{EntryStatus, RequestStatus, SchedulerCounters, View};
+pub use status::{EngineStatus, EntryStatus, RequestStatus, SchedulerCounters};
 
 /// Index into a model's vocabulary.
 pub type Token = u32;
+
+/// Parts for tests and benchmarks, which the server does not use.
+pub mod testing {
+    pub use crate::backend::{Backend, DecodeError, LogitsCopied, SaveError, TokenInput};
+    pub use crate::engine_waker::EngineWaker;
+    pub use crate::external_sampler::SamplerMailbox;
+    pub use crate::raw_context::RawContext;
+    pub use crate::text_decoder::TextDecoder;
+}

@@ -8,8 +8,8 @@
 //!
 //! The estimate counts all cells for every layer, which is too much for hybrid models and sliding windows.
 
-use crate::config::STEP_TOKENS;
 use crate::error::LoadError;
+use crate::model_config::STEP_TOKENS;
 use corral_llama::gguf::{GgufError, Value, metadata_where, tensors};
 use corral_llama::{KvType, LlamaError, check_magic};
 use std::collections::{HashMap, HashSet};

@@ -1,46 +1,48 @@
-//! The engine's counters.
+//! The engine's metrics.
 //!
-//! One exact identity holds whenever nothing runs, and tests rely on it:
-//! `tokens_decoded = prompt_tokens - cached_tokens + generated_tokens - finished - uncomputed_tokens +
-//! recomputed_tokens + abandoned_tokens + rejected_drafts + looked_tokens`, since the last token of a sequence is never
-//! computed, nor are those that were certain with it at once. (`prompt_tokens`, `cached_tokens`,
-//! `generated_tokens`, `uncomputed_tokens` and `recomputed_tokens` count sequences that finished,
-//! `abandoned_tokens` what was computed for those that were cancelled, expired or failed, and
-//! `rejected_drafts` those of all. A draft that was right is a token like any other. `looked_tokens` are
-//! those that were new to sequences that ended with a distribution: all of them are computed.)
+//! One identity holds exactly whenever the engine is idle; tests check it:
+//!
+//! ```text
+//! computed_tokens = prompt_tokens - cached_tokens + generated_tokens - finished - uncomputed_tokens
+//!                 + recomputed_tokens + discarded_tokens + rejected_drafts + next_token_computed_tokens
+//! ```
+//!
+//! The last token of a generation is never computed, nor are the forced tokens that end it. `prompt_tokens`,
+//! `cached_tokens`, `generated_tokens`, `uncomputed_tokens` and `recomputed_tokens` count finished requests,
+//! `discarded_tokens` counts requests that were cancelled, expired or failed, and `rejected_drafts` counts all. An
+//! accepted draft is a token like any other.
 
 use corral_constraint::GrammarCounters;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What sort of number a metric is.
+/// Type of a metric, as Prometheus defines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Only ever grows.
+pub enum MetricKind {
+    /// Never decreases.
     Counter,
-    /// Goes up and down.
+    /// Increases and decreases.
     Gauge,
-    /// One number of a distribution: the metric's name ends in `_bucket`, `_sum` or `_count`, and
-    /// what stands before it names the distribution.
+    /// One series of a histogram. The name is the histogram's name with `_bucket`, `_sum` or `_count`.
     Histogram,
 }
 
-/// A number with its name and meaning, in Prometheus's terms.
+/// One sample of a metric.
 #[derive(Clone, Debug)]
 pub struct Metric {
-    /// Name; counters end in `_total`, seconds in `_seconds` or `_seconds_total`.
+    /// Name, after Prometheus's conventions: the unit last, `_total` for counters.
     pub name: &'static str,
-    /// What it counts, in one line.
+    /// Help text, one line.
     pub help: &'static str,
-    /// Sort.
-    pub kind: Kind,
-    /// Labels beside those that the exporter adds.
+    /// Type.
+    pub kind: MetricKind,
+    /// Labels, without those that the exporter adds.
     pub labels: Vec<(&'static str, String)>,
-    /// The number now.
+    /// Value.
     pub value: f64,
 }
 
-macro_rules! counters {
+macro_rules! metrics {
     (
         $(
             $(#[doc = $help:literal])+
@@ -50,14 +52,14 @@ macro_rules! counters {
         histograms:
         $($(#[doc = $note:literal])+ $distribution:ident = $family:literal in $bounds:ident,)*
     ) => {
-        /// The engine's counters, written by its thread and read by anyone.
+        /// The engine's metrics, written by its threads and readable at any time.
         #[derive(Debug)]
-        pub struct Counters {
+        pub struct EngineMetrics {
             $($(#[doc = $help])+ pub $field: AtomicU64,)*
             $($(#[doc = $note])+ pub $distribution: Histogram<{ $bounds.len() + 1 }>,)*
         }
 
-        impl Default for Counters {
+        impl Default for EngineMetrics {
             fn default() -> Self {
                 Self {
                     $($field: AtomicU64::new(0),)*
@@ -66,13 +68,13 @@ macro_rules! counters {
             }
         }
 
-        impl Counters {
-            /// All counters as they are now.
+        impl EngineMetrics {
+            /// The current samples.
             pub fn list(&self) -> Vec<Metric> {
                 let mut list = vec![$(Metric {
                     name: $name,
                     help: concat!($($help),+).trim_ascii(),
-                    kind: Kind::$kind,
+                    kind: MetricKind::$kind,
                     labels: vec![$(($label, $text.to_owned()))?],
                     #[allow(clippy::cast_precision_loss)]
                     value: self.$field.load(Ordering::Relaxed) as f64 $(/ $scale)?,
@@ -92,177 +94,181 @@ macro_rules! counters {
     };
 }
 
-counters! {
-    /// Steps decoded.
+metrics! {
+    /// Steps computed.
     steps: Counter = "corral_engine_steps_total",
-    /// Steps that failed and were tried again smaller.
+    /// Steps that failed and were retried with fewer tokens.
     failed_steps: Counter = "corral_engine_steps_failed_total",
-    /// Rows of all steps: a sequence's part of a step is a row.
+    /// Rows of all steps; a row is one request's part of a step.
     rows: Counter = "corral_engine_rows_total",
-    /// Rows that generate: the next token of a sequence that is past its prompt, with its drafts if it has any.
+    /// Decode rows: the next token of a request, with its drafts if it has any.
     decode_rows: Counter = "corral_engine_decode_rows_total",
-    /// Rows that read a part of a prompt.
+    /// PrefillPolicy rows: a part of a prompt.
     prefill_rows: Counter = "corral_engine_prefill_rows_total",
-    /// Prompt tokens that were read, and generated ones that were certain without being sampled.
+    /// PrefillPolicy tokens computed: prompt tokens, and generated tokens that a grammar forced.
     prefill_tokens: Counter = "corral_engine_prefill_tokens_total",
-    /// Sequences that generate and were left out of a step; only after a step failed.
+    /// Decode rows left out of a step; happens only after a failed step.
     skipped_rows: Counter = "corral_engine_decode_rows_skipped_total",
-    /// Sequences that generate and were left out of a step since it was the turn of another adapter.
-    off_turn_rows: Counter = "corral_engine_adapter_deferred_rows_total",
-    /// Changes from one adapter, or none, to another between two steps.
+    /// Decode rows left out of a step because it computed with another adapter.
+    adapter_deferred_rows: Counter = "corral_engine_adapter_deferred_rows_total",
+    /// Changes of the adapter between two steps.
     adapter_changes: Counter = "corral_engine_adapter_changes_total",
-    /// Seconds by which a change of adapters is expected to make a step longer; 0 before any was measured.
+    /// Expected cost of an adapter change in seconds; 0 until one was measured.
     adapter_change_nanos: Gauge = "corral_engine_adapter_change_seconds" / 1e9,
-    /// Steps in which some generated and others read prompts.
+    /// Steps with both decode and prefill rows.
     mixed_steps: Counter = "corral_engine_mixed_steps_total",
-    /// Prompt tokens read in those steps and ahead of them.
+    /// Prompt tokens computed in mixed steps or overlapped with the step before.
     mixed_prefill_tokens: Counter = "corral_engine_mixed_prefill_tokens_total",
-    /// Prompt tokens that the step-time budget allowed in those steps, with those that fill a tile.
+    /// Prompt tokens that the step-time budget allowed in mixed steps, including those that fill a tile.
     mixed_budget_tokens: Counter = "corral_engine_mixed_prefill_budget_tokens_total",
-    /// Steps that read prompts alone while rows were sampled, or while callers that sample themselves were waited for.
-    ahead_steps: Counter = "corral_engine_overlapped_steps_total",
-    /// Prompt tokens read in those steps.
-    ahead_tokens: Counter = "corral_engine_overlapped_prefill_tokens_total",
-    /// Bytes of logits that steps copied for sampling: the likeliest candidates alone, or whole rows.
-    top_bytes: Counter = "corral_engine_logits_copied_bytes_total" {"rows" = "top"},
-    /// Bytes of logits that steps copied for sampling: the likeliest candidates alone, or whole rows.
-    whole_bytes: Counter = "corral_engine_logits_copied_bytes_total" {"rows" = "whole"},
-    /// Rows of which the likeliest candidates did not tell enough, so that the last token was computed again.
-    unsettled: Counter = "corral_engine_device_top_k_misses_total",
-    /// Tokens given to llama_decode.
-    tokens_decoded: Counter = "corral_engine_computed_tokens_total",
-    /// Prompt tokens of the sequences that finished.
+    /// PrefillPolicy steps overlapped with sampling or with waiting for next-token requests.
+    overlapped_steps: Counter = "corral_engine_overlapped_steps_total",
+    /// Prompt tokens computed in overlapped steps.
+    overlapped_tokens: Counter = "corral_engine_overlapped_prefill_tokens_total",
+    /// Bytes of logits copied for sampling: top-k candidates or whole rows.
+    top_logits_bytes: Counter = "corral_engine_logits_copied_bytes_total" {"rows" = "top"},
+    /// Bytes of logits copied for sampling: top-k candidates or whole rows.
+    whole_logits_bytes: Counter = "corral_engine_logits_copied_bytes_total" {"rows" = "whole"},
+    /// Rows whose top-k logits did not determine the sampled token, so that the last token was recomputed.
+    device_top_k_misses: Counter = "corral_engine_device_top_k_misses_total",
+    /// Tokens passed to llama_decode.
+    computed_tokens: Counter = "corral_engine_computed_tokens_total",
+    /// Prompt tokens of finished requests.
     prompt_tokens: Counter = "corral_engine_prompt_tokens_total",
-    /// Tokens generated by the sequences that finished.
+    /// Tokens generated by finished requests.
     generated_tokens: Counter = "corral_engine_generated_tokens_total",
-    /// Prompt tokens of the sequences that finished that were in the prefix cache and not computed.
+    /// Prompt tokens of finished requests that came from the prefix cache.
     cached_tokens: Counter = "corral_engine_prefix_cache_hits_tokens_total",
-    /// Tokens of the sequences that finished that were computed again: after a preemption, since their state was lost, or to see all logits.
+    /// Tokens of finished requests that were recomputed: after a preemption, or to see all logits of a row.
     recomputed_tokens: Counter = "corral_engine_recomputed_tokens_total",
-    /// Tokens of the sequences that finished that were certain at their end and not computed, beside the last one of each.
+    /// Forced tokens at the end of finished requests that were never computed, without each request's last token.
     uncomputed_tokens: Counter = "corral_engine_forced_tokens_uncomputed_total",
-    /// Guessed tokens that were computed and turned out right.
+    /// Draft tokens that were accepted.
     accepted_drafts: Counter = "corral_engine_draft_tokens_accepted_total",
-    /// Guessed tokens that were computed for nothing: they turned out wrong, or came after the end.
+    /// Draft tokens that were computed and rejected, or that followed the end.
     rejected_drafts: Counter = "corral_engine_draft_tokens_rejected_total",
-    /// Tokens computed for sequences that were cancelled, expired or failed, but for rejected drafts.
-    abandoned_tokens: Counter = "corral_engine_discarded_tokens_total",
+    /// Tokens computed for requests that were cancelled, expired or failed, without rejected drafts.
+    discarded_tokens: Counter = "corral_engine_discarded_tokens_total",
     /// Generations that finished.
     finished: Counter = "corral_engine_requests_finished_total",
-    /// Distributions that were shown to callers which sample themselves.
-    looks: Counter = "corral_engine_next_token_requests_total",
-    /// Tokens that were computed for those, but for those that were computed again.
-    looked_tokens: Counter = "corral_engine_next_token_computed_tokens_total",
-    /// Times that a sampling plugin was asked for a token.
-    questions: Counter = "corral_engine_external_sampler_calls_total",
-    /// Seconds from those questions to their answers.
-    question_nanos: Counter = "corral_engine_external_sampler_seconds_total" / 1e9,
-    /// Sequences whose reader went away, or that ran when the engine was shut down.
+    /// Next-token requests that finished.
+    next_token_requests: Counter = "corral_engine_next_token_requests_total",
+    /// Tokens computed for next-token requests, without recomputed ones.
+    next_token_computed_tokens: Counter = "corral_engine_next_token_computed_tokens_total",
+    /// Requests to sampling plugins for a token.
+    external_sampler_calls: Counter = "corral_engine_external_sampler_calls_total",
+    /// Seconds from each request to a sampling plugin to its answer.
+    external_sampler_nanos: Counter = "corral_engine_external_sampler_seconds_total" / 1e9,
+    /// Requests cancelled by their reader or by a shutdown.
     cancelled: Counter = "corral_engine_requests_cancelled_total",
-    /// Sequences that failed.
+    /// Requests that failed.
     failed: Counter = "corral_engine_requests_failed_total",
-    /// Sequences whose deadline passed, or whose turn did not come in time.
+    /// Requests that exceeded their deadline or their time in the queue.
     expired: Counter = "corral_engine_requests_expired_total",
-    /// Sequences refused, most often since too many wait.
+    /// Requests refused, usually because the queue is full.
     refused: Counter = "corral_engine_requests_refused_total",
-    /// Sequences that wait for a sequence id or cells.
+    /// Requests that wait for a sequence id or cells.
     waiting: Gauge = "corral_engine_requests_waiting",
-    /// Sequences that hold a sequence id.
+    /// Requests that hold a sequence id.
     running: Gauge = "corral_engine_requests_running",
-    /// Sequence ids of sequences that run.
-    ids_used: Gauge = "corral_engine_sequence_ids_used",
-    /// Sequence ids of the prefix cache and of idle sequences; had for the asking.
-    ids_cached: Gauge = "corral_engine_sequence_ids_cached",
-    /// Seconds after which a request that is refused now is told to come back.
+    /// Sequence ids of running requests.
+    sequence_ids_used: Gauge = "corral_engine_sequence_ids_used",
+    /// Sequence ids of the prefix cache, including retained sequences; available to new requests.
+    sequence_ids_cached: Gauge = "corral_engine_sequence_ids_cached",
+    /// Seconds in the Retry-After of a request refused now.
     retry_after: Gauge = "corral_engine_retry_after_seconds",
-    /// Cells that attention ran over in the last step; 0 when idle.
-    n_kv: Gauge = "corral_engine_attention_cells",
-    /// Cells that hold a position of a running sequence; one that several share counts once.
+    /// Cells that attention computed over in the last step; 0 when idle.
+    attention_cells: Gauge = "corral_engine_attention_cells",
+    /// KV cells of running requests; a shared cell counts once.
     cells_used: Gauge = "corral_engine_kv_cells_used",
-    /// Cells of the prefix cache and of idle sequences alone; had for the asking.
+    /// Fraction of the KV cells that running requests hold, from 0 to 1.
+    cells_used_billionths: Gauge = "corral_engine_kv_cache_usage_ratio" / 1e9,
+    /// KV cells of the prefix cache alone, including retained sequences; available to new requests.
     cells_cached: Gauge = "corral_engine_kv_cells_cached",
-    /// Cells used by running sequences or promised to them.
+    /// KV cells that running requests hold or have reserved.
     cells_reserved: Gauge = "corral_engine_kv_cells_reserved",
-    /// Cells that llama.cpp still holds for sequence ids that nobody has, as llama.cpp itself said when the engine last went idle; anything but 0 is a bug.
+    /// KV cells that llama.cpp holds for unused sequence ids, checked when the engine goes idle; anything but 0 is a bug.
     cells_leaked: Gauge = "corral_engine_kv_cells_leaked",
-    /// Entries of the prefix cache dropped: to make room in the cells or in the memory for prefixes, or since it cost more to keep them than to compute them again.
-    evicted: Counter = "corral_engine_prefix_cache_evictions_total",
-    /// Sequences put aside to make room.
-    spilled: Counter = "corral_engine_swap_outs_total",
-    /// Entries of the prefix cache put aside, since they made steps longer in the cells.
-    prefixes: Counter = "corral_engine_prefix_offloads_total",
-    /// Sequences and prefixes brought back after they were put aside.
-    restored: Counter = "corral_engine_swap_ins_total",
-    /// Sequences that were put aside and could not be brought back: they are computed again.
-    lost: Counter = "corral_engine_swap_in_failures_total",
-    /// Running sequences that gave way to others and went back into the queue.
-    preempted: Counter = "corral_engine_preemptions_total",
-    /// Sequences moved to lower cells, since what lies high makes attention long for all.
-    relocated: Counter = "corral_engine_compactions_total",
-    /// Bytes of states written to disk.
-    spill_written: Counter = "corral_engine_swap_disk_written_bytes_total",
-    /// Bytes of states read back from disk.
-    spill_read: Counter = "corral_engine_swap_disk_read_bytes_total",
-    /// Bytes of the states of prefixes put aside.
-    prefix_ram_bytes: Gauge = "corral_engine_prefix_offload_ram_bytes",
-    /// Bytes of the states of sequences put aside in memory.
-    spill_ram_bytes: Gauge = "corral_engine_swap_ram_bytes",
-    /// Bytes of states put aside on disk.
-    spill_disk_bytes: Gauge = "corral_engine_swap_disk_bytes",
+    /// Prefix cache entries evicted: for room in the cells or in the prefix RAM, or because keeping them cost more than recomputing them.
+    evictions: Counter = "corral_engine_prefix_cache_evictions_total",
+    /// Sequences swapped out to make room.
+    swap_outs: Counter = "corral_engine_swap_outs_total",
+    /// Prefix cache entries offloaded to RAM because they made steps longer.
+    prefix_offloads: Counter = "corral_engine_prefix_offloads_total",
+    /// Sequences and offloaded prefixes swapped in.
+    swap_ins: Counter = "corral_engine_swap_ins_total",
+    /// Swapped-out sequences that could not be swapped in and are recomputed.
+    swap_in_failures: Counter = "corral_engine_swap_in_failures_total",
+    /// Running requests that lost their cells to another request and returned to the queue.
+    preemptions: Counter = "corral_engine_preemptions_total",
+    /// Sequences moved to lower cells, to shorten attention.
+    compactions: Counter = "corral_engine_compactions_total",
+    /// Bytes of swapped-out sequences written to disk.
+    swap_disk_written_bytes: Counter = "corral_engine_swap_disk_written_bytes_total",
+    /// Bytes of swapped-out sequences read from disk.
+    swap_disk_read_bytes: Counter = "corral_engine_swap_disk_read_bytes_total",
+    /// Bytes of offloaded prefixes in RAM.
+    prefix_offload_bytes: Gauge = "corral_engine_prefix_offload_ram_bytes",
+    /// Bytes of swapped-out sequences in RAM.
+    swap_ram_bytes: Gauge = "corral_engine_swap_ram_bytes",
+    /// Bytes of swapped-out sequences on disk.
+    swap_disk_bytes: Gauge = "corral_engine_swap_disk_bytes",
     /// Times the engine thread woke up from waiting for work.
     wake_ups: Counter = "corral_engine_wakeups_total",
-    /// Seconds that sequences waited until they were taken up, or gave up waiting.
+    /// Seconds that requests spent in the queue.
     queue_nanos: Counter = "corral_engine_request_queue_time_seconds_total" / 1e9,
-    /// Seconds from being taken up to the first token, or to the end if that came first.
+    /// Seconds from admission to the first token, or to the end of requests without one.
     prefill_nanos: Counter = "corral_engine_request_prefill_time_seconds_total" / 1e9,
-    /// Seconds from the first token to the end, over all sequences.
+    /// Seconds from the first token to the end of requests.
     decode_nanos: Counter = "corral_engine_request_decode_time_seconds_total" / 1e9,
-    /// Seconds inside llama_decode, and until a device is done.
-    step_nanos: Counter = "corral_engine_compute_seconds_total" / 1e9,
-    /// Seconds of processor time that the engine's thread itself took inside llama_decode; the other compute threads' come on top.
-    step_processor_nanos: Counter = "corral_engine_compute_cpu_seconds_total" / 1e9,
+    /// Seconds of steps inside llama_decode, including waiting for a device.
+    compute_nanos: Counter = "corral_engine_compute_seconds_total" / 1e9,
+    /// CPU seconds of the engine thread inside llama_decode, without the other compute threads.
+    compute_cpu_nanos: Counter = "corral_engine_compute_cpu_seconds_total" / 1e9,
     /// Seconds spent sampling and delivering tokens.
-    sample_nanos: Counter = "corral_engine_sampling_seconds_total" / 1e9,
-    /// Seconds that what was generated lay until its reader took it.
+    sampling_nanos: Counter = "corral_engine_sampling_seconds_total" / 1e9,
+    /// Seconds from the delivery of tokens to their reading.
     delivery_nanos: Counter = "corral_engine_delivery_seconds_total" / 1e9,
-    /// Requests for embeddings that got their vectors.
+    /// Embedding requests that finished.
     embed_finished: Counter = "corral_engine_embedding_requests_finished_total",
-    /// Requests for embeddings refused, since too much waits.
+    /// Embedding requests refused because the queue is full.
     embed_refused: Counter = "corral_engine_embedding_requests_refused_total",
-    /// Requests for embeddings that nobody waited for any more, or that were open when the engine was shut down.
+    /// Embedding requests cancelled by their caller or by a shutdown.
     embed_cancelled: Counter = "corral_engine_embedding_requests_cancelled_total",
-    /// Requests for embeddings whose deadline passed, or whose turn did not come in time.
+    /// Embedding requests that exceeded their deadline or their time in the queue.
     embed_expired: Counter = "corral_engine_embedding_requests_expired_total",
-    /// Requests for embeddings that failed.
+    /// Embedding requests that failed.
     embed_failed: Counter = "corral_engine_embedding_requests_failed_total",
-    /// Requests for embeddings that wait or are being computed.
+    /// Embedding requests that wait or run.
     embed_open: Gauge = "corral_engine_embedding_requests_in_flight",
-    /// Inputs of the requests that got their vectors.
+    /// Inputs of finished embedding requests.
     embed_inputs: Counter = "corral_engine_embedding_inputs_total",
     /// Tokens of those inputs.
     embed_tokens: Counter = "corral_engine_embedding_tokens_total",
-    /// Tokens computed for embeddings: those of the finished requests, and what was abandoned or computed again after a failure.
+    /// Tokens computed for embeddings, including discarded and recomputed ones.
     embed_computed: Counter = "corral_engine_embedding_computed_tokens_total",
     /// Steps of the embedding context.
     embed_steps: Counter = "corral_engine_embedding_steps_total",
-    /// Steps of the embedding context that failed; their inputs were tried again one by one.
+    /// Steps of the embedding context that failed; their inputs are retried one by one.
     embed_failed_steps: Counter = "corral_engine_embedding_steps_failed_total",
-    /// Whether there is an embedding context now: made for the first request, freed when idle.
+    /// Embedding contexts that exist, 0 or 1: created for the first request, freed when idle.
     embed_contexts: Gauge = "corral_engine_embedding_contexts",
     /// Times the embedding thread woke up from waiting for work.
     embed_wake_ups: Counter = "corral_engine_embedding_wakeups_total",
-    /// Seconds that requests for embeddings waited for their first turn, or until they ended without one.
+    /// Seconds that embedding requests waited for their first step, or for their end without one.
     embed_queue_nanos: Counter = "corral_engine_embedding_request_queue_time_seconds_total" / 1e9,
     /// Seconds computing steps of the embedding context.
     embed_step_nanos: Counter = "corral_engine_embedding_compute_seconds_total" / 1e9,
     histograms:
-    /// Seconds of a step: computation, sampling and delivery. Not of one that runs while rows are sampled.
+    /// Seconds per step: computation, sampling and delivery. Without overlapped steps.
     step_duration = "corral_engine_step_duration_seconds" in SECONDS,
-    /// Seconds between two tokens of a sequence; those that come at once count as one.
-    gap_seconds = "corral_engine_inter_token_latency_seconds" in SECONDS,
-    /// Rows of a step.
+    /// Seconds from a request's arrival to its first token.
+    time_to_first_token = "corral_engine_time_to_first_token_seconds" in SECONDS,
+    /// Seconds between two tokens of a request; tokens of one step count as one.
+    inter_token_latency = "corral_engine_inter_token_latency_seconds" in SECONDS,
+    /// Rows per step.
     step_rows = "corral_engine_step_rows" in COUNTS,
-    /// Prompt tokens in a step.
+    /// Prompt tokens per step.
     step_prefill = "corral_engine_step_prefill_tokens" in COUNTS,
 }
 
@@ -274,13 +280,13 @@ const COUNTS: [f64; 11] = [
     0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0,
 ];
 
-/// A distribution over fixed buckets, the last one without an end. Written by one thread.
+/// A histogram with fixed buckets, the last one unbounded. One thread writes it.
 #[derive(Debug)]
 pub struct Histogram<const BUCKETS: usize> {
     bounds: &'static [f64],
-    /// Observations in each bucket.
+    /// Observations per bucket.
     counts: [AtomicU64; BUCKETS],
-    /// The sum of all, as the bits of an f64.
+    /// The sum of all observations, as the bits of an f64.
     sum: AtomicU64,
 }
 
@@ -307,7 +313,7 @@ impl<const BUCKETS: usize> Histogram<BUCKETS> {
         let metric = |name, labels, value| Metric {
             name,
             help,
-            kind: Kind::Histogram,
+            kind: MetricKind::Histogram,
             labels,
             value,
         };
@@ -340,31 +346,31 @@ pub fn grammar_metrics(counters: &GrammarCounters) -> [Metric; 5] {
         metric(
             "corral_engine_grammar_cache_hits_total",
             "Compilations that the grammar cache saved.",
-            Kind::Counter,
+            MetricKind::Counter,
             counters.hits,
         ),
         metric(
             "corral_engine_grammar_compilations_total",
             "Grammars compiled.",
-            Kind::Counter,
+            MetricKind::Counter,
             counters.compiled,
         ),
         metric(
             "corral_engine_grammar_compilation_failures_total",
             "Grammars that could not be compiled.",
-            Kind::Counter,
+            MetricKind::Counter,
             counters.failed,
         ),
         metric(
             "corral_engine_grammar_cache_entries",
             "Compiled grammars in the cache.",
-            Kind::Gauge,
+            MetricKind::Gauge,
             counters.cached,
         ),
         metric(
             "corral_engine_grammar_cache_bytes",
             "Estimated memory of the cached grammars, in bytes.",
-            Kind::Gauge,
+            MetricKind::Gauge,
             counters.cached_bytes,
         ),
     ]
@@ -400,16 +406,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_histogram_counts_up_to_each_bound_and_sums() {
-        let counters = Counters::default();
+    fn histogram_buckets_are_cumulative() {
+        let metrics = EngineMetrics::default();
         for value in [0.0005, 0.003, 0.003, 99.0] {
-            counters.gap_seconds.observe(value);
+            metrics.inter_token_latency.observe(value);
         }
-        let list = counters.list();
+        let list = metrics.list();
         let find = |name: &str, bound: &str| {
             let matches =
                 |m: &&Metric| m.name == name && m.labels.iter().all(|(_, label)| label == bound);
-            list.iter().find(matches).expect("it is listed").value
+            list.iter()
+                .find(matches)
+                .expect("the metric is listed")
+                .value
         };
         let bucket = "corral_engine_inter_token_latency_seconds_bucket";
         assert_eq!(find(bucket, "0.0005"), 1.0);

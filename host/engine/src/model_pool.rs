@@ -23,8 +23,8 @@ pub use lease::{ModelLease, OpenModel};
 pub use machine_memory::machine_memory;
 pub use status::{ModelState, ModelStatus};
 
-use crate::config::Config;
 use crate::engine::Engine;
+use crate::model_config::ModelConfig;
 use crate::{Caller, Error, LoadError};
 use corral_llama::{LlamaError, LoadProgress};
 use estimate::FileStamp;
@@ -128,7 +128,7 @@ struct Inner {
 /// A model's data, beside its state in the policy.
 struct Slot {
     /// `None` if the model was loaded before.
-    config: Option<Config>,
+    config: Option<ModelConfig>,
     /// Set while the model is loaded or unloading.
     engine: Option<Engine>,
     /// The progress of the current load.
@@ -145,7 +145,7 @@ struct Slot {
 impl ModelPool {
     /// A pool that loads models when they are opened. The first model is the default. Fails if no
     /// thread can be started.
-    pub fn new(configs: Vec<Config>, settings: &ModelPoolSettings) -> Result<Self, LoadError> {
+    pub fn new(configs: Vec<ModelConfig>, settings: &ModelPoolSettings) -> Result<Self, LoadError> {
         let names = configs.iter().map(|config| config.name.clone()).collect();
         let slots = configs.into_iter().map(|config| Slot::new(Some(config)));
         let shared = Arc::new(Shared::new(names, slots.collect(), settings, true));
@@ -185,8 +185,8 @@ impl ModelPool {
     /// Opens a model, or the default one, for `caller`. Ready at once if the model is loaded, else once
     /// it is; all callers share one load.
     ///
-    /// Fails with [`OpenError::Unavailable`]: [`Error::Deadline`] at the caller's deadline,
-    /// [`Error::Refused`] if too many callers wait, [`Error::Overdue`] after the caller's queue time, and
+    /// Fails with [`OpenError::Unavailable`]: [`Error::DeadlineExceeded`] at the caller's deadline,
+    /// [`Error::Overloaded`] if too many callers wait, [`Error::QueueTimeout`] after the caller's queue time, and
     /// [`Error::Cancelled`] if the pool is closed.
     ///
     /// A caller that holds a lease on one model and opens another waits for room like all others: until
@@ -270,7 +270,7 @@ impl ModelPool {
 }
 
 impl Slot {
-    fn new(config: Option<Config>) -> Self {
+    fn new(config: Option<ModelConfig>) -> Self {
         Self {
             config,
             engine: None,
@@ -343,7 +343,7 @@ impl Shared {
                 self.work.notify_one();
                 OpenModel::waiting(self.clone(), model, id, overdue_at.map(|_| arrived))
             }
-            OpenResult::Full { retry_after } => refused(Error::Refused {
+            OpenResult::Full { retry_after } => refused(Error::Overloaded {
                 reason: format!(
                     "{MAX_WAITERS} requests already wait for the model {} to load",
                     self.names[model]
@@ -351,7 +351,7 @@ impl Shared {
                 retry_after,
             }),
             OpenResult::Late => refused(match overdue_at {
-                None => Error::Deadline,
+                None => Error::DeadlineExceeded,
                 Some(_) => self.overdue(&inner, model, arrived),
             }),
             OpenResult::Failed => OpenModel::refused(inner.not_loaded(&self.names[model], model)),
@@ -361,7 +361,7 @@ impl Shared {
 
     /// The error of a caller whose queue time has passed.
     fn overdue(&self, inner: &Inner, model: usize, since: Instant) -> Error {
-        Error::Overdue {
+        Error::QueueTimeout {
             reason: format!(
                 "the model {} was not loaded within {:.1} s",
                 self.names[model],

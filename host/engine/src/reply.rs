@@ -1,33 +1,33 @@
-//! How an answer reaches who asked: a place for one, and a future that takes it.
+//! One-shot replies of the engine's threads.
 
 use crate::Error;
 use futures_channel::oneshot;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// The end of who answers. Dropped without an answer, it tells the reader that the thread died.
+/// The replying thread's end. Dropping it unanswered fails the request.
 #[derive(Debug)]
 pub struct Sender<T>(oneshot::Sender<Result<T, Error>>);
 
 impl<T> Sender<T> {
-    /// Gives the answer.
-    pub fn finish(self, answer: Result<T, Error>) {
-        // Fails only if nobody waits for it any more.
-        let _ = self.0.send(answer);
+    /// Sends the reply.
+    pub fn finish(self, reply: Result<T, Error>) {
+        // Fails only if the caller dropped its `Reply`.
+        let _ = self.0.send(reply);
     }
 
-    /// Whether nobody waits for the answer any more.
+    /// Whether the caller dropped its [`Reply`].
     pub fn is_abandoned(&self) -> bool {
         self.0.is_canceled()
     }
 }
 
-/// An answer in the making: a future. Dropping it cancels the request at the next step.
+/// A future of a reply. Dropping it cancels the request at the next step.
 #[derive(Debug)]
 #[must_use = "dropping it cancels the request"]
 pub struct Reply<T>(oneshot::Receiver<Result<T, Error>>);
 
-/// A place for an answer, and both its ends.
+/// Creates both ends of a reply.
 pub fn reply<T>() -> (Sender<T>, Reply<T>) {
     let (sender, receiver) = oneshot::channel();
     (Sender(sender), Reply(receiver))
@@ -37,10 +37,10 @@ impl<T> Future for Reply<T> {
     type Output = Result<T, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context).map(|answer| {
-            answer.unwrap_or_else(|oneshot::Canceled| {
-                let died = "the engine's thread ended before the answer was there";
-                Err(Error::Failed(died.into()))
+        Pin::new(&mut self.0).poll(context).map(|reply| {
+            reply.unwrap_or_else(|oneshot::Canceled| {
+                let error = "the engine thread ended before it replied; restart the server";
+                Err(Error::Failed(error.into()))
             })
         })
     }
@@ -56,26 +56,26 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_arrives() {
-        let (sender, mut answer) = reply();
-        assert!(poll(&mut answer).is_pending());
-        sender.finish(Err(Error::Deadline));
-        assert_eq!(poll(&mut answer), Poll::Ready(Err(Error::Deadline)));
+    fn reply_arrives() {
+        let (sender, mut reply) = reply();
+        assert!(poll(&mut reply).is_pending());
+        sender.finish(Err(Error::DeadlineExceeded));
+        assert_eq!(poll(&mut reply), Poll::Ready(Err(Error::DeadlineExceeded)));
     }
 
     #[test]
-    fn a_dead_thread_is_an_error_not_an_endless_wait() {
-        let (sender, mut answer) = reply();
+    fn dropped_sender_fails_the_request() {
+        let (sender, mut reply) = reply();
         drop(sender);
-        let answer = poll(&mut answer);
-        assert!(matches!(answer, Poll::Ready(Err(Error::Failed(_)))));
+        let reply = poll(&mut reply);
+        assert!(matches!(reply, Poll::Ready(Err(Error::Failed(_)))));
     }
 
     #[test]
-    fn the_thread_sees_that_nobody_waits() {
-        let (sender, answer) = reply::<u32>();
+    fn sender_sees_dropped_reply() {
+        let (sender, reply) = reply::<u32>();
         assert!(!sender.is_abandoned());
-        drop(answer);
+        drop(reply);
         assert!(sender.is_abandoned());
     }
 }

@@ -1,65 +1,66 @@
-//! A text that is gone on with: appended to, cut, forked, and kept under a name.
+//! A sequence of tokens that a guest extends, truncates, forks and saves.
 //!
-//! A sequence is its tokens, and a claim on what the engine has computed of them. Nothing else is
-//! tied to it: where that state is, in the cells, put aside, or nowhere any more, changes behind its
-//! back and costs time at most, since what is missing is computed again. So there can be any number
-//! of sequences, forking one copies its tokens and nothing more, and the fork finds what was computed
-//! for both.
+//! A sequence is its tokens and a retention of the state that the engine computed for them. The state itself may be in
+//! the cells, swapped out, or gone; the engine recomputes what is missing, so its place affects only the time. Hence
+//! sequences are unlimited in number, and a fork copies tokens and no state: both sequences continue from the same
+//! prefix.
 
-use crate::engine::Engine;
-use crate::look::{Distribution, Look};
+use crate::engine::{Engine, thread_ended};
 use crate::reply::{Reply, reply};
-use crate::store::snapshot::{Contents, Origin};
-use crate::worker::{Adoption, Command, SaveOrder, Saved, Submission, Wants};
-use crate::{Caller, Error, Generation, Options, SnapshotError, Token};
+use crate::snapshot::{Contents, Origin};
+use crate::worker::{Command, ExportState, ExportedState, ImportState, NewRequest, RequestKind};
+use crate::{
+    Caller, Distribution, Error, GenerateOptions, Generation, NextTokenRequest, SnapshotError,
+    Token,
+};
 use corral_llama::KvType;
 use corral_scheduler::{AdapterId, Layout, PrefixScope, Retention};
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
-/// What a state depends on beside the model file; to be changed with any of it.
+/// What a state depends on beside the model file. Change it with any of these.
 const STATE_FORMAT: &[u8] = b"llama-cpp-sys-2 0.1.161, unified f16 cache, flash attention";
 
-/// What a state depends on beside [`STATE_FORMAT`]: nothing more, where the cells are as they are by default.
-fn stored_as(kv: KvType) -> &'static [u8] {
+/// The addition to [`STATE_FORMAT`] for a type of cells; empty for the default.
+fn format_suffix(kv: KvType) -> &'static [u8] {
     match kv {
         KvType::F16 => b"",
         KvType::Q8_0 => b", but q8_0",
     }
 }
 
-/// A text and a claim on its state.
+/// Tokens and a retention of their state.
 #[derive(Clone)]
 pub struct Sequence {
     engine: Engine,
     caller: Caller,
     tokens: Vec<Token>,
-    claim: Retention,
-    /// With what its state was computed, if there is one.
+    retention: Retention,
+    /// The adapter that computed the state.
     adapter: AdapterId,
 }
 
 impl Sequence {
-    /// An empty one.
+    /// An empty sequence.
     pub fn new(engine: Engine, caller: Caller) -> Self {
         Self {
             engine,
             caller,
             tokens: Vec::new(),
-            claim: Retention::default(),
+            retention: Retention::default(),
             adapter: AdapterId::NONE,
         }
     }
 
-    /// Its tokens.
+    /// The tokens.
     pub fn tokens(&self) -> &[Token] {
         &self.tokens
     }
 
-    /// Adds tokens to its end, generated ones too: they are not added by themselves.
+    /// Appends tokens. Generated tokens are not appended automatically.
     ///
-    /// [`Error::Invalid`] for tokens outside of the vocabulary, [`Error::ContextFull`] if it would
-    /// become longer than a sequence may be.
+    /// [`Error::Invalid`] for tokens outside of the vocabulary, [`Error::ContextFull`] if the sequence would exceed
+    /// the context length.
     pub fn append(&mut self, tokens: &[Token]) -> Result<(), Error> {
         self.engine.check_tokens(tokens)?;
         let needed = self.tokens.len().saturating_add(tokens.len());
@@ -74,15 +75,15 @@ impl Sequence {
         Ok(())
     }
 
-    /// Cuts it after `length` tokens; what is longer than it changes nothing.
+    /// Keeps the first `length` tokens; no effect on a shorter sequence.
     ///
-    /// [`Error::Unsupported`] for a model whose memory has no past to go back to.
+    /// [`Error::Unsupported`] for a model with recurrent or sliding-window memory.
     pub fn truncate(&mut self, length: usize) -> Result<(), Error> {
         let info = self.engine.info();
         if length < self.tokens.len() && !info.can_truncate {
             return Err(Error::Unsupported(format!(
-                "sequences of the model {} can't be truncated: its memory is recurrent or a sliding \
-                 window, which can't go back; begin a new sequence",
+                "sequences of the model {} cannot be truncated, because its memory is recurrent or a \
+                 sliding window; start a new sequence",
                 info.name
             )));
         }
@@ -90,165 +91,170 @@ impl Sequence {
         Ok(())
     }
 
-    /// Another sequence with the same text. Copies no state: both go on from what was computed once.
+    /// A second sequence with the same tokens. Copies no state; both continue from it.
     #[must_use]
     pub fn fork(&self) -> Self {
         self.clone()
     }
 
-    /// Generates after its text; see [`Engine::generate`]. What was computed of the text before is
-    /// not computed again, unless it was with another adapter.
-    pub fn generate(&mut self, options: Options) -> Result<Generation, Error> {
-        let claim = Retention::default();
+    /// Generates after the tokens; see [`Engine::generate`]. Reuses the state unless another adapter computed it.
+    pub fn generate(&mut self, options: GenerateOptions) -> Result<Generation, Error> {
+        let retention = Retention::default();
         let adapter = self.engine.adapter(options.adapter.as_deref())?;
-        let (tokens, caller) = (self.tokens.clone(), self.caller);
-        // Passed on: however long it waits for its turn, what it goes on with is kept till then.
-        let goes_on = Some(self.claim.clone());
-        let generation =
-            self.engine
-                .generate_claimed(tokens, options, caller, claim.downgrade(), goes_on)?;
-        (self.claim, self.adapter) = (claim, adapter);
+        // The request holds the previous retention, so that the state survives the queue.
+        let generation = self.engine.generate_retained(
+            self.tokens.clone(),
+            options,
+            self.caller,
+            retention.downgrade(),
+            Some(self.retention.clone()),
+        )?;
+        (self.retention, self.adapter) = (retention, adapter);
         Ok(generation)
     }
 
-    /// Computes what is not computed of its text, and tells what may come next: what is sampled of it is
-    /// for the caller to [append](Sequence::append). Nothing is computed twice, so it takes one token's
-    /// computation for each one that was appended; a second look at the same place computes the last
-    /// token again, and with a memory that can't go back the whole text.
+    /// Returns the distribution of the next token. The caller samples a token and [appends](Sequence::append) it. Each
+    /// appended token is computed once. A second request at the same length recomputes the last token, or the whole
+    /// sequence on a model with recurrent or sliding-window memory.
     ///
-    /// [`Error::Invalid`] for an empty sequence and for a look that asks too much; else as
+    /// [`Error::Invalid`] for an empty sequence and for a request that asks too much; otherwise as
     /// [`Engine::generate`].
-    pub fn next(&mut self, look: Look) -> Result<Reply<Distribution>, Error> {
-        let (submission, reply) = self.look(look)?;
-        self.engine.order(Command::Submit(Box::new(submission)))?;
+    pub fn next(&mut self, request: NextTokenRequest) -> Result<Reply<Distribution>, Error> {
+        let (request, reply) = self.next_token_request(request)?;
+        self.engine.send(Command::Add(Box::new(request)))?;
         Ok(reply)
     }
 
-    /// [`Sequence::next`] of several, in their order. Those of one model are looked at together, so where
-    /// there is room one step computes them all.
+    /// [`Sequence::next`] for several sequences, in order. Requests to one model share a step where they fit.
     pub fn next_many<'a>(
-        asks: impl IntoIterator<Item = (&'a mut Self, Look)>,
+        requests: impl IntoIterator<Item = (&'a mut Self, NextTokenRequest)>,
     ) -> Vec<Result<Reply<Distribution>, Error>> {
-        let mut together: Vec<(Engine, Vec<Submission>)> = Vec::new();
-        let asked = asks.into_iter().map(|(sequence, look)| {
-            let (submission, reply) = sequence.look(look)?;
+        let mut batches: Vec<(Engine, Vec<NewRequest>)> = Vec::new();
+        let replies = requests.into_iter().map(|(sequence, request)| {
+            let (request, reply) = sequence.next_token_request(request)?;
             let same = |(engine, _): &&mut (Engine, _)| engine.is(&sequence.engine);
-            match together.iter_mut().find(same) {
-                Some((_, all)) => all.push(submission),
-                None => together.push((sequence.engine.clone(), vec![submission])),
+            match batches.iter_mut().find(same) {
+                Some((_, batch)) => batch.push(request),
+                None => batches.push((sequence.engine.clone(), vec![request])),
             }
             Ok(reply)
         });
-        let replies = asked.collect();
-        for (engine, all) in together {
-            // If it fails the replies say so: who was to answer is dropped with the command.
-            let _ = engine.order(Command::SubmitAll(all));
+        let replies = replies.collect();
+        for (engine, batch) in batches {
+            // A failure drops the senders, and the replies report it.
+            let _ = engine.send(Command::AddAll(batch));
         }
         replies
     }
 
-    fn look(&mut self, look: Look) -> Result<(Submission, Reply<Distribution>), Error> {
+    fn next_token_request(
+        &mut self,
+        request: NextTokenRequest,
+    ) -> Result<(NewRequest, Reply<Distribution>), Error> {
         self.engine.check_generates()?;
-        look.check(self.engine.info().vocabulary)?;
+        request.check(self.engine.info().vocabulary)?;
         if self.tokens.is_empty() {
-            let empty = "the sequence is empty; append at least one token before what comes next";
+            let empty =
+                "the sequence is empty; append at least one token before requesting the next";
             return Err(Error::Invalid(empty.into()));
         }
-        let adapter = self.engine.adapter(look.adapter.as_deref())?;
-        let place = self.engine.place(self.caller.tenant)?;
+        let adapter = self.engine.adapter(request.adapter.as_deref())?;
+        let permit = self.engine.permit(self.caller.tenant)?;
         let (sender, reply) = reply();
-        let goes_on = std::mem::take(&mut self.claim);
+        let continued = std::mem::take(&mut self.retention);
         self.adapter = adapter;
-        let submission = Submission {
+        let request = NewRequest {
             prompt: self.tokens.clone(),
             caller: self.caller,
             adapter,
-            claim: self.claim.downgrade(),
-            goes_on: Some(goes_on),
-            submitted: Instant::now(),
-            place,
-            wants: Wants::Distribution {
-                look,
-                reply: sender,
-            },
+            retention: self.retention.downgrade(),
+            continued: Some(continued),
+            arrived: Instant::now(),
+            permit,
+            kind: RequestKind::NextToken { request, sender },
         };
-        Ok((submission, reply))
+        Ok((request, reply))
     }
 
-    /// Writes its text and, as far as it is in the cells, its state under a name of `owner`'s; it
-    /// survives the process. Blocks: not for an async task.
+    /// Writes the tokens, and the state as far as it exists, to a named snapshot of `owner` that survives the process.
+    /// Blocks; do not call it in an async task.
     ///
-    /// [`Error::Invalid`] for a name that is not allowed, [`Error::SnapshotsFull`] if it is too large, or
-    /// `owner` has as much as it may.
+    /// [`Error::Invalid`] for a name that is not allowed, [`Error::SnapshotsFull`] if the snapshot is too large or
+    /// `owner` has reached its limit.
     pub fn snapshot(&self, owner: &str, name: &str) -> Result<(), Error> {
-        let snapshots = self.engine.snapshots().ok_or_else(nowhere)?;
-        let most = usize::try_from(snapshots.largest()).unwrap_or(usize::MAX);
-        let saved = self.saved(most)?;
+        let snapshots = self.engine.snapshots().ok_or_else(no_snapshots)?;
+        let limit = usize::try_from(snapshots.largest()).unwrap_or(usize::MAX);
+        let state = self.export_state(limit)?;
         let adapter = self.engine.adapter_digest(self.adapter)?;
         let contents = Contents {
             origin: self.origin()?,
             tokens: self.tokens.clone(),
-            state: saved.map(|saved| frame(saved, adapter)).unwrap_or_default(),
+            state: state.map(|state| frame(state, adapter)).unwrap_or_default(),
         };
-        snapshots.write(owner, name, &contents).map_err(refused)
+        snapshots
+            .write(owner, name, &contents)
+            .map_err(snapshot_error)
     }
 
-    /// The sequence that was written under a name of `owner`'s. Blocks: not for an async task.
+    /// Reads a named snapshot of `owner`. Blocks; do not call it in an async task.
     ///
-    /// [`Error::NotFound`] if there is none, [`Error::Snapshot`] if it is of no use here.
+    /// [`Error::NotFound`] if there is none, [`Error::Snapshot`] if it does not fit the model.
     pub fn restore(engine: Engine, caller: Caller, owner: &str, name: &str) -> Result<Self, Error> {
         let mut sequence = Self::new(engine, caller);
-        let snapshots = sequence.engine.snapshots().ok_or_else(nowhere)?.clone();
+        let snapshots = sequence
+            .engine
+            .snapshots()
+            .ok_or_else(no_snapshots)?
+            .clone();
         let contents = snapshots
             .read(owner, name, &sequence.origin()?)
-            .map_err(refused)?;
+            .map_err(snapshot_error)?;
         sequence.append(&contents.tokens)?;
-        // A state that makes no sense is computed again, or one of an adapter that is not here.
+        // Without a valid state, or without its adapter, the state is recomputed.
         let framed = unframe(contents.state, contents.tokens.len());
-        if let Some((saved, digest)) = framed
+        if let Some((state, digest)) = framed
             && let Some(adapter) = sequence.adapter_of(digest)?
         {
             sequence.adapter = adapter;
-            let order = Command::Adopt(Box::new(Adoption {
+            let import = Command::ImportState(Box::new(ImportState {
                 scope: sequence.scope(),
-                tokens: contents.tokens[..saved.length as usize].to_vec(),
-                layout: saved.layout,
-                state: saved.state,
-                claim: sequence.claim.downgrade(),
+                tokens: contents.tokens[..state.length as usize].to_vec(),
+                layout: state.layout,
+                state: state.bytes,
+                retention: sequence.retention.downgrade(),
             }));
-            sequence.engine.order(order)?;
+            sequence.engine.send(import)?;
         }
         Ok(sequence)
     }
 
-    /// Removes what was written under a name of `owner`'s. Blocks: not for an async task.
+    /// Removes a named snapshot of `owner`. Blocks; do not call it in an async task.
     pub fn forget(engine: &Engine, owner: &str, name: &str) -> Result<(), Error> {
-        let snapshots = engine.snapshots().ok_or_else(nowhere)?;
-        snapshots.remove(owner, name).map_err(refused)
+        let snapshots = engine.snapshots().ok_or_else(no_snapshots)?;
+        snapshots.remove(owner, name).map_err(snapshot_error)
     }
 
-    /// Its state of at most so many bytes, as far as there is one.
-    fn saved(&self, most: usize) -> Result<Option<Saved>, Error> {
-        let (reply, answer) = sync_channel(1);
-        self.engine.order(Command::Save(Box::new(SaveOrder {
-            scope: self.scope(),
-            tokens: self.tokens.clone(),
-            most,
-            reply: Box::new(move |saved| {
-                // Whoever asked may have gone.
-                let _ = reply.send(saved);
-            }),
-        })))?;
-        answer
-            .recv()
-            .map_err(|_| Error::Failed("the engine thread has ended".into()))
+    /// A copy of the state of at most `limit` bytes, as far as it exists.
+    fn export_state(&self, limit: usize) -> Result<Option<ExportedState>, Error> {
+        let (reply, state) = sync_channel(1);
+        self.engine
+            .send(Command::ExportState(Box::new(ExportState {
+                scope: self.scope(),
+                tokens: self.tokens.clone(),
+                limit,
+                reply: Box::new(move |state| {
+                    // Fails only if this function has returned.
+                    let _ = reply.send(state);
+                }),
+            })))?;
+        state.recv().map_err(|_| thread_ended())
     }
 
     fn scope(&self) -> PrefixScope {
         self.caller.scope().with(self.adapter)
     }
 
-    /// The adapter with this digest, the model alone for none.
+    /// The adapter with this digest; the base model for `None`.
     fn adapter_of(&self, digest: Option<[u8; 32]>) -> Result<Option<AdapterId>, Error> {
         for adapter in std::iter::once(AdapterId::NONE).chain(self.engine.adapters()) {
             if self.engine.adapter_digest(adapter)? == digest {
@@ -261,25 +267,25 @@ impl Sequence {
     fn origin(&self) -> Result<Origin, Error> {
         Ok(Origin {
             model: self.engine.digest()?,
-            layout: layout(self.engine.kv()),
+            layout: format_hash(self.engine.kv()),
         })
     }
 }
 
-/// A fingerprint of what a state depends on beside the model file.
-fn layout(kv: KvType) -> u64 {
-    // FNV-1a: tells versions apart, no more.
+/// A hash of what a state depends on beside the model file.
+fn format_hash(kv: KvType) -> u64 {
+    // FNV-1a, to distinguish versions and no more.
     let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    let format = STATE_FORMAT.iter().chain(stored_as(kv));
+    let format = STATE_FORMAT.iter().chain(format_suffix(kv));
     format.fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
-fn nowhere() -> Error {
-    Error::Unsupported("snapshots are not kept here: no folder was given for them".into())
+fn no_snapshots() -> Error {
+    Error::Unsupported("this server keeps no snapshots; start it with --snapshots FOLDER".into())
 }
 
 #[allow(clippy::needless_pass_by_value)]
-fn refused(error: SnapshotError) -> Error {
+fn snapshot_error(error: SnapshotError) -> Error {
     let text = error.to_string();
     match error {
         SnapshotError::Name { .. } => Error::Invalid(text),
@@ -291,15 +297,15 @@ fn refused(error: SnapshotError) -> Error {
     }
 }
 
-/// Set in the number of runs if an adapter's digest stands behind them.
-const ADAPTED: u32 = 1 << 31;
+/// Set in the number of runs if an adapter's digest follows them.
+const HAS_ADAPTER: u32 = 1 << 31;
 
-/// The layout before the state: the number of runs, then begin and end of each, as u32 in little
-/// endian; and the digest of the adapter that the state was computed with, if there was one.
-fn frame(saved: Saved, adapter: Option<[u8; 32]>) -> Vec<u8> {
-    let runs = saved.layout.runs();
-    let mark = adapter.map_or(0, |_| ADAPTED);
-    let count = u32::try_from(runs.len()).unwrap_or(u32::MAX) | mark;
+/// Prepends the layout to a state: the number of runs, then start and end of each, as little-endian u32; then the digest
+/// of the adapter, if there is one.
+fn frame(state: ExportedState, adapter: Option<[u8; 32]>) -> Vec<u8> {
+    let runs = state.layout.runs();
+    let flag = adapter.map_or(0, |_| HAS_ADAPTER);
+    let count = u32::try_from(runs.len()).unwrap_or(u32::MAX) | flag;
     let numbers = runs.iter().flat_map(|run| [run.start, run.end]);
     let mut framed: Vec<u8> = [count]
         .into_iter()
@@ -307,18 +313,18 @@ fn frame(saved: Saved, adapter: Option<[u8; 32]>) -> Vec<u8> {
         .flat_map(u32::to_le_bytes)
         .collect();
     framed.extend(adapter.into_iter().flatten());
-    framed.extend(saved.state);
+    framed.extend(state.bytes);
     framed
 }
 
-/// The opposite of [`frame`], for a text of so many tokens.
-fn unframe(mut framed: Vec<u8>, tokens: usize) -> Option<(Saved, Option<[u8; 32]>)> {
+/// The inverse of [`frame`], for a sequence of `tokens` tokens.
+fn unframe(mut framed: Vec<u8>, tokens: usize) -> Option<(ExportedState, Option<[u8; 32]>)> {
     let number = |at: usize| -> Option<u32> {
         let bytes = framed.get(4 * at..4 * at + 4)?;
         Some(u32::from_le_bytes(bytes.try_into().ok()?))
     };
-    let marked = number(0)?;
-    let count = (marked & !ADAPTED) as usize;
+    let first = number(0)?;
+    let count = (first & !HAS_ADAPTER) as usize;
     if count > tokens {
         return None;
     }
@@ -329,18 +335,18 @@ fn unframe(mut framed: Vec<u8>, tokens: usize) -> Option<(Saved, Option<[u8; 32]
         return None;
     }
     let head = 4 + 8 * count;
-    let (head, adapter) = if marked & ADAPTED == 0 {
+    let (head, adapter) = if first & HAS_ADAPTER == 0 {
         (head, None)
     } else {
         (head + 32, Some(*framed.get(head..)?.first_chunk()?))
     };
     framed.drain(..head);
-    let saved = Saved {
+    let state = ExportedState {
         length,
         layout,
-        state: framed,
+        bytes: framed,
     };
-    Some((saved, adapter))
+    Some((state, adapter))
 }
 
 #[cfg(test)]
@@ -348,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_format_names_the_version_that_is_pinned() {
+    fn state_format_names_the_pinned_version() {
         let manifest = include_str!("../../../Cargo.toml");
         let format = std::str::from_utf8(STATE_FORMAT).unwrap();
         let version = format.split([' ', ',']).nth(1).unwrap();
@@ -357,28 +363,35 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_of_no_use_to_cells_of_another_type() {
-        assert_ne!(layout(KvType::F16), layout(KvType::Q8_0));
+    fn format_hash_depends_on_cell_type() {
+        assert_ne!(format_hash(KvType::F16), format_hash(KvType::Q8_0));
     }
 
     #[test]
-    fn a_framed_state_comes_back_and_nonsense_does_not() {
+    fn framed_state_round_trips() {
         let layout = Layout::new(vec![3..5, 0..3]).unwrap();
         for (adapter, head) in [(None, 20), (Some([9; 32]), 52)] {
-            let saved = Saved {
+            let state = ExportedState {
                 length: 5,
                 layout: layout.clone(),
-                state: vec![1, 2, 3],
+                bytes: vec![1, 2, 3],
             };
-            let framed = frame(saved, adapter);
-            let (back, of) = unframe(framed.clone(), 9).unwrap();
-            assert_eq!((back.length, &back.layout, of), (5, &layout, adapter));
-            assert_eq!(back.state, [1, 2, 3]);
-            assert!(unframe(framed.clone(), 4).is_none(), "longer than the text");
+            let framed = frame(state, adapter);
+            let (state, digest) = unframe(framed.clone(), 9).unwrap();
+            assert_eq!((state.length, &state.layout, digest), (5, &layout, adapter));
+            assert_eq!(state.bytes, [1, 2, 3]);
+            assert!(
+                unframe(framed.clone(), 4).is_none(),
+                "longer than the sequence"
+            );
             for cut in 0..head {
                 assert!(unframe(framed[..cut].to_vec(), 9).is_none());
             }
         }
+    }
+
+    #[test]
+    fn overlapping_or_incomplete_layouts_are_rejected() {
         for wrong in [&[(0, 2), (1, 3)][..], &[(1, 2)], &[(2, 1)], &[]] {
             let runs = wrong.iter().map(|&(from, to)| from..to).collect();
             assert!(Layout::new(runs).is_none_or(|layout| layout.length() == 0));

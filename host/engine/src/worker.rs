@@ -3,16 +3,16 @@
 
 use crate::Token;
 use crate::backend::{Backend, TokenInput};
-use crate::bell::Bell;
-use crate::chooser::Desk;
-use crate::delivery::Sender;
-use crate::generation::Caller;
-use crate::lookup::Lookup;
-use crate::metrics::{Counters, add, add_time};
-use crate::processor;
-use crate::text::Assembler;
-use crate::view::View;
-use crate::{Error, Options};
+use crate::caller::Caller;
+use crate::cpu_time::thread_cpu_time;
+use crate::external_sampler::SamplerMailbox;
+use crate::generation::Sender;
+use crate::metrics::{EngineMetrics, add, add_time};
+use crate::prompt_lookup::PromptLookup;
+use crate::status::EngineStatus;
+use crate::text_decoder::TextDecoder;
+use crate::wake_batch::WakeBatch;
+use crate::{Error, GenerateOptions};
 use corral_sampling::{SamplerChain, Scratch};
 use corral_scheduler::{
     AdapterId, EnqueueError, Expired, MemoryOp, Request, RequestId, RequestProgress, Retention,
@@ -28,40 +28,40 @@ use std::time::{Duration, Instant};
 pub enum Command {
     /// Generate after a prompt, or look at what may come next. The arguments are checked: the prompt is
     /// not empty, its tokens are in the vocabulary, and prompt and `max_tokens` together fit the context.
-    Submit(Box<Submission>),
+    Add(Box<NewRequest>),
     /// The same with several, which no step comes between.
-    SubmitAll(Vec<Submission>),
+    AddAll(Vec<NewRequest>),
     /// Something that was put aside is at hand.
-    Look,
+    Wake,
     /// Tell what goes on.
-    View(Box<dyn FnOnce(View) + Send>),
+    Status(Box<dyn FnOnce(EngineStatus) + Send>),
     /// Keep nothing that nobody means to go on with.
-    ClearCache,
+    ClearPrefixCache,
     /// Move all prefixes that nobody claims out of the cells.
     #[cfg(test)]
     MovePrefixes,
     /// Copy the state of a text, as far as there is one.
-    Save(Box<SaveOrder>),
+    ExportState(Box<ExportState>),
     /// Take in a state that was saved.
-    Adopt(Box<Adoption>),
+    ImportState(Box<ImportState>),
     /// Cancel everything and end.
     Shutdown,
 }
 
 /// A sequence on its way in.
-pub struct Submission {
+pub struct NewRequest {
     pub prompt: Vec<Token>,
     pub caller: Caller,
     /// The one that was named.
     pub adapter: AdapterId,
     /// Whether somebody means to go on with the sequence.
-    pub claim: WeakRetention,
+    pub retention: WeakRetention,
     /// Of what it goes on with.
-    pub goes_on: Option<Retention>,
-    pub submitted: Instant,
+    pub continued: Option<Retention>,
+    pub arrived: Instant,
     /// Held until the sequence has ended: bounds how many there are.
-    pub place: crate::places::Place,
-    pub wants: Wants,
+    pub permit: crate::permits::RequestPermit,
+    pub kind: RequestKind,
 }
 
 /// What the worker reads of a model.
@@ -75,14 +75,14 @@ pub trait Vocabulary: Send + Sync {
 struct Sequence {
     prompt: u32,
     generated: u32,
-    options: Options,
+    options: GenerateOptions,
     chain: SamplerChain,
     /// The grammar that its text has to follow, from when it is admitted: so there are no more of them
     /// than ids.
     follows: Option<Follows>,
     /// Who chooses its tokens, if not the chain.
     asking: Option<Asking>,
-    text: Assembler,
+    text: TextDecoder,
     delivery: Sender,
     submitted: Instant,
     admitted: Option<Instant>,
@@ -91,8 +91,8 @@ struct Sequence {
     /// Tokens that were computed for it, but for drafts that were wrong.
     computed: u64,
     /// What it has said before, if its next tokens are to be guessed from that.
-    lookup: Option<Lookup>,
-    place: crate::places::Place,
+    lookup: Option<PromptLookup>,
+    place: crate::permits::RequestPermit,
 }
 
 /// Where a sequence's time went; what it did not live to see took none.
@@ -103,6 +103,15 @@ struct Times {
 }
 
 impl Sequence {
+    /// Notes the time of the first token. Returns the time from the arrival, once.
+    fn time_to_first_token(&mut self, now: Instant) -> Option<f64> {
+        if self.first_token.is_some() {
+            return None;
+        }
+        self.first_token = Some(now);
+        Some((now - self.submitted).as_secs_f64())
+    }
+
     fn times(&self, now: Instant) -> Times {
         let admitted = self.admitted.unwrap_or(now);
         let first = self.first_token.unwrap_or(now);
@@ -131,16 +140,16 @@ pub struct Worker<B> {
     started: Instant,
     vocabulary: Arc<dyn Vocabulary>,
     commands: Receiver<Command>,
-    counters: Arc<Counters>,
-    aside: Aside,
-    desk: Arc<Desk>,
+    counters: Arc<EngineMetrics>,
+    aside: Swap,
+    desk: Arc<SamplerMailbox>,
     pastime: Pastime,
     inputs: Vec<TokenInput>,
     scratch: Scratch,
     text: String,
     draft: Vec<Token>,
     history: Vec<Token>,
-    bell: Bell,
+    bell: WakeBatch,
 }
 
 impl<B: Backend> Worker<B> {
@@ -149,9 +158,9 @@ impl<B: Backend> Worker<B> {
         limits: SchedulerConfig,
         vocabulary: Arc<dyn Vocabulary>,
         commands: Receiver<Command>,
-        counters: Arc<Counters>,
-        aside: Aside,
-        desk: Arc<Desk>,
+        counters: Arc<EngineMetrics>,
+        aside: Swap,
+        desk: Arc<SamplerMailbox>,
     ) -> Self {
         Self {
             top_k: backend.top_k().filter(|_| limits.top_k_seq_ids > 0),
@@ -173,7 +182,7 @@ impl<B: Backend> Worker<B> {
             text: String::new(),
             draft: Vec::new(),
             history: Vec::new(),
-            bell: Bell::default(),
+            bell: WakeBatch::default(),
         }
     }
 
@@ -191,10 +200,10 @@ impl<B: Backend> Worker<B> {
         }
         while let Ok(command) = self.commands.try_recv() {
             match command {
-                Command::Submit(one) => one.wants.refuse(Error::Cancelled),
-                Command::SubmitAll(all) => {
+                Command::Add(one) => one.kind.refuse(Error::Cancelled),
+                Command::AddAll(all) => {
                     all.into_iter()
-                        .for_each(|one| one.wants.refuse(Error::Cancelled));
+                        .for_each(|one| one.kind.refuse(Error::Cancelled));
                 }
                 _ => {}
             }
@@ -217,7 +226,7 @@ impl<B: Backend> Worker<B> {
     /// Takes in what was sent. Waits, unless there was work to do at the last look: until something
     /// is sent or a sequence's time is over. False at the end.
     fn listen(&mut self, works: bool) -> bool {
-        self.bell.ring();
+        self.bell.flush();
         if !works {
             if self.scheduler.is_idle() {
                 self.check_empty();
@@ -264,11 +273,11 @@ impl<B: Backend> Worker<B> {
     fn take(&mut self, command: Command) -> bool {
         match command {
             Command::Shutdown => return false,
-            Command::Submit(submission) => self.enqueue(*submission),
-            Command::SubmitAll(all) => all.into_iter().for_each(|one| self.enqueue(one)),
-            Command::Look => {}
-            Command::View(tell) => tell(self.view()),
-            Command::ClearCache => {
+            Command::Add(submission) => self.enqueue(*submission),
+            Command::AddAll(all) => all.into_iter().for_each(|one| self.enqueue(one)),
+            Command::Wake => {}
+            Command::Status(tell) => tell(self.view()),
+            Command::ClearPrefixCache => {
                 self.scheduler.clear_prefix_cache();
                 self.see_to_memory();
                 self.report(&Step::default());
@@ -279,22 +288,22 @@ impl<B: Backend> Worker<B> {
                 self.see_to_memory();
                 self.report(&Step::default());
             }
-            Command::Save(order) => self.save(*order),
-            Command::Adopt(adoption) => self.adopt(*adoption),
+            Command::ExportState(order) => self.save(*order),
+            Command::ImportState(adoption) => self.adopt(*adoption),
         }
         true
     }
 
-    fn enqueue(&mut self, submission: Submission) {
-        let Submission {
+    fn enqueue(&mut self, submission: NewRequest) {
+        let NewRequest {
             prompt,
             caller,
             adapter,
-            claim,
-            goes_on,
-            submitted,
-            place,
-            wants,
+            retention: claim,
+            continued: goes_on,
+            arrived: submitted,
+            permit: place,
+            kind: wants,
         } = submission;
         let key = RequestId(self.next_key);
         self.next_key += 1;
@@ -311,7 +320,7 @@ impl<B: Backend> Worker<B> {
             arrived_at: arrived,
             queue_until: caller.queue_time.map(|time| arrived.saturating_add(time)),
             deadline: caller.deadline.map(|deadline| self.time(deadline)),
-            quota: caller.share.map(|share| share.of(self.limits.cells)),
+            quota: caller.cell_share.map(|share| share.of(self.limits.cells)),
             retention: claim,
             continues: goes_on,
             logits: wants.rows(self.top_k),
@@ -330,8 +339,14 @@ impl<B: Backend> Worker<B> {
             return;
         }
         let (options, delivery) = match wants {
-            Wants::Tokens { options, delivery } => (options, delivery),
-            Wants::Distribution { look, reply } => {
+            RequestKind::Generate {
+                options,
+                sender: delivery,
+            } => (options, delivery),
+            RequestKind::NextToken {
+                request: look,
+                sender: reply,
+            } => {
                 let looking = Looking {
                     look,
                     reply,
@@ -345,7 +360,7 @@ impl<B: Backend> Worker<B> {
             }
         };
         let speculate = match asking {
-            None => self.limits.max_drafts.min(options.speculate.into()),
+            None => self.limits.max_drafts.min(options.max_draft_tokens.into()),
             Some(_) => 0,
         };
         let seed = options.seed.unwrap_or_else(rand::random);
@@ -356,7 +371,7 @@ impl<B: Backend> Worker<B> {
                 .with_prompt_length(length as usize),
             follows: None,
             asking,
-            text: Assembler::new(options.stop.clone()),
+            text: TextDecoder::new(options.stop.clone()),
             options,
             delivery,
             submitted,
@@ -364,7 +379,7 @@ impl<B: Backend> Worker<B> {
             first_token: None,
             last_token: None,
             computed: 0,
-            lookup: (speculate > 0).then(Lookup::default),
+            lookup: (speculate > 0).then(PromptLookup::default),
             place,
         };
         self.sequences.insert(key, sequence);
@@ -387,7 +402,7 @@ impl<B: Backend> Worker<B> {
     fn drop_sequence(
         &mut self,
         key: RequestId,
-        counter: fn(&Counters) -> &AtomicU64,
+        counter: fn(&EngineMetrics) -> &AtomicU64,
         error: Error,
     ) {
         let Some(error) = self.drop_look(key, counter, error) else {
@@ -397,7 +412,7 @@ impl<B: Backend> Worker<B> {
             return;
         };
         add(counter(&self.counters), 1);
-        add(&self.counters.abandoned_tokens, sequence.computed);
+        add(&self.counters.discarded_tokens, sequence.computed);
         self.count_times(&sequence.times(Instant::now()));
         let Sequence {
             delivery, place, ..
@@ -455,18 +470,18 @@ impl<B: Backend> Worker<B> {
             return relocated || self.aside.wanted() > wanted;
         }
         // Whoever was told something before this step does not wait for it.
-        self.bell.ring();
+        self.bell.flush();
         self.gather(&step.rows);
-        let (before, spent) = (Instant::now(), processor::of_thread());
-        let adapted = self.backend.adapt(step.adapter);
+        let (before, spent) = (Instant::now(), thread_cpu_time());
+        let adapted = self.backend.set_adapter(step.adapter);
         let decoded = adapted.and_then(|()| self.backend.decode(&self.inputs));
         if decoded.is_ok() {
             self.backend.wait();
         }
         let after = Instant::now();
-        add_time(&self.counters.step_nanos, after - before);
-        let spent = processor::of_thread().saturating_sub(spent);
-        add_time(&self.counters.step_processor_nanos, spent);
+        add_time(&self.counters.compute_nanos, after - before);
+        let spent = thread_cpu_time().saturating_sub(spent);
+        add_time(&self.counters.compute_cpu_nanos, spent);
         let owed = self.pastime.settle();
         match decoded {
             Ok(()) => {
@@ -478,7 +493,7 @@ impl<B: Backend> Worker<B> {
                 if step.rows.iter().any(|row| row.output) {
                     self.pastime.sampled(sampling);
                 }
-                add_time(&self.counters.sample_nanos, sampling);
+                add_time(&self.counters.sampling_nanos, sampling);
                 // What everyone waits for is the whole round, not the computation alone; what went ahead counts with
                 // what is next.
                 let begun = ahead.as_ref().map_or(Duration::ZERO, |ahead| ahead.took);
@@ -519,8 +534,8 @@ impl<B: Backend> Worker<B> {
         let submitted = self.sequences.get(&key).map(|s| s.submitted).or(looks);
         let waited = submitted.map(|submitted| submitted.elapsed());
         let error = match expired {
-            Expired::Deadline => Error::Deadline,
-            Expired::Queue { retry_after } => Error::Overdue {
+            Expired::Deadline => Error::DeadlineExceeded,
+            Expired::Queue { retry_after } => Error::QueueTimeout {
                 reason: format!(
                     "it was not its turn within {:.1} s",
                     waited.unwrap_or_default().as_secs_f64()
@@ -559,18 +574,18 @@ impl<B: Backend> Worker<B> {
 fn refusal(refused: EnqueueError, limits: SchedulerConfig) -> Error {
     match refused {
         EnqueueError::TooLarge { needed, limit } => Error::ContextFull { needed, limit },
-        EnqueueError::QueueFull { retry_after } => Error::Refused {
+        EnqueueError::QueueFull { retry_after } => Error::Overloaded {
             reason: format!("{} sequences wait already", limits.max_queue),
             retry_after,
         },
-        EnqueueError::TenantQueueFull { retry_after } => Error::Refused {
+        EnqueueError::TenantQueueFull { retry_after } => Error::Overloaded {
             reason: format!(
                 "{} sequences of this deployment wait already",
                 limits.max_tenant_queue
             ),
             retry_after,
         },
-        EnqueueError::DeadlinePassed => Error::Deadline,
+        EnqueueError::DeadlinePassed => Error::DeadlineExceeded,
     }
 }
 
@@ -588,8 +603,8 @@ use choose::Asking;
 use follows::Follows;
 use look::Looking;
 
-pub use aside::{Adoption, Aside, SaveOrder, Saved};
-pub use wants::Wants;
+pub use aside::{ExportState, ExportedState, ImportState, Swap};
+pub use wants::RequestKind;
 
 #[cfg(test)]
 mod tests;

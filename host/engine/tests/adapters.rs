@@ -3,8 +3,8 @@
 //! says a wrong number.
 
 use corral_engine::{
-    Caller, Config, Engine, Error, Generation, LlamaError, LoadError, Options, Priority, Sequence,
-    SnapshotLimits, Snapshots, Tenant,
+    Caller, Engine, Error, GenerateOptions, Generation, LlamaError, LoadError, ModelConfig,
+    Priority, Sequence, SnapshotLimits, Snapshots, Tenant,
 };
 use corral_llama::gguf::{TensorType, Value, Writer};
 use rand::seq::IndexedRandom;
@@ -22,7 +22,7 @@ fn plus_one() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/plus-one.gguf")
 }
 
-fn config(adapters: &[&str]) -> Config {
+fn config(adapters: &[&str]) -> ModelConfig {
     let mut config = support::config();
     let adapters = adapters.iter().map(|name| ((*name).into(), plus_one()));
     config.adapters = adapters.collect();
@@ -30,11 +30,11 @@ fn config(adapters: &[&str]) -> Config {
 }
 
 /// A generation with the adapter, or with the model alone.
-fn options(adapted: bool) -> Options {
-    Options {
+fn options(adapted: bool) -> GenerateOptions {
+    GenerateOptions {
         max_tokens: 8,
         adapter: adapted.then(|| PLUS_ONE.to_owned()),
-        ..Options::default()
+        ..GenerateOptions::default()
     }
 }
 
@@ -108,7 +108,7 @@ fn a_mixed_load_gives_no_wrong_answer_on_either_side() {
     // Little room: sequences give way to each other, and are put aside.
     config.context = Some(700);
     config.cells = Some(1024);
-    config.sequences = 12;
+    config.max_running = 12;
     let engine = Engine::load(config).unwrap();
     let askers = 4;
     std::thread::scope(|scope| {

@@ -2,7 +2,8 @@
 
 use corral_engine::sampling::Penalties;
 use corral_engine::{
-    Caller, Chunk, Engine, Error, Finish, Generation, Grammar, Options, Outcome, Sampler,
+    Caller, Chunk, Engine, Error, FinishReason, GenerateOptions, Generation, Grammar, Outcome,
+    Sampler,
 };
 use schemas::{schema, validate};
 use std::collections::VecDeque;
@@ -19,13 +20,13 @@ fn engine() -> Engine {
     Engine::load(support::config()).expect("the demo model loads")
 }
 
-fn start(engine: &Engine, prompt: &str, options: Options) -> Generation {
+fn start(engine: &Engine, prompt: &str, options: GenerateOptions) -> Generation {
     let tokens = engine.tokenize(prompt, true).unwrap();
     let generation = engine.generate(tokens, options, Caller::default());
     generation.expect("it is accepted")
 }
 
-fn answer(engine: &Engine, prompt: &str, options: Options) -> (Chunk, Outcome) {
+fn answer(engine: &Engine, prompt: &str, options: GenerateOptions) -> (Chunk, Outcome) {
     let mut generation = start(engine, prompt, options);
     let mut all = Chunk::default();
     while let Some(chunk) = wait(generation.next()) {
@@ -37,11 +38,11 @@ fn answer(engine: &Engine, prompt: &str, options: Options) -> (Chunk, Outcome) {
     (all, outcome.expect("it is answered"))
 }
 
-fn following(engine: &Engine, grammar: Grammar, max_tokens: u32) -> Options {
-    Options {
+fn following(engine: &Engine, grammar: Grammar, max_tokens: u32) -> GenerateOptions {
+    GenerateOptions {
         max_tokens,
         constraint: Some(engine.compile(&grammar).expect("the grammar is right")),
-        ..Options::default()
+        ..GenerateOptions::default()
     }
 }
 
@@ -51,7 +52,10 @@ fn grammar_limits_and_ends_the_output() {
     let digits = following(&engine, Grammar::Regex("[0-9]{1,3}".into()), 20);
     for (question, sum) in [("1+1=", "2"), ("45+54=", "99"), ("77+44=", "121")] {
         let (chunk, outcome) = answer(&engine, question, digits.clone());
-        assert_eq!((chunk.text.as_str(), outcome.finish), (sum, Finish::End));
+        assert_eq!(
+            (chunk.text.as_str(), outcome.finish),
+            (sum, FinishReason::End)
+        );
     }
     // The grammar requires a sentence before the sum. Forced tokens need no step.
     settle(&engine);
@@ -59,7 +63,7 @@ fn grammar_limits_and_ends_the_output() {
     let sentence = following(&engine, Grammar::Regex("The sum is [0-9]{2}[.]".into()), 40);
     let (chunk, outcome) = answer(&engine, "12+7=", sentence);
     assert!(chunk.text.starts_with("The sum is ") && chunk.text.ends_with('.'));
-    assert_eq!(outcome.finish, Finish::End);
+    assert_eq!(outcome.finish, FinishReason::End);
     settle(&engine);
     let taken = metric(&engine, "steps_total") - steps;
     let tokens = f64::from(outcome.generated_tokens);
@@ -77,7 +81,10 @@ fn complete_text_ends_with_ignored_end_token() {
     options.ignore_end = true;
     let (chunk, outcome) = answer(&engine, "1+1=", options);
     assert!(chunk.text.starts_with('2'), "{}", chunk.text);
-    assert!(matches!(outcome.finish, Finish::End | Finish::Length));
+    assert!(matches!(
+        outcome.finish,
+        FinishReason::End | FinishReason::Length
+    ));
     check_empty(&engine);
 }
 
@@ -102,15 +109,15 @@ fn concurrent_grammars_do_not_affect_others() {
     let mut running = Vec::new();
     for seed in 0..60 {
         let number = seed as usize % kinds.len();
-        let options = Options {
+        let options = GenerateOptions {
             samplers: vec![Sampler::Temperature(1.5)],
             seed: Some(seed),
             ..following(&engine, kinds[number].clone(), 200)
         };
         running.push((Some(number), start(&engine, "say: ", options)));
-        let plain = Options {
+        let plain = GenerateOptions {
             max_tokens: 5,
-            ..Options::default()
+            ..GenerateOptions::default()
         };
         running.push((None, start(&engine, &format!("{seed}+7="), plain)));
     }
@@ -118,10 +125,10 @@ fn concurrent_grammars_do_not_affect_others() {
         let (chunk, outcome) = read(generation);
         let outcome = outcome.expect("it is answered");
         match kind {
-            Some(kind) if outcome.finish == Finish::End => {
+            Some(kind) if outcome.finish == FinishReason::End => {
                 assert!(fits[kind](&chunk.text), "{kind}: {:?}", chunk.text);
             }
-            Some(_) => assert_eq!(outcome.finish, Finish::Length),
+            Some(_) => assert_eq!(outcome.finish, FinishReason::Length),
             None => assert_eq!(chunk.text, (index / 2 + 7).to_string()),
         }
     }
@@ -137,7 +144,7 @@ fn outputs_match_random_schemas() {
     let mut check = |(seed, schema, generation): (u64, serde_json::Value, Generation)| {
         let (chunk, outcome) = read(generation);
         match outcome.map(|outcome| outcome.finish) {
-            Ok(Finish::End) => {
+            Ok(FinishReason::End) => {
                 let value = serde_json::from_str(&chunk.text)
                     .unwrap_or_else(|error| panic!("seed {seed}: {error}: {}", chunk.text));
                 if let Err(place) = validate(&schema, &value) {
@@ -145,16 +152,16 @@ fn outputs_match_random_schemas() {
                 }
                 ended += 1;
             }
-            Ok(Finish::Length) => cut += 1,
+            Ok(FinishReason::Length) => cut += 1,
             other => panic!("seed {seed}: {other:?}"),
         }
     };
     for seed in 0..500 {
         let schema = schema(seed);
-        let options = Options {
+        let options = GenerateOptions {
             samplers: vec![Sampler::TopK(20), Sampler::Temperature(1.2)],
             seed: Some(seed),
-            speculate: if seed % 5 == 0 { 4 } else { 0 },
+            max_draft_tokens: if seed % 5 == 0 { 4 } else { 0 },
             ..following(&engine, Grammar::JsonSchema(schema.to_string()), 600)
         };
         running.push_back((seed, schema, start(&engine, "JSON: ", options)));
@@ -184,13 +191,13 @@ fn drafts_do_not_change_constrained_output() {
             .into(),
     );
     for seed in 0..8 {
-        let plain = Options {
+        let plain = GenerateOptions {
             samplers: vec![Sampler::Temperature(0.7)],
             seed: Some(seed),
             ..following(&engine, grammar.clone(), 300)
         };
-        let drafted = Options {
-            speculate: 8,
+        let drafted = GenerateOptions {
+            max_draft_tokens: 8,
             ..plain.clone()
         };
         let (expected, plainly) = answer(&engine, "Ada is 36 years old\n", plain);
@@ -232,9 +239,9 @@ fn invalid_grammar_fails_only_its_request() {
         answer(
             &engine,
             "1+1=",
-            Options {
+            GenerateOptions {
                 max_tokens: 5,
-                ..Options::default()
+                ..GenerateOptions::default()
             }
         )
         .0
@@ -248,13 +255,13 @@ fn invalid_grammar_fails_only_its_request() {
 fn logprobs_equal_a_second_evaluation() {
     let engine = engine();
     let prompt = "Ada is 36 years old\nrepeat: ";
-    let asked = |seed| Options {
+    let asked = |seed| GenerateOptions {
         max_tokens: 12,
         samplers: vec![Sampler::Temperature(2.0)],
         seed: Some(seed),
         logprobs: Some(5),
         ignore_end: true,
-        ..Options::default()
+        ..GenerateOptions::default()
     };
     for seed in 0..5 {
         let (chunk, _) = answer(&engine, prompt, asked(seed));
@@ -268,10 +275,10 @@ fn logprobs_equal_a_second_evaluation() {
             // The same position in a new request: greedy takes the most likely token.
             let mut tokens = before.clone();
             tokens.extend(&chunk.tokens[..at]);
-            let again = Options {
+            let again = GenerateOptions {
                 max_tokens: 1,
                 logprobs: Some(20),
-                ..Options::default()
+                ..GenerateOptions::default()
             };
             let mut generation = engine.generate(tokens, again, Caller::default()).unwrap();
             let second = wait(generation.next()).expect("a token comes");
@@ -288,10 +295,10 @@ fn logprobs_equal_a_second_evaluation() {
 fn penalties_and_biases_change_the_output() {
     let engine = engine();
     let said = |samplers: Vec<Sampler>| {
-        let options = Options {
+        let options = GenerateOptions {
             max_tokens: 8,
             samplers,
-            ..Options::default()
+            ..GenerateOptions::default()
         };
         answer(&engine, "repeat: aaaa\n", options).0.text
     };

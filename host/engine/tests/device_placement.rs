@@ -3,8 +3,8 @@
 //! cells and return.
 
 use corral_engine::{
-    Caller, Config, DeviceKind, DeviceSampling, DeviceSelection, EmbedOptions, Engine, Generation,
-    GpuLayers, KvType, Options, Overlap, PrefillPolicy, Sequence, devices,
+    Caller, DeviceKind, DeviceSelection, DeviceTopKMode, EmbedOptions, Engine, GenerateOptions,
+    Generation, GpuLayers, KvType, ModelConfig, Overlap, PrefillPolicy, Sequence, devices,
 };
 use support::{
     SURE, check_empty, check_idle_sums, demo_model, device, idle_sums, metric, read, settle, view,
@@ -18,20 +18,20 @@ const LAYERS: u32 = 5;
 /// Below the 3 MiB of its weights and 512 cells together, and above either.
 const MIN_DEVICE_BYTES: u64 = 5 << 19;
 
-fn load(change: impl FnOnce(&mut Config)) -> Engine {
+fn load(change: impl FnOnce(&mut ModelConfig)) -> Engine {
     let mut config = support::config();
     change(&mut config);
     Engine::load(config).expect("the demo model loads")
 }
 
-fn limit(max_tokens: u32) -> Options {
-    Options {
+fn limit(max_tokens: u32) -> GenerateOptions {
+    GenerateOptions {
         max_tokens,
-        ..Options::default()
+        ..GenerateOptions::default()
     }
 }
 
-fn start(engine: &Engine, prompt: &str, options: Options) -> Generation {
+fn start(engine: &Engine, prompt: &str, options: GenerateOptions) -> Generation {
     let tokens = engine.tokenize(prompt, true).unwrap();
     let generation = engine.generate(tokens, options, Caller::default());
     generation.expect("it is taken")
@@ -94,17 +94,17 @@ fn check_swap(engine: &Engine) {
     let swap_ins = metric(engine, "swap_ins_total");
     let mut idle = idle_sums(engine);
     settle(engine);
-    assert!(view(engine).spilled_ram > 0, "none was swapped out");
+    assert!(view(engine).swap_ram_bytes > 0, "none was swapped out");
     check_idle_sums(&mut idle);
     assert!(metric(engine, "swap_ins_total") > swap_ins);
 }
 
 /// Runs all checks in an engine with room for two longer sequences.
-fn check_all(change: impl FnOnce(&mut Config)) -> Engine {
+fn check_all(change: impl FnOnce(&mut ModelConfig)) -> Engine {
     let engine = load(|config| {
         config.context = Some(512);
         config.cells = Some(512);
-        config.sequences = 8;
+        config.max_running = 8;
         change(config);
     });
     check_concurrent(&engine);
@@ -194,8 +194,8 @@ fn drafts_do_not_change_the_output() {
         "12+7=",
     ] {
         let output = |speculate| {
-            let options = Options {
-                speculate,
+            let options = GenerateOptions {
+                max_draft_tokens: speculate,
                 ..limit(60)
             };
             answer(start(&engine, prompt, options))
@@ -209,16 +209,16 @@ fn drafts_do_not_change_the_output() {
 
 #[test]
 fn prefill_overlaps_with_sampling() {
-    for device_sampling in [DeviceSampling::Off, DeviceSampling::On { k: 32 }] {
+    for device_sampling in [DeviceTopKMode::Off, DeviceTopKMode::On { k: 32 }] {
         let engine = load(|config| {
             config.overlap = Overlap::On;
-            config.device_sampling = device_sampling;
+            config.device_top_k = device_sampling;
             // A huge budget, so that the time of a step has no influence.
             config.prefill = PrefillPolicy::Budgeted { gap: 1000.0 };
             // Each request computes its whole prompt, despite the common prefix.
             config.prefix_cache = false;
         });
-        let endless = Options {
+        let endless = GenerateOptions {
             ignore_end: true,
             ..limit(200)
         };
@@ -259,7 +259,7 @@ fn cpu_does_not_overlap_by_default() {
 #[test]
 fn device_embeddings_match_the_cpu() {
     let text = "The quiet owl looks at the river and the stone.";
-    let embed = |change: fn(&mut Config)| {
+    let embed = |change: fn(&mut ModelConfig)| {
         let engine = load(change);
         let tokens = engine.tokenize(text, true).unwrap();
         let embedding = engine.embed(vec![tokens], EmbedOptions::default(), Caller::default());

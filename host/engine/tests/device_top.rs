@@ -3,8 +3,8 @@
 
 use corral_engine::sampling::Penalties;
 use corral_engine::{
-    Caller, Config, DeviceSampling, Distribution, Engine, Grammar, Look, Options, Sampler,
-    Sequence, Show, Token,
+    Caller, DeviceTopKMode, Distribution, DistributionPart, Engine, GenerateOptions, Grammar,
+    ModelConfig, NextTokenRequest, Sampler, Sequence, Token,
 };
 use std::path::Path;
 use support::{SURE, check_empty, demo_model, made_model, metric, read, settle, wait};
@@ -20,10 +20,10 @@ const PROMPTS: [&str; 5] = [
 ];
 
 /// An engine that selects so many, or none.
-fn engine(k: Option<u32>, change: impl FnOnce(&mut Config)) -> Engine {
-    let mut config = Config::new("tiny", demo_model());
+fn engine(k: Option<u32>, change: impl FnOnce(&mut ModelConfig)) -> Engine {
+    let mut config = ModelConfig::new("tiny", demo_model());
     config.threads = Some(1);
-    config.device_sampling = k.map_or(DeviceSampling::Off, |k| DeviceSampling::On { k });
+    config.device_top_k = k.map_or(DeviceTopKMode::Off, |k| DeviceTopKMode::On { k });
     change(&mut config);
     Engine::load(config).expect("the demo model loads")
 }
@@ -33,7 +33,7 @@ fn twins(k: u32) -> [Engine; 2] {
     [None, Some(k)].map(|k| engine(k, |_| {}))
 }
 
-fn generate(engine: &Engine, prompt: &str, options: Options) -> (Vec<Token>, String) {
+fn generate(engine: &Engine, prompt: &str, options: GenerateOptions) -> (Vec<Token>, String) {
     let tokens = engine.tokenize(prompt, true).unwrap();
     let generation = engine.generate(tokens, options, Caller::default());
     let (chunk, outcome) = read(generation.expect("it is taken"));
@@ -99,12 +99,12 @@ fn a_seed_gives_the_same_tokens_with_and_without() {
     let [without, with] = twins(32);
     for (number, samplers) in (0..).zip(chains()) {
         for (seed, prompt) in (100 * number..).zip(PROMPTS) {
-            let options = Options {
+            let options = GenerateOptions {
                 max_tokens: 30,
                 samplers: samplers.clone(),
                 seed: Some(seed),
                 ignore_end: true,
-                ..Options::default()
+                ..GenerateOptions::default()
             };
             let expected = generate(&without, prompt, options.clone());
             let found = generate(&with, prompt, options);
@@ -128,10 +128,10 @@ fn sequence(engine: &Engine, text: &str) -> Sequence {
     sequence
 }
 
-fn look(sequence: &mut Sequence, show: Show, statistics: bool) -> Distribution {
-    let look = Look {
+fn look(sequence: &mut Sequence, show: DistributionPart, statistics: bool) -> Distribution {
+    let look = NextTokenRequest {
         statistics,
-        ..Look::new(show)
+        ..NextTokenRequest::new(show)
     };
     wait(sequence.next(look).unwrap()).unwrap()
 }
@@ -143,9 +143,9 @@ fn looks_show_the_same_bit_for_bit_whatever_they_want_in_turn() {
         let mut twins = [&without, &with].map(|engine| sequence(engine, prompt));
         for turn in 0..12 {
             let (show, statistics) = match turn % 4 {
-                0 | 1 => (Show::Top(8), false),
-                2 => (Show::Logits, false),
-                _ => (Show::Top(8), true),
+                0 | 1 => (DistributionPart::Top(8), false),
+                2 => (DistributionPart::Logits, false),
+                _ => (DistributionPart::Top(8), true),
             };
             let [expected, found] = twins
                 .each_mut()
@@ -186,10 +186,10 @@ fn a_grammar_that_wants_what_is_not_likely_gets_it_from_the_whole_row() {
     ] {
         let [expected, found] = [&without, &with].map(|engine| {
             let grammar = Grammar::Regex(pattern.into());
-            let options = Options {
+            let options = GenerateOptions {
                 max_tokens: 12,
                 constraint: Some(engine.compile(&grammar).expect("it is right")),
-                ..Options::default()
+                ..GenerateOptions::default()
             };
             generate(engine, prompt, options)
         });
@@ -210,35 +210,35 @@ fn a_grammar_that_wants_what_is_not_likely_gets_it_from_the_whole_row() {
 #[test]
 fn many_of_both_kinds_beside_each_other_are_right() {
     let engine = engine(Some(16), |config| {
-        config.sequences = 5;
+        config.max_running = 5;
         config.context = Some(512);
         config.cells = Some(1024);
     });
     let digits = engine.compile(&Grammar::Regex("[0-9]{1,3}".into()));
     let digits = digits.expect("it is right");
-    let greedy = Options {
+    let greedy = GenerateOptions {
         max_tokens: 8,
-        ..Options::default()
+        ..GenerateOptions::default()
     };
     let ways = [
         greedy.clone(),
-        Options {
+        GenerateOptions {
             samplers: vec![Sampler::TopK(12), Sampler::Temperature(0.0)],
             ..greedy.clone()
         },
-        Options {
+        GenerateOptions {
             logprobs: Some(3),
             ..greedy.clone()
         },
-        Options {
-            speculate: 8,
+        GenerateOptions {
+            max_draft_tokens: 8,
             ..greedy.clone()
         },
-        Options {
+        GenerateOptions {
             constraint: Some(digits),
             ..greedy.clone()
         },
-        Options {
+        GenerateOptions {
             samplers: vec![Sampler::TopP(0.01), Sampler::Temperature(0.5)],
             ..greedy
         },
@@ -272,8 +272,8 @@ fn many_of_both_kinds_beside_each_other_are_right() {
                     let mut said = Vec::new();
                     for turn in 0..4 {
                         let show = match (asker + turn) % 3 {
-                            0 => Show::Logits,
-                            _ => Show::Top(4),
+                            0 => DistributionPart::Logits,
+                            _ => DistributionPart::Top(4),
                         };
                         let shown = look(&mut fork, show, false);
                         let best = |best: Option<(Token, f32)>, next: (Token, f32)| match best {
@@ -300,10 +300,10 @@ fn many_of_both_kinds_beside_each_other_are_right() {
     assert_eq!(metric(&engine, "requests_failed_total"), 0.0);
 }
 
-fn load(file: &Path, device_sampling: DeviceSampling) -> Engine {
-    let mut config = Config::new("random", file);
+fn load(file: &Path, device_sampling: DeviceTopKMode) -> Engine {
+    let mut config = ModelConfig::new("random", file);
     config.threads = Some(1);
-    config.device_sampling = device_sampling;
+    config.device_top_k = device_sampling;
     Engine::load(config).expect("the model loads")
 }
 
@@ -316,16 +316,16 @@ fn bytes_for_each_token_do_not_grow_with_the_vocabulary() {
     let file = made_model("device-top", 6000, 9);
     let demo = demo_model();
     for path in [demo.as_path(), file.as_path()] {
-        let options = Options {
+        let options = GenerateOptions {
             max_tokens: TOKENS,
             ignore_end: true,
             samplers: vec![Sampler::TopK(40), Sampler::Temperature(0.8)],
             seed: Some(1),
-            ..Options::default()
+            ..GenerateOptions::default()
         };
         let engines = [
-            load(path, DeviceSampling::Off),
-            load(path, DeviceSampling::On { k: K }),
+            load(path, DeviceTopKMode::Off),
+            load(path, DeviceTopKMode::On { k: K }),
         ];
         let said = engines.each_ref().map(|engine| {
             let prompt = engine.tokenize("a", true).unwrap();
@@ -354,9 +354,9 @@ fn bytes_for_each_token_do_not_grow_with_the_vocabulary() {
 #[test]
 fn a_model_with_few_tokens_copies_whole_rows() {
     let engine = engine(Some(60_000), |_| {});
-    let options = Options {
+    let options = GenerateOptions {
         max_tokens: 8,
-        ..Options::default()
+        ..GenerateOptions::default()
     };
     assert_eq!(generate(&engine, "12+7=", options).1, "19");
     let (top, whole) = copied(&engine);

@@ -2,8 +2,8 @@
 //! computed the files in `embeddings/`, and tells how to compute them again.
 
 use corral_engine::{
-    Caller, Config, EmbedOptions, Embedding, Engine, Error, MAX_EMBED_INPUTS, MAX_EMBED_NUMBERS,
-    Options, Pooling, Tenant, Token, Vectors,
+    Caller, EmbedOptions, Embedding, Engine, Error, GenerateOptions, MAX_EMBED_INPUTS,
+    MAX_EMBED_NUMBERS, ModelConfig, Pooling, Tenant, Token, Vectors,
 };
 use corral_random_model::{Architecture, Qwen3, TensorType, write_model};
 use std::time::{Duration, Instant};
@@ -18,8 +18,8 @@ const SAME: f32 = 1e-4;
 /// The same with 16-bit weights: llama.cpp rounds activations, depending on the tokens in a step.
 const SAME_ROUNDED: f32 = 5e-4;
 
-fn config() -> Config {
-    let mut config = Config::new("tiny", demo_model());
+fn config() -> ModelConfig {
+    let mut config = ModelConfig::new("tiny", demo_model());
     config.threads = Some(1);
     config
 }
@@ -32,7 +32,7 @@ fn random_engine(shape: &Architecture, name: &str) -> Engine {
     let file = format!("corral-embeddings-{name}-{}.gguf", std::process::id());
     let file = std::env::temp_dir().join(file);
     write_model(shape, &demo_model(), &file, 7).expect("the model is written");
-    let mut config = Config::new(name, &file);
+    let mut config = ModelConfig::new(name, &file);
     config.threads = Some(1);
     let engine = Engine::load(config).expect("the model loads");
     std::fs::remove_file(&file).expect("it can be removed");
@@ -191,7 +191,7 @@ fn encoder_attends_to_later_tokens() {
     let moved = apart(&first(&tiny, &[5, 6, 7]), &first(&tiny, &[5, 6, 8]), 128);
     assert!(moved <= SAME, "{moved}");
     assert!(!bert.info().can_generate && tiny.info().can_generate);
-    let generate = bert.generate(vec![1], Options::default(), Caller::default());
+    let generate = bert.generate(vec![1], GenerateOptions::default(), Caller::default());
     assert!(matches!(generate, Err(Error::Unsupported(_))));
     // The longest input has all positions of the model.
     let longest = bert.embedding_info().longest;
@@ -362,7 +362,7 @@ fn full_quota_refuses_with_retry_after() {
         engine.embed(vec![vec![7; 2000]; 32], EmbedOptions::default(), caller)
     };
     let held = [ask(1), ask(1)];
-    let Err(Error::Refused { retry_after, .. }) = ask(1) else {
+    let Err(Error::Overloaded { retry_after, .. }) = ask(1) else {
         panic!("a tenant has a quarter");
     };
     assert!((1..=60).contains(&retry_after.as_secs()));
@@ -400,7 +400,10 @@ fn abandoned_and_late_requests_stop_early() {
         ..Caller::default()
     };
     let late = engine.embed(large.clone(), EmbedOptions::default(), late);
-    assert_eq!(wait(late.expect("there is room")), Err(Error::Deadline));
+    assert_eq!(
+        wait(late.expect("there is room")),
+        Err(Error::DeadlineExceeded)
+    );
     drop(gone);
     settle_embeddings(&engine);
     assert_eq!(metric(&engine, "embedding_requests_cancelled_total"), 1.0);
@@ -422,9 +425,9 @@ fn concurrent_embeddings_and_generations_are_correct() {
     let sums: Vec<_> = (1..=40)
         .map(|n| {
             let prompt = engine.tokenize(&format!("{n}+{}=", 41 - n), true).unwrap();
-            let options = Options {
+            let options = GenerateOptions {
                 max_tokens: 10,
-                ..Options::default()
+                ..GenerateOptions::default()
             };
             engine.generate(prompt, options, Caller::default()).unwrap()
         })

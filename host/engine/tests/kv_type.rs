@@ -2,8 +2,8 @@
 //! and from a snapshot. Also errors of device placement.
 
 use corral_engine::{
-    Caller, Config, DeviceSelection, EmbedOptions, Engine, Error, GpuLayers, KvType, LlamaError,
-    LoadError, Options, Sequence, SnapshotLimits, Snapshots, load_backends,
+    Caller, DeviceSelection, EmbedOptions, Engine, Error, GenerateOptions, GpuLayers, KvType,
+    LlamaError, LoadError, ModelConfig, Sequence, SnapshotLimits, Snapshots, load_backends,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -14,22 +14,22 @@ use support::{
 mod support;
 
 /// A configuration for the CPU, so that results do not depend on the machine.
-fn config(kv: KvType) -> Config {
-    let mut config = Config::new("tiny", demo_model());
+fn config(kv: KvType) -> ModelConfig {
+    let mut config = ModelConfig::new("tiny", demo_model());
     config.threads = Some(1);
     config.placement.devices = DeviceSelection::Cpu;
     config.placement.kv_type = kv;
     config
 }
 
-fn limit(max_tokens: u32) -> Options {
-    Options {
+fn limit(max_tokens: u32) -> GenerateOptions {
+    GenerateOptions {
         max_tokens,
-        ..Options::default()
+        ..GenerateOptions::default()
     }
 }
 
-fn config_error(config: Config) -> String {
+fn config_error(config: ModelConfig) -> String {
     match Engine::load(config) {
         Err(error @ LoadError::Config(_)) => error.to_string(),
         Err(error) => panic!("{error}"),
@@ -86,11 +86,11 @@ fn q8_0_cells_take_less_memory_and_give_right_sums() {
 fn q8_0_states_are_swapped_out_and_in() {
     let mut config = config(KvType::Q8_0);
     (config.context, config.cells) = (Some(512), Some(512));
-    config.sequences = 2;
+    config.max_running = 2;
     let engine = Engine::load(config).unwrap();
     let mut idle = idle_sums(&engine);
     settle(&engine);
-    assert!(view(&engine).spilled_ram > 0);
+    assert!(view(&engine).swap_ram_bytes > 0);
     check_idle_sums(&mut idle);
     assert!(metric(&engine, "swap_ins_total") > 0.0);
     drop(idle);

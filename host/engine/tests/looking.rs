@@ -2,14 +2,14 @@
 //! gets, each token is computed once, and forks and cuts find what was computed.
 
 use corral_engine::{
-    Caller, Config, Distribution, Engine, Error, Look, MAX_CANDIDATES, Options, Sequence, Show,
-    Token,
+    Caller, Distribution, DistributionPart, Engine, Error, GenerateOptions, MAX_CANDIDATES,
+    ModelConfig, NextTokenRequest, Sequence, Token,
 };
 use support::{check_empty, metric, read, settle, view, wait};
 
 mod support;
 
-fn engine(change: impl FnOnce(&mut Config)) -> Engine {
+fn engine(change: impl FnOnce(&mut ModelConfig)) -> Engine {
     let mut config = support::config();
     change(&mut config);
     Engine::load(config).unwrap()
@@ -22,15 +22,15 @@ fn sequence(engine: &Engine, text: &str) -> Sequence {
     sequence
 }
 
-fn shown(sequence: &mut Sequence, show: Show) -> Distribution {
-    wait(sequence.next(Look::new(show)).unwrap()).unwrap()
+fn shown(sequence: &mut Sequence, show: DistributionPart) -> Distribution {
+    wait(sequence.next(NextTokenRequest::new(show)).unwrap()).unwrap()
 }
 
 /// The greedy answer by looks, the end not included.
 fn answer(sequence: &mut Sequence, engine: &Engine) -> Vec<Token> {
     let from = sequence.tokens().len();
     while sequence.tokens().len() < from + 12 {
-        let told = shown(sequence, Show::Top(3));
+        let told = shown(sequence, DistributionPart::Top(3));
         assert_eq!(told.position as usize, sequence.tokens().len());
         let (token, _) = told.candidates[0];
         if engine.info().end_of_generation.contains(&token) {
@@ -42,9 +42,9 @@ fn answer(sequence: &mut Sequence, engine: &Engine) -> Vec<Token> {
 }
 
 fn generated(engine: &Engine, text: &str) -> Vec<Token> {
-    let options = Options {
+    let options = GenerateOptions {
         max_tokens: 12,
-        ..Options::default()
+        ..GenerateOptions::default()
     };
     let (chunk, outcome) = read(sequence(engine, text).generate(options).unwrap());
     outcome.unwrap();
@@ -95,8 +95,8 @@ fn a_loop_computes_each_token_once() {
         (said.len() + 1) as f64
     );
     // At one place twice: one token more, and the same is told.
-    let first = shown(&mut own, Show::Logits);
-    let again = shown(&mut own, Show::Logits);
+    let first = shown(&mut own, DistributionPart::Logits);
+    let again = shown(&mut own, DistributionPart::Logits);
     settle(&engine);
     assert_eq!(metric(&engine, "computed_tokens_total"), decoded + 2.0);
     assert_eq!(first.logits.len(), engine.info().vocabulary as usize);
@@ -111,7 +111,7 @@ fn forks_and_cuts_compute_what_is_new() {
     let engine = engine(|_| {});
     let story = "The quiet owl looks at the river and the stone. ".repeat(20) + "\n";
     let mut trunk = sequence(&engine, &story);
-    shown(&mut trunk, Show::Top(1));
+    shown(&mut trunk, DistributionPart::Top(1));
     settle(&engine);
     let before = metric(&engine, "computed_tokens_total");
     let mut new = 0;
@@ -127,7 +127,9 @@ fn forks_and_cuts_compute_what_is_new() {
         .collect();
     // All at once, three times: four rows a step.
     for _ in 0..3 {
-        let asks = forks.iter_mut().map(|fork| (fork, Look::new(Show::Top(1))));
+        let asks = forks
+            .iter_mut()
+            .map(|fork| (fork, NextTokenRequest::new(DistributionPart::Top(1))));
         let told: Vec<_> = Sequence::next_many(asks)
             .into_iter()
             .map(|reply| wait(reply.unwrap()).unwrap())
@@ -159,7 +161,7 @@ fn more_loops_than_fit_take_turns_and_are_right() {
     let engine = engine(|config| {
         config.context = Some(256);
         config.cells = Some(512);
-        config.sequences = 3;
+        config.max_running = 3;
     });
     std::thread::scope(|scope| {
         for asker in 0..12 {
@@ -182,22 +184,27 @@ fn what_can_t_be_looked_at_is_refused() {
     let engine = engine(|config| config.context = Some(64));
     let mut empty = Sequence::new(engine.clone(), Caller::default());
     let refused = |asked: Result<_, Error>| matches!(asked, Err(Error::Invalid(_)));
-    assert!(refused(empty.next(Look::new(Show::Top(1)))));
+    assert!(refused(
+        empty.next(NextTokenRequest::new(DistributionPart::Top(1)))
+    ));
     let mut own = sequence(&engine, "1+1=");
     let most = u32::try_from(MAX_CANDIDATES).unwrap();
     let unknown = engine.info().vocabulary;
-    for show in [Show::Top(most + 1), Show::Only(vec![unknown])] {
-        assert!(refused(own.next(Look::new(show))));
+    for show in [
+        DistributionPart::Top(most + 1),
+        DistributionPart::Only(vec![unknown]),
+    ] {
+        assert!(refused(own.next(NextTokenRequest::new(show))));
     }
-    let other = Look {
+    let other = NextTokenRequest {
         adapter: Some("none".into()),
-        ..Look::new(Show::Top(1))
+        ..NextTokenRequest::new(DistributionPart::Top(1))
     };
     assert!(refused(own.next(other)));
     // A full context can be looked at, and not gone on with.
     let rest = vec![own.tokens()[0]; 64 - own.tokens().len()];
     own.append(&rest).unwrap();
-    assert_eq!(shown(&mut own, Show::Top(1)).position, 64);
+    assert_eq!(shown(&mut own, DistributionPart::Top(1)).position, 64);
     assert!(matches!(
         own.append(&[1]),
         Err(Error::ContextFull {
@@ -206,9 +213,12 @@ fn what_can_t_be_looked_at_is_refused() {
         })
     ));
     // Nobody waits for it any more.
-    drop(own.next(Look::new(Show::Top(1))).unwrap());
+    drop(
+        own.next(NextTokenRequest::new(DistributionPart::Top(1)))
+            .unwrap(),
+    );
     settle(&engine);
-    assert!(view(&engine).sequences.is_empty());
+    assert!(view(&engine).requests.is_empty());
     drop(own);
     check_empty(&engine);
 }

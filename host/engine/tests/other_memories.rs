@@ -1,7 +1,7 @@
 //! The engine over models of other memory kinds, with random weights: what they say has no sense,
 //! but each says the same whoever is beside it.
 
-use corral_engine::{Caller, Config, Engine, Error, Generation, Options, Sequence};
+use corral_engine::{Caller, Engine, Error, GenerateOptions, Generation, ModelConfig, Sequence};
 use corral_random_model::{Architecture, Qwen3, write_model};
 use std::path::Path;
 use support::{check_empty, demo_model, made_model, read};
@@ -17,7 +17,7 @@ fn engine(shape: &Architecture, name: &str) -> Engine {
 
 /// Loads a file and removes it.
 fn load(name: &str, file: &Path) -> Engine {
-    let mut config = Config::new(name, file);
+    let mut config = ModelConfig::new(name, file);
     config.threads = Some(1);
     let engine = Engine::load(config).expect("the model loads");
     std::fs::remove_file(file).expect("it can be removed");
@@ -25,10 +25,10 @@ fn load(name: &str, file: &Path) -> Engine {
 }
 
 fn start(engine: &Engine, prompt: &str) -> Generation {
-    let options = Options {
+    let options = GenerateOptions {
         max_tokens: 20,
         ignore_end: true,
-        ..Options::default()
+        ..GenerateOptions::default()
     };
     let tokens = engine.tokenize(prompt, true).unwrap();
     engine.generate(tokens, options, Caller::default()).unwrap()
@@ -70,10 +70,10 @@ fn check(shape: &Architecture, name: &str, can_truncate: bool) {
 
 /// Goes on with a text, forks it, and truncates it where the memory has a past to go back to.
 fn check_sequences(engine: &Engine, can_truncate: bool) {
-    let options = Options {
+    let options = GenerateOptions {
         max_tokens: 20,
         ignore_end: true,
-        ..Options::default()
+        ..GenerateOptions::default()
     };
     let text = engine
         .tokenize(&"All is well that ends. ".repeat(4), true)
@@ -93,7 +93,7 @@ fn check_sequences(engine: &Engine, can_truncate: bool) {
     // All but the last token, which was never computed.
     assert_eq!(cached as usize, text.len() + said.len() - 1);
     let fresh = [&text[..], &said, &more].concat();
-    engine.clear_cache().unwrap();
+    engine.clear_prefix_cache().unwrap();
     assert_eq!(
         on,
         finish(
@@ -107,7 +107,7 @@ fn check_sequences(engine: &Engine, can_truncate: bool) {
     assert_eq!(generate(&mut fork).0, on);
     match first.truncate(text.len()) {
         Err(Error::Unsupported(why)) if !can_truncate => {
-            assert!(why.contains("can't be truncated"), "{why}");
+            assert!(why.contains("cannot be truncated"), "{why}");
         }
         Ok(()) if can_truncate => {
             let (again, cached) = generate(&mut first);

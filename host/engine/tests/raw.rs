@@ -1,7 +1,8 @@
 //! What an engine is measured beside: a raw context of the same weights, and prompts that begin in step.
 
 use corral_engine::SeqId;
-use corral_engine::{Caller, Engine, Options, TokenInput};
+use corral_engine::testing::TokenInput;
+use corral_engine::{Caller, Engine, GenerateOptions};
 use support::{metric, read, settle};
 
 mod support;
@@ -15,7 +16,9 @@ fn engine() -> Engine {
 #[test]
 fn a_raw_context_computes_what_it_is_given_beside_the_engine() {
     let engine = engine();
-    let mut raw = engine.raw().expect("there is memory for another one");
+    let mut raw = engine
+        .raw_context()
+        .expect("there is memory for another one");
     let input = |seq, position| TokenInput {
         token: 5,
         position,
@@ -29,7 +32,7 @@ fn a_raw_context_computes_what_it_is_given_beside_the_engine() {
         raw.decode(&prompts).expect("it has room");
         (0..4).for_each(|seq| raw.clear(SeqId(seq)));
     }
-    let spent = raw.decode_time();
+    let spent = raw.decode_cpu_time();
     assert!(!spent.is_zero());
     let unknown = input(u16::MAX, 0);
     raw.decode(&[unknown]).expect_err("there is no such id");
@@ -41,14 +44,14 @@ fn a_raw_context_computes_what_it_is_given_beside_the_engine() {
 fn prompts_that_are_asked_together_begin_in_one_step() {
     let engine = engine();
     let prompts = (0..6).map(|n| vec![10 + n; 7]).collect();
-    let options = Options {
+    let options = GenerateOptions {
         max_tokens: 4,
         ignore_end: true,
-        fixed: Some(20),
-        ..Options::default()
+        fixed_token: Some(20),
+        ..GenerateOptions::default()
     };
     let all = engine
-        .generate_together(prompts, &options, Caller::default())
+        .generate_batch(prompts, &options, Caller::default())
         .expect("there is room for all");
     for generation in all {
         let (chunk, outcome) = read(generation);
@@ -64,6 +67,6 @@ fn prompts_that_are_asked_together_begin_in_one_step() {
     );
     assert!(time > 0.0 && processor > 0.0);
     let both = vec![vec![10], Vec::new()];
-    let refused = engine.generate_together(both, &options, Caller::default());
+    let refused = engine.generate_batch(both, &options, Caller::default());
     assert!(refused.is_err(), "one of them is empty");
 }

@@ -2,7 +2,8 @@
 //! gives a wrong sum.
 
 use corral_engine::{
-    Caller, Config, Engine, Error, Finish, LlamaError, LoadError, Options, Outcome, Sampler,
+    Caller, Engine, Error, FinishReason, GenerateOptions, LlamaError, LoadError, ModelConfig,
+    Outcome, Sampler,
 };
 use support::{demo_model, metric, read, settle, wait};
 
@@ -12,17 +13,21 @@ fn engine() -> Engine {
     Engine::load(support::config()).expect("the demo model loads")
 }
 
-fn answer(engine: &Engine, prompt: &str, options: Options) -> (String, Result<Outcome, Error>) {
+fn answer(
+    engine: &Engine,
+    prompt: &str,
+    options: GenerateOptions,
+) -> (String, Result<Outcome, Error>) {
     let tokens = engine.tokenize(prompt, true).unwrap();
     let generation = engine.generate(tokens, options, Caller::default()).unwrap();
     let (chunk, outcome) = read(generation);
     (chunk.text, outcome)
 }
 
-fn limit(max_tokens: u32) -> Options {
-    Options {
+fn limit(max_tokens: u32) -> GenerateOptions {
+    GenerateOptions {
         max_tokens,
-        ..Options::default()
+        ..GenerateOptions::default()
     }
 }
 
@@ -33,7 +38,7 @@ fn sums_are_right_alone_and_beside_each_other_and_every_token_is_decoded_once() 
     for _ in 0..3 {
         let (text, outcome) = answer(&engine, "1+1=", limit(10));
         let outcome = outcome.unwrap();
-        assert_eq!((text.as_str(), outcome.finish), ("2", Finish::End));
+        assert_eq!((text.as_str(), outcome.finish), ("2", FinishReason::End));
         tokens += outcome.prompt_tokens - outcome.cached_tokens + outcome.generated_tokens - 1;
     }
     let asked: Vec<(u32, u32)> = (1..=40).map(|n| (n, 41 - n / 2)).collect();
@@ -65,7 +70,7 @@ fn a_reader_that_goes_away_frees_everything() {
     let engine = engine();
     for _ in 0..20 {
         let tokens = engine.tokenize("5+5=", true).unwrap();
-        let endless = Options {
+        let endless = GenerateOptions {
             ignore_end: true,
             ..limit(4000)
         };
@@ -81,7 +86,7 @@ fn a_reader_that_goes_away_frees_everything() {
 fn a_seed_fixes_what_is_drawn() {
     let engine = engine();
     let drawn = |seed| {
-        let options = Options {
+        let options = GenerateOptions {
             samplers: vec![Sampler::TopK(50), Sampler::Temperature(5.0)],
             seed: Some(seed),
             ignore_end: true,
@@ -116,11 +121,11 @@ fn tokens_and_text_are_two_ways_to_say_the_same() {
 fn what_makes_no_sense_is_refused_with_a_reason() {
     let engine = engine();
     let context = engine.info().context;
-    let stop = Options {
+    let stop = GenerateOptions {
         stop: vec![String::new()],
         ..limit(1)
     };
-    let hot = Options {
+    let hot = GenerateOptions {
         samplers: vec![Sampler::Temperature(-1.0)],
         ..limit(1)
     };
@@ -159,7 +164,7 @@ fn files_that_are_no_models_are_refused_with_a_reason() {
     let load = |name: &str, bytes: &[u8]| {
         let path = folder.join(name);
         std::fs::write(&path, bytes).unwrap();
-        Engine::load(Config::new("x", path)).err().expect(name)
+        Engine::load(ModelConfig::new("x", path)).err().expect(name)
     };
     assert!(matches!(
         load("empty", b""),
@@ -177,14 +182,14 @@ fn files_that_are_no_models_are_refused_with_a_reason() {
         load("half", &whole[..whole.len() / 2]),
         LoadError::Llama(LlamaError::Damaged { .. })
     ));
-    let missing = Engine::load(Config::new("x", folder.join("missing")))
+    let missing = Engine::load(ModelConfig::new("x", folder.join("missing")))
         .err()
         .unwrap();
     assert!(matches!(
         missing,
         LoadError::Llama(LlamaError::Unreadable { .. })
     ));
-    let mut config = Config::new("x", demo_model());
+    let mut config = ModelConfig::new("x", demo_model());
     config.context = Some(1_000_000);
     assert!(matches!(Engine::load(config), Err(LoadError::Config(_))));
     std::fs::remove_dir_all(&folder).unwrap();

@@ -2,7 +2,8 @@
 //! aside, brought back, preempted, cancelled, written down or lost, the sums are right.
 
 use corral_engine::{
-    Caller, Engine, Error, Options, Priority, Sequence, SnapshotLimits, Snapshots, Tenant, Token,
+    Caller, Engine, Error, GenerateOptions, Priority, Sequence, SnapshotLimits, Snapshots, Tenant,
+    Token,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -35,10 +36,10 @@ const SUMS_AFTER: [(u32, u32); 8] = [
 /// The other text: four beginnings, so that they are shared by many and not by all.
 const LENGTHS: [usize; 4] = [32, 100, 47, 100];
 
-fn limit(max_tokens: u32) -> Options {
-    Options {
+fn limit(max_tokens: u32) -> GenerateOptions {
+    GenerateOptions {
         max_tokens,
-        ..Options::default()
+        ..GenerateOptions::default()
     }
 }
 
@@ -238,10 +239,10 @@ fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
     config.context = Some(192);
     // The 64 would like some 5,000; and each context is 192.
     config.cells = Some(1280);
-    config.sequences = 8;
+    config.max_running = 8;
     // Two dozen states or so.
-    config.spill_ram = 1 << 18;
-    config.spill_disk = Some((folder.join("spill"), 4 << 20));
+    config.swap_ram = 1 << 18;
+    config.swap_disk = Some((folder.join("spill"), 4 << 20));
     let limits = SnapshotLimits {
         snapshot_bytes: 1 << 24,
         tenant_bytes: 1 << 30,
@@ -369,7 +370,7 @@ fn a_beginning_that_many_share_is_computed_once() {
     // Nobody of another tenant sees any of it, but those who agreed to share.
     let other = |tenant, shares| Caller {
         tenant: Tenant(tenant),
-        shares,
+        prefix_group: shares,
         ..Caller::default()
     };
     for (caller, found) in [
@@ -393,7 +394,7 @@ fn one_that_needs_all_cells_succeeds_while_sixteen_run_and_none_of_them_fails() 
     config.cells = Some(1024);
     let engine = Engine::load(config).unwrap();
     let long = |text: &str, tokens| {
-        let options = Options {
+        let options = GenerateOptions {
             ignore_end: true,
             ..limit(tokens)
         };
@@ -424,14 +425,14 @@ fn idle_sequences_leave_the_cells_and_come_back() {
     let mut config = config();
     config.context = Some(512);
     config.cells = Some(512);
-    config.sequences = 2;
+    config.max_running = 2;
     let engine = Engine::load(config).unwrap();
     let mut idle = idle_sums(&engine);
     settle(&engine);
     let seen = view(&engine);
-    let spilled = seen.entries.iter().filter(|entry| entry.seq.is_none());
+    let spilled = seen.prefix_cache.iter().filter(|entry| entry.seq.is_none());
     assert!(spilled.count() >= 3, "{seen:?}");
-    assert!(seen.entries.iter().all(|entry| entry.retained) && seen.spilled_ram > 0);
+    assert!(seen.prefix_cache.iter().all(|entry| entry.retained) && seen.swap_ram_bytes > 0);
     check_idle_sums(&mut idle);
     drop(idle);
     check_empty(&engine);

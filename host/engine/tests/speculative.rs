@@ -2,7 +2,7 @@
 //! steps, and of what was guessed wrongly nothing stays.
 
 use corral_engine::{
-    Caller, Engine, Error, Finish, MAX_DRAFTS, Options, Outcome, Priority, Sampler,
+    Caller, Engine, Error, FinishReason, GenerateOptions, MAX_DRAFTS, Outcome, Priority, Sampler,
 };
 use std::time::{Duration, Instant};
 use support::{check_empty, metric, read, settle, wait};
@@ -27,15 +27,15 @@ fn engine() -> Engine {
     Engine::load(support::config()).expect("the demo model loads")
 }
 
-fn options(max_tokens: u32, speculate: u8) -> Options {
-    Options {
+fn options(max_tokens: u32, speculate: u8) -> GenerateOptions {
+    GenerateOptions {
         max_tokens,
-        speculate,
-        ..Options::default()
+        max_draft_tokens: speculate,
+        ..GenerateOptions::default()
     }
 }
 
-fn answer(engine: &Engine, prompt: &str, options: Options) -> (String, Outcome) {
+fn answer(engine: &Engine, prompt: &str, options: GenerateOptions) -> (String, Outcome) {
     let tokens = engine.tokenize(prompt, true).unwrap();
     let (chunk, outcome) = read(engine.generate(tokens, options, Caller::default()).unwrap());
     (chunk.text, outcome.expect("it is answered"))
@@ -104,7 +104,7 @@ fn a_stop_string_or_the_limit_ends_it_in_the_same_place() {
         assert_eq!(outcome.generated_tokens, end.generated_tokens);
     }
     for stop in ["ue", "owls, 7! B", "7!", " ", "! Blue owls, 7!", "never"] {
-        let stopped = |speculate| Options {
+        let stopped = |speculate| GenerateOptions {
             stop: vec![stop.into()],
             ..options(60, speculate)
         };
@@ -112,7 +112,7 @@ fn a_stop_string_or_the_limit_ends_it_in_the_same_place() {
         let (text, outcome) = answer(&engine, question, stopped(MAX_DRAFTS));
         assert_eq!((text, outcome.finish), (expected, end.finish), "{stop:?}");
         assert_eq!(outcome.generated_tokens, end.generated_tokens, "{stop:?}");
-        assert_eq!(outcome.finish == Finish::End, stop == "never");
+        assert_eq!(outcome.finish == FinishReason::End, stop == "never");
     }
     assert!(metric(&engine, "draft_tokens_accepted_total") > 0.0);
     check_empty(&engine);
@@ -125,7 +125,7 @@ fn a_stop_string_or_the_limit_ends_it_in_the_same_place() {
 fn a_seed_draws_the_same_text() {
     let engine = engine();
     for seed in 0..12 {
-        let drawn = |speculate| Options {
+        let drawn = |speculate| GenerateOptions {
             samplers: vec![Sampler::TopK(20), Sampler::Temperature(0.7)],
             seed: Some(seed),
             ..options(60, speculate)
@@ -157,7 +157,7 @@ fn under_pressure_for_cells_the_answers_are_the_same() {
                 ..Caller::default()
             };
             let endless = n % 8 == 7;
-            let options = Options {
+            let options = GenerateOptions {
                 ignore_end: endless,
                 ..options(if endless { 150 } else { 60 }, MAX_DRAFTS)
             };

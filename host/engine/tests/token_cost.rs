@@ -4,7 +4,7 @@
 //! The only test of its binary, since its allocator counts what all threads do. What llama.cpp allocates
 //! does not go through it.
 
-use corral_engine::{Caller, Config, Engine, Generation, Options};
+use corral_engine::{Caller, Engine, GenerateOptions, Generation, ModelConfig};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use std::alloc::System;
 use std::sync::Arc;
@@ -87,16 +87,16 @@ fn round(engine: &Engine, tokens: u32) -> Cost {
     let numbers =
         || ["steps_total", "rows_total", "wakeups_total"].map(|name| metric(engine, name));
     let before = numbers();
-    let options = Options {
+    let options = GenerateOptions {
         max_tokens: tokens,
         ignore_end: true,
-        ..Options::default()
+        ..GenerateOptions::default()
     };
     let allocated = ALLOCATOR.stats();
     // The engine's thread waits until all are there, so that they begin in the same step.
     let (open, gate) = sync_channel::<()>(1);
     engine
-        .view(move |_| {
+        .status(move |_| {
             let _ = gate.recv_timeout(Duration::from_secs(20));
         })
         .unwrap();
@@ -129,7 +129,7 @@ fn round(engine: &Engine, tokens: u32) -> Cost {
 
 #[test]
 fn a_token_costs_no_more_than_it_did() {
-    let mut config = Config::new("tiny", demo_model());
+    let mut config = ModelConfig::new("tiny", demo_model());
     config.threads = Some(1);
     let engine = Engine::load(config).unwrap();
     // What grows with its first use has grown then.

@@ -10,7 +10,7 @@ pub use deployment::CallLimit;
 pub(crate) use deployment::DeploymentCounters;
 pub(crate) use process::{CallEnd, ProcessCounters};
 
-use corral_engine::{Kind, Metric};
+use corral_engine::{Metric, MetricKind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -47,20 +47,20 @@ impl Counter {
     }
 
     fn count_metric(&self, name: &'static str, help: &'static str) -> Metric {
-        metric(name, help, Kind::Counter, self.get() as f64)
+        metric(name, help, MetricKind::Counter, self.get() as f64)
     }
 
     fn gauge_metric(&self, name: &'static str, help: &'static str) -> Metric {
-        metric(name, help, Kind::Gauge, self.get() as f64)
+        metric(name, help, MetricKind::Gauge, self.get() as f64)
     }
 
     /// A counter of seconds, for a counter of [`Counter::add_time`].
     fn seconds_metric(&self, name: &'static str, help: &'static str) -> Metric {
-        metric(name, help, Kind::Counter, self.get() as f64 / 1e9)
+        metric(name, help, MetricKind::Counter, self.get() as f64 / 1e9)
     }
 }
 
-fn metric(name: &'static str, help: &'static str, kind: Kind, value: f64) -> Metric {
+fn metric(name: &'static str, help: &'static str, kind: MetricKind, value: f64) -> Metric {
     Metric {
         name,
         help,

@@ -137,18 +137,18 @@ impl From<Error> for wit::Error {
             Error::ContextFull { needed, limit } => {
                 Self::ContextFull(wit::ContextLimit { needed, limit })
             }
-            Error::Refused {
+            Error::Overloaded {
                 reason,
                 retry_after,
             }
-            | Error::Overdue {
+            | Error::QueueTimeout {
                 reason,
                 retry_after,
             } => Self::Refused(wit::Refusal {
                 reason,
                 retry_after_ms: u32::try_from(retry_after.as_millis()).unwrap_or(u32::MAX),
             }),
-            Error::Deadline => Self::Deadline,
+            Error::DeadlineExceeded => Self::Deadline,
             Error::Cancelled => Self::Cancelled,
             Error::Unsupported(text) => Self::Invalid(text),
             Error::NotFound(text) => Self::NotFound(text),

@@ -14,7 +14,7 @@ use crate::state::{Grants, State};
 use crate::store::store;
 use crate::validate::{CliPre, CompiledPlugin};
 use bytes::Bytes;
-use corral_engine::{Caller, Priority, Share, Tenant};
+use corral_engine::{Caller, CellShare, Priority, Tenant};
 use futures_channel::oneshot;
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
@@ -333,9 +333,9 @@ impl Plugin {
         wasi.envs(&self.0.environment);
         let caller = Caller {
             tenant: options.tenant.unwrap_or(self.tenant()),
-            shares: call.limits.share_prefixes.then_some(0),
+            prefix_group: call.limits.share_prefixes.then_some(0),
             priority: Priority(call.limits.priority),
-            share: call.limits.cells_percent.map(|percent| Share {
+            cell_share: call.limits.cells_percent.map(|percent| CellShare {
                 group: self.tenant().0,
                 percent,
             }),

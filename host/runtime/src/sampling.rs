@@ -24,7 +24,7 @@ use crate::state::{Grants, State};
 use crate::ticker::Ticker;
 use bindings::SamplingPluginPre;
 use bindings::exports::corral::plugin::sampling as guest;
-use corral_engine::{Choosers, Error, Wanted};
+use corral_engine::{Error, ExternalSamplerFactory, SamplingRequestOptions};
 use instance::{Instance, Purpose};
 use permits::SamplerPermits;
 pub(crate) use permits::check_instances;
@@ -184,7 +184,7 @@ impl UncheckedSampler {
     ///
     /// # Errors
     /// [`Error::Invalid`] with the plugin's text if it refuses the settings, [`Error::Failed`] if it fails,
-    /// [`Error::Refused`] if there was no permit in time.
+    /// [`Error::Overloaded`] if there was no permit in time.
     pub(crate) async fn check(self, vocabulary: u32) -> Result<CheckedSampler, Error> {
         let Self(sampler) = self;
         let mut task = JoinSet::new();
@@ -206,14 +206,14 @@ impl UncheckedSampler {
 /// A sampling plugin whose settings are valid.
 pub(crate) struct CheckedSampler {
     sampler: Arc<RequestSampler>,
-    wanted: Wanted,
+    wanted: SamplingRequestOptions,
     /// Runs the instances. The engine thread, which starts them, has no runtime.
     runtime: Handle,
 }
 
 impl CheckedSampler {
     /// Starts samplers for generations with a model of this vocabulary.
-    pub(crate) fn factory(&self, vocabulary: u32) -> Arc<dyn Choosers> {
+    pub(crate) fn factory(&self, vocabulary: u32) -> Arc<dyn ExternalSamplerFactory> {
         Arc::new(external_sampler::SamplerFactory {
             sampler: Arc::clone(&self.sampler),
             wanted: self.wanted,

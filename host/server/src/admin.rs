@@ -21,7 +21,7 @@ use crate::problem::Problem;
 use crate::prometheus::{self, MetricFamilies};
 use crate::request_log::LoggedBody;
 use crate::server::ServerState;
-use corral_engine::Kind;
+use corral_engine::MetricKind;
 use corral_runtime::Body;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
@@ -125,14 +125,14 @@ fn metrics_text(state: &ServerState) -> String {
     families.sample(
         "corral_build_info",
         "The running version; the value is always 1.",
-        Kind::Gauge,
+        MetricKind::Gauge,
         &[("version", env!("CARGO_PKG_VERSION"))],
         1.0,
     );
     families.sample(
         "corral_ready",
         "1 while requests can be served.",
-        Kind::Gauge,
+        MetricKind::Gauge,
         &[],
         f64::from(u8::from(state.not_ready_reasons().is_empty())),
     );
@@ -140,7 +140,7 @@ fn metrics_text(state: &ServerState) -> String {
         families.sample(
             "process_resident_memory_bytes",
             "Resident memory of the process.",
-            Kind::Gauge,
+            MetricKind::Gauge,
             &[],
             bytes as f64,
         );

@@ -223,7 +223,7 @@ impl ApiKeys {
         let counter = |name, help, labels, count: &AtomicU64| Metric {
             name,
             help,
-            kind: corral_engine::Kind::Counter,
+            kind: corral_engine::MetricKind::Counter,
             labels,
             value: count.load(Ordering::Relaxed) as f64,
         };

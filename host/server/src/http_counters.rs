@@ -1,7 +1,7 @@
 //! Counters of the public listener: connections, requests, responses.
 
 use crate::prometheus::MetricFamilies;
-use corral_engine::Kind;
+use corral_engine::MetricKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -107,28 +107,28 @@ impl HttpCounters {
         families.sample(
             "corral_http_connections",
             "Open connections of the public listener.",
-            Kind::Gauge,
+            MetricKind::Gauge,
             &[],
             read(&self.connections_open),
         );
         families.sample(
             "corral_http_connections_total",
             "Connections that the public listener accepted.",
-            Kind::Counter,
+            MetricKind::Counter,
             &[],
             read(&self.connections),
         );
         families.sample(
             "corral_http_requests_in_flight",
             "Requests whose response has not been sent to its end.",
-            Kind::Gauge,
+            MetricKind::Gauge,
             &[],
             read(&self.in_flight),
         );
         families.sample(
             "corral_http_requests_aborted_total",
             "Requests that ended early: the client disconnected, or the plugin failed during its response.",
-            Kind::Counter,
+            MetricKind::Counter,
             &[],
             read(&self.aborted),
         );
@@ -136,7 +136,7 @@ impl HttpCounters {
             families.sample(
                 "corral_http_terminations_total",
                 "Connections and HTTP/2 streams that the server terminated, by reason.",
-                Kind::Counter,
+                MetricKind::Counter,
                 &[("reason", reason.name())],
                 read(count),
             );
@@ -147,7 +147,7 @@ impl HttpCounters {
                 families.sample(
                     "corral_http_responses_total",
                     "Responses of the public listener, by status.",
-                    Kind::Counter,
+                    MetricKind::Counter,
                     &[("status", &status.to_string())],
                     count,
                 );

@@ -4,7 +4,7 @@
 //! `\`, `"` and newlines.
 //! <https://prometheus.io/docs/instrumenting/exposition_formats/>
 
-use corral_engine::{Kind, Metric};
+use corral_engine::{Metric, MetricKind};
 use std::fmt::Write;
 
 /// `Content-Type` of the text.
@@ -18,7 +18,7 @@ pub(crate) struct MetricFamilies(Vec<MetricFamily>);
 struct MetricFamily {
     name: String,
     help: String,
-    kind: Kind,
+    kind: MetricKind,
     samples: String,
 }
 
@@ -38,14 +38,14 @@ impl MetricFamilies {
         &mut self,
         name: &str,
         help: &str,
-        kind: Kind,
+        kind: MetricKind,
         labels: &[(&str, &str)],
         value: f64,
     ) {
         // The samples of a histogram have suffixes of the family's name.
         let family_name = match kind {
-            Kind::Histogram => name.rsplit_once('_').map_or(name, |(family, _)| family),
-            Kind::Counter | Kind::Gauge => name,
+            MetricKind::Histogram => name.rsplit_once('_').map_or(name, |(family, _)| family),
+            MetricKind::Counter | MetricKind::Gauge => name,
         };
         let found = self.0.iter().position(|f| f.name == family_name);
         let at = match found {
@@ -90,9 +90,9 @@ impl MetricFamilies {
             text.push_str("\n# TYPE ");
             text.push_str(&family.name);
             text.push_str(match family.kind {
-                Kind::Counter => " counter\n",
-                Kind::Gauge => " gauge\n",
-                Kind::Histogram => " histogram\n",
+                MetricKind::Counter => " counter\n",
+                MetricKind::Gauge => " gauge\n",
+                MetricKind::Histogram => " histogram\n",
             });
             text.push_str(&family.samples);
         }
@@ -136,13 +136,13 @@ mod tests {
             families.sample(
                 "steps_total",
                 "Steps.",
-                Kind::Counter,
+                MetricKind::Counter,
                 &labels,
                 12345678901.0,
             );
-            families.sample("rows", "Rows now.", Kind::Gauge, &labels, 0.5);
+            families.sample("rows", "Rows now.", MetricKind::Gauge, &labels, 0.5);
         }
-        families.sample("up", "Is it up?", Kind::Gauge, &[], f64::INFINITY);
+        families.sample("up", "Is it up?", MetricKind::Gauge, &[], f64::INFINITY);
         assert_eq!(
             families.text(),
             "# HELP steps_total Steps.\n\
@@ -163,7 +163,13 @@ mod tests {
     fn help_and_labels_are_escaped() {
         let mut families = MetricFamilies::default();
         let labels = [("model", "a\"b\\c\nd"), ("plugin", "/é")];
-        families.sample("x", "one\ntwo \\ \"three\"", Kind::Gauge, &labels, -1.0);
+        families.sample(
+            "x",
+            "one\ntwo \\ \"three\"",
+            MetricKind::Gauge,
+            &labels,
+            -1.0,
+        );
         assert_eq!(
             families.text(),
             "# HELP x one\\ntwo \\\\ \"three\"\n\

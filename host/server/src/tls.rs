@@ -5,7 +5,7 @@
 //! use, and the log says why. Open connections keep the pair of their handshake.
 
 use crate::file_watcher::{FileWatcher, Reloadable, reload_if_changed};
-use corral_engine::{Kind, Metric};
+use corral_engine::{Metric, MetricKind};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -163,13 +163,13 @@ impl Tls {
             metric(
                 "corral_tls_reloads_total",
                 "Successful reloads of the certificate.",
-                Kind::Counter,
+                MetricKind::Counter,
                 count(&self.reloads),
             ),
             metric(
                 "corral_tls_reload_failures_total",
                 "Reloads of the certificate that failed; the old one stayed in use.",
-                Kind::Counter,
+                MetricKind::Counter,
                 count(&self.failed_reloads),
             ),
         ];
@@ -178,7 +178,7 @@ impl Tls {
             metrics.push(metric(
                 "corral_tls_certificate_expiry_timestamp_seconds",
                 "Expiry of the certificate, in seconds since 1970.",
-                Kind::Gauge,
+                MetricKind::Gauge,
                 since.as_secs_f64(),
             ));
         }

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use clap::Args;
-use corral_engine::{Config, SnapshotLimits, Snapshots};
+use corral_engine::{ModelConfig, SnapshotLimits, Snapshots};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -72,14 +72,14 @@ impl MemoryArgs {
     }
 
     /// Applies the arguments to a model's configuration. All models share `snapshots`.
-    pub(crate) fn apply(&self, config: &mut Config, snapshots: Option<&Arc<Snapshots>>) {
+    pub(crate) fn apply(&self, config: &mut ModelConfig, snapshots: Option<&Arc<Snapshots>>) {
         config.snapshots = snapshots.cloned();
         config.cells = self.kv_cells;
-        config.sequences = self.max_running.unwrap_or(config.sequences);
+        config.max_running = self.max_running.unwrap_or(config.max_running);
         config.prefix_cache = !self.no_prefix_cache;
-        config.spill_ram = self.swap_memory << 20;
-        config.prefix_ram = self.prefix_offload_memory << 20;
+        config.swap_ram = self.swap_memory << 20;
+        config.prefix_offload_ram = self.prefix_offload_memory << 20;
         let swap_dir = self.swap_dir.clone();
-        config.spill_disk = swap_dir.map(|folder| (folder, self.swap_disk << 20));
+        config.swap_disk = swap_dir.map(|folder| (folder, self.swap_disk << 20));
     }
 }

@@ -6,7 +6,7 @@ use super::model_pool::ModelPoolArgs;
 use super::whole;
 use crate::Error;
 use clap::Args;
-use corral_engine::{DeviceSampling, Overlap};
+use corral_engine::{DeviceTopKMode, Overlap};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -35,7 +35,7 @@ pub struct ModelArgs {
     /// Likeliest tokens to select on the device, which then copies only those; auto: on GPUs
     #[arg(long, value_name = "auto|off|K", default_value = "off", help_heading = "Advanced",
           value_parser = parse_device_top_k)]
-    pub device_top_k: DeviceSampling,
+    pub device_top_k: DeviceTopKMode,
     /// Prefill while tokens are sampled; auto: if a GPU computes all layers and it saves time
     #[arg(long, value_name = "auto|off", default_value = "auto", help_heading = "Advanced",
           value_parser = parse_overlap)]
@@ -87,11 +87,11 @@ impl ModelArgs {
     }
 }
 
-fn parse_device_top_k(text: &str) -> Result<DeviceSampling, String> {
+fn parse_device_top_k(text: &str) -> Result<DeviceTopKMode, String> {
     match (text, text.parse::<u32>()) {
-        ("auto", _) => Ok(DeviceSampling::Auto),
-        ("off", _) => Ok(DeviceSampling::Off),
-        (_, Ok(k @ 2..=65_536)) => Ok(DeviceSampling::On { k }),
+        ("auto", _) => Ok(DeviceTopKMode::Auto),
+        ("off", _) => Ok(DeviceTopKMode::Off),
+        (_, Ok(k @ 2..=65_536)) => Ok(DeviceTopKMode::On { k }),
         _ => Err("write auto, off or a number from 2 to 65536".to_owned()),
     }
 }
@@ -215,10 +215,10 @@ mod tests {
                 .models
                 .device_top_k
         };
-        assert_eq!(top_k(""), DeviceSampling::Off);
-        assert_eq!(top_k(" --device-top-k auto"), DeviceSampling::Auto);
-        assert_eq!(top_k(" --device-top-k off"), DeviceSampling::Off);
-        let on = DeviceSampling::On { k: 64 };
+        assert_eq!(top_k(""), DeviceTopKMode::Off);
+        assert_eq!(top_k(" --device-top-k auto"), DeviceTopKMode::Auto);
+        assert_eq!(top_k(" --device-top-k off"), DeviceTopKMode::Off);
+        let on = DeviceTopKMode::On { k: 64 };
         assert_eq!(top_k(" --device-top-k 64"), on);
         for wrong in ["1", "65537", "on", "-3"] {
             let line = format!("corral serve --model a --device-top-k={wrong}");

@@ -12,7 +12,7 @@ use crate::workload::{check_context, exactly, file_config, finish, metric, promp
 use corral_cli::Error;
 use corral_cli::bench::stats::median;
 use corral_cli::bench::table::{self, Column, Unit};
-use corral_engine::{Caller, Engine, Sequence, View};
+use corral_engine::{Caller, Engine, EngineStatus, Sequence};
 use corral_server::Server;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -145,8 +145,8 @@ impl Bench {
             over,
             beside,
             requests: times,
-            n_kv: (before.n_kv, after.n_kv),
-            compacted: after.tally.compacted - before.tally.compacted,
+            n_kv: (before.attention_cells, after.attention_cells),
+            compacted: after.counters.compacted - before.counters.compacted,
         })
     }
 
@@ -202,13 +202,13 @@ impl Bench {
 
     /// An idle sequence above `low_cells` cells that another one held and are free now.
     async fn create_high_sequence(&self, low_cells: u64) -> Result<Sequence, Error> {
-        self.engine.clear_cache()?;
+        self.engine.clear_prefix_cache()?;
         // The texts share no prefix.
         let low = self.create_sequence(0, low_cells).await?;
         let high = self.create_sequence(1, HIGH_TOKENS).await?;
         drop(low);
-        self.engine.clear_cache()?;
-        let n_kv = self.view().await?.n_kv;
+        self.engine.clear_prefix_cache()?;
+        let n_kv = self.view().await?.attention_cells;
         if u64::from(n_kv) < low_cells {
             return Err(Error::failed(format!(
                 "attention covers {n_kv} cells beside a sequence above {low_cells}; both may not fit; \
@@ -227,10 +227,10 @@ impl Bench {
     }
 
     /// The engine's status after all earlier requests.
-    async fn view(&self) -> Result<View, Error> {
+    async fn view(&self) -> Result<EngineStatus, Error> {
         let (sender, receiver) = tokio::sync::oneshot::channel();
         // Sending fails only after this function has returned.
-        self.engine.view(move |view| drop(sender.send(view)))?;
+        self.engine.status(move |view| drop(sender.send(view)))?;
         let ended = Error::context("the engine's thread has ended");
         receiver.await.map_err(ended)
     }

@@ -39,8 +39,8 @@ const SECOND: Caller = sharing(Tenant(1002));
 const fn sharing(tenant: Tenant) -> Caller {
     Caller {
         tenant,
-        shares: Some(0),
-        share: None,
+        prefix_group: Some(0),
+        cell_share: None,
         priority: corral_engine::Priority(0),
         queue_time: None,
         deadline: None,
@@ -314,17 +314,17 @@ impl Bench {
     /// Empties the cells after a step like that of [`Bench::create_sequence`], so that every measurement follows a
     /// step of the same kind.
     async fn warm_up(&self) -> Result<(), Error> {
-        self.engine.clear_cache()?;
+        self.engine.clear_prefix_cache()?;
         finish(self.engine.generate(vec![0], exactly(1), FIRST)?).await?;
         self.settle().await
     }
 
     /// Lets the engine drop unused sequences and go to sleep.
     async fn settle(&self) -> Result<(), Error> {
-        self.engine.clear_cache()?;
+        self.engine.clear_prefix_cache()?;
         let (sender, receiver) = tokio::sync::oneshot::channel();
         // Sending fails only after this function has returned.
-        self.engine.view(move |_| sender.send(()).unwrap_or(()))?;
+        self.engine.status(move |_| sender.send(()).unwrap_or(()))?;
         let ended = Error::context("the engine's thread has ended");
         receiver.await.map_err(ended)?;
         tokio::time::sleep(PAUSE).await;

@@ -30,7 +30,8 @@ use corral_cli::bench::rounds::Rounds;
 use corral_cli::bench::stats::median;
 use corral_cli::bench::table;
 use corral_cli::{Error, startup};
-use corral_engine::{Engine, LoadError, PrefillPolicy, Raw};
+use corral_engine::testing::RawContext;
+use corral_engine::{Engine, LoadError, PrefillPolicy};
 use cpu_time::{CLIENT_THREAD, COMPUTE_THREAD, LoadOutcome, Measurement, in_thread};
 use prompts::{Prompt, prompts};
 use replay::{Length, Replay, uneven_lengths};
@@ -124,7 +125,7 @@ fn report(
 struct Bench {
     engine: Engine,
     /// A context beside the engine's, for the raw loops.
-    raw: Raw,
+    raw: RawContext,
     prompts: Arc<[Prompt]>,
     output_tokens: u32,
     /// Output tokens of each request in stage 3.
@@ -158,7 +159,7 @@ impl Bench {
         // Compute threads inherit the name of the thread that creates them.
         let loaded = in_thread(COMPUTE_THREAD, || -> Result<_, LoadError> {
             let engine = Engine::load(config)?;
-            let raw = engine.raw()?;
+            let raw = engine.raw_context()?;
             Ok((engine, raw))
         })?;
         let (engine, raw) = loaded?;

@@ -12,7 +12,8 @@ use corral_cli::bench::rounds::Rounds;
 use corral_cli::bench::stats::{median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_engine::SeqId;
-use corral_engine::{Engine, Raw, Token, TokenInput};
+use corral_engine::testing::{RawContext, TokenInput};
+use corral_engine::{Engine, Token};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -45,7 +46,7 @@ pub(crate) fn measure(args: &StepArgs) -> Result<(), Error> {
     let common = &args.common;
     let mut config = config(common, args.threads, args.max_cells())?;
     // One more for the prompt.
-    config.sequences = config.sequences.max(args.max_rows() + 1);
+    config.max_running = config.max_running.max(args.max_rows() + 1);
     let engine = Engine::load(config)?;
     let mut raw = open_context(&engine, args)?;
     let mut sequences = Sequences::new(&engine, args);
@@ -85,7 +86,7 @@ pub(crate) fn measure(args: &StepArgs) -> Result<(), Error> {
 }
 
 /// Opens a context that holds all steps.
-fn open_context(engine: &Engine, args: &StepArgs) -> Result<Raw, Error> {
+fn open_context(engine: &Engine, args: &StepArgs) -> Result<RawContext, Error> {
     let info = engine.info();
     if !info.can_generate {
         return Err(Error::failed(
@@ -96,7 +97,7 @@ fn open_context(engine: &Engine, args: &StepArgs) -> Result<Raw, Error> {
     check_context(info.context, "--depth", depth, args.growth())?;
     let max_prompt = u64::from(args.max_prompt());
     check_context(info.context, "--prompt-tokens", max_prompt, 0)?;
-    let raw = engine.raw()?;
+    let raw = engine.raw_context()?;
     check_step(raw.step_tokens(), args.max_rows(), args.max_prompt())?;
     Ok(raw)
 }
@@ -129,7 +130,7 @@ fn steps(args: &StepArgs) -> Vec<StepTimes> {
 }
 
 /// Empties all cells and prefills the sequences.
-fn start_round(raw: &mut Raw, sequences: &mut Sequences) -> Result<(), Error> {
+fn start_round(raw: &mut RawContext, sequences: &mut Sequences) -> Result<(), Error> {
     for number in 0..=sequences.tokens.len() {
         raw.clear(id(number));
     }

@@ -3,7 +3,7 @@
 use crate::args::CommonArgs;
 use corral_cli::Error;
 use corral_cli::args::DeviceArgs;
-use corral_engine::{Caller, Config, Engine, Generation, Options, Outcome, Token};
+use corral_engine::{Caller, Engine, GenerateOptions, Generation, ModelConfig, Outcome, Token};
 use std::path::Path;
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ pub(crate) fn config(
     common: &CommonArgs,
     threads: Option<u32>,
     cells: u64,
-) -> Result<Config, Error> {
+) -> Result<ModelConfig, Error> {
     file_config(&common.model, &common.devices, threads, cells)
 }
 
@@ -26,9 +26,9 @@ pub(crate) fn file_config(
     devices: &DeviceArgs,
     threads: Option<u32>,
     cells: u64,
-) -> Result<Config, Error> {
+) -> Result<ModelConfig, Error> {
     devices.backends.load()?;
-    let mut config = Config::new("bench", file);
+    let mut config = ModelConfig::new("bench", file);
     config.placement = devices.for_model("bench");
     config.threads = threads;
     let cells = u32::try_from(cells).unwrap_or(u32::MAX);
@@ -65,12 +65,12 @@ pub(crate) fn prompt(engine: &Engine, number: u64, length: u64) -> Vec<Token> {
         .collect()
 }
 
-/// Options for exactly `tokens` tokens.
-pub(crate) fn exactly(tokens: u64) -> Options {
-    Options {
+/// GenerateOptions for exactly `tokens` tokens.
+pub(crate) fn exactly(tokens: u64) -> GenerateOptions {
+    GenerateOptions {
         max_tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
         ignore_end: true,
-        ..Options::default()
+        ..GenerateOptions::default()
     }
 }
 

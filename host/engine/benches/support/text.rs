@@ -1,6 +1,6 @@
 //! Tokens that become text, and stop strings that nearly come.
 
-use corral_engine::text::Assembler;
+use corral_engine::testing::TextDecoder;
 
 /// Tokens of a text.
 pub const TOKENS: usize = 1000;
@@ -26,7 +26,7 @@ pub fn stops(count: usize) -> Vec<String> {
 
 /// Bytes of the text that is shown.
 pub fn show(pieces: &[Vec<u8>], stops: Vec<String>) -> usize {
-    let mut assembler = Assembler::new(stops);
+    let mut assembler = TextDecoder::new(stops);
     let (mut shown, mut out) = (0, String::new());
     for piece in pieces {
         out.clear();

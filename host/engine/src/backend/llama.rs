@@ -20,9 +20,9 @@ fn llama_inputs(step: &[TokenInput]) -> impl Iterator<Item = corral_llama::Token
 }
 
 impl Backend for LlamaContext {
-    fn adapt(&mut self, adapter: AdapterId) -> Result<(), DecodeError> {
+    fn set_adapter(&mut self, adapter: AdapterId) -> Result<(), DecodeError> {
         // 0 is the model alone, and llama's indices start at 0.
-        self.set_adapter(usize::from(adapter.0).checked_sub(1))
+        Self::set_adapter(self, usize::from(adapter.0).checked_sub(1))
     }
 
     fn decode(&mut self, step: &[TokenInput]) -> Result<(), DecodeError> {
@@ -33,12 +33,12 @@ impl Backend for LlamaContext {
         self.synchronize();
     }
 
-    fn can_go_ahead(&self) -> bool {
-        self.can_overlap()
+    fn can_overlap(&self) -> bool {
+        Self::can_overlap(self)
     }
 
-    fn decode_ahead(&mut self, step: &[TokenInput]) -> Result<(), DecodeError> {
-        self.decode_overlapped(llama_inputs(step))
+    fn decode_overlapped(&mut self, step: &[TokenInput]) -> Result<(), DecodeError> {
+        Self::decode_overlapped(self, llama_inputs(step))
     }
 
     fn logits(&self, index: usize) -> Option<&[f32]> {
@@ -60,7 +60,7 @@ impl Backend for LlamaContext {
         self.device_top_k().map(|top_k| top_k.k)
     }
 
-    fn copied(&self) -> LogitsCopied {
+    fn copied_logits(&self) -> LogitsCopied {
         Self::copied(self)
     }
 

@@ -5,8 +5,8 @@
 
 use super::GpuLayers;
 use crate::LoadError;
-use crate::config::Config;
 use crate::memory_estimate::MemoryEstimate;
+use crate::model_config::ModelConfig;
 use corral_llama::{Device, DeviceKind, DevicePlacement, KvType};
 use std::path::Path;
 
@@ -40,7 +40,7 @@ struct LayerNeeds {
 
 impl PlacementPlan {
     /// Plans for a configuration. Reads the header of the file only if the plan depends on it.
-    pub fn new(config: &Config) -> Result<Self, LoadError> {
+    pub fn new(config: &ModelConfig) -> Result<Self, LoadError> {
         let devices = config.placement.select_devices()?;
         if devices.is_empty() && config.placement.kv_type == KvType::F16 {
             return Ok(Self {
@@ -53,13 +53,16 @@ impl PlacementPlan {
     }
 
     /// [`PlacementPlan::new`] with the estimate of the file.
-    pub fn with_estimate(config: &Config, estimate: &MemoryEstimate) -> Result<Self, LoadError> {
+    pub fn with_estimate(
+        config: &ModelConfig,
+        estimate: &MemoryEstimate,
+    ) -> Result<Self, LoadError> {
         Self::on_devices(config.placement.select_devices()?, config, estimate)
     }
 
     fn on_devices(
         devices: Vec<Device>,
-        config: &Config,
+        config: &ModelConfig,
         estimate: &MemoryEstimate,
     ) -> Result<Self, LoadError> {
         estimate.check_kv_type(config.placement.kv_type)?;
@@ -171,17 +174,21 @@ impl PlacementPlan {
 
 impl LayerNeeds {
     /// The needs of a model on this many devices.
-    fn new(config: &Config, estimate: &MemoryEstimate, devices: usize) -> Result<Self, LoadError> {
+    fn new(
+        config: &ModelConfig,
+        estimate: &MemoryEstimate,
+        devices: usize,
+    ) -> Result<Self, LoadError> {
         let cells = config.cells_for(estimate.trained_context());
         let weights = estimate.weights_by_layer()?;
-        let state = estimate.layer_state_bytes(config.sequences);
+        let state = estimate.layer_state_bytes(config.max_running);
         let layers = weights.layers.iter().enumerate();
         let layers = layers.map(|(layer, bytes)| {
             let cells = estimate.layer_cell_bytes(layer, cells, config.placement.kv_type);
             bytes.saturating_add(cells).saturating_add(state)
         });
         let step = estimate.step_bytes(cells);
-        let device_top_k = config.device_sampling.is_expected(true);
+        let device_top_k = config.device_top_k.is_expected(true);
         Ok(Self {
             layers: layers.collect(),
             output: weights

@@ -7,7 +7,7 @@ use super::quota::{EmbeddingQuota, Load};
 use super::vectors::{Embedding, Vectors};
 use super::worker::{EmbeddingCommand, EmbeddingRequest, EmbeddingWorker};
 use crate::backend::{DecodeError, TokenInput};
-use crate::metrics::{Counters, get, set};
+use crate::metrics::{EngineMetrics, get, set};
 use crate::reply::reply;
 use crate::{Caller, Error, Token};
 use corral_scheduler::{SeqId, Tenant};
@@ -94,7 +94,7 @@ struct TestWorker {
     release: Sender<()>,
     steps: Receiver<FakeStep>,
     quota: EmbeddingQuota,
-    counters: Arc<Counters>,
+    counters: Arc<EngineMetrics>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -117,7 +117,7 @@ impl TestWorker {
             })
         });
         let (commands, inbox) = sync_channel(100);
-        let counters = Arc::new(Counters::default());
+        let counters = Arc::new(EngineMetrics::default());
         let worker = EmbeddingWorker::new(make, LIMITS, 2, idle, inbox, counters.clone());
         Self {
             commands: Some(commands),
@@ -177,7 +177,7 @@ impl TestWorker {
         self.release.send(()).expect("the thread runs");
     }
 
-    fn count(&self, counter: fn(&Counters) -> &AtomicU64) -> u64 {
+    fn count(&self, counter: fn(&EngineMetrics) -> &AtomicU64) -> u64 {
         get(counter(&self.counters))
     }
 
@@ -262,8 +262,8 @@ fn abandoned_and_expired_requests_end_before_next_step() {
     drop(gone);
     worker.release();
     assert_eq!(worker.step().tokens, [4], "only the open request");
-    assert_eq!(wait(&mut late), Err(Error::Deadline));
-    assert!(matches!(wait(&mut hasty), Err(Error::Overdue { .. })));
+    assert_eq!(wait(&mut late), Err(Error::DeadlineExceeded));
+    assert!(matches!(wait(&mut hasty), Err(Error::QueueTimeout { .. })));
     assert!(wait(&mut patient).is_ok());
     worker.end();
     assert_eq!(worker.count(|c| &c.embed_cancelled), 1);

@@ -11,7 +11,7 @@ use super::pooling::{Pooler, Pooling};
 use super::quota::EmbeddingPermit;
 use super::vectors::{VectorSender, Vectors};
 use crate::backend::TokenInput;
-use crate::metrics::{Counters, add, add_time, get, set};
+use crate::metrics::{EngineMetrics, add, add_time, get, set};
 use crate::{Caller, Error, Token};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,11 +65,11 @@ impl OpenRequest {
             caller, submitted, ..
         } = &self.request;
         if caller.deadline.is_some_and(|deadline| deadline <= now) {
-            return Some(Error::Deadline);
+            return Some(Error::DeadlineExceeded);
         }
         let waited = now.saturating_duration_since(*submitted);
         let late = caller.queue_time.is_some_and(|most| most <= waited);
-        (late && self.started.is_none()).then(|| Error::Overdue {
+        (late && self.started.is_none()).then(|| Error::QueueTimeout {
             reason: format!(
                 "the request for embeddings did not start within {:.1} s",
                 waited.as_secs_f64()
@@ -96,7 +96,7 @@ pub struct EmbeddingWorker<B> {
     queue: FairQueue,
     batch: EmbeddingBatch,
     commands: Receiver<EmbeddingCommand>,
-    counters: Arc<Counters>,
+    counters: Arc<EngineMetrics>,
     inputs: Vec<TokenInput>,
 }
 
@@ -107,7 +107,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
         width: usize,
         idle: Duration,
         commands: Receiver<EmbeddingCommand>,
-        counters: Arc<Counters>,
+        counters: Arc<EngineMetrics>,
     ) -> Self {
         Self {
             make,
@@ -413,7 +413,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
         sender.finish(result);
     }
 
-    fn end_all(&mut self, error: &Error, counter: fn(&Counters) -> &AtomicU64) {
+    fn end_all(&mut self, error: &Error, counter: fn(&EngineMetrics) -> &AtomicU64) {
         let all: Vec<_> = self.requests.keys().copied().collect();
         for id in all {
             add(counter(&self.counters), 1);

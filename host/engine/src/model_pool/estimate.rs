@@ -1,9 +1,9 @@
 //! What a model's file tells before it is loaded: that it is a model, and the memory it will take.
 
-use crate::config::Config;
 use crate::device_placement::PlacementPlan;
 use crate::error::LoadError;
 use crate::memory_estimate::MemoryEstimate;
+use crate::model_config::ModelConfig;
 use corral_llama::KvType;
 use std::path::Path;
 use std::time::SystemTime;
@@ -40,11 +40,11 @@ pub struct ModelSize {
 }
 
 /// Estimates the size of a model. Fails as the load would, as far as the head of the file tells.
-pub fn estimate(config: &Config) -> Result<ModelSize, LoadError> {
+pub fn estimate(config: &ModelConfig) -> Result<ModelSize, LoadError> {
     Ok(size(config, &MemoryEstimate::read(&config.path)?))
 }
 
-fn size(config: &Config, estimate: &MemoryEstimate) -> ModelSize {
+fn size(config: &ModelConfig, estimate: &MemoryEstimate) -> ModelSize {
     let cells = config.cells_for(estimate.trained_context());
     let kv = config.placement.kv_type;
     ModelSize {
@@ -60,18 +60,18 @@ fn size(config: &Config, estimate: &MemoryEstimate) -> ModelSize {
 /// devices with a memory of their own. Too high for hybrid models and models with sliding windows.
 ///
 /// Fails as the load would: the file cannot be read or is no GGUF, or the devices do not exist.
-pub fn estimate_host_bytes(config: &Config) -> Result<u64, LoadError> {
+pub fn estimate_host_bytes(config: &ModelConfig) -> Result<u64, LoadError> {
     let estimate = MemoryEstimate::read(&config.path)?;
     let size = size(config, &estimate);
     let plan = PlacementPlan::with_estimate(config, &estimate)?;
     let on_device = plan.attempts().first().is_some_and(|layers| *layers > 0);
-    let selects = config.device_sampling.is_expected(on_device);
+    let selects = config.device_top_k.is_expected(on_device);
     let all = size
         .weights
         .saturating_add(size.cell_bytes)
-        .saturating_add(estimate.state_bytes(config.sequences))
+        .saturating_add(estimate.state_bytes(config.max_running))
         .saturating_add(estimate.logit_bytes(selects))
-        .saturating_add(estimate.output_bytes(config.sequences, selects))
+        .saturating_add(estimate.output_bytes(config.max_running, selects))
         .saturating_add(estimate.step_bytes(size.cells));
     Ok(all.saturating_sub(plan.device_bytes()))
 }

@@ -140,7 +140,7 @@ impl Future for OpenModel {
                         }),
                     }),
                     WaitResult::Late => unavailable(match overdue_since {
-                        None => Error::Deadline,
+                        None => Error::DeadlineExceeded,
                         Some(since) => shared.overdue(&inner, *model, *since),
                     }),
                     WaitResult::Closed => unavailable(Error::Cancelled),

@@ -133,7 +133,7 @@ fn load(shared: &Shared, model: usize) {
     let started = Instant::now();
     let crashed = || LoadError::Config("the loader panicked; see the log".into());
     let load = || match config {
-        Some(config) => Engine::load_watched(config, &progress),
+        Some(config) => Engine::load_with_progress(config, &progress),
         None => Err(crashed()),
     };
     let loaded = catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|_| Err(crashed()));

@@ -3,7 +3,7 @@
 use super::policy::LoadState;
 use super::{Inner, ModelPool, Slot};
 use crate::engine::Engine;
-use crate::metrics::{Counters, Kind, Metric};
+use crate::metrics::{EngineMetrics, Metric, MetricKind};
 use std::time::Duration;
 
 /// The state of a model.
@@ -64,7 +64,7 @@ pub struct ModelStatus {
     pub stopped: bool,
 }
 
-/// Counters over all loads of a model.
+/// EngineMetrics over all loads of a model.
 #[derive(Debug, Default)]
 pub(super) struct ModelTotals {
     pub(super) loads: u64,
@@ -79,14 +79,16 @@ impl ModelTotals {
     /// Adds the counters of an engine that ended; its gauges are dropped.
     pub(super) fn add(&mut self, metrics: &[Metric]) {
         let past = std::mem::take(&mut self.past);
-        let counted = metrics.iter().filter(|metric| metric.kind != Kind::Gauge);
+        let counted = metrics
+            .iter()
+            .filter(|metric| metric.kind != MetricKind::Gauge);
         self.past = sum(counted.cloned().collect(), &past);
     }
 
     /// The metrics of the present engine plus the earlier counters.
     fn with(&self, engine: Option<Vec<Metric>>) -> Vec<Metric> {
         // A model that was never loaded exports zeros, so that the first increment is visible.
-        let now = engine.unwrap_or_else(|| Counters::default().list());
+        let now = engine.unwrap_or_else(|| EngineMetrics::default().list());
         sum(now, &self.past)
     }
 }
@@ -175,7 +177,7 @@ fn device_memory(engine: &Engine) -> Vec<Metric> {
     let metrics = memory.map(|(device, bytes)| Metric {
         name: "corral_model_device_memory_bytes",
         help: "Bytes of the model's weights and context on a device with its own memory.",
-        kind: Kind::Gauge,
+        kind: MetricKind::Gauge,
         labels: vec![("device", device.clone())],
         value: *bytes as f64,
     });
@@ -190,9 +192,9 @@ fn pool_metrics(totals: &ModelTotals, status: &ModelStatus) -> Vec<Metric> {
         labels: Vec::new(),
         value,
     };
-    let gauge = |name, help, value| metric(name, help, Kind::Gauge, value);
+    let gauge = |name, help, value| metric(name, help, MetricKind::Gauge, value);
     #[allow(clippy::cast_precision_loss)]
-    let counter = |name, help, count: u64| metric(name, help, Kind::Counter, count as f64);
+    let counter = |name, help, count: u64| metric(name, help, MetricKind::Counter, count as f64);
     let progress = match status.state {
         ModelState::Loading { progress } => f64::from(progress),
         ModelState::Loaded => 1.0,
@@ -250,7 +252,7 @@ fn pool_metrics(totals: &ModelTotals, status: &ModelStatus) -> Vec<Metric> {
         metric(
             "corral_model_load_seconds_total",
             "Time spent loading the model, in seconds.",
-            Kind::Counter,
+            MetricKind::Counter,
             totals.load_time.as_secs_f64(),
         ),
     ]);
@@ -275,10 +277,10 @@ mod tests {
         let gaps = "corral_engine_inter_token_latency_seconds_count";
         assert_eq!(value(&totals.with(None), steps), 0.0);
         for load in 1..4 {
-            let counters = Counters::default();
+            let counters = EngineMetrics::default();
             add(&counters.steps, 10);
             set(&counters.running, 3);
-            counters.gap_seconds.observe(0.1);
+            counters.inter_token_latency.observe(0.1);
             let now = totals.with(Some(counters.list()));
             assert_eq!(now.len(), counters.list().len());
             assert_eq!(value(&now, steps), 10.0 * f64::from(load));
@@ -296,7 +298,7 @@ mod tests {
         let adapter = |value| Metric {
             name: "x_total",
             help: "x",
-            kind: Kind::Counter,
+            kind: MetricKind::Counter,
             labels: vec![("adapter", "a".to_owned())],
             value,
         };

@@ -1,7 +1,7 @@
 //! The pool with the demo model: the same file under several names is several models.
 
 use super::*;
-use crate::Options;
+use crate::GenerateOptions;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +12,10 @@ fn demo_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf")
 }
 
-fn config(name: &str, path: PathBuf) -> Config {
-    let mut config = Config::new(name, path);
+fn config(name: &str, path: PathBuf) -> ModelConfig {
+    let mut config = ModelConfig::new(name, path);
     config.threads = Some(1);
-    config.sequences = 8;
+    config.max_running = 8;
     (config.context, config.cells) = (Some(512), Some(512));
     config
 }
@@ -51,9 +51,9 @@ fn open(models: &ModelPool, name: &str) -> Result<ModelLease, OpenError> {
 
 fn sum(lease: &ModelLease, a: u32, b: u32) {
     let tokens = lease.tokenize(&format!("{a}+{b}="), true).expect("short");
-    let options = Options {
+    let options = GenerateOptions {
         max_tokens: 10,
-        ..Options::default()
+        ..GenerateOptions::default()
     };
     let mut generation = lease
         .generate(tokens, options, Caller::default())
@@ -314,10 +314,7 @@ fn model_over_budget_fails_at_once() {
     let models = models(1, &settings);
     let error = open(&models, "a").err().expect("it is larger");
     let text = error.to_string();
-    assert!(
-        text.contains("all models together may have 1 MiB"),
-        "{text}"
-    );
+    assert!(text.contains("all models together may use 1 MiB"), "{text}");
     assert!(matches!(Error::from(error), Error::Failed(_)));
     assert_eq!(number(&models, "a", "corral_model_loads_total"), 0.0);
     models.shutdown();
@@ -388,7 +385,7 @@ fn open_ends_at_deadline_or_queue_time() {
         };
         let error = wait(models.open(Some("b"), &late)).err().expect("no room");
         assert!(
-            matches!(error, OpenError::Unavailable(Error::Deadline)),
+            matches!(error, OpenError::Unavailable(Error::DeadlineExceeded)),
             "{error:?}"
         );
         assert!(Instant::now() >= deadline.expect("it is soon"));
@@ -402,7 +399,7 @@ fn open_ends_at_deadline_or_queue_time() {
         let text = error.to_string();
         assert!(text.contains("the model b was not loaded within"), "{text}");
         assert!(
-            matches!(error, OpenError::Unavailable(Error::Overdue { .. })),
+            matches!(error, OpenError::Unavailable(Error::QueueTimeout { .. })),
             "{error:?}"
         );
     }
@@ -419,14 +416,15 @@ fn open_ends_at_deadline_or_queue_time() {
 fn shutdown_cancels_load() {
     let progress = LoadProgress::default();
     progress.cancel();
-    let error = Engine::load_watched(config("a", demo_model()), &progress);
+    let error = Engine::load_with_progress(config("a", demo_model()), &progress);
     let error = error.err().expect("it was stopped");
     assert!(
         matches!(error, LoadError::Llama(LlamaError::Cancelled)),
         "{error}"
     );
     let progress = LoadProgress::default();
-    let engine = Engine::load_watched(config("a", demo_model()), &progress).expect("it loads");
+    let engine =
+        Engine::load_with_progress(config("a", demo_model()), &progress).expect("it loads");
     assert_eq!(progress.fraction(), 1.0);
     engine.shutdown();
     // A shutdown during a load fails its waiters.

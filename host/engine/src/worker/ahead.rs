@@ -45,16 +45,16 @@ impl Pastime {
 impl<B: Backend> Worker<B> {
     /// Begins what can be computed while rows are sampled.
     pub(super) fn begin_ahead(&mut self) -> Option<Begun> {
-        if !self.backend.can_go_ahead() {
+        if !self.backend.can_overlap() {
             return None;
         }
         let rest = Duration::from_secs_f64(self.pastime.usual);
         let step = self.scheduler.plan_overlap(rest)?;
         self.gather(&step.rows);
         let before = Instant::now();
-        let decoded = self.backend.decode_ahead(&self.inputs);
+        let decoded = self.backend.decode_overlapped(&self.inputs);
         let took = before.elapsed();
-        add_time(&self.counters.step_nanos, took);
+        add_time(&self.counters.compute_nanos, took);
         if decoded.is_ok() {
             self.count(&step);
         }

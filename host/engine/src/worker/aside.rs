@@ -3,9 +3,9 @@
 use super::Worker;
 use crate::Token;
 use crate::backend::{Backend, SaveError};
-use crate::metrics::{Counters, set};
-use crate::store::spill::{Fetched, Spill};
-use crate::view::View;
+use crate::metrics::{EngineMetrics, set};
+use crate::status::EngineStatus;
+use crate::swap_store::{Fetched, SwapStore};
 use corral_scheduler::{EntryId, Layout, MemoryOp, PrefixScope, RequestId, SeqId, WeakRetention};
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ const RELOCATED: usize = 1 << 28;
 
 /// States that were put aside, and who waits for one.
 #[derive(Default)]
-pub struct Aside {
+pub struct Swap {
     /// Those of sequences that somebody goes on with. None if none are put aside.
     spill: Option<Store>,
     /// Those of prefixes that nobody claims, apart, so that these never push out the others.
@@ -24,35 +24,30 @@ pub struct Aside {
 
 /// Where states are.
 struct Store {
-    spill: Spill,
+    spill: SwapStore,
     /// The largest state that is taken, in bytes.
     most: usize,
 }
 
 impl Store {
     /// One that takes states of at most so many bytes.
-    fn new(spill: Spill, most: u64) -> Self {
+    fn new(spill: SwapStore, most: u64) -> Self {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         Self { spill, most }
     }
 }
 
-impl Aside {
-    /// Nothing is put aside.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
+impl Swap {
     /// Keeps states of sequences, each of at most so many bytes.
     #[must_use]
-    pub fn with_spill(mut self, spill: Spill, most: u64) -> Self {
+    pub fn with_sequences(mut self, spill: SwapStore, most: u64) -> Self {
         self.spill = Some(Store::new(spill, most));
         self
     }
 
     /// Keeps states of prefixes, each of at most so many bytes.
     #[must_use]
-    pub fn with_prefixes(mut self, spill: Spill, most: u64) -> Self {
+    pub fn with_prefixes(mut self, spill: SwapStore, most: u64) -> Self {
         self.prefixes = Some(Store::new(spill, most));
         self
     }
@@ -65,7 +60,7 @@ impl Aside {
         }
     }
 
-    fn stores(&mut self) -> impl Iterator<Item = &mut Spill> {
+    fn stores(&mut self) -> impl Iterator<Item = &mut SwapStore> {
         let both = self.spill.iter_mut().chain(&mut self.prefixes);
         both.map(|store| &mut store.spill)
     }
@@ -76,47 +71,47 @@ impl Aside {
     }
 
     /// Tells how much is put aside.
-    pub fn report(&self, counters: &Counters) {
+    pub fn report(&self, counters: &EngineMetrics) {
         if let Some(prefixes) = &self.prefixes {
-            set(&counters.prefix_ram_bytes, prefixes.spill.ram_bytes());
+            set(&counters.prefix_offload_bytes, prefixes.spill.ram_bytes());
         }
         if let Some(Store { spill, .. }) = &self.spill {
-            set(&counters.spill_ram_bytes, spill.ram_bytes());
-            set(&counters.spill_disk_bytes, spill.disk_bytes());
+            set(&counters.swap_ram_bytes, spill.ram_bytes());
+            set(&counters.swap_disk_bytes, spill.disk_bytes());
             let counts = spill.counts();
-            set(&counters.spill_written, counts.spilled_bytes);
-            set(&counters.spill_read, counts.read_back_bytes);
+            set(&counters.swap_disk_written_bytes, counts.spilled_bytes);
+            set(&counters.swap_disk_read_bytes, counts.read_back_bytes);
         }
     }
 }
 
 /// Asks for a copy of the state of a text.
-pub struct SaveOrder {
+pub struct ExportState {
     pub scope: PrefixScope,
     pub tokens: Vec<Token>,
     /// Bytes of the state.
-    pub most: usize,
-    pub reply: Box<dyn FnOnce(Option<Saved>) + Send>,
+    pub limit: usize,
+    pub reply: Box<dyn FnOnce(Option<ExportedState>) + Send>,
 }
 
 /// A copy of the state of a text's first tokens.
-pub struct Saved {
+pub struct ExportedState {
     /// How many; at least one.
     pub length: u32,
     /// How they lie in the state.
     pub layout: Layout,
     /// The state.
-    pub state: Vec<u8>,
+    pub bytes: Vec<u8>,
 }
 
 /// A state that comes from outside, by hands that are trusted.
-pub struct Adoption {
+pub struct ImportState {
     pub scope: PrefixScope,
     /// All of them are in the state.
     pub tokens: Vec<Token>,
     pub layout: Layout,
     pub state: Vec<u8>,
-    pub claim: WeakRetention,
+    pub retention: WeakRetention,
 }
 
 impl<B: Backend> Worker<B> {
@@ -249,37 +244,37 @@ impl<B: Backend> Worker<B> {
     }
 
     /// What goes on.
-    pub(super) fn view(&self) -> View {
+    pub(super) fn view(&self) -> EngineStatus {
         let spill = self.aside.spill.as_ref().map(|store| &store.spill);
         let prefixes = self.aside.prefixes.as_ref();
-        View {
+        EngineStatus {
             cells: self.limits.cells,
             cells_pinned: self.scheduler.cells().pinned(),
             cells_used: self.scheduler.cells().used(),
-            n_kv: self.scheduler.cells().n_kv(),
-            ids: self.limits.seq_ids,
-            ids_used: self.scheduler.seq_ids_used(),
+            attention_cells: self.scheduler.cells().n_kv(),
+            sequence_ids: self.limits.seq_ids,
+            sequence_ids_used: self.scheduler.seq_ids_used(),
             waiting: self.scheduler.waiting_count(),
-            spilled_ram: spill.map_or(0, Spill::ram_bytes),
-            spilled_disk: spill.map_or(0, Spill::disk_bytes),
-            prefixes_ram: prefixes.map_or(0, |store| store.spill.ram_bytes()),
-            sequences: self.scheduler.requests().collect(),
-            entries: self.scheduler.entries().collect(),
-            tally: self.scheduler.counters(),
+            swap_ram_bytes: spill.map_or(0, SwapStore::ram_bytes),
+            swap_disk_bytes: spill.map_or(0, SwapStore::disk_bytes),
+            prefix_offload_bytes: prefixes.map_or(0, |store| store.spill.ram_bytes()),
+            requests: self.scheduler.requests().collect(),
+            prefix_cache: self.scheduler.entries().collect(),
+            counters: self.scheduler.counters(),
         }
     }
 
     /// Copies the state of the longest part of a text that there is.
-    pub(super) fn save(&mut self, order: SaveOrder) {
+    pub(super) fn save(&mut self, order: ExportState) {
         let found = self.scheduler.borrow_prefix(order.scope, &order.tokens);
         self.see_to_memory();
         let saved = found.and_then(|(seq, length)| {
-            let state = self.backend.save(seq, order.most).ok()?;
+            let state = self.backend.save(seq, order.limit).ok()?;
             let layout = self.scheduler.cells().layout(seq);
-            Some(Saved {
+            Some(ExportedState {
                 length,
                 layout,
-                state,
+                bytes: state,
             })
         });
         if let Some((seq, _)) = found {
@@ -290,16 +285,16 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Takes in a state that was saved: from now on it is one that was put aside.
-    pub(super) fn adopt(&mut self, adoption: Adoption) {
+    pub(super) fn adopt(&mut self, adoption: ImportState) {
         if self.aside.spill.is_none() {
             return;
         }
-        let Adoption {
+        let ImportState {
             scope,
             tokens,
             layout,
             state,
-            claim,
+            retention: claim,
         } = adoption;
         let entry = self.scheduler.import_entry(scope, tokens, layout, claim);
         self.put_back(entry, state);

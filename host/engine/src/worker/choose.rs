@@ -1,10 +1,13 @@
-//! Sequences whose tokens somebody else chooses (see [`crate::chooser`]).
+//! Sequences whose tokens somebody else chooses (see [`crate::external_sampler`]).
 
 use super::follows::GrammarTime;
 use super::sample::{Gained, Sampled, Short, nothing_sampled};
 use super::{Sequence, Worker};
 use crate::backend::Backend;
-use crate::chooser::{Chooser, Choosers, Desk, Shown, Wanted};
+use crate::external_sampler::{
+    ExternalSampler, ExternalSamplerFactory, SamplerMailbox, SamplingRequest,
+    SamplingRequestOptions,
+};
 use crate::metrics::{add, add_time};
 use crate::{Error, Token};
 use corral_sampling::{Logits, Scratch, TokenLogprobs};
@@ -14,11 +17,11 @@ use std::time::Instant;
 
 /// Who chooses the tokens of a sequence, and what it was told.
 pub(super) struct Asking {
-    choosers: Arc<dyn Choosers>,
+    choosers: Arc<dyn ExternalSamplerFactory>,
     seed: u64,
     /// From when the sequence is admitted.
-    chooser: Option<Box<dyn Chooser>>,
-    wanted: Wanted,
+    chooser: Option<Box<dyn ExternalSampler>>,
+    wanted: SamplingRequestOptions,
     /// What it has not been told of the text.
     since: Vec<Token>,
     question: Option<Question>,
@@ -35,8 +38,8 @@ struct Question {
 
 impl Asking {
     /// Nobody was asked yet.
-    pub fn new(choosers: Arc<dyn Choosers>, seed: u64, prompt: &[Token]) -> Self {
-        let wanted = choosers.wanted();
+    pub fn new(choosers: Arc<dyn ExternalSamplerFactory>, seed: u64, prompt: &[Token]) -> Self {
+        let wanted = choosers.request_options();
         let first = prompt.len().saturating_sub(wanted.history as usize);
         Self {
             choosers,
@@ -86,7 +89,7 @@ impl Sequence {
         &mut self,
         logits: Logits<'_>,
         position: u32,
-        desk: (&Arc<Desk>, RequestId),
+        desk: (&Arc<SamplerMailbox>, RequestId),
         scratch: &mut Scratch,
         time: &mut GrammarTime,
     ) -> Result<(), Short> {
@@ -128,16 +131,16 @@ impl Sequence {
             candidates: candidates.clone(),
             likely,
         });
-        let shown = Shown {
+        let shown = SamplingRequest {
             candidates,
             statistics,
-            since: std::mem::take(&mut asking.since),
+            new_tokens: std::mem::take(&mut asking.since),
             position,
         };
         asking.begin();
         if let Some(chooser) = &mut asking.chooser {
             let (desk, key) = desk;
-            chooser.choose(shown, desk.question(key));
+            chooser.sample(shown, desk.reply_for(key));
         }
         Ok(())
     }
@@ -181,7 +184,7 @@ impl<B: Backend> Worker<B> {
                     return;
                 }
             }
-            add(&self.counters.questions, 1);
+            add(&self.counters.external_sampler_calls, 1);
         }
         sampled.asked.push(row.request);
     }
@@ -204,7 +207,7 @@ impl<B: Backend> Worker<B> {
             let Some(question) = asking.and_then(|asking| asking.question.take()) else {
                 continue;
             };
-            add_time(&self.counters.question_nanos, now - question.asked);
+            add_time(&self.counters.external_sampler_nanos, now - question.asked);
             let chosen = answer.and_then(|token| {
                 let told = question.told(token).ok_or_else(|| {
                     Error::Failed(format!(
@@ -243,10 +246,14 @@ impl<B: Backend> Worker<B> {
         if let Some(asking) = &mut sequence.asking {
             asking.gained(&tokens);
         }
-        sequence.first_token.get_or_insert(now);
-        if let Some(last) = sequence.last_token.replace(now) {
-            let gap = (now - last).as_secs_f64();
-            self.counters.gap_seconds.observe(gap);
+        let first = sequence.time_to_first_token(now);
+        let last = sequence.last_token.replace(now);
+        if let Some(seconds) = first {
+            self.counters.time_to_first_token.observe(seconds);
+        }
+        if let Some(last) = last {
+            let seconds = (now - last).as_secs_f64();
+            self.counters.inter_token_latency.observe(seconds);
         }
         if let Some(finish) = finish {
             self.finish(key, finish, tokens.len() as u64, now);

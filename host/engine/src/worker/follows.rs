@@ -5,7 +5,7 @@
 //! grammar may take has a bound: some at once, and a little for each token, the less the more follow one.
 
 use super::sample::Short;
-use crate::processor;
+use crate::cpu_time::thread_cpu_time;
 use crate::{Error, Token};
 use corral_constraint::Matcher;
 use corral_sampling::{Logits, SamplerChain, Scratch};
@@ -35,7 +35,7 @@ impl Began {
     fn now() -> Self {
         Self {
             at: Instant::now(),
-            spent: processor::of_thread(),
+            spent: thread_cpu_time(),
         }
     }
 }
@@ -143,7 +143,7 @@ impl Follows {
     fn spend(&mut self, began: Began, tokens: usize, time: &mut GrammarTime) -> Result<(), Error> {
         time.took += began.at.elapsed();
         // Nobody is refused for what others on the machine do.
-        let took = processor::of_thread().saturating_sub(began.spent);
+        let took = thread_cpu_time().saturating_sub(began.spent);
         let earned = time.per_token * u32::try_from(tokens).unwrap_or(u32::MAX);
         match (self.left + earned).checked_sub(took) {
             Some(left) => {

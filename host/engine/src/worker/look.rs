@@ -5,8 +5,8 @@ use super::sample::{Sampled, Short};
 use super::{Times, Worker};
 use crate::Error;
 use crate::backend::Backend;
-use crate::look::{Distribution, Look};
-use crate::metrics::{Counters, add};
+use crate::metrics::{EngineMetrics, add};
+use crate::next_token::{Distribution, NextTokenRequest};
 use crate::reply::Sender;
 use corral_sampling::Logits;
 use corral_scheduler::{RequestId, Row};
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 /// One of them, from its arrival to its end.
 pub(super) struct Looking {
-    pub look: Look,
+    pub look: NextTokenRequest,
     pub reply: Sender<Distribution>,
     pub submitted: Instant,
     pub admitted: Option<Instant>,
     /// Tokens that were computed for it.
     pub computed: u64,
-    pub place: crate::places::Place,
+    pub place: crate::permits::RequestPermit,
 }
 
 impl Looking {
@@ -53,14 +53,14 @@ impl<B: Backend> Worker<B> {
     pub(super) fn drop_look(
         &mut self,
         key: RequestId,
-        counter: fn(&Counters) -> &AtomicU64,
+        counter: fn(&EngineMetrics) -> &AtomicU64,
         error: Error,
     ) -> Option<Error> {
         let Some(look) = self.looks.remove(&key) else {
             return Some(error);
         };
         add(counter(&self.counters), 1);
-        add(&self.counters.abandoned_tokens, look.computed);
+        add(&self.counters.discarded_tokens, look.computed);
         self.count_times(&look.times(Instant::now()));
         look.fail(error);
         None
@@ -77,8 +77,12 @@ impl<B: Backend> Worker<B> {
         }
         let (look, scratch) = (&look.look, &mut self.scratch);
         let shown = match self.backend.output(last) {
-            Some(Logits::Full(logits)) => look.at(logits, row.to, scratch).map_err(Short::from),
-            Some(Logits::TopK(top)) => look.at_top(top, row.to, scratch).map_err(Short::from),
+            Some(Logits::Full(logits)) => look
+                .distribution(logits, row.to, scratch)
+                .map_err(Short::from),
+            Some(Logits::TopK(top)) => look
+                .distribution_of_top(top, row.to, scratch)
+                .map_err(Short::from),
             None => Err(Short::Failed(Error::Failed(
                 "the step has no logits where they were asked for".into(),
             ))),
@@ -103,13 +107,13 @@ impl<B: Backend> Worker<B> {
         let progress = self.scheduler.progress(row.request);
         let (cached, recomputed) = progress.map_or((0, 0), |p| (p.cached, p.recomputed));
         let counters = &self.counters;
-        add(&counters.looks, 1);
+        add(&counters.next_token_requests, 1);
         let new = row.to.saturating_sub(cached);
-        add(&counters.looked_tokens, u64::from(new));
+        add(&counters.next_token_computed_tokens, u64::from(new));
         add(&counters.recomputed_tokens, u64::from(recomputed));
         self.count_times(&look.times(now));
         let Looking { reply, place, .. } = look;
         drop(place);
-        self.bell.answer(reply, shown);
+        self.bell.reply(reply, shown);
     }
 }

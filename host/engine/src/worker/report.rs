@@ -18,12 +18,15 @@ impl<B: Backend> Worker<B> {
         add(&counters.decode_rows, generating);
         add(&counters.prefill_rows, prompts);
         add(&counters.prefill_tokens, u64::from(shape.prefill));
-        add(&counters.tokens_decoded, self.inputs.len() as u64);
+        add(&counters.computed_tokens, self.inputs.len() as u64);
         add(&counters.skipped_rows, u64::from(step.skipped));
-        add(&counters.off_turn_rows, u64::from(step.other_adapters));
+        add(
+            &counters.adapter_deferred_rows,
+            u64::from(step.other_adapters),
+        );
         if step.is_overlap {
-            add(&counters.ahead_steps, 1);
-            add(&counters.ahead_tokens, u64::from(shape.prefill));
+            add(&counters.overlapped_steps, 1);
+            add(&counters.overlapped_tokens, u64::from(shape.prefill));
         }
         let prefill = shape.prefill + step.overlapped;
         if shape.rows > 0 && prefill > 0 {
@@ -34,12 +37,12 @@ impl<B: Backend> Worker<B> {
                 u64::from(step.prefill_budget),
             );
         }
-        let copied = self.backend.copied();
-        add(&counters.top_bytes, copied.top_k);
-        add(&counters.whole_bytes, copied.whole);
+        let copied = self.backend.copied_logits();
+        add(&counters.top_logits_bytes, copied.top_k);
+        add(&counters.whole_logits_bytes, copied.whole);
         counters.step_rows.observe(step.rows.len() as f64);
         counters.step_prefill.observe(f64::from(shape.prefill));
-        set(&counters.n_kv, u64::from(shape.n_kv));
+        set(&counters.attention_cells, u64::from(shape.n_kv));
     }
 
     /// How things stand after a step.
@@ -48,12 +51,14 @@ impl<B: Backend> Worker<B> {
         let (cells, running) = (scheduler.cells(), scheduler.running_count());
         set(&counters.waiting, scheduler.waiting_count() as u64);
         set(&counters.running, running as u64);
-        set(&counters.ids_used, running as u64);
+        set(&counters.sequence_ids_used, running as u64);
         set(
-            &counters.ids_cached,
+            &counters.sequence_ids_cached,
             (scheduler.seq_ids_used() - running) as u64,
         );
         set(&counters.cells_used, u64::from(cells.pinned()));
+        let ratio = u64::from(cells.pinned()) * 1_000_000_000 / u64::from(self.limits.cells.max(1));
+        set(&counters.cells_used_billionths, ratio);
         let cached = cells.used() - cells.pinned();
         set(&counters.cells_cached, u64::from(cached));
         set(
@@ -61,22 +66,22 @@ impl<B: Backend> Worker<B> {
             u64::from(scheduler.cells_reserved()),
         );
         let tally = scheduler.counters();
-        set(&counters.evicted, tally.evicted);
-        set(&counters.spilled, tally.swapped_out);
-        set(&counters.prefixes, tally.offloaded);
-        set(&counters.restored, tally.swapped_in);
-        set(&counters.lost, tally.lost);
-        set(&counters.preempted, tally.preempted);
-        set(&counters.relocated, tally.compacted);
+        set(&counters.evictions, tally.evicted);
+        set(&counters.swap_outs, tally.swapped_out);
+        set(&counters.prefix_offloads, tally.offloaded);
+        set(&counters.swap_ins, tally.swapped_in);
+        set(&counters.swap_in_failures, tally.lost);
+        set(&counters.preemptions, tally.preempted);
+        set(&counters.compactions, tally.compacted);
         set(&counters.adapter_changes, tally.adapter_switches);
-        set(&counters.unsettled, tally.top_k_retries);
+        set(&counters.device_top_k_misses, tally.top_k_retries);
         let change = Duration::from_secs_f64(scheduler.adapter_switch_seconds());
         set_time(&counters.adapter_change_nanos, change);
         self.aside.report(counters);
         let retry_after = scheduler.retry_after(self.time(Instant::now()));
         set(&counters.retry_after, retry_after.as_secs());
         if step.rows.is_empty() {
-            set(&counters.n_kv, 0);
+            set(&counters.attention_cells, 0);
         }
     }
 

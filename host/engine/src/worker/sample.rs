@@ -16,9 +16,9 @@ use super::{Sequence, Vocabulary, Worker};
 use crate::Error;
 use crate::Token;
 use crate::backend::Backend;
-use crate::bell::Bell;
-use crate::generation::{Finish, Outcome};
+use crate::generation::{FinishReason, Outcome};
 use crate::metrics::add;
+use crate::wake_batch::WakeBatch;
 use corral_sampling::{Logits, Scratch, TokenLogprobs, TopKMiss, logprobs};
 use corral_scheduler::accepted_drafts;
 use corral_scheduler::{RequestId, Row};
@@ -47,7 +47,7 @@ pub(super) struct Gained {
     /// In order: drafts that were right, and one that was sampled after them.
     pub tokens: Vec<Token>,
     /// It wants no further token.
-    pub finish: Option<Finish>,
+    pub finish: Option<FinishReason>,
     /// Why nothing could be sampled after the last of the tokens.
     failed: Option<Short>,
 }
@@ -78,7 +78,7 @@ pub(super) struct Tools<'a> {
     scratch: &'a mut Scratch,
     text: &'a mut String,
     /// By which readers are woken.
-    bell: &'a mut Bell,
+    bell: &'a mut WakeBatch,
     /// MemoryOp for a sequence's tokens together with those it gains.
     history: &'a mut Vec<Token>,
     pub grammars: &'a mut GrammarTime,
@@ -134,7 +134,7 @@ impl Sequence {
             tools.history.extend_from_slice(&gained.tokens);
             tools.history.as_slice()
         };
-        let token = match (&mut self.follows, self.options.fixed) {
+        let token = match (&mut self.follows, self.options.fixed_token) {
             (Some(follows), _) => {
                 let chain = &mut self.chain;
                 follows.sample(chain, row, history, tools.scratch, tools.grammars)?
@@ -183,7 +183,7 @@ impl Sequence {
                 }
             }
             if complete {
-                gained.finish.get_or_insert(Finish::End);
+                gained.finish.get_or_insert(FinishReason::End);
             }
         }
         Ok(())
@@ -195,7 +195,7 @@ impl Sequence {
         token: Token,
         told: Option<TokenLogprobs>,
         tools: &mut Tools<'_>,
-    ) -> Option<Finish> {
+    ) -> Option<FinishReason> {
         self.generated += 1;
         let text = &mut *tools.text;
         text.clear();
@@ -203,11 +203,11 @@ impl Sequence {
         let reader = self.delivery.push(token, told, text);
         tools.bell.add(reader);
         if stopped {
-            Some(Finish::Stop)
+            Some(FinishReason::Stop)
         } else if !self.options.ignore_end && tools.words.ends_generation(token) {
-            Some(Finish::End)
+            Some(FinishReason::End)
         } else if self.generated >= self.options.max_tokens {
-            Some(Finish::Length)
+            Some(FinishReason::Length)
         } else {
             None
         }
@@ -234,7 +234,7 @@ impl<B: Backend> Worker<B> {
         let mut grammars = GrammarTime::among(rows.iter().filter(follows).count());
         let mut index = 0;
         for row in rows {
-            self.bell.ring_if_due();
+            self.bell.flush_if_due();
             let certain = row.certain() - row.from;
             let last = index + certain as usize - 1;
             index += row.tokens() as usize;
@@ -273,10 +273,12 @@ impl<B: Backend> Worker<B> {
                 u64::from(row.drafts) - right,
             );
             if !gained.tokens.is_empty() {
-                sequence.first_token.get_or_insert(now);
+                if let Some(seconds) = sequence.time_to_first_token(now) {
+                    self.counters.time_to_first_token.observe(seconds);
+                }
                 if let Some(last) = sequence.last_token.replace(now) {
                     self.counters
-                        .gap_seconds
+                        .inter_token_latency
                         .observe((now - last).as_secs_f64());
                 }
             }
@@ -296,7 +298,7 @@ impl<B: Backend> Worker<B> {
                 (None, None) => {}
             }
         }
-        self.bell.ring();
+        self.bell.flush();
         sampled.grammars = grammars.took;
         sampled
     }
@@ -326,7 +328,7 @@ impl<B: Backend> Worker<B> {
                 continue;
             };
             if let Some(lookup) = &mut sequence.lookup {
-                let most = usize::from(sequence.options.speculate);
+                let most = usize::from(sequence.options.max_draft_tokens);
                 lookup.propose(self.scheduler.tokens(key), most, &mut self.draft);
                 self.scheduler.propose_draft(key, &self.draft);
             }
@@ -334,7 +336,13 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Ends a sequence. So many of its tokens were not computed.
-    pub(super) fn finish(&mut self, key: RequestId, finish: Finish, uncomputed: u64, now: Instant) {
+    pub(super) fn finish(
+        &mut self,
+        key: RequestId,
+        finish: FinishReason,
+        uncomputed: u64,
+        now: Instant,
+    ) {
         let Some(sequence) = self.sequences.remove(&key) else {
             return;
         };

@@ -3,11 +3,12 @@
 
 use super::*;
 use crate::backend::{DecodeError, SaveError};
-use crate::delivery::mailbox;
-use crate::generation::{Finish, Outcome};
-use crate::look::{Distribution, Look, Show};
+use crate::engine_waker::EngineWaker;
+use crate::generation::mailbox;
+use crate::generation::{FinishReason, Outcome};
+use crate::next_token::{Distribution, DistributionPart, NextTokenRequest};
 use crate::reply::{self, Reply};
-use crate::store::spill::{Budgets, Spill};
+use crate::swap_store::{SwapBudget, SwapStore};
 use crate::{Chunk, Generation, Tenant};
 use corral_sampling::{Logits, TopLogits};
 use corral_scheduler::PrefillPolicy;
@@ -85,7 +86,7 @@ impl Slow {
 }
 
 impl Backend for Slow {
-    fn adapt(&mut self, adapter: AdapterId) -> Result<(), DecodeError> {
+    fn set_adapter(&mut self, adapter: AdapterId) -> Result<(), DecodeError> {
         self.0.adapt(adapter).map_err(decode_error)
     }
 
@@ -97,11 +98,11 @@ impl Backend for Slow {
         self.0.decode(&simulated(step)).map_err(decode_error)
     }
 
-    fn can_go_ahead(&self) -> bool {
+    fn can_overlap(&self) -> bool {
         true
     }
 
-    fn decode_ahead(&mut self, step: &[TokenInput]) -> Result<(), DecodeError> {
+    fn decode_overlapped(&mut self, step: &[TokenInput]) -> Result<(), DecodeError> {
         self.asked(Call::Ahead(step.len()));
         self.0.decode_ahead(&simulated(step)).map_err(decode_error)
     }
@@ -167,8 +168,8 @@ impl Vocabulary for Digits {
 
 struct Bench {
     commands: Arc<std::sync::mpsc::SyncSender<Command>>,
-    counters: Arc<Counters>,
-    desk: Arc<Desk>,
+    counters: Arc<EngineMetrics>,
+    waker: EngineWaker,
     calls: Arc<Mutex<Vec<Call>>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -180,23 +181,23 @@ impl Bench {
 
     /// One whose steps take so long.
     fn slow(step: Duration) -> Self {
-        let budgets = Budgets {
+        let budgets = SwapBudget {
             ram: 1 << 20,
             disk: None,
         };
         let (commands, inbox) = sync_channel(256);
-        let spill = Spill::new(budgets, Box::new(|| {})).unwrap();
+        let spill = SwapStore::new(budgets, EngineWaker::default()).unwrap();
         Self::with(step, commands, inbox, spill)
     }
 
     /// One with so many ids more, for which there are the highest logits alone.
     fn with_top(top_ids: u16) -> Self {
-        let budgets = Budgets {
+        let budgets = SwapBudget {
             ram: 1 << 20,
             disk: None,
         };
         let (commands, inbox) = sync_channel(256);
-        let spill = Spill::new(budgets, Box::new(|| {})).unwrap();
+        let spill = SwapStore::new(budgets, EngineWaker::default()).unwrap();
         let faults = BTreeMap::new();
         Self::of(
             Duration::ZERO,
@@ -209,12 +210,12 @@ impl Bench {
 
     /// One that reads prompts ahead wherever it can, and whose steps fail so, by their numbers from 0.
     fn ahead(step: Duration, faults: BTreeMap<u64, Fault>) -> Self {
-        let budgets = Budgets {
+        let budgets = SwapBudget {
             ram: 1 << 20,
             disk: None,
         };
         let (commands, inbox) = sync_channel(256);
-        let spill = Spill::new(budgets, Box::new(|| {})).unwrap();
+        let spill = SwapStore::new(budgets, EngineWaker::default()).unwrap();
         Self::of(step, commands, inbox, spill, (0, Overlap::On, faults))
     }
 
@@ -222,7 +223,7 @@ impl Bench {
         step: Duration,
         commands: std::sync::mpsc::SyncSender<Command>,
         inbox: Receiver<Command>,
-        spill: Spill,
+        spill: SwapStore,
     ) -> Self {
         let faults = BTreeMap::new();
         Self::of(step, commands, inbox, spill, (0, Overlap::Off, faults))
@@ -232,7 +233,7 @@ impl Bench {
         step: Duration,
         commands: std::sync::mpsc::SyncSender<Command>,
         inbox: Receiver<Command>,
-        spill: Spill,
+        spill: SwapStore,
         (top_ids, overlap, faults): (u16, Overlap, BTreeMap<u64, Fault>),
     ) -> Self {
         let limits = SchedulerConfig {
@@ -258,22 +259,22 @@ impl Bench {
         };
         let simulator = Simulator::new(size, Machine::default(), faults);
         let simulator = simulator.with_top(top_ids, TOP);
-        let counters = Arc::new(Counters::default());
+        let counters = Arc::new(EngineMetrics::default());
         let calls = Arc::new(Mutex::new(Vec::new()));
-        let budgets = Budgets {
+        let budgets = SwapBudget {
             ram: PREFIXES,
             disk: None,
         };
-        let prefixes = Spill::new(budgets, Box::new(|| {})).unwrap();
-        let aside = Aside::new().with_spill(spill, 1 << 20);
+        let prefixes = SwapStore::new(budgets, EngineWaker::default()).unwrap();
+        let aside = Swap::default().with_sequences(spill, 1 << 20);
         let aside = aside.with_prefixes(prefixes, PREFIXES);
         let commands = Arc::new(commands);
         let waiting = Arc::downgrade(&commands);
-        let desk = Desk::new(Box::new(move || {
+        let waker = EngineWaker::new(move || {
             if let Some(commands) = waiting.upgrade() {
-                let _ = commands.try_send(Command::Look);
+                let _ = commands.try_send(Command::Wake);
             }
-        }));
+        });
         let worker = Worker::new(
             Slow(simulator, step, calls.clone()),
             limits,
@@ -281,26 +282,31 @@ impl Bench {
             inbox,
             counters.clone(),
             aside,
-            desk.clone(),
+            SamplerMailbox::new(waker.clone()),
         );
         let thread = Some(std::thread::spawn(move || worker.run()));
         Self {
             commands,
             counters,
-            desk,
+            waker,
             calls,
             thread,
         }
     }
 
-    fn submit(&self, prompt: Vec<Token>, options: Options) -> Generation {
+    fn submit(&self, prompt: Vec<Token>, options: GenerateOptions) -> Generation {
         self.submit_for(Caller::default(), prompt, options)
     }
 
-    fn submit_for(&self, caller: Caller, prompt: Vec<Token>, options: Options) -> Generation {
+    fn submit_for(
+        &self,
+        caller: Caller,
+        prompt: Vec<Token>,
+        options: GenerateOptions,
+    ) -> Generation {
         let (submission, generation) = self.submission(caller, prompt, options);
         self.commands
-            .send(Command::Submit(Box::new(submission)))
+            .send(Command::Add(Box::new(submission)))
             .unwrap();
         generation
     }
@@ -309,27 +315,30 @@ impl Bench {
         &self,
         caller: Caller,
         prompt: Vec<Token>,
-        options: Options,
-    ) -> (Submission, Generation) {
-        let (delivery, generation) = mailbox(self.counters.clone(), self.desk.clone());
+        options: GenerateOptions,
+    ) -> (NewRequest, Generation) {
+        let (delivery, generation) = mailbox(self.counters.clone(), self.waker.clone());
         // Adapters are named by their numbers here.
         let number = options.adapter.as_deref().map(str::parse);
         let adapter = AdapterId(number.map_or(0, |number| number.expect("a number")));
-        let submission = Submission {
+        let submission = NewRequest {
             prompt,
             caller,
             adapter,
-            claim: WeakRetention::default(),
-            goes_on: None,
-            submitted: Instant::now(),
-            place: crate::places::Place::uncounted(),
-            wants: Wants::Tokens { options, delivery },
+            retention: WeakRetention::default(),
+            continued: None,
+            arrived: Instant::now(),
+            permit: crate::permits::RequestPermit::unlimited(),
+            kind: RequestKind::Generate {
+                options,
+                sender: delivery,
+            },
         };
         (submission, generation)
     }
 
     /// Closes the channel and waits until the thread has ended by itself.
-    fn end(mut self) -> Arc<Counters> {
+    fn end(mut self) -> Arc<EngineMetrics> {
         let thread = self.thread.take().unwrap();
         let counters = self.counters.clone();
         drop(self);
@@ -338,10 +347,10 @@ impl Bench {
     }
 }
 
-fn limit(max_tokens: u32) -> Options {
-    Options {
+fn limit(max_tokens: u32) -> GenerateOptions {
+    GenerateOptions {
         max_tokens,
-        ..Options::default()
+        ..GenerateOptions::default()
     }
 }
 
@@ -392,14 +401,14 @@ fn many_sequences_share_few_ids_and_each_gets_its_own_answer() {
         let outcome = outcome.unwrap();
         assert_eq!(
             (outcome.finish, outcome.generated_tokens),
-            (Finish::Length, 1 + n % 9)
+            (FinishReason::Length, 1 + n % 9)
         );
         tokens += u64::from(outcome.prompt_tokens + outcome.generated_tokens - 1);
     }
     let counters = bench.end();
-    assert_eq!(value(&counters.tokens_decoded), tokens);
+    assert_eq!(value(&counters.computed_tokens), tokens);
     assert_eq!(value(&counters.cells_leaked), 0);
-    assert_eq!(value(&counters.ids_used), 0);
+    assert_eq!(value(&counters.sequence_ids_used), 0);
 }
 
 #[test]
@@ -407,9 +416,9 @@ fn a_generation_ends_at_its_end_token_its_stop_string_or_its_limit() {
     let bench = Bench::start();
     let (chunk, outcome) = read(bench.submit(vec![996], limit(9)));
     assert_eq!(chunk.tokens, [997, 998, END]);
-    assert_eq!(outcome.unwrap().finish, Finish::End);
+    assert_eq!(outcome.unwrap().finish, FinishReason::End);
 
-    let ignore_end = Options {
+    let ignore_end = GenerateOptions {
         ignore_end: true,
         ..limit(4)
     };
@@ -417,25 +426,25 @@ fn a_generation_ends_at_its_end_token_its_stop_string_or_its_limit() {
     assert_eq!(chunk.tokens, [998, END, 0, 1]);
     assert_eq!(
         (outcome.unwrap().finish, chunk.text.as_str()),
-        (Finish::Length, "01")
+        (FinishReason::Length, "01")
     );
 
-    let fixed = Options {
-        fixed: Some(7),
+    let fixed = GenerateOptions {
+        fixed_token: Some(7),
         ..limit(3)
     };
     let (chunk, outcome) = read(bench.submit(vec![1], fixed));
     assert_eq!(chunk.tokens, [7, 7, 7], "whatever the model says");
-    assert_eq!(outcome.unwrap().finish, Finish::Length);
+    assert_eq!(outcome.unwrap().finish, FinishReason::Length);
 
-    let stop = Options {
+    let stop = GenerateOptions {
         stop: vec!["45".into()],
         ..limit(20)
     };
     let (chunk, outcome) = read(bench.submit(vec![1], stop));
     assert_eq!(
         (outcome.unwrap().finish, chunk.text.as_str()),
-        (Finish::Stop, "23")
+        (FinishReason::Stop, "23")
     );
     bench.end();
 }
@@ -447,7 +456,7 @@ fn everyone_gets_the_adapter_that_was_asked_for() {
         .map(|n| {
             // The same few texts, so that there is something to find and not to take.
             let adapter = n % 3;
-            let options = Options {
+            let options = GenerateOptions {
                 adapter: (adapter > 0).then(|| adapter.to_string()),
                 ..limit(6)
             };
@@ -488,18 +497,18 @@ fn one_bad_sequence_fails_alone() {
     identity(&counters);
 }
 
-fn identity(counters: &Counters) {
+fn identity(counters: &EngineMetrics) {
     let balance = value(&counters.prompt_tokens) - value(&counters.cached_tokens)
         + value(&counters.generated_tokens)
         - value(&counters.finished)
         - value(&counters.uncomputed_tokens)
         + value(&counters.rejected_drafts)
-        + value(&counters.looked_tokens)
+        + value(&counters.next_token_computed_tokens)
         + value(&counters.recomputed_tokens)
-        + value(&counters.abandoned_tokens);
-    assert_eq!(value(&counters.tokens_decoded), balance);
+        + value(&counters.discarded_tokens);
+    assert_eq!(value(&counters.computed_tokens), balance);
     assert_eq!(value(&counters.cells_leaked), 0);
-    assert_eq!(value(&counters.ids_used), 0);
+    assert_eq!(value(&counters.sequence_ids_used), 0);
 }
 
 #[test]
@@ -515,7 +524,7 @@ fn whoever_goes_away_is_dropped_running_or_waiting() {
         (value(&counters.cancelled), value(&counters.finished)),
         (12, 1)
     );
-    assert!(value(&counters.tokens_decoded) < 100);
+    assert!(value(&counters.computed_tokens) < 100);
     identity(&counters);
 }
 
@@ -542,7 +551,7 @@ fn shutting_down_cancels_what_runs_waits_or_has_not_been_looked_at() {
     let wait = move |_| {
         let _ = gate.recv_timeout(Duration::from_secs(20));
     };
-    let hold = Command::View(Box::new(wait));
+    let hold = Command::Status(Box::new(wait));
     bench.commands.send(hold).unwrap();
     bench.commands.send(Command::Shutdown).unwrap();
     let late = bench.submit(vec![1], endless());
@@ -553,9 +562,45 @@ fn shutting_down_cancels_what_runs_waits_or_has_not_been_looked_at() {
     identity(&bench.end());
 }
 
-fn endless() -> Options {
-    Options {
+fn endless() -> GenerateOptions {
+    GenerateOptions {
         ignore_end: true,
         ..limit(60)
     }
+}
+
+#[test]
+fn metrics_count_first_tokens_and_cell_usage() {
+    let bench = Bench::slow(Duration::from_millis(10));
+    let first = bench.submit(vec![1; 32], limit(60));
+    let mut first = first;
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    while first
+        .poll_next(&mut Context::from_waker(&waker))
+        .is_pending()
+    {
+        std::thread::park_timeout(Duration::from_secs(5));
+    }
+    let (send, status) = sync_channel(1);
+    let tell = move |status| drop(send.send(status));
+    bench
+        .commands
+        .send(Command::Status(Box::new(tell)))
+        .unwrap();
+    let status: EngineStatus = status.recv().unwrap();
+    let used = value(&bench.counters.cells_used_billionths);
+    assert!(status.cells_pinned >= 32 && used >= 32 * 1_000_000_000 / 256);
+    read(first).1.unwrap();
+    read(bench.submit(vec![5], limit(1))).1.unwrap();
+    let counters = bench.end();
+    let list = counters.list();
+    let find = |name: &str| {
+        list.iter()
+            .find(|metric| metric.name == name)
+            .unwrap()
+            .value
+    };
+    assert_eq!(find("corral_engine_time_to_first_token_seconds_count"), 2.0);
+    assert!(find("corral_engine_time_to_first_token_seconds_sum") >= 0.02);
+    assert_eq!(find("corral_engine_kv_cache_usage_ratio"), 0.0, "idle");
 }

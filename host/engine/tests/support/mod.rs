@@ -2,8 +2,8 @@
 #![allow(dead_code)]
 
 use corral_engine::{
-    Caller, Chunk, Config, DeviceSelection, Engine, Error, Generation, GpuLayers, Options, Outcome,
-    PlacementOptions, Sequence, Tenant, View,
+    Caller, Chunk, DeviceSelection, Engine, EngineStatus, Error, GenerateOptions, Generation,
+    GpuLayers, ModelConfig, Outcome, PlacementOptions, Sequence, Tenant,
 };
 use corral_random_model::{Quant, Qwen3, Recipe};
 use std::path::{Path, PathBuf};
@@ -45,8 +45,8 @@ pub fn device() -> Option<String> {
 }
 
 /// How to load the demo model: with one compute thread, and whole on the device that the tests run on.
-pub fn config() -> Config {
-    let mut config = Config::new("tiny", demo_model());
+pub fn config() -> ModelConfig {
+    let mut config = ModelConfig::new("tiny", demo_model());
     config.threads = Some(1);
     if let Some(device) = device() {
         config.placement = PlacementOptions {
@@ -96,10 +96,10 @@ pub fn metric(engine: &Engine, name: &str) -> f64 {
 }
 
 /// What goes on in an engine.
-pub fn view(engine: &Engine) -> View {
+pub fn view(engine: &Engine) -> EngineStatus {
     let (tell, told) = sync_channel(1);
     let tell = move |view| tell.send(view).expect("the test waits for it");
-    engine.view(tell).expect("the engine looks");
+    engine.status(tell).expect("the engine looks");
     told.recv().expect("the engine answers")
 }
 
@@ -108,7 +108,7 @@ pub fn settle(engine: &Engine) {
     let until = Instant::now() + Duration::from_secs(20);
     let counted = || metric(engine, "sequence_ids_used") + metric(engine, "requests_waiting");
     // What was asked before is in the view; the metrics may be from before that.
-    let runs = |view: &View| view.waiting > 0 || !view.sequences.is_empty();
+    let runs = |view: &EngineStatus| view.waiting > 0 || !view.requests.is_empty();
     while runs(&view(engine)) || counted() > 0.0 {
         assert!(Instant::now() < until, "something still runs");
         std::thread::sleep(Duration::from_millis(2));
@@ -132,15 +132,19 @@ pub fn check_identity(engine: &Engine) {
 /// Checks that nothing runs, and that nothing stays once nobody claims it.
 pub fn check_empty(engine: &Engine) {
     settle(engine);
-    engine.clear_cache().expect("the engine looks");
+    engine.clear_prefix_cache().expect("the engine looks");
     let view = view(engine);
     assert!(
-        view.sequences.is_empty() && view.entries.is_empty(),
+        view.requests.is_empty() && view.prefix_cache.is_empty(),
         "{view:?}"
     );
-    assert_eq!((view.cells_used, view.ids_used), (0, 0));
+    assert_eq!((view.cells_used, view.sequence_ids_used), (0, 0));
     assert_eq!(
-        (view.spilled_ram, view.spilled_disk, view.prefixes_ram),
+        (
+            view.swap_ram_bytes,
+            view.swap_disk_bytes,
+            view.prefix_offload_bytes
+        ),
         (0, 0, 0)
     );
     assert_eq!(metric(engine, "kv_cells_leaked"), 0.0);
@@ -167,9 +171,9 @@ pub fn idle_sums(engine: &Engine) -> Vec<Sequence> {
 
 /// Asks such a sequence once more, for the `sum` of its numbers.
 pub fn answer_again(sequence: &mut Sequence, sum: u32) -> Outcome {
-    let options = Options {
+    let options = GenerateOptions {
         max_tokens: 8,
-        ..Options::default()
+        ..GenerateOptions::default()
     };
     let (chunk, outcome) = read(sequence.generate(options).unwrap());
     assert_eq!(chunk.text, sum.to_string());

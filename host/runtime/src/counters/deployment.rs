@@ -121,7 +121,7 @@ impl DeploymentCounters {
 
     /// Counts a hit of [`CallLimit::QueueTime`] in the outcome of a request to the engine.
     pub(crate) fn check_finished<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
-        if matches!(result, Err(Error::Overdue { .. })) {
+        if matches!(result, Err(Error::QueueTimeout { .. })) {
             self.limit_hit(CallLimit::QueueTime);
         }
         result
@@ -147,7 +147,7 @@ impl DeploymentCounters {
             let mut metric = super::metric(
                 "corral_deployment_requests_refused_total",
                 "Requests that the host answered with an error, by deployment and error code.",
-                corral_engine::Kind::Counter,
+                corral_engine::MetricKind::Counter,
                 *count as f64,
             );
             metric.labels.push(("code", (*code).to_owned()));
@@ -238,17 +238,17 @@ mod tests {
     fn only_overdue_requests_count_as_queue_time() {
         let counters = DeploymentCounters::default();
         let (reason, retry_after) = (String::new(), Duration::ZERO);
-        let refused = Error::Refused {
+        let refused = Error::Overloaded {
             reason: reason.clone(),
             retry_after,
         };
-        let overdue = Error::Overdue {
+        let overdue = Error::QueueTimeout {
             reason,
             retry_after,
         };
         for (result, count) in [
             (Ok(()), 0),
-            (Err(Error::Deadline), 0),
+            (Err(Error::DeadlineExceeded), 0),
             (Err(refused), 0),
             (Err(overdue), 1),
         ] {

@@ -46,7 +46,7 @@ pub(super) async fn compile(
         Ok(engine) => engine,
         Err(error) => return Ok(Err(error)),
     };
-    let compiled = match engine.compiled(&grammar) {
+    let compiled = match engine.compiled_grammar(&grammar) {
         Some(compiled) => Ok(compiled),
         // Blocks on the compiler thread.
         None => tokio::task::spawn_blocking(move || engine.compile(&grammar)).await?,
@@ -77,7 +77,7 @@ pub struct GuestMatcher {
 impl GuestMatcher {
     /// Bit mask of the allowed tokens, for a sequence of `engine`.
     pub(super) fn mask_for(&mut self, engine: &Engine) -> Result<Vec<u32>, Error> {
-        engine.check_made(&self.constraint)?;
+        engine.check_constraint(&self.constraint)?;
         Ok(self.matcher.mask()?.to_vec())
     }
 }

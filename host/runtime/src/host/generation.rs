@@ -260,9 +260,9 @@ impl From<corral_engine::Outcome> for Outcome {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Self {
             finish: match outcome.finish {
-                corral_engine::Finish::End => Finish::End,
-                corral_engine::Finish::Stop => Finish::Stop,
-                corral_engine::Finish::Length => Finish::Length,
+                corral_engine::FinishReason::End => Finish::End,
+                corral_engine::FinishReason::Stop => Finish::Stop,
+                corral_engine::FinishReason::Length => Finish::Length,
             },
             prompt_tokens: outcome.prompt_tokens,
             cached_tokens: outcome.cached_tokens,

@@ -11,7 +11,7 @@ use super::{GuestSequence, HostResult, framed_body, wit};
 use crate::counters::DeploymentCounters;
 use crate::quota::TokenReservation;
 use crate::state::State;
-use corral_engine::{Distribution, Error, Look, Reply, Show};
+use corral_engine::{Distribution, DistributionPart, Error, NextTokenRequest, Reply};
 use std::sync::Arc;
 use wasmtime::component::{Access, Accessor, HasSelf, Resource, StreamReader};
 
@@ -26,7 +26,7 @@ type GuestReply = Result<guest::Distribution, wit::Error>;
 /// A valid request.
 struct ValidRequest {
     sequence: SharedSequence,
-    look: Look,
+    look: NextTokenRequest,
     /// Most tokens of a sequence of its model.
     context: u32,
     reservation: Option<TokenReservation>,
@@ -159,21 +159,21 @@ impl State {
             }
         };
         let sequence = self.table.get(sequence)?;
-        let look = Look {
-            show: match look.view {
-                guest::View::Top(count) => Show::Top(count),
-                guest::View::Only(tokens) => Show::Only(tokens),
-                guest::View::Logits => Show::Logits,
+        let look = NextTokenRequest {
+            part: match look.view {
+                guest::View::Top(count) => DistributionPart::Top(count),
+                guest::View::Only(tokens) => DistributionPart::Only(tokens),
+                guest::View::Logits => DistributionPart::Logits,
             },
             statistics: look.statistics,
-            among,
+            mask: among,
             adapter: sequence.adapter().map(str::to_owned),
         };
         let context = sequence.engine().info().context;
         let request = sequence.begin().and_then(|(sequence, call)| {
-            let row = match look.show {
-                Show::Logits => Some(self.handles.take_logits_row()?),
-                Show::Top(_) | Show::Only(_) => None,
+            let row = match look.part {
+                DistributionPart::Logits => Some(self.handles.take_logits_row()?),
+                DistributionPart::Top(_) | DistributionPart::Only(_) => None,
             };
             // A repeated request computes a token again, so it counts at least one.
             let tokens = lock(&sequence).uncounted().max(1);

@@ -18,7 +18,7 @@ const MAX_ADAPTER_CHARS: usize = 256;
 /// Options that a guest is setting.
 #[derive(Default)]
 pub struct GuestOptions {
-    options: corral_engine::Options,
+    options: corral_engine::GenerateOptions,
     /// Sequence breakers of DRY samplers, by the sampler's index. They are tokenized when the model is known.
     breakers: Vec<(usize, Vec<String>)>,
     /// Samples the tokens instead of a sampler chain.
@@ -31,14 +31,17 @@ impl GuestOptions {
     }
 
     /// The options for a model.
-    pub(super) fn for_engine(&self, engine: &Engine) -> Result<corral_engine::Options, Error> {
+    pub(super) fn for_engine(
+        &self,
+        engine: &Engine,
+    ) -> Result<corral_engine::GenerateOptions, Error> {
         let mut options = self.options.clone();
         if let Some(sampler) = &self.sampling_plugin {
-            options.chooser = Some(sampler.factory(engine.info().vocabulary));
+            options.external_sampler = Some(sampler.factory(engine.info().vocabulary));
         }
         for (index, texts) in &self.breakers {
             if let Some(Sampler::Dry(dry)) = options.samplers.get_mut(*index) {
-                dry.breakers = engine.breakers(texts)?;
+                dry.breakers = engine.dry_breakers(texts)?;
             }
         }
         Ok(options)
@@ -274,7 +277,7 @@ impl HostOptions for State {
                 "a draft of {most} tokens is too long; it may have {MAX_DRAFTS}"
             ));
         }
-        self.table.get_mut(&options)?.options.speculate = most;
+        self.table.get_mut(&options)?.options.max_draft_tokens = most;
         Ok(Ok(()))
     }
 

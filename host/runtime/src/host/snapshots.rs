@@ -46,7 +46,7 @@ impl DeploymentSnapshots {
 
     /// A permit to access the disk, if the engine stores snapshots.
     async fn acquire(&self, engine: &Engine) -> Result<OwnedSemaphorePermit, wit::Error> {
-        if !engine.keeps_snapshots() {
+        if !engine.has_snapshots() {
             let none = "snapshots: this host stores none; its operator can configure a folder";
             return Err(wit::Error::NotGranted(none.to_owned()));
         }

@@ -2,7 +2,7 @@
 
 use super::limits::{QuotaLimit, QuotaLimits};
 use super::usage::{LimitExceeded, QuotaUsage, TokenSlots};
-use corral_engine::{Kind, Metric};
+use corral_engine::{Metric, MetricKind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -142,21 +142,21 @@ impl Quota {
             metric(
                 "corral_quota_requests_total",
                 "Requests that a quota admitted.",
-                Kind::Counter,
+                MetricKind::Counter,
                 labels(),
                 shared.requests.load(Ordering::Relaxed),
             ),
             metric(
                 "corral_quota_tokens_total",
                 "Tokens counted by a quota: appended to sequences, and generated.",
-                Kind::Counter,
+                MetricKind::Counter,
                 labels(),
                 shared.tokens.load(Ordering::Relaxed),
             ),
             metric(
                 "corral_quota_requests_running",
                 "Running requests, by quota.",
-                Kind::Gauge,
+                MetricKind::Gauge,
                 labels(),
                 shared.usage().running().into(),
             ),
@@ -168,7 +168,7 @@ impl Quota {
                 metrics.push(metric(
                     "corral_quota_refusals_total",
                     "Requests and generations that a quota refused, by limit.",
-                    Kind::Counter,
+                    MetricKind::Counter,
                     labels,
                     count,
                 ));

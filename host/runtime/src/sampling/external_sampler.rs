@@ -6,7 +6,10 @@
 
 use super::RequestSampler;
 use super::instance::{Instance, Purpose};
-use corral_engine::{Choice, Chooser, Choosers, Error, Shown, Wanted};
+use corral_engine::{
+    Error, ExternalSampler, ExternalSamplerFactory, SamplingReply, SamplingRequest,
+    SamplingRequestOptions,
+};
 use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -17,7 +20,7 @@ use tracing::Instrument;
 /// Starts an instance for each generation.
 pub(super) struct SamplerFactory {
     pub(super) sampler: Arc<RequestSampler>,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: SamplingRequestOptions,
     pub(super) runtime: Handle,
     /// Number of tokens of the model.
     pub(super) vocabulary: u32,
@@ -32,12 +35,12 @@ impl std::fmt::Debug for SamplerFactory {
     }
 }
 
-impl Choosers for SamplerFactory {
-    fn wanted(&self) -> Wanted {
+impl ExternalSamplerFactory for SamplerFactory {
+    fn request_options(&self) -> SamplingRequestOptions {
         self.wanted
     }
 
-    fn start(&self, seed: u64) -> Box<dyn Chooser> {
+    fn start(&self, seed: u64) -> Box<dyn ExternalSampler> {
         let (sender, receiver) = mpsc::channel(1);
         let sampler = Arc::clone(&self.sampler);
         let instance = Instance::start(sampler, Purpose::Generate { seed }, self.vocabulary);
@@ -54,8 +57,8 @@ impl Choosers for SamplerFactory {
 
 /// One token to sample.
 struct SampleCall {
-    shown: Shown,
-    choice: Choice,
+    shown: SamplingRequest,
+    choice: SamplingReply,
     began: Instant,
 }
 
@@ -65,8 +68,8 @@ struct SamplerClient {
     _task: JoinSet<()>,
 }
 
-impl Chooser for SamplerClient {
-    fn choose(&mut self, shown: Shown, choice: Choice) {
+impl ExternalSampler for SamplerClient {
+    fn sample(&mut self, shown: SamplingRequest, choice: SamplingReply) {
         // If the host is shutting down, dropping the call answers it with an error.
         let _ = self.calls.try_send(SampleCall {
             shown,
@@ -79,7 +82,7 @@ impl Chooser for SamplerClient {
 /// Samples one token after the other. After the first error, every call gets that error.
 async fn serve(
     sampler: Arc<RequestSampler>,
-    wanted: Wanted,
+    wanted: SamplingRequestOptions,
     instance: impl Future<Output = Result<Instance, Error>>,
     mut calls: mpsc::Receiver<SampleCall>,
 ) {
@@ -101,6 +104,6 @@ async fn serve(
             // Release the permit before the engine sees the error.
             instance = Err(error.clone());
         }
-        call.choice.make(token);
+        call.choice.send(token);
     }
 }

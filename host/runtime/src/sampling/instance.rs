@@ -11,7 +11,9 @@ use crate::state::State;
 use crate::store::store;
 use crate::ticker::TickGuard;
 use crate::time_limits::{TimeExceeded, run_within};
-use corral_engine::{Caller, Error, MAX_CANDIDATES, Shown, Token, Wanted};
+use corral_engine::{
+    Caller, Error, MAX_CANDIDATES, SamplingRequest, SamplingRequestOptions, Token,
+};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Context;
@@ -58,7 +60,7 @@ pub(super) struct Instance {
     store: Store<State>,
     plugin: SamplingPlugin,
     resource: ResourceAny,
-    wanted: Wanted,
+    wanted: SamplingRequestOptions,
     meter: Arc<Meter>,
     sampler: Arc<RequestSampler>,
     _guard: InstanceGuard,
@@ -81,7 +83,7 @@ impl Instance {
     /// Waits for a permit, creates an instance, and starts its sampler for a model of this vocabulary.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there was no permit in time, [`Error::Invalid`] if the plugin refuses its
+    /// [`Error::Overloaded`] if there was no permit in time, [`Error::Invalid`] if the plugin refuses its
     /// settings, else [`Error::Failed`].
     pub(super) async fn start(
         sampler: Arc<RequestSampler>,
@@ -145,7 +147,7 @@ impl Instance {
     }
 
     /// What the plugin needs to sample a token.
-    pub(super) fn wanted(&self) -> Wanted {
+    pub(super) fn wanted(&self) -> SamplingRequestOptions {
         self.wanted
     }
 
@@ -153,7 +155,7 @@ impl Instance {
     ///
     /// # Errors
     /// [`Error::Failed`] if the plugin fails, takes too long, or returns another token.
-    pub(super) async fn sample(&mut self, shown: Shown) -> Result<Token, Error> {
+    pub(super) async fn sample(&mut self, shown: SamplingRequest) -> Result<Token, Error> {
         let distribution = guest::Distribution::from(shown);
         let functions = self.plugin.corral_plugin_sampling().sampler();
         let work = functions.call_sample(&mut self.store, self.resource, &distribution);
@@ -186,7 +188,7 @@ impl InstanceGuard {
         let Ok(permit) = timeout(host.permit_timeout, permits.acquire()).await else {
             sampler.counters.limit_hit(CallLimit::Pool);
             let (name, waited) = (&sampler.name, host.permit_timeout.as_secs_f32());
-            return Err(Error::Refused {
+            return Err(Error::Overloaded {
                 reason: format!(
                     "no instance of the sampling plugin {name} became available within {waited} s"
                 ),
@@ -237,7 +239,7 @@ async fn run<R>(
 }
 
 /// Checks the plugin's needs.
-fn wanted(sampler: &RequestSampler, needs: guest::Needs) -> Result<Wanted, Error> {
+fn wanted(sampler: &RequestSampler, needs: guest::Needs) -> Result<SamplingRequestOptions, Error> {
     let max = u32::try_from(MAX_CANDIDATES).unwrap_or(u32::MAX);
     if !(1..=max).contains(&needs.candidates) {
         return Err(sampler.failed(format_args!(
@@ -251,7 +253,7 @@ fn wanted(sampler: &RequestSampler, needs: guest::Needs) -> Result<Wanted, Error
             needs.history
         )));
     }
-    Ok(Wanted {
+    Ok(SamplingRequestOptions {
         candidates: needs.candidates,
         statistics: needs.statistics,
         history: needs.history,
@@ -264,8 +266,8 @@ fn truncate(mut text: String) -> String {
     text
 }
 
-impl From<Shown> for guest::Distribution {
-    fn from(shown: Shown) -> Self {
+impl From<SamplingRequest> for guest::Distribution {
+    fn from(shown: SamplingRequest) -> Self {
         // Both candidate types have the same size, so the vector's memory is reused.
         let candidates = shown.candidates.into_iter();
         Self {
@@ -276,7 +278,7 @@ impl From<Shown> for guest::Distribution {
                 log_normalizer: statistics.log_normalizer,
                 entropy: statistics.entropy,
             }),
-            since: shown.since,
+            since: shown.new_tokens,
             position: shown.position,
         }
     }

@@ -1,7 +1,8 @@
 use super::*;
 use crate::test_support::{engine_and_linker, grants};
 use corral_engine::RequestId;
-use corral_engine::{Caller, Chooser, Desk, Shown, Token};
+use corral_engine::testing::{EngineWaker, SamplerMailbox};
+use corral_engine::{Caller, ExternalSampler, SamplingRequest, Token};
 use std::collections::VecDeque;
 use tokio::sync::mpsc;
 use wasmtime::component::{Component, Linker};
@@ -18,7 +19,7 @@ struct Fixture {
     counters: Arc<ProcessCounters>,
     limits: Arc<Limits>,
     meter: Arc<Meter>,
-    mailbox: Arc<Desk>,
+    mailbox: Arc<SamplerMailbox>,
     notified: mpsc::UnboundedReceiver<()>,
     /// Answers taken from the mailbox but not yet returned.
     answers: VecDeque<(RequestId, Result<Token, Error>)>,
@@ -38,7 +39,7 @@ impl Fixture {
             counters,
             limits: Arc::default(),
             meter: Arc::default(),
-            mailbox: Desk::new(Box::new(move || {
+            mailbox: SamplerMailbox::new(EngineWaker::new(move || {
                 let _ = notify.send(());
             })),
             notified,
@@ -79,15 +80,15 @@ impl Fixture {
     }
 
     /// Requests one of the tokens from 5 on.
-    fn request(&self, chooser: &mut dyn Chooser, key: u64, candidates: u32) {
+    fn request(&self, chooser: &mut dyn ExternalSampler, key: u64, candidates: u32) {
         #[allow(clippy::cast_precision_loss)]
-        let shown = Shown {
+        let shown = SamplingRequest {
             candidates: (0..candidates).map(|i| (5 + i, -(i as f32))).collect(),
             statistics: None,
-            since: vec![1],
+            new_tokens: vec![1],
             position: 9,
         };
-        chooser.choose(shown, self.mailbox.question(RequestId(key)));
+        chooser.sample(shown, self.mailbox.reply_for(RequestId(key)));
     }
 
     /// Waits for the next answer. Returns it with its key.
@@ -118,7 +119,7 @@ async fn samples_tokens_on_the_requests_cpu_time() {
     let before = fixture.meter.used();
     assert!(before > Duration::ZERO, "the check counts");
     let factory = checked.factory(256);
-    assert_eq!(factory.wanted().candidates, 40);
+    assert_eq!(factory.request_options().candidates, 40);
     let mut chooser = factory.start(1);
     // More calls than a store may hold resources: a call leaves none behind.
     let calls = 5000;
@@ -211,7 +212,7 @@ async fn needs_may_not_change_after_the_check() {
     let start = "(i32.store (i32.const 128) (local.get $vocabulary))";
     let needs = "(i32.store (i32.const 0) (i32.load (i32.const 128)))";
     let checked = fixture.checked([start, needs, ""]).await;
-    assert_eq!(checked.factory(256).wanted().candidates, 256);
+    assert_eq!(checked.factory(256).request_options().candidates, 256);
     for (vocabulary, fits) in [(255, false), (256, true)] {
         let mut chooser = checked.factory(vocabulary).start(1);
         fixture.request(&mut *chooser, 1, 3);
@@ -250,7 +251,7 @@ async fn permit_timeout_refuses_the_request() {
     assert_eq!(fixture.answer().await, (1, Ok(5)));
     fixture.request(&mut *second, 2, 1);
     let (_, answer) = fixture.answer().await;
-    let Err(Error::Refused { reason, .. }) = answer else {
+    let Err(Error::Overloaded { reason, .. }) = answer else {
         panic!("{answer:?}");
     };
     assert!(

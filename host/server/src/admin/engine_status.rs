@@ -10,7 +10,7 @@ use crate::api_keys::ApiKeys;
 use crate::problem::Problem;
 use crate::services::Services;
 use corral_engine::{
-    Caller, EntryStatus, Error, ModelState, ModelStatus, RequestStatus, Tenant, View,
+    Caller, EngineStatus, EntryStatus, Error, ModelState, ModelStatus, RequestStatus, Tenant,
 };
 use corral_runtime::Body;
 use http::{Response, StatusCode};
@@ -50,11 +50,11 @@ pub(super) async fn answer(
             let _ = sender.send(status);
         };
         let cleared = if clear_cache {
-            engine.clear_cache()
+            engine.clear_prefix_cache()
         } else {
             Ok(())
         };
-        let queried = cleared.and_then(|()| engine.view(send));
+        let queried = cleared.and_then(|()| engine.status(send));
         // Keep the name only: holding the engine would keep the model loaded.
         queries.push((engine.info().name.clone(), queried, receiver));
     }
@@ -92,9 +92,9 @@ fn unloaded_json(status: &ModelStatus) -> Value {
 
 async fn receive(
     model: &str,
-    receiver: oneshot::Receiver<View>,
+    receiver: oneshot::Receiver<EngineStatus>,
     until: Instant,
-) -> Result<View, Problem> {
+) -> Result<EngineStatus, Problem> {
     match timeout_at(until, receiver).await {
         Ok(Ok(status)) => Ok(status),
         Ok(Err(_)) => Err(stopped(model)),
@@ -107,7 +107,7 @@ async fn receive(
 
 fn query_problem(model: &str, error: Error) -> Problem {
     match error {
-        Error::Refused { reason, .. } => {
+        Error::Overloaded { reason, .. } => {
             busy(&format!("the model {model} accepts no query: {reason}"))
         }
         _ => stopped(model),
@@ -154,11 +154,14 @@ impl Owners {
         Owners { tenants, scopes }
     }
 
-    fn model_json(&self, name: &str, status: &View) -> Value {
-        let counters = status.tally;
-        let requests = status.sequences.iter();
+    fn model_json(&self, name: &str, status: &EngineStatus) -> Value {
+        let counters = status.counters;
+        let requests = status.requests.iter();
         let requests = requests.map(|request| self.request_json(request));
-        let entries = status.entries.iter().map(|entry| self.entry_json(entry));
+        let entries = status
+            .prefix_cache
+            .iter()
+            .map(|entry| self.entry_json(entry));
         json!({
             "model": name,
             "state": "loaded",
@@ -166,12 +169,12 @@ impl Owners {
                 "total": status.cells,
                 "pinned": status.cells_pinned,
                 "used": status.cells_used,
-                "n_kv": status.n_kv,
+                "n_kv": status.attention_cells,
             },
-            "sequence_ids": {"total": status.ids, "used": status.ids_used},
+            "sequence_ids": {"total": status.sequence_ids, "used": status.sequence_ids_used},
             "requests_waiting": status.waiting,
-            "swapped_bytes": {"memory": status.spilled_ram, "disk": status.spilled_disk},
-            "offloaded_prefix_bytes": status.prefixes_ram,
+            "swapped_bytes": {"memory": status.swap_ram_bytes, "disk": status.swap_disk_bytes},
+            "offloaded_prefix_bytes": status.prefix_offload_bytes,
             "counters": {
                 "evicted": counters.evicted,
                 "swapped_out": counters.swapped_out,
@@ -222,19 +225,19 @@ mod tests {
     use corral_engine::{AdapterId, Priority, SchedulerCounters};
     use corral_engine::{EntryId, PrefixScope, RequestId, RequestState, SeqId};
 
-    fn status() -> View {
-        View {
+    fn status() -> EngineStatus {
+        EngineStatus {
             cells: 100,
             cells_pinned: 3,
             cells_used: 10,
-            n_kv: 32,
-            ids: 4,
-            ids_used: 2,
+            attention_cells: 32,
+            sequence_ids: 4,
+            sequence_ids_used: 2,
             waiting: 1,
-            spilled_ram: 5,
-            spilled_disk: 6,
-            prefixes_ram: 7,
-            sequences: vec![RequestStatus {
+            swap_ram_bytes: 5,
+            swap_disk_bytes: 6,
+            prefix_offload_bytes: 7,
+            requests: vec![RequestStatus {
                 id: RequestId(9),
                 tenant: Tenant(1),
                 priority: Priority(7),
@@ -246,7 +249,7 @@ mod tests {
                 cached: 0,
                 state: RequestState::Decode,
             }],
-            entries: [
+            prefix_cache: [
                 (PrefixScope(1), Some(SeqId(2))),
                 (PrefixScope(1 << 32), None),
             ]
@@ -258,7 +261,7 @@ mod tests {
                 retained: seq.is_none(),
             })
             .into(),
-            tally: SchedulerCounters::default(),
+            counters: SchedulerCounters::default(),
         }
     }
 

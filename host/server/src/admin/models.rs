@@ -95,7 +95,7 @@ fn problem(error: OpenError) -> Problem {
         OpenError::Unavailable(error) => {
             let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, "model-busy", text);
             match error {
-                Error::Refused { retry_after, .. } | Error::Overdue { retry_after, .. } => {
+                Error::Overloaded { retry_after, .. } | Error::QueueTimeout { retry_after, .. } => {
                     problem.retry_after(retry_after)
                 }
                 _ => problem.retry_after(Duration::from_secs(1)),

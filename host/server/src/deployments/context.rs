@@ -1,7 +1,7 @@
 //! What outlives the revisions of a deployment: its state in the runtime, and its quota.
 
 use crate::prometheus::MetricFamilies;
-use corral_engine::Kind;
+use corral_engine::MetricKind;
 use corral_runtime::{DeploymentState, Quota, QuotaLimits};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -66,7 +66,7 @@ impl DeploymentContext {
                 "corral_deployment_limit_total",
                 "Requests and generations that a limit stopped, even during their response, by deployment and \
                  limit as corral.toml names it; 'pool' is shared by all deployments.",
-                Kind::Counter,
+                MetricKind::Counter,
                 &[("deployment", name), ("limit", limit)],
                 count as f64,
             );

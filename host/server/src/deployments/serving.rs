@@ -15,7 +15,7 @@ use crate::problem::ErrorFormat;
 use crate::prometheus::MetricFamilies;
 use crate::request_policy::{Access, RequestPolicy};
 use crate::routes::{Route, RouteTable, RouteTaken};
-use corral_engine::Kind;
+use corral_engine::MetricKind;
 use corral_runtime::{Limits, Plugin, Quota, Runtime};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -210,7 +210,7 @@ impl Deployments {
         families.sample(
             "corral_deployments",
             "Deployments, including those that cannot serve.",
-            Kind::Gauge,
+            MetricKind::Gauge,
             &[],
             all.len() as f64,
         );

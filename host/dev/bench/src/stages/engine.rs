@@ -4,13 +4,13 @@ use super::clients::{Client, read, read_all};
 use super::prompts::Prompt;
 use crate::workload::exactly;
 use corral_cli::Error;
-use corral_engine::{Caller, Engine, Options, Token};
+use corral_engine::{Caller, Engine, GenerateOptions, Token};
 use std::sync::Arc;
 
-/// Options for `tokens` tokens, greedily or always the same one.
-fn options(tokens: u64, fixed: Option<Token>) -> Options {
-    Options {
-        fixed,
+/// GenerateOptions for `tokens` tokens, greedily or always the same one.
+fn options(tokens: u64, fixed: Option<Token>) -> GenerateOptions {
+    GenerateOptions {
+        fixed_token: fixed,
         ..exactly(tokens)
     }
 }
@@ -33,9 +33,9 @@ pub(super) async fn run_in_step(
     let mut total = 0;
     for wave in prompts.chunks(concurrency) {
         let prompts = wave.iter().map(|prompt| prompt.tokens.clone()).collect();
-        let generations = engine.generate_together(prompts, &options, Caller::default())?;
+        let generations = engine.generate_batch(prompts, &options, Caller::default())?;
         total += read_all(generations, tokens).await?;
-        engine.clear_cache()?;
+        engine.clear_prefix_cache()?;
     }
     Ok(total)
 }
@@ -55,7 +55,7 @@ impl Client for UnevenClient {
         let options = options(tokens, None);
         let generation = self.engine.generate(prompt, options, Caller::default())?;
         let tokens = read(generation, tokens).await?;
-        self.engine.clear_cache()?;
+        self.engine.clear_prefix_cache()?;
         Ok(tokens)
     }
 }

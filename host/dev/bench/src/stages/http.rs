@@ -101,7 +101,7 @@ impl Client for HttpClient {
                 prompt_tokens.unwrap_or(0)
             )));
         }
-        self.requests.engine.clear_cache()?;
+        self.requests.engine.clear_prefix_cache()?;
         check_length(expected, generated.unwrap_or(0))
     }
 }

@@ -30,7 +30,7 @@ impl Client for PluginClient {
             .workers
             .spawn(async move { boundary::call(&plugin, operation, tokens, prompt).await });
         call.await.map_err(Error::context("a request crashed"))??;
-        self.engine.clear_cache()?;
+        self.engine.clear_prefix_cache()?;
         Ok(tokens)
     }
 }

@@ -11,7 +11,7 @@ use super::prompts::Prompt;
 use super::replay::{Replay, Row, Step};
 use corral_cli::Error;
 use corral_engine::SeqId;
-use corral_engine::{Raw, TokenInput};
+use corral_engine::testing::{RawContext, TokenInput};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) const CALLER_THREAD: &str = "bench-raw";
 
 /// Measures all steps of `replay`, whose requests exist from the start. The context is empty before and after.
 pub(super) fn measure(
-    raw: &mut Raw,
+    raw: &mut RawContext,
     replay: Replay,
     prompts: &[Prompt],
 ) -> Result<Measurement, Error> {
@@ -56,7 +56,7 @@ impl Client for RawClient {
 
 /// Measures the loop with `concurrency` clients, which run in `clients`.
 pub(super) fn measure_clients(
-    raw: &mut Raw,
+    raw: &mut RawContext,
     replay: Replay,
     prompts: &[Prompt],
     (clients, concurrency): (&Runtime, usize),
@@ -97,7 +97,7 @@ pub(super) fn measure_clients(
 
 /// Measures the loop with requests that arrive as they arrived at a stage.
 pub(super) fn measure_arrivals(
-    raw: &mut Raw,
+    raw: &mut RawContext,
     replay: Replay,
     prompts: &[Prompt],
     earlier: &[RequestSpan],
@@ -141,14 +141,14 @@ fn do_nothing(_: &Step) -> Result<(), Error> {
 /// Computes steps until no request is left. Calls `computed` after each step, and `ended` with the number of each
 /// request that ends.
 pub(super) fn run(
-    raw: &mut Raw,
+    raw: &mut RawContext,
     mut replay: Replay,
     prompts: &[Prompt],
     mut next: impl FnMut(bool) -> Option<usize>,
     mut computed: impl FnMut(&Step) -> Result<(), Error>,
     mut ended: impl FnMut(usize),
 ) -> Result<LoadOutcome, Error> {
-    let (mut tokens, mut steps, decode_before) = (0, 0, raw.decode_time());
+    let (mut tokens, mut steps, decode_before) = (0, 0, raw.decode_cpu_time());
     let mut inputs = Vec::new();
     while let Some(step) = replay.step(&mut next) {
         inputs.clear();
@@ -172,7 +172,7 @@ pub(super) fn run(
     Ok(LoadOutcome {
         results: LoadResults { tokens, spans },
         steps,
-        decode_cpu: (raw.decode_time() - decode_before).as_secs_f64(),
+        decode_cpu: (raw.decode_cpu_time() - decode_before).as_secs_f64(),
     })
 }
 

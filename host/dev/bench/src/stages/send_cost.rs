@@ -10,7 +10,7 @@ use super::replay::{Replay, Step};
 use crate::http::cpu_seconds;
 use corral_cli::Error;
 use corral_cli::bench::stats::float;
-use corral_engine::Raw;
+use corral_engine::testing::RawContext;
 use rustix::time::ClockId;
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -23,7 +23,7 @@ const EVENT: [u8; 200] = [b'x'; 200];
 /// The mean CPU time of an event in microseconds, over all steps of `replay`, which has as many slots as there are
 /// clients. The context is empty before and after.
 pub(super) fn measure(
-    raw: &mut Raw,
+    raw: &mut RawContext,
     replay: Replay,
     prompts: &[Prompt],
     (clients, concurrency): (&Runtime, usize),

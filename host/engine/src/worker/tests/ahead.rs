@@ -7,7 +7,7 @@ fn short_and_long(bench: &Bench) -> [Generation; 2] {
     let submission = |prompt, most| bench.submission(Caller::default(), prompt, limit(most));
     let (short, told) = submission(vec![1], 12);
     let (long, read) = submission((100..140).collect(), 3);
-    let both = Command::SubmitAll(vec![short, long]);
+    let both = Command::AddAll(vec![short, long]);
     bench.commands.send(both).unwrap();
     [told, read]
 }
@@ -15,10 +15,10 @@ fn short_and_long(bench: &Bench) -> [Generation; 2] {
 fn check_answers([short, long]: [Generation; 2]) {
     let (chunk, outcome) = read(short);
     assert_eq!(chunk.tokens, (2..14).collect::<Vec<_>>());
-    assert_eq!(outcome.unwrap().finish, Finish::Length);
+    assert_eq!(outcome.unwrap().finish, FinishReason::Length);
     let (chunk, outcome) = read(long);
     assert_eq!(chunk.tokens, [140, 141, 142]);
-    assert_eq!(outcome.unwrap().finish, Finish::Length);
+    assert_eq!(outcome.unwrap().finish, FinishReason::Length);
 }
 
 #[test]
@@ -43,9 +43,12 @@ fn a_prompt_is_read_on_before_the_rows_of_a_step_are_sampled() {
         Call::Output(6),
     ];
     assert_eq!(calls[..expected.len()], expected);
-    let ahead = (value(&counters.ahead_steps), value(&counters.ahead_tokens));
+    let ahead = (
+        value(&counters.overlapped_steps),
+        value(&counters.overlapped_tokens),
+    );
     assert_eq!(ahead, (2, 8));
-    assert_eq!(value(&counters.tokens_decoded), 1 + 11 + 40 + 2);
+    assert_eq!(value(&counters.computed_tokens), 1 + 11 + 40 + 2);
     assert_eq!(value(&counters.skipped_rows), 0);
     identity(&counters);
 }
@@ -62,7 +65,7 @@ fn what_fails_ahead_harms_no_row_and_is_read_again() {
         assert_eq!(calls.lock().unwrap()[..3], begun);
         assert_eq!(value(&counters.failed_steps), 1, "{code}");
         assert_eq!(value(&counters.failed), 0);
-        assert_eq!(value(&counters.tokens_decoded), 1 + 11 + 40 + 2);
+        assert_eq!(value(&counters.computed_tokens), 1 + 11 + 40 + 2);
         identity(&counters);
     }
 }
@@ -75,9 +78,9 @@ fn nothing_stays_of_one_that_goes_away_while_it_is_read_ahead() {
     let (long, read_on) = submission((100..200).collect(), 100);
     bench
         .commands
-        .send(Command::SubmitAll(vec![short, long]))
+        .send(Command::AddAll(vec![short, long]))
         .unwrap();
-    while value(&bench.counters.ahead_steps) == 0 {
+    while value(&bench.counters.overlapped_steps) == 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(read_on);

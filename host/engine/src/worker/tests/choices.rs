@@ -1,47 +1,49 @@
 //! Those whose tokens somebody else chooses.
 
 use super::*;
-use crate::chooser::{Choice, Chooser, Choosers, Shown, Wanted};
+use crate::external_sampler::{
+    ExternalSampler, ExternalSamplerFactory, SamplingReply, SamplingRequest, SamplingRequestOptions,
+};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
 /// What a chooser answers.
-type Rule = fn(&Shown) -> Result<Token, Error>;
+type Rule = fn(&SamplingRequest) -> Result<Token, Error>;
 
-/// Choosers with a thread each, which checks what it is shown.
+/// ExternalSamplerFactory with a thread each, which checks what it is shown.
 #[derive(Debug)]
 struct Threads {
     rule: Rule,
-    wanted: Wanted,
+    wanted: SamplingRequestOptions,
     /// How long each answer takes.
     takes: Duration,
     started: AtomicUsize,
 }
 
-struct Questions(Sender<(Shown, Choice)>);
+struct Questions(Sender<(SamplingRequest, SamplingReply)>);
 
-impl Chooser for Questions {
-    fn choose(&mut self, shown: Shown, choice: Choice) {
-        let _ = self.0.send((shown, choice));
+impl ExternalSampler for Questions {
+    fn sample(&mut self, request: SamplingRequest, reply: SamplingReply) {
+        let _ = self.0.send((request, reply));
     }
 }
 
-impl Choosers for Threads {
-    fn wanted(&self) -> Wanted {
+impl ExternalSamplerFactory for Threads {
+    fn request_options(&self) -> SamplingRequestOptions {
         self.wanted
     }
 
-    fn start(&self, _: u64) -> Box<dyn Chooser> {
+    fn start(&self, _: u64) -> Box<dyn ExternalSampler> {
         self.started.fetch_add(1, Ordering::Relaxed);
-        let (questions, asked) = channel::<(Shown, Choice)>();
+        let (questions, asked) = channel::<(SamplingRequest, SamplingReply)>();
         let (rule, takes) = (self.rule, self.takes);
         std::thread::spawn(move || {
             let mut text: Option<(u32, Token)> = None;
             for (shown, choice) in asked {
                 if let Some((position, chosen)) = text {
                     // Without a grammar nothing is added but what was chosen.
-                    assert_eq!(shown.since, [chosen]);
+                    assert_eq!(shown.new_tokens, [chosen]);
                     assert_eq!(shown.position, position + 1);
                 }
                 std::thread::sleep(takes);
@@ -49,21 +51,21 @@ impl Choosers for Threads {
                 if let Ok(token) = answer {
                     text = Some((shown.position, token));
                 }
-                choice.make(answer);
+                choice.send(answer);
             }
         });
         Box::new(Questions(questions))
     }
 }
 
-fn likeliest(shown: &Shown) -> Result<Token, Error> {
+fn likeliest(shown: &SamplingRequest) -> Result<Token, Error> {
     Ok(shown.candidates[0].0)
 }
 
 fn threads(rule: Rule, takes: Duration) -> Arc<Threads> {
     Arc::new(Threads {
         rule,
-        wanted: Wanted {
+        wanted: SamplingRequestOptions {
             candidates: 3,
             statistics: true,
             history: 2,
@@ -73,9 +75,9 @@ fn threads(rule: Rule, takes: Duration) -> Arc<Threads> {
     })
 }
 
-fn chosen(max_tokens: u32, choosers: &Arc<Threads>) -> Options {
-    Options {
-        chooser: Some(Arc::clone(choosers) as Arc<dyn Choosers>),
+fn chosen(max_tokens: u32, choosers: &Arc<Threads>) -> GenerateOptions {
+    GenerateOptions {
+        external_sampler: Some(Arc::clone(choosers) as Arc<dyn ExternalSamplerFactory>),
         ..limit(max_tokens)
     }
 }
@@ -102,9 +104,9 @@ fn what_is_chosen_is_generated_as_if_it_were_sampled() {
     let counters = bench.end();
     assert_eq!(choosers.started.load(Ordering::Relaxed), 20);
     let asked: u32 = (0..40).step_by(2).map(|n| 1 + n % 9).sum();
-    assert_eq!(value(&counters.questions), u64::from(asked));
+    assert_eq!(value(&counters.external_sampler_calls), u64::from(asked));
     assert_eq!(value(&counters.cells_leaked), 0);
-    assert_eq!(value(&counters.ids_used), 0);
+    assert_eq!(value(&counters.sequence_ids_used), 0);
     identity(&counters);
 }
 
@@ -130,7 +132,11 @@ fn slow_choosers_hold_up_nobody_and_give_way_where_others_need_the_room() {
         assert!(outcome.is_ok());
     }
     let counters = bench.end();
-    assert_eq!(value(&counters.questions), 8 * 30, "each is asked once");
+    assert_eq!(
+        value(&counters.external_sampler_calls),
+        8 * 30,
+        "each is asked once"
+    );
     assert_eq!(value(&counters.skipped_rows), 0);
     assert_eq!(value(&counters.cells_leaked), 0);
     identity(&counters);
@@ -142,7 +148,7 @@ fn a_chooser_that_goes_wrong_ends_its_own_generation() {
     let rules: [(Rule, &str); 3] = [
         (|_| Ok(500), "token 500 was chosen"),
         (|_| Err(Error::Failed("no idea".into())), "no idea"),
-        (|_| panic!("as some do"), "ended before it had chosen"),
+        (|_| panic!("as some do"), "ended before it sampled"),
     ];
     for (rule, expected) in rules {
         let choosers = threads(rule, Duration::ZERO);
@@ -162,30 +168,30 @@ fn a_chooser_that_goes_wrong_ends_its_own_generation() {
 
 /// Keeps what it is asked.
 #[derive(Debug, Default)]
-struct Keeps(Arc<Mutex<Vec<(Shown, Choice)>>>);
+struct Keeps(Arc<Mutex<Vec<(SamplingRequest, SamplingReply)>>>);
 
-impl Chooser for Keeps {
-    fn choose(&mut self, shown: Shown, choice: Choice) {
-        self.0.lock().unwrap().push((shown, choice));
+impl ExternalSampler for Keeps {
+    fn sample(&mut self, request: SamplingRequest, reply: SamplingReply) {
+        self.0.lock().unwrap().push((request, reply));
     }
 }
 
-impl Choosers for Keeps {
-    fn wanted(&self) -> Wanted {
-        Wanted {
+impl ExternalSamplerFactory for Keeps {
+    fn request_options(&self) -> SamplingRequestOptions {
+        SamplingRequestOptions {
             candidates: 2,
             statistics: false,
             history: 2,
         }
     }
 
-    fn start(&self, _: u64) -> Box<dyn Chooser> {
+    fn start(&self, _: u64) -> Box<dyn ExternalSampler> {
         Box::new(Self(Arc::clone(&self.0)))
     }
 }
 
 /// Waits until so many questions were asked.
-fn asked(keeps: &Keeps, count: usize) -> Vec<(Shown, Choice)> {
+fn asked(keeps: &Keeps, count: usize) -> Vec<(SamplingRequest, SamplingReply)> {
     for _ in 0..5_000 {
         let mut kept = keeps.0.lock().unwrap();
         if kept.len() >= count {
@@ -201,8 +207,8 @@ fn asked(keeps: &Keeps, count: usize) -> Vec<(Shown, Choice)> {
 fn who_leaves_while_everyone_waits_for_an_answer_leaves_at_once() {
     let bench = Bench::start();
     let keeps = Arc::new(Keeps::default());
-    let options = Options {
-        chooser: Some(Arc::clone(&keeps) as Arc<dyn Choosers>),
+    let options = GenerateOptions {
+        external_sampler: Some(Arc::clone(&keeps) as Arc<dyn ExternalSamplerFactory>),
         ..limit(5)
     };
     let generation = bench.submit(vec![1, 2, 3], options);
@@ -221,17 +227,17 @@ fn who_leaves_while_everyone_waits_for_an_answer_leaves_at_once() {
 fn a_reader_that_goes_away_while_a_token_is_chosen_leaves_nothing() {
     let bench = Bench::start();
     let keeps = Arc::new(Keeps::default());
-    let options = || Options {
-        chooser: Some(Arc::clone(&keeps) as Arc<dyn Choosers>),
+    let options = || GenerateOptions {
+        external_sampler: Some(Arc::clone(&keeps) as Arc<dyn ExternalSamplerFactory>),
         ..limit(5)
     };
     let gone = bench.submit(vec![1, 2, 3], options());
     let stays = bench.submit(vec![5, 6], options());
     let mut questions = asked(&keeps, 2);
     drop(gone);
-    questions.sort_by_key(|(shown, _)| shown.since[0]);
+    questions.sort_by_key(|(shown, _)| shown.new_tokens[0]);
     assert_eq!(
-        questions[0].0.since,
+        questions[0].0.new_tokens,
         [2, 3],
         "the last ones, as many as wanted"
     );
@@ -241,14 +247,14 @@ fn a_reader_that_goes_away_while_a_token_is_chosen_leaves_nothing() {
     let mut next = questions.remove(0);
     for token in 7..12 {
         assert_eq!(next.0.candidates[0].0, token);
-        next.1.make(Ok(token));
+        next.1.send(Ok(token));
         if token < 11 {
             next = asked(&keeps, 1).remove(0);
         } else {
             break;
         }
     }
-    late.make(Ok(4));
+    late.send(Ok(4));
     assert_eq!(read(stays).0.tokens, [7, 8, 9, 10, 11]);
     let counters = bench.end();
     assert_eq!(value(&counters.cancelled), 1);

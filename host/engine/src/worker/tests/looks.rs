@@ -7,23 +7,23 @@ fn look(bench: &Bench, texts: &[Vec<Token>], claims: &mut [Retention]) -> Vec<Re
     let asked = texts.iter().zip(claims).map(|(text, claim)| {
         let goes_on = std::mem::take(claim);
         let (sender, reply) = reply::reply();
-        let submission = Submission {
+        let submission = NewRequest {
             prompt: text.clone(),
             caller: Caller::default(),
             adapter: AdapterId::NONE,
-            claim: claim.downgrade(),
-            goes_on: Some(goes_on),
-            submitted: Instant::now(),
-            place: crate::places::Place::uncounted(),
-            wants: Wants::Distribution {
-                look: Look::new(Show::Top(2)),
-                reply: sender,
+            retention: claim.downgrade(),
+            continued: Some(goes_on),
+            arrived: Instant::now(),
+            permit: crate::permits::RequestPermit::unlimited(),
+            kind: RequestKind::NextToken {
+                request: NextTokenRequest::new(DistributionPart::Top(2)),
+                sender,
             },
         };
         (submission, reply)
     });
     let (all, replies): (Vec<_>, Vec<_>) = asked.unzip();
-    bench.commands.send(Command::SubmitAll(all)).unwrap();
+    bench.commands.send(Command::AddAll(all)).unwrap();
     replies
 }
 
@@ -46,8 +46,8 @@ fn a_look_computes_what_is_new_and_ends_with_what_may_come_next() {
     }
     drop(claims);
     let counters = bench.end();
-    assert_eq!(value(&counters.looks), 20);
-    assert_eq!(value(&counters.tokens_decoded), 4 * 24, "each token once");
+    assert_eq!(value(&counters.next_token_requests), 20);
+    assert_eq!(value(&counters.computed_tokens), 4 * 24, "each token once");
     assert_eq!(value(&counters.finished), 0);
     identity(&counters);
 }

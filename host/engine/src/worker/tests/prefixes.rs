@@ -31,13 +31,19 @@ fn prefixes_have_memory_of_their_own_and_come_back_from_there() {
     // What was lost is noticed by then.
     passes(&bench, 900, 904);
     let counters = bench.end();
-    assert_eq!(value(&counters.prefixes), 5);
-    assert_eq!(value(&counters.restored), 1);
+    assert_eq!(value(&counters.prefix_offloads), 5);
+    assert_eq!(value(&counters.swap_ins), 1);
     assert_eq!(value(&counters.cached_tokens), 61);
     // The second for the third, that one for the second come again, and the last.
-    assert_eq!(value(&counters.evicted), 3);
-    assert_eq!((value(&counters.spilled), value(&counters.lost)), (0, 0));
-    assert_eq!(value(&counters.spill_ram_bytes), 0);
-    assert_eq!(value(&counters.prefix_ram_bytes), 4 * 71 + 8);
+    assert_eq!(value(&counters.evictions), 3);
+    assert_eq!(
+        (
+            value(&counters.swap_outs),
+            value(&counters.swap_in_failures)
+        ),
+        (0, 0)
+    );
+    assert_eq!(value(&counters.swap_ram_bytes), 0);
+    assert_eq!(value(&counters.prefix_offload_bytes), 4 * 71 + 8);
     assert_eq!(value(&counters.cells_leaked), 0);
 }

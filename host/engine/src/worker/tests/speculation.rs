@@ -6,12 +6,12 @@ use crate::Sampler;
 /// What is generated with up to so many drafts, and the counters after it.
 fn generated(
     prompt: &[Token],
-    options: &Options,
+    options: &GenerateOptions,
     speculate: u8,
-) -> (Chunk, Outcome, Arc<Counters>) {
+) -> (Chunk, Outcome, Arc<EngineMetrics>) {
     let bench = Bench::start();
-    let options = Options {
-        speculate,
+    let options = GenerateOptions {
+        max_draft_tokens: speculate,
         ..options.clone()
     };
     let (chunk, outcome) = read(bench.submit(prompt.to_vec(), options));
@@ -22,7 +22,7 @@ fn generated(
 
 /// The same with and without drafts. Returns the accepted and the rejected ones, and the steps with
 /// and without.
-fn compare(prompt: &[Token], options: &Options) -> ((u64, u64), (u64, u64)) {
+fn compare(prompt: &[Token], options: &GenerateOptions) -> ((u64, u64), (u64, u64)) {
     let (plain, end, without) = generated(prompt, options, 0);
     let (chunk, outcome, with) = generated(prompt, options, 8);
     assert_eq!(chunk, plain);
@@ -62,7 +62,7 @@ fn an_end_among_the_drafts_is_the_end() {
     // The token that ends, the limit, and a stop string, which goes over two tokens.
     let prompt: Vec<_> = (980..1000).chain(0..30).chain(980..990).collect();
     for (most, ignore_end) in (1..16).flat_map(|most| [(most, false), (most, true)]) {
-        let options = Options {
+        let options = GenerateOptions {
             ignore_end,
             ..limit(most)
         };
@@ -70,7 +70,7 @@ fn an_end_among_the_drafts_is_the_end() {
     }
     let prompt: Vec<_> = (0..9).chain(900..905).chain(0..2).collect();
     for stop in ["3", "34", "4567"] {
-        let options = Options {
+        let options = GenerateOptions {
             stop: vec![stop.into()],
             ..limit(20)
         };
@@ -85,7 +85,7 @@ fn a_seed_draws_the_same_tokens_with_drafts_and_without() {
     let prompt: Vec<_> = (10..60).chain(10..14).collect();
     let mut sum = (0, 0);
     for seed in 0..20 {
-        let options = Options {
+        let options = GenerateOptions {
             samplers: vec![Sampler::Temperature(1.0)],
             seed: Some(seed),
             ..limit(40)
@@ -99,8 +99,8 @@ fn a_seed_draws_the_same_tokens_with_drafts_and_without() {
 #[test]
 fn many_with_drafts_end_leave_and_give_way_like_others() {
     let bench = Bench::slow(Duration::from_micros(300));
-    let speculating = |most| Options {
-        speculate: 8,
+    let speculating = |most| GenerateOptions {
+        max_draft_tokens: 8,
         ..limit(most)
     };
     let prompt = |n| (n..n + 20).chain(n..n + 4).collect::<Vec<Token>>();

@@ -10,7 +10,7 @@ struct Gate {
     open: Option<Receiver<()>>,
 }
 
-impl crate::store::spill::Disk for Gate {
+impl crate::swap_store::Disk for Gate {
     fn write(&mut self, file: u64, bytes: &[u8]) -> std::io::Result<()> {
         self.files.insert(file, bytes.to_vec());
         Ok(())
@@ -43,10 +43,10 @@ fn who_no_longer_waits_for_a_state_does_not_send_it_back_from_under_others() {
     let (commands, inbox) = sync_channel(256);
     let look = commands.clone();
     let wake = move || {
-        let _ = look.try_send(Command::Look);
+        let _ = look.try_send(Command::Wake);
     };
     // What is put next drives what was put before to the disk.
-    let spill = Spill::with_disk(600, 1 << 20, disk, Box::new(wake)).unwrap();
+    let spill = SwapStore::with_disk(600, 1 << 20, disk, EngineWaker::new(wake)).unwrap();
     let bench = Bench::with(Duration::ZERO, commands, inbox, spill);
     let claim = Retention::default();
     let mut simulator = Simulator::new(
@@ -72,14 +72,14 @@ fn who_no_longer_waits_for_a_state_does_not_send_it_back_from_under_others() {
             .collect();
         simulator.clear(SeqId(0));
         simulator.decode(&simulated(&step)).unwrap();
-        let adoption = Adoption {
+        let adoption = ImportState {
             scope: Caller::default().scope(),
             tokens,
             layout: corral_scheduler::Layout::new(std::iter::once(0..60).collect()).unwrap(),
             state: simulator.save(SeqId(0), usize::MAX).unwrap(),
-            claim: claim.downgrade(),
+            retention: claim.downgrade(),
         };
-        let adopt = Command::Adopt(Box::new(adoption));
+        let adopt = Command::ImportState(Box::new(adoption));
         bench.commands.send(adopt).unwrap();
         std::thread::sleep(Duration::from_millis(200));
     }
@@ -92,7 +92,7 @@ fn who_no_longer_waits_for_a_state_does_not_send_it_back_from_under_others() {
         std::thread::sleep(Duration::from_millis(5));
     }
     drop(goes);
-    bench.commands.send(Command::Look).unwrap();
+    bench.commands.send(Command::Wake).unwrap();
     while value(&bench.counters.cancelled) == 0 {
         assert!(Instant::now() < until, "nobody is cancelled");
         std::thread::sleep(Duration::from_millis(5));

@@ -4,8 +4,8 @@ use super::looks::wait_for;
 use super::*;
 use corral_sampling::Sampler;
 
-fn with(samplers: Vec<Sampler>, max_tokens: u32) -> Options {
-    Options {
+fn with(samplers: Vec<Sampler>, max_tokens: u32) -> GenerateOptions {
+    GenerateOptions {
         samplers,
         ..limit(max_tokens)
     }
@@ -35,8 +35,8 @@ fn what_follows_from_them_is_generated_from_them() {
         assert!(outcome.is_ok());
     }
     let counters = bench.end();
-    assert_eq!(value(&counters.unsettled), 0);
-    assert_eq!(value(&counters.tokens_decoded), 24 * 7, "each token once");
+    assert_eq!(value(&counters.device_top_k_misses), 0);
+    assert_eq!(value(&counters.computed_tokens), 24 * 7, "each token once");
     assert_eq!(value(&counters.cells_leaked), 0);
     identity(&counters);
 }
@@ -62,30 +62,34 @@ fn what_does_not_follow_from_them_is_generated_from_all_after_one_token_more() {
         assert_eq!((outcome.prompt_tokens, outcome.cached_tokens), (2, 0));
     }
     let counters = bench.end();
-    assert_eq!(value(&counters.unsettled), 12, "once in the life of each");
+    assert_eq!(
+        value(&counters.device_top_k_misses),
+        12,
+        "once in the life of each"
+    );
     assert_eq!(value(&counters.recomputed_tokens), 12);
-    assert_eq!(value(&counters.tokens_decoded), 12 * (2 + 5 + 1));
+    assert_eq!(value(&counters.computed_tokens), 12 * (2 + 5 + 1));
     assert_eq!(value(&counters.cells_leaked), 0);
     identity(&counters);
 }
 
 /// What comes after five tokens from `first` on.
-fn shown(bench: &Bench, first: Token, show: Show) -> Distribution {
+fn shown(bench: &Bench, first: Token, show: DistributionPart) -> Distribution {
     let (sender, reply) = reply::reply();
-    let submission = Submission {
+    let submission = NewRequest {
         prompt: (first..first + 5).collect(),
         caller: Caller::default(),
         adapter: AdapterId::NONE,
-        claim: WeakRetention::default(),
-        goes_on: None,
-        submitted: Instant::now(),
-        place: crate::places::Place::uncounted(),
-        wants: Wants::Distribution {
-            look: Look::new(show),
-            reply: sender,
+        retention: WeakRetention::default(),
+        continued: None,
+        arrived: Instant::now(),
+        permit: crate::permits::RequestPermit::unlimited(),
+        kind: RequestKind::NextToken {
+            request: NextTokenRequest::new(show),
+            sender,
         },
     };
-    let submit = Command::Submit(Box::new(submission));
+    let submit = Command::Add(Box::new(submission));
     bench.commands.send(submit).unwrap();
     wait_for(reply).unwrap()
 }
@@ -101,13 +105,16 @@ fn a_look_shows_what_is_known_and_else_what_the_whole_row_tells() {
         let others = (0..).filter(|token| *token != next);
         let mut expected = vec![(next, 10.0)];
         expected.extend(others.take(count as usize - 1).map(|token| (token, 0.0)));
-        let shown = shown(&bench, first, Show::Top(count));
+        let shown = shown(&bench, first, DistributionPart::Top(count));
         assert_eq!(shown.candidates, expected);
     }
-    assert_eq!(shown(&bench, 300, Show::Logits).logits[305], 10.0);
+    assert_eq!(
+        shown(&bench, 300, DistributionPart::Logits).logits[305],
+        10.0
+    );
     let counters = bench.end();
-    assert_eq!(value(&counters.looks), 4);
-    assert_eq!(value(&counters.unsettled), 1);
-    assert_eq!(value(&counters.tokens_decoded), 4 * 5 + 1);
+    assert_eq!(value(&counters.next_token_requests), 4);
+    assert_eq!(value(&counters.device_top_k_misses), 1);
+    assert_eq!(value(&counters.computed_tokens), 4 * 5 + 1);
     identity(&counters);
 }

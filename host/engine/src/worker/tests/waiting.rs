@@ -20,10 +20,13 @@ fn a_deadline_ends_a_sequence_that_runs_and_patience_one_that_waits() {
     let waiting = bench.submit_for(impatient, vec![1], limit(1));
     let patient = bench.submit(vec![1], limit(1));
     let (_, outcome) = read(waiting);
-    assert!(matches!(outcome, Err(Error::Overdue { .. })), "{outcome:?}");
+    assert!(
+        matches!(outcome, Err(Error::QueueTimeout { .. })),
+        "{outcome:?}"
+    );
     for generation in running {
         let (chunk, outcome) = read(generation);
-        assert_eq!(outcome, Err(Error::Deadline));
+        assert_eq!(outcome, Err(Error::DeadlineExceeded));
         assert!(chunk.tokens.len() < 60);
     }
     // What they held is free: whoever waited gets it.
@@ -34,7 +37,7 @@ fn a_deadline_ends_a_sequence_that_runs_and_patience_one_that_waits() {
     };
     assert_eq!(
         read(bench.submit_for(late, vec![1], limit(1))).1,
-        Err(Error::Deadline)
+        Err(Error::DeadlineExceeded)
     );
     let counters = bench.end();
     assert_eq!(value(&counters.expired), 6);

@@ -1,6 +1,6 @@
 //! States of idle sequences, or of prefixes, kept in memory and, past a budget, in files.
 //!
-//! [`Spill`] is used by one thread and never waits for a disk: one background thread does that.
+//! [`SwapStore`] is used by one thread and never waits for a disk: one background thread does that.
 //! What holds at every moment, whatever the disk does:
 //!
 //! - Memory: what lies here, what is being written, and what is being read or was read and not yet
@@ -12,9 +12,9 @@
 //!   disk writes, the oldest states are lost instead.
 //! - A state that is waited for stays until it is taken, released or forgotten. Reads begin in the
 //!   order they were asked for and hold at most half of the memory, or one state if that is larger;
-//!   others wait in line. So who waits must take, [release](Spill::release) or
-//!   [forget](Spill::forget), or those behind wait for it.
-//! - A state that is lost is counted, and named once by [`Spill::take_lost`].
+//!   others wait in line. So who waits must take, [release](SwapStore::release) or
+//!   [forget](SwapStore::forget), or those behind wait for it.
+//! - A state that is lost is counted, and named once by [`SwapStore::take_lost`].
 //!
 //! The number of states is the caller's to bound: each costs about 200 bytes beside its own.
 
@@ -24,6 +24,7 @@ mod traffic;
 
 pub use folder::Disk;
 
+use crate::engine_waker::EngineWaker;
 use desk::{Clerk, Desk, FileNumber};
 use folder::Folder;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -35,20 +36,16 @@ use std::thread::JoinHandle;
 /// Names a state.
 pub type Id = u64;
 
-/// Told, on the disk's thread, that [`Spill::poll`] has something to take in. It must not block. It
-/// is called once until the next `poll` or `fetch`, however much is done meanwhile.
-pub type Waker = Box<dyn Fn() + Send>;
-
 /// How much may be kept where.
 #[derive(Clone, Debug)]
-pub struct Budgets {
+pub struct SwapBudget {
     /// Bytes of memory.
     pub ram: u64,
     /// The folder for files and their bytes; none to keep states in memory alone.
     pub disk: Option<(PathBuf, u64)>,
 }
 
-/// What [`Spill::fetch`] found.
+/// What [`SwapStore::fetch`] found.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fetched {
     /// The state; it is no longer kept.
@@ -139,7 +136,7 @@ struct Flight {
 }
 
 /// See the module.
-pub struct Spill {
+pub struct SwapStore {
     ram: u64,
     /// 0 without a disk.
     disk: u64,
@@ -171,11 +168,11 @@ pub struct Spill {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Spill {
+impl SwapStore {
     /// Makes the private folder, if there is to be a disk, and starts its thread.
     ///
     /// Fails if the folder can't be made, written or locked, or no thread can be started.
-    pub fn new(budgets: Budgets, waker: Waker) -> io::Result<Self> {
+    pub fn new(budgets: SwapBudget, waker: EngineWaker) -> io::Result<Self> {
         match budgets.disk {
             Some((base, bytes)) => {
                 let folder = Folder::open(&base)?;
@@ -191,13 +188,13 @@ impl Spill {
         ram_bytes: u64,
         disk_bytes: u64,
         disk: impl Disk + 'static,
-        waker: Waker,
+        waker: EngineWaker,
     ) -> io::Result<Self> {
         let mut spill = Self::without_thread(ram_bytes, disk_bytes);
         let desk = spill.desk.clone();
         let clerk = Clerk::new(disk, disk_bytes);
         let thread = std::thread::Builder::new().name("spill".into());
-        spill.thread = Some(thread.spawn(move || clerk.serve(&desk, &waker))?);
+        spill.thread = Some(thread.spawn(move || clerk.serve(&desk, &|| waker.wake()))?);
         Ok(spill)
     }
 
@@ -452,7 +449,7 @@ impl Spill {
     }
 }
 
-impl Drop for Spill {
+impl Drop for SwapStore {
     /// Ends the disk's thread, after the file it writes or reads now, and removes the folder.
     fn drop(&mut self) {
         self.desk.stop();

@@ -129,7 +129,7 @@ impl Disk for FakeDisk {
 
 /// A spill whose disk works when the test says so, one half of a job at a time.
 pub struct Bench {
-    pub spill: Spill,
+    pub spill: SwapStore,
     pub clerk: Clerk<FakeDisk>,
     pub disk: FakeDisk,
     /// A job that was begun.
@@ -142,7 +142,7 @@ impl Bench {
     pub fn new(ram: u64, disk_bytes: u64) -> Self {
         let disk = FakeDisk::new(disk_bytes);
         Self {
-            spill: Spill::without_thread(ram, disk_bytes),
+            spill: SwapStore::without_thread(ram, disk_bytes),
             clerk: Clerk::new(disk.clone(), disk_bytes),
             disk,
             job: None,
@@ -210,7 +210,7 @@ impl Bench {
 }
 
 /// Checks all that must hold between two calls.
-pub fn check(spill: &Spill, disk: &FakeDisk) {
+pub fn check(spill: &SwapStore, disk: &FakeDisk) {
     assert!(spill.ram_bytes() <= spill.ram, "memory budget");
     assert!(spill.disk_bytes <= spill.disk, "disk budget");
     assert!(disk.used() <= disk.lock().budget, "files");

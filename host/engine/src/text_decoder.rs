@@ -1,18 +1,18 @@
-//! From the bytes of tokens to text that can be shown: whole characters, and no stop strings.
+//! Decodes the bytes of tokens into text: whole characters only, and nothing from a stop string on.
 
-/// Turns a generation's bytes into text, piece by piece.
+/// Incrementally decodes the text of one generation.
 #[derive(Debug, Default)]
-pub struct Assembler {
+pub struct TextDecoder {
     stops: Vec<String>,
-    /// Bytes that may be the beginning of a character.
+    /// An unfinished character.
     bytes: Vec<u8>,
-    /// Text that may be the beginning of a stop string.
+    /// Text held back because a stop string may begin in it.
     held: String,
     stopped: bool,
 }
 
-impl Assembler {
-    /// An assembler that ends at the first of `stops`, none of which is empty.
+impl TextDecoder {
+    /// A decoder that ends at the first of `stops`, none of which is empty.
     pub fn new(stops: Vec<String>) -> Self {
         Self {
             stops,
@@ -20,8 +20,8 @@ impl Assembler {
         }
     }
 
-    /// Adds a token's bytes and appends to `out` what can be shown now. Returns whether a stop
-    /// string appeared; nothing comes after that.
+    /// Adds a token's bytes and appends the text that is ready to `out`. Returns whether a stop string appeared;
+    /// later calls append nothing.
     pub fn push(&mut self, piece: &[u8], out: &mut String) -> bool {
         if self.stopped {
             return true;
@@ -31,8 +31,7 @@ impl Assembler {
         self.release(out)
     }
 
-    /// The end of the generation: appends what was held back. Bytes that never became a character
-    /// are shown as U+FFFD.
+    /// Ends the generation: appends the text held back. Bytes of an unfinished character become U+FFFD.
     pub fn finish(&mut self, out: &mut String) {
         if self.stopped {
             return;
@@ -55,8 +54,7 @@ impl Assembler {
                 }
                 Err(error) => {
                     let valid = error.valid_up_to();
-                    // Bytes that can't begin or continue a character are replaced at once; an
-                    // unfinished character waits for its rest.
+                    // Invalid bytes are replaced at once; an unfinished character waits for its rest.
                     let bad = error.error_len();
                     if let Ok(text) = std::str::from_utf8(&self.bytes[..valid]) {
                         self.held.push_str(text);
@@ -72,7 +70,7 @@ impl Assembler {
         }
     }
 
-    /// Moves from `held` to `out` what is no stop string and can't become one.
+    /// Moves text that is not part of a stop string, and cannot become part of one, from `held` to `out`.
     fn release(&mut self, out: &mut String) -> bool {
         let first = self
             .stops
@@ -92,14 +90,14 @@ impl Assembler {
             .map(|stop| overlap(&self.held, stop))
             .max()
             .unwrap_or(0);
-        let shown = self.held.len() - keep;
-        out.push_str(&self.held[..shown]);
-        self.held.drain(..shown);
+        let ready = self.held.len() - keep;
+        out.push_str(&self.held[..ready]);
+        self.held.drain(..ready);
         false
     }
 }
 
-/// Length in bytes of the longest end of `text` that is a beginning of `stop` (and not all of it).
+/// Length in bytes of the longest suffix of `text` that is a proper prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     (1..stop.len().min(text.len() + 1))
         .rev()
@@ -114,55 +112,54 @@ mod tests {
     use proptest::prelude::*;
 
     fn run(stops: &[&str], pieces: &[&[u8]]) -> (Vec<String>, bool) {
-        let mut assembler = Assembler::new(stops.iter().map(|&s| s.into()).collect());
-        let mut shown = Vec::new();
+        let mut decoder = TextDecoder::new(stops.iter().map(|&s| s.into()).collect());
+        let mut texts = Vec::new();
         let mut stopped = false;
         for piece in pieces {
             let mut out = String::new();
-            stopped = assembler.push(piece, &mut out);
-            shown.push(out);
+            stopped = decoder.push(piece, &mut out);
+            texts.push(out);
         }
         let mut out = String::new();
-        assembler.finish(&mut out);
-        shown.push(out);
-        (shown, stopped)
+        decoder.finish(&mut out);
+        texts.push(out);
+        (texts, stopped)
     }
 
     #[test]
-    fn a_character_is_shown_when_its_last_byte_came() {
-        let (shown, _) = run(&[], &[b"a\xc3", b"\xa9b\xf0\x9f", b"\x98", b"\x80"]);
-        assert_eq!(shown, ["a", "\u{e9}b", "", "\u{1f600}", ""]);
+    fn character_appears_with_its_last_byte() {
+        let (texts, _) = run(&[], &[b"a\xc3", b"\xa9b\xf0\x9f", b"\x98", b"\x80"]);
+        assert_eq!(texts, ["a", "\u{e9}b", "", "\u{1f600}", ""]);
     }
 
     #[test]
-    fn broken_bytes_become_replacement_characters() {
-        let (shown, _) = run(&[], &[b"a\xff", b"b", b"\xe2\x82"]);
-        assert_eq!(shown, ["a\u{fffd}", "b", "", "\u{fffd}"]);
+    fn invalid_bytes_become_replacement_characters() {
+        let (texts, _) = run(&[], &[b"a\xff", b"b", b"\xe2\x82"]);
+        assert_eq!(texts, ["a\u{fffd}", "b", "", "\u{fffd}"]);
     }
 
     #[test]
-    fn a_stop_string_is_found_across_pieces_and_not_shown() {
-        let (shown, stopped) = run(&["END"], &[b"one E", b"N", b"D two"]);
-        assert_eq!((shown.concat().as_str(), stopped), ("one ", true));
+    fn stop_string_is_found_across_pieces() {
+        let (texts, stopped) = run(&["END"], &[b"one E", b"N", b"D two"]);
+        assert_eq!((texts.concat().as_str(), stopped), ("one ", true));
     }
 
     #[test]
-    fn what_only_looked_like_a_stop_string_is_shown_after_all() {
-        let (shown, stopped) = run(&["END"], &[b"E", b"N", b"Z", b"EN"]);
-        assert_eq!((shown.concat().as_str(), stopped), ("ENZEN", false));
-        assert_eq!(shown, ["", "", "ENZ", "", "EN"]);
+    fn partial_stop_string_is_released() {
+        let (texts, stopped) = run(&["END"], &[b"E", b"N", b"Z", b"EN"]);
+        assert_eq!((texts.concat().as_str(), stopped), ("ENZEN", false));
+        assert_eq!(texts, ["", "", "ENZ", "", "EN"]);
     }
 
     #[test]
-    fn the_first_of_several_stop_strings_counts() {
-        let (shown, _) = run(&["cd", "b"], &[b"abcd"]);
-        assert_eq!(shown.concat(), "a");
+    fn earliest_stop_string_ends_the_text() {
+        let (texts, _) = run(&["cd", "b"], &[b"abcd"]);
+        assert_eq!(texts.concat(), "a");
     }
 
     proptest! {
-        /// However a text is cut, the same is shown: the text up to the first stop string.
         #[test]
-        fn cuts_change_nothing(
+        fn splitting_does_not_change_the_text(
             text in "[ab\u{e9}]{0,30}",
             cuts in proptest::collection::vec(0..60usize, 0..8),
             stop in "[ab\u{e9}]{1,4}",
@@ -172,9 +169,9 @@ mod tests {
             cuts.extend([0, bytes.len()]);
             cuts.sort_unstable();
             let pieces: Vec<_> = cuts.windows(2).map(|w| &bytes[w[0]..w[1]]).collect();
-            let (shown, stopped) = run(&[&stop], &pieces);
+            let (texts, stopped) = run(&[&stop], &pieces);
             let expected = text.split(stop.as_str()).next().unwrap_or("");
-            prop_assert_eq!(shown.concat(), expected);
+            prop_assert_eq!(texts.concat(), expected);
             prop_assert_eq!(stopped, text.contains(stop.as_str()));
         }
     }

@@ -4,7 +4,7 @@
 //! wanted before it was written needs no disk at all. Both sides hold the lock for a few
 //! instructions only, never while a file is touched, so the engine does not wait for the disk.
 //!
-//! Bounds: reads and writes by [`Spill`](super::Spill), which counts their bytes as memory; removals
+//! Bounds: reads and writes by [`SwapStore`](super::SwapStore), which counts their bytes as memory; removals
 //! by the files there are, as a file is removed once and none is written without a counted write;
 //! results by the jobs.
 

@@ -1,14 +1,14 @@
 //! What goes to the disk and comes back, who has to make room, and who is lost.
 
 use super::desk::{Done, FileNumber, Job, charge};
-use super::{Filed, Flight, Id, Place, Refused, Spill, Stamp};
+use super::{Filed, Flight, Id, Place, Refused, Stamp, SwapStore};
 
 /// A part of the memory: reads may hold two of it, and one is kept free or is being written.
 const SHARES: u64 = 4;
 /// Most reads, and most writes, at the disk's thread at once.
 const JOBS: usize = 64;
 
-impl Spill {
+impl SwapStore {
     /// Makes the room in memory for a new state, at once.
     pub(super) fn make_room(&mut self, length: u64) -> Result<(), Refused> {
         let limit = self.ram;

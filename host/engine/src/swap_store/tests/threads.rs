@@ -2,21 +2,22 @@
 
 use super::super::*;
 use super::bench::{FakeDisk, Fault, KIB, check, state};
+use crate::engine_waker::EngineWaker;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 /// A real folder and thread; what the waker says comes through the channel.
-fn real(base: &std::path::Path, ram: u64, disk: u64) -> (Spill, Receiver<()>) {
+fn real(base: &std::path::Path, ram: u64, disk: u64) -> (SwapStore, Receiver<()>) {
     let (sender, receiver) = sync_channel(64);
-    let budgets = Budgets {
+    let budgets = SwapBudget {
         ram,
         disk: Some((base.to_owned(), disk)),
     };
-    let waker = Box::new(move || sender.try_send(()).unwrap());
-    (Spill::new(budgets, waker).unwrap(), receiver)
+    let waker = EngineWaker::new(move || sender.try_send(()).unwrap());
+    (SwapStore::new(budgets, waker).unwrap(), receiver)
 }
 
-fn wait_for(spill: &mut Spill, told: &Receiver<()>, id: Id) -> Option<Vec<u8>> {
+fn wait_for(spill: &mut SwapStore, told: &Receiver<()>, id: Id) -> Option<Vec<u8>> {
     loop {
         match spill.fetch(id) {
             Fetched::Here(bytes) => return Some(bytes),
@@ -26,7 +27,7 @@ fn wait_for(spill: &mut Spill, told: &Receiver<()>, id: Id) -> Option<Vec<u8>> {
     }
 }
 
-fn settle(spill: &mut Spill, told: &Receiver<()>) {
+fn settle(spill: &mut SwapStore, told: &Receiver<()>) {
     loop {
         spill.poll();
         if spill.writes.is_empty() && spill.reads.is_empty() {
@@ -134,7 +135,8 @@ fn a_disk_that_hangs_holds_up_nobody_and_what_is_queued_is_dropped_at_the_end() 
     let (let_go, gate) = sync_channel(1);
     let disk = FakeDisk::new(1024 * KIB);
     let slow = SlowDisk(gate, disk.clone());
-    let mut spill = Spill::with_disk(64 * KIB, 1024 * KIB, slow, Box::new(|| ())).unwrap();
+    let mut spill =
+        SwapStore::with_disk(64 * KIB, 1024 * KIB, slow, EngineWaker::default()).unwrap();
     for id in 0..1000 {
         spill.put(id, state(id, KIB)).unwrap();
         assert!(spill.ram_bytes() <= 64 * KIB);
@@ -161,8 +163,8 @@ fn a_disk_that_hangs_holds_up_nobody_and_what_is_queued_is_dropped_at_the_end() 
 fn budgets_hold_and_nobody_waits_for_ever_with_a_thread() {
     let disk = FakeDisk::new(60 * KIB);
     let (sender, told) = sync_channel(64);
-    let waker = Box::new(move || sender.try_send(()).unwrap());
-    let mut spill = Spill::with_disk(32 * KIB, 60 * KIB, disk.clone(), waker).unwrap();
+    let waker = EngineWaker::new(move || sender.try_send(()).unwrap());
+    let mut spill = SwapStore::with_disk(32 * KIB, 60 * KIB, disk.clone(), waker).unwrap();
     let mut kept = HashMap::new();
     let mut random = 1_u64;
     for round in 0..20_000 {

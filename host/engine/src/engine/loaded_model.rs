@@ -1,0 +1,214 @@
+//! Loads a model into memory: weights, adapters and the context, on the host and on devices.
+//!
+//! llama.cpp reports a full device only by failing. Unless the configuration fixes the number of offloaded layers,
+//! a failed load is retried with fewer.
+
+use crate::LoadError;
+use crate::device_placement::PlacementPlan;
+use crate::model_config::{DEFAULT_CELLS, MAX_RUNNING, ModelConfig, STEP_TOKENS};
+use corral_llama::{
+    ContextSettings, DevicePlacement, DeviceTopK, LlamaContext, LlamaError, LoadProgress, Model,
+    check_magic, take_buffer_sizes,
+};
+use corral_scheduler::AdapterId;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A model in memory, with a context.
+pub(super) struct LoadedModel {
+    pub model: Arc<Model>,
+    pub backend: LlamaContext,
+    pub settings: ContextSettings,
+    /// Positions per sequence.
+    pub context: u32,
+    pub memory: MemoryUse,
+}
+
+/// Bytes that a loaded model takes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct MemoryUse {
+    /// Bytes of the machine's memory.
+    pub host: u64,
+    /// Bytes of devices with their own memory, by device name.
+    pub devices: Vec<(String, u64)>,
+}
+
+impl LoadedModel {
+    /// Loads the model of a configuration.
+    pub fn load(config: &ModelConfig, progress: &LoadProgress) -> Result<Self, LoadError> {
+        check_magic(&config.path)?;
+        let plan = PlacementPlan::new(config)?;
+        let mut tries = plan.attempts().into_iter().peekable();
+        loop {
+            let layers = tries.next().unwrap_or(0);
+            // Forgets the buffers of a failed attempt.
+            take_buffer_sizes();
+            let error = match Self::attempt(config, &plan, layers, progress) {
+                Ok(loaded) => return Ok(loaded),
+                Err(error) => error,
+            };
+            let out_of_memory = match &error {
+                LoadError::Llama(error) => error.out_of_memory(),
+                _ => None,
+            };
+            let Some(cause) = out_of_memory.filter(|_| layers > 0) else {
+                return Err(error);
+            };
+            let Some(fewer) = tries.peek() else {
+                return Err(plan.out_of_memory(&config.path, layers, cause.to_owned()));
+            };
+            tracing::warn!(
+                model = config.name,
+                layers,
+                fewer,
+                cause,
+                "the layers do not fit on their devices; trying fewer"
+            );
+        }
+    }
+
+    fn attempt(
+        config: &ModelConfig,
+        plan: &PlacementPlan,
+        layers: u32,
+        progress: &LoadProgress,
+    ) -> Result<Self, LoadError> {
+        let mut model = Model::load(&config.path, plan.placement(layers), progress)?;
+        load_adapters(&mut model, &config.adapters)?;
+        let model = Arc::new(model);
+        let context = config.context_for(model.trained_context().max(1))?;
+        let cells = config.cells.unwrap_or(DEFAULT_CELLS.max(context));
+        if cells < context {
+            return Err(LoadError::Config(format!(
+                "{cells} cells cannot hold one sequence of {context} positions; \
+                 give at least {context} cells or a shorter context"
+            )));
+        }
+        if !(1..=MAX_RUNNING).contains(&config.max_running) {
+            return Err(LoadError::Config(format!(
+                "{} running sequences were requested; give a number from 1 to {MAX_RUNNING}",
+                config.max_running
+            )));
+        }
+        let threads = config.threads.unwrap_or_else(|| {
+            std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(1))
+        });
+        let mut buffers = take_buffer_sizes();
+        let device_top_k = device_top_k(config, &model, cells);
+        let settings = ContextSettings {
+            cells,
+            step_tokens: STEP_TOKENS,
+            seq_ids: config.max_running + device_top_k.map_or(0, |top_k| top_k.seq_ids),
+            threads,
+            kv_type: config.placement.kv_type,
+            device_top_k,
+        };
+        let backend = LlamaContext::new(model.clone(), settings)?;
+        buffers.extend(take_buffer_sizes());
+        let separate = plan.devices_with_memory();
+        Ok(Self {
+            memory: MemoryUse::of(buffers, model.placement(), &separate),
+            model,
+            backend,
+            settings,
+            context,
+        })
+    }
+}
+
+/// The sequence ids with device top-k, if it is on: as many as may run, beside as many without, so that every request
+/// finds an id of either kind.
+fn device_top_k(config: &ModelConfig, model: &Model, cells: u32) -> Option<DeviceTopK> {
+    // Recurrent and hybrid models keep state per id and reorder outputs.
+    let on_device = model.output_on_device() && model.can_fork();
+    let vocabulary = u32::try_from(model.vocabulary_size()).unwrap_or(u32::MAX);
+    let k = config.device_top_k.top_k(on_device, vocabulary)?;
+    // llama.cpp aborts the process if there are more ids than cells.
+    let room = cells.saturating_sub(u32::from(config.max_running));
+    let ids = u32::from(config.max_running).min(room);
+    let ids = u16::try_from(ids).ok().filter(|ids| *ids > 0)?;
+    Some(DeviceTopK { k, seq_ids: ids })
+}
+
+impl MemoryUse {
+    /// Sums llama.cpp's buffers. `separate` names the devices with their own memory.
+    fn of(buffers: Vec<(String, u64)>, placement: &DevicePlacement, separate: &[&str]) -> Self {
+        let mut memory = Self::default();
+        for (buffer, bytes) in buffers {
+            // A device's buffers have its name, or begin with it: `MTL0_Mapped`.
+            let is_of = |device: &&String| {
+                let rest = buffer.strip_prefix(device.as_str());
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+            };
+            let device = placement.devices.iter().find(is_of);
+            let Some(device) = device.filter(|device| separate.contains(&device.as_str())) else {
+                memory.host = memory.host.saturating_add(bytes);
+                continue;
+            };
+            match memory.devices.iter_mut().find(|(known, _)| known == device) {
+                Some((_, sum)) => *sum = sum.saturating_add(bytes),
+                None => memory.devices.push((device.clone(), bytes)),
+            }
+        }
+        memory
+    }
+}
+
+fn load_adapters(model: &mut Model, adapters: &[(String, PathBuf)]) -> Result<(), LoadError> {
+    let most = usize::from(AdapterId::MAX);
+    if adapters.len() > most {
+        return Err(LoadError::Config(format!(
+            "{} adapters were given; a model may have at most {most}",
+            adapters.len()
+        )));
+    }
+    for (index, (name, path)) in adapters.iter().enumerate() {
+        let refused = |cause: &str| LlamaError::Adapter {
+            name: name.clone(),
+            path: path.clone(),
+            cause: cause.to_owned(),
+        };
+        if name.is_empty() {
+            return Err(refused("its name is empty; give it a name").into());
+        }
+        if adapters[..index].iter().any(|(other, _)| other == name) {
+            return Err(refused("another adapter has this name; rename one of them").into());
+        }
+        model.load_adapter(name, path)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn separate_device_memory_is_counted_per_device() {
+        let buffers = || {
+            let buffer = |name: &str, bytes| (name.to_owned(), bytes);
+            vec![
+                buffer("CPU", 1),
+                buffer("CPU_Mapped", 10),
+                buffer("CUDA_Host", 100),
+                buffer("CUDA1", 1000),
+                buffer("CUDA10", 10_000),
+                buffer("MTL0_Private", 100_000),
+                buffer("MTL0", 1_000_000),
+            ]
+        };
+        let placement = |devices: &[&str]| DevicePlacement {
+            devices: devices.iter().map(|name| (*name).to_owned()).collect(),
+            gpu_layers: 1,
+        };
+        let none = MemoryUse::of(buffers(), &DevicePlacement::default(), &[]);
+        assert_eq!((none.host, none.devices.len()), (1_111_111, 0));
+        let two = placement(&["CUDA1", "MTL0"]);
+        let both = MemoryUse::of(buffers(), &two, &["CUDA1", "MTL0"]);
+        assert_eq!(both.host, 10_111);
+        let expected = [("CUDA1".to_owned(), 1000), ("MTL0".to_owned(), 1_100_000)];
+        assert_eq!(both.devices, expected);
+        let one = MemoryUse::of(buffers(), &two, &["CUDA1"]);
+        assert_eq!((one.host, one.devices.len()), (1_110_111, 1));
+    }
+}

@@ -1,0 +1,203 @@
+//! Starts an engine: the threads on top of a loaded model.
+
+use super::loaded_model::LoadedModel;
+use super::{AdapterFile, Engine, EngineVocabulary, Inner};
+use crate::LoadError;
+use crate::embedding::Embedder;
+use crate::engine_waker::EngineWaker;
+use crate::external_sampler::SamplerMailbox;
+use crate::generate_options::MAX_DRAFTS;
+use crate::metrics::EngineMetrics;
+use crate::model_config::{ModelConfig, ModelInfo};
+use crate::permits::RequestPermits;
+use crate::swap_store::{SwapBudget, SwapStore};
+use crate::vocabulary::ModelVocabulary;
+use crate::worker::{Command, Swap, Worker};
+use corral_constraint::GrammarCompiler;
+use corral_llama::LoadProgress;
+use corral_scheduler::SchedulerConfig;
+use std::path::PathBuf;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+/// Command slots beside those of requests.
+const SPARE_COMMANDS: usize = 64;
+/// One tenant may fill this fraction of the queue, so that it cannot lock out the others.
+const TENANT_QUEUE_DIVISOR: usize = 4;
+
+impl Engine {
+    /// Loads a model and starts its thread. Blocks until it is ready.
+    pub fn load(config: ModelConfig) -> Result<Self, LoadError> {
+        Self::load_with_progress(config, &LoadProgress::default())
+    }
+
+    /// [`Engine::load`] that reports to `progress`, which can cancel it with [`corral_llama::LlamaError::Cancelled`].
+    pub fn load_with_progress(
+        config: ModelConfig,
+        progress: &LoadProgress,
+    ) -> Result<Self, LoadError> {
+        let LoadedModel {
+            model,
+            backend,
+            settings,
+            context,
+            memory,
+        } = LoadedModel::load(&config, progress)?;
+        let top_ids = backend.device_top_k().map_or(0, |top_k| top_k.seq_ids);
+        let limits = SchedulerConfig {
+            seq_ids: config.max_running + top_ids,
+            top_k_seq_ids: top_ids,
+            cells: backend.cells(),
+            max_step_tokens: backend.step_tokens(),
+            max_queue: config.max_waiting,
+            max_tenant_queue: config.max_waiting.div_ceil(TENANT_QUEUE_DIVISOR),
+            prefill: config.prefill,
+            prefix_cache: config.prefix_cache,
+            can_truncate: model.can_truncate(),
+            swap: config.swap_ram > 0,
+            offload_prefixes: config.prefix_offload_ram > 0,
+            max_drafts: match model.can_truncate() {
+                true => MAX_DRAFTS.into(),
+                false => 0,
+            },
+            overlap: config
+                .overlap
+                .resolve(model.placement().gpu_layers < model.layer_count()),
+        };
+        let end_of_generation = model.end_of_generation_tokens();
+        let info = ModelInfo {
+            name: config.name,
+            vocabulary: u32::try_from(model.vocabulary_size()).unwrap_or(u32::MAX),
+            context,
+            embedding_length: model.embedding_length(),
+            begin: model.bos_token(),
+            end: model
+                .end_token()
+                .filter(|end| end_of_generation.contains(end)),
+            end_of_generation: end_of_generation.clone(),
+            chat_template: model.chat_template(),
+            can_truncate: model.can_truncate(),
+            adapters: config.adapters.iter().map(|a| a.0.clone()).collect(),
+            can_generate: backend.has_memory(),
+            layers: model.layer_count(),
+            gpu_layers: model.placement().gpu_layers,
+            devices: model.placement().devices.clone(),
+        };
+        if info.gpu_layers > 0 {
+            tracing::info!(
+                model = info.name,
+                layers = info.layers,
+                gpu_layers = info.gpu_layers,
+                devices = info.devices.join(", "),
+                "layers on devices"
+            );
+        }
+        let metrics = Arc::new(EngineMetrics::default());
+        let embedder = Embedder::new(
+            &model,
+            info.can_generate,
+            context,
+            settings.threads,
+            &config.embedding,
+            &metrics,
+        )?;
+        let vocabulary = Arc::new(EngineVocabulary {
+            model,
+            end_of_generation,
+        });
+        let running = usize::from(config.max_running);
+        let permits = RequestPermits::new(
+            config.max_waiting + running,
+            limits.max_tenant_queue + running,
+        );
+        // A request with a permit always finds a slot.
+        let (commands, inbox) = sync_channel(permits.limit + SPARE_COMMANDS);
+        let commands = Arc::new(commands);
+        let waker = waker(Arc::downgrade(&commands));
+        let swap = swap(
+            config.prefix_offload_ram,
+            config.swap_ram,
+            config.swap_disk,
+            &waker,
+        )?;
+        let samplers = SamplerMailbox::new(waker.clone());
+        let worker = Worker::new(
+            backend,
+            limits,
+            vocabulary.clone(),
+            inbox,
+            metrics.clone(),
+            swap,
+            samplers,
+        );
+        let thread = std::thread::Builder::new()
+            .name(format!("engine {}", info.name))
+            .spawn(move || worker.run())
+            .map_err(|error| {
+                LoadError::Config(format!(
+                    "cannot start the engine thread: {error}; raise the limit of threads"
+                ))
+            })?;
+        let adapter = |(_, path)| AdapterFile {
+            path,
+            digest: OnceLock::new(),
+        };
+        Ok(Self(Arc::new(Inner {
+            grammars: GrammarCompiler::new(Arc::new(ModelVocabulary(vocabulary.model.clone()))),
+            breakers: Mutex::default(),
+            vocabulary,
+            info,
+            path: config.path,
+            digest: OnceLock::new(),
+            adapters: config.adapters.into_iter().map(adapter).collect(),
+            snapshots: config.snapshots,
+            commands,
+            permits,
+            metrics,
+            waker,
+            settings: settings.without_device_top_k(),
+            cells: limits.cells,
+            memory: memory.host,
+            device_memory: memory.devices,
+            thread: Mutex::new(Some(thread)),
+            embedder,
+        })))
+    }
+}
+
+/// Wakes the engine thread by a command. Holds the channel weakly, so that the thread ends with the last handle.
+fn waker(commands: Weak<SyncSender<Command>>) -> EngineWaker {
+    EngineWaker::new(move || {
+        if let Some(commands) = commands.upgrade() {
+            // A full channel wakes the thread anyway.
+            let _ = commands.try_send(Command::Wake);
+        }
+    })
+}
+
+/// The stores of swapped-out sequences and offloaded prefixes.
+fn swap(
+    prefix_ram: u64,
+    ram: u64,
+    disk: Option<(PathBuf, u64)>,
+    waker: &EngineWaker,
+) -> Result<Swap, LoadError> {
+    let folder = disk.as_ref().map(|(folder, _)| folder.clone());
+    let store = |ram, disk| {
+        SwapStore::new(SwapBudget { ram, disk }, waker.clone()).map_err(|error| {
+            let folder = folder.clone().unwrap_or_default();
+            LoadError::Config(format!(
+                "cannot swap out to {}: {error}; give a folder that can be written",
+                folder.display()
+            ))
+        })
+    };
+    let mut swap = Swap::default();
+    if prefix_ram > 0 {
+        swap = swap.with_prefixes(store(prefix_ram, None)?, prefix_ram);
+    }
+    if ram > 0 {
+        swap = swap.with_sequences(store(ram, disk)?, ram);
+    }
+    Ok(swap)
+}

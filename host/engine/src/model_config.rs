@@ -1,0 +1,209 @@
+//! Configuration of a model, and facts about a loaded one.
+
+use crate::device_placement::PlacementOptions;
+use crate::embedding::EmbeddingConfig;
+use crate::snapshot::Snapshots;
+use crate::{LoadError, Token};
+use corral_scheduler::Overlap;
+use corral_scheduler::PrefillPolicy;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Most running requests. Each sequence id costs an output buffer and lengthens scans over all ids; more rows in a
+/// step gain nothing on a CPU.
+pub(crate) const MAX_RUNNING: u16 = 64;
+/// Most tokens in a step (n_batch and n_ubatch).
+pub(crate) const STEP_TOKENS: u32 = 512;
+/// Default limit of the context length.
+const DEFAULT_CONTEXT: u32 = 8192;
+/// Default number of cells, unless one sequence needs more.
+pub(crate) const DEFAULT_CELLS: u32 = 16_384;
+/// Default length of the queue.
+const DEFAULT_MAX_WAITING: usize = 1024;
+/// Default bytes of RAM for swapped-out sequences.
+const DEFAULT_SWAP_RAM: u64 = 1 << 30;
+/// Default bytes of RAM for offloaded prefixes.
+const DEFAULT_PREFIX_OFFLOAD_RAM: u64 = 1 << 30;
+
+/// Default k of device top-k: twice the usual number of candidates of a sampling plugin.
+const DEFAULT_TOP_K: u32 = 128;
+/// Largest k. llama.cpp probes the selection with 131,072 logits, whatever the model has, and aborts the process if
+/// k is larger.
+const MAX_TOP_K: u32 = 1 << 16;
+
+/// Whether the device selects the k highest logits of a row, so that only those are copied for requests that need
+/// no more. Does not change what is generated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceTopKMode {
+    /// On if a GPU computes the logits of a model that can fork.
+    Auto,
+    /// Off. The default, because the gain depends on the backend's selection and is not measured yet.
+    #[default]
+    Off,
+    /// On for every backend that supports it. `k` outside of 2 to 65,536, or not below the size of the vocabulary,
+    /// turns it off.
+    On {
+        /// Number of logits to select.
+        k: u32,
+    },
+}
+
+impl DeviceTopKMode {
+    /// Whether the memory estimate includes it. `on_device` says whether a device computes the logits.
+    pub(crate) fn is_expected(self, on_device: bool) -> bool {
+        match self {
+            Self::Auto => on_device,
+            Self::Off => false,
+            Self::On { .. } => true,
+        }
+    }
+
+    /// The k to use, if any. `on_gpu` says whether a GPU computes the logits of a model that can fork.
+    pub(crate) fn top_k(self, on_gpu: bool, vocabulary: u32) -> Option<u32> {
+        let k = match self {
+            Self::Auto if on_gpu => DEFAULT_TOP_K,
+            Self::Auto | Self::Off => return None,
+            Self::On { k } => k,
+        };
+        (2..vocabulary.min(MAX_TOP_K + 1)).contains(&k).then_some(k)
+    }
+}
+
+/// The file of a model and the sizes of its engine.
+#[derive(Clone, Debug)]
+pub struct ModelConfig {
+    /// Name that requests use.
+    pub name: String,
+    /// Path of the GGUF file.
+    pub path: PathBuf,
+    /// Positions per sequence; by default those of the training, at most 8,192.
+    pub context: Option<u32>,
+    /// KV cells, shared by all sequences; by default 16,384, or one context if that is more.
+    pub cells: Option<u32>,
+    /// Compute threads; by default one per core.
+    pub threads: Option<u32>,
+    /// Most waiting requests; one tenant may fill a quarter.
+    pub max_waiting: usize,
+    /// Most running requests, from 1 to 64.
+    pub max_running: u16,
+    /// How prefill shares steps with decoding requests.
+    pub prefill: PrefillPolicy,
+    /// Whether ended requests leave their state for reuse.
+    pub prefix_cache: bool,
+    /// Where the highest logits are selected.
+    pub device_top_k: DeviceTopKMode,
+    /// Whether prefill overlaps sampling and waiting for next-token requests. [`Overlap::Auto`] turns it on if
+    /// devices hold all layers, since a CPU that samples cannot compute at the same time.
+    pub overlap: Overlap,
+    /// Bytes of RAM for swapped-out sequences; by default 1 GiB. 0 recomputes them instead.
+    pub swap_ram: u64,
+    /// Bytes of RAM for offloaded prefixes; by default 1 GiB. 0 evicts them instead.
+    pub prefix_offload_ram: u64,
+    /// Folder and bytes of disk for swapped-out sequences that exceed the RAM.
+    pub swap_disk: Option<(PathBuf, u64)>,
+    /// Store of named snapshots.
+    pub snapshots: Option<Arc<Snapshots>>,
+    /// LoRA adapters: name and path of the GGUF file; at most 16.
+    pub adapters: Vec<(String, PathBuf)>,
+    /// Configuration of embeddings.
+    pub embedding: EmbeddingConfig,
+    /// Devices of the layers and the type of the cells; by default as many layers as fit on GPUs, and f16.
+    pub placement: PlacementOptions,
+}
+
+impl ModelConfig {
+    /// A configuration with default sizes.
+    pub fn new(name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.into(),
+            path: path.into(),
+            context: None,
+            cells: None,
+            threads: None,
+            max_waiting: DEFAULT_MAX_WAITING,
+            max_running: MAX_RUNNING,
+            prefill: PrefillPolicy::default(),
+            prefix_cache: true,
+            device_top_k: DeviceTopKMode::default(),
+            overlap: Overlap::default(),
+            swap_ram: DEFAULT_SWAP_RAM,
+            prefix_offload_ram: DEFAULT_PREFIX_OFFLOAD_RAM,
+            swap_disk: None,
+            snapshots: None,
+            adapters: Vec::new(),
+            embedding: EmbeddingConfig::default(),
+            placement: PlacementOptions::default(),
+        }
+    }
+
+    /// Positions per sequence of a model trained on `trained` positions.
+    pub(crate) fn context_for(&self, trained: u32) -> Result<u32, LoadError> {
+        match self.context {
+            None => Ok(trained.min(DEFAULT_CONTEXT)),
+            Some(context) if (2..=trained).contains(&context) => Ok(context),
+            Some(context) => Err(LoadError::Config(format!(
+                "a context of {context} positions was requested, but {} was trained on {trained}; \
+                 give a number from 2 to {trained}",
+                self.path.display()
+            ))),
+        }
+    }
+
+    /// KV cells of a model trained on `trained` positions.
+    pub(crate) fn cells_for(&self, trained: u32) -> u32 {
+        let context = self.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
+        self.cells.unwrap_or(DEFAULT_CELLS.max(context))
+    }
+}
+
+/// Facts about a loaded model.
+#[derive(Clone, Debug)]
+pub struct ModelInfo {
+    /// Name that requests use.
+    pub name: String,
+    /// Number of tokens in the vocabulary.
+    pub vocabulary: u32,
+    /// Positions per sequence: prompt and generated tokens together.
+    pub context: u32,
+    /// Length of an embedding vector.
+    pub embedding_length: u32,
+    /// The beginning-of-sequence token, if the model expects one.
+    pub begin: Option<Token>,
+    /// The token that usually ends a text or a turn; one of `end_of_generation`.
+    pub end: Option<Token>,
+    /// All tokens that end a generation, rising.
+    pub end_of_generation: Vec<Token>,
+    /// The file's Jinja chat template.
+    pub chat_template: Option<String>,
+    /// Whether sequences can be truncated and share a prefix. False for recurrent and sliding-window memories.
+    pub can_truncate: bool,
+    /// Names of the LoRA adapters, in the order of the configuration.
+    pub adapters: Vec<String>,
+    /// Whether the model generates text. False for an encoder, which only computes embeddings.
+    pub can_generate: bool,
+    /// Number of layers; the output counts as one.
+    pub layers: u32,
+    /// Number of layers on devices, counted from the last.
+    pub gpu_layers: u32,
+    /// Names of those devices; empty if the CPU computes everything.
+    pub devices: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_top_k_needs_a_gpu_or_explicit_k() {
+        let on = |k| DeviceTopKMode::On { k };
+        assert_eq!(DeviceTopKMode::Auto.top_k(true, 1000), Some(DEFAULT_TOP_K));
+        assert_eq!(DeviceTopKMode::Auto.top_k(false, 1000), None);
+        assert_eq!(DeviceTopKMode::Auto.top_k(true, DEFAULT_TOP_K), None);
+        assert_eq!(DeviceTopKMode::Off.top_k(true, 1000), None);
+        assert_eq!(on(64).top_k(false, 1000), Some(64));
+        assert_eq!(on(MAX_TOP_K).top_k(false, 300_000), Some(MAX_TOP_K));
+        for (k, vocabulary) in [(1, 1000), (64, 64), (64, 10), (MAX_TOP_K + 1, 300_000)] {
+            assert_eq!(on(k).top_k(true, vocabulary), None, "{k} of {vocabulary}");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! A snapshot of an engine's resources, for the admin API and tests.
+
+pub use corral_scheduler::{EntryStatus, RequestStatus, SchedulerCounters};
+
+/// Everything that holds sequence ids, cells or memory at one moment.
+#[derive(Clone, Debug)]
+pub struct EngineStatus {
+    /// KV cells of the model.
+    pub cells: u32,
+    /// Cells held by running requests; a shared cell counts once.
+    pub cells_pinned: u32,
+    /// Cells held by running requests and the prefix cache.
+    pub cells_used: u32,
+    /// Cells that attention computes over.
+    pub attention_cells: u32,
+    /// Sequence ids of the context.
+    pub sequence_ids: u16,
+    /// Sequence ids held by running requests and the prefix cache.
+    pub sequence_ids_used: usize,
+    /// Requests in the queue.
+    pub waiting: usize,
+    /// Bytes of sequences swapped out to RAM.
+    pub swap_ram_bytes: u64,
+    /// Bytes of sequences swapped out to disk.
+    pub swap_disk_bytes: u64,
+    /// Bytes of offloaded prefixes.
+    pub prefix_offload_bytes: u64,
+    /// Running requests, in order of admission.
+    pub requests: Vec<RequestStatus>,
+    /// The prefix cache, including retained sequences.
+    pub prefix_cache: Vec<EntryStatus>,
+    /// The scheduler's counters.
+    pub counters: SchedulerCounters,
+}
