@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PREFILL_TOKENS: &str = "corral_engine_prefill_tokens_total";
 const DECODE_ROWS: &str = "corral_engine_decode_rows_total";
-const ABANDONED_TOKENS: &str = "corral_engine_discarded_tokens_total";
+const DISCARDED_TOKENS: &str = "corral_engine_discarded_tokens_total";
 const FINISHED: &str = "corral_engine_requests_finished_total";
 const CANCELLED: &str = "corral_engine_requests_cancelled_total";
 const EXPIRED: &str = "corral_engine_requests_expired_total";
@@ -281,7 +281,7 @@ fn hangup_in_queue_leaves_nothing() {
     });
     // They cost nothing, and the stream did not have to end for them to leave.
     assert_eq!(metrics.growth(PREFILL_TOKENS, &before), 0.0);
-    assert_eq!(metrics.get(ABANDONED_TOKENS), 0.0);
+    assert_eq!(metrics.get(DISCARDED_TOKENS), 0.0);
     assert_eq!(metrics.get(RUNNING), 1.0);
     assert_eq!(metrics.get(FINISHED), 0.0);
     drop(stream);
@@ -338,7 +338,7 @@ fn hangup_during_prefill_leaves_nothing() {
         }
         drop(stream);
         corral.wait_until_idle();
-        let computed = metrics.growth(ABANDONED_TOKENS, &before);
+        let computed = metrics.growth(DISCARDED_TOKENS, &before);
         metrics.growth(CANCELLED, &before) == GONE as f64
             && computed > 0.0
             && computed < (GONE * PROMPT) as f64

@@ -297,7 +297,7 @@ fn requests_per_minute(corral: &Corral, route: &str) -> u32 {
         assert_eq!(ask().status, 200);
     }
     for _ in 0..2 {
-        assert_retry_after(&ask(), 429, "too-many-requests");
+        assert_retry_after(&ask(), 429, "request-rate-exceeded");
     }
     2
 }

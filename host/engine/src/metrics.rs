@@ -103,9 +103,9 @@ metrics! {
     rows: Counter = "corral_engine_rows_total",
     /// Decode rows: the next token of a request, with its drafts if it has any.
     decode_rows: Counter = "corral_engine_decode_rows_total",
-    /// PrefillPolicy rows: a part of a prompt.
+    /// Prefill rows: a part of a prompt.
     prefill_rows: Counter = "corral_engine_prefill_rows_total",
-    /// PrefillPolicy tokens computed: prompt tokens, and generated tokens that a grammar forced.
+    /// Prefill tokens computed: prompt tokens, and generated tokens that a grammar forced.
     prefill_tokens: Counter = "corral_engine_prefill_tokens_total",
     /// Decode rows left out of a step; happens only after a failed step.
     skipped_rows: Counter = "corral_engine_decode_rows_skipped_total",
@@ -121,7 +121,7 @@ metrics! {
     mixed_prefill_tokens: Counter = "corral_engine_mixed_prefill_tokens_total",
     /// Prompt tokens that the step-time budget allowed in mixed steps, including those that fill a tile.
     mixed_budget_tokens: Counter = "corral_engine_mixed_prefill_budget_tokens_total",
-    /// PrefillPolicy steps overlapped with sampling or with waiting for next-token requests.
+    /// Prefill steps overlapped with sampling or with waiting for next-token requests.
     overlapped_steps: Counter = "corral_engine_overlapped_steps_total",
     /// Prompt tokens computed in overlapped steps.
     overlapped_tokens: Counter = "corral_engine_overlapped_prefill_tokens_total",

@@ -325,7 +325,7 @@ impl Shared {
         let changed = self.has_changed(model);
         let arrived = Instant::now();
         let queue_end = caller.queue_time.and_then(|time| arrived.checked_add(time));
-        // The earlier end counts: the queue time gives `Overdue`, the deadline `Deadline`.
+        // The earlier end counts: the queue time gives `QueueTimeout`, the deadline `DeadlineExceeded`.
         let overdue_at =
             queue_end.filter(|end| caller.deadline.is_none_or(|deadline| *end < deadline));
         let until = overdue_at.or(caller.deadline);

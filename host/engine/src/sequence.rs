@@ -281,7 +281,7 @@ fn format_hash(kv: KvType) -> u64 {
 }
 
 fn no_snapshots() -> Error {
-    Error::Unsupported("this server keeps no snapshots; start it with --snapshots FOLDER".into())
+    Error::Unsupported("this server keeps no snapshots; start it with --snapshot-dir DIR".into())
 }
 
 #[allow(clippy::needless_pass_by_value)]

@@ -410,7 +410,7 @@ mod tests {
         }
         let problem = keys.authenticate(&mut HeaderMap::new(), "/chat");
         assert_eq!(problem.expect_err("no key").status(), 401);
-        // RegisteredQuota without a list is good everywhere.
+        // A key without a list of deployments is valid everywhere.
         let mut headers = headers(&format!("Bearer {}", other.key()));
         let holder = keys
             .authenticate(&mut headers, "/anything")

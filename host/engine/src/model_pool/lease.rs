@@ -71,7 +71,7 @@ enum OpenStage {
         shared: Arc<Shared>,
         model: usize,
         id: WaiterId,
-        /// When the wait started, if it ends with `Overdue` and not with `Deadline`.
+        /// When the wait started, if it ends with `QueueTimeout` and not with `DeadlineExceeded`.
         overdue_since: Option<Instant>,
     },
 }
