@@ -275,7 +275,7 @@ mod tests {
             ),
             (
                 "corral serve --model x.gguf --plugin /g/=g.wasm",
-                "leave the last '/' away",
+                "ends with '/'",
             ),
             (
                 "corral serve --model x.gguf --plugin /g=a.wasm --plugin /g=b.wasm",
