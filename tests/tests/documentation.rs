@@ -146,3 +146,18 @@ fn documented_commands_work() {
     }
     assert!(run >= 9, "only {run} commands found");
 }
+
+#[test]
+fn readme_shows_the_hello_example() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).expect("readable");
+    let readme = read("README.md");
+    let shown = blocks(&readme)
+        .into_iter()
+        .find(|block| block.language == "rust");
+    let shown = shown.expect("the README shows a plugin").text;
+    assert!(
+        read("examples/hello/src/lib.rs").contains(&shown),
+        "{shown}"
+    );
+}

@@ -90,7 +90,7 @@ impl Default for EmbeddingConfig {
     }
 }
 
-/// GenerateOptions of a request for embeddings.
+/// Options of a request for embeddings.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EmbedOptions {
     /// How to pool the vectors of tokens; by default as the model's file says. Without that, the last

@@ -337,10 +337,7 @@ fn two_thousand_sums_are_right_whatever_happens_to_their_sequences() {
         let told = String::from_utf8_lossy(&process.stdout);
         let errors = String::from_utf8_lossy(&process.stderr);
         assert!(process.status.success(), "life {life}: {told}\n{errors}");
-        assert!(
-            told.contains(&format!("life {life}: swap_ins")),
-            "{told}"
-        );
+        assert!(told.contains(&format!("life {life}: swap_ins")), "{told}");
     }
 }
 

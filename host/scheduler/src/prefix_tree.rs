@@ -10,7 +10,7 @@ use crate::Token;
 use crate::request::PrefixScope;
 use std::collections::{BTreeMap, HashMap};
 
-/// NodeIndex of a node.
+/// Index of a node.
 type NodeIndex = usize;
 
 #[derive(Clone, Debug, Default)]

@@ -147,7 +147,7 @@ where
         polled
     }
 
-    /// Ready after the idle timeout. PolledFrame only while the inner body is pending.
+    /// Ready after the idle timeout. Polled only while the inner body is pending.
     fn poll_idle_timeout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let timeout = self.idle_timeout;
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(timeout)));

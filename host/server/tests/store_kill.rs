@@ -218,7 +218,7 @@ impl Known {
             assert_eq!(revision.manifest.component, revision.component.to_string());
             let note = &revision.manifest.configuration["NOTE"];
             let note = note.parse().expect("ours");
-            // BoundedInteger, and what the manifest says that it is.
+            // Complete, with the digest that the manifest names.
             let bytes = store.read(revision.component).expect("its file is whole");
             assert!(bytes == component(note), "another component: {revision:?}");
             notes.insert(*number, note);
@@ -251,7 +251,7 @@ impl Known {
     }
 }
 
-/// FileWatcher the store for ever, and says so.
+/// Changes the store until killed, and prints each acknowledged change.
 fn child(folder: &Path, seed: u64) {
     let store = Store::open(folder, StoreLimits::default()).expect("the store opens");
     let say = |line: String| {

@@ -65,7 +65,7 @@ pub(crate) fn prompt(engine: &Engine, number: u64, length: u64) -> Vec<Token> {
         .collect()
 }
 
-/// GenerateOptions for exactly `tokens` tokens.
+/// Options for exactly `tokens` tokens.
 pub(crate) fn exactly(tokens: u64) -> GenerateOptions {
     GenerateOptions {
         max_tokens: u32::try_from(tokens).unwrap_or(u32::MAX),

@@ -76,7 +76,7 @@ impl Recipe {
             .into()
     }
 
-    /// Writes the file, or replaces it. Calls `progress` with the stage, the amount that is done and the total. TemporaryFile
+    /// Writes the file, or replaces it. Calls `progress` with the stage, the amount that is done and the total. Temporary
     /// files lie beside it, and are removed after an error. Blocks for as long as it takes.
     pub fn write(
         &self,

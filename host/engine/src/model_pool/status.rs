@@ -64,7 +64,7 @@ pub struct ModelStatus {
     pub stopped: bool,
 }
 
-/// EngineMetrics over all loads of a model.
+/// Metrics over all loads of a model.
 #[derive(Debug, Default)]
 pub(super) struct ModelTotals {
     pub(super) loads: u64,

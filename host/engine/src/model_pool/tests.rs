@@ -20,7 +20,7 @@ fn config(name: &str, path: PathBuf) -> ModelConfig {
     config
 }
 
-/// ModelPool `a`, `b`, `c` and so on.
+/// Models `a`, `b`, `c` and so on.
 fn models(count: u8, settings: &ModelPoolSettings) -> ModelPool {
     let name = |n: u8| char::from(b'a' + n).to_string();
     let configs = (0..count).map(|n| config(&name(n), demo_model()));

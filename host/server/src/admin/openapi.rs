@@ -16,7 +16,7 @@ struct Operation {
     method: &'static str,
     path: &'static str,
     summary: &'static str,
-    /// DeploymentName, type and meaning of each query parameter.
+    /// Name, type and meaning of each query parameter.
     query: &'static [(&'static str, &'static str, &'static str)],
     /// Content type and schema of the request's body.
     request: Option<(&'static str, Value)>,

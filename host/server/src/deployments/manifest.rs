@@ -43,7 +43,7 @@ pub struct Manifest {
     /// match wins.
     #[cfg_attr(test, schemars(with = "Vec<String>", length(min = 1, max = 32)))]
     pub routes: Vec<Route>,
-    /// ComponentFiles that the handler is linked with.
+    /// Components that the handler is linked with.
     #[serde(default, skip_serializing_if = "LinkedComponents::is_none")]
     pub linked: LinkedComponents,
     /// Models that the plugin may open, the default one first. If omitted, all models of the server.

@@ -7,7 +7,7 @@ use corral_cli::Error;
 use corral_engine::{Caller, Engine, GenerateOptions, Token};
 use std::sync::Arc;
 
-/// GenerateOptions for `tokens` tokens, greedily or always the same one.
+/// Options for `tokens` tokens, greedily or always the same one.
 fn options(tokens: u64, fixed: Option<Token>) -> GenerateOptions {
     GenerateOptions {
         fixed_token: fixed,
