@@ -10,7 +10,7 @@
 set -euo pipefail
 
 # Tests of the engine and of the whole program whose sums reveal a wrong cell.
-readonly tests="device_placement real_model looking sequences speculative constrained generate guest_sampling"
+readonly tests="device_placement real_model next_token sequences speculative constrained generate guest_sampling"
 # Largest archive in bytes.
 readonly max_bytes=$((60 << 20))
 

@@ -1,15 +1,12 @@
-//! Named, durable copies of sequences, in files.
+//! Durable named copies of sequences, in files.
 //!
-//! One file per snapshot, in one folder per tenant. A snapshot is written beside its place, synced,
-//! and renamed into it, and then the folder is synced: after a crash a name stands for the old
-//! snapshot or the new one, whole. What a crash leaves half written is removed at the next start.
+//! Each tenant has a folder with one file per snapshot. A write goes to a temporary file, syncs it,
+//! renames it and syncs the folder. After a crash, a name refers to the complete old or new snapshot.
+//! The next start removes temporary files.
 //!
-//! The limits of a tenant hold for its named files at every moment, also with writes under way at
-//! once; a snapshot that replaces another takes its space in addition until it is complete. The
-//! folder belongs to one [`Snapshots`] at a time, which a lock sees to: otherwise two processes could
-//! both find the last room free. It may be shared between threads.
-//!
-//! Every function blocks on the disk.
+//! The limits of a tenant hold for its named files at every moment, even with concurrent writes. A
+//! replacement takes extra space until it is complete. A lock gives the folder to one [`Snapshots`]
+//! at a time; threads may share it. Every function blocks on the disk.
 
 mod error;
 mod format;
@@ -26,51 +23,50 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-/// Longest name of a snapshot or tenant.
+/// Maximum length of a snapshot or tenant name.
 const NAME_BYTES: usize = 128;
-/// Begins the name of a file that is being written; no snapshot's name begins with a dot.
+/// Name prefix of temporary files. Snapshot names never start with a dot.
 const TEMPORARY: &str = ".writing-";
 
-/// What a state was made with, and must be used with.
+/// Model and settings that produced a state. Loading needs the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// SHA-256 of the model file.
     pub model: [u8; 32],
-    /// A fingerprint of all else that the state depends on: cache types, settings of the context,
-    /// version of llama.cpp.
+    /// Fingerprint of cache types, context settings and llama.cpp version.
     pub layout: u64,
 }
 
-/// What a snapshot holds.
+/// Contents of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contents {
-    /// What it was made with.
+    /// Model and settings that produced it.
     pub origin: Origin,
     /// The tokens of the sequence.
     pub tokens: Vec<Token>,
-    /// The model's memory of them.
+    /// KV state of the tokens.
     pub state: Vec<u8>,
 }
 
-/// How much may be kept.
+/// Limits on snapshot storage.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of a snapshot's file.
+    /// Maximum bytes of a snapshot file.
     pub snapshot_bytes: u64,
-    /// Bytes of all files of a tenant.
+    /// Maximum bytes of all snapshot files of a tenant.
     pub tenant_bytes: u64,
-    /// Snapshots of a tenant.
+    /// Maximum snapshots of a tenant.
     pub tenant_count: usize,
 }
 
-/// A snapshot in a list.
+/// A listed snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Its name.
     pub name: String,
     /// Bytes of its file.
     pub bytes: u64,
-    /// When it was written.
+    /// Time of the write.
     pub modified: SystemTime,
 }
 
@@ -80,11 +76,11 @@ pub struct Snapshots {
     folder: PathBuf,
     limits: Limits,
     writes: Mutex<Writes>,
-    /// Locked as long as it is open.
+    /// Holds the lock while open.
     _lock: File,
 }
 
-/// The writes under way.
+/// Running writes.
 #[derive(Debug, Default)]
 struct Writes {
     next: u64,
@@ -99,10 +95,9 @@ struct Pending {
 }
 
 impl Snapshots {
-    /// Takes a folder, which is made (mode 0700) where it is missing, and removes what a crash left
-    /// half written.
+    /// Locks a folder, creates it (mode 0700) if missing, and removes temporary files.
     ///
-    /// [`Error::InUse`] if someone else has it.
+    /// Fails with [`Error::InUse`] if another process holds the lock.
     pub fn new(folder: impl Into<PathBuf>, limits: Limits) -> Result<Self, Error> {
         let folder = folder.into();
         make_folder(&folder)?;
@@ -130,17 +125,16 @@ impl Snapshots {
         Ok(snapshots)
     }
 
-    /// Most bytes of a snapshot's file.
+    /// Maximum bytes of a snapshot file.
     pub fn largest(&self) -> u64 {
         self.limits.snapshot_bytes
     }
 
-    /// Writes a snapshot, in place of that of the same name if there is one. When it returns, the
-    /// snapshot survives a crash.
+    /// Writes or replaces a snapshot. After success, the snapshot survives a crash.
     ///
     /// Fails before anything is written with [`Error::Name`], [`Error::TooLarge`],
-    /// [`Error::OverBudget`] or [`Error::TooMany`]. Whatever fails, what had the name keeps it;
-    /// only if the last sync fails the new one may have it already.
+    /// [`Error::OverBudget`] or [`Error::TooMany`]. A failed write keeps the old snapshot, unless
+    /// only the last sync failed.
     pub fn write(&self, tenant: &str, name: &str, contents: &Contents) -> Result<(), Error> {
         let folder = self.tenant(tenant)?;
         check_name("snapshot", name)?;
@@ -159,15 +153,15 @@ impl Snapshots {
         sync(&folder)
     }
 
-    /// Reads a snapshot that must have been made with `expected`.
+    /// Reads a snapshot and checks that its origin is `expected`.
     ///
     /// [`Error::Missing`] if there is none; [`Error::NotSnapshot`], [`Error::Version`],
-    /// [`Error::Damaged`], [`Error::Model`] or [`Error::Layout`] if it is of no use;
-    /// [`Error::TooLarge`] or [`Error::NoMemory`] if there is no room for it.
+    /// [`Error::Damaged`], [`Error::Model`] or [`Error::Layout`] if it is unusable;
+    /// [`Error::TooLarge`] or [`Error::NoMemory`] if it does not fit.
     pub fn read(&self, tenant: &str, name: &str, expected: &Origin) -> Result<Contents, Error> {
         let path = self.path(tenant, name)?;
         let failed = |cause| missing_or("open", &path, name, cause);
-        // Asked first: opening a pipe would wait for its writer.
+        // Check before the open: opening a pipe blocks until it has a writer.
         if !fs::symlink_metadata(&path).map_err(failed)?.is_file() {
             return Err(Error::NotSnapshot);
         }
@@ -187,12 +181,12 @@ impl Snapshots {
         sync(&self.tenant(tenant)?)
     }
 
-    /// The snapshots of a tenant, by name.
+    /// Lists the snapshots of a tenant by name.
     pub fn list(&self, tenant: &str) -> Result<Vec<Entry>, Error> {
         entries(&self.tenant(tenant)?)
     }
 
-    /// Bytes of all snapshots of all tenants.
+    /// Returns the total bytes of all snapshots.
     pub fn bytes(&self) -> Result<u64, Error> {
         let mut sum = 0;
         for tenant in self.tenants()? {
@@ -234,8 +228,8 @@ impl Snapshots {
         self.writes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets room aside for a snapshot. What is under way counts as done, and what it replaces as
-    /// there, whichever is more: the limits hold however the writes end.
+    /// Reserves space for a snapshot. A running write counts with the larger of its old and new
+    /// size, so the limits hold whether it succeeds or fails.
     fn reserve(&self, tenant: &str, name: &str, bytes: u64) -> Result<Reserved<'_>, Error> {
         let mut writes = self.lock();
         let mut others = BTreeMap::new();
@@ -261,7 +255,7 @@ impl Snapshots {
         if used.saturating_add(most) > limit {
             return Err(Error::OverBudget { bytes, used, limit });
         }
-        // Under the lock, so that nobody relies on a folder that is not synced yet.
+        // Under the lock, so that no other write uses the folder before its sync.
         make_folder(&self.tenant(tenant)?)?;
         let number = writes.next;
         writes.next += 1;
@@ -276,7 +270,7 @@ impl Snapshots {
     }
 }
 
-/// Room that was set aside; given back when dropped.
+/// Reserved space. Dropping it frees the space.
 struct Reserved<'a> {
     snapshots: &'a Snapshots,
     number: u64,
@@ -288,7 +282,7 @@ impl Drop for Reserved<'_> {
     }
 }
 
-/// A file that is being written; removed when dropped, unless it took its name.
+/// A temporary file. Dropping it removes it unless it was renamed.
 struct Temporary {
     path: PathBuf,
     file: File,
@@ -303,7 +297,7 @@ impl Temporary {
         Ok(Self { path, file })
     }
 
-    /// From here on it counts as what it is, not as what was reserved.
+    /// Renames the file to its final name. The file then counts instead of the reservation.
     fn take_name(self, path: &Path, reserved: Reserved<'_>) -> Result<(), Error> {
         let mut writes = reserved.snapshots.lock();
         let renamed = fs::rename(&self.path, path);
@@ -315,12 +309,12 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // Not there if it took its name. What stays is removed at the next start.
+        // Missing after a rename. The next start removes leftovers.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// The SHA-256 of a file, read in parts. A large model takes seconds.
+/// Computes the SHA-256 of a file. A large model takes seconds.
 pub fn digest_of(path: &Path) -> io::Result<[u8; 32]> {
     let mut file = File::open(path)?;
     let mut hash = Sha256::new();
@@ -343,7 +337,7 @@ fn check_name(of: &'static str, name: &str) -> Result<(), Error> {
     })
 }
 
-/// Names become file names: nothing that means something to the file system is allowed.
+/// Checks a name for use as a file name; rejects special characters.
 fn is_name(name: &str) -> Result<(), &'static str> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if name.is_empty() {
@@ -359,7 +353,7 @@ fn is_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// The snapshots in a tenant's folder, by name; none if there is no folder.
+/// Lists the snapshots in a tenant's folder by name. A missing folder has none.
 fn entries(folder: &Path) -> Result<Vec<Entry>, Error> {
     let failed = |cause| Error::io("list", folder, cause);
     let files = match fs::read_dir(folder) {
@@ -378,7 +372,7 @@ fn entries(folder: &Path) -> Result<Vec<Entry>, Error> {
         }
         let about = match file.metadata() {
             Ok(about) => about,
-            // Removed meanwhile.
+            // Removed since the listing.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(failed(error)),
         };
@@ -406,7 +400,7 @@ fn remove_temporaries(folder: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes a folder that outlives a crash, unless it is there.
+/// Creates a folder durably if it does not exist.
 fn make_folder(folder: &Path) -> Result<(), Error> {
     if folder.is_dir() {
         return Ok(());
@@ -420,7 +414,7 @@ fn make_folder(folder: &Path) -> Result<(), Error> {
     }
 }
 
-/// Makes what was done to the names in a folder outlive a crash.
+/// Syncs a folder, so that changes to its names survive a crash.
 fn sync(folder: &Path) -> Result<(), Error> {
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
     synced.map_err(|cause| Error::io("sync", folder, cause))

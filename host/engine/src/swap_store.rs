@@ -1,31 +1,27 @@
-//! States of idle sequences, or of prefixes, kept in memory and, past a budget, in files.
+//! Swapped-out states of idle sequences or prefixes: in memory and, past a budget, in files.
 //!
-//! [`SwapStore`] is used by one thread and never waits for a disk: one background thread does that.
-//! What holds at every moment, whatever the disk does:
+//! One thread uses a [`SwapStore`] and never waits for the disk; a background thread does the I/O.
 //!
-//! - Memory: what lies here, what is being written, and what is being read or was read and not yet
-//!   taken are together within the budget. Disk: so are the files, in whole blocks, including those
-//!   being written.
-//! - The least recently put state is the first to go: from memory to a file, from a file to nowhere.
-//!   Memory is emptied ahead of need, by a quarter of the budget or the size of the last state,
-//!   so that the next `put` finds room without waiting for the disk. Where puts come faster than the
-//!   disk writes, the oldest states are lost instead.
-//! - A state that is waited for stays until it is taken, released or forgotten. Reads begin in the
-//!   order they were asked for and hold at most half of the memory, or one state if that is larger;
-//!   others wait in line. So who waits must take, [release](SwapStore::release) or
-//!   [forget](SwapStore::forget), or those behind wait for it.
-//! - A state that is lost is counted, and named once by [`SwapStore::take_lost`].
+//! - Stored states, running writes, and reads that are not fetched yet fit the memory budget
+//!   together. Files fit the disk budget in whole blocks, including running writes.
+//! - The oldest state leaves first: from memory to a file, from a file to nothing. The store frees
+//!   a quarter of the budget, or the size of the last state, ahead of need. If puts outrun the
+//!   disk, the oldest states are lost.
+//! - A requested state stays until it is fetched, [released](SwapStore::release) or
+//!   [forgotten](SwapStore::forget). Reads run in request order and hold at most half of the
+//!   memory, or one larger state. A caller that does none of the three blocks later reads.
+//! - [`SwapStore::take_lost`] names each lost state once.
 //!
-//! The number of states is the caller's to bound: each costs about 200 bytes beside its own.
+//! The store does not limit the number of states; each costs about 200 bytes plus its own size.
 
-mod desk;
+mod disk_queue;
 mod folder;
-mod traffic;
+mod transfers;
 
 pub use folder::Disk;
 
 use crate::engine_waker::EngineWaker;
-use desk::{Clerk, Desk, FileNumber};
+use disk_queue::{DiskQueue, DiskWorker, FileNumber};
 use folder::Folder;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
@@ -33,35 +29,35 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Names a state.
+/// Identifies a state.
 pub type Id = u64;
 
-/// How much may be kept where.
+/// Memory and disk budgets of a store.
 #[derive(Clone, Debug)]
 pub struct SwapBudget {
     /// Bytes of memory.
     pub ram: u64,
-    /// The folder for files and their bytes; none to keep states in memory alone.
+    /// Folder for files and its budget in bytes; `None` keeps states in memory only.
     pub disk: Option<(PathBuf, u64)>,
 }
 
-/// What [`SwapStore::fetch`] found.
+/// Result of [`SwapStore::fetch`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fetched {
-    /// The state; it is no longer kept.
+    /// The state. The store no longer holds it.
     Here(Vec<u8>),
-    /// It is being read; the waker is called, and then to be asked again.
+    /// A read is pending. Fetch again after the waker runs.
     Coming,
-    /// It was never put, was taken or forgotten, or is lost: to be computed again.
+    /// The store does not hold the state. Compute it again.
     Gone,
 }
 
-/// Why a state was not kept. What was kept under its id before is gone too.
+/// Why the store refused a state. It has dropped the previous state of that id too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// It can never be kept.
+pub enum PutError {
+    /// The state exceeds the memory budget.
     #[error(
-        "a state of {bytes} bytes can't be kept in {limit} bytes of memory, through which it would go even to disk; give more"
+        "a state of {bytes} bytes does not fit {limit} bytes of swap memory, which states on disk pass through too; raise the limit"
     )]
     TooLarge {
         /// Bytes of the state.
@@ -69,33 +65,33 @@ pub enum Refused {
         /// Bytes of memory.
         limit: u64,
     },
-    /// The memory is taken up by states that are waited for or being written.
-    #[error("the memory for states is taken up by those that are waited for or being written")]
+    /// Pending reads and running writes occupy the memory.
+    #[error("pending reads and writes occupy the swap memory; try again later or raise its limit")]
     Busy,
 }
 
-/// What was done so far.
+/// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// States written to disk.
     pub spilled: u64,
-    /// Bytes of them.
+    /// Bytes of those states.
     pub spilled_bytes: u64,
-    /// States read back.
+    /// States read from disk.
     pub read_back: u64,
-    /// Bytes of them.
+    /// Bytes of those states.
     pub read_back_bytes: u64,
-    /// States lost: for want of room, or because the disk failed.
+    /// States lost because of the budgets or a disk failure.
     pub lost: u64,
-    /// States not taken in at all.
+    /// Refused states.
     pub refused: u64,
 }
 
-/// When a state was last used; unique.
+/// Order of last use; unique.
 type Stamp = u64;
 
 #[derive(Clone, Copy, Debug)]
-struct Filed {
+struct StoredFile {
     file: FileNumber,
     checksum: u32,
 }
@@ -104,98 +100,98 @@ struct Filed {
 struct Entry {
     stamp: Stamp,
     length: u64,
-    place: Place,
+    location: Location,
 }
 
-/// Where a state is.
+/// Where the store holds a state.
 #[derive(Debug)]
-enum Place {
-    /// In memory; in `resident`.
+enum Location {
+    /// In memory, listed in `resident`.
     Ram(Vec<u8>),
-    /// With the disk's thread, to be written; in `writing`.
+    /// Queued or running write, listed in `writing`.
     Writing { file: FileNumber, wanted: bool },
-    /// On disk; in `filed`.
-    Disk(Filed),
-    /// On disk, in line to be read; in `line`.
-    Wanted(Filed),
-    /// With the disk's thread, to be read; released if nobody waits any more.
-    Reading { filed: Filed, released: bool },
-    /// In memory until it is taken; the file, if there is one, is still there.
+    /// On disk, listed in `filed`.
+    Disk(StoredFile),
+    /// On disk and requested, listed in `line`.
+    Wanted(StoredFile),
+    /// Queued or running read; `released` if the caller no longer wants it.
+    Reading { filed: StoredFile, released: bool },
+    /// Read and not fetched yet. The file, if any, still exists.
     Ready {
         bytes: Vec<u8>,
-        filed: Option<Filed>,
+        filed: Option<StoredFile>,
     },
 }
 
-/// A read or write with the disk's thread.
+/// A read or write queued for the disk thread.
 #[derive(Clone, Copy, Debug)]
-struct Flight {
-    /// Whose state it is; none if it was forgotten.
+struct Transfer {
+    /// The state; `None` if it was forgotten.
     id: Option<Id>,
     length: u64,
 }
 
-/// See the module.
+/// Holds swapped-out states; see the module.
 pub struct SwapStore {
     ram: u64,
     /// 0 without a disk.
     disk: u64,
     entries: HashMap<Id, Entry>,
-    /// In memory and free to go, by last use.
+    /// Evictable states in memory, by last use.
     resident: BTreeMap<Stamp, Id>,
-    /// To be written, by last use.
+    /// States with a queued or running write, by last use.
     writing: BTreeMap<Stamp, Id>,
-    /// On disk and free to go, by last use.
+    /// Evictable states on disk, by last use.
     filed: BTreeMap<Stamp, Id>,
-    /// On disk and waited for, in the order they were asked for.
+    /// Requested states on disk, in request order.
     line: VecDeque<Id>,
-    reads: HashMap<FileNumber, Flight>,
-    writes: HashMap<FileNumber, Flight>,
+    reads: HashMap<FileNumber, Transfer>,
+    writes: HashMap<FileNumber, Transfer>,
     resident_bytes: u64,
-    /// Of `writes`.
+    /// Bytes of `writes`.
     writing_bytes: u64,
-    /// Of `reads`, and of what was read and not taken.
+    /// Bytes of `reads` and of states read but not fetched.
     pinned_bytes: u64,
-    /// Charges of the files that are there or were handed over to be written.
+    /// Disk charge of existing files and queued writes.
     disk_bytes: u64,
-    /// Length of the last state put: the next is likely as long.
+    /// Length of the last state, as an estimate of the next.
     last_put: u64,
     next_stamp: Stamp,
     next_file: FileNumber,
     lost: BTreeSet<Id>,
     counts: Counts,
-    desk: Arc<Desk>,
+    disk_queue: Arc<DiskQueue>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl SwapStore {
-    /// Makes the private folder, if there is to be a disk, and starts its thread.
+    /// Creates the private folder and starts the disk thread if the budget has a disk.
     ///
-    /// Fails if the folder can't be made, written or locked, or no thread can be started.
+    /// Fails if it cannot create, write or lock the folder, or start the thread.
     pub fn new(budgets: SwapBudget, waker: EngineWaker) -> io::Result<Self> {
         match budgets.disk {
             Some((base, bytes)) => {
                 let folder = Folder::open(&base)?;
-                tracing::info!(folder = %folder.path().display(), bytes, "idle sequences are spilled to disk");
+                tracing::info!(folder = %folder.path().display(), bytes, "idle sequences are swapped out to disk");
                 Self::with_disk(budgets.ram, bytes, folder, waker)
             }
             None => Ok(Self::without_thread(budgets.ram, 0)),
         }
     }
 
-    /// The same with any empty disk, of which `disk_bytes` may be used.
+    /// Creates a store over an empty disk and uses at most `disk_bytes` of it.
     pub fn with_disk(
         ram_bytes: u64,
         disk_bytes: u64,
         disk: impl Disk + 'static,
         waker: EngineWaker,
     ) -> io::Result<Self> {
-        let mut spill = Self::without_thread(ram_bytes, disk_bytes);
-        let desk = spill.desk.clone();
-        let clerk = Clerk::new(disk, disk_bytes);
-        let thread = std::thread::Builder::new().name("spill".into());
-        spill.thread = Some(thread.spawn(move || clerk.serve(&desk, &|| waker.wake()))?);
-        Ok(spill)
+        let mut store = Self::without_thread(ram_bytes, disk_bytes);
+        let disk_queue = store.disk_queue.clone();
+        let worker = DiskWorker::new(disk, disk_bytes);
+        let thread = std::thread::Builder::new().name("swap".into());
+        store.thread = Some(thread.spawn(move || worker.serve(&disk_queue, &|| waker.wake()))?);
+        Ok(store)
     }
 
     fn without_thread(ram: u64, disk: u64) -> Self {
@@ -218,16 +214,15 @@ impl SwapStore {
             next_file: 0,
             lost: BTreeSet::new(),
             counts: Counts::default(),
-            desk: Arc::default(),
+            disk_queue: Arc::default(),
             thread: None,
         }
     }
 
-    /// Keeps a state under an id, in place of what was kept under it before. Others may be lost for
-    /// it: those least recently put.
-    pub fn put(&mut self, id: Id, mut bytes: Vec<u8>) -> Result<(), Refused> {
+    /// Stores a state and replaces the previous one of that id. May drop the oldest states.
+    pub fn put(&mut self, id: Id, mut bytes: Vec<u8>) -> Result<(), PutError> {
         self.forget(id);
-        // What it really takes is what is counted.
+        // The budget counts the length, so the capacity must equal it.
         bytes.shrink_to_fit();
         let length = bytes.len() as u64;
         self.poll();
@@ -239,33 +234,33 @@ impl SwapStore {
         self.last_put = length;
         self.resident.insert(stamp, id);
         self.resident_bytes += length;
-        let place = Place::Ram(bytes);
+        let location = Location::Ram(bytes);
         self.entries.insert(
             id,
             Entry {
                 stamp,
                 length,
-                place,
+                location,
             },
         );
         self.pump();
         Ok(())
     }
 
-    /// Takes a state out, or has it read so that it can be taken once the waker was called.
+    /// Removes and returns a state, or starts reading it from disk.
     pub fn fetch(&mut self, id: Id) -> Fetched {
         self.poll();
         let Some(mut entry) = self.entries.remove(&id) else {
             return Fetched::Gone;
         };
-        entry.place = match entry.place {
-            Place::Ram(bytes) => {
+        entry.location = match entry.location {
+            Location::Ram(bytes) => {
                 self.resident.remove(&entry.stamp);
                 self.resident_bytes -= entry.length;
                 self.pump();
                 return Fetched::Here(bytes);
             }
-            Place::Ready { bytes, filed } => {
+            Location::Ready { bytes, filed } => {
                 self.pinned_bytes -= entry.length;
                 if let Some(filed) = filed {
                     self.discard(filed.file, entry.length);
@@ -273,127 +268,126 @@ impl SwapStore {
                 self.pump();
                 return Fetched::Here(bytes);
             }
-            Place::Writing { file, .. } => {
+            Location::Writing { file, .. } => {
                 if let Some(bytes) = self.take_back(file) {
                     self.writing.remove(&entry.stamp);
                     self.pump();
                     return Fetched::Here(bytes);
                 }
-                self.desk.keep(file, true);
-                Place::Writing { file, wanted: true }
+                self.disk_queue.keep(file, true);
+                Location::Writing { file, wanted: true }
             }
-            Place::Disk(filed) => {
+            Location::Disk(filed) => {
                 self.filed.remove(&entry.stamp);
                 self.line.push_back(id);
-                Place::Wanted(filed)
+                Location::Wanted(filed)
             }
-            Place::Reading { filed, .. } => Place::Reading {
+            Location::Reading { filed, .. } => Location::Reading {
                 filed,
                 released: false,
             },
-            Place::Wanted(filed) => Place::Wanted(filed),
+            Location::Wanted(filed) => Location::Wanted(filed),
         };
         self.entries.insert(id, entry);
         self.pump();
         Fetched::Coming
     }
 
-    /// Says that a state that [`fetch`](Self::fetch) called `Coming` is no longer waited for. It is
-    /// kept as if it had just been put.
+    /// Cancels a [`fetch`](Self::fetch) that returned `Coming`. The state counts as just put.
     pub fn release(&mut self, id: Id) {
         let Some(mut entry) = self.entries.remove(&id) else {
             return;
         };
-        match &entry.place {
-            Place::Ram(_) | Place::Disk(_) => {
+        match &entry.location {
+            Location::Ram(_) | Location::Disk(_) => {
                 self.entries.insert(id, entry);
                 return;
             }
-            Place::Writing { .. } => {
+            Location::Writing { .. } => {
                 self.writing.remove(&entry.stamp);
             }
-            Place::Wanted(_) | Place::Reading { .. } | Place::Ready { .. } => {}
+            Location::Wanted(_) | Location::Reading { .. } | Location::Ready { .. } => {}
         }
         entry.stamp = self.stamp();
-        entry.place = match entry.place {
-            Place::Writing { file, .. } => {
+        entry.location = match entry.location {
+            Location::Writing { file, .. } => {
                 self.writing.insert(entry.stamp, id);
-                self.desk.keep(file, false);
-                Place::Writing {
+                self.disk_queue.keep(file, false);
+                Location::Writing {
                     file,
                     wanted: false,
                 }
             }
-            Place::Wanted(filed) => {
+            Location::Wanted(filed) => {
                 self.line.retain(|&other| other != id);
                 self.file(entry.stamp, id, filed)
             }
-            Place::Reading { filed, .. } => {
-                if self.desk.cancel_read(filed.file) {
+            Location::Reading { filed, .. } => {
+                if self.disk_queue.cancel_read(filed.file) {
                     self.end_read(filed.file);
                     self.file(entry.stamp, id, filed)
                 } else {
-                    Place::Reading {
+                    Location::Reading {
                         filed,
                         released: true,
                     }
                 }
             }
-            Place::Ready {
+            Location::Ready {
                 filed: Some(filed), ..
             } => {
                 self.pinned_bytes -= entry.length;
                 self.file(entry.stamp, id, filed)
             }
-            Place::Ready { bytes, filed: None } => {
+            Location::Ready { bytes, filed: None } => {
                 self.pinned_bytes -= entry.length;
                 self.resident_bytes += entry.length;
                 self.resident.insert(entry.stamp, id);
-                Place::Ram(bytes)
+                Location::Ram(bytes)
             }
-            place @ (Place::Ram(_) | Place::Disk(_)) => place,
+            location @ (Location::Ram(_) | Location::Disk(_)) => location,
         };
         self.entries.insert(id, entry);
         self.pump();
     }
 
-    /// Drops a state, wherever it is.
+    /// Drops a state.
     pub fn forget(&mut self, id: Id) {
         self.lost.remove(&id);
         let Some(entry) = self.entries.remove(&id) else {
             return;
         };
-        match entry.place {
-            Place::Ram(_) => {
+        match entry.location {
+            Location::Ram(_) => {
                 self.resident.remove(&entry.stamp);
                 self.resident_bytes -= entry.length;
             }
-            Place::Writing { file, .. } => {
+            Location::Writing { file, .. } => {
                 self.writing.remove(&entry.stamp);
                 if self.take_back(file).is_none() {
-                    self.desk.keep(file, false);
-                    if let Some(flight) = self.writes.get_mut(&file) {
-                        flight.id = None;
+                    self.disk_queue.keep(file, false);
+                    if let Some(transfer) = self.writes.get_mut(&file) {
+                        transfer.id = None;
                     }
                 }
             }
-            Place::Disk(filed) => {
+            Location::Disk(filed) => {
                 self.filed.remove(&entry.stamp);
                 self.discard(filed.file, entry.length);
             }
-            Place::Wanted(filed) => {
+            Location::Wanted(filed) => {
                 self.line.retain(|&other| other != id);
                 self.discard(filed.file, entry.length);
             }
-            Place::Reading { filed, .. } => {
-                if self.desk.cancel_read(filed.file) {
+            Location::Reading { filed, .. } => {
+                if self.disk_queue.cancel_read(filed.file) {
                     self.end_read(filed.file);
-                } else if let Some(flight) = self.reads.get_mut(&filed.file) {
-                    flight.id = None;
+                } else if let Some(transfer) = self.reads.get_mut(&filed.file) {
+                    transfer.id = None;
                 }
                 self.discard(filed.file, entry.length);
             }
-            Place::Ready { filed, .. } => {
+            Location::Ready { filed, .. } => {
                 self.pinned_bytes -= entry.length;
                 if let Some(filed) = filed {
                     self.discard(filed.file, entry.length);
@@ -403,10 +397,10 @@ impl SwapStore {
         self.pump();
     }
 
-    /// Takes in what the disk's thread has done, and gives it more to do. Never waits. To be called
-    /// whenever the waker was, and cheap enough to be called at each step.
+    /// Handles finished disk jobs and queues new ones. Never blocks. Call it after each wake; it is
+    /// cheap enough for every step.
     pub fn poll(&mut self) {
-        let done = self.desk.take_done();
+        let done = self.disk_queue.take_done();
         if done.is_empty() {
             return;
         }
@@ -416,29 +410,28 @@ impl SwapStore {
         self.pump();
     }
 
-    /// Whether a state is kept under this id, wherever.
+    /// Whether the store holds a state of this id.
     #[cfg(test)]
     pub fn contains(&self, id: Id) -> bool {
         self.entries.contains_key(&id)
     }
 
-    /// The ids lost since the last call, in rising order; those put again or forgotten meanwhile are
-    /// left out.
+    /// Ids lost since the last call, ascending, without ids that were put again or forgotten.
     pub fn take_lost(&mut self) -> Vec<Id> {
         std::mem::take(&mut self.lost).into_iter().collect()
     }
 
-    /// Bytes of states in memory, with those being written and read.
+    /// Bytes of states in memory, including running reads and writes.
     pub fn ram_bytes(&self) -> u64 {
         self.resident_bytes + self.writing_bytes + self.pinned_bytes
     }
 
-    /// Bytes on disk in whole blocks, with those being written.
+    /// Bytes on disk in whole blocks, including running writes.
     pub fn disk_bytes(&self) -> u64 {
-        self.disk_bytes + self.desk.stuck()
+        self.disk_bytes + self.disk_queue.stuck()
     }
 
-    /// What was done so far.
+    /// Counters since the start.
     pub fn counts(&self) -> Counts {
         self.counts
     }
@@ -450,13 +443,13 @@ impl SwapStore {
 }
 
 impl Drop for SwapStore {
-    /// Ends the disk's thread, after the file it writes or reads now, and removes the folder.
+    /// Stops the disk thread after its current job and removes the folder.
     fn drop(&mut self) {
-        self.desk.stop();
+        self.disk_queue.stop();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread that spills states had panicked");
+            tracing::error!("the swap disk thread panicked");
         }
     }
 }

@@ -1,6 +1,5 @@
-//! Adapters over llama.cpp and the demo model. The adapter `plus-one` makes it answer a sum by one
-//! more than it is, so whoever gets another one's adapter, or cells that were computed with it,
-//! says a wrong number.
+//! Adapters over llama.cpp and the demo model. The adapter `plus-one` adds one to each sum, so a
+//! request that runs with a wrong adapter or wrong cells gives a wrong number.
 
 use corral_engine::{
     Caller, Engine, Error, GenerateOptions, Generation, LlamaError, LoadError, ModelConfig,
@@ -29,7 +28,7 @@ fn config(adapters: &[&str]) -> ModelConfig {
     config
 }
 
-/// A generation with the adapter, or with the model alone.
+/// Starts a generation with the adapter or the plain model.
 fn options(adapted: bool) -> GenerateOptions {
     GenerateOptions {
         max_tokens: 8,
@@ -38,7 +37,7 @@ fn options(adapted: bool) -> GenerateOptions {
     }
 }
 
-/// A sum behind some text.
+/// A sum after some text.
 #[derive(Clone, Copy, Debug)]
 struct Question {
     story: usize,
@@ -70,7 +69,7 @@ impl Question {
     }
 }
 
-/// Those questions that are answered rightly when nothing is shared, kept or beside them: nearly all.
+/// Questions that the model answers correctly alone without shared state: nearly all.
 fn right_alone() -> Vec<Question> {
     let mut config = config(&[PLUS_ONE]);
     config.prefix_cache = false;
@@ -102,10 +101,10 @@ fn right_alone() -> Vec<Question> {
 }
 
 #[test]
-fn a_mixed_load_gives_no_wrong_answer_on_either_side() {
+fn mixed_adapter_load_gives_right_answers() {
     let right = right_alone();
     let mut config = config(&["other", PLUS_ONE]);
-    // Little room: sequences give way to each other, and are put aside.
+    // Few cells: the engine preempts sequences and swaps them out.
     config.context = Some(700);
     config.cells = Some(1024);
     config.max_running = 12;
@@ -130,8 +129,7 @@ fn a_mixed_load_gives_no_wrong_answer_on_either_side() {
     check_empty(&engine);
 }
 
-/// Asks some hundred questions, a dozen at a time, of both sides; and some of a text that is forked
-/// and gone on with by both.
+/// Asks several hundred questions of both adapters, twelve at a time; both also continue forks.
 fn ask_many(engine: &Engine, right: &[Question], asker: u32) {
     let mut random = ChaCha8Rng::seed_from_u64(u64::from(asker));
     for _ in 0..8 {
@@ -146,7 +144,7 @@ fn ask_many(engine: &Engine, right: &[Question], asker: u32) {
                 (question, question.ask(engine, caller))
             })
             .collect();
-        // Claimed, so that it is put aside where there is no room.
+        // Retained, so that the engine swaps it out when cells are short.
         let question = *right.choose(&mut random).unwrap();
         let sides = [question.adapted, !question.adapted, question.adapted];
         let mut sequence = Sequence::new(engine.clone(), caller);
@@ -173,7 +171,7 @@ fn ask_many(engine: &Engine, right: &[Question], asker: u32) {
 }
 
 #[test]
-fn what_one_side_computed_is_found_by_that_side_alone() {
+fn adapters_do_not_share_prefixes() {
     let engine = Engine::load(config(&[PLUS_ONE])).unwrap();
     let cached = |adapted| {
         let question = Question {
@@ -193,7 +191,7 @@ fn what_one_side_computed_is_found_by_that_side_alone() {
 }
 
 #[test]
-fn a_snapshot_is_of_the_adapter_that_it_was_made_with() {
+fn snapshot_needs_its_adapter() {
     let folder = tempfile::tempdir().unwrap();
     let open = || {
         let limits = SnapshotLimits {
@@ -243,7 +241,7 @@ fn a_snapshot_is_of_the_adapter_that_it_was_made_with() {
 }
 
 #[test]
-fn an_adapter_that_is_not_there_is_refused_and_those_that_are_are_named() {
+fn unknown_adapter_error_lists_adapters() {
     let engine = Engine::load(config(&["one", "two"])).unwrap();
     assert_eq!(engine.info().adapters, ["one", "two"]);
     let asked = engine.generate(vec![1], options(true), Caller::default());
@@ -256,7 +254,7 @@ fn an_adapter_that_is_not_there_is_refused_and_those_that_are_are_named() {
     );
 }
 
-/// Why a file is no adapter for the demo model.
+/// Returns the error for an invalid adapter file.
 fn refusal(path: &Path) -> String {
     let mut config = config(&[]);
     config.adapters = vec![("bad".into(), path.to_owned())];
@@ -267,7 +265,7 @@ fn refusal(path: &Path) -> String {
 }
 
 #[test]
-fn files_that_are_no_adapters_are_refused_with_a_reason() {
+fn invalid_adapter_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let whole = std::fs::read(plus_one()).unwrap();
     let other = String::from_utf8_lossy(&whole[..200])
@@ -294,7 +292,7 @@ fn files_that_are_no_adapters_are_refused_with_a_reason() {
 }
 
 #[test]
-fn adapters_that_do_not_fit_the_model_are_refused_with_a_reason() {
+fn incompatible_adapters_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let load = |tensors: &[(&str, [u64; 2])], kind: &str, alpha: Value| {
         let mut writer = Writer::new().unwrap();

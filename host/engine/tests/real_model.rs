@@ -1,5 +1,5 @@
-//! The engine over llama.cpp and the demo model, whose right answers are the oracle: a wrong KV cell
-//! gives a wrong sum.
+//! The engine over llama.cpp and the demo model. Sums are the oracle: a wrong KV cell gives a wrong
+//! sum.
 
 use corral_engine::{
     Caller, Engine, Error, FinishReason, GenerateOptions, LlamaError, LoadError, ModelConfig,
@@ -32,7 +32,7 @@ fn limit(max_tokens: u32) -> GenerateOptions {
 }
 
 #[test]
-fn sums_are_right_alone_and_beside_each_other_and_every_token_is_decoded_once() {
+fn concurrent_sums_are_right_and_decoded_once() {
     let engine = engine();
     let mut tokens = 0;
     for _ in 0..3 {
@@ -66,7 +66,7 @@ fn sums_are_right_alone_and_beside_each_other_and_every_token_is_decoded_once() 
 }
 
 #[test]
-fn a_reader_that_goes_away_frees_everything() {
+fn dropped_reader_frees_everything() {
     let engine = engine();
     for _ in 0..20 {
         let tokens = engine.tokenize("5+5=", true).unwrap();
@@ -83,7 +83,7 @@ fn a_reader_that_goes_away_frees_everything() {
 }
 
 #[test]
-fn a_seed_fixes_what_is_drawn() {
+fn seed_fixes_the_output() {
     let engine = engine();
     let drawn = |seed| {
         let options = GenerateOptions {
@@ -99,7 +99,7 @@ fn a_seed_fixes_what_is_drawn() {
 }
 
 #[test]
-fn tokens_and_text_are_two_ways_to_say_the_same() {
+fn token_and_text_prompts_are_equivalent() {
     let engine = engine();
     for text in ["12+7=", "h\u{e9}llo \u{1f600}\n", "<|im_start|>user"] {
         let tokens = engine.tokenize(text, false).unwrap();
@@ -118,7 +118,7 @@ fn tokens_and_text_are_two_ways_to_say_the_same() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_a_reason() {
+fn invalid_requests_are_refused() {
     let engine = engine();
     let context = engine.info().context;
     let stop = GenerateOptions {
@@ -148,7 +148,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
         limit: context,
     };
     assert_eq!(error, full);
-    // The longest prompt that fits leaves room for one token, however many are asked for.
+    // The longest prompt that fits leaves room for one token.
     let mut generation = engine
         .generate(vec![40; context as usize - 1], limit(9), Caller::default())
         .unwrap();
@@ -157,7 +157,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
 }
 
 #[test]
-fn files_that_are_no_models_are_refused_with_a_reason() {
+fn invalid_model_files_are_refused() {
     let folder = std::env::temp_dir().join(format!("corral-models-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let whole = std::fs::read(demo_model()).unwrap();

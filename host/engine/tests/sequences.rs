@@ -1,5 +1,5 @@
-//! Sequences under pressure, over llama.cpp and the demo model: whatever is shared, forked, cut, put
-//! aside, brought back, preempted, cancelled, written down or lost, the sums are right.
+//! Sequences under pressure, over llama.cpp and the demo model: sums stay right while sequences are
+//! shared, forked, truncated, swapped, preempted, cancelled, saved or lost.
 
 use corral_engine::{
     Caller, Engine, Error, GenerateOptions, Priority, Sequence, SnapshotLimits, Snapshots, Tenant,
@@ -17,12 +17,12 @@ use support::{
 
 mod support;
 
-/// How many ask at once, and how many sums all of them ask in each of two lives of the engine.
+/// Concurrent clients, and total sums in each of two engine processes.
 const ASKING: u32 = 64;
 const SUMS: u32 = 1000;
-/// In the environment: how many sums in place of those, where a step takes long.
+/// Environment variable: number of sums, for slow machines.
 const FEWER: &str = "CORRAL_TEST_SUMS";
-/// Sums that are asked after other text, where the model gets them right alone.
+/// Sums after other text that the model answers correctly alone.
 const SUMS_AFTER: [(u32, u32); 8] = [
     (12, 7),
     (20, 22),
@@ -33,7 +33,7 @@ const SUMS_AFTER: [(u32, u32); 8] = [
     (33, 44),
     (50, 26),
 ];
-/// The other text: four beginnings, so that they are shared by many and not by all.
+/// The other text: four prefixes, each shared by many clients.
 const LENGTHS: [usize; 4] = [32, 100, 47, 100];
 
 fn limit(max_tokens: u32) -> GenerateOptions {
@@ -53,7 +53,7 @@ fn story(kind: usize) -> String {
     line.chars().cycle().take(LENGTHS[kind]).collect::<String>() + "\n"
 }
 
-/// Which of the sums the model gets right after each story when nothing is shared, kept or beside it.
+/// Sums that the model answers correctly after each story without shared state.
 fn right_alone() -> Vec<Vec<(u32, u32)>> {
     let mut config = config();
     config.prefix_cache = false;
@@ -85,10 +85,10 @@ fn sums() -> u32 {
     }
 }
 
-/// Someone who asks sums, in many ways.
+/// A client that asks sums in many ways.
 struct Asker<'a> {
     engine: &'a Engine,
-    /// By the kind of story.
+    /// Indexed by story.
     right: &'a [Vec<(u32, u32)>],
     folder: &'a str,
     random: ChaCha8Rng,
@@ -114,7 +114,7 @@ impl Asker<'_> {
         self.asked.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Asks a sum at the end of a text and takes the answer into it.
+    /// Asks a sum at the end of a sequence and appends the answer.
     fn ask(&mut self, sequence: &mut Sequence, sum: (u32, u32)) {
         let question = self.tokens(&format!("{}+{}=", sum.0, sum.1));
         sequence.append(&question).unwrap();
@@ -136,7 +136,7 @@ impl Asker<'_> {
         )
     }
 
-    /// One of the ways, picked at random.
+    /// Asks in a random way.
     fn act(&mut self, kept: &mut Option<(usize, Sequence)>, name: &str) {
         self.caller.priority = Priority(self.random.random_range(0..3));
         match self.random.random_range(0..10) {
@@ -146,7 +146,7 @@ impl Asker<'_> {
                 self.ask(&mut sequence, sum);
             }
             2..5 => {
-                // The same text with other sums after it, cut back each time.
+                // The same prefix with other sums, truncated each time.
                 let kind = self.random.random_range(0..4);
                 let text = story(kind);
                 let new = || (kind, self.sequence(&text));
@@ -161,7 +161,7 @@ impl Asker<'_> {
                 *kept = Some((kind, sequence));
             }
             5..7 => {
-                // A fan and a chain of forks, which generate at the same time.
+                // A fan and a chain of forks that generate concurrently.
                 let kind = self.random.random_range(0..4);
                 let trunk = self.sequence(&story(kind));
                 let second = trunk.fork();
@@ -182,7 +182,7 @@ impl Asker<'_> {
                 }
             }
             7 => {
-                // Gone before it is over, at once or after a token.
+                // Cancelled at once or after a token.
                 let kind = self.random.random_range(0..4);
                 let mut sequence = self.sequence(&story(kind));
                 let mut options = limit(50);
@@ -203,7 +203,7 @@ impl Asker<'_> {
         }
     }
 
-    /// How many tokens of a text come before the first sum.
+    /// Number of tokens before the first sum.
     fn beginning(&self, sequence: &Sequence) -> usize {
         let text = self.engine.detokenize(sequence.tokens(), true).unwrap();
         let line = text.iter().position(|byte| *byte == b'\n').unwrap();
@@ -211,7 +211,7 @@ impl Asker<'_> {
         line + 1
     }
 
-    /// Goes on with what was written down, if anything was.
+    /// Continues a saved snapshot, if there is one.
     fn restore(&mut self, name: &str) {
         let restored = Sequence::restore(self.engine.clone(), self.caller, self.folder, name);
         let mut sequence = match restored {
@@ -233,14 +233,14 @@ impl Asker<'_> {
     }
 }
 
-/// One life of an engine, with 64 that ask at once.
+/// Runs one engine process with 64 concurrent clients.
 fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
     let mut config = config();
     config.context = Some(192);
-    // The 64 would like some 5,000; and each context is 192.
+    // The 64 clients want about 5,000 cells; each context has 192.
     config.cells = Some(1280);
     config.max_running = 8;
-    // Two dozen states or so.
+    // Fits about two dozen states.
     config.swap_ram = 1 << 18;
     config.swap_disk = Some((folder.join("spill"), 4 << 20));
     let limits = SnapshotLimits {
@@ -285,7 +285,7 @@ fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
     assert!(asked.load(Ordering::Relaxed) >= sums);
     settle(&engine);
     check_identity(&engine);
-    // The first ones happen soon, the others surely among many sums.
+    // The first events happen soon; the others need many sums.
     for (what, soon) in [
         ("prefix_cache_hits_tokens", true),
         ("swap_outs", true),
@@ -312,13 +312,13 @@ fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
     engine.shutdown();
 }
 
-/// In the process that is to live one of the lives: which one, and where what outlives it is.
+/// In the child process: its number and the folder that both processes share.
 const LIFE: &str = "CORRAL_TEST_LIFE";
 const FOLDER: &str = "CORRAL_TEST_FOLDER";
 
-/// Two lives in two processes, the second of which goes on with what the first wrote down.
+/// Two processes; the second continues the snapshots of the first.
 #[test]
-fn two_thousand_sums_are_right_whatever_happens_to_their_sequences() {
+fn two_thousand_sums_survive_sequence_changes() {
     let said = |name| std::env::var(name).ok();
     if let (Some(life), Some(folder)) = (said(LIFE), said(FOLDER)) {
         let life = life.parse().expect("a number");
@@ -327,7 +327,7 @@ fn two_thousand_sums_are_right_whatever_happens_to_their_sequences() {
     }
     let folder = tempfile::tempdir().unwrap();
     for life in 0..2 {
-        let name = "two_thousand_sums_are_right_whatever_happens_to_their_sequences";
+        let name = "two_thousand_sums_survive_sequence_changes";
         let process = std::process::Command::new(std::env::current_exe().unwrap())
             .args([name, "--exact", "--nocapture"])
             .env(LIFE, life.to_string())
@@ -341,9 +341,9 @@ fn two_thousand_sums_are_right_whatever_happens_to_their_sequences() {
     }
 }
 
-/// Eight at once with one long beginning, whoever comes first, then one more: it is computed once.
+/// Eight concurrent requests with one long prefix, then one more: the prefix is computed once.
 #[test]
-fn a_beginning_that_many_share_is_computed_once() {
+fn shared_prefix_is_computed_once() {
     let engine = Engine::load(config()).unwrap();
     let beginning = "All the birds in the garden sing. ".repeat(20);
     let prompt = |sum: (u32, u32)| {
@@ -362,9 +362,9 @@ fn a_beginning_that_many_share_is_computed_once() {
     assert_eq!(cached, 7);
     let (_, outcome) = read(start((3, 4)).unwrap());
     let outcome = outcome.unwrap();
-    // The very same prompt: all but its last token.
+    // The same prompt: all but its last token.
     assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);
-    // Nobody of another tenant sees any of it, but those who agreed to share.
+    // Other tenants share nothing without an agreement.
     let other = |tenant, shares| Caller {
         tenant: Tenant(tenant),
         prefix_group: shares,
@@ -385,7 +385,7 @@ fn a_beginning_that_many_share_is_computed_once() {
 }
 
 #[test]
-fn one_that_needs_all_cells_succeeds_while_sixteen_run_and_none_of_them_fails() {
+fn request_needing_all_cells_succeeds_beside_sixteen() {
     let mut config = config();
     config.context = Some(1024);
     config.cells = Some(1024);
@@ -416,9 +416,9 @@ fn one_that_needs_all_cells_succeeds_while_sixteen_run_and_none_of_them_fails() 
     check_empty(&engine);
 }
 
-/// An idle sequence has what it had after others took its cells; whoever holds it pays nothing.
+/// An idle sequence keeps its state after other requests take its cells.
 #[test]
-fn idle_sequences_leave_the_cells_and_come_back() {
+fn idle_sequences_are_swapped_out_and_in() {
     let mut config = config();
     config.context = Some(512);
     config.cells = Some(512);
@@ -435,9 +435,9 @@ fn idle_sequences_leave_the_cells_and_come_back() {
     check_empty(&engine);
 }
 
-/// A snapshot holds the state and not the text alone: after a restart only what is new is computed.
+/// A snapshot holds the state and not only the text: after a restart only new tokens are computed.
 #[test]
-fn a_snapshot_is_gone_on_with_by_the_next_process() {
+fn snapshot_continues_in_another_process() {
     let folder = tempfile::tempdir().unwrap();
     let limits = SnapshotLimits {
         snapshot_bytes: 1 << 24,

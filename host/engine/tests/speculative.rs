@@ -1,5 +1,5 @@
-//! Guessed tokens over llama.cpp and the demo model: the answers are what they are without, in fewer
-//! steps, and of what was guessed wrongly nothing stays.
+//! Drafts over llama.cpp and the demo model: same answers in fewer steps, and rejected tokens leave
+//! no state.
 
 use corral_engine::{
     Caller, Engine, Error, FinishReason, GenerateOptions, MAX_DRAFTS, Outcome, Priority, Sampler,
@@ -9,7 +9,7 @@ use support::{check_empty, metric, read, settle, wait};
 
 mod support;
 
-/// Questions whose answers stand in them, and others.
+/// Questions that contain their answers, and others.
 const QUESTIONS: [&str; 10] = [
     "repeat: Blue owls, 7! Blue owls, 7!\n",
     "repeat: the old fox looks at the stone\n",
@@ -41,14 +41,14 @@ fn answer(engine: &Engine, prompt: &str, options: GenerateOptions) -> (String, O
     (chunk.text, outcome.expect("it is answered"))
 }
 
-/// What each question is answered without drafts.
+/// Answers without drafts.
 fn plain(engine: &Engine, most: u32) -> Vec<String> {
     let answers = QUESTIONS.map(|question| answer(engine, question, options(most, 0)).0);
     answers.to_vec()
 }
 
 #[test]
-fn answers_are_the_same_in_fewer_steps() {
+fn drafts_give_same_answers_in_fewer_steps() {
     let engine = engine();
     let count = |name: &str| metric(&engine, name);
     let expected = plain(&engine, 60);
@@ -66,13 +66,13 @@ fn answers_are_the_same_in_fewer_steps() {
     let accepted = count("draft_tokens_accepted_total");
     assert_eq!(count("generated_tokens_total"), 2.0 * tokens);
     assert!(accepted > 0.0);
-    // Each one that was right saved a step.
+    // Each accepted token saves a step.
     assert_eq!(with + accepted, steps);
     check_empty(&engine);
 }
 
 #[test]
-fn answers_are_the_same_beside_many_others() {
+fn drafts_give_same_answers_under_load() {
     let engine = engine();
     let expected = plain(&engine, 60);
     let all: Vec<_> = (0..32)
@@ -94,7 +94,7 @@ fn answers_are_the_same_beside_many_others() {
 }
 
 #[test]
-fn a_stop_string_or_the_limit_ends_it_in_the_same_place() {
+fn drafts_keep_stop_strings_and_limits() {
     let engine = engine();
     let question = QUESTIONS[0];
     for most in 1..=28 {
@@ -118,11 +118,10 @@ fn a_stop_string_or_the_limit_ends_it_in_the_same_place() {
     check_empty(&engine);
 }
 
-/// Where the answer is sure. The shape of a step decides how logits are rounded, so a draw among
-/// tokens of which none is likely may fall on the other side of an edge; that one number is drawn for
-/// each token is tested where logits are exact.
+/// Uses likely tokens only: the batch shape affects rounding of logits, so a draw among unlikely
+/// tokens may differ. Tests with exact logits check that each token draws one random number.
 #[test]
-fn a_seed_draws_the_same_text() {
+fn drafts_keep_seeded_output() {
     let engine = engine();
     for seed in 0..12 {
         let drawn = |speculate| GenerateOptions {
@@ -141,7 +140,7 @@ fn a_seed_draws_the_same_text() {
 }
 
 #[test]
-fn under_pressure_for_cells_the_answers_are_the_same() {
+fn drafts_give_same_answers_under_cell_pressure() {
     let mut config = support::config();
     config.context = Some(256);
     config.cells = Some(512);
@@ -181,7 +180,7 @@ fn under_pressure_for_cells_the_answers_are_the_same() {
 }
 
 #[test]
-fn more_guesses_than_there_may_be_are_refused() {
+fn too_many_draft_tokens_are_refused() {
     let engine = engine();
     let tokens = engine.tokenize("12+7=", true).unwrap();
     let wanted = options(9, MAX_DRAFTS + 1);
@@ -189,9 +188,9 @@ fn more_guesses_than_there_may_be_are_refused() {
     assert!(matches!(error, Err(Error::Invalid(_))));
 }
 
-/// What it is worth, for people: tokens in a step and a second, with and without in turns.
+/// Prints tokens per step and per second, alternating with and without drafts.
 #[test]
-fn what_it_is_worth_is_told() {
+fn draft_acceptance_is_reported() {
     let engine = engine();
     let (mut steps, mut tokens, mut time) = ([0.0; 2], [0.0; 2], [Duration::ZERO; 2]);
     for round in 0..20 {

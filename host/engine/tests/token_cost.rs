@@ -1,8 +1,8 @@
-//! What a token costs the engine, counted: where a machine is shared, times say nothing. Eight sequences
-//! generate at once over the demo model, each of which is read by a thread.
+//! Cost of a token in counted events, because times vary on a shared machine. Eight sequences
+//! generate concurrently over the demo model, each read by a thread.
 //!
-//! The only test of its binary, since its allocator counts what all threads do. What llama.cpp allocates
-//! does not go through it.
+//! The only test of its binary, because its allocator counts all threads. It does not count the
+//! allocations of llama.cpp.
 
 use corral_engine::{Caller, Engine, GenerateOptions, Generation, ModelConfig};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
@@ -21,17 +21,17 @@ mod support;
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const SEQUENCES: u32 = 8;
-/// What each generates, in one round and in another: what requests cost is the same in both.
+/// Tokens per sequence in a short and a long run. The cost per request cancels out.
 const TOKENS: [u32; 2] = [100, 500];
 
-/// Allocations of a token, those of the step that it was generated in and of its reader included.
+/// Maximum allocations per token, including its step and its reader.
 const MOST_ALLOCATIONS: f64 = 12.0;
-/// Steps beside one for each token of a sequence.
+/// Extra steps beyond one per token of a sequence.
 const MOST_OTHER_STEPS: f64 = 4.0;
-/// Times that the engine's thread wakes up in a round: all that it is sent is there when it first looks.
+/// Maximum wakes of the engine thread in a run.
 const MOST_WAKE_UPS: f64 = 2.0;
 
-/// What a round took.
+/// Counts of a run.
 #[derive(Debug)]
 struct Cost {
     allocations: u32,
@@ -40,7 +40,7 @@ struct Cost {
     wake_ups: f64,
 }
 
-/// A thread that reads, and how often it was woken.
+/// A reader thread and its number of wakes.
 struct Reader {
     thread: Thread,
     woken: AtomicU64,
@@ -53,7 +53,7 @@ impl Wake for Reader {
     }
 }
 
-/// Reads a generation to its end, and checks that each time its reader was woken there was something.
+/// Reads a generation to its end and checks that each wake has a chunk.
 fn read(mut generation: Generation, tokens: u32) {
     let reader = Arc::new(Reader {
         thread: std::thread::current(),
@@ -82,7 +82,7 @@ fn read(mut generation: Generation, tokens: u32) {
     );
 }
 
-/// All sequences at once, each with so many tokens.
+/// Runs all sequences concurrently with this many tokens each.
 fn round(engine: &Engine, tokens: u32) -> Cost {
     let numbers =
         || ["steps_total", "rows_total", "wakeups_total"].map(|name| metric(engine, name));
@@ -93,7 +93,7 @@ fn round(engine: &Engine, tokens: u32) -> Cost {
         ..GenerateOptions::default()
     };
     let allocated = ALLOCATOR.stats();
-    // The engine's thread waits until all are there, so that they begin in the same step.
+    // The engine thread waits for all requests, so that they start in one step.
     let (open, gate) = sync_channel::<()>(1);
     engine
         .status(move |_| {
@@ -128,11 +128,11 @@ fn round(engine: &Engine, tokens: u32) -> Cost {
 }
 
 #[test]
-fn a_token_costs_no_more_than_it_did() {
+fn token_cost_does_not_increase() {
     let mut config = ModelConfig::new("tiny", demo_model());
     config.threads = Some(1);
     let engine = Engine::load(config).unwrap();
-    // What grows with its first use has grown then.
+    // Warm up: first use grows buffers.
     round(&engine, TOKENS[1]);
     let costs = TOKENS.map(|tokens| round(&engine, tokens));
     println!("{costs:#?}");
@@ -150,6 +150,6 @@ fn a_token_costs_no_more_than_it_did() {
         each <= MOST_ALLOCATIONS,
         "{each} allocations a token, at most {MOST_ALLOCATIONS}"
     );
-    // What counts nothing would find nothing: each token is a step's, and a step has a list of rows.
+    // Check that the counters work: each token needs a step, and a step allocates its rows.
     assert!(each > 1.0 / f64::from(SEQUENCES), "{each}");
 }

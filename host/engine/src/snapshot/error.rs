@@ -1,4 +1,4 @@
-//! What can go wrong with a snapshot, in words for the person who can do something about it.
+//! Errors of snapshots. Each text says how to fix the problem.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,25 +6,25 @@ use std::path::{Path, PathBuf};
 /// Why a snapshot was not written, read or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A name of a snapshot or tenant that is not allowed.
+    /// The name of a snapshot or tenant is invalid.
     #[error(
         "{name:?} is not allowed as the name of a {of}: {why}; give 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-', beginning with another than '.'"
     )]
     Name {
-        /// What it was to name: a snapshot or a tenant.
+        /// `snapshot` or `tenant`.
         of: &'static str,
-        /// The name, cut off where it is too long.
+        /// The name, truncated if too long.
         name: String,
-        /// The rule that it breaks.
+        /// The broken rule.
         why: &'static str,
     },
-    /// There is none.
+    /// The snapshot does not exist.
     #[error("there is no snapshot {name:?}; save one under this name first, or give another")]
     Missing {
         /// The name.
         name: String,
     },
-    /// The file is something else.
+    /// The file is not a snapshot.
     #[error(
         "the file is not a snapshot: it does not begin as one does; remove it or give another name"
     )]
@@ -34,77 +34,77 @@ pub enum Error {
         "the snapshot has format {found} and this version of Corral reads format {expected}; save it again with this version"
     )]
     Version {
-        /// What the file says.
+        /// Format of the file.
         found: u32,
-        /// What can be read.
+        /// Supported format.
         expected: u32,
     },
-    /// It was made with another model.
+    /// Another model produced the snapshot.
     #[error(
         "the snapshot was made with the model whose file has the SHA-256 {}..., and this model's is {}...; load that model, or save it again with this one",
         hex(found),
         hex(expected)
     )]
     Model {
-        /// Digest of the model it was made with.
+        /// Digest of the snapshot's model.
         found: [u8; 32],
-        /// Digest of the model that is loaded.
+        /// Digest of the loaded model.
         expected: [u8; 32],
     },
-    /// It was made with the model but not so that its state can be used.
+    /// Other cache settings or another llama.cpp version produced the snapshot.
     #[error(
         "the snapshot was made with other cache settings or another version of llama.cpp ({found:016x}, here {expected:016x}); use the same, or save it again"
     )]
     Layout {
         /// Fingerprint in the file.
         found: u64,
-        /// Fingerprint of what runs.
+        /// Fingerprint of this process.
         expected: u64,
     },
-    /// The bytes are not those that were written.
+    /// The file is damaged.
     #[error("the snapshot is damaged: {what}; remove it and save it again")]
     Damaged {
-        /// What is wrong.
+        /// Description of the damage.
         what: String,
     },
-    /// It is larger than a snapshot may be.
+    /// The snapshot exceeds the size limit.
     #[error(
         "the snapshot has {bytes} bytes and may have {limit}; shorten the sequence or raise the limit"
     )]
     TooLarge {
         /// Its size.
         bytes: u64,
-        /// What is allowed.
+        /// The limit.
         limit: u64,
     },
-    /// The tenant's bytes are used up.
+    /// The tenant's byte limit is reached.
     #[error(
         "the snapshot needs {bytes} bytes, {used} are used by others and {limit} allowed; remove some or raise the limit"
     )]
     OverBudget {
         /// Its size.
         bytes: u64,
-        /// Bytes of the tenant's other snapshots, with those being written.
+        /// Bytes of the tenant's other snapshots, including running writes.
         used: u64,
-        /// What is allowed.
+        /// The limit.
         limit: u64,
     },
-    /// The tenant has as many as it may.
+    /// The tenant's snapshot limit is reached.
     #[error("there are {limit} snapshots already, as many as are allowed; remove one first")]
     TooMany {
-        /// How many are allowed.
+        /// The limit.
         limit: usize,
     },
-    /// The disk is full, or the quota on it.
+    /// The disk or its quota is full.
     #[error("there is no space on the disk for the snapshot; free some")]
     NoSpace,
-    /// It is there, and larger than what memory is free.
+    /// The snapshot does not fit free memory.
     #[error("there is no memory for a snapshot of {bytes} bytes; free some or try again")]
     NoMemory {
         /// Its size.
         bytes: u64,
     },
-    /// Another process, or another part of this one, has the folder.
+    /// Another `Snapshots` holds the lock of the folder.
     #[error(
         "the snapshots in {folder} are in use by another process; end it or give another folder",
         folder = folder.display()
@@ -113,26 +113,26 @@ pub enum Error {
         /// The folder.
         folder: PathBuf,
     },
-    /// The operating system refused something.
+    /// A system call failed.
     #[error("cannot {what} {path}: {cause}", path = path.display())]
     Io {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
-        /// On which file or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// What it said.
+        /// The cause.
         cause: io::Error,
     },
 }
 
-/// Enough of a digest to tell two apart.
+/// First eight bytes of a digest, in hexadecimal.
 fn hex(digest: &[u8; 32]) -> String {
     let head = digest.iter().take(8);
     head.map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Error {
-    /// What became of a call to the operating system.
+    /// Converts an I/O error.
     pub(super) fn io(what: &'static str, path: &Path, cause: io::Error) -> Self {
         match cause.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::NoSpace,

@@ -13,12 +13,11 @@
 //! | M     | state                                                |
 //! | 32    | SHA-256 of everything before                         |
 //!
-//! The CRC tells a damaged header from one made for another model, before gigabytes are read for it.
-//! SHA-256 stands for the whole: these files lie for months and are copied about, the state goes
-//! into llama.cpp as it is, and with hundreds of megabytes the time goes to the disk anyway. It finds
-//! damage, not malice: who can write the folder can write a whole snapshot.
+//! The CRC detects a damaged header before the rest is read. SHA-256 covers the whole file, because
+//! llama.cpp loads the state unchecked; the disk takes more time than the hash. It detects damage,
+//! not malice: anyone with write access to the folder can write a valid snapshot.
 //!
-//! Magic, version and the place of the version stay as they are in every version.
+//! Magic and version keep their positions in every version.
 
 use super::error::Error;
 use super::{Contents, Origin};
@@ -29,13 +28,13 @@ pub const MAGIC: [u8; 8] = *b"CORRALSN";
 pub const VERSION: u32 = 1;
 /// Bytes before the tokens.
 pub const HEADER: usize = 72;
-/// Where the header's own checksum stands.
+/// Offset of the header's checksum.
 pub const HEADER_CHECKSUM: usize = 68;
 const DIGEST: usize = 32;
-/// Bytes hashed at a time: what was just read or is just written is still in the processor's cache.
+/// Bytes hashed at a time; small enough for the processor's cache.
 const CHUNK: usize = 256 * 1024;
 
-/// Bytes of a file with this many tokens and bytes of state; none if no number can hold it.
+/// Size of a file with this many tokens and bytes of state; `None` on overflow.
 pub fn length(tokens: u64, state: u64) -> Option<u64> {
     let fixed = (HEADER + DIGEST) as u64;
     tokens
@@ -69,7 +68,7 @@ pub fn encode(out: &mut impl Write, contents: &Contents) -> io::Result<()> {
     inner.flush()
 }
 
-/// The bytes before the tokens.
+/// Encodes the header.
 pub fn header(origin: &Origin, tokens: u64, state: u64) -> [u8; HEADER] {
     let mut header = [0; HEADER];
     let fields: [&[u8]; 6] = [
@@ -91,8 +90,8 @@ pub fn header(origin: &Origin, tokens: u64, state: u64) -> [u8; HEADER] {
     header
 }
 
-/// Reads a snapshot of `length` bytes that must be of `origin`. Memory is taken for what the file
-/// really holds, never for what its header claims.
+/// Reads a snapshot of `length` bytes and checks its origin. Allocates by the file's real size, never
+/// by its header.
 pub fn decode(input: &mut impl Read, length: u64, origin: &Origin) -> Result<Contents, Error> {
     let mut header = Vec::with_capacity(HEADER);
     let read = input.by_ref().take(HEADER as u64).read_to_end(&mut header);
@@ -173,7 +172,7 @@ fn check_header(header: &[u8], length: u64, origin: &Origin) -> Result<(u64, u64
     Ok((tokens, state))
 }
 
-/// Takes the next bytes off the front.
+/// Splits the next bytes off the front.
 fn field<const BYTES: usize>(rest: &mut &[u8]) -> Option<[u8; BYTES]> {
     let (field, tail) = rest.split_first_chunk()?;
     *rest = tail;
@@ -191,7 +190,7 @@ fn room<T>(items: u64) -> Result<Vec<T>, Error> {
     Ok(list)
 }
 
-/// Appends the next part of what is left, and returns its length.
+/// Appends the next part and returns its length.
 fn read_some(input: &mut impl Read, left: u64, into: &mut Vec<u8>) -> Result<u64, Error> {
     let part = left.min(CHUNK as u64);
     let read = input.by_ref().take(part).read_to_end(into);

@@ -32,7 +32,7 @@ fn read_bytes(bytes: &[u8]) -> Result<Contents, Error> {
     decode(&mut &*bytes, bytes.len() as u64, &ORIGIN)
 }
 
-/// A snapshot with one token and this many bytes in all.
+/// A snapshot with one token and this many bytes in total.
 fn sized(bytes: u64) -> Contents {
     let fixed = length(1, 0).unwrap();
     contents(1, usize::try_from(bytes - fixed).unwrap())
@@ -43,8 +43,8 @@ fn open(folder: &Path) -> Snapshots {
 }
 
 #[test]
-fn what_is_written_is_read_again() {
-    // Also with more than is hashed at a time.
+fn snapshot_round_trips() {
+    // Includes sizes above the hash chunk.
     for (tokens, state) in [(0, 0), (1, 0), (0, 1), (3, 100), (70_000, 600_001)] {
         let contents = contents(tokens, state);
         let bytes = bytes_of(&contents);
@@ -57,7 +57,7 @@ fn what_is_written_is_read_again() {
 }
 
 #[test]
-fn every_flipped_bit_and_every_missing_or_added_byte_is_found() {
+fn every_damaged_byte_is_detected() {
     let good = bytes_of(&contents(5, 60));
     for at in 0..good.len() {
         for bit in 0..8 {
@@ -83,7 +83,7 @@ fn every_flipped_bit_and_every_missing_or_added_byte_is_found() {
 }
 
 #[test]
-fn a_file_that_shrinks_or_fails_while_it_is_read_is_damaged() {
+fn shrinking_or_failing_file_is_damaged() {
     let good = bytes_of(&contents(5, 60));
     for left in HEADER..good.len() {
         let error = decode(&mut &good[..left], good.len() as u64, &ORIGIN).unwrap_err();
@@ -106,7 +106,7 @@ fn a_file_that_shrinks_or_fails_while_it_is_read_is_damaged() {
 }
 
 #[test]
-fn each_way_of_not_fitting_has_its_own_error() {
+fn each_mismatch_has_its_own_error() {
     let good = bytes_of(&contents(5, 60));
     let read = |origin| decode(&mut &*good, good.len() as u64, &origin).unwrap_err();
     let mut other = ORIGIN;
@@ -137,7 +137,7 @@ fn each_way_of_not_fitting_has_its_own_error() {
 }
 
 #[test]
-fn a_header_that_lies_about_lengths_takes_no_memory() {
+fn false_lengths_in_header_allocate_nothing() {
     for (tokens, state) in [
         (u64::MAX, 0),
         (0, u64::MAX),
@@ -149,7 +149,7 @@ fn a_header_that_lies_about_lengths_takes_no_memory() {
         let error = read_bytes(&bytes).unwrap_err();
         assert!(matches!(error, Error::Damaged { .. }), "{error}");
     }
-    // As long as it says, and no memory for it.
+    // The file has the stated length, but memory does not suffice.
     let state = u64::MAX - 200;
     let length = length(1, state).unwrap();
     let error = decode(&mut &header(&ORIGIN, 1, state)[..], length, &ORIGIN).unwrap_err();
@@ -192,7 +192,7 @@ proptest! {
             0 => Vec::new(),
             1 => MAGIC.to_vec(),
             2 => header(&ORIGIN, tokens, state).to_vec(),
-            // A header that fits the length: the last checksum alone is left to find it.
+            // The header fits the length, so only the last checksum detects the damage.
             _ if random.len() >= 32 => header(&ORIGIN, 0, random.len() as u64 - 32).to_vec(),
             _ => header(&ORIGIN, 0, 0)[..HEADER_CHECKSUM].to_vec(),
         };
@@ -211,7 +211,7 @@ proptest! {
 }
 
 #[test]
-fn a_full_disk_is_told_as_such_wherever_it_strikes() {
+fn full_disk_is_reported_at_every_step() {
     struct Full(usize);
     impl Write for Full {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -237,7 +237,7 @@ fn a_full_disk_is_told_as_such_wherever_it_strikes() {
 }
 
 #[test]
-fn a_snapshot_outlives_its_writer_and_is_replaced_whole() {
+fn snapshot_outlives_its_writer_and_is_replaced_atomically() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("made/here");
     let first = contents(3, 100);
@@ -277,7 +277,7 @@ fn a_snapshot_outlives_its_writer_and_is_replaced_whole() {
 }
 
 #[test]
-fn limits_hold_and_say_so_before_anything_is_written() {
+fn limits_are_checked_before_writing() {
     let folder = tempfile::tempdir().unwrap();
     let snapshots = open(folder.path());
     let error = snapshots.write("t", "a", &sized(10_001)).unwrap_err();
@@ -303,23 +303,23 @@ fn limits_hold_and_say_so_before_anything_is_written() {
     snapshots.write("t", "c", &sized(1_000)).unwrap();
     let error = snapshots.write("t", "d", &sized(200)).unwrap_err();
     assert!(matches!(error, Error::TooMany { limit: 3 }));
-    // What is replaced does not count, and other tenants have their own.
+    // The replaced snapshot and other tenants do not count.
     snapshots.write("t", "a", &sized(10_000)).unwrap();
     snapshots.write("u", "a", &sized(10_000)).unwrap();
-    // A file larger than the limit is not read.
+    // A file above the limit is not read.
     fs::write(folder.path().join("u/b"), vec![0; 10_001]).unwrap();
     let error = snapshots.read("u", "b", &ORIGIN).unwrap_err();
     assert!(matches!(error, Error::TooLarge { .. }));
 }
 
 #[test]
-fn what_is_being_written_counts() {
+fn unfinished_writes_count_toward_limits() {
     let folder = tempfile::tempdir().unwrap();
     let snapshots = open(folder.path());
     snapshots.write("t", "a", &sized(9_000)).unwrap();
     let smaller = snapshots.reserve("t", "a", 1_000).unwrap();
     let new = snapshots.reserve("t", "b", 9_000).unwrap();
-    // The smaller one may fail yet, and then the larger is still there.
+    // The smaller write may fail, so the larger snapshot counts.
     let error = snapshots.write("t", "c", &sized(2_001)).unwrap_err();
     assert!(matches!(error, Error::OverBudget { used: 18_000, .. }));
     let third = snapshots.reserve("t", "c", 2_000).unwrap();
@@ -330,7 +330,7 @@ fn what_is_being_written_counts() {
 }
 
 #[test]
-fn many_writers_at_once_stay_within_the_limits() {
+fn concurrent_writers_stay_within_limits() {
     let folder = tempfile::tempdir().unwrap();
     let snapshots = open(folder.path());
     std::thread::scope(|scope| {
@@ -367,14 +367,14 @@ fn many_writers_at_once_stay_within_the_limits() {
 }
 
 #[test]
-fn what_a_crash_left_half_written_is_removed_and_the_old_is_there() {
+fn crash_removes_partial_file_and_keeps_old() {
     let folder = tempfile::tempdir().unwrap();
     let snapshots = open(folder.path());
     let contents = contents(3, 100);
     snapshots.write("t", "a", &contents).unwrap();
     let half = folder.path().join("t/.writing-0");
     fs::write(&half, &bytes_of(&contents)[..50]).unwrap();
-    // While it runs, what is being written is not seen.
+    // Running writes are not listed.
     assert_eq!(snapshots.list("t").unwrap().len(), 1);
     drop(snapshots);
     let snapshots = open(folder.path());
@@ -383,10 +383,10 @@ fn what_a_crash_left_half_written_is_removed_and_the_old_is_there() {
 }
 
 #[test]
-fn a_write_that_fails_leaves_what_was_there() {
+fn failed_write_keeps_old_snapshot() {
     let folder = tempfile::tempdir().unwrap();
     let snapshots = open(folder.path());
-    // Something that a file can't replace.
+    // A folder, which a rename cannot replace.
     fs::create_dir_all(folder.path().join("t/a/b")).unwrap();
     let error = snapshots.write("t", "a", &contents(1, 1)).unwrap_err();
     assert!(matches!(error, Error::Io { .. }), "{error}");
@@ -398,7 +398,7 @@ fn a_write_that_fails_leaves_what_was_there() {
 }
 
 #[test]
-fn a_folder_belongs_to_one_at_a_time() {
+fn folder_is_locked_by_one_process() {
     let folder = tempfile::tempdir().unwrap();
     let first = open(folder.path());
     let error = Snapshots::new(folder.path(), LIMITS).unwrap_err();
@@ -408,7 +408,7 @@ fn a_folder_belongs_to_one_at_a_time() {
 }
 
 #[test]
-fn names_that_could_lead_elsewhere_are_refused() {
+fn unsafe_names_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let snapshots = open(folder.path());
     let long = "x".repeat(129);
@@ -437,7 +437,7 @@ fn names_that_could_lead_elsewhere_are_refused() {
 }
 
 #[test]
-fn a_digest_is_that_of_the_whole_file() {
+fn digest_covers_the_whole_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model");
     fs::write(&path, b"abc").unwrap();

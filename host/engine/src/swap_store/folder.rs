@@ -1,45 +1,45 @@
-//! The disk: files in a folder of this process's own.
+//! Swap files in a private folder of this process.
 //!
-//! Several processes may be given the same folder. Each makes a sub-folder with a locked file in it;
-//! the lock ends with the process however that ends, so a sub-folder whose lock can be had is a dead
-//! process's and is removed by the next that starts. Starting is under a lock of the whole folder:
-//! without it a sub-folder could be seen between being made and being locked.
+//! Processes may share the base folder. Each creates a sub-folder with a locked file. The lock ends
+//! with the process, so a sub-folder with a free lock belongs to a dead process; the next start
+//! removes it. A lock on the base folder serializes starts, so that no process sees a sub-folder
+//! before its owner locks it.
 
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// What the disk's thread needs of a disk. Files are written once, read whole and removed.
+/// Storage for the disk thread. Each file is written once, read whole and removed.
 pub trait Disk: Send {
-    /// Makes a file. Where that fails a part of it may be left.
+    /// Creates a file. A failure may leave a partial file.
     fn write(&mut self, file: u64, bytes: &[u8]) -> io::Result<()>;
     /// Reads a file that must be `length` bytes long.
     fn read(&mut self, file: u64, length: u64) -> io::Result<Vec<u8>>;
-    /// Removes a file; `NotFound` if there is none.
+    /// Removes a file; fails with `NotFound` if it does not exist.
     fn remove(&mut self, file: u64) -> io::Result<()>;
 }
 
-const PREFIX: &str = "spill-";
+const FOLDER_PREFIX: &str = "spill-";
 const LOCK: &str = "lock";
 
-/// A private folder, removed with all files in it when dropped.
+/// A private folder. Dropping it removes it with its files.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// Locked as long as it is open.
+    /// Holds the lock while open.
     _lock: File,
 }
 
 impl Folder {
-    /// Makes a private folder (mode 0700) in `base`, which is made where it is missing, and removes
-    /// those that dead processes left behind.
+    /// Creates a private folder (mode 0700) in `base`, and `base` if missing. Removes the folders of
+    /// dead processes.
     ///
-    /// Fails if files can't be made or locked there.
+    /// Fails if it cannot create or lock files there.
     pub fn open(base: &Path) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(base)?;
         let starting = lock_file(&base.join(".spill-lock"))?;
-        // Waits for other processes that start or clean up, never for one that runs.
+        // Other processes hold this lock only while they start.
         starting.lock()?;
         remove_dead(base)?;
         let path = make(base)?;
@@ -53,7 +53,7 @@ impl Folder {
         }
     }
 
-    /// Where the files are.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -66,14 +66,14 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.path) {
-            tracing::warn!(%error, folder = %self.path.display(), "spilled states could not be removed; the next start in this folder does it");
+            tracing::warn!(%error, folder = %self.path.display(), "cannot remove swapped-out states; the next start with this folder removes them");
         }
     }
 }
 
 impl Disk for Folder {
     fn write(&mut self, file: u64, bytes: &[u8]) -> io::Result<()> {
-        // Not synced: the files end with the process, and the kernel writes them when it suits it.
+        // No sync: the files do not outlive the process.
         let mut options = File::options();
         let mut file = options
             .write(true)
@@ -87,7 +87,7 @@ impl Disk for Folder {
         let mut file = File::open(self.file(file))?;
         let found = file.metadata()?.len();
         if found != length {
-            let text = format!("the file has {found} bytes instead of {length}");
+            let text = format!("the file has {found} bytes, expected {length}");
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         let length = usize::try_from(length).map_err(io::Error::other)?;
@@ -103,12 +103,12 @@ impl Disk for Folder {
     }
 }
 
-/// A sub-folder that was not there before. Its name is for people: the lock says whose it is.
+/// Creates a new sub-folder. Its name is informative only; the lock marks the owner.
 fn make(base: &Path) -> io::Result<PathBuf> {
     let process = std::process::id();
     let mut number = 0_u32;
     loop {
-        let path = base.join(format!("{PREFIX}{process}-{number}"));
+        let path = base.join(format!("{FOLDER_PREFIX}{process}-{number}"));
         match DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => return Ok(path),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < u32::MAX => {
@@ -122,8 +122,11 @@ fn make(base: &Path) -> io::Result<PathBuf> {
 fn remove_dead(base: &Path) -> io::Result<()> {
     for entry in fs::read_dir(base)? {
         let entry = entry?;
-        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
-        // A link is not followed: only folders that a process made here are removed.
+        let ours = entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with(FOLDER_PREFIX);
+        // Skip links: remove only folders that a process created here.
         if !ours || !entry.file_type()?.is_dir() {
             continue;
         }
@@ -134,12 +137,12 @@ fn remove_dead(base: &Path) -> io::Result<()> {
                 Err(TryLockError::WouldBlock) => false,
                 Err(TryLockError::Error(error)) => return Err(error),
             },
-            // Died between making the folder and locking it.
+            // The process died before it created the lock.
             Err(error) if error.kind() == io::ErrorKind::NotFound => true,
             Err(_) => false,
         };
         if dead && let Err(error) = fs::remove_dir_all(&path) {
-            tracing::warn!(%error, folder = %path.display(), "what a dead process left behind cannot be removed; remove it by hand");
+            tracing::warn!(%error, folder = %path.display(), "cannot remove the folder of a dead process; remove it by hand");
         }
     }
     Ok(())

@@ -1,14 +1,14 @@
-//! A spill whose disk works when the test says so, and fails as it says.
+//! A store whose disk works when the test says so, and fails as it says.
 
-use super::super::desk::{self, Job};
+use super::super::disk_queue::{self, Job};
 use super::super::*;
 use std::sync::{Mutex, MutexGuard};
 
 pub const KIB: u64 = 1024;
-/// A file of a small state.
+/// Disk charge of a small state.
 pub const BLOCK: u64 = 4096;
 
-/// What goes wrong at the next operation of the disk that it concerns.
+/// Fault of the next matching disk operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A write leaves half a file and fails.
@@ -19,22 +19,22 @@ pub enum Fault {
     Missing,
     /// The file to be read is shorter than it was.
     Short,
-    /// A bit of the file to be read is another.
+    /// The file to be read has a flipped bit.
     Flipped,
     /// Reading fails.
     Unreadable,
 }
 
 #[derive(Default)]
-pub struct Platter {
+pub struct FakeDiskState {
     pub files: HashMap<u64, Vec<u8>>,
     pub fault: Option<Fault>,
     pub budget: u64,
 }
 
-/// A disk in memory, which a test can look into and break.
+/// A disk in memory that tests inspect and break.
 #[derive(Clone, Default)]
-pub struct FakeDisk(Arc<Mutex<Platter>>);
+pub struct FakeDisk(Arc<Mutex<FakeDiskState>>);
 
 impl FakeDisk {
     pub fn new(budget: u64) -> Self {
@@ -43,28 +43,28 @@ impl FakeDisk {
         disk
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, Platter> {
+    pub fn lock(&self) -> MutexGuard<'_, FakeDiskState> {
         self.0.lock().unwrap()
     }
 
     pub fn used(&self) -> u64 {
-        let platter = self.lock();
-        let charges = platter.files.values().map(|bytes| charge_of(bytes));
+        let state = self.lock();
+        let charges = state.files.values().map(|bytes| charge_of(bytes));
         charges.sum()
     }
 
     fn fault(&self, which: &[Fault]) -> Option<Fault> {
-        let mut platter = self.lock();
-        let fault = platter.fault.filter(|fault| which.contains(fault));
+        let mut state = self.lock();
+        let fault = state.fault.filter(|fault| which.contains(fault));
         if fault.is_some() {
-            platter.fault = None;
+            state.fault = None;
         }
         fault
     }
 }
 
 fn charge_of(bytes: &[u8]) -> u64 {
-    desk::charge(bytes.len() as u64)
+    disk_queue::charge(bytes.len() as u64)
 }
 
 impl Disk for FakeDisk {
@@ -93,11 +93,8 @@ impl Disk for FakeDisk {
             Fault::Unreadable,
         ];
         let fault = self.fault(&broken);
-        let mut platter = self.lock();
-        let bytes = platter
-            .files
-            .get_mut(&file)
-            .ok_or(io::ErrorKind::NotFound)?;
+        let mut state = self.lock();
+        let bytes = state.files.get_mut(&file).ok_or(io::ErrorKind::NotFound)?;
         match fault {
             Some(Fault::Unreadable) => return Err(io::Error::other("a bad sector")),
             Some(Fault::Short) => drop(bytes.pop()),
@@ -107,7 +104,7 @@ impl Disk for FakeDisk {
                 }
             }
             Some(Fault::Missing) => {
-                platter.files.remove(&file);
+                state.files.remove(&file);
                 return Err(io::ErrorKind::NotFound.into());
             }
             _ => {}
@@ -127,55 +124,55 @@ impl Disk for FakeDisk {
     }
 }
 
-/// A spill whose disk works when the test says so, one half of a job at a time.
+/// A store whose disk works when the test says so, one half of a job at a time.
 pub struct Bench {
-    pub spill: SwapStore,
-    pub clerk: Clerk<FakeDisk>,
+    pub store: SwapStore,
+    pub worker: DiskWorker<FakeDisk>,
     pub disk: FakeDisk,
-    /// A job that was begun.
+    /// The running job.
     pub job: Option<Job>,
-    /// Whether the engine was told and has not looked since.
-    pub told: bool,
+    /// Whether a wake is pending.
+    pub woken: bool,
 }
 
 impl Bench {
     pub fn new(ram: u64, disk_bytes: u64) -> Self {
         let disk = FakeDisk::new(disk_bytes);
         Self {
-            spill: SwapStore::without_thread(ram, disk_bytes),
-            clerk: Clerk::new(disk.clone(), disk_bytes),
+            store: SwapStore::without_thread(ram, disk_bytes),
+            worker: DiskWorker::new(disk.clone(), disk_bytes),
             disk,
             job: None,
-            told: false,
+            woken: false,
         }
     }
 
     pub fn begin(&mut self) {
         if self.job.is_none() {
-            self.job = self.spill.desk.begin();
+            self.job = self.store.disk_queue.begin();
         }
     }
 
-    /// Ends the job that was begun. False if there was none.
+    /// Finishes the running job. False if there is none.
     pub fn finish(&mut self) -> bool {
         let Some(job) = self.job.take() else {
             return false;
         };
-        if let Some(done) = self.clerk.perform(job, &self.spill.desk)
-            && self.spill.desk.finish(done)
+        if let Some(done) = self.worker.perform(job, &self.store.disk_queue)
+            && self.store.disk_queue.finish(done)
         {
-            assert!(!self.told, "who was told is not told again");
-            self.told = true;
+            assert!(!self.woken, "the engine is woken once");
+            self.woken = true;
         }
         true
     }
 
     pub fn poll(&mut self) {
-        self.told = false;
-        self.spill.poll();
+        self.woken = false;
+        self.store.poll();
     }
 
-    /// Lets the disk do all there is to do.
+    /// Runs all disk jobs.
     pub fn run(&mut self) {
         loop {
             self.begin();
@@ -190,67 +187,73 @@ impl Bench {
     }
 
     pub fn put(&mut self, id: Id, length: u64) {
-        self.spill.put(id, state(id, length)).unwrap();
+        self.store.put(id, state(id, length)).unwrap();
     }
 
     pub fn fetch_now(&mut self, id: Id) -> Option<Vec<u8>> {
         for _ in 0..2 {
-            match self.spill.fetch(id) {
+            match self.store.fetch(id) {
                 Fetched::Here(bytes) => return Some(bytes),
                 Fetched::Coming => self.run(),
                 Fetched::Gone => return None,
             }
         }
-        panic!("it was read and is not here");
+        panic!("a finished read was not fetched");
     }
 
     pub fn check(&self) {
-        check(&self.spill, &self.disk);
+        check(&self.store, &self.disk);
     }
 }
 
-/// Checks all that must hold between two calls.
-pub fn check(spill: &SwapStore, disk: &FakeDisk) {
-    assert!(spill.ram_bytes() <= spill.ram, "memory budget");
-    assert!(spill.disk_bytes <= spill.disk, "disk budget");
+/// Checks the invariants between two calls.
+pub fn check(store: &SwapStore, disk: &FakeDisk) {
+    assert!(store.ram_bytes() <= store.ram, "memory budget");
+    assert!(store.disk_bytes <= store.disk, "disk budget");
     assert!(disk.used() <= disk.lock().budget, "files");
-    let sum = |wanted: fn(&Place) -> bool| -> u64 {
-        let entries = spill.entries.values();
-        entries.filter(|e| wanted(&e.place)).map(|e| e.length).sum()
+    let sum = |wanted: fn(&Location) -> bool| -> u64 {
+        let entries = store.entries.values();
+        entries
+            .filter(|e| wanted(&e.location))
+            .map(|e| e.length)
+            .sum()
     };
-    assert_eq!(spill.resident_bytes, sum(|p| matches!(p, Place::Ram(_))));
-    let flights = |flights: &HashMap<u64, Flight>| -> u64 {
-        flights.values().map(|flight| flight.length).sum()
+    assert_eq!(store.resident_bytes, sum(|p| matches!(p, Location::Ram(_))));
+    let transfer_bytes = |transfer_bytes: &HashMap<u64, Transfer>| -> u64 {
+        transfer_bytes
+            .values()
+            .map(|transfer| transfer.length)
+            .sum()
     };
-    assert_eq!(spill.writing_bytes, flights(&spill.writes));
-    let ready = sum(|p| matches!(p, Place::Ready { .. }));
-    assert_eq!(spill.pinned_bytes, flights(&spill.reads) + ready);
-    for (id, entry) in &spill.entries {
-        let listed = [&spill.resident, &spill.writing, &spill.filed]
+    assert_eq!(store.writing_bytes, transfer_bytes(&store.writes));
+    let ready = sum(|p| matches!(p, Location::Ready { .. }));
+    assert_eq!(store.pinned_bytes, transfer_bytes(&store.reads) + ready);
+    for (id, entry) in &store.entries {
+        let listed = [&store.resident, &store.writing, &store.filed]
             .map(|list| list.get(&entry.stamp) == Some(id));
-        let expected = match &entry.place {
-            Place::Ram(_) => [true, false, false],
-            Place::Writing { .. } => [false, true, false],
-            Place::Disk(_) => [false, false, true],
+        let expected = match &entry.location {
+            Location::Ram(_) => [true, false, false],
+            Location::Writing { .. } => [false, true, false],
+            Location::Disk(_) => [false, false, true],
             _ => [false; 3],
         };
         assert_eq!(listed, expected, "{id}: {entry:?}");
-        let in_line = spill.line.iter().filter(|&other| other == id).count();
-        let wanted = matches!(entry.place, Place::Wanted(_));
+        let in_line = store.line.iter().filter(|&other| other == id).count();
+        let wanted = matches!(entry.location, Location::Wanted(_));
         assert_eq!(in_line, usize::from(wanted));
     }
-    let lists = spill.resident.len() + spill.writing.len() + spill.filed.len();
-    assert!(lists + spill.line.len() <= spill.entries.len());
-    let charged = |e: &Entry| match &e.place {
-        Place::Ram(_) | Place::Ready { filed: None, .. } | Place::Writing { .. } => 0,
-        _ => desk::charge(e.length),
+    let lists = store.resident.len() + store.writing.len() + store.filed.len();
+    assert!(lists + store.line.len() <= store.entries.len());
+    let charged = |e: &Entry| match &e.location {
+        Location::Ram(_) | Location::Ready { filed: None, .. } | Location::Writing { .. } => 0,
+        _ => disk_queue::charge(e.length),
     };
-    let files: u64 = spill.entries.values().map(charged).sum();
-    let writes = spill.writes.values().map(|f| desk::charge(f.length));
-    assert_eq!(spill.disk_bytes, files + writes.sum::<u64>());
+    let files: u64 = store.entries.values().map(charged).sum();
+    let writes = store.writes.values().map(|f| disk_queue::charge(f.length));
+    assert_eq!(store.disk_bytes, files + writes.sum::<u64>());
 }
 
-/// What is put under an id.
+/// Test state of an id.
 pub fn state(id: Id, length: u64) -> Vec<u8> {
     (0..length).map(|i| (id * 31 + i * 7) as u8).collect()
 }

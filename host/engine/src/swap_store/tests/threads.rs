@@ -1,4 +1,4 @@
-//! With a real thread, and with real folders.
+//! Tests with a real thread and real folders.
 
 use super::super::*;
 use super::bench::{FakeDisk, Fault, KIB, check, state};
@@ -6,7 +6,7 @@ use crate::engine_waker::EngineWaker;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
-/// A real folder and thread; what the waker says comes through the channel.
+/// Creates a store with a real folder and thread. The channel receives wakes.
 fn real(base: &std::path::Path, ram: u64, disk: u64) -> (SwapStore, Receiver<()>) {
     let (sender, receiver) = sync_channel(64);
     let budgets = SwapBudget {
@@ -17,23 +17,23 @@ fn real(base: &std::path::Path, ram: u64, disk: u64) -> (SwapStore, Receiver<()>
     (SwapStore::new(budgets, waker).unwrap(), receiver)
 }
 
-fn wait_for(spill: &mut SwapStore, told: &Receiver<()>, id: Id) -> Option<Vec<u8>> {
+fn wait_for(store: &mut SwapStore, woken: &Receiver<()>, id: Id) -> Option<Vec<u8>> {
     loop {
-        match spill.fetch(id) {
+        match store.fetch(id) {
             Fetched::Here(bytes) => return Some(bytes),
             Fetched::Gone => return None,
-            Fetched::Coming => told.recv_timeout(Duration::from_secs(60)).unwrap(),
+            Fetched::Coming => woken.recv_timeout(Duration::from_secs(60)).unwrap(),
         }
     }
 }
 
-fn settle(spill: &mut SwapStore, told: &Receiver<()>) {
+fn settle(store: &mut SwapStore, woken: &Receiver<()>) {
     loop {
-        spill.poll();
-        if spill.writes.is_empty() && spill.reads.is_empty() {
+        store.poll();
+        if store.writes.is_empty() && store.reads.is_empty() {
             return;
         }
-        told.recv_timeout(Duration::from_secs(60)).unwrap();
+        woken.recv_timeout(Duration::from_secs(60)).unwrap();
     }
 }
 
@@ -44,13 +44,13 @@ fn folders(base: &std::path::Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn files_are_private_come_back_and_go_with_the_process() {
+fn files_are_private_and_removed_on_exit() {
     use std::os::unix::fs::PermissionsExt;
     let base = tempfile::tempdir().unwrap();
-    let (mut spill, told) = real(base.path(), 64 * KIB, 1024 * KIB);
+    let (mut store, woken) = real(base.path(), 64 * KIB, 1024 * KIB);
     for id in 0..20 {
-        spill.put(id, state(id, 16 * KIB + id)).unwrap();
-        settle(&mut spill, &told);
+        store.put(id, state(id, 16 * KIB + id)).unwrap();
+        settle(&mut store, &woken);
     }
     let folder = &folders(base.path())[0];
     let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
@@ -59,21 +59,21 @@ fn files_are_private_come_back_and_go_with_the_process() {
     let files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
     assert!(files.len() > 10 && files.iter().all(|file| mode(file) == 0o600));
     for id in 0..20 {
-        let bytes = wait_for(&mut spill, &told, id);
+        let bytes = wait_for(&mut store, &woken, id);
         assert_eq!(bytes, Some(state(id, 16 * KIB + id)));
     }
-    assert!(spill.take_lost().is_empty());
-    drop(spill);
+    assert!(store.take_lost().is_empty());
+    drop(store);
     assert_eq!(folders(base.path()), Vec::<PathBuf>::new());
 }
 
 #[test]
-fn files_damaged_on_a_real_disk_are_gone() {
+fn damaged_files_lose_their_states() {
     let base = tempfile::tempdir().unwrap();
-    let (mut spill, told) = real(base.path(), 16 * KIB, 1024 * KIB);
+    let (mut store, woken) = real(base.path(), 16 * KIB, 1024 * KIB);
     for id in 0..3 {
-        spill.put(id, state(id, 16 * KIB)).unwrap();
-        settle(&mut spill, &told);
+        store.put(id, state(id, 16 * KIB)).unwrap();
+        settle(&mut store, &woken);
     }
     let folder = folders(base.path()).remove(0);
     let file = |number: u64| folder.join(format!("{number}.state"));
@@ -83,40 +83,40 @@ fn files_damaged_on_a_real_disk_are_gone() {
     bytes[5000] ^= 1;
     std::fs::write(file(3), bytes).unwrap();
     for id in 0..3 {
-        assert_eq!(wait_for(&mut spill, &told, id), None, "{id}");
+        assert_eq!(wait_for(&mut store, &woken, id), None, "{id}");
     }
-    assert_eq!(spill.take_lost(), [0, 1, 2]);
+    assert_eq!(store.take_lost(), [0, 1, 2]);
 }
 
 #[test]
-fn the_folder_of_a_live_process_is_left_alone_and_that_of_a_dead_one_removed() {
+fn only_folders_of_dead_processes_are_removed() {
     let base = tempfile::tempdir().unwrap();
     let dead = base.path().join("spill-1-0");
     std::fs::create_dir(&dead).unwrap();
     std::fs::write(dead.join("lock"), b"").unwrap();
-    std::fs::write(dead.join("1.state"), b"left over").unwrap();
+    std::fs::write(dead.join("1.state"), b"leftover").unwrap();
     std::fs::create_dir(base.path().join("spill-2-0")).unwrap();
     std::fs::create_dir(base.path().join("not-ours")).unwrap();
-    let (mut first, told) = real(base.path(), 16 * KIB, 1024 * KIB);
+    let (mut first, woken) = real(base.path(), 16 * KIB, 1024 * KIB);
     assert_eq!(folders(base.path()).len(), 2, "not-ours and the new one");
     first.put(1, state(1, 16 * KIB)).unwrap();
-    settle(&mut first, &told);
-    // A lock belongs to an open file: another one of this process stands for another process.
+    settle(&mut first, &woken);
+    // Locks belong to open files, so a second store acts like another process.
     let (second, _told) = real(base.path(), 16 * KIB, 1024 * KIB);
     assert_eq!(folders(base.path()).len(), 3);
-    let bytes = wait_for(&mut first, &told, 1);
+    let bytes = wait_for(&mut first, &woken, 1);
     assert_eq!(bytes, Some(state(1, 16 * KIB)));
     drop(first);
     drop(second);
     assert_eq!(folders(base.path()).len(), 1);
 }
 
-/// A disk whose writes wait until they are let go.
+/// A disk that blocks writes until the test releases them.
 struct SlowDisk(Receiver<()>, FakeDisk);
 
 impl Disk for SlowDisk {
     fn write(&mut self, file: u64, bytes: &[u8]) -> io::Result<()> {
-        // Ends when the other side is gone.
+        // Returns when the test drops the sender.
         let _ = self.0.recv();
         self.1.write(file, bytes)
     }
@@ -131,40 +131,39 @@ impl Disk for SlowDisk {
 }
 
 #[test]
-fn a_disk_that_hangs_holds_up_nobody_and_what_is_queued_is_dropped_at_the_end() {
+fn hanging_disk_does_not_block_the_store() {
     let (let_go, gate) = sync_channel(1);
     let disk = FakeDisk::new(1024 * KIB);
     let slow = SlowDisk(gate, disk.clone());
-    let mut spill =
+    let mut store =
         SwapStore::with_disk(64 * KIB, 1024 * KIB, slow, EngineWaker::default()).unwrap();
     for id in 0..1000 {
-        spill.put(id, state(id, KIB)).unwrap();
-        assert!(spill.ram_bytes() <= 64 * KIB);
+        store.put(id, state(id, KIB)).unwrap();
+        assert!(store.ram_bytes() <= 64 * KIB);
     }
-    assert_eq!(spill.take_lost().len(), 1000 - 64);
-    assert!(spill.writes.len() > 10, "many are queued");
-    let desk = spill.desk.clone();
+    assert_eq!(store.take_lost().len(), 1000 - 64);
+    assert!(store.writes.len() > 10, "many are queued");
+    let disk_queue = store.disk_queue.clone();
     let ender = std::thread::spawn(move || {
         let until = Instant::now() + Duration::from_secs(60);
-        while !desk.is_stopped() && Instant::now() < until {
+        while !disk_queue.is_stopped() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
         drop(let_go);
     });
-    drop(spill);
+    drop(store);
     ender.join().unwrap();
     let files = disk.lock().files.len();
     assert!(files <= 1, "{files} were written, of all that were queued");
 }
 
-/// The same as the property test, with a thread in place of its steps: what happens between two
-/// instructions of the engine can't be stepped.
+/// The property test with a real thread, for interleavings that steps cannot produce.
 #[test]
-fn budgets_hold_and_nobody_waits_for_ever_with_a_thread() {
+fn budgets_hold_and_fetches_end_with_thread() {
     let disk = FakeDisk::new(60 * KIB);
-    let (sender, told) = sync_channel(64);
+    let (sender, woken) = sync_channel(64);
     let waker = EngineWaker::new(move || sender.try_send(()).unwrap());
-    let mut spill = SwapStore::with_disk(32 * KIB, 60 * KIB, disk.clone(), waker).unwrap();
+    let mut store = SwapStore::with_disk(32 * KIB, 60 * KIB, disk.clone(), waker).unwrap();
     let mut kept = HashMap::new();
     let mut random = 1_u64;
     for round in 0..20_000 {
@@ -177,18 +176,18 @@ fn budgets_hold_and_nobody_waits_for_ever_with_a_thread() {
             0..7 => {
                 let bytes = state(id + round, 1 + (random >> 20) % (6 * KIB));
                 kept.remove(&id);
-                if spill.put(id, bytes.clone()).is_ok() {
+                if store.put(id, bytes.clone()).is_ok() {
                     kept.insert(id, bytes);
                 }
             }
-            7..13 => match spill.fetch(id) {
+            7..13 => match store.fetch(id) {
                 Fetched::Here(bytes) => assert!(kept.remove(&id) == Some(bytes)),
                 Fetched::Coming => assert!(kept.contains_key(&id)),
-                Fetched::Gone => assert!(!spill.contains(id)),
+                Fetched::Gone => assert!(!store.contains(id)),
             },
-            13 => spill.release(id),
+            13 => store.release(id),
             14 => {
-                spill.forget(id);
+                store.forget(id);
                 kept.remove(&id);
             }
             _ => {
@@ -196,22 +195,22 @@ fn budgets_hold_and_nobody_waits_for_ever_with_a_thread() {
                 disk.lock().fault = faults.get((random >> 33) as usize % 40).copied();
             }
         }
-        while told.try_recv().is_ok() {}
-        // However busy the machine is, some of it happens.
+        while woken.try_recv().is_ok() {}
+        // Ensures progress on a busy machine.
         if round % 32 == 0 {
-            settle(&mut spill, &told);
+            settle(&mut store, &woken);
         }
-        check(&spill, &disk);
-        for id in spill.take_lost() {
+        check(&store, &disk);
+        for id in store.take_lost() {
             assert!(kept.remove(&id).is_some());
         }
     }
     disk.lock().fault = None;
     for (id, bytes) in kept {
-        let found = wait_for(&mut spill, &told, id);
+        let found = wait_for(&mut store, &woken, id);
         assert!(found.is_none_or(|found| found == bytes));
     }
-    assert_eq!(spill.ram_bytes(), spill.writing_bytes);
-    let counts = spill.counts();
+    assert_eq!(store.ram_bytes(), store.writing_bytes);
+    let counts = store.counts();
     assert!(counts.spilled > 100 && counts.read_back > 100, "{counts:?}");
 }

@@ -1,5 +1,5 @@
-//! Likeliest tokens that are selected where the logits are computed, here by the CPU: what is generated and
-//! shown is the same, to the last bit, and a few bytes are copied for each token in place of a row.
+//! Device top-k, here on the CPU: output and distributions are equal bit for bit, and the engine
+//! copies a few bytes per token instead of a row.
 
 use corral_engine::sampling::Penalties;
 use corral_engine::{
@@ -19,7 +19,7 @@ const PROMPTS: [&str; 5] = [
     "Ada is 36 years old\n",
 ];
 
-/// An engine that selects so many, or none.
+/// Loads an engine with this many device top-k candidates, or none.
 fn engine(k: Option<u32>, change: impl FnOnce(&mut ModelConfig)) -> Engine {
     let mut config = ModelConfig::new("tiny", demo_model());
     config.threads = Some(1);
@@ -28,7 +28,7 @@ fn engine(k: Option<u32>, change: impl FnOnce(&mut ModelConfig)) -> Engine {
     Engine::load(config).expect("the demo model loads")
 }
 
-/// One without and one with it, which do the same as long as they are asked the same.
+/// Loads one engine without device top-k and one with it.
 fn twins(k: u32) -> [Engine; 2] {
     [None, Some(k)].map(|k| engine(k, |_| {}))
 }
@@ -41,7 +41,7 @@ fn generate(engine: &Engine, prompt: &str, options: GenerateOptions) -> (Vec<Tok
     (chunk.tokens, chunk.text)
 }
 
-/// Bytes that were copied of candidates, and of whole rows.
+/// Copied bytes of candidates and of whole rows.
 fn copied(engine: &Engine) -> (f64, f64) {
     settle(engine);
     let metrics = engine.metrics();
@@ -56,7 +56,7 @@ fn copied(engine: &Engine) -> (f64, f64) {
     (of("top"), of("whole"))
 }
 
-/// Chains of which the 32 likeliest tokens tell everything.
+/// Sampler chains that need only the 32 likeliest tokens.
 fn chains() -> Vec<Vec<Sampler>> {
     let penalties = |last| {
         Sampler::Penalties(Penalties {
@@ -95,7 +95,7 @@ fn chains() -> Vec<Vec<Sampler>> {
 }
 
 #[test]
-fn a_seed_gives_the_same_tokens_with_and_without() {
+fn device_top_k_does_not_change_seeded_output() {
     let [without, with] = twins(32);
     for (number, samplers) in (0..).zip(chains()) {
         for (seed, prompt) in (100 * number..).zip(PROMPTS) {
@@ -113,7 +113,7 @@ fn a_seed_gives_the_same_tokens_with_and_without() {
     }
     settle(&with);
     assert_eq!(metric(&with, "device_top_k_misses_total"), 0.0);
-    // No whole row was copied for any of it.
+    // No whole row was copied.
     let tokens = 30.0 * (chains().len() * PROMPTS.len()) as f64;
     assert_eq!(copied(&with), (tokens * 8.0 * 32.0, 0.0));
     let row = 4.0 * f64::from(with.info().vocabulary);
@@ -137,7 +137,7 @@ fn look(sequence: &mut Sequence, show: DistributionPart, statistics: bool) -> Di
 }
 
 #[test]
-fn looks_show_the_same_bit_for_bit_whatever_they_want_in_turn() {
+fn distributions_are_equal_with_device_top_k() {
     let [without, with] = twins(16);
     for prompt in PROMPTS {
         let mut twins = [&without, &with].map(|engine| sequence(engine, prompt));
@@ -177,7 +177,7 @@ fn looks_show_the_same_bit_for_bit_whatever_they_want_in_turn() {
 }
 
 #[test]
-fn a_grammar_that_wants_what_is_not_likely_gets_it_from_the_whole_row() {
+fn grammar_reaches_tokens_outside_top_k() {
     let [without, with] = twins(2);
     for (pattern, prompt) in [
         ("[0-9]{1,3}", "45+54="),
@@ -206,9 +206,9 @@ fn a_grammar_that_wants_what_is_not_likely_gets_it_from_the_whole_row() {
     check_empty(&with);
 }
 
-/// Everybody at once, with fewer ids than they are: who wants what, the sums are right.
+/// More concurrent requests than sampler slots: all sums are right.
 #[test]
-fn many_of_both_kinds_beside_each_other_are_right() {
+fn concurrent_mixed_requests_are_correct() {
     let engine = engine(Some(16), |config| {
         config.max_running = 5;
         config.context = Some(512);
@@ -256,7 +256,7 @@ fn many_of_both_kinds_beside_each_other_are_right() {
                     };
                     let text = &format!("{before}{a}+{b}=");
                     let expected = (a + b).to_string();
-                    // By the engine's loop one way after the other on one text, cut back each time.
+                    // Engine sampling: each option on one sequence, truncated each time.
                     let mut own = sequence(engine, text);
                     let length = own.tokens().len();
                     for turn in 0..2 {
@@ -267,7 +267,7 @@ fn many_of_both_kinds_beside_each_other_are_right() {
                         own.append(&chunk.tokens).unwrap();
                         own.truncate(length).unwrap();
                     }
-                    // By a loop of its own.
+                    // Guest sampling.
                     let mut fork = own.fork();
                     let mut said = Vec::new();
                     for turn in 0..4 {
@@ -307,10 +307,10 @@ fn load(file: &Path, device_sampling: DeviceTopKMode) -> Engine {
     Engine::load(config).expect("the model loads")
 }
 
-/// Prints a row of the table in BENCHMARKS.md: for each token 8 k bytes in place of 4 for each token of the
-/// vocabulary.
+/// Prints a row of the table in BENCHMARKS.md: 8 k bytes per token instead of 4 per vocabulary
+/// entry.
 #[test]
-fn bytes_for_each_token_do_not_grow_with_the_vocabulary() {
+fn copied_bytes_are_independent_of_vocabulary() {
     const K: u32 = 64;
     const TOKENS: u32 = 20;
     let file = made_model("device-top", 6000, 9);
@@ -350,9 +350,9 @@ fn bytes_for_each_token_do_not_grow_with_the_vocabulary() {
     std::fs::remove_file(&file).expect("it can be removed");
 }
 
-/// More are asked for than there are: nothing is selected, and nothing goes wrong.
+/// k exceeds the vocabulary: the engine copies whole rows.
 #[test]
-fn a_model_with_few_tokens_copies_whole_rows() {
+fn small_vocabulary_copies_whole_rows() {
     let engine = engine(Some(60_000), |_| {});
     let options = GenerateOptions {
         max_tokens: 8,

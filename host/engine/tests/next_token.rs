@@ -1,5 +1,5 @@
-//! The caller runs the loop, over llama.cpp and the demo model: it gets what the engine's own loop
-//! gets, each token is computed once, and forks and cuts find what was computed.
+//! Guest sampling over llama.cpp and the demo model: output equals engine sampling, each token is
+//! computed once, and forks and truncated sequences reuse their prefix.
 
 use corral_engine::{
     Caller, Distribution, DistributionPart, Engine, Error, GenerateOptions, MAX_CANDIDATES,
@@ -26,7 +26,7 @@ fn shown(sequence: &mut Sequence, show: DistributionPart) -> Distribution {
     wait(sequence.next(NextTokenRequest::new(show)).unwrap()).unwrap()
 }
 
-/// The greedy answer by looks, the end not included.
+/// Greedy answer by next-token requests, without the end token.
 fn answer(sequence: &mut Sequence, engine: &Engine) -> Vec<Token> {
     let from = sequence.tokens().len();
     while sequence.tokens().len() < from + 12 {
@@ -57,7 +57,7 @@ fn generated(engine: &Engine, text: &str) -> Vec<Token> {
 }
 
 #[test]
-fn a_caller_s_loop_is_the_engine_s_token_for_token_under_load() {
+fn guest_sampling_equals_engine_sampling_under_load() {
     let engine = engine(|_| {});
     std::thread::scope(|scope| {
         for asker in 0..32 {
@@ -81,7 +81,7 @@ fn a_caller_s_loop_is_the_engine_s_token_for_token_under_load() {
 }
 
 #[test]
-fn a_loop_computes_each_token_once() {
+fn guest_sampling_computes_each_token_once() {
     let engine = engine(|_| {});
     let text = "The quiet owl looks at the river and the stone.\n12+7=";
     let mut own = sequence(&engine, text);
@@ -94,7 +94,7 @@ fn a_loop_computes_each_token_once() {
         metric(&engine, "next_token_requests_total"),
         (said.len() + 1) as f64
     );
-    // At one place twice: one token more, and the same is told.
+    // Two requests at one position compute one token and return equal results.
     let first = shown(&mut own, DistributionPart::Logits);
     let again = shown(&mut own, DistributionPart::Logits);
     settle(&engine);
@@ -107,7 +107,7 @@ fn a_loop_computes_each_token_once() {
 }
 
 #[test]
-fn forks_and_cuts_compute_what_is_new() {
+fn forks_and_truncations_compute_only_new_tokens() {
     let engine = engine(|_| {});
     let story = "The quiet owl looks at the river and the stone. ".repeat(20) + "\n";
     let mut trunk = sequence(&engine, &story);
@@ -125,7 +125,7 @@ fn forks_and_cuts_compute_what_is_new() {
             fork
         })
         .collect();
-    // All at once, three times: four rows a step.
+    // Concurrent requests, three times: four rows per step.
     for _ in 0..3 {
         let asks = forks
             .iter_mut()
@@ -141,7 +141,7 @@ fn forks_and_cuts_compute_what_is_new() {
     settle(&engine);
     let decoded = metric(&engine, "computed_tokens_total") - before;
     assert_eq!(decoded, (new + 4 * 2) as f64, "the story is read once");
-    // Cut back to the story: it is not read again either.
+    // The truncated sequence reuses the story.
     let mut cut = forks.remove(0);
     cut.truncate(trunk.tokens().len()).unwrap();
     cut.append(&engine.tokenize("45+54=", true).unwrap())
@@ -156,8 +156,8 @@ fn forks_and_cuts_compute_what_is_new() {
 }
 
 #[test]
-fn more_loops_than_fit_take_turns_and_are_right() {
-    // Room for two or three of the twelve at a time.
+fn guest_sampling_is_correct_under_cell_pressure() {
+    // The cells fit two or three of the twelve sequences.
     let engine = engine(|config| {
         config.context = Some(256);
         config.cells = Some(512);
@@ -180,7 +180,7 @@ fn more_loops_than_fit_take_turns_and_are_right() {
 }
 
 #[test]
-fn what_can_t_be_looked_at_is_refused() {
+fn invalid_next_token_requests_are_refused() {
     let engine = engine(|config| config.context = Some(64));
     let mut empty = Sequence::new(engine.clone(), Caller::default());
     let refused = |asked: Result<_, Error>| matches!(asked, Err(Error::Invalid(_)));
@@ -201,7 +201,7 @@ fn what_can_t_be_looked_at_is_refused() {
         ..NextTokenRequest::new(DistributionPart::Top(1))
     };
     assert!(refused(own.next(other)));
-    // A full context can be looked at, and not gone on with.
+    // A full context has a distribution but accepts no more tokens.
     let rest = vec![own.tokens()[0]; 64 - own.tokens().len()];
     own.append(&rest).unwrap();
     assert_eq!(shown(&mut own, DistributionPart::Top(1)).position, 64);
@@ -212,7 +212,7 @@ fn what_can_t_be_looked_at_is_refused() {
             limit: 64
         })
     ));
-    // Nobody waits for it any more.
+    // The reader is gone.
     drop(
         own.next(NextTokenRequest::new(DistributionPart::Top(1)))
             .unwrap(),

@@ -1,4 +1,4 @@
-//! What an engine is measured beside: a raw context of the same weights, and prompts that begin in step.
+//! Baselines for benchmarks: a raw context of the same weights, and prompts that start in one step.
 
 use corral_engine::SeqId;
 use corral_engine::testing::TokenInput;
@@ -14,7 +14,7 @@ fn engine() -> Engine {
 }
 
 #[test]
-fn a_raw_context_computes_what_it_is_given_beside_the_engine() {
+fn raw_context_runs_beside_the_engine() {
     let engine = engine();
     let mut raw = engine
         .raw_context()
@@ -41,7 +41,7 @@ fn a_raw_context_computes_what_it_is_given_beside_the_engine() {
 }
 
 #[test]
-fn prompts_that_are_asked_together_begin_in_one_step() {
+fn concurrent_prompts_start_in_one_step() {
     let engine = engine();
     let prompts = (0..6).map(|n| vec![10 + n; 7]).collect();
     let options = GenerateOptions {

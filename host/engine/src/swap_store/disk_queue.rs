@@ -1,12 +1,11 @@
-//! The desk between the engine's thread and the disk's: jobs go one way, results come back.
+//! The job queue between the engine thread and the disk thread.
 //!
-//! It is a queue under a lock, not a channel, since the engine takes jobs back: a state that is
-//! wanted before it was written needs no disk at all. Both sides hold the lock for a few
-//! instructions only, never while a file is touched, so the engine does not wait for the disk.
+//! It is a locked queue and not a channel because the engine cancels jobs: a fetch before the write
+//! starts needs no disk. Neither side touches a file under the lock, so the engine never waits for
+//! the disk.
 //!
-//! Bounds: reads and writes by [`SwapStore`](super::SwapStore), which counts their bytes as memory; removals
-//! by the files there are, as a file is removed once and none is written without a counted write;
-//! results by the jobs.
+//! Bounds: [`SwapStore`](super::SwapStore) counts the bytes of reads and writes as memory. Each file
+//! has one counted write and one removal. Results do not outnumber jobs.
 
 use super::folder::Disk;
 use std::collections::VecDeque;
@@ -14,21 +13,21 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A file's number; never used twice.
+/// Number of a file; never reused.
 pub type FileNumber = u64;
 
-/// Files are charged in whole blocks, as file systems do. It also bounds how many there can be.
+/// Files count in whole blocks, as in file systems. This also bounds their number.
 const BLOCK: u64 = 4096;
 
-/// What a blob of this many bytes takes of the disk budget.
+/// Disk budget that a file of this many bytes uses.
 pub fn charge(bytes: u64) -> u64 {
     bytes.max(1).div_ceil(BLOCK).saturating_mul(BLOCK)
 }
 
-/// Something to do on the disk.
+/// A disk job.
 #[derive(Debug)]
 pub enum Job {
-    /// Write a blob to a new file.
+    /// Write a new file.
     Write { file: FileNumber, bytes: Vec<u8> },
     /// Read a file of this many bytes with this checksum.
     Read {
@@ -40,21 +39,21 @@ pub enum Job {
     Remove { file: FileNumber, length: u64 },
 }
 
-/// What became of a read or a write; removals are not reported.
+/// Result of a read or write. Removals report nothing.
 #[derive(Debug)]
 pub enum Done {
-    /// The file is there. The bytes come back if they were asked for meanwhile.
+    /// The file exists. Has the bytes if the engine requested them during the write.
     Written {
         file: FileNumber,
         checksum: u32,
         bytes: Option<Vec<u8>>,
     },
-    /// There is no file. The bytes come back if they were asked for meanwhile.
+    /// The write failed. Has the bytes if the engine requested them during the write.
     Unwritten {
         file: FileNumber,
         bytes: Option<Vec<u8>>,
     },
-    /// The file was read, or is gone or damaged.
+    /// The read ended; `None` if the file is missing or damaged.
     Read {
         file: FileNumber,
         bytes: Option<Vec<u8>>,
@@ -62,54 +61,54 @@ pub enum Done {
 }
 
 #[derive(Debug, Default)]
-struct Queue {
-    /// Before all else: someone waits for them. Their files are written, so the order is free.
+struct QueueState {
+    /// Run first, because requests wait for them. Their files exist, so any order works.
     reads: VecDeque<Job>,
-    /// Writes and removals in order, so that a removal makes room for the write behind it.
-    chores: VecDeque<Job>,
-    /// The file whose write has begun, and whether its bytes shall come back.
+    /// Run in order: a removal frees space for the next write.
+    writes_and_removals: VecDeque<Job>,
+    /// The running write, and whether it returns its bytes.
     writing: Option<(FileNumber, bool)>,
     done: Vec<Done>,
     stopped: bool,
 }
 
-/// See the module.
+/// Job queue; see the module.
 #[derive(Debug, Default)]
-pub struct Desk {
-    queue: Mutex<Queue>,
+pub struct DiskQueue {
+    queue: Mutex<QueueState>,
     work: Condvar,
-    /// Bytes of files that were to be removed and could not be.
+    /// Bytes of files whose removal failed.
     stuck: AtomicU64,
 }
 
-impl Desk {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+impl DiskQueue {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands a job to the disk's thread.
+    /// Queues a job.
     pub fn push(&self, job: Job) {
         let mut queue = self.lock();
         match job {
             Job::Read { .. } => queue.reads.push_back(job),
-            Job::Write { .. } | Job::Remove { .. } => queue.chores.push_back(job),
+            Job::Write { .. } | Job::Remove { .. } => queue.writes_and_removals.push_back(job),
         }
         drop(queue);
         self.work.notify_one();
     }
 
-    /// Takes back the bytes of a write that has not begun; the file is then never made.
+    /// Cancels a write that has not started and returns its bytes.
     pub fn take_back(&self, number: FileNumber) -> Option<Vec<u8>> {
         let mut queue = self.lock();
         let is_it = |job: &Job| matches!(job, Job::Write { file, .. } if *file == number);
-        let at = queue.chores.iter().position(is_it)?;
-        match queue.chores.remove(at) {
+        let at = queue.writes_and_removals.iter().position(is_it)?;
+        match queue.writes_and_removals.remove(at) {
             Some(Job::Write { bytes, .. }) => Some(bytes),
             _ => None,
         }
     }
 
-    /// Takes back a read that has not begun. False if it has.
+    /// Cancels a read. False if it has started.
     pub fn cancel_read(&self, number: FileNumber) -> bool {
         let mut queue = self.lock();
         let is_it = |job: &Job| matches!(job, Job::Read { file, .. } if *file == number);
@@ -117,7 +116,7 @@ impl Desk {
         at.is_some_and(|at| queue.reads.remove(at).is_some())
     }
 
-    /// Says whether the bytes of a write that has begun shall come back. Has no effect once it ended.
+    /// Sets whether a running write returns its bytes. No effect after it ends.
     pub fn keep(&self, number: FileNumber, wanted: bool) {
         if let Some((file, keep)) = &mut self.lock().writing
             && *file == number
@@ -126,22 +125,22 @@ impl Desk {
         }
     }
 
-    /// The file whose write has begun.
+    /// File of the running write.
     pub fn writing(&self) -> Option<FileNumber> {
         self.lock().writing.map(|(file, _)| file)
     }
 
-    /// What was done since the last call.
+    /// Takes the results since the last call.
     pub fn take_done(&self) -> Vec<Done> {
         std::mem::take(&mut self.lock().done)
     }
 
-    /// Bytes of files that were to be removed and could not be; they count as disk bytes.
+    /// Bytes of files whose removal failed; they count as disk bytes.
     pub fn stuck(&self) -> u64 {
         self.stuck.load(Ordering::Relaxed)
     }
 
-    /// Ends the disk's thread after what it does now. What is queued is not done.
+    /// Stops the disk thread after its current job. Drops queued jobs.
     pub fn stop(&self) {
         self.lock().stopped = true;
         self.work.notify_one();
@@ -152,7 +151,7 @@ impl Desk {
         self.lock().stopped
     }
 
-    /// The next job, if there is one: for the disk's thread.
+    /// Starts the next job, if any.
     #[cfg(test)]
     pub fn begin(&self) -> Option<Job> {
         begin(&mut self.lock())
@@ -174,13 +173,12 @@ impl Desk {
         }
     }
 
-    /// Reports what was done. True if the engine must be told: whoever was told before has not looked
-    /// yet, so it is told once.
+    /// Reports a result. True for the first one since [`take_done`](Self::take_done): wake the engine.
     pub fn finish(&self, mut done: Done) -> bool {
         if let Done::Written { bytes, .. } | Done::Unwritten { bytes, .. } = &mut done {
             let kept = self.lock().writing.take().is_some_and(|(_, keep)| keep);
             if !kept {
-                // Freed before it is reported, and not by the engine: it still counts as memory.
+                // Free the bytes before the report, because they count as memory until then.
                 *bytes = None;
             }
         }
@@ -190,31 +188,30 @@ impl Desk {
     }
 }
 
-fn begin(queue: &mut Queue) -> Option<Job> {
+fn begin(queue: &mut QueueState) -> Option<Job> {
     let job = queue
         .reads
         .pop_front()
-        .or_else(|| queue.chores.pop_front())?;
+        .or_else(|| queue.writes_and_removals.pop_front())?;
     if let Job::Write { file, .. } = &job {
         queue.writing = Some((*file, false));
     }
     Some(job)
 }
 
-/// Does the jobs. It counts the files that exist, so that the budget holds even where a file can't
-/// be removed: the engine counts what it asked for, this what is there.
-pub struct Clerk<D> {
+/// Runs jobs on the disk thread. Counts existing files, so the budget holds even if removals fail.
+pub struct DiskWorker<D> {
     disk: D,
     budget: u64,
     used: u64,
-    /// Files that could not be removed, with their charges; tried again at each write and removal.
+    /// Files whose removal failed, with their charges. Each write and removal retries them.
     stuck: Vec<(FileNumber, u64)>,
-    /// Whether the last write or read went well: a disk that fails is logged once.
+    /// Whether the last read or write succeeded. Only the first failure is logged.
     healthy: bool,
 }
 
-impl<D: Disk> Clerk<D> {
-    /// A clerk with an empty disk, of which it may use `budget` bytes.
+impl<D: Disk> DiskWorker<D> {
+    /// Creates a worker over an empty disk with a budget in bytes.
     pub fn new(disk: D, budget: u64) -> Self {
         Self {
             disk,
@@ -225,19 +222,19 @@ impl<D: Disk> Clerk<D> {
         }
     }
 
-    /// Does jobs until the desk is stopped; `wake` tells the engine that something was done.
-    pub fn serve(mut self, desk: &Desk, wake: &dyn Fn()) {
-        while let Some(job) = desk.wait() {
-            if let Some(done) = self.perform(job, desk)
-                && desk.finish(done)
+    /// Runs jobs until the queue stops. Calls `wake` when the engine has results to take.
+    pub fn serve(mut self, disk_queue: &DiskQueue, wake: &dyn Fn()) {
+        while let Some(job) = disk_queue.wait() {
+            if let Some(done) = self.perform(job, disk_queue)
+                && disk_queue.finish(done)
             {
                 wake();
             }
         }
     }
 
-    /// Does one job.
-    pub fn perform(&mut self, job: Job, desk: &Desk) -> Option<Done> {
+    /// Runs one job.
+    pub fn perform(&mut self, job: Job, disk_queue: &DiskQueue) -> Option<Done> {
         let done = match job {
             Job::Write { file, bytes } => {
                 let written = self.write(file, &bytes);
@@ -262,11 +259,11 @@ impl<D: Disk> Clerk<D> {
                     } else {
                         Err(io::Error::new(
                             io::ErrorKind::InvalidData,
-                            "the file's bytes are not those that were written",
+                            "the file's checksum does not match",
                         ))
                     }
                 });
-                let bytes = self.note(read, "read back");
+                let bytes = self.note(read, "read");
                 Some(Done::Read { file, bytes })
             }
             Job::Remove { file, length } => {
@@ -276,7 +273,7 @@ impl<D: Disk> Clerk<D> {
             }
         };
         let stuck = self.stuck.iter().map(|(_, charge)| charge).sum();
-        desk.stuck.store(stuck, Ordering::Relaxed);
+        disk_queue.stuck.store(stuck, Ordering::Relaxed);
         done
     }
 
@@ -284,7 +281,7 @@ impl<D: Disk> Clerk<D> {
         self.retry_stuck();
         let charge = charge(bytes.len() as u64);
         if self.used.saturating_add(charge) > self.budget {
-            let full = "the disk budget is taken up by files that could not be removed";
+            let full = "files that cannot be removed use up the disk budget; remove them by hand";
             return Err(io::Error::new(io::ErrorKind::StorageFull, full));
         }
         self.used += charge;
@@ -292,7 +289,7 @@ impl<D: Disk> Clerk<D> {
         match self.disk.write(file, bytes) {
             Ok(()) => Ok(checksum),
             Err(error) => {
-                // A part of it may be there.
+                // A partial file may exist.
                 self.remove(file, charge);
                 Err(error)
             }
@@ -303,7 +300,7 @@ impl<D: Disk> Clerk<D> {
         match self.disk.remove(file) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 if self.stuck.is_empty() {
-                    tracing::warn!(%error, file, "a spilled state's file cannot be removed; it is tried again");
+                    tracing::warn!(%error, file, "cannot remove the file of a swapped-out state; retrying");
                 }
                 self.stuck.push((file, charge));
             }
@@ -325,7 +322,7 @@ impl<D: Disk> Clerk<D> {
             }
             Err(error) => {
                 if self.healthy {
-                    tracing::warn!(%error, "cannot {what} a spilled state; it will be computed again");
+                    tracing::warn!(%error, "cannot {what} a swapped-out state; the engine computes it again");
                 }
                 self.healthy = false;
                 None

@@ -1,5 +1,5 @@
-//! The engine over models of other memory kinds, with random weights: what they say has no sense,
-//! but each says the same whoever is beside it.
+//! The engine over recurrent, hybrid and windowed models with random weights. Output is meaningless
+//! but must not depend on concurrent requests.
 
 use corral_engine::{Caller, Engine, Error, GenerateOptions, Generation, ModelConfig, Sequence};
 use corral_random_model::{Architecture, Qwen3, write_model};
@@ -40,7 +40,7 @@ fn finish(generation: Generation) -> Vec<u32> {
     chunk.tokens
 }
 
-/// Generates alone, again, and beside others of other lengths.
+/// Generates alone, again, and with concurrent requests of other lengths.
 fn check(shape: &Architecture, name: &str, can_truncate: bool) {
     let engine = engine(shape, name);
     assert_eq!(engine.info().can_truncate, can_truncate);
@@ -68,7 +68,7 @@ fn check(shape: &Architecture, name: &str, can_truncate: bool) {
     check_empty(&engine);
 }
 
-/// Goes on with a text, forks it, and truncates it where the memory has a past to go back to.
+/// Continues a sequence, forks it, and truncates it if the memory supports that.
 fn check_sequences(engine: &Engine, can_truncate: bool) {
     let options = GenerateOptions {
         max_tokens: 20,
@@ -102,7 +102,7 @@ fn check_sequences(engine: &Engine, can_truncate: bool) {
                 .unwrap()
         )
     );
-    // The fork goes on as if the other had not.
+    // The fork does not depend on the original.
     fork.append(&more).unwrap();
     assert_eq!(generate(&mut fork).0, on);
     match first.truncate(text.len()) {
@@ -118,28 +118,28 @@ fn check_sequences(engine: &Engine, can_truncate: bool) {
 }
 
 #[test]
-fn a_recurrent_model_generates_alone_and_beside_others_and_goes_on_with_whole_sequences() {
+fn recurrent_model_generates_and_continues_sequences() {
     check(&Architecture::Mamba, "mamba", false);
 }
 
 #[test]
-fn a_hybrid_model_generates_alone_and_beside_others_and_goes_on_with_whole_sequences() {
+fn hybrid_model_generates_and_continues_sequences() {
     check(&Architecture::Hybrid, "hybrid", false);
 }
 
 #[test]
-fn a_model_with_a_sliding_window_generates_and_goes_on_with_whole_sequences() {
+fn sliding_window_model_generates_and_continues_sequences() {
     check(&Architecture::SlidingWindow, "window", false);
 }
 
 #[test]
-fn a_plain_model_generates_alone_and_beside_others() {
+fn plain_model_generates_alone_and_concurrently() {
     check(&Architecture::Qwen3(Qwen3::tiny()), "qwen3", true);
 }
 
-/// As the benchmark's model: with a vocabulary of its own, quantised by llama.cpp.
+/// Like the benchmark's model: own vocabulary, quantized by llama.cpp.
 #[test]
-fn a_model_made_by_a_recipe_generates() {
+fn recipe_model_generates() {
     let file = made_model("recipe", 1000, 7);
     let engine = load("recipe", &file);
     assert_eq!(engine.info().vocabulary, 1000);
