@@ -206,7 +206,7 @@ fn grammar_reaches_tokens_outside_top_k() {
     check_empty(&with);
 }
 
-/// More concurrent requests than sampler slots: all sums are right.
+/// More concurrent clients than sequence slots: all sums are right.
 #[test]
 fn concurrent_mixed_requests_are_correct() {
     let engine = engine(Some(16), |config| {
