@@ -417,7 +417,7 @@ fn deploy_uploads_linked_components() {
         ),
         (
             [&deploy[..], &["--linked", "sampling.X=x.wasm"]].concat(),
-            "'X' is no name for a sampler",
+            "'X' is not a valid name of a sampler",
         ),
         (
             [&deploy[..], &with, &["--linked", &template]].concat(),

@@ -158,7 +158,7 @@ fn deploy_errors_are_one_line() {
             vec!["deploy", manifest, "--route", "/x"],
             "are for a component",
         ),
-        (vec!["show", "A"], "is no name"),
+        (vec!["show", "A"], "is not a valid name"),
         (vec!["split", "a"], "<REVISION=WEIGHT>"),
         (vec!["split", "a", "1"], "write REVISION=WEIGHT"),
         (vec!["rollback", "a"], "there is no deployment 'a'"),

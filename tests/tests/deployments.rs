@@ -87,7 +87,7 @@ fn refused_deploy_says_why() {
         b"hello",
         422,
         "not-a-component",
-        "does not begin as WebAssembly",
+        "does not start with the WebAssembly header",
     );
     refused(
         b"\0asm\x01\0\0\0",
@@ -133,13 +133,13 @@ fn refused_deploy_says_why() {
             json!({"linked": {"sampling": {"a b": "c"}}}),
             422,
             "bad-manifest",
-            "'linked.sampling.a b' is no name",
+            "'linked.sampling.a b' is not a valid name",
         ),
         (
             json!({"grants": {"outbound": ["x.example"]}}),
             422,
             "bad-manifest",
-            "no requests out",
+            "allows no outbound requests",
         ),
         (
             json!({"limits": {"concurrent": 225}}),
@@ -345,7 +345,7 @@ fn unreadable_component_serves_once_readable() {
     let told = shown["deployment"]["traffic"][0]["error"].as_str();
     let told = told.expect("told");
     assert!(
-        told.contains("cannot be read") && told.contains("tried again"),
+        told.contains("cannot be read") && told.contains("retried automatically"),
         "{told}"
     );
     std::fs::remove_dir(&file).expect("ours");

@@ -110,7 +110,7 @@ fn invalid_device_options_list_valid_ones() {
     let (code, text) = error(&["--device", "cpu", "--gpu-layers", "4"]);
     assert_eq!(code, Some(1), "{text}");
     assert!(
-        text.contains("4 layers") && text.contains("processor"),
+        text.contains("4 GPU layers") && text.contains("except the CPU"),
         "{text}"
     );
 }

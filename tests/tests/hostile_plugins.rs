@@ -13,7 +13,7 @@ fn each_fault_has_its_own_error() {
         for (deed, status, code, expected) in [
             ("trap", 500, "trapped", "crashed"),
             ("panic", 500, "trapped", "crashed"),
-            ("spin", 504, "cpu-time", "looping"),
+            ("spin", 504, "cpu-time", "endless loop"),
             ("hog", 500, "memory", "64 MiB"),
             ("sleeper", 504, "deadline", "12 s"),
             ("refuse", 500, "gave-up", "refused on request"),
