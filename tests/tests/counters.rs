@@ -16,7 +16,7 @@ fn every_token_is_computed_once() {
     let expected = std::sync::Mutex::new(0.0);
     let ask = |request: &Value| {
         let answer = corral.generate(request);
-        let read = number(&answer, "prompt_tokens") - number(&answer, "prefix_cache_hits_tokens");
+        let read = number(&answer, "prompt_tokens") - number(&answer, "cached_tokens");
         let computed = read + number(&answer, "tokens") - 1.0;
         *expected.lock().expect("no panic while held") += computed;
     };
