@@ -48,7 +48,7 @@ fn unix_socket_needs_no_token() {
     let plugin = plugin.to_str().expect("ours");
     let deploy = ["deploy", plugin, "--name", "a", "--route", "/a"];
     let printed = run_ok(&folder, &deploy);
-    assert!(printed.starts_with("revision 1 is deployed"), "{printed}");
+    assert!(printed.starts_with("deployed revision 1"), "{printed}");
     assert_eq!(run_ok(&folder, &["invoke", "a", "--path", "/a/ok"]), "ok");
     let seen = run_ok(&folder, &["top", "--once", "--json"]);
     let seen: Value = serde_json::from_str(&seen).expect("JSON");
@@ -102,6 +102,6 @@ fn stale_socket_file_is_replaced() {
     let another = ["serve", "--model", model, "--listen", "127.0.0.1:0"];
     let refused = ask(&folder, &another);
     assert_eq!(refused.code, Some(1), "{refused:?}");
-    assert!(refused.stderr.contains("is no socket"), "{refused:?}");
+    assert!(refused.stderr.contains("is not a socket"), "{refused:?}");
     assert_eq!(std::fs::read_to_string(&file).expect("there"), "mine");
 }

@@ -72,7 +72,7 @@ fn doctor_reports_attention_implementation() {
         let output = doctor("mine");
         assert!(!output.status.success(), "{output:?}");
         let said = String::from_utf8_lossy(&output.stderr);
-        let expected = "CORRAL_ATTENTION is mine, and may be `own`, for Corral's attention on the processor, or `llama.cpp`";
+        let expected = "CORRAL_ATTENTION is mine; set it to `own`, for Corral's attention on the CPU, or `llama.cpp`";
         assert!(said.contains(expected), "{said}");
     }
 }

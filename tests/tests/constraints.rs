@@ -127,7 +127,7 @@ fn grammar_error_names_position() {
         (
             json!({"json_schema": {"items": {"type": "strin"}}}),
             "at /items/type",
-            "\"strin\" is no type",
+            "\"strin\" is not a type",
         ),
         (json!({"json_schema": false}), "at /:", "no value"),
         (

@@ -133,12 +133,12 @@ fn remote_admin_listener_uses_certificate() {
         assert!(refused.stderr.contains("--admin-ca FILE"), "{refused:?}");
     }
     assert_eq!(list("http", &[]).code, Some(1));
-    assert!(!corral.stderr().contains("nothing is encrypted"));
+    assert!(!corral.stderr().contains("without encryption"));
     drop(corral);
 
     let corral = Corral::start_with(&everywhere);
     assert!(corral.admin().starts_with("0.0.0.0:"));
-    corral.wait_for_stderr("nothing is encrypted there");
+    corral.wait_for_stderr("without encryption");
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn unusable_tls_files_are_one_line_errors() {
             certificate.clone(),
             "there is no private key in",
         ),
-        (certificate, other, "is not that of the certificate"),
+        (certificate, other, "does not belong to the certificate"),
     ] {
         let mut line: Vec<OsString> = vec!["serve".into(), "--model".into()];
         line.push(artifacts::model().into());
