@@ -268,7 +268,7 @@ fn usage_error_is_one_line_and_exits_2() {
         ),
         (
             "serve --model x.gguf --plugin /g=a.wasm --plugin /g=b.wasm",
-            "two plugins are given the route '/g'",
+            "two plugins have the route '/g'",
         ),
         (
             "serve --model a/x.gguf --model b/x.gguf",

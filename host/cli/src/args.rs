@@ -279,7 +279,7 @@ mod tests {
             ),
             (
                 "corral serve --model x.gguf --plugin /g=a.wasm --plugin /g=b.wasm",
-                "two plugins are given the route '/g'",
+                "two plugins have the route '/g'",
             ),
             (
                 "corral serve --model a/x.gguf --model b/x.gguf",
