@@ -12,7 +12,7 @@
 #   make instructions  count the instructions of these with valgrind, and fail if they have grown
 #                      (WRITE=1 records them, JSON=1 prints JSON)
 #   make model         train the demo model, in about an hour on two cores; continues after an interruption
-#   make dist          build a binary for other machines (BACKENDS="vulkan cuda", DIR=FOLDER)
+#   make dist          build a binary for other machines (BACKENDS="vulkan cuda", DIR=PATH)
 # FEATURES=cuda (or vulkan, rocm, metal) builds a GPU backend into the binary; its compiler must be installed.
 
 SHELL := bash
@@ -20,7 +20,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help run test test-device build dist plugins where lint bench microbench instructions model
 
-# Build products are outside the checkout, for quick builds of a second clone. The folder is named after the processor
+# Build products are outside the checkout, for quick builds of a second clone. The directory is named after the processor
 # and the compiler, which native code depends on.
 CACHE := $(or $(CORRAL_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/corral)
 KEY := $(shell { rustc -vV; uname -m; grep -m1 '^flags' /proc/cpuinfo; } 2>/dev/null | sha256sum | cut -c1-12)

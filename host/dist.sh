@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Builds a `corral` for other machines: it runs on any processor of this architecture, and loads the backends that fit
-# the machine from a folder when it starts.
+# the machine from a directory when it starts.
 #
-#   host/dist.sh FOLDER [BACKENDS [TESTS]]
+#   host/dist.sh DIR [BACKENDS [TESTS]]
 #
-#   FOLDER/corral
-#   FOLDER/libllama.so…, libggml.so…, libggml-base.so…    the binary finds them there
-#   FOLDER/backends/libggml-cpu-*.so, libggml-vulkan.so…
-#   FOLDER/tests/NAME                                     for each of TESTS
+#   DIR/corral
+#   DIR/libllama.so…, libggml.so…, libggml-base.so…    the binary finds them there
+#   DIR/backends/libggml-cpu-*.so, libggml-vulkan.so…
+#   DIR/tests/NAME                                     for each of TESTS
 #
 # BACKENDS is one argument with any of vulkan, cuda, rocm, metal; their compilers and libraries must be installed. TESTS
 # is one argument with names of test binaries of the host workspace.
@@ -18,14 +18,14 @@
 # The script copies nothing of CUDA: libcudart and libcublas must be installed on the target, in LD_LIBRARY_PATH, or
 # beside corral. Without them or the driver, corral runs without that backend.
 #
-# Needs the environment that host/setup.sh prints. Builds in $CARGO_TARGET_DIR/dist-build, in one folder for each choice
+# Needs the environment that host/setup.sh prints. Builds in $CARGO_TARGET_DIR/dist-build, in one directory for each choice
 # of backends and settings, apart from the native build.
 set -euo pipefail
 
 say() { echo "host/dist.sh: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-[ $# -ge 1 ] && [ $# -le 3 ] && [ -n "$1" ] || die "expected FOLDER [BACKENDS [TESTS]]"
+[ $# -ge 1 ] && [ $# -le 3 ] && [ -n "$1" ] || die "expected DIR [BACKENDS [TESTS]]"
 read -ra backends <<<"${2:-}"
 read -ra tests <<<"${3:-}"
 for backend in "${backends[@]}"; do
@@ -38,9 +38,9 @@ done
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 cd "$(dirname "$0")/.."
-# The script replaces the files there: refuse a folder that it did not fill.
+# The script replaces the files there: refuse a directory that it did not fill.
 if [ -n "$(ls -A "$out")" ] && [ ! -f "$out/corral" ]; then
-  die "$out holds other files; give an empty folder, or one that this script has filled"
+  die "$out holds other files; give an empty directory, or one that this script has filled"
 fi
 
 name=cpu
@@ -49,18 +49,18 @@ for backend in "${backends[@]}"; do
   name+=-$backend
   features+=,corral-cli/$backend
 done
-# CMake keeps the settings of its first run in a folder, so each choice gets its own.
+# CMake keeps the settings of its first run in a directory, so each choice gets its own.
 settings=$(env | grep -E '^(CMAKE_|GGML_|CUDA)' | grep -v '^CMAKE_BUILD_PARALLEL_LEVEL=' | LC_ALL=C sort || true)
 [ -z "$settings" ] || name+=-$(cksum <<<"$settings" | cut -d' ' -f1)
 target=${CARGO_TARGET_DIR:-$PWD/target}/dist-build/$name
 mkdir -p "$target"
 
-# The build of llama-cpp-sys-2 links libraries into these folders and fails if one exists. Nothing uses them there.
+# The build of llama-cpp-sys-2 links libraries into these directories and fails if one exists. Nothing uses them there.
 for folder in "$target/release" "$target/release/deps" "$target/release/examples"; do
   rm -f "$folder"/libllama.{so,dylib} "$folder"/libggml*.{so,dylib}
 done
 
-# Where a library finds the others: beside it, and in the parent folder for backends.
+# Where a library finds the others: beside it, and in the parent directory for backends.
 if [ "$(uname -s)" = Darwin ]; then
   rpath='@loader_path;@loader_path/..'
 else
@@ -75,9 +75,9 @@ env -u CARGO_ENCODED_RUSTFLAGS RUSTFLAGS='' CMAKE_INSTALL_RPATH="$rpath" CARGO_T
   cargo build --release --workspace --features "$features" --bin corral --bin corral-bench "${tests[@]/#/--test=}" \
   --message-format=json-render-diagnostics >"$messages"
 
-# cargo prints the folder of llama.cpp's build, also if it is up to date.
+# cargo prints the directory of llama.cpp's build, also if it is up to date.
 built=$(sed -n 's/^.*"package_id":"[^"]*llama-cpp-sys-2@[^"]*".*"out_dir":"\([^"]*\)".*$/\1/p' "$messages" | tail -n1)
-[ -d "$built/backends" ] || die "cargo did not print the folder of llama.cpp's build ('$built')"
+[ -d "$built/backends" ] || die "cargo did not print the directory of llama.cpp's build ('$built')"
 
 shopt -s nullglob
 rm -f "$out/corral" "$out"/libllama.* "$out"/libggml* "$out/backends"/libggml-*

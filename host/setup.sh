@@ -27,7 +27,7 @@ clang_suffix() {
   [ "${version:-0}" -ge 15 ] && [ -n "$(libclang_folder clang)" ]
 }
 
-# The folder of a clang's libclang, which bindgen loads.
+# The directory of a clang's libclang, which bindgen loads.
 libclang_folder() {
   local folder
   folder=$("$1" -print-resource-dir 2>/dev/null) || return 0

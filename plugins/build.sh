@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds every first-party plugin, example and test plugin to a component in one folder.
+# Builds every first-party plugin, example and test plugin to a component in one directory.
 #
 #   plugins/build.sh OUT_DIR
 #
@@ -17,13 +17,13 @@ readonly debian_packages="rustc-web cargo-web rust-web-src wasi-libc lld-19"
 say() { echo "plugins/build.sh: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-[ $# -eq 1 ] || die "expected one argument, the folder for the components"
+[ $# -eq 1 ] || die "expected one argument, the directory for the components"
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 cd "$(dirname "$0")/.."
 # shellcheck source=../host/apt.sh
 source host/apt.sh
-# Not the host's folder of compiled plugins: wasmtime removes unknown files there.
+# Not the host's directory of compiled plugins: wasmtime removes unknown files there.
 cache=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}/build
 mkdir -p "$cache"
 

@@ -1,4 +1,4 @@
-// Shared by the suites: the official client from the folder of `setup.sh`, server addresses, metrics.
+// Shared by the suites: the official client from the directory of `setup.sh`, server addresses, metrics.
 
 import { createRequire } from "node:module";
 

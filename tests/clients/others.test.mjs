@@ -62,7 +62,7 @@ test("the README's JavaScript works", async () => {
   const [, block] = readme.match(/```javascript\n(.*?)```/s);
   const there = "http://127.0.0.1:8080", importing = 'import OpenAI from "openai";';
   assert.ok(block.includes(there) && block.includes(importing));
-  // The package is installed in another folder.
+  // The package is installed in another directory.
   const from = JSON.stringify(new URL("corral.mjs", import.meta.url));
   const script = block
     .replace(importing, `import { openai } from ${from};\nconst { OpenAI } = openai;`)

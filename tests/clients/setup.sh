@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the packages of the client suites and prints their folder, with `python` (a virtual environment)
-# and `node/node_modules`. The folder lies in $CORRAL_CACHE (default ~/.cache/corral) and is named after the
+# Installs the packages of the client suites and prints their directory, with `python` (a virtual environment)
+# and `node/node_modules`. The directory lies in $CORRAL_CACHE (default ~/.cache/corral) and is named after the
 # package lists, so a second run is quick. Everything else goes to stderr.
 set -euo pipefail
 

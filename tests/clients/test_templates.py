@@ -7,18 +7,18 @@ import pytest
 
 from corral import ROOT, chat, complete, prompt, render
 
-FOLDER = ROOT / "plugins/openai/templates"
+TEMPLATE_DIR = ROOT / "plugins/openai/templates"
 CASES = [
     pytest.param(file, case, id=f"{file.name.removesuffix('.cases.json')}: {case['name']}")
-    for file in sorted(FOLDER.glob("*.cases.json"))
+    for file in sorted(TEMPLATE_DIR.glob("*.cases.json"))
     for case in json.loads(file.read_text())
 ]
 
 
 @pytest.mark.offline
 def test_every_template_has_cases():
-    names = {file.stem for file in FOLDER.glob("*.jinja")}
-    assert names == {file.name.removesuffix(".cases.json") for file in FOLDER.glob("*.cases.json")}
+    names = {file.stem for file in TEMPLATE_DIR.glob("*.jinja")}
+    assert names == {file.name.removesuffix(".cases.json") for file in TEMPLATE_DIR.glob("*.cases.json")}
     assert len(names) >= 6
     assert len(CASES) >= 4 * len(names)
 

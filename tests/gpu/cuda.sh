@@ -3,9 +3,9 @@
 #
 #   tests/gpu/cuda.sh GGML BUILD BACKENDS
 #
-# GGML      the folder ggml of the same llama.cpp version
-# BUILD     the build folder, some 150 files; a second run continues there
-# BACKENDS  the folder backends beside corral; it gets libggml-cuda.so
+# GGML      the directory ggml of the same llama.cpp version
+# BUILD     the build directory, some 150 files; a second run continues there
+# BACKENDS  the directory backends beside corral; it gets libggml-cuda.so
 #
 # By default the backend is for the GPUs of this machine. CMAKE_CUDA_ARCHITECTURES in the environment names others, e.g.
 # 90-real for capability 9.0; then the machine that runs it must find CUDA's libraries on the system or beside corral.
@@ -17,7 +17,7 @@ say() { echo "tests/gpu/cuda.sh: $*" >&2; }
 die() { say "$*"; exit 1; }
 
 [ $# -eq 3 ] || die "expected GGML BUILD BACKENDS"
-[ -f "$1/src/ggml-cuda/CMakeLists.txt" ] || die "$1 is not the folder ggml of llama.cpp's sources"
+[ -f "$1/src/ggml-cuda/CMakeLists.txt" ] || die "$1 is not the directory ggml of llama.cpp's sources"
 ggml=$(cd "$1" && pwd)
 mkdir -p "$2" "$3"
 build=$(cd "$2" && pwd)
@@ -28,7 +28,7 @@ nvcc=$(command -v nvcc || true)
 for path in "${CUDA_PATH:-}"/bin/nvcc /usr/local/cuda/bin/nvcc /opt/cuda/bin/nvcc; do
   [ -n "$nvcc" ] || [ ! -x "$path" ] || nvcc=$path
 done
-[ -n "$nvcc" ] || die "nvcc is missing; install the CUDA toolkit, or set CUDA_PATH to its folder"
+[ -n "$nvcc" ] || die "nvcc is missing; install the CUDA toolkit, or set CUDA_PATH to its directory"
 command -v cmake >/dev/null || die "cmake is missing; install 3.18 or later"
 toolkit=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
 
@@ -51,7 +51,7 @@ if ! compgen -G "$toolkit/include/cublas_v2.h" >/dev/null && ! compgen -G "$tool
   library=$(found 'libcublas.so*')
   [ -n "$header" ] && [ -n "$library" ] || die "cuBLAS is missing in $toolkit and elsewhere; install it"
   say "using cuBLAS from $library"
-  # Other headers in that folder may have another version, so the toolkit's come first.
+  # Other headers in that directory may have another version, so the toolkit's come first.
   flags+=("-DCMAKE_CUDA_FLAGS=-isystem $(dirname "$header")" "-DCUDA_cublas_LIBRARY=$library")
   folders+=("$(dirname "$library")")
 fi

@@ -79,7 +79,7 @@ write() {
 
 write "$archive" corral-gpu
 if [ -n "$capabilities" ]; then
-  # In a persistent folder, so that an interrupted build continues.
+  # In a persistent directory, so that an interrupted build continues.
   build=${CORRAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/corral}/$(basename "$(dirname "$crate")")-cuda-${capabilities//;/-}
   CMAKE_CUDA_ARCHITECTURES=$capabilities tests/gpu/cuda.sh "$ggml" "$build" "$pack/dist/backends"
   write "${archive%.tar.gz}-cuda.tar.gz" corral-gpu/dist/backends/libggml-cuda.so

@@ -2,15 +2,15 @@
 # On a machine with an NVIDIA GPU and its compiler, without a network: builds llama.cpp's CUDA backend, tests Corral on
 # the GPU, and benchmarks it. Part of the archive of pack.sh; see README.md.
 #
-#   ./run.sh [--out FOLDER] [--work FOLDER] [--limit SECONDS] [--device NAME]
+#   ./run.sh [--out DIR] [--work DIR] [--limit SECONDS] [--device NAME]
 #
-# --out     the folder of report.md, report.json and log.txt, also of an unfinished run (default report/ here)
-# --work    the folder of builds and the results of steps (default work/ here)
+# --out     the directory of report.md, report.json and log.txt, also of an unfinished run (default report/ here)
+# --work    the directory of builds and the results of steps (default work/ here)
 # --limit   seconds until this run ends; the next run continues (default 540)
 # --device  the device, as `corral doctor` lists it (default CUDA0)
 #
 # Exits with 0 if all steps succeeded, 1 if one failed, 75 if steps remain. To repeat a failed step, remove its file in
-# the work folder's state/.
+# the work directory's state/.
 #
 # The steps call functions in other processes:
 # shellcheck disable=SC2329
@@ -88,7 +88,7 @@ doctor() {
   grep -qw "$device" <<<"$devices" || { echo "corral doctor does not list $device" >&2; return 1; }
 }
 
-# Runs a test binary; its libraries are in another folder.
+# Runs a test binary; its libraries are in another directory.
 run_test() {
   LD_LIBRARY_PATH=$here/dist${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$here/dist/tests/$1" --test-threads 4
 }
@@ -104,7 +104,7 @@ stages() {
 export -f inspect build doctor run_test stages
 
 # A prebuilt backend has no rpath to CUDA's libraries. Finds those that the system does not know and sets LD_LIBRARY_PATH.
-# Their dependencies lie in the same folders.
+# Their dependencies lie in the same directories.
 find_libraries() {
   local name file
   for name in $(ldd "$backend" 2>/dev/null | awk '/not found/ && !/libggml/ { print $1 }'); do

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 /// The binary `corral`.
 pub fn binary() -> PathBuf {
-    existing("CORRAL_BIN", || profile_folder().join("corral"))
+    existing("CORRAL_BIN", || profile_dir().join("corral"))
 }
 
 /// The binary `corral-bench`: `CORRAL_BENCH_BIN`, or beside `corral`.
@@ -21,8 +21,8 @@ pub fn bench_binary() -> PathBuf {
 
 /// The component `name`, such as `generate`.
 pub fn plugin(name: &str) -> PathBuf {
-    let folder = existing("CORRAL_PLUGINS", || target_folder().join("plugins"));
-    let file = folder.join(format!("{name}.wasm"));
+    let dir = existing("CORRAL_PLUGINS", || target_dir().join("plugins"));
+    let file = dir.join(format!("{name}.wasm"));
     assert!(
         file.is_file(),
         "there is no {}: run `make test`, which builds the plugins",
@@ -68,20 +68,20 @@ pub fn adapter() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny/plus-one.gguf")
 }
 
-/// The folder with the official clients: `python/bin/python` and `node/node_modules`. `make test` fills
+/// The directory with the official clients: `python/bin/python` and `node/node_modules`. `make test` fills
 /// it with `tests/clients/setup.sh`.
 pub fn clients() -> PathBuf {
-    let folder = std::env::var_os("CORRAL_CLIENTS").map(PathBuf::from);
-    folder.filter(|folder| folder.is_dir()).expect(
-        "run `make test`, or set CORRAL_CLIENTS to the folder that tests/clients/setup.sh prints",
+    let dir = std::env::var_os("CORRAL_CLIENTS").map(PathBuf::from);
+    dir.filter(|dir| dir.is_dir()).expect(
+        "run `make test`, or set CORRAL_CLIENTS to the directory that tests/clients/setup.sh prints",
     )
 }
 
-/// A folder in the target directory for files that tests write.
+/// A directory in the target directory for files that tests write.
 pub fn scratch() -> PathBuf {
-    let folder = target_folder().join("tests-scratch");
-    std::fs::create_dir_all(&folder).expect("the target directory can be written");
-    folder
+    let dir = target_dir().join("tests-scratch");
+    std::fs::create_dir_all(&dir).expect("the target directory can be written");
+    dir
 }
 
 fn existing(variable: &str, otherwise: impl FnOnce() -> PathBuf) -> PathBuf {
@@ -94,14 +94,14 @@ fn existing(variable: &str, otherwise: impl FnOnce() -> PathBuf) -> PathBuf {
     path
 }
 
-/// The folder of the cargo profile: the tests' binaries lie in `deps` inside it.
-fn profile_folder() -> PathBuf {
+/// The directory of the cargo profile: the tests' binaries lie in `deps` inside it.
+fn profile_dir() -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own path");
-    let folder = test.ancestors().nth(2).expect("PROFILE/deps/TEST");
-    folder.to_owned()
+    let dir = test.ancestors().nth(2).expect("PROFILE/deps/TEST");
+    dir.to_owned()
 }
 
-fn target_folder() -> PathBuf {
-    let profile = profile_folder();
+fn target_dir() -> PathBuf {
+    let profile = profile_dir();
     profile.parent().expect("TARGET/PROFILE").to_owned()
 }

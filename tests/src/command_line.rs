@@ -91,13 +91,13 @@ fn read_all(pipe: &mut impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A new, empty folder that no other test uses.
-pub fn scratch_folder() -> PathBuf {
+/// A new, empty directory that no other test uses.
+pub fn scratch_dir() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let folder = artifacts::scratch().join(format!("{}-{number}", std::process::id()));
+    let dir = artifacts::scratch().join(format!("{}-{number}", std::process::id()));
     // May be left over from an earlier process with this id.
-    let _ = std::fs::remove_dir_all(&folder);
-    std::fs::create_dir_all(&folder).expect("the target directory can be written");
-    folder
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(&dir).expect("the target directory can be written");
+    dir
 }

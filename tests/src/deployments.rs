@@ -1,7 +1,7 @@
 //! Deploys through the admin API and with `corral deploy`.
 
 use crate::Response;
-use crate::{Corral, Ended, artifacts, run, scratch_folder};
+use crate::{Corral, Ended, artifacts, run, scratch_dir};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -46,19 +46,19 @@ pub fn deploy(corral: &Corral, manifest: &Value) -> u64 {
     number.expect("a revision has a number")
 }
 
-/// Runs `corral deploy` in a folder with this `corral.toml` and these components.
-pub fn deploy_folder(corral: &Corral, manifest: &str, components: &[&str]) -> Ended {
-    let folder = scratch_folder();
+/// Runs `corral deploy` in a directory with this `corral.toml` and these components.
+pub fn deploy_dir(corral: &Corral, manifest: &str, components: &[&str]) -> Ended {
+    let dir = scratch_dir();
     for name in components {
-        let file = folder.join(format!("{name}.wasm"));
+        let file = dir.join(format!("{name}.wasm"));
         std::fs::copy(artifacts::plugin(name), file).expect("copied");
     }
-    let token = folder.join("token");
+    let token = dir.join("token");
     std::fs::write(&token, corral.token()).expect("writable");
-    std::fs::write(folder.join("corral.toml"), manifest).expect("writable");
+    std::fs::write(dir.join("corral.toml"), manifest).expect("writable");
     let admin = format!("http://{}", corral.admin());
-    let [folder, token] = [&folder, &token].map(|path| path.to_str().expect("writable"));
-    run(["deploy", folder, "--admin", &admin, "--token-file", token])
+    let [dir, token] = [&dir, &token].map(|path| path.to_str().expect("writable"));
+    run(["deploy", dir, "--admin", &admin, "--token-file", token])
 }
 
 /// A manifest with the route `/NAME`; `more` is added to it.

@@ -21,7 +21,7 @@ mod server;
 mod sums;
 mod tls;
 
-pub use command_line::{Ended, run, run_within, scratch_folder};
+pub use command_line::{Ended, run, run_within, scratch_dir};
 pub use connection::{BodySender, Connection, HttpVersion, PendingResponse, block_on};
 pub use metrics::{Histogram, Metrics};
 pub use neighbors::SetOnDrop;

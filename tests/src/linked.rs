@@ -1,7 +1,7 @@
 //! The test plugin `roles` and its linked components.
 
-use crate::deployments::deploy_folder;
-use crate::{Corral, Response, scratch_folder};
+use crate::deployments::deploy_dir;
+use crate::{Corral, Response, scratch_dir};
 use serde_json::Value;
 
 /// A templating component without grants.
@@ -12,8 +12,8 @@ pub const INHERITING_TEMPLATE: &str = r#"{ component = "templates.wasm", inherit
 /// Starts a server with `roles` at `/roles`, linked with a template and the samplers `any` and `other`
 /// (one component under two names).
 pub fn start(arguments: &[&str]) -> Corral {
-    let folder = scratch_folder();
-    let store = ["--store", folder.to_str().expect("ours")];
+    let dir = scratch_dir();
+    let store = ["--store", dir.to_str().expect("ours")];
     let corral = Corral::start_with(&[&store, arguments].concat());
     deploy(&corral, "roles", TEMPLATE, "");
     corral
@@ -26,7 +26,7 @@ pub fn deploy(corral: &Corral, name: &str, template: &str, more: &str) {
          [linked]\ntemplating = {template}\n\
          [linked.sampling]\nany = 'samplers.wasm'\nother = 'samplers.wasm'\n"
     );
-    let ended = deploy_folder(corral, &manifest, &["handler", "samplers", "templates"]);
+    let ended = deploy_dir(corral, &manifest, &["handler", "samplers", "templates"]);
     assert_eq!(ended.code, Some(0), "{manifest}: {ended:?}");
 }
 

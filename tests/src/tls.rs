@@ -30,11 +30,11 @@ impl Identity {
         }
     }
 
-    /// Writes both to a folder and returns their paths, certificate first. Replaces each file atomically.
-    pub fn write(&self, folder: &Path) -> [PathBuf; 2] {
+    /// Writes both to a directory and returns their paths, certificate first. Replaces each file atomically.
+    pub fn write(&self, dir: &Path) -> [PathBuf; 2] {
         let files = [("cert.pem", &self.certificate), ("key.pem", &self.key)];
         files.map(|(name, text)| {
-            let (path, fresh) = (folder.join(name), folder.join(format!("{name}.new")));
+            let (path, fresh) = (dir.join(name), dir.join(format!("{name}.new")));
             std::fs::write(&fresh, text).expect("written");
             std::fs::rename(&fresh, &path).expect("renamed");
             path

@@ -2,7 +2,7 @@
 //! and checks each response against the schema of its status.
 
 use corral_tests::deployments::{deploy, digest, manifest, upload};
-use corral_tests::{Corral, PATIENCE, Response, artifacts, raw_exchange, schema, scratch_folder};
+use corral_tests::{Corral, PATIENCE, Response, artifacts, raw_exchange, schema, scratch_dir};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -98,8 +98,8 @@ impl Connection {
 
 #[test]
 fn operations_match_openapi_document() {
-    let folder = scratch_folder();
-    let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
+    let dir = scratch_dir();
+    let corral = Corral::start_with(&["--store", dir.to_str().expect("ours")]);
     let document = corral.get_admin("/openapi.json");
     assert_eq!(document.status, 200);
     let client = Connection {
@@ -272,8 +272,8 @@ fn operations_match_openapi_document() {
 
 #[test]
 fn log_followers_leave_connections_for_others() {
-    let folder = scratch_folder();
-    let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
+    let dir = scratch_dir();
+    let corral = Corral::start_with(&["--store", dir.to_str().expect("ours")]);
     let component = std::fs::read(artifacts::plugin("misbehave")).expect("readable");
     let digest = upload(&corral, &component);
     deploy(&corral, &manifest("a", &digest, json!({})));

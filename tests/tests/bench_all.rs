@@ -21,7 +21,7 @@ fn every_target_has_a_figure() {
     let peer = Corral::start_with_routes(&[("/", "classic"), ("/v1", "openai")], &[]);
     let url = format!("http://{}", peer.public());
     let openai = artifacts::plugin("openai");
-    let folder = openai.parent().expect("a folder of plugins");
+    let dir = openai.parent().expect("a directory of plugins");
     let ended = bench_within(
         PATIENCE,
         &format!("all --rounds 2 --json --peer {url} --openai-peer {url}"),
@@ -29,7 +29,7 @@ fn every_target_has_a_figure() {
             model(),
             ("--small", artifacts::model()),
             ("--wide", artifacts::model()),
-            ("--plugins", folder.into()),
+            ("--plugins", dir.into()),
         ],
     );
     let found = object("all", &ended);

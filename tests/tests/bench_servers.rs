@@ -4,7 +4,7 @@ use corral_tests::benches::{
     WithFile, bench, check_members, check_positive, check_refused, check_rising, count, measure,
     number, object, plugin, rows, text,
 };
-use corral_tests::{Corral, scratch_folder};
+use corral_tests::{Corral, scratch_dir};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use tokio::net::TcpSocket;
@@ -112,7 +112,7 @@ fn different_peer_response_is_reported() {
 #[test]
 fn http_needs_a_plugin_without_model() {
     let words = "http --requests 2 --connections 1 --rounds 1";
-    let missing = ("--plugin", scratch_folder().join("missing.wasm"));
+    let missing = ("--plugin", scratch_dir().join("missing.wasm"));
     let expected = ["cannot read the plugin", "missing.wasm"];
     check_refused(&bench(words, &[missing]), 1, &expected);
     let expected = [
@@ -151,7 +151,7 @@ const SUMS: &str = "31+27=\n45+54=\n20+22=\n";
 
 /// Writes a file with a prompt on each line.
 fn prompts(lines: &str) -> WithFile<'static> {
-    let file = scratch_folder().join("prompts.txt");
+    let file = scratch_dir().join("prompts.txt");
     std::fs::write(&file, lines).expect("ours");
     ("--prompt-file", file)
 }
@@ -377,7 +377,7 @@ fn unusable_endpoint_is_refused() {
     }
     let ended = bench(&format!("load {here}"), &[prompts("\n \n")]);
     check_refused(&ended, 1, &["there is no prompt in", "one on each line"]);
-    let missing = ("--prompt-file", scratch_folder().join("missing.txt"));
+    let missing = ("--prompt-file", scratch_dir().join("missing.txt"));
     let ended = bench(&format!("load {here}"), &[missing]);
     check_refused(&ended, 1, &["cannot read the prompts in"]);
     for (line, expected) in [

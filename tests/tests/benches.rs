@@ -4,7 +4,7 @@ use corral_tests::benches::{
     WithFile, bench, check_members, check_positive, check_refused, check_rising, count, measure,
     model, number, object, plugin, rows, text,
 };
-use corral_tests::{Ended, artifacts, scratch_folder};
+use corral_tests::{Ended, artifacts, scratch_dir};
 use serde_json::{Value, json};
 
 /// The result of one round, with the plugin if the bench takes one.
@@ -42,7 +42,7 @@ fn benches_print_one_json_object() {
 
 #[test]
 fn existing_model_is_kept() {
-    let file = scratch_folder().join("random.gguf");
+    let file = scratch_dir().join("random.gguf");
     let model = || {
         let file = file.to_str().expect("a path in UTF-8");
         measure(&format!("model --shape tiny {file}"), &[])
@@ -109,10 +109,10 @@ fn stages(words: &str, files: &[WithFile<'_>]) -> Ended {
 #[test]
 fn every_stage_has_a_raw_loop() {
     let openai = artifacts::plugin("openai");
-    let folder = openai.parent().expect("a folder of plugins");
-    let scratch = scratch_folder();
+    let dir = openai.parent().expect("a directory of plugins");
+    let scratch = scratch_dir();
     let chart = scratch.join("stages.svg");
-    let files = [("--plugins", folder.into()), ("--chart", chart.clone())];
+    let files = [("--plugins", dir.into()), ("--chart", chart.clone())];
     let ended = stages("--json", &files);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let found = object("stages", &ended);
@@ -161,7 +161,7 @@ fn stages_from_4_need_plugins() {
     let ended = stages("--stages 7", &[]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("give --plugins"), "{ended:?}");
-    let empty = scratch_folder();
+    let empty = scratch_dir();
     let ended = stages("", &[("--plugins", empty)]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("measure.wasm"), "{ended:?}");
@@ -344,7 +344,7 @@ fn boundary_names_the_plugin_it_needs() {
     let other = [model(), plugin("measure"), sampler("measure")];
     let expected = ["link sampling.sampler", "exports no corral:plugin/sampling"];
     check_refused(&bench(words, &other), 1, &expected);
-    let missing = ("--plugin", scratch_folder().join("missing.wasm"));
+    let missing = ("--plugin", scratch_dir().join("missing.wasm"));
     let other = [model(), missing, sampler("min-p")];
     let expected = ["cannot read the plugin", "missing.wasm"];
     check_refused(&bench(words, &other), 1, &expected);

@@ -1,10 +1,10 @@
 //! A WASI 0.2 handler with blocking calls gives the results and errors of an async handler, and can be ended
 //! while it blocks.
 
-use corral_tests::deployments::deploy_folder;
+use corral_tests::deployments::deploy_dir;
 use corral_tests::{
     Corral, MANY_CELLS, Metrics, RELIABLE_SUMS, Response, Sum, distinct_sums,
-    for_each_concurrently, scratch_folder,
+    for_each_concurrently, scratch_dir,
 };
 use std::net::TcpStream;
 
@@ -30,12 +30,12 @@ fn refused(answer: &Response, words: &str) {
 
 /// Starts a server with a store and deploys the plugin; `more` is added to the manifest.
 fn deployed(arguments: &[&str], more: &str, components: &[&str]) -> Corral {
-    let folder = scratch_folder();
-    let store = ["--store", folder.to_str().expect("ours")];
+    let dir = scratch_dir();
+    let store = ["--store", dir.to_str().expect("ours")];
     let corral = start(&[&store, arguments].concat());
     let manifest =
         format!("name = 'deployed'\ncomponent = 'blocking.wasm'\nroutes = ['/deployed']\n{more}\n");
-    let ended = deploy_folder(&corral, &manifest, components);
+    let ended = deploy_dir(&corral, &manifest, components);
     assert_eq!(ended.code, Some(0), "{manifest}: {ended:?}");
     corral
 }
@@ -98,8 +98,8 @@ fn embeddings_match_those_of_async_plugins() {
 
 #[test]
 fn snapshot_survives_restart_for_its_deployment() {
-    let folder = scratch_folder();
-    let snapshots = ["--snapshot-dir", folder.to_str().expect("ours")];
+    let dir = scratch_dir();
+    let snapshots = ["--snapshot-dir", dir.to_str().expect("ours")];
     let sum = RELIABLE_SUMS[0];
     let kept = format!("fox\n{}", sum.question_in(200));
     let corral = start(&snapshots);
@@ -116,8 +116,8 @@ fn snapshot_survives_restart_for_its_deployment() {
 
 #[test]
 fn errors_reach_the_guest() {
-    let folder = scratch_folder();
-    let corral = start(&["--snapshot-dir", folder.to_str().expect("ours")]);
+    let dir = scratch_dir();
+    let corral = start(&["--snapshot-dir", dir.to_str().expect("ours")]);
     let said = ask(&corral, "errors", "");
     let mut lines = said.lines();
     for (what, came) in [

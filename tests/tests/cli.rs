@@ -1,6 +1,6 @@
 //! The command line: output and errors.
 
-use corral_tests::{Ended, artifacts, run, scratch_folder};
+use corral_tests::{Ended, artifacts, run, scratch_dir};
 use std::ffi::OsString;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -112,16 +112,16 @@ fn help_and_version_exit_with_0() {
 
 #[test]
 fn unloadable_model_is_one_line_error() {
-    let folder = scratch_folder();
+    let dir = scratch_dir();
     let whole = std::fs::read(artifacts::model()).expect("the model can be read");
     let written = |name: &str, bytes: &[u8]| -> PathBuf {
-        let file = folder.join(name);
-        std::fs::write(&file, bytes).expect("the scratch folder can be written");
+        let file = dir.join(name);
+        std::fs::write(&file, bytes).expect("the scratch directory can be written");
         file
     };
     for (file, expected) in [
-        (folder.join("missing.gguf"), ["missing.gguf", "cannot read"]),
-        (folder.clone(), ["cannot read", "give"]),
+        (dir.join("missing.gguf"), ["missing.gguf", "cannot read"]),
+        (dir.clone(), ["cannot read", "give"]),
         (
             written("empty.gguf", b""),
             ["empty.gguf", "not a GGUF model"],
@@ -157,7 +157,7 @@ fn unloadable_model_is_one_line_error() {
         ]);
         assert_error(&ended, 1, &expected);
     }
-    std::fs::remove_dir_all(folder).expect("it is ours");
+    std::fs::remove_dir_all(dir).expect("it is ours");
 }
 
 #[test]
@@ -194,16 +194,16 @@ fn port_in_use_is_one_line_error() {
 
 #[test]
 fn invalid_plugin_file_is_one_line_error() {
-    let folder = scratch_folder();
+    let dir = scratch_dir();
     let written = |name: &str, bytes: &[u8]| -> PathBuf {
-        let file = folder.join(name);
-        std::fs::write(&file, bytes).expect("the scratch folder can be written");
+        let file = dir.join(name);
+        std::fs::write(&file, bytes).expect("the scratch directory can be written");
         file
     };
     let generate = std::fs::read(artifacts::plugin("generate")).expect("it can be read");
     for (file, expected) in [
         (
-            folder.join("missing.wasm"),
+            dir.join("missing.wasm"),
             vec!["missing.wasm", "cannot read"],
         ),
         (
@@ -249,7 +249,7 @@ fn invalid_plugin_file_is_one_line_error() {
         let ended = run_plugin(&file, &[]);
         assert_error(&ended, 1, &expected);
     }
-    std::fs::remove_dir_all(folder).expect("it is ours");
+    std::fs::remove_dir_all(dir).expect("it is ours");
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn context_beyond_model_is_one_line_error() {
 
 #[test]
 fn verbose_shows_causes() {
-    let missing = scratch_folder().join("missing.gguf");
+    let missing = scratch_dir().join("missing.gguf");
     let ended = serve(&["--verbose".into(), "--model".into(), missing.into()]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("corral: cannot read"), "{ended:?}");

@@ -2,13 +2,13 @@
 //! do not fit.
 
 use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload};
-use corral_tests::{Corral, Ended, artifacts, scratch_folder};
+use corral_tests::{Corral, Ended, artifacts, scratch_dir};
 use serde_json::{Value, json};
 use std::path::Path;
 
-fn with_store(folder: &Path) -> Corral {
-    let folder = folder.to_str().expect("ours");
-    Corral::start_with(&["--store", folder])
+fn with_store(dir: &Path) -> Corral {
+    let dir = dir.to_str().expect("ours");
+    Corral::start_with(&["--store", dir])
 }
 
 fn component(name: &str) -> Vec<u8> {
@@ -48,7 +48,7 @@ fn linked(name: &str, handler: &str, links: Value) -> Value {
 
 #[test]
 fn template_environment_is_empty_unless_inherited() {
-    let corral = with_store(&scratch_folder());
+    let corral = with_store(&scratch_dir());
     let handler = upload(&corral, &component("linked-handler"));
     let template = upload(&corral, &component("linked-template"));
     let links = json!({"templating": template});
@@ -83,7 +83,7 @@ fn template_environment_is_empty_unless_inherited() {
 
 #[test]
 fn guest_loop_uses_linked_sampler() {
-    let corral = with_store(&scratch_folder());
+    let corral = with_store(&scratch_dir());
     let handler = upload(&corral, &component("linked-loop"));
     let sampler_component = upload(&corral, &component("linked-sampler"));
     let links = json!({"sampling": {"least": sampler_component}});
@@ -109,7 +109,7 @@ fn guest_loop_uses_linked_sampler() {
 
 #[test]
 fn misfit_linked_components_say_why() {
-    let corral = with_store(&scratch_folder());
+    let corral = with_store(&scratch_dir());
     let digests = [
         "linked-handler",
         "linked-template",
@@ -232,7 +232,7 @@ fn misfit_linked_components_say_why() {
 
 #[test]
 fn too_deep_types_are_refused() {
-    let corral = with_store(&scratch_folder());
+    let corral = with_store(&scratch_dir());
     let handler = upload(&corral, &component("linked-handler"));
     let template = upload(&corral, &component("linked-template"));
     let deep = upload(&corral, &deep_types(100_000));
@@ -263,8 +263,8 @@ fn too_deep_types_are_refused() {
 
 #[test]
 fn linked_components_live_with_their_revision() {
-    let folder = scratch_folder();
-    let corral = with_store(&folder);
+    let dir = scratch_dir();
+    let corral = with_store(&dir);
     let handler = upload(&corral, &component("linked-handler"));
     let template = upload(&corral, &component("linked-template"));
     let bare = upload(&corral, &component("misbehave"));
@@ -283,10 +283,10 @@ fn linked_components_live_with_their_revision() {
     drop(corral);
     let file = |digest: &str| {
         let hex = digest.strip_prefix("sha256:").expect("a digest");
-        folder.join("components").join(format!("{hex}.wasm"))
+        dir.join("components").join(format!("{hex}.wasm"))
     };
     assert!(file(&template).is_file());
-    let corral = with_store(&folder);
+    let corral = with_store(&dir);
     assert!(file(&template).is_file(), "a revision names it");
     assert_eq!(corral.get("/a/ok").body, "ok");
     let answer = corral.request_admin("POST", "/deployments/a/rollback", "{}");
@@ -294,7 +294,7 @@ fn linked_components_live_with_their_revision() {
     assert_eq!(corral.get("/a").body, denied);
     // Killed while it serves.
     drop(corral);
-    let corral = with_store(&folder);
+    let corral = with_store(&dir);
     assert_eq!(corral.get("/a").body, denied);
     assert_eq!(
         show(&corral, "a")["revisions"][1]["manifest"]["linked"],
@@ -303,7 +303,7 @@ fn linked_components_live_with_their_revision() {
     drop(corral);
     // Without its file the revision cannot serve, and the list says so.
     std::fs::remove_file(file(&template)).expect("ours");
-    let corral = with_store(&folder);
+    let corral = with_store(&dir);
     let shown = show(&corral, "a");
     let problem = &shown["deployment"]["traffic"][0]["error"];
     let problem = problem.as_str().expect("it has one");
@@ -316,7 +316,7 @@ fn linked_components_live_with_their_revision() {
     let answer = corral.request_admin("DELETE", "/deployments/a", "");
     assert_eq!(answer.status, 200, "{answer:?}");
     drop(corral);
-    let corral = with_store(&folder);
+    let corral = with_store(&dir);
     assert!(!file(&template).exists());
     corral.check_alive();
 }
@@ -329,10 +329,10 @@ struct Cli {
 
 impl Cli {
     fn start() -> Self {
-        let folder = scratch_folder();
-        let corral = with_store(&folder);
+        let dir = scratch_dir();
+        let corral = with_store(&dir);
         let admin = format!("http://{}", corral.admin());
-        let token = folder.join("admin-token");
+        let token = dir.join("admin-token");
         Cli {
             corral,
             admin,
@@ -370,17 +370,17 @@ fn deploy_uploads_linked_components() {
     assert!(body.starts_with("template read /a\n"), "{body}");
 
     // The same from a manifest whose parts lie beside it and are uploaded already.
-    let folder = scratch_folder();
+    let dir = scratch_dir();
     for name in ["linked-handler", "linked-template", "linked-sampler"] {
-        let copy = folder.join(format!("{name}.wasm"));
+        let copy = dir.join(format!("{name}.wasm"));
         std::fs::copy(artifacts::plugin(name), copy).expect("ours");
     }
     let text = "name = 'a'\ncomponent = 'linked-handler.wasm'\nroutes = ['/a']\n\
                 [linked]\ntemplating = { component = 'linked-template.wasm', inherit = true }\n\
                 [linked.sampling]\nleast = 'linked-sampler.wasm'\n\
                 [configuration]\nSECRET = 'of the handler'\n";
-    std::fs::write(folder.join("corral.toml"), text).expect("ours");
-    cli.run_ok(&["deploy", folder.to_str().expect("ours")]);
+    std::fs::write(dir.join("corral.toml"), text).expect("ours");
+    cli.run_ok(&["deploy", dir.to_str().expect("ours")]);
     let body = cli.corral.get("/a").body;
     assert_eq!(body, rendered("a", "of the handler", 1));
     let page = cli.run_ok(&["show", "a"]);
@@ -404,7 +404,7 @@ fn deploy_uploads_linked_components() {
     let whole = digest(&component("linked-sampler"));
     assert_eq!(one["traffic"][0]["linked"]["sampling"]["least"], *whole);
 
-    let manifest = folder.join("corral.toml");
+    let manifest = dir.join("corral.toml");
     let manifest = manifest.to_str().expect("ours");
     for (arguments, expected) in [
         (

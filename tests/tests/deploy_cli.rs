@@ -1,6 +1,6 @@
 //! The deployment commands of the command line.
 
-use corral_tests::{Corral, Ended, artifacts, scratch_folder};
+use corral_tests::{Corral, Ended, artifacts, scratch_dir};
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -12,10 +12,10 @@ struct Cli {
 
 impl Cli {
     fn start() -> Self {
-        let folder = scratch_folder();
-        let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
+        let dir = scratch_dir();
+        let corral = Corral::start_with(&["--store", dir.to_str().expect("ours")]);
         let admin = format!("http://{}", corral.admin());
-        let token = folder.join("admin-token");
+        let token = dir.join("admin-token");
         Cli {
             corral,
             admin,
@@ -60,14 +60,14 @@ fn deployment_lifecycle_on_command_line() {
         printed,
         "deployed revision 1: a is serving at /a, traffic 1\n"
     );
-    let folder = scratch_folder();
-    let manifest = folder.join("corral.toml");
+    let dir = scratch_dir();
+    let manifest = dir.join("corral.toml");
     let text = format!(
         "name = 'a'\ncomponent = {plugin:?}\nroutes = ['/a']\n[configuration]\nVERSION = '2'\n"
     );
     std::fs::write(&manifest, text).expect("ours");
-    let folder = folder.to_str().expect("ours");
-    let deployed = cli.json(&["deploy", folder]);
+    let dir = dir.to_str().expect("ours");
+    let deployed = cli.json(&["deploy", dir]);
     assert_eq!(deployed["revision"]["number"], 2);
     assert_eq!(
         cli.run_ok(&["invoke", "a", "--path", "/a/env"]),
@@ -128,8 +128,8 @@ fn deploy_errors_are_one_line() {
     let cli = Cli::start();
     let unknown_export = artifacts::plugin("unknown-export");
     let unknown_export = unknown_export.to_str().expect("ours");
-    let folder = scratch_folder();
-    let manifest = folder.join("corral.toml");
+    let dir = scratch_dir();
+    let manifest = dir.join("corral.toml");
     std::fs::write(&manifest, "name = 'a'\ncolour = 'red'\n").expect("ours");
     let manifest = manifest.to_str().expect("ours");
     for (arguments, expected) in [

@@ -3,7 +3,7 @@
 //! (`store_kill` of corral-server kills the store alone.)
 
 use corral_tests::deployments::{digest, manifest, variant};
-use corral_tests::{Corral, PATIENCE, Response, artifacts, scratch_folder};
+use corral_tests::{Corral, PATIENCE, Response, artifacts, scratch_dir};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
@@ -309,7 +309,7 @@ fn upload(corral: &Corral, digest: &str, bytes: &[u8]) -> Result<(), ServerKille
     }
 }
 
-/// Asserts that the folder holds exactly the components that revisions name, each complete.
+/// Asserts that the directory holds exactly the components that revisions name, each complete.
 fn check_files(store: &Path, clients: &[Connection]) {
     let expected = clients.iter().flat_map(|client| &client.expected);
     let named: BTreeSet<_> = expected
@@ -330,8 +330,8 @@ fn check_files(store: &Path, clients: &[Connection]) {
 #[test]
 fn acknowledged_changes_survive_kill() {
     let began = Instant::now();
-    let folder = scratch_folder();
-    let store = folder.to_str().expect("ours");
+    let dir = scratch_dir();
+    let store = dir.to_str().expect("ours");
     let component = std::fs::read(artifacts::plugin("misbehave")).expect("readable");
     let seed = seed();
     let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -352,7 +352,7 @@ fn acknowledged_changes_survive_kill() {
             caught += u64::from(was.is_some());
             made += u64::from(was.is_some_and(|was| was != client.expected));
         }
-        check_files(&folder, &clients);
+        check_files(&dir, &clients);
         if kill == KILLS {
             break;
         }

@@ -1,14 +1,14 @@
 //! Deployments serve at once and after a restart; a refused deploy says why.
 
 use corral_tests::deployments::{deploy, digest, manifest, show, try_deploy, upload, variant};
-use corral_tests::{Corral, artifacts, scratch_folder};
+use corral_tests::{Corral, artifacts, scratch_dir};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Instant;
 
-fn with_store(folder: &Path) -> Corral {
-    let folder = folder.to_str().expect("ours");
-    Corral::start_with(&["--store", folder])
+fn with_store(dir: &Path) -> Corral {
+    let dir = dir.to_str().expect("ours");
+    Corral::start_with(&["--store", dir])
 }
 
 fn component(name: &str) -> Vec<u8> {
@@ -29,10 +29,10 @@ fn version(corral: &Corral, name: &str) -> String {
 
 #[test]
 fn deployment_serves_at_once_and_after_restart() {
-    let folder = scratch_folder();
+    let dir = scratch_dir();
     let generate = component("generate");
     let misbehave = component("misbehave");
-    let corral = with_store(&folder);
+    let corral = with_store(&dir);
     corral.get("/a/env").problem(404, "no-route");
 
     let began = Instant::now();
@@ -55,7 +55,7 @@ fn deployment_serves_at_once_and_after_restart() {
     let before_g = show(&corral, "g");
     drop(corral);
 
-    let corral = with_store(&folder);
+    let corral = with_store(&dir);
     assert_eq!(version(&corral, "a"), "VERSION=2\n");
     let same = |now: Value, before: Value| {
         assert_eq!(now["deployment"], before["deployment"]);
@@ -75,8 +75,8 @@ fn deployment_serves_at_once_and_after_restart() {
 
 #[test]
 fn refused_deploy_says_why() {
-    let folder = scratch_folder();
-    let corral = with_store(&folder);
+    let dir = scratch_dir();
+    let corral = with_store(&dir);
     let refused = |bytes: &[u8], status, code: &str, expected: &str| {
         let digest = upload(&corral, bytes);
         let answer = try_deploy(&corral, &manifest("bad", &digest, json!({})));
@@ -188,8 +188,8 @@ fn refused_deploy_says_why() {
 
 #[test]
 fn traffic_is_split_rolled_back_and_paused() {
-    let folder = scratch_folder();
-    let corral = with_store(&folder);
+    let dir = scratch_dir();
+    let corral = with_store(&dir);
     let digest = upload(&corral, &component("misbehave"));
     for number in 1..=3 {
         deploy(&corral, &versioned("a", &digest, number));
@@ -234,7 +234,7 @@ fn traffic_is_split_rolled_back_and_paused() {
     drop(running);
     assert_eq!(show(&corral, "a")["deployment"]["state"], "paused");
     drop(corral);
-    let corral = with_store(&folder);
+    let corral = with_store(&dir);
     corral.get("/a/env").problem(503, "paused");
     let resume = json!({"paused": false}).to_string();
     corral.request_admin("PUT", "/deployments/a/paused", resume);
@@ -275,8 +275,8 @@ fn traffic_is_split_rolled_back_and_paused() {
 
 #[test]
 fn unloadable_revision_is_shown_while_others_serve() {
-    let folder = scratch_folder();
-    let corral = with_store(&folder);
+    let dir = scratch_dir();
+    let corral = with_store(&dir);
     let misbehave = component("misbehave");
     let good = upload(&corral, &misbehave);
     let other = variant(&misbehave, 1);
@@ -289,13 +289,13 @@ fn unloadable_revision_is_shown_while_others_serve() {
     );
     drop(corral);
     let hex = doomed.strip_prefix("sha256:").expect("a digest");
-    let file = folder.join(format!("components/{hex}.wasm"));
+    let file = dir.join(format!("components/{hex}.wasm"));
     let mut bytes = std::fs::read(&file).expect("there");
     bytes[100] ^= 1;
     std::fs::write(&file, bytes).expect("ours");
 
     // A route of the command line takes precedence.
-    let arguments = ["--store", folder.to_str().expect("ours")];
+    let arguments = ["--store", dir.to_str().expect("ours")];
     let corral = Corral::start_with_routes(&[("/later", "hello")], &arguments);
     assert_eq!(version(&corral, "good"), "VERSION=1\n");
     corral.get("/bad/env").problem(503, "deployment-failed");
@@ -328,18 +328,18 @@ fn unloadable_revision_is_shown_while_others_serve() {
 
 #[test]
 fn unreadable_component_serves_once_readable() {
-    let folder = scratch_folder();
-    let corral = with_store(&folder);
+    let dir = scratch_dir();
+    let corral = with_store(&dir);
     let digest = upload(&corral, &component("misbehave"));
     deploy(&corral, &versioned("a", &digest, 1));
     drop(corral);
     let hex = digest.strip_prefix("sha256:").expect("a digest");
-    let file = folder.join(format!("components/{hex}.wasm"));
-    let aside = folder.join("aside");
+    let file = dir.join(format!("components/{hex}.wasm"));
+    let aside = dir.join("aside");
     std::fs::rename(&file, &aside).expect("there");
     // The file opens but cannot be read.
     std::fs::create_dir(&file).expect("ours");
-    let corral = with_store(&folder);
+    let corral = with_store(&dir);
     corral.get("/a/env").problem(503, "deployment-failed");
     let shown = show(&corral, "a");
     let told = shown["deployment"]["traffic"][0]["error"].as_str();
@@ -363,8 +363,8 @@ fn unreadable_component_serves_once_readable() {
 
 #[test]
 fn plugin_logs_can_be_read_and_followed() {
-    let folder = scratch_folder();
-    let corral = with_store(&folder);
+    let dir = scratch_dir();
+    let corral = with_store(&dir);
     let digest = upload(&corral, &component("misbehave"));
     deploy(&corral, &versioned("a", &digest, 1));
     assert_eq!(corral.get("/a/log").status, 200);
@@ -402,11 +402,11 @@ fn plugin_logs_can_be_read_and_followed() {
 
 #[test]
 fn store_has_one_server_and_a_token() {
-    let folder = scratch_folder();
-    let corral = with_store(&folder);
+    let dir = scratch_dir();
+    let corral = with_store(&dir);
     let model = artifacts::model();
     let model = model.to_str().expect("ours");
-    let store = folder.to_str().expect("ours");
+    let store = dir.to_str().expect("ours");
     let serve = ["serve", "--model", model, "--listen", "127.0.0.1:0"];
     let ended =
         corral_tests::run(

@@ -1,6 +1,6 @@
 //! `corral doctor`, and the options for devices and KV cell types.
 
-use corral_tests::{Corral, Ended, RELIABLE_SUMS, artifacts, run, scratch_folder};
+use corral_tests::{Corral, Ended, RELIABLE_SUMS, artifacts, run, scratch_dir};
 use serde_json::Value;
 use std::ffi::OsString;
 
@@ -75,8 +75,8 @@ fn doctor_json_lists_devices() {
 }
 
 #[test]
-fn missing_backends_folder_is_an_error() {
-    let missing = scratch_folder().join("missing");
+fn missing_backends_dir_is_an_error() {
+    let missing = scratch_dir().join("missing");
     let missing = missing.to_str().expect("a name");
     let ended = doctor(&["--backend-dir", missing]);
     assert_eq!(ended.code, Some(1), "{ended:?}");

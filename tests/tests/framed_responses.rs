@@ -1,9 +1,9 @@
 //! Text that the host collects or frames for the plugin, over the real server: it equals what the plugin would
 //! read, causes no wakeups, and ends with its call.
 
-use corral_tests::deployments::deploy_folder;
+use corral_tests::deployments::deploy_dir;
 use corral_tests::{
-    Corral, ENDLESS_TOKENS, EventStream, RELIABLE_SUMS, distinct_sums, scratch_folder,
+    Corral, ENDLESS_TOKENS, EventStream, RELIABLE_SUMS, distinct_sums, scratch_dir,
 };
 use serde_json::json;
 
@@ -109,11 +109,11 @@ fn abandoned_framed_response_cancels_generation() {
 
 #[test]
 fn deadline_cuts_framed_response() {
-    let folder = scratch_folder();
-    let corral = start(&["--store", folder.to_str().expect("ours")]);
+    let dir = scratch_dir();
+    let corral = start(&["--store", dir.to_str().expect("ours")]);
     let manifest = "name = 'held'\ncomponent = 'loops.wasm'\nroutes = ['/held']\n\
                     [limits]\ntime-seconds = 1\n";
-    let ended = deploy_folder(&corral, manifest, &["loops"]);
+    let ended = deploy_dir(&corral, manifest, &["loops"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     // All text arrives early, except its end.
     let mut stream = corral.post_stream("/held/held", RELIABLE_SUMS[0].question());

@@ -2,7 +2,7 @@
 //! once, and harm nobody.
 
 use corral_tests::deployments::{deploy, manifest, upload};
-use corral_tests::{Corral, Metrics, RELIABLE_SUMS, Sum, artifacts, distinct_sums, scratch_folder};
+use corral_tests::{Corral, Metrics, RELIABLE_SUMS, Sum, artifacts, distinct_sums, scratch_dir};
 use serde_json::json;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -167,8 +167,8 @@ fn guest_follows_grammar_step_by_step() {
 
 #[test]
 fn snapshot_survives_restart_for_its_deployment() {
-    let folder = scratch_folder();
-    let folder = folder.to_str().expect("ours");
+    let dir = scratch_dir();
+    let dir = dir.to_str().expect("ours");
     let sum = RELIABLE_SUMS[0];
     let text = sum.question_in(300);
     let missing = |corral: &Corral, route: &str, which: &str, name: &str, why: &str| {
@@ -176,7 +176,7 @@ fn snapshot_survives_restart_for_its_deployment() {
         assert_eq!(answer.status, 400, "{answer:?}");
         assert!(answer.body.contains(why), "{answer:?}");
     };
-    let corral = start(&["--snapshot-dir", folder]);
+    let corral = start(&["--snapshot-dir", dir]);
     assert_eq!(post(&corral, "keep", &format!("fox\n{text}")), sum.answer());
     missing(&corral, "/others", "kept", "fox", "NotFound");
     missing(&corral, "/loops", "kept", "owl", "NotFound");
@@ -186,7 +186,7 @@ fn snapshot_survives_restart_for_its_deployment() {
     corral.wait_until_idle();
     drop(corral);
 
-    let corral = start(&["--snapshot-dir", folder]);
+    let corral = start(&["--snapshot-dir", dir]);
     let before = corral.wait_until_idle();
     assert_eq!(post(&corral, "kept", "fox"), sum.answer());
     let after = corral.wait_until_idle();
@@ -206,8 +206,8 @@ fn snapshot_survives_restart_for_its_deployment() {
 
 #[test]
 fn guest_tokens_count_toward_quota() {
-    let folder = scratch_folder();
-    let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
+    let dir = scratch_dir();
+    let corral = Corral::start_with(&["--store", dir.to_str().expect("ours")]);
     let component = std::fs::read(artifacts::plugin("loops")).expect("readable");
     let digest = upload(&corral, &component);
     let limits = json!({"limits": {"tokens-per-request": 12}});

@@ -1,7 +1,7 @@
 //! API keys: access, tenants and quotas.
 
 use corral_tests::{
-    Connection, Corral, HttpVersion, Response, Sum, block_on, distinct_sums, run, scratch_folder,
+    Connection, Corral, HttpVersion, Response, Sum, block_on, distinct_sums, run, scratch_dir,
 };
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ fn new_key(file: &Path, arguments: &[&str]) -> String {
 }
 
 fn file() -> PathBuf {
-    let file = scratch_folder().join("keys.toml");
+    let file = scratch_dir().join("keys.toml");
     std::fs::write(&file, "").expect("written");
     file
 }

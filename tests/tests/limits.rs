@@ -2,7 +2,7 @@
 //! its neighbors notice nothing.
 
 use corral_tests::deployments::{deploy, manifest, upload};
-use corral_tests::{Corral, EventStream, Response, artifacts, raw_exchange, scratch_folder};
+use corral_tests::{Corral, EventStream, Response, artifacts, raw_exchange, scratch_dir};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -106,8 +106,8 @@ fn rows() -> Vec<Row> {
 
 #[test]
 fn every_limit_trips_and_counts_alone() {
-    let folder = scratch_folder();
-    let store = folder.to_str().expect("ours");
+    let dir = scratch_dir();
+    let store = dir.to_str().expect("ours");
     let model = artifacts::long_model();
     let second = format!("second={}", model.to_str().expect("ours"));
     let arguments = ["--store", store, "--model", &second, "--max-running", "1"];
@@ -324,8 +324,8 @@ fn tokens_per_minute(corral: &Corral, route: &str) -> u32 {
 
 #[test]
 fn full_instance_pool_is_counted() {
-    let folder = scratch_folder();
-    let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
+    let dir = scratch_dir();
+    let corral = Corral::start_with(&["--store", dir.to_str().expect("ours")]);
     let component = std::fs::read(artifacts::plugin("misbehave")).expect("readable");
     let digest = upload(&corral, &component);
     // One deployment uses as many instances as it may; a second one uses the rest of the pool.

@@ -1,7 +1,7 @@
 //! Every field of corral.toml takes effect, for its own deployment only.
 
 use corral_tests::deployments::{deploy, manifest, upload, variant};
-use corral_tests::{Corral, artifacts, scratch_folder};
+use corral_tests::{Corral, artifacts, scratch_dir};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -13,8 +13,8 @@ struct ServerWithDeployments {
 }
 
 fn start_server(arguments: &[&str]) -> ServerWithDeployments {
-    let folder = scratch_folder();
-    let store = ["--store", folder.to_str().expect("ours")];
+    let dir = scratch_dir();
+    let store = ["--store", dir.to_str().expect("ours")];
     let corral = Corral::start_with(&[&store, arguments].concat());
     let read = |name| std::fs::read(artifacts::plugin(name)).expect("readable");
     let misbehave = upload(&corral, &read("misbehave"));
@@ -23,7 +23,7 @@ fn start_server(arguments: &[&str]) -> ServerWithDeployments {
         corral,
         misbehave,
         generate,
-        token: folder.join("admin-token"),
+        token: dir.join("admin-token"),
     }
 }
 
@@ -205,8 +205,8 @@ fn quota_changes_with_its_revision() {
     };
     // The second is loaded before the third fails to load, so nothing has changed.
     let hex = doomed.strip_prefix("sha256:").expect("a digest");
-    let folder = server.token.parent().expect("in the store");
-    std::fs::remove_file(folder.join(format!("components/{hex}.wasm"))).expect("there");
+    let dir = server.token.parent().expect("in the store");
+    std::fs::remove_file(dir.join(format!("components/{hex}.wasm"))).expect("there");
     share([2, 3]).problem(500, "component-damaged");
     let ask = || corral.get("/a/ok").status;
     assert_eq!([ask(), ask(), ask(), ask()], [200, 200, 200, 429]);
@@ -221,8 +221,8 @@ fn quota_changes_with_its_revision() {
 
 #[test]
 fn access_by_key_or_open() {
-    let folder = scratch_folder();
-    let keys = folder.join("keys.toml");
+    let dir = scratch_dir();
+    let keys = dir.join("keys.toml");
     let keys = keys.to_str().expect("ours");
     let new = [
         "keys",
@@ -345,13 +345,13 @@ fn priority_and_shared_prefixes() {
 
 #[test]
 fn first_party_manifests_deploy() {
-    let folder = scratch_folder();
-    let store = folder.to_str().expect("ours");
+    let dir = scratch_dir();
+    let store = dir.to_str().expect("ours");
     let corral = Corral::start_with(&["--store", store]);
     let plugins = artifacts::plugin("generate");
-    let plugins = plugins.parent().expect("a folder");
+    let plugins = plugins.parent().expect("a directory");
     let admin = format!("http://{}", corral.admin());
-    let token = folder.join("admin-token");
+    let token = dir.join("admin-token");
     for (name, path) in [("generate", "/generate"), ("hello", "/hello")] {
         let text = std::fs::read_to_string(plugins.join(format!("{name}.toml")));
         let text = text.expect("plugins/build.sh puts it there");
@@ -361,7 +361,7 @@ fn first_party_manifests_deploy() {
             &format!("\"{name}.wasm\""),
             &format!("{:?}", artifacts::plugin(name).to_str().expect("ours")),
         );
-        let file = folder.join(format!("{name}.toml"));
+        let file = dir.join(format!("{name}.toml"));
         std::fs::write(&file, text).expect("ours");
         let ended = corral_tests::run([
             "deploy",

@@ -2,8 +2,7 @@
 //! file under several names counts as several models.
 
 use corral_tests::{
-    Corral, MANY_CELLS, Metrics, PATIENCE, RELIABLE_SUMS, artifacts, raw_exchange, run,
-    scratch_folder,
+    Corral, MANY_CELLS, Metrics, PATIENCE, RELIABLE_SUMS, artifacts, raw_exchange, run, scratch_dir,
 };
 use serde_json::{Value, json};
 use std::path::Path;
@@ -245,8 +244,8 @@ fn three_models_alternate_in_memory_for_two() {
 
 #[test]
 fn broken_model_fails_until_file_is_replaced() {
-    let folder = scratch_folder();
-    let file = folder.join("broken.gguf");
+    let dir = scratch_dir();
+    let file = dir.join("broken.gguf");
     let bad = named("bad", &file);
     let mut corral = start(&[], &["--model", &bad]);
     corral.wait_for_stderr("model bad is unusable");
@@ -258,16 +257,13 @@ fn broken_model_fails_until_file_is_replaced() {
         (Some(&whole[..whole.len() / 2]), "cannot be loaded"),
     ] {
         if let Some(bytes) = bytes {
-            std::fs::write(&file, bytes).expect("the scratch folder can be written");
+            std::fs::write(&file, bytes).expect("the scratch directory can be written");
         }
         for _ in 0..3 {
             let detail = corral.post("/generate", request).problem(500, "failed");
             assert!(detail.contains("model bad cannot be loaded"), "{detail}");
             assert!(detail.contains(expected), "{detail}");
-            assert!(
-                !detail.contains(folder.to_str().expect("UTF-8")),
-                "{detail}"
-            );
+            assert!(!detail.contains(dir.to_str().expect("UTF-8")), "{detail}");
         }
         let told = status(&corral, "bad");
         assert_eq!(told["state"], "failed", "{told}");
@@ -283,13 +279,13 @@ fn broken_model_fails_until_file_is_replaced() {
         corral.check_alive();
         assert_eq!(corral.get_admin("/readyz").status, 200);
     }
-    std::fs::write(&file, &whole).expect("the scratch folder can be written");
+    std::fs::write(&file, &whole).expect("the scratch directory can be written");
     ask(&corral, "bad");
     corral.wait_until_idle();
     corral.signal("TERM");
     let status = corral.wait(Duration::from_secs(10));
     assert_eq!(status.code(), Some(0), "{}", corral.stderr());
-    std::fs::remove_dir_all(folder).expect("it is ours");
+    std::fs::remove_dir_all(dir).expect("it is ours");
 }
 
 #[test]
@@ -310,8 +306,8 @@ fn oversized_model_is_refused() {
 
 #[test]
 fn broken_preloaded_model_stops_startup() {
-    let folder = scratch_folder();
-    let missing = named("missing", &folder.join("missing.gguf"));
+    let dir = scratch_dir();
+    let missing = named("missing", &dir.join("missing.gguf"));
     let good = named("tiny", &artifacts::model());
     let generate = artifacts::plugin("generate");
     let generate = generate.to_str().expect("UTF-8");
@@ -347,7 +343,7 @@ fn broken_preloaded_model_stops_startup() {
         ended.stderr.contains("model missing cannot be loaded"),
         "{ended:?}"
     );
-    std::fs::remove_dir_all(folder).expect("it is ours");
+    std::fs::remove_dir_all(dir).expect("it is ours");
 }
 
 #[test]

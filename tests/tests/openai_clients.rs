@@ -1,7 +1,7 @@
 //! The `openai` plugin with the official Python and Node clients: runs the suites in `tests/clients` against real
 //! servers.
 
-use corral_tests::{Corral, artifacts, run, scratch_folder};
+use corral_tests::{Corral, artifacts, run, scratch_dir};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -75,7 +75,7 @@ fn reasoning_model() -> PathBuf {
     let template = format!("{THINKING}{{#</think>{}#}}", " ".repeat(rest));
     replace(&mut model, &in_file(&own), in_file(&template));
     assert_eq!(model.len(), length);
-    let file = scratch_folder().join("thinking.gguf");
+    let file = scratch_dir().join("thinking.gguf");
     std::fs::write(&file, model).expect("written");
     file
 }
@@ -93,7 +93,7 @@ fn start(arguments: &[&str]) -> Corral {
 
 impl Servers {
     fn start() -> Self {
-        let file = scratch_folder().join("keys.toml");
+        let file = scratch_dir().join("keys.toml");
         std::fs::write(&file, "").expect("written");
         let file = file.to_str().expect("UTF-8");
         let keys = ["/v1", "/generate"].map(|route| {
@@ -118,7 +118,7 @@ impl Servers {
 
     /// Runs a suite to its end and returns its output.
     fn suite(&self, command: &mut Command) -> String {
-        let log = scratch_folder().join("log");
+        let log = scratch_dir().join("log");
         let file = std::fs::File::create(&log).expect("created");
         let servers = [
             ("CORRAL_URL", &self.open),

@@ -1,6 +1,6 @@
 //! The `openai` plugin deployed by its own `corral.toml`, as its README says.
 
-use corral_tests::{Corral, RELIABLE_SUMS, artifacts, run, scratch_folder};
+use corral_tests::{Corral, RELIABLE_SUMS, artifacts, run, scratch_dir};
 use serde_json::json;
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn documented_deploy_answers_on_every_route() {
         panic!("one file is deployed: {line:?}");
     };
 
-    let store = scratch_folder();
+    let store = scratch_dir();
     let corral = Corral::start_with(&["--store", store.to_str().expect("ours")]);
     // `plugins/build.sh` puts the manifest beside the component.
     let file = artifacts::plugin("openai").with_file_name(file);

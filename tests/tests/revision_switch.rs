@@ -4,7 +4,7 @@
 use corral_tests::deployments::{deploy, manifest, upload, variant};
 use corral_tests::{
     BodySender, Connection, Corral, HttpVersion, Response, SetOnDrop, artifacts, block_on,
-    scratch_folder,
+    scratch_dir,
 };
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -102,8 +102,8 @@ impl Held {
 
 #[test]
 fn revision_switches_under_load_lose_no_request() {
-    let folder = scratch_folder();
-    let corral = Corral::start_with(&["--store", folder.to_str().expect("ours")]);
+    let dir = scratch_dir();
+    let corral = Corral::start_with(&["--store", dir.to_str().expect("ours")]);
     let component = std::fs::read(artifacts::plugin("misbehave")).expect("readable");
     // Two components alternate, so that more than the configuration changes.
     let digests = [&component, &variant(&component, 1)].map(|bytes| upload(&corral, bytes));

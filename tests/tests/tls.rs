@@ -2,7 +2,7 @@
 
 use corral_tests::{
     Connection, Corral, HttpVersion, Identity, PATIENCE, artifacts, block_on, raw_exchange, run,
-    scratch_folder,
+    scratch_dir,
 };
 use serde_json::json;
 use std::ffi::OsString;
@@ -25,9 +25,9 @@ async fn check_alive(client: &Connection) {
 
 #[test]
 fn plaintext_on_tls_port_is_closed() {
-    let folder = scratch_folder();
+    let dir = scratch_dir();
     let identity = Identity::new();
-    let corral = start(&identity.write(&folder), &["--header-timeout", "3"]);
+    let corral = start(&identity.write(&dir), &["--header-timeout", "3"]);
     assert!(
         corral
             .announced()
@@ -66,9 +66,9 @@ fn plaintext_on_tls_port_is_closed() {
 
 #[test]
 fn certificate_reload_keeps_old_connections() {
-    let folder = scratch_folder();
+    let dir = scratch_dir();
     let (old, new) = (Identity::new(), Identity::new());
-    let corral = start(&old.write(&folder), &[]);
+    let corral = start(&old.write(&dir), &[]);
     let connect = async |identity: &Identity| {
         Connection::connect(corral.public(), HttpVersion::Http2, Some(&identity.trust())).await
     };
@@ -76,12 +76,12 @@ fn certificate_reload_keeps_old_connections() {
         let kept = connect(&old).await.expect("the old certificate");
         check_alive(&kept).await;
         // A half-finished renewal changes nothing, also on SIGHUP.
-        std::fs::write(folder.join("cert.pem"), &new.certificate).expect("written");
+        std::fs::write(dir.join("cert.pem"), &new.certificate).expect("written");
         corral.signal("HUP");
         let failed = "corral_tls_reload_failures_total";
         corral.wait_until("it was looked at", |metrics| metrics.get(failed) >= 1.0);
         check_alive(&connect(&old).await.expect("the old one goes on")).await;
-        new.write(&folder);
+        new.write(&dir);
         let begun = Instant::now();
         let client = loop {
             if let Ok(client) = connect(&new).await {
@@ -94,7 +94,7 @@ fn certificate_reload_keeps_old_connections() {
         assert!(connect(&old).await.is_err(), "the old one is gone");
         check_alive(&kept).await;
         // SIGHUP reloads at once.
-        old.write(&folder);
+        old.write(&dir);
         corral.signal("HUP");
         corral.wait_until("it was read", |metrics| {
             metrics.get("corral_tls_reloads_total") >= 2.0
@@ -106,10 +106,10 @@ fn certificate_reload_keeps_old_connections() {
 
 #[test]
 fn remote_admin_listener_uses_certificate() {
-    let folder = scratch_folder();
+    let dir = scratch_dir();
     let identity = Identity::new();
-    let files = identity.write(&folder);
-    let store = folder.join("store");
+    let files = identity.write(&dir);
+    let store = dir.join("store");
     let store = store.to_str().expect("ours");
     let everywhere = ["--admin", "0.0.0.0:0", "--store", store];
     let corral = start(&files, &everywhere);
@@ -125,7 +125,7 @@ fn remote_admin_listener_uses_certificate() {
     assert_eq!(listed.code, Some(0), "{listed:?}");
     assert!(listed.stdout.contains("/generate"), "{listed:?}");
     // The client trusts no other server, and the server accepts no plaintext.
-    let stranger = Identity::new().write(&scratch_folder());
+    let stranger = Identity::new().write(&scratch_dir());
     let stranger = stranger[0].to_str().expect("UTF-8");
     for more in [&["--admin-ca", stranger][..], &["--admin-ca", &token], &[]] {
         let refused = list("https", more);
@@ -143,12 +143,12 @@ fn remote_admin_listener_uses_certificate() {
 
 #[test]
 fn unusable_tls_files_are_one_line_errors() {
-    let folder = scratch_folder();
-    let [certificate, key] = Identity::new().write(&folder);
-    let other = folder.join("other.pem");
+    let dir = scratch_dir();
+    let [certificate, key] = Identity::new().write(&dir);
+    let other = dir.join("other.pem");
     std::fs::write(&other, Identity::new().key).expect("written");
     for (certificate, key, expected) in [
-        (folder.join("missing"), key.clone(), "cannot read"),
+        (dir.join("missing"), key.clone(), "cannot read"),
         (key.clone(), key.clone(), "there is no certificate in"),
         (
             certificate.clone(),

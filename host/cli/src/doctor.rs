@@ -29,13 +29,13 @@ struct Report {
 /// Prints the report.
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode, Error> {
     args.backends.load()?;
-    let folder = args.backends.backend_dir.clone();
-    let folder = folder.or_else(corral_engine::default_backend_dir);
+    let dir = args.backends.backend_dir.clone();
+    let dir = dir.or_else(corral_engine::default_backend_dir);
     let features = corral_engine::built_with();
     let report = Report {
-        backend_dir: folder
+        backend_dir: dir
             .filter(|_| features.contains(&"dynamic-backends"))
-            .map(|folder| folder.display().to_string()),
+            .map(|dir| dir.display().to_string()),
         features,
         backends: corral_engine::backends()?,
         devices: corral_engine::devices()?,
@@ -82,8 +82,8 @@ impl Report {
         };
         let mut text = format!("corral {}, built {features}\n", env!("CARGO_PKG_VERSION"));
         // Writing to a String does not fail.
-        if let Some(folder) = &self.backend_dir {
-            let _ = writeln!(text, "backends from {folder}");
+        if let Some(dir) = &self.backend_dir {
+            let _ = writeln!(text, "backends from {dir}");
         }
         text += "\ndevices\n";
         text += &device_table(&self.devices);

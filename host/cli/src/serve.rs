@@ -28,7 +28,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Error> {
 async fn serve_until_stopped(args: &ServeArgs) -> Result<ExitCode, Error> {
     // First, since the store's lock shows whether another process uses it.
     let store = match &args.store {
-        Some(folder) => Some(Store::open(folder, StoreLimits::default())?),
+        Some(dir) => Some(Store::open(dir, StoreLimits::default())?),
         None => None,
     };
     // A unix socket needs no token.

@@ -5,11 +5,11 @@ fn main() {
     if std::env::var_os("CARGO_FEATURE_DYNAMIC_BACKENDS").is_none() {
         return;
     }
-    let folder = match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
+    let dir = match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
         // Windows does so by default.
         Ok("windows") => return,
         Ok("macos") => "@executable_path",
         _ => "$ORIGIN",
     };
-    println!("cargo::rustc-link-arg-bins=-Wl,-rpath,{folder}");
+    println!("cargo::rustc-link-arg-bins=-Wl,-rpath,{dir}");
 }

@@ -105,7 +105,7 @@ impl Engine {
     }
 
     /// Whether both handles belong to one engine.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    pub(crate) fn is_same_engine(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
@@ -229,7 +229,7 @@ impl Engine {
         if let Some(constraint) = &options.constraint {
             self.check_constraint(constraint)?;
         }
-        let adapter = self.adapter(options.adapter.as_deref())?;
+        let adapter = self.find_adapter(options.adapter.as_deref())?;
         self.check_tokens(&prompt)?;
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         if length == 0 {
@@ -359,7 +359,7 @@ impl Engine {
     }
 
     /// The adapter of this name; the base model without a name. [`Error::Invalid`] if there is none.
-    pub(crate) fn adapter(&self, name: Option<&str>) -> Result<AdapterId, Error> {
+    pub(crate) fn find_adapter(&self, name: Option<&str>) -> Result<AdapterId, Error> {
         let Some(name) = name else {
             return Ok(AdapterId::NONE);
         };

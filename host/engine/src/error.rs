@@ -130,8 +130,8 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// The text without the file's folder, for readers outside of the machine.
-    pub fn without_folder(&self) -> String {
+    /// The text without the directory of the model file, for readers outside of the machine.
+    pub fn redacted(&self) -> String {
         let path = match self {
             Self::Llama(error) => error.model_path(),
             Self::DeviceMemory { path, .. } => Some(path.as_path()),

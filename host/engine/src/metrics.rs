@@ -47,23 +47,29 @@ macro_rules! metrics {
         $(
             $(#[doc = $help:literal])+
             $field:ident: $kind:ident = $name:literal
-                $(/ $scale:literal)? $({$label:literal = $text:literal})?,
+                $(/ $scale:literal)? $({$label:literal = $label_value:literal})?,
         )*
         histograms:
-        $($(#[doc = $note:literal])+ $distribution:ident = $family:literal in $bounds:ident,)*
+        $(
+            $(#[doc = $histogram_help:literal])+
+            $histogram_field:ident = $histogram_name:literal in $bounds:ident,
+        )*
     ) => {
         /// The engine's metrics, written by its threads and readable at any time.
         #[derive(Debug)]
         pub struct EngineMetrics {
             $($(#[doc = $help])+ pub $field: AtomicU64,)*
-            $($(#[doc = $note])+ pub $distribution: Histogram<{ $bounds.len() + 1 }>,)*
+            $(
+                $(#[doc = $histogram_help])+
+                pub $histogram_field: Histogram<{ $bounds.len() + 1 }>,
+            )*
         }
 
         impl Default for EngineMetrics {
             fn default() -> Self {
                 Self {
                     $($field: AtomicU64::new(0),)*
-                    $($distribution: Histogram::new(&$bounds),)*
+                    $($histogram_field: Histogram::new(&$bounds),)*
                 }
             }
         }
@@ -71,29 +77,31 @@ macro_rules! metrics {
         impl EngineMetrics {
             /// The current samples.
             pub fn list(&self) -> Vec<Metric> {
-                let mut list = vec![$(Metric {
+                let mut samples = vec![$(Metric {
                     name: $name,
                     help: concat!($($help),+).trim_ascii(),
                     kind: MetricKind::$kind,
-                    labels: vec![$(($label, $text.to_owned()))?],
+                    labels: vec![$(($label, $label_value.to_owned()))?],
                     #[allow(clippy::cast_precision_loss)]
                     value: self.$field.load(Ordering::Relaxed) as f64 $(/ $scale)?,
                 },)*];
-                $(self.$distribution.list(
+                $(self.$histogram_field.append_samples(
                     [
-                        concat!($family, "_bucket"),
-                        concat!($family, "_sum"),
-                        concat!($family, "_count"),
+                        concat!($histogram_name, "_bucket"),
+                        concat!($histogram_name, "_sum"),
+                        concat!($histogram_name, "_count"),
                     ],
-                    concat!($($note),+).trim_ascii(),
-                    &mut list,
+                    concat!($($histogram_help),+).trim_ascii(),
+                    &mut samples,
                 );)*
-                list
+                samples
             }
         }
     };
 }
 
+// Fields are integers. A value is stored in a small unit and divided by the scale after `/` on export: `_nanos` are stored
+// in nanoseconds and exported in seconds.
 metrics! {
     /// Steps computed.
     steps: Counter = "corral_engine_steps_total",
@@ -309,7 +317,12 @@ impl<const BUCKETS: usize> Histogram<BUCKETS> {
         self.sum.store(sum.to_bits(), Ordering::Relaxed);
     }
 
-    fn list(&self, names: [&'static str; 3], help: &'static str, list: &mut Vec<Metric>) {
+    fn append_samples(
+        &self,
+        names: [&'static str; 3],
+        help: &'static str,
+        samples: &mut Vec<Metric>,
+    ) {
         let metric = |name, labels, value| Metric {
             name,
             help,
@@ -324,11 +337,11 @@ impl<const BUCKETS: usize> Histogram<BUCKETS> {
             total += count;
             let bound = self.bounds.get(i);
             let bound = bound.map_or_else(|| "+Inf".to_owned(), f64::to_string);
-            list.push(metric(names[0], vec![("le", bound)], total));
+            samples.push(metric(names[0], vec![("le", bound)], total));
         }
         let sum = f64::from_bits(self.sum.load(Ordering::Relaxed));
-        list.push(metric(names[1], Vec::new(), sum));
-        list.push(metric(names[2], Vec::new(), total));
+        samples.push(metric(names[1], Vec::new(), sum));
+        samples.push(metric(names[2], Vec::new(), total));
     }
 }
 

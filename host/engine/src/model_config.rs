@@ -99,7 +99,7 @@ pub struct ModelConfig {
     pub swap_ram: u64,
     /// Bytes of RAM for offloaded prefixes; by default 1 GiB. 0 evicts them instead.
     pub prefix_offload_ram: u64,
-    /// Folder and bytes of disk for swapped-out sequences that exceed the RAM.
+    /// Directory and bytes of disk for swapped-out sequences that exceed the RAM.
     pub swap_disk: Option<(PathBuf, u64)>,
     /// Store of named snapshots.
     pub snapshots: Option<Arc<Snapshots>>,

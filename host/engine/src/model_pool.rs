@@ -39,8 +39,8 @@ use std::time::{Duration, Instant};
 const MAX_WAITERS: usize = 1024;
 /// Loads at once: parallel loads slow each other on a disk, and memory may not suffice for two.
 const MAX_LOADS: usize = 1;
-/// How long a model in use accepts new leases while another model waits for its room.
-const TURN: Duration = Duration::from_secs(5);
+/// How long a model in use accepts new leases, from its load on, while another model waits for its room.
+const MIN_RESIDENCY: Duration = Duration::from_secs(5);
 
 /// Settings of a [`ModelPool`].
 #[derive(Clone, Debug, Default)]
@@ -77,13 +77,13 @@ pub enum OpenError {
 }
 
 impl From<OpenError> for Error {
-    /// The text does not tell the folder of the file.
+    /// The text does not contain the directory of the file.
     fn from(error: OpenError) -> Self {
         match error {
             OpenError::Unknown { .. } => Self::NotFound(error.to_string()),
             OpenError::NotLoaded { name, cause } => Self::Failed(format!(
                 "the model {name} cannot be loaded: {}",
-                cause.without_folder()
+                cause.redacted()
             )),
             OpenError::Unavailable(error) => error,
         }
@@ -92,32 +92,32 @@ impl From<OpenError> for Error {
 
 /// The models of the process. Clones share them; dropping the last one unloads all idle models.
 #[derive(Clone)]
-pub struct ModelPool(Arc<Owner>);
+pub struct ModelPool(Arc<PoolHandle>);
 
-/// Closes the pool when the last [`ModelPool`] is dropped; leases hold only [`Shared`].
-struct Owner(Arc<Shared>);
+/// Closes the pool when the last [`ModelPool`] is dropped; leases hold only [`PoolShared`].
+struct PoolHandle(Arc<PoolShared>);
 
-impl Drop for Owner {
+impl Drop for PoolHandle {
     fn drop(&mut self) {
         self.0.close();
     }
 }
 
 /// What threads and leases share.
-struct Shared {
+struct PoolShared {
     names: Vec<String>,
-    inner: Mutex<Inner>,
+    state: Mutex<PoolState>,
     /// Wakes the manager.
     work: Condvar,
     /// Signals the end of the manager.
     drained: Condvar,
     /// The policy's time counts from here.
     started: Instant,
-    /// Whether a manager thread runs; not if all models were loaded before.
+    /// Whether a manager thread runs; not if all models are preloaded.
     managed: bool,
 }
 
-struct Inner {
+struct PoolState {
     policy: PoolPolicy,
     slots: Vec<Slot>,
     waiting: HashMap<WaiterId, Waiting>,
@@ -127,7 +127,7 @@ struct Inner {
 
 /// A model's data, beside its state in the policy.
 struct Slot {
-    /// `None` if the model was loaded before.
+    /// `None` if the model is preloaded.
     config: Option<ModelConfig>,
     /// Set while the model is loaded or unloading.
     engine: Option<Engine>,
@@ -148,7 +148,7 @@ impl ModelPool {
     pub fn new(configs: Vec<ModelConfig>, settings: &ModelPoolSettings) -> Result<Self, LoadError> {
         let names = configs.iter().map(|config| config.name.clone()).collect();
         let slots = configs.into_iter().map(|config| Slot::new(Some(config)));
-        let shared = Arc::new(Shared::new(names, slots.collect(), settings, true));
+        let shared = Arc::new(PoolShared::new(names, slots.collect(), settings, true));
         let managed = shared.clone();
         std::thread::Builder::new()
             .name("models".into())
@@ -159,22 +159,22 @@ impl ModelPool {
                      limit on processes"
                 ))
             })?;
-        Ok(Self(Arc::new(Owner(shared))))
+        Ok(Self(Arc::new(PoolHandle(shared))))
     }
 
-    /// A pool of engines that are loaded already, and stay loaded.
+    /// A pool of preloaded engines, which stay loaded.
     pub fn loaded(engines: Vec<Engine>) -> Self {
         let names = engines.iter().map(|engine| engine.info().name.clone());
         let names = names.collect();
         let slots = engines.iter().map(|_| Slot::new(None)).collect();
-        let shared = Shared::new(names, slots, &ModelPoolSettings::default(), false);
-        let mut inner = shared.lock();
+        let shared = PoolShared::new(names, slots, &ModelPoolSettings::default(), false);
+        let mut pool = shared.lock();
         for (model, engine) in engines.into_iter().enumerate() {
-            inner.policy.pin(model, engine.memory());
-            inner.slots[model].engine = Some(engine);
+            pool.policy.pin(model, engine.memory());
+            pool.slots[model].engine = Some(engine);
         }
-        drop(inner);
-        Self(Arc::new(Owner(Arc::new(shared))))
+        drop(pool);
+        Self(Arc::new(PoolHandle(Arc::new(shared))))
     }
 
     /// The models' names, the default first.
@@ -202,9 +202,9 @@ impl ModelPool {
     /// load would, as far as the head of the file tells. Blocks: reads the file.
     pub fn estimate_host_bytes(&self, name: &str) -> Result<u64, OpenError> {
         let model = self.find(Some(name))?;
-        let inner = self.0.0.lock();
-        let (config, held) = (inner.slots[model].config.clone(), inner.policy.held(model));
-        drop(inner);
+        let pool = self.0.0.lock();
+        let (config, held) = (pool.slots[model].config.clone(), pool.policy.held(model));
+        drop(pool);
         let Some(config) = config else {
             return Ok(held);
         };
@@ -214,8 +214,8 @@ impl ModelPool {
         })
     }
 
-    /// Estimates a model's weights and cells, without loading it; `None` if it was loaded before the
-    /// pool. Fails as the load would. Blocks: reads the file.
+    /// Estimates a model's weights and cells, without loading it; `None` if it is preloaded. Fails as the
+    /// load would. Blocks: reads the file.
     pub fn estimate(&self, name: &str) -> Result<Option<ModelSize>, OpenError> {
         let model = self.find(Some(name))?;
         let config = self.0.0.lock().slots[model].config.clone();
@@ -237,12 +237,12 @@ impl ModelPool {
     /// The engines of the loaded models, for inspection. They are no leases, so callers must not keep
     /// them.
     pub fn engines(&self) -> Vec<Engine> {
-        let inner = self.0.0.lock();
+        let pool = self.0.0.lock();
         let loaded = |(model, slot): (usize, &Slot)| {
-            let loaded = inner.policy.state(model) == LoadState::Loaded;
+            let loaded = pool.policy.state(model) == LoadState::Loaded;
             slot.engine.clone().filter(|_| loaded)
         };
-        inner.slots.iter().enumerate().filter_map(loaded).collect()
+        pool.slots.iter().enumerate().filter_map(loaded).collect()
     }
 
     /// Closes the pool: fails all waiters, cancels loads, unloads all models even if in use, and waits
@@ -283,7 +283,7 @@ impl Slot {
     }
 }
 
-impl Shared {
+impl PoolShared {
     fn new(
         names: Vec<String>,
         slots: Vec<Slot>,
@@ -295,10 +295,10 @@ impl Shared {
             idle: settings.idle,
             loads: MAX_LOADS,
             waiters: MAX_WAITERS,
-            turn: TURN,
+            min_residency: MIN_RESIDENCY,
         };
         Self {
-            inner: Mutex::new(Inner {
+            state: Mutex::new(PoolState {
                 policy: PoolPolicy::new(limits, names.len()),
                 slots,
                 waiting: HashMap::new(),
@@ -312,9 +312,9 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         // No change under this lock panics half done.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn now(&self) -> Time {
@@ -330,16 +330,16 @@ impl Shared {
             queue_end.filter(|end| caller.deadline.is_none_or(|deadline| *end < deadline));
         let until = overdue_at.or(caller.deadline);
         let until = until.map(|at| at.saturating_duration_since(self.started));
-        let mut inner = self.lock();
+        let mut pool = self.lock();
         let now = self.now();
         let refused = |error| OpenModel::refused(OpenError::Unavailable(error));
-        match inner.policy.open(now, model, until, changed) {
-            OpenResult::Ready => match inner.lease(self, model) {
+        match pool.policy.open(now, model, until, changed) {
+            OpenResult::Ready => match pool.lease(self, model) {
                 Some(lease) => OpenModel::ready(lease),
                 None => refused(Error::Cancelled),
             },
             OpenResult::Waits(id) => {
-                inner.waiting.insert(id, Waiting::default());
+                pool.waiting.insert(id, Waiting::default());
                 self.work.notify_one();
                 OpenModel::waiting(self.clone(), model, id, overdue_at.map(|_| arrived))
             }
@@ -352,80 +352,80 @@ impl Shared {
             }),
             OpenResult::Late => refused(match overdue_at {
                 None => Error::DeadlineExceeded,
-                Some(_) => self.overdue(&inner, model, arrived),
+                Some(_) => self.overdue(&pool, model, arrived),
             }),
-            OpenResult::Failed => OpenModel::refused(inner.not_loaded(&self.names[model], model)),
+            OpenResult::Failed => OpenModel::refused(pool.not_loaded(&self.names[model], model)),
             OpenResult::Closed => refused(Error::Cancelled),
         }
     }
 
     /// The error of a caller whose queue time has passed.
-    fn overdue(&self, inner: &Inner, model: usize, since: Instant) -> Error {
+    fn overdue(&self, pool: &PoolState, model: usize, since: Instant) -> Error {
         Error::QueueTimeout {
             reason: format!(
                 "the model {} was not loaded within {:.1} s",
                 self.names[model],
                 since.elapsed().as_secs_f64()
             ),
-            retry_after: inner.policy.retry_after(model),
+            retry_after: pool.policy.retry_after(model),
         }
     }
 
     /// Whether the file of a model that failed to load has changed since.
     fn has_changed(&self, model: usize) -> bool {
-        let inner = self.lock();
-        if !matches!(inner.policy.state(model), LoadState::Failed { .. }) {
+        let pool = self.lock();
+        if !matches!(pool.policy.state(model), LoadState::Failed { .. }) {
             return false;
         }
-        let slot = &inner.slots[model];
+        let slot = &pool.slots[model];
         let (config, stamp) = (slot.config.clone(), slot.stamp);
-        drop(inner);
+        drop(pool);
         config.is_some_and(|config| FileStamp::of(&config.path) != stamp)
     }
 
     /// A lease ended.
     fn release(&self, model: usize) {
-        let mut inner = self.lock();
+        let mut pool = self.lock();
         let now = self.now();
-        inner.policy.release(now, model);
-        let next = inner.policy.next_timer(now);
-        let sooner = next.is_some_and(|next| inner.timer.is_none_or(|timer| next < timer));
+        pool.policy.release(now, model);
+        let next = pool.policy.next_timer(now);
+        let sooner = next.is_some_and(|next| pool.timer.is_none_or(|timer| next < timer));
         // Usually the manager has nothing to do, so not every request wakes it.
-        if sooner || inner.policy.has_waiters() {
+        if sooner || pool.policy.has_waiters() {
             self.work.notify_one();
         }
     }
 
     fn close(&self) {
-        let mut inner = self.lock();
-        inner.policy.close();
-        for slot in &inner.slots {
+        let mut pool = self.lock();
+        pool.policy.close();
+        for slot in &pool.slots {
             slot.progress.cancel();
         }
         self.work.notify_one();
     }
 
     fn wait_until_drained(&self) {
-        let mut inner = self.lock();
+        let mut pool = self.lock();
         if self.managed {
-            while !inner.policy.is_drained() {
-                let waited = self.drained.wait(inner);
-                inner = waited.unwrap_or_else(PoisonError::into_inner);
+            while !pool.policy.is_drained() {
+                let waited = self.drained.wait(pool);
+                pool = waited.unwrap_or_else(PoisonError::into_inner);
             }
             return;
         }
-        let slots = inner.slots.iter_mut();
+        let slots = pool.slots.iter_mut();
         let engines: Vec<_> = slots.filter_map(|slot| slot.engine.take()).collect();
-        drop(inner);
+        drop(pool);
         for engine in engines {
             engine.shutdown();
         }
     }
 }
 
-impl Inner {
+impl PoolState {
     /// The lease that the policy has counted.
-    fn lease(&self, shared: &Arc<Shared>, model: usize) -> Option<ModelLease> {
+    fn lease(&self, shared: &Arc<PoolShared>, model: usize) -> Option<ModelLease> {
         let engine = self.slots[model].engine.clone()?;
         Some(ModelLease::new(engine, shared.clone(), model))
     }

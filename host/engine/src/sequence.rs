@@ -1,9 +1,9 @@
 //! A sequence of tokens that a guest extends, truncates, forks and saves.
 //!
 //! A sequence is its tokens and a retention of the state that the engine computed for them. The state itself may be in
-//! the cells, swapped out, or gone; the engine recomputes what is missing, so its place affects only the time. Hence
-//! sequences are unlimited in number, and a fork copies tokens and no state: both sequences continue from the same
-//! prefix.
+//! the cells, swapped out, or gone. The engine recomputes missing state, so where the state is affects only the time.
+//! So the number of sequences is unlimited, and a fork copies tokens and no state: both sequences continue from the
+//! same prefix.
 
 use crate::engine::{Engine, thread_ended};
 use crate::reply::{Reply, reply};
@@ -100,7 +100,7 @@ impl Sequence {
     /// Generates after the tokens; see [`Engine::generate`]. Reuses the state unless another adapter computed it.
     pub fn generate(&mut self, options: GenerateOptions) -> Result<Generation, Error> {
         let retention = Retention::default();
-        let adapter = self.engine.adapter(options.adapter.as_deref())?;
+        let adapter = self.engine.find_adapter(options.adapter.as_deref())?;
         // The request holds the previous retention, so that the state survives the queue.
         let generation = self.engine.generate_retained(
             self.tokens.clone(),
@@ -132,7 +132,7 @@ impl Sequence {
         let mut batches: Vec<(Engine, Vec<NewRequest>)> = Vec::new();
         let replies = requests.into_iter().map(|(sequence, request)| {
             let (request, reply) = sequence.next_token_request(request)?;
-            let same = |(engine, _): &&mut (Engine, _)| engine.is(&sequence.engine);
+            let same = |(engine, _): &&mut (Engine, _)| engine.is_same_engine(&sequence.engine);
             match batches.iter_mut().find(same) {
                 Some((_, batch)) => batch.push(request),
                 None => batches.push((sequence.engine.clone(), vec![request])),
@@ -158,7 +158,7 @@ impl Sequence {
                 "the sequence is empty; append at least one token before requesting the next";
             return Err(Error::Invalid(empty.into()));
         }
-        let adapter = self.engine.adapter(request.adapter.as_deref())?;
+        let adapter = self.engine.find_adapter(request.adapter.as_deref())?;
         let permit = self.engine.permit(self.caller.tenant)?;
         let (sender, reply) = reply();
         let continued = std::mem::take(&mut self.retention);
@@ -189,7 +189,9 @@ impl Sequence {
         let contents = Contents {
             origin: self.origin()?,
             tokens: self.tokens.clone(),
-            state: state.map(|state| frame(state, adapter)).unwrap_or_default(),
+            state: state
+                .map(|state| encode_state(state, adapter))
+                .unwrap_or_default(),
         };
         snapshots
             .write(owner, name, &contents)
@@ -211,8 +213,8 @@ impl Sequence {
             .map_err(snapshot_error)?;
         sequence.append(&contents.tokens)?;
         // Without a valid state, or without its adapter, the state is recomputed.
-        let framed = unframe(contents.state, contents.tokens.len());
-        if let Some((state, digest)) = framed
+        let decoded = decode_state(contents.state, contents.tokens.len());
+        if let Some((state, digest)) = decoded
             && let Some(adapter) = sequence.adapter_of(digest)?
         {
             sequence.adapter = adapter;
@@ -229,7 +231,7 @@ impl Sequence {
     }
 
     /// Removes a named snapshot of `owner`. Blocks; do not call it in an async task.
-    pub fn forget(engine: &Engine, owner: &str, name: &str) -> Result<(), Error> {
+    pub fn delete_snapshot(engine: &Engine, owner: &str, name: &str) -> Result<(), Error> {
         let snapshots = engine.snapshots().ok_or_else(no_snapshots)?;
         snapshots.remove(owner, name).map_err(snapshot_error)
     }
@@ -302,25 +304,25 @@ const HAS_ADAPTER: u32 = 1 << 31;
 
 /// Prepends the layout to a state: the number of runs, then start and end of each, as little-endian u32; then the digest
 /// of the adapter, if there is one.
-fn frame(state: ExportedState, adapter: Option<[u8; 32]>) -> Vec<u8> {
+fn encode_state(state: ExportedState, adapter: Option<[u8; 32]>) -> Vec<u8> {
     let runs = state.layout.runs();
     let flag = adapter.map_or(0, |_| HAS_ADAPTER);
     let count = u32::try_from(runs.len()).unwrap_or(u32::MAX) | flag;
     let numbers = runs.iter().flat_map(|run| [run.start, run.end]);
-    let mut framed: Vec<u8> = [count]
+    let mut encoded: Vec<u8> = [count]
         .into_iter()
         .chain(numbers)
         .flat_map(u32::to_le_bytes)
         .collect();
-    framed.extend(adapter.into_iter().flatten());
-    framed.extend(state.bytes);
-    framed
+    encoded.extend(adapter.into_iter().flatten());
+    encoded.extend(state.bytes);
+    encoded
 }
 
-/// The inverse of [`frame`], for a sequence of `tokens` tokens.
-fn unframe(mut framed: Vec<u8>, tokens: usize) -> Option<(ExportedState, Option<[u8; 32]>)> {
+/// The inverse of [`encode_state`], for a sequence of `tokens` tokens.
+fn decode_state(mut encoded: Vec<u8>, tokens: usize) -> Option<(ExportedState, Option<[u8; 32]>)> {
     let number = |at: usize| -> Option<u32> {
-        let bytes = framed.get(4 * at..4 * at + 4)?;
+        let bytes = encoded.get(4 * at..4 * at + 4)?;
         Some(u32::from_le_bytes(bytes.try_into().ok()?))
     };
     let first = number(0)?;
@@ -338,13 +340,13 @@ fn unframe(mut framed: Vec<u8>, tokens: usize) -> Option<(ExportedState, Option<
     let (head, adapter) = if first & HAS_ADAPTER == 0 {
         (head, None)
     } else {
-        (head + 32, Some(*framed.get(head..)?.first_chunk()?))
+        (head + 32, Some(*encoded.get(head..)?.first_chunk()?))
     };
-    framed.drain(..head);
+    encoded.drain(..head);
     let state = ExportedState {
         length,
         layout,
-        bytes: framed,
+        bytes: encoded,
     };
     Some((state, adapter))
 }
@@ -368,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn framed_state_round_trips() {
+    fn encoded_state_round_trips() {
         let layout = Layout::new(vec![3..5, 0..3]).unwrap();
         for (adapter, head) in [(None, 20), (Some([9; 32]), 52)] {
             let state = ExportedState {
@@ -376,16 +378,16 @@ mod tests {
                 layout: layout.clone(),
                 bytes: vec![1, 2, 3],
             };
-            let framed = frame(state, adapter);
-            let (state, digest) = unframe(framed.clone(), 9).unwrap();
+            let encoded = encode_state(state, adapter);
+            let (state, digest) = decode_state(encoded.clone(), 9).unwrap();
             assert_eq!((state.length, &state.layout, digest), (5, &layout, adapter));
             assert_eq!(state.bytes, [1, 2, 3]);
             assert!(
-                unframe(framed.clone(), 4).is_none(),
+                decode_state(encoded.clone(), 4).is_none(),
                 "longer than the sequence"
             );
             for cut in 0..head {
-                assert!(unframe(framed[..cut].to_vec(), 9).is_none());
+                assert!(decode_state(encoded[..cut].to_vec(), 9).is_none());
             }
         }
     }

@@ -1,11 +1,11 @@
 //! Durable named copies of sequences, in files.
 //!
-//! Each tenant has a folder with one file per snapshot. A write goes to a temporary file, syncs it,
-//! renames it and syncs the folder. After a crash, a name refers to the complete old or new snapshot.
+//! Each tenant has a directory with one file per snapshot. A write goes to a temporary file, syncs it,
+//! renames it and syncs the directory. After a crash, a name refers to the complete old or new snapshot.
 //! The next start removes temporary files.
 //!
 //! The limits of a tenant hold for its named files at every moment, even with concurrent writes. A
-//! replacement takes extra space until it is complete. A lock gives the folder to one [`Snapshots`]
+//! replacement takes extra space until it is complete. A lock gives the directory to one [`Snapshots`]
 //! at a time; threads may share it. Every function blocks on the disk.
 
 mod error;
@@ -70,10 +70,10 @@ pub struct Entry {
     pub modified: SystemTime,
 }
 
-/// The snapshots in a folder.
+/// The snapshots in a directory.
 #[derive(Debug)]
 pub struct Snapshots {
-    folder: PathBuf,
+    dir: PathBuf,
     limits: Limits,
     writes: Mutex<Writes>,
     /// Holds the lock while open.
@@ -95,26 +95,24 @@ struct Pending {
 }
 
 impl Snapshots {
-    /// Locks a folder, creates it (mode 0700) if missing, and removes temporary files.
+    /// Locks a directory, creates it (mode 0700) if missing, and removes temporary files.
     ///
     /// Fails with [`Error::InUse`] if another process holds the lock.
-    pub fn new(folder: impl Into<PathBuf>, limits: Limits) -> Result<Self, Error> {
-        let folder = folder.into();
-        make_folder(&folder)?;
-        let path = folder.join(".lock");
+    pub fn new(dir: impl Into<PathBuf>, limits: Limits) -> Result<Self, Error> {
+        let dir = dir.into();
+        make_dir(&dir)?;
+        let path = dir.join(".lock");
         let mut options = File::options();
         options.write(true).create(true).truncate(false).mode(0o600);
         let lock = options
             .open(&path)
             .map_err(|cause| Error::io("open", &path, cause))?;
         lock.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => Error::InUse {
-                folder: folder.clone(),
-            },
+            TryLockError::WouldBlock => Error::InUse { dir: dir.clone() },
             TryLockError::Error(cause) => Error::io("lock", &path, cause),
         })?;
         let snapshots = Self {
-            folder,
+            dir,
             limits,
             writes: Mutex::default(),
             _lock: lock,
@@ -136,7 +134,7 @@ impl Snapshots {
     /// [`Error::OverBudget`] or [`Error::TooMany`]. A failed write keeps the old snapshot, unless
     /// only the last sync failed.
     pub fn write(&self, tenant: &str, name: &str, contents: &Contents) -> Result<(), Error> {
-        let folder = self.tenant(tenant)?;
+        let dir = self.tenant(tenant)?;
         check_name("snapshot", name)?;
         let limit = self.limits.snapshot_bytes;
         let (tokens, state) = (contents.tokens.len() as u64, contents.state.len() as u64);
@@ -145,12 +143,12 @@ impl Snapshots {
             return Err(Error::TooLarge { bytes, limit });
         }
         let reserved = self.reserve(tenant, name, bytes)?;
-        let temporary = Temporary::new(&folder, reserved.number)?;
+        let temporary = Temporary::new(&dir, reserved.number)?;
         let written = |cause| Error::io("write", &temporary.path, cause);
         format::encode(&mut &temporary.file, contents).map_err(written)?;
         temporary.file.sync_all().map_err(written)?;
-        temporary.take_name(&folder.join(name), reserved)?;
-        sync(&folder)
+        temporary.take_name(&dir.join(name), reserved)?;
+        sync(&dir)
     }
 
     /// Reads a snapshot and checks that its origin is `expected`.
@@ -200,20 +198,20 @@ impl Snapshots {
 
     fn tenant(&self, tenant: &str) -> Result<PathBuf, Error> {
         check_name("tenant", tenant)?;
-        Ok(self.folder.join(tenant))
+        Ok(self.dir.join(tenant))
     }
 
     fn path(&self, tenant: &str, name: &str) -> Result<PathBuf, Error> {
-        let folder = self.tenant(tenant)?;
+        let dir = self.tenant(tenant)?;
         check_name("snapshot", name)?;
-        Ok(folder.join(name))
+        Ok(dir.join(name))
     }
 
-    /// The folders of all tenants.
+    /// The directories of all tenants.
     fn tenants(&self) -> Result<Vec<PathBuf>, Error> {
-        let failed = |cause| Error::io("list", &self.folder, cause);
+        let failed = |cause| Error::io("list", &self.dir, cause);
         let mut tenants = Vec::new();
-        for entry in fs::read_dir(&self.folder).map_err(failed)? {
+        for entry in fs::read_dir(&self.dir).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let named = entry.file_name();
             let named = named.to_str().is_some_and(|name| is_name(name).is_ok());
@@ -255,8 +253,8 @@ impl Snapshots {
         if used.saturating_add(most) > limit {
             return Err(Error::OverBudget { bytes, used, limit });
         }
-        // Under the lock, so that no other write uses the folder before its sync.
-        make_folder(&self.tenant(tenant)?)?;
+        // Under the lock, so that no other write uses the directory before its sync.
+        make_dir(&self.tenant(tenant)?)?;
         let number = writes.next;
         writes.next += 1;
         let pending = Pending {
@@ -289,8 +287,8 @@ struct Temporary {
 }
 
 impl Temporary {
-    fn new(folder: &Path, number: u64) -> Result<Self, Error> {
-        let path = folder.join(format!("{TEMPORARY}{number}"));
+    fn new(dir: &Path, number: u64) -> Result<Self, Error> {
+        let path = dir.join(format!("{TEMPORARY}{number}"));
         let mut options = File::options();
         let opened = options.write(true).create_new(true).mode(0o600).open(&path);
         let file = opened.map_err(|cause| Error::io("make", &path, cause))?;
@@ -353,10 +351,10 @@ fn is_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Lists the snapshots in a tenant's folder by name. A missing folder has none.
-fn entries(folder: &Path) -> Result<Vec<Entry>, Error> {
-    let failed = |cause| Error::io("list", folder, cause);
-    let files = match fs::read_dir(folder) {
+/// Lists the snapshots in a tenant's directory by name. A missing directory has none.
+fn entries(dir: &Path) -> Result<Vec<Entry>, Error> {
+    let failed = |cause| Error::io("list", dir, cause);
+    let files = match fs::read_dir(dir) {
         Ok(files) => files,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(failed(error)),
@@ -388,9 +386,9 @@ fn entries(folder: &Path) -> Result<Vec<Entry>, Error> {
     Ok(entries)
 }
 
-fn remove_temporaries(folder: &Path) -> Result<(), Error> {
-    let failed = |cause| Error::io("list", folder, cause);
-    for file in fs::read_dir(folder).map_err(failed)? {
+fn remove_temporaries(dir: &Path) -> Result<(), Error> {
+    let failed = |cause| Error::io("list", dir, cause);
+    for file in fs::read_dir(dir).map_err(failed)? {
         let file = file.map_err(failed)?;
         if file.file_name().to_string_lossy().starts_with(TEMPORARY) {
             let path = file.path();
@@ -400,24 +398,24 @@ fn remove_temporaries(folder: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Creates a folder durably if it does not exist.
-fn make_folder(folder: &Path) -> Result<(), Error> {
-    if folder.is_dir() {
+/// Creates a directory durably if it does not exist.
+fn make_dir(dir: &Path) -> Result<(), Error> {
+    if dir.is_dir() {
         return Ok(());
     }
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made.map_err(|cause| Error::io("make", folder, cause))?;
-    match folder.parent() {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(|cause| Error::io("make", dir, cause))?;
+    match dir.parent() {
         Some(parent) if parent.as_os_str().is_empty() => sync(Path::new(".")),
         Some(parent) => sync(parent),
         None => Ok(()),
     }
 }
 
-/// Syncs a folder, so that changes to its names survive a crash.
-fn sync(folder: &Path) -> Result<(), Error> {
-    let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    synced.map_err(|cause| Error::io("sync", folder, cause))
+/// Syncs a directory, so that changes to its names survive a crash.
+fn sync(dir: &Path) -> Result<(), Error> {
+    let synced = File::open(dir).and_then(|dir| dir.sync_all());
+    synced.map_err(|cause| Error::io("sync", dir, cause))
 }
 
 fn missing_or(what: &'static str, path: &Path, name: &str, cause: io::Error) -> Error {

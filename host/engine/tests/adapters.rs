@@ -192,14 +192,14 @@ fn adapters_do_not_share_prefixes() {
 
 #[test]
 fn snapshot_needs_its_adapter() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let open = || {
         let limits = SnapshotLimits {
             snapshot_bytes: 1 << 24,
             tenant_bytes: 1 << 26,
             tenant_count: 8,
         };
-        Some(Arc::new(Snapshots::new(folder.path(), limits).unwrap()))
+        Some(Arc::new(Snapshots::new(dir.path(), limits).unwrap()))
     };
     let load = |adapters: &[&str], snapshots| {
         let mut config = config(adapters);
@@ -266,7 +266,7 @@ fn refusal(path: &Path) -> String {
 
 #[test]
 fn invalid_adapter_files_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let whole = std::fs::read(plus_one()).unwrap();
     let other = String::from_utf8_lossy(&whole[..200])
         .find("qwen3")
@@ -280,12 +280,12 @@ fn invalid_adapter_files_are_refused() {
         ("half", &whole[..whole.len() / 2], "trained for this model"),
         ("foreign", &foreign, "\"llama\""),
     ] {
-        let path = folder.path().join(name);
+        let path = dir.path().join(name);
         std::fs::write(&path, bytes).unwrap();
         let refusal = refusal(&path);
         assert!(refusal.contains(said), "{name}: {refusal}");
     }
-    let missing = refusal(&folder.path().join("missing"));
+    let missing = refusal(&dir.path().join("missing"));
     assert!(missing.contains("cannot be read"), "{missing}");
     let model = refusal(&demo_model());
     assert!(model.contains("not an adapter"), "{model}");
@@ -293,7 +293,7 @@ fn invalid_adapter_files_are_refused() {
 
 #[test]
 fn incompatible_adapters_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let load = |tensors: &[(&str, [u64; 2])], kind: &str, alpha: Value| {
         let mut writer = Writer::new().unwrap();
         writer.set("general.architecture", "qwen3").unwrap();
@@ -303,7 +303,7 @@ fn incompatible_adapters_are_refused() {
         for (name, dimensions) in tensors {
             writer.tensor(name, TensorType::F16, dimensions).unwrap();
         }
-        let path = folder.path().join("adapter.gguf");
+        let path = dir.path().join("adapter.gguf");
         writer
             .write(&path, |_, _, weights| weights.fill(0.0))
             .unwrap();

@@ -214,7 +214,9 @@ fn prefill_overlaps_with_sampling() {
             config.overlap = Overlap::On;
             config.device_top_k = device_sampling;
             // A huge budget, so that the time of a step has no influence.
-            config.prefill = PrefillPolicy::Budgeted { gap: 1000.0 };
+            config.prefill = PrefillPolicy::Budgeted {
+                max_step_stretch: 1000.0,
+            };
             // Each request computes its whole prompt, despite the common prefix.
             config.prefix_cache = false;
         });

@@ -99,7 +99,7 @@ fn q8_0_states_are_swapped_out_and_in() {
 
 #[test]
 fn snapshots_need_cells_of_their_type() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let limits = SnapshotLimits {
         snapshot_bytes: 1 << 24,
         tenant_bytes: 1 << 26,
@@ -107,7 +107,7 @@ fn snapshots_need_cells_of_their_type() {
     };
     let engine = |kv| {
         let mut config = config(kv);
-        config.snapshots = Some(Arc::new(Snapshots::new(folder.path(), limits).unwrap()));
+        config.snapshots = Some(Arc::new(Snapshots::new(dir.path(), limits).unwrap()));
         Engine::load(config).unwrap()
     };
     let first = engine(KvType::Q8_0);
@@ -160,6 +160,6 @@ fn placement_errors_list_devices() {
         text.contains("3 GPU layers") && text.contains("corral doctor"),
         "{text}"
     );
-    let missing = load_backends(Path::new("no/such/folder"));
+    let missing = load_backends(Path::new("no/such/directory"));
     assert!(matches!(missing, Err(LlamaError::Setup(_))));
 }

@@ -158,11 +158,11 @@ fn invalid_requests_are_refused() {
 
 #[test]
 fn invalid_model_files_are_refused() {
-    let folder = std::env::temp_dir().join(format!("corral-models-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    let dir = std::env::temp_dir().join(format!("corral-models-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
     let whole = std::fs::read(demo_model()).unwrap();
     let load = |name: &str, bytes: &[u8]| {
-        let path = folder.join(name);
+        let path = dir.join(name);
         std::fs::write(&path, bytes).unwrap();
         Engine::load(ModelConfig::new("x", path)).err().expect(name)
     };
@@ -182,7 +182,7 @@ fn invalid_model_files_are_refused() {
         load("half", &whole[..whole.len() / 2]),
         LoadError::Llama(LlamaError::Damaged { .. })
     ));
-    let missing = Engine::load(ModelConfig::new("x", folder.join("missing")))
+    let missing = Engine::load(ModelConfig::new("x", dir.join("missing")))
         .err()
         .unwrap();
     assert!(matches!(
@@ -192,5 +192,5 @@ fn invalid_model_files_are_refused() {
     let mut config = ModelConfig::new("x", demo_model());
     config.context = Some(1_000_000);
     assert!(matches!(Engine::load(config), Err(LoadError::Config(_))));
-    std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
 }

@@ -90,7 +90,7 @@ struct Asker<'a> {
     engine: &'a Engine,
     /// Indexed by story.
     right: &'a [Vec<(u32, u32)>],
-    folder: &'a str,
+    dir: &'a str,
     random: ChaCha8Rng,
     caller: Caller,
     asked: &'a AtomicU32,
@@ -197,7 +197,7 @@ impl Asker<'_> {
                 let mut sequence = self.sequence(&story(kind));
                 let sum = self.sure(kind);
                 self.ask(&mut sequence, sum);
-                sequence.snapshot(self.folder, name).unwrap();
+                sequence.snapshot(self.dir, name).unwrap();
             }
             _ => self.restore(name),
         }
@@ -213,7 +213,7 @@ impl Asker<'_> {
 
     /// Continues a saved snapshot, if there is one.
     fn restore(&mut self, name: &str) {
-        let restored = Sequence::restore(self.engine.clone(), self.caller, self.folder, name);
+        let restored = Sequence::restore(self.engine.clone(), self.caller, self.dir, name);
         let mut sequence = match restored {
             Ok(sequence) => sequence,
             Err(Error::NotFound(why)) => {
@@ -234,7 +234,7 @@ impl Asker<'_> {
 }
 
 /// Runs one engine process with 64 concurrent clients.
-fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
+fn live(dir: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
     let mut config = config();
     config.context = Some(192);
     // The 64 clients want about 5,000 cells; each context has 192.
@@ -242,14 +242,14 @@ fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
     config.max_running = 8;
     // Fits about two dozen states.
     config.swap_ram = 1 << 18;
-    config.swap_disk = Some((folder.join("spill"), 4 << 20));
+    config.swap_disk = Some((dir.join("spill"), 4 << 20));
     let limits = SnapshotLimits {
         snapshot_bytes: 1 << 24,
         tenant_bytes: 1 << 30,
         tenant_count: 1000,
     };
     config.snapshots = Some(Arc::new(
-        Snapshots::new(folder.join("snapshots"), limits).unwrap(),
+        Snapshots::new(dir.join("snapshots"), limits).unwrap(),
     ));
     let engine = Engine::load(config).unwrap();
     let sums = sums();
@@ -259,12 +259,12 @@ fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
             let (engine, asked) = (&engine, &asked);
             scope.spawn(move || {
                 let tenant = number % 4;
-                let folder = format!("tenant-{tenant}");
+                let dir = format!("tenant-{tenant}");
                 let name = format!("of-{number}");
                 let mut asker = Asker {
                     engine,
                     right,
-                    folder: &folder,
+                    dir: &dir,
                     random: ChaCha8Rng::seed_from_u64(1000 * life + u64::from(number)),
                     caller: Caller {
                         tenant: Tenant(tenant),
@@ -312,26 +312,26 @@ fn live(folder: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
     engine.shutdown();
 }
 
-/// In the child process: its number and the folder that both processes share.
+/// In the child process: its number and the directory that both processes share.
 const LIFE: &str = "CORRAL_TEST_LIFE";
-const FOLDER: &str = "CORRAL_TEST_FOLDER";
+const DIR: &str = "CORRAL_TEST_DIR";
 
 /// Two processes; the second continues the snapshots of the first.
 #[test]
 fn two_thousand_sums_survive_sequence_changes() {
     let said = |name| std::env::var(name).ok();
-    if let (Some(life), Some(folder)) = (said(LIFE), said(FOLDER)) {
+    if let (Some(life), Some(dir)) = (said(LIFE), said(DIR)) {
         let life = life.parse().expect("a number");
-        live(Path::new(&folder), life, &right_alone());
+        live(Path::new(&dir), life, &right_alone());
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     for life in 0..2 {
         let name = "two_thousand_sums_survive_sequence_changes";
         let process = std::process::Command::new(std::env::current_exe().unwrap())
             .args([name, "--exact", "--nocapture"])
             .env(LIFE, life.to_string())
-            .env(FOLDER, folder.path())
+            .env(DIR, dir.path())
             .output()
             .unwrap();
         let told = String::from_utf8_lossy(&process.stdout);
@@ -438,7 +438,7 @@ fn idle_sequences_are_swapped_out_and_in() {
 /// A snapshot holds the state and not only the text: after a restart only new tokens are computed.
 #[test]
 fn snapshot_continues_in_another_process() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let limits = SnapshotLimits {
         snapshot_bytes: 1 << 24,
         tenant_bytes: 1 << 26,
@@ -446,7 +446,7 @@ fn snapshot_continues_in_another_process() {
     };
     let engine = || {
         let mut config = config();
-        config.snapshots = Some(Arc::new(Snapshots::new(folder.path(), limits).unwrap()));
+        config.snapshots = Some(Arc::new(Snapshots::new(dir.path(), limits).unwrap()));
         Engine::load(config).unwrap()
     };
     let first = engine();
@@ -493,7 +493,7 @@ fn snapshot_continues_in_another_process() {
         f64::from(outcome.generated_tokens)
     );
     drop(sequence);
-    Sequence::forget(&second, "someone", "owl").unwrap();
+    Sequence::delete_snapshot(&second, "someone", "owl").unwrap();
     assert!(matches!(restore("someone", "owl"), Err(Error::NotFound(_))));
     check_empty(&second);
 }

@@ -1,7 +1,7 @@
-//! ggml's backends: built in, or shared objects in a folder (`dynamic-backends`).
+//! ggml's backends: built in, or shared objects in a directory (`dynamic-backends`).
 //!
-//! ggml's own search looks in the folder of the executable, in the current folder and in `GGML_BACKEND_PATH`, and
-//! silently skips files that it can't load. So this module never lets ggml search: it lists one folder, loads each
+//! ggml's own search looks in the directory of the executable, in the current directory and in `GGML_BACKEND_PATH`, and
+//! silently skips files that it can't load. So this module never lets ggml search: it lists one directory, loads each
 //! backend by its path and keeps the reason of a failure. Of a backend with variants for several processors it loads
 //! the one with the highest score, as ggml does.
 //!
@@ -21,7 +21,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Shared objects that are not backends, and the backend for remote machines.
 const IGNORED: [&str; 2] = ["base", "rpc"];
 
-/// A backend with a file in the folder.
+/// A backend with a file in the directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendFile {
     /// The name in its file name: `cpu`, `cuda`, `vulkan` and so on.
@@ -37,8 +37,8 @@ pub struct BackendFile {
 struct Registry {
     /// Whether backends are in use and the registry no longer changes.
     started: bool,
-    /// The folder that was loaded.
-    folder: Option<PathBuf>,
+    /// The directory that was loaded.
+    dir: Option<PathBuf>,
     files: Vec<BackendFile>,
     /// Errors and warnings of built-in backends.
     log: Vec<String>,
@@ -46,7 +46,7 @@ struct Registry {
 
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
     started: false,
-    folder: None,
+    dir: None,
     files: Vec::new(),
     log: Vec::new(),
 });
@@ -55,36 +55,36 @@ fn lock() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Loads the backends in a folder. Call it before anything else is loaded; a second call with the same folder does
+/// Loads the backends in a directory. Call it before anything else is loaded; a second call with the same directory does
 /// nothing.
 ///
-/// Fails if the folder can't be read, if this binary has its backends built in and the folder holds some, or if none of
+/// Fails if the directory can't be read, if this binary has its backends built in and the directory holds some, or if none of
 /// them computes on the CPU. Another backend that can't be loaded is no error: the result gives the reason.
-pub fn load_backends(folder: &Path) -> Result<Vec<BackendFile>, LlamaError> {
-    let found = BackendFolder::list(folder)?;
+pub fn load_backends(dir: &Path) -> Result<Vec<BackendFile>, LlamaError> {
+    let found = BackendDir::list(dir)?;
     if !cfg!(feature = "dynamic-backends") {
         return match found.0.keys().next() {
             None => Ok(Vec::new()),
             Some(name) => Err(LlamaError::Setup(format!(
                 "{} holds backends (libggml-{name} and {} others), but this binary was built without \
-                 `dynamic-backends` and loads none; omit the folder, or build with `--features \
+                 `dynamic-backends` and loads none; omit the directory, or build with `--features \
                  dynamic-backends`",
-                folder.display(),
+                dir.display(),
                 found.0.len() - 1
             ))),
         };
     }
     let mut registry = lock();
-    if registry.folder.as_deref() == Some(folder) {
+    if registry.dir.as_deref() == Some(dir) {
         return Ok(registry.files.clone());
     }
-    if registry.started || registry.folder.is_some() {
+    if registry.started || registry.dir.is_some() {
         return Err(LlamaError::Setup(format!(
-            "cannot load backends from {}: others are in use; load the folder before anything else",
-            folder.display()
+            "cannot load backends from {}: others are in use; load the directory before anything else",
+            dir.display()
         )));
     }
-    registry.load(folder, &found);
+    registry.load(dir, &found);
     match has_cpu() {
         true => Ok(registry.files.clone()),
         false => Err(registry.no_cpu_error()),
@@ -112,13 +112,13 @@ pub(crate) fn start() -> Result<(), LlamaError> {
     let mut registry = lock();
     if !registry.started {
         log::forward();
-        let folder = match registry.folder {
+        let dir = match registry.dir {
             Some(_) => None,
             None => default_backend_dir(),
         };
-        if let Some(folder) = folder {
-            let found = BackendFolder::list(&folder)?;
-            registry.load(&folder, &found);
+        if let Some(dir) = dir {
+            let found = BackendDir::list(&dir)?;
+            registry.load(&dir, &found);
         }
         // The first call starts built-in backends.
         let (count, lines) = log::capture(|| {
@@ -148,22 +148,22 @@ fn has_cpu() -> bool {
 }
 
 impl Registry {
-    fn load(&mut self, folder: &Path, found: &BackendFolder) {
+    fn load(&mut self, dir: &Path, found: &BackendDir) {
         log::forward();
-        self.folder = Some(folder.to_owned());
+        self.dir = Some(dir.to_owned());
         let files = found.0.iter();
         self.files = files.map(|(name, files)| load(name, files)).collect();
     }
 
     fn no_cpu_error(&self) -> LlamaError {
-        let folder = self.folder.clone().unwrap_or_default();
+        let dir = self.dir.clone().unwrap_or_default();
         let problem = self.files.iter().find(|file| file.name == "cpu");
         let problem = problem.and_then(|file| file.problem.clone());
         let problem = problem.unwrap_or_else(|| "there is no libggml-cpu".to_owned());
         LlamaError::Setup(format!(
-            "no backend in {} runs on this CPU: {problem}; give the folder of the backends that were built \
+            "no backend in {} runs on this CPU: {problem}; give the directory of the backends that were built \
              with this binary",
-            folder.display()
+            dir.display()
         ))
     }
 }
@@ -175,20 +175,20 @@ struct BackendFiles {
     variants: Vec<PathBuf>,
 }
 
-/// The files of a folder by backend.
+/// The files of a directory by backend.
 #[derive(Debug, PartialEq, Eq)]
-struct BackendFolder(BTreeMap<String, BackendFiles>);
+struct BackendDir(BTreeMap<String, BackendFiles>);
 
-impl BackendFolder {
-    fn list(folder: &Path) -> Result<Self, LlamaError> {
+impl BackendDir {
+    fn list(dir: &Path) -> Result<Self, LlamaError> {
         let unreadable = |cause: std::io::Error| {
             LlamaError::Setup(format!(
-                "cannot read the backend folder {}: {cause}; give one that holds libggml-cpu",
-                folder.display()
+                "cannot read the backend directory {}: {cause}; give one that holds libggml-cpu",
+                dir.display()
             ))
         };
         let mut found = BTreeMap::new();
-        for entry in std::fs::read_dir(folder).map_err(unreadable)? {
+        for entry in std::fs::read_dir(dir).map_err(unreadable)? {
             let path = entry.map_err(unreadable)?.path();
             let name = path.file_name().and_then(|name| name.to_str());
             let Some((backend, is_variant)) = name.and_then(backend_of) else {
@@ -257,7 +257,7 @@ fn load(name: &str, files: &BackendFiles) -> BackendFile {
 
 /// The score of a variant on this processor; 0 if it does not run.
 fn score(path: &Path) -> Result<c_int, String> {
-    // SAFETY: the operator gave the folder or installed it with the executable, so its code is trusted. Nothing of the
+    // SAFETY: the operator gave the directory or installed it with the executable, so its code is trusted. Nothing of the
     // library is in use when it is closed.
     unsafe {
         let library = libloading::Library::new(path).map_err(|error| error.to_string())?;
@@ -307,8 +307,8 @@ mod tests {
 
     #[test]
     fn broken_backends_are_listed_with_their_problem() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let file = |name: &str| folder.path().join(name);
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let file = |name: &str| dir.path().join(name);
         for name in [
             "libggml-cpu-b.so",
             "libggml-cpu-a.so",
@@ -319,9 +319,7 @@ mod tests {
             std::fs::write(file(name), "no library").expect("it can be written");
         }
         std::fs::create_dir(file("libggml-cuda.so")).expect("it can be made");
-        let found = BackendFolder::list(folder.path())
-            .expect("it can be read")
-            .0;
+        let found = BackendDir::list(dir.path()).expect("it can be read").0;
         let names: Vec<_> = found.keys().map(String::as_str).collect();
         assert_eq!(names, ["cpu", "vulkan"]);
         assert_eq!(
@@ -339,20 +337,20 @@ mod tests {
     }
 
     #[test]
-    fn missing_folder_and_unusable_backends_are_errors() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let missing = load_backends(&folder.path().join("missing"));
-        let missing = missing.expect_err("the folder is missing").to_string();
+    fn missing_dir_and_unusable_backends_are_errors() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let missing = load_backends(&dir.path().join("missing"));
+        let missing = missing.expect_err("the directory is missing").to_string();
         assert!(
-            missing.contains("cannot read the backend folder"),
+            missing.contains("cannot read the backend directory"),
             "{missing}"
         );
         if cfg!(feature = "dynamic-backends") {
             return;
         }
-        assert_eq!(load_backends(folder.path()).ok(), Some(Vec::new()));
-        std::fs::write(folder.path().join("libggml-cuda.so"), "").expect("it can be written");
-        let error = load_backends(folder.path()).expect_err("it loads none");
+        assert_eq!(load_backends(dir.path()).ok(), Some(Vec::new()));
+        std::fs::write(dir.path().join("libggml-cuda.so"), "").expect("it can be written");
+        let error = load_backends(dir.path()).expect_err("it loads none");
         let text = error.to_string();
         assert!(text.contains("without `dynamic-backends`"), "{text}");
         assert_eq!(default_backend_dir(), None);

@@ -34,7 +34,7 @@ pub struct RuntimeConfig {
     /// Each instance reserves about 36 GiB of address space, the sampling plugins' share included. It
     /// uses memory only for the pages that the plugin touches.
     pub instances: u32,
-    /// Private folder for compiled plugins, created with mode 0700. Without one, every load compiles.
+    /// Private directory for compiled plugins, created with mode 0700. Without one, every load compiles.
     pub cache: Option<PathBuf>,
     /// Largest component, in bytes.
     pub component_bytes: usize,

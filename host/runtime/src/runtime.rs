@@ -93,7 +93,7 @@ impl Runtime {
     /// Sets up the instance pool, the host functions and the cache of compiled plugins.
     ///
     /// # Errors
-    /// If the address space, a thread or the cache folder is not available; the text says what to do.
+    /// If the address space, a thread or the cache directory is not available; the text says what to do.
     pub fn new(config: RuntimeConfig, models: ModelPool) -> Result<Self, SetupError> {
         let engine = wasm_engine(&config)?;
         let linker = linker(&engine)?;

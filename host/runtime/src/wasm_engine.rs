@@ -40,11 +40,11 @@ pub enum SetupError {
         /// Wasmtime's error.
         cause: String,
     },
-    /// The cache folder cannot be used.
-    #[error("cannot store compiled plugins in {folder}: {cause}; give a folder that only this user can write to", folder = folder.display())]
+    /// The cache directory cannot be used.
+    #[error("cannot store compiled plugins in {dir}: {cause}; give a directory that only this user can write to", dir = dir.display())]
     Cache {
-        /// The folder.
-        folder: PathBuf,
+        /// The directory.
+        dir: PathBuf,
         /// What is wrong with it.
         cause: String,
     },
@@ -72,8 +72,8 @@ pub(crate) fn wasm_engine(runtime: &RuntimeConfig) -> Result<Engine, SetupError>
         .max_wasm_stack(WASM_STACK)
         .async_stack_size(ASYNC_STACK)
         .allocation_strategy(InstanceAllocationStrategy::Pooling(pool(instances)));
-    if let Some(folder) = &runtime.cache {
-        config.cache(Some(cache(folder)?));
+    if let Some(dir) = &runtime.cache {
+        config.cache(Some(cache(dir)?));
     }
     Engine::new(&config).map_err(|error| SetupError::Pool {
         instances,
@@ -104,31 +104,29 @@ fn pool(instances: u32) -> PoolingAllocationConfig {
 }
 
 /// Wasmtime's cache, keyed by the component's hash, the compiler's version and its settings. Entries are
-/// executed without a check, so only this user may write to the folder.
-fn cache(folder: &Path) -> Result<Cache, SetupError> {
+/// executed without a check, so only this user may write to the directory.
+fn cache(dir: &Path) -> Result<Cache, SetupError> {
     let refuse = |cause: String| SetupError::Cache {
-        folder: folder.to_owned(),
+        dir: dir.to_owned(),
         cause,
     };
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
-        .create(folder)
+        .create(dir)
         .map_err(|error| refuse(error.to_string()))?;
-    let metadata = folder
-        .metadata()
-        .map_err(|error| refuse(error.to_string()))?;
+    let metadata = dir.metadata().map_err(|error| refuse(error.to_string()))?;
     check_private(&metadata).map_err(|cause| refuse(cause.to_owned()))?;
-    let folder = folder
+    let dir = dir
         .canonicalize()
         .map_err(|error| refuse(error.to_string()))?;
     let mut config = CacheConfig::new();
-    // Wasmtime removes files that it does not know from its folder, so it gets one of its own.
-    config.with_directory(folder.join("wasmtime"));
+    // Wasmtime removes files that it does not know from its directory, so it gets one of its own.
+    config.with_directory(dir.join("wasmtime"));
     Cache::new(config).map_err(|error| refuse(format!("{error:#}")))
 }
 
-/// Checks that only this user can write to the folder.
+/// Checks that only this user can write to the directory.
 fn check_private(metadata: &Metadata) -> Result<(), &'static str> {
     if metadata.uid() != rustix::process::geteuid().as_raw() {
         return Err("it belongs to another user");
@@ -146,18 +144,18 @@ mod tests {
 
     #[test]
     fn cache_writable_by_others_is_refused() {
-        let folder = std::env::temp_dir().join(format!("corral-cache-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("corral-cache-{}", std::process::id()));
         let config = RuntimeConfig {
             instances: 1,
-            cache: Some(folder.clone()),
+            cache: Some(dir.clone()),
             ..RuntimeConfig::default()
         };
         wasm_engine(&config).unwrap();
-        let mode = folder.metadata().unwrap().permissions().mode();
+        let mode = dir.metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
-        std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o777)).unwrap();
+        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o777)).unwrap();
         let error = wasm_engine(&config).unwrap_err().to_string();
-        std::fs::remove_dir_all(&folder).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
         assert!(error.contains("other users may write to it"), "{error}");
     }
 

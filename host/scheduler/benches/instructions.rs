@@ -70,7 +70,7 @@ fn main() {
     counted::main(PATHS);
 }
 
-/// Plans a step alone, each on a copy, since a planned step must be answered.
+/// Plans a step alone, each on a copy, since a planned step must be followed by its result.
 fn plan(load: Load, times: u32, with: bool) {
     let mut scene = DecodeScene::new(load);
     scene.steps(FITTED_STEPS);

@@ -1,31 +1,31 @@
 //! Which adapter the next step computes with: one of them, or the model alone.
 //!
-//! A switch is expensive (llama.cpp plans its graphs again). So an adapter keeps its *turn* for a while: long
-//! enough that switches take [`SWITCH_SHARE`] of the time, as measured, within the bounds below. Then the others
+//! A change of the adapter is expensive (llama.cpp plans its graphs again). So an adapter keeps its *turn* for a while: long
+//! enough that changes take [`CHANGE_SHARE`] of the time, as measured, within the bounds below. Then the others
 //! with something to compute follow, in *rounds* with at most one turn for each: those with the most urgent request
 //! first, equally urgent ones in the order of their numbers.
 //!
 //! So no adapter starves, whatever the priorities. Of `n` adapters with something to compute each waits for at most
 //! `2 (n - 1)` turns of others, the rest of a round and the next; for `n - 1` where all are equally urgent. A turn
-//! has at most 64 steps. After its first step, which includes the switch, it ends with the first step that ends
+//! has at most 64 steps. After its first step, which includes the change, it ends with the first step that ends
 //! 200 ms later. With one adapter there are no turns.
 
 use crate::request::{AdapterId, Priority};
 use std::cmp::Reverse;
 use std::time::Duration;
 
-/// The part of the time that switches may take, within the bounds of a turn.
-const SWITCH_SHARE: f64 = 0.15;
-/// Fewest and most steps of a turn while others wait. At least two: the first includes the switch and says nothing
+/// The part of the time that changes may take, within the bounds of a turn.
+const CHANGE_SHARE: f64 = 0.15;
+/// Fewest and most steps of a turn while others wait. At least two: the first includes the change and says nothing
 /// about the cost of steps.
 const STEPS: (u32, u32) = (2, 64);
-/// Steps of a turn before the first switch was measured.
+/// Steps of a turn before the first change was measured.
 const UNMEASURED_STEPS: u32 = 8;
 /// The longest turn while others wait, from the end of its first step, unless it has too few steps.
 const MAX_TURN: Duration = Duration::from_millis(200);
-/// Weight of the newest switch in the mean.
+/// Weight of the newest change in the mean.
 const NEWEST: f64 = 0.2;
-/// A switch that took more than so many times the mean was delayed by something else.
+/// A change that took more than so many times the mean was delayed by something else.
 const OUTLIER: f64 = 4.0;
 
 /// An adapter with something to compute.
@@ -41,19 +41,19 @@ pub(crate) struct Candidate {
 pub(crate) struct AdapterSchedule {
     /// The adapter of the last step.
     current: AdapterId,
-    /// Steps of its turn, and their seconds without the switch step.
+    /// Steps of its turn, and their seconds without the step that changes the adapter.
     steps: u32,
     seconds: f64,
     /// A bit for each adapter that has had a turn in this round.
     had_turn: u32,
-    /// Mean seconds of a switch.
-    switch: Option<f64>,
-    switches: u64,
+    /// Mean seconds of a change.
+    change: Option<f64>,
+    changes: u64,
     /// The adapter of a failed step. Until it succeeds, turns are as short as possible, so that it is tried again soon:
     /// else occasional faults could always hit it.
     failed: Option<AdapterId>,
-    /// Whether the backend switches with the last planned step.
-    switching: bool,
+    /// Whether the backend changes the adapter with the last planned step.
+    changing: bool,
 }
 
 impl AdapterSchedule {
@@ -74,8 +74,8 @@ impl AdapterSchedule {
 
     /// The next step computes with `adapter`, one of the candidates.
     pub fn begin_step(&mut self, adapter: AdapterId, candidates: &[Candidate]) {
-        let switches = adapter != self.current;
-        if switches || self.is_turn_over() {
+        let is_change = adapter != self.current;
+        if is_change || self.is_turn_over() {
             (self.steps, self.seconds) = (0, 0.0);
             if candidates.iter().all(|one| self.has_had_turn(one.adapter)) {
                 self.had_turn = 0;
@@ -89,8 +89,8 @@ impl AdapterSchedule {
         }
         self.had_turn |= bit(adapter);
         self.current = adapter;
-        self.switches += u64::from(switches);
-        self.switching |= switches;
+        self.changes += u64::from(is_change);
+        self.changing |= is_change;
     }
 
     /// The adapter of the last planned step.
@@ -98,9 +98,9 @@ impl AdapterSchedule {
         self.current
     }
 
-    /// Whether the last planned step includes a switch.
-    pub fn is_switching(&self) -> bool {
-        self.switching
+    /// Whether the last planned step includes a change.
+    pub fn is_changing(&self) -> bool {
+        self.changing
     }
 
     /// Records a computed step.
@@ -109,50 +109,50 @@ impl AdapterSchedule {
         if self.failed == Some(self.current) {
             self.failed = None;
         }
-        if !self.switching {
+        if !self.changing {
             self.seconds += seconds;
         }
-        self.switching = false;
+        self.changing = false;
     }
 
     /// Records a failed step, which ends the turn: whether other adapters get on tells which request is at fault. If the
-    /// step included a switch, the next one may too.
+    /// step included a change, the next one may too.
     pub fn step_failed(&mut self) {
         self.steps = STEPS.1;
         self.failed = Some(self.current);
     }
 
-    /// Learns the time of a switch.
-    pub fn observe_switch(&mut self, seconds: f64) {
+    /// Learns the time of a change.
+    pub fn observe_change(&mut self, seconds: f64) {
         if !seconds.is_finite() {
             return;
         }
         let newest = seconds.max(0.0);
-        let mean = self.switch.unwrap_or(newest);
+        let mean = self.change.unwrap_or(newest);
         let most = if mean > 0.0 { OUTLIER * mean } else { newest };
-        self.switch = Some(mean + NEWEST * (newest.min(most) - mean));
+        self.change = Some(mean + NEWEST * (newest.min(most) - mean));
     }
 
-    /// Number of switches.
-    pub fn switches(&self) -> u64 {
-        self.switches
+    /// Number of changes.
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
-    /// Mean seconds of a switch; 0 before the first was measured.
-    pub fn switch_seconds(&self) -> f64 {
-        self.switch.unwrap_or(0.0)
+    /// Mean seconds of a change; 0 before the first was measured.
+    pub fn change_seconds(&self) -> f64 {
+        self.change.unwrap_or(0.0)
     }
 
     /// Whether the turn has had its time.
     fn is_turn_over(&self) -> bool {
-        let most = match (self.failed, self.switch) {
+        let most = match (self.failed, self.change) {
             (Some(_), _) => STEPS.0,
             (None, Some(_)) => STEPS.1,
             (None, None) => UNMEASURED_STEPS,
         };
         let worthwhile = self
-            .switch
-            .map_or(f64::INFINITY, |switch| switch / SWITCH_SHARE - switch);
+            .change
+            .map_or(f64::INFINITY, |change| change / CHANGE_SHARE - change);
         let enough = worthwhile.min(MAX_TURN.as_secs_f64());
         let over = self.steps >= most || self.seconds >= enough;
         over && self.steps >= STEPS.0
@@ -172,8 +172,8 @@ fn bit(adapter: AdapterId) -> u32 {
 mod tests {
     use super::*;
 
-    /// The adapter of each step, where a step takes `step` and a switch `switch` more.
-    fn turns(ready: &[(u8, u8)], steps: usize, step: f64, switch: f64) -> Vec<u8> {
+    /// The adapter of each step, where a step takes `step` and a change `change` more.
+    fn turns(ready: &[(u8, u8)], steps: usize, step: f64, change: f64) -> Vec<u8> {
         let mut schedule = AdapterSchedule::default();
         let ready = ready.iter().map(|&(adapter, priority)| Candidate {
             adapter: AdapterId(adapter),
@@ -183,9 +183,9 @@ mod tests {
         let take = |_| {
             let next = schedule.next(&ready).expect("one is ready");
             schedule.begin_step(next, &ready);
-            if schedule.is_switching() {
-                schedule.observe_switch(switch);
-                schedule.step_done(step + switch);
+            if schedule.is_changing() {
+                schedule.observe_change(change);
+                schedule.step_done(step + change);
             } else {
                 schedule.step_done(step);
             }
@@ -218,8 +218,8 @@ mod tests {
     }
 
     #[test]
-    fn switches_take_their_share_of_time() {
-        for (step, switch, least, most) in [
+    fn changes_take_their_share_of_time() {
+        for (step, change, least, most) in [
             // Fast steps: as many as make the share.
             (0.001, 0.005, 25, 35),
             (0.0005, 0.0002, 2, 4),
@@ -229,14 +229,14 @@ mod tests {
             (0.04, 0.1, 6, 7),
             (1.0, 0.1, 2, 2),
         ] {
-            let runs = runs(&turns(&[(0, 0), (1, 0)], 2000, step, switch));
+            let runs = runs(&turns(&[(0, 0), (1, 0)], 2000, step, change));
             let inner = &runs[1..runs.len() - 1];
             let within = |&(_, steps): &(u8, usize)| (least..=most).contains(&steps);
-            assert!(inner.iter().all(within), "{step} {switch}: {:?}", inner[0]);
+            assert!(inner.iter().all(within), "{step} {change}: {:?}", inner[0]);
             #[allow(clippy::cast_precision_loss)]
             let turn = inner[0].1 as f64 * step;
             let bound = turn + step >= MAX_TURN.as_secs_f64() || inner[0].1 == 64;
-            assert!(bound || switch <= 0.2 * (turn + switch), "{step} {switch}");
+            assert!(bound || change <= 0.2 * (turn + change), "{step} {change}");
         }
     }
 

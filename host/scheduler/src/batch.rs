@@ -20,7 +20,7 @@ pub(crate) fn prompts<'a>(
 ) -> Vec<&'a RunningRequest> {
     let prefilling = running.iter().filter(|one| one.is_prefilling());
     let mut prompts: Vec<_> = prefilling.filter(|one| one.adapter() == adapter).collect();
-    if !prefill.is_slot_order() {
+    if !prefill.is_unbudgeted() {
         prompts.sort_by_key(|running| {
             let request = &running.request;
             let counter = queue.counter(request.tenant);

@@ -6,7 +6,7 @@
 //! steps as there are requests, each with fewer rows. So the first step waits until as many requests wait as usually
 //! run, but only for a small part of the time of the first prompt, which is all that it costs if none comes.
 //!
-//! *Between steps.* If all ready requests are sampled outside, the step waits a moment for
+//! *Between steps.* If all ready requests are sampled externally, the step waits a moment for
 //! [callers that return](crate::returning_callers).
 //!
 //! A request that decodes in the engine never waits for either.

@@ -122,8 +122,15 @@ impl Drafts {
         };
         // A request that decodes alone delays nobody.
         let alone = shape.rows == 1 && shape.prefill == 0 && step.other_adapters == 0;
-        let gap = prefill.gap().filter(|_| !alone);
-        let mut drafts = self.choose(shape, &mut candidates, room, gap, costs, prefill);
+        let max_step_stretch = prefill.max_step_stretch().filter(|_| !alone);
+        let mut drafts = self.choose(
+            shape,
+            &mut candidates,
+            room,
+            max_step_stretch,
+            costs,
+            prefill,
+        );
         kv.drop_unowned(tokens.saturating_add(drafts));
         let cells = kv.cells.free().saturating_sub(tokens);
         // The least likely drafts are left out.
@@ -155,7 +162,7 @@ impl Drafts {
         shape: StepShape,
         candidates: &mut [Candidate],
         room: u32,
-        gap: Option<f64>,
+        max_step_stretch: Option<f64>,
         costs: &CostModel,
         prefill: &PrefillBudget,
     ) -> u32 {
@@ -168,7 +175,8 @@ impl Drafts {
             };
             profile.step_seconds(costs, shape)
         };
-        let longest = gap.map(|gap| profile.max_draft_seconds(gap, costs, shape));
+        let longest =
+            max_step_stretch.map(|stretch| profile.max_draft_seconds(stretch, costs, shape));
         let room = room.min(SIZES[self.ceiling.index()]);
         let likeliest = |candidates: &mut [Candidate]| {
             let left = (0..candidates.len()).filter(|&i| candidates[i].taken < candidates[i].most);
@@ -221,9 +229,12 @@ impl Drafts {
         if shape.drafts == 0 || !costs.is_fitted() {
             return;
         }
-        let gap = prefill.gap().filter(|_| shape.rows > 1);
-        let keeps = |gap| prefill.profile.keeps_gap(gap, costs, shape, seconds);
-        let kept = gap.is_none_or(keeps);
+        let max_step_stretch = prefill.max_step_stretch().filter(|_| shape.rows > 1);
+        let keeps = |stretch| {
+            let profile = &prefill.profile;
+            profile.is_within_stretch(stretch, costs, shape, seconds)
+        };
+        let kept = max_step_stretch.is_none_or(keeps);
         let index = SIZES.partition_point(|&most| most < shape.drafts);
         self.ceiling.tried(index, kept);
     }

@@ -6,12 +6,12 @@
 //! here. (The time is saved once the highest used cell is a lower one: new requests take the lowest free cells,
 //! and [compaction](crate::compaction) moves sequences down.)
 //!
-//! Whether a prefix will be used again is unknown. So it stays until its accrued cost since its last use exceeds
+//! Whether a prefix will be used again is unknown. So it stays until the cost charged to it since its last use exceeds
 //! the cost of evicting it: moving it out and back, or computing it again if that is less or its cells are
 //! shared. By the ski-rental argument this costs at most twice as much as knowing the future.
 //!
 //! A move delays everyone for a moment. So one prefix at a time is evicted, before a step without prompts, unless
-//! it has accrued [`PREFILL_PATIENCE`] times the cost.
+//! it was charged [`PREFILL_PATIENCE`] times the cost.
 
 use crate::config::SchedulerConfig;
 use crate::cost_model::CostModel;
@@ -19,7 +19,7 @@ use crate::kv_cache::KvCache;
 use crate::prefix_cache::Entry;
 use crate::step::{EntryId, SeqId, StepShape};
 
-/// Accrued cost, in multiples of the eviction cost, that evicts a prefix before a step with prompts.
+/// Charged cost, in multiples of the eviction cost, that evicts a prefix before a step with prompts.
 const PREFILL_PATIENCE: f64 = 2.0;
 /// Attention never runs over fewer cells.
 const MIN_N_KV: u32 = 256;
@@ -34,7 +34,7 @@ enum Eviction {
 }
 
 impl KvCache {
-    /// Charges the cells for a step that is about to run, and evicts a prefix that has accrued enough.
+    /// Charges the cells for a step that is about to run, and evicts a prefix that was charged enough.
     pub fn evict_costly(&mut self, costs: &CostModel, shape: StepShape) {
         let tokens = shape.rows + shape.drafts + shape.prefill;
         let applies = self.config.shares_parts() && costs.is_fitted();
@@ -59,14 +59,14 @@ impl KvCache {
         }
     }
 
-    /// The first prefix that has accrued `patience` times its eviction cost.
+    /// The first prefix that was charged `patience` times its eviction cost.
     fn overdue(&self, costs: &CostModel, patience: f64) -> Option<(EntryId, Eviction)> {
         // No prefix has a lower eviction cost for each of its cells.
         let least = costs.prefill(1, self.cells.n_kv());
         let least = patience * least.min(self.swap_costs.seconds(1));
-        let accrued = self.entries.accrued_costs();
-        let mut accrued = accrued.filter(|(_, cell)| *cell > 0.0 && *cell >= least);
-        accrued.find_map(|(id, cell)| {
+        let charged = self.entries.charged_costs();
+        let mut charged = charged.filter(|(_, cell)| *cell > 0.0 && *cell >= least);
+        charged.find_map(|(id, cell)| {
             let seq = self.entries.get(id)?.seq()?;
             let cost = cell * f64::from(self.cells.freed_by_clearing(seq));
             let (eviction, seconds) = self.cheapest_eviction(costs, id, seq)?;
@@ -104,7 +104,7 @@ impl KvCache {
     /// Offloads all unowned resident entries.
     pub fn offload_all(&mut self) {
         self.entries.update_owners();
-        let all: Vec<_> = self.entries.accrued_costs().map(|(id, _)| id).collect();
+        let all: Vec<_> = self.entries.charged_costs().map(|(id, _)| id).collect();
         for id in all {
             if let Some(seq) = self.entries.get(id).and_then(Entry::seq) {
                 self.offload(id, seq);

@@ -18,7 +18,7 @@ impl Scheduler {
                 continue;
             };
             running.wait = Wait::Sampler;
-            running.sampled_externally = true;
+            running.has_external_sampler = true;
             let request = &running.request;
             let punctual = !request.progress.late;
             let retention = request.retention.clone();

@@ -5,9 +5,10 @@
 //! at fault: for a while no request is failed, and the pauses between attempts grow. A failure right after another
 //! request failed alone, with no success in between, may have the same cause in the device and counts half.
 //!
-//! A memory that can't truncate starts its requests again after a failure. There the requests of the failed step
-//! compute again together, up to the position of the failure, and then pass it one at a time. A failure before that
-//! position is excused, unless the request never gets there: after some joint failures each computes alone.
+//! On a model whose state cannot be truncated (recurrent, hybrid or sliding-window), the requests of a failed step start
+//! again from their first token. They compute together up to the position of the failure, then pass it one at a time. A
+//! failure before that position is *excused*, because the request passed there before. If they never reach it together,
+//! each computes alone after [`MAX_JOINT`] failed steps.
 //!
 //! This holds the figures that the random workloads check: a bad request ends after at most 60 failed steps, and a
 //! sound one ends only if at least three device faults hit it alone without progress.
@@ -18,15 +19,16 @@ use crate::running::RunningRequests;
 use crate::step::Row;
 use std::time::Duration;
 
-/// Solitary failures with one token, while others succeed, that fail a request. This bound and
-/// [`MAX_EXCUSED`] are multiplied by the adapters in use, see [`Strikes::add`].
+/// Number of failures with a single one-token request, while others succeed, after which the request fails. This bound
+/// and [`MAX_EXCUSED`] are multiplied by the number of adapters in use, see [`Strikes::add`].
 const MAX_STRIKES: u8 = 3;
-/// Excused solitary failures that fail a request. A device that fails all steps above some size, or every other one,
-/// never lets it get back to its position.
+/// Number of excused failures alone after which the request fails. On a device that fails every step above some size,
+/// or every other one, the request never reaches its position again.
 const MAX_EXCUSED: u8 = 16;
 /// How long a request may fail alone while at least [`MAX_STRIKES`] steps in a row fail.
 const OUTAGE: Duration = Duration::from_secs(3);
-/// Joint failures, until all is well, after which requests compute one by one where they start again.
+/// After this many failed steps of several requests without recovery, models that cannot truncate run one request per
+/// step.
 const MAX_JOINT: u8 = 8;
 /// Shortest and longest pause after a failure with one token.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));

@@ -15,12 +15,12 @@
 use crate::Token;
 use crate::config::{LogitsKind, SchedulerConfig};
 use crate::kv_cells::KvCells;
-use crate::offload::SwapCosts;
 use crate::prefix_cache::{Entry, EntryState, Holder, PrefixCache};
 use crate::request::PrefixScope;
 use crate::retention::WeakRetention;
 use crate::sequence_ids::SequenceIds;
 use crate::step::{EntryId, MemoryOp, Row, SeqId, cells_of};
+use crate::swap_costs::SwapCosts;
 
 /// A shorter sequence without an owner is not kept: computing it again is as fast.
 const MIN_KEPT_TOKENS: usize = 16;

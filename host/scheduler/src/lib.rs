@@ -4,8 +4,9 @@
 //! result with [`Scheduler::applied`]. Time is an argument, counted from any start, so that a simulator can drive the
 //! scheduler with its own clock.
 //!
-//! Requests are unlimited; *sequence ids* and *KV cells* of the backend are leased. A request waits in a bounded
-//! [`queue`] until it is next and has room. If a prefix of its prompt is in the cells already, it shares those cells
+//! A running request leases a *sequence id* and *KV cells* of the backend. More requests may exist than these allow: up
+//! to a bound they wait in the [`queue`], and further ones are refused. A request starts once it is next and has room. If
+//! a prefix of its prompt is in the cells already, it shares those cells
 //! ([`prefix_cache`], [`admission`]). Each step computes only new tokens: one of every decoding request, and as much of
 //! the prompts as the [`prefill_budget`] allows ([`batch`]). Where there is time to spare, a row continues with
 //! [`drafts`]. A [`cost_model`] learns how long steps take; [`kv_cells`] mirrors which cells they fill. Under pressure
@@ -14,7 +15,8 @@
 //!
 //! Invariants, tested with random workloads on the simulator:
 //! - Every sequence id is free or has exactly one holder, a request or a prefix cache entry.
-//! - The tokens of a request are computed in order, each once except after a preemption.
+//! - The tokens of a request are computed in order, each once. Exceptions are tokens lost in a preemption, requests of a
+//!   failed step whose state cannot be truncated, and rows whose device top-k did not suffice.
 //! - Every decoding request of the step's adapter has a row, except after a failure; the
 //!   [`adapter_schedule`] bounds how long other adapters wait.
 //! - Nothing stays of rejected drafts.
@@ -37,7 +39,6 @@ mod external_sampler;
 mod failure;
 mod kv_cache;
 mod kv_cells;
-mod offload;
 mod output_length;
 mod overlap;
 mod preemption;
@@ -58,6 +59,7 @@ mod size_ceiling;
 mod status;
 mod step;
 mod swap;
+mod swap_costs;
 mod timers;
 
 pub use config::{LogitsKind, Overlap, SchedulerConfig};

@@ -29,7 +29,7 @@ use std::time::Duration;
 /// Overlapped work that is not accounted for.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OverlapState {
-    /// Rows that were planned and not answered.
+    /// Planned rows without a result yet.
     planned: Vec<Row>,
     /// Tokens that count against the next step.
     tokens: u32,
@@ -40,7 +40,7 @@ pub(crate) struct OverlapState {
 }
 
 impl OverlapState {
-    /// Whether rows are planned and not answered.
+    /// Whether planned rows have no result yet.
     pub fn is_planned(&self) -> bool {
         !self.planned.is_empty()
     }
@@ -137,7 +137,7 @@ impl Scheduler {
     pub(crate) fn plan_during_wait(&mut self, now: Time) -> Option<Step> {
         let left = self.window.waits_until()?.saturating_sub(now).as_secs_f64();
         let off = self.config.overlap == Overlap::Off;
-        if off || !self.costs.is_fitted() || self.adapters.is_switching() {
+        if off || !self.costs.is_fitted() || self.adapters.is_changing() {
             return None;
         }
         let n_kv = self.kv.cells.n_kv();
@@ -151,7 +151,7 @@ impl Scheduler {
     /// A step of prompts alone, of a size that `fits`, before a step that `waiting` requests wait for.
     fn prompts_alone(&self, waiting: u32, fits: impl Fn(u32) -> bool) -> Option<Step> {
         let paused = self.failure.paused_until().is_some();
-        if self.prefill.gap().is_none() || self.is_recovering() || paused {
+        if self.prefill.max_step_stretch().is_none() || self.is_recovering() || paused {
             return None;
         }
         let (adapter, n_kv) = (self.adapters.current(), self.kv.cells.n_kv());

@@ -1,6 +1,6 @@
 //! Preemption: running requests that give their cells to others.
 //!
-//! The least important request goes: of the lowest priority the one that arrived last. It returns to the queue with its
+//! The least important request is preempted: of the lowest priority the one that arrived last. It returns to the queue with its
 //! generated tokens. Its state is swapped out, or computed again, whichever is expected to be faster. So no admitted
 //! request is lost for another, and the most important one always gets on.
 
@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 impl Scheduler {
     /// Preempts the least important request with computed tokens, if another one stays.
     pub(crate) fn preempt_least_important(&mut self) -> bool {
-        self.running.len() > 1 && self.preempt_one(|running| running.computed > 0)
+        self.running.len() > 1 && self.preempt_least_important_of(|running| running.computed > 0)
     }
 
     /// Preempts requests of groups that outgrew their quota.
@@ -28,16 +28,19 @@ impl Scheduler {
                 let quotas = own.clone().filter_map(|one| one.request.quota);
                 let cells = quotas.map(|quota| quota.cells).max().unwrap_or(0);
                 let outgrown = own.count() > 1 && held > cells;
-                if !outgrown || !self.preempt_one(|one| one.is_in_group(group)) {
+                if !outgrown || !self.preempt_least_important_of(|one| one.is_in_group(group)) {
                     break;
                 }
             }
         }
     }
 
-    /// Preempts the least important of the requests that `may` be. False if there are none.
-    pub(crate) fn preempt_one(&mut self, may: impl Fn(&RunningRequest) -> bool) -> bool {
-        let least = self.running.least_important(may);
+    /// Preempts the least important of the requests that pass `filter`. False if there are none.
+    pub(crate) fn preempt_least_important_of(
+        &mut self,
+        filter: impl Fn(&RunningRequest) -> bool,
+    ) -> bool {
+        let least = self.running.least_important(filter);
         let Some(mut running) = least.and_then(|id| self.running.remove(id)) else {
             return false;
         };
@@ -66,7 +69,8 @@ impl Scheduler {
         let tenant = request.tenant;
         self.queue.push(request);
         self.queue.stopped_running(tenant);
-        // At once: when it returns, it may follow requests that followed it.
+        // Its followers, which wait for it to compute a prefix that they share, get another source at once. Else it
+        // could return and follow one of its own followers.
         self.update_followers();
         true
     }

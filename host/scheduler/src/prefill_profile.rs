@@ -7,7 +7,7 @@
 //!
 //! An untried size is estimated from the next smaller one that was tried, in proportion, which is too high rather than
 //! too low. So now and then a step *probes* the next larger size: the less likely it fits, the more rarely, so that
-//! misses are a small part of the gaps. A size is used only after the one below it kept its time.
+//! misses are a small part of the steps. A size is used only after the one below it kept its time.
 //!
 //! The target is a multiple of the time of as many decode rows as requests usually run, if those are more than the
 //! step has: requests in prefill are about to decode.
@@ -170,9 +170,15 @@ impl PrefillProfile {
         usual
     }
 
-    /// Learns from a step whose time should be at most `gap` times that of a step without prompts. `costs` has not
-    /// learned from it yet.
-    pub fn observe(&mut self, gap: f64, costs: &CostModel, shape: StepShape, seconds: f64) {
+    /// Learns from a step whose time should be at most `max_step_stretch` times that of a step without prompts. `costs`
+    /// has not learned from it yet.
+    pub fn observe(
+        &mut self,
+        max_step_stretch: f64,
+        costs: &CostModel,
+        shape: StepShape,
+        seconds: f64,
+    ) {
         if shape.rows == 0 || !costs.is_fitted() || !seconds.is_finite() || seconds <= 0.0 {
             return;
         }
@@ -189,7 +195,7 @@ impl PrefillProfile {
         }
         let chunk = chunk_of(shape);
         let index = size_index(chunk);
-        let kept = seconds <= gap * self.usual_decode_seconds(costs, shape);
+        let kept = seconds <= max_step_stretch * self.usual_decode_seconds(costs, shape);
         self.since_miss = match kept {
             true => self.since_miss.saturating_add(1),
             false => 0,
@@ -212,24 +218,24 @@ impl PrefillProfile {
         self.ceiling.tried(index, kept);
     }
 
-    /// The largest chunk with which nearly all steps stay within `gap` times the time without prompts; at least the
-    /// smallest size. Now and then the next larger size.
-    pub fn chunk(&self, gap: f64, costs: &CostModel, rows: u32, n_kv: u32) -> u32 {
+    /// The largest chunk with which nearly all steps stay within `max_step_stretch` times the time without prompts; at
+    /// least the smallest size. Now and then the next larger size.
+    pub fn chunk(&self, max_step_stretch: f64, costs: &CostModel, rows: u32, n_kv: u32) -> u32 {
         let shape = decode_shape(rows, n_kv);
-        let best = self.best_size(gap, costs, shape);
-        let probe = usize::from(self.is_probe_due(best, gap, costs, shape));
+        let best = self.best_size(max_step_stretch, costs, shape);
+        let probe = usize::from(self.is_probe_due(best, max_step_stretch, costs, shape));
         CHUNK_SIZES[(best + probe).min(CHUNK_SIZES.len() - 1)]
     }
 
     /// Records that a step with prompts was planned with [`PrefillProfile::chunk`]. A probe counts whatever becomes of
     /// it: the rest of a prompt may be shorter, or the step may say nothing.
-    pub fn planned(&mut self, gap: f64, costs: &CostModel, rows: u32, n_kv: u32) {
+    pub fn planned(&mut self, max_step_stretch: f64, costs: &CostModel, rows: u32, n_kv: u32) {
         if rows == 0 || !costs.is_fitted() {
             return;
         }
         let shape = decode_shape(rows, n_kv);
-        let best = self.best_size(gap, costs, shape);
-        self.since_probe = match self.is_probe_due(best, gap, costs, shape) {
+        let best = self.best_size(max_step_stretch, costs, shape);
+        self.since_probe = match self.is_probe_due(best, max_step_stretch, costs, shape) {
             true => 0,
             false => self.since_probe.saturating_add(1),
         };
@@ -248,14 +254,26 @@ impl PrefillProfile {
     }
 
     /// The most seconds that a step with drafts may be expected to take, so that nearly all such steps stay within
-    /// `gap` times the time of the rows alone.
-    pub fn max_draft_seconds(&self, gap: f64, costs: &CostModel, shape: StepShape) -> f64 {
-        gap * self.decode_seconds(costs, shape) / SizeProfile::default().margin(NEARLY_ALL)
+    /// `max_step_stretch` times the time of the rows alone.
+    pub fn max_draft_seconds(
+        &self,
+        max_step_stretch: f64,
+        costs: &CostModel,
+        shape: StepShape,
+    ) -> f64 {
+        max_step_stretch * self.decode_seconds(costs, shape)
+            / SizeProfile::default().margin(NEARLY_ALL)
     }
 
-    /// Whether a step with drafts stayed within `gap` times the time of its rows alone.
-    pub fn keeps_gap(&self, gap: f64, costs: &CostModel, shape: StepShape, seconds: f64) -> bool {
-        seconds <= gap * self.decode_seconds(costs, shape)
+    /// Whether a step with drafts stayed within `max_step_stretch` times the time of its rows alone.
+    pub fn is_within_stretch(
+        &self,
+        max_step_stretch: f64,
+        costs: &CostModel,
+        shape: StepShape,
+        seconds: f64,
+    ) -> bool {
+        seconds <= max_step_stretch * self.decode_seconds(costs, shape)
     }
 
     /// Seconds of a step without prompts: with its own rows, or with as many as requests usually run if those are more.
@@ -310,14 +328,20 @@ impl PrefillProfile {
     }
 
     /// Whether the next step probes the size above `best`.
-    fn is_probe_due(&self, best: usize, gap: f64, costs: &CostModel, shape: StepShape) -> bool {
+    fn is_probe_due(
+        &self,
+        best: usize,
+        max_step_stretch: f64,
+        costs: &CostModel,
+        shape: StepShape,
+    ) -> bool {
         let next = best + 1;
         if next >= CHUNK_SIZES.len() || self.since_miss < PROBE_LIKELY {
             return false;
         }
         let seconds =
             self.seconds_without_prefill(costs, shape) + self.added(next, costs, shape.n_kv);
-        let target = gap * self.usual_decode_seconds(costs, shape);
+        let target = max_step_stretch * self.usual_decode_seconds(costs, shape);
         let interval = if seconds * self.margin(next, 1.0) <= target {
             PROBE_LIKELY
         } else if seconds <= target {
@@ -329,9 +353,9 @@ impl PrefillProfile {
     }
 
     /// The index of the largest size that nearly all steps keep.
-    fn best_size(&self, gap: f64, costs: &CostModel, shape: StepShape) -> usize {
+    fn best_size(&self, max_step_stretch: f64, costs: &CostModel, shape: StepShape) -> usize {
         let without = self.seconds_without_prefill(costs, shape);
-        let target = gap * self.usual_decode_seconds(costs, shape);
+        let target = max_step_stretch * self.usual_decode_seconds(costs, shape);
         let fits = |&index: &usize| {
             let seconds = without + self.added(index, costs, shape.n_kv);
             seconds * self.margin(index, NEARLY_ALL) <= target

@@ -231,9 +231,9 @@ impl PrefixCache {
         self.cell_seconds += seconds;
     }
 
-    /// Resident entries without an owner, least recently used first, with the seconds that each of their cells
-    /// has cost since their last use.
-    pub fn accrued_costs(&self) -> impl Iterator<Item = (EntryId, f64)> {
+    /// Resident entries without an owner, least recently used first, with the seconds charged to each of their
+    /// cells since their last use.
+    pub fn charged_costs(&self) -> impl Iterator<Item = (EntryId, f64)> {
         self.unowned.values().map(|(id, since)| {
             self.count_visit();
             (*id, self.cell_seconds - since)
@@ -427,16 +427,16 @@ mod tests {
     }
 
     #[test]
-    fn costs_accrue_from_the_last_use() {
+    fn costs_are_charged_from_the_last_use() {
         let mut cache = PrefixCache::default();
         let first = resident(&mut cache, &[1], 0);
         cache.charge_cells(2.0);
         let second = resident(&mut cache, &[2], 1);
         cache.charge_cells(1.0);
-        let costs: Vec<_> = cache.accrued_costs().collect();
+        let costs: Vec<_> = cache.charged_costs().collect();
         assert_eq!(costs, [(first, 3.0), (second, 1.0)]);
         cache.touch(first);
-        let costs: Vec<_> = cache.accrued_costs().collect();
+        let costs: Vec<_> = cache.charged_costs().collect();
         assert_eq!(costs, [(second, 1.0), (first, 0.0)]);
     }
 }

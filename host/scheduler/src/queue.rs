@@ -2,10 +2,11 @@
 //! deadline.
 //!
 //! Fairness between tenants uses *virtual token counters* (Sheng et al., "Fairness in Serving Large Language
-//! Models", 2024). Each tenant has a counter of its service; the lowest goes first. A tenant that was idle starts
-//! at the lowest counter of the active ones, so idling earns no credit. One that was ahead when it became idle
-//! stays ahead until the others catch up, so leaving pays no debt. Idle tenants that are ahead are kept apart, in
-//! the order of their counters: there may be many, and only a tenant that returns looks them up.
+//! Models", 2024). Each tenant has a counter of the service that it received; the tenant with the lowest counter goes
+//! first. A tenant that becomes active starts at the lowest counter of the active tenants, so idle time earns no
+//! credit. A tenant is *ahead* if its counter is higher than that. If it becomes idle and returns, it keeps its
+//! counter, so idle time clears no debt. Idle tenants that are ahead are stored separately, ordered by counter.
+//! They may be many, but only a returning tenant is looked up there.
 //!
 //! Within a tenant the earliest deadline goes first. A request without one counts as if it had
 //! [`DEFAULT_PATIENCE`], so that a stream of urgent requests passes it for so long and no longer.

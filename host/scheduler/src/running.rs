@@ -43,7 +43,7 @@ pub(crate) struct RunningRequest {
     pub failed_at: Option<u32>,
     pub drafts: DraftState,
     /// Whether an external sampler picks its tokens.
-    pub sampled_externally: bool,
+    pub has_external_sampler: bool,
     /// Whether its cells hold the only copy of an offloaded prefix.
     pub holds_offloaded: bool,
 }
@@ -62,7 +62,7 @@ impl RunningRequest {
             strikes: Strikes::default(),
             failed_at: None,
             drafts: DraftState::default(),
-            sampled_externally: false,
+            has_external_sampler: false,
             holds_offloaded: false,
         }
     }
@@ -97,9 +97,9 @@ impl RunningRequest {
         self.wait == Wait::Ready
     }
 
-    /// Whether its next token comes from outside: from its caller, or from an external sampler.
-    pub fn is_sampled_outside(&self) -> bool {
-        self.request.is_next_token() || self.sampled_externally
+    /// Whether its caller or an external sampler picks its next token.
+    pub fn is_sampled_externally(&self) -> bool {
+        self.request.is_next_token() || self.has_external_sampler
     }
 
     /// Whether it is past its prompt, and all but its last tokens are computed. The prompt of a next-token request is
@@ -260,10 +260,10 @@ impl RunningRequests {
         self.iter().any(RunningRequest::is_ready)
     }
 
-    /// Whether some can have rows, and the next token of each of these comes from outside.
-    pub fn all_ready_are_sampled_outside(&self) -> bool {
+    /// Whether some can have rows, and each of these is sampled externally.
+    pub fn all_ready_sampled_externally(&self) -> bool {
         let mut ready = self.iter().filter(|running| running.is_ready()).peekable();
-        ready.peek().is_some() && ready.all(RunningRequest::is_sampled_outside)
+        ready.peek().is_some() && ready.all(RunningRequest::is_sampled_externally)
     }
 
     /// Number of decoding requests.
@@ -330,9 +330,9 @@ impl RunningRequests {
         }
     }
 
-    /// The least important of those that `may` be preempted.
-    pub fn least_important(&self, may: impl Fn(&RunningRequest) -> bool) -> Option<RequestId> {
-        let candidates = self.iter().filter(|running| may(running));
+    /// The least important of those that pass `filter`.
+    pub fn least_important(&self, filter: impl Fn(&RunningRequest) -> bool) -> Option<RequestId> {
+        let candidates = self.iter().filter(|running| filter(running));
         let least = candidates.min_by_key(|running| running.importance());
         least.map(RunningRequest::id)
     }

@@ -38,7 +38,7 @@ pub struct Scheduler {
     pub(crate) failure: FailureHandling,
     pub(crate) compaction: Compaction,
     pub(crate) overlap: OverlapState,
-    /// The rows of the step that is not answered yet, and the shape of the last step.
+    /// The rows of the planned step until [`Scheduler::applied`], and the shape of the last step.
     pub(crate) planned: Vec<Row>,
     pub(crate) shape: StepShape,
     /// Counts since the start.
@@ -76,7 +76,7 @@ impl Scheduler {
         }
     }
 
-    /// Plans the next step. Every step with rows must be answered by [`Scheduler::applied`].
+    /// Plans the next step. Every step with rows must be followed by [`Scheduler::applied`].
     pub fn plan(&mut self, now: Time) -> Step {
         debug_assert!(self.is_between_steps(), "plan before applied");
         self.drop_released_entries(now);
@@ -121,8 +121,8 @@ impl Scheduler {
         }
     }
 
-    /// Starts waiting requests while there is room. The next one is not overtaken, so a large request is delayed by those
-    /// before it and by no others. It preempts requests of lower priority.
+    /// Starts waiting requests in the queue's order while there is room. No request overtakes the next one, so a large
+    /// request waits for the requests before it only. The next request preempts running ones of lower priority.
     fn admit(&mut self, now: Time) -> Vec<RequestId> {
         let mut admitted = Vec::new();
         while let Some(next) = self.next_request() {
@@ -138,7 +138,7 @@ impl Scheduler {
                 false => None,
             };
             let Some((seq, source)) = start else {
-                if self.preempt_one(|running| running.request.priority < priority) {
+                if self.preempt_least_important_of(|running| running.request.priority < priority) {
                     continue;
                 }
                 break;
@@ -234,8 +234,8 @@ impl Scheduler {
         }
     }
 
-    /// Makes room for up to `budget` tokens of an adapter beside its decode rows, without a preemption. Returns the tokens
-    /// that have room, or the budget if none are needed.
+    /// Frees cells for up to `budget` prompt tokens of an adapter, beside its decode rows and without a preemption.
+    /// Returns how many of these tokens the step may take: all, unless too few cells are free.
     fn make_room_for_prefill(&mut self, adapter: AdapterId, decoding: u32, budget: u32) -> u32 {
         let own = self.running.iter().filter(|one| one.adapter() == adapter);
         let pending: u32 = own.map(RunningRequest::prefill_tokens).sum();
@@ -317,19 +317,19 @@ impl Scheduler {
         }
     }
 
-    /// Learns from the time of the last step. A step with an adapter switch tells the cost of the switch, and nothing of its
-    /// rows. Overlapped prompts count as its own, since nothing else tells their time.
+    /// Learns from the time of the last step. If the step changed the adapter, its time teaches only the cost of the
+    /// change. The time of overlapped prompts cannot be measured alone, so they count as prompts of this step.
     fn learn(&mut self, seconds: f64) {
         if let Some(overlapped) = self.overlap.included() {
             self.shape.prefill += overlapped;
             let (costs, shape) = (&mut self.costs, self.shape);
-            if !self.adapters.is_switching() {
+            if !self.adapters.is_changing() {
                 let running = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
                 self.prefill.observe(costs, running, shape, seconds);
                 self.drafts.observe(shape, seconds, costs, &self.prefill);
                 costs.observe(shape, seconds);
             } else if costs.is_fitted() {
-                self.adapters.observe_switch(seconds - costs.predict(shape));
+                self.adapters.observe_change(seconds - costs.predict(shape));
             }
         }
         self.adapters.step_done(seconds);
@@ -344,8 +344,8 @@ impl Scheduler {
             if let Some(running) = self.running.get_mut(row.request) {
                 running.save_progress();
                 running.start_at(0);
-                // Never before its last failure: it succeeded there, and a request that fails beside it would excuse it
-                // for ever.
+                // This position never moves back. Else a failure of another request in the same step, at an earlier
+                // position, could reset the strikes of this one again and again.
                 running.failed_at = running.failed_at.max(Some(row.from));
                 self.kv.clear(row.seq);
             }
@@ -510,7 +510,7 @@ impl Scheduler {
         self.paused_until().is_some_and(|until| now < until)
     }
 
-    /// Whether every planned step was answered.
+    /// Whether every planned step was followed by its result.
     pub(crate) fn is_between_steps(&self) -> bool {
         self.planned.is_empty() && !self.overlap.is_planned()
     }
@@ -561,9 +561,9 @@ impl Scheduler {
         Some(BatchWindow::length(step))
     }
 
-    /// Until when the step waits for callers: only where every ready request is sampled outside.
+    /// Until when the step waits for callers. It waits only if every ready request is sampled externally.
     fn wait_for_callers(&self, now: Time) -> Option<Time> {
-        let may_wait = self.running.all_ready_are_sampled_outside() && !self.is_recovering();
+        let may_wait = self.running.all_ready_sampled_externally() && !self.is_recovering();
         self.window.callers.wait_until(now).filter(|_| may_wait)
     }
 

@@ -26,7 +26,7 @@ pub struct SchedulerCounters {
     pub preempted: u64,
     /// Sequences moved to lower cells.
     pub compacted: u64,
-    /// Switches of the adapter.
+    /// Changes of the adapter between two steps.
     pub adapter_switches: u64,
     /// Rows that were computed again since their highest logits did not suffice.
     pub top_k_retries: u64,
@@ -154,7 +154,7 @@ impl Scheduler {
             lost: cache.lost,
             preempted: self.preempted,
             compacted: cache.compacted,
-            adapter_switches: self.adapters.switches(),
+            adapter_switches: self.adapters.changes(),
             top_k_retries: self.top_k_retries,
         }
     }
@@ -213,9 +213,9 @@ impl Scheduler {
         pinned.saturating_add(self.running.promised())
     }
 
-    /// Expected seconds of an adapter switch; 0 before any was measured.
+    /// Expected seconds of an adapter change; 0 before any was measured.
     pub fn adapter_switch_seconds(&self) -> f64 {
-        self.adapters.switch_seconds()
+        self.adapters.change_seconds()
     }
 
     /// What was learned about the time of steps.

@@ -2,10 +2,11 @@
 
 use crate::cost_model::CostModel;
 use crate::kv_cells::Layout;
-use crate::prefill_budget::PrefillPolicy;
 use crate::*;
 
 mod batch_window;
+#[path = "../tests/support/config.rs"]
+mod config;
 mod device_top_k;
 mod drafts;
 mod eviction;
@@ -14,21 +15,7 @@ mod overlap;
 mod prefix_cache;
 mod quotas;
 
-pub(crate) const CONFIG: SchedulerConfig = SchedulerConfig {
-    seq_ids: 4,
-    top_k_seq_ids: 0,
-    cells: 100,
-    max_step_tokens: 16,
-    max_queue: 8,
-    max_tenant_queue: 6,
-    prefill: PrefillPolicy::Budgeted { gap: 2.0 },
-    prefix_cache: true,
-    can_truncate: true,
-    swap: true,
-    offload_prefixes: false,
-    max_drafts: 8,
-    overlap: Overlap::Off,
-};
+pub(crate) use config::CONFIG;
 
 pub(crate) fn request(key: u64, prompt: u32, max_tokens: u32) -> Request {
     Request {

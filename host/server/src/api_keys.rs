@@ -362,11 +362,11 @@ mod tests {
         HeaderMap::from_iter([(AUTHORIZATION, value)])
     }
 
-    struct Folder(tempfile::TempDir);
+    struct TestDir(tempfile::TempDir);
 
-    impl Folder {
+    impl TestDir {
         fn new() -> Self {
-            Folder(tempfile::tempdir().expect("a folder"))
+            TestDir(tempfile::tempdir().expect("a directory"))
         }
 
         fn write(&self, text: &str) -> PathBuf {
@@ -379,10 +379,10 @@ mod tests {
     #[test]
     fn key_identifies_tenant_and_is_removed() {
         let (one, other) = (NewApiKey::generate(), NewApiKey::generate());
-        let folder = Folder::new();
+        let dir = TestDir::new();
         let text = one.toml_entry("one", "alice", &["/chat".to_owned()])
             + &other.toml_entry("two", "bob", &[]);
-        let keys = ApiKeys::open(&folder.write(&text)).expect("good");
+        let keys = ApiKeys::open(&dir.write(&text)).expect("good");
         assert_eq!(keys.count(), 2);
         for scheme in ["Bearer", "bearer", "BEARER"] {
             let mut headers = headers(&format!("{scheme} {}", one.key()));
@@ -421,9 +421,8 @@ mod tests {
     #[test]
     fn open_deployment_receives_all_but_keys() {
         let key = NewApiKey::generate();
-        let folder = Folder::new();
-        let keys =
-            ApiKeys::open(&folder.write(&key.toml_entry("one", "alice", &[]))).expect("good");
+        let dir = TestDir::new();
+        let keys = ApiKeys::open(&dir.write(&key.toml_entry("one", "alice", &[]))).expect("good");
         let left = |values: &[String]| {
             let mut headers = HeaderMap::new();
             for value in values {
@@ -460,14 +459,14 @@ mod tests {
     #[test]
     fn reload_keeps_tenants_and_used_quota() {
         let (one, other) = (NewApiKey::generate(), NewApiKey::generate());
-        let folder = Folder::new();
+        let dir = TestDir::new();
         let limited = |limit: u32| {
             format!(
                 "{}[key.quota]\nrequests-per-minute = {limit}\n[tenant.alice]\nconcurrent = 5\n",
                 one.toml_entry("one", "alice", &[])
             )
         };
-        let keys = ApiKeys::open(&folder.write(&limited(1))).expect("good");
+        let keys = ApiKeys::open(&dir.write(&limited(1))).expect("good");
         let authenticate = |key: &NewApiKey| {
             keys.authenticate(&mut headers(&format!("Bearer {}", key.key())), "/x")
         };
@@ -476,12 +475,12 @@ mod tests {
         QuotaPermit::acquire(holder.quotas.clone()).expect("the first");
         QuotaPermit::acquire(holder.quotas).expect_err("the second");
 
-        folder.write("what = is this");
+        dir.write("what = is this");
         keys.reload().expect_err("invalid");
         assert!(authenticate(&one).is_ok(), "the old keys stay");
 
         let text = limited(2) + &other.toml_entry("two", "bob", &[]);
-        folder.write(&text);
+        dir.write(&text);
         keys.reload().expect("good");
         let again = authenticate(&one).expect("granted");
         assert_eq!(again.tenant, holder.tenant);
@@ -489,12 +488,12 @@ mod tests {
         QuotaPermit::acquire(again.quotas).expect_err("the first one is still counted");
         assert_ne!(authenticate(&other).expect("granted").tenant, holder.tenant);
 
-        folder.write("");
+        dir.write("");
         keys.reload().expect("no keys at all");
         assert_eq!(authenticate(&one).expect_err("gone").status(), 401);
 
         // The file comes back after it was empty.
-        folder.write(&text);
+        dir.write(&text);
         keys.reload().expect("good");
         let back = authenticate(&one).expect("granted again").quotas;
         QuotaPermit::acquire(back).expect_err("both are still counted");
@@ -503,23 +502,23 @@ mod tests {
     #[test]
     fn removed_limits_count_usage_when_restored() {
         let key = NewApiKey::generate();
-        let folder = Folder::new();
+        let dir = TestDir::new();
         let entry = key.toml_entry("one", "alice", &[]);
         for limits in [
             "[key.quota]\nrequests-per-minute = 2\n",
             "[tenant.alice]\nrequests-per-minute = 2\n",
         ] {
-            let keys = ApiKeys::open(&folder.write(&format!("{entry}{limits}"))).expect("good");
+            let keys = ApiKeys::open(&dir.write(&format!("{entry}{limits}"))).expect("good");
             let begin = || {
                 let mut headers = headers(&format!("Bearer {}", key.key()));
                 let holder = keys.authenticate(&mut headers, "/x").expect("granted");
                 QuotaPermit::acquire(holder.quotas)
             };
             begin().expect("the first of two");
-            folder.write(&entry);
+            dir.write(&entry);
             keys.reload().expect("good");
             begin().expect("the second, and nothing is limited");
-            folder.write(&format!("{entry}{limits}"));
+            dir.write(&format!("{entry}{limits}"));
             keys.reload().expect("good");
             begin().expect_err(limits);
         }

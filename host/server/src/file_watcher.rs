@@ -162,8 +162,8 @@ mod tests {
     #[test]
     fn change_counts_once_and_when_stable() {
         let (old, now) = (2 * CHECK_INTERVAL, SystemTime::now());
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("file");
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("file");
         write(&path, "one", now, old);
         let watcher = FileWatcher::new(&[&path]);
         assert!(!watcher.has_changed(now));
@@ -230,8 +230,8 @@ mod tests {
 
     #[tokio::test]
     async fn slow_reload_does_not_block_callers() {
-        let (now, folder) = (SystemTime::now(), tempfile::tempdir().expect("a folder"));
-        let path = folder.path().join("file");
+        let (now, dir) = (SystemTime::now(), tempfile::tempdir().expect("a directory"));
+        let path = dir.path().join("file");
         write(&path, "one", now, 2 * CHECK_INTERVAL);
         let (sender, proceed) = mpsc::channel();
         let slow = Arc::new(SlowReload {

@@ -96,8 +96,8 @@ mod tests {
 
     #[test]
     fn open_deployment_does_not_receive_keys() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (file, key) = (folder.path().join("keys.toml"), NewApiKey::generate());
+        let dir = tempfile::tempdir().expect("a directory");
+        let (file, key) = (dir.path().join("keys.toml"), NewApiKey::generate());
         std::fs::write(&file, key.toml_entry("one", "alice", &[])).expect("written");
         let keys = ApiKeys::open(&file).expect("good");
         let headers_left = |sent: &str| {

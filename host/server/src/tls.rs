@@ -313,9 +313,9 @@ mod tests {
 
     #[test]
     fn unusable_files_say_why() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let write = |name: &str, text: &str| {
-            let path = folder.path().join(name);
+            let path = dir.path().join(name);
             std::fs::write(&path, text).expect("written");
             path
         };
@@ -329,7 +329,7 @@ mod tests {
         );
         let both = write("both.pem", &format!("{one_key}{one}"));
         Tls::open(&both, &both).expect("both in one file");
-        let missing = folder.path().join("missing");
+        let missing = dir.path().join("missing");
         let text = write("text", "no PEM at all");
         let broken = write("broken", &one.replace("-----END", "---END"));
         let other_key = write("b.key", &other_key);
@@ -359,9 +359,9 @@ mod tests {
 
     #[test]
     fn expired_certificate_is_reported() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let (certificate, key) = pair(2024);
-        let paths = ["crt", "key"].map(|name| folder.path().join(name));
+        let paths = ["crt", "key"].map(|name| dir.path().join(name));
         std::fs::write(&paths[0], certificate).expect("written");
         std::fs::write(&paths[1], key).expect("written");
         let tls = Tls::open(&paths[0], &paths[1]).expect("still a pair");

@@ -26,7 +26,7 @@ const KEPT: usize = 13;
 fn main() {
     let arguments = Vec::from_iter(std::env::args().skip(1));
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["child", folder, seed] => child(Path::new(folder), seed.parse().expect("a number")),
+        ["child", dir, seed] => child(Path::new(dir), seed.parse().expect("a number")),
         _ => parent(),
     }
 }
@@ -252,8 +252,8 @@ impl Known {
 }
 
 /// Changes the store until killed, and prints each acknowledged change.
-fn child(folder: &Path, seed: u64) {
-    let store = Store::open(folder, StoreLimits::default()).expect("the store opens");
+fn child(dir: &Path, seed: u64) {
+    let store = Store::open(dir, StoreLimits::default()).expect("the store opens");
     let say = |line: String| {
         let mut stdout = std::io::stdout().lock();
         // In one piece, so that the lines of two threads stay apart.
@@ -298,8 +298,8 @@ fn parent() {
             .as_micros() as u64,
     };
     println!("store_kill: the seed; to try the same again: CORRAL_SEED={seed}");
-    let folder = std::env::temp_dir().join(format!("corral-kill-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&folder);
+    let dir = std::env::temp_dir().join(format!("corral-kill-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&dir);
     let names = NAMES.concat();
     let mut watched: BTreeMap<_, _> = names
         .iter()
@@ -308,7 +308,7 @@ fn parent() {
     let mut random = Random(seed | 1);
     let (mut acknowledged, mut caught, mut made) = (0, 0, 0);
     for kill in 0..KILLS {
-        for line in run_and_kill(&folder, &mut random, kill) {
+        for line in run_and_kill(&dir, &mut random, kill) {
             if line == "open" {
                 continue;
             }
@@ -331,9 +331,9 @@ fn parent() {
                 None => of.under_way = Some(said.parse().expect("a change")),
             }
         }
-        let store = Store::open(&folder, StoreLimits::default()).expect("it opens after a kill");
+        let store = Store::open(&dir, StoreLimits::default()).expect("it opens after a kill");
         let kept = store.list();
-        check_files(&folder, &kept);
+        check_files(&dir, &kept);
         for (name, of) in &mut watched {
             let parsed: DeploymentName = name.parse().expect("a name");
             let kept = kept.get(&parsed);
@@ -359,7 +359,7 @@ fn parent() {
             "others than ours: {kept:?}"
         );
     }
-    std::fs::remove_dir_all(&folder).expect("ours");
+    std::fs::remove_dir_all(&dir).expect("ours");
     println!(
         "store_kill: {KILLS} kills in {:.0} s, {acknowledged} changes acknowledged, none lost, none half \
          made; {caught} were under way, of which {made} were made",
@@ -370,11 +370,11 @@ fn parent() {
 }
 
 /// Starts a child, kills it after a random time, and returns the whole lines that it said.
-fn run_and_kill(folder: &Path, random: &mut Random, kill: u64) -> Vec<String> {
+fn run_and_kill(dir: &Path, random: &mut Random, kill: u64) -> Vec<String> {
     let own: PathBuf = std::env::current_exe().expect("a test knows its own path");
     let mut child = Command::new(own)
         .arg("child")
-        .arg(folder)
+        .arg(dir)
         .arg((random.below(1 << 30) + 1).to_string())
         .stdout(Stdio::piped())
         .spawn()
@@ -415,11 +415,11 @@ fn run_and_kill(folder: &Path, random: &mut Random, kill: u64) -> Vec<String> {
 }
 
 /// One file for each component that a revision names, and nothing left over.
-fn check_files(folder: &Path, kept: &BTreeMap<DeploymentName, StoredDeployment>) {
+fn check_files(dir: &Path, kept: &BTreeMap<DeploymentName, StoredDeployment>) {
     let revisions = kept.values().flat_map(|kept| kept.revisions.values());
     let named: BTreeSet<_> = revisions.map(|revision| revision.component).collect();
     let mut files = BTreeSet::new();
-    for entry in std::fs::read_dir(folder.join("components")).expect("there") {
+    for entry in std::fs::read_dir(dir.join("components")).expect("there") {
         let file = entry.expect("readable").file_name();
         let file = file.to_string_lossy().into_owned();
         let hex = file.strip_suffix(".wasm").expect("half files are swept");

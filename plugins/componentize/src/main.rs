@@ -30,10 +30,10 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let Some(out_dir) = arguments.next().map(PathBuf::from) else {
-        bail!("the output folder is missing; usage: corral-componentize OUT_DIR NAME=CORE_MODULE…");
+        bail!("the output directory is missing; usage: corral-componentize OUT_DIR NAME=CORE_MODULE…");
     };
     fs::create_dir_all(&out_dir)
-        .with_context(|| format!("cannot create the folder {}", out_dir.display()))?;
+        .with_context(|| format!("cannot create the directory {}", out_dir.display()))?;
     for argument in arguments {
         let Some((name, module)) = argument.split_once('=') else {
             bail!("the argument is `{argument}`; expected NAME=CORE_MODULE");
@@ -53,7 +53,7 @@ fn componentize(module: &Path, target: &Path) -> Result<()> {
     if fs::read(target).is_ok_and(|old| old == component) {
         return Ok(());
     }
-    // Rename, so that a server that watches the folder never sees a partial component.
+    // Rename, so that a server that watches the directory never sees a partial component.
     let partial = target.with_extension(format!("wasm.{}", std::process::id()));
     fs::write(&partial, &component)
         .and_then(|()| fs::rename(&partial, target))
@@ -102,9 +102,9 @@ mod tests {
 
     #[test]
     fn unchanged_component_is_not_rewritten() {
-        let folder = std::env::temp_dir().join(format!("componentize-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let (module, target) = (folder.join("core.wasm"), folder.join("out.wasm"));
+        let dir = std::env::temp_dir().join(format!("componentize-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let (module, target) = (dir.join("core.wasm"), dir.join("out.wasm"));
         fs::write(&module, b"\0asm\x01\0\0\0").unwrap();
         componentize(&module, &target).unwrap();
         let mut permissions = fs::metadata(&target).unwrap().permissions();
@@ -113,6 +113,6 @@ mod tests {
         fs::set_permissions(&target, permissions).unwrap();
         componentize(&module, &target).unwrap();
         assert_eq!(fs::metadata(&target).unwrap().modified().unwrap(), before);
-        fs::remove_dir_all(&folder).unwrap();
+        fs::remove_dir_all(&dir).unwrap();
     }
 }

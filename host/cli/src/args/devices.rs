@@ -33,10 +33,10 @@ pub struct BackendArgs {
 impl BackendArgs {
     /// Loads the backends; must precede all other calls of the engine.
     pub fn load(&self) -> Result<(), Error> {
-        let Some(folder) = &self.backend_dir else {
+        let Some(dir) = &self.backend_dir else {
             return Ok(());
         };
-        for file in corral_engine::load_backends(folder)? {
+        for file in corral_engine::load_backends(dir)? {
             if let Some(problem) = &file.problem {
                 tracing::warn!(file = %file.path.display(), problem, "backend not loaded");
             }
@@ -127,8 +127,8 @@ impl DeviceArgs {
             }
         }
         let mut arguments = Vec::new();
-        if let Some(folder) = &self.backends.backend_dir {
-            arguments.extend(["--backend-dir".to_owned(), folder.display().to_string()]);
+        if let Some(dir) = &self.backends.backend_dir {
+            arguments.extend(["--backend-dir".to_owned(), dir.display().to_string()]);
         }
         add(&mut arguments, "--device", &self.devices);
         add(&mut arguments, "--gpu-layers", &self.layers);

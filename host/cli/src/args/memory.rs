@@ -59,7 +59,7 @@ impl MemoryArgs {
 
     /// Opens the directory of snapshots, if there is one.
     pub(crate) fn open_snapshots(&self) -> Result<Option<Arc<Snapshots>>, Error> {
-        let Some(folder) = &self.snapshot_dir else {
+        let Some(dir) = &self.snapshot_dir else {
             return Ok(None);
         };
         let bytes = self.snapshot_disk << 20;
@@ -68,7 +68,7 @@ impl MemoryArgs {
             tenant_bytes: bytes,
             tenant_count: MAX_SNAPSHOTS,
         };
-        Ok(Some(Arc::new(Snapshots::new(folder, limits)?)))
+        Ok(Some(Arc::new(Snapshots::new(dir, limits)?)))
     }
 
     /// Applies the arguments to a model's configuration. All models share `snapshots`.
@@ -80,6 +80,6 @@ impl MemoryArgs {
         config.swap_ram = self.swap_memory << 20;
         config.prefix_offload_ram = self.prefix_offload_memory << 20;
         let swap_dir = self.swap_dir.clone();
-        config.swap_disk = swap_dir.map(|folder| (folder, self.swap_disk << 20));
+        config.swap_disk = swap_dir.map(|dir| (dir, self.swap_disk << 20));
     }
 }

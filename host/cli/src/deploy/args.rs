@@ -45,7 +45,7 @@ pub struct ServerArgs {
 
 #[derive(Args, Debug)]
 pub struct DeployArgs {
-    /// A corral.toml, a folder with one, or a component (FILE.wasm)
+    /// A corral.toml, a directory with one, or a component (FILE.wasm)
     #[arg(value_name = "FILE", default_value = "corral.toml")]
     pub(crate) file: PathBuf,
     /// Name of a component's deployment [default: the file's stem]

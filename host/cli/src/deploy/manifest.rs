@@ -27,8 +27,8 @@ pub(super) struct Upload {
 
 /// Reads the manifest and its components.
 pub(super) fn prepare(args: &DeployArgs) -> Result<Prepared, Error> {
-    // Paths of arguments are relative to the working directory, those of a manifest to its folder.
-    let (mut manifest, folder) = if is_component(&args.file) {
+    // Paths of arguments are relative to the working directory, those of a manifest to its directory.
+    let (mut manifest, dir) = if is_component(&args.file) {
         (from_arguments(args)?, PathBuf::new())
     } else {
         if args.name.is_some() || !args.routes.is_empty() || !args.linked.is_empty() {
@@ -49,7 +49,7 @@ pub(super) fn prepare(args: &DeployArgs) -> Result<Prepared, Error> {
         // The path itself, since a manifest contains only text and not every path is text.
         let file = match field.as_str() {
             "component" if is_component(&args.file) => args.file.clone(),
-            _ => folder.join(component.as_str()),
+            _ => dir.join(component.as_str()),
         };
         let bytes = fs::read(&file).map_err(Error::context(format!(
             "cannot read the component {}; build it, or name another file",
@@ -116,7 +116,7 @@ fn from_arguments(args: &DeployArgs) -> Result<Manifest, Error> {
     Ok(manifest)
 }
 
-/// A manifest and its folder.
+/// A manifest and its directory.
 fn from_file(path: &Path) -> Result<(Manifest, PathBuf), Error> {
     let path = match path.is_dir() {
         true => path.join("corral.toml"),
@@ -136,8 +136,8 @@ fn from_file(path: &Path) -> Result<(Manifest, PathBuf), Error> {
     )))?;
     let manifest = Manifest::from_toml(&text)
         .map_err(|error| Error::failed(format!("{}: {error}", path.display())))?;
-    let folder = path.parent().unwrap_or(Path::new(""));
-    Ok((manifest, folder.to_owned()))
+    let dir = path.parent().unwrap_or(Path::new(""));
+    Ok((manifest, dir.to_owned()))
 }
 
 #[cfg(all(test, unix))]
@@ -155,14 +155,14 @@ mod tests {
 
     #[test]
     fn component_path_need_not_be_text() {
-        let folder = std::env::temp_dir().join(format!("corral-path-{}", std::process::id()));
-        fs::create_dir_all(&folder).expect("own folder");
-        let file = folder.join(OsStr::from_bytes(b"\xff.wasm"));
-        fs::write(&file, b"it").expect("own folder");
+        let dir = std::env::temp_dir().join(format!("corral-path-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("own directory");
+        let file = dir.join(OsStr::from_bytes(b"\xff.wasm"));
+        fs::write(&file, b"it").expect("own directory");
         let words = ["deploy", "--name", "a", "--route", "/a"].map(OsStr::new);
         let line = CommandLine::parse_from(words.into_iter().chain([file.as_os_str()]));
         let prepared = prepare(&line.deploy);
-        fs::remove_dir_all(&folder).expect("own folder");
+        fs::remove_dir_all(&dir).expect("own directory");
         let prepared = prepared
             .map_err(|error| error.message(true))
             .expect("valid");

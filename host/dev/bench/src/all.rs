@@ -126,16 +126,16 @@ pub(crate) fn measure(args: &AllArgs) -> Result<(), Error> {
 /// Runs one bench within its time; returns its JSON object.
 fn run(programs: &Programs, part: &Part, budget: TimeBudget) -> Result<Value, String> {
     // Removed with everything that a killed bench leaves.
-    let folder = std::env::temp_dir().join(format!("corral-bench-all-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let result = run_in(&folder, programs, part, budget);
-    std::fs::remove_dir_all(&folder).ok();
+    let dir = std::env::temp_dir().join(format!("corral-bench-all-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    let result = run_in(&dir, programs, part, budget);
+    std::fs::remove_dir_all(&dir).ok();
     result
 }
 
-/// [`run`] with a folder for temporary files.
+/// [`run`] with a directory for temporary files.
 fn run_in(
-    folder: &Path,
+    dir: &Path,
     programs: &Programs,
     part: &Part,
     budget: TimeBudget,
@@ -144,7 +144,7 @@ fn run_in(
     // The server stops at the end of this function, unless a signal kills this process.
     let server = match &part.kind {
         Kind::AgainstServer(serve) => {
-            let mut command = server::command(&programs.corral, serve, folder);
+            let mut command = server::command(&programs.corral, serve, dir);
             Some(Server::start(&mut command, server::START_TIMEOUT)?)
         }
         Kind::Alone | Kind::Skipped => None,
@@ -153,7 +153,7 @@ fn run_in(
         arguments = peer::insert_url(arguments, server.url());
     }
     let mut command = programs.command(&arguments);
-    command.arg("--json").env("TMPDIR", folder);
+    command.arg("--json").env("TMPDIR", dir);
     json_output(&mut command, budget.limit)
 }
 

@@ -81,9 +81,9 @@ pub(crate) async fn measure(args: &DeployArgs) -> Result<(), Error> {
         "cannot read the component {}; name the plugin 'generate'",
         args.plugin.display()
     )))?;
-    let folder = TempDir::new(args.dir.as_deref())?;
+    let dir = TempDir::new(args.dir.as_deref())?;
     let engine = Engine::load(config(&args.common, None, 0)?)?;
-    let bench = Bench::start(&engine, &folder.0).await?;
+    let bench = Bench::start(&engine, &dir.0).await?;
     let mut deploys = Vec::new();
     let mut rounds = Rounds::with_warmup(args.common.rounds);
     for round in rounds.by_ref() {
@@ -130,15 +130,15 @@ struct Bench {
 }
 
 impl Bench {
-    /// Starts a server with its store and cache in `folder`.
-    async fn start(engine: &Engine, folder: &Path) -> Result<Self, Error> {
+    /// Starts a server with its store and cache in `dir`.
+    async fn start(engine: &Engine, dir: &Path) -> Result<Self, Error> {
         let models = ModelPool::loaded(vec![engine.clone()]);
         let config = RuntimeConfig {
-            cache: Some(folder.join("compiled")),
+            cache: Some(dir.join("compiled")),
             ..RuntimeConfig::default()
         };
         let runtime = Runtime::new(config, models.clone())?;
-        let store = Store::open(&folder.join("store"), StoreLimits::default())?;
+        let store = Store::open(&dir.join("store"), StoreLimits::default())?;
         let limits = Limits::default();
         let deployments = Deployments::new(runtime.clone(), Some(store), limits, Access::Open);
         let token = Some(AdminToken::new(TOKEN)?);
@@ -230,25 +230,25 @@ fn unique_component(component: &[u8], number: u64) -> Vec<u8> {
     bytes
 }
 
-/// A folder that is removed on drop.
+/// A directory that is removed on drop.
 struct TempDir(PathBuf);
 
 impl TempDir {
     fn new(parent: Option<&Path>) -> Result<Self, Error> {
         let parent = parent.map_or_else(std::env::temp_dir, Path::to_owned);
-        let folder = parent.join(format!("corral-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).map_err(Error::context(format!(
-            "cannot create a folder in {}; name another one with --dir",
+        let dir = parent.join(format!("corral-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).map_err(Error::context(format!(
+            "cannot create a directory in {}; name another one with --dir",
             parent.display()
         )))?;
-        Ok(TempDir(folder))
+        Ok(TempDir(dir))
     }
 }
 
 impl Drop for TempDir {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            tracing::warn!(folder = %self.0.display(), %error, "cannot remove the folder");
+            tracing::warn!(dir = %self.0.display(), %error, "cannot remove the directory");
         }
     }
 }

@@ -75,7 +75,7 @@ pub(crate) async fn measure(args: &GapArgs) -> Result<(), Error> {
     let mut policies = Vec::new();
     for (name, prefill) in [
         ("budgeted", PrefillPolicy::default()),
-        ("slot order", PrefillPolicy::SlotOrder),
+        ("slot order", PrefillPolicy::Unbudgeted),
     ] {
         let stream_cells = args.streams * (SHORT_PROMPT + STREAM_TOKENS);
         let cells = stream_cells + args.prompt_tokens + SHORT_PROMPT + TOKENS_BEFORE;
@@ -143,9 +143,9 @@ impl Policy {
             let (engine, stop) = (self.engine.clone(), stop.clone());
             streams.spawn(async move { run_stream(&engine, number, &stop).await });
         }
-        let pilot = prompt(&self.engine, 999, SHORT_PROMPT);
+        let warmup = prompt(&self.engine, 999, SHORT_PROMPT);
         let start = Instant::now();
-        let times = generate(&self.engine, pilot, TOKENS_BEFORE).await?;
+        let times = generate(&self.engine, warmup, TOKENS_BEFORE).await?;
         let steps = u32::try_from(times.len().max(1)).unwrap_or(1);
         let pause = (start.elapsed() / steps) * PAUSE_TOKENS;
         let mut spans = Vec::new();
@@ -173,13 +173,13 @@ impl Policy {
         while let Some(stream) = streams.join_next().await {
             times.extend(stream.map_err(Error::context("a stream crashed"))??);
         }
-        let (alone, mixed) = split_gaps(&spans, &times);
-        let alone_ratios: Quantiles = alone.iter().map(|gap| gap.ratio).collect();
+        let (baseline_gaps, prefill_gaps) = split_gaps(&spans, &times);
+        let baseline_ratios: Quantiles = baseline_gaps.iter().map(|gap| gap.ratio).collect();
         Ok(Round {
-            decode_step: median(alone.iter().map(|gap| gap.seconds)),
-            decode_p99: alone_ratios.at(0.99),
-            gaps: mixed.iter().map(|gap| gap.ratio).collect(),
-            gap_seconds: mixed.iter().map(|gap| gap.seconds).collect(),
+            decode_step: median(baseline_gaps.iter().map(|gap| gap.seconds)),
+            decode_p99: baseline_ratios.at(0.99),
+            gaps: prefill_gaps.iter().map(|gap| gap.ratio).collect(),
+            gap_seconds: prefill_gaps.iter().map(|gap| gap.seconds).collect(),
             first_token,
             short_first_token,
         })
@@ -242,7 +242,7 @@ fn split_gaps(spans: &[(Instant, Instant)], times: &[Vec<Instant>]) -> (Vec<Gap>
         .map(|pair| (pair[0], pair[1]))
         .collect();
     let seconds = |(start, end): (Instant, Instant)| (end - start).as_secs_f64();
-    let (mut alone, mut mixed) = (Vec::new(), Vec::new());
+    let (mut baseline_gaps, mut prefill_gaps) = (Vec::new(), Vec::new());
     let mut steps = Vec::new();
     for &(start, end) in spans.iter().step_by(2) {
         let inside = gaps.iter().filter(|gap| gap.0 >= start && gap.1 <= end);
@@ -250,7 +250,7 @@ fn split_gaps(spans: &[(Instant, Instant)], times: &[Vec<Instant>]) -> (Vec<Gap>
         let step = median(inside.iter().copied());
         steps.push(step);
         if step > 0.0 {
-            alone.extend(inside.into_iter().map(|seconds| Gap {
+            baseline_gaps.extend(inside.into_iter().map(|seconds| Gap {
                 seconds,
                 ratio: seconds / step,
             }));
@@ -271,13 +271,13 @@ fn split_gaps(spans: &[(Instant, Instant)], times: &[Vec<Instant>]) -> (Vec<Gap>
             let middle = gap.0 + (gap.1 - gap.0) / 2;
             let elapsed = seconds((start, middle.clamp(start, end)));
             let step = before + (after - before) * elapsed / seconds((start, end)).max(1e-9);
-            mixed.push(Gap {
+            prefill_gaps.push(Gap {
                 seconds: seconds(gap),
                 ratio: seconds(gap) / step,
             });
         }
     }
-    (alone, mixed)
+    (baseline_gaps, prefill_gaps)
 }
 
 /// Generates one sequence after the other until `stop` is set; returns the times of each one's tokens.
@@ -328,14 +328,18 @@ mod tests {
         // Steps of 10 ms, then two of 30 ms during a prefill, then steps of 20 ms.
         let times: Vec<_> = [0, 10, 20, 30, 40, 70, 100, 120, 140, 160].map(at).to_vec();
         let spans = [(at(0), at(40)), (at(40), at(100)), (at(100), at(160))];
-        let (alone, mixed) = split_gaps(&spans, &[times]);
-        assert_eq!(alone.len(), 4 + 3);
-        assert!(alone.iter().all(|gap| (gap.ratio - 1.0).abs() < 1e-6));
+        let (baseline_gaps, prefill_gaps) = split_gaps(&spans, &[times]);
+        assert_eq!(baseline_gaps.len(), 4 + 3);
+        assert!(
+            baseline_gaps
+                .iter()
+                .all(|gap| (gap.ratio - 1.0).abs() < 1e-6)
+        );
         // At 55 ms a decode step takes 12.5 ms, and at 85 ms it takes 17.5 ms.
         let expected = [30.0 / 12.5, 30.0 / 17.5];
-        assert_eq!(mixed.len(), expected.len());
-        for (gap, expected) in mixed.iter().zip(expected) {
-            assert!((gap.ratio - expected).abs() < 1e-6, "{mixed:?}");
+        assert_eq!(prefill_gaps.len(), expected.len());
+        for (gap, expected) in prefill_gaps.iter().zip(expected) {
+            assert!((gap.ratio - expected).abs() < 1e-6, "{prefill_gaps:?}");
         }
     }
 
@@ -345,8 +349,8 @@ mod tests {
         let at = |millis: u64| start + Duration::from_millis(millis);
         let times: Vec<_> = [0, 10, 20, 50].map(at).to_vec();
         let spans = [(at(0), at(20)), (at(20), at(50)), (at(50), at(51))];
-        let (_, mixed) = split_gaps(&spans, &[times]);
-        assert_eq!(mixed.len(), 1);
-        assert!((mixed[0].ratio - 3.0).abs() < 1e-6);
+        let (_, prefill_gaps) = split_gaps(&spans, &[times]);
+        assert_eq!(prefill_gaps.len(), 1);
+        assert!((prefill_gaps[0].ratio - 3.0).abs() < 1e-6);
     }
 }

@@ -143,7 +143,7 @@ mod tests {
         })
     }
 
-    /// A file in the temporary folder, removed on drop.
+    /// A file in the temporary directory, removed on drop.
     struct TempFile(PathBuf);
 
     impl Drop for TempFile {

@@ -154,7 +154,7 @@ impl Bench {
         // no more cells than in the raw loops.
         config.prefix_cache = true;
         if args.slot_order {
-            config.prefill = PrefillPolicy::SlotOrder;
+            config.prefill = PrefillPolicy::Unbudgeted;
         }
         // Compute threads inherit the name of the thread that creates them.
         let loaded = in_thread(COMPUTE_THREAD, || -> Result<_, LoadError> {
@@ -169,7 +169,7 @@ impl Bench {
         let prompts = prompts(&engine, requests, to_usize(prompt_tokens))?;
         let workers = startup::tokio_runtime(startup::workers(None))?;
         let services = match &args.plugins {
-            Some(folder) => Some(workers.block_on(Services::start(&engine, folder, stages))?),
+            Some(dir) => Some(workers.block_on(Services::start(&engine, dir, stages))?),
             None => None,
         };
         let clients = tokio::runtime::Builder::new_multi_thread()

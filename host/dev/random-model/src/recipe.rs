@@ -142,9 +142,9 @@ impl Drop for TemporaryFile {
 
 /// Fails if the disk lacks room for this many bytes.
 fn check_space(path: &Path, needed: u64) -> Result<(), GgufError> {
-    let folder = path.parent().filter(|name| !name.as_os_str().is_empty());
+    let dir = path.parent().filter(|name| !name.as_os_str().is_empty());
     // If the free space is unknown, the write itself may fail.
-    let Ok(stats) = rustix::fs::statvfs(folder.unwrap_or(Path::new("."))) else {
+    let Ok(stats) = rustix::fs::statvfs(dir.unwrap_or(Path::new("."))) else {
         return Ok(());
     };
     let free = stats.f_bavail.saturating_mul(stats.f_frsize);
@@ -157,7 +157,7 @@ fn check_space(path: &Path, needed: u64) -> Result<(), GgufError> {
         cause: std::io::Error::new(
             std::io::ErrorKind::StorageFull,
             format!(
-                "it needs {needed} MB, and {free} MB are free there; make room or use another folder"
+                "it needs {needed} MB, and {free} MB are free there; make room or use another directory"
             ),
         ),
     })

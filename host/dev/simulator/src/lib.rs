@@ -118,7 +118,7 @@ pub struct Simulator {
     /// Whether sequences can be truncated, and shared in part.
     can_truncate: bool,
     adapter: AdapterId,
-    /// Whether the next step includes an adapter switch.
+    /// Whether the next step includes an adapter change.
     switched: bool,
     held: Vec<Sequence>,
     /// The number of holders of each cell.
@@ -342,7 +342,7 @@ impl Simulator {
             + machine.prefill * (tokens - rows)
             + machine.attention * tokens * reach
             + if self.switched {
-                machine.adapter_switch
+                machine.adapter_change
             } else {
                 0.0
             }

@@ -3,7 +3,7 @@
 use crate::pseudo_random;
 
 /// The time of steps, in seconds: `fixed + row * rows + prefill * other tokens + attention * tokens * cells up to the
-/// highest used one`, and `adapter_switch` more after a switch. A draft counts as a row. After each step, sampling takes
+/// highest used one`, and `adapter_change` more after a change of the adapter. A draft counts as a row. After each step, sampling takes
 /// `sample` for each output; an overlapped step is computed meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
@@ -15,8 +15,8 @@ pub struct Machine {
     pub prefill: f64,
     /// For each token and each cell up to the highest used one.
     pub attention: f64,
-    /// For an adapter switch.
-    pub adapter_switch: f64,
+    /// For an adapter change.
+    pub adapter_change: f64,
     /// For sampling after each output.
     pub sample: f64,
     /// The largest random deviation of a step, as a part of its time.
@@ -31,7 +31,7 @@ impl Default for Machine {
             row: 0.004,
             prefill: 0.0025,
             attention: 1e-8,
-            adapter_switch: 0.010,
+            adapter_change: 0.010,
             sample: 0.0,
             noise: 0.0,
         }

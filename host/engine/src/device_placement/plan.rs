@@ -308,7 +308,7 @@ mod tests {
         for part in ["10 of 10 layers", "CUDA0", "1250 MiB", "700 MiB", "no"] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert!(!error.without_folder().contains("/m/"));
+        assert!(!error.redacted().contains("/m/"));
     }
 
     #[test]

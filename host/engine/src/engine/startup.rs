@@ -182,13 +182,13 @@ fn swap(
     disk: Option<(PathBuf, u64)>,
     waker: &EngineWaker,
 ) -> Result<Swap, LoadError> {
-    let folder = disk.as_ref().map(|(folder, _)| folder.clone());
+    let dir = disk.as_ref().map(|(dir, _)| dir.clone());
     let store = |ram, disk| {
         SwapStore::new(SwapBudget { ram, disk }, waker.clone()).map_err(|error| {
-            let folder = folder.clone().unwrap_or_default();
+            let dir = dir.clone().unwrap_or_default();
             LoadError::Config(format!(
-                "cannot swap out to {}: {error}; give a folder that can be written",
-                folder.display()
+                "cannot swap out to {}: {error}; give a directory that can be written",
+                dir.display()
             ))
         })
     };

@@ -1,7 +1,7 @@
 //! Waiting for a model, and leases on it.
 
 use super::policy::{WaitResult, WaiterId};
-use super::{OpenError, Shared};
+use super::{OpenError, PoolShared};
 use crate::engine::Engine;
 use crate::{Error, LoadError};
 use std::ops::Deref;
@@ -20,13 +20,13 @@ pub struct ModelLease {
 }
 
 struct ReleaseOnDrop {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     model: usize,
 }
 
 impl ModelLease {
     /// A lease that the policy has counted.
-    pub(super) fn new(engine: Engine, shared: Arc<Shared>, model: usize) -> Self {
+    pub(super) fn new(engine: Engine, shared: Arc<PoolShared>, model: usize) -> Self {
         Self {
             engine,
             _release: Arc::new(ReleaseOnDrop { shared, model }),
@@ -68,7 +68,7 @@ enum OpenStage {
     /// Ready; `None` after it was returned.
     Done(Option<Result<ModelLease, OpenError>>),
     Waits {
-        shared: Arc<Shared>,
+        shared: Arc<PoolShared>,
         model: usize,
         id: WaiterId,
         /// When the wait started, if it ends with `QueueTimeout` and not with `DeadlineExceeded`.
@@ -86,7 +86,7 @@ impl OpenModel {
     }
 
     pub(super) fn waiting(
-        shared: Arc<Shared>,
+        shared: Arc<PoolShared>,
         model: usize,
         id: WaiterId,
         overdue_since: Option<Instant>,
@@ -115,22 +115,22 @@ impl Future for OpenModel {
                 id,
                 overdue_since,
             } => {
-                let mut inner = shared.lock();
-                let Some(waiting) = inner.waiting.get_mut(id) else {
+                let mut pool = shared.lock();
+                let Some(waiting) = pool.waiting.get_mut(id) else {
                     return Poll::Pending;
                 };
                 let Some(answer) = waiting.answer else {
                     waiting.waker = Some(context.waker().clone());
                     return Poll::Pending;
                 };
-                inner.waiting.remove(id);
+                pool.waiting.remove(id);
                 let name = &shared.names[*model];
                 let unavailable = |error| Err(OpenError::Unavailable(error));
                 match answer {
-                    WaitResult::Ready => inner
+                    WaitResult::Ready => pool
                         .lease(shared, *model)
                         .ok_or(OpenError::Unavailable(Error::Cancelled)),
-                    WaitResult::Failed => Err(inner.not_loaded(name, *model)),
+                    WaitResult::Failed => Err(pool.not_loaded(name, *model)),
                     WaitResult::TooLarge { bytes, budget } => Err(OpenError::NotLoaded {
                         name: name.clone(),
                         cause: Arc::new(LoadError::TooLarge {
@@ -141,7 +141,7 @@ impl Future for OpenModel {
                     }),
                     WaitResult::Late => unavailable(match overdue_since {
                         None => Error::DeadlineExceeded,
-                        Some(since) => shared.overdue(&inner, *model, *since),
+                        Some(since) => shared.overdue(&pool, *model, *since),
                     }),
                     WaitResult::Closed => unavailable(Error::Cancelled),
                 }
@@ -160,10 +160,10 @@ impl Drop for OpenModel {
         else {
             return;
         };
-        let mut inner = shared.lock();
-        inner.policy.cancel(shared.now(), *id);
-        let waiting = inner.waiting.remove(id);
-        drop(inner);
+        let mut pool = shared.lock();
+        pool.policy.cancel(shared.now(), *id);
+        let waiting = pool.waiting.remove(id);
+        drop(pool);
         // The policy has counted a lease that was never returned.
         if waiting.is_some_and(|waiting| waiting.answer == Some(WaitResult::Ready)) {
             shared.release(*model);

@@ -8,7 +8,7 @@ pub fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok();
     let machine = text.and_then(|text| line(&text, "MemAvailable:"));
     let groups = groups();
-    let groups = groups.iter().filter_map(|folder| free_in(folder));
+    let groups = groups.iter().filter_map(|dir| free_in(dir));
     machine.into_iter().chain(groups).min()
 }
 
@@ -18,17 +18,17 @@ pub fn machine_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok();
     let machine = text.and_then(|text| line(&text, "MemTotal:"));
     let groups = groups();
-    let groups = groups.iter().filter_map(|folder| {
-        let max = std::fs::read_to_string(folder.join("memory.max")).ok()?;
+    let groups = groups.iter().filter_map(|dir| {
+        let max = std::fs::read_to_string(dir.join("memory.max")).ok()?;
         max.trim().parse().ok()
     });
     machine.into_iter().chain(groups).min()
 }
 
-/// The folders of this process's control groups.
+/// The directories of this process's control groups.
 fn groups() -> Vec<PathBuf> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok();
-    groups.as_deref().map_or_else(Vec::new, folders)
+    groups.as_deref().map_or_else(Vec::new, dirs)
 }
 
 fn line(meminfo: &str, name: &str) -> Option<u64> {
@@ -38,22 +38,20 @@ fn line(meminfo: &str, name: &str) -> Option<u64> {
     kibibytes.checked_mul(1024)
 }
 
-/// A group's folder and its parents, each of which may have a limit.
-fn folders(cgroup: &str) -> Vec<PathBuf> {
+/// A group's directory and its parents, each of which may have a limit.
+fn dirs(cgroup: &str) -> Vec<PathBuf> {
     let Some(path) = cgroup.lines().find_map(|line| line.strip_prefix("0::/")) else {
         return Vec::new();
     };
     let root = Path::new("/sys/fs/cgroup");
-    let folder = root.join(path);
-    let above = folder
-        .ancestors()
-        .take_while(|above| above.starts_with(root));
+    let dir = root.join(path);
+    let above = dir.ancestors().take_while(|above| above.starts_with(root));
     above.map(Path::to_owned).collect()
 }
 
 /// Free memory of a group. Its inactive file cache counts as free.
-fn free_in(folder: &Path) -> Option<u64> {
-    let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
+fn free_in(dir: &Path) -> Option<u64> {
+    let read = |name: &str| std::fs::read_to_string(dir.join(name)).ok();
     free(
         &read("memory.max")?,
         &read("memory.current")?,
@@ -88,12 +86,12 @@ mod tests {
     }
 
     #[test]
-    fn group_folders_include_parents() {
+    fn group_dirs_include_parents() {
         let root = Path::new("/sys/fs/cgroup");
-        let found = folders("1:name=x:/y\n0::/a/b\n");
+        let found = dirs("1:name=x:/y\n0::/a/b\n");
         assert_eq!(found, [root.join("a/b"), root.join("a"), root.to_owned()]);
-        assert_eq!(folders("0::/\n"), [root.join("")]);
-        assert_eq!(folders("1:memory:/a\n"), [] as [PathBuf; 0]);
+        assert_eq!(dirs("0::/\n"), [root.join("")]);
+        assert_eq!(dirs("1:memory:/a\n"), [] as [PathBuf; 0]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::estimate::{FileStamp, estimate_host_bytes};
 use super::machine_memory::free_memory;
 use super::policy::{Action, WaitResult, WaiterId};
-use super::{Inner, Shared};
+use super::{PoolShared, PoolState};
 use crate::LoadError;
 use crate::engine::Engine;
 use corral_llama::LoadProgress;
@@ -13,39 +13,39 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 /// Plans after each event until the pool is drained. Sleeps without a timer if no time matters.
-pub(super) fn run(shared: &Arc<Shared>) {
-    let mut inner = shared.lock();
+pub(super) fn run(shared: &Arc<PoolShared>) {
+    let mut pool = shared.lock();
     loop {
-        if let Some(model) = inner.policy.unsized_model() {
-            inner = find_size(shared, inner, model);
+        if let Some(model) = pool.policy.unsized_model() {
+            pool = find_size(shared, pool, model);
             continue;
         }
-        let free = inner.policy.has_waiters().then(free_memory).flatten();
+        let free = pool.policy.has_waiters().then(free_memory).flatten();
         let now = shared.now();
-        let actions = inner.policy.plan(now, free);
+        let actions = pool.policy.plan(now, free);
         if !actions.is_empty() {
-            let wakers = store_answers(&mut inner, &actions);
-            drop(inner);
+            let wakers = store_answers(&mut pool, &actions);
+            drop(pool);
             wakers.into_iter().for_each(Waker::wake);
             for action in actions {
                 act(shared, action);
             }
-            inner = shared.lock();
+            pool = shared.lock();
             continue;
         }
-        if inner.policy.is_drained() {
+        if pool.policy.is_drained() {
             shared.drained.notify_all();
             return;
         }
-        inner.timer = inner.policy.next_timer(now);
-        inner = match inner.timer {
+        pool.timer = pool.policy.next_timer(now);
+        pool = match pool.timer {
             None => {
-                let waited = shared.work.wait(inner);
+                let waited = shared.work.wait(pool);
                 waited.unwrap_or_else(PoisonError::into_inner)
             }
             Some(time) => {
                 let left = time.saturating_sub(shared.now());
-                let waited = shared.work.wait_timeout(inner, left);
+                let waited = shared.work.wait_timeout(pool, left);
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }
         };
@@ -55,13 +55,13 @@ pub(super) fn run(shared: &Arc<Shared>) {
 /// Reports the size of a model to the policy: the real one of the last load if the file is the same, else
 /// an estimate. Reads the file without the lock.
 fn find_size<'a>(
-    shared: &'a Shared,
-    inner: MutexGuard<'a, Inner>,
+    shared: &'a PoolShared,
+    pool: MutexGuard<'a, PoolState>,
     model: usize,
-) -> MutexGuard<'a, Inner> {
-    let slot = &inner.slots[model];
+) -> MutexGuard<'a, PoolState> {
+    let slot = &pool.slots[model];
     let (config, measured) = (slot.config.clone(), slot.measured);
-    drop(inner);
+    drop(pool);
     let config = config.ok_or_else(|| LoadError::Config("the model has no file".into()));
     let stamp = config
         .as_ref()
@@ -71,30 +71,30 @@ fn find_size<'a>(
         Some((_, bytes)) => Ok(bytes),
         None => config.and_then(|config| estimate_host_bytes(&config)),
     };
-    let mut inner = shared.lock();
-    inner.slots[model].stamp = stamp;
+    let mut pool = shared.lock();
+    pool.slots[model].stamp = stamp;
     match bytes {
-        Ok(bytes) => inner.policy.set_size(model, bytes),
-        Err(error) => fail(shared, &mut inner, model, error),
+        Ok(bytes) => pool.policy.set_size(model, bytes),
+        Err(error) => fail(shared, &mut pool, model, error),
     }
-    inner
+    pool
 }
 
 /// Stores the answers for their waiters; returns the wakers to wake without the lock.
-fn store_answers(inner: &mut Inner, actions: &[Action]) -> Vec<Waker> {
+fn store_answers(pool: &mut PoolState, actions: &[Action]) -> Vec<Waker> {
     let answers = actions.iter().filter_map(|action| match action {
         Action::Answer(id, answer) => Some((*id, *answer)),
         _ => None,
     });
     let mut store = |(id, answer): (WaiterId, WaitResult)| {
-        let waiting = inner.waiting.get_mut(&id)?;
+        let waiting = pool.waiting.get_mut(&id)?;
         waiting.answer = Some(answer);
         waiting.waker.take()
     };
     answers.filter_map(&mut store).collect()
 }
 
-fn act(shared: &Arc<Shared>, action: Action) {
+fn act(shared: &Arc<PoolShared>, action: Action) {
     let (verb, model) = match action {
         Action::Load(model) => ("load", model),
         Action::Unload(model) => ("unload", model),
@@ -120,16 +120,16 @@ fn act(shared: &Arc<Shared>, action: Action) {
     }
 }
 
-fn load(shared: &Shared, model: usize) {
-    let mut inner = shared.lock();
+fn load(shared: &PoolShared, model: usize) {
+    let mut pool = shared.lock();
     let progress = Arc::new(LoadProgress::default());
-    let slot = &mut inner.slots[model];
+    let slot = &mut pool.slots[model];
     slot.progress = progress.clone();
     let config = slot.config.clone();
-    if inner.policy.is_closed() {
+    if pool.policy.is_closed() {
         progress.cancel();
     }
-    drop(inner);
+    drop(pool);
     let started = Instant::now();
     let crashed = || LoadError::Config("the loader panicked; see the log".into());
     let load = || match config {
@@ -138,15 +138,21 @@ fn load(shared: &Shared, model: usize) {
     };
     let loaded = catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|_| Err(crashed()));
     let load_time = started.elapsed();
-    let mut inner = shared.lock();
+    let mut pool = shared.lock();
     match loaded {
-        Ok(engine) => succeed(shared, &mut inner, model, engine, load_time),
-        Err(error) => fail(shared, &mut inner, model, error),
+        Ok(engine) => succeed(shared, &mut pool, model, engine, load_time),
+        Err(error) => fail(shared, &mut pool, model, error),
     }
     shared.work.notify_one();
 }
 
-fn succeed(shared: &Shared, inner: &mut Inner, model: usize, engine: Engine, load_time: Duration) {
+fn succeed(
+    shared: &PoolShared,
+    pool: &mut PoolState,
+    model: usize,
+    engine: Engine,
+    load_time: Duration,
+) {
     let bytes = engine.memory();
     tracing::info!(
         model = shared.names[model],
@@ -154,40 +160,40 @@ fn succeed(shared: &Shared, inner: &mut Inner, model: usize, engine: Engine, loa
         seconds = load_time.as_secs_f64(),
         "loaded a model"
     );
-    let slot = &mut inner.slots[model];
+    let slot = &mut pool.slots[model];
     slot.progress = Arc::default();
     slot.engine = Some(engine);
     slot.error = None;
     slot.measured = slot.stamp.map(|stamp| (stamp, bytes));
     slot.totals.loads += 1;
     slot.totals.load_time += load_time;
-    inner.policy.loaded(shared.now(), model, bytes, load_time);
+    pool.policy.loaded(shared.now(), model, bytes, load_time);
 }
 
-fn fail(shared: &Shared, inner: &mut Inner, model: usize, error: LoadError) {
+fn fail(shared: &PoolShared, pool: &mut PoolState, model: usize, error: LoadError) {
     let name = &shared.names[model];
     // The callers get the error too, and decide how serious it is.
     tracing::info!(model = name, %error, "a model could not be loaded");
-    let slot = &mut inner.slots[model];
+    let slot = &mut pool.slots[model];
     slot.progress = Arc::default();
     slot.error = Some(Arc::new(error));
     slot.totals.failures += 1;
-    inner.policy.failed(shared.now(), model);
+    pool.policy.failed(shared.now(), model);
 }
 
-fn unload(shared: &Shared, model: usize) {
+fn unload(shared: &PoolShared, model: usize) {
     let engine = shared.lock().slots[model].engine.clone();
     if let Some(engine) = &engine {
         // Cancels requests without readers, and waits for the current step.
         engine.shutdown();
     }
-    let mut inner = shared.lock();
-    let slot = &mut inner.slots[model];
+    let mut pool = shared.lock();
+    let slot = &mut pool.slots[model];
     if let Some(engine) = slot.engine.take() {
         slot.totals.add(&engine.metrics());
     }
     slot.totals.unloads += 1;
-    drop(inner);
+    drop(pool);
     if let Some(engine) = engine {
         if engine.is_shared() {
             tracing::debug!(

@@ -9,9 +9,9 @@
 //! - A model with leases is never unloaded before [`PoolPolicy::close`].
 //! - Each waiter gets exactly one [`WaitResult`], at its deadline at the latest, unless it is canceled.
 //! - Loads start in the order in which their first waiters came; a large model is not passed over.
-//! - Idle models make room, least recently used first. If all are in use, models that had
-//!   [`PoolLimits::turn`] accept no new leases until their present ones end. So a waiter gets room after
-//!   one turn and the longest call.
+//! - Idle models make room, least recently used first. If all are in use, models that were loaded for
+//!   [`PoolLimits::min_residency`] accept no new leases until their present ones end. So a waiter gets room
+//!   after that time and the longest call.
 //!
 //! Memory: [`PoolLimits::waiters`] waiters and one entry per model.
 
@@ -35,8 +35,8 @@ pub struct PoolLimits {
     pub loads: usize,
     /// Waiters for each model.
     pub waiters: usize,
-    /// How long a model in use accepts new leases while another model waits for its room.
-    pub turn: Duration,
+    /// How long a model in use accepts new leases, from its load on, while another model waits for its room.
+    pub min_residency: Duration,
 }
 
 /// Identifies a caller that waits for a model; later ones are greater.
@@ -412,13 +412,13 @@ impl PoolPolicy {
         let idle = self.limits.idle;
         let unused = self.entries.iter().filter(|entry| entry.is_idle());
         let unused = unused.filter_map(|entry| Some(entry.last_used.saturating_add(idle?)));
-        // A load that waits for room can drain a model when its turn ends.
+        // A load that waits for room can drain a model when its minimum residency ends.
         let needs_room = self.wanted().next().is_some();
-        let turns = self.entries.iter().filter(|entry| {
+        let residencies = self.entries.iter().filter(|entry| {
             needs_room && entry.state == LoadState::Loaded && !entry.pinned && !entry.draining
         });
-        let turns = turns.map(|entry| entry.loaded_at + self.limits.turn);
-        let times = deadlines.chain(unused).chain(turns);
+        let residencies = residencies.map(|entry| entry.loaded_at + self.limits.min_residency);
+        let times = deadlines.chain(unused).chain(residencies);
         times.filter(|time| *time > now).min()
     }
 
@@ -505,8 +505,8 @@ impl PoolPolicy {
         let mut in_use: Vec<_> = self.entries.iter_mut().collect();
         in_use.sort_by_key(|entry| entry.loaded_at);
         for entry in in_use {
-            let turn_over = entry.loaded_at + self.limits.turn <= now;
-            if missing > 0 && entry.state == LoadState::Loaded && !entry.pinned && turn_over {
+            let residency_over = entry.loaded_at + self.limits.min_residency <= now;
+            if missing > 0 && entry.state == LoadState::Loaded && !entry.pinned && residency_over {
                 entry.draining = true;
                 missing = missing.saturating_sub(entry.held());
             }

@@ -1,7 +1,7 @@
 //! Status and metrics of the models.
 
 use super::policy::LoadState;
-use super::{Inner, ModelPool, Slot};
+use super::{ModelPool, PoolState, Slot};
 use crate::engine::Engine;
 use crate::metrics::{EngineMetrics, Metric, MetricKind};
 use std::time::Duration;
@@ -114,14 +114,14 @@ impl ModelPool {
     /// The status of each model.
     pub fn status(&self) -> Vec<ModelStatus> {
         let shared = &self.0.0;
-        let inner = shared.lock();
+        let pool = shared.lock();
         let now = shared.now();
         let names = shared.names.iter().enumerate();
         names
             .map(|(model, name)| {
-                let slot = &inner.slots[model];
-                let policy = &inner.policy;
-                let state = state(&inner, slot, model, now);
+                let slot = &pool.slots[model];
+                let policy = &pool.policy;
+                let state = state(&pool, slot, model, now);
                 ModelStatus {
                     name: name.clone(),
                     state,
@@ -143,8 +143,8 @@ impl ModelPool {
     /// pool.
     pub fn metrics(&self) -> Vec<(String, Vec<Metric>)> {
         let statuses = self.status();
-        let inner = self.0.0.lock();
-        let slots = inner.slots.iter().zip(statuses);
+        let pool = self.0.0.lock();
+        let slots = pool.slots.iter().zip(statuses);
         slots
             .map(|(slot, status)| {
                 let engine = slot.engine.as_ref().map(|engine| engine.metrics());
@@ -157,8 +157,8 @@ impl ModelPool {
     }
 }
 
-fn state(inner: &Inner, slot: &Slot, model: usize, now: Duration) -> ModelState {
-    match inner.policy.state(model) {
+fn state(pool: &PoolState, slot: &Slot, model: usize, now: Duration) -> ModelState {
+    match pool.policy.state(model) {
         LoadState::Unloaded => ModelState::Unloaded,
         LoadState::Loading => ModelState::Loading {
             progress: slot.progress.fraction(),

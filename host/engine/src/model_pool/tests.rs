@@ -322,8 +322,8 @@ fn model_over_budget_fails_at_once() {
 
 #[test]
 fn broken_file_fails_callers_until_replaced() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("changing.gguf");
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("changing.gguf");
     let whole = std::fs::read(demo_model()).expect("it is there");
     let configs = vec![config("good", demo_model()), config("bad", path.clone())];
     let models = ModelPool::new(configs, &ModelPoolSettings::default()).expect("a thread starts");
@@ -351,8 +351,8 @@ fn broken_file_fails_callers_until_replaced() {
             let shown = Error::from(error).to_string();
             assert!(shown.contains("the model bad cannot be loaded"), "{shown}");
             assert!(shown.contains("changing.gguf"), "{shown}");
-            let folder = folder.path().to_str().expect("UTF-8");
-            assert!(!shown.contains(folder), "{shown}");
+            let dir = dir.path().to_str().expect("UTF-8");
+            assert!(!shown.contains(dir), "{shown}");
         }
         failures += 1.0;
         let bad = status(&models, "bad");

@@ -69,7 +69,7 @@ pub enum Error {
     },
     /// The snapshot exceeds the size limit.
     #[error(
-        "the snapshot has {bytes} bytes and may have {limit}; shorten the sequence or raise the limit"
+        "the snapshot has {bytes} bytes and may have {limit}; shorten the sequence, or raise --snapshot-disk, of which a snapshot may take 1 GiB"
     )]
     TooLarge {
         /// Its size.
@@ -79,7 +79,7 @@ pub enum Error {
     },
     /// The tenant's byte limit is reached.
     #[error(
-        "the snapshot needs {bytes} bytes, {used} are used by others and {limit} allowed; remove some or raise the limit"
+        "the snapshot needs {bytes} bytes, other snapshots use {used} of the {limit} bytes allowed; remove some or raise --snapshot-disk"
     )]
     OverBudget {
         /// Its size.
@@ -90,7 +90,7 @@ pub enum Error {
         limit: u64,
     },
     /// The tenant's snapshot limit is reached.
-    #[error("there are {limit} snapshots already, as many as are allowed; remove one first")]
+    #[error("there are {limit} snapshots, which is the limit; remove one first")]
     TooMany {
         /// The limit.
         limit: usize,
@@ -104,21 +104,21 @@ pub enum Error {
         /// Its size.
         bytes: u64,
     },
-    /// Another `Snapshots` holds the lock of the folder.
+    /// Another `Snapshots` holds the lock of the directory.
     #[error(
-        "the snapshots in {folder} are in use by another process; end it or give another folder",
-        folder = folder.display()
+        "the snapshots in {dir} are in use by another process; end it or give another directory with --snapshot-dir",
+        dir = dir.display()
     )]
     InUse {
-        /// The folder.
-        folder: PathBuf,
+        /// The directory.
+        dir: PathBuf,
     },
     /// A system call failed.
     #[error("cannot {what} {path}: {cause}", path = path.display())]
     Io {
         /// The attempted operation.
         what: &'static str,
-        /// The file or folder.
+        /// The file or directory.
         path: PathBuf,
         /// The cause.
         cause: io::Error,

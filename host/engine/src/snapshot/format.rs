@@ -15,7 +15,7 @@
 //!
 //! The CRC detects a damaged header before the rest is read. SHA-256 covers the whole file, because
 //! llama.cpp loads the state unchecked; the disk takes more time than the hash. It detects damage,
-//! not malice: anyone with write access to the folder can write a valid snapshot.
+//! not malice: anyone with write access to the directory can write a valid snapshot.
 //!
 //! Magic and version keep their positions in every version.
 

@@ -38,8 +38,8 @@ fn sized(bytes: u64) -> Contents {
     contents(1, usize::try_from(bytes - fixed).unwrap())
 }
 
-fn open(folder: &Path) -> Snapshots {
-    Snapshots::new(folder, LIMITS).unwrap()
+fn open(dir: &Path) -> Snapshots {
+    Snapshots::new(dir, LIMITS).unwrap()
 }
 
 #[test]
@@ -201,7 +201,7 @@ proptest! {
     }
 
     #[test]
-    fn names_stay_in_their_folder(name in ".{0,140}") {
+    fn names_stay_in_their_dir(name in ".{0,140}") {
         if is_name(&name).is_ok() {
             let joined = Path::new("/a/b").join(&name);
             prop_assert_eq!(joined.parent(), Some(Path::new("/a/b")));
@@ -238,21 +238,21 @@ fn full_disk_is_reported_at_every_step() {
 
 #[test]
 fn snapshot_outlives_its_writer_and_is_replaced_atomically() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path().join("made/here");
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("made/here");
     let first = contents(3, 100);
-    let snapshots = open(&folder);
+    let snapshots = open(&dir);
     snapshots.write("chat", "a.b-C_1", &first).unwrap();
     drop(snapshots);
 
-    let snapshots = open(&folder);
+    let snapshots = open(&dir);
     assert!(snapshots.read("chat", "a.b-C_1", &ORIGIN).unwrap() == first);
     let second = contents(4, 50);
     snapshots.write("chat", "a.b-C_1", &second).unwrap();
     assert!(snapshots.read("chat", "a.b-C_1", &ORIGIN).unwrap() == second);
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
-    let tenant = folder.join("chat");
-    assert_eq!(mode(&folder), 0o700);
+    let tenant = dir.join("chat");
+    assert_eq!(mode(&dir), 0o700);
     assert_eq!(mode(&tenant), 0o700);
     assert_eq!(mode(&tenant.join("a.b-C_1")), 0o600);
     let files = fs::read_dir(&tenant).unwrap().count();
@@ -278,8 +278,8 @@ fn snapshot_outlives_its_writer_and_is_replaced_atomically() {
 
 #[test]
 fn limits_are_checked_before_writing() {
-    let folder = tempfile::tempdir().unwrap();
-    let snapshots = open(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let snapshots = open(dir.path());
     let error = snapshots.write("t", "a", &sized(10_001)).unwrap_err();
     assert!(matches!(
         error,
@@ -288,7 +288,7 @@ fn limits_are_checked_before_writing() {
             limit: 10_000
         }
     ));
-    assert!(!folder.path().join("t").exists());
+    assert!(!dir.path().join("t").exists());
     snapshots.write("t", "a", &sized(10_000)).unwrap();
     snapshots.write("t", "b", &sized(9_000)).unwrap();
     let error = snapshots.write("t", "c", &sized(1_001)).unwrap_err();
@@ -307,15 +307,15 @@ fn limits_are_checked_before_writing() {
     snapshots.write("t", "a", &sized(10_000)).unwrap();
     snapshots.write("u", "a", &sized(10_000)).unwrap();
     // A file above the limit is not read.
-    fs::write(folder.path().join("u/b"), vec![0; 10_001]).unwrap();
+    fs::write(dir.path().join("u/b"), vec![0; 10_001]).unwrap();
     let error = snapshots.read("u", "b", &ORIGIN).unwrap_err();
     assert!(matches!(error, Error::TooLarge { .. }));
 }
 
 #[test]
 fn unfinished_writes_count_toward_limits() {
-    let folder = tempfile::tempdir().unwrap();
-    let snapshots = open(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let snapshots = open(dir.path());
     snapshots.write("t", "a", &sized(9_000)).unwrap();
     let smaller = snapshots.reserve("t", "a", 1_000).unwrap();
     let new = snapshots.reserve("t", "b", 9_000).unwrap();
@@ -331,8 +331,8 @@ fn unfinished_writes_count_toward_limits() {
 
 #[test]
 fn concurrent_writers_stay_within_limits() {
-    let folder = tempfile::tempdir().unwrap();
-    let snapshots = open(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let snapshots = open(dir.path());
     std::thread::scope(|scope| {
         for writer in 0..4_u64 {
             let snapshots = &snapshots;
@@ -359,7 +359,7 @@ fn concurrent_writers_stay_within_limits() {
     let list = snapshots.list("t").unwrap();
     assert!(list.len() <= 3);
     assert!(snapshots.bytes().unwrap() <= LIMITS.tenant_bytes);
-    let files = fs::read_dir(folder.path().join("t")).unwrap().count();
+    let files = fs::read_dir(dir.path().join("t")).unwrap().count();
     assert_eq!(files, list.len(), "nothing half written is left");
     for entry in list {
         snapshots.read("t", &entry.name, &ORIGIN).unwrap();
@@ -368,49 +368,49 @@ fn concurrent_writers_stay_within_limits() {
 
 #[test]
 fn crash_removes_partial_file_and_keeps_old() {
-    let folder = tempfile::tempdir().unwrap();
-    let snapshots = open(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let snapshots = open(dir.path());
     let contents = contents(3, 100);
     snapshots.write("t", "a", &contents).unwrap();
-    let half = folder.path().join("t/.writing-0");
+    let half = dir.path().join("t/.writing-0");
     fs::write(&half, &bytes_of(&contents)[..50]).unwrap();
     // Running writes are not listed.
     assert_eq!(snapshots.list("t").unwrap().len(), 1);
     drop(snapshots);
-    let snapshots = open(folder.path());
+    let snapshots = open(dir.path());
     assert!(!half.exists());
     assert!(snapshots.read("t", "a", &ORIGIN).unwrap() == contents);
 }
 
 #[test]
 fn failed_write_keeps_old_snapshot() {
-    let folder = tempfile::tempdir().unwrap();
-    let snapshots = open(folder.path());
-    // A folder, which a rename cannot replace.
-    fs::create_dir_all(folder.path().join("t/a/b")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let snapshots = open(dir.path());
+    // A directory, which a rename cannot replace.
+    fs::create_dir_all(dir.path().join("t/a/b")).unwrap();
     let error = snapshots.write("t", "a", &contents(1, 1)).unwrap_err();
     assert!(matches!(error, Error::Io { .. }), "{error}");
-    assert!(folder.path().join("t/a/b").exists());
-    assert_eq!(fs::read_dir(folder.path().join("t")).unwrap().count(), 1);
+    assert!(dir.path().join("t/a/b").exists());
+    assert_eq!(fs::read_dir(dir.path().join("t")).unwrap().count(), 1);
     assert!(snapshots.lock().pending.is_empty());
     let error = snapshots.read("t", "a", &ORIGIN).unwrap_err();
     assert!(matches!(error, Error::NotSnapshot));
 }
 
 #[test]
-fn folder_is_locked_by_one_process() {
-    let folder = tempfile::tempdir().unwrap();
-    let first = open(folder.path());
-    let error = Snapshots::new(folder.path(), LIMITS).unwrap_err();
+fn dir_is_locked_by_one_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = open(dir.path());
+    let error = Snapshots::new(dir.path(), LIMITS).unwrap_err();
     assert!(matches!(error, Error::InUse { .. }));
     drop(first);
-    open(folder.path());
+    open(dir.path());
 }
 
 #[test]
 fn unsafe_names_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let snapshots = open(folder.path());
+    let dir = tempfile::tempdir().unwrap();
+    let snapshots = open(dir.path());
     let long = "x".repeat(129);
     let bad = [
         "", ".", "..", ".hidden", "a/b", "../a", "a\\b", "a b", "a\0", "ä", "a\n", &long,
@@ -438,13 +438,13 @@ fn unsafe_names_are_refused() {
 
 #[test]
 fn digest_covers_the_whole_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model");
     fs::write(&path, b"abc").unwrap();
     let digest = digest_of(&path).unwrap();
     assert_eq!(digest[..4], [0xba, 0x78, 0x16, 0xbf]);
     let large = vec![b'a'; 3_000_001];
     fs::write(&path, &large).unwrap();
     assert_eq!(digest_of(&path).unwrap(), *Sha256::digest(&large));
-    assert!(digest_of(&folder.path().join("none")).is_err());
+    assert!(digest_of(&dir.path().join("none")).is_err());
 }

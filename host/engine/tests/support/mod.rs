@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// In the environment: the device that the tests run on, such as `Vulkan0`. Without it they run on what
 /// the engine takes by itself: where no GPU backend is built in, that is the processor.
 const DEVICE: &str = "CORRAL_TEST_DEVICE";
-/// In the environment: the folder of backends, for tests that were built with `dynamic-backends`.
+/// In the environment: the directory of backends, for tests that were built with `dynamic-backends`.
 const BACKENDS: &str = "CORRAL_TEST_BACKENDS";
 /// In the environment: the demo model, where tests run on another machine than that which built them.
 const MODEL: &str = "CORRAL_MODEL";
@@ -31,8 +31,8 @@ fn said(name: &str) -> Option<String> {
 pub fn demo_model() -> PathBuf {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {
-        if let Some(folder) = said(BACKENDS) {
-            corral_engine::load_backends(Path::new(&folder)).expect("the backends are loaded");
+        if let Some(dir) = said(BACKENDS) {
+            corral_engine::load_backends(Path::new(&dir)).expect("the backends are loaded");
         }
     });
     let here = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");

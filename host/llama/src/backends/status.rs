@@ -165,7 +165,7 @@ impl Registry {
             None => format!(
                 "there is no libggml-{} in {}: build with `--features {feature}`, or copy it there",
                 known.file,
-                self.folder.clone().unwrap_or_default().display()
+                self.dir.clone().unwrap_or_default().display()
             ),
         }
     }
@@ -252,7 +252,7 @@ mod tests {
     fn problem_includes_the_log_of_the_backend() {
         let mut registry = Registry {
             started: true,
-            folder: None,
+            dir: None,
             files: Vec::new(),
             log: vec!["ggml_cuda_init: failed: no driver".to_owned()],
         };

@@ -17,8 +17,8 @@ const CONCURRENT: usize = 4;
 /// The snapshots of one deployment.
 #[derive(Clone, Debug)]
 pub(crate) struct DeploymentSnapshots {
-    /// Name of the deployment's folder. Empty for no deployment.
-    folder: Arc<str>,
+    /// Name of the deployment's directory. Empty for no deployment.
+    dir: Arc<str>,
     permits: Arc<Semaphore>,
 }
 
@@ -31,7 +31,7 @@ impl DeploymentSnapshots {
     /// The snapshots of the named deployment.
     pub(crate) fn new(deployment: &str, permits: Arc<Semaphore>) -> Self {
         Self {
-            folder: folder_name(deployment).into(),
+            dir: dir_name(deployment).into(),
             permits,
         }
     }
@@ -39,7 +39,7 @@ impl DeploymentSnapshots {
     /// No snapshots.
     pub(crate) fn none(&self) -> Self {
         Self {
-            folder: Arc::default(),
+            dir: Arc::default(),
             permits: Arc::clone(&self.permits),
         }
     }
@@ -47,7 +47,7 @@ impl DeploymentSnapshots {
     /// A permit to access the disk, if the engine stores snapshots.
     async fn acquire(&self, engine: &Engine) -> Result<OwnedSemaphorePermit, wit::Error> {
         if !engine.has_snapshots() {
-            let none = "snapshots: this host stores none; its operator can configure a folder";
+            let none = "snapshots: this host stores none; its operator can configure a directory";
             return Err(wit::Error::NotGranted(none.to_owned()));
         }
         let permit = Arc::clone(&self.permits).acquire_owned().await;
@@ -55,8 +55,8 @@ impl DeploymentSnapshots {
     }
 }
 
-/// A folder name for a deployment. Characters of routes that deployment names lack are written as numbers.
-fn folder_name(deployment: &str) -> String {
+/// A directory name for a deployment. Characters of routes that deployment names lack are written as numbers.
+fn dir_name(deployment: &str) -> String {
     let encode = |byte: u8| match byte {
         b'-' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => char::from(byte).to_string(),
         _ => format!("_{byte:02x}"),
@@ -86,7 +86,7 @@ pub(super) async fn snapshot(
     // The clone shares the retained state. The lock is not held while the thread writes.
     let sequence = lock(&sequence).sequence.clone();
     let written = tokio::task::spawn_blocking(move || {
-        let written = sequence.snapshot(&snapshots.folder, &name);
+        let written = sequence.snapshot(&snapshots.dir, &name);
         drop(permit);
         written
     });
@@ -117,7 +117,7 @@ pub(super) async fn restore(
     };
     let of_engine = engine.clone();
     let read = tokio::task::spawn_blocking(move || {
-        let read = corral_engine::Sequence::restore(of_engine, caller, &snapshots.folder, &name);
+        let read = corral_engine::Sequence::restore(of_engine, caller, &snapshots.dir, &name);
         drop(permit);
         read
     });
@@ -145,7 +145,7 @@ pub(super) async fn forget(
         Err(error) => return Ok(Err(error)),
     };
     let removed = tokio::task::spawn_blocking(move || {
-        let removed = corral_engine::Sequence::forget(&engine, &snapshots.folder, &name);
+        let removed = corral_engine::Sequence::delete_snapshot(&engine, &snapshots.dir, &name);
         drop(permit);
         removed
     });
@@ -154,14 +154,14 @@ pub(super) async fn forget(
 
 #[cfg(test)]
 mod tests {
-    use super::folder_name;
+    use super::dir_name;
 
     #[test]
-    fn deployments_have_different_folders() {
-        assert_eq!(folder_name("chat-2"), "chat-2");
-        assert_eq!(folder_name("/chat/v1"), "_2fchat_2fv1");
-        assert_eq!(folder_name("/chat_v1"), "_2fchat_5fv1");
-        assert_eq!(folder_name("../x"), "_2e_2e_2fx");
-        assert_eq!(folder_name("ä"), "_c3_a4");
+    fn deployments_have_different_dirs() {
+        assert_eq!(dir_name("chat-2"), "chat-2");
+        assert_eq!(dir_name("/chat/v1"), "_2fchat_2fv1");
+        assert_eq!(dir_name("/chat_v1"), "_2fchat_5fv1");
+        assert_eq!(dir_name("../x"), "_2e_2e_2fx");
+        assert_eq!(dir_name("ä"), "_c3_a4");
     }
 }

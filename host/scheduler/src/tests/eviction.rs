@@ -101,7 +101,7 @@ fn prefix_is_evicted_at_its_eviction_cost() {
         offload_prefixes: false,
         ..ROOMY
     };
-    // A move costs 30 µs a token each way; beside prompts twice as much must accrue. Without offloading,
+    // A move costs 30 µs a token each way; beside prompts twice as much must be charged. Without offloading,
     // recomputing costs 1 ms a token and 10 µs for each of 512 cells.
     for (limits, prefill, stays, goes) in [
         (ROOMY, 0, 0, 1),
@@ -123,7 +123,7 @@ fn prefix_is_evicted_at_its_eviction_cost() {
 }
 
 #[test]
-fn use_resets_accrued_cost() {
+fn use_resets_charged_cost() {
     let config = SchedulerConfig {
         offload_prefixes: false,
         ..ROOMY

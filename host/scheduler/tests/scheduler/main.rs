@@ -1,9 +1,9 @@
 //! The scheduler over the simulated backend, in virtual time.
 
-use corral_scheduler::PrefillPolicy;
+use config::CONFIG;
 use corral_scheduler::{
-    AdapterId, CellQuota, EnqueueError, Expired, LogitsKind, Overlap, Priority, SchedulerConfig,
-    Tenant, Time,
+    AdapterId, CellQuota, EnqueueError, Expired, LogitsKind, Overlap, PrefillPolicy, Priority,
+    SchedulerConfig, Tenant, Time,
 };
 use corral_simulator::simulation::{Arrival, End, Record, Simulation, StepRecord};
 use corral_simulator::{Fault, Machine};
@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 mod batch_window;
+#[path = "../support/config.rs"]
+mod config;
 mod drafts;
 mod eviction;
 mod failures;
@@ -19,22 +21,6 @@ mod prefill_budget;
 mod prefix_cache;
 mod returning_callers;
 mod workloads;
-
-const CONFIG: SchedulerConfig = SchedulerConfig {
-    seq_ids: 4,
-    top_k_seq_ids: 0,
-    cells: 100,
-    max_step_tokens: 16,
-    max_queue: 8,
-    max_tenant_queue: 6,
-    prefill: PrefillPolicy::Budgeted { gap: 2.0 },
-    prefix_cache: true,
-    can_truncate: true,
-    swap: true,
-    offload_prefixes: false,
-    max_drafts: 8,
-    overlap: Overlap::Off,
-};
 
 /// A request that arrives at `at` milliseconds and generates `tokens` tokens.
 fn arrival(at: u64, prompt: u32, tokens: u32) -> Arrival {

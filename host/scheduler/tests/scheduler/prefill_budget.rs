@@ -71,7 +71,7 @@ fn gap_target_holds_from_the_first_step() {
         row: 1e-4,
         prefill: 2e-5,
         attention: 0.0,
-        adapter_switch: 0.0,
+        adapter_change: 0.0,
         sample: 0.0,
         noise: 0.15,
     };
@@ -135,11 +135,10 @@ fn larger_chunks_are_probed_rarely() {
 /// Fewer than one step in sixty probes a larger chunk.
 #[test]
 fn long_prompt_keeps_gap_near_target() {
-    let (longest, plain) = gaps(PrefillPolicy::Budgeted { gap: 2.0 });
+    let (longest, plain) = gaps(PrefillPolicy::Budgeted {
+        max_step_stretch: 2.0,
+    });
     assert!(longest <= plain * 5 / 2, "{longest:?} against {plain:?}");
-    let (in_slot_order, plain) = gaps(PrefillPolicy::SlotOrder);
-    assert!(
-        in_slot_order > 10 * plain,
-        "{in_slot_order:?} against {plain:?}"
-    );
+    let (unbudgeted, plain) = gaps(PrefillPolicy::Unbudgeted);
+    assert!(unbudgeted > 10 * plain, "{unbudgeted:?} against {plain:?}");
 }

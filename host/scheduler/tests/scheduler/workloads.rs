@@ -92,8 +92,8 @@ fn faults() -> impl Strategy<Value = Vec<(u64, Fault)>> {
 
 fn config() -> impl Strategy<Value = SchedulerConfig> {
     let prefill = prop_oneof![
-        4 => (1.0..4.0).prop_map(|gap| PrefillPolicy::Budgeted { gap }),
-        1 => Just(PrefillPolicy::SlotOrder),
+        4 => (1.0..4.0).prop_map(|max_step_stretch| PrefillPolicy::Budgeted { max_step_stretch }),
+        1 => Just(PrefillPolicy::Unbudgeted),
     ];
     // Whether prefixes are reused, and whether the memory can be truncated.
     let memory = prop_oneof![
@@ -146,8 +146,10 @@ fn tight_config() -> impl Strategy<Value = SchedulerConfig> {
             max_queue: queue,
             max_tenant_queue: queue.div_ceil(2),
             prefill: match config.prefill {
-                PrefillPolicy::Budgeted { gap } if gap < 2.5 => {
-                    PrefillPolicy::Budgeted { gap: 1.0 }
+                PrefillPolicy::Budgeted { max_step_stretch } if max_step_stretch < 2.5 => {
+                    PrefillPolicy::Budgeted {
+                        max_step_stretch: 1.0,
+                    }
                 }
                 prefill => prefill,
             },

@@ -25,7 +25,7 @@ const MAX_ATTEMPTS: usize = 3;
 /// Why a deployment was not changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChangeError {
-    #[error("this server has no store; start it with 'corral serve --store FOLDER'")]
+    #[error("this server has no store; start it with 'corral serve --store DIR'")]
     NoStore,
     #[error("the manifest is invalid: {0}")]
     Manifest(#[from] ManifestError),

@@ -283,12 +283,12 @@ mod tests {
 
     #[test]
     fn oversized_composition_is_reported_as_such() {
-        let folder = tempfile::tempdir().expect("there is room");
+        let dir = tempfile::tempdir().expect("there is room");
         let limits = StoreLimits {
             max_component_bytes: 10,
             ..StoreLimits::default()
         };
-        let store = Store::open(folder.path(), limits).expect("opens");
+        let store = Store::open(dir.path(), limits).expect("opens");
         let digests = [b"1234567", b"abcdefg"].map(|bytes| {
             let digest = Digest::of(bytes);
             store.put(digest, bytes).expect("small");

@@ -13,7 +13,7 @@ mod plugins;
 pub(super) struct Fixture {
     pub(super) deployments: Deployments,
     pub(super) runtime: Runtime,
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Fixture {
@@ -21,30 +21,30 @@ impl Fixture {
         Self::open(tempfile::tempdir().expect("there is room"))
     }
 
-    fn open(folder: tempfile::TempDir) -> Self {
+    fn open(dir: tempfile::TempDir) -> Self {
         let limits = StoreLimits {
             grace_period: Duration::ZERO,
             ..StoreLimits::default()
         };
-        let store = Store::open(folder.path(), limits).expect("opens");
+        let store = Store::open(dir.path(), limits).expect("opens");
         let runtime = plugins::runtime(2);
         let own = Limits::default();
         let deployments = Deployments::new(runtime.clone(), Some(store), own, Access::Open);
         Fixture {
             deployments,
             runtime,
-            folder,
+            dir,
         }
     }
 
     /// Restarts with the same store, without restoring deployments.
     pub(super) fn restart(self) -> Self {
         drop((self.deployments, self.runtime));
-        Self::open(self.folder)
+        Self::open(self.dir)
     }
 
     pub(super) fn directory(&self) -> &Path {
-        self.folder.path()
+        self.dir.path()
     }
 
     /// Uploads an HTTP component; each number gives a different one.

@@ -154,8 +154,8 @@ mod tests {
 
     #[tokio::test]
     async fn socket_file_is_private_and_removed_on_drop() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("socket");
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("socket");
         let (file, socket) = bind_unix(&path).await.expect("the path is free");
         let mode = fs::metadata(&path).expect("exists").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
@@ -171,8 +171,8 @@ mod tests {
 
     #[tokio::test]
     async fn only_stale_socket_files_are_removed() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("socket");
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("socket");
         drop(std::os::unix::net::UnixListener::bind(&path).expect("bound"));
         assert!(path.exists(), "as after a kill");
         let (old, _socket) = bind_unix(&path).await.expect("nothing listens");
@@ -185,10 +185,10 @@ mod tests {
         let error = bind_unix(&path).await.expect_err("a regular file");
         assert!(error.to_string().contains("is not a socket"), "{error}");
         assert_eq!(fs::read_to_string(&path).expect("there"), "no socket");
-        let nowhere = folder.path().join("nowhere/socket");
+        let nowhere = dir.path().join("nowhere/socket");
         let error = bind_unix(&nowhere).await.expect_err("no directory");
         assert!(error.to_string().contains("give a path"), "{error}");
-        let long = folder.path().join("x".repeat(200));
+        let long = dir.path().join("x".repeat(200));
         let error = bind_unix(&long).await.expect_err("too long a path");
         assert!(error.to_string().contains("give a path"), "{error}");
     }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 #[test]
 fn templates_of_every_family_render_as_in_python() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../openai/templates");
-    let files = std::fs::read_dir(&folder).expect("templates exist");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../openai/templates");
+    let files = std::fs::read_dir(&dir).expect("templates exist");
     let files = files.map(|file| file.expect("readable").path());
     let templates: Vec<PathBuf> = files
         .filter(|file| file.extension().is_some_and(|ending| ending == "jinja"))

@@ -145,8 +145,8 @@ impl Line {
 }
 
 /// The file of the component `name`.
-pub(super) fn plugin(folder: &Path, name: &str) -> PathBuf {
-    folder.join(format!("{name}.wasm"))
+pub(super) fn plugin(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}.wasm"))
 }
 
 /// The target of a GPU, which `tests/gpu/run.sh` measures.

@@ -20,12 +20,12 @@ const STDERR_BYTES: usize = 4096;
 /// Bytes at the start of stdout that contain the address.
 const ADDRESS_BYTES: u64 = 1 << 16;
 
-/// `corral serve` with these arguments, and its files in `folder`.
-pub(super) fn command(corral: &Path, arguments: &[String], folder: &Path) -> Command {
+/// `corral serve` with these arguments, and its files in `dir`.
+pub(super) fn command(corral: &Path, arguments: &[String], dir: &Path) -> Command {
     let mut command = Command::new(corral);
     command.arg("serve").args(arguments);
-    command.arg("--cache-dir").arg(folder.join("compiled"));
-    command.env("TMPDIR", folder);
+    command.arg("--cache-dir").arg(dir.join("compiled"));
+    command.env("TMPDIR", dir);
     // The variable is meant for the user's own servers.
     command.env_remove(admin_token::VARIABLE);
     command

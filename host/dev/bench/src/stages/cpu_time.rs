@@ -94,11 +94,11 @@ impl CpuSeconds {
 fn threads() -> Option<Vec<(String, f64)>> {
     let mut threads = Vec::new();
     for task in fs::read_dir("/proc/self/task").ok()? {
-        let folder = task.ok()?.path();
+        let dir = task.ok()?.path();
         // A thread that has ended meanwhile is not one of these.
         let (Ok(name), Ok(times)) = (
-            fs::read_to_string(folder.join("comm")),
-            fs::read_to_string(folder.join("schedstat")),
+            fs::read_to_string(dir.join("comm")),
+            fs::read_to_string(dir.join("schedstat")),
         ) else {
             continue;
         };

@@ -18,10 +18,10 @@ pub(super) struct Services {
 }
 
 impl Services {
-    /// Loads the plugins of `stages` from `folder` and starts the server.
+    /// Loads the plugins of `stages` from `dir` and starts the server.
     pub(super) async fn start(
         engine: &Engine,
-        folder: &Path,
+        dir: &Path,
         stages: &[Stage],
     ) -> Result<Self, Error> {
         let limits = Limits {
@@ -35,7 +35,7 @@ impl Services {
             if !stages.iter().any(|stage| stage.plugin == Some(name)) {
                 return Ok(None);
             }
-            let file = folder.join(format!("{name}.wasm"));
+            let file = dir.join(format!("{name}.wasm"));
             load(&runtime, name, &file, limits.clone()).await.map(Some)
         };
         let measure = load("measure").await?;

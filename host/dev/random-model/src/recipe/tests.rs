@@ -22,9 +22,9 @@ fn recipe(quant: Quant) -> Recipe {
     }
 }
 
-/// The file names in a folder.
-fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<_> = std::fs::read_dir(folder)
+/// The file names in a directory.
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> = std::fs::read_dir(dir)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
@@ -34,8 +34,8 @@ fn names(folder: &Path) -> Vec<String> {
 
 #[test]
 fn fewer_bits_give_smaller_files_that_load() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.gguf");
     let all = [
         Quant::F16,
         Quant::Q8_0,
@@ -49,7 +49,7 @@ fn fewer_bits_give_smaller_files_that_load() {
         let own = recipe(quant);
         assert!(!own.matches(&file), "{quant:?} is not written yet");
         own.write(&file, |_, _, _| {}).unwrap();
-        assert_eq!(names(folder.path()), ["model.gguf"]);
+        assert_eq!(names(dir.path()), ["model.gguf"]);
         let length = file.metadata().unwrap().len();
         assert!(length < before, "{quant:?}: {length} of {before}");
         before = length;
@@ -64,8 +64,8 @@ fn fewer_bits_give_smaller_files_that_load() {
 
 #[test]
 fn other_recipes_do_not_match() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.gguf");
     let one = recipe(Quant::F16);
     one.write(&file, |_, _, _| {}).unwrap();
     let bytes = std::fs::read(&file).unwrap();
@@ -95,8 +95,8 @@ fn other_recipes_do_not_match() {
 
 #[test]
 fn k_quants_quantize_matrices_only() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.gguf");
     recipe(Quant::Q4Km).write(&file, |_, _, _| {}).unwrap();
     let tensors = tensors(&file).unwrap();
     // The token embeddings, the last norm, and eleven in each layer.
@@ -113,8 +113,8 @@ fn k_quants_quantize_matrices_only() {
 
 #[test]
 fn progress_counts_weights_then_tensors() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.gguf");
     let calls = Rc::new(RefCell::new(Vec::new()));
     let recorded = calls.clone();
     recipe(Quant::Q4_0)
@@ -135,23 +135,23 @@ fn progress_counts_weights_then_tensors() {
 
 #[test]
 fn failed_write_leaves_no_temporary_files() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.gguf");
     // Blocks the file of the quantizer.
-    let part = folder.path().join("model.gguf.part");
+    let part = dir.path().join("model.gguf.part");
     std::fs::create_dir(&part).unwrap();
     let failed = recipe(Quant::Q4Km).write(&file, |_, _, _| {});
     assert!(matches!(failed, Err(GgufError::Quantize { .. })));
-    assert_eq!(names(folder.path()), ["model.gguf.part"]);
-    let nowhere = folder.path().join("none/model.gguf");
+    assert_eq!(names(dir.path()), ["model.gguf.part"]);
+    let nowhere = dir.path().join("none/model.gguf");
     let failed = recipe(Quant::Q4Km).write(&nowhere, |_, _, _| {});
     assert!(matches!(failed, Err(GgufError::Write { .. })));
 }
 
 #[test]
 fn lack_of_space_names_the_needed_amount() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.gguf");
     check_space(&file, 1).unwrap();
     check_space(Path::new("model.gguf"), 1).unwrap();
     let error = check_space(&file, u64::MAX).unwrap_err().to_string();

@@ -75,8 +75,8 @@ fn pieces_match_the_pre_tokenizer() {
 
 #[test]
 fn llama_cpp_round_trips_text() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.gguf");
     let recipe = Recipe {
         name: "test",
         sizes: Qwen3::tiny(),
@@ -108,8 +108,8 @@ fn llama_cpp_round_trips_text() {
 
 #[test]
 fn control_tokens_are_special() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.gguf");
     let recipe = Recipe {
         name: "test",
         sizes: Qwen3::tiny(),

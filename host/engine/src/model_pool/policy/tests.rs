@@ -14,7 +14,7 @@ fn limits() -> PoolLimits {
         idle: None,
         loads: 1,
         waiters: 3,
-        turn: 5 * SECOND,
+        min_residency: 5 * SECOND,
     }
 }
 
@@ -233,7 +233,7 @@ fn too_large_model_fails_without_blocking_others() {
 }
 
 #[test]
-fn models_in_use_drain_after_their_turn() {
+fn models_in_use_drain_after_min_residency() {
     let limits = PoolLimits {
         budget: Some(10),
         ..limits()
@@ -243,7 +243,11 @@ fn models_in_use_drain_after_their_turn() {
     let waits = id(open(&mut models, 1, 1));
     models.set_size(1, 10);
     assert_eq!(models.plan(at(1), None), []);
-    assert_eq!(models.next_timer(at(1)), Some(at(5)), "the end of its turn");
+    assert_eq!(
+        models.next_timer(at(1)),
+        Some(at(5)),
+        "the end of its residency"
+    );
     assert_eq!(open(&mut models, 2, 0), OpenResult::Ready);
     assert_eq!(models.plan(at(5), None), []);
     // It accepts no new leases.
@@ -575,7 +579,7 @@ proptest! {
             idle: idle.map(Duration::from_secs),
             loads,
             waiters: 3,
-            turn: SECOND,
+            min_residency: SECOND,
         };
         let mut checker = PolicyModel::new(limits, sizes);
         for event in events {

@@ -1,7 +1,7 @@
-//! What moving a sequence's state out of the cells and back costs, and when that pays.
+//! The cost of moving a sequence's state out of the cells and back, and when a move pays.
 //!
 //! The same move serves *swapping* idle sequences and preempted requests, and *offloading* prefixes without an
-//! owner. Its time is proportional to the tokens. The rate is learned from the moves that were done.
+//! owner. Its time is proportional to the tokens. The rate is learned from completed moves.
 
 use crate::cost_model::CostModel;
 use crate::kv_cache::KvCache;
