@@ -1,6 +1,8 @@
 //! Attention of heads that share keys and values, over the cells of a tile.
 
-use super::lanes::{LANES, horizontal_sums, load, load_f16, multiply_add, prefetch, splat, store};
+use crate::lanes::{LANES, horizontal_sums, load, load_f16, multiply_add, prefetch, splat, store};
+use crate::softmax::{largest, to_weights};
+use crate::tiles::{MaskedCell, Tile};
 
 /// Cells of a block: their keys and values stay in the L1 cache while all queries of a tile use them.
 const BLOCK: usize = 32;
@@ -49,24 +51,6 @@ pub struct Query {
     pub result: *mut f32,
     /// Index of the token in the tile.
     pub token: u32,
-}
-
-/// A cell of a tile that is masked for one of its tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MaskedCell {
-    /// Index of the cell in the tile.
-    pub index: u32,
-    /// Index of the token in the tile.
-    pub token: u32,
-}
-
-/// Tokens that are computed together because they mostly attend to the same cells.
-#[derive(Clone, Copy)]
-pub struct Tile<'a> {
-    /// The cells that any of the tokens attends to.
-    pub cells: &'a [u32],
-    /// The cells that are masked for some tokens, in the order of `cells`.
-    pub masked: &'a [MaskedCell],
 }
 
 /// Buffers that calls reuse: the state of each query of a tile between blocks.
@@ -507,75 +491,5 @@ impl Block<'_> {
             }
         }
         PARTS
-    }
-}
-
-/// The largest score.
-fn largest(scores: &[f32; BLOCK]) -> f32 {
-    let (eights, _) = scores.as_chunks::<8>();
-    let mut largest = [f32::NEG_INFINITY; 8];
-    for eight in eights {
-        for (largest, score) in largest.iter_mut().zip(eight) {
-            *largest = if score > largest { *score } else { *largest };
-        }
-    }
-    largest.into_iter().fold(f32::NEG_INFINITY, f32::max)
-}
-
-/// Replaces each score by `exp(score - highest)`; returns their sum.
-fn to_weights(scores: &mut [f32; BLOCK], highest: f32) -> f32 {
-    for score in scores.iter_mut() {
-        *score = exp(*score - highest);
-    }
-    let (eights, _) = scores.as_chunks::<8>();
-    let mut sums = [0.0; 8];
-    for eight in eights {
-        for (sum, weight) in sums.iter_mut().zip(eight) {
-            *sum += weight;
-        }
-    }
-    sums.into_iter().sum()
-}
-
-/// `exp(x)` for x up to 0, exact to the last bits of f32; 0 below -87, NaN for NaN.
-///
-/// `x = n * ln 2 + r`, with the polynomial of the Cephes library for `exp r`.
-#[inline(always)]
-fn exp(x: f32) -> f32 {
-    const LN_2_HIGH: f32 = 0.693_359_4;
-    const LN_2_LOW: f32 = -2.121_944_4e-4;
-    const MIN: f32 = -87.0;
-    let clamped = x.max(MIN);
-    let n: f32 = (clamped * std::f32::consts::LOG2_E).round_ties_even();
-    let r: f32 = n.mul_add(-LN_2_LOW, n.mul_add(-LN_2_HIGH, clamped));
-    let series = 1.987_569_1e-4_f32.mul_add(r, 1.398_199_9e-3);
-    let series = series.mul_add(r, 8.333_452e-3);
-    let series = series.mul_add(r, 4.166_579_6e-2);
-    let series = series.mul_add(r, 1.666_666_5e-1);
-    let series = series.mul_add(r, 0.5);
-    let exp_r = series.mul_add(r * r, r + 1.0);
-    // SAFETY: n is from -126 to 0.
-    let exponent = unsafe { n.to_int_unchecked::<i32>() } + 127;
-    let result = exp_r * f32::from_bits(exponent.cast_unsigned() << 23);
-    let result = if x < MIN { 0.0 } else { result };
-    if x.is_nan() { x } else { result }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn exp_is_exact_to_the_last_bits() {
-        for number in 0..=43_500_u16 {
-            let x = -f32::from(number) / 500.0;
-            let exact = f64::from(x).exp();
-            let found = f64::from(exp(x));
-            let error = (found / exact - 1.0).abs();
-            assert!(error < 3e-7, "{x}: {found}, expected {exact}");
-        }
-        assert_eq!(exp(0.0), 1.0);
-        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
-        assert!(exp(f32::NAN).is_nan());
     }
 }

@@ -18,7 +18,8 @@
 
 mod kernel;
 mod lanes;
+mod softmax;
 mod tiles;
 
-pub use kernel::{HEAD_MULTIPLE, HeadRows, MAX_HEAD, MaskedCell, Query, Tile, Workspace, attend};
-pub use tiles::Tiles;
+pub use kernel::{HEAD_MULTIPLE, HeadRows, MAX_HEAD, Query, Workspace, attend};
+pub use tiles::{MaskedCell, Tile, Tiles};

@@ -1,12 +1,29 @@
 //! Groups the tokens of a step into tiles, by the cells that their masks leave.
 
-use super::kernel::{MaskedCell, Tile};
-use super::lanes;
+use crate::lanes;
 
 /// Most tokens in a tile.
 const MAX_TOKENS: usize = 8;
 /// A tile of up to this many cells may waste any part of them: they are one block.
 const SMALL_TILE: usize = 32;
+
+/// A cell of a tile that is masked for one of its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaskedCell {
+    /// Index of the cell in the tile.
+    pub index: u32,
+    /// Index of the token in the tile.
+    pub token: u32,
+}
+
+/// Tokens that are computed together because they mostly attend to the same cells.
+#[derive(Clone, Copy)]
+pub struct Tile<'a> {
+    /// The cells that any of the tokens attends to.
+    pub cells: &'a [u32],
+    /// The cells that are masked for some tokens, in the order of `cells`.
+    pub masked: &'a [MaskedCell],
+}
 
 /// The tiles of a step. Reuses its buffers.
 #[derive(Default)]
@@ -37,7 +54,7 @@ fn count_ones(words: impl Iterator<Item = u64>) -> usize {
 }
 
 impl Tiles {
-    /// Makes tiles of up to `max_tokens` tokens from the masks of all tokens, each with `cells` cells. Returns false if a
+    /// Groups tokens into tiles of up to `max_tokens` by their masks, each of `cells` cells. Returns false if a
     /// mask contains values other than 0 and minus infinity.
     pub fn build<'a>(
         &mut self,

@@ -9,8 +9,7 @@
 //! multiple of 16, and steps in which the heads of one token that share keys exceed two threads' part. The choice
 //! depends on the operation and its masks alone, so all threads make the same.
 
-use crate::LlamaError;
-use crate::device;
+use crate::{LlamaError, ggml};
 use corral_attention::{HEAD_MULTIPLE, HeadRows, MAX_HEAD, Query, Tile, Tiles, Workspace, attend};
 use llama_cpp_sys_2 as sys;
 use std::cell::RefCell;
@@ -62,10 +61,10 @@ pub(crate) fn install() -> Result<(), LlamaError> {
             )));
         }
     }
-    let Some(cpu) = device::pointer("CPU") else {
+    let Some(cpu) = ggml::device("CPU") else {
         return Ok(());
     };
-    let get_extra_types = device::cpu_function(c"ggml_backend_dev_get_extra_bufts");
+    let get_extra_types = ggml::cpu_function(c"ggml_backend_dev_get_extra_bufts");
     // SAFETY: this name is a function of this type (ggml-backend.h), or null.
     let get_extra_types =
         unsafe { std::mem::transmute::<*mut c_void, Option<GetExtraTypes>>(get_extra_types) };

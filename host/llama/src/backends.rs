@@ -7,11 +7,7 @@
 //!
 //! Backends are loaded once, before anything else; nothing else changes ggml's list of them.
 
-mod status;
-
-pub use status::{BackendStatus, backends, built_with};
-
-use crate::{LlamaError, log};
+use crate::{LlamaError, ggml, log};
 use llama_cpp_sys_2 as sys;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_int};
@@ -34,24 +30,20 @@ pub struct BackendFile {
     pub log: Vec<String>,
 }
 
-struct Registry {
+pub(crate) struct Registry {
     /// Whether backends are in use and the registry no longer changes.
     started: bool,
     /// The directory that was loaded.
-    dir: Option<PathBuf>,
-    files: Vec<BackendFile>,
+    pub dir: Option<PathBuf>,
+    pub files: Vec<BackendFile>,
     /// Errors and warnings of built-in backends.
-    log: Vec<String>,
+    pub log: Vec<String>,
 }
 
-static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
-    started: false,
-    dir: None,
-    files: Vec::new(),
-    log: Vec::new(),
-});
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry::new());
 
-fn lock() -> MutexGuard<'static, Registry> {
+/// The backends that were loaded.
+pub(crate) fn lock() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -85,7 +77,7 @@ pub fn load_backends(dir: &Path) -> Result<Vec<BackendFile>, LlamaError> {
         )));
     }
     registry.load(dir, &found);
-    match has_cpu() {
+    match ggml::has_cpu() {
         true => Ok(registry.files.clone()),
         false => Err(registry.no_cpu_error()),
     }
@@ -136,18 +128,22 @@ pub(crate) fn start() -> Result<(), LlamaError> {
         }
         registry.started = true;
     }
-    match has_cpu() {
+    match ggml::has_cpu() {
         true => Ok(()),
         false => Err(registry.no_cpu_error()),
     }
 }
 
-fn has_cpu() -> bool {
-    // SAFETY: reads the list of devices.
-    unsafe { !sys::ggml_backend_dev_by_type(sys::GGML_BACKEND_DEVICE_TYPE_CPU).is_null() }
-}
-
 impl Registry {
+    pub const fn new() -> Self {
+        Self {
+            started: false,
+            dir: None,
+            files: Vec::new(),
+            log: Vec::new(),
+        }
+    }
+
     fn load(&mut self, dir: &Path, found: &BackendDir) {
         log::forward();
         self.dir = Some(dir.to_owned());

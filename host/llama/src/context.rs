@@ -1,36 +1,13 @@
 //! A context that generates: unified KV cells and flash attention.
 
 use crate::batch::TokenInput;
-use crate::device_top_k::DeviceTopK;
 use crate::log;
+use crate::output::{LogitsCopied, Output};
 use crate::overlap::RetainedOutput;
-use crate::raw_context::{ContextSettings, RawContext};
-use crate::{DecodeError, LlamaError, Model, SaveError, SeqId, Token};
+use crate::raw_context::RawContext;
+use crate::{ContextSettings, DecodeError, DeviceTopK, LlamaError, Model, SaveError, SeqId, Token};
 use llama_cpp_sys_2 as sys;
 use std::sync::Arc;
-
-/// The output after one token of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Output<'a> {
-    /// The logit of each token of the vocabulary.
-    Logits(&'a [f32]),
-    /// The highest logits and their tokens, in no order.
-    TopK {
-        /// The tokens.
-        tokens: &'a [Token],
-        /// The logit of each of `tokens`.
-        logits: &'a [f32],
-    },
-}
-
-/// Bytes of logits that a step copied from the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LogitsCopied {
-    /// Bytes of the highest logits and their tokens.
-    pub top_k: u64,
-    /// Bytes of whole rows.
-    pub whole: u64,
-}
 
 /// A context that generates. Belongs to one thread; it may be moved there after it was made.
 pub struct LlamaContext {
@@ -46,7 +23,7 @@ pub struct LlamaContext {
 }
 
 impl LlamaContext {
-    /// Makes a context for `model`. If the device can't select the highest logits, the context has
+    /// Creates a context for `model`. If the device can't select the highest logits, the context has
     /// [no device top-k](ContextSettings::without_device_top_k), and sizes of buffers that were logged before this
     /// call may be lost.
     pub fn new(model: Arc<Model>, mut settings: ContextSettings) -> Result<Self, LlamaError> {

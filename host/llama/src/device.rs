@@ -1,8 +1,8 @@
 //! Devices that ggml computes on: the CPU, and the devices of its other backends.
 
+use crate::ggml::{self, text};
 use crate::{LlamaError, backends};
 use llama_cpp_sys_2 as sys;
-use std::ffi::{CStr, c_char, c_void};
 use std::mem::MaybeUninit;
 
 /// A device.
@@ -62,7 +62,7 @@ pub struct DevicePlacement {
 /// backends.
 pub fn devices() -> Result<Vec<Device>, LlamaError> {
     backends::start()?;
-    let mut devices: Vec<_> = pointers().map(describe).collect();
+    let mut devices: Vec<_> = ggml::devices().map(describe).collect();
     let cpu = devices.iter().find(|device| device.kind == DeviceKind::Cpu);
     let memory = cpu.map(|device| (device.free, device.total));
     // llama.cpp assumes the same when it distributes a model's layers.
@@ -70,37 +70,6 @@ pub fn devices() -> Result<Vec<Device>, LlamaError> {
         (device.free, device.total) = memory.unwrap_or_default();
     }
     Ok(devices)
-}
-
-/// The device of this name, which lives as long as the process.
-pub(crate) fn pointer(name: &str) -> Option<sys::ggml_backend_dev_t> {
-    pointers().find(|device| {
-        // SAFETY: the device lives as long as the process, and so does its name.
-        let own = unsafe { text(sys::ggml_backend_dev_name(*device)) };
-        own.eq_ignore_ascii_case(name)
-    })
-}
-
-/// A function of the CPU backend by its name; null if there is none. Linking to such functions fails if the process
-/// loads its backends at run time.
-pub(crate) fn cpu_function(name: &CStr) -> *mut c_void {
-    // SAFETY: reads the list of devices.
-    let device = unsafe { sys::ggml_backend_dev_by_type(sys::GGML_BACKEND_DEVICE_TYPE_CPU) };
-    if device.is_null() {
-        return std::ptr::null_mut();
-    }
-    // SAFETY: the device and its backend live as long as the process; the name is NUL-terminated.
-    unsafe {
-        let backend = sys::ggml_backend_dev_backend_reg(device);
-        sys::ggml_backend_reg_get_proc_address(backend, name.as_ptr())
-    }
-}
-
-fn pointers() -> impl Iterator<Item = sys::ggml_backend_dev_t> {
-    // SAFETY: reads the list of devices, which grows only before anything is loaded.
-    let count = unsafe { sys::ggml_backend_dev_count() };
-    // SAFETY: the index is below the number of devices.
-    (0..count).map(|index| unsafe { sys::ggml_backend_dev_get(index) })
 }
 
 fn describe(device: sys::ggml_backend_dev_t) -> Device {
@@ -132,19 +101,6 @@ fn describe(device: sys::ggml_backend_dev_t) -> Device {
     }
 }
 
-/// A string of ggml's; empty for null.
-///
-/// # Safety
-/// `string` must be null, or NUL-terminated and alive.
-pub(crate) unsafe fn text(string: *const c_char) -> String {
-    if string.is_null() {
-        return String::new();
-    }
-    // SAFETY: the caller says that it is a live C string.
-    let text = unsafe { CStr::from_ptr(string) };
-    text.to_string_lossy().trim().to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,14 +117,5 @@ mod tests {
         };
         assert_eq!((cpu.name.as_str(), cpu.backend.as_str()), ("CPU", "CPU"));
         assert!(cpu.total >= cpu.free && cpu.free > 1 << 20);
-        assert!(pointer("cpu").is_some());
-        assert!(pointer("nonsense").is_none());
-    }
-
-    #[test]
-    fn cpu_functions_are_found_by_name() {
-        backends::start().expect("backends start");
-        assert!(!cpu_function(c"ggml_threadpool_new").is_null());
-        assert!(cpu_function(c"ggml_no_such_thing").is_null());
     }
 }

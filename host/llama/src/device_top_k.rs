@@ -1,5 +1,8 @@
 //! Selection of the highest logits on the device, so that a step copies `k` logits of a row instead of all.
 //!
+//! Never measured on a GPU. Only [`RawContext`](crate::raw_context::RawContext) uses [`DeviceSamplers`]; without
+//! [`ContextSettings::device_top_k`](crate::ContextSettings::device_top_k) none exist and every output is a whole row.
+//!
 //! llama.cpp runs a sampler chain per sequence id on the device. The chain here is one `top_k`. A context gets its
 //! chains when it is made: to attach one later plans all graphs again. As of llama-cpp-sys-2 0.1.161
 //! (`llama-context.cpp`, `llama-graph.cpp`):
@@ -21,7 +24,6 @@
 //! - Where the device lacks the operation, the chain does nothing and llama.cpp copies each row whole, after a line in
 //!   its log. [`DeviceSamplers::run_on_device`] detects that.
 
-use crate::raw_context::ContextSettings;
 use llama_cpp_sys_2 as sys;
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -33,19 +35,6 @@ pub struct DeviceTopK {
     pub k: u32,
     /// The first ids, this many.
     pub seq_ids: u16,
-}
-
-impl ContextSettings {
-    /// The same without device top-k and without its sequence ids.
-    #[must_use]
-    pub fn without_device_top_k(self) -> Self {
-        let ids = self.device_top_k.map_or(0, |top_k| top_k.seq_ids);
-        Self {
-            seq_ids: self.seq_ids.saturating_sub(ids),
-            device_top_k: None,
-            ..self
-        }
-    }
 }
 
 /// The chains of a context, which must outlive it.

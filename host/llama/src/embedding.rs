@@ -5,8 +5,8 @@
 //! llama.cpp also computes and keeps the logits of the whole vocabulary for each token, so keep steps short.
 
 use crate::batch::TokenInput;
-use crate::raw_context::{ContextSettings, RawContext};
-use crate::{DecodeError, LlamaError, Model, SeqId};
+use crate::raw_context::RawContext;
+use crate::{ContextSettings, DecodeError, LlamaError, Model, SeqId};
 use llama_cpp_sys_2 as sys;
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ pub struct EmbeddingContext {
 }
 
 impl EmbeddingContext {
-    /// Makes a context for `model`.
+    /// Creates a context for `model`.
     pub fn new(model: Arc<Model>, settings: EmbeddingSettings) -> Result<Self, LlamaError> {
         let traits = model.embedding_traits();
         let sizes = settings.context;

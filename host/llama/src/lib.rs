@@ -13,17 +13,21 @@
 mod adapter;
 #[cfg(own_attention)]
 mod attention;
+mod backend_status;
 mod backends;
 mod batch;
 mod context;
+mod context_settings;
 mod device;
 mod device_top_k;
 mod embedding;
 mod error;
+mod ggml;
 pub mod gguf;
 mod kv_type;
 mod log;
 mod model;
+mod output;
 mod overlap;
 mod progress;
 pub mod quantize;
@@ -31,11 +35,11 @@ mod raw_context;
 mod reference;
 mod thread_pool;
 
-pub use backends::{
-    BackendFile, BackendStatus, backends, built_with, default_backend_dir, load_backends,
-};
+pub use backend_status::{BackendStatus, backends, built_with};
+pub use backends::{BackendFile, default_backend_dir, load_backends};
 pub use batch::TokenInput;
-pub use context::{LlamaContext, LogitsCopied, Output};
+pub use context::LlamaContext;
+pub use context_settings::ContextSettings;
 pub use device::{Device, DeviceKind, DevicePlacement, devices};
 pub use device_top_k::DeviceTopK;
 pub use embedding::{EmbeddingContext, EmbeddingSettings, EmbeddingTraits};
@@ -43,8 +47,8 @@ pub use error::{DecodeError, LlamaError, SaveError};
 pub use kv_type::KvType;
 pub use log::take_buffer_sizes;
 pub use model::{Model, check_magic};
+pub use output::{LogitsCopied, Output};
 pub use progress::LoadProgress;
-pub use raw_context::ContextSettings;
 pub use reference::ReferenceChain;
 
 /// Index into a model's vocabulary.

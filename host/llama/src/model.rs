@@ -1,7 +1,7 @@
 //! A loaded model and its vocabulary.
 
 use crate::device::DevicePlacement;
-use crate::{LlamaError, LoadProgress, Token, backends, device, gguf, log};
+use crate::{LlamaError, LoadProgress, Token, backends, ggml, gguf, log};
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
@@ -58,7 +58,7 @@ impl Model {
         let mut devices: Vec<_> = placement
             .devices
             .iter()
-            .map(|name| device::pointer(name).ok_or_else(|| no_device(name)))
+            .map(|name| ggml::device(name).ok_or_else(|| no_device(name)))
             .collect::<Result<_, _>>()?;
         devices.push(std::ptr::null_mut());
         // SAFETY: no arguments, a plain struct out.

@@ -1,5 +1,8 @@
 //! Outputs of a step that stay readable while the device computes the next step, which has no outputs.
 //!
+//! Never measured on a GPU. Only `LlamaContext::decode_overlapped` uses this module; a context on which it is never
+//! called retains nothing.
+//!
 //! `llama_decode` starts a computation on a device and does not wait for it; reading a result and `llama_synchronize`
 //! do. A second `llama_decode` forgets where the first one's outputs are: the calls that read them return null. As of
 //! llama-cpp-sys-2 0.1.161 the numbers themselves stay where they were, if the second step has no outputs:
@@ -25,7 +28,7 @@
 //! in few sizes.
 
 use crate::Token;
-use crate::context::Output;
+use crate::output::Output;
 use std::ptr::NonNull;
 
 /// The address of an output.

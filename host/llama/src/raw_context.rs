@@ -2,30 +2,14 @@
 //! [`LlamaContext`](crate::LlamaContext) and [`EmbeddingContext`](crate::EmbeddingContext) build on it.
 
 use crate::batch::{Batch, TokenInput};
-use crate::device_top_k::{DeviceSamplers, DeviceTopK};
+use crate::context_settings::ContextSettings;
+use crate::device_top_k::DeviceSamplers;
 use crate::log;
 use crate::thread_pool::ThreadPool;
-use crate::{DecodeError, KvType, LlamaError, Model, SeqId};
+use crate::{DecodeError, LlamaError, Model, SeqId};
 use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
 use std::sync::Arc;
-
-/// Sizes of a context.
-#[derive(Clone, Copy, Debug)]
-pub struct ContextSettings {
-    /// KV cells shared by all sequences; models without a memory have none.
-    pub cells: u32,
-    /// Most tokens in a step.
-    pub step_tokens: u32,
-    /// Number of sequence ids.
-    pub seq_ids: u16,
-    /// Compute threads.
-    pub threads: u32,
-    /// Type of the cells.
-    pub kv_type: KvType,
-    /// Sequence ids whose outputs are the highest logits only.
-    pub device_top_k: Option<DeviceTopK>,
-}
 
 /// A raw context. Belongs to one thread; it may be moved there after it was made.
 pub(crate) struct RawContext {
@@ -57,7 +41,7 @@ impl Drop for ContextPointer {
 }
 
 impl RawContext {
-    /// Makes a context for `model`, with one buffer of cells for all sequences. `customize` changes parameters, but
+    /// Creates a context for `model`, with one buffer of cells for all sequences. `customize` changes parameters, but
     /// sets no pointers.
     pub fn new(
         model: Arc<Model>,

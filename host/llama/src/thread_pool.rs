@@ -1,7 +1,7 @@
 //! The compute threads of a context: one pool for its life. Without an attached pool, llama.cpp built without OpenMP
 //! makes and joins threads for each graph.
 
-use crate::device::cpu_function;
+use crate::ggml::cpu_function;
 use llama_cpp_sys_2 as sys;
 use std::ffi::c_void;
 use std::ptr::NonNull;

@@ -33,8 +33,8 @@ pub fn apply(
             rng.random()
         }),
         Sampler::Dry(dry) => dry.apply(history, candidates, tokens, workspace.lengths),
-        Sampler::Penalties(set) | Sampler::OutputPenalties(set) => {
-            penalties(candidates, tokens, history, set);
+        Sampler::Penalties(settings) | Sampler::OutputPenalties(settings) => {
+            penalties(candidates, tokens, history, settings);
         }
         Sampler::LogitBias(biases) => logit_bias(candidates, tokens, biases),
         Sampler::Mirostat { .. } => unreachable!("the chain applies mirostat"),
@@ -61,10 +61,10 @@ fn dynamic_temperature(candidates: &mut Candidates<'_>, middle: f32, range: f32,
     let Some(sums) = candidates.softmax_sums() else {
         return;
     };
-    let evenness = (sums.entropy() / highest).clamp(0.0, 1.0);
+    let entropy_ratio = (sums.entropy() / highest).clamp(0.0, 1.0);
     let low = f64::from((middle - range).max(0.0));
     let high = f64::from(middle + range);
-    let value = low + (high - low) * evenness.powf(f64::from(exponent));
+    let value = low + (high - low) * entropy_ratio.powf(f64::from(exponent));
     temperature(candidates, value as f32);
 }
 
@@ -130,10 +130,10 @@ pub fn penalties(
     candidates: &mut Candidates<'_>,
     tokens: &mut TokenMap,
     history: &[Token],
-    set: &Penalties,
+    settings: &Penalties,
 ) {
-    let off = set.repeat == 1.0 && set.frequency == 0.0 && set.presence == 0.0;
-    let window = &history[history.len().saturating_sub(set.last_n as usize)..];
+    let off = settings.repeat == 1.0 && settings.frequency == 0.0 && settings.presence == 0.0;
+    let window = &history[history.len().saturating_sub(settings.last_n as usize)..];
     if off || window.is_empty() {
         return;
     }
@@ -142,11 +142,11 @@ pub fn penalties(
     }
     candidates.change(tokens, |logit, count| {
         let scaled = if logit <= 0.0 {
-            logit * set.repeat
+            logit * settings.repeat
         } else {
-            logit / set.repeat
+            logit / settings.repeat
         };
-        scaled - (count as f32 * set.frequency + set.presence)
+        scaled - (count as f32 * settings.frequency + settings.presence)
     });
     tokens.clear();
 }
@@ -161,10 +161,10 @@ pub fn logit_bias(candidates: &mut Candidates<'_>, tokens: &mut TokenMap, biases
     tokens.clear();
 }
 
-/// Keeps tokens whose surprise is at most `mu` bits, at least the most likely one.
-pub fn mirostat(candidates: &mut Candidates<'_>, mu: f32) {
+/// Keeps tokens whose surprise is at most `max_surprise` bits, at least the most likely one.
+pub fn mirostat(candidates: &mut Candidates<'_>, max_surprise: f32) {
     if let (Some(sums), Some(best)) = (candidates.softmax_sums(), candidates.best()) {
-        let lowest = sums.logit(-f64::from(mu) * std::f64::consts::LN_2);
+        let lowest = sums.logit(-f64::from(max_surprise) * std::f64::consts::LN_2);
         candidates.keep_from(lowest.min(best.logit));
     }
 }

@@ -1,9 +1,10 @@
 //! The tokens that a chain may still draw: first the whole [`LogitRow`], and once a sampler removes
 //! most of it, a [list](crate::list).
 
-use crate::dry::RepetitionLengths;
+use crate::RepetitionLengths;
 use crate::list::{self, Candidate, MAX_SORTED, falling};
-use crate::logit_row::{LogitRow, SoftmaxSums, clamp_divisor};
+use crate::logit_row::LogitRow;
+use crate::softmax::{SoftmaxSums, clamp_divisor};
 use crate::token_map::TokenMap;
 use crate::{Scratch, Token};
 

@@ -14,15 +14,15 @@ pub struct SamplerChain {
     prompt_length: usize,
     state: ChainState,
     /// Mirostat's limit before the last draw.
-    previous_mu: f32,
+    previous_max_surprise: f32,
 }
 
 /// The part of a chain that draws change; see [`SamplerChain::state`].
 #[derive(Clone, Debug)]
 pub struct ChainState {
     rng: ChaCha8Rng,
-    /// Mirostat's limit of surprise, in bits.
-    mu: f32,
+    /// Mirostat's limit of surprise in bits (`mu` in the paper).
+    max_surprise: f32,
 }
 
 impl SamplerChain {
@@ -32,15 +32,15 @@ impl SamplerChain {
             Sampler::Mirostat { tau, .. } => Some(*tau),
             _ => None,
         });
-        let mu = 2.0 * tau.unwrap_or(0.0);
+        let max_surprise = 2.0 * tau.unwrap_or(0.0);
         Self {
             samplers,
             prompt_length: 0,
             state: ChainState {
                 rng: ChaCha8Rng::seed_from_u64(seed),
-                mu,
+                max_surprise,
             },
-            previous_mu: mu,
+            previous_max_surprise: max_surprise,
         }
     }
 
@@ -79,14 +79,14 @@ impl SamplerChain {
         if self.samplers.is_empty() {
             return Ok(candidates.best().map(|candidate| candidate.token));
         }
-        self.previous_mu = self.state.mu;
+        self.previous_max_surprise = self.state.max_surprise;
         self.apply(applied, &mut candidates, &mut workspace, history);
         let Some(token) = candidates.draw(self.state.rng.random()) else {
             return Ok(None);
         };
         if let Some(Sampler::Mirostat { tau, eta }) = self.samplers.last() {
             let error = apply::surprise(&candidates, token).map(|surprise| surprise - tau);
-            self.state.mu -= eta * error.unwrap_or(0.0);
+            self.state.max_surprise -= eta * error.unwrap_or(0.0);
         }
         Ok(Some(token))
     }
@@ -112,18 +112,18 @@ impl SamplerChain {
 
     /// Undoes all draws since [`SamplerChain::state`].
     pub fn restore(&mut self, state: ChainState) {
-        self.previous_mu = state.mu;
+        self.previous_max_surprise = state.max_surprise;
         self.state = state;
     }
 
     /// Rejects the last token drawn: mirostat undoes its adaptation to it. Random numbers stay used.
     pub fn reject(&mut self) {
-        self.state.mu = self.previous_mu;
+        self.state.max_surprise = self.previous_max_surprise;
     }
 
     #[cfg(test)]
-    pub(crate) fn mu(&self) -> f32 {
-        self.state.mu
+    pub(crate) fn max_surprise(&self) -> f32 {
+        self.state.max_surprise
     }
 
     /// The part of the history after the prompt.
@@ -140,10 +140,10 @@ impl SamplerChain {
         history: &[Token],
     ) {
         let output = self.output(history);
-        let ChainState { rng, mu } = &mut self.state;
+        let ChainState { rng, max_surprise } = &mut self.state;
         for sampler in self.samplers.iter().skip(applied) {
             match sampler {
-                Sampler::Mirostat { .. } => apply::mirostat(candidates, *mu),
+                Sampler::Mirostat { .. } => apply::mirostat(candidates, *max_surprise),
                 Sampler::OutputPenalties(_) => {
                     apply::apply(sampler, candidates, output, workspace, rng);
                 }

@@ -8,7 +8,7 @@ pub mod breakers;
 
 use crate::candidates::Candidates;
 use crate::token_map::TokenMap;
-use crate::{DryBreakers, Token};
+use crate::{DryBreakers, RepetitionLengths, Token};
 use std::sync::Arc;
 
 /// Settings of DRY.
@@ -25,9 +25,6 @@ pub struct Dry {
     /// Where repetitions end.
     pub breakers: Arc<DryBreakers>,
 }
-
-/// Lengths of repetitions, by their distance; kept from row to row.
-pub type RepetitionLengths = Vec<u32>;
 
 impl Dry {
     pub(crate) fn apply(

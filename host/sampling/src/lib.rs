@@ -27,6 +27,7 @@ mod list;
 mod logit_row;
 mod logprobs;
 mod sampler;
+mod softmax;
 #[cfg(test)]
 mod tests;
 mod token_map;
@@ -51,6 +52,9 @@ pub type Token = u32;
 #[error("{0}")]
 pub struct Error(pub String);
 
+/// Lengths of repetitions, by their distance; for DRY.
+type RepetitionLengths = Vec<u32>;
+
 /// Memory that samplers reuse from row to row, so that no token needs an allocation. Nothing of a
 /// row stays in it: one scratch serves any number of chains, one after the other.
 #[derive(Debug, Default)]
@@ -59,5 +63,5 @@ pub struct Scratch {
     list: Vec<list::Candidate>,
     spare: Vec<list::Candidate>,
     tokens: token_map::TokenMap,
-    lengths: dry::RepetitionLengths,
+    lengths: RepetitionLengths,
 }

@@ -5,7 +5,7 @@
 
 use crate::Token;
 use crate::exp::{bound, exp};
-use crate::logit_row::SoftmaxSums;
+use crate::softmax::SoftmaxSums;
 use std::cmp::Ordering;
 
 /// Top-k sorts at most this many tokens: sampling a row must not take longer than a step.

@@ -12,15 +12,12 @@
 use crate::Token;
 use crate::exp::{bound, exp};
 use crate::list::Candidate;
+use crate::softmax::{SoftmaxSums, clamp_divisor};
 
 /// Tokens per chunk: few enough that reading a chunk is nearly free, enough that there are few chunks.
 pub const CHUNK: usize = 64;
 /// Numbers in a wide register: a loop over this many becomes one instruction.
 const LANES: usize = 16;
-
-/// Divisors stay within these bounds, so that no usual logit becomes infinite. Logits that differ
-/// at all differ by more than 1e-18, so the lower bound draws as 0 does.
-const DIVISORS: std::ops::RangeInclusive<f32> = 1e-20..=1e20;
 
 /// Memory for a [`LogitRow`]: a few numbers per chunk.
 #[derive(Debug, Default)]
@@ -42,29 +39,6 @@ pub struct LogitRow<'a> {
     dirty: bool,
     divisor: f32,
     scratch: &'a mut RowScratch,
-}
-
-/// The sums of a softmax, where `d` is a logit minus the highest logit.
-#[derive(Clone, Copy, Debug)]
-pub struct SoftmaxSums {
-    /// The highest logit.
-    pub highest: f32,
-    /// Sum of e^d.
-    pub total: f64,
-    /// Sum of d e^d.
-    pub weighted: f64,
-}
-
-impl SoftmaxSums {
-    /// Entropy of the softmax in nats: with p = e^d / Z, the sum of -p ln p is ln Z - sum(p d).
-    pub fn entropy(&self) -> f64 {
-        self.total.ln() - self.weighted / self.total
-    }
-
-    /// The logit of a token whose probability has this natural logarithm.
-    pub fn logit(&self, log_probability: f64) -> f32 {
-        (f64::from(self.highest) + self.total.ln() + log_probability) as f32
-    }
 }
 
 type Values = [f32; CHUNK];
@@ -382,11 +356,6 @@ impl<'a> LogitRow<'a> {
         }
         last
     }
-}
-
-/// Clamps a divisor into [`DIVISORS`].
-pub fn clamp_divisor(value: f32) -> f32 {
-    value.clamp(*DIVISORS.start(), *DIVISORS.end())
 }
 
 /// The highest value; ignores NaN.

@@ -3,6 +3,9 @@
 
 mod breakers;
 mod distribution;
+mod history;
+mod logprobs;
+mod parameters;
 mod top_k;
 
 use super::*;
@@ -192,93 +195,6 @@ fn filters_keep_expected_tokens() {
 }
 
 #[test]
-fn penalties_look_back_and_affect_greedy_choice() {
-    let row = [2.0, 1.9, -1.0, 0.0];
-    let after = |sampler: Sampler, history: &[Token]| {
-        let left = candidates(&[sampler], &row, history);
-        left.iter().map(|(_, logit)| *logit).collect::<Vec<_>>()
-    };
-    assert_eq!(
-        after(penalties(2.0, 0.0, 0.0), &[0, 2]),
-        [1.0, 1.9, -2.0, 0.0]
-    );
-    assert_eq!(
-        after(penalties(1.0, 0.5, 0.0), &[0, 0, 1]),
-        [1.0, 1.4, -1.0, 0.0]
-    );
-    assert_eq!(
-        after(penalties(1.0, 0.0, 0.5), &[0, 0, 0]),
-        [1.5, 1.9, -1.0, 0.0]
-    );
-    // Only the last four tokens count; tokens outside the vocabulary do not.
-    assert_eq!(
-        after(penalties(1.0, 1.0, 0.0), &[0, 3, 3, 9, 3]),
-        [2.0, 1.9, -1.0, -3.0]
-    );
-
-    let greedy = Sampler::Temperature(0.0);
-    assert_eq!(sample(vec![greedy.clone()], &row, &[0]), Some(0));
-    let chain = vec![penalties(1.0, 0.0, 0.5), greedy.clone()];
-    assert_eq!(sample(chain, &row, &[0]), Some(1));
-    let chain = vec![Sampler::LogitBias(vec![(3, 5.0)]), greedy.clone()];
-    assert_eq!(sample(chain, &row, &[]), Some(3));
-    let banned = Sampler::LogitBias(vec![(0, f32::NEG_INFINITY), (1, f32::NEG_INFINITY)]);
-    assert_eq!(sample(vec![banned, greedy], &row, &[]), Some(3));
-}
-
-#[test]
-fn output_penalties_ignore_the_prompt() {
-    let row = [2.0, 1.9, -1.0, 0.0];
-    let Sampler::Penalties(set) = penalties(1.0, 0.5, 0.0) else {
-        unreachable!()
-    };
-    let chain = SamplerChain::new(
-        vec![Sampler::OutputPenalties(set), Sampler::Temperature(0.0)],
-        1,
-    );
-    let drawn = |prompt, history: &[Token]| {
-        let mut chain = chain.clone().with_prompt_length(prompt);
-        draw(&mut chain, &row, history, &mut Scratch::default())
-    };
-    assert_eq!(drawn(0, &[0, 0]), Some(1));
-    assert_eq!(drawn(2, &[0, 0]), Some(0));
-    assert_eq!(drawn(2, &[1, 1, 0]), Some(1));
-    // The prompt does not count within `last_n` either.
-    assert_eq!(drawn(2, &[0, 0, 1]), Some(0));
-}
-
-#[test]
-fn dry_lowers_continuations_of_repetitions() {
-    let row = [0.0; 8];
-    let lowered = |sampler: Sampler, history: &[Token]| -> Vec<(Token, f32)> {
-        let mut left = candidates(&[sampler], &row, history);
-        left.retain(|(_, logit)| *logit != 0.0);
-        left
-    };
-    // 1 2 3 occurred before, followed by 4; 3 alone was also followed by 5.
-    let history = [1, 2, 3, 4, 3, 5, 1, 2, 3];
-    assert_eq!(
-        lowered(dry(1.0, 1, &[]), &history),
-        [(4, -1.75_f32.powi(2)), (5, -1.0)]
-    );
-    assert_eq!(lowered(dry(1.0, 2, &[]), &history), [(4, -1.75)]);
-    assert_eq!(lowered(dry(1.0, 4, &[]), &history), []);
-    assert_eq!(lowered(dry(0.0, 1, &[]), &history), []);
-    // A breaker shortens the repetition, and is never lowered itself.
-    assert_eq!(
-        lowered(dry(1.0, 1, &[&[2]]), &history),
-        [(4, -1.0), (5, -1.0)]
-    );
-    assert_eq!(
-        lowered(dry(1.0, 1, &[&[1, 2]]), &history),
-        [(4, -1.0), (5, -1.0)]
-    );
-    assert_eq!(lowered(dry(1.0, 1, &[&[4]]), &history), [(5, -1.0)]);
-    // Infinite loss removes the token.
-    assert_eq!(lowered(dry(f32::MAX, 1, &[]), &[6; 90]), []);
-}
-
-#[test]
 fn mask_equals_removing_forbidden_tokens() {
     let mut rows = Rows::new(3);
     for round in 0..300 {
@@ -372,51 +288,11 @@ fn reject_undoes_mirostats_adaptation() {
     let row = Rows::new(8).row(500, 2.0);
     let mut chain = SamplerChain::new(vec![Sampler::Mirostat { tau: 3.0, eta: 0.5 }], 1);
     let mut scratch = Scratch::default();
-    let before = chain.mu();
+    let before = chain.max_surprise();
     draw(&mut chain, &row, &[], &mut scratch);
-    assert_ne!(chain.mu(), before);
+    assert_ne!(chain.max_surprise(), before);
     chain.reject();
-    assert_eq!(chain.mu(), before);
-}
-
-#[test]
-fn logprobs_are_the_log_softmax_of_the_row() {
-    let mut rows = Rows::new(9);
-    let mut scratch = Scratch::default();
-    for length in [1, 20, 64, 5000] {
-        let mut row = rows.row(length, 4.0);
-        if length > 100 {
-            row[7] = f32::NAN;
-            row[8] = f32::INFINITY;
-            (row[9], row[90]) = (30.0, 30.0);
-        }
-        let finite = || row.iter().copied().filter(|logit| logit.is_finite());
-        let normal = finite()
-            .map(|logit| f64::from(logit).exp())
-            .sum::<f64>()
-            .ln();
-        let expected = |token: Token| (f64::from(row[token as usize]) - normal) as f32;
-        let mut order: Vec<Token> = (0..length as Token)
-            .filter(|&token| row[token as usize].is_finite())
-            .collect();
-        order.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]).then(a.cmp(&b)));
-        let seen = logprobs(&row, 0, 20, &mut scratch).unwrap();
-        assert!((seen.logprob - expected(0)).abs() < 1e-5);
-        assert_eq!(seen.top.len(), length.min(20));
-        for (&(token, logprob), &wanted) in seen.top.iter().zip(&order) {
-            assert_eq!(token, wanted);
-            assert!((logprob - expected(token)).abs() < 1e-5);
-        }
-        for count in [0, 3, 70, 6000] {
-            let wanted = order.iter().take(count);
-            let pairs: Vec<_> = wanted.map(|&token| (token, row[token as usize])).collect();
-            assert_eq!(most_likely(&row, None, count, &mut scratch), pairs);
-        }
-    }
-    let none = logprobs(&[f32::NAN; 3], 1, 2, &mut scratch).unwrap();
-    assert_eq!((none.logprob, none.top.len()), (f32::NEG_INFINITY, 0));
-    assert!(logprobs(&[0.0; 30], 30, 0, &mut scratch).is_err());
-    assert!(logprobs(&[0.0; 30], 0, 21, &mut scratch).is_err());
+    assert_eq!(chain.max_surprise(), before);
 }
 
 #[test]
@@ -432,91 +308,4 @@ fn extreme_temperatures_keep_all_tokens() {
         let twice = [Sampler::Temperature(value), Sampler::Temperature(value)];
         assert_eq!(tokens(&twice, &row, &[]), [0, 1, 2, 3]);
     }
-}
-
-#[test]
-fn parameters_out_of_range_are_refused() {
-    let bad_dry = |change: fn(&mut Dry)| {
-        let Sampler::Dry(mut settings) = dry(1.0, 2, &[]) else {
-            unreachable!()
-        };
-        change(&mut settings);
-        Sampler::Dry(settings)
-    };
-    for sampler in [
-        Sampler::Temperature(-1.0),
-        Sampler::Temperature(f32::NAN),
-        Sampler::DynamicTemperature {
-            temperature: 1.0,
-            range: -0.5,
-            exponent: 1.0,
-        },
-        Sampler::DynamicTemperature {
-            temperature: 1.0,
-            range: 0.5,
-            exponent: f32::INFINITY,
-        },
-        Sampler::TopP(1.1),
-        Sampler::TopP(f32::NAN),
-        Sampler::MinP(-0.1),
-        Sampler::Typical(2.0),
-        Sampler::TopNSigma(f32::NAN),
-        Sampler::Xtc {
-            probability: 1.5,
-            threshold: 0.1,
-        },
-        Sampler::Xtc {
-            probability: 0.5,
-            threshold: -0.1,
-        },
-        penalties(0.0, 0.0, 0.0),
-        penalties(1.0, f32::NAN, 0.0),
-        penalties(1.0, 0.0, f32::INFINITY),
-        Sampler::Penalties(Penalties {
-            last_n: MAX_LOOK_BACK + 1,
-            repeat: 1.0,
-            frequency: 0.0,
-            presence: 0.0,
-        }),
-        bad_dry(|dry| dry.multiplier = -1.0),
-        bad_dry(|dry| dry.base = 0.9),
-        bad_dry(|dry| dry.range = MAX_LOOK_BACK + 1),
-        bad_dry(|dry| dry.allowed_length = MAX_LOOK_BACK + 1),
-        Sampler::Mirostat {
-            tau: -1.0,
-            eta: 0.1,
-        },
-        Sampler::Mirostat {
-            tau: 5.0,
-            eta: f32::NAN,
-        },
-        Sampler::LogitBias(vec![(0, f32::NAN)]),
-        Sampler::LogitBias(vec![(0, f32::INFINITY)]),
-        Sampler::LogitBias(vec![(4, 1.0), (4, 2.0)]),
-        Sampler::LogitBias(
-            (0..=MAX_BIASES as Token)
-                .map(|token| (token, 1.0))
-                .collect(),
-        ),
-    ] {
-        let refused = sampler.check().unwrap_err().to_string();
-        assert!(
-            refused.contains("must be")
-                || refused.contains("must have")
-                || refused.contains("at most"),
-            "{refused}"
-        );
-    }
-    let mirostat = Sampler::Mirostat { tau: 5.0, eta: 0.1 };
-    let good = [
-        Sampler::Temperature(0.0),
-        dry(0.8, 2, &[]),
-        penalties(1.1, -0.5, 0.5),
-        Sampler::LogitBias(vec![(9, f32::NEG_INFINITY)]),
-        mirostat.clone(),
-    ];
-    assert_eq!(check_samplers(&good, 10), Ok(()));
-    assert!(check_samplers(&good, 9).is_err());
-    assert!(check_samplers(&[mirostat, Sampler::TopK(1)], 10).is_err());
-    assert!(check_samplers(&vec![Sampler::TopK(1); MAX_SAMPLERS + 1], 10).is_err());
 }

@@ -35,7 +35,7 @@
 use crate::apply;
 use crate::candidates::{Candidates, Workspace};
 use crate::list::{self, Candidate, MAX_SORTED, falling};
-use crate::logit_row::clamp_divisor;
+use crate::softmax::clamp_divisor;
 use crate::{Sampler, Scratch, Token};
 
 /// Logits of the next token, as far as the host has them.
@@ -179,14 +179,16 @@ impl Effect {
                 threshold,
             } => nothing_if(*probability <= 0.0 || *threshold > 0.5),
             Sampler::Dry(dry) => nothing_if(dry.multiplier == 0.0),
-            Sampler::Penalties(set) | Sampler::OutputPenalties(set) => {
+            Sampler::Penalties(settings) | Sampler::OutputPenalties(settings) => {
                 let output_only = matches!(sampler, Sampler::OutputPenalties(_));
                 let count = match output_only {
-                    true => set.last_n.min(output),
-                    false => set.last_n,
+                    true => settings.last_n.min(output),
+                    false => settings.last_n,
                 };
-                let changes = set.repeat != 1.0 || set.frequency != 0.0 || set.presence != 0.0;
-                let lowers = set.repeat >= 1.0 && set.frequency >= 0.0 && set.presence >= 0.0;
+                let changes =
+                    settings.repeat != 1.0 || settings.frequency != 0.0 || settings.presence != 0.0;
+                let lowers =
+                    settings.repeat >= 1.0 && settings.frequency >= 0.0 && settings.presence >= 0.0;
                 match (changes && count > 0, lowers) {
                     (false, _) => Self::Nothing,
                     (true, true) => Self::Lowers(count),
@@ -289,8 +291,10 @@ fn lower(
 ) {
     let tokens = &mut *workspace.tokens;
     match sampler {
-        Sampler::Penalties(set) => apply::penalties(candidates, tokens, history, set),
-        Sampler::OutputPenalties(set) => apply::penalties(candidates, tokens, output, set),
+        Sampler::Penalties(settings) => apply::penalties(candidates, tokens, history, settings),
+        Sampler::OutputPenalties(settings) => {
+            apply::penalties(candidates, tokens, output, settings)
+        }
         Sampler::LogitBias(biases) => apply::logit_bias(candidates, tokens, biases),
         _ => {}
     }

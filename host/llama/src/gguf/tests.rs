@@ -1,5 +1,6 @@
 //! Reads back files that [`Writer`] wrote.
 
+use super::writer::ALIGNMENT;
 use super::*;
 
 fn temporary(name: &str) -> PathBuf {

@@ -113,10 +113,10 @@ fn mirostat_converges_to_its_target_surprise() {
         let mut sum = 0.0;
         for round in 0..1200 {
             let row = rows.row(2000, 2.0);
-            let before = chain.mu();
+            let before = chain.max_surprise();
             draw(&mut chain, &row, &[], &mut scratch).unwrap();
             if round >= 200 {
-                sum += f64::from((before - chain.mu()) / 0.1 + tau);
+                sum += f64::from((before - chain.max_surprise()) / 0.1 + tau);
             }
         }
         let mean = sum / 1000.0;

@@ -56,7 +56,7 @@ fn row(rows: &mut Rows, length: usize, round: usize) -> Vec<f32> {
 
 fn sampler(rows: &mut Rows) -> Sampler {
     let at = rows.below(64) as Token;
-    let set = |sign: f32, last_n| Penalties {
+    let penalties = |sign: f32, last_n| Penalties {
         last_n,
         repeat: 1.0 + 0.2 * sign,
         frequency: 0.1 * sign,
@@ -69,8 +69,8 @@ fn sampler(rows: &mut Rows) -> Sampler {
         7 => Sampler::TopP([0.5, 0.9, 1.0][rows.below(3)]),
         8 => Sampler::LogitBias(vec![(at, -1.5), (at + 1, f32::NEG_INFINITY)]),
         9 => Sampler::LogitBias(vec![(at, [-0.5, 2.0][rows.below(2)])]),
-        10 => Sampler::Penalties(set(1.0, 5)),
-        11 => Sampler::OutputPenalties(set([1.0, -1.0][rows.below(2)], 8)),
+        10 => Sampler::Penalties(penalties(1.0, 5)),
+        11 => Sampler::OutputPenalties(penalties([1.0, -1.0][rows.below(2)], 8)),
         12 => Sampler::Typical([0.4, 1.0][rows.below(2)]),
         13 => Sampler::Xtc {
             probability: [0.0, 0.5][rows.below(2)],

@@ -1,8 +1,9 @@
 //! The status of each backend: its devices, or why it has none.
 
-use super::{Registry, lock, start};
 use crate::LlamaError;
-use crate::device::{devices, text};
+use crate::backends::{Registry, lock, start};
+use crate::device::devices;
+use crate::ggml::text;
 use llama_cpp_sys_2 as sys;
 use std::ffi::CStr;
 
@@ -250,12 +251,8 @@ mod tests {
 
     #[test]
     fn problem_includes_the_log_of_the_backend() {
-        let mut registry = Registry {
-            started: true,
-            dir: None,
-            files: Vec::new(),
-            log: vec!["ggml_cuda_init: failed: no driver".to_owned()],
-        };
+        let mut registry = Registry::new();
+        registry.log = vec!["ggml_cuda_init: failed: no driver".to_owned()];
         let cuda = registry.no_device(&KNOWN[1]);
         assert!(cuda.contains("no driver"), "{cuda}");
         let rocm = registry.no_device(&KNOWN[2]);

@@ -1,62 +1,11 @@
 //! Reads the header of a GGUF file: metadata and tensors.
 
-use super::{Context, GgufError};
+use super::{GgufContext, GgufError, Value};
 use crate::log;
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString, c_char};
 use std::path::Path;
 use std::ptr::NonNull;
-
-/// A metadata value.
-#[derive(Clone, Debug, PartialEq)]
-#[expect(missing_docs, reason = "each variant is named after its type")]
-pub enum Value {
-    U32(u32),
-    I32(i32),
-    U64(u64),
-    I64(i64),
-    F32(f32),
-    F64(f64),
-    Bool(bool),
-    Text(String),
-    U32s(Vec<u32>),
-    I32s(Vec<i32>),
-    F32s(Vec<f32>),
-    Bools(Vec<bool>),
-    Texts(Vec<String>),
-}
-
-macro_rules! value_from {
-    ($($variant:ident($type:ty)),*) => {
-        $(impl From<$type> for Value {
-            fn from(value: $type) -> Self {
-                Self::$variant(value)
-            }
-        })*
-    };
-}
-
-value_from!(
-    U32(u32),
-    I32(i32),
-    U64(u64),
-    I64(i64),
-    F32(f32),
-    F64(f64),
-    Bool(bool),
-    Text(String),
-    U32s(Vec<u32>),
-    I32s(Vec<i32>),
-    F32s(Vec<f32>),
-    Bools(Vec<bool>),
-    Texts(Vec<String>)
-);
-
-impl From<&str> for Value {
-    fn from(text: &str) -> Self {
-        Self::Text(text.to_owned())
-    }
-}
 
 /// The metadata whose keys start with `prefix`, in the file's order.
 pub fn metadata(path: &Path, prefix: &str) -> Result<Vec<(String, Value)>, GgufError> {
@@ -143,7 +92,7 @@ pub(crate) fn data_end(path: &Path) -> Result<u64, GgufError> {
 }
 
 /// Reads the header of a file.
-fn open(path: &Path) -> Result<Context, GgufError> {
+fn open(path: &Path) -> Result<GgufContext, GgufError> {
     log::forward();
     let unreadable = |cause: String| GgufError::Read {
         path: path.to_owned(),
@@ -160,14 +109,14 @@ fn open(path: &Path) -> Result<Context, GgufError> {
     };
     // SAFETY: `file` is NUL-terminated and outlives the call; without a `ctx` llama.cpp makes no tensor.
     let context = unsafe { sys::gguf_init_from_file(file.as_ptr(), params) };
-    let context = NonNull::new(context).map(Context);
+    let context = NonNull::new(context).map(GgufContext);
     context.ok_or_else(|| {
         unreadable(log::take_first_error().unwrap_or_else(|| "llama.cpp refused it".into()))
     })
 }
 
 /// The value of key number `id`, which must be below the number of keys. `None` for types that [`Value`] lacks.
-fn read_value(context: &Context, id: i64) -> Option<Value> {
+fn read_value(context: &GgufContext, id: i64) -> Option<Value> {
     let gguf = context.0.as_ptr();
     // SAFETY: the context is alive and the caller's `id` within it; each getter matches the type that llama.cpp reports
     // for the value.
@@ -205,7 +154,7 @@ fn read_value(context: &Context, id: i64) -> Option<Value> {
 ///
 /// # Safety
 /// `id` is an array of the context whose elements are plain numbers of type `T`.
-unsafe fn numbers<T: Copy>(context: &Context, id: i64) -> Vec<T> {
+unsafe fn numbers<T: Copy>(context: &GgufContext, id: i64) -> Vec<T> {
     // SAFETY: the caller's.
     let (data, count) = unsafe {
         (
