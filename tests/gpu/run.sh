@@ -190,7 +190,7 @@ table() {
     }
     member("ratio") != "" {
       cpu = member("cpu_us_per_token")
-      printf "| %s | %s | %.0f | %.3f | %.3f | %.3f | %s |\n", member("stage"), member("name"), member("tok_s"),
+      printf "| %s | %s | %.0f | %.3f | %.3f | %.3f | %s |\n", member("stage"), member("name"), member("tokens_per_second"),
         member("ratio"), member("ratio_min"), member("ratio_max"), (cpu == "null" ? "" : sprintf("%.1f", cpu))
     }'
 }

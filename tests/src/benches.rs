@@ -27,7 +27,7 @@ pub fn bench(words: &str, files: &[WithFile<'_>]) -> Ended {
     bench_within(PATIENCE, words, files)
 }
 
-/// [`bench`] with another time limit.
+/// [`bench()`] with another time limit.
 pub fn bench_within(patience: Duration, words: &str, files: &[WithFile<'_>]) -> Ended {
     let is_load = words.split_whitespace().next() == Some("load");
     let (program, command) = match is_load {

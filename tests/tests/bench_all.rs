@@ -46,9 +46,9 @@ fn every_target_has_a_figure() {
     assert_eq!(without, [GPU_TARGET], "{ended:?}");
     let mut with_ends = 0;
     for target in targets {
-        let [least, figure, most] = ["least", "figure", "most"].map(|end| target[end].as_f64());
-        if least.is_some() {
-            assert!(least <= figure && figure <= most, "{target}");
+        let [min, figure, max] = ["min", "figure", "max"].map(|end| target[end].as_f64());
+        if min.is_some() {
+            assert!(min <= figure && figure <= max, "{target}");
             with_ends += 1;
         }
         if target["target"] == "idle server: wake-ups of the engine's thread a second" {

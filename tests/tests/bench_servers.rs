@@ -31,8 +31,8 @@ fn unused_port() -> (TcpSocket, String) {
 /// The members of each row of `http`.
 const OF_HTTP: [&str; 6] = [
     "requests_per_second",
-    "least",
-    "most",
+    "requests_per_second_min",
+    "requests_per_second_max",
     "p50_s",
     "p99_s",
     "max_s",
@@ -60,13 +60,13 @@ fn peer_gets_as_many_requests() {
     for row in rows(&found) {
         check_positive(row, &OF_HTTP);
         check_rising(row, &["p50_s", "p99_s", "max_s"]);
-        check_positive(row, &["ratio", "ratio_least", "ratio_most"]);
+        check_positive(row, &["ratio", "ratio_min", "ratio_max"]);
         // There is one round.
         for (one, middle) in [
-            ("least", "requests_per_second"),
-            ("most", "requests_per_second"),
-            ("ratio_least", "ratio"),
-            ("ratio_most", "ratio"),
+            ("requests_per_second_min", "requests_per_second"),
+            ("requests_per_second_max", "requests_per_second"),
+            ("ratio_min", "ratio"),
+            ("ratio_max", "ratio"),
         ] {
             assert_eq!(row[one], row[middle], "{one} in {row}");
         }
@@ -104,7 +104,14 @@ fn different_peer_response_is_reported() {
         assert_eq!(text(row, "server"), "corral");
         check_positive(row, &OF_HTTP);
         check_positive(row, &["cpu_s"]);
-        check_rising(row, &["least", "requests_per_second", "most"]);
+        check_rising(
+            row,
+            &[
+                "requests_per_second_min",
+                "requests_per_second",
+                "requests_per_second_max",
+            ],
+        );
         assert_eq!(row.get("ratio"), None, "{row}");
     }
 }

@@ -1,5 +1,5 @@
 //! Forwards llama.cpp's log to `tracing` (target `llama`) and extracts facts that llama.cpp reports only there: the cause of
-//! a failure, sizes of buffers, warnings about backends and the quantizer's progress. All state is per thread, because
+//! a failure, sizes of buffers and warnings about backends. All state is per thread, because
 //! llama.cpp logs in the thread that calls it.
 
 use llama_cpp_sys_2 as sys;
@@ -14,19 +14,6 @@ thread_local! {
     static BUFFER_SIZES: RefCell<Vec<(String, u64)>> = const { RefCell::new(Vec::new()) };
     /// Errors and warnings, during [`capture`].
     static CAPTURED: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
-    static QUANTIZE_PROGRESS: RefCell<Option<QuantizeProgress>> = const { RefCell::new(None) };
-}
-
-/// Called with the number of tensors that are quantized, and of all tensors.
-pub type QuantizeProgress = Box<dyn FnMut(u64, u64)>;
-
-/// Ends the reports of [`report_quantize`] when dropped.
-pub(crate) struct QuantizeReports(());
-
-impl Drop for QuantizeReports {
-    fn drop(&mut self) {
-        QUANTIZE_PROGRESS.set(None);
-    }
 }
 
 /// Precedes the size of a buffer, in MiB, in lines about weights, cells, recurrent states, output and computation.
@@ -64,13 +51,6 @@ pub(crate) fn capture<T>(action: impl FnOnce() -> T) -> (T, Vec<String>) {
     (result, CAPTURED.take().unwrap_or_default())
 }
 
-/// Calls `progress` for each tensor that llama.cpp starts to quantize on this thread, which it reports in its log alone.
-/// `progress` must not call llama.cpp.
-pub(crate) fn report_quantize(progress: QuantizeProgress) -> QuantizeReports {
-    QUANTIZE_PROGRESS.set(Some(progress));
-    QuantizeReports(())
-}
-
 fn add_buffer(sizes: &mut Vec<(String, u64)>, location: &str, bytes: u64) {
     match sizes.iter_mut().find(|(known, _)| known == location) {
         Some((_, sum)) => *sum = sum.saturating_add(bytes),
@@ -87,13 +67,6 @@ fn add_captured(text: &str) {
             lines.push(text.to_owned());
         }
     });
-}
-
-/// Parses the numbers of a line like "[   2/ 310] token_embd.weight - [...".
-fn parse_tensor_number(line: &str) -> Option<(u64, u64)> {
-    let (numbers, _) = line.strip_prefix('[')?.split_once(']')?;
-    let (number, all) = numbers.split_once('/')?;
-    Some((number.trim().parse().ok()?, all.trim().parse().ok()?))
 }
 
 /// Parses location and bytes of a line about a buffer.
@@ -138,13 +111,6 @@ unsafe extern "C" fn on_log(
             if let Some((location, bytes)) = parse_buffer_size(text) {
                 BUFFER_SIZES.with_borrow_mut(|sizes| add_buffer(sizes, location, bytes));
             }
-            if let Some((number @ 1.., all)) = parse_tensor_number(text) {
-                QUANTIZE_PROGRESS.with_borrow_mut(|progress| {
-                    if let Some(progress) = progress {
-                        progress(number - 1, all);
-                    }
-                });
-            }
             tracing::trace!(target: "llama", "{text}");
         }
     }
@@ -166,16 +132,6 @@ mod tests {
         assert_eq!((result, lines), (7, vec!["a".to_owned(), "b".to_owned()]));
         let (_, lines) = capture(|| (0..1000).for_each(|_| add_captured("again")));
         assert_eq!(lines.len(), CAPTURED_LINES);
-    }
-
-    #[test]
-    fn tensor_numbers_are_parsed() {
-        let line =
-            "[   2/ 310] token_embd.weight  - [  1024, 151936,     1,     1], type =    f16,";
-        assert_eq!(parse_tensor_number(line), Some((2, 310)));
-        for line in ["", "2/310", "[2] a", "[a/b] c", "size = 2/3"] {
-            assert_eq!(parse_tensor_number(line), None, "{line}");
-        }
     }
 
     #[test]

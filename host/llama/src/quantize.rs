@@ -1,8 +1,7 @@
 //! llama.cpp's quantizer: converts a file of F16 weights to one of fewer bits.
 
-use crate::backends;
 use crate::gguf::{self, GgufError};
-use crate::log::{self, QuantizeProgress};
+use crate::{backends, log};
 use llama_cpp_sys_2 as sys;
 use std::ffi::CString;
 use std::path::Path;
@@ -15,11 +14,7 @@ const BUFFER_BYTES: usize = 256 << 20;
 #[expect(missing_docs, reason = "llama.cpp's names")]
 pub enum Quant {
     F16,
-    Q8_0,
-    Q6K,
-    Q5Km,
     Q4Km,
-    Q4_0,
 }
 
 impl Quant {
@@ -27,11 +22,7 @@ impl Quant {
     pub fn name(self) -> &'static str {
         match self {
             Self::F16 => "f16",
-            Self::Q8_0 => "q8_0",
-            Self::Q6K => "q6_k",
-            Self::Q5Km => "q5_k_m",
             Self::Q4Km => "q4_k_m",
-            Self::Q4_0 => "q4_0",
         }
     }
 
@@ -40,33 +31,22 @@ impl Quant {
     pub fn bits(self) -> u64 {
         match self {
             Self::F16 => 16,
-            Self::Q8_0 => 9,
-            Self::Q6K => 7,
             // The embedding has 6.6.
-            Self::Q5Km | Self::Q4Km | Self::Q4_0 => 6,
+            Self::Q4Km => 6,
         }
     }
 
     fn ftype(self) -> sys::llama_ftype {
         match self {
             Self::F16 => sys::LLAMA_FTYPE_MOSTLY_F16,
-            Self::Q8_0 => sys::LLAMA_FTYPE_MOSTLY_Q8_0,
-            Self::Q6K => sys::LLAMA_FTYPE_MOSTLY_Q6_K,
-            Self::Q5Km => sys::LLAMA_FTYPE_MOSTLY_Q5_K_M,
             Self::Q4Km => sys::LLAMA_FTYPE_MOSTLY_Q4_K_M,
-            Self::Q4_0 => sys::LLAMA_FTYPE_MOSTLY_Q4_0,
         }
     }
 }
 
-/// Quantizes the weights of `from` into the file `to`, on as many threads as there are cores. Reports to `progress`.
-/// Blocks until it is done. After an error a part of `to` may be left.
-pub fn quantize(
-    from: &Path,
-    to: &Path,
-    quant: Quant,
-    progress: QuantizeProgress,
-) -> Result<(), GgufError> {
+/// Quantizes the weights of `from` into the file `to`, on as many threads as there are cores. Blocks
+/// until it is done. After an error a part of `to` may be left.
+pub fn quantize(from: &Path, to: &Path, quant: Quant) -> Result<(), GgufError> {
     let failed = |cause: String| GgufError::Quantize {
         path: to.to_owned(),
         cause,
@@ -85,10 +65,8 @@ pub fn quantize(
     params.ftype = quant.ftype();
     params.max_buf_size = BUFFER_BYTES;
     log::take_first_error();
-    let reporting = log::report_quantize(progress);
     // SAFETY: both paths are NUL-terminated and, like `params`, outlive the call; all pointers of `params` are null.
     let code = unsafe { sys::llama_model_quantize(source.as_ptr(), target.as_ptr(), &params) };
-    drop(reporting);
     if code != 0 {
         let cause = log::take_first_error();
         return Err(failed(

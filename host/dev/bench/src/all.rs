@@ -5,23 +5,58 @@
 
 mod part;
 mod parts;
-mod peer;
 mod server;
 mod targets;
 
-use crate::args::AllArgs;
+use crate::args::check_devices;
+use clap::Args;
 use corral_cli::Error;
+use corral_cli::args::{DeviceArgs, whole};
+use corral_cli::bench::url::Url;
 use part::{Kind, Part, TimeBudget};
 use serde_json::{Value, json};
 use server::Server;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use targets::Figure;
 
 /// How often to check whether a bench has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+#[derive(Args, Debug)]
+pub(crate) struct AllArgs {
+    /// Output of 'corral-bench model'
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+    /// The demo model
+    #[arg(long, value_name = "FILE", default_value = "models/tiny/tiny.gguf")]
+    small: PathBuf,
+    /// Output of 'corral-bench model --shape wide'
+    #[arg(long, value_name = "FILE")]
+    wide: PathBuf,
+    /// Directory of the components that 'make plugins' builds
+    #[arg(long, value_name = "DIR")]
+    plugins: PathBuf,
+    /// The binary corral, which serves and puts load on peers [default: corral beside this program]
+    #[arg(long, value_name = "FILE")]
+    corral: Option<PathBuf>,
+    /// Server with classic.wasm to compare HTTP with, http://HOST:PORT; see BENCHMARKS.md
+    #[arg(long, value_name = "URL")]
+    peer: Option<Url>,
+    /// Server with OpenAI's API and the same model to compare throughput with, http://HOST:PORT
+    #[arg(long, value_name = "URL")]
+    openai_peer: Option<Url>,
+    /// Most rounds of each bench; 1 for a quick look [default: 5, or 12 for the boundary of the larger model]
+    #[arg(long, value_name = "N", value_parser = whole(1..=12))]
+    rounds: Option<u64>,
+    #[command(flatten)]
+    devices: DeviceArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
 
 /// The binaries that run benches and servers.
 struct Programs {
@@ -54,6 +89,7 @@ impl Programs {
 
 /// Runs every bench and prints the figures.
 pub(crate) fn measure(args: &AllArgs) -> Result<(), Error> {
+    check_devices(&args.devices)?;
     let programs = Programs::find(args)?;
     let files = parts::files(args).into_iter();
     for file in files.chain([programs.corral.clone()]) {
@@ -126,20 +162,8 @@ pub(crate) fn measure(args: &AllArgs) -> Result<(), Error> {
 /// Runs one bench within its time; returns its JSON object.
 fn run(programs: &Programs, part: &Part, budget: TimeBudget) -> Result<Value, String> {
     // Removed with everything that a killed bench leaves.
-    let dir = std::env::temp_dir().join(format!("corral-bench-all-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-    let result = run_in(&dir, programs, part, budget);
-    std::fs::remove_dir_all(&dir).ok();
-    result
-}
-
-/// [`run`] with a directory for temporary files.
-fn run_in(
-    dir: &Path,
-    programs: &Programs,
-    part: &Part,
-    budget: TimeBudget,
-) -> Result<Value, String> {
+    let dir = tempfile::tempdir().map_err(|error| format!("no temporary directory: {error}"))?;
+    let dir = dir.path();
     let mut arguments = part.arguments_within(budget);
     // The server stops at the end of this function, unless a signal kills this process.
     let server = match &part.kind {
@@ -149,12 +173,22 @@ fn run_in(
         }
         Kind::Alone | Kind::Skipped => None,
     };
-    if let Some(server) = &server {
-        arguments = peer::insert_url(arguments, server.url());
-    }
+    arguments.extend(server.iter().map(|server| server.url().to_owned()));
     let mut command = programs.command(&arguments);
     command.arg("--json").env("TMPDIR", dir);
-    json_output(&mut command, budget.limit)
+    let result = json_output(&mut command, budget.limit)?;
+    check_requests(&result)?;
+    Ok(result)
+}
+
+/// Fails if requests failed, since these may have cost nothing.
+fn check_requests(result: &Value) -> Result<(), String> {
+    let rows = result["rows"].as_array().into_iter().flatten();
+    let failed: u64 = rows.filter_map(|row| row["failed"].as_u64()).sum();
+    match failed {
+        0 => Ok(()),
+        failed => Err(format!("{failed} requests failed: {result}")),
+    }
 }
 
 /// Runs a command for at most `limit`; returns the JSON object on its last line.
@@ -200,25 +234,25 @@ fn json_output(command: &mut Command, limit: Duration) -> Result<Value, String> 
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     /// Runs `/bin/NAME ARGUMENTS --json` as a bench.
-    fn run_program(name: &str, arguments: &[&str]) -> Result<Value, String> {
+    fn run_program(name: &str, arguments: &str) -> Result<Value, String> {
         let program = Path::new("/bin").join(name);
         let programs = Programs {
             bench: program.clone(),
             corral: program,
         };
-        let arguments = arguments.iter().copied().map(str::to_owned).collect();
-        let part = Part::without_rounds(arguments, 1);
+        let part = Part::new(arguments, &[]);
         let budget = part.time_budget(Duration::ZERO, Duration::ZERO);
         run(&programs, &part, budget)
     }
 
     #[test]
     fn last_line_is_the_object() {
-        let error = run_program("echo", &["words"]).unwrap_err();
+        let error = run_program("echo", "words").unwrap_err();
         assert!(error.contains("no JSON object"), "{error}");
-        let error = run_program("false", &[]).unwrap_err();
+        let error = run_program("false", "").unwrap_err();
         assert!(error.contains("ended with"), "{error}");
         let mut shell = Command::new("/bin/sh");
         let command = shell.args(["-c", "echo words; echo '{\"a\": 1}'"]);
@@ -248,5 +282,13 @@ mod tests {
         let mut endless = Command::new("/bin/sleep");
         let error = json_output(endless.arg("600"), Duration::ZERO).unwrap_err();
         assert!(error.contains("stopped"), "{error}");
+    }
+
+    #[test]
+    fn failed_requests_are_an_error() {
+        let result = |failed: u64| json!({"rows": [{"failed": failed}, {"failed": 0}]});
+        assert!(check_requests(&result(0)).is_ok());
+        assert!(check_requests(&result(1)).is_err());
+        assert!(check_requests(&json!({"rows": [{"ratio": 1.0}]})).is_ok());
     }
 }

@@ -4,10 +4,12 @@
 //! with several, so that compared figures are seconds apart; every second round runs them in reverse order. The ratio
 //! of a variant is its throughput to that of the host's loop in the same round.
 
-use crate::args::BoundaryArgs;
+use crate::args::EngineArgs;
 use crate::local_server::NO_TIME_LIMIT;
-use crate::workload::{check_context, config};
-use corral_cli::bench::rounds::Rounds;
+use crate::workload::{check_context, config, value};
+use clap::Args;
+use corral_cli::args::whole;
+use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::stats::{Quantiles, float, median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_cli::{Error, startup};
@@ -18,8 +20,29 @@ use corral_runtime::{
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Instant;
 use tokio::task::JoinSet;
+
+#[derive(Args, Debug)]
+pub(crate) struct BoundaryArgs {
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    rounds: RoundArgs,
+    /// The plugin `measure`
+    #[arg(long, value_name = "FILE")]
+    plugin: PathBuf,
+    /// The sampling plugin `min-p`
+    #[arg(long, value_name = "FILE")]
+    sampler: PathBuf,
+    /// Sequences at once; one alone is measured too
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=32))]
+    streams: u64,
+    /// Tokens that each sequence generates
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = whole(2..=2000))]
+    output_tokens: u64,
+}
 
 /// Most tokens of a prompt.
 const PROMPT_TOKENS: u64 = 32;
@@ -46,7 +69,7 @@ const VARIANTS: [(&str, &str); 4] = [
 ];
 
 const COLUMNS: [Column; 7] = [
-    ("variant", "way", Unit::Plain),
+    ("variant", "variant", Unit::Plain),
     ("streams", "streams", Unit::Plain),
     ("tok/s", "tokens_per_second", Unit::Whole),
     ("ratio to generate", "ratio", Unit::Thousandths),
@@ -59,7 +82,7 @@ const COLUMNS: [Column; 7] = [
 pub(crate) async fn measure(args: &BoundaryArgs) -> Result<(), Error> {
     let tokens = args.output_tokens;
     let cells = args.streams * (PROMPT_TOKENS + tokens);
-    let mut config = config(&args.common, None, cells)?;
+    let mut config = config(&args.engine, cells)?;
     // A plugin's loop continues the cached sequence. All variants reuse the prompts of earlier rounds.
     config.prefix_cache = true;
     let engine = Engine::load(config)?;
@@ -73,7 +96,7 @@ pub(crate) async fn measure(args: &BoundaryArgs) -> Result<(), Error> {
     let runtime = startup::runtime(None, &models)?;
     let plugin = load(&runtime, args).await?;
     let mut variants = variants(args.streams);
-    let mut rounds = Rounds::with_warmup(args.common.rounds);
+    let mut rounds = Rounds::with_warmup(args.rounds);
     for round in rounds.by_ref() {
         if round > 1 {
             variants.reverse();
@@ -124,7 +147,7 @@ pub(crate) async fn measure(args: &BoundaryArgs) -> Result<(), Error> {
         "vocabulary": vocabulary,
     });
     setup["times"] = times;
-    table::print(args.common.json, setup, &title, &COLUMNS, &rows);
+    table::print(args.engine.json, setup, &title, &COLUMNS, &rows);
     Ok(())
 }
 
@@ -238,11 +261,10 @@ async fn empty_requests(
 
 /// Seconds that the starts of all instances have taken.
 fn instance_start_seconds(runtime: &Runtime) -> f64 {
-    let metrics = runtime.metrics();
-    let found = metrics
-        .iter()
-        .find(|metric| metric.name == "corral_plugin_instance_start_seconds_total");
-    found.map_or(0.0, |metric| metric.value)
+    value(
+        &runtime.metrics(),
+        "corral_plugin_instance_start_seconds_total",
+    )
 }
 
 /// The figures of a variant beside those of `generate` and `top` with as many streams.
@@ -259,7 +281,7 @@ fn report(variant: &Variant, all: &[Variant], tokens: u64) -> Value {
     let [ratio, min, max] = median_min_max(&ratios);
     let over_next = pairs("top").map(|(own, other)| (own - other) / tokens);
     json!({
-        "way": variant.title,
+        "variant": variant.title,
         "streams": variant.streams,
         "tokens_per_second": tokens / median(variant.seconds.iter().copied()),
         "ratio": ratio,

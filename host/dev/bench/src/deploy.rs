@@ -5,11 +5,12 @@
 //! revision of it, of which the server has everything; and the same component after its removal, which is uploaded
 //! again while its compiled code is still in the cache.
 
-use crate::args::DeployArgs;
+use crate::args::EngineArgs;
 use crate::local_server::{self, ROUTE};
-use crate::workload::config;
+use crate::workload::{config, value};
+use clap::Args;
 use corral_cli::Error;
-use corral_cli::bench::rounds::Rounds;
+use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::stats::{median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_engine::{Engine, ModelPool};
@@ -20,6 +21,20 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+#[derive(Args, Debug)]
+pub(crate) struct DeployArgs {
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    rounds: RoundArgs,
+    /// The plugin `generate`
+    #[arg(long, value_name = "FILE")]
+    plugin: PathBuf,
+    /// Directory for the temporary store and cache, whose disk matters [default: the system's]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
 
 /// The admin token of the bench's own server.
 const TOKEN: &str = "as-long-as-the-bench-runs";
@@ -66,13 +81,13 @@ impl DeployTimes {
 const COLUMNS: [Column; 9] = [
     ("component", "component", Unit::Plain),
     ("deploys", "deploys", Unit::Plain),
-    ("first response", "first_answer_s", Unit::Milliseconds),
-    ("min", "least_s", Unit::Milliseconds),
-    ("max", "most_s", Unit::Milliseconds),
+    ("first response", "first_response_s", Unit::Milliseconds),
+    ("min", "first_response_min_s", Unit::Milliseconds),
+    ("max", "first_response_max_s", Unit::Milliseconds),
     ("upload", "upload_s", Unit::Milliseconds),
     ("deploy", "deploy_s", Unit::Milliseconds),
     ("in wasmtime", "compile_s", Unit::Milliseconds),
-    ("request", "answer_s", Unit::Milliseconds),
+    ("request", "request_s", Unit::Milliseconds),
 ];
 
 /// Measures and prints the figures.
@@ -81,11 +96,15 @@ pub(crate) async fn measure(args: &DeployArgs) -> Result<(), Error> {
         "cannot read the component {}; name the plugin 'generate'",
         args.plugin.display()
     )))?;
-    let dir = TempDir::new(args.dir.as_deref())?;
-    let engine = Engine::load(config(&args.common, None, 0)?)?;
-    let bench = Bench::start(&engine, &dir.0).await?;
+    let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let dir = tempfile::tempdir_in(&parent).map_err(Error::context(format!(
+        "cannot create a directory in {}; name another one with --dir",
+        parent.display()
+    )))?;
+    let engine = Engine::load(config(&args.engine, 0)?)?;
+    let bench = Bench::start(&engine, dir.path()).await?;
     let mut deploys = Vec::new();
-    let mut rounds = Rounds::with_warmup(args.common.rounds);
+    let mut rounds = Rounds::with_warmup(args.rounds);
     for round in rounds.by_ref() {
         let times = bench.round(&component, round).await?;
         if round > 0 {
@@ -100,7 +119,7 @@ pub(crate) async fn measure(args: &DeployArgs) -> Result<(), Error> {
     let title = format!(
         "from a deploy to the first response, a component of {bytes} bytes; medians of {rounds} rounds, ms"
     );
-    table::print(args.common.json, setup, &title, &COLUMNS, &rows);
+    table::print(args.engine.json, setup, &title, &COLUMNS, &rows);
     Ok(())
 }
 
@@ -114,13 +133,13 @@ fn report(variant: Variant, deploys: &[DeployTimes]) -> Value {
     json!({
         "component": variant.name(),
         "deploys": total.len(),
-        "first_answer_s": first_response,
-        "least_s": min,
-        "most_s": max,
+        "first_response_s": first_response,
+        "first_response_min_s": min,
+        "first_response_max_s": max,
         "upload_s": median(times(|times| times.upload)),
         "deploy_s": median(times(|times| times.deploy)),
         "compile_s": median(times(|times| times.compile)),
-        "answer_s": median(times(|times| times.response)),
+        "request_s": median(times(|times| times.response)),
     })
 }
 
@@ -214,10 +233,10 @@ impl Bench {
     }
 
     fn compile_seconds(&self) -> f64 {
-        let metrics = self.runtime.metrics();
-        let mut metrics = metrics.iter();
-        let found = metrics.find(|metric| metric.name == "corral_plugin_compile_seconds_total");
-        found.map_or(0.0, |metric| metric.value)
+        value(
+            &self.runtime.metrics(),
+            "corral_plugin_compile_seconds_total",
+        )
     }
 }
 
@@ -228,27 +247,4 @@ fn unique_component(component: &[u8], number: u64) -> Vec<u8> {
     bytes.extend([0, 10, 1, b'v']);
     bytes.extend(number.to_le_bytes());
     bytes
-}
-
-/// A directory that is removed on drop.
-struct TempDir(PathBuf);
-
-impl TempDir {
-    fn new(parent: Option<&Path>) -> Result<Self, Error> {
-        let parent = parent.map_or_else(std::env::temp_dir, Path::to_owned);
-        let dir = parent.join(format!("corral-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).map_err(Error::context(format!(
-            "cannot create a directory in {}; name another one with --dir",
-            parent.display()
-        )))?;
-        Ok(TempDir(dir))
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            tracing::warn!(dir = %self.0.display(), %error, "cannot remove the directory");
-        }
-    }
 }

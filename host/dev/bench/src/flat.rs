@@ -6,16 +6,37 @@
 //! fraction of the median time. A second series runs beside an idle sequence in high cells: attention covers all
 //! cells below it until the engine compacts it.
 
-use crate::args::FlatArgs;
+use crate::args::EngineArgs;
 use crate::local_server;
-use crate::workload::{check_context, exactly, file_config, finish, metric, prompt};
+use crate::workload::{check_context, config, exactly, finish, metric, prompt, status};
+use clap::Args;
 use corral_cli::Error;
+use corral_cli::args::whole;
 use corral_cli::bench::stats::median;
 use corral_cli::bench::table::{self, Column, Unit};
-use corral_engine::{Caller, Engine, EngineStatus, Sequence};
+use corral_engine::{Caller, Engine, Sequence};
 use corral_server::Server;
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+#[derive(Args, Debug)]
+pub(crate) struct FlatArgs {
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// The plugin `generate`
+    #[arg(long, value_name = "FILE")]
+    plugin: PathBuf,
+    /// Requests in a row
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = whole(10..=4000))]
+    requests: u64,
+    /// Digits of each prompt, about as many tokens; the prefix cache keeps prompts of 16 or more
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(4..=2000))]
+    prompt_tokens: u64,
+    /// KV cells below the idle sequence of the second series
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = whole(256..=100_000))]
+    low_cells: u64,
+}
 
 /// Requests before the measured ones: for the cost model, caches and threads.
 const WARMUP_REQUESTS: u64 = 32;
@@ -40,7 +61,7 @@ struct RequestTimes {
 
 /// Requests one after the other, and the state of the cells before and after.
 struct Series {
-    over: &'static str,
+    interface: &'static str,
     beside: &'static str,
     requests: Vec<RequestTimes>,
     n_kv: (u32, u32),
@@ -48,14 +69,14 @@ struct Series {
 }
 
 const COLUMNS: [Column; 12] = [
-    ("over", "asked_over", Unit::Plain),
+    ("interface", "interface", Unit::Plain),
     ("beside", "beside", Unit::Plain),
     ("requests", "requests", Unit::Plain),
     ("service", "service_s", Unit::Milliseconds),
     ("slope x N", "growth", Unit::Percent),
-    ("min of ten", "growth_of_least", Unit::Percent),
+    ("min of ten", "growth_of_block_min", Unit::Percent),
     ("queue", "queue_s", Unit::Milliseconds),
-    ("total", "whole_s", Unit::Milliseconds),
+    ("total", "total_s", Unit::Milliseconds),
     ("cached", "cached_tokens", Unit::Plain),
     ("n_kv first", "n_kv_before", Unit::Plain),
     ("n_kv last", "n_kv_after", Unit::Plain),
@@ -65,43 +86,40 @@ const COLUMNS: [Column; 12] = [
 /// Measures and prints the figures.
 pub(crate) async fn measure(args: &FlatArgs) -> Result<(), Error> {
     let cells = args.low_cells + HIGH_TOKENS + 2 * (args.prompt_tokens + 2);
-    let mut config = file_config(&args.model, &args.devices, args.threads, cells)?;
+    let mut config = config(&args.engine, cells)?;
     // As in production: cached prefixes of earlier requests could slow down later ones.
     config.prefix_cache = true;
     let engine = Engine::load(config)?;
     let context = engine.info().context;
     check_context(context, "--prompt-tokens", args.prompt_tokens, 2)?;
     check_context(context, "--low-cells", args.low_cells, 1)?;
-    let server = match &args.plugin {
-        Some(plugin) => Some(local_server::start(&engine, plugin).await?),
-        None => None,
-    };
     let bench = Bench {
+        server: local_server::start(&engine, &args.plugin).await?,
         engine,
-        server,
         digits: usize::try_from(args.prompt_tokens).unwrap_or(usize::MAX),
     };
-    let mut series = bench.all_series("nothing", args.requests).await?;
+    let alone = bench.both_series("nothing", args.requests).await?;
     let high_sequence = bench.create_high_sequence(args.low_cells).await?;
-    series.extend(bench.all_series("a high one", args.requests).await?);
+    let beside = bench.both_series("a high one", args.requests).await?;
     drop(high_sequence);
     let idle = bench.idle_wakeups_per_second().await?;
     bench.engine.shutdown();
-    let rows: Vec<_> = series.iter().map(Series::report).collect();
+    let series = alone.iter().chain(&beside);
+    let rows: Vec<_> = series.map(Series::report).collect();
     let setup = json!({
         "bench": "flat",
         "requests": args.requests,
         "prompt_tokens": args.prompt_tokens,
         "low_cells": args.low_cells,
-        "idle_wake_ups_per_second": idle,
+        "idle_wakeups_per_second": idle,
     });
     let title = format!(
         "{} one-token requests one after the other, prompts of {} digits; medians, ms; slope x N: by how much the \
          last one is slower than the first, as a fraction of the median",
         args.requests, args.prompt_tokens
     );
-    table::print(args.json, setup, &title, &COLUMNS, &rows);
-    if !args.json {
+    table::print(args.engine.json, setup, &title, &COLUMNS, &rows);
+    if !args.engine.json {
         println!("idle: {idle} wake-ups of the engine's thread a second");
     }
     Ok(())
@@ -109,19 +127,18 @@ pub(crate) async fn measure(args: &FlatArgs) -> Result<(), Error> {
 
 struct Bench {
     engine: Engine,
-    server: Option<Server>,
+    server: Server,
     /// Digits of a prompt.
     digits: usize,
 }
 
 impl Bench {
-    /// A series through the engine's interface, and one over HTTP if there is a server.
-    async fn all_series(&self, beside: &'static str, requests: u64) -> Result<Vec<Series>, Error> {
-        let mut series = vec![self.series(None, beside, requests).await?];
-        if let Some(server) = &self.server {
-            series.push(self.series(Some(server), beside, requests).await?);
-        }
-        Ok(series)
+    /// A series through the engine's interface, and one over HTTP.
+    async fn both_series(&self, beside: &'static str, requests: u64) -> Result<[Series; 2], Error> {
+        Ok([
+            self.series(None, beside, requests).await?,
+            self.series(Some(&self.server), beside, requests).await?,
+        ])
     }
 
     async fn series(
@@ -130,9 +147,9 @@ impl Bench {
         beside: &'static str,
         requests: u64,
     ) -> Result<Series, Error> {
-        let over = server.map_or("engine", |_| "HTTP");
-        eprintln!("{requests} requests, {over}, beside {beside}");
-        let before = self.view().await?;
+        let interface = server.map_or("engine", |_| "HTTP");
+        eprintln!("{requests} requests, {interface}, beside {beside}");
+        let before = status(&self.engine).await?;
         let mut times = Vec::new();
         for number in 0..WARMUP_REQUESTS + requests {
             let request = self.ask(server, &digits(number, self.digits)).await?;
@@ -140,9 +157,9 @@ impl Bench {
                 times.push(request);
             }
         }
-        let after = self.view().await?;
+        let after = status(&self.engine).await?;
         Ok(Series {
-            over,
+            interface,
             beside,
             requests: times,
             n_kv: (before.attention_cells, after.attention_cells),
@@ -181,7 +198,7 @@ impl Bench {
     async fn idle_wakeups_per_second(&self) -> Result<f64, Error> {
         let wakeups = || metric(&self.engine, "corral_engine_wakeups_total");
         // On a busy machine the thread finishes earlier work late.
-        self.view().await?;
+        status(&self.engine).await?;
         let mut before = wakeups();
         for _ in 0..50 {
             tokio::time::sleep(SETTLE_TIME).await;
@@ -208,7 +225,7 @@ impl Bench {
         let high = self.create_sequence(1, HIGH_TOKENS).await?;
         drop(low);
         self.engine.clear_prefix_cache()?;
-        let n_kv = self.view().await?.attention_cells;
+        let n_kv = status(&self.engine).await?.attention_cells;
         if u64::from(n_kv) < low_cells {
             return Err(Error::failed(format!(
                 "attention covers {n_kv} cells beside a sequence above {low_cells}; both may not fit; \
@@ -225,15 +242,6 @@ impl Bench {
         finish(sequence.generate(exactly(1))?).await?;
         Ok(sequence)
     }
-
-    /// The engine's status after all earlier requests.
-    async fn view(&self) -> Result<EngineStatus, Error> {
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        // Sending fails only after this function has returned.
-        self.engine.status(move |view| drop(sender.send(view)))?;
-        let ended = Error::context("the engine's thread has ended");
-        receiver.await.map_err(ended)
-    }
 }
 
 impl Series {
@@ -245,14 +253,14 @@ impl Series {
             .map(|block| block.iter().copied().fold(f64::INFINITY, f64::min))
             .collect();
         json!({
-            "asked_over": self.over,
+            "interface": self.interface,
             "beside": self.beside,
             "requests": services.len(),
             "service_s": of(|times| times.service),
             "growth": growth(&services),
-            "growth_of_least": growth(&block_min),
+            "growth_of_block_min": growth(&block_min),
             "queue_s": of(|times| times.queue),
-            "whole_s": of(|times| times.total),
+            "total_s": of(|times| times.total),
             "cached_tokens": self.requests.iter().map(|times| times.cached_tokens).sum::<u64>(),
             "n_kv_before": self.n_kv.0,
             "n_kv_after": self.n_kv.1,

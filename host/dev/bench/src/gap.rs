@@ -5,10 +5,12 @@
 //! the decode step. Steps get longer as sequences do, so a gap during a prefill is compared with the decode step
 //! interpolated between the pauses around it. Each round measures both prefill policies.
 
-use crate::args::GapArgs;
+use crate::args::EngineArgs;
 use crate::workload::{check_context, config, exactly, generate, metric, prompt};
+use clap::Args;
 use corral_cli::Error;
-use corral_cli::bench::rounds::Rounds;
+use corral_cli::args::whole;
+use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::stats::{Quantiles, median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_engine::{Caller, Engine, PrefillPolicy};
@@ -17,6 +19,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tokio::task::JoinSet;
+
+#[derive(Args, Debug)]
+pub(crate) struct GapArgs {
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    rounds: RoundArgs,
+    /// Sequences that generate all the time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=32))]
+    streams: u64,
+    /// Prompts of a round, one after the other; every other one is short
+    #[arg(long, value_name = "N", default_value_t = 24, value_parser = whole(2..=10_000))]
+    prompts: u64,
+    /// Tokens of a long prompt
+    #[arg(long, value_name = "N", default_value_t = 600, value_parser = whole(33..=3000))]
+    prompt_tokens: u64,
+}
 
 /// Tokens of a short prompt.
 const SHORT_PROMPT: u64 = 32;
@@ -49,7 +68,7 @@ struct Round {
     short_first_token: Quantiles,
 }
 
-const COLUMNS: [Column; 14] = [
+const COLUMNS: [Column; 16] = [
     ("prefill", "prefill", Unit::Plain),
     ("decode step", "decode_step_s", Unit::Milliseconds),
     ("its p99/step", "decode_p99_ratio", Unit::Ratio),
@@ -68,6 +87,8 @@ const COLUMNS: [Column; 14] = [
         "short_first_token_p99_s",
         Unit::Milliseconds,
     ),
+    ("skipped rows", "skipped_rows", Unit::Whole),
+    ("prefill/budget", "prefill_budget_ratio", Unit::Ratio),
 ];
 
 /// Measures and prints the figures.
@@ -79,7 +100,7 @@ pub(crate) async fn measure(args: &GapArgs) -> Result<(), Error> {
     ] {
         let stream_cells = args.streams * (SHORT_PROMPT + STREAM_TOKENS);
         let cells = stream_cells + args.prompt_tokens + SHORT_PROMPT + TOKENS_BEFORE;
-        let mut config = config(&args.common, args.threads, cells)?;
+        let mut config = config(&args.engine, cells)?;
         config.prefill = prefill;
         let engine = Engine::load(config)?;
         // Streams may be cut short by the context.
@@ -96,7 +117,7 @@ pub(crate) async fn measure(args: &GapArgs) -> Result<(), Error> {
             rounds: Vec::new(),
         });
     }
-    let mut rounds = Rounds::with_warmup(args.common.rounds);
+    let mut rounds = Rounds::with_warmup(args.rounds);
     for number in rounds.by_ref() {
         for policy in &mut policies {
             eprintln!("prefill: {}", policy.name);
@@ -122,16 +143,7 @@ pub(crate) async fn measure(args: &GapArgs) -> Result<(), Error> {
          times in ms",
         args.streams, args.prompt_tokens
     );
-    table::print(args.common.json, setup, &title, &COLUMNS, &rows);
-    for row in rows.iter().filter(|_| !args.common.json) {
-        println!(
-            "{}: {} decode rows skipped; {} prompt tokens in mixed steps, {} allowed",
-            row["prefill"].as_str().unwrap_or(""),
-            row["skipped_rows"],
-            row["mixed_prefill_tokens"],
-            row["mixed_budget_tokens"],
-        );
-    }
+    table::print(args.engine.json, setup, &title, &COLUMNS, &rows);
     Ok(())
 }
 
@@ -188,6 +200,8 @@ impl Policy {
     fn report(&self) -> Value {
         let of = |value: fn(&Round) -> f64| median(self.rounds.iter().map(value));
         let count = |name| metric(&self.engine, name);
+        let prefilled = count("corral_engine_mixed_prefill_tokens_total");
+        let budget = count("corral_engine_mixed_prefill_budget_tokens_total");
         let quantile = |times: &Quantiles, at| (!times.is_empty()).then(|| times.at(at));
         let p99s: Vec<_> = self
             .rounds
@@ -219,8 +233,7 @@ impl Policy {
             "short_first_token_p99_s": quantile(&short, 0.99),
             "short_first_token_max_s": quantile(&short, 1.0),
             "skipped_rows": count("corral_engine_decode_rows_skipped_total"),
-            "mixed_prefill_tokens": count("corral_engine_mixed_prefill_tokens_total"),
-            "mixed_budget_tokens": count("corral_engine_mixed_prefill_budget_tokens_total"),
+            "prefill_budget_ratio": prefilled / budget,
         })
     }
 }
@@ -285,7 +298,7 @@ async fn run_stream(
     engine: &Engine,
     number: u64,
     stop: &AtomicBool,
-) -> Result<Vec<Vec<Instant>>, corral_engine::Error> {
+) -> Result<Vec<Vec<Instant>>, Error> {
     let mut times = vec![Vec::new()];
     let mut generation = None;
     while !stop.load(Ordering::Relaxed) {
@@ -306,7 +319,7 @@ async fn run_stream(
             }
             None => {
                 if let Some(Err(error)) = running.outcome() {
-                    return Err(error);
+                    return Err(error.into());
                 }
                 generation = None;
                 times.push(Vec::new());

@@ -3,12 +3,14 @@
 //! It measures the path of a request: connection, route, new instance, response. The server runs in this process on
 //! threads of its own, and one more thread is all clients. The same clients measure a peer in turns.
 
-use crate::args::HttpArgs;
-use crate::client_runtime;
-use crate::local_server::serve;
+use crate::args::check_distinct;
+use crate::local_server::{client_runtime, serve};
 use bytes::Bytes;
+use clap::Args;
+use corral_cli::args::whole;
+use corral_cli::bench::MAX_SAMPLES;
 use corral_cli::bench::connection::{Connection, closed_loop};
-use corral_cli::bench::rounds::Rounds;
+use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::stats::{Quantiles, float, median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_cli::bench::url::Url;
@@ -21,8 +23,62 @@ use http::header::HOST;
 use http_body_util::{BodyExt, Full, Limited};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
+
+#[derive(Args, Debug)]
+pub(crate) struct HttpArgs {
+    /// Component that answers without a model
+    #[arg(long, value_name = "FILE")]
+    plugin: PathBuf,
+    /// Path of the requests
+    #[arg(long, value_name = "PATH", default_value = "/", value_parser = path)]
+    path: String,
+    /// Server with the same component, http://HOST:PORT, measured in turns with Corral's
+    #[arg(long, value_name = "URL")]
+    peer: Option<Url>,
+    /// Connections at once; each sends its next request after its response
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1_u64, 8, 64],
+          value_parser = whole(1..=256))]
+    connections: Vec<u64>,
+    /// Requests of each turn
+    #[arg(long, value_name = "N", default_value_t = 5000, value_parser = whole(1..=1_000_000))]
+    requests: u64,
+    /// Threads for connections and plugins [default: as of 'corral serve']
+    #[arg(long, value_name = "N", value_parser = whole(1..=1024))]
+    workers: Option<u64>,
+    #[command(flatten)]
+    rounds: RoundArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl HttpArgs {
+    fn check(&self) -> Result<(), Error> {
+        let turns = self
+            .rounds
+            .count
+            .saturating_mul(self.connections.len() as u64);
+        let requests = self.requests.saturating_mul(turns);
+        if requests > MAX_SAMPLES {
+            return Err(Error::usage(format!(
+                "{requests} requests would be measured, and at most {MAX_SAMPLES} can be; \
+                 lower --requests, --connections or --rounds"
+            )));
+        }
+        check_distinct("--connections", &self.connections)
+    }
+}
+
+fn path(text: &str) -> Result<String, String> {
+    let path = text.parse::<http::uri::PathAndQuery>();
+    match path {
+        Ok(path) if text.starts_with('/') => Ok(path.to_string()),
+        _ => Err("write a path that begins with '/'".to_owned()),
+    }
+}
 
 const MAX_BODY_BYTES: usize = 64 << 20;
 
@@ -30,15 +86,15 @@ const COLUMNS: [Column; 12] = [
     ("connections", "connections", Unit::Plain),
     ("server", "server", Unit::Plain),
     ("requests/s", "requests_per_second", Unit::Whole),
-    ("min", "least", Unit::Whole),
-    ("max", "most", Unit::Whole),
+    ("min", "requests_per_second_min", Unit::Whole),
+    ("max", "requests_per_second_max", Unit::Whole),
     ("p50", "p50_s", Unit::Microseconds),
     ("p99", "p99_s", Unit::Microseconds),
     ("max", "max_s", Unit::Microseconds),
     ("CPU µs each", "cpu_s", Unit::Microseconds),
     ("ratio to peer", "ratio", Unit::Thousandths),
-    ("min ratio", "ratio_least", Unit::Thousandths),
-    ("max ratio", "ratio_most", Unit::Thousandths),
+    ("min ratio", "ratio_min", Unit::Thousandths),
+    ("max ratio", "ratio_max", Unit::Thousandths),
 ];
 /// Columns without those of the peer.
 const OWN_COLUMNS: usize = 9;
@@ -65,6 +121,7 @@ struct Row {
 
 /// Measures and prints the figures.
 pub(crate) fn measure(args: &HttpArgs) -> Result<(), Error> {
+    args.check()?;
     let workers = startup::workers(args.workers);
     let server_runtime = startup::tokio_runtime(workers)?;
     let clients = client_runtime()?;
@@ -218,8 +275,8 @@ impl Row {
             "connections": self.connections,
             "server": self.target.name,
             "requests_per_second": throughput,
-            "least": min,
-            "most": max,
+            "requests_per_second_min": min,
+            "requests_per_second_max": max,
             "p50_s": self.times.at(0.5),
             "p99_s": self.times.at(0.99),
             "max_s": self.times.at(1.0),
@@ -235,8 +292,8 @@ impl Row {
             let ratios: Vec<f64> = pairs.map(|(own, peer)| own / peer).collect();
             let [ratio, min, max] = median_min_max(&ratios);
             row["ratio"] = ratio.into();
-            row["ratio_least"] = min.into();
-            row["ratio_most"] = max.into();
+            row["ratio_min"] = min.into();
+            row["ratio_max"] = max.into();
         }
         row
     }

@@ -18,6 +18,14 @@ pub(crate) const ROUTE: &str = "/generate";
 /// A limit that no request reaches: a large model takes minutes.
 pub(crate) const NO_TIME_LIMIT: Duration = Duration::from_secs(86_400);
 
+/// One thread for all clients, apart from the server's.
+pub(crate) fn client_runtime() -> Result<tokio::runtime::Runtime, Error> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Error::context("cannot start the clients' thread"))
+}
+
 /// Starts a server with the plugin `generate`.
 pub(crate) async fn start(engine: &Engine, plugin: &Path) -> Result<Server, Error> {
     let models = ModelPool::loaded(vec![engine.clone()]);

@@ -20,12 +20,49 @@ mod step;
 mod threads;
 mod workload;
 
-use args::{Bench, CommandLine};
+use clap::{Parser, Subcommand};
 use corral_cli::{Error, logs, startup};
 use std::process::ExitCode;
 
+/// Measure Corral
+#[derive(Debug, Parser)]
+#[command(name = "corral-bench", version)]
+struct CommandLine {
+    #[command(subcommand)]
+    bench: Bench,
+    /// Show the causes of errors, and llama.cpp's log
+    #[arg(long, short, global = true)]
+    verbose: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// All benches with a target, and each target with its figure, in less than an hour on two cores
+    All(all::AllArgs),
+    /// Cost of the boundary between engine and plugins: loops, sampling plugins, logits, host calls, instances
+    Boundary(boundary::BoundaryArgs),
+    /// Time from a deploy to the first response, with and without compiled code in the cache
+    Deploy(deploy::DeployArgs),
+    /// Whether requests get slower with the number of earlier requests, and the wake-ups of an idle engine
+    Flat(flat::FlatArgs),
+    /// Inter-token latency while long prompts are prefilled, with and without the prefill budget
+    Gap(gap::GapArgs),
+    /// Requests a second and latency of a plugin that needs no model, by connections, beside a peer's
+    Http(http::HttpArgs),
+    /// Write a model with random weights, as large and as slow as a real one
+    Model(model::ModelArgs),
+    /// Time to first token of prompts with a cached prefix, and the time of a fork
+    Prefix(prefix::PrefixArgs),
+    /// Throughput and CPU time from llama.cpp alone to events over TCP, layer by layer
+    Stages(stages::StagesArgs),
+    /// Time of one llama_decode by decode rows and prompt tokens, without a scheduler
+    Step(step::StepArgs),
+    /// Throughput by the numbers of compute threads and workers
+    Threads(threads::ThreadsArgs),
+}
+
 fn main() -> ExitCode {
-    let command_line = match CommandLine::read() {
+    let command_line = match corral_cli::args::parse::<CommandLine>() {
         Ok(Some(command_line)) => command_line,
         Ok(None) => return ExitCode::SUCCESS,
         Err(error) => return error.report("corral-bench", false),
@@ -54,10 +91,13 @@ fn run(bench: &Bench) -> Result<(), Error> {
     }
 }
 
-/// One thread for all clients, apart from the server's.
-fn client_runtime() -> Result<tokio::runtime::Runtime, Error> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(Error::context("cannot start the clients' thread"))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn argument_definitions_are_consistent() {
+        use clap::CommandFactory;
+        CommandLine::command().debug_assert();
+    }
 }

@@ -3,20 +3,47 @@
 //! The model is as large and as slow as a real one of its shape, and its vocabulary has words and parts of words. Its
 //! output means nothing. The file states how it was made, so that a second run keeps it.
 
-use crate::args::{ModelArgs, Quantization, Shape};
-use corral_cli::{Error, startup};
-use corral_random_model::{Quant, Qwen3, Recipe, Stage};
-use indicatif::{ProgressBar, ProgressStyle};
+use clap::{Args, ValueEnum};
+use corral_cli::Error;
+use corral_random_model::{Quant, Qwen3, Recipe};
 use serde_json::json;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Seed of the weights: the file is the same everywhere.
 const SEED: u64 = 1;
 
+#[derive(Args, Debug)]
+pub(crate) struct ModelArgs {
+    /// Layers and their sizes: those of Qwen3-0.6B; two small ones; or these with 151,936 tokens
+    #[arg(long, value_enum, default_value_t = Shape::Qwen3_0_6b)]
+    shape: Shape,
+    /// Replace an existing file
+    #[arg(long)]
+    force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Output file; kept if it is the requested model already
+    #[arg(value_name = "OUT.gguf")]
+    out: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Shape {
+    // 28 layers of width 1024, 151,936 tokens.
+    #[value(name = "qwen3-0.6b")]
+    Qwen3_0_6b,
+    // Two layers of width 64, 4096 tokens.
+    Tiny,
+    // Two layers of width 64, 151,936 tokens: short steps with long rows of logits.
+    Wide,
+}
+
 /// Writes the model unless the file already is it.
 pub(crate) fn write(args: &ModelArgs) -> Result<(), Error> {
     let out = &args.out;
-    let recipe = recipe(args);
+    let recipe = recipe(args.shape);
     if !args.force {
         if recipe.matches(out) {
             report(args, None);
@@ -30,41 +57,12 @@ pub(crate) fn write(args: &ModelArgs) -> Result<(), Error> {
             )));
         }
     }
+    eprintln!(
+        "writing {}, which takes minutes for a large model",
+        out.display()
+    );
     let start = Instant::now();
-    let bar = progress_bar();
-    let watched = bar.clone();
-    let watch = move |stage, done, all| {
-        if watched.length() != Some(all) {
-            watched.set_length(all);
-            watched.reset_eta();
-            watched.set_message(match stage {
-                Stage::Writing => "writing weights",
-                Stage::Quantizing => "quantizing",
-            });
-        }
-        watched.set_position(done);
-    };
-    let path = out.clone();
-    let runtime = startup::tokio_runtime(1)?;
-    let written = runtime.block_on(async {
-        tokio::select! {
-            written = tokio::task::spawn_blocking(move || recipe.write(&path, watch)) => Some(written),
-            _ = tokio::signal::ctrl_c() => None,
-        }
-    });
-    bar.finish_and_clear();
-    let Some(written) = written else {
-        // llama.cpp cannot be interrupted: it ends with the process. Remove its files now.
-        runtime.shutdown_background();
-        for file in Recipe::temporary_files(out) {
-            let _ = std::fs::remove_file(file);
-        }
-        return Err(Error::failed(format!(
-            "interrupted; {} was not written",
-            out.display()
-        )));
-    };
-    written??;
+    recipe.write(out)?;
     report(args, Some(start.elapsed()));
     Ok(())
 }
@@ -96,8 +94,8 @@ fn report(args: &ModelArgs, time: Option<Duration>) {
     }
 }
 
-fn recipe(args: &ModelArgs) -> Recipe {
-    let (name, sizes, tokens) = match args.shape {
+fn recipe(shape: Shape) -> Recipe {
+    let (name, sizes, tokens) = match shape {
         Shape::Qwen3_0_6b => ("qwen3-0.6b", Qwen3::qwen3_0_6b(), 151_936),
         Shape::Tiny => ("tiny", Qwen3::tiny(), 4096),
         Shape::Wide => ("wide", Qwen3::tiny(), 151_936),
@@ -106,69 +104,37 @@ fn recipe(args: &ModelArgs) -> Recipe {
         name,
         sizes,
         tokens,
-        quant: match args.quant {
-            Quantization::F16 => Quant::F16,
-            Quantization::Q8_0 => Quant::Q8_0,
-            Quantization::Q6K => Quant::Q6K,
-            Quantization::Q5Km => Quant::Q5Km,
-            Quantization::Q4Km => Quant::Q4Km,
-            Quantization::Q4_0 => Quant::Q4_0,
-        },
+        quant: Quant::Q4Km,
         seed: SEED,
     }
-}
-
-/// A progress bar, visible on terminals only.
-fn progress_bar() -> ProgressBar {
-    let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{msg} {bar:30} {percent}% {eta}") {
-        bar.set_style(style);
-    }
-    bar.set_message("making a vocabulary");
-    bar
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::{Path, PathBuf};
-
-    fn write_tiny(out: &Path, quant: Quantization, force: bool) -> Result<(), Error> {
-        write(&ModelArgs {
-            shape: Shape::Tiny,
-            quant,
-            force,
-            json: false,
-            out: out.to_owned(),
-        })
-    }
-
-    /// A file in the temporary directory, removed on drop.
-    struct TempFile(PathBuf);
-
-    impl Drop for TempFile {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_file(&self.0);
-        }
-    }
 
     #[test]
     fn only_force_replaces_another_file() {
-        let name = format!("corral-bench-model-{}.gguf", std::process::id());
-        let file = TempFile(std::env::temp_dir().join(name));
-        let out = &file.0;
-        write_tiny(out, Quantization::Q8_0, false).unwrap();
-        let bytes = std::fs::read(out).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("model.gguf");
+        let write_tiny = |force| {
+            write(&ModelArgs {
+                shape: Shape::Tiny,
+                force,
+                json: false,
+                out: out.clone(),
+            })
+        };
+        write_tiny(false).unwrap();
+        let bytes = std::fs::read(&out).unwrap();
         let first = out.metadata().unwrap().modified().unwrap();
-        write_tiny(out, Quantization::Q8_0, false).unwrap();
+        write_tiny(false).unwrap();
         assert_eq!(out.metadata().unwrap().modified().unwrap(), first);
-        let refused = write_tiny(out, Quantization::Q4Km, false).unwrap_err();
+        std::fs::write(&out, "notes").unwrap();
+        let refused = write_tiny(false).unwrap_err();
         assert!(refused.message(false).contains("--force"));
-        assert!(std::fs::read(out).unwrap() == bytes);
-        write_tiny(out, Quantization::Q4Km, true).unwrap();
-        assert!(std::fs::read(out).unwrap() != bytes);
-        std::fs::write(out, "notes").unwrap();
-        assert!(write_tiny(out, Quantization::Q4Km, false).is_err());
-        assert_eq!(std::fs::read_to_string(out).unwrap(), "notes");
+        assert_eq!(std::fs::read_to_string(&out).unwrap(), "notes");
+        write_tiny(true).unwrap();
+        assert!(std::fs::read(&out).unwrap() == bytes);
     }
 }

@@ -4,13 +4,15 @@
 //! tenant), or nowhere. All variants start from the same cells and attention covers as many of them, so the difference
 //! between a cached prefix and the held sequence is the cost of lookup and reuse. HTTP has no held sequence: there the
 //! reference is the held sequence plus what an uncached prompt of the same length takes over HTTP outside of
-//! llama_decode. The tail alone in empty cells and the whole prompt are measured for scale.
+//! llama_decode.
 
-use crate::args::PrefixArgs;
+use crate::args::EngineArgs;
 use crate::local_server;
-use crate::workload::{check_context, config, exactly, finish, metric};
+use crate::workload::{check_context, config, exactly, finish, metric, status};
+use clap::Args;
 use corral_cli::Error;
-use corral_cli::bench::rounds::Rounds;
+use corral_cli::args::whole;
+use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::stats::{Quantiles, median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_engine::{Caller, Engine, Generation, Sequence, Tenant, Token};
@@ -19,11 +21,26 @@ use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+#[derive(Args, Debug)]
+pub(crate) struct PrefixArgs {
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    rounds: RoundArgs,
+    /// The plugin `generate`
+    #[arg(long, value_name = "FILE")]
+    plugin: PathBuf,
+    /// Tokens of the shared prefix
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = whole(16..=100_000))]
+    prefix_tokens: u64,
+}
 
 /// Tokens of a tail.
 const TAIL_TOKENS: u64 = 32;
-/// Measurements of each variant in a round, except the whole prompt without HTTP, which takes long.
+/// Measurements of each variant in a round.
 const TURNS: usize = 4;
 /// Measured forks.
 const FORKS: usize = 1000;
@@ -50,9 +67,6 @@ const fn sharing(tenant: Tenant) -> Caller {
 /// The location of a prompt's prefix, and the interface.
 #[derive(Clone, Copy, PartialEq)]
 enum Variant {
-    /// The prompt is a tail alone, in empty cells.
-    Tail,
-    TailHttp,
     /// In a held sequence.
     Held,
     /// In a fork of a held sequence.
@@ -61,26 +75,29 @@ enum Variant {
     Cached,
     CachedHttp,
     /// Nowhere.
-    Whole,
     WholeHttp,
 }
 
 impl Variant {
+    const ALL: [Self; 5] = [
+        Variant::Held,
+        Variant::Fork,
+        Variant::Cached,
+        Variant::CachedHttp,
+        Variant::WholeHttp,
+    ];
+
     fn name(self) -> &'static str {
         match self {
-            Variant::Tail | Variant::TailHttp => "tail alone",
             Variant::Held => "held",
             Variant::Fork => "fork",
             Variant::Cached | Variant::CachedHttp => "cached",
-            Variant::Whole | Variant::WholeHttp => "whole",
+            Variant::WholeHttp => "whole",
         }
     }
 
     fn is_http(self) -> bool {
-        matches!(
-            self,
-            Variant::TailHttp | Variant::CachedHttp | Variant::WholeHttp
-        )
+        matches!(self, Variant::CachedHttp | Variant::WholeHttp)
     }
 }
 
@@ -116,47 +133,49 @@ struct Prompt {
 
 struct Bench {
     engine: Engine,
-    server: Option<Server>,
+    server: Server,
     /// Tokens of the prefix.
     prefix_tokens: u64,
     /// Prompts made so far, all different.
     prompts: u64,
-    rows: Vec<Row>,
+    rows: [Row; 5],
 }
 
-const COLUMNS: [Column; 15] = [
+const COLUMNS: [Column; 12] = [
     ("prefix", "prefix", Unit::Plain),
-    ("over", "asked_over", Unit::Plain),
+    ("interface", "interface", Unit::Plain),
     ("requests", "requests", Unit::Plain),
     ("first token", "first_token_s", Unit::Milliseconds),
     ("llama_decode", "compute_s", Unit::Milliseconds),
     ("rest", "other_s", Unit::Milliseconds),
     ("to held", "ratio_to_held", Unit::Ratio),
-    ("min", "least_to_held", Unit::Ratio),
-    ("max", "most_to_held", Unit::Ratio),
-    ("to tail alone", "ratio_to_tail", Unit::Ratio),
-    ("min", "least_to_tail", Unit::Ratio),
-    ("max", "most_to_tail", Unit::Ratio),
+    ("min", "ratio_to_held_min", Unit::Ratio),
+    ("max", "ratio_to_held_max", Unit::Ratio),
     ("prompt", "prompt_tokens", Unit::Plain),
-    ("min cached", "least_cached_tokens", Unit::Plain),
-    ("max decoded", "most_tokens_decoded", Unit::Plain),
+    ("min cached", "cached_tokens_min", Unit::Plain),
+    ("max decoded", "decoded_tokens_max", Unit::Plain),
 ];
 
 /// Measures and prints the figures.
 pub(crate) async fn measure(args: &PrefixArgs) -> Result<(), Error> {
     let length = args.prefix_tokens;
     let cells = 2 * (length + TAIL_TOKENS + 1);
-    let mut config = config(&args.common, args.threads, cells)?;
+    let mut config = config(&args.engine, cells)?;
     config.prefix_cache = true;
     let engine = Engine::load(config)?;
     let context = engine.info().context;
     check_context(context, "--prefix-tokens", length, TAIL_TOKENS + 1)?;
-    let server = match &args.plugin {
-        Some(plugin) => Some(local_server::start(&engine, plugin).await?),
-        None => None,
+    let mut bench = Bench {
+        server: local_server::start(&engine, &args.plugin).await?,
+        engine,
+        prefix_tokens: length,
+        prompts: 0,
+        rows: Variant::ALL.map(|variant| Row {
+            variant,
+            requests: Vec::new(),
+        }),
     };
-    let mut bench = Bench::new(engine, server, length);
-    let mut rounds = Rounds::with_warmup(args.common.rounds);
+    let mut rounds = Rounds::with_warmup(args.rounds);
     for round in rounds.by_ref() {
         bench.round(round > 0).await?;
     }
@@ -164,6 +183,16 @@ pub(crate) async fn measure(args: &PrefixArgs) -> Result<(), Error> {
     let fork = bench.measure_forks().await?;
     let rows: Vec<_> = bench.rows.iter().map(|row| bench.report(row)).collect();
     bench.engine.shutdown();
+    let micros = |key: &str| 1e6 * fork[key].as_f64().unwrap_or(0.0);
+    let title = format!(
+        "prompts with a prefix of {length} tokens and a tail of {TAIL_TOKENS}: time to first token by the location of \
+         the prefix; medians of {rounds} rounds with {TURNS} turns each, ms; ratios turn by turn\n\
+         fork of {length} tokens, {FORKS} times: median {:.1} µs, p99 {:.1} µs, max {:.1} µs; {} tokens decoded meanwhile",
+        micros("p50_s"),
+        micros("p99_s"),
+        micros("max_s"),
+        fork["tokens_decoded"],
+    );
     let setup = json!({
         "bench": "prefix",
         "prefix_tokens": length,
@@ -171,76 +200,29 @@ pub(crate) async fn measure(args: &PrefixArgs) -> Result<(), Error> {
         "rounds": rounds,
         "fork": fork,
     });
-    let title = format!(
-        "prompts with a prefix of {length} tokens and a tail of {TAIL_TOKENS}: time to first token by the location of \
-         the prefix; medians of {rounds} rounds with {TURNS} turns each, ms; ratios turn by turn"
-    );
-    table::print(args.common.json, setup, &title, &COLUMNS, &rows);
-    if !args.common.json {
-        let micros = |key: &str| 1e6 * fork[key].as_f64().unwrap_or(0.0);
-        println!(
-            "fork of {length} tokens, {FORKS} times: median {:.1} µs, p99 {:.1} µs, max {:.1} µs; \
-             {} tokens decoded meanwhile",
-            micros("p50_s"),
-            micros("p99_s"),
-            micros("max_s"),
-            fork["tokens_decoded"],
-        );
-    }
+    table::print(args.engine.json, setup, &title, &COLUMNS, &rows);
     Ok(())
 }
 
 impl Bench {
-    fn new(engine: Engine, server: Option<Server>, prefix_tokens: u64) -> Self {
-        let mut variants = vec![Variant::Tail, Variant::Held, Variant::Fork, Variant::Cached];
-        variants.extend(match server {
-            Some(_) => [Variant::CachedHttp, Variant::TailHttp, Variant::WholeHttp].as_slice(),
-            None => [Variant::Whole].as_slice(),
-        });
-        let row = |variant| Row {
-            variant,
-            requests: Vec::new(),
-        };
-        Self {
-            engine,
-            server,
-            prefix_tokens,
-            prompts: 0,
-            rows: variants.into_iter().map(row).collect(),
-        }
-    }
-
     /// Measures all variants in turns; records the figures if the round counts.
     async fn round(&mut self, counts: bool) -> Result<(), Error> {
         let prefix = self.prompt("", self.prefix_tokens)?;
-        let has_server = self.server.is_some();
         let prompt_tokens = self.prefix_tokens + TAIL_TOKENS;
-        for _ in 0..TURNS {
-            let variants = [
-                (Variant::Tail, TAIL_TOKENS),
-                (Variant::TailHttp, TAIL_TOKENS),
-                (Variant::WholeHttp, prompt_tokens),
-            ];
-            for (variant, length) in variants {
-                if has_server || !variant.is_http() {
-                    self.warm_up().await?;
-                    let prompt = self.prompt("", length)?;
-                    let times = self.ask(variant, None, &prompt).await?;
-                    self.record(variant, times, counts);
-                }
-            }
+        // The last prompt leaves the prefix that later ones find, computed over HTTP.
+        for turn in 1..=TURNS {
+            self.warm_up().await?;
+            let prefix = if turn == TURNS { &prefix.text } else { "" };
+            let prompt = self.prompt(prefix, prompt_tokens)?;
+            let times = self.ask(Variant::WholeHttp, None, &prompt).await?;
+            self.record(Variant::WholeHttp, times, counts);
         }
-        // The prefix is computed over the interface that finds it later.
-        let variant = match has_server {
-            true => Variant::WholeHttp,
-            false => Variant::Whole,
-        };
-        self.warm_up().await?;
-        let whole = self.prompt(&prefix.text, prompt_tokens)?;
-        let times = self.ask(variant, None, &whole).await?;
-        self.record(variant, times, counts);
-        let mut variants = vec![Variant::Held, Variant::Fork, Variant::Cached];
-        variants.extend(has_server.then_some(Variant::CachedHttp));
+        let mut variants = [
+            Variant::Held,
+            Variant::Fork,
+            Variant::Cached,
+            Variant::CachedHttp,
+        ];
         let mut held = None;
         for _ in 0..TURNS {
             for &variant in &variants {
@@ -274,15 +256,15 @@ impl Bench {
         let decoded_before = metric(&self.engine, DECODED_TOKENS);
         let compute_before = compute();
         let (tokens, start) = (prompt.tokens.clone(), Instant::now());
-        let (first, prompt_tokens, cached_tokens) = match (variant, held, &self.server) {
-            (_, _, Some(server)) if variant.is_http() => {
-                let address = server.public_address();
+        let (first, prompt_tokens, cached_tokens) = match (variant, held) {
+            (Variant::CachedHttp | Variant::WholeHttp, _) => {
+                let address = self.server.public_address();
                 let response = local_server::complete(address, &prompt.text).await?;
                 let first = Instant::now();
                 let number = |key: &str| response[key].as_u64().unwrap_or(0);
                 (first, number("prompt_tokens"), number("cached_tokens"))
             }
-            (Variant::Held | Variant::Fork, Some(held), _) => {
+            (Variant::Held | Variant::Fork, Some(held)) => {
                 let mut fork = (variant == Variant::Fork).then(|| held.fork());
                 let sequence = fork.as_mut().unwrap_or(held);
                 let tail = tokens.get(sequence.tokens().len()..).unwrap_or_default();
@@ -322,11 +304,7 @@ impl Bench {
     /// Lets the engine drop unused sequences and go to sleep.
     async fn settle(&self) -> Result<(), Error> {
         self.engine.clear_prefix_cache()?;
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        // Sending fails only after this function has returned.
-        self.engine.status(move |_| sender.send(()).unwrap_or(()))?;
-        let ended = Error::context("the engine's thread has ended");
-        receiver.await.map_err(ended)?;
+        status(&self.engine).await?;
         tokio::time::sleep(PAUSE).await;
         Ok(())
     }
@@ -379,59 +357,55 @@ impl Bench {
         let of = |value: fn(&RequestTimes) -> f64| median(row.requests.iter().map(value));
         let min = |value: fn(&RequestTimes) -> u64| row.requests.iter().map(value).min();
         let max = |value: fn(&RequestTimes) -> u64| row.requests.iter().map(value).max();
-        let (over, tail, http_cost) = match row.variant.is_http() {
+        let (interface, http_cost) = match row.variant.is_http() {
             true => {
                 let cost = self.other(Variant::WholeHttp) - self.other(Variant::Held);
-                ("HTTP", Variant::TailHttp, cost)
+                ("HTTP", cost)
             }
-            false => ("engine", Variant::Tail, 0.0),
+            false => ("engine", 0.0),
         };
-        let to_held = self.ratios(row, Variant::Held, http_cost);
-        let to_tail = self.ratios(row, tail, 0.0);
+        let [ratio, ratio_min, ratio_max] = self.ratios(row, http_cost);
         json!({
             "prefix": row.variant.name(),
-            "asked_over": over,
+            "interface": interface,
             "requests": row.requests.len(),
             "first_token_s": of(|times| times.first_token),
             "compute_s": of(|times| times.compute),
             "other_s": of(RequestTimes::other),
-            "ratio_to_held": to_held[0],
-            "least_to_held": to_held[1],
-            "most_to_held": to_held[2],
-            "ratio_to_tail": to_tail[0],
-            "least_to_tail": to_tail[1],
-            "most_to_tail": to_tail[2],
+            "ratio_to_held": ratio,
+            "ratio_to_held_min": ratio_min,
+            "ratio_to_held_max": ratio_max,
             "prompt_tokens": max(|times| times.prompt_tokens),
-            "least_cached_tokens": min(|times| times.cached_tokens),
-            "most_tokens_decoded": max(|times| times.decoded_tokens),
+            "cached_tokens_min": min(|times| times.cached_tokens),
+            "decoded_tokens_max": max(|times| times.decoded_tokens),
         })
+    }
+
+    /// The requests of a variant.
+    fn requests(&self, variant: Variant) -> &[RequestTimes] {
+        let row = self.rows.iter().find(|row| row.variant == variant);
+        row.map_or(&[], |row| &row.requests)
     }
 
     /// The median time of a variant's requests outside of llama_decode.
     fn other(&self, variant: Variant) -> f64 {
-        let rows = self.rows.iter().filter(|row| row.variant == variant);
-        let requests = rows.flat_map(|row| &row.requests);
-        median(requests.map(RequestTimes::other))
+        median(self.requests(variant).iter().map(RequestTimes::other))
     }
 
-    /// Median, minimum and maximum of the ratios of a row's requests to those of `reference` in the same turns, to
-    /// which `extra` seconds are added.
-    fn ratios(&self, row: &Row, reference: Variant, extra: f64) -> [f64; 3] {
-        let references = self.rows.iter().find(|row| row.variant == reference);
-        let references = references.map_or(&[][..], |row| &row.requests);
-        // The whole prompt has fewer turns in a round.
-        let step = (references.len() / row.requests.len().max(1)).max(1);
-        let pairs = row.requests.iter().zip(references.iter().step_by(step));
-        let ratios =
-            pairs.map(|(own, reference)| own.first_token / (reference.first_token + extra));
+    /// Median, minimum and maximum of the ratios of a row's requests to those of the held sequence in the same turns,
+    /// to which `extra` seconds are added.
+    fn ratios(&self, row: &Row, extra: f64) -> [f64; 3] {
+        let pairs = row.requests.iter().zip(self.requests(Variant::Held));
+        let ratios = pairs.map(|(own, held)| own.first_token / (held.first_token + extra));
         median_min_max(&ratios.collect::<Vec<_>>())
     }
 }
 
 /// When the first token arrived, the tokens of the prompt, and those of them from the cache.
 async fn first_token(generation: Generation) -> Result<(Instant, u64, u64), Error> {
-    let (first, outcome) = finish(generation).await?;
-    let first = first.ok_or_else(|| Error::failed("no token was generated"))?;
+    let (times, outcome) = finish(generation).await?;
+    let missing = || Error::failed("no token was generated");
+    let first = *times.first().ok_or_else(missing)?;
     let (prompt, cached) = (outcome.prompt_tokens, outcome.cached_tokens);
     Ok((first, u64::from(prompt), u64::from(cached)))
 }

@@ -3,13 +3,10 @@
 //! The same requests pass through more and more of Corral: stage 0 is llama.cpp alone, stage 9 is events over TCP. Each
 //! round runs every stage, and the ratio of a stage is its throughput to that of its raw loop in the same round. Stages
 //! whose requests stay in step have stage 0 as their raw loop. From stage 3 on, clients send each request after the
-//! response to the one before, and so they do in the raw loop. At the end of a round the raw loop runs again with the
-//! arrivals that each of these stages had, to compare response times.
+//! response to the one before, and so they do in the raw loop.
 //!
 //! CPU time is that of the process without compute threads, the engine's thread inside of llama_decode, and clients.
 
-mod arrivals;
-mod chart;
 mod clients;
 mod cpu_time;
 mod engine;
@@ -19,28 +16,55 @@ mod prompts;
 mod raw;
 mod replay;
 mod report;
-mod send_cost;
 mod services;
 mod stage;
 
-use crate::args::StagesArgs;
+use crate::args::EngineArgs;
 use crate::workload::{check_context, config, metric};
-use clients::{Client, LoadResults, run_clients};
-use corral_cli::bench::rounds::Rounds;
-use corral_cli::bench::stats::median;
+use clap::Args;
+use clients::{Client, run_clients};
+use corral_cli::args::whole;
+use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::table;
 use corral_cli::{Error, startup};
 use corral_engine::testing::RawContext;
-use corral_engine::{Engine, LoadError, PrefillPolicy};
+use corral_engine::{Engine, LoadError};
 use cpu_time::{CLIENT_THREAD, COMPUTE_THREAD, LoadOutcome, Measurement, in_thread};
 use prompts::{Prompt, prompts};
 use replay::{Length, Replay, uneven_lengths};
 use report::{COLUMNS, StageRounds, rows};
-use serde_json::{Value, json};
+use serde_json::json;
 use services::Services;
-use stage::{AFTER_RAW_LOOP, CLIENTS, EVENTS, RAW, Stage, choose};
+use stage::{AFTER_RAW_LOOP, CLIENTS, RAW, Stage, choose};
+use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::runtime::Runtime;
+
+#[derive(Args, Debug)]
+pub(crate) struct StagesArgs {
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    rounds: RoundArgs,
+    /// Requests of each stage in a round
+    #[arg(long, value_name = "N", default_value_t = 40, value_parser = whole(1..=3000))]
+    requests: u64,
+    /// Requests at once
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=64))]
+    concurrency: u64,
+    /// Tokens of each prompt
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = whole(4..=2000))]
+    prompt_tokens: u64,
+    /// Tokens that each request generates
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = whole(2..=2000))]
+    output_tokens: u64,
+    /// Stages by number, besides stage 0 [default: all, or 0 to 3 without --plugins]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=9))]
+    stages: Vec<u8>,
+    /// Directory with measure.wasm, generate.wasm and openai.wasm, for stages 4 to 9
+    #[arg(long, value_name = "DIR")]
+    plugins: Option<PathBuf>,
+}
 
 /// Measures and prints the figures.
 pub(crate) fn measure(args: &StagesArgs) -> Result<(), Error> {
@@ -52,62 +76,20 @@ pub(crate) fn measure(args: &StagesArgs) -> Result<(), Error> {
             stage,
             own: Vec::new(),
             raw: Vec::new(),
-            same_arrivals: Vec::new(),
         })
         .collect();
-    let has_events = stages.iter().any(|stage| stage.number == EVENTS);
-    let mut send_costs = Vec::new();
-    let mut rounds = Rounds::with_warmup(args.common.rounds);
+    let mut rounds = Rounds::with_warmup(args.rounds);
     for round in rounds.by_ref() {
         bench.round(&mut measured, round > 0)?;
-        if has_events && round > 0 {
-            send_costs.push(bench.send_cost()?);
-        }
     }
     bench.shut_down();
-    let send_cost = (!send_costs.is_empty()).then(|| median(send_costs));
-    print(args, rounds.measured(), &rows(&measured), send_cost)
-}
-
-/// Prints the figures and draws the chart. `send_cost` is the system's CPU time per event in microseconds.
-fn print(
-    args: &StagesArgs,
-    rounds: u64,
-    rows: &[Value],
-    send_cost: Option<f64>,
-) -> Result<(), Error> {
-    let model = args.common.model.file_name().unwrap_or_default();
-    let model = model.to_string_lossy();
+    let model = args.engine.model.file_name().unwrap_or_default();
+    let (model, rounds) = (model.to_string_lossy(), rounds.measured());
     let title = format!(
         "{model}: {} requests, {} at once, {} tokens in, {} out, greedy; medians of {rounds} rounds",
         args.requests, args.concurrency, args.prompt_tokens, args.output_tokens
     );
-    if args.common.json {
-        println!("{}", report(args, &model, rounds, rows, send_cost));
-    } else {
-        table::print(false, Value::Null, &title, &COLUMNS, rows);
-        if let Some(send_cost) = send_cost {
-            println!("stage 9: the system alone takes {send_cost:.1} µs to send an event");
-        }
-    }
-    if let Some(file) = &args.chart {
-        let svg = chart::svg(&title, rows).map_err(Error::Failed)?;
-        std::fs::write(file, svg).map_err(Error::context(format!(
-            "cannot write {}; give --chart a file in an existing directory",
-            file.display()
-        )))?;
-    }
-    Ok(())
-}
-
-fn report(
-    args: &StagesArgs,
-    model: &str,
-    rounds: u64,
-    rows: &[Value],
-    send_cost: Option<f64>,
-) -> Value {
-    json!({
+    let setup = json!({
         "bench": "stages",
         "model": model,
         "requests": args.requests,
@@ -115,10 +97,9 @@ fn report(
         "prompt_tokens": args.prompt_tokens,
         "output_tokens": args.output_tokens,
         "rounds": rounds,
-        "slot_order": args.slot_order,
-        "send_us_per_event": send_cost,
-        "stages": rows,
-    })
+    });
+    table::print(args.engine.json, setup, &title, &COLUMNS, &rows(&measured));
+    Ok(())
 }
 
 /// What all stages share.
@@ -149,13 +130,10 @@ impl Bench {
             false => output,
         };
         let cells = args.concurrency * (prompt_tokens + max_output);
-        let mut config = config(&args.common, args.threads, cells)?;
+        let mut config = config(&args.engine, cells)?;
         // A plugin's loop continues the cached sequence. After a request the cache is cleared, so that attention covers
         // no more cells than in the raw loops.
         config.prefix_cache = true;
-        if args.slot_order {
-            config.prefill = PrefillPolicy::Unbudgeted;
-        }
         // Compute threads inherit the name of the thread that creates them.
         let loaded = in_thread(COMPUTE_THREAD, || -> Result<_, LoadError> {
             let engine = Engine::load(config)?;
@@ -199,12 +177,12 @@ impl Bench {
             let (own, raw) = match stage.stage.number {
                 RAW => {
                     let own = self.raw_in_step()?;
-                    (own.clone(), in_step.insert(own).clone())
+                    (own, *in_step.insert(own))
                 }
                 number if number < CLIENTS => {
-                    let raw = match &in_step {
-                        Some(raw) => raw.clone(),
-                        None => in_step.insert(self.raw_in_step()?).clone(),
+                    let raw = match in_step {
+                        Some(raw) => raw,
+                        None => *in_step.insert(self.raw_in_step()?),
                     };
                     (self.run_stage(stage.stage)?, raw)
                 }
@@ -213,12 +191,9 @@ impl Bench {
                     (self.run_stage(stage.stage)?, raw)
                 }
                 number => {
-                    let raw = match &with_clients {
-                        Some(raw) if !AFTER_RAW_LOOP.contains(&number) => raw.clone(),
-                        _ => {
-                            let raw = self.raw_with_clients(&self.equal_tokens())?;
-                            with_clients.insert(raw).clone()
-                        }
+                    let raw = match with_clients {
+                        Some(raw) if !AFTER_RAW_LOOP.contains(&number) => raw,
+                        _ => *with_clients.insert(self.raw_with_clients(&self.equal_tokens())?),
                     };
                     (self.run_stage(stage.stage)?, raw)
                 }
@@ -226,16 +201,6 @@ impl Bench {
             if counts {
                 stage.own.push(own);
                 stage.raw.push(raw);
-            }
-        }
-        // Last, so that a stage and its raw loop are close in time.
-        let client_stages = stages
-            .iter_mut()
-            .filter(|stage| stage.stage.number >= CLIENTS);
-        for stage in client_stages.filter(|_| counts) {
-            if let Some(own) = stage.own.last() {
-                let same = self.raw_with_arrivals(stage.stage, own)?;
-                stage.same_arrivals.push(same);
             }
         }
         Ok(())
@@ -258,24 +223,6 @@ impl Bench {
         raw::measure_clients(&mut self.raw, replay, &self.prompts, clients, output_tokens)
     }
 
-    /// The system's CPU time to send an event, in microseconds, measured with a part of the requests.
-    fn send_cost(&mut self) -> Result<f64, Error> {
-        let some = self.prompts.chunks(self.concurrency).next().unwrap_or(&[]);
-        let replay = self.replay(&vec![self.output_tokens; some.len()], true);
-        let clients = (&self.clients, self.concurrency);
-        send_cost::measure(&mut self.raw, replay, some, clients)
-    }
-
-    /// Runs the raw loop with the arrivals of a stage.
-    fn raw_with_arrivals(&mut self, stage: Stage, own: &Measurement) -> Result<Measurement, Error> {
-        let output_tokens = match stage.number {
-            CLIENTS => self.uneven_tokens.clone(),
-            _ => self.equal_tokens(),
-        };
-        let replay = self.replay(&output_tokens, false);
-        raw::measure_arrivals(&mut self.raw, replay, &self.prompts, &own.spans)
-    }
-
     fn replay(&self, output_tokens: &[u32], in_step: bool) -> Replay {
         let length = |(prompt, &output): (&Prompt, &u32)| Length {
             prompt: u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX),
@@ -295,10 +242,7 @@ impl Bench {
                 let (engine, prompts) = (self.engine.clone(), self.prompts.clone());
                 let concurrency = self.concurrency;
                 self.measure_load(async move {
-                    let tokens =
-                        engine::run_in_step(&engine, &prompts, concurrency, tokens, fixed).await?;
-                    let spans = Vec::new();
-                    Ok(LoadResults { tokens, spans })
+                    engine::run_in_step(&engine, &prompts, concurrency, tokens, fixed).await
                 })
             }
             CLIENTS => self.measure_clients(self.repeat(|| engine::UnevenClient {
@@ -354,7 +298,7 @@ impl Bench {
     /// Runs and measures a load on the clients' thread.
     fn measure_load(
         &self,
-        load: impl Future<Output = Result<LoadResults, Error>> + Send + 'static,
+        load: impl Future<Output = Result<u64, Error>> + Send + 'static,
     ) -> Result<Measurement, Error> {
         let read = || {
             let cpu = metric(&self.engine, "corral_engine_compute_cpu_seconds_total");
@@ -365,13 +309,13 @@ impl Bench {
             let (cpu_before, steps_before) = read();
             // This thread is not a client's: spawn the load instead of running it here.
             let running = self.clients.spawn(load);
-            let results = self.clients.block_on(running);
-            let results = results.map_err(Error::context("the clients crashed"))??;
+            let tokens = self.clients.block_on(running);
+            let tokens = tokens.map_err(Error::context("the clients crashed"))??;
             let (cpu, steps) = read();
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let steps = (steps - steps_before) as u64;
             Ok(LoadOutcome {
-                results,
+                tokens,
                 steps,
                 decode_cpu: cpu - cpu_before,
             })
@@ -388,34 +332,4 @@ impl Bench {
 
 fn to_usize(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::args::Bench as BenchArgs;
-    use crate::args::tests::parse;
-
-    #[test]
-    fn report_contains_arguments_and_stages() {
-        let bench = parse("stages --model a/model.gguf --stages 0,2");
-        let Ok(BenchArgs::Stages(args)) = bench else {
-            panic!("not stages: {bench:?}");
-        };
-        assert_eq!(args.stages, [0, 2]);
-        let rows = [json!({"stage": 0})];
-        let report = report(&args, "model.gguf", 5, &rows, Some(7.5));
-        assert_eq!(report["send_us_per_event"], 7.5);
-        assert_eq!(report["model"], "model.gguf");
-        for (key, number) in [
-            ("requests", 40),
-            ("concurrency", 8),
-            ("prompt_tokens", 32),
-            ("output_tokens", 50),
-            ("rounds", 5),
-        ] {
-            assert_eq!(report[key], number, "{key}");
-        }
-        assert_eq!(report["stages"], json!([{"stage": 0}]));
-    }
 }

@@ -5,10 +5,11 @@
 //! all rounds have sequences of the same lengths; the prompt is dropped after each step. A step with a prompt is
 //! compared with the step of as many rows alone in the same round.
 
-use crate::args::StepArgs;
+use crate::args::{EngineArgs, check_distinct};
 use crate::workload::{check_context, config, prompt};
+use clap::Args;
 use corral_cli::Error;
-use corral_cli::bench::rounds::Rounds;
+use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::stats::{median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_engine::SeqId;
@@ -16,6 +17,68 @@ use corral_engine::testing::{RawContext, TokenInput};
 use corral_engine::{Engine, Token};
 use serde_json::{Value, json};
 use std::time::Instant;
+
+/// Most steps of a round. Each step makes the sequences longer, and the last steps are compared with the first.
+const MAX_STEPS: usize = 1000;
+
+#[derive(Args, Debug)]
+#[command(mut_arg("rounds", |arg| arg.default_value("9")))]
+pub(crate) struct StepArgs {
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    rounds: RoundArgs,
+    /// Decode rows of a step
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [1_u16, 4, 7, 8],
+          value_parser = clap::value_parser!(u16).range(1..=63))]
+    rows: Vec<u16>,
+    /// Prompt tokens of a step; with 0 among them, each step is compared with the one of 0
+    #[arg(long, value_name = "N,N", value_delimiter = ',',
+          default_values_t = [0_u32, 1, 2, 4, 5, 8, 9, 12, 16, 32],
+          value_parser = clap::value_parser!(u32).range(0..=511))]
+    prompt_tokens: Vec<u32>,
+    /// Tokens of each sequence at the start of a round
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=8000))]
+    depth: u32,
+}
+
+impl StepArgs {
+    /// Finds errors that need no file access.
+    fn check(&self) -> Result<(), Error> {
+        check_distinct("--rows", &self.rows)?;
+        check_distinct("--prompt-tokens", &self.prompt_tokens)?;
+        let steps = self.rows.len().saturating_mul(self.prompt_tokens.len());
+        if steps > MAX_STEPS {
+            return Err(Error::usage(format!(
+                "a round would have {steps} steps, and at most {MAX_STEPS} can be measured; \
+                 give fewer numbers for --rows or --prompt-tokens"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Rows of the largest step.
+    fn max_rows(&self) -> u16 {
+        self.rows.iter().copied().max().unwrap_or(1)
+    }
+
+    /// Tokens of the longest prompt.
+    fn max_prompt(&self) -> u32 {
+        self.prompt_tokens.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Tokens by which the longest sequence grows in a round: it has a row in each step.
+    fn growth(&self) -> u64 {
+        self.rows.len() as u64 * self.prompt_tokens.len() as u64
+    }
+
+    /// Most cells in use: at the end of a round, with the longest prompt.
+    fn max_cells(&self) -> u64 {
+        let start = u64::from(self.max_rows()) * u64::from(self.depth);
+        let rows: u64 = self.rows.iter().copied().map(u64::from).sum();
+        start + rows * self.prompt_tokens.len() as u64 + u64::from(self.max_prompt())
+    }
+}
 
 /// The number of the prompt; the sequences' prompts start at 0.
 const PROMPT: u64 = 999;
@@ -37,21 +100,21 @@ const COLUMNS: [Column; 5] = [
     ("rows", "rows", Unit::Plain),
     ("prompt", "prompt_tokens", Unit::Plain),
     ("median", "median_s", Unit::Milliseconds),
-    ("min", "least_s", Unit::Milliseconds),
+    ("min", "min_s", Unit::Milliseconds),
     ("to rows alone", "ratio_to_alone", Unit::Ratio),
 ];
 
 /// Measures and prints the figures.
 pub(crate) fn measure(args: &StepArgs) -> Result<(), Error> {
-    let common = &args.common;
-    let mut config = config(common, args.threads, args.max_cells())?;
+    args.check()?;
+    let mut config = config(&args.engine, args.max_cells())?;
     // One more for the prompt.
     config.max_running = config.max_running.max(args.max_rows() + 1);
     let engine = Engine::load(config)?;
     let mut raw = open_context(&engine, args)?;
     let mut sequences = Sequences::new(&engine, args);
     let mut steps = steps(args);
-    let mut rounds = Rounds::with_warmup(common.rounds);
+    let mut rounds = Rounds::with_warmup(args.rounds);
     for round in rounds.by_ref() {
         start_round(&mut raw, &mut sequences)?;
         for times in &mut steps {
@@ -68,7 +131,7 @@ pub(crate) fn measure(args: &StepArgs) -> Result<(), Error> {
     let rounds = rounds.measured();
     drop(raw);
     engine.shutdown();
-    let model = common.model.file_name().unwrap_or_default();
+    let model = args.engine.model.file_name().unwrap_or_default();
     let model = model.to_string_lossy();
     let setup = json!({
         "bench": "step",
@@ -81,7 +144,7 @@ pub(crate) fn measure(args: &StepArgs) -> Result<(), Error> {
          round; {rounds} rounds, ms; ratios round by round",
         args.depth
     );
-    table::print(common.json, setup, &title, &COLUMNS, &reports(&steps));
+    table::print(args.engine.json, setup, &title, &COLUMNS, &reports(&steps));
     Ok(())
 }
 
@@ -243,7 +306,7 @@ fn report(times: &StepTimes, alone: Option<&StepTimes>) -> Value {
         "rows": times.step.rows,
         "prompt_tokens": times.step.prompt_tokens,
         "median_s": median,
-        "least_s": min,
+        "min_s": min,
         "ratio_to_alone": ratio,
     })
 }
@@ -251,6 +314,7 @@ fn report(times: &StepTimes, alone: Option<&StepTimes>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::tests::parse;
 
     fn times(rows: u16, prompt_tokens: u32, seconds: &[f64]) -> StepTimes {
         StepTimes {
@@ -275,7 +339,7 @@ mod tests {
         assert_eq!(of("rows"), [1.0, 4.0, 1.0, 4.0].map(Some));
         assert_eq!(of("prompt_tokens"), [0.0, 0.0, 4.0, 4.0].map(Some));
         assert_eq!(of("median_s"), [2.0, 5.0, 6.0, 10.0].map(Some));
-        assert_eq!(of("least_s"), [1.0, 5.0, 2.0, 5.0].map(Some));
+        assert_eq!(of("min_s"), [1.0, 5.0, 2.0, 5.0].map(Some));
         // The ratios are 6, 1 and 2; that of the medians would be 3.
         assert_eq!(of("ratio_to_alone"), [1.0, 1.0, 2.0, 2.0].map(Some));
     }
@@ -332,5 +396,44 @@ mod tests {
         let expected = "--rows 8 and --prompt-tokens 505 make a step of 513 tokens, and it can have 512; \
                         give --prompt-tokens 504 or less, or fewer rows";
         assert_eq!(error.message(false), expected);
+    }
+
+    fn args(line: &str) -> Result<StepArgs, String> {
+        let args: StepArgs = parse(&format!("--model x.gguf {line}"))?;
+        match args.check() {
+            Ok(()) => Ok(args),
+            Err(error) => Err(error.message(false)),
+        }
+    }
+
+    #[test]
+    fn cells_are_counted_over_a_round() {
+        let args = args("--rows 2,1 --prompt-tokens 0,4,3 --depth 10").expect("valid sizes");
+        assert_eq!(args.rounds.count, 9);
+        assert_eq!((args.max_rows(), args.max_prompt()), (2, 4));
+        // Six steps; the second sequence has a row in three of them.
+        assert_eq!(args.growth(), 6);
+        assert_eq!(args.max_cells(), 2 * 10 + 6 + 3 + 4);
+    }
+
+    #[test]
+    fn invalid_sizes_are_refused() {
+        let numbers: Vec<_> = (0..300).map(|number: u32| number.to_string()).collect();
+        let many = format!("--prompt-tokens {}", numbers.join(","));
+        for (line, expected) in [
+            ("--rows 0", "0 is not in 1..=63"),
+            ("--rows 64", "64 is not in 1..=63"),
+            ("--prompt-tokens 512", "512 is not in 0..=511"),
+            ("--depth 0", "0 is not in 1..=8000"),
+            ("--rows 4,8,4", "--rows names a number twice"),
+            (
+                "--prompt-tokens 0,0",
+                "--prompt-tokens names a number twice",
+            ),
+            (many.as_str(), "1200 steps, and at most 1000"),
+        ] {
+            let error = args(line).expect_err(line);
+            assert!(error.contains(expected), "{line}: {error}");
+        }
     }
 }

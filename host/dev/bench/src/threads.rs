@@ -4,23 +4,44 @@
 //! one compute thread loses its core, all others wait for it at the next barrier. The streams are read from the engine
 //! by tasks on the workers, or over HTTP by one more thread for all clients.
 
-use crate::args::ThreadsArgs;
+use crate::args::EngineArgs;
+use crate::local_server::{self, client_runtime};
 use crate::workload::{check_context, config, generate, metric, prompt};
-use crate::{client_runtime, local_server};
-use corral_cli::bench::rounds::Rounds;
+use clap::Args;
+use corral_cli::args::whole;
+use corral_cli::bench::rounds::{RoundArgs, Rounds};
 use corral_cli::bench::stats::{float, median, median_min_max};
 use corral_cli::bench::table::{self, Column, Unit};
 use corral_cli::{Error, startup};
 use corral_engine::Engine;
 use corral_server::Server;
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use std::time::Instant;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
+#[derive(Args, Debug)]
+#[command(mut_arg("threads", |arg| arg.help("Most threads of a kind [default: the number of cores, at most 4]")))]
+pub(crate) struct ThreadsArgs {
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    rounds: RoundArgs,
+    /// The plugin `generate`
+    #[arg(long, value_name = "FILE")]
+    plugin: PathBuf,
+    /// Sequences that generate at once
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole(1..=64))]
+    streams: u64,
+    /// Tokens that each sequence generates in a round
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = whole(2..=2000))]
+    output_tokens: u64,
+}
+
 /// Most tokens of each prompt.
 const PROMPT_TOKENS: u64 = 32;
-/// Most threads of a kind; more would take too long to measure.
+/// Most threads of a kind by default; more take long to measure.
 const MAX_THREADS: usize = 4;
 
 /// A setting, an interface, and the figures.
@@ -41,10 +62,10 @@ struct Row {
 const COLUMNS: [Column; 8] = [
     ("compute threads", "threads", Unit::Plain),
     ("workers", "workers", Unit::Plain),
-    ("read from", "read_from", Unit::Plain),
+    ("interface", "interface", Unit::Plain),
     ("tok/s", "tokens_per_second", Unit::Whole),
-    ("min", "slowest", Unit::Whole),
-    ("max", "fastest", Unit::Whole),
+    ("min", "tokens_per_second_min", Unit::Whole),
+    ("max", "tokens_per_second_max", Unit::Whole),
     ("ratio to default", "ratio_to_default", Unit::Ratio),
     (
         "sampling and delivery",
@@ -57,7 +78,10 @@ const COLUMNS: [Column; 8] = [
 pub(crate) fn measure(args: &ThreadsArgs) -> Result<(), Error> {
     let cores = startup::cores();
     let default = (cores, startup::workers(None));
-    let max = cores.min(MAX_THREADS);
+    let max = args
+        .engine
+        .threads
+        .map_or(cores.min(MAX_THREADS), |max| max as usize);
     let mut settings: Vec<_> = (1..=max)
         .flat_map(|threads| (1..=max).map(move |workers| (threads, workers)))
         .collect();
@@ -66,7 +90,7 @@ pub(crate) fn measure(args: &ThreadsArgs) -> Result<(), Error> {
     }
     let clients = client_runtime()?;
     let mut rows = rows(args, &settings)?;
-    let mut rounds = Rounds::with_warmup(args.common.rounds);
+    let mut rounds = Rounds::with_warmup(args.rounds);
     for round in rounds.by_ref() {
         for row in &mut rows {
             row.round(args, &clients, round > 0)?;
@@ -87,11 +111,11 @@ pub(crate) fn measure(args: &ThreadsArgs) -> Result<(), Error> {
         "default": {"threads": default.0, "workers": default.1},
     });
     let title = format!(
-        "{} sequences, {} tokens each, greedy; medians of {rounds} rounds on {cores} cores; at most {MAX_THREADS} \
+        "{} sequences, {} tokens each, greedy; medians of {rounds} rounds on {cores} cores; at most {max} \
          threads of a kind; default: {} compute threads, {} workers",
         args.streams, args.output_tokens, default.0, default.1
     );
-    table::print(args.common.json, setup, &title, &COLUMNS, &reports);
+    table::print(args.engine.json, setup, &title, &COLUMNS, &reports);
     Ok(())
 }
 
@@ -103,7 +127,8 @@ fn rows(args: &ThreadsArgs, settings: &[(usize, usize)]) -> Result<Vec<Row>, Err
         let engine = match rows.iter().find(|row| row.threads == threads) {
             Some(row) => row.engine.clone(),
             None => {
-                let config = config(&args.common, u32::try_from(threads).ok(), cells)?;
+                let mut config = config(&args.engine, cells)?;
+                config.threads = u32::try_from(threads).ok();
                 let engine = Engine::load(config)?;
                 let context = engine.info().context;
                 check_context(
@@ -115,8 +140,7 @@ fn rows(args: &ThreadsArgs, settings: &[(usize, usize)]) -> Result<Vec<Row>, Err
                 engine
             }
         };
-        let http = args.plugin.as_deref().map(Some);
-        for plugin in [None].into_iter().chain(http) {
+        for plugin in [None, Some(&args.plugin)] {
             let runtime = startup::tokio_runtime(workers)?;
             let server = plugin
                 .map(|plugin| runtime.block_on(local_server::start(&engine, plugin)))
@@ -157,7 +181,7 @@ impl Row {
                         }
                         None => {
                             let prompt = prompt(&engine, number, PROMPT_TOKENS);
-                            Ok(generate(&engine, prompt, tokens).await.map(drop)?)
+                            generate(&engine, prompt, tokens).await.map(drop)
                         }
                     }
                 });
@@ -194,10 +218,10 @@ impl Row {
         json!({
             "threads": self.threads,
             "workers": self.workers,
-            "read_from": if self.server.is_some() { "HTTP" } else { "engine" },
+            "interface": if self.server.is_some() { "HTTP" } else { "engine" },
             "tokens_per_second": throughput,
-            "slowest": min,
-            "fastest": max,
+            "tokens_per_second_min": min,
+            "tokens_per_second_max": max,
             "ratio_to_default": median(ratios),
             "sampling_and_delivery_share": self.sampling / (self.step + self.sampling),
         })

@@ -1,10 +1,10 @@
 //! Work for an engine in this process.
 
-use crate::args::CommonArgs;
+use crate::args::{EngineArgs, check_devices};
 use corral_cli::Error;
-use corral_cli::args::DeviceArgs;
-use corral_engine::{Caller, Engine, GenerateOptions, Generation, ModelConfig, Outcome, Token};
-use std::path::Path;
+use corral_engine::{
+    Caller, Engine, EngineStatus, GenerateOptions, Generation, Metric, ModelConfig, Outcome, Token,
+};
 use std::time::Instant;
 
 /// Cells that an engine has at least.
@@ -12,25 +12,12 @@ const MIN_CELLS: u32 = 8192;
 
 /// The configuration of the measured model: at least `cells` cells, so that no request waits for cells, and no
 /// prefix cache, so that every token is computed. Loads the backends.
-pub(crate) fn config(
-    common: &CommonArgs,
-    threads: Option<u32>,
-    cells: u64,
-) -> Result<ModelConfig, Error> {
-    file_config(&common.model, &common.devices, threads, cells)
-}
-
-/// [`config`] of a file.
-pub(crate) fn file_config(
-    file: &Path,
-    devices: &DeviceArgs,
-    threads: Option<u32>,
-    cells: u64,
-) -> Result<ModelConfig, Error> {
-    devices.backends.load()?;
-    let mut config = ModelConfig::new("bench", file);
-    config.placement = devices.for_model("bench");
-    config.threads = threads;
+pub(crate) fn config(args: &EngineArgs, cells: u64) -> Result<ModelConfig, Error> {
+    check_devices(&args.devices)?;
+    args.devices.backends.load()?;
+    let mut config = ModelConfig::new("bench", &args.model);
+    config.placement = args.devices.for_model("bench");
+    config.threads = args.threads;
     let cells = u32::try_from(cells).unwrap_or(u32::MAX);
     config.cells = Some(cells.max(MIN_CELLS));
     config.prefix_cache = false;
@@ -79,37 +66,41 @@ pub(crate) async fn generate(
     engine: &Engine,
     prompt: Vec<Token>,
     tokens: u64,
-) -> Result<Vec<Instant>, corral_engine::Error> {
-    let mut generation = engine.generate(prompt, exactly(tokens), Caller::default())?;
+) -> Result<Vec<Instant>, Error> {
+    let generation = engine.generate(prompt, exactly(tokens), Caller::default())?;
+    Ok(finish(generation).await?.0)
+}
+
+/// Reads a generation to its end; returns when each token arrived.
+pub(crate) async fn finish(mut generation: Generation) -> Result<(Vec<Instant>, Outcome), Error> {
     let mut times = Vec::new();
     while let Some(chunk) = generation.next().await {
         let now = Instant::now();
         times.extend(chunk.tokens.iter().map(|_| now));
     }
-    match generation.outcome() {
-        Some(Err(error)) => Err(error),
-        _ => Ok(times),
-    }
-}
-
-/// Reads a generation to its end; returns when its first token arrived, if one did.
-pub(crate) async fn finish(
-    mut generation: Generation,
-) -> Result<(Option<Instant>, Outcome), corral_engine::Error> {
-    let mut first = None;
-    while generation.next().await.is_some() {
-        first.get_or_insert_with(Instant::now);
-    }
     let outcome = generation.outcome();
     Ok((
-        first,
+        times,
         outcome.unwrap_or(Err(corral_engine::Error::Cancelled))?,
     ))
 }
 
+/// The engine's status after all earlier commands.
+pub(crate) async fn status(engine: &Engine) -> Result<EngineStatus, Error> {
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    // Sending fails only after this function has returned.
+    engine.status(move |status| drop(sender.send(status)))?;
+    let ended = Error::context("the engine's thread has ended");
+    receiver.await.map_err(ended)
+}
+
 /// One of the engine's metrics.
 pub(crate) fn metric(engine: &Engine, name: &str) -> f64 {
-    let metrics = engine.metrics();
+    value(&engine.metrics(), name)
+}
+
+/// A metric of a list; 0 if it is missing.
+pub(crate) fn value(metrics: &[Metric], name: &str) -> f64 {
     let found = metrics.iter().find(|metric| metric.name == name);
     found.map_or(0.0, |metric| metric.value)
 }

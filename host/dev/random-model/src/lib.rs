@@ -10,7 +10,7 @@
 
 pub use corral_llama::gguf::{GgufError, TensorType};
 pub use corral_llama::quantize::Quant;
-pub use recipe::{Recipe, Stage};
+pub use recipe::Recipe;
 
 use corral_llama::gguf::{Tensor, Value, Writer, metadata};
 use rand::{RngExt, SeedableRng};

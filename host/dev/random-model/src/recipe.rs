@@ -38,29 +38,10 @@ pub struct Recipe {
     pub seed: u64,
 }
 
-/// A stage of [`Recipe::write`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// Writing random weights; progress counts weights.
-    Writing,
-    /// Quantizing them; progress counts tensors.
-    Quantizing,
-}
-
 impl Recipe {
     /// Whether the file records this recipe. False if it can't be read.
     pub fn matches(&self, path: &Path) -> bool {
         metadata(path, KEY_PREFIX).is_ok_and(|found| found == self.metadata())
-    }
-
-    /// The temporary files of [`Recipe::write`], to remove after it was interrupted.
-    pub fn temporary_files(path: &Path) -> [PathBuf; 3] {
-        let weights = path.with_added_extension(WEIGHTS);
-        [
-            weights.with_added_extension(PART),
-            weights,
-            path.with_added_extension(PART),
-        ]
     }
 
     /// The metadata that record the recipe.
@@ -76,13 +57,9 @@ impl Recipe {
             .into()
     }
 
-    /// Writes the file, or replaces it. Calls `progress` with the stage, the amount that is done and the total. Temporary
-    /// files lie beside it, and are removed after an error. Blocks for as long as it takes.
-    pub fn write(
-        &self,
-        path: &Path,
-        mut progress: impl FnMut(Stage, u64, u64) + 'static,
-    ) -> Result<(), GgufError> {
+    /// Writes the file, or replaces it. Temporary files lie beside it, and are removed after an error. Blocks for as long
+    /// as it takes.
+    pub fn write(&self, path: &Path) -> Result<(), GgufError> {
         let tokenizer = Vocabulary::train(self.tokens, self.seed)?.metadata();
         let architecture = Architecture::Qwen3(self.sizes.clone());
         let builder = ModelBuilder::new(&architecture, tokenizer)?;
@@ -104,21 +81,17 @@ impl Recipe {
         check_space(path, bytes + quantized)?;
         let mut random = ChaCha8Rng::seed_from_u64(self.seed);
         let normal = Normal::new(&mut random);
-        let (distributions, all) = (builder.distributions, builder.writer.weights());
-        let mut done = 0;
-        builder.writer.write(&weights.0, |index, _, weights| {
-            match distributions[index] {
+        let distributions = builder.distributions;
+        builder
+            .writer
+            .write(&weights.0, |index, _, weights| match distributions[index] {
                 Distribution::Matrix => normal.fill(&mut random, weights),
                 // A Qwen3 has only gains of norms besides matrices.
                 _ => weights.fill(1.0),
-            }
-            done += weights.len() as u64;
-            progress(Stage::Writing, done, all);
-        })?;
+            })?;
         let complete = if is_quantized {
             let part = TemporaryFile(path.with_added_extension(PART));
-            let progress = move |done, all| progress(Stage::Quantizing, done, all);
-            quantize(&weights.0, &part.0, self.quant, Box::new(progress))?;
+            quantize(&weights.0, &part.0, self.quant)?;
             part
         } else {
             weights

@@ -204,6 +204,6 @@ pub fn made_model(name: &str, tokens: u32, seed: u64) -> PathBuf {
     };
     let file = format!("corral-{name}-{}.gguf", std::process::id());
     let file = std::env::temp_dir().join(file);
-    recipe.write(&file, |_, _, _| {}).expect("it is made");
+    recipe.write(&file).expect("it is made");
     file
 }

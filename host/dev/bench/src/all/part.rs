@@ -2,6 +2,7 @@
 
 use super::targets::Target;
 use serde_json::Value;
+use std::path::Path;
 use std::time::Duration;
 
 /// The least time that a bench is given; it always measures one round.
@@ -23,7 +24,7 @@ pub(super) struct Part {
 /// How to run a bench.
 pub(super) enum Kind {
     Alone,
-    /// Against `corral serve` with these arguments; the server's URL follows the peer's.
+    /// Against `corral serve` with these arguments; the server's URL is the last argument.
     AgainstServer(Vec<String>),
     /// Not at all: there is no peer or no GPU.
     Skipped,
@@ -39,27 +40,40 @@ pub(super) struct TimeBudget {
 }
 
 impl Part {
-    /// A bench with rounds, and its share in minutes.
-    pub(super) fn with_rounds(arguments: Vec<String>, rounds: u64, minutes: u64) -> Self {
-        Self {
-            rounds: Some(rounds),
-            ..Self::without_rounds(arguments, minutes)
+    /// The bench of `words`, separated by blanks, with the files that are values of options.
+    pub(super) fn new(words: &str, files: &[(&str, &Path)]) -> Self {
+        let mut arguments: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
+        for (option, file) in files {
+            arguments.extend([(*option).to_owned(), file.to_string_lossy().into_owned()]);
         }
-    }
-
-    /// A bench without rounds, and its share in minutes.
-    pub(super) fn without_rounds(arguments: Vec<String>, minutes: u64) -> Self {
         Self {
             arguments,
             rounds: None,
-            share: Duration::from_secs(60 * minutes),
+            share: Duration::ZERO,
             kind: Kind::Alone,
             targets: Vec::new(),
         }
     }
 
-    pub(super) fn targets(mut self, targets: Vec<Target>) -> Self {
-        self.targets = targets;
+    /// Sets the most rounds.
+    pub(super) fn rounds(mut self, rounds: u64) -> Self {
+        self.rounds = Some(rounds);
+        self
+    }
+
+    /// Sets the share of the time.
+    pub(super) fn minutes(mut self, minutes: u64) -> Self {
+        self.share = Duration::from_secs(60 * minutes);
+        self
+    }
+
+    pub(super) fn kind(mut self, kind: Kind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    pub(super) fn targets(mut self, targets: impl Into<Vec<Target>>) -> Self {
+        self.targets = targets.into();
         self
     }
 
@@ -100,7 +114,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     fn part() -> Part {
-        Part::with_rounds(vec!["gap".to_owned()], 7, 4)
+        Part::new("gap", &[]).rounds(7).minutes(4)
     }
 
     #[test]
@@ -121,7 +135,7 @@ mod tests {
         let budget = part().time_budget(Duration::ZERO, Duration::ZERO);
         let line = part().arguments_within(budget).join(" ");
         assert_eq!(line, "gap --rounds 7 --within 240");
-        let flat = Part::without_rounds(vec!["flat".to_owned()], 1);
+        let flat = Part::new("flat", &[]);
         assert_eq!(flat.arguments_within(budget), ["flat"]);
     }
 
@@ -131,7 +145,7 @@ mod tests {
         assert_eq!(missing.as_deref(), Some("5 of 7 rounds of gap"));
         assert_eq!(part().missing_rounds(&json!({"rounds": 7})), None);
         assert_eq!(part().missing_rounds(&Value::Null), None);
-        let flat = Part::without_rounds(vec!["flat".to_owned()], 1);
+        let flat = Part::new("flat", &[]);
         assert_eq!(flat.missing_rounds(&json!({"rounds": 1})), None);
     }
 }

@@ -1,13 +1,14 @@
 //! The benches in their order, with the sizes of the targets, and the targets of each. BENCHMARKS.md explains them.
 //!
-//! The shares of all parts, including those of [`peer`], add up to less than an hour.
+//! The shares of all parts add up to less than an hour.
 
+use super::AllArgs;
 use super::part::{Kind, Part};
-use super::peer;
-use super::targets::{Bound, Target, row};
-use crate::args::AllArgs;
-use serde_json::{Value, json};
+use super::targets::{Bound, Target};
 use std::path::{Path, PathBuf};
+
+/// The share of the comparison with a peer that has OpenAI's API, in minutes.
+const PEER_MINUTES: u64 = 12;
 
 /// The files that the parts need.
 pub(super) fn files(args: &AllArgs) -> Vec<PathBuf> {
@@ -17,445 +18,402 @@ pub(super) fn files(args: &AllArgs) -> Vec<PathBuf> {
     models.into_iter().cloned().chain(plugins).collect()
 }
 
+/// The file of the component `name`.
+fn plugin(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}.wasm"))
+}
+
 /// All parts in their order.
 pub(super) fn all(args: &AllArgs) -> Vec<Part> {
-    let (model, small) = (&args.model, &args.small);
-    let plugins = &args.plugins;
-    let generate = plugin(plugins, "generate");
-    let mut http = line("http").file("--plugin", &plugin(plugins, "classic"));
-    if let Some(peer) = &args.peer {
-        http = http.value("--peer", &peer.to_string());
-    }
+    let [model, small, wide] = [&args.model, &args.small, &args.wide].map(PathBuf::as_path);
+    let file = |name| plugin(&args.plugins, name);
+    let (generate, measure, min_p) = (file("generate"), file("measure"), file("min-p"));
+    let stages = |model, sizes: &str| {
+        let files = [("--model", model), ("--plugins", args.plugins.as_path())];
+        Part::new(&format!("stages {sizes}"), &files)
+    };
+    let boundary = |model, tokens: u64| {
+        let files = [
+            ("--model", model),
+            ("--plugin", measure.as_path()),
+            ("--sampler", min_p.as_path()),
+        ];
+        Part::new(&format!("boundary --output-tokens {tokens}"), &files)
+    };
+    let with_generate = |bench| {
+        let files = [("--model", small), ("--plugin", generate.as_path())];
+        Part::new(bench, &files)
+    };
+    let peer = args.peer.iter().map(|url| format!(" --peer {url}"));
+    let http = format!("http{}", peer.collect::<String>());
+    let eight_streams = "--requests 40 --concurrency 8 --prompt-tokens 32 --output-tokens 50";
     let mut parts = vec![
-        stages(model, plugins, [4, 1, 32, 32])
-            .value("--stages", "0,8,9")
-            .rounds(5, 3)
-            .targets(one_stream_targets()),
-        stages(model, plugins, [1, 1, 512, 128])
-            .value("--stages", "0,8")
-            .rounds(5, 2)
-            .targets(long_targets()),
-        stages(small, plugins, [40, 8, 32, 50])
-            .rounds(5, 1)
-            .targets(overhead_targets()),
-        line("gap")
-            .file("--model", model)
-            .number("--prompts", 3)
-            .rounds(5, 5)
+        stages(
+            model,
+            "--requests 4 --concurrency 1 --prompt-tokens 32 --output-tokens 32 --stages 0,8,9",
+        )
+        .rounds(5)
+        .minutes(3)
+        .targets([
+            stage_ratio(8, "0.6b, one stream: HTTP over TCP / raw loop", 0.97),
+            stage_ratio(9, "0.6b, one stream: SSE of OpenAI's API / raw loop", 0.97),
+        ]),
+        stages(
+            model,
+            "--requests 1 --concurrency 1 --prompt-tokens 512 --output-tokens 128 --stages 0,8",
+        )
+        .rounds(5)
+        .minutes(2)
+        .targets([stage_ratio(
+            8,
+            "0.6b, one stream, 512 in, 128 out: HTTP / raw loop",
+            0.97,
+        )]),
+        stages(small, eight_streams)
+            .rounds(5)
+            .minutes(1)
+            .targets([at_most(
+                "demo model, 8 at once: µs of CPU a token, SSE less raw loop",
+                25.0,
+                "/cpu_us_over_raw",
+            )
+            .of("stage", 9)]),
+        Part::new("gap --prompts 3", &[("--model", model)])
+            .rounds(5)
+            .minutes(5)
             .targets(gap_targets()),
-        line("boundary")
-            .file("--model", model)
-            .file("--plugin", &plugin(plugins, "measure"))
-            .file("--sampler", &plugin(plugins, "min-p"))
-            // Many rounds: the speed of a busy machine changes within seconds.
-            .number("--output-tokens", 24)
-            .rounds(12, 4)
+        // Many rounds: the speed of a busy machine changes within seconds.
+        boundary(model, 24)
+            .rounds(12)
+            .minutes(4)
             .targets(boundary_targets()),
-        line("boundary")
-            .file("--model", &args.wide)
-            .file("--plugin", &plugin(plugins, "measure"))
-            .file("--sampler", &plugin(plugins, "min-p"))
-            .number("--output-tokens", 256)
-            .rounds(5, 1)
+        // A model that computes next to nothing has steps short enough to show the cost of logits.
+        boundary(wide, 256)
+            .rounds(5)
+            .minutes(1)
             .targets(logits_targets()),
-        line("flat")
-            .file("--model", small)
-            .file("--plugin", &generate)
-            .no_rounds(1)
-            .targets(flat_targets()),
-        line("prefix")
-            .file("--model", small)
-            .file("--plugin", &generate)
-            .rounds(5, 2)
+        with_generate("flat").minutes(1).targets(flat_targets()),
+        with_generate("prefix")
+            .rounds(5)
+            .minutes(2)
             .targets(prefix_targets()),
-        line("deploy")
-            .file("--model", small)
-            .file("--plugin", &generate)
-            .rounds(5, 1)
+        with_generate("deploy")
+            .rounds(5)
+            .minutes(1)
             .targets(deploy_targets()),
-        http.rounds(5, 2).targets(http_targets()),
+        Part::new(&http, &[("--plugin", &file("classic"))])
+            .rounds(5)
+            .minutes(2)
+            .targets(http_targets()),
     ];
-    parts.extend(peer::parts(args));
+    parts.extend(peer_parts(args));
     // The longest part is last: it gets the time that the others left, and that of a missing peer.
     let minutes = match args.openai_peer {
         Some(_) => 22,
-        None => 22 + peer::MINUTES,
+        None => 22 + PEER_MINUTES,
     };
     parts.push(
-        stages(model, plugins, [40, 8, 32, 50])
-            .rounds(5, minutes)
+        stages(model, eight_streams)
+            .rounds(5)
+            .minutes(minutes)
             .targets(eight_streams_targets()),
     );
-    parts.push(on_a_gpu(model, plugins));
-    for part in &mut parts {
-        part.rounds = part
-            .rounds
-            .map(|rounds| rounds.min(args.rounds.unwrap_or(rounds)));
-    }
+    // `tests/gpu/run.sh` measures it.
+    let gpu = "GPU, 0.6b, 64 streams: HTTP over TCP / raw loop (tests/gpu)";
+    let gpu = stages(model, "").targets([stage_ratio(8, gpu, 0.95)]);
+    parts.push(gpu.kind(Kind::Skipped));
     let devices = args.devices.to_arguments();
-    let has_model = |part: &&mut Part| part.arguments.iter().any(|argument| argument == "--model");
-    for part in parts.iter_mut().filter(has_model) {
-        part.arguments.extend_from_slice(&devices);
+    for part in &mut parts {
+        let most = args.rounds.unwrap_or(u64::MAX);
+        part.rounds = part.rounds.map(|rounds| rounds.min(most));
+        if part.arguments.iter().any(|argument| argument == "--model") {
+            part.arguments.extend_from_slice(&devices);
+        }
     }
     parts
 }
 
-/// Builds the arguments of a bench.
-struct Line(Vec<String>);
-
-fn line(bench: &str) -> Line {
-    Line(vec![bench.to_owned()])
+/// Compares Corral's server with a peer that has OpenAI's API and the same model file: `corral bench load` measures both
+/// in turns. Not measured without a peer.
+fn peer_parts(args: &AllArgs) -> [Part; 3] {
+    let part = |options: &str, what: &'static str, bound: f64| {
+        let peer = args.openai_peer.iter().map(ToString::to_string);
+        let peer = peer.collect::<String>();
+        let kind = match args.openai_peer {
+            // A new server for each part, with an empty cache. The peer's may be filled.
+            Some(_) => Kind::AgainstServer(serve_arguments(args)),
+            None => Kind::Skipped,
+        };
+        // The second row is that of Corral's server.
+        let target = at_least(what, bound, "/rows/1/ratios/tokens_per_second/median").ends(
+            "/rows/1/ratios/tokens_per_second/least",
+            "/rows/1/ratios/tokens_per_second/most",
+        );
+        let words = format!("load {peer} --prompt-words 32 --output-tokens 50 {options}");
+        Part::new(&words, &[])
+            .rounds(5)
+            .minutes(PEER_MINUTES / 3)
+            .kind(kind)
+            .targets([target])
+    };
+    [
+        part(
+            "--requests 40 --concurrency 8",
+            "0.6b, 8 at once: tokens a second / the peer of --openai-peer",
+            1.05,
+        ),
+        part(
+            "--requests 48 --concurrency 16 --mixed-lengths",
+            "... 16 at once, mixed lengths",
+            1.15,
+        ),
+        part(
+            "--requests 64 --concurrency 32 --mixed-lengths",
+            "... 32 at once, mixed lengths",
+            1.15,
+        ),
+    ]
 }
 
-/// `stages` with so many requests, requests at once, tokens in and tokens out.
-fn stages(model: &Path, plugins: &Path, sizes: [u64; 4]) -> Line {
-    let [requests, concurrency, prompt, output] = sizes;
-    line("stages")
-        .file("--model", model)
-        .file("--plugins", plugins)
-        .number("--requests", requests)
-        .number("--concurrency", concurrency)
-        .number("--prompt-tokens", prompt)
-        .number("--output-tokens", output)
+/// The arguments of `corral serve`. The default cells suffice for 32 requests of at most 48 words and 75 tokens.
+fn serve_arguments(args: &AllArgs) -> Vec<String> {
+    let openai = plugin(&args.plugins, "openai");
+    let mut arguments = vec![
+        // After a name, the name of a file may contain '='.
+        format!("--model=bench={}", args.model.to_string_lossy()),
+        format!("--plugin=/v1={}", openai.to_string_lossy()),
+        "--listen=127.0.0.1:0".to_owned(),
+        "--admin=127.0.0.1:0".to_owned(),
+        // As long as the client's timeout: slow machines are measured too.
+        "--time-limit=600".to_owned(),
+    ];
+    arguments.extend(args.devices.to_arguments());
+    arguments
 }
 
-impl Line {
-    fn value(mut self, option: &str, value: &str) -> Self {
-        self.0.extend([option.to_owned(), value.to_owned()]);
-        self
-    }
-
-    fn file(self, option: &str, file: &Path) -> Self {
-        self.value(option, &file.to_string_lossy())
-    }
-
-    fn number(self, option: &str, number: u64) -> Self {
-        self.value(option, &number.to_string())
-    }
-
-    /// Ends with the number of rounds and a share in minutes.
-    fn rounds(self, rounds: u64, minutes: u64) -> Part {
-        Part::with_rounds(self.0, rounds, minutes)
-    }
-
-    /// Ends without rounds, with a share in minutes.
-    fn no_rounds(self, minutes: u64) -> Part {
-        Part::without_rounds(self.0, minutes)
-    }
+fn at_least(what: &'static str, bound: f64, field: &'static str) -> Target {
+    Target::new(what, Bound::AtLeast(bound), field)
 }
 
-/// The file of the component `name`.
-pub(super) fn plugin(dir: &Path, name: &str) -> PathBuf {
-    dir.join(format!("{name}.wasm"))
+fn at_most(what: &'static str, bound: f64, field: &'static str) -> Target {
+    Target::new(what, Bound::AtMost(bound), field)
 }
 
-/// The target of a GPU, which `tests/gpu/run.sh` measures.
-fn on_a_gpu(model: &Path, plugins: &Path) -> Part {
-    let what = "GPU, 0.6b, 64 streams: HTTP over TCP / raw loop (tests/gpu)";
-    let line = stages(model, plugins, [192, 64, 32, 50]).value("--stages", "0,8");
-    Part {
-        kind: Kind::Skipped,
-        ..line.no_rounds(0).targets(vec![min_ratio::<8>(what, 0.95)])
-    }
+/// A lower bound of a ratio, with its minimum and maximum.
+fn ratio(what: &'static str, bound: f64) -> Target {
+    at_least(what, bound, "/ratio").ends("/ratio_min", "/ratio_max")
 }
 
-/// The ratio of stage `N`.
-fn stage_ratio<const N: u64>(result: &Value) -> Option<f64> {
-    stage_figure(result, N, "ratio")
+/// A lower bound of the ratio of a stage.
+fn stage_ratio(stage: u8, what: &'static str, bound: f64) -> Target {
+    ratio(what, bound).of("stage", stage)
 }
 
-/// A lower bound of the ratio of stage `N`.
-fn min_ratio<const N: u64>(what: &'static str, bound: f64) -> Target {
-    at_least(what, bound, stage_ratio::<N>).ends(
-        |result| stage_figure(result, N, "ratio_min"),
-        |result| stage_figure(result, N, "ratio_max"),
-    )
-}
-
-fn stage_figure(result: &Value, number: u64, field: &str) -> Option<f64> {
-    let stages = result["stages"].as_array()?;
-    stages.iter().find(|stage| stage["stage"] == number)?[field].as_f64()
-}
-
-fn at_least(what: &'static str, bound: f64, find: fn(&Value) -> Option<f64>) -> Target {
-    Target::new(what, Bound::AtLeast(bound), 1.0, find)
-}
-
-fn at_most(what: &'static str, bound: f64, scale: f64, find: fn(&Value) -> Option<f64>) -> Target {
-    Target::new(what, Bound::AtMost(bound), scale, find)
-}
-
-fn eight_streams_targets() -> Vec<Target> {
-    vec![
-        min_ratio::<1>("0.6b, 8 at once: engine without sampling / raw loop", 0.97),
-        min_ratio::<2>("0.6b, 8 at once: with sampling and text / raw loop", 0.97),
-        min_ratio::<3>("0.6b, out of step / a raw loop that such clients ask", 0.97),
-        min_ratio::<4>("0.6b, 8 at once: plugin, host's loop / raw loop", 0.97),
-        min_ratio::<5>("0.6b, 8 at once: plugin's loop, top 64 / raw loop", 0.97),
-        min_ratio::<6>(
+fn eight_streams_targets() -> [Target; 9] {
+    [
+        stage_ratio(
+            1,
+            "0.6b, 8 at once: engine without sampling / raw loop",
+            0.97,
+        ),
+        stage_ratio(
+            2,
+            "0.6b, 8 at once: with sampling and text / raw loop",
+            0.97,
+        ),
+        stage_ratio(3, "0.6b, out of step / a raw loop with such clients", 0.97),
+        stage_ratio(4, "0.6b, 8 at once: plugin, host's loop / raw loop", 0.97),
+        stage_ratio(5, "0.6b, 8 at once: plugin's loop, top 64 / raw loop", 0.97),
+        stage_ratio(
+            6,
             "0.6b, 8 at once: plugin's loop, full logits / raw loop",
             0.93,
         ),
-        min_ratio::<7>("0.6b, 8 at once: HTTP in process / raw loop", 0.97),
-        min_ratio::<8>("0.6b, 8 at once: HTTP over TCP / raw loop", 0.97),
-        min_ratio::<9>("0.6b, 8 at once: SSE of OpenAI's API / raw loop", 0.97),
-        at_least(
-            "... with the same arrivals, minimum of stages 3 to 9 but 6",
-            0.97,
-            min_same_arrivals_ratio,
-        ),
+        stage_ratio(7, "0.6b, 8 at once: HTTP in process / raw loop", 0.97),
+        stage_ratio(8, "0.6b, 8 at once: HTTP over TCP / raw loop", 0.97),
+        stage_ratio(9, "0.6b, 8 at once: SSE of OpenAI's API / raw loop", 0.97),
     ]
 }
 
-/// The minimum ratio to a raw loop with the same arrivals, of the stages with clients except whole rows of logits.
-fn min_same_arrivals_ratio(result: &Value) -> Option<f64> {
-    let stages =
-        [3, 4, 5, 7, 8, 9].map(|number| stage_figure(result, number, "same_arrivals_ratio"));
-    let ratios: Option<Vec<f64>> = stages.into_iter().collect();
-    ratios?.into_iter().reduce(f64::min)
-}
-
-fn one_stream_targets() -> Vec<Target> {
-    vec![
-        min_ratio::<8>("0.6b, one stream: HTTP over TCP / raw loop", 0.97),
-        min_ratio::<9>("0.6b, one stream: SSE of OpenAI's API / raw loop", 0.97),
-    ]
-}
-
-fn long_targets() -> Vec<Target> {
-    vec![min_ratio::<8>(
-        "0.6b, one stream, 512 in, 128 out: HTTP / raw loop",
-        0.97,
-    )]
-}
-
-fn overhead_targets() -> Vec<Target> {
-    vec![
+fn gap_targets() -> [Target; 3] {
+    [
         at_most(
-            "demo model, 8 at once: µs of CPU a token, SSE less raw loop",
-            25.0,
-            1.0,
-            |result| stage_figure(result, 9, "cpu_us_over_raw"),
-        ),
-        Target::new(
-            "... of which the system takes to send an event, µs",
-            Bound::None,
-            1.0,
-            |result| result["send_us_per_event"].as_f64(),
-        ),
-    ]
-}
-
-fn gap_targets() -> Vec<Target> {
-    fn budgeted(result: &Value, field: &str) -> Option<f64> {
-        row(result, &[("prefill", json!("budgeted"))], field)
-    }
-    vec![
-        at_most(
-            "0.6b, gap while long prompts come: p99 / decode step",
+            "0.6b, gap while long prompts are prefilled: p99 / decode step",
             2.0,
+            "/p99_ratio",
+        )
+        .ends("/p99_ratio_min", "/p99_ratio_max"),
+        at_most("... decode rows skipped", 0.0, "/skipped_rows"),
+        at_most(
+            "... prompt tokens / prefill budget",
             1.0,
-            |result| budgeted(result, "p99_ratio"),
-        )
-        .ends(
-            |result| budgeted(result, "p99_ratio_min"),
-            |result| budgeted(result, "p99_ratio_max"),
+            "/prefill_budget_ratio",
         ),
-        at_most("... decode rows skipped", 0.0, 1.0, |result| {
-            budgeted(result, "skipped_rows")
-        }),
-        at_most("... prompt tokens / prefill budget", 1.0, 1.0, |result| {
-            Some(
-                budgeted(result, "mixed_prefill_tokens")?
-                    / budgeted(result, "mixed_budget_tokens")?,
-            )
-        }),
     ]
+    .map(|target| target.of("prefill", "budgeted"))
 }
 
-fn boundary_targets() -> Vec<Target> {
-    fn figure(result: &Value, way: &str, streams: u64, field: &str) -> Option<f64> {
-        row(
-            result,
-            &[("way", json!(way)), ("streams", json!(streams))],
-            field,
-        )
-    }
-    const TOP: &str = "next: the 64 likeliest";
-    vec![
-        at_least(
-            "0.6b, one sequence: plugin's loop, top 64 / generate",
-            0.98,
-            |result| figure(result, TOP, 1, "ratio"),
-        )
-        .ends(
-            |result| figure(result, TOP, 1, "ratio_min"),
-            |result| figure(result, TOP, 1, "ratio_max"),
-        ),
-        at_least(
-            "0.6b, 8 at once: plugin's loop, top 64 / generate",
-            0.98,
-            |result| figure(result, TOP, 8, "ratio"),
-        )
-        .ends(
-            |result| figure(result, TOP, 8, "ratio_min"),
-            |result| figure(result, TOP, 8, "ratio_max"),
-        ),
-        at_most("µs of a new instance, median", 25.0, 1e6, |result| {
-            result["times"]["instance_p50_s"].as_f64()
-        }),
-        at_most("... p99", 150.0, 1e6, |result| {
-            result["times"]["instance_p99_s"].as_f64()
-        }),
-    ]
-}
-
-/// A model that computes next to nothing has steps short enough to show the cost of logits.
-fn logits_targets() -> Vec<Target> {
-    fn over(result: &Value, streams: u64) -> Option<f64> {
-        const LOGITS: &str = "next: whole rows of logits";
-        let keys = [("way", json!(LOGITS)), ("streams", json!(streams))];
-        row(result, &keys, "over_next_s")
-    }
-    vec![
+fn boundary_targets() -> [Target; 4] {
+    let top = |streams: u64, what| {
+        let target = ratio(what, 0.98).of("variant", "next: the 64 likeliest");
+        target.of("streams", streams)
+    };
+    [
+        top(1, "0.6b, one sequence: plugin's loop, top 64 / generate"),
+        top(8, "0.6b, 8 at once: plugin's loop, top 64 / generate"),
         at_most(
-            "151,936 tokens: µs a token of full logits over top 64",
-            200.0,
-            1e6,
-            |result| over(result, 1),
-        ),
-        at_most("... 8 at once", 200.0, 1e6, |result| over(result, 8)),
+            "µs of a new instance, median",
+            25.0,
+            "/times/instance_p50_s",
+        )
+        .scale(1e6),
+        at_most("... p99", 150.0, "/times/instance_p99_s").scale(1e6),
     ]
 }
 
-fn flat_targets() -> Vec<Target> {
-    vec![
-        at_most(
+fn logits_targets() -> [Target; 2] {
+    let logits = |streams: u64, what| {
+        let target = at_most(what, 200.0, "/over_next_s").scale(1e6);
+        let target = target.of("variant", "next: whole rows of logits");
+        target.of("streams", streams)
+    };
+    [
+        logits(1, "151,936 tokens: µs a token of full logits over top 64"),
+        logits(8, "... 8 at once"),
+    ]
+}
+
+fn flat_targets() -> [Target; 3] {
+    let growth = |interface, what| at_most(what, 0.05, "/growth").of("interface", interface);
+    [
+        growth(
+            "engine",
             "1,000 one-token requests: growth, part of the median",
-            0.05,
-            1.0,
-            |result| row(result, &[("asked_over", json!("engine"))], "growth"),
         ),
-        at_most("... through HTTP", 0.05, 1.0, |result| {
-            row(result, &[("asked_over", json!("HTTP"))], "growth")
-        }),
+        growth("HTTP", "... through HTTP"),
         at_most(
             "idle server: wake-ups of the engine's thread a second",
             0.0,
-            1.0,
-            |result| result["idle_wake_ups_per_second"].as_f64(),
+            "/idle_wakeups_per_second",
         ),
     ]
 }
 
-fn prefix_targets() -> Vec<Target> {
-    fn cached(result: &Value, over: &str, field: &str) -> Option<f64> {
-        let keys = [("prefix", json!("cached")), ("asked_over", json!(over))];
-        row(result, &keys, field)
-    }
-    vec![
-        at_most(
+fn prefix_targets() -> [Target; 4] {
+    let cached = |interface, what| {
+        at_most(what, 1.05, "/ratio_to_held")
+            .ends("/ratio_to_held_min", "/ratio_to_held_max")
+            .of("prefix", "cached")
+            .of("interface", interface)
+    };
+    [
+        cached(
+            "engine",
             "prefix of 2,048 cached: first token / uncached tail",
-            1.05,
-            1.0,
-            |result| cached(result, "engine", "ratio_to_held"),
-        )
-        .ends(
-            |result| cached(result, "engine", "least_to_held"),
-            |result| cached(result, "engine", "most_to_held"),
         ),
-        at_most("... through HTTP", 1.05, 1.0, |result| {
-            cached(result, "HTTP", "ratio_to_held")
-        })
-        .ends(
-            |result| cached(result, "HTTP", "least_to_held"),
-            |result| cached(result, "HTTP", "most_to_held"),
-        ),
-        at_most("µs of a fork of 2,048 tokens, p99", 100.0, 1e6, |result| {
-            result["fork"]["p99_s"].as_f64()
-        }),
-        at_most("... tokens decoded for it", 0.0, 1.0, |result| {
-            result["fork"]["tokens_decoded"].as_f64()
-        }),
+        cached("HTTP", "... through HTTP"),
+        at_most("µs of a fork of 2,048 tokens, p99", 100.0, "/fork/p99_s").scale(1e6),
+        at_most("... tokens decoded for it", 0.0, "/fork/tokens_decoded"),
     ]
 }
 
-fn deploy_targets() -> Vec<Target> {
-    const STORED: &str = "stored, compiled";
-    fn first(result: &Value, component: &str, field: &str) -> Option<f64> {
-        row(result, &[("component", json!(component))], field)
-    }
-    vec![
-        at_most("deploy of 1 MB to first response, s", 1.0, 1.0, |result| {
-            first(result, "new", "first_answer_s")
-        })
-        .ends(
-            |result| first(result, "new", "least_s"),
-            |result| first(result, "new", "most_s"),
-        ),
-        at_most(
+fn deploy_targets() -> [Target; 2] {
+    let first = |component, what, bound| {
+        at_most(what, bound, "/first_response_s")
+            .ends("/first_response_min_s", "/first_response_max_s")
+            .of("component", component)
+    };
+    [
+        first("new", "deploy of 1 MB to first response, s", 1.0),
+        first(
+            "stored, compiled",
             "... ms, its compiled code in the cache",
             50.0,
-            1e3,
-            |result| first(result, STORED, "first_answer_s"),
         )
-        .ends(
-            |result| first(result, STORED, "least_s"),
-            |result| first(result, STORED, "most_s"),
-        ),
+        .scale(1e3),
     ]
 }
 
-fn http_targets() -> Vec<Target> {
-    fn ours(result: &Value, field: &str) -> Option<f64> {
-        let keys = [("connections", json!(8)), ("server", json!("corral"))];
-        row(result, &keys, field)
-    }
-    vec![
-        Target::new(
-            "HTTP without a model, 8 connections, requests/s",
-            Bound::None,
-            1.0,
-            |result| ours(result, "requests_per_second"),
-        )
-        .ends(
-            |result| ours(result, "least"),
-            |result| ours(result, "most"),
-        ),
-        at_least("... / the peer of --peer", 1.0, |result| {
-            ours(result, "ratio")
-        })
-        .ends(
-            |result| ours(result, "ratio_least"),
-            |result| ours(result, "ratio_most"),
-        ),
+fn http_targets() -> [Target; 2] {
+    let what = "HTTP without a model, 8 connections, requests/s";
+    [
+        Target::new(what, Bound::None, "/requests_per_second")
+            .ends("/requests_per_second_min", "/requests_per_second_max"),
+        ratio("... / the peer of --peer", 1.0),
     ]
+    .map(|target| target.of("connections", 8).of("server", "corral"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Bench;
+    use crate::CommandLine as BenchCommandLine;
     use crate::args::tests::parse;
+    use clap::Parser;
+    use corral_cli::args::{Command, CommandLine};
+    use serde_json::Value;
     use std::time::Duration;
+
+    const FILES: &str = "--model m/a=b.gguf --wide w.gguf --plugins p --device cpu";
+
+    fn parts(more: &str) -> Vec<Part> {
+        all(&parse(&format!("{FILES} {more}")).expect("valid arguments"))
+    }
 
     #[test]
     fn shares_add_up_to_less_than_an_hour() {
-        let line = "all --model m.gguf --wide w.gguf --plugins p --peer http://a:1 --openai-peer http://b:2";
-        let Ok(Bench::All(args)) = parse(line) else {
-            panic!("not all");
-        };
-        let parts = all(&args);
         let mut shares = Duration::ZERO;
-        for part in &parts {
-            let line = part.arguments_within(part.time_budget(shares, shares));
-            // `corral` parses those of `load`.
-            if line[0] != "load" {
-                assert!(parse(&line.join(" ")).is_ok(), "{line:?}");
-            }
+        for part in parts("--peer http://a:1 --openai-peer http://b:2") {
+            let mut words = part.arguments_within(part.time_budget(shares, shares));
+            words.insert(0, "bench".to_owned());
+            let is_valid = match part.kind {
+                Kind::AgainstServer(_) => {
+                    words.insert(0, "corral".to_owned());
+                    words.push("http://own:1".to_owned());
+                    CommandLine::try_parse_from(&words).is_ok()
+                }
+                _ => BenchCommandLine::try_parse_from(&words).is_ok(),
+            };
+            assert!(is_valid, "{words:?}");
             shares += part.share;
         }
         // As in BENCHMARKS.md.
         assert_eq!(shares, Duration::from_secs(56 * 60));
+    }
+
+    #[test]
+    fn corral_serves_the_model_beside_the_peer() {
+        let parts = parts("--openai-peer http://127.0.0.1:8090/");
+        let mut servers = 0;
+        for part in &parts {
+            let Kind::AgainstServer(serve) = &part.kind else {
+                continue;
+            };
+            servers += 1;
+            assert_eq!(part.arguments[..2], ["load", "http://127.0.0.1:8090"]);
+            let words = ["corral", "serve"].map(str::to_owned).into_iter();
+            let parsed = CommandLine::try_parse_from(words.chain(serve.iter().cloned()));
+            let Ok(Command::Serve(serve)) = parsed.map(|line| line.command) else {
+                panic!("invalid arguments: {serve:?}");
+            };
+            assert_eq!(serve.models.models[0].file.to_string_lossy(), "m/a=b.gguf");
+            assert_eq!(serve.plugins[0].file.to_string_lossy(), "p/openai.wasm");
+            assert_eq!(serve.listen, "127.0.0.1:0");
+            assert_eq!(serve.admin, "127.0.0.1:0");
+            assert_eq!(serve.models.devices.to_arguments(), ["--device", "cpu"]);
+        }
+        assert_eq!(servers, 3);
+    }
+
+    #[test]
+    fn missing_peer_leaves_targets_unmeasured() {
+        let skipped = |part: &Part| matches!(part.kind, Kind::Skipped);
+        let parts: Vec<_> = parts("").into_iter().filter(skipped).collect();
+        // The last one is for a GPU.
+        assert_eq!(parts.len(), 4);
+        for part in parts {
+            let figure = part.targets[0].figure(&Value::Null).json();
+            assert_eq!(figure["figure"], Value::Null);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Targets, and where their figures are in the JSON object of a bench.
+//! Targets, and their figures in the JSON objects of benches.
 
 use corral_cli::terminal::align;
 use serde_json::{Value, json};
@@ -12,48 +12,68 @@ pub(super) enum Bound {
     None,
 }
 
+/// A figure with a bound, and its place in the result of a bench.
 pub(super) struct Target {
     /// The figure in words, with its unit.
     what: &'static str,
     bound: Bound,
     /// The factor from seconds and fractions to the unit.
     scale: f64,
-    find: Find,
-    /// The minimum and the maximum of the rounds, if the bench reports them.
-    ends: Option<[Find; 2]>,
+    /// The members of its row; none if the figure is not in a row.
+    row: Vec<(&'static str, Value)>,
+    /// JSON pointer to the figure.
+    field: &'static str,
+    /// JSON pointers to the minimum and the maximum of the rounds, if the bench reports them.
+    ends: Option<[&'static str; 2]>,
 }
 
-/// Finds a figure in the result of a bench.
-pub(super) type Find = fn(&Value) -> Option<f64>;
-
 impl Target {
-    pub(super) fn new(what: &'static str, bound: Bound, scale: f64, find: Find) -> Self {
+    pub(super) fn new(what: &'static str, bound: Bound, field: &'static str) -> Self {
         Self {
             what,
             bound,
-            scale,
-            find,
+            scale: 1.0,
+            row: Vec::new(),
+            field,
             ends: None,
         }
     }
 
+    pub(super) fn scale(mut self, scale: f64) -> Self {
+        self.scale = scale;
+        self
+    }
+
+    /// Finds the figure in the first row with this member, besides those of earlier calls.
+    pub(super) fn of(mut self, member: &'static str, value: impl Into<Value>) -> Self {
+        self.row.push((member, value.into()));
+        self
+    }
+
     /// Adds the minimum and the maximum of the rounds.
-    pub(super) fn ends(mut self, min: Find, max: Find) -> Self {
+    pub(super) fn ends(mut self, min: &'static str, max: &'static str) -> Self {
         self.ends = Some([min, max]);
         self
     }
 
     /// The figure of a result.
     pub(super) fn figure(&self, result: &Value) -> Figure {
-        // A division by zero is not a figure.
-        let scaled = |find: Find| {
-            let value = find(result)? * self.scale;
+        let found = match self.row.as_slice() {
+            [] => Some(result),
+            members => result["rows"].as_array().and_then(|rows| {
+                let fits = |row: &&Value| members.iter().all(|(key, value)| &row[*key] == value);
+                rows.iter().find(fits)
+            }),
+        };
+        let scaled = |field: &str| {
+            let value = found?.pointer(field)?.as_f64()? * self.scale;
+            // A division by zero is not a figure.
             value.is_finite().then_some(value)
         };
         Figure {
             what: self.what,
             bound: self.bound,
-            value: scaled(self.find),
+            value: scaled(self.field),
             ends: self
                 .ends
                 .and_then(|[min, max]| Some([scaled(min)?, scaled(max)?])),
@@ -86,8 +106,8 @@ impl Figure {
             "target": self.what,
             "bound": bound(self.bound),
             "figure": self.value,
-            "least": self.ends.map(|[min, _]| min),
-            "most": self.ends.map(|[_, max]| max),
+            "min": self.ends.map(|[min, _]| min),
+            "max": self.ends.map(|[_, max]| max),
             "met": self.met(),
         })
     }
@@ -138,13 +158,6 @@ fn number(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// The member `field` of the first row with these keys.
-pub(super) fn row(result: &Value, keys: &[(&str, Value)], field: &str) -> Option<f64> {
-    let rows = result["rows"].as_array()?;
-    let fits = |row: &&Value| keys.iter().all(|(key, value)| &row[*key] == value);
-    rows.iter().find(fits)?[field].as_f64()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,32 +165,28 @@ mod tests {
     #[test]
     fn figure_is_found_and_scaled() {
         let result = json!({"rows": [
-            {"way": "a", "streams": 1, "time_s": 1},
-            {"way": "a", "streams": 8, "time_s": 0.002},
+            {"variant": "a", "streams": 1, "time_s": 1},
+            {"variant": "a", "streams": 8, "time_s": 0.002, "min_s": 0.001, "max_s": 0.003},
         ]});
-        let find: fn(&Value) -> Option<f64> = |result| {
-            row(
-                result,
-                &[("way", json!("a")), ("streams", json!(8))],
-                "time_s",
-            )
+        let target = |bound| {
+            let target = Target::new("time, ms", bound, "/time_s").scale(1e3);
+            target.of("variant", "a").of("streams", 8)
         };
-        let figure = |bound| Target::new("time, ms", bound, 1e3, find).figure(&result);
+        let figure = |bound| target(bound).figure(&result);
         assert_eq!(figure(Bound::AtMost(2.0)).met(), Some(true));
         assert_eq!(figure(Bound::AtMost(1.9)).met(), Some(false));
         assert_eq!(figure(Bound::AtLeast(2.1)).met(), Some(false));
         assert_eq!(figure(Bound::None).met(), None);
-        let none = Target::new("time, ms", Bound::AtMost(2.0), 1e3, find).figure(&Value::Null);
+        let none = target(Bound::AtMost(2.0)).figure(&Value::Null);
         assert_eq!(none.met(), None);
         assert_eq!(none.json()["figure"], Value::Null);
         let expected = "        what      target             figure   min   max\n\
                         MISSED  time, ms  at most 1.9          2.00  1.00  3.00\n        \
                         time, ms  at most 2    not measured\n";
-        let ends = Target::new("time, ms", Bound::AtMost(1.9), 1e3, find)
-            .ends(|_| Some(0.001), |_| Some(0.003))
-            .figure(&result);
-        assert_eq!(ends.json()["least"], 1.0);
-        assert_eq!(ends.json()["most"], 3.0);
+        let ends = target(Bound::AtMost(1.9)).ends("/min_s", "/max_s");
+        let ends = ends.figure(&result);
+        assert_eq!(ends.json()["min"], 1.0);
+        assert_eq!(ends.json()["max"], 3.0);
         assert_eq!(table(&[ends, none]), expected);
     }
 

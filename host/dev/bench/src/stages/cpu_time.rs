@@ -3,13 +3,10 @@
 //! Compute threads are recognized by name: ggml does not name them, so they inherit the name of the thread that
 //! creates them, which is started for this and ends at once.
 
-use super::arrivals::RequestSpan;
-use super::clients::LoadResults;
 use crate::http::cpu_seconds;
 use corral_cli::Error;
 use rustix::time::ClockId;
 use std::fs;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The name of llama.cpp's compute threads, except the one that calls it.
@@ -22,7 +19,7 @@ pub(super) const CLIENT_THREAD: &str = "bench-client";
 const SETTLE_TIME: Duration = Duration::from_millis(50);
 
 /// The figures of a load.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Measurement {
     /// Generated tokens.
     pub(super) tokens: u64,
@@ -31,13 +28,12 @@ pub(super) struct Measurement {
     pub(super) seconds: f64,
     /// Seconds of CPU time without llama.cpp and clients, where the system reports threads.
     pub(super) cpu: Option<f64>,
-    /// The times of each request of a load with clients.
-    pub(super) spans: Arc<[RequestSpan]>,
 }
 
 /// The outcome of a load, before its CPU time is known.
 pub(super) struct LoadOutcome {
-    pub(super) results: LoadResults,
+    /// Generated tokens.
+    pub(super) tokens: u64,
     /// Calls of `llama_decode`.
     pub(super) steps: u64,
     /// CPU seconds of the calling thread inside of llama_decode.
@@ -54,12 +50,11 @@ pub(super) fn measure(
     let seconds = start.elapsed().as_secs_f64();
     let cpu = before.zip(CpuSeconds::settled());
     Ok(Measurement {
-        tokens: outcome.results.tokens,
+        tokens: outcome.tokens,
         steps: outcome.steps,
         seconds,
         // The clocks differ slightly, so the difference may be negative.
         cpu: cpu.map(|(before, after)| (after.since(before) - outcome.decode_cpu).max(0.0)),
-        spans: outcome.results.spans.into(),
     })
 }
 

@@ -1,26 +1,24 @@
 //! The raw loops, which give the steps of a [`Replay`] to llama.cpp and do nothing else. Every generated token is the
 //! same, as in llama.cpp's own benches.
 //!
-//! In one loop all requests exist from the start and run in step. In the second they come from clients like those of
-//! the stages above. In the third they arrive as they arrived at a stage.
+//! In one loop all requests exist from the start and run in step. In the other they come from clients like those of
+//! the stages above.
 
-use super::arrivals::{Arrivals, NextArrival, RequestSpan};
-use super::clients::{Client, LoadResults, run_clients};
+use super::clients::{Client, run_clients};
 use super::cpu_time::{self, LoadOutcome, Measurement, in_thread};
 use super::prompts::Prompt;
-use super::replay::{Replay, Row, Step};
+use super::replay::{Replay, Row};
 use corral_cli::Error;
 use corral_engine::SeqId;
 use corral_engine::testing::{RawContext, TokenInput};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
 
 /// The name of the thread that calls llama.cpp.
-pub(super) const CALLER_THREAD: &str = "bench-raw";
+const CALLER_THREAD: &str = "bench-raw";
 
 /// Measures all steps of `replay`, whose requests exist from the start. The context is empty before and after.
 pub(super) fn measure(
@@ -29,7 +27,7 @@ pub(super) fn measure(
     prompts: &[Prompt],
 ) -> Result<Measurement, Error> {
     let mut numbers = 0..prompts.len();
-    let work = || run(raw, replay, prompts, |_| numbers.next(), do_nothing, |_| ());
+    let work = || run(raw, replay, prompts, |_| numbers.next(), |_| ());
     in_thread(CALLER_THREAD, || cpu_time::measure(work))?
 }
 
@@ -71,7 +69,7 @@ pub(super) fn measure_clients(
     // The loop ends with the last client.
     drop(sender);
     let work = || -> Result<LoadOutcome, Error> {
-        let results = clients.spawn(run_clients(raw_clients, prompts.len()));
+        let running = clients.spawn(run_clients(raw_clients, prompts.len()));
         let waiting = RefCell::new(BTreeMap::new());
         let next = |idle: bool| {
             let request = match idle {
@@ -87,65 +85,20 @@ pub(super) fn measure_clients(
             // Fails only if the client has ended with an error.
             let _ = sender.map(|sender| sender.send(()));
         };
-        let mut outcome = run(raw, replay, prompts, next, do_nothing, ended)?;
-        let results = clients.block_on(results);
-        outcome.results = results.map_err(Error::context("the clients crashed"))??;
+        let mut outcome = run(raw, replay, prompts, next, ended)?;
+        let tokens = clients.block_on(running);
+        outcome.tokens = tokens.map_err(Error::context("the clients crashed"))??;
         Ok(outcome)
     };
     in_thread(CALLER_THREAD, || cpu_time::measure(work))?
 }
 
-/// Measures the loop with requests that arrive as they arrived at a stage.
-pub(super) fn measure_arrivals(
-    raw: &mut RawContext,
-    replay: Replay,
-    prompts: &[Prompt],
-    earlier: &[RequestSpan],
-) -> Result<Measurement, Error> {
-    let work = || -> Result<LoadOutcome, Error> {
-        let start = Instant::now();
-        let mut arrivals = Arrivals::new(earlier);
-        let next = |idle: bool| {
-            loop {
-                match arrivals.next(start.elapsed()) {
-                    NextArrival::Now(number) => return Some(number),
-                    NextArrival::In(time) if idle => std::thread::sleep(time),
-                    NextArrival::In(_) | NextArrival::None => return None,
-                }
-            }
-        };
-        let mut answered = vec![None; earlier.len()];
-        let ended = |number: usize| {
-            if let Some(answered) = answered.get_mut(number) {
-                *answered = Some(start.elapsed());
-            }
-        };
-        let mut outcome = run(raw, replay, prompts, next, do_nothing, ended)?;
-        let spans = earlier.iter().zip(answered).map(|(span, answered)| {
-            let answered = answered?;
-            Some(RequestSpan { answered, ..*span })
-        });
-        let unanswered = || Error::failed("the raw loop left requests unanswered");
-        outcome.results.spans = spans.collect::<Option<_>>().ok_or_else(unanswered)?;
-        Ok(outcome)
-    };
-    in_thread(CALLER_THREAD, || cpu_time::measure(work))?
-}
-
-/// Does nothing after a step.
-#[allow(clippy::unnecessary_wraps)]
-fn do_nothing(_: &Step) -> Result<(), Error> {
-    Ok(())
-}
-
-/// Computes steps until no request is left. Calls `computed` after each step, and `ended` with the number of each
-/// request that ends.
-pub(super) fn run(
+/// Computes steps until no request is left. Calls `ended` with the number of each request that ends.
+fn run(
     raw: &mut RawContext,
     mut replay: Replay,
     prompts: &[Prompt],
     mut next: impl FnMut(bool) -> Option<usize>,
-    mut computed: impl FnMut(&Step) -> Result<(), Error>,
     mut ended: impl FnMut(usize),
 ) -> Result<LoadOutcome, Error> {
     let (mut tokens, mut steps, decode_before) = (0, 0, raw.decode_cpu_time());
@@ -161,16 +114,14 @@ pub(super) fn run(
             tokens += u64::from(row.output);
         }
         raw.decode(&inputs)?;
-        computed(&step)?;
         steps += 1;
         for &(slot, request) in &step.ended {
             raw.clear(sequence(slot));
             ended(request);
         }
     }
-    let spans = Vec::new();
     Ok(LoadOutcome {
-        results: LoadResults { tokens, spans },
+        tokens,
         steps,
         decode_cpu: (raw.decode_cpu_time() - decode_before).as_secs_f64(),
     })

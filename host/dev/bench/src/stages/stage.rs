@@ -31,8 +31,6 @@ const fn stage(
 pub(super) const RAW: u8 = 0;
 /// The first stage with clients, whose requests have different lengths.
 pub(super) const CLIENTS: u8 = 3;
-/// The stage with an event stream.
-pub(super) const EVENTS: u8 = 9;
 /// Stages before which the raw loop with clients is measured, so that the two are close in time.
 pub(super) const AFTER_RAW_LOOP: [u8; 2] = [4, 7];
 
@@ -46,7 +44,7 @@ pub(super) const STAGES: [Stage; 10] = [
     stage(6, "plugin's loop, full logits", Some(5), Some("measure")),
     stage(7, "HTTP in process", Some(4), Some("generate")),
     stage(8, "HTTP over TCP", Some(7), Some("generate")),
-    stage(EVENTS, "SSE over TCP, openai", Some(8), Some("openai")),
+    stage(9, "SSE over TCP, openai", Some(8), Some("openai")),
 ];
 
 /// The `requested` stages in order, or all whose plugins exist. Stage 0 is always among them, as the reference.

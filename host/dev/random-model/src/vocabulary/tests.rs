@@ -73,19 +73,24 @@ fn pieces_match_the_pre_tokenizer() {
     assert_eq!(pieces(""), [""; 0]);
 }
 
-#[test]
-fn llama_cpp_round_trips_text() {
+/// A small model with a vocabulary of this size.
+fn model(tokens: u32) -> Model {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.gguf");
     let recipe = Recipe {
         name: "test",
         sizes: Qwen3::tiny(),
-        tokens: 151_936,
+        tokens,
         quant: Quant::F16,
         seed: 1,
     };
-    recipe.write(&file, |_, _, _| {}).unwrap();
-    let model = Model::load(&file, DevicePlacement::default(), &LoadProgress::default()).unwrap();
+    recipe.write(&file).unwrap();
+    Model::load(&file, DevicePlacement::default(), &LoadProgress::default()).unwrap()
+}
+
+#[test]
+fn llama_cpp_round_trips_text() {
+    let model = model(151_936);
     assert_eq!(model.vocabulary_size(), 151_936);
     for text in [GUIDE, "h\u{e9}llo \u{1f600}\r\n\t \u{7f}"] {
         let tokens = model.tokenize(text, false).unwrap();
@@ -108,17 +113,7 @@ fn llama_cpp_round_trips_text() {
 
 #[test]
 fn control_tokens_are_special() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("model.gguf");
-    let recipe = Recipe {
-        name: "test",
-        sizes: Qwen3::tiny(),
-        tokens: 1000,
-        quant: Quant::F16,
-        seed: 1,
-    };
-    recipe.write(&file, |_, _, _| {}).unwrap();
-    let model = Model::load(&file, DevicePlacement::default(), &LoadProgress::default()).unwrap();
+    let model = model(1000);
     let turn = "<|im_start|>user\nhello<|im_end|>";
     let tokens = model.tokenize(turn, true).unwrap();
     assert_eq!((tokens[0], tokens.last()), (998, Some(&999)));
