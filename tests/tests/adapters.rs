@@ -34,7 +34,7 @@ fn sums_are_right_with_and_without_adapter() {
     });
     let metrics = corral.wait_until_idle();
     assert_eq!(metrics.get("corral_engine_requests_finished_total"), 200.0);
-    assert!(metrics.get("corral_engine_adapter_changes_total") > 2.0);
+    assert!(metrics.get("corral_engine_adapter_switches_total") > 2.0);
     // They still shared steps.
     let rows = metrics.get("corral_engine_rows_total");
     let steps = metrics.get("corral_engine_steps_total");

@@ -244,7 +244,7 @@ fn expired_queue_time_gets_retry_after() {
         for answer in asked {
             let answer = answer.join().expect("answered");
             let detail = answer.problem(429, "refused");
-            assert!(detail.contains("turn"), "{detail}");
+            assert!(detail.contains("not admitted"), "{detail}");
             let wait: u32 = answer
                 .header("retry-after")
                 .and_then(|wait| wait.parse().ok())

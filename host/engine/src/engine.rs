@@ -297,7 +297,7 @@ impl Engine {
 
     /// The current metrics.
     pub fn metrics(&self) -> Vec<Metric> {
-        let mut list = self.0.metrics.list();
+        let mut list = self.0.metrics.samples();
         list.extend(grammar_metrics(&self.0.grammars.counters()));
         list
     }

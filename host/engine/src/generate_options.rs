@@ -46,23 +46,6 @@ pub struct GenerateOptions {
 }
 
 impl GenerateOptions {
-    /// Whether the `k` highest logits of a row usually suffice to sample its token.
-    pub(crate) fn fits_top_k(&self, k: u32) -> bool {
-        // Log probabilities need the whole row, and drafts need several rows of a step.
-        if self.logprobs.is_some() || self.max_draft_tokens > 0 {
-            return false;
-        }
-        match &self.external_sampler {
-            // The tokens that a grammar allows are rarely among the likeliest.
-            Some(_) if self.constraint.is_some() => false,
-            Some(factory) => {
-                let options = factory.request_options();
-                !options.statistics && options.candidates < k
-            }
-            None => corral_sampling::top_k_suffices(&self.samplers, k, self.max_tokens),
-        }
-    }
-
     /// Checks every option against its range. `vocabulary` is the number of tokens of the model.
     pub(crate) fn check(&self, vocabulary: usize) -> Result<(), Error> {
         let invalid = |text: String| Err(Error::Invalid(text));

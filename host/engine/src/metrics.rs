@@ -76,7 +76,7 @@ macro_rules! metrics {
 
         impl EngineMetrics {
             /// The current samples.
-            pub fn list(&self) -> Vec<Metric> {
+            pub fn samples(&self) -> Vec<Metric> {
                 let mut samples = vec![$(Metric {
                     name: $name,
                     help: concat!($($help),+).trim_ascii(),
@@ -119,10 +119,10 @@ metrics! {
     skipped_rows: Counter = "corral_engine_decode_rows_skipped_total",
     /// Decode rows left out of a step because it computed with another adapter.
     adapter_deferred_rows: Counter = "corral_engine_adapter_deferred_rows_total",
-    /// Changes of the adapter between two steps.
-    adapter_changes: Counter = "corral_engine_adapter_changes_total",
-    /// Expected cost of an adapter change in seconds; 0 until one was measured.
-    adapter_change_nanos: Gauge = "corral_engine_adapter_change_seconds" / 1e9,
+    /// Switches to another adapter between two steps.
+    adapter_switches: Counter = "corral_engine_adapter_switches_total",
+    /// Expected cost of an adapter switch in seconds; 0 until one was measured.
+    adapter_switch_nanos: Gauge = "corral_engine_adapter_switch_seconds" / 1e9,
     /// Steps with both decode and prefill rows.
     mixed_steps: Counter = "corral_engine_mixed_steps_total",
     /// Prompt tokens computed in mixed steps or overlapped with the step before.
@@ -190,7 +190,7 @@ metrics! {
     /// KV cells of running requests; a shared cell counts once.
     cells_used: Gauge = "corral_engine_kv_cells_used",
     /// Fraction of the KV cells that running requests hold, from 0 to 1.
-    cells_used_billionths: Gauge = "corral_engine_kv_cache_usage_ratio" / 1e9,
+    kv_cache_usage_billionths: Gauge = "corral_engine_kv_cache_usage_ratio" / 1e9,
     /// KV cells of the prefix cache alone, including retained sequences; available to new requests.
     cells_cached: Gauge = "corral_engine_kv_cells_cached",
     /// KV cells that running requests hold or have reserved.
@@ -424,7 +424,7 @@ mod tests {
         for value in [0.0005, 0.003, 0.003, 99.0] {
             metrics.inter_token_latency.observe(value);
         }
-        let list = metrics.list();
+        let list = metrics.samples();
         let find = |name: &str, bound: &str| {
             let matches =
                 |m: &&Metric| m.name == name && m.labels.iter().all(|(_, label)| label == bound);

@@ -3,7 +3,7 @@
 //! A row of logits may have 150,000 numbers. Only the requested part leaves the engine thread, in one copy.
 
 use crate::{Error, Token};
-use corral_sampling::{Scratch, Statistics, TopKMiss, TopLogits};
+use corral_sampling::{Scratch, Statistics};
 
 /// Most candidates of [`DistributionPart::Top`] and most tokens of [`DistributionPart::Only`]. Use
 /// [`DistributionPart::Logits`] for more.
@@ -61,36 +61,6 @@ impl NextTokenRequest {
             DistributionPart::Only(tokens) => check_tokens(tokens, vocabulary),
             DistributionPart::Top(_) | DistributionPart::Logits => Ok(()),
         }
-    }
-
-    /// Whether the `k` highest logits of a row usually suffice.
-    pub(crate) fn fits_top_k(&self, k: u32) -> bool {
-        // The tokens that a mask allows are rarely among the likeliest.
-        let plain = !self.statistics && self.mask.is_none();
-        matches!(self.part, DistributionPart::Top(count) if plain && count < k)
-    }
-
-    /// [`NextTokenRequest::distribution`] from the highest logits alone; fails if they do not suffice.
-    pub(crate) fn distribution_of_top(
-        &self,
-        top: TopLogits<'_>,
-        position: u32,
-        scratch: &mut Scratch,
-    ) -> Result<Distribution, TopKMiss> {
-        let DistributionPart::Top(count) = self.part else {
-            return Err(TopKMiss);
-        };
-        let candidates = top.most_likely(self.mask.as_deref(), count as usize, scratch)?;
-        // Only the whole row tells whether no token is left at all.
-        if self.statistics || (candidates.is_empty() && count > 0) {
-            return Err(TopKMiss);
-        }
-        Ok(Distribution {
-            candidates,
-            logits: Vec::new(),
-            statistics: None,
-            position,
-        })
     }
 
     /// The requested part of a row after `position` tokens. [`Error::Failed`] if no allowed logit is finite.
@@ -210,40 +180,6 @@ mod tests {
         let distribution = of_row(&logits());
         assert_eq!(distribution.logits, ROW);
         assert!(distribution.candidates.is_empty());
-    }
-
-    #[test]
-    fn device_top_k_equals_row_or_is_unsettled() {
-        let highest = TopLogits {
-            tokens: &[4, 3, 1],
-            logits: &[3.0, 2.0, 3.0],
-            vocabulary: ROW.len(),
-        };
-        let of_top = |request: &NextTokenRequest| {
-            request.distribution_of_top(highest, 7, &mut Scratch::default())
-        };
-        assert_eq!(of_top(&top(2)), Ok(of_row(&top(2))));
-        assert_eq!(of_top(&top(3)), Err(TopKMiss));
-        let fits: Vec<_> = (1..5).map(|count| top(count).fits_top_k(3)).collect();
-        assert_eq!(fits, [true, true, false, false]);
-        let statistics = NextTokenRequest {
-            statistics: true,
-            ..top(1)
-        };
-        for request in [statistics, logits(), only(vec![4])] {
-            assert!(!request.fits_top_k(3));
-            assert_eq!(of_top(&request), Err(TopKMiss));
-        }
-        let masked = NextTokenRequest {
-            mask: Some(vec![0b1000]),
-            ..top(1)
-        };
-        assert!(!masked.fits_top_k(3));
-        assert_eq!(
-            of_top(&masked),
-            Ok(of_row(&masked)),
-            "the one allowed token is among them"
-        );
     }
 
     #[test]

@@ -45,11 +45,11 @@ pub struct SwapBudget {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fetched {
     /// The state. The store no longer holds it.
-    Here(Vec<u8>),
+    Ready(Vec<u8>),
     /// A read is pending. Fetch again after the waker runs.
-    Coming,
+    Pending,
     /// The store does not hold the state. Compute it again.
-    Gone,
+    Missing,
 }
 
 /// Why the store refused a state. It has dropped the previous state of that id too.
@@ -74,13 +74,13 @@ pub enum PutError {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// States written to disk.
-    pub spilled: u64,
+    pub written: u64,
     /// Bytes of those states.
-    pub spilled_bytes: u64,
+    pub written_bytes: u64,
     /// States read from disk.
-    pub read_back: u64,
+    pub read: u64,
     /// Bytes of those states.
-    pub read_back_bytes: u64,
+    pub read_bytes: u64,
     /// States lost because of the budgets or a disk failure.
     pub lost: u64,
     /// Refused states.
@@ -251,14 +251,14 @@ impl SwapStore {
     pub fn fetch(&mut self, id: Id) -> Fetched {
         self.poll();
         let Some(mut entry) = self.entries.remove(&id) else {
-            return Fetched::Gone;
+            return Fetched::Missing;
         };
         entry.location = match entry.location {
             Location::Ram(bytes) => {
                 self.resident.remove(&entry.stamp);
                 self.resident_bytes -= entry.length;
                 self.pump();
-                return Fetched::Here(bytes);
+                return Fetched::Ready(bytes);
             }
             Location::Ready { bytes, filed } => {
                 self.pinned_bytes -= entry.length;
@@ -266,13 +266,13 @@ impl SwapStore {
                     self.discard(filed.file, entry.length);
                 }
                 self.pump();
-                return Fetched::Here(bytes);
+                return Fetched::Ready(bytes);
             }
             Location::Writing { file, .. } => {
                 if let Some(bytes) = self.take_back(file) {
                     self.writing.remove(&entry.stamp);
                     self.pump();
-                    return Fetched::Here(bytes);
+                    return Fetched::Ready(bytes);
                 }
                 self.disk_queue.keep(file, true);
                 Location::Writing { file, wanted: true }
@@ -290,10 +290,10 @@ impl SwapStore {
         };
         self.entries.insert(id, entry);
         self.pump();
-        Fetched::Coming
+        Fetched::Pending
     }
 
-    /// Cancels a [`fetch`](Self::fetch) that returned `Coming`. The state counts as just put.
+    /// Cancels a [`fetch`](Self::fetch) that returned [`Fetched::Pending`]. The state counts as just put.
     pub fn release(&mut self, id: Id) {
         let Some(mut entry) = self.entries.remove(&id) else {
             return;

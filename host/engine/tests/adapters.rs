@@ -119,7 +119,7 @@ fn mixed_adapter_load_gives_right_answers() {
     settle(&engine);
     check_identity(&engine);
     assert!(metric(&engine, "requests_finished_total") >= 400.0);
-    assert!(metric(&engine, "adapter_changes_total") > 20.0);
+    assert!(metric(&engine, "adapter_switches_total") > 20.0);
     assert!(metric(&engine, "adapter_deferred_rows_total") > 0.0);
     assert!(metric(&engine, "prefix_cache_hits_tokens_total") > 0.0);
     assert!(metric(&engine, "swap_outs_total") > 0.0);

@@ -88,7 +88,7 @@ impl ModelTotals {
     /// The metrics of the present engine plus the earlier counters.
     fn with(&self, engine: Option<Vec<Metric>>) -> Vec<Metric> {
         // A model that was never loaded exports zeros, so that the first increment is visible.
-        let now = engine.unwrap_or_else(|| EngineMetrics::default().list());
+        let now = engine.unwrap_or_else(|| EngineMetrics::default().samples());
         sum(now, &self.past)
     }
 }
@@ -281,12 +281,12 @@ mod tests {
             add(&counters.steps, 10);
             set(&counters.running, 3);
             counters.inter_token_latency.observe(0.1);
-            let now = totals.with(Some(counters.list()));
-            assert_eq!(now.len(), counters.list().len());
+            let now = totals.with(Some(counters.samples()));
+            assert_eq!(now.len(), counters.samples().len());
             assert_eq!(value(&now, steps), 10.0 * f64::from(load));
             assert_eq!(value(&now, gaps), f64::from(load));
             assert_eq!(value(&now, running), 3.0);
-            totals.add(&counters.list());
+            totals.add(&counters.samples());
             let left = totals.with(None);
             assert_eq!(value(&left, steps), 10.0 * f64::from(load));
             assert_eq!(value(&left, running), 0.0);

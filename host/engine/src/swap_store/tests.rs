@@ -16,9 +16,9 @@ fn oldest_states_are_lost_without_disk() {
     bench.put(4, 6 * KIB);
     assert_eq!(bench.store.take_lost(), [1, 2]);
     assert!(bench.store.take_lost().is_empty());
-    assert_eq!(bench.store.fetch(1), Fetched::Gone);
-    assert_eq!(bench.store.fetch(3), Fetched::Here(state(3, 3 * KIB)));
-    assert_eq!(bench.store.fetch(3), Fetched::Gone);
+    assert_eq!(bench.store.fetch(1), Fetched::Missing);
+    assert_eq!(bench.store.fetch(3), Fetched::Ready(state(3, 3 * KIB)));
+    assert_eq!(bench.store.fetch(3), Fetched::Missing);
     assert_eq!(bench.store.ram_bytes(), 6 * KIB);
     assert_eq!(bench.store.counts().lost, 3);
 }
@@ -72,7 +72,7 @@ fn oldest_states_go_to_disk_then_are_lost() {
     assert_eq!((bench.store.ram_bytes(), bench.store.disk_bytes()), (0, 0));
     assert_eq!(bench.disk.used(), 0);
     assert_eq!(bench.store.counts().lost, 6);
-    assert!(bench.store.counts().read_back >= 3);
+    assert!(bench.store.counts().read >= 3);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn queued_write_is_fetched_without_disk() {
         bench.store.entries[&0].location,
         Location::Writing { .. }
     ));
-    assert_eq!(bench.store.fetch(0), Fetched::Here(state(0, 4 * KIB)));
+    assert_eq!(bench.store.fetch(0), Fetched::Ready(state(0, 4 * KIB)));
     bench.check();
     assert_eq!(bench.store.disk_bytes(), 0);
 }
@@ -96,17 +96,17 @@ fn running_write_returns_its_state_when_done() {
         let mut bench = Bench::new(24 * KIB, 100 * KIB);
         bench.put(0, 20 * KIB);
         bench.begin();
-        assert_eq!(bench.store.fetch(0), Fetched::Coming);
+        assert_eq!(bench.store.fetch(0), Fetched::Pending);
         bench.disk.lock().fault = fault;
         bench.finish();
         assert!(bench.woken);
-        assert_eq!(bench.store.fetch(0), Fetched::Here(state(0, 20 * KIB)));
+        assert_eq!(bench.store.fetch(0), Fetched::Ready(state(0, 20 * KIB)));
         bench.woken = false;
         bench.check();
         bench.run();
         let files = bench.disk.lock().files.len();
         assert_eq!(files, 0, "its file is removed");
-        assert_eq!(bench.store.counts().read_back, 0);
+        assert_eq!(bench.store.counts().read, 0);
     }
 }
 
@@ -122,12 +122,12 @@ fn each_disk_failure_loses_state_and_wakes() {
         let mut bench = Bench::new(4 * KIB, 100 * KIB);
         bench.put(7, 4 * KIB);
         bench.run();
-        assert_eq!(bench.store.fetch(7), Fetched::Coming);
+        assert_eq!(bench.store.fetch(7), Fetched::Pending);
         bench.disk.lock().fault = Some(fault);
         bench.begin();
         bench.finish();
         assert!(bench.woken, "{fault:?}");
-        assert_eq!(bench.store.fetch(7), Fetched::Gone, "{fault:?}");
+        assert_eq!(bench.store.fetch(7), Fetched::Missing, "{fault:?}");
         assert_eq!(bench.store.take_lost(), [7]);
         bench.woken = false;
         bench.run();
@@ -167,7 +167,7 @@ fn read_states_stay_until_fetched() {
         bench.run();
     }
     for id in [2, 0, 1, 3] {
-        assert_eq!(bench.store.fetch(id), Fetched::Coming);
+        assert_eq!(bench.store.fetch(id), Fetched::Pending);
     }
     bench.run();
     bench.check();
@@ -186,7 +186,7 @@ fn read_states_stay_until_fetched() {
         bench.check();
     }
     assert_eq!(ready(&bench), [0, 2]);
-    assert_eq!(bench.store.fetch(2), Fetched::Here(state(2, 4 * KIB)));
+    assert_eq!(bench.store.fetch(2), Fetched::Ready(state(2, 4 * KIB)));
     bench.run();
     assert_eq!(ready(&bench), [0, 1]);
     bench.store.release(0);
@@ -203,11 +203,11 @@ fn pending_fetch_refuses_puts() {
         bench.put(id, 8 * KIB);
         bench.run();
     }
-    assert_eq!(bench.store.fetch(0), Fetched::Coming);
+    assert_eq!(bench.store.fetch(0), Fetched::Pending);
     bench.run();
     let refused = bench.store.put(9, state(9, KIB));
     assert_eq!(refused, Err(PutError::Busy));
-    assert_eq!(bench.store.fetch(0), Fetched::Here(state(0, 8 * KIB)));
+    assert_eq!(bench.store.fetch(0), Fetched::Ready(state(0, 8 * KIB)));
     bench.put(9, KIB);
 }
 
@@ -261,9 +261,9 @@ fn apply(bench: &mut Bench, kept: &mut Kept, op: Op, version: u64) {
         Op::Fetch(id) => {
             bench.woken = false;
             match bench.store.fetch(id) {
-                Fetched::Here(bytes) => assert_eq!(kept.remove(&id), Some(bytes)),
-                Fetched::Coming => assert!(kept.contains_key(&id)),
-                Fetched::Gone => assert!(!bench.store.contains(id)),
+                Fetched::Ready(bytes) => assert_eq!(kept.remove(&id), Some(bytes)),
+                Fetched::Pending => assert!(kept.contains_key(&id)),
+                Fetched::Missing => assert!(!bench.store.contains(id)),
             }
         }
         Op::Release(id) => bench.store.release(id),

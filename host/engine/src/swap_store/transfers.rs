@@ -168,8 +168,8 @@ impl SwapStore {
                 let Some(transfer) = self.end_write(file) else {
                     return;
                 };
-                self.counts.spilled += 1;
-                self.counts.spilled_bytes += transfer.length;
+                self.counts.written += 1;
+                self.counts.written_bytes += transfer.length;
                 let filed = StoredFile { file, checksum };
                 match transfer.id {
                     Some(id) => self.finish_write(id, Some(filed), bytes),
@@ -235,8 +235,8 @@ impl SwapStore {
             self.note_lost(id);
             return;
         };
-        self.counts.read_back += 1;
-        self.counts.read_back_bytes += length;
+        self.counts.read += 1;
+        self.counts.read_bytes += length;
         entry.location = if released {
             self.file(entry.stamp, id, filed)
         } else {

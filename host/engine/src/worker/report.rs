@@ -1,4 +1,4 @@
-//! What the engine's thread counts.
+//! Counts each step, and sets the gauges after it.
 
 use super::Worker;
 use crate::backend::Backend;
@@ -8,90 +8,87 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 impl<B: Backend> Worker<B> {
-    /// A step was computed.
-    pub(super) fn count(&self, step: &Step) {
-        let (counters, shape) = (&self.counters, step.shape);
-        let generating = u64::from(shape.rows);
-        let prompts = step.rows.len() as u64 - generating;
-        add(&counters.steps, 1);
-        add(&counters.rows, step.rows.len() as u64);
-        add(&counters.decode_rows, generating);
-        add(&counters.prefill_rows, prompts);
-        add(&counters.prefill_tokens, u64::from(shape.prefill));
-        add(&counters.computed_tokens, self.inputs.len() as u64);
-        add(&counters.skipped_rows, u64::from(step.skipped));
+    /// Counts a computed step.
+    pub(super) fn count_step(&self, step: &Step) {
+        let (metrics, shape) = (&self.metrics, step.shape);
+        let decode_rows = u64::from(shape.rows);
+        let prefill_rows = step.rows.len() as u64 - decode_rows;
+        add(&metrics.steps, 1);
+        add(&metrics.rows, step.rows.len() as u64);
+        add(&metrics.decode_rows, decode_rows);
+        add(&metrics.prefill_rows, prefill_rows);
+        add(&metrics.prefill_tokens, u64::from(shape.prefill));
+        add(&metrics.computed_tokens, self.inputs.len() as u64);
+        add(&metrics.skipped_rows, u64::from(step.skipped));
         add(
-            &counters.adapter_deferred_rows,
+            &metrics.adapter_deferred_rows,
             u64::from(step.other_adapters),
         );
         if step.is_overlap {
-            add(&counters.overlapped_steps, 1);
-            add(&counters.overlapped_tokens, u64::from(shape.prefill));
+            add(&metrics.overlapped_steps, 1);
+            add(&metrics.overlapped_tokens, u64::from(shape.prefill));
         }
         let prefill = shape.prefill + step.overlapped;
         if shape.rows > 0 && prefill > 0 {
-            add(&counters.mixed_steps, 1);
-            add(&counters.mixed_prefill_tokens, u64::from(prefill));
-            add(
-                &counters.mixed_budget_tokens,
-                u64::from(step.prefill_budget),
-            );
+            add(&metrics.mixed_steps, 1);
+            add(&metrics.mixed_prefill_tokens, u64::from(prefill));
+            add(&metrics.mixed_budget_tokens, u64::from(step.prefill_budget));
         }
         let copied = self.backend.copied_logits();
-        add(&counters.top_logits_bytes, copied.top_k);
-        add(&counters.whole_logits_bytes, copied.whole);
-        counters.step_rows.observe(step.rows.len() as f64);
-        counters.step_prefill.observe(f64::from(shape.prefill));
-        set(&counters.attention_cells, u64::from(shape.n_kv));
+        add(&metrics.top_logits_bytes, copied.top_k);
+        add(&metrics.whole_logits_bytes, copied.whole);
+        metrics.step_rows.observe(step.rows.len() as f64);
+        metrics.step_prefill.observe(f64::from(shape.prefill));
+        set(&metrics.attention_cells, u64::from(shape.n_kv));
     }
 
-    /// How things stand after a step.
+    /// Sets the gauges, and copies the scheduler's counters.
     pub(super) fn report(&self, step: &Step) {
-        let (counters, scheduler) = (&self.counters, &self.scheduler);
+        let (metrics, scheduler) = (&self.metrics, &self.scheduler);
         let (cells, running) = (scheduler.cells(), scheduler.running_count());
-        set(&counters.waiting, scheduler.waiting_count() as u64);
-        set(&counters.running, running as u64);
-        set(&counters.sequence_ids_used, running as u64);
+        set(&metrics.waiting, scheduler.waiting_count() as u64);
+        set(&metrics.running, running as u64);
+        set(&metrics.sequence_ids_used, running as u64);
         set(
-            &counters.sequence_ids_cached,
+            &metrics.sequence_ids_cached,
             (scheduler.seq_ids_used() - running) as u64,
         );
-        set(&counters.cells_used, u64::from(cells.pinned()));
-        let ratio = u64::from(cells.pinned()) * 1_000_000_000 / u64::from(self.limits.cells.max(1));
-        set(&counters.cells_used_billionths, ratio);
+        set(&metrics.cells_used, u64::from(cells.pinned()));
+        let ratio = u64::from(cells.pinned()) * 1_000_000_000 / u64::from(self.config.cells.max(1));
+        set(&metrics.kv_cache_usage_billionths, ratio);
         let cached = cells.used() - cells.pinned();
-        set(&counters.cells_cached, u64::from(cached));
+        set(&metrics.cells_cached, u64::from(cached));
         set(
-            &counters.cells_reserved,
+            &metrics.cells_reserved,
             u64::from(scheduler.cells_reserved()),
         );
-        let tally = scheduler.counters();
-        set(&counters.evictions, tally.evicted);
-        set(&counters.swap_outs, tally.swapped_out);
-        set(&counters.prefix_offloads, tally.offloaded);
-        set(&counters.swap_ins, tally.swapped_in);
-        set(&counters.swap_in_failures, tally.lost);
-        set(&counters.preemptions, tally.preempted);
-        set(&counters.compactions, tally.compacted);
-        set(&counters.adapter_changes, tally.adapter_switches);
-        set(&counters.device_top_k_misses, tally.top_k_retries);
-        let change = Duration::from_secs_f64(scheduler.adapter_switch_seconds());
-        set_time(&counters.adapter_change_nanos, change);
-        self.aside.report(counters);
+        let counters = scheduler.counters();
+        set(&metrics.evictions, counters.evicted);
+        set(&metrics.swap_outs, counters.swapped_out);
+        set(&metrics.prefix_offloads, counters.offloaded);
+        set(&metrics.swap_ins, counters.swapped_in);
+        set(&metrics.swap_in_failures, counters.lost);
+        set(&metrics.preemptions, counters.preempted);
+        set(&metrics.compactions, counters.compacted);
+        set(&metrics.adapter_switches, counters.adapter_switches);
+        set(&metrics.device_top_k_misses, counters.top_k_retries);
+        let switch_time = Duration::from_secs_f64(scheduler.adapter_switch_seconds());
+        set_time(&metrics.adapter_switch_nanos, switch_time);
+        self.swap.report(metrics);
         let retry_after = scheduler.retry_after(self.time(Instant::now()));
-        set(&counters.retry_after, retry_after.as_secs());
+        set(&metrics.retry_after, retry_after.as_secs());
         if step.rows.is_empty() {
-            set(&counters.attention_cells, 0);
+            set(&metrics.attention_cells, 0);
         }
     }
 
-    /// With nothing running, no id may hold a cell but those of entries: asks the backend itself.
-    pub(super) fn check_empty(&mut self) {
-        let kept: HashSet<_> = self.scheduler.entry_seq_ids().collect();
-        let ids = (0..self.limits.seq_ids).map(SeqId);
-        let nobodys = ids.filter(|id| !kept.contains(id));
-        let left: u64 = nobodys.map(|id| u64::from(self.backend.length(id))).sum();
-        debug_assert_eq!(left, 0, "cells were left behind");
-        set(&self.counters.cells_leaked, left);
+    /// Checks with the backend that no unused sequence id holds cells.
+    pub(super) fn check_leaks(&mut self) {
+        let cached: HashSet<_> = self.scheduler.entry_seq_ids().collect();
+        let ids = (0..self.config.seq_ids).map(SeqId);
+        let unused = ids.filter(|id| !cached.contains(id));
+        let leaked: u64 = unused.map(|id| u64::from(self.backend.length(id))).sum();
+        debug_assert_eq!(leaked, 0, "unused sequence ids hold cells");
+        set(&self.metrics.cells_leaked, leaked);
     }
 }

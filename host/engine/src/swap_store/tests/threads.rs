@@ -20,9 +20,9 @@ fn real(base: &std::path::Path, ram: u64, disk: u64) -> (SwapStore, Receiver<()>
 fn wait_for(store: &mut SwapStore, woken: &Receiver<()>, id: Id) -> Option<Vec<u8>> {
     loop {
         match store.fetch(id) {
-            Fetched::Here(bytes) => return Some(bytes),
-            Fetched::Gone => return None,
-            Fetched::Coming => woken.recv_timeout(Duration::from_secs(60)).unwrap(),
+            Fetched::Ready(bytes) => return Some(bytes),
+            Fetched::Missing => return None,
+            Fetched::Pending => woken.recv_timeout(Duration::from_secs(60)).unwrap(),
         }
     }
 }
@@ -181,9 +181,9 @@ fn budgets_hold_and_fetches_end_with_thread() {
                 }
             }
             7..13 => match store.fetch(id) {
-                Fetched::Here(bytes) => assert!(kept.remove(&id) == Some(bytes)),
-                Fetched::Coming => assert!(kept.contains_key(&id)),
-                Fetched::Gone => assert!(!store.contains(id)),
+                Fetched::Ready(bytes) => assert!(kept.remove(&id) == Some(bytes)),
+                Fetched::Pending => assert!(kept.contains_key(&id)),
+                Fetched::Missing => assert!(!store.contains(id)),
             },
             13 => store.release(id),
             14 => {
@@ -212,5 +212,5 @@ fn budgets_hold_and_fetches_end_with_thread() {
     }
     assert_eq!(store.ram_bytes(), store.writing_bytes);
     let counts = store.counts();
-    assert!(counts.spilled > 100 && counts.read_back > 100, "{counts:?}");
+    assert!(counts.written > 100 && counts.read > 100, "{counts:?}");
 }

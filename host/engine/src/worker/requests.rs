@@ -1,0 +1,188 @@
+//! Adds requests to the scheduler, and ends the ones that do not finish: cancelled, failed or expired.
+
+use super::device_top_k;
+use super::{
+    ActiveRequest, GenerationState, NewRequest, RequestKind, RequestTimes, RequestWork, Worker,
+};
+use crate::Error;
+use crate::backend::Backend;
+use crate::metrics::{EngineMetrics, add, add_time};
+use crate::prompt_lookup::PromptLookup;
+use crate::text_decoder::TextDecoder;
+use corral_sampling::SamplerChain;
+use corral_scheduler::{
+    EnqueueError, Expired, Request, RequestId, RequestProgress, SchedulerConfig,
+};
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+impl<B: Backend> Worker<B> {
+    pub(super) fn enqueue(&mut self, request: NewRequest) {
+        let NewRequest {
+            prompt,
+            caller,
+            adapter,
+            retention,
+            continued,
+            arrived,
+            permit,
+            kind,
+        } = request;
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        let external = kind.external_sampling(&prompt);
+        let arrived_at = self.time(arrived);
+        let request = Request {
+            id,
+            tenant: caller.tenant,
+            scope: caller.scope().with(adapter),
+            priority: caller.priority,
+            tokens: prompt,
+            max_tokens: kind.max_tokens(),
+            arrived_at,
+            queue_until: caller
+                .queue_time
+                .map(|time| arrived_at.saturating_add(time)),
+            deadline: caller.deadline.map(|deadline| self.time(deadline)),
+            quota: caller.cell_share.map(|share| share.of(self.config.cells)),
+            retention,
+            continues: continued,
+            logits: device_top_k::logits_kind(&kind, self.top_k),
+            progress: RequestProgress::default(),
+        };
+        let now = self.time(Instant::now());
+        if let Err(error) = self.scheduler.enqueue(now, request) {
+            let counter = match error {
+                EnqueueError::DeadlinePassed => &self.metrics.expired,
+                _ => &self.metrics.refused,
+            };
+            add(counter, 1);
+            // Before the reply: the caller may retry at once.
+            drop(permit);
+            kind.refuse(enqueue_error(error, self.config));
+            return;
+        }
+        let work = match kind {
+            RequestKind::NextToken { request, sender } => {
+                RequestWork::NextToken { request, sender }
+            }
+            RequestKind::Generate { options, sender } => {
+                let max_drafts = match external {
+                    None => self.config.max_drafts.min(options.max_draft_tokens.into()),
+                    Some(_) => 0,
+                };
+                let seed = options.seed.unwrap_or_else(rand::random);
+                RequestWork::Generate(Box::new(GenerationState {
+                    prompt_tokens,
+                    generated_tokens: 0,
+                    chain: SamplerChain::new(options.samplers.clone(), seed)
+                        .with_prompt_length(prompt_tokens as usize),
+                    constrained: None,
+                    external,
+                    text: TextDecoder::new(options.stop.clone()),
+                    options,
+                    sender,
+                    lookup: (max_drafts > 0).then(PromptLookup::default),
+                }))
+            }
+        };
+        let request = ActiveRequest {
+            arrived,
+            admitted: None,
+            first_token: None,
+            last_token: None,
+            computed: 0,
+            permit,
+            work,
+        };
+        self.requests.insert(id, request);
+    }
+
+    /// Cancels running and waiting requests whose reader is gone.
+    pub(super) fn cancel_abandoned(&mut self) {
+        let is_abandoned = |request: &ActiveRequest| match &request.work {
+            RequestWork::Generate(generation) => generation.sender.is_abandoned(),
+            RequestWork::NextToken { sender, .. } => sender.is_abandoned(),
+        };
+        let requests = self.requests.iter();
+        let abandoned = requests.filter(|(_, request)| is_abandoned(request));
+        let abandoned: Vec<_> = abandoned.map(|(&id, _)| id).collect();
+        self.cancel(&abandoned);
+    }
+
+    pub(super) fn cancel(&mut self, ids: &[RequestId]) {
+        for &id in ids {
+            self.scheduler.cancel(id);
+            self.drop_request(id, |metrics| &metrics.cancelled, Error::Cancelled);
+        }
+    }
+
+    pub(super) fn fail(&mut self, id: RequestId, error: Error) {
+        self.drop_request(id, |metrics| &metrics.failed, error);
+    }
+
+    pub(super) fn expire(&mut self, id: RequestId, expired: Expired) {
+        let error = match expired {
+            Expired::Deadline => Error::DeadlineExceeded,
+            Expired::Queue { retry_after } => {
+                let request = self.requests.get(&id);
+                let waited = request.map(|request| request.arrived.elapsed());
+                let seconds = waited.unwrap_or_default().as_secs_f64();
+                Error::QueueTimeout {
+                    reason: format!("the request was not admitted within {seconds:.1} s"),
+                    retry_after,
+                }
+            }
+        };
+        self.drop_request(id, |metrics| &metrics.expired, error);
+    }
+
+    /// Counts a request and ends it with an error.
+    fn drop_request(
+        &mut self,
+        id: RequestId,
+        counter: fn(&EngineMetrics) -> &AtomicU64,
+        error: Error,
+    ) {
+        let Some(request) = self.requests.remove(&id) else {
+            return;
+        };
+        add(counter(&self.metrics), 1);
+        add(&self.metrics.discarded_tokens, request.computed);
+        self.count_times(&request.times(Instant::now()));
+        // Before the reply: the caller may retry at once.
+        drop(request.permit);
+        match request.work {
+            RequestWork::Generate(generation) => {
+                let reader = generation.sender.finish("", Err(error));
+                self.wake_batch.add(reader);
+            }
+            RequestWork::NextToken { sender, .. } => sender.finish(Err(error)),
+        }
+    }
+
+    pub(super) fn count_times(&self, times: &RequestTimes) {
+        add_time(&self.metrics.queue_nanos, times.queue);
+        add_time(&self.metrics.prefill_nanos, times.prefill);
+        add_time(&self.metrics.decode_nanos, times.decode);
+    }
+}
+
+fn enqueue_error(error: EnqueueError, config: SchedulerConfig) -> Error {
+    match error {
+        EnqueueError::TooLarge { needed, limit } => Error::ContextFull { needed, limit },
+        EnqueueError::QueueFull { retry_after } => Error::Overloaded {
+            reason: format!("{} requests are already waiting", config.max_queue),
+            retry_after,
+        },
+        EnqueueError::TenantQueueFull { retry_after } => Error::Overloaded {
+            reason: format!(
+                "{} requests of this deployment are already waiting",
+                config.max_tenant_queue
+            ),
+            retry_after,
+        },
+        EnqueueError::DeadlinePassed => Error::DeadlineExceeded,
+    }
+}

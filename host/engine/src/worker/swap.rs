@@ -1,0 +1,300 @@
+//! Memory operations between two steps, and the swapped-out states.
+
+use super::Worker;
+use crate::Token;
+use crate::backend::{Backend, SaveError};
+use crate::metrics::{EngineMetrics, set};
+use crate::status::EngineStatus;
+use crate::swap_store::{Fetched, SwapStore};
+use corral_scheduler::{EntryId, Layout, MemoryOp, PrefixScope, RequestId, SeqId, WeakRetention};
+use std::time::Instant;
+
+/// Largest state to compact, in bytes: compaction holds a copy of it.
+const MAX_COMPACTION_BYTES: usize = 1 << 28;
+
+/// The stores of swapped-out states, and the requests that wait for one.
+#[derive(Default)]
+pub struct Swap {
+    /// Retained sequences; `None` disables swapping them out.
+    sequences: Option<LimitedStore>,
+    /// Prefixes without an owner. Their own store keeps them from evicting sequences.
+    prefixes: Option<LimitedStore>,
+    requested: Vec<(EntryId, RequestId)>,
+}
+
+/// A store with a size limit per state.
+struct LimitedStore {
+    store: SwapStore,
+    max_state_bytes: usize,
+}
+
+impl LimitedStore {
+    fn new(store: SwapStore, max_state_bytes: u64) -> Self {
+        Self {
+            store,
+            max_state_bytes: usize::try_from(max_state_bytes).unwrap_or(usize::MAX),
+        }
+    }
+}
+
+impl Swap {
+    /// Swaps sequences out to this store.
+    #[must_use]
+    pub fn with_sequences(mut self, store: SwapStore, max_state_bytes: u64) -> Self {
+        self.sequences = Some(LimitedStore::new(store, max_state_bytes));
+        self
+    }
+
+    /// Offloads prefixes to this store.
+    #[must_use]
+    pub fn with_prefixes(mut self, store: SwapStore, max_state_bytes: u64) -> Self {
+        self.prefixes = Some(LimitedStore::new(store, max_state_bytes));
+        self
+    }
+
+    /// The store of prefixes or of sequences.
+    fn store(&mut self, is_prefix: bool) -> Option<&mut LimitedStore> {
+        match is_prefix {
+            true => self.prefixes.as_mut(),
+            false => self.sequences.as_mut(),
+        }
+    }
+
+    fn stores(&mut self) -> impl Iterator<Item = &mut SwapStore> {
+        let both = self.sequences.iter_mut().chain(&mut self.prefixes);
+        both.map(|limited| &mut limited.store)
+    }
+
+    /// Number of requested swap-ins.
+    pub fn requested(&self) -> usize {
+        self.requested.len()
+    }
+
+    /// Sets the metrics of the stores.
+    pub fn report(&self, metrics: &EngineMetrics) {
+        if let Some(LimitedStore { store, .. }) = &self.prefixes {
+            set(&metrics.prefix_offload_bytes, store.ram_bytes());
+        }
+        if let Some(LimitedStore { store, .. }) = &self.sequences {
+            set(&metrics.swap_ram_bytes, store.ram_bytes());
+            set(&metrics.swap_disk_bytes, store.disk_bytes());
+            let counts = store.counts();
+            set(&metrics.swap_disk_written_bytes, counts.written_bytes);
+            set(&metrics.swap_disk_read_bytes, counts.read_bytes);
+        }
+    }
+}
+
+/// Requests a copy of a sequence's state.
+pub struct ExportState {
+    pub scope: PrefixScope,
+    pub tokens: Vec<Token>,
+    /// Most bytes of the state.
+    pub limit: usize,
+    /// Receives `None` if there is no state, or if it exceeds the limit.
+    pub reply: Box<dyn FnOnce(Option<ExportedState>) + Send>,
+}
+
+/// A copy of the state of a sequence's first tokens.
+pub struct ExportedState {
+    /// Number of tokens; at least one.
+    pub length: u32,
+    /// The tokens' layout in the state.
+    pub layout: Layout,
+    pub bytes: Vec<u8>,
+}
+
+/// A saved state. The backend trusts its bytes.
+pub struct ImportState {
+    pub scope: PrefixScope,
+    /// Exactly the tokens of the state.
+    pub tokens: Vec<Token>,
+    pub layout: Layout,
+    pub state: Vec<u8>,
+    pub retention: WeakRetention,
+}
+
+impl<B: Backend> Worker<B> {
+    /// Applies the scheduler's queued memory operations until none is left.
+    pub(super) fn run_memory_ops(&mut self) {
+        loop {
+            let ops = self.scheduler.take_memory_ops();
+            if ops.is_empty() {
+                return;
+            }
+            self.apply_memory_ops(&ops);
+        }
+    }
+
+    pub(super) fn apply_memory_ops(&mut self, ops: &[MemoryOp]) {
+        for op in ops {
+            match *op {
+                MemoryOp::Clear(seq) => self.backend.clear(seq),
+                MemoryOp::Share { from, to, length } => self.backend.share(from, to, length),
+                MemoryOp::Truncate { seq, length } => self.backend.truncate(seq, length),
+                MemoryOp::SwapOut { entry, seq } => {
+                    if let Err(error) = self.swap_out(entry, seq) {
+                        tracing::debug!(
+                            error,
+                            "a swap-out failed; later requests recompute the state"
+                        );
+                        self.scheduler.entry_lost(entry);
+                    }
+                }
+                MemoryOp::SwapIn { entry, request } => self.swap.requested.push((entry, request)),
+                MemoryOp::Compact(seq) => {
+                    let state = self.backend.save(seq, MAX_COMPACTION_BYTES);
+                    self.backend.clear(seq);
+                    let loaded = state.is_ok_and(|state| self.backend.load(seq, &state));
+                    if !loaded {
+                        tracing::debug!("a compaction failed; the sequence is recomputed");
+                        self.scheduler.compaction_failed(seq);
+                    }
+                }
+                MemoryOp::Discard(entry) => {
+                    // The scheduler no longer knows which store holds the entry.
+                    for store in self.swap.stores() {
+                        store.forget(entry.0);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Copies the state of a sequence id to a store, or returns the reason of the failure.
+    fn swap_out(&mut self, entry: EntryId, seq: SeqId) -> Result<(), String> {
+        if !self.scheduler.has_entry(entry) {
+            return Err("the scheduler has dropped the entry".into());
+        }
+        let is_prefix = self.scheduler.is_offloaded_prefix(entry);
+        let limited = self.swap.store(is_prefix).ok_or("there is no swap store")?;
+        let before = Instant::now();
+        let state = self.backend.save(seq, limited.max_state_bytes);
+        if is_prefix && matches!(state, Err(SaveError::TooLarge { .. })) {
+            self.scheduler.offload_too_large(entry);
+        }
+        let state = state.map_err(|error| error.to_string())?;
+        let seconds = before.elapsed().as_secs_f64();
+        let length = self.backend.length(seq);
+        self.scheduler.observe_swap(length, seconds);
+        let stored = limited.store.put(entry.0, state);
+        stored.map_err(|error| error.to_string())
+    }
+
+    /// Loads the requested states that are ready.
+    pub(super) fn swap_in(&mut self) {
+        for store in self.swap.stores() {
+            store.poll();
+            for id in store.take_lost() {
+                self.scheduler.entry_lost(EntryId(id));
+            }
+        }
+        let mut unneeded = Vec::new();
+        for (entry, request) in std::mem::take(&mut self.swap.requested) {
+            let is_prefix = self.scheduler.is_offloaded_prefix(entry);
+            let fetched = match self.swap.store(is_prefix) {
+                Some(limited) => limited.store.fetch(entry.0),
+                None => Fetched::Missing,
+            };
+            match fetched {
+                Fetched::Pending if self.scheduler.waits_for_swap_in(request, entry) => {
+                    self.swap.requested.push((entry, request));
+                }
+                Fetched::Pending => unneeded.push(entry),
+                Fetched::Missing => self.scheduler.entry_lost(entry),
+                Fetched::Ready(state) => self.load_state(entry, request, state),
+            }
+        }
+        for entry in unneeded {
+            // Another request may still wait for the same entry.
+            if self.swap.requested.iter().all(|(other, _)| *other != entry) {
+                for store in self.swap.stores() {
+                    store.release(entry.0);
+                }
+            }
+        }
+        self.run_memory_ops();
+    }
+
+    fn load_state(&mut self, entry: EntryId, request: RequestId, state: Vec<u8>) {
+        let is_needed = match self.scheduler.begin_swap_in(request, entry) {
+            None => self.scheduler.has_entry(entry),
+            Some(seq) => {
+                self.run_memory_ops();
+                let before = Instant::now();
+                let success = self.backend.load(seq, &state);
+                let seconds = before.elapsed().as_secs_f64();
+                let length = self.backend.length(seq);
+                self.scheduler.observe_swap(length, seconds);
+                self.scheduler.finish_swap_in(request, entry, success)
+            }
+        };
+        if is_needed {
+            self.store_state(entry, state);
+        }
+    }
+
+    fn store_state(&mut self, entry: EntryId, state: Vec<u8>) {
+        let limited = self.swap.store(self.scheduler.is_offloaded_prefix(entry));
+        let stored = limited.is_some_and(|limited| limited.store.put(entry.0, state).is_ok());
+        if !stored {
+            self.scheduler.entry_lost(entry);
+        }
+    }
+
+    pub(super) fn status(&self) -> EngineStatus {
+        let sequences = self.swap.sequences.as_ref().map(|limited| &limited.store);
+        let prefixes = self.swap.prefixes.as_ref().map(|limited| &limited.store);
+        EngineStatus {
+            cells: self.config.cells,
+            cells_pinned: self.scheduler.cells().pinned(),
+            cells_used: self.scheduler.cells().used(),
+            attention_cells: self.scheduler.cells().n_kv(),
+            sequence_ids: self.config.seq_ids,
+            sequence_ids_used: self.scheduler.seq_ids_used(),
+            waiting: self.scheduler.waiting_count(),
+            swap_ram_bytes: sequences.map_or(0, SwapStore::ram_bytes),
+            swap_disk_bytes: sequences.map_or(0, SwapStore::disk_bytes),
+            prefix_offload_bytes: prefixes.map_or(0, SwapStore::ram_bytes),
+            requests: self.scheduler.requests().collect(),
+            prefix_cache: self.scheduler.entries().collect(),
+            counters: self.scheduler.counters(),
+        }
+    }
+
+    /// Copies the state of the longest cached prefix of the tokens.
+    pub(super) fn export_state(&mut self, export: ExportState) {
+        let prefix = self.scheduler.borrow_prefix(export.scope, &export.tokens);
+        self.run_memory_ops();
+        let state = prefix.and_then(|(seq, length)| {
+            Some(ExportedState {
+                length,
+                bytes: self.backend.save(seq, export.limit).ok()?,
+                layout: self.scheduler.cells().layout(seq),
+            })
+        });
+        if let Some((seq, _)) = prefix {
+            self.scheduler.return_prefix(seq);
+            self.run_memory_ops();
+        }
+        (export.reply)(state);
+    }
+
+    /// Adds a saved state as if it had been swapped out.
+    pub(super) fn import_state(&mut self, import: ImportState) {
+        if self.swap.sequences.is_none() {
+            return;
+        }
+        let ImportState {
+            scope,
+            tokens,
+            layout,
+            state,
+            retention,
+        } = import;
+        let entry = self
+            .scheduler
+            .import_entry(scope, tokens, layout, retention);
+        self.store_state(entry, state);
+    }
+}

@@ -1,0 +1,450 @@
+//! A worker over the simulator, which predicts `token + 1` and records the calls that it gets.
+
+use crate::backend::{Backend, DecodeError, SaveError, TokenInput};
+use crate::engine_waker::EngineWaker;
+use crate::external_sampler::SamplerMailbox;
+use crate::generation::{Generation, Outcome, mailbox};
+use crate::metrics::{EngineMetrics, get};
+use crate::next_token::{Distribution, DistributionPart, NextTokenRequest};
+use crate::permits::RequestPermit;
+use crate::reply::{self, Reply};
+use crate::swap_store::{SwapBudget, SwapStore};
+use crate::worker::{Command, NewRequest, RequestKind, Swap, Vocabulary, Worker};
+use crate::{Caller, Chunk, Error, GenerateOptions, Token};
+use corral_sampling::{Logits, TopLogits};
+use corral_scheduler::{
+    AdapterId, Overlap, PrefillPolicy, Retention, SchedulerConfig, SeqId, WeakRetention,
+};
+use corral_simulator::{Fault, Machine, Output, Simulator, Size};
+use std::collections::BTreeMap;
+use std::pin::{Pin, pin};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+pub const VOCABULARY: u32 = 1000;
+/// Ends a generation.
+pub const END: Token = 999;
+/// The k of device top-k.
+pub const TOP_K: u32 = 8;
+/// Bytes for offloaded prefixes. A state takes four bytes per token and eight more.
+const PREFIX_BYTES: u64 = 600;
+
+/// A call to the backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// The number of inputs, and the indices of those with outputs.
+    Decode(usize, Vec<usize>),
+    /// The number of inputs.
+    DecodeOverlapped(usize),
+    /// The index of the input.
+    Output(usize),
+}
+
+/// A simulator whose steps take real time.
+struct SlowBackend {
+    simulator: Simulator,
+    step_time: Duration,
+    calls: Arc<Mutex<Vec<Call>>>,
+}
+
+pub fn simulator_inputs(step: &[TokenInput]) -> Vec<corral_simulator::Input> {
+    let input = |input: &TokenInput| corral_simulator::Input {
+        token: input.token,
+        position: input.position,
+        seq: input.seq,
+        output: input.output,
+    };
+    step.iter().map(input).collect()
+}
+
+fn decode_error(error: corral_simulator::DecodeError) -> DecodeError {
+    match error {
+        corral_simulator::DecodeError::NoRoom => DecodeError::NoRoom,
+        corral_simulator::DecodeError::Failed(code) => DecodeError::Failed(code),
+    }
+}
+
+fn save_error(error: corral_simulator::SaveError) -> SaveError {
+    match error {
+        corral_simulator::SaveError::TooLarge { bytes, limit } => {
+            SaveError::TooLarge { bytes, limit }
+        }
+        corral_simulator::SaveError::NoMemory { bytes } => SaveError::NoMemory { bytes },
+    }
+}
+
+impl SlowBackend {
+    fn record(&self, call: Call) {
+        self.calls.lock().unwrap().push(call);
+    }
+}
+
+impl Backend for SlowBackend {
+    fn set_adapter(&mut self, adapter: AdapterId) -> Result<(), DecodeError> {
+        self.simulator.adapt(adapter).map_err(decode_error)
+    }
+
+    fn decode(&mut self, step: &[TokenInput]) -> Result<(), DecodeError> {
+        std::thread::sleep(self.step_time);
+        let outputs = step.iter().enumerate().filter(|(_, input)| input.output);
+        let outputs = outputs.map(|(index, _)| index).collect();
+        self.record(Call::Decode(step.len(), outputs));
+        let decoded = self.simulator.decode(&simulator_inputs(step));
+        decoded.map_err(decode_error)
+    }
+
+    fn can_overlap(&self) -> bool {
+        true
+    }
+
+    fn decode_overlapped(&mut self, step: &[TokenInput]) -> Result<(), DecodeError> {
+        self.record(Call::DecodeOverlapped(step.len()));
+        let decoded = self.simulator.decode_ahead(&simulator_inputs(step));
+        decoded.map_err(decode_error)
+    }
+
+    fn logits(&self, index: usize) -> Option<&[f32]> {
+        self.simulator.logits(index)
+    }
+
+    fn output(&self, index: usize) -> Option<Logits<'_>> {
+        self.record(Call::Output(index));
+        Some(match self.simulator.output(index)? {
+            Output::All(logits) => Logits::Full(logits),
+            Output::Top { tokens, logits } => Logits::TopK(TopLogits {
+                tokens,
+                logits,
+                vocabulary: VOCABULARY as usize,
+            }),
+        })
+    }
+
+    fn top_k(&self) -> Option<u32> {
+        self.simulator.top_k()
+    }
+
+    fn clear(&mut self, seq: SeqId) {
+        self.simulator.clear(seq);
+    }
+
+    fn share(&mut self, from: SeqId, to: SeqId, length: u32) {
+        self.simulator.share(from, to, length);
+    }
+
+    fn truncate(&mut self, seq: SeqId, length: u32) {
+        self.simulator.truncate(seq, length);
+    }
+
+    fn save(&mut self, seq: SeqId, limit: usize) -> Result<Vec<u8>, SaveError> {
+        self.simulator.save(seq, limit).map_err(save_error)
+    }
+
+    fn load(&mut self, seq: SeqId, state: &[u8]) -> bool {
+        self.simulator.load(seq, state)
+    }
+
+    fn length(&self, seq: SeqId) -> u32 {
+        self.simulator.length(seq)
+    }
+}
+
+struct Digits;
+
+impl Vocabulary for Digits {
+    fn piece(&self, token: Token) -> &[u8] {
+        let digits = b"0123456789";
+        let index = token as usize;
+        digits.get(index..=index).unwrap_or_default()
+    }
+
+    fn ends_generation(&self, token: Token) -> bool {
+        token == END
+    }
+}
+
+/// Settings of a [`TestEngine`]: four sequence ids, 256 cells, and steps of at most 16 tokens.
+#[derive(Default)]
+pub struct TestConfig {
+    pub step_time: Duration,
+    /// Additional sequence ids, with device top-k.
+    pub top_k_seq_ids: u16,
+    pub overlap: bool,
+    /// Faults by the number of the step, from 0.
+    pub faults: BTreeMap<u64, Fault>,
+}
+
+impl TestConfig {
+    pub fn start(self) -> TestEngine {
+        self.start_with_store(|_| ram_store(1 << 20))
+    }
+
+    /// Starts with this store for swapped-out sequences.
+    pub fn start_with_store(self, store: impl FnOnce(EngineWaker) -> SwapStore) -> TestEngine {
+        let config = SchedulerConfig {
+            seq_ids: 4 + self.top_k_seq_ids,
+            top_k_seq_ids: self.top_k_seq_ids,
+            cells: 256,
+            max_step_tokens: 16,
+            max_queue: 64,
+            max_tenant_queue: 64,
+            prefill: PrefillPolicy::default(),
+            prefix_cache: true,
+            can_truncate: true,
+            swap: true,
+            offload_prefixes: true,
+            max_drafts: 16,
+            overlap: if self.overlap {
+                Overlap::On
+            } else {
+                Overlap::Off
+            },
+        };
+        let size = Size {
+            seq_ids: config.seq_ids,
+            cells: config.cells,
+            step_tokens: config.max_step_tokens,
+            vocabulary: VOCABULARY,
+        };
+        let simulator = Simulator::new(size, Machine::default(), self.faults);
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let backend = SlowBackend {
+            simulator: simulator.with_top(self.top_k_seq_ids, TOP_K),
+            step_time: self.step_time,
+            calls: calls.clone(),
+        };
+        let metrics = Arc::new(EngineMetrics::default());
+        let (commands, receiver) = sync_channel(256);
+        let commands = Arc::new(commands);
+        let weak = Arc::downgrade(&commands);
+        let waker = EngineWaker::new(move || {
+            if let Some(commands) = weak.upgrade() {
+                let _ = commands.try_send(Command::Wake);
+            }
+        });
+        let swap = Swap::default()
+            .with_sequences(store(waker.clone()), 1 << 20)
+            .with_prefixes(ram_store(PREFIX_BYTES), PREFIX_BYTES);
+        let worker = Worker::new(
+            backend,
+            config,
+            Arc::new(Digits),
+            receiver,
+            metrics.clone(),
+            swap,
+            SamplerMailbox::new(waker.clone()),
+        );
+        let thread = Some(std::thread::spawn(move || worker.run()));
+        TestEngine {
+            commands,
+            metrics,
+            waker,
+            calls,
+            thread,
+        }
+    }
+}
+
+fn ram_store(bytes: u64) -> SwapStore {
+    let budget = SwapBudget {
+        ram: bytes,
+        disk: None,
+    };
+    SwapStore::new(budget, EngineWaker::default()).unwrap()
+}
+
+/// A worker on its own thread.
+pub struct TestEngine {
+    commands: Arc<SyncSender<Command>>,
+    pub metrics: Arc<EngineMetrics>,
+    waker: EngineWaker,
+    pub calls: Arc<Mutex<Vec<Call>>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl TestEngine {
+    pub fn start() -> Self {
+        TestConfig::default().start()
+    }
+
+    /// Starts with steps that take this long.
+    pub fn slow(step_time: Duration) -> Self {
+        TestConfig {
+            step_time,
+            ..TestConfig::default()
+        }
+        .start()
+    }
+
+    pub fn send(&self, command: Command) {
+        self.commands.send(command).unwrap();
+    }
+
+    pub fn generate(&self, prompt: Vec<Token>, options: GenerateOptions) -> Generation {
+        self.generate_for(Caller::default(), prompt, options)
+    }
+
+    pub fn generate_for(
+        &self,
+        caller: Caller,
+        prompt: Vec<Token>,
+        options: GenerateOptions,
+    ) -> Generation {
+        let (request, generation) = self.generate_request(caller, prompt, options);
+        self.send(Command::Add(Box::new(request)));
+        generation
+    }
+
+    /// Adds several requests without a step between them.
+    pub fn generate_all<const N: usize>(
+        &self,
+        requests: [(Vec<Token>, GenerateOptions); N],
+    ) -> [Generation; N] {
+        let mut new = Vec::new();
+        let generations = requests.map(|(prompt, options)| {
+            let (request, generation) = self.generate_request(Caller::default(), prompt, options);
+            new.push(request);
+            generation
+        });
+        self.send(Command::AddAll(new));
+        generations
+    }
+
+    fn generate_request(
+        &self,
+        caller: Caller,
+        prompt: Vec<Token>,
+        options: GenerateOptions,
+    ) -> (NewRequest, Generation) {
+        let (sender, generation) = mailbox(self.metrics.clone(), self.waker.clone());
+        // The name of an adapter is its number here.
+        let number = options.adapter.as_deref().map(str::parse);
+        let request = NewRequest {
+            caller,
+            adapter: AdapterId(number.map_or(0, |number| number.expect("a number"))),
+            ..new_request(prompt, RequestKind::Generate { options, sender })
+        };
+        (request, generation)
+    }
+
+    /// Adds next-token requests without a step between them. Each continues its retention, which is replaced.
+    pub fn next_tokens(
+        &self,
+        prompts: &[Vec<Token>],
+        part: &DistributionPart,
+        retentions: &mut [Retention],
+    ) -> Vec<Reply<Distribution>> {
+        let requests = prompts.iter().zip(retentions).map(|(prompt, retention)| {
+            let continued = Some(std::mem::take(retention));
+            let (sender, reply) = reply::reply();
+            let request = NextTokenRequest::new(part.clone());
+            let kind = RequestKind::NextToken { request, sender };
+            let request = NewRequest {
+                retention: retention.downgrade(),
+                continued,
+                ..new_request(prompt.clone(), kind)
+            };
+            (request, reply)
+        });
+        let (requests, replies): (Vec<_>, Vec<_>) = requests.unzip();
+        self.send(Command::AddAll(requests));
+        replies
+    }
+
+    /// Closes the command channel, waits until the worker has ended, and checks its counters.
+    pub fn end(mut self) -> Arc<EngineMetrics> {
+        let thread = self.thread.take().unwrap();
+        let metrics = self.metrics.clone();
+        drop(self);
+        thread.join().expect("the worker must not panic");
+        let expected = get(&metrics.prompt_tokens) - get(&metrics.cached_tokens)
+            + get(&metrics.generated_tokens)
+            - get(&metrics.finished)
+            - get(&metrics.uncomputed_tokens)
+            + get(&metrics.rejected_drafts)
+            + get(&metrics.next_token_computed_tokens)
+            + get(&metrics.recomputed_tokens)
+            + get(&metrics.discarded_tokens);
+        assert_eq!(get(&metrics.computed_tokens), expected);
+        assert_eq!(get(&metrics.cells_leaked), 0);
+        assert_eq!(get(&metrics.sequence_ids_used), 0);
+        metrics
+    }
+}
+
+fn new_request(prompt: Vec<Token>, kind: RequestKind) -> NewRequest {
+    NewRequest {
+        prompt,
+        caller: Caller::default(),
+        adapter: AdapterId::NONE,
+        retention: WeakRetention::default(),
+        continued: None,
+        arrived: Instant::now(),
+        permit: RequestPermit::unlimited(),
+        kind,
+    }
+}
+
+pub fn limit(max_tokens: u32) -> GenerateOptions {
+    GenerateOptions {
+        max_tokens,
+        ..GenerateOptions::default()
+    }
+}
+
+/// Generates 60 tokens without regard to end tokens.
+pub fn long() -> GenerateOptions {
+    GenerateOptions {
+        ignore_end: true,
+        ..limit(60)
+    }
+}
+
+struct Unpark(std::thread::Thread);
+
+impl std::task::Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Runs a future without a runtime.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match Pin::as_mut(&mut future).poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park_timeout(Duration::from_secs(5)),
+        }
+    }
+}
+
+/// Reads a generation to its end.
+pub fn read(mut generation: Generation) -> (Chunk, Result<Outcome, Error>) {
+    let mut all = Chunk::default();
+    while let Some(chunk) = block_on(generation.next()) {
+        all.tokens.extend(chunk.tokens);
+        all.text.push_str(&chunk.text);
+    }
+    (all, generation.outcome().unwrap())
+}
+
+/// Reads a generation that must succeed with exactly these tokens.
+#[track_caller]
+pub fn read_tokens(generation: Generation, expected: impl IntoIterator<Item = Token>) -> Outcome {
+    let (chunk, outcome) = read(generation);
+    assert_eq!(chunk.tokens, expected.into_iter().collect::<Vec<_>>());
+    outcome.expect("the generation succeeds")
+}
+
+/// Waits until a condition holds, for at most a minute.
+#[track_caller]
+pub fn wait_until(condition: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < end, "the condition does not become true");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,103 @@
+//! Requests that wait for a swapped-out state.
+
+use super::support::*;
+use crate::backend::TokenInput;
+use crate::metrics::get;
+use crate::swap_store::SwapStore;
+use crate::worker::{Command, ImportState};
+use crate::{Caller, Token};
+use corral_scheduler::{Layout, Retention, SeqId};
+use corral_simulator::{Machine, Simulator, Size};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
+
+/// A disk in memory whose reads wait for a message.
+struct GatedDisk {
+    files: HashMap<u64, Vec<u8>>,
+    reads: Arc<AtomicU64>,
+    gate: Receiver<()>,
+}
+
+impl crate::swap_store::Disk for GatedDisk {
+    fn write(&mut self, file: u64, bytes: &[u8]) -> std::io::Result<()> {
+        self.files.insert(file, bytes.to_vec());
+        Ok(())
+    }
+
+    fn read(&mut self, file: u64, _: u64) -> std::io::Result<Vec<u8>> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let _ = self.gate.recv();
+        Ok(self.files[&file].clone())
+    }
+
+    fn remove(&mut self, file: u64) -> std::io::Result<()> {
+        self.files.remove(&file);
+        Ok(())
+    }
+}
+
+/// The state of these tokens.
+fn state(tokens: &[Token]) -> Vec<u8> {
+    let size = Size {
+        seq_ids: 1,
+        cells: 256,
+        step_tokens: 256,
+        vocabulary: VOCABULARY,
+    };
+    let mut simulator = Simulator::new(size, Machine::default(), Default::default());
+    let inputs = (0..).zip(tokens).map(|(position, &token)| TokenInput {
+        token,
+        position,
+        seq: SeqId(0),
+        output: false,
+    });
+    let inputs: Vec<_> = inputs.collect();
+    simulator.decode(&simulator_inputs(&inputs)).unwrap();
+    simulator.save(SeqId(0), usize::MAX).unwrap()
+}
+
+#[test]
+fn cancelled_request_does_not_end_the_swap_in_of_another() {
+    let (open, gate) = sync_channel(9);
+    let reads = Arc::new(AtomicU64::new(0));
+    let disk = GatedDisk {
+        files: HashMap::new(),
+        reads: reads.clone(),
+        gate,
+    };
+    let engine = TestConfig::default()
+        .start_with_store(|waker| SwapStore::with_disk(600, 1 << 20, disk, waker).unwrap());
+    let retention = Retention::default();
+    // Each state drives the previous ones from memory to the disk.
+    for first in [0, 100, 200] {
+        let tokens: Vec<Token> = (first..first + 60).collect();
+        let import = ImportState {
+            scope: Caller::default().scope(),
+            state: state(&tokens),
+            tokens,
+            layout: Layout::new(std::iter::once(0..60).collect()).unwrap(),
+            retention: retention.downgrade(),
+        };
+        engine.send(Command::ImportState(Box::new(import)));
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let prompt = |last| (0..60).chain([last]).collect::<Vec<Token>>();
+    let stays = engine.generate(prompt(300), limit(3));
+    let cancelled = engine.generate(prompt(400), limit(3));
+    wait_until(|| reads.load(Ordering::Relaxed) > 0);
+    drop(cancelled);
+    engine.send(Command::Wake);
+    wait_until(|| get(&engine.metrics.cancelled) > 0);
+    std::thread::sleep(Duration::from_millis(50));
+    for _ in 0..9 {
+        open.send(()).unwrap();
+    }
+    let (_, outcome) = read(stays);
+    assert_eq!(outcome.unwrap().cached_tokens, 60);
+    assert_eq!(reads.load(Ordering::Relaxed), 1);
+    engine.send(Command::Shutdown);
+    engine.end();
+}
