@@ -172,6 +172,21 @@ fn invalid_fields_get_explained_400() {
 }
 
 #[test]
+fn body_of_too_many_values_gets_400() {
+    let corral = Corral::start_with_routes(&[("/v1", "openai")], &[]);
+    let stops = json!({"model": "tiny", "prompt": "1+1=", "stop": vec!["x"; 1_000_000]});
+    let message = json!({"role": "user", "content": "x"});
+    let messages = json!({"model": "tiny", "messages": vec![message; 100_000]});
+    for (path, body) in [("completions", stops), ("chat/completions", messages)] {
+        let answer = corral.post(&format!("/v1/{path}"), body.to_string());
+        assert_eq!(answer.status, 400, "{path}: {answer:?}");
+        assert!(answer.body.contains("200000 values"), "{answer:?}");
+    }
+    corral.check_alive();
+    corral.wait_until_idle();
+}
+
+#[test]
 fn unknown_paths_get_404() {
     let corral = Corral::start();
     for path in [

@@ -198,6 +198,86 @@ fn oversized_grammar_is_refused() {
     corral.wait_until_idle();
 }
 
+/// A schema whose patterns are disjoint, which only comparing all pairs shows.
+fn pattern_properties(names: &str, count: usize) -> Value {
+    let patterns = (0..count).map(|number| {
+        let pattern = format!("^{names}{number}.*x{number}$");
+        (pattern, json!({"type": "string"}))
+    });
+    json!({"type": "object", "patternProperties": Value::Object(patterns.collect())})
+}
+
+#[test]
+fn costly_grammars_leave_the_compiler_to_others() {
+    const FAILURES: &str = "corral_engine_grammar_compilation_failures_total";
+    const ROUNDS: u64 = 3;
+    let routes = [("/v1", "openai"), ("/other", "generate")];
+    let corral = Corral::start_with_routes(&routes, &[]);
+    let generate = |schema: &Value| {
+        let request = json!({"prompt": "1+1=", "constraint": {"json_schema": schema}});
+        let answer = corral.post("/generate", request.to_string());
+        answer.problem(400, "invalid-constraint")
+    };
+    let chat = |schema: &Value| {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+        let message = json!({"role": "user", "content": "1+1="});
+        let request = json!({"model": "tiny", "messages": [message], "response_format": format});
+        let answer = corral.post("/v1/chat/completions", request.to_string());
+        assert_eq!(answer.status, 400, "{answer:?}");
+        answer.body
+    };
+    let asked = corral.with_neighbors(|| {
+        for round in 0..ROUNDS {
+            let names = ["a", "b"].map(|letter| format!("{letter}{round}-"));
+            std::thread::scope(|scope| {
+                // Two at once, as many as compile at once. Each compares its 50 patterns 1,000 times.
+                for names in &names {
+                    let schema = json!({
+                        "$defs": {"a": pattern_properties(names, 50)},
+                        "allOf": vec![json!({"$ref": "#/$defs/a"}); 1_000],
+                    });
+                    let (generate, chat) = (&generate, &chat);
+                    scope.spawn(move || {
+                        let detail = generate(&schema);
+                        assert!(detail.contains("too much work"), "{detail}");
+                        let detail = chat(&pattern_properties(names, 4_000));
+                        assert!(detail.contains("it has 4000 patterns"), "{detail}");
+                    });
+                }
+            });
+            // A refused compilation has ended, so another tenant's grammar compiles.
+            let constraint = json!({"regex": format!("2|{round}x")});
+            let request = json!({"prompt": "1+1=", "constraint": constraint});
+            assert_eq!(corral.generate_at("/other", &request)["text"], "2");
+        }
+    });
+    assert!(asked >= 10, "1+1 was answered {asked} times meanwhile");
+    let metrics = corral.wait_until_idle();
+    assert_eq!(metrics.get(FAILURES), (4 * ROUNDS) as f64);
+}
+
+#[test]
+fn costly_token_of_grammar_fails_its_request() {
+    let corral = Corral::start();
+    let conjuncts: Vec<_> = (0..200).map(|n| format!("/.*a.{{{n}}}/")).collect();
+    // The intersection has no use before the first token, and 2^200 parts after it.
+    let lark = format!(
+        "start: A\nA: \"2\" (\"x\" B)?\nB: {}\n",
+        conjuncts.join(" & ")
+    );
+    let asked = corral.with_neighbors(|| {
+        for _ in 0..3 {
+            let request =
+                json!({"prompt": "1+1=", "constraint": {"lark": lark}, "ignore_end": true});
+            let answer = corral.post("/generate", request.to_string());
+            let detail = answer.problem(400, "invalid-constraint");
+            assert!(detail.contains("too much work"), "{detail}");
+        }
+    });
+    assert!(asked >= 3, "1+1 was answered {asked} times meanwhile");
+    corral.wait_until_idle();
+}
+
 #[test]
 fn constrained_load_leaves_sums_right() {
     let corral = Corral::start();

@@ -17,6 +17,7 @@ fn each_fault_has_its_own_error() {
             ("hog", 500, "memory", "64 MiB"),
             ("sleeper", 504, "deadline", "12 s"),
             ("refuse", 500, "gave-up", "refused on request"),
+            ("upgrade", 500, "gave-up", "invalid status 101"),
         ] {
             let started = Instant::now();
             let answer = corral.post(&format!("/misbehave/{deed}"), "");
@@ -35,7 +36,7 @@ fn each_fault_has_its_own_error() {
         ("cpu-time", 1.0),
         ("memory", 1.0),
         ("deadline", 1.0),
-        ("gave-up", 1.0),
+        ("gave-up", 2.0),
         ("no-response", 0.0),
         ("internal", 0.0),
     ] {

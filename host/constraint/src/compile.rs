@@ -1,12 +1,15 @@
 //! Compiles the text of a grammar.
 
-use crate::llguidance_message::{TextPosition, is_panic, split};
+use crate::llguidance_message::{TextPosition, panic_of, split};
 use crate::matcher::Constraint;
 use crate::vocabulary::VocabularyIndex;
 use crate::watchdog::Watchdog;
 use crate::{Error, Grammar, gbnf, json, limits, regex};
 use llguidance::api::TopLevelGrammar;
 use std::sync::Arc;
+
+/// Why a grammar above the limits of a compilation is refused.
+pub const TOO_MUCH_WORK: &str = "it takes too much work to compile; make it smaller";
 
 /// A compiled grammar and its estimated size in bytes.
 pub struct Compiled {
@@ -65,10 +68,14 @@ fn build(
     let parser = index.factory.create_parser(grammar);
     let mut parser = parser.map_err(|error| {
         let message = error.to_string();
-        if is_panic(&message) {
-            tracing::warn!(message, "llguidance panicked while compiling a grammar");
+        match panic_of(&message) {
+            Some(ahash::EXCEEDED) => TOO_MUCH_WORK.into(),
+            Some(what) => {
+                tracing::warn!(what, "llguidance panicked while compiling a grammar");
+                format!("llguidance cannot compile it ({what}); simplify it")
+            }
+            None => message,
         }
-        message
     })?;
     let lexer = parser.parser.lexer_stats();
     let bytes = 4096

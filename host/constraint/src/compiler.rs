@@ -1,7 +1,8 @@
 //! A model's grammar compiler: compiles on threads of its own, and caches the results.
 
 use crate::cache::{Key, LruCache};
-use crate::compile::{Compiled, compile};
+use crate::compile::{Compiled, TOO_MUCH_WORK, compile};
+use crate::llguidance_message::is_exceeded;
 use crate::matcher::Constraint;
 use crate::vocabulary::{Vocabulary, VocabularyIndex};
 use crate::watchdog::Watchdog;
@@ -167,12 +168,8 @@ impl GrammarCompiler {
             if let Some(result) = compilation.get() {
                 return result.clone();
             }
-            state = self.shared.wait(state, deadline).ok_or_else(|| {
-                Error::Invalid(format!(
-                    "the {kind} took more than {} s to compile; make it smaller",
-                    limits::MAX_COMPILE_TIME.as_secs()
-                ))
-            })?;
+            let waited = self.shared.wait(state, deadline);
+            state = waited.ok_or_else(|| too_much_work(grammar))?;
         }
     }
 
@@ -230,9 +227,17 @@ impl GrammarCompiler {
             .name("corral-grammar".into())
             .stack_size(limits::COMPILE_STACK_BYTES)
             .spawn(move || {
-                let compile = || compile(&grammar, &index, &watchdog);
-                let compiled = catch_unwind(AssertUnwindSafe(compile)).unwrap_or_else(|_| {
-                    Err(Error::Failed("the grammar compiler panicked".to_string()))
+                let limit = ahash::Limit {
+                    hashes: limits::MAX_COMPILE_HASHES,
+                    deadline: Some(deadline),
+                };
+                let compile = || ahash::with_limit(limit, || compile(&grammar, &index, &watchdog));
+                let compiled = catch_unwind(AssertUnwindSafe(compile)).unwrap_or_else(|payload| {
+                    Err(if is_exceeded(&*payload) {
+                        too_much_work(&grammar)
+                    } else {
+                        Error::Failed("the grammar compiler panicked".into())
+                    })
                 });
                 shared.finish(key, &result, compiled);
             });
@@ -243,6 +248,12 @@ impl GrammarCompiler {
         }
         Ok(compilation)
     }
+}
+
+/// The error of a grammar that exceeds [`limits::MAX_COMPILE_HASHES`] or [`limits::MAX_COMPILE_TIME`].
+fn too_much_work(grammar: &Grammar) -> Error {
+    let (kind, ..) = grammar.parts();
+    Error::Invalid(format!("the {kind} is invalid: {TOO_MUCH_WORK}"))
 }
 
 fn key(grammar: &Grammar) -> Key {

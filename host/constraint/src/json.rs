@@ -96,6 +96,7 @@ pub fn parse(text: &str) -> Result<Value, String> {
     let mut check = SchemaCheck {
         root: &schema,
         path: Vec::new(),
+        properties: 0,
     };
     check.schema(&schema, 1)?;
     Ok(schema)
@@ -131,6 +132,8 @@ fn pointer(path: &[String]) -> String {
 struct SchemaCheck<'a> {
     root: &'a Value,
     path: Vec<String>,
+    /// Number of properties so far.
+    properties: usize,
 }
 
 impl<'a> SchemaCheck<'a> {
@@ -164,6 +167,7 @@ impl<'a> SchemaCheck<'a> {
             Some(value) => value.as_u64().unwrap_or(1).max(1),
             None => 1,
         };
+        self.optional_properties(object)?;
         for (keyword, value) in object {
             self.within(keyword, |check| check.keyword(keyword, value, count, items))?;
         }
@@ -186,6 +190,18 @@ impl<'a> SchemaCheck<'a> {
                 let Value::Object(schemas) = value else {
                     return self.error(format!("it is {}; it must be an object", kind(value)));
                 };
+                match keyword {
+                    "properties" => self.properties += schemas.len(),
+                    "patternProperties" => {
+                        self.limit(schemas.len(), "patterns", limits::MAX_PATTERN_PROPERTIES)?;
+                    }
+                    _ => {}
+                }
+                self.limit(
+                    self.properties,
+                    "properties together with those before",
+                    limits::MAX_PROPERTIES,
+                )?;
                 for (name, schema) in schemas {
                     self.within(name, |check| {
                         if keyword == "patternProperties" {
@@ -211,6 +227,7 @@ impl<'a> SchemaCheck<'a> {
             "minimum" | "maximum" | "multipleOf" if !value.is_number() => {
                 self.error(format!("it is {}; it must be a number", kind(value)))
             }
+            "multipleOf" => self.multiple_of(value),
             "exclusiveMinimum" | "exclusiveMaximum"
                 if !value.is_number() && !value.is_boolean() =>
             {
@@ -234,6 +251,49 @@ impl<'a> SchemaCheck<'a> {
             },
             _ => Ok(()),
         }
+    }
+
+    /// Refuses a number of things above a limit.
+    fn limit(&self, number: usize, things: &str, max: usize) -> Result<(), String> {
+        if number > max {
+            return self.error(format!("it has {number} {things}; the maximum is {max}"));
+        }
+        Ok(())
+    }
+
+    fn optional_properties(&self, object: &Map<String, Value>) -> Result<(), String> {
+        let length = |keyword| match object.get(keyword) {
+            Some(Value::Object(properties)) => properties.len(),
+            Some(Value::Array(names)) => names.len(),
+            _ => 0,
+        };
+        if !object.contains_key("minProperties") {
+            return Ok(());
+        }
+        self.limit(
+            length("properties").saturating_sub(length("required")),
+            "optional properties beside minProperties",
+            limits::MAX_COUNTED_PROPERTIES,
+        )
+    }
+
+    fn multiple_of(&self, value: &Value) -> Result<(), String> {
+        // llguidance counts in 32 bits with all digits of the number.
+        let mut digits = value.as_f64().unwrap_or(0.0).abs();
+        let mut decimals = 0;
+        while digits.fract() != 0.0 && decimals < limits::MAX_MULTIPLE_OF_DECIMALS {
+            digits *= 10.0;
+            decimals += 1;
+        }
+        if digits.fract() != 0.0 || digits > limits::MAX_MULTIPLE_OF {
+            return self.error(format!(
+                "{value} has too many digits; it may have at most {} decimals, and be at most {} \
+                 without the point",
+                limits::MAX_MULTIPLE_OF_DECIMALS,
+                limits::MAX_MULTIPLE_OF
+            ));
+        }
+        Ok(())
     }
 
     fn types(&mut self, value: &Value) -> Result<(), String> {

@@ -13,10 +13,26 @@ pub const MAX_REGEX_BYTES: usize = 16 << 10;
 pub const MAX_NESTING: u32 = 100;
 /// The largest repetition count (`{m,n}`, `maxItems`, `maxLength`), nested counts multiplied.
 pub const MAX_COUNT: u64 = 100_000;
-/// How long a caller waits for a compilation.
+/// How long a caller waits for a compilation, and how long the compilation may take.
 pub const MAX_COMPILE_TIME: Duration = Duration::from_secs(5);
-/// Compilations at once. One that exceeds [`MAX_COMPILE_TIME`] counts until it ends.
+/// Hashes of one compilation, which measure its work: see the crate `hasher`. A schema of 4,000 properties needs
+/// 1.2 million. With the 60 bytes that some of them allocate, this also limits the memory.
+pub const MAX_COMPILE_HASHES: u64 = 5_000_000;
+/// Hashes of one call of a matcher.
+pub const MAX_STEP_HASHES: u64 = 2_000_000;
+/// Compilations at once.
 pub const MAX_COMPILATIONS: usize = 2;
+/// Properties of a JSON schema, all objects together. llguidance takes time quadratic in the optional ones of an
+/// object.
+pub const MAX_PROPERTIES: usize = 5_000;
+/// Optional properties of an object with `minProperties`, of which llguidance lists all pairs.
+pub const MAX_COUNTED_PROPERTIES: usize = 100;
+/// Patterns in one `patternProperties`. llguidance compares all pairs.
+pub const MAX_PATTERN_PROPERTIES: usize = 128;
+/// `multipleOf` without its decimal point. The lexer has a state for each remainder.
+pub const MAX_MULTIPLE_OF: f64 = 100_000.0;
+/// Decimals of `multipleOf`.
+pub const MAX_MULTIPLE_OF_DECIMALS: u32 = 8;
 /// Stack of a compiling thread, of which only the used part takes memory. Compiling is recursive, and
 /// rules can call each other in a chain as long as [`MAX_SCHEMA_BYTES`] allows.
 pub const COMPILE_STACK_BYTES: usize = 256 << 20;

@@ -1,5 +1,7 @@
 //! Positions in a text, and messages of `llguidance` prepared for users.
 
+use std::any::Any;
+
 /// A position in a text: line and column, both from 1, the column in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextPosition {
@@ -41,9 +43,14 @@ pub fn first_line(message: &str) -> &str {
     &line[..line.floor_char_boundary(MAX_MESSAGE_BYTES)]
 }
 
-/// Whether a message reports a panic inside `llguidance`.
-pub fn is_panic(message: &str) -> bool {
-    message.starts_with("panic: ")
+/// The text of a panic inside `llguidance` that a message reports.
+pub fn panic_of(message: &str) -> Option<&str> {
+    first_line(message).strip_prefix("panic: ")
+}
+
+/// Whether a thread was stopped by its limit on work.
+pub fn is_exceeded(payload: &(dyn Any + Send)) -> bool {
+    payload.downcast_ref::<&str>() == Some(&ahash::EXCEEDED)
 }
 
 /// Splits a message of the form `at 3(7): text` or `3(7): text` into its position and text.

@@ -1,6 +1,6 @@
 //! A request's position in its grammar.
 
-use crate::llguidance_message::first_line;
+use crate::llguidance_message::{first_line, is_exceeded};
 use crate::vocabulary::VocabularyIndex;
 use crate::watchdog::{CallTimer, Watchdog};
 use crate::{Error, Token, limits};
@@ -249,13 +249,18 @@ impl Matcher {
         self.timer.start();
         let inner = &mut self.inner;
         // After a panic the parser is not used again, so its state does not matter.
-        let result = catch_unwind(AssertUnwindSafe(|| {
+        let limit = ahash::Limit {
+            hashes: limits::MAX_STEP_HASHES,
+            deadline: None,
+        };
+        let limited = || {
             let value = call(inner).map_err(|error| error.to_string())?;
             match inner.parser.get_error() {
                 Some(error) => Err(error.message()),
                 None => Ok((value, inner.parser.lexer_stats().num_bytes)),
             }
-        }));
+        };
+        let result = catch_unwind(AssertUnwindSafe(|| ahash::with_limit(limit, limited)));
         self.timer.stop();
         match result {
             Ok(Ok((_, bytes))) if bytes > limits::MAX_MATCHER_BYTES => {
@@ -263,6 +268,7 @@ impl Matcher {
             }
             Ok(Ok((value, _))) => Ok(value),
             Ok(Err(message)) => Err(self.fail(&message)),
+            Err(payload) if is_exceeded(&*payload) => Err(self.fail(ahash::EXCEEDED)),
             Err(_) => Err(self.end(Error::Failed(
                 "the grammar cannot continue: llguidance panicked".into(),
             ))),
@@ -309,12 +315,11 @@ impl Matcher {
     fn fail(&mut self, message: &str) -> Error {
         let message = first_line(message);
         let handle = self.inner.cancellation_handle();
-        let what = if handle.is_some_and(|handle| handle.is_cancelled()) {
-            format!(
-                "the grammar cannot continue: one token took more than {} ms; make it simpler or less \
-                 ambiguous",
-                limits::MAX_STEP_TIME.as_millis()
-            )
+        let canceled = handle.is_some_and(|handle| handle.is_cancelled());
+        let what = if canceled || message.ends_with(ahash::EXCEEDED) {
+            "the grammar cannot continue: one token takes too much work; make it simpler or less \
+             ambiguous"
+                .into()
         } else if message == StopReason::NoExtensionBias.to_string() {
             "the grammar has a dead end: no token fits here; check that every rule can end".into()
         } else {

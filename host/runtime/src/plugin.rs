@@ -204,6 +204,11 @@ impl Plugin {
         let handle = CallHandle::new(task.abort_handle(), Arc::clone(&outcome));
         match response.await {
             Ok(Ok(response)) => {
+                let status = response.status().as_u16();
+                if !(200..600).contains(&status) {
+                    let message = format!("invalid status {status}; expected 200 to 599");
+                    return Err(handle.fail(CallError::GaveUp { message }));
+                }
                 let limit = plugin.limits.response_bytes;
                 let announced = content_length(response.headers());
                 if announced.is_some_and(|length| length > limit) {

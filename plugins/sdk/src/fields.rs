@@ -63,6 +63,28 @@ pub const ZERO_TO_ONE: NumberRange = NumberRange {
     contains: |value| (0.0..=1.0).contains(&value),
 };
 
+/// The values in a request body: a parsed value takes many times the memory of its text.
+pub const MAX_VALUES: usize = 200_000;
+
+/// The number of strings, names, arrays, objects and commas of a JSON text.
+fn count_values(json: &[u8]) -> usize {
+    let mut count = 0;
+    let (mut in_string, mut escaped) = (false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_string,
+            b'"' => {
+                in_string = !in_string;
+                count += usize::from(in_string);
+            }
+            b'{' | b'[' | b',' if !in_string => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
 impl Fields {
     /// Wraps the body's object.
     pub fn from_map(members: Map<String, Value>) -> Self {
@@ -80,8 +102,12 @@ impl Fields {
         }
     }
 
-    /// Parses a request body, which must be a JSON object.
+    /// Parses a request body, which must be a JSON object of at most [`MAX_VALUES`] values.
     pub fn parse(body: &[u8]) -> Result<Self, Error> {
+        if count_values(body) > MAX_VALUES {
+            let text = format!("the body has more than {MAX_VALUES} values; ask for less");
+            return Err(Error::bad_request("too-many-values", text));
+        }
         let value: Value = serde_json::from_slice(body).map_err(|error| {
             // serde_json's text ends with "at line L column C".
             Error::bad_request("invalid-json", format!("the body is not JSON: {error}"))

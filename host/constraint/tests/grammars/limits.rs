@@ -12,6 +12,27 @@ fn chain(length: usize, rule: impl Fn(usize) -> String) -> String {
     (0..length).map(rule).collect()
 }
 
+/// The members of an object, joined by commas.
+fn members(count: usize, member: impl Fn(usize) -> String) -> String {
+    (0..count).map(member).collect::<Vec<_>>().join(",")
+}
+
+fn properties(count: usize) -> String {
+    members(count, |n| format!(r#""a{n}":{{}}"#))
+}
+
+/// A schema whose patterns are disjoint, which only comparing all pairs shows.
+fn pattern_properties(count: usize) -> String {
+    let pattern = |n: usize| format!(r#""^a{n}.*x{n}$":{{"type":"string"}}"#);
+    format!(r#"{{"patternProperties":{{{}}}}}"#, members(count, pattern))
+}
+
+/// A Lark terminal whose intersection has a symbolic derivative of 2^200 parts.
+fn intersection() -> String {
+    let conjuncts: Vec<String> = (0..200).map(|n| format!("/.*a.{{{n}}}/")).collect();
+    conjuncts.join(" & ")
+}
+
 #[test]
 fn too_large_grammars_are_refused() {
     let values: Vec<String> = (0..40_000).map(|n| format!("\"{n}\"")).collect();
@@ -50,6 +71,27 @@ fn too_large_grammars_are_refused() {
             "deeper than 100",
         ),
         (gbnf("root ::= \"a\"{1,100001}"), "column 13"),
+        (
+            schema(&pattern_properties(4_000)),
+            "at /patternProperties: it has 4000",
+        ),
+        (
+            schema(&format!(r#"{{"properties": {{{}}}}}"#, properties(5_001))),
+            "at /properties: it has 5001",
+        ),
+        (
+            schema(&format!(
+                r#"{{"minProperties": 1, "properties": {{{}}}}}"#,
+                properties(101)
+            )),
+            "101 optional properties",
+        ),
+        (schema(r#"{"multipleOf": 999999937}"#), "at /multipleOf"),
+        (schema(r#"{"multipleOf": 0.000000001}"#), "at /multipleOf"),
+        (
+            schema(r#"{"allOf": [{"multipleOf": 99991}, {"multipleOf": 99989}]}"#),
+            "overflow",
+        ),
     ] {
         let what = refused(&grammar);
         assert!(what.contains(words), "{what}");
@@ -144,6 +186,67 @@ fn longest_chains_of_rules_are_harmless() {
         }
     }
     assert!(compiler.compile(&regex("fine")).is_ok());
+}
+
+#[test]
+fn compilations_of_exponential_work_end() {
+    let compiler = compiler_for(vocabulary());
+    let patterns = pattern_properties(50);
+    let reference = |_| r##"{"$ref":"#/$defs/a"}"##.to_string();
+    let references = members(1_000, reference);
+    let of_string = |n: usize| format!(r#"{{"pattern":"a{n}"}}"#);
+    let grammars = [
+        schema(&format!(
+            r#"{{"$defs":{{"a":{patterns}}},"allOf":[{references}]}}"#
+        )),
+        schema(&format!(
+            r#"{{"type":"string","allOf":[{}]}}"#,
+            members(200, of_string)
+        )),
+        lark(&format!("start: A\nA: {}\n", intersection())),
+        lark(&format!("start: %json {}\n", pattern_properties(700))),
+    ];
+    for (number, grammar) in grammars.iter().enumerate() {
+        match compiler.compile(grammar) {
+            Err(Error::Invalid(what)) => assert!(what.contains("too much work"), "{what}"),
+            other => panic!("{other:?}"),
+        }
+        // If the caller stopped waiting first, the compilation ends at once too.
+        while compiler.counters().failed <= number as u64 {
+            std::thread::yield_now();
+        }
+    }
+    assert!(compiler.compile(&regex("fine")).is_ok());
+}
+
+#[test]
+fn step_of_exponential_work_ends() {
+    // The compiler only proves that the terminal matches something, which "y" does.
+    let text = format!("start: A\nA: \"y\" (\"x\" B)?\nB: {}\n", intersection());
+    let constraint = compile(&lark(&text));
+    let mut matcher = constraint.start();
+    matcher.advance(u32::from(b'y')).unwrap();
+    let failed = matcher.mask().map(<[u32]>::len).unwrap_err();
+    assert!(failed.to_string().contains("too much work"), "{failed}");
+}
+
+#[test]
+fn large_ordinary_schemas_compile() {
+    let required = members(4_000, |n| format!(r#""a{n}""#));
+    for text in [
+        pattern_properties(100),
+        format!(r#"{{"properties":{{{}}}}}"#, properties(4_000)),
+        format!(
+            r#"{{"properties":{{{}}},"required":[{required}],"additionalProperties":false}}"#,
+            properties(4_000)
+        ),
+        format!(
+            r#"{{"properties":{{{}}},"patternProperties":{{"^x-[a-z]+$":{{}},"^[0-9]{{1,4}}$":{{}}}}}}"#,
+            properties(1_000)
+        ),
+    ] {
+        compile(&schema(&text));
+    }
 }
 
 /// The time per token is quadratic in the text here.

@@ -16,6 +16,7 @@
 //! | `drip` | sends "drip" ten times a second forever |
 //! | `flood` | sends an endless body as fast as it is read |
 //! | `refuse` | returns an error instead of a response |
+//! | `upgrade` | responds with the status 101 |
 //! | `deaf` | responds with "ok" without reading the request's body |
 //! | `hold` | sends its environment variables as `env` does, then the request's body as it arrives, then the variables again |
 //! | `env` | responds with its environment variables, one per line, sorted |
@@ -65,6 +66,7 @@ impl wasip3::exports::http::handler::Guest for Misbehave {
             "ok" | "deaf" => "ok".to_owned(),
             "state" => calls.to_string(),
             "echo" => return response(200, body(request)),
+            "upgrade" => return response(101, body_of("switched")),
             "trap" => trap(),
             "panic" => panic!("misbehave panics on request"),
             "spin" => spin(),
