@@ -5,12 +5,11 @@ use crate::args::{ServeArgs, reload_files};
 use crate::{Error, startup};
 use corral_engine::ModelPool;
 use corral_server::deployments::{Deployments, Store, StoreLimits};
-use corral_server::{
-    Access, Listeners, ReloadSignals, Server, ServerOptions, Services, StopSignals,
-};
+use corral_server::{Access, Listeners, Server, ServerOptions, Services, StopSignals};
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Defaults of a call's time and its plugin's CPU time.
 const CALL_TIME: Duration = Duration::from_secs(60);
@@ -43,7 +42,7 @@ async fn serve_until_stopped(args: &ServeArgs) -> Result<ExitCode, Error> {
     // Watch signals before models load, which takes long.
     let no_signals = || Error::context("cannot watch signals; raise the limit of open files");
     let mut stop = StopSignals::new().map_err(no_signals())?;
-    let reload = ReloadSignals::new().map_err(no_signals())?;
+    let reload = signal(SignalKind::hangup()).map_err(no_signals())?;
     let reloading = tokio::spawn(reload_on_signal(options.clone(), reload));
     let server =
         Server::start(listeners, options).map_err(Error::context("cannot start the listeners"))?;
@@ -91,9 +90,9 @@ async fn serve_until_stopped(args: &ServeArgs) -> Result<ExitCode, Error> {
 }
 
 /// Reads the certificate and the keys again on each SIGHUP.
-async fn reload_on_signal(options: ServerOptions, mut reload: ReloadSignals) {
+async fn reload_on_signal(options: ServerOptions, mut reload: Signal) {
     loop {
-        reload.next().await;
+        reload.recv().await;
         let options = options.clone();
         // After a panic the previous files stay in use.
         let _ = tokio::task::spawn_blocking(move || reload_files(&options, note)).await;

@@ -184,20 +184,20 @@ impl Call {
         }));
         let _panic_guard = PanicGuard(&self.outcome);
         let cpu = self.limits.cpu;
-        let mut spent_elsewhere = pin!(self.meter.spent());
+        let mut exhausted = pin!(self.meter.exhausted());
         // A sampling plugin may use up the CPU time while the handler sleeps.
-        let spent = |cx: &mut Context<'_>| {
-            self.meter.used() > cpu || spent_elsewhere.as_mut().poll(cx).is_ready()
+        let is_exhausted = |cx: &mut Context<'_>| {
+            self.meter.used() > cpu || exhausted.as_mut().poll(cx).is_ready()
         };
-        let result = match run_within(&self.meter, spent, self.time.deadline, counted).await {
-            Ok(done) => {
-                done.map_err(|error| CallError::from_wasmtime(&error, &self.meter, &self.limits))
-            }
-            Err(TimeExceeded::Cpu) => Err(CallError::CpuTime { cpu }),
-            Err(TimeExceeded::Wall) => Err(CallError::Deadline {
-                time: self.time.limit,
-            }),
-        };
+        let result =
+            match run_within(&self.meter, is_exhausted, self.time.deadline, counted).await {
+                Ok(done) => done
+                    .map_err(|error| CallError::from_wasmtime(&error, &self.meter, &self.limits)),
+                Err(TimeExceeded::Cpu) => Err(CallError::CpuTime { cpu }),
+                Err(TimeExceeded::Wall) => Err(CallError::Deadline {
+                    time: self.time.limit,
+                }),
+            };
         match result {
             Ok(value) => {
                 self.outcome.completed.store(true, Ordering::Relaxed);

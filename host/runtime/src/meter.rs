@@ -23,7 +23,7 @@ pub(crate) struct Meter {
     used: AtomicU64,
     poll_began: AtomicU64,
     memory_refused: AtomicBool,
-    spent: Notify,
+    exhausted: Notify,
     /// A meter that is charged for the same work.
     parent: Option<Arc<Self>>,
 }
@@ -70,14 +70,14 @@ impl Meter {
         Duration::from_nanos(thread_nanos().saturating_sub(self.poll_began.load(Ordering::Relaxed)))
     }
 
-    /// Reports that the call has no CPU time left. Wakes [`Self::spent`].
-    pub(crate) fn report_spent(&self) {
-        self.spent.notify_one();
+    /// Reports that the call has no CPU time left. Wakes [`Self::exhausted`].
+    pub(crate) fn report_exhausted(&self) {
+        self.exhausted.notify_one();
     }
 
-    /// Waits for [`Self::report_spent`]. Returns at once if that was called before.
-    pub(crate) async fn spent(&self) {
-        self.spent.notified().await;
+    /// Waits for [`Self::report_exhausted`]. Returns at once if that was called before.
+    pub(crate) async fn exhausted(&self) {
+        self.exhausted.notified().await;
     }
 
     /// Records that the guest was refused memory, which explains the trap that is likely to follow.

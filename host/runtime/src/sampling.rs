@@ -139,7 +139,7 @@ struct RequestSampler {
 
 impl RequestSampler {
     /// Whether the request has used up its CPU time.
-    fn is_cpu_spent(&self) -> bool {
+    fn is_cpu_exhausted(&self) -> bool {
         self.request_meter.used() > self.limits.cpu
     }
 

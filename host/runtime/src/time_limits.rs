@@ -16,26 +16,26 @@ pub(crate) enum TimeExceeded {
     Wall,
 }
 
-/// Runs `work` until it ends, `spent` returns true, or `deadline` passes. Charges its CPU time to `meter`.
+/// Runs `work` until it ends, `is_exhausted` returns true, or `deadline` passes. Charges its CPU time to `meter`.
 ///
-/// `spent` runs before and after each poll. It registers the task's waker if others may use up the CPU
+/// `is_exhausted` runs before and after each poll. It registers the task's waker if others may use up the CPU
 /// time.
 pub(crate) async fn run_within<W: Future>(
     meter: &Meter,
-    mut spent: impl FnMut(&mut Context<'_>) -> bool,
+    mut is_exhausted: impl FnMut(&mut Context<'_>) -> bool,
     deadline: Instant,
     mut work: Pin<&mut W>,
 ) -> Result<W::Output, TimeExceeded> {
     let mut clock = pin!(sleep_until(deadline));
     poll_fn(|cx| {
         // Before the poll: the guest must not see errors of other work that stopped for the same reason.
-        if spent(cx) {
+        if is_exhausted(cx) {
             return Poll::Ready(Err(TimeExceeded::Cpu));
         }
         if let Poll::Ready(done) = meter.measure(|| work.as_mut().poll(cx)) {
             return Poll::Ready(Ok(done));
         }
-        if spent(cx) {
+        if is_exhausted(cx) {
             return Poll::Ready(Err(TimeExceeded::Cpu));
         }
         // The timer wakes the task, but a busy thread may pass the deadline before the timer fires.

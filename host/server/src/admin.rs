@@ -10,23 +10,21 @@ mod models;
 mod openapi;
 mod types;
 
-pub(crate) use api::MAX_UPLOADS;
 pub(crate) use authorization::{AdminExposure, AdminGuard};
 pub use authorization::{AdminToken, AdminTokenError};
-pub(crate) use engine_status::MAX_STATUS_QUERIES;
-pub(crate) use logs::MAX_LOG_FOLLOWERS;
 
 use crate::probes;
 use crate::problem::Problem;
 use crate::prometheus::{self, MetricFamilies};
 use crate::request_log::LoggedBody;
-use crate::server::ServerState;
+use crate::state::ServerState;
 use corral_engine::MetricKind;
 use corral_runtime::Body;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use std::sync::Arc;
+use tokio::sync::Semaphore;
 
 /// Body of `GET /`.
 const INDEX: &str = "\
@@ -43,9 +41,33 @@ corral admin
 If there is an admin token, every change needs it, and so does all of /deployments and /components.
 ";
 
+/// State of the admin listener.
+pub(crate) struct AdminState {
+    server: Arc<ServerState>,
+    guard: AdminGuard,
+    /// Permits for status queries.
+    status_queries: Arc<Semaphore>,
+    /// Permits for uploads of components.
+    uploads: Semaphore,
+    /// Permits for clients that follow logs.
+    log_followers: Arc<Semaphore>,
+}
+
+impl AdminState {
+    pub(crate) fn new(server: Arc<ServerState>, guard: AdminGuard) -> Self {
+        AdminState {
+            server,
+            guard,
+            status_queries: Arc::new(Semaphore::new(engine_status::MAX_STATUS_QUERIES)),
+            uploads: Semaphore::new(api::MAX_UPLOADS),
+            log_followers: Arc::new(Semaphore::new(logs::MAX_LOG_FOLLOWERS)),
+        }
+    }
+}
+
 /// Answers one request.
 pub(crate) async fn answer(
-    state: Arc<ServerState>,
+    state: Arc<AdminState>,
     request: Request<Incoming>,
 ) -> Response<LoggedBody> {
     route(&state, request)
@@ -54,10 +76,11 @@ pub(crate) async fn answer(
         .map(LoggedBody::from)
 }
 
-async fn route(state: &ServerState, request: Request<Incoming>) -> Result<Response<Body>, Problem> {
+async fn route(state: &AdminState, request: Request<Incoming>) -> Result<Response<Body>, Problem> {
+    let server = &*state.server;
     state.guard.check_host(&request)?;
     let path = request.uri().path();
-    if let Some(answer) = probes::answer(state, request.method(), path) {
+    if let Some(answer) = probes::answer(server, request.method(), path) {
         return answer;
     }
     if api::owns(path) {
@@ -69,17 +92,19 @@ async fn route(state: &ServerState, request: Request<Incoming>) -> Result<Respon
     }
     match path {
         "/" => on_get(request.method(), || probes::plain_text(INDEX)),
-        "/metrics" => on_get(request.method(), || metrics_response(state)),
+        "/metrics" => on_get(request.method(), || {
+            no_store(Body::from(metrics_text(server)), prometheus::CONTENT_TYPE)
+        }),
         "/requests" => match *request.method() {
-            Method::GET | Method::HEAD => engine_status(state, false).await,
+            Method::GET | Method::HEAD => engine_status::answer(state, false).await,
             _ => Err(Problem::method("GET, HEAD")),
         },
         // Not POST: browsers let any page send a POST, but not a DELETE.
         "/prefix-cache" => match *request.method() {
-            Method::DELETE => engine_status(state, true).await,
+            Method::DELETE => engine_status::answer(state, true).await,
             _ => Err(Problem::method("DELETE")),
         },
-        path => models::answer(state, request.method(), path)
+        path => models::answer(server, request.method(), path)
             .await
             .unwrap_or_else(|| Err(Problem::no_route(path))),
     }
@@ -95,12 +120,6 @@ fn on_get(
     }
 }
 
-async fn engine_status(state: &ServerState, clear_cache: bool) -> Result<Response<Body>, Problem> {
-    let services = state.services()?;
-    let keys = state.api_keys.as_deref();
-    engine_status::answer(services, keys, &state.status_queries, clear_cache).await
-}
-
 /// A JSON answer that is not to be cached.
 fn json_response(status: StatusCode, text: impl Into<Body>) -> Response<Body> {
     let mut response = no_store(text.into(), "application/json");
@@ -114,10 +133,6 @@ fn no_store(body: Body, content_type: &'static str) -> Response<Body> {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
-}
-
-fn metrics_response(state: &ServerState) -> Response<Body> {
-    no_store(Body::from(metrics_text(state)), prometheus::CONTENT_TYPE)
 }
 
 fn metrics_text(state: &ServerState) -> String {

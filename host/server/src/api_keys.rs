@@ -12,7 +12,7 @@ mod file;
 mod key;
 mod quota_registry;
 
-use crate::file_watcher::{FileWatcher, Reloadable, reload_if_changed};
+use crate::file_watcher::{FileWatcher, Reloadable};
 use crate::problem::Problem;
 use corral_engine::{Metric, Tenant};
 use corral_runtime::Quota;
@@ -136,11 +136,6 @@ impl ApiKeys {
                 Err(error)
             }
         }
-    }
-
-    /// Reloads the file if it has changed. Checks at most once a second.
-    pub(crate) async fn refresh(self: &Arc<Self>) {
-        reload_if_changed(self).await;
     }
 
     /// Number of keys.

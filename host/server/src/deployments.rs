@@ -8,12 +8,14 @@
 mod bounded_number;
 mod capacity;
 mod change;
+mod change_error;
 mod compile_timeouts;
 mod context;
 mod digest;
 mod linked_components;
 mod load;
 mod manifest;
+mod manifest_error;
 mod name;
 mod restore;
 mod revision;
@@ -23,10 +25,11 @@ mod store;
 mod test_support;
 
 pub use bounded_number::{BoundedInteger, BoundedSeconds};
-pub(crate) use change::ChangeError;
+pub(crate) use change_error::ChangeError;
 pub use digest::{Digest, DigestError};
 pub use linked_components::{LinkedComponent, LinkedComponents, check_sampler_name};
-pub use manifest::{Grants, MANIFEST_SCHEMA, Manifest, ManifestError, RequestedLimits};
+pub use manifest::{Grants, MANIFEST_SCHEMA, Manifest, RequestedLimits};
+pub use manifest_error::ManifestError;
 pub use name::{DeploymentName, DeploymentNameError};
 pub use revision::{DeploymentRecord, MAX_WEIGHT, Revision, TrafficShare};
 pub use serving::Deployments;

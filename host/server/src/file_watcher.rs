@@ -1,23 +1,19 @@
 //! Reloads files when they change.
 //!
-//! The owner of the files asks for a check whenever it needs them; a [`FileWatcher`] looks at the files
-//! at most once a second. Checks and reloads may wait for a slow disk, so a blocking thread runs them,
-//! one at a time per owner, and a caller that waits too long continues with the old content.
+//! A task of each owner compares the files with the loaded versions once a second. Checks and reloads run on a
+//! blocking thread, because a disk may be slow. Readers never wait: they use the content that is loaded.
 //!
 //! A file that changed just now may still be incomplete. A change therefore counts once it is a second
 //! old, or once two checks in a row see the same version.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use std::time::{Duration, SystemTime};
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
 
-/// Shortest time between checks, and the age at which a change counts.
+/// Time between checks, and the age at which a change counts.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Longest time that a caller waits for a check and a reload.
-const CALLER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Identifies a version of a file: replacing a file changes its inode, writing it its time or size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,32 +31,31 @@ pub(crate) trait Reloadable: Send + Sync + 'static {
     fn reload_and_log(&self);
 }
 
-/// Checks the files of `owner`, if the last check is long enough ago, and reloads them if they have
-/// changed. Returns when that is done or takes too long.
-pub(crate) async fn reload_if_changed<F: Reloadable>(owner: &Arc<F>) {
-    let Some(permit) = owner.watcher().check_permit() else {
-        return;
-    };
-    let owner = Arc::clone(owner);
-    let check = spawn_blocking(move || {
-        if owner.watcher().has_changed(SystemTime::now()) {
-            owner.reload_and_log();
+/// Reloads the files of `owner` when they change, until it is dropped. Must be called in a tokio runtime.
+pub(crate) fn watch<F: Reloadable>(owner: &Arc<F>) {
+    let owner = Arc::downgrade(owner);
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(CHECK_INTERVAL).await;
+            let Some(owner) = owner.upgrade() else {
+                return;
+            };
+            let check = spawn_blocking(move || {
+                if owner.watcher().has_changed(SystemTime::now()) {
+                    owner.reload_and_log();
+                }
+            });
+            if let Err(error) = check.await {
+                tracing::error!(%error, "files could not be checked for changes");
+            }
         }
-        drop(permit);
     });
-    if timeout(CALLER_TIMEOUT, check).await.is_err() {
-        tracing::warn!("reloading files takes long; their old content stays in use until then");
-    }
 }
 
 /// Detects changes of files.
 #[derive(Debug)]
 pub(crate) struct FileWatcher {
     paths: Vec<PathBuf>,
-    /// Time of the next check.
-    next_check: Mutex<Instant>,
-    /// One check at a time.
-    checking: Arc<Semaphore>,
     seen: Mutex<SeenVersions>,
 }
 
@@ -81,29 +76,12 @@ impl FileWatcher {
         let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
         let loaded = versions(&paths);
         FileWatcher {
-            next_check: Mutex::new(Instant::now() + CHECK_INTERVAL),
-            checking: Arc::new(Semaphore::new(1)),
             seen: Mutex::new(SeenVersions {
                 last: loaded.clone(),
                 loaded,
             }),
             paths,
         }
-    }
-
-    /// A permit to check, if a check is due and none runs.
-    fn check_permit(&self) -> Option<OwnedSemaphorePermit> {
-        let mut next = self
-            .next_check
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if now < *next {
-            return None;
-        }
-        let permit = Arc::clone(&self.checking).try_acquire_owned().ok()?;
-        *next = now + CHECK_INTERVAL;
-        Some(permit)
     }
 
     /// Whether the files differ from the loaded versions and have stopped changing. Counts them as loaded
@@ -131,12 +109,8 @@ fn is_settled(version: &Option<Version>, now: SystemTime) -> bool {
 fn versions(paths: &[PathBuf]) -> Versions {
     let version = |path: &PathBuf| {
         let metadata = std::fs::metadata(path).ok()?;
-        #[cfg(unix)]
-        let inode = std::os::unix::fs::MetadataExt::ino(&metadata);
-        #[cfg(not(unix))]
-        let inode = 0;
         Some(Version {
-            inode,
+            inode: metadata.ino(),
             size: metadata.len(),
             modified: metadata.modified().ok(),
         })
@@ -147,9 +121,6 @@ fn versions(paths: &[PathBuf]) -> Versions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::mpsc;
-    use tokio::sync::Notify;
 
     /// Writes a file with a modification time `age` before `now`.
     fn write(path: &Path, text: &str, now: SystemTime, age: Duration) {
@@ -184,74 +155,5 @@ mod tests {
         assert!(!watcher.has_changed(now), "another file may replace it");
         assert!(watcher.has_changed(now));
         assert!(!watcher.has_changed(now));
-    }
-
-    #[test]
-    fn one_check_runs_at_a_time_and_rarely() {
-        let watcher = FileWatcher::new(&[]);
-        let make_due = || *watcher.next_check.lock().expect("no panic") = Instant::now();
-        assert!(
-            watcher.check_permit().is_none(),
-            "the files were checked just now"
-        );
-        make_due();
-        let permit = watcher.check_permit().expect("a check is due");
-        make_due();
-        assert!(watcher.check_permit().is_none(), "a check runs");
-        drop(permit);
-        assert!(watcher.check_permit().is_some());
-        assert!(
-            watcher.check_permit().is_none(),
-            "the last check was just now"
-        );
-    }
-
-    /// An owner whose reload waits for a message.
-    struct SlowReload {
-        watcher: FileWatcher,
-        proceed: Mutex<mpsc::Receiver<()>>,
-        reloads: AtomicUsize,
-        done: Notify,
-    }
-
-    impl Reloadable for SlowReload {
-        fn watcher(&self) -> &FileWatcher {
-            &self.watcher
-        }
-
-        fn reload_and_log(&self) {
-            let proceed = self.proceed.lock().expect("no panic");
-            if proceed.recv_timeout(Duration::from_secs(60)).is_ok() {
-                self.reloads.fetch_add(1, Ordering::Relaxed);
-            }
-            self.done.notify_one();
-        }
-    }
-
-    #[tokio::test]
-    async fn slow_reload_does_not_block_callers() {
-        let (now, dir) = (SystemTime::now(), tempfile::tempdir().expect("a directory"));
-        let path = dir.path().join("file");
-        write(&path, "one", now, 2 * CHECK_INTERVAL);
-        let (sender, proceed) = mpsc::channel();
-        let slow = Arc::new(SlowReload {
-            watcher: FileWatcher::new(&[&path]),
-            proceed: Mutex::new(proceed),
-            reloads: AtomicUsize::new(0),
-            done: Notify::new(),
-        });
-        write(&path, "longer", now, 2 * CHECK_INTERVAL);
-        let make_due = || *slow.watcher.next_check.lock().expect("no panic") = Instant::now();
-        make_due();
-        // The reload waits for the message; the caller times out.
-        reload_if_changed(&slow).await;
-        make_due();
-        // The next caller neither reloads nor waits.
-        reload_if_changed(&slow).await;
-        assert_eq!(slow.reloads.load(Ordering::Relaxed), 0);
-        // This thread sends the message, so another one runs the reload.
-        sender.send(()).expect("the reload waits");
-        slow.done.notified().await;
-        assert_eq!(slow.reloads.load(Ordering::Relaxed), 1);
     }
 }

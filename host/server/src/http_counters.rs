@@ -104,34 +104,34 @@ impl HttpCounters {
     /// Writes all counters to `families`.
     pub(crate) fn write(&self, families: &mut MetricFamilies) {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed) as f64;
-        families.sample(
-            "corral_http_connections",
-            "Open connections of the public listener.",
-            MetricKind::Gauge,
-            &[],
-            read(&self.connections_open),
-        );
-        families.sample(
-            "corral_http_connections_total",
-            "Connections that the public listener accepted.",
-            MetricKind::Counter,
-            &[],
-            read(&self.connections),
-        );
-        families.sample(
-            "corral_http_requests_in_flight",
-            "Requests whose response has not been sent to its end.",
-            MetricKind::Gauge,
-            &[],
-            read(&self.in_flight),
-        );
-        families.sample(
-            "corral_http_requests_aborted_total",
-            "Requests that ended early: the client disconnected, or the plugin failed during its response.",
-            MetricKind::Counter,
-            &[],
-            read(&self.aborted),
-        );
+        for (name, help, kind, count) in [
+            (
+                "corral_http_connections",
+                "Open connections of the public listener.",
+                MetricKind::Gauge,
+                &self.connections_open,
+            ),
+            (
+                "corral_http_connections_total",
+                "Connections that the public listener accepted.",
+                MetricKind::Counter,
+                &self.connections,
+            ),
+            (
+                "corral_http_requests_in_flight",
+                "Requests whose response has not been sent to its end.",
+                MetricKind::Gauge,
+                &self.in_flight,
+            ),
+            (
+                "corral_http_requests_aborted_total",
+                "Requests that ended early: the client disconnected, or the plugin failed during its response.",
+                MetricKind::Counter,
+                &self.aborted,
+            ),
+        ] {
+            families.sample(name, help, kind, &[], read(count));
+        }
         for (reason, count) in TerminationReason::ALL.into_iter().zip(&self.terminations) {
             families.sample(
                 "corral_http_terminations_total",

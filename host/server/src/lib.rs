@@ -28,6 +28,7 @@ mod routes;
 mod server;
 mod services;
 mod shutdown;
+mod state;
 mod tls;
 
 pub use admin::{AdminToken, AdminTokenError};
@@ -38,5 +39,5 @@ pub use request_policy::{Access, RequestPolicy};
 pub use routes::{Route, RouteError, RouteTable, RouteTaken};
 pub use server::{Listeners, Server, ServerOptions};
 pub use services::Services;
-pub use shutdown::{ReloadSignals, StopSignals};
+pub use shutdown::StopSignals;
 pub use tls::{Tls, TlsError};

@@ -11,13 +11,12 @@ mod response_body;
 mod socket;
 mod streams;
 mod transport;
-mod write_timeout;
 
 use crate::http_counters::{HttpCounters, TerminationReason};
 use crate::request_log::LoggedBody;
 use crate::shutdown::{ListenerPhase, reached};
 use crate::tls::Tls;
-use address_limiter::{AddressLimiter, AddressPermit};
+use address_limiter::AddressLimiter;
 use connection::Connection;
 use http::{Request, Response};
 use hyper::body::Incoming;
@@ -31,6 +30,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
 
 pub(crate) use connection::ConnectionInfo;
 pub(crate) use response_body::FinalEvent;
@@ -181,24 +181,21 @@ impl Listener {
             .clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
         let permits = Arc::new(Semaphore::new(max_connections));
         let (phase, phase_receiver) = watch::channel(ListenerPhase::Serving);
-        let addresses = limits.max_connections_per_address.map(AddressLimiter::new);
-        let config = Arc::new(config);
-        let connect = connect(&permits, &phase_receiver, &config, &answer);
-        let accept_loop = AcceptLoop {
-            socket,
+        let connections = Arc::new(Connections {
             permits: permits.clone(),
-            addresses,
+            addresses: limits.max_connections_per_address.map(AddressLimiter::new),
             phase: phase_receiver,
-            config,
+            config: Arc::new(config),
             answer,
-        };
+            tokio: Handle::current(),
+        });
         Listener {
             phase,
             permits,
             // Clamped above.
             max_connections: max_connections as u32,
-            accept_task: tokio::spawn(accept_loop.run()),
-            connect,
+            accept_task: tokio::spawn(accept_loop(socket, connections.clone())),
+            connect: Box::new(move || connections.connect()),
         }
     }
 
@@ -233,138 +230,111 @@ impl Listener {
     }
 }
 
-struct AcceptLoop<H> {
-    socket: Socket,
+/// Serves connections until the listener drains.
+async fn accept_loop<H, F>(socket: Socket, connections: Arc<Connections<H>>)
+where
+    H: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<LoggedBody>> + Send + 'static,
+{
+    let mut phase = connections.phase.clone();
+    loop {
+        let accepted = tokio::select! {
+            // Checked first, so that a flood of clients cannot delay the shutdown.
+            biased;
+            () = reached(&mut phase, ListenerPhase::Draining) => break,
+            accepted = connections.accept(&socket) => accepted,
+        };
+        match accepted {
+            Ok((stream, peer, permit)) => connections.serve(stream, peer, permit),
+            Err(error) => {
+                // Usually too many open files, until connections end. The client stays in the
+                // backlog, so without a pause this loop would spin.
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+    // Serves the clients of the backlog: they are connected and may have sent a request. Bounded in number
+    // and time, so that new clients cannot delay the shutdown.
+    let until = Instant::now() + BACKLOG_TIME;
+    for _ in 0..connections.config.limits.max_connections {
+        let deadline = until.min(Instant::now() + BACKLOG_WAIT);
+        match timeout_at(deadline, connections.accept(&socket)).await {
+            Ok(Ok((stream, peer, permit))) => connections.serve(stream, peer, permit),
+            _ => break,
+        }
+        if Instant::now() >= until {
+            break;
+        }
+    }
+}
+
+/// Starts the connections of a listener.
+struct Connections<H> {
     permits: Arc<Semaphore>,
     addresses: Option<AddressLimiter>,
     phase: watch::Receiver<ListenerPhase>,
     config: Arc<ListenerConfig>,
     answer: H,
+    tokio: Handle,
 }
 
-impl<H, F> AcceptLoop<H>
+impl<H, F> Connections<H>
 where
     H: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<LoggedBody>> + Send + 'static,
 {
-    async fn run(mut self) {
-        loop {
-            let accepted = tokio::select! {
-                // Checked first, so that a flood of clients cannot delay the shutdown.
-                biased;
-                () = reached(&mut self.phase, ListenerPhase::Draining) => break,
-                accepted = accept(&self.socket, &self.permits) => accepted,
-            };
-            match accepted {
-                Ok((stream, peer, permit)) => self.serve(stream, peer, permit),
-                Err(error) => {
-                    // Usually too many open files, until connections end. The client stays in the
-                    // backlog, so without a pause this loop would spin.
-                    tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(ACCEPT_RETRY).await;
-                }
-            }
-        }
-        self.empty_backlog().await;
+    /// Accepts the next connection, once a permit is free.
+    async fn accept(
+        &self,
+        socket: &Socket,
+    ) -> io::Result<(AcceptedStream, Peer, OwnedSemaphorePermit)> {
+        let permit = Arc::clone(&self.permits)
+            .acquire_owned()
+            .await
+            .map_err(io::Error::other)?;
+        let (stream, peer) = socket.accept().await?;
+        Ok((stream, peer, permit))
     }
 
-    /// Serves the clients of the backlog: they are connected and may have sent a request. Bounded in
-    /// number and time, so that new clients cannot delay the shutdown.
-    async fn empty_backlog(&self) {
-        let until = tokio::time::Instant::now() + BACKLOG_TIME;
-        for _ in 0..self.config.limits.max_connections {
-            let next = accept(&self.socket, &self.permits);
-            let deadline = until.min(tokio::time::Instant::now() + BACKLOG_WAIT);
-            match tokio::time::timeout_at(deadline, next).await {
-                Ok(Ok((stream, peer, permit))) => self.serve(stream, peer, permit),
-                _ => break,
-            }
-            if tokio::time::Instant::now() >= until {
-                break;
-            }
-        }
+    /// Opens an in-memory connection and returns the client's end. `None` if no permit is free.
+    fn connect(&self) -> Option<DuplexStream> {
+        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+        let (client, stream) = duplex(MEMORY_BUFFER);
+        self.serve(AcceptedStream::Memory(stream), Peer::Process, permit);
+        Some(client)
     }
 
+    /// Serves a connection in a task of its own, unless its address has too many.
     fn serve(&self, stream: AcceptedStream, peer: Peer, permit: OwnedSemaphorePermit) {
+        let counters = self.config.counters.as_ref();
         let address = match (&self.addresses, peer) {
             (None, _) | (_, Peer::Process) => None,
             (Some(addresses), Peer::Address(address)) => match addresses.acquire(address.ip()) {
                 Some(permit) => Some(permit),
                 None => {
                     tracing::debug!(%peer, "too many connections of one address");
-                    if let Some(counters) = &self.config.counters {
+                    if let Some(counters) = counters {
                         counters.count_termination(TerminationReason::AddressFull);
                     }
                     return;
                 }
             },
         };
-        // Nagle's algorithm would delay small chunks of a stream by 40 ms.
-        if let AcceptedStream::Tcp(stream) = &stream
-            && let Err(error) = stream.set_nodelay(true)
-        {
-            tracing::debug!(%error, "cannot set TCP_NODELAY");
-        }
-        let counted = self
-            .config
-            .counters
-            .as_ref()
-            .map(HttpCounters::count_connection);
+        let guards = (
+            counters.map(HttpCounters::count_connection),
+            address,
+            permit,
+        );
         let connection = Connection {
             peer,
             config: self.config.clone(),
             phase: self.phase.clone(),
             answer: self.answer.clone(),
         };
-        tokio::spawn(async move {
+        self.tokio.spawn(async move {
             connection.serve(stream).await;
-            drop::<(_, Option<AddressPermit>, _)>((counted, address, permit));
+            drop(guards);
         });
     }
-}
-
-/// Creates the function behind [`Listener::connect`], which spawns on the current tokio runtime.
-fn connect<H, F>(
-    permits: &Arc<Semaphore>,
-    phase: &watch::Receiver<ListenerPhase>,
-    config: &Arc<ListenerConfig>,
-    answer: &H,
-) -> Connect
-where
-    H: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Response<LoggedBody>> + Send + 'static,
-{
-    let (permits, phase) = (permits.clone(), phase.clone());
-    let (config, answer) = (config.clone(), answer.clone());
-    let tokio = Handle::current();
-    Box::new(move || {
-        let permit = permits.clone().try_acquire_owned().ok()?;
-        let (client, stream) = duplex(MEMORY_BUFFER);
-        let counted = config.counters.as_ref().map(HttpCounters::count_connection);
-        let connection = Connection {
-            peer: Peer::Process,
-            config: config.clone(),
-            phase: phase.clone(),
-            answer: answer.clone(),
-        };
-        tokio.spawn(async move {
-            connection.serve(AcceptedStream::Memory(stream)).await;
-            drop((counted, permit));
-        });
-        Some(client)
-    })
-}
-
-/// Accepts the next connection, once a permit is free.
-async fn accept(
-    socket: &Socket,
-    permits: &Arc<Semaphore>,
-) -> io::Result<(AcceptedStream, Peer, OwnedSemaphorePermit)> {
-    let permit = permits
-        .clone()
-        .acquire_owned()
-        .await
-        .map_err(io::Error::other)?;
-    let (stream, peer) = socket.accept().await?;
-    Ok((stream, peer, permit))
 }

@@ -1,11 +1,10 @@
 //! `/healthz` and `/readyz`, on both listeners.
 
 use crate::problem::Problem;
-use crate::server::ServerState;
+use crate::state::ServerState;
 use corral_runtime::Body;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use http::{HeaderValue, Method, Response, StatusCode};
-use std::time::Duration;
+use http::{HeaderValue, Method, Response};
 
 /// Answers `path` if it is a probe.
 pub(crate) fn answer(
@@ -31,17 +30,7 @@ fn readiness(state: &ServerState) -> Result<Response<Body>, Problem> {
     if reasons.is_empty() {
         return Ok(plain_text("ready\n"));
     }
-    Err(not_ready(&reasons))
-}
-
-/// The answer to every request while the server is not ready.
-pub(crate) fn not_ready(reasons: &[String]) -> Problem {
-    Problem::new(
-        StatusCode::SERVICE_UNAVAILABLE,
-        "not-ready",
-        format!("{}; try again later", reasons.join("; ")),
-    )
-    .retry_after(Duration::from_secs(1))
+    Err(Problem::not_ready(&reasons))
 }
 
 /// A short text that is not to be cached.

@@ -84,6 +84,16 @@ impl Problem {
         )
     }
 
+    /// 503: models and plugins are being loaded, or the server is shutting down.
+    pub(crate) fn not_ready(reasons: &[String]) -> Self {
+        Problem::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "not-ready",
+            format!("{}; try again later", reasons.join("; ")),
+        )
+        .retry_after(Duration::from_secs(1))
+    }
+
     /// 405: the path exists, but not for this method.
     pub(crate) fn method(allow: &'static str) -> Self {
         let mut problem = Problem::new(

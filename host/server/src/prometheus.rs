@@ -68,7 +68,7 @@ impl MetricFamilies {
             line.push(if i == 0 { '{' } else { ',' });
             line.push_str(label);
             line.push_str("=\"");
-            escape(line, text, true);
+            line.push_str(&escape(text).replace('"', "\\\""));
             line.push('"');
         }
         if !labels.is_empty() {
@@ -83,33 +83,23 @@ impl MetricFamilies {
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         for family in &self.0 {
-            text.push_str("# HELP ");
-            text.push_str(&family.name);
-            text.push(' ');
-            escape(&mut text, &family.help, false);
-            text.push_str("\n# TYPE ");
-            text.push_str(&family.name);
-            text.push_str(match family.kind {
-                MetricKind::Counter => " counter\n",
-                MetricKind::Gauge => " gauge\n",
-                MetricKind::Histogram => " histogram\n",
-            });
+            let (name, help) = (&family.name, escape(&family.help));
+            let kind = match family.kind {
+                MetricKind::Counter => "counter",
+                MetricKind::Gauge => "gauge",
+                MetricKind::Histogram => "histogram",
+            };
+            // Writing to a String cannot fail.
+            let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
             text.push_str(&family.samples);
         }
         text
     }
 }
 
-/// Escapes `\` and newlines; in label values also quotes.
-fn escape(out: &mut String, text: &str, quotes: bool) {
-    for c in text.chars() {
-        match c {
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '"' if quotes => out.push_str("\\\""),
-            other => out.push(other),
-        }
-    }
+/// Escapes `\` and newlines.
+fn escape(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('\n', "\\n")
 }
 
 /// Writes a number. Rust and Prometheus write infinities differently.

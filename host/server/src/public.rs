@@ -6,7 +6,7 @@ use crate::probes;
 use crate::problem::{ErrorFormat, Problem};
 use crate::request_body::{BodyState, RequestBody};
 use crate::request_log::{LoggedBody, REQUEST_ID, RequestId, RequestLog};
-use crate::server::ServerState;
+use crate::state::ServerState;
 use corral_runtime::{Body, CallLimit, CallOptions};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST};
 use http::uri::{Authority, Parts, Scheme};
@@ -86,9 +86,6 @@ async fn route(
         .pick()
         .map_err(|reason| unavailable(&deployment.name, &reason))?;
     context.format = policy.error_format;
-    if let Some(keys) = &state.api_keys {
-        keys.refresh().await;
-    }
     let keys = state.api_keys.as_deref();
     let admission = policy.admit(keys, &deployment.name, &mut head.headers)?;
     context.key_name = admission

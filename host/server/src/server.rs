@@ -1,18 +1,15 @@
 //! The server as the binary drives it: bind, start, serve, stop.
 
-use crate::admin::{
-    self, AdminExposure, AdminGuard, AdminToken, MAX_LOG_FOLLOWERS, MAX_STATUS_QUERIES, MAX_UPLOADS,
-};
+use crate::admin::{self, AdminExposure, AdminGuard, AdminState, AdminToken};
 use crate::api_keys::ApiKeys;
-use crate::http_counters::HttpCounters;
+use crate::file_watcher::watch;
 use crate::listener::{
     BindError, HttpLimits, Listener, ListenerConfig, Socket, UnixSocketFile, bind, bind_unix,
 };
-use crate::probes;
-use crate::problem::Problem;
 use crate::public;
 use crate::request_log::RequestIdGenerator;
 use crate::services::Services;
+use crate::state::ServerState;
 use crate::tls::Tls;
 use std::io;
 use std::net::SocketAddr;
@@ -22,7 +19,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::io::DuplexStream;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 
 /// Connections of the admin listener: a scraper, a prober, a few people.
 const MAX_ADMIN_CONNECTIONS: usize = 32;
@@ -121,61 +117,6 @@ impl From<HttpLimits> for ServerOptions {
     }
 }
 
-/// State that all requests share.
-pub(crate) struct ServerState {
-    pub(crate) limits: HttpLimits,
-    pub(crate) counters: Arc<HttpCounters>,
-    pub(crate) request_ids: RequestIdGenerator,
-    pub(crate) services: OnceLock<Services>,
-    pub(crate) api_keys: Option<Arc<ApiKeys>>,
-    pub(crate) tls: Option<Arc<Tls>>,
-    /// Permits for status queries.
-    pub(crate) status_queries: Arc<Semaphore>,
-    /// Permits for uploads of components.
-    pub(crate) uploads: Semaphore,
-    /// Permits for clients that follow logs.
-    pub(crate) log_followers: Arc<Semaphore>,
-    pub(crate) guard: AdminGuard,
-    pub(crate) public_address: SocketAddr,
-    stopping: AtomicBool,
-}
-
-impl ServerState {
-    fn new(options: ServerOptions, guard: AdminGuard, public_address: SocketAddr) -> Self {
-        ServerState {
-            limits: options.limits,
-            api_keys: options.api_keys,
-            tls: options.tls,
-            counters: Arc::default(),
-            request_ids: RequestIdGenerator::default(),
-            services: OnceLock::new(),
-            status_queries: Arc::new(Semaphore::new(MAX_STATUS_QUERIES)),
-            uploads: Semaphore::new(MAX_UPLOADS),
-            log_followers: Arc::new(Semaphore::new(MAX_LOG_FOLLOWERS)),
-            guard,
-            public_address,
-            stopping: AtomicBool::new(false),
-        }
-    }
-
-    /// Reasons why requests cannot be served; empty if they can.
-    pub(crate) fn not_ready_reasons(&self) -> Vec<String> {
-        if self.stopping.load(Ordering::Acquire) {
-            return vec!["the server is shutting down".to_owned()];
-        }
-        match self.services.get() {
-            None => vec!["models and plugins are being loaded".to_owned()],
-            Some(services) => services.not_ready_reasons(),
-        }
-    }
-
-    /// The services, or the problem to answer while they are being loaded.
-    pub(crate) fn services(&self) -> Result<&Services, Problem> {
-        let not_ready = || probes::not_ready(&self.not_ready_reasons());
-        self.services.get().ok_or_else(not_ready)
-    }
-}
-
 /// A running server. Dropping it closes its sockets and cuts off running requests; [`Server::stop`]
 /// lets them end.
 pub struct Server {
@@ -217,9 +158,18 @@ impl Server {
             }
         };
         let token_in_clear = exposure == AdminExposure::Network && admin_tls.is_none();
-        let guard = AdminGuard::new(listeners.token, exposure);
-        let public_address = listeners.public.local_addr()?;
-        let state = Arc::new(ServerState::new(options.clone(), guard, public_address));
+        options.tls.iter().for_each(watch);
+        options.api_keys.iter().for_each(watch);
+        let state = Arc::new(ServerState {
+            limits: options.limits.clone(),
+            counters: Arc::default(),
+            request_ids: RequestIdGenerator::default(),
+            services: OnceLock::new(),
+            api_keys: options.api_keys,
+            tls: options.tls.clone(),
+            public_address: listeners.public.local_addr()?,
+            stopping: AtomicBool::new(false),
+        });
         let public_state = state.clone();
         let public = Listener::start(
             Socket::Tcp(listeners.public),
@@ -230,7 +180,8 @@ impl Server {
             },
             move |request| public::answer(public_state.clone(), request),
         );
-        let admin_state = state.clone();
+        let guard = AdminGuard::new(listeners.token, exposure);
+        let admin_state = Arc::new(AdminState::new(state.clone(), guard));
         let admin = Listener::start(
             admin,
             ListenerConfig {

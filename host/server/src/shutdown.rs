@@ -45,19 +45,3 @@ impl StopSignals {
         }
     }
 }
-
-/// SIGHUP. No signal is lost after construction.
-#[derive(Debug)]
-pub struct ReloadSignals(Signal);
-
-impl ReloadSignals {
-    /// Installs the signal handler.
-    pub fn new() -> io::Result<Self> {
-        signal(SignalKind::hangup()).map(ReloadSignals)
-    }
-
-    /// Waits for the next signal. Signals since the last call may count as one.
-    pub async fn next(&mut self) {
-        self.0.recv().await;
-    }
-}

@@ -1,10 +1,10 @@
 //! TLS: a certificate and its private key from two files, reloaded when they change.
 //!
-//! New connections check the files (see [`file_watcher`](crate::file_watcher)); [`Tls::reload`] reads them
-//! at once. Files that do not fit together, such as half of a renewal, change nothing: the old pair stays in
-//! use, and the log says why. Open connections keep the pair of their handshake.
+//! [`file_watcher`](crate::file_watcher) notices changes; [`Tls::reload`] reads the files at once. Files that
+//! do not fit together, such as half of a renewal, change nothing: the old pair stays in use, and the log says
+//! why. Open connections keep the pair of their handshake.
 
-use crate::file_watcher::{FileWatcher, Reloadable, reload_if_changed};
+use crate::file_watcher::{FileWatcher, Reloadable};
 use corral_engine::{Metric, MetricKind};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::{self, PemObject};
@@ -186,8 +186,7 @@ impl Tls {
     }
 
     /// The acceptor for the next connection.
-    pub(crate) async fn acceptor(self: &Arc<Self>) -> TlsAcceptor {
-        reload_if_changed(self).await;
+    pub(crate) fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(self.pair().config)
     }
 

@@ -213,17 +213,17 @@ async fn run<R>(
     work: impl Future<Output = wasmtime::Result<R>>,
 ) -> Result<R, Error> {
     let (cpu, deadline) = (meter.used() + limits.cpu, Instant::now() + limits.wall);
-    let spent = |_: &mut Context<'_>| meter.used() > cpu || sampler.is_cpu_spent();
-    let (limit, kind) = match run_within(meter, spent, deadline, pin!(work)).await {
+    let is_exhausted = |_: &mut Context<'_>| meter.used() > cpu || sampler.is_cpu_exhausted();
+    let (limit, kind) = match run_within(meter, is_exhausted, deadline, pin!(work)).await {
         Ok(done) => {
             return done.map_err(|error| {
                 let error = CallError::from_wasmtime(&error, meter, &sampler.limits);
                 sampler.failed(format_args!("failed: {error}"))
             });
         }
-        Err(TimeExceeded::Cpu) if sampler.is_cpu_spent() => {
+        Err(TimeExceeded::Cpu) if sampler.is_cpu_exhausted() => {
             // The handler may be asleep.
-            sampler.request_meter.report_spent();
+            sampler.request_meter.report_exhausted();
             return Err(sampler.failed(format_args!(
                 "was stopped, because the request has used its {} s of CPU time; raise its CPU limit",
                 sampler.limits.cpu.as_secs_f32()

@@ -11,7 +11,7 @@ use wasmtime_wasi::WasiCtxBuilder;
 const SAMPLER: &str = include_str!("sampler.wat");
 const SPIN: &str = "(loop (br 0))";
 
-/// A process with one generation permit, and a stand-in for the engine's mailbox.
+/// A process with one generation permit, and a replacement of the engine's mailbox.
 struct Fixture {
     engine: wasmtime::Engine,
     linker: Linker<State>,
@@ -305,6 +305,6 @@ async fn sampler_stops_when_request_has_no_cpu_time() {
             "{text}"
         );
         // The handler is woken.
-        fixture.meter.spent().await;
+        fixture.meter.exhausted().await;
     }
 }

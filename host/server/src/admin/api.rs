@@ -9,13 +9,12 @@ use super::types::{
     ComponentInfo, DeployResponse, DeploymentDetails, DeploymentList, DeploymentStatus,
     PauseRequest, RemoveResponse, RollbackRequest, TrafficRequest,
 };
-use super::{json_response, no_store};
+use super::{AdminState, json_response, no_store};
 use crate::deployments::{
     ChangeError, DeploymentName, Deployments, Digest, Manifest, Store, StoreError,
 };
 use crate::problem::Problem;
 use crate::request_body::{BodyState, BodyStatus, RequestBody};
-use crate::server::ServerState;
 use bytes::Bytes;
 use corral_runtime::{Body, PluginError};
 use http::request::Parts;
@@ -26,7 +25,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 /// Description of the API.
@@ -36,7 +35,7 @@ const MAX_JSON_BYTES: u64 = 1 << 20;
 /// Time limit for a whole body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(300);
 /// Concurrent uploads of components; each is held in memory until it is on disk.
-pub(crate) const MAX_UPLOADS: usize = 2;
+pub(super) const MAX_UPLOADS: usize = 2;
 /// `Retry-After` while others upload or change deployments.
 const BUSY_RETRY: Duration = Duration::from_secs(1);
 
@@ -49,10 +48,10 @@ pub(super) fn owns(path: &str) -> bool {
 }
 
 /// Answers a request to this API.
-pub(super) async fn answer(state: &ServerState, request: Request<Incoming>) -> Answer {
+pub(super) async fn answer(state: &AdminState, request: Request<Incoming>) -> Answer {
     let (head, body) = request.into_parts();
     // Every early return drops the body, which discards its rest.
-    let limits = &state.limits;
+    let limits = &state.server.limits;
     let (body, status) =
         RequestBody::new(body, Some(limits.discard_timeout), limits.body_idle_timeout);
     let segments = Vec::from_iter(head.uri.path().split('/').skip(1));
@@ -64,10 +63,8 @@ pub(super) async fn answer(state: &ServerState, request: Request<Incoming>) -> A
     }
     state.guard.check_deploy(&head.headers)?;
     let api = Api {
-        deployments: &state.services()?.deployments,
-        uploads: &state.uploads,
-        log_followers: &state.log_followers,
-        public_address: state.public_address.to_string(),
+        state,
+        deployments: &state.server.services()?.deployments,
     };
     let request = ApiRequest {
         head: &head,
@@ -87,10 +84,8 @@ struct ApiRequest<'a> {
 }
 
 struct Api<'a> {
+    state: &'a AdminState,
     deployments: &'a Deployments,
-    uploads: &'a Semaphore,
-    log_followers: &'a Arc<Semaphore>,
-    public_address: String,
 }
 
 impl Api<'_> {
@@ -183,7 +178,7 @@ impl Api<'_> {
 
     async fn upload(&self, digest: Digest, request: ApiRequest<'_>) -> Answer {
         let limit = self.store()?.limits().max_component_bytes;
-        let Ok(_permit) = self.uploads.try_acquire() else {
+        let Ok(_permit) = self.state.uploads.try_acquire() else {
             return Err(ChangeError::Busy.into());
         };
         let too_large = StoreError::TooLarge {
@@ -197,7 +192,7 @@ impl Api<'_> {
             let store = deployments.store().ok_or(ChangeError::NoStore)?;
             Ok::<_, ChangeError>(store.put(digest, &bytes)?)
         });
-        let is_new = put.await.map_err(|_| ChangeError::Host)??;
+        let is_new = put.await.map_err(|_| ChangeError::Internal)??;
         let status = if is_new {
             StatusCode::CREATED
         } else {
@@ -219,7 +214,7 @@ impl Api<'_> {
             deployments.push(DeploymentStatus::of(&name, &stored, self.deployments));
         }
         let list = DeploymentList {
-            public_address: self.public_address.clone(),
+            public_address: self.state.server.public_address.to_string(),
             deployments,
         };
         Ok(json(StatusCode::OK, &list))
@@ -228,7 +223,7 @@ impl Api<'_> {
     fn show(&self, name: &DeploymentName) -> Answer {
         let stored = self.store()?.get(name).map_err(ChangeError::from)?;
         let details = DeploymentDetails {
-            public_address: self.public_address.clone(),
+            public_address: self.state.server.public_address.to_string(),
             deployment: DeploymentStatus::of(name, &stored, self.deployments),
             revisions: stored.revisions.into_values().collect(),
         };
@@ -289,7 +284,7 @@ impl Api<'_> {
     }
 
     fn follow_permit(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        let permit = Arc::clone(self.log_followers).try_acquire_owned();
+        let permit = Arc::clone(&self.state.log_followers).try_acquire_owned();
         permit.map_err(|_| {
             let detail = format!(
                 "{} clients follow logs already; stop one of them, or ask without 'follow'",
@@ -361,7 +356,7 @@ fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
         Ok(text) => json_response(status, text),
         Err(error) => {
             tracing::error!(%error, "an answer cannot be written as JSON");
-            Problem::from(ChangeError::Host).into_response()
+            Problem::from(ChangeError::Internal).into_response()
         }
     }
 }
@@ -404,7 +399,7 @@ fn status_and_code(error: &ChangeError) -> (StatusCode, &'static str) {
         ChangeError::RoutesDiffer { .. } => (StatusCode::CONFLICT, "routes-differ"),
         ChangeError::NoPreviousTraffic(_) => (StatusCode::CONFLICT, "no-previous-traffic"),
         ChangeError::Busy => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
-        ChangeError::Host => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+        ChangeError::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
         ChangeError::Plugin(error) => match error {
             PluginError::TooLarge { .. } | PluginError::TooLargeTogether { .. } => {
                 (StatusCode::PAYLOAD_TOO_LARGE, error.code())

@@ -5,7 +5,7 @@
 //! most [`STATUS_TIMEOUT`]. A query that nobody waits for any more stays in the engine's channel until
 //! that step ends, so at most [`MAX_STATUS_QUERIES`] are in flight.
 
-use super::models;
+use super::{AdminState, models};
 use crate::api_keys::ApiKeys;
 use crate::problem::Problem;
 use crate::services::Services;
@@ -18,24 +18,24 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 /// Longest wait for a model that is in the middle of a step.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Status queries in flight.
-pub(crate) const MAX_STATUS_QUERIES: usize = 4;
+pub(super) const MAX_STATUS_QUERIES: usize = 4;
 
 /// Answers with the status of all models. With `clear_cache`, evicts the prefixes that no request
 /// retains first.
 pub(super) async fn answer(
-    services: &Services,
-    keys: Option<&ApiKeys>,
-    queries: &Arc<Semaphore>,
+    state: &AdminState,
     clear_cache: bool,
 ) -> Result<Response<Body>, Problem> {
+    let services = state.server.services()?;
     let until = Instant::now() + STATUS_TIMEOUT;
-    let permit = match timeout_at(until, Arc::clone(queries).acquire_owned()).await {
+    let permit = Arc::clone(&state.status_queries).acquire_owned();
+    let permit = match timeout_at(until, permit).await {
         Ok(Ok(permit)) => Arc::new(permit),
         _ => return Err(busy("other status queries are waiting for the models")),
     };
@@ -66,7 +66,7 @@ pub(super) async fn answer(
         };
         statuses.insert(name, status);
     }
-    let owners = Owners::new(services, keys);
+    let owners = Owners::new(services, state.server.api_keys.as_deref());
     let mut models = Vec::new();
     for status in services.models.status() {
         models.push(match statuses.remove(&status.name) {
@@ -169,7 +169,7 @@ impl Owners {
                 "total": status.cells,
                 "pinned": status.cells_pinned,
                 "used": status.cells_used,
-                "n_kv": status.attention_cells,
+                "attended": status.attention_cells,
             },
             "sequence_ids": {"total": status.sequence_ids, "used": status.sequence_ids_used},
             "requests_waiting": status.waiting,
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(model["model"], "tiny");
         assert_eq!(
             model["cells"],
-            json!({"total": 100, "pinned": 3, "used": 10, "n_kv": 32})
+            json!({"total": 100, "pinned": 3, "used": 10, "attended": 32})
         );
         assert_eq!(model["requests"][0]["owner"], "/chat");
         assert_eq!(model["requests"][0]["key"], 9);

@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 /// Clients that follow logs at once: half of the connections of the admin listener, so that others still
 /// reach the API.
-pub(crate) const MAX_LOG_FOLLOWERS: usize = 16;
+pub(super) const MAX_LOG_FOLLOWERS: usize = 16;
 /// Lines per chunk.
 const CHUNK_LINES: usize = 100;
 /// Chunks in flight to a client.

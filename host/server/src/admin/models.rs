@@ -4,10 +4,11 @@
 
 use super::json_response;
 use crate::problem::Problem;
-use crate::server::ServerState;
+use crate::state::ServerState;
 use corral_engine::{Caller, Error, ModelPool, ModelState, ModelStatus, OpenError};
 use corral_runtime::Body;
 use http::{Method, Response, StatusCode};
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ pub(super) async fn answer(
 ) -> Option<Result<Response<Body>, Problem>> {
     let rest = path.strip_prefix("/models")?;
     let name = match rest.strip_prefix('/') {
-        Some(name) => Some(percent_decoded(name)?),
+        Some(name) => Some(percent_decode_str(name).decode_utf8().ok()?),
         None if rest.is_empty() => None,
         None => return None,
     };
@@ -138,35 +139,9 @@ fn status_json(model: &ModelStatus) -> Value {
     json
 }
 
-/// Decodes percent-encoding. `None` if it is invalid.
-fn percent_decoded(part: &str) -> Option<String> {
-    let mut bytes = part.bytes();
-    let mut decoded = Vec::new();
-    while let Some(byte) = bytes.next() {
-        decoded.push(match byte {
-            b'%' => {
-                let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
-                let value = digit(bytes.next())? * 16 + digit(bytes.next())?;
-                u8::try_from(value).ok()?
-            }
-            byte => byte,
-        });
-    }
-    String::from_utf8(decoded).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn model_names_are_percent_decoded() {
-        assert_eq!(percent_decoded("a.b-c").as_deref(), Some("a.b-c"));
-        assert_eq!(percent_decoded("a%20b%C3%a9").as_deref(), Some("a b\u{e9}"));
-        for wrong in ["%", "%2", "%zz", "%ff"] {
-            assert_eq!(percent_decoded(wrong), None, "{wrong}");
-        }
-    }
 
     #[test]
     fn json_depends_on_model_state() {

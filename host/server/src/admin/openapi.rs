@@ -199,7 +199,7 @@ fn operations(schemas: &mut SchemaGenerator) -> Vec<Operation> {
             id: "setPaused",
             method: "put",
             path: "/deployments/{name}/paused",
-            summary: "Refuses a deployment's requests, or serves them again. RequestGuard ones go on.",
+            summary: "Refuse a deployment's requests, or serve them again. Running requests continue.",
             query: &[],
             request: Some((JSON, schema(schemas.subschema_for::<PauseRequest>()))),
             responses: changed(schemas),

@@ -1,5 +1,6 @@
 //! One API key: generation, digest, comparison.
 
+use data_encoding::{HEXLOWER, HEXLOWER_PERMISSIVE};
 use sha2::Digest as _;
 use std::fmt::Write;
 use subtle::ConstantTimeEq;
@@ -20,25 +21,13 @@ impl KeyDigest {
 
     /// Parses 64 hexadecimal digits.
     pub(super) fn from_hex(text: &str) -> Option<Self> {
-        let digits = text.as_bytes();
-        let mut bytes = [0; 32];
-        if digits.len() != 64 {
-            return None;
-        }
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
-            let digit = |at: usize| char::from(pair[at]).to_digit(16);
-            *byte = (digit(0)? << 4 | digit(1)?) as u8;
-        }
-        Some(KeyDigest(bytes))
+        let bytes = HEXLOWER_PERMISSIVE.decode(text.as_bytes()).ok()?;
+        Some(KeyDigest(bytes.try_into().ok()?))
     }
 
     /// Compares in constant time.
     pub(super) fn matches(&self, other: &KeyDigest) -> bool {
         self.0.ct_eq(&other.0).into()
-    }
-
-    fn hex(self) -> String {
-        hex(&self.0)
     }
 }
 
@@ -54,7 +43,10 @@ impl std::fmt::Debug for NewApiKey {
 impl NewApiKey {
     /// Generates a key of 256 random bits.
     pub fn generate() -> Self {
-        NewApiKey(format!("{PREFIX}{}", hex(&rand::random::<[u8; BYTES]>())))
+        NewApiKey(format!(
+            "{PREFIX}{}",
+            HEXLOWER.encode(&rand::random::<[u8; BYTES]>())
+        ))
     }
 
     /// The key, as clients send it.
@@ -64,7 +56,7 @@ impl NewApiKey {
 
     /// Its SHA-256 in hexadecimal digits, as key files store it.
     pub fn sha256(&self) -> String {
-        KeyDigest::of(&self.0).hex()
+        HEXLOWER.encode(&KeyDigest::of(&self.0).0)
     }
 
     /// Its entry in a key file, for the named deployments, or for all if `deployments` is empty. The names
@@ -83,14 +75,6 @@ impl NewApiKey {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    for byte in bytes {
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,7 +83,7 @@ mod tests {
     fn digest_is_sha256_and_round_trips() {
         let digest = KeyDigest::of("abc");
         let text = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(digest.hex(), text, "FIPS 180-2, B.1");
+        assert_eq!(HEXLOWER.encode(&digest.0), text, "FIPS 180-2, B.1");
         assert_eq!(KeyDigest::from_hex(text), Some(digest));
         assert_eq!(KeyDigest::from_hex(&text.to_uppercase()), Some(digest));
         for wrong in [

@@ -7,7 +7,8 @@
 //! since bodies are streamed and never held as a whole.
 
 use super::bounded_number::BoundedSeconds;
-use super::manifest::{ManifestError, RequestedLimits};
+use super::manifest::RequestedLimits;
+use super::manifest_error::ManifestError;
 use corral_runtime::Limits;
 use std::time::Duration;
 
@@ -124,10 +125,7 @@ impl Capacity {
 }
 
 fn refuse(field: &str, problem: String) -> Result<(), ManifestError> {
-    Err(ManifestError::Field {
-        field: format!("limits.{field}"),
-        problem,
-    })
+    Err(ManifestError::field(format!("limits.{field}"), problem))
 }
 
 #[cfg(test)]

@@ -4,69 +4,20 @@
 //! last. It runs in a task of its own, so a client that disconnects leaves no partial change. One lock
 //! covers the store and the table of serving deployments, so the two always agree.
 
+use super::change_error::ChangeError;
 use super::context::DeploymentContext;
-use super::load::COMPILE_QUEUE_TIMEOUT;
-use super::manifest::{Manifest, ManifestError};
+use super::digest::Digest;
+use super::manifest::Manifest;
 use super::name::DeploymentName;
 use super::revision::{DeploymentRecord, Revision, TrafficShare};
-use super::serving::{Deployments, Inner, ServingDeployment};
-use super::store::{Store, StoreError, StoredDeployment, check_traffic};
-use super::{Digest, DigestError};
+use super::serving::{COMPILE_QUEUE_TIMEOUT, Deployments, Inner, ServingDeployment};
+use super::store::{Store, StoredDeployment, check_traffic};
 use crate::routes::Route;
-use corral_runtime::{Plugin, PluginError};
+use corral_runtime::Plugin;
 use std::sync::Arc;
-use std::time::Duration;
 
-/// Changes in progress, including those that wait to be compiled.
-pub(super) const MAX_CHANGES: usize = 16;
 /// How often a change starts over because a concurrent one came first.
 const MAX_ATTEMPTS: usize = 3;
-
-/// Why a deployment was not changed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ChangeError {
-    #[error("this server has no store; start it with 'corral serve --store DIR'")]
-    NoStore,
-    #[error("the manifest is invalid: {0}")]
-    Manifest(#[from] ManifestError),
-    #[error("the manifest names '{manifest}', the request's path '{path}'; use one name")]
-    NameMismatch {
-        manifest: DeploymentName,
-        path: DeploymentName,
-    },
-    #[error(transparent)]
-    Digest(#[from] DigestError),
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error(transparent)]
-    Plugin(#[from] PluginError),
-    #[error(
-        "the component answers no HTTP requests: it exports no wasi:http handler; build it with one, or use it with 'corral run'"
-    )]
-    NoHandler,
-    #[error(
-        "the component was not compiled within {} s; make it smaller, or strip its debug information",
-        limit.as_secs()
-    )]
-    CompileTimeout { limit: Duration },
-    #[error(
-        "the last compilation of this component took too long; make it smaller, or strip its debug information; the same one can be tried again in {} s",
-        wait.as_secs() + 1
-    )]
-    RecentCompileTimeout { wait: Duration },
-    #[error("the route '{route}' belongs to '{owner}'; choose another, or remove that deployment")]
-    RouteTaken { route: Route, owner: String },
-    #[error(
-        "revisions {one} and {other} have different routes and cannot share requests; give all requests to one of them"
-    )]
-    RoutesDiffer { one: u64, other: u64 },
-    #[error("'{0}' has no previous traffic to roll back to; name a revision")]
-    NoPreviousTraffic(DeploymentName),
-    #[error("other changes are in progress; try again")]
-    Busy,
-    #[error("the server failed; see its log")]
-    Host,
-}
 
 impl Deployments {
     /// Deploys an uploaded component as a new revision, which receives all requests if `activate`.
@@ -133,13 +84,7 @@ impl Deployments {
             let record =
                 run_blocking(move || Ok(writer.store()?.set_paused(&written, paused)?)).await?;
             if let Some(serving) = inner.table().by_name.get(name.as_str()) {
-                inner.activate(ServingDeployment::new(
-                    serving.name.clone(),
-                    Arc::clone(&serving.context),
-                    serving.routes.clone(),
-                    paused,
-                    serving.revisions.clone(),
-                ));
+                inner.activate(serving.with(paused, serving.revisions.clone()));
             }
             Ok(record)
         })
@@ -182,7 +127,7 @@ impl Deployments {
             drop(permit);
             changed
         });
-        task.await.map_err(|_| ChangeError::Host)?
+        task.await.map_err(|_| ChangeError::Internal)?
     }
 }
 
@@ -346,7 +291,7 @@ async fn run_blocking<T: Send + 'static>(
 ) -> Result<T, ChangeError> {
     tokio::task::spawn_blocking(work)
         .await
-        .map_err(|_| ChangeError::Host)?
+        .map_err(|_| ChangeError::Internal)?
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Components whose compilation exceeded its time limit. They are refused for a while, so that retries do
 //! not occupy the few compile permits.
 
-use super::Digest;
+use super::digest::Digest;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,6 @@
 //! The digest that identifies a component: SHA-256 of its bytes.
 
+use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
@@ -20,35 +21,13 @@ impl Digest {
 
     /// The 64 digits alone.
     pub fn hex(&self) -> String {
-        use fmt::Write;
-        let mut hex = String::with_capacity(64);
-        for byte in self.0 {
-            // Writing to a String cannot fail.
-            let _ = write!(hex, "{byte:02x}");
-        }
-        hex
+        HEXLOWER.encode(&self.0)
     }
 
-    /// Parses 64 lower-case hexadecimal digits.
+    /// Parses 64 hexadecimal digits. Refuses upper case, so that each digest has one textual form.
     pub fn from_hex(hex: &str) -> Option<Self> {
-        let digits = hex.as_bytes();
-        if digits.len() != 64 {
-            return None;
-        }
-        let mut bytes = [0; 32];
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte = nibble(pair[0])? << 4 | nibble(pair[1])?;
-        }
-        Some(Digest(bytes))
-    }
-}
-
-/// One hexadecimal digit. Refuses upper case, so that each digest has one textual form.
-fn nibble(digit: u8) -> Option<u8> {
-    match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
+        let bytes = HEXLOWER.decode(hex.as_bytes()).ok()?;
+        Some(Digest(bytes.try_into().ok()?))
     }
 }
 

@@ -1,7 +1,7 @@
 //! `[linked]`: components that are composed with a deployment's handler.
 
 use super::digest::{Digest, DigestError};
-use super::manifest::ManifestError;
+use super::manifest_error::ManifestError;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::ser::SerializeStruct;
@@ -71,10 +71,7 @@ impl LinkedComponents {
     /// Checks what deserialization does not.
     pub(super) fn check(&self) -> Result<(), ManifestError> {
         let refuse = |field: &str, problem: String| {
-            Err(ManifestError::Field {
-                field: format!("linked.{field}"),
-                problem,
-            })
+            Err(ManifestError::field(format!("linked.{field}"), problem))
         };
         if self.sampling.len() > MAX_SAMPLING {
             let problem = format!(

@@ -6,10 +6,10 @@
 //! compiling as there are permits, nothing new compiles until a restart and changes answer "busy"; serving,
 //! and changes that compile nothing, continue.
 
-use super::Digest;
-use super::change::ChangeError;
+use super::change_error::ChangeError;
 use super::compile_timeouts::CompileTimeouts;
 use super::context::DeploymentContext;
+use super::digest::Digest;
 use super::linked_components::LinkedComponents;
 use super::manifest::Manifest;
 use super::revision::TrafficShare;
@@ -23,12 +23,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
-
-/// Time limit for compiling a component: a hundred times what a component of a megabyte takes.
-pub(super) const COMPILE_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How long a change waits for a compile permit.
-pub(super) const COMPILE_QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Inner {
     /// Compiles a component of the store, composed with the manifest's linked components. The plugin has no
@@ -64,8 +58,11 @@ impl Inner {
                 let all = std::iter::once(component).chain(linked);
                 read_components(store, &reader_name, &Vec::from_iter(all))
             });
-            let mut read = reading.await.map_err(|_| ChangeError::Host)??.into_iter();
-            let bytes = read.next().ok_or(ChangeError::Host)?;
+            let mut read = reading
+                .await
+                .map_err(|_| ChangeError::Internal)??
+                .into_iter();
+            let bytes = read.next().ok_or(ChangeError::Internal)?;
             config.linked = with_bytes(&manifest_linked, read);
             let runtime = &inner.runtime;
             let plugin = runtime
@@ -83,7 +80,7 @@ impl Inner {
             Ok(plugin)
         });
         match timeout(self.compile_timeout, loading).await {
-            Ok(loaded) => loaded.map_err(|_| ChangeError::Host)?,
+            Ok(loaded) => loaded.map_err(|_| ChangeError::Internal)?,
             Err(_) => {
                 let mut timeouts = self.compile_timeouts();
                 // Unless the compilation ended at the last moment.
@@ -278,6 +275,7 @@ fn with_bytes(
 mod tests {
     use super::*;
     use crate::deployments::StoreLimits;
+    use crate::deployments::serving::COMPILE_TIMEOUT;
     use crate::deployments::test_support::{Fixture, manifest};
     use std::sync::mpsc;
 

@@ -7,6 +7,7 @@
 use super::bounded_number::{BoundedInteger, BoundedSeconds};
 use super::digest::{Digest, DigestError};
 use super::linked_components::LinkedComponents;
+use super::manifest_error::ManifestError;
 use super::name::DeploymentName;
 use crate::problem::ErrorFormat;
 use crate::request_policy::Access;
@@ -162,29 +163,6 @@ impl RequestedLimits {
     }
 }
 
-/// Why a manifest is invalid.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ManifestError {
-    /// It is not TOML, or not a manifest.
-    #[error("line {line}, column {column}: {message}")]
-    Syntax {
-        /// Line, from 1.
-        line: usize,
-        /// Column in characters, from 1.
-        column: usize,
-        /// What is wrong, and what was expected.
-        message: String,
-    },
-    /// A field is invalid.
-    #[error("the field '{field}' {problem}")]
-    Field {
-        /// Path of the field.
-        field: String,
-        /// What is wrong with it, and what to do.
-        problem: String,
-    },
-}
-
 impl Manifest {
     /// Reads a `corral.toml` and checks it.
     pub fn from_toml(text: &str) -> Result<Self, ManifestError> {
@@ -209,12 +187,7 @@ impl Manifest {
 
     /// Checks what deserialization does not: duplicates, unsupported permissions, and sizes.
     pub fn check(&self) -> Result<(), ManifestError> {
-        let refuse = |field: &str, problem: String| {
-            Err(ManifestError::Field {
-                field: field.to_owned(),
-                problem,
-            })
-        };
+        let refuse = |field: &str, problem: String| Err(ManifestError::field(field, problem));
         if self.component.is_empty() {
             return refuse("component", "is empty; name a .wasm file".to_owned());
         }
@@ -253,7 +226,7 @@ impl Manifest {
     }
 
     fn check_configuration(&self) -> Result<(), ManifestError> {
-        let refuse = |field: String, problem: String| Err(ManifestError::Field { field, problem });
+        let refuse = |field: String, problem: String| Err(ManifestError::field(field, problem));
         if self.configuration.len() > MAX_ENTRIES {
             let problem = format!(
                 "has {} entries; at most {MAX_ENTRIES} are allowed",

@@ -5,10 +5,11 @@
 //! hour, with pauses that grow from a second to a minute, and afterwards at the next change of the
 //! deployment. A damaged component is not retried.
 
-use super::change::ChangeError;
-use super::load::COMPILE_QUEUE_TIMEOUT;
+use super::change_error::ChangeError;
 use super::name::DeploymentName;
-use super::serving::{Deployments, Inner, LoadError, ServingDeployment, ServingRevision};
+use super::serving::{
+    COMPILE_QUEUE_TIMEOUT, Deployments, Inner, LoadError, ServingDeployment, ServingRevision,
+};
 use super::store::{StoreError, StoredDeployment};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -183,13 +184,7 @@ impl Inner {
         if !current.is_some_and(|current| Arc::ptr_eq(current, &serving)) {
             return true;
         }
-        self.activate(ServingDeployment::new(
-            serving.name.clone(),
-            Arc::clone(&serving.context),
-            serving.routes.clone(),
-            serving.paused,
-            revisions,
-        ));
+        self.activate(serving.with(serving.paused, revisions));
         failures_left
     }
 }

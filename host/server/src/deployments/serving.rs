@@ -4,10 +4,9 @@
 //! either all of a change or nothing of it.
 
 use super::capacity::Capacity;
-use super::change::{ChangeError, MAX_CHANGES};
+use super::change_error::ChangeError;
 use super::compile_timeouts::CompileTimeouts;
 use super::context::DeploymentContext;
-use super::load::COMPILE_TIMEOUT;
 use super::name::DeploymentName;
 use super::revision::TrafficShare;
 use super::store::Store;
@@ -24,8 +23,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
+/// Changes in progress, including those that wait to be compiled.
+const MAX_CHANGES: usize = 16;
 /// Concurrent compilations.
 const MAX_COMPILATIONS: usize = 2;
+/// Time limit for compiling a component: a hundred times what a component of a megabyte takes.
+pub(super) const COMPILE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a change waits for a compile permit.
+pub(super) const COMPILE_QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The deployments of the process. Cheap to clone.
 #[derive(Clone)]
@@ -320,6 +325,12 @@ impl ServingDeployment {
             revisions,
             requests: AtomicU64::new(0),
         }
+    }
+
+    /// The same deployment, paused or not, with these revisions.
+    pub(super) fn with(&self, paused: bool, revisions: Vec<ServingRevision>) -> Self {
+        let (context, routes) = (Arc::clone(&self.context), self.routes.clone());
+        ServingDeployment::new(self.name.clone(), context, routes, paused, revisions)
     }
 
     /// Error format before a revision is picked.

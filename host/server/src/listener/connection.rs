@@ -4,8 +4,7 @@ use super::preface::{Rewind, detect_http2};
 use super::response_body::ResponseBody;
 use super::socket::{AcceptedStream, Peer};
 use super::streams::{ConnectionActivity, StreamExecutor};
-use super::transport::Transport;
-use super::write_timeout::WriteTimeout;
+use super::transport::{Transport, with_write_timeout};
 use super::{FINAL_EVENT_TIME, ListenerConfig};
 use crate::http_counters::TerminationReason;
 use crate::request_log::LoggedBody;
@@ -26,9 +25,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-/// How long an idle connection stays open at shutdown: the client may be sending a request and could not
+/// How long an idle connection stays open at shutdown: a request may be on its way, and its client could not
 /// know whether the server received it.
-const LAST_REQUEST: Duration = Duration::from_millis(300);
+const IDLE_DRAIN_TIME: Duration = Duration::from_millis(300);
 /// HTTP/2 flow-control windows: bytes of request bodies that a client may send ahead, per stream and per
 /// connection.
 const WINDOWS: (u32, u32) = (64 << 10, 256 << 10);
@@ -77,7 +76,7 @@ where
         let config = self.config.clone();
         let ready = tokio::select! {
             ready = prepare(stream, &config) => ready,
-            () = last_request(&mut self.phase) => return,
+            () = idle_drain(&mut self.phase) => return,
         };
         match ready {
             Ok(ReadyStream {
@@ -114,7 +113,7 @@ where
             // Responses announce `Connection: close` from now on, see `service`.
             () = async {
                 reached(&mut phase, ListenerPhase::Draining).await;
-                activity.idle_for(LAST_REQUEST, Instant::now()).await;
+                activity.idle_for(IDLE_DRAIN_TIME, Instant::now()).await;
             } => {
                 connection.as_mut().graceful_shutdown();
                 tokio::select! {
@@ -159,13 +158,13 @@ where
         };
         let result = tokio::select! {
             result = connection.as_mut() => result,
-            () = activity.flooded.notified() => return self.count(TerminationReason::Resets),
+            () = activity.too_many_resets.notified() => return self.count(TerminationReason::Resets),
             idle = draining(&mut phase) => {
                 // Sends GOAWAY: the client learns that later requests are not processed.
                 connection.as_mut().graceful_shutdown();
-                let unread = async {
+                let close_timeout = async {
                     match idle {
-                        // The client may leave the last bytes unread.
+                        // The client may never read the last bytes.
                         Some(_) => sleep(limits.write_timeout).await,
                         None => std::future::pending().await,
                     }
@@ -175,8 +174,8 @@ where
                 }
                 tokio::select! {
                     result = connection => result,
-                    () = activity.flooded.notified() => return self.count(TerminationReason::Resets),
-                    () = unread => Ok(()),
+                    () = activity.too_many_resets.notified() => return self.count(TerminationReason::Resets),
+                    () = close_timeout => Ok(()),
                     () = end_of_grace(&mut phase) => Ok(()),
                 }
             }
@@ -243,42 +242,45 @@ async fn prepare(
     config: &ListenerConfig,
 ) -> Result<ReadyStream, SetupError> {
     let limits = &config.limits;
-    let transport = match (stream, &config.tls) {
-        (AcceptedStream::Tcp(stream), Some(tls)) => {
-            let stream = WriteTimeout::new(stream, limits.write_timeout);
-            let acceptor = tls.acceptor().await;
-            let stream = timeout(limits.handshake_timeout, acceptor.accept(stream))
+    let transport = match stream {
+        AcceptedStream::Tcp(stream) => {
+            let stream = with_write_timeout(stream, limits.write_timeout);
+            let Some(tls) = &config.tls else {
+                return detect_version(stream, config).await;
+            };
+            let stream = timeout(limits.handshake_timeout, tls.acceptor().accept(stream))
                 .await
                 .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
                 .map_err(SetupError::Handshake)?;
             let is_http2 = stream.get_ref().1.alpn_protocol() == Some(tls::HTTP2);
             return Ok(ReadyStream {
-                stream: Rewind::untouched(Transport::Tls(Box::new(stream))),
+                stream: Rewind::untouched(Box::pin(stream)),
                 is_http2,
             });
         }
-        (AcceptedStream::Tcp(stream), None) => {
-            Transport::Tcp(WriteTimeout::new(stream, limits.write_timeout))
-        }
         // Local connections are not encrypted: they do not leave the machine.
-        (AcceptedStream::Unix(stream), _) => {
-            Transport::Unix(WriteTimeout::new(stream, limits.write_timeout))
-        }
-        (AcceptedStream::Memory(stream), _) => {
-            Transport::Memory(WriteTimeout::new(stream, limits.write_timeout))
-        }
+        AcceptedStream::Unix(stream) => with_write_timeout(stream, limits.write_timeout),
+        AcceptedStream::Memory(stream) => with_write_timeout(stream, limits.write_timeout),
     };
-    let (is_http2, stream) = timeout(limits.header_timeout, detect_http2(transport))
+    detect_version(transport, config).await
+}
+
+/// Detects the HTTP version of an unencrypted connection.
+async fn detect_version(
+    transport: Transport,
+    config: &ListenerConfig,
+) -> Result<ReadyStream, SetupError> {
+    let (is_http2, stream) = timeout(config.limits.header_timeout, detect_http2(transport))
         .await
         .map_err(|_| SetupError::Timeout)?
         .map_err(SetupError::Io)?;
     Ok(ReadyStream { stream, is_http2 })
 }
 
-/// Returns when the server drains and a request in flight would have arrived.
-async fn last_request(phase: &mut watch::Receiver<ListenerPhase>) {
+/// Returns [`IDLE_DRAIN_TIME`] after the server began to drain.
+async fn idle_drain(phase: &mut watch::Receiver<ListenerPhase>) {
     reached(phase, ListenerPhase::Draining).await;
-    sleep(LAST_REQUEST).await;
+    sleep(IDLE_DRAIN_TIME).await;
 }
 
 /// Returns when the grace period is over and event streams have had time for their final event.
@@ -293,7 +295,7 @@ fn count(config: &ListenerConfig, reason: TerminationReason) {
     }
 }
 
-/// Whether [`WriteTimeout`] ended the connection.
+/// Whether a write timeout ended the connection.
 fn is_write_timeout(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {

@@ -245,14 +245,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_ends_with_its_farewell_only_between_events() {
+    async fn final_event_comes_only_between_events() {
         let (body, _phase) = response_body("data: x\n\n", ListenerPhase::Ending);
         let all = body.collect().await.expect("no error").to_bytes();
         assert_eq!(all, "data: bye\n\n", "nothing was sent before");
-        let (mut body, _phase) = response_body("data: x", ListenerPhase::Draining);
+        let (mut body, phase) = response_body("data: x", ListenerPhase::Draining);
         let frame = body.frame().await.expect("data").expect("no error");
         assert_eq!(frame.data_ref().expect("data"), "data: x");
-        _phase.send_replace(ListenerPhase::Ending);
+        phase.send_replace(ListenerPhase::Ending);
         assert!(body.frame().await.is_none(), "within an event");
     }
 

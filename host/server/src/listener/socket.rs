@@ -58,6 +58,10 @@ impl Socket {
         Ok(match self {
             Socket::Tcp(socket) => {
                 let (stream, address) = socket.accept().await?;
+                // Nagle's algorithm would delay small chunks of a stream by 40 ms.
+                if let Err(error) = stream.set_nodelay(true) {
+                    tracing::debug!(%error, "cannot set TCP_NODELAY");
+                }
                 (AcceptedStream::Tcp(stream), Peer::Address(address))
             }
             Socket::Unix(socket) => (

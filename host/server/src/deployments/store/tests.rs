@@ -1,17 +1,18 @@
 use super::*;
 use crate::deployments::revision::TrafficShare;
-use crate::deployments::test_support::manifest;
+use crate::deployments::test_support::{manifest, name};
 use std::os::unix::fs::PermissionsExt;
 
-/// A temporary directory with a store.
-struct TemporaryStore(PathBuf);
+/// A temporary directory for a store.
+struct TemporaryStore(tempfile::TempDir);
 
 impl TemporaryStore {
-    fn new(name: &str) -> Self {
-        let directory =
-            std::env::temp_dir().join(format!("corral-store-{}-{name}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&directory);
-        TemporaryStore(directory)
+    fn new() -> Self {
+        TemporaryStore(tempfile::tempdir().expect("a directory"))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
     }
 
     /// Opens without a grace period: unreferenced components are removed at once.
@@ -24,24 +25,28 @@ impl TemporaryStore {
     }
 
     fn open_with(&self, limits: StoreLimits) -> Result<Store, StoreError> {
-        Store::open(&self.0, limits)
+        Store::open(self.path(), limits)
+    }
+
+    fn open_error(&self) -> String {
+        let opened = self.open_with(StoreLimits::default());
+        opened.expect_err("refused").to_string()
     }
 
     fn files(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(self.0.join("components")).expect("exists");
+        let entries = std::fs::read_dir(self.path().join("components")).expect("exists");
         let names = entries.map(|entry| entry.expect("readable").file_name());
         let mut names: Vec<_> = names
-            .map(|name| name.into_string().expect("ours"))
+            .map(|name| name.into_string().expect("UTF-8"))
             .collect();
         names.sort();
         names
     }
 }
 
-impl Drop for TemporaryStore {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn mode(path: &Path) -> u32 {
+    let metadata = std::fs::metadata(path).expect("exists");
+    metadata.permissions().mode() & 0o777
 }
 
 fn put(store: &Store, bytes: &[u8]) -> Digest {
@@ -51,9 +56,7 @@ fn put(store: &Store, bytes: &[u8]) -> Digest {
 }
 
 fn deploy(store: &Store, name: &str, bytes: &[u8]) -> u64 {
-    let digest = put(store, bytes);
-    let revision = store.add(manifest(name, digest), true).expect("added");
-    revision.number
+    deploy_existing(store, name, put(store, bytes))
 }
 
 /// Deploys an uploaded component.
@@ -68,30 +71,27 @@ fn share(revision: u64, weight: u32) -> TrafficShare {
 
 #[test]
 fn content_survives_restart() {
-    let temporary = TemporaryStore::new("restart");
-    let name: DeploymentName = "a".parse().expect("a name");
+    let temporary = TemporaryStore::new();
+    let a = name("a");
     let store = temporary.open();
     assert_eq!(deploy(&store, "a", b"one"), 1);
     assert_eq!(deploy(&store, "a", b"two"), 2);
     assert_eq!(deploy(&store, "b", b"one"), 1);
     let split = vec![share(1, 90), share(2, 10)];
-    store.set_traffic(&name, split.clone()).expect("both there");
-    store.set_paused(&name, true).expect("exists");
+    store.set_traffic(&a, split.clone()).expect("both there");
+    store.set_paused(&a, true).expect("exists");
     let before = store.list();
     drop(store);
     let store = temporary.open();
     assert_eq!(store.list(), before);
-    let kept = store.get(&name).expect("exists");
+    let kept = store.get(&a).expect("exists");
     assert_eq!(kept.record.traffic, split);
     assert_eq!(kept.record.previous_traffic, [share(2, 1)]);
     assert!(kept.record.paused);
     assert_eq!(store.read(Digest::of(b"two")).expect("whole"), b"two");
     assert_eq!(temporary.files().len(), 2, "equal bytes share a file");
-    let mode = std::fs::metadata(&temporary.0)
-        .expect("exists")
-        .permissions();
-    assert_eq!(mode.mode() & 0o777, 0o700);
-    store.remove(&name).expect("exists");
+    assert_eq!(mode(temporary.path()), 0o700);
+    store.remove(&a).expect("exists");
     assert_eq!(
         temporary.files().len(),
         1,
@@ -105,22 +105,22 @@ fn content_survives_restart() {
 
 #[test]
 fn revision_numbers_are_not_reused_after_removal() {
-    let temporary = TemporaryStore::new("numbers");
-    let name: DeploymentName = "a".parse().expect("a name");
+    let temporary = TemporaryStore::new();
+    let a = name("a");
     let mut store = temporary.open();
     for number in [1, 2, 3] {
         assert_eq!(deploy(&store, "a", b"one"), number);
-        store.remove(&name).expect("exists");
+        store.remove(&a).expect("exists");
         if number == 2 {
             drop(store);
             store = temporary.open();
         }
     }
-    let back = store.set_traffic(&name, vec![share(3, 1)]);
+    let back = store.set_traffic(&a, vec![share(3, 1)]);
     assert!(matches!(back, Err(StoreError::NoDeployment(_))));
     assert_eq!(deploy(&store, "a", b"two"), 4);
     assert_eq!(deploy(&store, "a", b"two"), 5);
-    let back = store.set_traffic(&name, vec![share(3, 1)]);
+    let back = store.set_traffic(&a, vec![share(3, 1)]);
     assert!(matches!(back, Err(StoreError::NoRevision { .. })));
     assert_eq!(deploy(&store, "b", b"two"), 1, "another name");
 }
@@ -142,54 +142,46 @@ fn remembered_removals_are_bounded() {
 
 #[test]
 fn files_are_private_to_the_user() {
-    let above = TemporaryStore::new("private");
-    let temporary = TemporaryStore(above.0.join("not/there/yet"));
-    let store = temporary.open();
+    let temporary = TemporaryStore::new();
+    let directory = temporary.path().join("not/there/yet");
+    let open = || Store::open(&directory, StoreLimits::default()).expect("opens");
+    let store = open();
     deploy(&store, "a", b"one");
-    let mode = |path: &Path| {
-        let there = std::fs::metadata(path).expect("exists");
-        there.permissions().mode() & 0o777
-    };
-    for directory in [&above.0, &above.0.join("not/there"), &temporary.0] {
-        assert_eq!(mode(directory), 0o700, "{}", directory.display());
+    for created in ["not", "not/there", "not/there/yet"] {
+        assert_eq!(mode(&temporary.path().join(created)), 0o700, "{created}");
     }
     let component = format!("components/{}.wasm", Digest::of(b"one").hex());
     for file in ["lock", "deployments.redb", &component] {
-        assert_eq!(mode(&temporary.0.join(file)), 0o600, "{file}");
+        assert_eq!(mode(&directory.join(file)), 0o600, "{file}");
     }
     // An existing directory keeps its mode; an existing database becomes private.
     drop(store);
-    let open_to_others = |path: &Path, mode| {
+    let set_mode = |path: &Path, mode| {
         let mode = std::fs::Permissions::from_mode(mode);
-        std::fs::set_permissions(path, mode).expect("ours");
+        std::fs::set_permissions(path, mode).expect("changed");
     };
-    let database = temporary.0.join("deployments.redb");
-    open_to_others(&temporary.0, 0o755);
-    open_to_others(&database, 0o644);
-    assert_eq!(deploy(&temporary.open(), "a", b"two"), 2);
-    assert_eq!((mode(&temporary.0), mode(&database)), (0o755, 0o600));
+    let database = directory.join("deployments.redb");
+    set_mode(&directory, 0o755);
+    set_mode(&database, 0o644);
+    assert_eq!(deploy(&open(), "a", b"two"), 2);
+    assert_eq!((mode(&directory), mode(&database)), (0o755, 0o600));
 }
 
 #[test]
 fn second_open_is_refused() {
-    let temporary = TemporaryStore::new("locked");
+    let temporary = TemporaryStore::new();
     let store = temporary.open();
-    let error = temporary
-        .open_with(StoreLimits::default())
-        .expect_err("taken");
-    assert!(
-        error.to_string().contains("in use by another process"),
-        "{error}"
-    );
+    let error = temporary.open_error();
+    assert!(error.contains("in use by another process"), "{error}");
     drop(store);
     temporary.open();
 }
 
 #[test]
 fn other_formats_and_damaged_databases_are_refused() {
-    let temporary = TemporaryStore::new("format");
+    let temporary = TemporaryStore::new();
     drop(temporary.open());
-    let path = temporary.0.join("deployments.redb");
+    let path = temporary.path().join("deployments.redb");
     {
         let redb = redb::Database::open(&path).expect("closed");
         let writing = redb.begin_write().expect("free");
@@ -200,57 +192,47 @@ fn other_formats_and_damaged_databases_are_refused() {
         }
         writing.commit().expect("written");
     }
-    let error = temporary
-        .open_with(StoreLimits::default())
-        .expect_err("unknown");
-    assert!(error.to_string().contains("has format 99"), "{error}");
+    let error = temporary.open_error();
+    assert!(error.contains("has format 99"), "{error}");
     std::fs::write(&path, b"not a database at all").expect("written");
-    let error = temporary
-        .open_with(StoreLimits::default())
-        .expect_err("nonsense");
-    let message = error.to_string();
-    assert!(message.contains("move the whole directory away"), "{error}");
+    let error = temporary.open_error();
+    assert!(error.contains("move the whole directory away"), "{error}");
 }
 
 #[test]
 fn components_without_database_are_kept() {
-    let temporary = TemporaryStore::new("moved");
+    let temporary = TemporaryStore::new();
     let store = temporary.open();
     deploy(&store, "a", b"one");
     drop(store);
-    let [path, backup] = ["deployments.redb", "backup"].map(|name| temporary.0.join(name));
-    std::fs::rename(&path, &backup).expect("ours");
-    let error = temporary
-        .open_with(StoreLimits::default())
-        .expect_err("it is gone");
-    let message = error.to_string();
-    assert!(
-        message.contains("contains 1 components, but its database deployments.redb is missing"),
-        "{message}"
-    );
+    let [path, backup] = ["deployments.redb", "backup"].map(|name| temporary.path().join(name));
+    std::fs::rename(&path, &backup).expect("changed");
+    let error = temporary.open_error();
+    let expected = "contains 1 components, but its database deployments.redb is missing";
+    assert!(error.contains(expected), "{error}");
     assert_eq!(temporary.files().len(), 1);
     assert!(!path.exists(), "none is created");
-    std::fs::rename(&backup, &path).expect("ours");
+    std::fs::rename(&backup, &path).expect("changed");
     let store = temporary.open();
     assert_eq!(store.read(Digest::of(b"one")).expect("exists"), b"one");
     // Without components, a new database is created.
     drop(store);
-    std::fs::remove_file(&path).expect("ours");
-    std::fs::remove_dir_all(temporary.0.join("components")).expect("ours");
+    std::fs::remove_file(&path).expect("changed");
+    std::fs::remove_dir_all(temporary.path().join("components")).expect("changed");
     assert_eq!(temporary.open().list().len(), 0);
 }
 
 #[test]
 fn leftovers_of_a_kill_are_removed() {
-    let temporary = TemporaryStore::new("sweep");
+    let temporary = TemporaryStore::new();
     let store = temporary.open();
     deploy(&store, "a", b"one");
     put(&store, b"unreferenced");
     drop(store);
-    let directory = temporary.0.join("components");
+    let directory = temporary.path().join("components");
     std::fs::write(directory.join("being-written"), b"hal").expect("written");
     std::fs::write(directory.join("README"), b"not ours").expect("written");
-    std::fs::write(temporary.0.join("being-made.redb"), b"hal").expect("written");
+    std::fs::write(temporary.path().join("being-made.redb"), b"hal").expect("written");
     let store = temporary.open();
     let expected = format!("{}.wasm", Digest::of(b"one").hex());
     assert_eq!(temporary.files(), [expected, "README".to_owned()]);
@@ -259,12 +241,12 @@ fn leftovers_of_a_kill_are_removed() {
 
 #[test]
 fn damaged_component_is_detected_and_repaired() {
-    let temporary = TemporaryStore::new("damaged");
+    let temporary = TemporaryStore::new();
     let store = temporary.open();
     deploy(&store, "a", b"one");
     let digest = Digest::of(b"one");
     let file = temporary
-        .0
+        .path()
         .join(format!("components/{}.wasm", digest.hex()));
     std::fs::write(&file, b"onf").expect("written");
     assert!(matches!(store.read(digest), Err(StoreError::Damaged(_))));
@@ -272,14 +254,14 @@ fn damaged_component_is_detected_and_repaired() {
     put(&store, b"one");
     assert_eq!(store.read(digest).expect("repaired"), b"one");
     // An unreadable file does not count as damaged.
-    let backup = temporary.0.join("backup");
-    std::fs::rename(&file, &backup).expect("ours");
-    std::fs::create_dir(&file).expect("ours");
+    let backup = temporary.path().join("backup");
+    std::fs::rename(&file, &backup).expect("changed");
+    std::fs::create_dir(&file).expect("changed");
     let error = store.read(digest).expect_err("a directory");
     assert!(matches!(error, StoreError::Unreadable { .. }), "{error}");
     assert_eq!(store.component(digest), Some(3));
-    std::fs::remove_dir(&file).expect("ours");
-    std::fs::rename(&backup, &file).expect("ours");
+    std::fs::remove_dir(&file).expect("changed");
+    std::fs::rename(&backup, &file).expect("changed");
     assert_eq!(store.read(digest).expect("whole"), b"one");
     for number in 0..20_u8 {
         put(&store, &[number]);
@@ -289,7 +271,7 @@ fn damaged_component_is_detected_and_repaired() {
 
 #[test]
 fn linked_components_live_as_long_as_revision() {
-    let temporary = TemporaryStore::new("links");
+    let temporary = TemporaryStore::new();
     let store = temporary.open();
     let parts = ["handler", "template", "sampler"];
     let [handler, template, sampler] = parts.map(|part| put(&store, part.as_bytes()));
@@ -313,14 +295,14 @@ fn linked_components_live_as_long_as_revision() {
     let store = temporary.open();
     assert_eq!(temporary.files().len(), 4);
     assert_eq!(store.read(sampler).expect("whole"), b"sampler");
-    let name: DeploymentName = "a".parse().expect("a name");
-    store.remove(&name).expect("it exists");
+    let a = name("a");
+    store.remove(&a).expect("it exists");
     assert_eq!(temporary.files().len(), 1);
 }
 
 #[test]
 fn limits_are_enforced() {
-    let temporary = TemporaryStore::new("limits");
+    let temporary = TemporaryStore::new();
     let limits = StoreLimits {
         max_component_bytes: 10,
         max_total_bytes: 25,
@@ -351,13 +333,13 @@ fn limits_are_enforced() {
     for number in 1..=3_u8 {
         assert_eq!(deploy(&store, "a", &[number; 2]), u64::from(number));
     }
-    let name: DeploymentName = "a".parse().expect("a name");
-    store.set_traffic(&name, vec![share(1, 1)]).expect("exists");
+    let a = name("a");
+    store.set_traffic(&a, vec![share(1, 1)]).expect("exists");
     for number in 4..=6_u8 {
         let digest = put(&store, &[number; 2]);
         store.add(manifest("a", digest), false).expect("added");
     }
-    let kept = store.get(&name).expect("exists");
+    let kept = store.get(&a).expect("exists");
     assert_eq!(Vec::from_iter(kept.revisions.into_keys()), [1, 3, 6]);
     assert_eq!(store.component(Digest::of(&[2; 2])), None);
     assert_eq!(store.component(Digest::of(&[1; 2])), Some(2));
@@ -378,22 +360,22 @@ fn limits_are_enforced() {
 
 #[test]
 fn grace_period_protects_uploads_until_deploy() {
-    let temporary = TemporaryStore::new("grace");
+    let temporary = TemporaryStore::new();
     let limits = StoreLimits {
         max_unreferenced: 2,
         grace_period: Duration::from_secs(3600),
         ..StoreLimits::default()
     };
     let store = temporary.open_with(limits).expect("opens");
-    let name: DeploymentName = "a".parse().expect("a name");
+    let a = name("a");
     let one = Digest::of(b"one");
     deploy(&store, "a", b"one");
     // A query or an upload starts the grace period; then the deployment is removed.
     assert_eq!(store.component(one), Some(3));
-    store.remove(&name).expect("exists");
+    store.remove(&a).expect("exists");
     assert_eq!(deploy_existing(&store, "b", one), 1);
     assert!(!store.put(one, b"one").expect("exists"), "it exists");
-    store.remove(&"b".parse().expect("a name")).expect("exists");
+    store.remove(&name("b")).expect("exists");
     assert_eq!(deploy_existing(&store, "c", one), 1);
     // Components within their grace period are not dropped for new ones.
     let two = put(&store, b"two");
@@ -406,7 +388,7 @@ fn grace_period_protects_uploads_until_deploy() {
     deploy_existing(&store, "e", Digest::of(b"three"));
     put(&store, b"four");
     // A component that has been deployed since makes room first.
-    store.remove(&"d".parse().expect("a name")).expect("exists");
+    store.remove(&name("d")).expect("exists");
     assert_eq!(temporary.files().len(), 4);
     put(&store, b"five");
     assert_eq!(store.component(two), None);
@@ -418,7 +400,7 @@ fn grace_period_protects_uploads_until_deploy() {
 
 #[test]
 fn held_component_is_not_removed() {
-    let temporary = TemporaryStore::new("held");
+    let temporary = TemporaryStore::new();
     let limits = StoreLimits {
         max_unreferenced: 1,
         grace_period: Duration::ZERO,
@@ -428,7 +410,7 @@ fn held_component_is_not_removed() {
     let one = Digest::of(b"one");
     deploy(&store, "a", b"one");
     let held = [store.hold(one), store.hold(one)].map(|held| held.expect("exists"));
-    store.remove(&"a".parse().expect("a name")).expect("exists");
+    store.remove(&name("a")).expect("exists");
     let error = store.put(Digest::of(b"two"), b"two").expect_err("one");
     assert!(matches!(
         error,
@@ -438,14 +420,14 @@ fn held_component_is_not_removed() {
     drop(other);
     assert_eq!(deploy_existing(&store, "b", one), 1);
     drop(held);
-    store.remove(&"b".parse().expect("a name")).expect("exists");
+    store.remove(&name("b")).expect("exists");
     assert!(matches!(store.hold(one), Err(StoreError::NoComponent(_))));
     assert_eq!(temporary.files().len(), 0);
 }
 
 #[test]
 fn missing_items_are_reported() {
-    let temporary = TemporaryStore::new("missing");
+    let temporary = TemporaryStore::new();
     let store = temporary.open();
     let digest = Digest::of(b"x");
     let error = store
@@ -459,27 +441,21 @@ fn missing_items_are_reported() {
         Err(StoreError::NotADigest(_))
     ));
     deploy(&store, "a", b"x");
-    let name: DeploymentName = "a".parse().expect("a name");
+    let a = name("a");
     for (traffic, expected) in [
         (vec![], "name at least one"),
         (vec![share(7, 1)], "'a' has no revision 7; it has 1"),
         (vec![share(1, 0)], "give 1 to 10000"),
         (vec![share(1, 1), share(1, 2)], "given twice"),
     ] {
-        let error = store.set_traffic(&name, traffic).expect_err("bad");
+        let error = store.set_traffic(&a, traffic).expect_err("bad");
         assert!(error.to_string().contains(expected), "{error}");
     }
-    let other: DeploymentName = "b".parse().expect("a name");
+    let b = name("b");
+    assert!(matches!(store.remove(&b), Err(StoreError::NoDeployment(_))));
     assert!(matches!(
-        store.remove(&other),
+        store.set_paused(&b, true),
         Err(StoreError::NoDeployment(_))
     ));
-    assert!(matches!(
-        store.set_paused(&other, true),
-        Err(StoreError::NoDeployment(_))
-    ));
-    assert!(matches!(
-        store.get(&other),
-        Err(StoreError::NoDeployment(_))
-    ));
+    assert!(matches!(store.get(&b), Err(StoreError::NoDeployment(_))));
 }

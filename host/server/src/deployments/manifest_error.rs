@@ -1,0 +1,33 @@
+//! Why a manifest is invalid.
+
+/// Why a manifest is invalid.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ManifestError {
+    /// It is not TOML, or not a manifest.
+    #[error("line {line}, column {column}: {message}")]
+    Syntax {
+        /// Line, from 1.
+        line: usize,
+        /// Column in characters, from 1.
+        column: usize,
+        /// What is wrong, and what was expected.
+        message: String,
+    },
+    /// A field is invalid.
+    #[error("the field '{field}' {problem}")]
+    Field {
+        /// Path of the field.
+        field: String,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+}
+
+impl ManifestError {
+    pub(super) fn field(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        ManifestError::Field {
+            field: field.into(),
+            problem: problem.into(),
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! State that the requests of both listeners share.
+
+use crate::api_keys::ApiKeys;
+use crate::http_counters::HttpCounters;
+use crate::listener::HttpLimits;
+use crate::problem::Problem;
+use crate::request_log::RequestIdGenerator;
+use crate::services::Services;
+use crate::tls::Tls;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+pub(crate) struct ServerState {
+    pub(crate) limits: HttpLimits,
+    pub(crate) counters: Arc<HttpCounters>,
+    pub(crate) request_ids: RequestIdGenerator,
+    pub(crate) services: OnceLock<Services>,
+    pub(crate) api_keys: Option<Arc<ApiKeys>>,
+    pub(crate) tls: Option<Arc<Tls>>,
+    pub(crate) public_address: SocketAddr,
+    pub(crate) stopping: AtomicBool,
+}
+
+impl ServerState {
+    /// Reasons why requests cannot be served; empty if they can.
+    pub(crate) fn not_ready_reasons(&self) -> Vec<String> {
+        if self.stopping.load(Ordering::Acquire) {
+            return vec!["the server is shutting down".to_owned()];
+        }
+        match self.services.get() {
+            None => vec!["models and plugins are being loaded".to_owned()],
+            Some(services) => services.not_ready_reasons(),
+        }
+    }
+
+    /// The services, or the problem to answer while they are being loaded.
+    pub(crate) fn services(&self) -> Result<&Services, Problem> {
+        let not_ready = || Problem::not_ready(&self.not_ready_reasons());
+        self.services.get().ok_or_else(not_ready)
+    }
+}
