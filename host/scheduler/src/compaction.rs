@@ -7,6 +7,7 @@
 
 use crate::cost_model::CostModel;
 use crate::kv_cache::KvCache;
+use crate::scheduler::Scheduler;
 use crate::step::{MemoryOp, SeqId, StepShape};
 
 /// Steps between two checks.
@@ -22,7 +23,7 @@ pub(crate) struct Compaction {
 
 impl Compaction {
     /// Whether a check is due after so many successful steps in all.
-    pub fn is_due(&mut self, steps: u64) -> bool {
+    fn is_due(&mut self, steps: u64) -> bool {
         let due = steps >= self.checked_at + INTERVAL_STEPS;
         if due {
             self.checked_at = steps;
@@ -34,7 +35,7 @@ impl Compaction {
 impl KvCache {
     /// Moves the highest sequence down if that pays for steps of this shape. True if it moves: then the step has no
     /// rows, since the backend may fail to load the state.
-    pub fn compact(&mut self, costs: &CostModel, shape: StepShape) -> bool {
+    fn compact(&mut self, costs: &CostModel, shape: StepShape) -> bool {
         let Some(seq) = self.cells.highest().filter(|_| costs.is_fitted()) else {
             return false;
         };
@@ -59,5 +60,15 @@ impl KvCache {
         let seconds = |n_kv| costs.predict(StepShape { n_kv, ..shape });
         let saved = BENEFIT_STEPS * (seconds(now) - seconds(then));
         saved > 2.0 * self.swap_costs.seconds(length)
+    }
+}
+
+impl Scheduler {
+    /// Moves a sequence to lower cells if that pays.
+    pub(crate) fn compact(&mut self) -> bool {
+        self.config.shares_parts()
+            && !self.running.is_empty()
+            && self.compaction.is_due(self.failure.successes())
+            && self.kv.compact(&self.costs, self.shape)
     }
 }

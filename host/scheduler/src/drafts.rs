@@ -15,8 +15,10 @@
 use crate::config::SchedulerConfig;
 use crate::cost_model::CostModel;
 use crate::kv_cache::KvCache;
-use crate::prefill_budget::PrefillBudget;
+use crate::prefill_profile::PrefillProfile;
+use crate::request::RequestId;
 use crate::running::RunningRequests;
+use crate::scheduler::Scheduler;
 use crate::size_ceiling::SizeCeiling;
 use crate::step::{Row, Step, StepShape};
 use crate::{LogitsKind, Token};
@@ -103,7 +105,7 @@ impl Drafts {
         running: &mut RunningRequests,
         kv: &mut KvCache,
         costs: &CostModel,
-        prefill: &PrefillBudget,
+        profile: &PrefillProfile,
     ) {
         if running.iter().all(|r| r.drafts.tokens.is_empty()) {
             return;
@@ -122,15 +124,11 @@ impl Drafts {
         };
         // A request that decodes alone delays nobody.
         let alone = shape.rows == 1 && shape.prefill == 0 && step.other_adapters == 0;
-        let max_step_stretch = prefill.max_step_stretch().filter(|_| !alone);
-        let mut drafts = self.choose(
-            shape,
-            &mut candidates,
-            room,
-            max_step_stretch,
-            costs,
-            prefill,
-        );
+        let max_seconds = match alone {
+            true => f64::INFINITY,
+            false => profile.max_seconds(costs, shape),
+        };
+        let mut drafts = self.choose(shape, &mut candidates, room, max_seconds, costs, profile);
         kv.drop_unowned(tokens.saturating_add(drafts));
         let cells = kv.cells.free().saturating_sub(tokens);
         // The least likely drafts are left out.
@@ -162,21 +160,18 @@ impl Drafts {
         shape: StepShape,
         candidates: &mut [Candidate],
         room: u32,
-        max_step_stretch: Option<f64>,
+        max_seconds: f64,
         costs: &CostModel,
-        prefill: &PrefillBudget,
+        profile: &PrefillProfile,
     ) -> u32 {
-        let profile = &prefill.profile;
         let seconds = |drafts, prefill| {
             let shape = StepShape {
                 drafts,
                 prefill,
                 ..shape
             };
-            profile.step_seconds(costs, shape)
+            profile.seconds(costs, shape)
         };
-        let longest =
-            max_step_stretch.map(|stretch| profile.max_draft_seconds(stretch, costs, shape));
         let room = room.min(SIZES[self.ceiling.index()]);
         let likeliest = |candidates: &mut [Candidate]| {
             let left = (0..candidates.len()).filter(|&i| candidates[i].taken < candidates[i].most);
@@ -193,7 +188,7 @@ impl Drafts {
             let pays =
                 best.next >= MIN_ACCEPTANCE && best.next * before > tokens * (after - before);
             let expected = seconds(drafts + 1, shape.prefill);
-            if !pays || longest.is_some_and(|longest| expected > longest) {
+            if !pays || expected > max_seconds {
                 break;
             }
             tokens += best.next;
@@ -218,23 +213,18 @@ impl Drafts {
         drafts
     }
 
-    /// Learns from a step. `costs` and `prefill` tell what it should have taken.
+    /// Learns from a step. `costs` and `profile` tell what it should have taken.
     pub fn observe(
         &mut self,
         shape: StepShape,
         seconds: f64,
         costs: &CostModel,
-        prefill: &PrefillBudget,
+        profile: &PrefillProfile,
     ) {
         if shape.drafts == 0 || !costs.is_fitted() {
             return;
         }
-        let max_step_stretch = prefill.max_step_stretch().filter(|_| shape.rows > 1);
-        let keeps = |stretch| {
-            let profile = &prefill.profile;
-            profile.is_within_stretch(stretch, costs, shape, seconds)
-        };
-        let kept = max_step_stretch.is_none_or(keeps);
+        let kept = shape.rows == 1 || profile.is_kept(costs, shape, seconds);
         let index = SIZES.partition_point(|&most| most < shape.drafts);
         self.ceiling.tried(index, kept);
     }
@@ -263,6 +253,52 @@ fn candidates(rows: &[Row], running: &RunningRequests, config: &SchedulerConfig)
         })
     };
     rows.iter().enumerate().filter_map(candidate).collect()
+}
+
+impl Scheduler {
+    /// Proposes drafts: tokens that probably follow those of a decoding request. The next step computes some, from the
+    /// first one on, or none. They are dropped once the request gains a token.
+    pub fn propose_draft(&mut self, id: RequestId, draft: &[Token]) {
+        debug_assert!(self.is_between_steps(), "propose_draft during a step");
+        let most = draft.len().min(self.config.max_drafts as usize);
+        let running = self.running.get_mut(id);
+        if let Some(running) = running.filter(|running| running.is_decoding()) {
+            running.drafts.tokens.clear();
+            running.drafts.tokens.extend_from_slice(&draft[..most]);
+        }
+    }
+
+    /// The drafts of a row of the last planned step.
+    pub fn draft(&self, row: &Row) -> &[Token] {
+        let running = self.running.get(row.request);
+        let draft = running.map_or(&[][..], |running| &running.drafts.tokens);
+        &draft[..draft.len().min(row.drafts as usize)]
+    }
+
+    /// Frees the cells of rejected drafts. Returns how many were accepted.
+    pub(crate) fn verify_drafts(&mut self, row: &Row, sampled: &[(RequestId, Token)]) -> u32 {
+        if row.drafts == 0 {
+            return 0;
+        }
+        let own = sampled.iter().filter(|(id, _)| *id == row.request);
+        let gained: Vec<_> = own.map(|(_, token)| *token).collect();
+        let accepted = accepted_drafts(self.draft(row), &gained);
+        self.kv.truncate(row.seq, row.certain() + accepted);
+        if let Some(running) = self.running.get_mut(row.request) {
+            running.drafts.observe(row.drafts, accepted);
+        }
+        accepted
+    }
+
+    /// Drops the drafts of a failed step, which is tried again without.
+    pub(crate) fn drop_drafts(&mut self, rows: &[Row]) {
+        for row in rows.iter().filter(|row| row.drafts > 0) {
+            if let Some(running) = self.running.get_mut(row.request) {
+                running.drafts.tokens.clear();
+                running.drafts.observe(row.drafts, 0);
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -97,8 +97,8 @@ impl Scheduler {
             return None;
         }
         let outputs = u32::try_from(outputs).unwrap_or(u32::MAX);
-        let waiting = self.running.waiting_for_step().max(outputs);
-        let mut step = self.prompts_alone(waiting, |_| true)?;
+        let delayed = self.running.decoding_or_sampled().max(outputs);
+        let mut step = self.prompts_alone(delayed, |_| true)?;
         self.kv.place(&step.rows);
         step.shape.n_kv = self.kv.cells.n_kv();
         self.overlap.planned.clone_from(&step.rows);
@@ -141,17 +141,17 @@ impl Scheduler {
             return None;
         }
         let n_kv = self.kv.cells.n_kv();
-        let waiting = self.running.waiting_for_step();
+        let delayed = self.running.decoding_or_sampled();
         let fits = |size| self.costs.prefill_step(size, n_kv) <= left;
-        let step = self.prompts_alone(waiting, fits)?;
+        let step = self.prompts_alone(delayed, fits)?;
         self.window.set_wait(None);
         Some(step)
     }
 
-    /// A step of prompts alone, of a size that `fits`, before a step that `waiting` requests wait for.
-    fn prompts_alone(&self, waiting: u32, fits: impl Fn(u32) -> bool) -> Option<Step> {
+    /// A step of prompts alone, of a size that `fits`, which may delay the next row of `delayed` requests.
+    fn prompts_alone(&self, delayed: u32, fits: impl Fn(u32) -> bool) -> Option<Step> {
         let paused = self.failure.paused_until().is_some();
-        if self.prefill.max_step_stretch().is_none() || self.is_recovering() || paused {
+        if self.prefill.is_unbudgeted() || self.is_recovering() || paused {
             return None;
         }
         let (adapter, n_kv) = (self.adapters.current(), self.kv.cells.n_kv());
@@ -166,10 +166,10 @@ impl Scheduler {
         };
         let prompts = batch::prompts(&self.running, &self.queue, &self.prefill, adapter);
         let pending: Vec<_> = prompts.iter().map(pending).collect();
-        let room = self.config.max_step_tokens.saturating_sub(waiting);
-        let budget = self.prefill.tokens(&self.costs, waiting, n_kv, room);
+        let room = self.config.max_step_tokens.saturating_sub(delayed);
+        let (budget, _) = self.prefill.tokens(&self.costs, delayed, n_kv, room);
         let most = (budget / 2).saturating_sub(self.overlap.tokens);
-        let free = self.kv.cells.free().saturating_sub(waiting);
+        let free = self.kv.cells.free().saturating_sub(delayed);
         let most = most.min(free).min(pending.iter().sum());
         let mut sizes = CHUNK_SIZES.iter().rev().copied();
         let size = sizes.find(|&size| size <= most && fits(size))?;

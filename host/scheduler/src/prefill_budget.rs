@@ -9,8 +9,7 @@
 //! So the prompt tokens that fill the last tile of the decode rows are almost free, and come on top of the budget.
 
 use crate::cost_model::CostModel;
-use crate::prefill_profile::{CHUNK_SIZES, INITIAL_SIZE, PrefillProfile, tile_fill};
-use crate::step::StepShape;
+use crate::prefill_profile::{PrefillProfile, tile_fill};
 
 /// How prompts are computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,16 +33,6 @@ impl Default for PrefillPolicy {
     }
 }
 
-impl PrefillPolicy {
-    /// The most that prefill may stretch a step; `None` without a bound.
-    pub fn max_step_stretch(self) -> Option<f64> {
-        match self {
-            Self::Budgeted { max_step_stretch } => Some(max_step_stretch),
-            Self::Unbudgeted => None,
-        }
-    }
-}
-
 /// The budget is divided into so many equal shares, one for each of the first prompts. The first prompt gets the rest.
 const SHARES: u32 = 4;
 /// Fewest tokens of a share.
@@ -59,15 +48,14 @@ pub(crate) struct PrefillBudget {
 impl PrefillBudget {
     /// Nothing is learned yet.
     pub fn new(policy: PrefillPolicy) -> Self {
+        let max_step_stretch = match policy {
+            PrefillPolicy::Budgeted { max_step_stretch } => max_step_stretch,
+            PrefillPolicy::Unbudgeted => f64::INFINITY,
+        };
         Self {
             policy,
-            profile: PrefillProfile::default(),
+            profile: PrefillProfile::new(max_step_stretch),
         }
-    }
-
-    /// The most that prefill may stretch a step; `None` without a bound.
-    pub fn max_step_stretch(&self) -> Option<f64> {
-        self.policy.max_step_stretch()
     }
 
     /// Whether prompts are computed in the order of admission, one after the other.
@@ -75,21 +63,21 @@ impl PrefillBudget {
         self.policy == PrefillPolicy::Unbudgeted
     }
 
-    /// Prompt tokens of a step beside `decoding` decoding requests, at most `room`.
-    pub fn tokens(&self, costs: &CostModel, decoding: u32, n_kv: u32, room: u32) -> u32 {
-        let Some(max_step_stretch) = self.max_step_stretch().filter(|_| decoding > 0) else {
-            return room;
-        };
-        let chunk = match costs.is_fitted() {
-            true => self.profile.chunk(max_step_stretch, costs, decoding, n_kv),
-            false => CHUNK_SIZES[INITIAL_SIZE],
-        };
-        chunk.min(room)
+    /// Prompt tokens of a step beside `decoding` decoding requests, at most `room`, and whether the step probes a size.
+    pub fn tokens(&self, costs: &CostModel, decoding: u32, n_kv: u32, room: u32) -> (u32, bool) {
+        if decoding == 0 || self.is_unbudgeted() {
+            return (room, false);
+        }
+        let (chunk, is_probe) = self.profile.chunk(costs, decoding, n_kv);
+        (chunk.min(room), is_probe)
     }
 
     /// Prompt tokens that fill the tile of so many decode rows, on top of [`PrefillBudget::tokens`].
     pub fn tile_fill(&self, rows: u32) -> u32 {
-        self.max_step_stretch().map_or(0, |_| tile_fill(rows))
+        match self.is_unbudgeted() {
+            true => 0,
+            false => tile_fill(rows),
+        }
     }
 
     /// Divides `budget` among prompts that need `pending` more tokens each, in their order: a share to each of the first
@@ -109,28 +97,12 @@ impl PrefillBudget {
         }
         shares
     }
-
-    /// Records that a step with prompts was planned, beside `decoding` decoding requests.
-    pub fn planned(&mut self, costs: &CostModel, decoding: u32, n_kv: u32) {
-        if let Some(max_step_stretch) = self.max_step_stretch() {
-            self.profile
-                .planned(max_step_stretch, costs, decoding, n_kv);
-        }
-    }
-
-    /// Learns from a step during which so many requests ran. `costs` has not learned from it yet.
-    pub fn observe(&mut self, costs: &CostModel, running: u32, shape: StepShape, seconds: f64) {
-        if let Some(max_step_stretch) = self.max_step_stretch() {
-            self.profile.count_running(running);
-            self.profile
-                .observe(max_step_stretch, costs, shape, seconds);
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::step::StepShape;
 
     fn fitted() -> CostModel {
         let mut costs = CostModel::default();
@@ -148,53 +120,48 @@ mod tests {
         costs
     }
 
-    fn budget(policy: PrefillPolicy) -> PrefillBudget {
-        PrefillBudget {
-            policy,
-            profile: PrefillProfile::with_open_ceiling(),
-        }
+    fn budget(max_step_stretch: f64) -> PrefillBudget {
+        PrefillBudget::new(PrefillPolicy::Budgeted { max_step_stretch })
     }
 
     #[test]
     fn budget_keeps_the_target_in_fixed_sizes() {
         let costs = fitted();
-        let tokens = |max_step_stretch, rows| {
-            budget(PrefillPolicy::Budgeted { max_step_stretch }).tokens(&costs, rows, 256, 504)
-        };
-        // A step of 8 rows takes 72 ms; 16 tokens make it 104, 24 would make it 120, and steps scatter.
-        assert_eq!(tokens(2.0, 8), 16);
-        assert_eq!(tokens(4.0, 8), 64);
-        assert_eq!(tokens(2.0, 0), 504);
-        let unbudgeted = budget(PrefillPolicy::Unbudgeted);
-        assert_eq!(unbudgeted.tokens(&costs, 8, 256, 504), 504);
-    }
-
-    #[test]
-    fn smallest_chunk_is_always_allowed() {
-        let costs = fitted();
-        let strict = budget(PrefillPolicy::Budgeted {
-            max_step_stretch: 1.0,
-        });
-        assert_eq!(strict.tokens(&costs, 8, 256, 504), 4);
-        assert_eq!(strict.tokens(&costs, 8, 256, 3), 3);
-        assert_eq!(strict.tokens(&CostModel::default(), 8, 256, 504), 16);
+        for (max_step_stretch, rows, room, tokens) in [
+            // A step of 8 rows takes 72 ms; 16 tokens make it 104, 24 would make it 120, and steps scatter.
+            (2.0, 8, 504, 16),
+            // The smallest chunk is always allowed.
+            (1.0, 8, 504, 4),
+            (1.0, 8, 3, 3),
+            (2.0, 0, 504, 504),
+        ] {
+            let budget = budget(max_step_stretch).tokens(&costs, rows, 256, room);
+            assert_eq!(budget, (tokens, false), "{max_step_stretch} {rows} {room}");
+        }
+        let unmeasured = budget(1.0).tokens(&CostModel::default(), 8, 256, 504);
+        assert_eq!(unmeasured, (16, false));
+        let unbudgeted = PrefillBudget::new(PrefillPolicy::Unbudgeted);
+        assert_eq!(unbudgeted.tokens(&costs, 8, 256, 504), (504, false));
     }
 
     #[test]
     fn tile_is_filled_within_a_budget_only() {
-        let default = PrefillBudget::new(PrefillPolicy::default());
+        let default = budget(2.0);
         assert_eq!([5, 8].map(|rows| default.tile_fill(rows)), [3, 0]);
-        assert_eq!(budget(PrefillPolicy::Unbudgeted).tile_fill(5), 0);
+        assert_eq!(
+            PrefillBudget::new(PrefillPolicy::Unbudgeted).tile_fill(5),
+            0
+        );
     }
 
     #[test]
     fn prompts_share_a_step() {
-        let default = PrefillBudget::new(PrefillPolicy::default());
+        let default = budget(2.0);
         assert_eq!(default.divide(&[600, 600, 5], 64), [43, 16, 5]);
         assert_eq!(default.divide(&[600, 600, 5], 8), [4, 4, 0]);
         assert_eq!(default.divide(&[3, 4], 64), [3, 4]);
         assert_eq!(default.divide(&[600; 6], 512), [128, 128, 128, 128, 0, 0]);
-        let unbudgeted = budget(PrefillPolicy::Unbudgeted);
+        let unbudgeted = PrefillBudget::new(PrefillPolicy::Unbudgeted);
         assert_eq!(unbudgeted.divide(&[600, 600], 512), [512, 0]);
     }
 }

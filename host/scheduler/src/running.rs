@@ -277,9 +277,9 @@ impl RunningRequests {
         count(decoding.filter(|running| running.adapter() == adapter))
     }
 
-    /// Number of requests that wait for the next step: those that decode, or will as soon as an external sampler that
-    /// is not late picks their token.
-    pub fn waiting_for_step(&self) -> u32 {
+    /// Number of requests that a long step delays: those that decode, or will as soon as an external sampler that is not
+    /// late picks their token.
+    pub fn decoding_or_sampled(&self) -> u32 {
         count(self.iter().filter(|running| match running.wait {
             Wait::Sampler => !running.request.progress.late,
             _ => running.is_decoding(),

@@ -1,25 +1,24 @@
 //! The scheduler: [`Scheduler::plan`] makes the decisions of a step in order; [`Scheduler::applied`] learns its result.
 
+use crate::Time;
 use crate::adapter_schedule::AdapterSchedule;
-use crate::admission::Admission;
+use crate::admission::{Admission, PrefixSource};
 use crate::batch;
-use crate::batch_window::{BatchWindow, MIN_TOKENS};
+use crate::batch_window::BatchWindow;
 use crate::compaction::Compaction;
 use crate::config::{Overlap, SchedulerConfig};
 use crate::cost_model::CostModel;
-use crate::drafts::{Drafts, accepted_drafts};
+use crate::drafts::Drafts;
 use crate::failure::FailureHandling;
 use crate::kv_cache::KvCache;
 use crate::output_length::OutputLength;
 use crate::overlap::OverlapState;
 use crate::prefill_budget::PrefillBudget;
 use crate::queue::Queue;
-use crate::request::{AdapterId, Request, RequestId, length};
+use crate::request::{AdapterId, Request, RequestId};
 use crate::running::{RunningRequest, RunningRequests};
-use crate::step::{EnqueueError, Expired, MemoryOp, Row, Step, StepResult, StepShape};
+use crate::step::{EnqueueError, MemoryOp, Row, Step, StepResult, StepShape};
 use crate::timers::Timers;
-use crate::{Time, Token};
-use std::time::Duration;
 
 /// Decides what each step computes.
 #[derive(Clone, Debug)]
@@ -127,17 +126,14 @@ impl Scheduler {
         let mut admitted = Vec::new();
         while let Some(next) = self.next_request() {
             let (id, priority, logits) = (next.id, next.priority, next.logits);
-            let admission = self.admission();
-            let source = admission.source(next, u64::MAX);
-            let reserved = admission.reservation(next);
-            let fits = self.running.is_empty() || admission.fits(source, reserved);
             let may_run = self.running.len() < usize::from(self.config.max_running());
+            let source = may_run.then(|| self.source_with_room(next)).flatten();
             self.queue.block(id);
-            let start = match fits && may_run {
-                true => self.kv.take_id_for(source, logits),
-                false => None,
-            };
-            let Some((seq, source)) = start else {
+            let start = source.and_then(|(source, reserved)| {
+                let (seq, source) = self.kv.take_id_for(source, logits)?;
+                Some((seq, source, reserved))
+            });
+            let Some((seq, source, reserved)) = start else {
                 if self.preempt_least_important_of(|running| running.request.priority < priority) {
                     continue;
                 }
@@ -164,32 +160,25 @@ impl Scheduler {
         };
         let decoding = self.running.decoding_with(adapter);
         let room = self.config.max_step_tokens.saturating_sub(decoding);
-        // Decoding requests of other adapters wait for the step as well.
-        let waiting = self.running.waiting_for_step();
+        // A long step delays the requests of other adapters as well.
+        let delayed = self.running.decoding_or_sampled();
         let n_kv = self.kv.cells.n_kv();
-        let allowed = self.prefill.tokens(&self.costs, waiting, n_kv, room);
+        let (allowed, is_probe) = self.prefill.tokens(&self.costs, delayed, n_kv, room);
         let allowed = (allowed + self.prefill.tile_fill(decoding)).min(room);
         let budget = self.overlap.reduce(allowed);
         let budget = budget.min(self.make_room_for_prefill(adapter, decoding, budget));
         let prompts = batch::prompts(&self.running, &self.queue, &self.prefill, adapter);
         let rows = batch::rows(&self.running, adapter, &prompts, budget, &self.prefill);
         let overlapped = self.overlap.tokens();
-        let mut step = Step {
-            overlapped,
-            ..batch::step(
-                &self.running,
-                adapter,
-                rows,
-                decoding,
-                allowed.min(budget + overlapped),
-            )
-        };
+        let allowed = allowed.min(budget + overlapped);
+        let mut step = batch::step(&self.running, adapter, rows, decoding, allowed);
+        step.overlapped = overlapped;
         if step.shape.prefill > 0 {
-            self.prefill.planned(&self.costs, waiting, n_kv);
+            self.prefill.profile.planned(is_probe);
         }
         let (running, kv) = (&mut self.running, &mut self.kv);
         self.drafts
-            .extend(&mut step, running, kv, &self.costs, &self.prefill);
+            .extend(&mut step, running, kv, &self.costs, &self.prefill.profile);
         step
     }
 
@@ -325,8 +314,10 @@ impl Scheduler {
             let (costs, shape) = (&mut self.costs, self.shape);
             if !self.adapters.is_changing() {
                 let running = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
-                self.prefill.observe(costs, running, shape, seconds);
-                self.drafts.observe(shape, seconds, costs, &self.prefill);
+                self.window.observe(running);
+                self.prefill.profile.observe(costs, running, shape, seconds);
+                self.drafts
+                    .observe(shape, seconds, costs, &self.prefill.profile);
                 costs.observe(shape, seconds);
             } else if costs.is_fitted() {
                 self.adapters.observe_change(seconds - costs.predict(shape));
@@ -348,31 +339,6 @@ impl Scheduler {
                 // position, could reset the strikes of this one again and again.
                 running.failed_at = running.failed_at.max(Some(row.from));
                 self.kv.clear(row.seq);
-            }
-        }
-    }
-
-    /// Frees the cells of rejected drafts. Returns how many were accepted.
-    fn verify_drafts(&mut self, row: &Row, sampled: &[(RequestId, Token)]) -> u32 {
-        if row.drafts == 0 {
-            return 0;
-        }
-        let own = sampled.iter().filter(|(id, _)| *id == row.request);
-        let gained: Vec<_> = own.map(|(_, token)| *token).collect();
-        let accepted = accepted_drafts(self.draft(row), &gained);
-        self.kv.truncate(row.seq, row.certain() + accepted);
-        if let Some(running) = self.running.get_mut(row.request) {
-            running.drafts.observe(row.drafts, accepted);
-        }
-        accepted
-    }
-
-    /// Drops the drafts of a failed step, which is tried again without.
-    fn drop_drafts(&mut self, rows: &[Row]) {
-        for row in rows.iter().filter(|row| row.drafts > 0) {
-            if let Some(running) = self.running.get_mut(row.request) {
-                running.drafts.tokens.clear();
-                running.drafts.observe(row.drafts, 0);
             }
         }
     }
@@ -455,25 +421,6 @@ impl Scheduler {
         Some(running)
     }
 
-    /// Proposes drafts: tokens that probably follow those of a decoding request. The next step computes some, from the
-    /// first one on, or none. They are dropped once the request gains a token.
-    pub fn propose_draft(&mut self, id: RequestId, draft: &[Token]) {
-        debug_assert!(self.is_between_steps(), "propose_draft during a step");
-        let most = draft.len().min(self.config.max_drafts as usize);
-        let running = self.running.get_mut(id);
-        if let Some(running) = running.filter(|running| running.is_decoding()) {
-            running.drafts.tokens.clear();
-            running.drafts.tokens.extend_from_slice(&draft[..most]);
-        }
-    }
-
-    /// The drafts of a row of the last planned step.
-    pub fn draft(&self, row: &Row) -> &[Token] {
-        let running = self.running.get(row.request);
-        let draft = running.map_or(&[][..], |running| &running.drafts.tokens);
-        &draft[..draft.len().min(row.drafts as usize)]
-    }
-
     /// Takes the memory operations that must precede anything else.
     pub fn take_memory_ops(&mut self) -> Vec<MemoryOp> {
         self.kv.take_ops()
@@ -525,54 +472,20 @@ impl Scheduler {
         }
     }
 
+    /// The best source for a waiting request and the cells it reserves, if there is room for it.
+    fn source_with_room(&self, request: &Request) -> Option<(PrefixSource, u32)> {
+        let admission = self.admission();
+        let source = admission.source(request, u64::MAX);
+        let reserved = admission.reservation(request);
+        let fits = self.running.is_empty() || admission.fits(source, reserved);
+        fits.then_some((source, reserved))
+    }
+
     /// The next request to start.
-    fn next_request(&self) -> Option<&Request> {
+    pub(crate) fn next_request(&self) -> Option<&Request> {
         let admission = self.admission();
         self.queue
             .next(|request| admission.is_within_quota(request))
-    }
-
-    /// Until when waiting requests wait for others to start with them: see [`BatchWindow`].
-    fn hold_admission(&mut self, now: Time, due: &[RequestId]) -> Option<Time> {
-        let usual = self.prefill.profile.usual_running() as usize;
-        let few = !self.queue.is_empty() && self.queue.len() < usual;
-        let expires = due.iter().any(|id| self.is_waiting(*id));
-        if !self.running.is_empty() || self.is_recovering() || !few || expires {
-            self.window.close();
-            return None;
-        }
-        let length = match self.window.is_open() {
-            true => None,
-            false => self.window_length(),
-        };
-        self.window.hold(now, length, self.timers.next())
-    }
-
-    fn window_length(&self) -> Option<Duration> {
-        let first = self.next_request().filter(|_| self.costs.is_fitted())?;
-        let cached = self.admission().source(first, u64::MAX).length();
-        let tokens = length(&first.tokens) - cached;
-        let continues = first.is_next_token() && tokens < MIN_TOKENS;
-        if continues || first.progress.preempted > 0 {
-            return None;
-        }
-        let tokens = tokens.min(self.config.max_step_tokens);
-        let step = self.costs.prefill_step(tokens, self.kv.cells.n_kv());
-        Some(BatchWindow::length(step))
-    }
-
-    /// Until when the step waits for callers. It waits only if every ready request is sampled externally.
-    fn wait_for_callers(&self, now: Time) -> Option<Time> {
-        let may_wait = self.running.all_ready_sampled_externally() && !self.is_recovering();
-        self.window.callers.wait_until(now).filter(|_| may_wait)
-    }
-
-    /// Moves a sequence to lower cells if that pays.
-    fn compact(&mut self) -> bool {
-        self.config.shares_parts()
-            && !self.running.is_empty()
-            && self.compaction.is_due(self.failure.successes())
-            && self.kv.compact(&self.costs, self.shape)
     }
 
     /// Drops swapped-out sequences whose owner released them, a few in each step.
@@ -582,32 +495,5 @@ impl Scheduler {
                 self.kv.drop_entry(id);
             }
         }
-    }
-
-    fn expire_deadlines(&mut self, now: Time, due: &[RequestId]) -> Vec<(RequestId, Expired)> {
-        let mut expired = Vec::new();
-        for &id in due {
-            let running = self.running.get(id).map(|running| &running.request);
-            let request = running.or_else(|| self.queue.get(id));
-            let deadline = request.and_then(|request| request.deadline);
-            if deadline.is_some_and(|deadline| deadline <= now) {
-                self.cancel(id);
-                expired.push((id, Expired::Deadline));
-            }
-        }
-        expired
-    }
-
-    fn expire_queue_times(&mut self, now: Time, due: &[RequestId]) -> Vec<(RequestId, Expired)> {
-        let mut expired = Vec::new();
-        for &id in due {
-            let until = self.queue.get(id).and_then(|request| request.queue_until);
-            if until.is_some_and(|until| until <= now) {
-                let retry_after = self.queue.retry_after(now);
-                self.cancel(id);
-                expired.push((id, Expired::Queue { retry_after }));
-            }
-        }
-        expired
     }
 }

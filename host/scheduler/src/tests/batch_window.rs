@@ -18,7 +18,7 @@ fn window_opens_once_and_respects_timers() {
     let teach = |scheduler: &mut Scheduler| {
         scheduler.costs = CostModel::default();
         for _ in 0..200 {
-            scheduler.prefill.profile.count_running(8);
+            scheduler.window.observe(8);
             let shape = StepShape {
                 prefill: 100,
                 n_kv: 256,
