@@ -4,7 +4,7 @@
 //! pay for. The first request starts the thread and its context; the context is freed after
 //! [`EmbeddingConfig::idle`] without requests.
 //!
-//! - This module checks arguments and acquires a permit of the [`quota`] before a request is queued.
+//! - This module checks arguments and acquires a permit of the [`request_quota`](crate::request_quota) before a request is queued.
 //! - [`fair_queue`] orders requests, [`batch`] forms steps, [`pooling`] turns vectors of tokens into
 //!   results, and [`worker`] runs them on an [`EmbeddingBackend`].
 //!
@@ -20,7 +20,6 @@ mod backend;
 mod batch;
 mod fair_queue;
 mod pooling;
-mod quota;
 mod vectors;
 mod worker;
 
@@ -29,12 +28,12 @@ pub use pooling::Pooling;
 pub use vectors::{Embedding, Vectors};
 
 use crate::metrics::{EngineMetrics, add, get};
+use crate::request_quota::{RequestLoad, RequestQuota};
 use crate::{Caller, Engine, Error, LoadError, Token};
 use batch::BatchLimits;
 use corral_llama::{
     ContextSettings, EmbeddingContext, EmbeddingSettings, EmbeddingTraits, KvType, Model,
 };
-use quota::{EmbeddingQuota, Load, TENANT_DIVISOR};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -60,6 +59,8 @@ const SEQ_IDS: u16 = 32;
 const MAX_INPUT: u32 = 2048;
 /// Bytes of logits that limit the default length of whole inputs.
 const MAX_LOGIT_BYTES: u32 = 1 << 30;
+/// A tenant may use one part in this many of each limit.
+const TENANT_DIVISOR: u64 = 4;
 /// Default limit of open requests.
 const QUEUE: usize = 1024;
 /// Default time without requests after which the context is freed.
@@ -148,8 +149,8 @@ pub struct Embedder {
     idle: Duration,
     /// Capacity of the channel.
     queue: usize,
-    quota: EmbeddingQuota,
-    counters: Arc<EngineMetrics>,
+    quota: RequestQuota,
+    metrics: Arc<EngineMetrics>,
     state: Mutex<EmbedderState>,
 }
 
@@ -169,7 +170,7 @@ impl Embedder {
         context: u32,
         threads: u32,
         config: &EmbeddingConfig,
-        counters: &Arc<EngineMetrics>,
+        metrics: &Arc<EngineMetrics>,
     ) -> Result<Self, LoadError> {
         let traits = model.embedding_traits();
         let whole = !memory || !traits.causal;
@@ -207,7 +208,7 @@ impl Embedder {
             longest,
             pooling,
         };
-        let quota = Load {
+        let quota = RequestLoad {
             requests: config.queue as u64,
             tokens: TENANT_DIVISOR * MAX_EMBED_TOKENS,
             numbers: TENANT_DIVISOR * MAX_EMBED_NUMBERS,
@@ -231,8 +232,8 @@ impl Embedder {
             info,
             idle: config.idle,
             queue: config.queue,
-            quota: EmbeddingQuota::new(quota),
-            counters: counters.clone(),
+            quota: RequestQuota::new(quota, quota.divided_by(TENANT_DIVISOR)),
+            metrics: metrics.clone(),
             state: Mutex::new(EmbedderState::Unused),
         })
     }
@@ -254,7 +255,7 @@ impl Embedder {
             normalize,
             caller,
             sender,
-            submitted: Instant::now(),
+            arrived: Instant::now(),
             permit,
         };
         self.send(EmbeddingCommand::Embed(Box::new(request)))?;
@@ -283,7 +284,7 @@ impl Embedder {
     }
 
     /// Checks the inputs except their tokens, and returns their load.
-    fn load(&self, inputs: &[Vec<Token>], pooling: Pooling) -> Result<Load, Error> {
+    fn load(&self, inputs: &[Vec<Token>], pooling: Pooling) -> Result<RequestLoad, Error> {
         let invalid = |text: String| Err(Error::Invalid(text));
         if !(1..=MAX_EMBED_INPUTS).contains(&inputs.len()) {
             return invalid(format!(
@@ -319,7 +320,7 @@ impl Embedder {
                  send fewer or shorter inputs or use another pooling"
             ));
         }
-        Ok(Load {
+        Ok(RequestLoad {
             requests: 1,
             tokens,
             numbers,
@@ -328,10 +329,10 @@ impl Embedder {
 
     /// The error of a full quota. Its `retry_after` is the time to compute all open requests at the speed
     /// so far.
-    fn refusal(&self, used: Load) -> Error {
-        add(&self.counters.embed_refused, 1);
-        let spent = Duration::from_nanos(get(&self.counters.embed_step_nanos));
-        let computed = get(&self.counters.embed_computed).max(1);
+    fn refusal(&self, used: RequestLoad) -> Error {
+        add(&self.metrics.embed_refused, 1);
+        let spent = Duration::from_nanos(get(&self.metrics.embed_step_nanos));
+        let computed = get(&self.metrics.embed_computed).max(1);
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
         let seconds = spent.as_secs_f64() * used.tokens as f64 / computed as f64;
         Error::Overloaded {
@@ -355,7 +356,7 @@ impl Embedder {
         match commands.try_send(command) {
             Ok(()) => Ok(()),
             Err(TrySendError::Full(_)) => {
-                add(&self.counters.embed_refused, 1);
+                add(&self.metrics.embed_refused, 1);
                 Err(Error::Overloaded {
                     reason: "the command queue of embeddings is full".into(),
                     retry_after: Duration::from_secs(1),
@@ -371,15 +372,15 @@ impl Embedder {
 
     fn start(&self) -> Result<(SyncSender<EmbeddingCommand>, JoinHandle<()>), Error> {
         // One more than the quota's requests, for the shutdown.
-        let (commands, inbox) = sync_channel(self.queue + 1);
+        let (commands, receiver) = sync_channel(self.queue + 1);
         let (model, settings) = (self.model.clone(), self.settings);
         let make = Box::new(move || {
             EmbeddingContext::new(model.clone(), settings)
                 .map_err(|error| Error::Failed(format!("no embeddings can be computed: {error}")))
         });
         let width = self.info.width as usize;
-        let counters = self.counters.clone();
-        let worker = EmbeddingWorker::new(make, self.limits, width, self.idle, inbox, counters);
+        let metrics = self.metrics.clone();
+        let worker = EmbeddingWorker::new(make, self.limits, width, self.idle, receiver, metrics);
         let started = std::thread::Builder::new()
             .name("embedder".into())
             .spawn(move || {

@@ -10,6 +10,8 @@
 #![warn(missing_docs)]
 
 mod backend;
+#[cfg(test)]
+mod block_on;
 mod caller;
 mod cpu_time;
 mod device_placement;
@@ -25,12 +27,10 @@ mod metrics;
 mod model_config;
 mod model_pool;
 mod next_token;
-mod permits;
 mod prompt_lookup;
 mod raw_context;
 mod reply;
-#[cfg(test)]
-mod sampler_reference;
+mod request_quota;
 mod sequence;
 mod snapshot;
 mod status;
@@ -72,9 +72,7 @@ pub use model_pool::{
 pub use next_token::{Distribution, DistributionPart, MAX_CANDIDATES, NextTokenRequest};
 pub use reply::Reply;
 pub use sequence::Sequence;
-pub use snapshot::{
-    Entry as SnapshotEntry, Error as SnapshotError, Limits as SnapshotLimits, Snapshots,
-};
+pub use snapshot::{Error as SnapshotError, Limits as SnapshotLimits, Snapshots};
 pub use status::{EngineStatus, EntryStatus, RequestStatus, SchedulerCounters};
 
 /// Index into a model's vocabulary.

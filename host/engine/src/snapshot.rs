@@ -21,7 +21,6 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
 
 /// Maximum length of a snapshot or tenant name.
 const NAME_BYTES: usize = 128;
@@ -57,17 +56,6 @@ pub struct Limits {
     pub tenant_bytes: u64,
     /// Maximum snapshots of a tenant.
     pub tenant_count: usize,
-}
-
-/// A listed snapshot.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// Its name.
-    pub name: String,
-    /// Bytes of its file.
-    pub bytes: u64,
-    /// Time of the write.
-    pub modified: SystemTime,
 }
 
 /// The snapshots in a directory.
@@ -179,23 +167,6 @@ impl Snapshots {
         sync(&self.tenant(tenant)?)
     }
 
-    /// Lists the snapshots of a tenant by name.
-    pub fn list(&self, tenant: &str) -> Result<Vec<Entry>, Error> {
-        entries(&self.tenant(tenant)?)
-    }
-
-    /// Returns the total bytes of all snapshots.
-    pub fn bytes(&self) -> Result<u64, Error> {
-        let mut sum = 0;
-        for tenant in self.tenants()? {
-            sum += entries(&tenant)?
-                .iter()
-                .map(|entry| entry.bytes)
-                .sum::<u64>();
-        }
-        Ok(sum)
-    }
-
     fn tenant(&self, tenant: &str) -> Result<PathBuf, Error> {
         check_name("tenant", tenant)?;
         Ok(self.dir.join(tenant))
@@ -230,10 +201,7 @@ impl Snapshots {
     /// size, so the limits hold whether it succeeds or fails.
     fn reserve(&self, tenant: &str, name: &str, bytes: u64) -> Result<Reserved<'_>, Error> {
         let mut writes = self.lock();
-        let mut others = BTreeMap::new();
-        for entry in self.list(tenant)? {
-            others.insert(entry.name, entry.bytes);
-        }
+        let mut others = file_sizes(&self.tenant(tenant)?)?;
         others.remove(name);
         let mut most = bytes;
         for pending in writes.pending.values().filter(|p| p.tenant == tenant) {
@@ -351,15 +319,15 @@ fn is_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Lists the snapshots in a tenant's directory by name. A missing directory has none.
-fn entries(dir: &Path) -> Result<Vec<Entry>, Error> {
+/// The names and sizes of the snapshots in a tenant's directory. A missing directory has none.
+fn file_sizes(dir: &Path) -> Result<BTreeMap<String, u64>, Error> {
     let failed = |cause| Error::io("list", dir, cause);
     let files = match fs::read_dir(dir) {
         Ok(files) => files,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
         Err(error) => return Err(failed(error)),
     };
-    let mut entries = Vec::new();
+    let mut sizes = BTreeMap::new();
     for file in files {
         let file = file.map_err(failed)?;
         let Ok(name) = file.file_name().into_string() else {
@@ -368,22 +336,17 @@ fn entries(dir: &Path) -> Result<Vec<Entry>, Error> {
         if is_name(&name).is_err() {
             continue;
         }
-        let about = match file.metadata() {
-            Ok(about) => about,
+        match file.metadata() {
+            Ok(metadata) if metadata.is_file() => {
+                sizes.insert(name, metadata.len());
+            }
+            Ok(_) => {}
             // Removed since the listing.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
-        };
-        if about.is_file() {
-            entries.push(Entry {
-                name,
-                bytes: about.len(),
-                modified: about.modified().map_err(failed)?,
-            });
         }
     }
-    entries.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(entries)
+    Ok(sizes)
 }
 
 fn remove_temporaries(dir: &Path) -> Result<(), Error> {

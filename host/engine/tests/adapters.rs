@@ -3,15 +3,16 @@
 
 use corral_engine::{
     Caller, Engine, Error, GenerateOptions, Generation, LlamaError, LoadError, ModelConfig,
-    Priority, Sequence, SnapshotLimits, Snapshots, Tenant,
+    Priority, Sequence, Tenant,
 };
 use corral_llama::gguf::{TensorType, Value, Writer};
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use support::{check_empty, check_identity, demo_model, metric, read, settle};
+use support::{
+    check_empty, check_identity, demo_model, limit, metric, read, sequence, settle, snapshots,
+};
 
 mod support;
 
@@ -31,9 +32,8 @@ fn config(adapters: &[&str]) -> ModelConfig {
 /// Starts a generation with the adapter or the plain model.
 fn options(adapted: bool) -> GenerateOptions {
     GenerateOptions {
-        max_tokens: 8,
         adapter: adapted.then(|| PLUS_ONE.to_owned()),
-        ..GenerateOptions::default()
+        ..limit(8)
     }
 }
 
@@ -94,7 +94,7 @@ fn right_alone() -> Vec<Question> {
                     found += 1;
                 }
             }
-            assert!(found >= 17, "{found} of 20 behind {length}");
+            assert!(found >= 17, "{found} of 20 after {length} tokens");
         }
     }
     right
@@ -109,11 +109,11 @@ fn mixed_adapter_load_gives_right_answers() {
     config.cells = Some(1024);
     config.max_running = 12;
     let engine = Engine::load(config).unwrap();
-    let askers = 4;
+    let clients = 4;
     std::thread::scope(|scope| {
-        for asker in 0..askers {
+        for client in 0..clients {
             let (engine, right) = (&engine, &right);
-            scope.spawn(move || ask_many(engine, right, asker));
+            scope.spawn(move || ask_many(engine, right, client));
         }
     });
     settle(&engine);
@@ -130,8 +130,8 @@ fn mixed_adapter_load_gives_right_answers() {
 }
 
 /// Asks several hundred questions of both adapters, twelve at a time; both also continue forks.
-fn ask_many(engine: &Engine, right: &[Question], asker: u32) {
-    let mut random = ChaCha8Rng::seed_from_u64(u64::from(asker));
+fn ask_many(engine: &Engine, right: &[Question], client: u32) {
+    let mut random = ChaCha8Rng::seed_from_u64(u64::from(client));
     for _ in 0..8 {
         let caller = Caller {
             tenant: Tenant(random.random_range(0..2)),
@@ -193,17 +193,9 @@ fn adapters_do_not_share_prefixes() {
 #[test]
 fn snapshot_needs_its_adapter() {
     let dir = tempfile::tempdir().unwrap();
-    let open = || {
-        let limits = SnapshotLimits {
-            snapshot_bytes: 1 << 24,
-            tenant_bytes: 1 << 26,
-            tenant_count: 8,
-        };
-        Some(Arc::new(Snapshots::new(dir.path(), limits).unwrap()))
-    };
-    let load = |adapters: &[&str], snapshots| {
+    let load = |adapters: &[&str]| {
         let mut config = config(adapters);
-        config.snapshots = snapshots;
+        config.snapshots = snapshots(dir.path());
         Engine::load(config).unwrap()
     };
     let question = Question {
@@ -212,10 +204,8 @@ fn snapshot_needs_its_adapter() {
         b: 27,
         adapted: true,
     };
-    let engine = load(&[PLUS_ONE], open());
-    let mut sequence = Sequence::new(engine.clone(), Caller::default());
-    let tokens = engine.tokenize(&question.text(), true).unwrap();
-    sequence.append(&tokens).unwrap();
+    let engine = load(&[PLUS_ONE]);
+    let mut sequence = sequence(&engine, &question.text());
     let (chunk, _) = read(sequence.generate(options(true)).unwrap());
     assert_eq!(chunk.text, question.answer());
     settle(&engine);
@@ -224,7 +214,7 @@ fn snapshot_needs_its_adapter() {
     drop((sequence, engine));
 
     let restored = |adapters: &[&str], adapted| {
-        let engine = load(adapters, open());
+        let engine = load(adapters);
         let sequence = Sequence::restore(engine.clone(), Caller::default(), "me", "sum");
         let (chunk, outcome) = read(sequence.unwrap().generate(options(adapted)).unwrap());
         let right = Question {
@@ -273,7 +263,7 @@ fn invalid_adapter_files_are_refused() {
         .unwrap();
     let mut foreign = whole.clone();
     foreign[other..other + 5].copy_from_slice(b"llama");
-    for (name, bytes, said) in [
+    for (name, bytes, expected) in [
         ("empty", &b""[..], "not GGUF"),
         ("text", b"hello world", "not GGUF"),
         ("head", &whole[..100], "cannot read"),
@@ -283,7 +273,7 @@ fn invalid_adapter_files_are_refused() {
         let path = dir.path().join(name);
         std::fs::write(&path, bytes).unwrap();
         let refusal = refusal(&path);
-        assert!(refusal.contains(said), "{name}: {refusal}");
+        assert!(refusal.contains(expected), "{name}: {refusal}");
     }
     let missing = refusal(&dir.path().join("missing"));
     assert!(missing.contains("cannot be read"), "{missing}");
@@ -313,7 +303,7 @@ fn incompatible_adapters_are_refused() {
     let [a, b] = ["lora_a", "lora_b"].map(|half| format!("{q}.{half}"));
     let pair = [(a.as_str(), [128, 4]), (b.as_str(), [4, 256])];
     let alpha = || Value::F32(8.0);
-    for (said, refusal) in [
+    for (expected, refusal) in [
         ("no tensors", load(&[], "lora", alpha())),
         ("\"control\"", load(&pair, "control", alpha())),
         ("alpha", load(&pair, "lora", Value::U32(8))),
@@ -337,7 +327,7 @@ fn incompatible_adapters_are_refused() {
             load(&[("token_embd.weight.lora_a", [4, 264])], "lora", alpha()),
         ),
     ] {
-        assert!(refusal.contains(said), "{said}: {refusal}");
+        assert!(refusal.contains(expected), "{expected}: {refusal}");
     }
     let mut twice = config(&["same", "same"]);
     assert!(matches!(

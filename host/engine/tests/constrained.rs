@@ -2,12 +2,11 @@
 
 use corral_engine::sampling::Penalties;
 use corral_engine::{
-    Caller, Chunk, Engine, Error, FinishReason, GenerateOptions, Generation, Grammar, Outcome,
-    Sampler,
+    Caller, Engine, Error, FinishReason, GenerateOptions, Generation, Grammar, Sampler,
 };
 use schemas::{schema, validate};
 use std::collections::VecDeque;
-use support::{check_empty, metric, read, settle, wait};
+use support::{answer, block_on, check_empty, exactly, limit, load, metric, read, settle, start};
 
 #[path = "../../constraint/tests/support/schemas.rs"]
 mod schemas;
@@ -16,40 +15,17 @@ mod support;
 /// Requests in flight.
 const MAX_IN_FLIGHT: usize = 32;
 
-fn engine() -> Engine {
-    Engine::load(support::config()).expect("the demo model loads")
-}
-
-fn start(engine: &Engine, prompt: &str, options: GenerateOptions) -> Generation {
-    let tokens = engine.tokenize(prompt, true).unwrap();
-    let generation = engine.generate(tokens, options, Caller::default());
-    generation.expect("it is accepted")
-}
-
-fn answer(engine: &Engine, prompt: &str, options: GenerateOptions) -> (Chunk, Outcome) {
-    let mut generation = start(engine, prompt, options);
-    let mut all = Chunk::default();
-    while let Some(chunk) = wait(generation.next()) {
-        all.tokens.extend(chunk.tokens);
-        all.logprobs.extend(chunk.logprobs);
-        all.text.push_str(&chunk.text);
-    }
-    let outcome = generation.outcome().expect("it was read to its end");
-    (all, outcome.expect("it is answered"))
-}
-
-fn following(engine: &Engine, grammar: Grammar, max_tokens: u32) -> GenerateOptions {
+fn constrained(engine: &Engine, grammar: Grammar, max_tokens: u32) -> GenerateOptions {
     GenerateOptions {
-        max_tokens,
-        constraint: Some(engine.compile(&grammar).expect("the grammar is right")),
-        ..GenerateOptions::default()
+        constraint: Some(engine.compile(&grammar).expect("the grammar is valid")),
+        ..limit(max_tokens)
     }
 }
 
 #[test]
 fn grammar_limits_and_ends_the_output() {
-    let engine = engine();
-    let digits = following(&engine, Grammar::Regex("[0-9]{1,3}".into()), 20);
+    let engine = load(|_| {});
+    let digits = constrained(&engine, Grammar::Regex("[0-9]{1,3}".into()), 20);
     for (question, sum) in [("1+1=", "2"), ("45+54=", "99"), ("77+44=", "121")] {
         let (chunk, outcome) = answer(&engine, question, digits.clone());
         assert_eq!(
@@ -60,7 +36,7 @@ fn grammar_limits_and_ends_the_output() {
     // The grammar requires a sentence before the sum. Forced tokens need no step.
     settle(&engine);
     let steps = metric(&engine, "steps_total");
-    let sentence = following(&engine, Grammar::Regex("The sum is [0-9]{2}[.]".into()), 40);
+    let sentence = constrained(&engine, Grammar::Regex("The sum is [0-9]{2}[.]".into()), 40);
     let (chunk, outcome) = answer(&engine, "12+7=", sentence);
     assert!(chunk.text.starts_with("The sum is ") && chunk.text.ends_with('.'));
     assert_eq!(outcome.finish, FinishReason::End);
@@ -76,8 +52,8 @@ fn grammar_limits_and_ends_the_output() {
 
 #[test]
 fn complete_text_ends_with_ignored_end_token() {
-    let engine = engine();
-    let mut options = following(&engine, Grammar::Regex("[0-9]+".into()), 20);
+    let engine = load(|_| {});
+    let mut options = constrained(&engine, Grammar::Regex("[0-9]+".into()), 20);
     options.ignore_end = true;
     let (chunk, outcome) = answer(&engine, "1+1=", options);
     assert!(chunk.text.starts_with('2'), "{}", chunk.text);
@@ -90,7 +66,7 @@ fn complete_text_ends_with_ignored_end_token() {
 
 #[test]
 fn concurrent_grammars_do_not_affect_others() {
-    let engine = engine();
+    let engine = load(|_| {});
     let kinds = [
         Grammar::JsonObject,
         Grammar::Lark("start: (\"a\" | \"b\"){3,5} \"!\"".into()),
@@ -106,24 +82,20 @@ fn concurrent_grammars_do_not_affect_others() {
         },
         |text| ["yes", "no", "perhaps"].contains(&text),
     ];
-    let mut running = Vec::new();
+    let mut generations = Vec::new();
     for seed in 0..60 {
         let number = seed as usize % kinds.len();
         let options = GenerateOptions {
             samplers: vec![Sampler::Temperature(1.5)],
             seed: Some(seed),
-            ..following(&engine, kinds[number].clone(), 200)
+            ..constrained(&engine, kinds[number].clone(), 200)
         };
-        running.push((Some(number), start(&engine, "say: ", options)));
-        let plain = GenerateOptions {
-            max_tokens: 5,
-            ..GenerateOptions::default()
-        };
-        running.push((None, start(&engine, &format!("{seed}+7="), plain)));
+        generations.push((Some(number), start(&engine, "say: ", options)));
+        generations.push((None, start(&engine, &format!("{seed}+7="), limit(5))));
     }
-    for (index, (kind, generation)) in running.into_iter().enumerate() {
+    for (index, (kind, generation)) in generations.into_iter().enumerate() {
         let (chunk, outcome) = read(generation);
-        let outcome = outcome.expect("it is answered");
+        let outcome = outcome.expect("the generation succeeds");
         match kind {
             Some(kind) if outcome.finish == FinishReason::End => {
                 assert!(fits[kind](&chunk.text), "{kind}: {:?}", chunk.text);
@@ -138,8 +110,8 @@ fn concurrent_grammars_do_not_affect_others() {
 /// Every output that ends by itself is JSON and matches its schema.
 #[test]
 fn outputs_match_random_schemas() {
-    let engine = engine();
-    let mut running: VecDeque<(u64, serde_json::Value, Generation)> = VecDeque::new();
+    let engine = load(|_| {});
+    let mut generations: VecDeque<(u64, serde_json::Value, Generation)> = VecDeque::new();
     let (mut ended, mut cut) = (0, 0);
     let mut check = |(seed, schema, generation): (u64, serde_json::Value, Generation)| {
         let (chunk, outcome) = read(generation);
@@ -147,8 +119,8 @@ fn outputs_match_random_schemas() {
             Ok(FinishReason::End) => {
                 let value = serde_json::from_str(&chunk.text)
                     .unwrap_or_else(|error| panic!("seed {seed}: {error}: {}", chunk.text));
-                if let Err(place) = validate(&schema, &value) {
-                    panic!("seed {seed}: {place}: {} for {schema}", chunk.text);
+                if let Err(position) = validate(&schema, &value) {
+                    panic!("seed {seed}: {position}: {} for {schema}", chunk.text);
                 }
                 ended += 1;
             }
@@ -162,16 +134,16 @@ fn outputs_match_random_schemas() {
             samplers: vec![Sampler::TopK(20), Sampler::Temperature(1.2)],
             seed: Some(seed),
             max_draft_tokens: if seed % 5 == 0 { 4 } else { 0 },
-            ..following(&engine, Grammar::JsonSchema(schema.to_string()), 600)
+            ..constrained(&engine, Grammar::JsonSchema(schema.to_string()), 600)
         };
-        running.push_back((seed, schema, start(&engine, "JSON: ", options)));
-        if running.len() >= MAX_IN_FLIGHT
-            && let Some(oldest) = running.pop_front()
+        generations.push_back((seed, schema, start(&engine, "JSON: ", options)));
+        if generations.len() >= MAX_IN_FLIGHT
+            && let Some(oldest) = generations.pop_front()
         {
             check(oldest);
         }
     }
-    running.into_iter().for_each(&mut check);
+    generations.into_iter().for_each(&mut check);
     assert_eq!(ended + cut, 500);
     assert!(
         ended >= 400,
@@ -183,7 +155,7 @@ fn outputs_match_random_schemas() {
 
 #[test]
 fn drafts_do_not_change_constrained_output() {
-    let engine = engine();
+    let engine = load(|_| {});
     let grammar = Grammar::JsonSchema(
         r#"{"type":"array","items":{"type":"object","properties":{"name":{"enum":["Ada","Bob"]},
             "years":{"type":"integer","minimum":1,"maximum":99}},"required":["name","years"]},
@@ -194,24 +166,24 @@ fn drafts_do_not_change_constrained_output() {
         let plain = GenerateOptions {
             samplers: vec![Sampler::Temperature(0.7)],
             seed: Some(seed),
-            ..following(&engine, grammar.clone(), 300)
+            ..constrained(&engine, grammar.clone(), 300)
         };
         let drafted = GenerateOptions {
             max_draft_tokens: 8,
             ..plain.clone()
         };
-        let (expected, plainly) = answer(&engine, "Ada is 36 years old\n", plain);
+        let (expected, plain_outcome) = answer(&engine, "Ada is 36 years old\n", plain);
         let (chunk, outcome) = answer(&engine, "Ada is 36 years old\n", drafted);
         assert_eq!(chunk, expected);
-        assert_eq!(outcome.finish, plainly.finish);
+        assert_eq!(outcome.finish, plain_outcome.finish);
     }
     check_empty(&engine);
 }
 
 #[test]
 fn invalid_grammar_fails_only_its_request() {
-    let engine = engine();
-    for (grammar, place) in [
+    let engine = load(|_| {});
+    for (grammar, position) in [
         (
             Grammar::JsonSchema("{\"type\":\"objekt\"}".into()),
             "objekt",
@@ -220,14 +192,16 @@ fn invalid_grammar_fails_only_its_request() {
         (Grammar::Gbnf("root ::= other".into()), "other"),
         (Grammar::Lark("start: nothing".into()), "nothing"),
     ] {
-        let error = engine.compile(&grammar).expect_err("it is wrong");
+        let error = engine
+            .compile(&grammar)
+            .expect_err("the grammar is invalid");
         let Error::Invalid(text) = error else {
             panic!("{error:?}");
         };
-        assert!(text.contains(place), "{text}");
+        assert!(text.contains(position), "{text}");
     }
     // The bias bans all tokens that the grammar allows.
-    let mut options = following(&engine, Grammar::Regex("[0-9]".into()), 5);
+    let mut options = constrained(&engine, Grammar::Regex("[0-9]".into()), 5);
     let digits = (0..10).map(|digit: u32| {
         let tokens = engine.tokenize(&digit.to_string(), false).unwrap();
         (tokens[tokens.len() - 1], f32::NEG_INFINITY)
@@ -235,56 +209,44 @@ fn invalid_grammar_fails_only_its_request() {
     options.samplers = vec![Sampler::LogitBias(digits.collect())];
     let (_, outcome) = read(start(&engine, "1+1=", options));
     assert!(matches!(outcome, Err(Error::Invalid(_))), "{outcome:?}");
-    assert_eq!(
-        answer(
-            &engine,
-            "1+1=",
-            GenerateOptions {
-                max_tokens: 5,
-                ..GenerateOptions::default()
-            }
-        )
-        .0
-        .text,
-        "2"
-    );
+    assert_eq!(answer(&engine, "1+1=", limit(5)).0.text, "2");
     check_empty(&engine);
 }
 
 #[test]
 fn logprobs_equal_a_second_evaluation() {
-    let engine = engine();
+    let engine = load(|_| {});
     let prompt = "Ada is 36 years old\nrepeat: ";
-    let asked = |seed| GenerateOptions {
-        max_tokens: 12,
+    let options = |seed| GenerateOptions {
         samplers: vec![Sampler::Temperature(2.0)],
         seed: Some(seed),
         logprobs: Some(5),
-        ignore_end: true,
-        ..GenerateOptions::default()
+        ..exactly(12)
     };
     for seed in 0..5 {
-        let (chunk, _) = answer(&engine, prompt, asked(seed));
+        let (chunk, _) = answer(&engine, prompt, options(seed));
         assert_eq!(chunk.logprobs.len(), chunk.tokens.len());
         let before = engine.tokenize(prompt, true).unwrap();
-        for (at, (token, told)) in chunk.tokens.iter().zip(&chunk.logprobs).enumerate() {
-            assert_eq!(told.top.len(), 5);
-            assert!(told.top.is_sorted_by(|a, b| a.1 >= b.1));
-            let total: f32 = told.top.iter().map(|(_, logprob)| logprob.exp()).sum();
-            assert!(total <= 1.0 + 1e-4 && told.logprob <= told.top[0].1 + 1e-6);
+        for (at, (token, logprobs)) in chunk.tokens.iter().zip(&chunk.logprobs).enumerate() {
+            assert_eq!(logprobs.top.len(), 5);
+            assert!(logprobs.top.is_sorted_by(|a, b| a.1 >= b.1));
+            let total: f32 = logprobs.top.iter().map(|(_, logprob)| logprob.exp()).sum();
+            assert!(total <= 1.0 + 1e-4 && logprobs.logprob <= logprobs.top[0].1 + 1e-6);
             // The same position in a new request: greedy takes the most likely token.
             let mut tokens = before.clone();
             tokens.extend(&chunk.tokens[..at]);
             let again = GenerateOptions {
-                max_tokens: 1,
                 logprobs: Some(20),
-                ..GenerateOptions::default()
+                ..limit(1)
             };
             let mut generation = engine.generate(tokens, again, Caller::default()).unwrap();
-            let second = wait(generation.next()).expect("a token comes");
+            let second = block_on(generation.next()).expect("a chunk");
             assert_eq!(second.tokens[0], second.logprobs[0].top[0].0);
             if let Some((_, logprob)) = second.logprobs[0].top.iter().find(|(t, _)| t == token) {
-                assert!((logprob - told.logprob).abs() < 0.05, "{logprob} {told:?}");
+                assert!(
+                    (logprob - logprobs.logprob).abs() < 0.05,
+                    "{logprob} {logprobs:?}"
+                );
             }
         }
     }
@@ -293,23 +255,22 @@ fn logprobs_equal_a_second_evaluation() {
 
 #[test]
 fn penalties_and_biases_change_the_output() {
-    let engine = engine();
-    let said = |samplers: Vec<Sampler>| {
+    let engine = load(|_| {});
+    let text = |samplers: Vec<Sampler>| {
         let options = GenerateOptions {
-            max_tokens: 8,
             samplers,
-            ..GenerateOptions::default()
+            ..limit(8)
         };
         answer(&engine, "repeat: aaaa\n", options).0.text
     };
-    assert_eq!(said(Vec::new()), "aaaa");
+    assert_eq!(text(Vec::new()), "aaaa");
     let a = engine.tokenize("xa", false).unwrap()[1];
-    let banned = said(vec![
+    let banned = text(vec![
         Sampler::LogitBias(vec![(a, f32::NEG_INFINITY)]),
         Sampler::Temperature(0.0),
     ]);
     assert!(!banned.contains('a'), "{banned}");
-    let penalised = said(vec![
+    let penalized = text(vec![
         Sampler::Penalties(Penalties {
             last_n: 64,
             repeat: 1.0,
@@ -318,11 +279,11 @@ fn penalties_and_biases_change_the_output() {
         }),
         Sampler::Temperature(0.0),
     ]);
-    let mut letters: Vec<_> = penalised.chars().collect();
+    let mut letters: Vec<_> = penalized.chars().collect();
     letters.sort_unstable();
     assert!(
         letters.windows(2).all(|pair| pair[0] != pair[1]),
-        "{penalised}"
+        "{penalized}"
     );
     check_empty(&engine);
 }

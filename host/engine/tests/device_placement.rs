@@ -4,11 +4,11 @@
 
 use corral_engine::{
     Caller, DeviceKind, DeviceSelection, DeviceTopKMode, EmbedOptions, Engine, GenerateOptions,
-    Generation, GpuLayers, KvType, ModelConfig, Overlap, PrefillPolicy, Sequence, devices,
+    Generation, GpuLayers, KvType, ModelConfig, Overlap, PrefillPolicy, devices,
 };
 use support::{
-    SURE, check_empty, check_idle_sums, demo_model, device, idle_sums, metric, read, settle, view,
-    wait,
+    SURE, block_on, check_empty, check_idle_sums, demo_model, device, exactly, idle_sums, limit,
+    load, metric, read, sequence, settle, start, status,
 };
 
 mod support;
@@ -18,28 +18,9 @@ const LAYERS: u32 = 5;
 /// Below the 3 MiB of its weights and 512 cells together, and above either.
 const MIN_DEVICE_BYTES: u64 = 5 << 19;
 
-fn load(change: impl FnOnce(&mut ModelConfig)) -> Engine {
-    let mut config = support::config();
-    change(&mut config);
-    Engine::load(config).expect("the demo model loads")
-}
-
-fn limit(max_tokens: u32) -> GenerateOptions {
-    GenerateOptions {
-        max_tokens,
-        ..GenerateOptions::default()
-    }
-}
-
-fn start(engine: &Engine, prompt: &str, options: GenerateOptions) -> Generation {
-    let tokens = engine.tokenize(prompt, true).unwrap();
-    let generation = engine.generate(tokens, options, Caller::default());
-    generation.expect("it is taken")
-}
-
-fn answer(generation: Generation) -> String {
+fn text(generation: Generation) -> String {
     let (chunk, outcome) = read(generation);
-    outcome.expect("it finishes");
+    outcome.expect("the generation succeeds");
     chunk.text
 }
 
@@ -53,26 +34,24 @@ fn on_device(engine: &Engine, device: &str) -> u64 {
 /// Checks many concurrent sums.
 fn check_concurrent(engine: &Engine) {
     let sums: Vec<_> = (1..=24).map(|n| (n, 2 * n + 1)).collect();
-    let running: Vec<_> = sums
+    let generations: Vec<_> = sums
         .iter()
         .map(|(a, b)| start(engine, &format!("{a}+{b}="), limit(8)))
         .collect();
-    for ((a, b), generation) in sums.into_iter().zip(running) {
-        assert_eq!(answer(generation), (a + b).to_string(), "{a}+{b}");
+    for ((a, b), generation) in sums.into_iter().zip(generations) {
+        assert_eq!(text(generation), (a + b).to_string(), "{a}+{b}");
     }
 }
 
 /// Checks concurrent forks: the prefix is computed once, and no fork sees another's tokens.
 fn check_forks(engine: &Engine) {
     let story = "The quiet owl looks at the river and the stone.\n";
-    let mut trunk = Sequence::new(engine.clone(), Caller::default());
-    let tokens = engine.tokenize(&format!("{story}3+4="), true).unwrap();
-    trunk.append(&tokens).unwrap();
-    assert_eq!(answer(trunk.generate(limit(8)).unwrap()), "7");
+    let mut trunk = sequence(engine, &format!("{story}3+4="));
+    assert_eq!(text(trunk.generate(limit(8)).unwrap()), "7");
     let story = engine.tokenize(story, true).unwrap().len();
     trunk.truncate(story).unwrap();
     let mut forks: Vec<_> = SURE.iter().map(|_| trunk.fork()).collect();
-    let running: Vec<_> = forks
+    let generations: Vec<_> = forks
         .iter_mut()
         .zip(SURE)
         .map(|(fork, (a, b))| {
@@ -81,10 +60,10 @@ fn check_forks(engine: &Engine) {
             fork.generate(limit(8)).unwrap()
         })
         .collect();
-    for ((a, b), generation) in SURE.into_iter().zip(running) {
+    for ((a, b), generation) in SURE.into_iter().zip(generations) {
         let (chunk, outcome) = read(generation);
         assert_eq!(chunk.text, (a + b).to_string(), "{a}+{b}");
-        let cached = outcome.expect("it finishes").cached_tokens as usize;
+        let cached = outcome.expect("the generation succeeds").cached_tokens as usize;
         assert!(cached >= story, "{cached} of {story} tokens were cached");
     }
 }
@@ -94,7 +73,7 @@ fn check_swap(engine: &Engine) {
     let swap_ins = metric(engine, "swap_ins_total");
     let mut idle = idle_sums(engine);
     settle(engine);
-    assert!(view(engine).swap_ram_bytes > 0, "none was swapped out");
+    assert!(status(engine).swap_ram_bytes > 0, "none was swapped out");
     check_idle_sums(&mut idle);
     assert!(metric(engine, "swap_ins_total") > swap_ins);
 }
@@ -193,12 +172,12 @@ fn drafts_do_not_change_the_output() {
         "repeat: the old fox looks at the stone\n",
         "12+7=",
     ] {
-        let output = |speculate| {
+        let output = |max_draft_tokens| {
             let options = GenerateOptions {
-                max_draft_tokens: speculate,
+                max_draft_tokens,
                 ..limit(60)
             };
-            answer(start(&engine, prompt, options))
+            text(start(&engine, prompt, options))
         };
         assert_eq!(output(8), output(0), "{prompt}");
     }
@@ -209,10 +188,10 @@ fn drafts_do_not_change_the_output() {
 
 #[test]
 fn prefill_overlaps_with_sampling() {
-    for device_sampling in [DeviceTopKMode::Off, DeviceTopKMode::On { k: 32 }] {
+    for device_top_k in [DeviceTopKMode::Off, DeviceTopKMode::On { k: 32 }] {
         let engine = load(|config| {
             config.overlap = Overlap::On;
-            config.device_top_k = device_sampling;
+            config.device_top_k = device_top_k;
             // A huge budget, so that the time of a step has no influence.
             config.prefill = PrefillPolicy::Budgeted {
                 max_step_stretch: 1000.0,
@@ -220,22 +199,18 @@ fn prefill_overlaps_with_sampling() {
             // Each request computes its whole prompt, despite the common prefix.
             config.prefix_cache = false;
         });
-        let endless = GenerateOptions {
-            ignore_end: true,
-            ..limit(200)
-        };
         let others = [(); 2].map(|()| {
-            let mut generation = start(&engine, "1+1=", endless.clone());
-            wait(generation.next()).expect("it generates");
+            let mut generation = start(&engine, "1+1=", exactly(200));
+            block_on(generation.next()).expect("it generates");
             generation
         });
         let story = "The cat sleeps. ".repeat(4);
-        let running = SURE.map(|(a, b)| {
+        let generations = SURE.map(|(a, b)| {
             let generation = start(&engine, &format!("{story}\n{a}+{b}="), limit(8));
             (a + b, generation)
         });
-        for (sum, generation) in running {
-            assert_eq!(answer(generation), sum.to_string());
+        for (sum, generation) in generations {
+            assert_eq!(text(generation), sum.to_string());
         }
         drop(others);
         settle(&engine);
@@ -265,7 +240,7 @@ fn device_embeddings_match_the_cpu() {
         let engine = load(change);
         let tokens = engine.tokenize(text, true).unwrap();
         let embedding = engine.embed(vec![tokens], EmbedOptions::default(), Caller::default());
-        let vectors = wait(embedding.expect("all layers fit")).expect("it is computed");
+        let vectors = block_on(embedding.expect("all layers fit")).expect("the embedding succeeds");
         vectors.inputs.into_iter().next().expect("one vector")
     };
     let cpu = embed(|config| {
@@ -279,7 +254,7 @@ fn device_embeddings_match_the_cpu() {
 }
 
 #[test]
-fn unknown_device_error_lists_devices() {
+fn placement_errors_name_the_devices() {
     let load_error = |devices, layers| {
         let mut config = support::config();
         config.placement.devices = devices;
@@ -288,11 +263,13 @@ fn unknown_device_error_lists_devices() {
         error.to_string()
     };
     let unknown = DeviceSelection::Named(vec!["Nonsense7".into()]);
-    let text = load_error(unknown, GpuLayers::Auto);
-    assert!(text.contains("Nonsense7") && text.contains("CPU"), "{text}");
+    let error = load_error(unknown, GpuLayers::Auto);
+    assert!(error.contains("Nonsense7"), "{error}");
+    assert!(error.contains("CPU"), "{error}");
     if let Some(device) = device() {
-        assert!(text.contains(&device), "{text}");
+        assert!(error.contains(&device), "{error}");
     }
-    let text = load_error(DeviceSelection::Cpu, GpuLayers::Exactly(3));
-    assert!(text.contains("3 GPU layers"), "{text}");
+    let error = load_error(DeviceSelection::Cpu, GpuLayers::Exactly(3));
+    assert!(error.contains("3 GPU layers"), "{error}");
+    assert!(error.contains("corral doctor"), "{error}");
 }

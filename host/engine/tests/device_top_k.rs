@@ -3,11 +3,14 @@
 
 use corral_engine::sampling::Penalties;
 use corral_engine::{
-    Caller, DeviceTopKMode, Distribution, DistributionPart, Engine, GenerateOptions, Grammar,
-    ModelConfig, NextTokenRequest, Sampler, Sequence, Token,
+    DeviceTopKMode, Distribution, DistributionPart, Engine, GenerateOptions, Grammar, ModelConfig,
+    NextTokenRequest, Sampler, Sequence, Token,
 };
 use std::path::Path;
-use support::{SURE, check_empty, demo_model, made_model, metric, read, settle, wait};
+use support::{
+    SURE, answer, block_on, check_empty, demo_model, exactly, limit, metric, read, sequence,
+    settle, write_random_model,
+};
 
 mod support;
 
@@ -34,10 +37,7 @@ fn twins(k: u32) -> [Engine; 2] {
 }
 
 fn generate(engine: &Engine, prompt: &str, options: GenerateOptions) -> (Vec<Token>, String) {
-    let tokens = engine.tokenize(prompt, true).unwrap();
-    let generation = engine.generate(tokens, options, Caller::default());
-    let (chunk, outcome) = read(generation.expect("it is taken"));
-    outcome.expect("it is answered");
+    let (chunk, _) = answer(engine, prompt, options);
     (chunk.tokens, chunk.text)
 }
 
@@ -51,7 +51,7 @@ fn copied(engine: &Engine) -> (f64, f64) {
             let name = metric.name == "corral_engine_logits_copied_bytes_total";
             name && metric.labels == [("rows", rows.to_owned())]
         });
-        found.expect("it is listed").value
+        found.expect("the metric exists").value
     };
     (of("top"), of("whole"))
 }
@@ -100,11 +100,9 @@ fn device_top_k_does_not_change_seeded_output() {
     for (number, samplers) in (0..).zip(chains()) {
         for (seed, prompt) in (100 * number..).zip(PROMPTS) {
             let options = GenerateOptions {
-                max_tokens: 30,
                 samplers: samplers.clone(),
                 seed: Some(seed),
-                ignore_end: true,
-                ..GenerateOptions::default()
+                ..exactly(30)
             };
             let expected = generate(&without, prompt, options.clone());
             let found = generate(&with, prompt, options);
@@ -121,19 +119,12 @@ fn device_top_k_does_not_change_seeded_output() {
     check_empty(&with);
 }
 
-fn sequence(engine: &Engine, text: &str) -> Sequence {
-    let mut sequence = Sequence::new(engine.clone(), Caller::default());
-    let tokens = engine.tokenize(text, true).unwrap();
-    sequence.append(&tokens).unwrap();
-    sequence
-}
-
-fn look(sequence: &mut Sequence, show: DistributionPart, statistics: bool) -> Distribution {
-    let look = NextTokenRequest {
+fn distribution(sequence: &mut Sequence, part: DistributionPart, statistics: bool) -> Distribution {
+    let request = NextTokenRequest {
         statistics,
-        ..NextTokenRequest::new(show)
+        ..NextTokenRequest::new(part)
     };
-    wait(sequence.next(look).unwrap()).unwrap()
+    block_on(sequence.next(request).unwrap()).unwrap()
 }
 
 #[test]
@@ -141,16 +132,16 @@ fn distributions_are_equal_with_device_top_k() {
     let [without, with] = twins(16);
     for prompt in PROMPTS {
         let mut twins = [&without, &with].map(|engine| sequence(engine, prompt));
-        for turn in 0..12 {
-            let (show, statistics) = match turn % 4 {
+        for round in 0..12 {
+            let (part, statistics) = match round % 4 {
                 0 | 1 => (DistributionPart::Top(8), false),
                 2 => (DistributionPart::Logits, false),
                 _ => (DistributionPart::Top(8), true),
             };
             let [expected, found] = twins
                 .each_mut()
-                .map(|sequence| look(sequence, show.clone(), statistics));
-            assert_eq!(found, expected, "turn {turn} after {prompt:?}");
+                .map(|sequence| distribution(sequence, part.clone(), statistics));
+            assert_eq!(found, expected, "round {round} after {prompt:?}");
             let next = match expected.candidates.first() {
                 Some((token, _)) => *token,
                 None => 40,
@@ -163,11 +154,11 @@ fn distributions_are_equal_with_device_top_k() {
     settle(&with);
     assert_eq!(metric(&with, "device_top_k_misses_total"), 0.0);
     for engine in [&without, &with] {
-        let decoded = metric(engine, "computed_tokens_total");
-        let looked = metric(engine, "next_token_computed_tokens_total");
+        let computed = metric(engine, "computed_tokens_total");
+        let requested = metric(engine, "next_token_computed_tokens_total");
         assert_eq!(
-            decoded, looked,
-            "to change its id costs a sequence no token"
+            computed, requested,
+            "a change of the sequence id recomputes no token"
         );
         check_empty(engine);
     }
@@ -187,19 +178,18 @@ fn grammar_reaches_tokens_outside_top_k() {
         let [expected, found] = [&without, &with].map(|engine| {
             let grammar = Grammar::Regex(pattern.into());
             let options = GenerateOptions {
-                max_tokens: 12,
-                constraint: Some(engine.compile(&grammar).expect("it is right")),
-                ..GenerateOptions::default()
+                constraint: Some(engine.compile(&grammar).expect("the grammar is valid")),
+                ..limit(12)
             };
             generate(engine, prompt, options)
         });
         assert_eq!(found, expected, "{pattern}");
     }
     settle(&with);
-    let unsettled = metric(&with, "device_top_k_misses_total");
+    let misses = metric(&with, "device_top_k_misses_total");
     assert!(
-        (1.0..=3.0).contains(&unsettled),
-        "{unsettled}: once for each at most"
+        (1.0..=3.0).contains(&misses),
+        "{misses}: at most one per request"
     );
     let (top, whole) = copied(&with);
     assert!(top > 0.0 && whole > 0.0, "{top} and {whole}");
@@ -215,11 +205,8 @@ fn concurrent_mixed_requests_are_correct() {
         config.cells = Some(1024);
     });
     let digits = engine.compile(&Grammar::Regex("[0-9]{1,3}".into()));
-    let digits = digits.expect("it is right");
-    let greedy = GenerateOptions {
-        max_tokens: 8,
-        ..GenerateOptions::default()
-    };
+    let digits = digits.expect("the grammar is valid");
+    let greedy = limit(8);
     let ways = [
         greedy.clone(),
         GenerateOptions {
@@ -246,13 +233,13 @@ fn concurrent_mixed_requests_are_correct() {
     let line = "The old fox looks at the stone. ".chars().cycle();
     let story = line.take(47).collect::<String>() + "\n";
     std::thread::scope(|scope| {
-        for asker in 0..24_u32 {
+        for client in 0..24_u32 {
             let (engine, ways, story) = (&engine, &ways, story.as_str());
             scope.spawn(move || {
                 for round in 0..6_u32 {
                     let (before, (a, b)) = match round % 2 {
-                        0 => ("", (3 * asker % 50, 7 * round + asker % 5)),
-                        _ => (story, SURE[(asker + round) as usize % SURE.len()]),
+                        0 => ("", (3 * client % 50, 7 * round + client % 5)),
+                        _ => (story, SURE[(client + round) as usize % SURE.len()]),
                     };
                     let text = &format!("{before}{a}+{b}=");
                     let expected = (a + b).to_string();
@@ -260,36 +247,36 @@ fn concurrent_mixed_requests_are_correct() {
                     let mut own = sequence(engine, text);
                     let length = own.tokens().len();
                     for turn in 0..2 {
-                        let way = &ways[(asker + round + turn) as usize % ways.len()];
+                        let way = &ways[(client + round + turn) as usize % ways.len()];
                         let (chunk, outcome) = read(own.generate(way.clone()).unwrap());
-                        outcome.expect("it is answered");
+                        outcome.expect("the generation succeeds");
                         assert_eq!(chunk.text, expected, "{text:?} {way:?}");
                         own.append(&chunk.tokens).unwrap();
                         own.truncate(length).unwrap();
                     }
                     // Guest sampling.
                     let mut fork = own.fork();
-                    let mut said = Vec::new();
+                    let mut output = Vec::new();
                     for turn in 0..4 {
-                        let show = match (asker + turn) % 3 {
+                        let part = match (client + turn) % 3 {
                             0 => DistributionPart::Logits,
                             _ => DistributionPart::Top(4),
                         };
-                        let shown = look(&mut fork, show, false);
+                        let next = distribution(&mut fork, part, false);
                         let best = |best: Option<(Token, f32)>, next: (Token, f32)| match best {
                             Some((_, logit)) if logit >= next.1 => best,
                             _ => Some(next),
                         };
-                        let all = (0..).zip(shown.logits).chain(shown.candidates);
-                        let (token, _) = all.fold(None, best).expect("something is shown");
+                        let all = (0..).zip(next.logits).chain(next.candidates);
+                        let (token, _) = all.fold(None, best).expect("the row has candidates");
                         if engine.info().end_of_generation.contains(&token) {
                             break;
                         }
-                        said.push(token);
+                        output.push(token);
                         fork.append(&[token]).unwrap();
                     }
-                    let said = engine.detokenize(&said, false).unwrap();
-                    assert_eq!(String::from_utf8_lossy(&said), expected, "{text:?}");
+                    let output = engine.detokenize(&output, false).unwrap();
+                    assert_eq!(String::from_utf8_lossy(&output), expected, "{text:?}");
                 }
             });
         }
@@ -300,10 +287,10 @@ fn concurrent_mixed_requests_are_correct() {
     assert_eq!(metric(&engine, "requests_failed_total"), 0.0);
 }
 
-fn load(file: &Path, device_sampling: DeviceTopKMode) -> Engine {
+fn load(file: &Path, device_top_k: DeviceTopKMode) -> Engine {
     let mut config = ModelConfig::new("random", file);
     config.threads = Some(1);
-    config.device_top_k = device_sampling;
+    config.device_top_k = device_top_k;
     Engine::load(config).expect("the model loads")
 }
 
@@ -313,26 +300,22 @@ fn load(file: &Path, device_sampling: DeviceTopKMode) -> Engine {
 fn copied_bytes_are_independent_of_vocabulary() {
     const K: u32 = 64;
     const TOKENS: u32 = 20;
-    let file = made_model("device-top", 6000, 9);
+    let file = write_random_model("device-top", 6000, 9);
     let demo = demo_model();
     for path in [demo.as_path(), file.as_path()] {
         let options = GenerateOptions {
-            max_tokens: TOKENS,
-            ignore_end: true,
             samplers: vec![Sampler::TopK(40), Sampler::Temperature(0.8)],
             seed: Some(1),
-            ..GenerateOptions::default()
+            ..exactly(TOKENS)
         };
         let engines = [
             load(path, DeviceTopKMode::Off),
             load(path, DeviceTopKMode::On { k: K }),
         ];
-        let said = engines.each_ref().map(|engine| {
-            let prompt = engine.tokenize("a", true).unwrap();
-            let generation = engine.generate(prompt, options.clone(), Caller::default());
-            read(generation.unwrap()).0.tokens
-        });
-        assert_eq!(said[0], said[1]);
+        let output = engines
+            .each_ref()
+            .map(|engine| generate(engine, "a", options.clone()).0);
+        assert_eq!(output[0], output[1]);
         let each = engines.each_ref().map(|engine| {
             let (top, whole) = copied(engine);
             (top + whole) / f64::from(TOKENS)
@@ -354,11 +337,7 @@ fn copied_bytes_are_independent_of_vocabulary() {
 #[test]
 fn small_vocabulary_copies_whole_rows() {
     let engine = engine(Some(60_000), |_| {});
-    let options = GenerateOptions {
-        max_tokens: 8,
-        ..GenerateOptions::default()
-    };
-    assert_eq!(generate(&engine, "12+7=", options).1, "19");
+    assert_eq!(generate(&engine, "12+7=", limit(8)).1, "19");
     let (top, whole) = copied(&engine);
     assert!(top == 0.0 && whole > 0.0);
     check_empty(&engine);

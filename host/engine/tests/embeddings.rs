@@ -5,9 +5,12 @@ use corral_engine::{
     Caller, EmbedOptions, Embedding, Engine, Error, GenerateOptions, MAX_EMBED_INPUTS,
     MAX_EMBED_NUMBERS, ModelConfig, Pooling, Tenant, Token, Vectors,
 };
-use corral_random_model::{Architecture, Qwen3, TensorType, write_model};
+use corral_random_model::{Architecture, Qwen3, TensorType};
 use std::time::{Duration, Instant};
-use support::{check_identity, demo_model, metric, read, settle, wait};
+use support::{
+    block_on, check_identity, demo_model, limit, metric, random_engine, read, settle,
+    start as generate,
+};
 
 mod support;
 
@@ -28,17 +31,6 @@ fn engine() -> Engine {
     Engine::load(config()).expect("the demo model loads")
 }
 
-fn random_engine(shape: &Architecture, name: &str) -> Engine {
-    let file = format!("corral-embeddings-{name}-{}.gguf", std::process::id());
-    let file = std::env::temp_dir().join(file);
-    write_model(shape, &demo_model(), &file, 7).expect("the model is written");
-    let mut config = ModelConfig::new(name, &file);
-    config.threads = Some(1);
-    let engine = Engine::load(config).expect("the model loads");
-    std::fs::remove_file(&file).expect("it can be removed");
-    engine
-}
-
 fn options(pooling: Pooling, normalize: bool) -> EmbedOptions {
     EmbedOptions {
         pooling: Some(pooling),
@@ -52,8 +44,8 @@ fn start(engine: &Engine, inputs: &[Vec<Token>], options: EmbedOptions) -> Embed
 }
 
 fn embed(engine: &Engine, inputs: &[Vec<Token>], options: EmbedOptions) -> Vec<Vec<f32>> {
-    wait(start(engine, inputs, options))
-        .expect("it is computed")
+    block_on(start(engine, inputs, options))
+        .expect("the embedding succeeds")
         .inputs
 }
 
@@ -401,7 +393,7 @@ fn abandoned_and_late_requests_stop_early() {
     };
     let late = engine.embed(large.clone(), EmbedOptions::default(), late);
     assert_eq!(
-        wait(late.expect("there is room")),
+        block_on(late.expect("there is room")),
         Err(Error::DeadlineExceeded)
     );
     drop(gone);
@@ -423,14 +415,7 @@ fn concurrent_embeddings_and_generations_are_correct() {
         .map(|i| start(&engine, &[fox(i, 1 + i % 90)], EmbedOptions::default()))
         .collect();
     let sums: Vec<_> = (1..=40)
-        .map(|n| {
-            let prompt = engine.tokenize(&format!("{n}+{}=", 41 - n), true).unwrap();
-            let options = GenerateOptions {
-                max_tokens: 10,
-                ..GenerateOptions::default()
-            };
-            engine.generate(prompt, options, Caller::default()).unwrap()
-        })
+        .map(|n| generate(&engine, &format!("{n}+{}=", 41 - n), limit(10)))
         .collect();
     for generation in sums {
         assert_eq!(read(generation).0.text, "41");
@@ -438,7 +423,7 @@ fn concurrent_embeddings_and_generations_are_correct() {
     let first = wanted[0].clone();
     let mut distinct = 0;
     for (i, (embedding, wanted)) in running.into_iter().zip(&wanted).enumerate() {
-        let Vectors { inputs, tokens, .. } = wait(embedding).expect("it is computed");
+        let Vectors { inputs, tokens, .. } = block_on(embedding).expect("the embedding succeeds");
         assert_eq!(tokens, 1 + i as u64 % 90);
         // Rounding depends on the steps, so only the direction is compared.
         let own = cosine(&inputs[0], wanted);
@@ -474,7 +459,7 @@ fn concurrent_embeddings_equal_separate_ones() {
         .map(|i| start(&engine, &input(i), EmbedOptions::default()))
         .collect();
     for (i, (embedding, alone)) in running.into_iter().zip(&alone).enumerate() {
-        let got = wait(embedding).expect("it is computed").inputs;
+        let got = block_on(embedding).expect("the embedding succeeds").inputs;
         let apart = apart(&got[0], alone, 64);
         assert!(apart <= SAME, "{i}: {apart}");
     }

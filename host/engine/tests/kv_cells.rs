@@ -33,7 +33,7 @@ fn context(model: &Arc<Model>, cells: u32) -> LlamaContext {
         kv_type: KvType::F16,
         device_top_k: None,
     };
-    LlamaContext::new(model.clone(), settings).expect("the context is made")
+    LlamaContext::new(model.clone(), settings).expect("there is memory for the context")
 }
 
 /// Reads the fields of a saved state.
@@ -183,7 +183,7 @@ impl Pair {
                 assert!(!room, "llama.cpp had no room");
                 self.counts.refused += 1;
             }
-            Err(error) => panic!("an unexpected answer: {error}"),
+            Err(error) => panic!("unexpected error: {error}"),
         }
     }
 
@@ -218,7 +218,7 @@ impl Pair {
             let state = self
                 .context
                 .save(seq.0.into(), usize::MAX)
-                .expect("it is saved");
+                .expect("the state is saved");
             if self.saved.len() == 8 {
                 self.saved.swap_remove(0);
             }
@@ -231,8 +231,8 @@ impl Pair {
         if self.saved.is_empty() {
             return;
         }
-        let which = self.random.random_range(0..self.saved.len());
-        let (state, layout) = self.saved[which].clone();
+        let index = self.random.random_range(0..self.saved.len());
+        let (state, layout) = self.saved[index].clone();
         let empty = |seq: &SeqId| self.mirror.held_by(*seq) == 0;
         let seq = (0..IDS).map(SeqId).find(empty);
         let seq = seq.unwrap_or_else(|| self.any_id());

@@ -2,37 +2,24 @@
 //! computed once, and forks and truncated sequences reuse their prefix.
 
 use corral_engine::{
-    Caller, Distribution, DistributionPart, Engine, Error, GenerateOptions, MAX_CANDIDATES,
-    ModelConfig, NextTokenRequest, Sequence, Token,
+    Caller, Distribution, DistributionPart, Engine, Error, MAX_CANDIDATES, NextTokenRequest,
+    Sequence, Token,
 };
-use support::{check_empty, metric, read, settle, view, wait};
+use support::{block_on, check_empty, limit, load, metric, read, sequence, settle, status};
 
 mod support;
 
-fn engine(change: impl FnOnce(&mut ModelConfig)) -> Engine {
-    let mut config = support::config();
-    change(&mut config);
-    Engine::load(config).unwrap()
-}
-
-fn sequence(engine: &Engine, text: &str) -> Sequence {
-    let mut sequence = Sequence::new(engine.clone(), Caller::default());
-    let tokens = engine.tokenize(text, true).unwrap();
-    sequence.append(&tokens).unwrap();
-    sequence
-}
-
-fn shown(sequence: &mut Sequence, show: DistributionPart) -> Distribution {
-    wait(sequence.next(NextTokenRequest::new(show)).unwrap()).unwrap()
+fn distribution(sequence: &mut Sequence, part: DistributionPart) -> Distribution {
+    block_on(sequence.next(NextTokenRequest::new(part)).unwrap()).unwrap()
 }
 
 /// Greedy answer by next-token requests, without the end token.
 fn answer(sequence: &mut Sequence, engine: &Engine) -> Vec<Token> {
     let from = sequence.tokens().len();
     while sequence.tokens().len() < from + 12 {
-        let told = shown(sequence, DistributionPart::Top(3));
-        assert_eq!(told.position as usize, sequence.tokens().len());
-        let (token, _) = told.candidates[0];
+        let distribution = distribution(sequence, DistributionPart::Top(3));
+        assert_eq!(distribution.position as usize, sequence.tokens().len());
+        let (token, _) = distribution.candidates[0];
         if engine.info().end_of_generation.contains(&token) {
             break;
         }
@@ -42,11 +29,7 @@ fn answer(sequence: &mut Sequence, engine: &Engine) -> Vec<Token> {
 }
 
 fn generated(engine: &Engine, text: &str) -> Vec<Token> {
-    let options = GenerateOptions {
-        max_tokens: 12,
-        ..GenerateOptions::default()
-    };
-    let (chunk, outcome) = read(sequence(engine, text).generate(options).unwrap());
+    let (chunk, outcome) = read(sequence(engine, text).generate(limit(12)).unwrap());
     outcome.unwrap();
     let ends = |token: &Token| engine.info().end_of_generation.contains(token);
     chunk
@@ -58,19 +41,19 @@ fn generated(engine: &Engine, text: &str) -> Vec<Token> {
 
 #[test]
 fn guest_sampling_equals_engine_sampling_under_load() {
-    let engine = engine(|_| {});
+    let engine = load(|_| {});
     std::thread::scope(|scope| {
-        for asker in 0..32 {
+        for client in 0..32 {
             let engine = &engine;
             scope.spawn(move || {
                 for round in 0..6 {
-                    let (a, b) = (asker + 3 * round, 7 * round + asker % 5);
+                    let (a, b) = (client + 3 * round, 7 * round + client % 5);
                     let text = format!("{a}+{b}=");
                     let mut own = sequence(engine, &text);
-                    let said = answer(&mut own, engine);
-                    assert_eq!(said, generated(engine, &text), "{text}");
-                    let said = engine.detokenize(&said, false).unwrap();
-                    assert_eq!(String::from_utf8_lossy(&said), (a + b).to_string());
+                    let output = answer(&mut own, engine);
+                    assert_eq!(output, generated(engine, &text), "{text}");
+                    let output = engine.detokenize(&output, false).unwrap();
+                    assert_eq!(String::from_utf8_lossy(&output), (a + b).to_string());
                 }
             });
         }
@@ -82,23 +65,23 @@ fn guest_sampling_equals_engine_sampling_under_load() {
 
 #[test]
 fn guest_sampling_computes_each_token_once() {
-    let engine = engine(|_| {});
+    let engine = load(|_| {});
     let text = "The quiet owl looks at the river and the stone.\n12+7=";
     let mut own = sequence(&engine, text);
     let prompt = own.tokens().len();
-    let said = answer(&mut own, &engine);
+    let output = answer(&mut own, &engine);
     settle(&engine);
-    let decoded = metric(&engine, "computed_tokens_total");
-    assert_eq!(decoded, (prompt + said.len()) as f64);
+    let computed = metric(&engine, "computed_tokens_total");
+    assert_eq!(computed, (prompt + output.len()) as f64);
     assert_eq!(
         metric(&engine, "next_token_requests_total"),
-        (said.len() + 1) as f64
+        (output.len() + 1) as f64
     );
     // Two requests at one position compute one token and return equal results.
-    let first = shown(&mut own, DistributionPart::Logits);
-    let again = shown(&mut own, DistributionPart::Logits);
+    let first = distribution(&mut own, DistributionPart::Logits);
+    let again = distribution(&mut own, DistributionPart::Logits);
     settle(&engine);
-    assert_eq!(metric(&engine, "computed_tokens_total"), decoded + 2.0);
+    assert_eq!(metric(&engine, "computed_tokens_total"), computed + 2.0);
     assert_eq!(first.logits.len(), engine.info().vocabulary as usize);
     let far = first.logits.iter().zip(&again.logits);
     assert!(far.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) < 0.05);
@@ -108,10 +91,10 @@ fn guest_sampling_computes_each_token_once() {
 
 #[test]
 fn forks_and_truncations_compute_only_new_tokens() {
-    let engine = engine(|_| {});
+    let engine = load(|_| {});
     let story = "The quiet owl looks at the river and the stone. ".repeat(20) + "\n";
     let mut trunk = sequence(&engine, &story);
-    shown(&mut trunk, DistributionPart::Top(1));
+    distribution(&mut trunk, DistributionPart::Top(1));
     settle(&engine);
     let before = metric(&engine, "computed_tokens_total");
     let mut new = 0;
@@ -127,29 +110,29 @@ fn forks_and_truncations_compute_only_new_tokens() {
         .collect();
     // Concurrent requests, three times: four rows per step.
     for _ in 0..3 {
-        let asks = forks
+        let requests = forks
             .iter_mut()
             .map(|fork| (fork, NextTokenRequest::new(DistributionPart::Top(1))));
-        let told: Vec<_> = Sequence::next_many(asks)
+        let distribution: Vec<_> = Sequence::next_many(requests)
             .into_iter()
-            .map(|reply| wait(reply.unwrap()).unwrap())
+            .map(|reply| block_on(reply.unwrap()).unwrap())
             .collect();
-        for (fork, told) in forks.iter_mut().zip(told) {
-            fork.append(&[told.candidates[0].0]).unwrap();
+        for (fork, distribution) in forks.iter_mut().zip(distribution) {
+            fork.append(&[distribution.candidates[0].0]).unwrap();
         }
     }
     settle(&engine);
-    let decoded = metric(&engine, "computed_tokens_total") - before;
-    assert_eq!(decoded, (new + 4 * 2) as f64, "the story is read once");
+    let computed = metric(&engine, "computed_tokens_total") - before;
+    assert_eq!(computed, (new + 4 * 2) as f64, "the story is read once");
     // The truncated sequence reuses the story.
     let mut cut = forks.remove(0);
     cut.truncate(trunk.tokens().len()).unwrap();
     cut.append(&engine.tokenize("45+54=", true).unwrap())
         .unwrap();
-    let said = answer(&mut cut, &engine);
+    let output = answer(&mut cut, &engine);
     settle(&engine);
-    let after = metric(&engine, "computed_tokens_total") - before - decoded;
-    assert_eq!(after, (6 + said.len()) as f64);
+    let after = metric(&engine, "computed_tokens_total") - before - computed;
+    assert_eq!(after, (6 + output.len()) as f64);
     assert_eq!(metric(&engine, "requests_failed_total"), 0.0);
     drop((trunk, forks, cut));
     check_empty(&engine);
@@ -158,20 +141,20 @@ fn forks_and_truncations_compute_only_new_tokens() {
 #[test]
 fn guest_sampling_is_correct_under_cell_pressure() {
     // The cells fit two or three of the twelve sequences.
-    let engine = engine(|config| {
+    let engine = load(|config| {
         config.context = Some(256);
         config.cells = Some(512);
         config.max_running = 3;
     });
     std::thread::scope(|scope| {
-        for asker in 0..12 {
+        for client in 0..12 {
             let engine = &engine;
             scope.spawn(move || {
                 let text = "The old fox looks at the stone. ".repeat(4);
-                let text = format!("{text}\n{}=", ["12+7", "20+22"][asker % 2]);
+                let text = format!("{text}\n{}=", ["12+7", "20+22"][client % 2]);
                 let mut own = sequence(engine, &text);
-                let said = answer(&mut own, engine);
-                assert_eq!(said, generated(engine, &text), "{text}");
+                let output = answer(&mut own, engine);
+                assert_eq!(output, generated(engine, &text), "{text}");
             });
         }
     });
@@ -181,30 +164,33 @@ fn guest_sampling_is_correct_under_cell_pressure() {
 
 #[test]
 fn invalid_next_token_requests_are_refused() {
-    let engine = engine(|config| config.context = Some(64));
+    let engine = load(|config| config.context = Some(64));
     let mut empty = Sequence::new(engine.clone(), Caller::default());
-    let refused = |asked: Result<_, Error>| matches!(asked, Err(Error::Invalid(_)));
-    assert!(refused(
+    let is_invalid = |result: Result<_, Error>| matches!(result, Err(Error::Invalid(_)));
+    assert!(is_invalid(
         empty.next(NextTokenRequest::new(DistributionPart::Top(1)))
     ));
     let mut own = sequence(&engine, "1+1=");
     let most = u32::try_from(MAX_CANDIDATES).unwrap();
     let unknown = engine.info().vocabulary;
-    for show in [
+    for part in [
         DistributionPart::Top(most + 1),
         DistributionPart::Only(vec![unknown]),
     ] {
-        assert!(refused(own.next(NextTokenRequest::new(show))));
+        assert!(is_invalid(own.next(NextTokenRequest::new(part))));
     }
     let other = NextTokenRequest {
         adapter: Some("none".into()),
         ..NextTokenRequest::new(DistributionPart::Top(1))
     };
-    assert!(refused(own.next(other)));
+    assert!(is_invalid(own.next(other)));
     // A full context has a distribution but accepts no more tokens.
     let rest = vec![own.tokens()[0]; 64 - own.tokens().len()];
     own.append(&rest).unwrap();
-    assert_eq!(shown(&mut own, DistributionPart::Top(1)).position, 64);
+    assert_eq!(
+        distribution(&mut own, DistributionPart::Top(1)).position,
+        64
+    );
     assert!(matches!(
         own.append(&[1]),
         Err(Error::ContextFull {
@@ -218,7 +204,7 @@ fn invalid_next_token_requests_are_refused() {
             .unwrap(),
     );
     settle(&engine);
-    assert!(view(&engine).requests.is_empty());
+    assert!(status(&engine).requests.is_empty());
     drop(own);
     check_empty(&engine);
 }

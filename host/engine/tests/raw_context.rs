@@ -2,20 +2,14 @@
 
 use corral_engine::SeqId;
 use corral_engine::testing::TokenInput;
-use corral_engine::{Caller, Engine, GenerateOptions};
-use support::{metric, read, settle};
+use corral_engine::{Caller, GenerateOptions};
+use support::{exactly, load, metric, read, settle};
 
 mod support;
 
-fn engine() -> Engine {
-    let mut config = support::config();
-    config.prefix_cache = false;
-    Engine::load(config).expect("the demo model loads")
-}
-
 #[test]
 fn raw_context_runs_beside_the_engine() {
-    let engine = engine();
+    let engine = load(|config| config.prefix_cache = false);
     let mut raw = engine
         .raw_context()
         .expect("there is memory for another one");
@@ -29,7 +23,7 @@ fn raw_context_runs_beside_the_engine() {
         let prompts: Vec<_> = (0..4)
             .flat_map(|seq| (0..3).map(move |position| input(seq, position)))
             .collect();
-        raw.decode(&prompts).expect("it has room");
+        raw.decode(&prompts).expect("there is room");
         (0..4).for_each(|seq| raw.clear(SeqId(seq)));
     }
     let spent = raw.decode_cpu_time();
@@ -42,13 +36,11 @@ fn raw_context_runs_beside_the_engine() {
 
 #[test]
 fn concurrent_prompts_start_in_one_step() {
-    let engine = engine();
+    let engine = load(|config| config.prefix_cache = false);
     let prompts = (0..6).map(|n| vec![10 + n; 7]).collect();
     let options = GenerateOptions {
-        max_tokens: 4,
-        ignore_end: true,
         fixed_token: Some(20),
-        ..GenerateOptions::default()
+        ..exactly(4)
     };
     let all = engine
         .generate_batch(prompts, &options, Caller::default())
@@ -56,7 +48,7 @@ fn concurrent_prompts_start_in_one_step() {
     for generation in all {
         let (chunk, outcome) = read(generation);
         assert_eq!(chunk.tokens, [20; 4]);
-        outcome.expect("it was read");
+        outcome.expect("the generation succeeds");
     }
     settle(&engine);
     assert_eq!(metric(&engine, "steps_total"), 4.0);

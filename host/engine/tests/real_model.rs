@@ -3,55 +3,25 @@
 
 use corral_engine::{
     Caller, Engine, Error, FinishReason, GenerateOptions, LlamaError, LoadError, ModelConfig,
-    Outcome, Sampler,
+    Sampler,
 };
-use support::{demo_model, metric, read, settle, wait};
+use support::{answer, block_on, demo_model, exactly, limit, load, metric, read, settle, start};
 
 mod support;
 
-fn engine() -> Engine {
-    Engine::load(support::config()).expect("the demo model loads")
-}
-
-fn answer(
-    engine: &Engine,
-    prompt: &str,
-    options: GenerateOptions,
-) -> (String, Result<Outcome, Error>) {
-    let tokens = engine.tokenize(prompt, true).unwrap();
-    let generation = engine.generate(tokens, options, Caller::default()).unwrap();
-    let (chunk, outcome) = read(generation);
-    (chunk.text, outcome)
-}
-
-fn limit(max_tokens: u32) -> GenerateOptions {
-    GenerateOptions {
-        max_tokens,
-        ..GenerateOptions::default()
-    }
-}
-
 #[test]
 fn concurrent_sums_are_right_and_decoded_once() {
-    let engine = engine();
+    let engine = load(|_| {});
     let mut tokens = 0;
     for _ in 0..3 {
-        let (text, outcome) = answer(&engine, "1+1=", limit(10));
-        let outcome = outcome.unwrap();
-        assert_eq!((text.as_str(), outcome.finish), ("2", FinishReason::End));
+        let (chunk, outcome) = answer(&engine, "1+1=", limit(10));
+        assert_eq!((&*chunk.text, outcome.finish), ("2", FinishReason::End));
         tokens += outcome.prompt_tokens - outcome.cached_tokens + outcome.generated_tokens - 1;
     }
-    let asked: Vec<(u32, u32)> = (1..=40).map(|n| (n, 41 - n / 2)).collect();
-    let running: Vec<_> = asked
-        .iter()
-        .map(|(a, b)| {
-            let tokens = engine.tokenize(&format!("{a}+{b}="), true).unwrap();
-            engine
-                .generate(tokens, limit(10), Caller::default())
-                .unwrap()
-        })
-        .collect();
-    for ((a, b), generation) in asked.into_iter().zip(running) {
+    let sums: Vec<(u32, u32)> = (1..=40).map(|n| (n, 41 - n / 2)).collect();
+    let sum = |(a, b): &(u32, u32)| start(&engine, &format!("{a}+{b}="), limit(10));
+    let generations: Vec<_> = sums.iter().map(sum).collect();
+    for ((a, b), generation) in sums.into_iter().zip(generations) {
         let (chunk, outcome) = read(generation);
         assert_eq!(chunk.text, (a + b).to_string(), "{a}+{b}");
         let outcome = outcome.unwrap();
@@ -67,40 +37,34 @@ fn concurrent_sums_are_right_and_decoded_once() {
 
 #[test]
 fn dropped_reader_frees_everything() {
-    let engine = engine();
+    let engine = load(|_| {});
     for _ in 0..20 {
-        let tokens = engine.tokenize("5+5=", true).unwrap();
-        let endless = GenerateOptions {
-            ignore_end: true,
-            ..limit(4000)
-        };
-        let mut generation = engine.generate(tokens, endless, Caller::default()).unwrap();
-        wait(generation.next());
+        let mut generation = start(&engine, "5+5=", exactly(4000));
+        block_on(generation.next());
     }
     settle(&engine);
     assert_eq!(metric(&engine, "requests_cancelled_total"), 20.0);
-    assert_eq!(answer(&engine, "20+22=", limit(10)).0, "42");
+    assert_eq!(answer(&engine, "20+22=", limit(10)).0.text, "42");
 }
 
 #[test]
 fn seed_fixes_the_output() {
-    let engine = engine();
-    let drawn = |seed| {
+    let engine = load(|_| {});
+    let output = |seed| {
         let options = GenerateOptions {
             samplers: vec![Sampler::TopK(50), Sampler::Temperature(5.0)],
             seed: Some(seed),
-            ignore_end: true,
-            ..limit(24)
+            ..exactly(24)
         };
-        answer(&engine, "repeat: ", options).0
+        answer(&engine, "repeat: ", options).0.text
     };
-    assert_eq!(drawn(1), drawn(1));
-    assert_ne!(drawn(1), drawn(2));
+    assert_eq!(output(1), output(1));
+    assert_ne!(output(1), output(2));
 }
 
 #[test]
 fn token_and_text_prompts_are_equivalent() {
-    let engine = engine();
+    let engine = load(|_| {});
     for text in ["12+7=", "h\u{e9}llo \u{1f600}\n", "<|im_start|>user"] {
         let tokens = engine.tokenize(text, false).unwrap();
         assert_eq!(engine.detokenize(&tokens, false).unwrap(), text.as_bytes());
@@ -119,7 +83,7 @@ fn token_and_text_prompts_are_equivalent() {
 
 #[test]
 fn invalid_requests_are_refused() {
-    let engine = engine();
+    let engine = load(|_| {});
     let context = engine.info().context;
     let stop = GenerateOptions {
         stop: vec![String::new()],
@@ -152,45 +116,34 @@ fn invalid_requests_are_refused() {
     let mut generation = engine
         .generate(vec![40; context as usize - 1], limit(9), Caller::default())
         .unwrap();
-    while wait(generation.next()).is_some() {}
+    while block_on(generation.next()).is_some() {}
     assert_eq!(generation.outcome().unwrap().unwrap().generated_tokens, 1);
 }
 
 #[test]
 fn invalid_model_files_are_refused() {
-    let dir = std::env::temp_dir().join(format!("corral-models-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let whole = std::fs::read(demo_model()).unwrap();
     let load = |name: &str, bytes: &[u8]| {
-        let path = dir.join(name);
+        let path = dir.path().join(name);
         std::fs::write(&path, bytes).unwrap();
-        Engine::load(ModelConfig::new("x", path)).err().expect(name)
+        match Engine::load(ModelConfig::new("x", path)).err() {
+            Some(LoadError::Llama(error)) => error,
+            other => panic!("{name}: {other:?}"),
+        }
     };
+    for (name, bytes) in [("empty", &b""[..]), ("text", b"hello world")] {
+        assert!(matches!(load(name, bytes), LlamaError::NotGguf { .. }));
+    }
+    for (name, bytes) in [("head", &whole[..100]), ("half", &whole[..whole.len() / 2])] {
+        assert!(matches!(load(name, bytes), LlamaError::Damaged { .. }));
+    }
+    let missing = Engine::load(ModelConfig::new("x", dir.path().join("missing")));
     assert!(matches!(
-        load("empty", b""),
-        LoadError::Llama(LlamaError::NotGguf { .. })
-    ));
-    assert!(matches!(
-        load("text", b"hello world"),
-        LoadError::Llama(LlamaError::NotGguf { .. })
-    ));
-    assert!(matches!(
-        load("head", &whole[..100]),
-        LoadError::Llama(LlamaError::Damaged { .. })
-    ));
-    assert!(matches!(
-        load("half", &whole[..whole.len() / 2]),
-        LoadError::Llama(LlamaError::Damaged { .. })
-    ));
-    let missing = Engine::load(ModelConfig::new("x", dir.join("missing")))
-        .err()
-        .unwrap();
-    assert!(matches!(
-        missing,
-        LoadError::Llama(LlamaError::Unreadable { .. })
+        missing.err(),
+        Some(LoadError::Llama(LlamaError::Unreadable { .. }))
     ));
     let mut config = ModelConfig::new("x", demo_model());
     config.context = Some(1_000_000);
     assert!(matches!(Engine::load(config), Err(LoadError::Config(_))));
-    std::fs::remove_dir_all(&dir).unwrap();
 }

@@ -1,37 +1,16 @@
 //! The engine over recurrent, hybrid and windowed models with random weights. Output is meaningless
 //! but must not depend on concurrent requests.
 
-use corral_engine::{Caller, Engine, Error, GenerateOptions, Generation, ModelConfig, Sequence};
-use corral_random_model::{Architecture, Qwen3, write_model};
-use std::path::Path;
-use support::{check_empty, demo_model, made_model, read};
+use corral_engine::{Caller, Engine, Error, Generation, Sequence};
+use corral_random_model::{Architecture, Qwen3};
+use support::{
+    check_empty, exactly, load_and_remove, random_engine, read, sequence, write_random_model,
+};
 
 mod support;
 
-fn engine(shape: &Architecture, name: &str) -> Engine {
-    let file = format!("corral-random-{name}-{}.gguf", std::process::id());
-    let file = std::env::temp_dir().join(file);
-    write_model(shape, &demo_model(), &file, 7).expect("the model is written");
-    load(name, &file)
-}
-
-/// Loads a file and removes it.
-fn load(name: &str, file: &Path) -> Engine {
-    let mut config = ModelConfig::new(name, file);
-    config.threads = Some(1);
-    let engine = Engine::load(config).expect("the model loads");
-    std::fs::remove_file(file).expect("it can be removed");
-    engine
-}
-
 fn start(engine: &Engine, prompt: &str) -> Generation {
-    let options = GenerateOptions {
-        max_tokens: 20,
-        ignore_end: true,
-        ..GenerateOptions::default()
-    };
-    let tokens = engine.tokenize(prompt, true).unwrap();
-    engine.generate(tokens, options, Caller::default()).unwrap()
+    support::start(engine, prompt, exactly(20))
 }
 
 fn finish(generation: Generation) -> Vec<u32> {
@@ -42,7 +21,7 @@ fn finish(generation: Generation) -> Vec<u32> {
 
 /// Generates alone, again, and with concurrent requests of other lengths.
 fn check(shape: &Architecture, name: &str, can_truncate: bool) {
-    let engine = engine(shape, name);
+    let engine = random_engine(shape, name);
     assert_eq!(engine.info().can_truncate, can_truncate);
     let prompts = [
         "a".to_owned(),
@@ -70,48 +49,35 @@ fn check(shape: &Architecture, name: &str, can_truncate: bool) {
 
 /// Continues a sequence, forks it, and truncates it if the memory supports that.
 fn check_sequences(engine: &Engine, can_truncate: bool) {
-    let options = GenerateOptions {
-        max_tokens: 20,
-        ignore_end: true,
-        ..GenerateOptions::default()
-    };
-    let text = engine
-        .tokenize(&"All is well that ends. ".repeat(4), true)
-        .unwrap();
+    let text = "All is well that ends. ".repeat(4);
     let more = engine.tokenize(" And then?", true).unwrap();
     let generate = |sequence: &mut Sequence| {
-        let (chunk, outcome) = read(sequence.generate(options.clone()).unwrap());
+        let (chunk, outcome) = read(sequence.generate(exactly(20)).unwrap());
         (chunk.tokens, outcome.unwrap().cached_tokens)
     };
-    let mut first = Sequence::new(engine.clone(), Caller::default());
-    first.append(&text).unwrap();
-    let (said, _) = generate(&mut first);
-    first.append(&said).unwrap();
+    let mut first = sequence(engine, &text);
+    let length = first.tokens().len();
+    let (output, _) = generate(&mut first);
+    first.append(&output).unwrap();
     let mut fork = first.fork();
     first.append(&more).unwrap();
-    let (on, cached) = generate(&mut first);
+    let (continued, cached) = generate(&mut first);
     // All but the last token, which was never computed.
-    assert_eq!(cached as usize, text.len() + said.len() - 1);
-    let fresh = [&text[..], &said, &more].concat();
+    assert_eq!(cached as usize, length + output.len() - 1);
+    let fresh = first.tokens().to_vec();
     engine.clear_prefix_cache().unwrap();
-    assert_eq!(
-        on,
-        finish(
-            engine
-                .generate(fresh.clone(), options.clone(), Caller::default())
-                .unwrap()
-        )
-    );
+    let fresh = engine.generate(fresh, exactly(20), Caller::default());
+    assert_eq!(continued, finish(fresh.unwrap()));
     // The fork does not depend on the original.
     fork.append(&more).unwrap();
-    assert_eq!(generate(&mut fork).0, on);
-    match first.truncate(text.len()) {
+    assert_eq!(generate(&mut fork).0, continued);
+    match first.truncate(length) {
         Err(Error::Unsupported(why)) if !can_truncate => {
             assert!(why.contains("cannot be truncated"), "{why}");
         }
         Ok(()) if can_truncate => {
             let (again, cached) = generate(&mut first);
-            assert_eq!((again, cached as usize), (said, text.len() - 1));
+            assert_eq!((again, cached as usize), (output, length - 1));
         }
         other => panic!("{other:?}"),
     }
@@ -140,8 +106,8 @@ fn plain_model_generates_alone_and_concurrently() {
 /// Like the benchmark's model: own vocabulary, quantized by llama.cpp.
 #[test]
 fn recipe_model_generates() {
-    let file = made_model("recipe", 1000, 7);
-    let engine = load("recipe", &file);
+    let file = write_random_model("recipe", 1000, 7);
+    let engine = load_and_remove("recipe", &file);
     assert_eq!(engine.info().vocabulary, 1000);
     assert_eq!(finish(start(&engine, "a")), finish(start(&engine, "a")));
 }

@@ -1,24 +1,20 @@
 //! Sequences under pressure, over llama.cpp and the demo model: sums stay right while sequences are
 //! shared, forked, truncated, swapped, preempted, cancelled, saved or lost.
 
-use corral_engine::{
-    Caller, Engine, Error, GenerateOptions, Priority, Sequence, SnapshotLimits, Snapshots, Tenant,
-    Token,
-};
+use corral_engine::{Caller, Engine, Error, Priority, Sequence, Tenant, Token};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use support::{
-    SURE, check_empty, check_identity, check_idle_sums, config, idle_sums, metric, read, settle,
-    view, wait,
+    SURE, answer, answer_sum, block_on, check_empty, check_identity, check_idle_sums, config,
+    exactly, idle_sums, limit, metric, read, sequence, settle, snapshots, start, status,
 };
 
 mod support;
 
 /// Concurrent clients, and total sums in each of two engine processes.
-const ASKING: u32 = 64;
+const CLIENTS: u32 = 64;
 const SUMS: u32 = 1000;
 /// Environment variable: number of sums, for slow machines.
 const FEWER: &str = "CORRAL_TEST_SUMS";
@@ -35,13 +31,6 @@ const SUMS_AFTER: [(u32, u32); 8] = [
 ];
 /// The other text: four prefixes, each shared by many clients.
 const LENGTHS: [usize; 4] = [32, 100, 47, 100];
-
-fn limit(max_tokens: u32) -> GenerateOptions {
-    GenerateOptions {
-        max_tokens,
-        ..GenerateOptions::default()
-    }
-}
 
 fn story(kind: usize) -> String {
     let line = [
@@ -60,13 +49,8 @@ fn right_alone() -> Vec<Vec<(u32, u32)>> {
     let engine = Engine::load(config).unwrap();
     let right = |kind, (a, b): (u32, u32)| {
         let text = format!("{}{a}+{b}=", story(kind));
-        let prompt = engine.tokenize(&text, true).unwrap();
-        let (chunk, outcome) = read(
-            engine
-                .generate(prompt, limit(8), Caller::default())
-                .unwrap(),
-        );
-        assert_eq!(outcome.unwrap().cached_tokens, 0);
+        let (chunk, outcome) = answer(&engine, &text, limit(8));
+        assert_eq!(outcome.cached_tokens, 0);
         chunk.text == (a + b).to_string()
     };
     let of = |kind| {
@@ -86,7 +70,7 @@ fn sums() -> u32 {
 }
 
 /// A client that asks sums in many ways.
-struct Asker<'a> {
+struct Client<'a> {
     engine: &'a Engine,
     /// Indexed by story.
     right: &'a [Vec<(u32, u32)>],
@@ -96,7 +80,7 @@ struct Asker<'a> {
     asked: &'a AtomicU32,
 }
 
-impl Asker<'_> {
+impl Client<'_> {
     fn tokens(&self, text: &str) -> Vec<Token> {
         self.engine.tokenize(text, true).unwrap()
     }
@@ -151,12 +135,12 @@ impl Asker<'_> {
                 let text = story(kind);
                 let new = || (kind, self.sequence(&text));
                 let (kind, mut sequence) = kept.take().unwrap_or_else(new);
-                let begins = self.beginning(&sequence);
-                sequence.truncate(begins).unwrap();
+                let prefix_length = self.prefix_length(&sequence);
+                sequence.truncate(prefix_length).unwrap();
                 for _ in 0..2 {
                     let sum = self.sure(kind);
                     self.ask(&mut sequence, sum);
-                    sequence.truncate(begins).unwrap();
+                    sequence.truncate(prefix_length).unwrap();
                 }
                 *kept = Some((kind, sequence));
             }
@@ -166,7 +150,7 @@ impl Asker<'_> {
                 let trunk = self.sequence(&story(kind));
                 let second = trunk.fork();
                 let mut forks = [trunk.fork(), second.fork(), second, trunk];
-                let running: Vec<_> = forks
+                let generations: Vec<_> = forks
                     .iter_mut()
                     .map(|fork| {
                         let sum = self.sure(kind);
@@ -175,7 +159,7 @@ impl Asker<'_> {
                         (sum, fork.generate(limit(8)).unwrap())
                     })
                     .collect();
-                for (fork, (sum, generation)) in forks.iter().zip(running) {
+                for (fork, (sum, generation)) in forks.iter().zip(generations) {
                     let (chunk, outcome) = read(generation);
                     outcome.unwrap();
                     self.check(fork, sum, &chunk.text);
@@ -185,11 +169,9 @@ impl Asker<'_> {
                 // Cancelled at once or after a token.
                 let kind = self.random.random_range(0..4);
                 let mut sequence = self.sequence(&story(kind));
-                let mut options = limit(50);
-                options.ignore_end = true;
-                let mut generation = sequence.generate(options).unwrap();
+                let mut generation = sequence.generate(exactly(50)).unwrap();
                 if self.random.random() {
-                    wait(generation.next());
+                    block_on(generation.next());
                 }
             }
             8 => {
@@ -204,7 +186,7 @@ impl Asker<'_> {
     }
 
     /// Number of tokens before the first sum.
-    fn beginning(&self, sequence: &Sequence) -> usize {
+    fn prefix_length(&self, sequence: &Sequence) -> usize {
         let text = self.engine.detokenize(sequence.tokens(), true).unwrap();
         let line = text.iter().position(|byte| *byte == b'\n').unwrap();
         // A token is a character in this model.
@@ -222,9 +204,9 @@ impl Asker<'_> {
             }
             Err(error) => panic!("{error}"),
         };
-        let begins = self.beginning(&sequence);
-        assert!(sequence.tokens().len() > begins, "with its question");
-        sequence.truncate(begins).unwrap();
+        let prefix_length = self.prefix_length(&sequence);
+        assert!(sequence.tokens().len() > prefix_length, "with its question");
+        sequence.truncate(prefix_length).unwrap();
         let text = self.engine.detokenize(sequence.tokens(), true).unwrap();
         let kind = (0..4).position(|kind| story(kind).as_bytes() == text);
         let kind = kind.expect("the text is as it was");
@@ -234,7 +216,7 @@ impl Asker<'_> {
 }
 
 /// Runs one engine process with 64 concurrent clients.
-fn live(dir: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
+fn run_process(dir: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
     let mut config = config();
     config.context = Some(192);
     // The 64 clients want about 5,000 cells; each context has 192.
@@ -242,26 +224,19 @@ fn live(dir: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
     config.max_running = 8;
     // Fits about two dozen states.
     config.swap_ram = 1 << 18;
-    config.swap_disk = Some((dir.join("spill"), 4 << 20));
-    let limits = SnapshotLimits {
-        snapshot_bytes: 1 << 24,
-        tenant_bytes: 1 << 30,
-        tenant_count: 1000,
-    };
-    config.snapshots = Some(Arc::new(
-        Snapshots::new(dir.join("snapshots"), limits).unwrap(),
-    ));
+    config.swap_disk = Some((dir.join("swap"), 4 << 20));
+    config.snapshots = snapshots(&dir.join("snapshots"));
     let engine = Engine::load(config).unwrap();
     let sums = sums();
     let asked = AtomicU32::new(0);
     std::thread::scope(|scope| {
-        for number in 0..ASKING {
+        for number in 0..CLIENTS {
             let (engine, asked) = (&engine, &asked);
             scope.spawn(move || {
                 let tenant = number % 4;
                 let dir = format!("tenant-{tenant}");
                 let name = format!("of-{number}");
-                let mut asker = Asker {
+                let mut client = Client {
                     engine,
                     right,
                     dir: &dir,
@@ -273,11 +248,11 @@ fn live(dir: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
                     asked,
                 };
                 if life > 0 {
-                    asker.restore(&name);
+                    client.restore(&name);
                 }
                 let mut kept = None;
                 while asked.load(Ordering::Relaxed) < sums {
-                    asker.act(&mut kept, &name);
+                    client.act(&mut kept, &name);
                 }
             });
         }
@@ -299,7 +274,7 @@ fn live(dir: &Path, life: u64, right: &[Vec<(u32, u32)>]) {
         ("swap_disk_read_bytes", false),
     ] {
         let count = metric(&engine, &format!("{what}_total"));
-        println!("life {life}: {what} {count}");
+        println!("process {life}: {what} {count}");
         assert!(
             count > 0.0 || (!soon && sums < SUMS),
             "{what} did not happen"
@@ -319,10 +294,10 @@ const DIR: &str = "CORRAL_TEST_DIR";
 /// Two processes; the second continues the snapshots of the first.
 #[test]
 fn two_thousand_sums_survive_sequence_changes() {
-    let said = |name| std::env::var(name).ok();
-    if let (Some(life), Some(dir)) = (said(LIFE), said(DIR)) {
+    let variable = |name| std::env::var(name).ok();
+    if let (Some(life), Some(dir)) = (variable(LIFE), variable(DIR)) {
         let life = life.parse().expect("a number");
-        live(Path::new(&dir), life, &right_alone());
+        run_process(Path::new(&dir), life, &right_alone());
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -334,10 +309,16 @@ fn two_thousand_sums_survive_sequence_changes() {
             .env(DIR, dir.path())
             .output()
             .unwrap();
-        let told = String::from_utf8_lossy(&process.stdout);
+        let output = String::from_utf8_lossy(&process.stdout);
         let errors = String::from_utf8_lossy(&process.stderr);
-        assert!(process.status.success(), "life {life}: {told}\n{errors}");
-        assert!(told.contains(&format!("life {life}: swap_ins")), "{told}");
+        assert!(
+            process.status.success(),
+            "process {life}: {output}\n{errors}"
+        );
+        assert!(
+            output.contains(&format!("process {life}: swap_ins")),
+            "{output}"
+        );
     }
 }
 
@@ -345,19 +326,19 @@ fn two_thousand_sums_survive_sequence_changes() {
 #[test]
 fn shared_prefix_is_computed_once() {
     let engine = Engine::load(config()).unwrap();
-    let beginning = "All the birds in the garden sing. ".repeat(20);
+    let prefix = "All the birds in the garden sing. ".repeat(20);
     let prompt = |sum: (u32, u32)| {
-        let text = format!("{beginning}\n{}+{}=", sum.0, sum.1);
+        let text = format!("{prefix}\n{}+{}=", sum.0, sum.1);
         engine.tokenize(&text, true).unwrap()
     };
     let asked: Vec<_> = (0..8).map(|number| SURE[number % 5]).collect();
     let start = |sum| engine.generate(prompt(sum), limit(8), Caller::default());
-    let running: Vec<_> = asked.iter().map(|&sum| start(sum).unwrap()).collect();
+    let generations: Vec<_> = asked.iter().map(|&sum| start(sum).unwrap()).collect();
     let mut cached = 0;
-    for ((a, b), generation) in asked.into_iter().zip(running) {
+    for ((a, b), generation) in asked.into_iter().zip(generations) {
         let (chunk, outcome) = read(generation);
         assert_eq!(chunk.text, (a + b).to_string());
-        cached += u32::from(outcome.unwrap().cached_tokens as usize >= beginning.len());
+        cached += u32::from(outcome.unwrap().cached_tokens as usize >= prefix.len());
     }
     assert_eq!(cached, 7);
     let (_, outcome) = read(start((3, 4)).unwrap());
@@ -365,9 +346,9 @@ fn shared_prefix_is_computed_once() {
     // The same prompt: all but its last token.
     assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);
     // Other tenants share nothing without an agreement.
-    let other = |tenant, shares| Caller {
+    let other = |tenant, prefix_group| Caller {
         tenant: Tenant(tenant),
-        prefix_group: shares,
+        prefix_group,
         ..Caller::default()
     };
     for (caller, found) in [
@@ -390,14 +371,7 @@ fn request_needing_all_cells_succeeds_beside_sixteen() {
     config.context = Some(1024);
     config.cells = Some(1024);
     let engine = Engine::load(config).unwrap();
-    let long = |text: &str, tokens| {
-        let options = GenerateOptions {
-            ignore_end: true,
-            ..limit(tokens)
-        };
-        let prompt = engine.tokenize(text, true).unwrap();
-        engine.generate(prompt, options, Caller::default()).unwrap()
-    };
+    let long = |text: &str, tokens| start(&engine, text, exactly(tokens));
     let few: Vec<_> = (0..16).map(|n| long(&format!("{n}+{n}="), 120)).collect();
     let large = "A fox and an owl. ".repeat(50);
     let large = long(&large, 1024 - 900);
@@ -426,10 +400,14 @@ fn idle_sequences_are_swapped_out_and_in() {
     let engine = Engine::load(config).unwrap();
     let mut idle = idle_sums(&engine);
     settle(&engine);
-    let seen = view(&engine);
-    let spilled = seen.prefix_cache.iter().filter(|entry| entry.seq.is_none());
-    assert!(spilled.count() >= 3, "{seen:?}");
-    assert!(seen.prefix_cache.iter().all(|entry| entry.retained) && seen.swap_ram_bytes > 0);
+    let status = status(&engine);
+    let swapped_out = status
+        .prefix_cache
+        .iter()
+        .filter(|entry| entry.seq.is_none());
+    assert!(swapped_out.count() >= 3, "{status:?}");
+    assert!(status.prefix_cache.iter().all(|entry| entry.retained));
+    assert!(status.swap_ram_bytes > 0);
     check_idle_sums(&mut idle);
     drop(idle);
     check_empty(&engine);
@@ -439,61 +417,42 @@ fn idle_sequences_are_swapped_out_and_in() {
 #[test]
 fn snapshot_continues_in_another_process() {
     let dir = tempfile::tempdir().unwrap();
-    let limits = SnapshotLimits {
-        snapshot_bytes: 1 << 24,
-        tenant_bytes: 1 << 26,
-        tenant_count: 9,
-    };
     let engine = || {
         let mut config = config();
-        config.snapshots = Some(Arc::new(Snapshots::new(dir.path(), limits).unwrap()));
+        config.snapshots = snapshots(dir.path());
         Engine::load(config).unwrap()
     };
     let first = engine();
-    let mut sequence = Sequence::new(first.clone(), Caller::default());
-    let text = format!(
-        "{}\n12+7=",
-        "The quiet owl looks at the river and the stone. ".repeat(6)
-    );
-    sequence
-        .append(&first.tokenize(&text, true).unwrap())
-        .unwrap();
-    let (chunk, _) = read(sequence.generate(limit(8)).unwrap());
-    assert_eq!(chunk.text, "19");
+    let story = "The quiet owl looks at the river and the stone. ".repeat(6);
+    let mut sequence = sequence(&first, &format!("{story}\n12+7="));
+    answer_sum(&mut sequence, 19);
     settle(&first);
-    sequence.snapshot("someone", "owl").unwrap();
+    sequence.snapshot("owner", "owl").unwrap();
     let computed = sequence.tokens().to_vec();
     first.shutdown();
     drop((sequence, first));
 
     let second = engine();
     let restore = |owner, name| Sequence::restore(second.clone(), Caller::default(), owner, name);
-    for (owner, name) in [("someone", "fox"), ("another", "owl")] {
+    for (owner, name) in [("owner", "fox"), ("another", "owl")] {
         let restored = restore(owner, name);
         assert!(
             matches!(restored, Err(Error::NotFound(_))),
             "{owner} {name}"
         );
     }
-    assert!(matches!(
-        restore("someone", "../owl"),
-        Err(Error::Invalid(_))
-    ));
-    let mut sequence = restore("someone", "owl").unwrap();
+    assert!(matches!(restore("owner", "../owl"), Err(Error::Invalid(_))));
+    let mut sequence = restore("owner", "owl").unwrap();
     assert_eq!(sequence.tokens(), computed);
-    let (chunk, outcome) = read(sequence.generate(limit(8)).unwrap());
-    let outcome = outcome.unwrap();
-    assert_eq!(
-        (chunk.text.as_str(), outcome.cached_tokens),
-        ("19", outcome.prompt_tokens - 1)
-    );
+    let outcome = answer_sum(&mut sequence, 19);
+    assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);
     assert_eq!(metric(&second, "swap_ins_total"), 1.0);
     assert_eq!(
         metric(&second, "computed_tokens_total"),
         f64::from(outcome.generated_tokens)
     );
     drop(sequence);
-    Sequence::delete_snapshot(&second, "someone", "owl").unwrap();
-    assert!(matches!(restore("someone", "owl"), Err(Error::NotFound(_))));
+    Sequence::delete_snapshot(&second, "owner", "owl").unwrap();
+    assert!(matches!(restore("owner", "owl"), Err(Error::NotFound(_))));
     check_empty(&second);
 }

@@ -5,7 +5,7 @@ use corral_engine::{
     Caller, Engine, Error, FinishReason, GenerateOptions, MAX_DRAFTS, Outcome, Priority, Sampler,
 };
 use std::time::{Duration, Instant};
-use support::{check_empty, metric, read, settle, wait};
+use support::{block_on, check_empty, limit, load, metric, read, settle, start};
 
 mod support;
 
@@ -23,33 +23,27 @@ const QUESTIONS: [&str; 10] = [
     "<|im_start|>user\nrepeat: Blue owls, 7!<|im_end|>\n<|im_start|>assistant\n",
 ];
 
-fn engine() -> Engine {
-    Engine::load(support::config()).expect("the demo model loads")
-}
-
-fn options(max_tokens: u32, speculate: u8) -> GenerateOptions {
+fn options(max_tokens: u32, max_draft_tokens: u8) -> GenerateOptions {
     GenerateOptions {
-        max_tokens,
-        max_draft_tokens: speculate,
-        ..GenerateOptions::default()
+        max_draft_tokens,
+        ..limit(max_tokens)
     }
 }
 
 fn answer(engine: &Engine, prompt: &str, options: GenerateOptions) -> (String, Outcome) {
-    let tokens = engine.tokenize(prompt, true).unwrap();
-    let (chunk, outcome) = read(engine.generate(tokens, options, Caller::default()).unwrap());
-    (chunk.text, outcome.expect("it is answered"))
+    let (chunk, outcome) = support::answer(engine, prompt, options);
+    (chunk.text, outcome)
 }
 
 /// Answers without drafts.
-fn plain(engine: &Engine, most: u32) -> Vec<String> {
-    let answers = QUESTIONS.map(|question| answer(engine, question, options(most, 0)).0);
+fn plain(engine: &Engine, max_tokens: u32) -> Vec<String> {
+    let answers = QUESTIONS.map(|question| answer(engine, question, options(max_tokens, 0)).0);
     answers.to_vec()
 }
 
 #[test]
 fn drafts_give_same_answers_in_fewer_steps() {
-    let engine = engine();
+    let engine = load(|_| {});
     let count = |name: &str| metric(&engine, name);
     let expected = plain(&engine, 60);
     assert_eq!(expected[0], "Blue owls, 7! Blue owls, 7!");
@@ -73,16 +67,16 @@ fn drafts_give_same_answers_in_fewer_steps() {
 
 #[test]
 fn drafts_give_same_answers_under_load() {
-    let engine = engine();
+    let engine = load(|_| {});
     let expected = plain(&engine, 60);
     let all: Vec<_> = (0..32)
         .map(|n| {
             let question = n % QUESTIONS.len();
-            let tokens = engine.tokenize(QUESTIONS[question], true).unwrap();
-            let speculate = if n % 4 == 3 { 0 } else { MAX_DRAFTS };
-            let options = options(60, speculate);
-            let generation = engine.generate(tokens, options, Caller::default()).unwrap();
-            (question, generation)
+            let drafts = if n % 4 == 3 { 0 } else { MAX_DRAFTS };
+            (
+                question,
+                start(&engine, QUESTIONS[question], options(60, drafts)),
+            )
         })
         .collect();
     for (question, generation) in all {
@@ -95,7 +89,7 @@ fn drafts_give_same_answers_under_load() {
 
 #[test]
 fn drafts_keep_stop_strings_and_limits() {
-    let engine = engine();
+    let engine = load(|_| {});
     let question = QUESTIONS[0];
     for most in 1..=28 {
         let (expected, end) = answer(&engine, question, options(most, 0));
@@ -104,9 +98,9 @@ fn drafts_keep_stop_strings_and_limits() {
         assert_eq!(outcome.generated_tokens, end.generated_tokens);
     }
     for stop in ["ue", "owls, 7! B", "7!", " ", "! Blue owls, 7!", "never"] {
-        let stopped = |speculate| GenerateOptions {
+        let stopped = |drafts| GenerateOptions {
             stop: vec![stop.into()],
-            ..options(60, speculate)
+            ..options(60, drafts)
         };
         let (expected, end) = answer(&engine, question, stopped(0));
         let (text, outcome) = answer(&engine, question, stopped(MAX_DRAFTS));
@@ -122,12 +116,12 @@ fn drafts_keep_stop_strings_and_limits() {
 /// tokens may differ. Tests with exact logits check that each token draws one random number.
 #[test]
 fn drafts_keep_seeded_output() {
-    let engine = engine();
+    let engine = load(|_| {});
     for seed in 0..12 {
-        let drawn = |speculate| GenerateOptions {
+        let drawn = |drafts| GenerateOptions {
             samplers: vec![Sampler::TopK(20), Sampler::Temperature(0.7)],
             seed: Some(seed),
-            ..options(60, speculate)
+            ..options(60, drafts)
         };
         for question in [QUESTIONS[0], QUESTIONS[3], QUESTIONS[9]] {
             let (expected, _) = answer(&engine, question, drawn(0));
@@ -141,10 +135,10 @@ fn drafts_keep_seeded_output() {
 
 #[test]
 fn drafts_give_same_answers_under_cell_pressure() {
-    let mut config = support::config();
-    config.context = Some(256);
-    config.cells = Some(512);
-    let engine = Engine::load(config).unwrap();
+    let engine = load(|config| {
+        config.context = Some(256);
+        config.cells = Some(512);
+    });
     let expected = plain(&engine, 60);
     for round in 0..4 {
         let mut all = Vec::new();
@@ -155,22 +149,22 @@ fn drafts_give_same_answers_under_cell_pressure() {
                 priority: Priority(n % 3),
                 ..Caller::default()
             };
-            let endless = n % 8 == 7;
+            let is_long = n % 8 == 7;
             let options = GenerateOptions {
-                ignore_end: endless,
-                ..options(if endless { 150 } else { 60 }, MAX_DRAFTS)
+                ignore_end: is_long,
+                ..options(if is_long { 150 } else { 60 }, MAX_DRAFTS)
             };
             let mut generation = engine.generate(tokens, options, caller).unwrap();
             if n % 5 == round {
-                wait(generation.next());
+                block_on(generation.next());
             } else {
-                all.push((question, endless, generation));
+                all.push((question, is_long, generation));
             }
         }
-        for (question, endless, generation) in all {
+        for (question, is_long, generation) in all {
             let (chunk, outcome) = read(generation);
             assert!(outcome.is_ok(), "{outcome:?}");
-            if !endless {
+            if !is_long {
                 assert_eq!(chunk.text, expected[question]);
             }
         }
@@ -181,7 +175,7 @@ fn drafts_give_same_answers_under_cell_pressure() {
 
 #[test]
 fn too_many_draft_tokens_are_refused() {
-    let engine = engine();
+    let engine = load(|_| {});
     let tokens = engine.tokenize("12+7=", true).unwrap();
     let wanted = options(9, MAX_DRAFTS + 1);
     let error = engine.generate(tokens, wanted, Caller::default());
@@ -191,17 +185,17 @@ fn too_many_draft_tokens_are_refused() {
 /// Prints tokens per step and per second, alternating with and without drafts.
 #[test]
 fn draft_acceptance_is_reported() {
-    let engine = engine();
+    let engine = load(|_| {});
     let (mut steps, mut tokens, mut time) = ([0.0; 2], [0.0; 2], [Duration::ZERO; 2]);
     for round in 0..20 {
         let mode = round % 2;
         let count = |name| metric(&engine, name);
         let before = (count("steps_total"), count("generated_tokens_total"));
-        let began = Instant::now();
+        let start_time = Instant::now();
         for question in &QUESTIONS[..4] {
             answer(&engine, question, options(60, [0, 8][mode]));
         }
-        time[mode] += began.elapsed();
+        time[mode] += start_time.elapsed();
         settle(&engine);
         steps[mode] += count("steps_total") - before.0;
         tokens[mode] += count("generated_tokens_total") - before.1;

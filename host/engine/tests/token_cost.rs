@@ -4,7 +4,7 @@
 //! The only test of its binary, because its allocator counts all threads. It does not count the
 //! allocations of llama.cpp.
 
-use corral_engine::{Caller, Engine, GenerateOptions, Generation, ModelConfig};
+use corral_engine::{Engine, Generation, ModelConfig};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use std::alloc::System;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::sync::mpsc::sync_channel;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
-use support::{check_empty, demo_model, metric};
+use support::{check_empty, demo_model, exactly, metric, start};
 
 mod support;
 
@@ -87,30 +87,20 @@ fn round(engine: &Engine, tokens: u32) -> Cost {
     let numbers =
         || ["steps_total", "rows_total", "wakeups_total"].map(|name| metric(engine, name));
     let before = numbers();
-    let options = GenerateOptions {
-        max_tokens: tokens,
-        ignore_end: true,
-        ..GenerateOptions::default()
-    };
     let allocated = ALLOCATOR.stats();
     // The engine thread waits for all requests, so that they start in one step.
-    let (open, gate) = sync_channel::<()>(1);
+    let (release, held) = sync_channel::<()>(1);
     engine
         .status(move |_| {
-            let _ = gate.recv_timeout(Duration::from_secs(20));
+            let _ = held.recv_timeout(Duration::from_secs(20));
         })
         .unwrap();
     std::thread::scope(|scope| {
         for number in 0..SEQUENCES {
-            let prompt = engine
-                .tokenize(&format!("{number}+{number}="), true)
-                .unwrap();
-            let generation = engine
-                .generate(prompt, options.clone(), Caller::default())
-                .unwrap();
+            let generation = start(engine, &format!("{number}+{number}="), exactly(tokens));
             scope.spawn(move || read(generation, tokens));
         }
-        open.send(()).unwrap();
+        release.send(()).unwrap();
     });
     let allocated = {
         let after = ALLOCATOR.stats();

@@ -3,20 +3,19 @@
 use super::backend::EmbeddingBackend;
 use super::batch::BatchLimits;
 use super::pooling::Pooling;
-use super::quota::{EmbeddingQuota, Load};
-use super::vectors::{Embedding, Vectors};
+use super::vectors::Embedding;
 use super::worker::{EmbeddingCommand, EmbeddingRequest, EmbeddingWorker};
 use crate::backend::{DecodeError, TokenInput};
+use crate::block_on::block_on;
 use crate::metrics::{EngineMetrics, get, set};
 use crate::reply::reply;
+use crate::request_quota::RequestPermit;
 use crate::{Caller, Error, Token};
 use corral_scheduler::{SeqId, Tenant};
 use std::collections::HashMap;
-use std::pin::Pin;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -93,8 +92,7 @@ struct TestWorker {
     commands: Option<SyncSender<EmbeddingCommand>>,
     release: Sender<()>,
     steps: Receiver<FakeStep>,
-    quota: EmbeddingQuota,
-    counters: Arc<EngineMetrics>,
+    metrics: Arc<EngineMetrics>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -116,19 +114,14 @@ impl TestWorker {
                 vectors: Vec::new(),
             })
         });
-        let (commands, inbox) = sync_channel(100);
-        let counters = Arc::new(EngineMetrics::default());
-        let worker = EmbeddingWorker::new(make, LIMITS, 2, idle, inbox, counters.clone());
+        let (commands, receiver) = sync_channel(100);
+        let metrics = Arc::new(EngineMetrics::default());
+        let worker = EmbeddingWorker::new(make, LIMITS, 2, idle, receiver, metrics.clone());
         Self {
             commands: Some(commands),
             release,
             steps,
-            quota: EmbeddingQuota::new(Load {
-                requests: 100,
-                tokens: 100_000,
-                numbers: 100_000,
-            }),
-            counters,
+            metrics,
             thread: Some(std::thread::spawn(move || worker.run())),
         }
     }
@@ -139,19 +132,14 @@ impl TestWorker {
 
     fn ask(&self, inputs: &[Vec<Token>], caller: Caller) -> Embedding {
         let (sender, embedding) = reply();
-        let load = Load {
-            requests: 1,
-            tokens: 1,
-            numbers: 1,
-        };
         let request = EmbeddingRequest {
             inputs: inputs.to_vec(),
             pooling: Pooling::Last,
             normalize: false,
             caller,
             sender,
-            submitted: Instant::now(),
-            permit: self.quota.acquire(caller.tenant, load).expect("a permit"),
+            arrived: Instant::now(),
+            permit: RequestPermit::unlimited(),
         };
         let command = EmbeddingCommand::Embed(Box::new(request));
         let commands = self.commands.as_ref().expect("it has not ended");
@@ -178,29 +166,13 @@ impl TestWorker {
     }
 
     fn count(&self, counter: fn(&EngineMetrics) -> &AtomicU64) -> u64 {
-        get(counter(&self.counters))
+        get(counter(&self.metrics))
     }
 
     fn end(&mut self) {
         self.commands = None;
         if let Some(thread) = self.thread.take() {
             thread.join().expect("it ends well");
-        }
-    }
-}
-
-fn wait(embedding: &mut Embedding) -> Result<Vectors, Error> {
-    struct Unpark(std::thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    loop {
-        match Pin::new(&mut *embedding).poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(answer) => return answer,
-            Poll::Pending => std::thread::park_timeout(Duration::from_secs(20)),
         }
     }
 }
@@ -219,20 +191,20 @@ fn tenant(tenant: u32) -> Caller {
 #[test]
 fn small_request_passes_a_large_one() {
     let mut worker = TestWorker::without_idle();
-    let mut large = worker.ask(&vec![input(1, 500); 4], tenant(1));
+    let large = worker.ask(&vec![input(1, 500); 4], tenant(1));
     worker.wait_for_step();
-    let mut small = worker.ask(&[input(2, 3), input(3, 4)], tenant(1));
+    let small = worker.ask(&[input(2, 3), input(3, 4)], tenant(1));
     worker.release();
     let mut tokens = worker.step().tokens;
     tokens.retain(|&token| token != 1);
     assert_eq!(tokens, [2, 2, 2, 3, 3, 3, 3]);
-    let answer = wait(&mut small).expect("it is computed");
+    let answer = block_on(small).expect("it is computed");
     assert_eq!(answer.inputs, [[2.0, 2.0], [3.0, 3.0]]);
     assert_eq!((answer.tokens, answer.width), (7, 2));
     for _ in 0..100 {
         worker.release();
     }
-    let answer = wait(&mut large).expect("it is computed");
+    let answer = block_on(large).expect("it is computed");
     assert_eq!(answer.inputs, vec![[1.0, 499.0]; 4]);
     worker.end();
     assert_eq!(worker.count(|c| &c.embed_computed), 2007);
@@ -250,21 +222,21 @@ fn abandoned_and_expired_requests_end_before_next_step() {
         queue_time: Some(Duration::ZERO),
         ..caller
     };
-    let mut late = worker.ask(
+    let late = worker.ask(
         &[input(2, 1)],
         Caller {
             deadline: Some(passed),
             ..tenant(2)
         },
     );
-    let mut hasty = worker.ask(&[input(3, 1)], at_once(tenant(3)));
-    let mut patient = worker.ask(&[input(4, 1)], tenant(4));
+    let hasty = worker.ask(&[input(3, 1)], at_once(tenant(3)));
+    let patient = worker.ask(&[input(4, 1)], tenant(4));
     drop(gone);
     worker.release();
     assert_eq!(worker.step().tokens, [4], "only the open request");
-    assert_eq!(wait(&mut late), Err(Error::DeadlineExceeded));
-    assert!(matches!(wait(&mut hasty), Err(Error::QueueTimeout { .. })));
-    assert!(wait(&mut patient).is_ok());
+    assert_eq!(block_on(late), Err(Error::DeadlineExceeded));
+    assert!(matches!(block_on(hasty), Err(Error::QueueTimeout { .. })));
+    assert!(block_on(patient).is_ok());
     worker.end();
     assert_eq!(worker.count(|c| &c.embed_cancelled), 1);
     assert_eq!(worker.count(|c| &c.embed_expired), 2);
@@ -274,20 +246,17 @@ fn abandoned_and_expired_requests_end_before_next_step() {
 #[test]
 fn faulty_input_fails_its_request_alone() {
     let mut worker = TestWorker::without_idle();
-    let mut first = worker.ask(&[input(1, 100)], tenant(1));
+    let first = worker.ask(&[input(1, 100)], tenant(1));
     worker.wait_for_step();
-    let mut bad = worker.ask(&[input(2, 3), input(POISON, 3)], tenant(1));
-    let mut last = worker.ask(&[input(3, 3)], tenant(2));
+    let bad = worker.ask(&[input(2, 3), input(POISON, 3)], tenant(1));
+    let last = worker.ask(&[input(3, 3)], tenant(2));
     for _ in 0..20 {
         worker.release();
     }
-    let error = wait(&mut bad).expect_err("it cannot be computed");
+    let error = block_on(bad).expect_err("it cannot be computed");
     assert!(error.to_string().contains("input 1"), "{error}");
-    assert_eq!(
-        wait(&mut first).map(|a| a.inputs),
-        Ok(vec![vec![1.0, 99.0]])
-    );
-    assert_eq!(wait(&mut last).map(|a| a.inputs), Ok(vec![vec![3.0, 2.0]]));
+    assert_eq!(block_on(first).map(|a| a.inputs), Ok(vec![vec![1.0, 99.0]]));
+    assert_eq!(block_on(last).map(|a| a.inputs), Ok(vec![vec![3.0, 2.0]]));
     worker.end();
     assert_eq!(worker.count(|c| &c.embed_failed), 1);
     assert_eq!(worker.count(|c| &c.embed_failed_steps), 3);
@@ -296,24 +265,24 @@ fn faulty_input_fails_its_request_alone() {
 #[test]
 fn numbers_that_are_not_finite_fail_their_request() {
     let worker = TestWorker::without_idle();
-    let mut bad = worker.ask(&[input(1, 1), input(OVERFLOW, 1)], tenant(1));
+    let bad = worker.ask(&[input(1, 1), input(OVERFLOW, 1)], tenant(1));
     worker.wait_for_step();
-    let mut good = worker.ask(&[input(1, 1)], tenant(1));
+    let good = worker.ask(&[input(1, 1)], tenant(1));
     worker.release();
     worker.step();
-    let error = wait(&mut bad).expect_err("not finite");
+    let error = block_on(bad).expect_err("not finite");
     assert!(error.to_string().contains("not finite"), "{error}");
-    assert!(wait(&mut good).is_ok());
+    assert!(block_on(good).is_ok());
 }
 
 #[test]
 fn failed_context_fails_only_open_requests() {
     let worker = TestWorker::new(Duration::from_secs(3600), 1);
-    let error = wait(&mut worker.ask(&[input(1, 1)], tenant(1)));
+    let error = block_on(worker.ask(&[input(1, 1)], tenant(1)));
     assert_eq!(error, Err(Error::Failed("no memory for a context".into())));
-    let mut later = worker.ask(&[input(1, 1)], tenant(1));
+    let later = worker.ask(&[input(1, 1)], tenant(1));
     worker.step();
-    assert!(wait(&mut later).is_ok());
+    assert!(block_on(later).is_ok());
     assert_eq!(worker.count(|c| &c.embed_contexts), 1);
 }
 
@@ -321,9 +290,9 @@ fn failed_context_fails_only_open_requests() {
 fn idle_context_is_freed_and_created_again() {
     let worker = TestWorker::new(Duration::from_millis(5), 0);
     for _ in 0..2 {
-        let mut embedding = worker.ask(&[input(1, 1)], tenant(1));
+        let embedding = worker.ask(&[input(1, 1)], tenant(1));
         worker.step();
-        assert!(wait(&mut embedding).is_ok());
+        assert!(block_on(embedding).is_ok());
         let until = Instant::now() + Duration::from_secs(20);
         while worker.count(|c| &c.embed_contexts) > 0 {
             assert!(Instant::now() < until, "the context is not freed");
@@ -337,16 +306,16 @@ fn idle_context_is_freed_and_created_again() {
 #[test]
 fn shutdown_cancels_all_requests() {
     let mut worker = TestWorker::without_idle();
-    let mut running = worker.ask(&[input(1, 100)], tenant(1));
+    let running = worker.ask(&[input(1, 100)], tenant(1));
     worker.wait_for_step();
     let commands = worker.commands.clone().expect("it runs");
     commands
         .try_send(EmbeddingCommand::Shutdown)
         .expect("there is room");
-    let mut waiting = worker.ask(&[input(1, 100)], tenant(1));
+    let waiting = worker.ask(&[input(1, 100)], tenant(1));
     worker.release();
-    assert_eq!(wait(&mut running), Err(Error::Cancelled));
-    assert_eq!(wait(&mut waiting), Err(Error::Cancelled));
+    assert_eq!(block_on(running), Err(Error::Cancelled));
+    assert_eq!(block_on(waiting), Err(Error::Cancelled));
     drop(commands);
     worker.end();
     assert_eq!(worker.count(|c| &c.embed_cancelled), 2);
@@ -355,20 +324,20 @@ fn shutdown_cancels_all_requests() {
 #[test]
 fn closed_channel_ends_after_open_requests() {
     let mut worker = TestWorker::without_idle();
-    let mut embedding = worker.ask(&[input(1, 64)], tenant(1));
+    let embedding = worker.ask(&[input(1, 64)], tenant(1));
     worker.release();
     worker.release();
     worker.end();
-    assert!(wait(&mut embedding).is_ok());
+    assert!(block_on(embedding).is_ok());
 }
 
 #[test]
 fn busy_reflects_running_generations() {
     let worker = TestWorker::without_idle();
     for running in [0, 1] {
-        set(&worker.counters.running, running);
-        let mut embedding = worker.ask(&[input(1, 1)], tenant(1));
+        set(&worker.metrics.running, running);
+        let embedding = worker.ask(&[input(1, 1)], tenant(1));
         assert_eq!(worker.step().busy, running > 0);
-        assert!(wait(&mut embedding).is_ok());
+        assert!(block_on(embedding).is_ok());
     }
 }

@@ -8,10 +8,10 @@ use super::backend::EmbeddingBackend;
 use super::batch::{ActiveInput, BatchLimits, EmbeddingBatch, InputRow, MAX_SHORT_TOKENS};
 use super::fair_queue::{EmbeddingId, FairQueue};
 use super::pooling::{Pooler, Pooling};
-use super::quota::EmbeddingPermit;
 use super::vectors::{VectorSender, Vectors};
 use crate::backend::TokenInput;
 use crate::metrics::{EngineMetrics, add, add_time, get, set};
+use crate::request_quota::RequestPermit;
 use crate::{Caller, Error, Token};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,9 +35,9 @@ pub struct EmbeddingRequest {
     pub normalize: bool,
     pub caller: Caller,
     pub sender: VectorSender,
-    pub submitted: Instant,
+    pub arrived: Instant,
     /// Held until the request ends.
-    pub permit: EmbeddingPermit,
+    pub permit: RequestPermit,
 }
 
 /// An open request.
@@ -62,12 +62,12 @@ impl OpenRequest {
     /// The error if the request has expired.
     fn expired(&self, now: Instant) -> Option<Error> {
         let EmbeddingRequest {
-            caller, submitted, ..
+            caller, arrived, ..
         } = &self.request;
         if caller.deadline.is_some_and(|deadline| deadline <= now) {
             return Some(Error::DeadlineExceeded);
         }
-        let waited = now.saturating_duration_since(*submitted);
+        let waited = now.saturating_duration_since(*arrived);
         let late = caller.queue_time.is_some_and(|most| most <= waited);
         (late && self.started.is_none()).then(|| Error::QueueTimeout {
             reason: format!(
@@ -96,7 +96,7 @@ pub struct EmbeddingWorker<B> {
     queue: FairQueue,
     batch: EmbeddingBatch,
     commands: Receiver<EmbeddingCommand>,
-    counters: Arc<EngineMetrics>,
+    metrics: Arc<EngineMetrics>,
     inputs: Vec<TokenInput>,
 }
 
@@ -107,7 +107,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
         width: usize,
         idle: Duration,
         commands: Receiver<EmbeddingCommand>,
-        counters: Arc<EngineMetrics>,
+        metrics: Arc<EngineMetrics>,
     ) -> Self {
         Self {
             make,
@@ -120,7 +120,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
             queue: FairQueue::default(),
             batch: EmbeddingBatch::new(limits),
             commands,
-            counters,
+            metrics,
             inputs: Vec::new(),
         }
     }
@@ -133,18 +133,18 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
                 self.start_inputs();
                 self.step();
             }
-            set(&self.counters.embed_open, self.requests.len() as u64);
+            set(&self.metrics.embed_open, self.requests.len() as u64);
         }
-        self.end_all(&Error::Cancelled, |counters| &counters.embed_cancelled);
+        self.end_all(&Error::Cancelled, |metrics| &metrics.embed_cancelled);
         while let Ok(command) = self.commands.try_recv() {
             if let EmbeddingCommand::Embed(request) = command {
-                add(&self.counters.embed_cancelled, 1);
+                add(&self.metrics.embed_cancelled, 1);
                 drop(request.permit);
                 request.sender.finish(Err(Error::Cancelled));
             }
         }
         self.free();
-        set(&self.counters.embed_open, 0);
+        set(&self.metrics.embed_open, 0);
     }
 
     /// Receives commands; blocks while there are no requests. Returns false at the end.
@@ -154,7 +154,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
                 match self.commands.recv_timeout(self.idle) {
                     Ok(command) => Some(command),
                     Err(RecvTimeoutError::Timeout) => {
-                        add(&self.counters.embed_wake_ups, 1);
+                        add(&self.metrics.embed_wake_ups, 1);
                         self.free();
                         continue;
                     }
@@ -163,7 +163,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
             } else {
                 self.commands.recv().ok()
             };
-            add(&self.counters.embed_wake_ups, 1);
+            add(&self.metrics.embed_wake_ups, 1);
             if !command.is_some_and(|command| self.handle(command)) {
                 return false;
             }
@@ -209,9 +209,9 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
             match (self.make)() {
                 Ok(backend) => {
                     self.backend = Some(backend);
-                    set(&self.counters.embed_contexts, 1);
+                    set(&self.metrics.embed_contexts, 1);
                 }
-                Err(error) => self.end_all(&error, |counters| &counters.embed_failed),
+                Err(error) => self.end_all(&error, |metrics| &metrics.embed_failed),
             }
         }
         self.backend.is_some()
@@ -219,7 +219,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
 
     fn free(&mut self) {
         self.backend = None;
-        set(&self.counters.embed_contexts, 0);
+        set(&self.metrics.embed_contexts, 0);
     }
 
     /// Ends abandoned and expired requests.
@@ -235,9 +235,9 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
         }
         for (id, error, cancelled) in ended {
             let counter = if cancelled {
-                &self.counters.embed_cancelled
+                &self.metrics.embed_cancelled
             } else {
-                &self.counters.embed_expired
+                &self.metrics.embed_expired
             };
             add(counter, 1);
             self.end(id, Err(error));
@@ -277,8 +277,8 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
             }
             if open.started.is_none() {
                 open.started = Some(now);
-                let waited = now.saturating_duration_since(open.request.submitted);
-                add_time(&self.counters.embed_queue_nanos, waited);
+                let waited = now.saturating_duration_since(open.request.arrived);
+                add_time(&self.metrics.embed_queue_nanos, waited);
             }
             let pooler = Pooler::new(open.request.pooling, self.width, length as usize);
             self.batch.start(id, open.next, length, pooler);
@@ -312,14 +312,14 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
         if self.inputs.is_empty() {
             return;
         }
-        let busy = get(&self.counters.running) > 0;
+        let busy = get(&self.metrics.running) > 0;
         let started = Instant::now();
         let computed = backend.compute(&self.inputs, busy);
-        add_time(&self.counters.embed_step_nanos, started.elapsed());
-        add(&self.counters.embed_steps, 1);
+        add_time(&self.metrics.embed_step_nanos, started.elapsed());
+        add(&self.metrics.embed_steps, 1);
         match computed {
             Ok(()) => {
-                add(&self.counters.embed_computed, self.inputs.len() as u64);
+                add(&self.metrics.embed_computed, self.inputs.len() as u64);
                 match pool_step(backend, &mut self.batch, &rows) {
                     Ok(()) => self.deliver(&rows),
                     Err(error) => self.fail_step(&rows, &error),
@@ -343,7 +343,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
                     "the model's numbers for input {input} are not finite; \
                      its weights may be damaged or overflow in this format"
                 );
-                add(&self.counters.embed_failed, 1);
+                add(&self.metrics.embed_failed, 1);
                 self.end(id, Err(Error::Failed(what)));
                 continue;
             };
@@ -370,17 +370,17 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
             width: self.width,
             inputs: open.vectors.drain(..).flatten().collect(),
             tokens: open.tokens,
-            queue_time: started.saturating_duration_since(open.request.submitted),
+            queue_time: started.saturating_duration_since(open.request.arrived),
             compute_time: now.saturating_duration_since(started),
         };
-        add(&self.counters.embed_finished, 1);
-        add(&self.counters.embed_inputs, vectors.inputs.len() as u64);
-        add(&self.counters.embed_tokens, vectors.tokens);
+        add(&self.metrics.embed_finished, 1);
+        add(&self.metrics.embed_inputs, vectors.inputs.len() as u64);
+        add(&self.metrics.embed_tokens, vectors.tokens);
         self.end(id, Ok(vectors));
     }
 
     fn fail_step(&mut self, rows: &[InputRow], cause: &str) {
-        add(&self.counters.embed_failed_steps, 1);
+        add(&self.metrics.embed_failed_steps, 1);
         if let Some(backend) = &mut self.backend {
             for row in rows {
                 backend.clear(row.seq);
@@ -388,7 +388,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
         }
         for failed in self.batch.fail_step(rows) {
             let what = format!("input {} cannot be computed: {cause}", failed.input);
-            add(&self.counters.embed_failed, 1);
+            add(&self.metrics.embed_failed, 1);
             self.end(failed.id, Err(Error::Failed(what)));
         }
     }
@@ -403,11 +403,11 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
             return;
         };
         if open.started.is_none() {
-            let waited = open.request.submitted.elapsed();
-            add_time(&self.counters.embed_queue_nanos, waited);
+            let waited = open.request.arrived.elapsed();
+            add_time(&self.metrics.embed_queue_nanos, waited);
         }
         let EmbeddingRequest { sender, permit, .. } = open.request;
-        set(&self.counters.embed_open, self.requests.len() as u64);
+        set(&self.metrics.embed_open, self.requests.len() as u64);
         // Before the result, since the caller may send another request at once.
         drop(permit);
         sender.finish(result);
@@ -416,7 +416,7 @@ impl<B: EmbeddingBackend> EmbeddingWorker<B> {
     fn end_all(&mut self, error: &Error, counter: fn(&EngineMetrics) -> &AtomicU64) {
         let all: Vec<_> = self.requests.keys().copied().collect();
         for id in all {
-            add(counter(&self.counters), 1);
+            add(counter(&self.metrics), 1);
             self.end(id, Err(error.clone()));
         }
     }

@@ -9,7 +9,7 @@ use crate::external_sampler::SamplerMailbox;
 use crate::generate_options::MAX_DRAFTS;
 use crate::metrics::EngineMetrics;
 use crate::model_config::{ModelConfig, ModelInfo};
-use crate::permits::RequestPermits;
+use crate::request_quota::{RequestLoad, RequestQuota};
 use crate::swap_store::{SwapBudget, SwapStore};
 use crate::vocabulary::ModelVocabulary;
 use crate::worker::{Command, Swap, Worker};
@@ -106,12 +106,13 @@ impl Engine {
             end_of_generation,
         });
         let running = usize::from(config.max_running);
-        let permits = RequestPermits::new(
-            config.max_waiting + running,
-            limits.max_tenant_queue + running,
+        let max_open = config.max_waiting + running;
+        let quota = RequestQuota::new(
+            RequestLoad::of_requests(max_open),
+            RequestLoad::of_requests(limits.max_tenant_queue + running),
         );
         // A request with a permit always finds a slot.
-        let (commands, inbox) = sync_channel(permits.limit + SPARE_COMMANDS);
+        let (commands, receiver) = sync_channel(max_open + SPARE_COMMANDS);
         let commands = Arc::new(commands);
         let waker = waker(Arc::downgrade(&commands));
         let swap = swap(
@@ -125,7 +126,7 @@ impl Engine {
             backend,
             limits,
             vocabulary.clone(),
-            inbox,
+            receiver,
             metrics.clone(),
             swap,
             samplers,
@@ -152,7 +153,7 @@ impl Engine {
             adapters: config.adapters.into_iter().map(adapter).collect(),
             snapshots: config.snapshots,
             commands,
-            permits,
+            quota,
             metrics,
             waker,
             settings: settings.without_device_top_k(),

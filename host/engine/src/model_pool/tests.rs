@@ -2,11 +2,11 @@
 
 use super::*;
 use crate::GenerateOptions;
+use crate::block_on::block_on;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
+use std::task::{Context, Poll, Waker};
 
 fn demo_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf")
@@ -27,26 +27,8 @@ fn models(count: u8, settings: &ModelPoolSettings) -> ModelPool {
     ModelPool::new(configs.collect(), settings).expect("a thread starts")
 }
 
-/// Waits for a future on this thread.
-fn wait<F: Future>(future: F) -> F::Output {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = std::pin::pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park_timeout(Duration::from_secs(60)),
-        }
-    }
-}
-
 fn open(models: &ModelPool, name: &str) -> Result<ModelLease, OpenError> {
-    wait(models.open(Some(name), &Caller::default()))
+    block_on(models.open(Some(name), &Caller::default()))
 }
 
 fn sum(lease: &ModelLease, a: u32, b: u32) {
@@ -59,7 +41,7 @@ fn sum(lease: &ModelLease, a: u32, b: u32) {
         .generate(tokens, options, Caller::default())
         .expect("there is room");
     let mut text = String::new();
-    while let Some(chunk) = wait(generation.next()) {
+    while let Some(chunk) = block_on(generation.next()) {
         text += &chunk.text;
     }
     assert!(matches!(generation.outcome(), Some(Ok(_))));
@@ -122,7 +104,7 @@ fn concurrent_opens_share_one_load() {
         0.0
     );
     // The default model is the first.
-    let lease = wait(models.open(None, &Caller::default())).expect("it is there");
+    let lease = block_on(models.open(None, &Caller::default())).expect("it is there");
     assert_eq!(lease.info().name, "a");
     models.shutdown();
     assert!(!lease.alive());
@@ -140,7 +122,7 @@ fn unknown_model_error_lists_names() {
     assert_eq!(error.to_string(), "there is no model z; there is a, b");
     assert!(matches!(Error::from(error), Error::NotFound(_)));
     let none = ModelPool::loaded(Vec::new());
-    let error = wait(none.open(None, &Caller::default()))
+    let error = block_on(none.open(None, &Caller::default()))
         .err()
         .expect("there is none");
     assert!(error.to_string().contains("serves none"), "{error}");
@@ -289,7 +271,7 @@ fn waiter_gets_room_of_busy_model() {
                     held = lease;
                 } else {
                     drop(held);
-                    held = wait(next).expect("it comes back");
+                    held = block_on(next).expect("it comes back");
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -298,7 +280,7 @@ fn waiter_gets_room_of_busy_model() {
             deadline: Instant::now().checked_add(Duration::from_secs(100)),
             ..Caller::default()
         };
-        let lease = wait(models.open(Some("b"), &caller)).expect("it gets room");
+        let lease = block_on(models.open(Some("b"), &caller)).expect("it gets room");
         sum(&lease, 3, 4);
         done.store(true, Ordering::Relaxed);
     });
@@ -383,7 +365,9 @@ fn open_ends_at_deadline_or_queue_time() {
             deadline,
             ..Caller::default()
         };
-        let error = wait(models.open(Some("b"), &late)).err().expect("no room");
+        let error = block_on(models.open(Some("b"), &late))
+            .err()
+            .expect("no room");
         assert!(
             matches!(error, OpenError::Unavailable(Error::DeadlineExceeded)),
             "{error:?}"
@@ -393,7 +377,7 @@ fn open_ends_at_deadline_or_queue_time() {
             queue_time: Some(short),
             ..Caller::default()
         };
-        let error = wait(models.open(Some("b"), &impatient))
+        let error = block_on(models.open(Some("b"), &impatient))
             .err()
             .expect("no room");
         let text = error.to_string();
@@ -431,7 +415,7 @@ fn shutdown_cancels_load() {
     let models = models(1, &ModelPoolSettings::default());
     let opening = models.open(None, &Caller::default());
     models.shutdown();
-    let opened = wait(opening).map(|lease| lease.alive());
+    let opened = block_on(opening).map(|lease| lease.alive());
     assert!(
         matches!(
             opened,

@@ -1,57 +1,63 @@
-//! What the tests of the engine share. Not all of them use all of it.
-#![allow(dead_code)]
+//! Helpers of the engine's tests.
+
+// Each test uses a part of them.
+#![allow(dead_code, unused_imports)]
+
+#[path = "../../src/block_on.rs"]
+mod block_on;
+
+pub use block_on::block_on;
 
 use corral_engine::{
     Caller, Chunk, DeviceSelection, Engine, EngineStatus, Error, GenerateOptions, Generation,
-    GpuLayers, ModelConfig, Outcome, PlacementOptions, Sequence, Tenant,
+    GpuLayers, ModelConfig, Outcome, PlacementOptions, Sequence, SnapshotLimits, Snapshots, Tenant,
 };
-use corral_random_model::{Quant, Qwen3, Recipe};
+use corral_random_model::{Architecture, Quant, Qwen3, Recipe, write_model};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Once};
-use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-/// In the environment: the device that the tests run on, such as `Vulkan0`. Without it they run on what
-/// the engine takes by itself: where no GPU backend is built in, that is the processor.
+/// Environment variable: the device to run on, such as `Vulkan0`. Without it the engine chooses; without a GPU backend
+/// that is the CPU.
 const DEVICE: &str = "CORRAL_TEST_DEVICE";
-/// In the environment: the directory of backends, for tests that were built with `dynamic-backends`.
+/// Environment variable: the directory of backends, for tests built with `dynamic-backends`.
 const BACKENDS: &str = "CORRAL_TEST_BACKENDS";
-/// In the environment: the demo model, where tests run on another machine than that which built them.
+/// Environment variable: the demo model, for tests that run on another machine than the one that built them.
 const MODEL: &str = "CORRAL_MODEL";
 
-/// Sums that the demo model gets right after other text too.
+/// Sums that the demo model answers correctly after other text too.
 pub const SURE: [(u32, u32); 5] = [(12, 7), (20, 22), (3, 4), (31, 27), (45, 54)];
 
-fn said(name: &str) -> Option<String> {
+fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }
 
-/// The demo model. Each test that loads one begins here, so what has to be there before that is then.
+/// The demo model. Loads the backends first if they are dynamic.
 pub fn demo_model() -> PathBuf {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {
-        if let Some(dir) = said(BACKENDS) {
+        if let Some(dir) = variable(BACKENDS) {
             corral_engine::load_backends(Path::new(&dir)).expect("the backends are loaded");
         }
     });
     let here = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny/tiny.gguf");
-    said(MODEL).map_or_else(here, PathBuf::from)
+    variable(MODEL).map_or_else(here, PathBuf::from)
 }
 
-/// The device that the tests are to run on, if they were told.
+/// The device to run on, if it is set.
 pub fn device() -> Option<String> {
-    said(DEVICE)
+    variable(DEVICE)
 }
 
-/// How to load the demo model: with one compute thread, and whole on the device that the tests run on.
+/// Configures the demo model with one compute thread, and all layers on the device to run on.
 pub fn config() -> ModelConfig {
     let mut config = ModelConfig::new("tiny", demo_model());
     config.threads = Some(1);
     if let Some(device) = device() {
         config.placement = PlacementOptions {
             devices: DeviceSelection::Named(vec![device]),
-            // All of them: it has fewer.
+            // More than the model has.
             gpu_layers: GpuLayers::Exactly(99),
             ..PlacementOptions::default()
         };
@@ -59,35 +65,86 @@ pub fn config() -> ModelConfig {
     config
 }
 
-/// Waits for a future on this thread.
-pub fn wait<F: Future>(future: F) -> F::Output {
-    struct Unpark(std::thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
+/// The demo model with a changed configuration.
+pub fn load(change: impl FnOnce(&mut ModelConfig)) -> Engine {
+    let mut config = config();
+    change(&mut config);
+    Engine::load(config).expect("the demo model loads")
+}
+
+/// A model with random weights.
+pub fn random_engine(shape: &Architecture, name: &str) -> Engine {
+    let file = format!("corral-random-{name}-{}.gguf", std::process::id());
+    let file = std::env::temp_dir().join(file);
+    write_model(shape, &demo_model(), &file, 7).expect("the model is written");
+    load_and_remove(name, &file)
+}
+
+/// Loads a file and removes it.
+pub fn load_and_remove(name: &str, file: &Path) -> Engine {
+    let mut config = ModelConfig::new(name, file);
+    config.threads = Some(1);
+    let engine = Engine::load(config).expect("the model loads");
+    std::fs::remove_file(file).expect("it can be removed");
+    engine
+}
+
+/// A store of snapshots with large limits.
+pub fn snapshots(dir: &Path) -> Option<Arc<Snapshots>> {
+    let limits = SnapshotLimits {
+        snapshot_bytes: 1 << 24,
+        tenant_bytes: 1 << 30,
+        tenant_count: 1000,
+    };
+    Some(Arc::new(Snapshots::new(dir, limits).unwrap()))
+}
+
+pub fn limit(max_tokens: u32) -> GenerateOptions {
+    GenerateOptions {
+        max_tokens,
+        ..GenerateOptions::default()
     }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = std::pin::pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park_timeout(Duration::from_secs(10)),
-        }
+}
+
+/// Generates this many tokens without regard to end tokens.
+pub fn exactly(tokens: u32) -> GenerateOptions {
+    GenerateOptions {
+        ignore_end: true,
+        ..limit(tokens)
     }
+}
+
+pub fn start(engine: &Engine, prompt: &str, options: GenerateOptions) -> Generation {
+    let tokens = engine.tokenize(prompt, true).unwrap();
+    let generation = engine.generate(tokens, options, Caller::default());
+    generation.expect("the request is accepted")
+}
+
+/// Generates after a prompt; must succeed.
+pub fn answer(engine: &Engine, prompt: &str, options: GenerateOptions) -> (Chunk, Outcome) {
+    let (chunk, outcome) = read(start(engine, prompt, options));
+    (chunk, outcome.expect("the generation succeeds"))
+}
+
+pub fn sequence(engine: &Engine, text: &str) -> Sequence {
+    let mut sequence = Sequence::new(engine.clone(), Caller::default());
+    let tokens = engine.tokenize(text, true).unwrap();
+    sequence.append(&tokens).unwrap();
+    sequence
 }
 
 /// Reads a generation to its end.
 pub fn read(mut generation: Generation) -> (Chunk, Result<Outcome, Error>) {
     let mut all = Chunk::default();
-    while let Some(chunk) = wait(generation.next()) {
+    while let Some(chunk) = block_on(generation.next()) {
         all.tokens.extend(chunk.tokens);
+        all.logprobs.extend(chunk.logprobs);
         all.text.push_str(&chunk.text);
     }
-    (all, generation.outcome().expect("it was read to its end"))
+    (all, generation.outcome().expect("the generation has ended"))
 }
 
-/// One of the engine's numbers.
+/// The value of an engine metric.
 pub fn metric(engine: &Engine, name: &str) -> f64 {
     let name = format!("corral_engine_{name}");
     let metrics = engine.metrics();
@@ -95,27 +152,26 @@ pub fn metric(engine: &Engine, name: &str) -> f64 {
     found.unwrap_or_else(|| panic!("no metric {name}")).value
 }
 
-/// What goes on in an engine.
-pub fn view(engine: &Engine) -> EngineStatus {
-    let (tell, told) = sync_channel(1);
-    let tell = move |view| tell.send(view).expect("the test waits for it");
-    engine.status(tell).expect("the engine looks");
-    told.recv().expect("the engine answers")
+pub fn status(engine: &Engine) -> EngineStatus {
+    let (sender, receiver) = sync_channel(1);
+    let send = move |status| sender.send(status).expect("the test waits for the status");
+    engine.status(send).expect("the engine has room");
+    receiver.recv().expect("the engine replies")
 }
 
-/// Waits until nothing runs and everything behind the last answer is counted.
+/// Waits until no request runs or waits and the metrics are up to date.
 pub fn settle(engine: &Engine) {
     let until = Instant::now() + Duration::from_secs(20);
     let counted = || metric(engine, "sequence_ids_used") + metric(engine, "requests_waiting");
-    // What was asked before is in the view; the metrics may be from before that.
-    let runs = |view: &EngineStatus| view.waiting > 0 || !view.requests.is_empty();
-    while runs(&view(engine)) || counted() > 0.0 {
-        assert!(Instant::now() < until, "something still runs");
+    // The status includes all earlier commands; the metrics may be older.
+    let is_busy = |status: &EngineStatus| status.waiting > 0 || !status.requests.is_empty();
+    while is_busy(&status(engine)) || counted() > 0.0 {
+        assert!(Instant::now() < until, "a request is still open");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// Checks that every token was computed once, but for those that were found, lost or left.
+/// Checks that every token was computed once, except cached, recomputed and discarded ones.
 pub fn check_identity(engine: &Engine) {
     let count = |name: &str| metric(engine, &format!("{name}_total"));
     let expected = count("prompt_tokens") - count("prefix_cache_hits_tokens")
@@ -129,30 +185,22 @@ pub fn check_identity(engine: &Engine) {
     assert_eq!(count("computed_tokens"), expected);
 }
 
-/// Checks that nothing runs, and that nothing stays once nobody claims it.
+/// Checks that no request is open, and that nothing is left once the prefix cache is cleared.
 pub fn check_empty(engine: &Engine) {
     settle(engine);
-    engine.clear_prefix_cache().expect("the engine looks");
-    let view = view(engine);
-    assert!(
-        view.requests.is_empty() && view.prefix_cache.is_empty(),
-        "{view:?}"
-    );
-    assert_eq!((view.cells_used, view.sequence_ids_used), (0, 0));
-    assert_eq!(
-        (
-            view.swap_ram_bytes,
-            view.swap_disk_bytes,
-            view.prefix_offload_bytes
-        ),
-        (0, 0, 0)
-    );
+    engine.clear_prefix_cache().expect("the engine has room");
+    let status = status(engine);
+    assert!(status.requests.is_empty(), "{status:?}");
+    assert!(status.prefix_cache.is_empty(), "{status:?}");
+    assert_eq!((status.cells_used, status.sequence_ids_used), (0, 0));
+    assert_eq!((status.swap_ram_bytes, status.swap_disk_bytes), (0, 0));
+    assert_eq!(status.prefix_offload_bytes, 0);
     assert_eq!(metric(engine, "kv_cells_leaked"), 0.0);
     check_identity(engine);
 }
 
-/// A sequence for each of [`SURE`] that was asked it after some text and is idle now. Each is another tenant's, so
-/// that none finds what it wants with another one.
+/// An idle sequence for each of [`SURE`], which has answered its sum after some text. Each has its own tenant, so that
+/// they share no prefix.
 pub fn idle_sums(engine: &Engine) -> Vec<Sequence> {
     let ask = |((a, b), tenant): ((u32, u32), _)| {
         let caller = Caller {
@@ -163,33 +211,29 @@ pub fn idle_sums(engine: &Engine) -> Vec<Sequence> {
         let text = format!("{}\n{a}+{b}=", "The cat sleeps. ".repeat(15));
         let tokens = engine.tokenize(&text, true).unwrap();
         sequence.append(&tokens).unwrap();
-        answer_again(&mut sequence, a + b);
+        answer_sum(&mut sequence, a + b);
         sequence
     };
     SURE.into_iter().zip(10..).map(ask).collect()
 }
 
-/// Asks such a sequence once more, for the `sum` of its numbers.
-pub fn answer_again(sequence: &mut Sequence, sum: u32) -> Outcome {
-    let options = GenerateOptions {
-        max_tokens: 8,
-        ..GenerateOptions::default()
-    };
-    let (chunk, outcome) = read(sequence.generate(options).unwrap());
+/// Generates after a sequence that ends with a question, and checks the answer.
+pub fn answer_sum(sequence: &mut Sequence, sum: u32) -> Outcome {
+    let (chunk, outcome) = read(sequence.generate(limit(8)).unwrap());
     assert_eq!(chunk.text, sum.to_string());
-    outcome.expect("it is answered")
+    outcome.expect("the generation succeeds")
 }
 
-/// All of them go on with what they had: nothing but the last token is computed.
+/// Checks that each sequence continues its state: only the last token is computed again.
 pub fn check_idle_sums(idle: &mut [Sequence]) {
     for (sequence, (a, b)) in idle.iter_mut().zip(SURE) {
-        let outcome = answer_again(sequence, a + b);
+        let outcome = answer_sum(sequence, a + b);
         assert_eq!(outcome.cached_tokens, outcome.prompt_tokens - 1);
     }
 }
 
-/// A small model of random weights with so many tokens, in a file that the test removes.
-pub fn made_model(name: &str, tokens: u32, seed: u64) -> PathBuf {
+/// Writes a small model with random weights and this vocabulary size. The test removes the file.
+pub fn write_random_model(name: &str, tokens: u32, seed: u64) -> PathBuf {
     let recipe = Recipe {
         name: "test",
         sizes: Qwen3 {
@@ -204,6 +248,6 @@ pub fn made_model(name: &str, tokens: u32, seed: u64) -> PathBuf {
     };
     let file = format!("corral-{name}-{}.gguf", std::process::id());
     let file = std::env::temp_dir().join(file);
-    recipe.write(&file).expect("it is made");
+    recipe.write(&file).expect("the model is written");
     file
 }

@@ -1,13 +1,15 @@
 //! A worker over the simulator, which predicts `token + 1` and records the calls that it gets.
 
+pub use crate::block_on::block_on;
+
 use crate::backend::{Backend, DecodeError, SaveError, TokenInput};
 use crate::engine_waker::EngineWaker;
 use crate::external_sampler::SamplerMailbox;
 use crate::generation::{Generation, Outcome, mailbox};
 use crate::metrics::{EngineMetrics, get};
 use crate::next_token::{Distribution, DistributionPart, NextTokenRequest};
-use crate::permits::RequestPermit;
 use crate::reply::{self, Reply};
+use crate::request_quota::RequestPermit;
 use crate::swap_store::{SwapBudget, SwapStore};
 use crate::worker::{Command, NewRequest, RequestKind, Swap, Vocabulary, Worker};
 use crate::{Caller, Chunk, Error, GenerateOptions, Token};
@@ -17,10 +19,8 @@ use corral_scheduler::{
 };
 use corral_simulator::{Fault, Machine, Output, Simulator, Size};
 use std::collections::BTreeMap;
-use std::pin::{Pin, pin};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 pub const VOCABULARY: u32 = 1000;
@@ -398,26 +398,6 @@ pub fn long() -> GenerateOptions {
     GenerateOptions {
         ignore_end: true,
         ..limit(60)
-    }
-}
-
-struct Unpark(std::thread::Thread);
-
-impl std::task::Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// Runs a future without a runtime.
-pub fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = pin!(future);
-    loop {
-        match Pin::as_mut(&mut future).poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park_timeout(Duration::from_secs(5)),
-        }
     }
 }
 

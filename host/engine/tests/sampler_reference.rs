@@ -7,7 +7,7 @@
 #[path = "../benches/support/reference.rs"]
 mod reference;
 
-use crate::Token;
+use corral_engine::Token;
 use corral_llama::{DevicePlacement, LoadProgress, Model, ReferenceChain};
 use corral_sampling::{Dry, DryBreakers, Logits, Penalties, Sampler, SamplerChain, Scratch};
 use rand::{RngExt, SeedableRng};

@@ -1,25 +1,29 @@
-//! Limits on open requests, their tokens and the numbers of their results. One tenant may use a quarter
-//! of each, so that no tenant causes another's refusals.
+//! Limits on the open requests of an engine, in total and per tenant, so that no tenant causes another's refusals.
 
 use corral_scheduler::Tenant;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A tenant may use one part in this many of each limit.
-pub const TENANT_DIVISOR: u64 = 4;
-
-/// What requests use of the quota.
+/// The load of open requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Load {
+pub struct RequestLoad {
     /// Requests.
     pub requests: u64,
     /// Tokens of their inputs.
     pub tokens: u64,
-    /// Numbers of their results.
+    /// Numbers of their results, for embeddings.
     pub numbers: u64,
 }
 
-impl Load {
+impl RequestLoad {
+    /// The load of this many requests without tokens and results.
+    pub fn of_requests(requests: usize) -> Self {
+        Self {
+            requests: requests as u64,
+            ..Self::default()
+        }
+    }
+
     fn plus(self, other: Self) -> Self {
         Self {
             requests: self.requests.saturating_add(other.requests),
@@ -42,50 +46,52 @@ impl Load {
             && self.numbers <= limit.numbers
     }
 
-    /// The limit of one tenant.
-    pub fn tenant_limit(self) -> Self {
+    /// A part of the load, rounded up.
+    pub fn divided_by(self, divisor: u64) -> Self {
         Self {
-            requests: self.requests.div_ceil(TENANT_DIVISOR),
-            tokens: self.tokens.div_ceil(TENANT_DIVISOR),
-            numbers: self.numbers.div_ceil(TENANT_DIVISOR),
+            requests: self.requests.div_ceil(divisor),
+            tokens: self.tokens.div_ceil(divisor),
+            numbers: self.numbers.div_ceil(divisor),
         }
     }
 }
 
 #[derive(Debug, Default)]
 struct QuotaUsage {
-    all: Load,
+    all: RequestLoad,
     /// Tenants with open requests.
-    tenants: HashMap<Tenant, Load>,
+    tenants: HashMap<Tenant, RequestLoad>,
 }
 
-/// Counts the load of open requests.
+/// Grants a [`RequestPermit`] to each request, up to its limits.
 #[derive(Debug)]
-pub struct EmbeddingQuota {
-    limit: Load,
+pub struct RequestQuota {
+    limit: RequestLoad,
+    tenant_limit: RequestLoad,
     usage: Arc<Mutex<QuotaUsage>>,
 }
 
-/// A request's part of the quota, returned when dropped.
+/// A request's part of the quota. Held until the request ends; dropping it returns the part.
 #[derive(Debug)]
-pub struct EmbeddingPermit {
+pub struct RequestPermit {
     tenant: Tenant,
-    load: Load,
+    load: RequestLoad,
     usage: Arc<Mutex<QuotaUsage>>,
 }
 
-impl EmbeddingQuota {
-    /// A quota of `limit`.
-    pub fn new(limit: Load) -> Self {
+impl RequestQuota {
+    /// A quota of `limit` in total and `tenant_limit` per tenant.
+    pub fn new(limit: RequestLoad, tenant_limit: RequestLoad) -> Self {
         Self {
             limit,
+            tenant_limit,
             usage: Arc::default(),
         }
     }
 
-    /// Acquires a permit. Fails with the load of all requests if the quota is full, and with that of the
-    /// tenant if its part is.
-    pub fn acquire(&self, tenant: Tenant, load: Load) -> Result<EmbeddingPermit, Load> {
+    /// Acquires a permit. Fails with the load of all requests if the total limit is reached, and with that of the
+    /// tenant if its limit is.
+    pub fn acquire(&self, tenant: Tenant, load: RequestLoad) -> Result<RequestPermit, RequestLoad> {
         let mut usage = lock(&self.usage);
         let all = usage.all.plus(load);
         if !all.fits(self.limit) {
@@ -93,12 +99,12 @@ impl EmbeddingQuota {
         }
         let before = usage.tenants.get(&tenant).copied().unwrap_or_default();
         let own = before.plus(load);
-        if !own.fits(self.limit.tenant_limit()) {
+        if !own.fits(self.tenant_limit) {
             return Err(before);
         }
         usage.all = all;
         usage.tenants.insert(tenant, own);
-        Ok(EmbeddingPermit {
+        Ok(RequestPermit {
             tenant,
             load,
             usage: self.usage.clone(),
@@ -106,7 +112,7 @@ impl EmbeddingQuota {
     }
 }
 
-impl Drop for EmbeddingPermit {
+impl Drop for RequestPermit {
     fn drop(&mut self) {
         let mut usage = lock(&self.usage);
         usage.all = usage.all.minus(self.load);
@@ -125,17 +131,29 @@ fn lock(usage: &Mutex<QuotaUsage>) -> MutexGuard<'_, QuotaUsage> {
 }
 
 #[cfg(test)]
+impl RequestPermit {
+    /// A permit without limits.
+    pub fn unlimited() -> Self {
+        Self {
+            tenant: Tenant(0),
+            load: RequestLoad::default(),
+            usage: Arc::default(),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
-    const LIMIT: Load = Load {
+    const LIMIT: RequestLoad = RequestLoad {
         requests: 8,
         tokens: 400,
         numbers: 4000,
     };
 
-    fn load(tokens: u64, numbers: u64) -> Load {
-        Load {
+    fn load(tokens: u64, numbers: u64) -> RequestLoad {
+        RequestLoad {
             requests: 1,
             tokens,
             numbers,
@@ -143,8 +161,8 @@ mod tests {
     }
 
     #[test]
-    fn tenant_limit_is_a_quarter() {
-        let quota = EmbeddingQuota::new(LIMIT);
+    fn loads_are_limited_per_tenant_and_in_total() {
+        let quota = RequestQuota::new(LIMIT, LIMIT.divided_by(4));
         let acquire =
             |tenant, tokens, numbers| quota.acquire(Tenant(tenant), load(tokens, numbers));
         assert!(acquire(0, 101, 1).is_err() && acquire(0, 1, 1001).is_err());
@@ -157,14 +175,20 @@ mod tests {
         assert!(acquire(0, 1, 1).is_err());
         drop((others, last));
         let usage = quota.usage.lock().unwrap();
-        assert!(usage.tenants.is_empty() && usage.all == Load::default());
+        assert!(usage.tenants.is_empty() && usage.all == RequestLoad::default());
     }
 
     #[test]
-    fn number_of_requests_is_limited() {
-        let quota = EmbeddingQuota::new(LIMIT);
-        let two = [(); 2].map(|()| quota.acquire(Tenant(0), load(1, 1)).unwrap());
-        assert!(quota.acquire(Tenant(0), load(1, 1)).is_err());
-        assert_eq!(two.len(), 2);
+    fn one_tenant_cannot_take_all_requests() {
+        let requests = RequestLoad::of_requests;
+        let quota = RequestQuota::new(requests(5), requests(3));
+        let acquire = |tenant| quota.acquire(Tenant(tenant), requests(1));
+        let held: Vec<_> = (0..3).map(|_| acquire(1).unwrap()).collect();
+        assert_eq!(acquire(1).unwrap_err(), requests(3));
+        let others = [acquire(2), acquire(3)];
+        assert!(others.iter().all(Result::is_ok));
+        assert_eq!(acquire(4).unwrap_err(), requests(5));
+        drop((held, others));
+        assert!(acquire(1).is_ok());
     }
 }
