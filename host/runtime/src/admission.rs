@@ -1,12 +1,11 @@
 //! Admission: permits for the calls of a deployment and for the instances of the process.
 //!
-//! A deployment counts its running and waiting calls once, over all revisions. Each revision applies its own
-//! limits to that count, so revisions that serve together run as many calls as the larger limit, never the
-//! sum.
+//! A deployment counts the running and waiting calls of all its revisions together. Each revision compares
+//! its own limits with that count: two revisions with limits of 4 and 6 run at most 6 calls together.
 //!
 //! Waiting calls are admitted in order of arrival, even if a later one has a larger limit, so that calls
-//! with a small limit do not starve. All deployments share the instance pool, first come first served. One
-//! permit in eight, and at least one, is out of reach of a deployment that holds all others.
+//! with a small limit do not starve. All deployments share the instance pool, first come first served. A
+//! deployment gets at most seven eighths of its permits, and always leaves one.
 
 use crate::call_error::CallError;
 use crate::counters::{CallLimit, DeploymentCounters, ProcessCounters};

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 /// A deployment: its tenant, log, permits and counters. Cheap to clone.
 ///
-/// A deployment loads one plugin per revision. All revisions share its prefix cache entries and its
-/// count of running and waiting calls; each revision applies its own [`Limits`] to that count.
+/// A deployment loads one plugin per revision. All revisions share its prefix cache entries and its queue
+/// of calls (see `admission.rs`).
 #[derive(Clone, Debug)]
 pub struct DeploymentState(Arc<Inner>);
 

@@ -16,7 +16,8 @@ mod store_access;
 use crate::state::State;
 use corral_engine::{Engine, Error};
 use std::sync::Arc;
-use wasmtime::component::{HasSelf, Linker};
+use tokio::task::JoinError;
+use wasmtime::component::{HasSelf, Linker, ResourceTableError};
 
 pub(crate) mod bindings {
     //! Rust bindings of `wit/corral-inference.wit`.
@@ -32,6 +33,9 @@ pub(crate) mod bindings {
             "corral:inference/inference.[method]sequence.generate": store | trappable,
             "corral:inference/inference.frame": store | trappable,
             default: trappable,
+        },
+        trappable_error_type: {
+            "corral:inference/types.error" => super::HostError,
         },
         with: {
             "corral:inference/blocking.generation": super::BlockingGeneration,
@@ -109,22 +113,66 @@ fn take_handle_of(max: u32, held: &mut u32, kind: &str) -> Result<(), wit::Error
     Ok(())
 }
 
-/// Result of a host function: a value, an error for the guest, or a trap.
-type HostResult<T> = wasmtime::Result<Result<T, wit::Error>>;
-
-fn invalid<T>(text: impl Into<String>) -> HostResult<T> {
-    Ok(Err(wit::Error::Invalid(text.into())))
+/// Why a host function failed.
+pub enum HostError {
+    /// An error for the guest.
+    Guest(wit::Error),
+    /// Ends the guest.
+    Trap(wasmtime::Error),
 }
 
-impl wit::Host for State {}
+type HostResult<T> = Result<T, HostError>;
 
-impl From<corral_engine::ConstraintError> for wit::Error {
+fn invalid<T>(text: impl Into<String>) -> HostResult<T> {
+    Err(wit::Error::Invalid(text.into()).into())
+}
+
+impl wit::Host for State {
+    fn convert_error(&mut self, error: HostError) -> wasmtime::Result<wit::Error> {
+        match error {
+            HostError::Guest(error) => Ok(error),
+            HostError::Trap(error) => Err(error),
+        }
+    }
+}
+
+impl From<wit::Error> for HostError {
+    fn from(error: wit::Error) -> Self {
+        Self::Guest(error)
+    }
+}
+
+impl From<wasmtime::Error> for HostError {
+    fn from(error: wasmtime::Error) -> Self {
+        Self::Trap(error)
+    }
+}
+
+impl From<ResourceTableError> for HostError {
+    fn from(error: ResourceTableError) -> Self {
+        Self::Trap(error.into())
+    }
+}
+
+impl From<JoinError> for HostError {
+    fn from(error: JoinError) -> Self {
+        Self::Trap(error.into())
+    }
+}
+
+impl From<Error> for HostError {
+    fn from(error: Error) -> Self {
+        Self::Guest(error.into())
+    }
+}
+
+impl From<corral_engine::ConstraintError> for HostError {
     fn from(error: corral_engine::ConstraintError) -> Self {
         Error::from(error).into()
     }
 }
 
-impl From<corral_engine::sampling::Error> for wit::Error {
+impl From<corral_engine::sampling::Error> for HostError {
     fn from(error: corral_engine::sampling::Error) -> Self {
         Error::from(error).into()
     }

@@ -92,19 +92,10 @@ impl HostGeneration for State {
         sequence: Resource<GuestSequence>,
         options: Resource<GuestOptions>,
     ) -> HostResult<Resource<BlockingGeneration>> {
-        if let Err(error) = take_handle(&mut self.handles.generations, "generations") {
-            return Ok(Err(error));
-        }
-        match self.generate(&sequence, &options)? {
-            Ok(generation) => {
-                let generation = BlockingGeneration(generation.chunks());
-                Ok(Ok(self.table.push(generation)?))
-            }
-            Err(error) => {
-                self.handles.generations -= 1;
-                Ok(Err(error))
-            }
-        }
+        take_handle(&mut self.handles.generations, "generations")?;
+        let generation = self.generate(&sequence, &options);
+        let generation = generation.inspect_err(|_| self.handles.generations -= 1)?;
+        Ok(self.table.push(BlockingGeneration(generation.chunks()))?)
     }
 
     async fn read(
@@ -119,7 +110,7 @@ impl HostGeneration for State {
     }
 
     async fn outcome(&mut self, generation: Resource<BlockingGeneration>) -> HostResult<Outcome> {
-        Ok(self.table.get(&generation)?.0.outcome().await)
+        Ok(self.table.get(&generation)?.0.outcome().await?)
     }
 
     fn drop(&mut self, generation: Resource<BlockingGeneration>) -> wasmtime::Result<()> {

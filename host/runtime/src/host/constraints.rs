@@ -4,7 +4,7 @@ use super::bindings::corral::inference::constraints::{
     Grammar, Host, HostConstraint, HostConstraintWithStore, HostMatcher, Token,
 };
 use super::store_access::StoreAccess;
-use super::{GuestModel, HostResult, MAX_MATCHERS, take_handle, take_handle_of};
+use super::{GuestModel, HostError, HostResult, MAX_MATCHERS, take_handle, take_handle_of};
 use crate::state::State;
 use corral_engine::{Engine, Error};
 use wasmtime::component::{Accessor, HasSelf, Resource};
@@ -39,23 +39,19 @@ pub(super) async fn compile(
     // Take the handle before waiting, so that an instance compiles no more grammars than it may hold.
     let engine = store.with(|state| {
         let engine = state.table.get(&model)?.0.clone();
-        let taken = take_handle(&mut state.handles.constraints, "constraints");
-        Ok::<_, wasmtime::Error>(taken.map(|()| engine))
+        take_handle(&mut state.handles.constraints, "constraints")?;
+        Ok::<_, HostError>(engine)
     })?;
-    let engine = match engine {
-        Ok(engine) => engine,
-        Err(error) => return Ok(Err(error)),
-    };
     let compiled = match engine.compiled_grammar(&grammar) {
         Some(compiled) => Ok(compiled),
         // Blocks on the compiler thread.
         None => tokio::task::spawn_blocking(move || engine.compile(&grammar)).await?,
     };
     store.with(|state| match compiled {
-        Ok(compiled) => Ok(Ok(state.table.push(GuestConstraint(compiled))?)),
+        Ok(compiled) => Ok(state.table.push(GuestConstraint(compiled))?),
         Err(error) => {
             state.handles.constraints -= 1;
-            Ok(Err(error.into()))
+            Err(error.into())
         }
     })
 }
@@ -91,10 +87,8 @@ impl State {
     }
 
     fn add_matcher(&mut self, matcher: GuestMatcher) -> HostResult<Resource<GuestMatcher>> {
-        if let Err(error) = take_handle_of(MAX_MATCHERS, &mut self.handles.matchers, "matchers") {
-            return Ok(Err(error));
-        }
-        Ok(Ok(self.table.push(matcher)?))
+        take_handle_of(MAX_MATCHERS, &mut self.handles.matchers, "matchers")?;
+        Ok(self.table.push(matcher)?)
     }
 }
 
@@ -112,21 +106,15 @@ impl HostMatcher for State {
 
     fn fork(&mut self, matcher: Resource<GuestMatcher>) -> HostResult<Resource<GuestMatcher>> {
         let original = self.table.get_mut(&matcher)?;
-        match original.matcher.fork() {
-            Ok(matcher) => {
-                let constraint = original.constraint.clone();
-                self.add_matcher(GuestMatcher {
-                    matcher,
-                    constraint,
-                })
-            }
-            Err(error) => Ok(Err(error.into())),
-        }
+        let fork = GuestMatcher {
+            matcher: original.matcher.fork()?,
+            constraint: original.constraint.clone(),
+        };
+        self.add_matcher(fork)
     }
 
     fn mask(&mut self, matcher: Resource<GuestMatcher>) -> HostResult<Vec<u32>> {
-        let mask = self.matcher(&matcher)?.mask();
-        Ok(mask.map(<[u32]>::to_vec).map_err(Into::into))
+        Ok(self.matcher(&matcher)?.mask()?.to_vec())
     }
 
     fn allowed(
@@ -134,34 +122,28 @@ impl HostMatcher for State {
         matcher: Resource<GuestMatcher>,
         most: u32,
     ) -> HostResult<Option<Vec<Token>>> {
-        let mask = match self.matcher(&matcher)?.mask() {
-            Ok(mask) => mask,
-            Err(error) => return Ok(Err(error.into())),
-        };
+        let mask = self.matcher(&matcher)?.mask()?;
         let count: u32 = mask.iter().map(|word| word.count_ones()).sum();
         if count > most {
-            return Ok(Ok(None));
+            return Ok(None);
         }
         let tokens = (0..).zip(mask).flat_map(|(index, word)| {
             let bits = (0..u32::BITS).filter(move |bit| word >> bit & 1 == 1);
             bits.map(move |bit| index * u32::BITS + bit)
         });
-        Ok(Ok(Some(tokens.collect())))
+        Ok(Some(tokens.collect()))
     }
 
     fn allows(&mut self, matcher: Resource<GuestMatcher>, token: Token) -> HostResult<bool> {
-        let allows = self.matcher(&matcher)?.allows(token);
-        Ok(allows.map_err(Into::into))
+        Ok(self.matcher(&matcher)?.allows(token)?)
     }
 
     fn accept(&mut self, matcher: Resource<GuestMatcher>, token: Token) -> HostResult<()> {
-        let accepted = self.matcher(&matcher)?.advance(token);
-        Ok(accepted.map_err(Into::into))
+        Ok(self.matcher(&matcher)?.advance(token)?)
     }
 
     fn forced(&mut self, matcher: Resource<GuestMatcher>, most: u32) -> HostResult<Vec<Token>> {
-        let forced = self.matcher(&matcher)?.forced(most as usize);
-        Ok(forced.map_err(Into::into))
+        Ok(self.matcher(&matcher)?.forced(most as usize)?)
     }
 
     fn is_complete(&mut self, matcher: Resource<GuestMatcher>) -> wasmtime::Result<bool> {

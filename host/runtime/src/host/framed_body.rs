@@ -77,7 +77,7 @@ pub(super) async fn collect(
     chunks: StreamReader<Chunk>,
 ) -> HostResult<Chunk> {
     match store.with(|mut access| generation_chunks(chunks, &mut access))? {
-        Some(chunks) => Ok(Ok(chunks.rest().await)),
+        Some(chunks) => Ok(chunks.rest().await),
         None => invalid(FOREIGN_STREAM),
     }
 }
@@ -135,7 +135,7 @@ pub(super) fn frame(
         guest_done,
         _handle: handle,
     };
-    body_stream(store, body).map(Ok)
+    Ok(body_stream(store, body)?)
 }
 
 /// The stream of a host body. Only `wasi:http` makes streams that it can turn back into their body, and only

@@ -4,7 +4,7 @@ use super::bindings::corral::inference::models::{
     Host, HostModel, HostModelWithStore, ModelInfo, Pooling, Token,
 };
 use super::store_access::StoreAccess;
-use super::{GuestModel, HostResult, invalid, take_handle, wit};
+use super::{GuestModel, HostError, HostResult, invalid, take_handle, wit};
 use crate::counters::DeploymentCounters;
 use crate::meter::thread_nanos;
 use crate::state::State;
@@ -52,22 +52,24 @@ pub(super) async fn open(
     name: Option<String>,
 ) -> HostResult<Resource<GuestModel>> {
     // Takes the handle before waiting, so that an instance opens no more models than it may hold.
-    let begun = store.with(|state| state.begin_open(name.as_deref()));
-    let opened = match begun {
-        Err(error) => return Ok(Err(error)),
-        Ok(ModelOpen::Leased(engine)) => Ok(engine),
-        Ok(ModelOpen::Opening(opening, counters)) => {
-            match counters.check_finished(opening.await.map_err(open_error)) {
-                Ok(lease) => {
-                    let engine = lease.engine().clone();
-                    store.with(|state| state.leases.push(lease));
-                    Ok(engine)
-                }
-                Err(error) => Err(wit::Error::from(error)),
-            }
+    let opened = match store.with(|state| state.begin_open(name.as_deref()))? {
+        ModelOpen::Leased(engine) => Ok(engine),
+        ModelOpen::Opening(opening, counters) => {
+            let lease = counters.check_finished(opening.await.map_err(open_error));
+            lease.map(|lease| {
+                let engine = lease.engine().clone();
+                store.with(|state| state.leases.push(lease));
+                engine
+            })
         }
     };
-    store.with(|state| state.end_open(opened))
+    store.with(|state| match opened {
+        Ok(engine) => Ok(state.table.push(GuestModel(engine))?),
+        Err(error) => {
+            state.handles.models -= 1;
+            Err(error.into())
+        }
+    })
 }
 
 pub(super) async fn embed(
@@ -81,20 +83,12 @@ pub(super) async fn embed(
         pooling: pooling.map(Into::into),
         normalize,
     };
-    let begun = store.with(|state| {
+    let (embedding, counters) = store.with(|state| {
         let engine = &state.table.get(&model)?.0;
-        let counters = Arc::clone(&state.counters);
-        let embedding = state.begin_embed(engine, inputs, options);
-        Ok::<_, wasmtime::Error>(embedding.map(|embedding| (embedding, counters)))
+        let embedding = state.begin_embed(engine, inputs, options)?;
+        Ok::<_, HostError>((embedding, Arc::clone(&state.counters)))
     })?;
-    let (embedding, counters) = match begun {
-        Ok(begun) => begun,
-        Err(error) => return Ok(Err(error)),
-    };
-    Ok(counters
-        .check_finished(embedding.await)
-        .map(|vectors| vectors.inputs)
-        .map_err(Into::into))
+    Ok(counters.check_finished(embedding.await)?.inputs)
 }
 
 impl From<Pooling> for corral_engine::Pooling {
@@ -175,16 +169,6 @@ impl State {
             }
         }
     }
-
-    fn end_open(&mut self, opened: Result<Engine, wit::Error>) -> HostResult<Resource<GuestModel>> {
-        match opened {
-            Ok(engine) => Ok(Ok(self.table.push(GuestModel(engine))?)),
-            Err(error) => {
-                self.handles.models -= 1;
-                Ok(Err(error))
-            }
-        }
-    }
 }
 
 impl HostModel for State {
@@ -218,7 +202,7 @@ impl HostModel for State {
             ));
         }
         if text.len() <= INLINE_TEXT_BYTES {
-            return Ok(engine.tokenize(&text, special).map_err(Into::into));
+            return Ok(engine.tokenize(&text, special)?);
         }
         let engine = engine.clone();
         let (tokens, nanos) = tokio::task::spawn_blocking(move || {
@@ -228,7 +212,7 @@ impl HostModel for State {
         })
         .await?;
         self.meter.charge(Duration::from_nanos(nanos));
-        Ok(tokens.map_err(Into::into))
+        Ok(tokens?)
     }
 
     fn detokenize(
@@ -244,7 +228,7 @@ impl HostModel for State {
                 tokens.len()
             ));
         }
-        Ok(engine.detokenize(&tokens, special).map_err(Into::into))
+        Ok(engine.detokenize(&tokens, special)?)
     }
 
     fn drop(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<()> {

@@ -7,7 +7,7 @@ use super::bindings::corral::inference::inference as guest;
 use super::generation::lock;
 use super::sequence::SharedSequence;
 use super::store_access::StoreAccess;
-use super::{GuestSequence, HostResult, framed_body, wit};
+use super::{GuestSequence, HostError, HostResult, framed_body, invalid, wit};
 use crate::counters::DeploymentCounters;
 use crate::quota::TokenReservation;
 use crate::state::State;
@@ -72,12 +72,11 @@ pub(super) async fn next(
     store: impl StoreAccess,
     sequence: Resource<GuestSequence>,
     look: guest::Look,
-) -> wasmtime::Result<GuestReply> {
-    let mut replies = next_many(store, vec![(sequence, look)]).await?;
-    Ok(replies.pop().unwrap_or_else(|| {
-        let lost = Error::Failed("the engine gave no reply".into());
-        Err(lost.into())
-    }))
+) -> HostResult<guest::Distribution> {
+    match next_many(store, vec![(sequence, look)]).await?.pop() {
+        Some(reply) => Ok(reply?),
+        None => Err(Error::Failed("the engine gave no reply".into()).into()),
+    }
 }
 
 impl guest::HostWithStore<State> for HasSelf<State> {
@@ -122,12 +121,13 @@ impl State {
         let mut valid = Vec::with_capacity(requests.len());
         let mut results = Vec::with_capacity(requests.len());
         for (sequence, look) in requests {
-            match self.validate(&sequence, look)? {
+            match self.validate(&sequence, look) {
                 Ok(request) => {
                     valid.push(request);
                     results.push(None);
                 }
-                Err(error) => results.push(Some(Err(error))),
+                Err(HostError::Guest(error)) => results.push(Some(Err(error))),
+                Err(HostError::Trap(error)) => return Err(error),
             }
         }
         let mut sent = send(valid, &self.counters).into_iter();
@@ -141,21 +141,17 @@ impl State {
         &mut self,
         sequence: &Resource<GuestSequence>,
         look: guest::Look,
-    ) -> wasmtime::Result<Result<ValidRequest, wit::Error>> {
-        let among = match &look.matcher {
+    ) -> HostResult<ValidRequest> {
+        let mask = match &look.matcher {
             None => None,
             Some(matcher) => {
                 if !matches!(look.view, guest::View::Top(_)) {
-                    return Ok(Err(wit::Error::Invalid(
-                        "a matcher works only with the view top; apply its mask yourself"
-                            .to_owned(),
-                    )));
+                    return invalid(
+                        "a matcher works only with the view top; apply its mask yourself",
+                    );
                 }
                 let engine = self.table.get(sequence)?.engine().clone();
-                match self.table.get_mut(matcher)?.mask_for(&engine) {
-                    Ok(mask) => Some(mask),
-                    Err(error) => return Ok(Err(error.into())),
-                }
+                Some(self.table.get_mut(matcher)?.mask_for(&engine)?)
             }
         };
         let sequence = self.table.get(sequence)?;
@@ -166,33 +162,29 @@ impl State {
                 guest::View::Logits => DistributionPart::Logits,
             },
             statistics: look.statistics,
-            mask: among,
+            mask,
             adapter: sequence.adapter().map(str::to_owned),
         };
         let context = sequence.engine().info().context;
-        let request = sequence.begin().and_then(|(sequence, call)| {
-            let row = match look.part {
-                DistributionPart::Logits => Some(self.handles.take_logits_row()?),
-                DistributionPart::Top(_) | DistributionPart::Only(_) => None,
-            };
-            // A repeated request computes a token again, so it counts at least one.
-            let tokens = lock(&sequence).uncounted().max(1);
-            let reservation = match &self.quota_permit {
-                Some(permit) => Some(permit.reserve(tokens)?),
-                None => None,
-            };
-            Ok(ValidRequest {
-                reservation,
-                sequence,
-                look,
-                context,
-                guard: RequestGuard {
-                    _call: call,
-                    _row: row,
-                },
-            })
-        });
-        Ok(request)
+        let (sequence, call) = sequence.begin()?;
+        let row = match look.part {
+            DistributionPart::Logits => Some(self.handles.take_logits_row()?),
+            DistributionPart::Top(_) | DistributionPart::Only(_) => None,
+        };
+        // A repeated request computes a token again, so it counts at least one.
+        let tokens = lock(&sequence).uncounted().max(1);
+        let permit = self.quota_permit.as_ref();
+        let reservation = permit.map(|permit| permit.reserve(tokens)).transpose();
+        Ok(ValidRequest {
+            reservation: reservation.map_err(wit::Error::from)?,
+            sequence,
+            look,
+            context,
+            guard: RequestGuard {
+                _call: call,
+                _row: row,
+            },
+        })
     }
 }
 

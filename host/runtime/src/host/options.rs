@@ -97,11 +97,9 @@ impl State {
         if samplers.len() >= MAX_SAMPLERS {
             return invalid(format!("a sampler chain may have {MAX_SAMPLERS} samplers"));
         }
-        if let Err(error) = sampler.check() {
-            return Ok(Err(error.into()));
-        }
+        sampler.check()?;
         samplers.push(sampler);
-        Ok(Ok(()))
+        Ok(())
     }
 }
 
@@ -143,7 +141,7 @@ impl HostOptions for State {
             return invalid(format!("options may have {MAX_STOPS} stop strings"));
         }
         options.stop.push(text);
-        Ok(Ok(()))
+        Ok(())
     }
 
     fn ignore_end(&mut self, options: Resource<GuestOptions>) -> wasmtime::Result<()> {
@@ -204,9 +202,7 @@ impl HostOptions for State {
     }
 
     fn dry(&mut self, options: Resource<GuestOptions>, settings: guest::Dry) -> HostResult<()> {
-        if let Err(error) = DryBreakers::check(&settings.breakers) {
-            return Ok(Err(error.into()));
-        }
+        DryBreakers::check(&settings.breakers)?;
         let sampler = Sampler::Dry(Dry {
             multiplier: settings.multiplier,
             base: settings.base,
@@ -214,13 +210,11 @@ impl HostOptions for State {
             range: settings.range,
             breakers: Arc::default(),
         });
-        let added = self.add_sampler(&options, sampler)?;
-        if added.is_ok() {
-            let options = self.table.get_mut(&options)?;
-            let index = options.options.samplers.len() - 1;
-            options.breakers.push((index, settings.breakers));
-        }
-        Ok(added)
+        self.add_sampler(&options, sampler)?;
+        let options = self.table.get_mut(&options)?;
+        let index = options.options.samplers.len() - 1;
+        options.breakers.push((index, settings.breakers));
+        Ok(())
     }
 
     fn penalties(
@@ -268,7 +262,7 @@ impl HostOptions for State {
             ));
         }
         self.table.get_mut(&options)?.options.logprobs = Some(top);
-        Ok(Ok(()))
+        Ok(())
     }
 
     fn speculate(&mut self, options: Resource<GuestOptions>, most: u8) -> HostResult<()> {
@@ -278,7 +272,7 @@ impl HostOptions for State {
             ));
         }
         self.table.get_mut(&options)?.options.max_draft_tokens = most;
-        Ok(Ok(()))
+        Ok(())
     }
 
     fn adapter(&mut self, options: Resource<GuestOptions>, name: String) -> wasmtime::Result<()> {

@@ -1,7 +1,7 @@
 //! `options.sample-with`.
 
 use super::store_access::StoreAccess;
-use super::{GuestOptions, HostResult, wit};
+use super::{GuestOptions, HostError, HostResult, wit};
 use crate::sampling::UncheckedSampler;
 use crate::state::State;
 use std::sync::Arc;
@@ -20,25 +20,17 @@ pub(super) async fn sample_with(
     let lock = store.with(|state| Arc::clone(&state.handles.sampler_check));
     // One check at a time, so that an instance holds at most one check permit.
     let _lock = lock.lock_owned().await;
-    let begun = store.with(|state| {
-        let options = state.table.get(&options)?;
-        let checked = options.check_no_samplers();
-        Ok::<_, wasmtime::Error>(checked.and_then(|()| state.unchecked_sampler(name, settings)))
+    let (sampler, vocabulary) = store.with(|state| {
+        state.table.get(&options)?.check_no_samplers()?;
+        Ok::<_, HostError>(state.unchecked_sampler(name, settings)?)
     })?;
-    let (sampler, vocabulary) = match begun {
-        Ok(begun) => begun,
-        Err(error) => return Ok(Err(error)),
-    };
-    let sampler = match sampler.check(vocabulary).await {
-        Ok(sampler) => sampler,
-        Err(error) => return Ok(Err(error.into())),
-    };
+    let sampler = sampler.check(vocabulary).await?;
     store.with(|state| {
         let options = state.table.get_mut(&options)?;
         // The guest may have added samplers meanwhile.
-        Ok(options
-            .check_no_samplers()
-            .map(|()| options.set_sampling_plugin(sampler)))
+        options.check_no_samplers()?;
+        options.set_sampling_plugin(sampler);
+        Ok(())
     })
 }
 

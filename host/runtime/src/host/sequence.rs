@@ -120,16 +120,16 @@ impl State {
         let held_tokens = sequence.tokens().len();
         if let Err(error) = self.hold_tokens(held_tokens) {
             self.handles.sequences -= 1;
-            return Ok(Err(error));
+            return Err(error.into());
         }
-        Ok(Ok(self.table.push(GuestSequence {
+        Ok(self.table.push(GuestSequence {
             sequence: Arc::new(Mutex::new(CountedSequence { sequence, counted })),
             engine,
             held_tokens,
             adapter: None,
             generation: None,
             call: Arc::default(),
-        })?))
+        })?)
     }
 }
 
@@ -148,65 +148,49 @@ fn check_can_fork(engine: &Engine) -> Result<(), wit::Error> {
 impl HostSequence for State {
     fn create(&mut self, model: Resource<GuestModel>) -> HostResult<Resource<GuestSequence>> {
         let engine = self.table.get(&model)?.0.clone();
-        if let Err(error) = take_handle(&mut self.handles.sequences, "sequences") {
-            return Ok(Err(error));
-        }
+        take_handle(&mut self.handles.sequences, "sequences")?;
         let sequence = corral_engine::Sequence::new(engine.clone(), self.caller);
         self.add_sequence(engine, sequence, 0)
     }
 
     fn append(&mut self, sequence: Resource<GuestSequence>, tokens: Vec<Token>) -> HostResult<()> {
         let held = self.table.get(&sequence)?;
-        if let Err(error) = held.check_unused() {
-            return Ok(Err(error));
-        }
+        held.check_unused()?;
         let shared = Arc::clone(&held.sequence);
-        if let Err(error) = self.hold_tokens(tokens.len()) {
-            return Ok(Err(error));
-        }
+        self.hold_tokens(tokens.len())?;
         if let Err(error) = lock(&shared).sequence.append(&tokens) {
             self.handles.tokens -= tokens.len();
-            return Ok(Err(error.into()));
+            return Err(error.into());
         }
         self.table.get_mut(&sequence)?.held_tokens += tokens.len();
-        Ok(Ok(()))
+        Ok(())
     }
 
     fn truncate(&mut self, sequence: Resource<GuestSequence>, length: u32) -> HostResult<()> {
         let held = self.table.get_mut(&sequence)?;
-        if let Err(error) = held.check_unused() {
-            return Ok(Err(error));
-        }
+        held.check_unused()?;
         let mut counted = lock(&held.sequence);
-        if let Err(error) = counted.sequence.truncate(length as usize) {
-            return Ok(Err(error.into()));
-        }
+        counted.sequence.truncate(length as usize)?;
         let length = counted.len();
         counted.counted = counted.counted.min(length);
         drop(counted);
         let removed = held.held_tokens.saturating_sub(length);
         held.held_tokens -= removed;
         self.handles.tokens -= removed;
-        Ok(Ok(()))
+        Ok(())
     }
 
     fn fork(&mut self, sequence: Resource<GuestSequence>) -> HostResult<Resource<GuestSequence>> {
         let held = self.table.get(&sequence)?;
-        let checked = held.check_unused();
-        if let Err(error) = checked.and_then(|()| check_can_fork(&held.engine)) {
-            return Ok(Err(error));
-        }
-        if let Err(error) = take_handle(&mut self.handles.sequences, "sequences") {
-            return Ok(Err(error));
-        }
+        held.check_unused()?;
+        check_can_fork(&held.engine)?;
+        take_handle(&mut self.handles.sequences, "sequences")?;
         let (engine, adapter) = (held.engine.clone(), held.adapter.clone());
         let original = lock(&held.sequence);
         let (fork, counted) = (original.sequence.fork(), original.counted);
         drop(original);
         let fork = self.add_sequence(engine, fork, counted)?;
-        if let Ok(fork) = &fork {
-            self.table.get_mut(fork)?.adapter = adapter;
-        }
+        self.table.get_mut(&fork)?.adapter = adapter;
         Ok(fork)
     }
 
@@ -216,9 +200,7 @@ impl HostSequence for State {
         adapter: Option<String>,
     ) -> HostResult<()> {
         let held = self.table.get_mut(&sequence)?;
-        if let Err(error) = held.check_unused() {
-            return Ok(Err(error));
-        }
+        held.check_unused()?;
         let known = &held.engine.info().adapters;
         if let Some(name) = &adapter
             && !known.contains(name)
@@ -230,7 +212,7 @@ impl HostSequence for State {
             ));
         }
         held.adapter = adapter;
-        Ok(Ok(()))
+        Ok(())
     }
 
     fn length(&mut self, sequence: Resource<GuestSequence>) -> wasmtime::Result<u32> {
@@ -287,9 +269,7 @@ impl State {
     ) -> HostResult<GenerationHandle> {
         let max_tokens = self.table.get(options)?.max_tokens();
         let held = self.table.get(sequence)?;
-        if let Err(error) = held.check_unused() {
-            return Ok(Err(error));
-        }
+        held.check_unused()?;
         let (engine, shared) = (held.engine.clone(), Arc::clone(&held.sequence));
         let mut counted = lock(&shared);
         let length = counted.len();
@@ -304,34 +284,25 @@ impl State {
         let room = u64::from(context).saturating_sub(length as u64);
         let tokens = appended + u64::from(max_tokens).min(room);
         let permit = self.quota_permit.as_ref();
-        let mut reservation = match permit.map(|permit| permit.reserve(tokens)).transpose() {
-            Ok(reservation) => reservation,
-            Err(error) => return Ok(Err(error.into())),
-        };
+        let reservation = permit.map(|permit| permit.reserve(tokens)).transpose();
+        let mut reservation = reservation.map_err(wit::Error::from)?;
         let began = thread_nanos();
-        let mut options = match self.table.get(options)?.for_engine(&engine) {
-            Ok(options) => options,
-            Err(error) => return Ok(Err(error.into())),
-        };
+        let mut options = self.table.get(options)?.for_engine(&engine)?;
         let spent = thread_nanos().saturating_sub(began);
         self.meter.charge(Duration::from_nanos(spent));
         let adapter = options.adapter.take();
         options.adapter = adapter.or_else(|| held.adapter.clone());
         let started = counted.sequence.generate(options);
-        match self.counters.check_started(started, context) {
-            Ok(generation) => {
-                if let Some(reservation) = &mut reservation {
-                    reservation.mark_used(appended);
-                }
-                counted.count_all();
-                drop(counted);
-                let counters = Arc::clone(&self.counters);
-                let generation = GenerationHandle::new(generation, shared, counters, reservation);
-                self.table.get_mut(sequence)?.generation = Some(generation.clone());
-                Ok(Ok(generation))
-            }
-            Err(error) => Ok(Err(error.into())),
+        let generation = self.counters.check_started(started, context)?;
+        if let Some(reservation) = &mut reservation {
+            reservation.mark_used(appended);
         }
+        counted.count_all();
+        drop(counted);
+        let counters = Arc::clone(&self.counters);
+        let generation = GenerationHandle::new(generation, shared, counters, reservation);
+        self.table.get_mut(sequence)?.generation = Some(generation.clone());
+        Ok(generation)
     }
 }
 
@@ -341,13 +312,10 @@ impl HostSequenceWithStore<State> for HasSelf<State> {
         sequence: Resource<GuestSequence>,
         options: Resource<GuestOptions>,
     ) -> HostResult<ChunksAndOutcome> {
-        let generation = match store.get().generate(&sequence, &options)? {
-            Ok(generation) => generation,
-            Err(error) => return Ok(Err(error)),
-        };
+        let generation = store.get().generate(&sequence, &options)?;
         let stream = StreamReader::new(&mut store, generation.chunks())?;
         let future = FutureReader::new(&mut store, generation.outcome())?;
-        Ok(Ok((stream, future)))
+        Ok((stream, future))
     }
 
     async fn next(

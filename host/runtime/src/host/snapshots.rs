@@ -5,7 +5,7 @@
 
 use super::generation::lock;
 use super::store_access::StoreAccess;
-use super::{GuestModel, GuestSequence, HostResult, take_handle, wit};
+use super::{GuestModel, GuestSequence, HostError, HostResult, take_handle, wit};
 use corral_engine::{Caller, Engine};
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -69,20 +69,13 @@ pub(super) async fn snapshot(
     sequence: Resource<GuestSequence>,
     name: String,
 ) -> HostResult<()> {
-    let (engine, snapshots, begun) = store.with(|state| {
+    let (engine, snapshots, (sequence, call)) = store.with(|state| {
         let sequence = state.table.get(&sequence)?;
         let engine = sequence.engine().clone();
         let snapshots = state.grants.snapshots.clone();
-        Ok::<_, wasmtime::Error>((engine, snapshots, sequence.begin()))
+        Ok::<_, HostError>((engine, snapshots, sequence.begin()?))
     })?;
-    let (sequence, call) = match begun {
-        Ok(begun) => begun,
-        Err(error) => return Ok(Err(error)),
-    };
-    let permit = match snapshots.acquire(&engine).await {
-        Ok(permit) => permit,
-        Err(error) => return Ok(Err(error)),
-    };
+    let permit = snapshots.acquire(&engine).await?;
     // The clone shares the retained state. The lock is not held while the thread writes.
     let sequence = lock(&sequence).sequence.clone();
     let written = tokio::task::spawn_blocking(move || {
@@ -92,7 +85,7 @@ pub(super) async fn snapshot(
     });
     let written = written.await?;
     drop(call);
-    Ok(written.map_err(Into::into))
+    Ok(written?)
 }
 
 fn model(
@@ -111,27 +104,19 @@ pub(super) async fn restore(
     name: String,
 ) -> HostResult<Resource<GuestSequence>> {
     let (engine, snapshots, caller) = model(&mut store, &of_model)?;
-    let permit = match snapshots.acquire(&engine).await {
-        Ok(permit) => permit,
-        Err(error) => return Ok(Err(error)),
-    };
+    let permit = snapshots.acquire(&engine).await?;
     let of_engine = engine.clone();
     let read = tokio::task::spawn_blocking(move || {
         let read = corral_engine::Sequence::restore(of_engine, caller, &snapshots.dir, &name);
         drop(permit);
         read
     });
-    let sequence = match read.await? {
-        Ok(sequence) => sequence,
-        Err(error) => return Ok(Err(error.into())),
-    };
+    let sequence = read.await??;
     let counted = sequence.tokens().len();
-    store.with(
-        |state| match take_handle(&mut state.handles.sequences, "sequences") {
-            Ok(()) => state.add_sequence(engine, sequence, counted),
-            Err(error) => Ok(Err(error)),
-        },
-    )
+    store.with(|state| {
+        take_handle(&mut state.handles.sequences, "sequences")?;
+        state.add_sequence(engine, sequence, counted)
+    })
 }
 
 pub(super) async fn forget(
@@ -140,16 +125,13 @@ pub(super) async fn forget(
     name: String,
 ) -> HostResult<()> {
     let (engine, snapshots, _) = model(&mut store, &of_model)?;
-    let permit = match snapshots.acquire(&engine).await {
-        Ok(permit) => permit,
-        Err(error) => return Ok(Err(error)),
-    };
+    let permit = snapshots.acquire(&engine).await?;
     let removed = tokio::task::spawn_blocking(move || {
         let removed = corral_engine::Sequence::delete_snapshot(&engine, &snapshots.dir, &name);
         drop(permit);
         removed
     });
-    Ok(removed.await?.map_err(Into::into))
+    Ok(removed.await??)
 }
 
 #[cfg(test)]
